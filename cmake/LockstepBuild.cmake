@@ -1,0 +1,61 @@
+# How every target of the project is compiled, and where its dependencies are found.
+include(GNUInstallDirs)
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)  # one precompiled header for library and programs
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+set(CMAKE_UNITY_BUILD ${LOCKSTEP_UNITY})
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g0")
+
+find_program(LOCKSTEP_MOLD mold)
+if(LOCKSTEP_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  add_link_options(-fuse-ld=mold)
+endif()
+find_program(LOCKSTEP_CCACHE ccache)
+if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # The paths are made relative and the header's time is left out, so that a second clone finds the first one's results.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+      CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${LOCKSTEP_CCACHE})
+endif()
+if(LOCKSTEP_SANITIZE)
+  add_compile_options(-fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
+endif()
+
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+if(LOCKSTEP_TORCH)
+  find_package(ZLIB REQUIRED)
+  find_package(LockstepTorch 2.11 REQUIRED)
+endif()
+
+# Settings of every target we compile; warnings are errors.
+add_library(lockstep_flags INTERFACE)
+target_compile_options(lockstep_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+                       -Wno-missing-field-initializers -Werror)
+
+# lockstep_precompile(TARGET): shares one precompiled torch/torch.h among all targets that include it.
+function(lockstep_precompile target)
+  if(NOT TARGET lockstep_pch)
+    file(WRITE ${PROJECT_BINARY_DIR}/pch.cpp "")
+    add_library(lockstep_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
+    set_target_properties(lockstep_pch PROPERTIES UNITY_BUILD OFF)
+    target_link_libraries(lockstep_pch PUBLIC lockstep_flags LockstepTorch::cpu)
+    target_compile_options(lockstep_pch PRIVATE -fPIC)
+    target_precompile_headers(lockstep_pch PRIVATE <torch/torch.h>)
+  endif()
+  # A program's -fPIE differs from the header's -fPIC.
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+  target_compile_options(${target} PRIVATE -fPIC)
+  target_precompile_headers(${target} REUSE_FROM lockstep_pch)
+endfunction()

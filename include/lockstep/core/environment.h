@@ -1,0 +1,17 @@
+// Environment variables, read with errors that name them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+// The variable's text; nothing when it is unset or empty.
+std::optional<std::string> env_text(const char* name);
+
+// The variable as a whole number in [low, high]; nothing when it is unset or empty.
+// Throws ConfigError that quotes name, value and range otherwise.
+std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high);
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+// The library's exceptions. It never exits or aborts: whatever goes wrong is one of these.
+#pragma once
+
+#include <stdexcept>
+
+namespace lockstep {
+
+// A message has an address: what was tried, on which rank, with what, and what to do about it.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A rank, a transport or the network failed, or the ranks disagree. The group it came from is dead.
+class CommError : public Error {
+ public:
+  using Error::Error;
+};
+
+// An option, argument or environment variable is missing, malformed or contradicts another.
+class ConfigError : public Error {
+ public:
+  using Error::Error;
+};
+
+// A data set is missing, malformed, or an item of it could not be read.
+class DataError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,11 @@
+// Everything a training program needs.
+#pragma once
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/world.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/shard.h"
+#include "lockstep/data/datasets.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/sampler.h"
+#include "lockstep/parallel/ddp.h"

@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Installs what a build needs: Debian packages, and libtorch inside the project's .deps folder. Idempotent:
+# what is there already is left alone, and then no network is needed.
+#   scripts/setup.sh            what `make train` needs
+#   scripts/setup.sh --peers    also the Python peers that tests and benchmarks compare with
+# LOCKSTEP_TORCH=DIR (or Torch_DIR, CMAKE_PREFIX_PATH) uses that libtorch instead of fetching one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '[setup] %s\n' "$*" >&2; }
+fail() { printf '[setup] error: %s\n' "$*" >&2; exit 1; }
+
+# Runs a command as root: as it is, or with sudo.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"
+  elif command -v sudo >/dev/null; then sudo "$@"
+  else fail "not root and no sudo: ask an administrator to run: $*"; fi
+}
+
+install_packages() {
+  local wanted missing=()
+  mapfile -t wanted < <(grep -v '^#' deps/apt.txt)
+  for package in "${wanted[@]}"; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  command -v apt-get >/dev/null || fail "no apt-get here; install by hand: ${missing[*]}"
+  say "Debian packages: ${missing[*]}"
+  as_root apt-get update -qq
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# True when `marker` records that `list` was installed in full.
+installed() { [ -f "$2" ] && cmp -s "$1" "$2"; }
+
+# The package installer, in a folder of its own; it keeps its downloads in the user's cache.
+install_uv() {
+  installed deps/uv.txt .deps/tools/installed.txt && return
+  rm -rf .deps/tools
+  /usr/bin/python3 -m venv .deps/tools
+  .deps/tools/bin/pip install -q --disable-pip-version-check --require-hashes -r deps/uv.txt
+  cp deps/uv.txt .deps/tools/installed.txt
+}
+
+install_libtorch() {
+  if [ -n "${LOCKSTEP_TORCH:-}${Torch_DIR:-}${CMAKE_PREFIX_PATH:-}" ]; then
+    say "using the libtorch given in the environment"; return
+  fi
+  installed deps/libtorch.txt .deps/libtorch/installed.txt && return
+  install_uv
+  say "libtorch into .deps/libtorch (0.55 GB to fetch when it is not in the cache)"
+  rm -rf .deps/libtorch
+  .deps/tools/bin/uv pip install -q --no-deps --require-hashes --python-version 3.11 \
+    --python-platform x86_64-manylinux_2_28 --target .deps/libtorch -r deps/libtorch.txt
+  cp deps/libtorch.txt .deps/libtorch/installed.txt
+}
+
+install_peers() {
+  installed deps/peers.txt .deps/peers/installed.txt && return
+  install_uv
+  say "PyTorch for Python, the peer of tests and benchmarks, into .deps/peers (3 GB to fetch when not in the cache)"
+  rm -rf .deps/peers
+  .deps/tools/bin/uv venv -q --python /usr/bin/python3 .deps/peers
+  .deps/tools/bin/uv pip install -q --require-hashes --python .deps/peers/bin/python -r deps/peers.txt
+  # Without byte code `import torch` takes twice as long: no honest peer.
+  .deps/peers/bin/python -m compileall -q -j 0 .deps/peers/lib >/dev/null || true
+  cp deps/peers.txt .deps/peers/installed.txt
+}
+
+case "${1:-}" in
+  "") peers=no ;;
+  --peers) peers=yes ;;
+  *) fail "unknown argument '$1' (use: scripts/setup.sh [--peers])" ;;
+esac
+[ "$(uname -m)" = x86_64 ] || [ -n "${LOCKSTEP_TORCH:-}" ] ||
+  fail "the pinned libtorch is for x86_64, this is $(uname -m): give your own with LOCKSTEP_TORCH=DIR"
+mkdir -p .deps
+install_packages
+install_libtorch
+if [ "$peers" = yes ]; then install_peers; fi

@@ -1,0 +1,47 @@
+#include "lockstep/core/log.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace lockstep::log {
+namespace {
+
+spdlog::level::level_enum to_spdlog(Level level) {
+  switch (level) {
+    case Level::Trace: return spdlog::level::trace;
+    case Level::Debug: return spdlog::level::debug;
+    case Level::Info: return spdlog::level::info;
+    case Level::Warn: return spdlog::level::warn;
+    case Level::Error: return spdlog::level::err;
+  }
+  return spdlog::level::off;
+}
+
+// A logger of our own: the process-wide default belongs to the user.
+spdlog::logger& logger() {
+  static spdlog::logger instance = [] {
+    spdlog::logger made("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    const char* wanted = std::getenv("LOCKSTEP_LOG");
+    made.set_level(wanted ? spdlog::level::from_str(wanted) : spdlog::level::warn);
+    made.set_pattern("[lockstep] %l: %v");
+    return made;
+  }();
+  return instance;
+}
+
+}  // namespace
+
+void set_rank(int rank) {
+  logger().set_pattern("[lockstep] rank " + std::to_string(rank) + " %l: %v");
+}
+
+bool enabled(Level level) { return logger().should_log(to_spdlog(level)); }
+
+void write(Level level, std::string_view text) {
+  logger().log(to_spdlog(level), spdlog::string_view_t(text.data(), text.size()));
+}
+
+}  // namespace lockstep::log
