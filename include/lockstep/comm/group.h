@@ -1,0 +1,134 @@
+// Ranks that communicate, and what they can say to each other.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/work.h"
+
+namespace lockstep::comm {
+
+class Transport;
+enum class Collective : int;
+struct Request;
+
+// How elements of the ranks are combined. Sum and Product are taken in the fixed binary tree over ranks (n ranks
+// split at the largest power of two below n) by every transport that says keeps_tree_order(); each node of the tree rounds to the tensor's dtype. Integers wrap.
+// For bool, Sum and Max are "or", Product and Min "and".
+enum class ReduceOp {
+  Sum,
+  Average,  // Sum, then one division by size(); integers truncate toward zero; not for bool
+  Min,      // a NaN on any rank gives NaN
+  Max,
+  Product,
+  BitwiseAnd,  // integers and bool
+  BitwiseOr,
+};
+
+struct CallOptions {
+  // How long a rank waits for the others, in place of the group's own deadline.
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
+  // What error messages call this call, as "bucket 3". Must agree on no other rank.
+  std::string_view tag = {};
+};
+
+// A value handle: copies are the same group. One thread at a time may call a group; different groups are independent.
+// Every collective is called by every rank of the group, in the same order, with the same dtype and counts; ranks that
+// disagree all get CommError with both sides quoted (at once on one host, at the deadline elsewhere). After any CommError
+// the group is dead and further calls throw at once. Wrong arguments on this rank alone throw ConfigError and leave the group as it was.
+//
+// Tensors: any layout (what is not contiguous goes through a copy), on the device of the transport; float32/64, float16, bfloat16,
+// int8/16/32/64, uint8, bool.
+class Group {
+ public:
+  // A group of one, which needs no others and no transport.
+  Group();
+
+  int rank() const;
+  int size() const;
+  // "solo", "shm", "gloo".
+  std::string_view backend() const;
+  // Whether sums are taken in the fixed tree, so that they do not depend on how the data was cut or timed.
+  bool keeps_tree_order() const;
+  std::chrono::milliseconds timeout() const;
+
+  // Combines `tensor` elementwise over all ranks, in place on all.
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
+  // The same onto rank `root` only; the other ranks' tensors keep their values.
+  Work reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
+
+  // Rank r's output = the r-th of size() equal parts of `input` (along its elements in order), combined over ranks.
+  // input.numel() == size() * output.numel().
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::Sum,
+                      const CallOptions& options = {}) const;
+  // The same with parts of unequal size: inputs[r] has rank r's count of elements, alike on every rank.
+  Work reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op = ReduceOp::Sum,
+                      const CallOptions& options = {}) const;
+
+  // output = the ranks' inputs one after another. output.numel() == size() * input.numel().
+  Work all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
+  // The same with inputs of unequal size: outputs[r] has as many elements as rank r's input.
+  Work all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, const CallOptions& options = {}) const;
+
+  // Every rank's `tensor` becomes rank `root`'s.
+  Work broadcast(const at::Tensor& tensor, int root = 0, const CallOptions& options = {}) const;
+
+  // outputs on `root` become the ranks' inputs (sizes may differ); elsewhere outputs is empty.
+  Work gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, int root = 0,
+              const CallOptions& options = {}) const;
+  // Rank r's output becomes inputs[r] of `root` (sizes may differ); elsewhere inputs is empty.
+  Work scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root = 0,
+               const CallOptions& options = {}) const;
+
+  // Rank r's part s goes to rank s as its part r; size() equal parts. output.numel() == input.numel().
+  Work all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
+  // The same with parts of unequal size: outputs[s] has as many elements as rank s's inputs[rank()].
+  Work all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                  const CallOptions& options = {}) const;
+
+  // One rank to another, called by those two only. `message` tells apart messages between the same pair: the receiver asks
+  // for them in the order in which they were sent, and a different number is a mismatch.
+  Work send(const at::Tensor& tensor, int to, int message = 0, const CallOptions& options = {}) const;
+  Work recv(const at::Tensor& tensor, int from, int message = 0, const CallOptions& options = {}) const;
+
+  // Returns after every rank has called it.
+  Work barrier(const CallOptions& options = {}) const;
+
+  // Byte strings, as of any serialised object; lengths may differ. They block.
+  std::vector<std::string> all_gather_bytes(std::string_view mine, const CallOptions& options = {}) const;
+  // On `root` the ranks' strings in order, elsewhere nothing.
+  std::vector<std::string> gather_bytes(std::string_view mine, int root = 0, const CallOptions& options = {}) const;
+  // Rank root's string, on every rank.
+  std::string broadcast_bytes(std::string_view mine, int root = 0, const CallOptions& options = {}) const;
+
+  // A zeroed contiguous tensor in the transport's own memory; collectives on it make no copies. Every rank calls it with the
+  // same sizes and dtype. Freed with its last reference, on each rank by itself.
+  at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
+
+  // Every rank calls it; ranks of equal `color` form a new group, ordered by (key, rank). A negative color joins none and
+  // gets a group of one.
+  Group split(int color, int key = 0) const;
+
+  // The transport below. Private to the library.
+  explicit Group(std::shared_ptr<Transport> transport);
+  Transport& transport() const { return *transport_; }
+
+ private:
+  Work start(Request request, const CallOptions& options) const;
+  void check_list(Collective what, const std::vector<at::Tensor>& tensors) const;
+
+  std::shared_ptr<Transport> transport_;
+};
+
+}  // namespace lockstep::comm
+
+namespace lockstep {
+using comm::Group;
+using comm::ReduceOp;
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+// A collective in flight.
+#pragma once
+
+#include <exception>
+#include <memory>
+
+namespace lockstep::comm {
+
+// What a transport keeps of an operation until it is over. Private to the library.
+class Pending {
+ public:
+  virtual ~Pending() = default;
+
+  void wait();
+  bool poll();
+
+ private:
+  // Blocks until the operation is over; throws CommError. Not called again.
+  virtual void finish() = 0;
+  // Takes the operation further without blocking; true when finish() would not block.
+  virtual bool advance() = 0;
+
+  bool over_ = false;
+  std::exception_ptr error_;
+};
+
+// Handle of an operation that was started. Until wait() has returned, the operation's tensors may
+// be neither read nor written (the operation itself keeps their storage alive). Dropping it
+// unwaited is allowed: the group's next call finishes the operation. Copies share the operation.
+class [[nodiscard]] Work {
+ public:
+  Work() = default;  // an operation that is over
+  explicit Work(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {}
+
+  // Blocks until the operation is over on this rank. Throws CommError (peer lost, deadline,
+  // mismatch), on every copy and every call alike.
+  void wait() {
+    if (pending_) pending_->wait();
+  }
+
+  // True when wait() would return or throw at once. Never blocks, never throws; drives the
+  // operation forward, so calling it between pieces of other work overlaps the two.
+  bool is_completed() { return !pending_ || pending_->poll(); }
+
+ private:
+  std::shared_ptr<Pending> pending_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,67 @@
+// All ranks of the job, and this one's place among them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::comm {
+
+// Which transport carries the world's group.
+enum class Backend {
+  Auto,  // one host: Shm, several: Gloo
+  Shm,
+  Gloo,
+};
+
+struct WorldOptions {
+  // LOCKSTEP_BACKEND (auto, shm, gloo) overrides it.
+  Backend backend = Backend::Auto;
+  // The deadline of every wait. LOCKSTEP_TIMEOUT (seconds) overrides it.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // Some ranks are Python processes that called torch.distributed.init_process_group("gloo"). Needs Gloo; the ranks then do
+  // not check each other's world size and versions at the start. LOCKSTEP_PYTHON_PEERS=1 sets it.
+  bool python_peers = false;
+};
+
+// A value handle. There may be several worlds in a process, but each from_env() of one incarnation meets the other ranks' same one.
+class World {
+ public:
+  // Reads the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. With none
+  // of RANK and WORLD_SIZE set: a world of one. Every rank calls it; blocks until all have. Throws ConfigError for variables that are
+  // missing or contradict each other, CommError when ranks do not come within the deadline or disagree on the world's size.
+  static World from_env(WorldOptions options = {});
+
+  // A world of one, whatever the environment says.
+  static World solo();
+
+  int rank() const;
+  int size() const;
+  // This rank among those of its host, and how many those are.
+  int local_rank() const;
+  int local_size() const;
+  bool is_main() const { return rank() == 0; }
+
+  // Where this rank's tensors go: cpu until a transport for GPUs carries the world.
+  at::Device device() const;
+  const Group& group() const;
+
+  // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each".
+  std::string describe() const;
+
+ private:
+  struct State;
+  explicit World(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  std::shared_ptr<const State> state_;
+};
+
+}  // namespace lockstep::comm
+
+namespace lockstep {
+using comm::World;
+}  // namespace lockstep

@@ -1,0 +1,2 @@
+#define LOCKSTEP_ISA baseline
+#include "comm/reduce_kernels.inl"

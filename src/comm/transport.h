@@ -1,0 +1,74 @@
+// What a transport must do. Private: users see Group.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/work.h"
+
+namespace lockstep::comm {
+
+enum class Collective : int {
+  AllReduce,
+  Reduce,
+  ReduceScatter,
+  AllGather,
+  Broadcast,
+  Gather,
+  Scatter,
+  AllToAll,
+  Send,
+  Recv,
+  Barrier,
+};
+
+std::string_view name_of(Collective what);
+std::string_view name_of(ReduceOp op);
+
+// One call, checked by Group: tensors contiguous and of one dtype, on the CPU, lists of the right length, peer in range.
+//   AllReduce, Reduce, Broadcast   outputs[0], in place (inputs empty)
+//   ReduceScatter                  outputs[0]; inputs: one contiguous tensor of all parts, or size() tensors
+//   AllGather                      inputs[0]; outputs: one contiguous tensor of all parts, or size() tensors
+//   Gather / Scatter               as AllGather / ReduceScatter with lists, which are empty off the root
+//   AllToAll                       inputs and outputs: one tensor each, or size() tensors each
+//   Send / Recv                    inputs[0] / outputs[0]
+struct Request {
+  Collective what = Collective::Barrier;
+  std::vector<at::Tensor> inputs = {};
+  std::vector<at::Tensor> outputs = {};
+  ReduceOp op = ReduceOp::Sum;
+  int peer = 0;  // root, receiver or sender
+  int message = 0;
+  std::chrono::milliseconds timeout{0};
+  std::string tag = {};
+
+  // The one dtype of the call; Byte for a barrier.
+  at::ScalarType dtype() const;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual std::string_view name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual std::chrono::milliseconds timeout() const = 0;
+  virtual bool keeps_tree_order() const = 0;
+  // Starts the operation. May block (a transport without background progress runs it here or in wait()).
+  virtual Work start(Request request) = 0;
+  virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;
+  // A transport of the same kind over `members` (ranks of this one, in the new order, this rank
+  // among them). Called by the members only, after all ranks of this transport agreed on who they
+  // are; `color` tells apart the subsets made at the same time.
+  virtual std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) = 0;
+};
+
+std::shared_ptr<Transport> make_solo_transport();
+
+}  // namespace lockstep::comm
