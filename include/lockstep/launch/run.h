@@ -1,0 +1,59 @@
+// Starts the ranks of a job on this host and stays with them to the end. What happens when is
+// written in docs/launching.md.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::launch {
+
+struct Options {
+  // The program, looked up in PATH as execvp() does, and its arguments.
+  std::vector<std::string> command;
+  int ranks = 1;
+  // Where rank 0 listens, on the loopback interface; a free port when not given.
+  std::optional<uint16_t> master_port;
+  // From asking the ranks to stop until they are killed. When not given: 2 s after a failure, so
+  // that a job is over within 3 s of it, and 10 s after a signal to the launcher, so that a program
+  // has time to save.
+  std::optional<std::chrono::milliseconds> grace;
+  // TORCHELASTIC_RUN_ID; a random one when empty.
+  std::string run_id;
+  std::string role = "default";
+};
+
+// The program cannot be started. exit_code() is the shell's: 127 when it is not there, 126 when it
+// cannot be executed.
+class StartError : public Error {
+ public:
+  StartError(const std::string& what, int exit_code) : Error(what), exit_code_(exit_code) {}
+  int exit_code() const { return exit_code_; }
+
+ private:
+  int exit_code_;
+};
+
+// How many ranks `--nproc-per-node` asks for: a number from 1 to 4096, `cpu` (the cores this
+// process may use), `gpu` (the NVIDIA devices it may use), `auto` (gpu where there are any,
+// otherwise cpu). Throws ConfigError.
+int count_ranks(std::string_view text);
+
+// Runs the job and returns the exit status for the launcher: 0 when every rank exited with 0, the
+// first failing rank's status, or 128 + the number of the signal that ended it or the launcher's
+// work. On return no descendant of this process is left, and the caller's signal handling is as
+// before. Call it from the only thread of a process without children of its own. Throws StartError,
+// ConfigError, Error before any rank runs.
+int run(const Options& options);
+
+// What run() would start, one line for people; and the variables that it would set, as `rank 0:
+// NAME=value` lines. Both throw as run() does, and start nothing.
+std::string describe(const Options& options);
+std::string describe_environment(const Options& options);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,23 @@
+// The processes below this one, whatever session or group they have moved to.
+#pragma once
+
+#include <sys/types.h>
+
+#include <vector>
+
+namespace lockstep::launch {
+
+struct Process {
+  pid_t pid = 0;
+  pid_t group = 0;
+  char state = '?';  // as in /proc/PID/stat: R, S, D, Z, T, ...
+};
+
+// Orphans below this process become its children from now on, instead of init's: a process that
+// ends cannot hide its own children.
+void adopt_orphans();
+
+// All of them at this moment, from /proc: children before their own children.
+std::vector<Process> descendants();
+
+}  // namespace lockstep::launch

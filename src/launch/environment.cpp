@@ -1,0 +1,66 @@
+#include "launch/environment.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+#include <string_view>
+
+#include "launch/host.h"
+#include "lockstep/core/environment.h"
+
+namespace lockstep::launch {
+namespace {
+
+// An outer launcher's, which would be wrong here: with its store rank 0 would not listen, its error
+// file is its own.
+constexpr std::array<std::string_view, 4> kStale = {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD",
+                                                    "TORCHELASTIC_ERROR_FILE",
+                                                    "TORCHELASTIC_USE_AGENT_STORE"};
+
+}  // namespace
+
+std::string random_run_id() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}", device(), device());
+}
+
+Variables rank_variables(const Options& options, int rank, uint16_t port) {
+  const std::string index = std::to_string(rank), count = std::to_string(options.ranks);
+  Variables variables = {
+      {"RANK", index},
+      {"WORLD_SIZE", count},
+      {"LOCAL_RANK", index},
+      {"LOCAL_WORLD_SIZE", count},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", std::to_string(port)},
+      {"GROUP_RANK", "0"},
+      {"GROUP_WORLD_SIZE", "1"},
+      {"ROLE_NAME", options.role},
+      {"ROLE_RANK", index},
+      {"ROLE_WORLD_SIZE", count},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"TORCHELASTIC_RUN_ID", options.run_id},
+  };
+  if (!env_text("OMP_NUM_THREADS")) {
+    variables["OMP_NUM_THREADS"] = std::to_string(std::max(1, cores() / options.ranks));
+  }
+  return variables;
+}
+
+std::vector<std::string> environment_with(const Variables& variables) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    const bool stale = std::find(kStale.begin(), kStale.end(), name) != kStale.end();
+    if (!stale && !variables.contains(std::string(name))) result.emplace_back(text);
+  }
+  for (const auto& [name, value] : variables) result.push_back(name + "=" + value);
+  return result;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,9 @@
+// What this host offers.
+#pragma once
+
+namespace lockstep::launch {
+
+// The cores that this process may use.
+int cores();
+
+}  // namespace lockstep::launch

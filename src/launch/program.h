@@ -1,0 +1,19 @@
+// Finds the program before anything is started, so that a wrong name is one error and not one per
+// rank.
+#pragma once
+
+#include <string>
+
+namespace lockstep::launch {
+
+// The file that execvp(`name`) would run. Throws StartError with the reason when that cannot work.
+std::string find_program(const std::string& name);
+
+// The StartError for an execve() of `path` that failed with `error`.
+[[noreturn]] void refuse_program(const std::string& path, int error);
+
+// Whether execve() of `path` failed with ENOEXEC because it is a script without #!, which execvp()
+// hands to /bin/sh.
+bool is_plain_script(const std::string& path);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,37 @@
+// The signals that reach a launcher, as readable events.
+#pragma once
+
+#include <csignal>
+#include <optional>
+#include <string>
+
+#include "launch/fd.h"
+
+namespace lockstep::launch {
+
+// "SIGTERM"
+std::string signal_name(int number);
+
+// While it lives, the signals that stop or tell a job are read from fd() and do nothing else, and
+// writing to a closed pipe is an error and no signal. One that was ignored when the launcher was
+// started (nohup) stays ignored.
+class Signals {
+ public:
+  Signals();
+  ~Signals() { restore(); }
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  int fd() const { return fd_.get(); }
+  // The next one that waits; nothing when none does.
+  std::optional<int> next();
+  // The signal handling from before; also for a child between fork() and execve().
+  void restore() const;
+
+ private:
+  sigset_t mask_before_;
+  struct sigaction pipe_before_, child_before_;
+  Fd fd_;
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,217 @@
+#include "launch/supervisor.h"
+
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <set>
+
+#include "launch/descendants.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+// For the others to notice a failure by themselves and say what they were doing.
+constexpr auto kTelling = 500ms;
+// With kTelling before it a job is over 2 s after a failure, and within the promised 3 s on a busy
+// machine.
+constexpr auto kGraceAfterFailure = 1500ms;
+constexpr auto kGraceAfterSignal = 10'000ms;
+// Between two rounds of SIGKILL, which only a process in the middle of a fork() can outlive, and
+// how many there are at most: a process that the kernel holds in an uninterruptible wait does not
+// die at all.
+constexpr auto kKillRound = 100ms;
+constexpr int kKillRounds = 20;
+
+}  // namespace
+
+Supervisor::Supervisor(const Options& options, Signals& signals, Output& output, Control& control)
+    : options_(options), signals_(signals), output_(output), control_(control) {}
+
+void Supervisor::watch(int rank, pid_t pid) { running_.emplace(pid, Running{rank, Clock::now()}); }
+
+int Supervisor::run() {
+  while (phase_ != Phase::Over) {
+    wait_for_events();
+    output_.pump();
+    bool children = false;
+    while (const auto signal = signals_.next()) {
+      if (*signal == SIGCHLD) {
+        children = true;
+      } else {
+        on_signal(*signal);
+      }
+    }
+    if (children) on_children();
+    if (output_.is_abandoned() && phase_ == Phase::Running) {
+      stopped_by_ = SIGPIPE;
+      stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+    }
+    if (deadline_ && Clock::now() >= *deadline_) on_deadline();
+  }
+  return conclude();
+}
+
+void Supervisor::wait_for_events() {
+  std::vector<pollfd> events = {{signals_.fd(), POLLIN, 0}};
+  output_.await(events);
+  int timeout = -1;
+  if (deadline_) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+    timeout = static_cast<int>(std::max<int64_t>(0, left.count()));
+  }
+  poll(events.data(), events.size(), timeout);
+}
+
+void Supervisor::enter(Phase phase, Clock::duration limit) {
+  phase_ = phase;
+  deadline_ = Clock::now() + limit;
+}
+
+void Supervisor::stop(int signal, Clock::duration limit) {
+  enter(Phase::Stopping, limit);
+  signal_ranks(signal);
+  signal_rest(signal);
+  // A stopped process would not see the signal before it is too late.
+  signal_ranks(SIGCONT);
+}
+
+void Supervisor::kill_all() {
+  enter(Phase::Killing, kKillRound);
+  signal_ranks(SIGKILL);
+  signal_rest(SIGKILL);
+}
+
+void Supervisor::signal_ranks(int signal) const {
+  for (const auto& [pid, rank] : running_) kill(-pid, signal);
+}
+
+// The descendants that have left the ranks' process groups, or outlived their rank.
+void Supervisor::signal_rest(int signal) const {
+  for (const Process& process : descendants()) {
+    if (!running_.contains(process.group)) kill(process.pid, signal);
+  }
+}
+
+void Supervisor::on_signal(int signal) {
+  switch (signal) {
+    case SIGUSR1:
+    case SIGUSR2:
+      return signal_ranks(signal);
+    case SIGTSTP:
+      // The terminal's Ctrl-Z reaches only the launcher. It goes on in the next line when the shell
+      // lets it.
+      signal_ranks(SIGSTOP);
+      raise(SIGSTOP);
+      return signal_ranks(SIGCONT);
+    default:
+      break;
+  }
+  if (phase_ == Phase::Running) {
+    stopped_by_ = signal;
+    const auto grace = options_.grace.value_or(kGraceAfterSignal);
+    output_.say(fmt::format(
+        "{}: asking {} ranks to stop; in {:g} s, or at once on Ctrl-C, they are killed",
+        signal_name(signal), running_.size(), std::chrono::duration<double>(grace).count()));
+    stop(signal, grace);
+  } else if (phase_ == Phase::Leaving || signal == SIGINT || signal == SIGQUIT) {
+    kill_all();
+  }
+}
+
+void Supervisor::on_children() {
+  std::vector<std::pair<pid_t, int>> ended;
+  int status = 0;
+  pid_t pid;
+  while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+    if (running_.contains(pid)) ended.emplace_back(pid, status);
+  }
+  const bool nobody_left = pid < 0;
+  // Of two that ended since the last look, the killed one is the cause and the other's exit its
+  // echo.
+  std::stable_sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {
+    return WIFSIGNALED(a.second) && !WIFSIGNALED(b.second);
+  });
+  for (const auto& [one, its_status] : ended) record(one, its_status);
+
+  if (nobody_left) {
+    phase_ = Phase::Over;
+  } else if (phase_ == Phase::Killing) {
+    // An orphan of the one that has just ended may be new among our children.
+    signal_rest(SIGKILL);
+  } else if (running_.empty() && phase_ == Phase::Running) {
+    enter(Phase::Leaving, options_.grace.value_or(kGraceAfterFailure));
+  } else if (running_.empty() && phase_ == Phase::Telling) {
+    stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+  }
+}
+
+void Supervisor::record(pid_t pid, int wait_status) {
+  const auto [rank, since] = running_.extract(pid).mapped();
+  control_.record_exit(rank, wait_status);
+  const Push push = phase_ == Phase::Killing    ? Push::Killed
+                    : phase_ == Phase::Stopping ? Push::Asked
+                                                : Push::None;
+  ends_.push_back({rank, pid, wait_status, Clock::now() - since, push});
+  if (is_success(wait_status)) return;
+  control_.raise_epoch();
+  if (phase_ == Phase::Running) {
+    cause_ = rank;
+    enter(Phase::Telling, kTelling);
+  }
+}
+
+void Supervisor::on_deadline() {
+  switch (phase_) {
+    case Phase::Telling:
+      return stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+    case Phase::Leaving:
+    case Phase::Stopping:
+      return kill_all();
+    case Phase::Killing:
+      if (++kill_rounds_ < kKillRounds) return kill_all();
+      for (const Process& process : descendants()) {
+        output_.say(
+            fmt::format("process {} (state {}) does not die of SIGKILL: the kernel waits "
+                        "for a device or a network file system",
+                        process.pid, process.state));
+      }
+      phase_ = Phase::Over;
+      return;
+    case Phase::Running:
+    case Phase::Over:
+      return;
+  }
+}
+
+int Supervisor::conclude() {
+  output_.finish();
+  for (const std::string& line : report(ends_, cause_, stopped_by_)) output_.say(line);
+  if (output_.lost_bytes() > 0 && !output_.is_abandoned()) {
+    output_.say(fmt::format("{} bytes of output could not be written", output_.lost_bytes()));
+  }
+  deadline_.reset();
+  // A reader may take its time, until the user has enough of it.
+  for (output_.pump(); output_.has_pending(); output_.pump()) {
+    wait_for_events();
+    while (const auto signal = signals_.next()) {
+      if (*signal != SIGCHLD) return 128 + *signal;
+    }
+  }
+  if (cause_) {
+    for (const RankEnd& end : ends_) {
+      if (end.rank == *cause_) return exit_code_of(end.wait_status);
+    }
+  }
+  return stopped_by_ ? 128 + *stopped_by_ : 0;
+}
+
+void Supervisor::end_everything() {
+  do {
+    for (const Process& process : descendants()) kill(process.pid, SIGKILL);
+  } while (waitpid(-1, nullptr, 0) > 0);
+}
+
+}  // namespace lockstep::launch

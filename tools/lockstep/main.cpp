@@ -1,0 +1,61 @@
+// The program `lockstep`: argument parsing, and errors made into exit statuses.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "nearest.h"
+#include "run.h"
+
+namespace {
+
+using namespace lockstep;
+
+constexpr int kWrongUsage = 2;
+
+int complain(const char* what, int exit_code) {
+  fmt::print(stderr, "lockstep: {}\n", what);
+  return exit_code;
+}
+
+int run(std::vector<std::string> words) {
+  CLI::App program("Data-parallel training of libtorch models from C++.", "lockstep");
+  program.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION, "Print the version and exit");
+  program.set_help_flag("-h,--help", "Print this help and exit");
+  program.footer("lockstep run --help says more.");
+  tool::RunCommand command(program);
+  if (words.empty()) words = {"--help"};
+  if (words.front() == "run") {
+    const auto flags = command.take_program({words.begin() + 1, words.end()});
+    words.assign({"run"});
+    words.insert(words.end(), flags.begin(), flags.end());
+  } else if (!words.front().starts_with('-')) {
+    throw ConfigError(fmt::format("unknown command '{}'; the nearest is {} (lockstep --help)",
+                                  words.front(), tool::nearest(words.front(), {"run"})));
+  }
+  std::reverse(words.begin(), words.end());  // as CLI11 wants them
+  try {
+    program.parse(words);
+  } catch (const CLI::Success& asked) {  // --help, --version
+    return program.exit(asked);
+  } catch (const CLI::ParseError& error) {
+    return complain(error.what(), kWrongUsage);
+  }
+  return command.carry_out();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  return run({argv + 1, argv + argc});
+} catch (const launch::StartError& error) {
+  return complain(error.what(), error.exit_code());
+} catch (const ConfigError& error) {
+  return complain(error.what(), kWrongUsage);
+} catch (const std::exception& error) {
+  return complain(error.what(), 1);
+}
