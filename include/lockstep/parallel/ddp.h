@@ -1,0 +1,125 @@
+// Distributed data parallel: every rank runs the same model on its own part of the batch, and
+// backward() averages the gradients over the ranks. After Li et al., "PyTorch Distributed:
+// Experiences on Accelerating Data Parallel Training", VLDB 2020; docs/architecture.md says where
+// this differs.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::parallel {
+
+class Reducer;
+
+// What becomes of a parameter that this rank's backward did not reach.
+enum class Unused {
+  Zero,   // it counts as zero; when no rank reached it, its gradient is not touched
+  Error,  // backward() throws ConfigError on all ranks, listing the parameters that some rank did
+          // not reach
+};
+
+// The module's buffers (as BatchNorm's running statistics). At construction they become rank 0's in
+// any case.
+enum class Buffers {
+  Broadcast,  // and again whenever a backward has averaged the gradients
+  None,       // each rank keeps its own from then on
+};
+
+struct DdpOptions {
+  // A bucket is closed when it holds at least this many bytes of gradients. The first is small, so
+  // that communication starts early.
+  int64_t first_bucket_bytes = int64_t{1} << 20;
+  int64_t bucket_bytes = int64_t{25} << 20;
+  Unused unused = Unused::Zero;
+  Buffers buffers = Buffers::Broadcast;
+};
+
+// Gradients that travel in one all_reduce.
+struct BucketInfo {
+  at::ScalarType dtype;
+  int64_t bytes = 0;  // of gradients
+  std::vector<std::string> names;
+};
+
+// While it lives, backward() only accumulates on this rank. The next backward() after it reduces
+// the sum of everything.
+class [[nodiscard]] Hold {
+ public:
+  explicit Hold(std::shared_ptr<int> count) : count_(std::move(count)) { ++*count_; }
+  ~Hold() {
+    if (count_) --*count_;
+  }
+  Hold(Hold&&) = default;
+  Hold& operator=(Hold&&) = delete;
+
+ private:
+  std::shared_ptr<int> count_;
+};
+
+// Attaches to a module, which stays what it is: same type, same names, same forward. From then on,
+// when backward() returns, every gradient it accumulated into is the average over the ranks, or it
+// threw (CommError: a rank failed, disagreed or came late, and the group is dead; ConfigError: see
+// below). After a throw the gradients are unspecified: zero_grad() before the next backward. When
+// the group has one rank nothing is attached and nothing costs.
+//
+// Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
+// same order for several models on one group. A rank whose loss reaches no parameter does not take
+// part: the others' deadline names it.
+//
+// Gradients are aliases of the buckets, which the next backward overwrites: clone what you keep.
+// They carry no history: after backward(create_graph = true) they cannot be differentiated;
+// torch::autograd::grad() is not affected. A gradient that was replaced is copied in.
+// optimizer.zero_grad() is fine, with set_to_none and without. Hooks on tensors run before the
+// gradient is averaged, post-accumulate hooks too. A parameter may receive one gradient in a
+// backward (activation checkpointing that reaches it twice is refused by ConfigError), and must be
+// dense.
+//
+// The module's parameters may not be converted (module.to(dtype)) while Ddp is attached; values may
+// change freely. One thread at a time may use a Ddp and its group.
+class Ddp {
+ public:
+  // Throws ConfigError on all ranks when names, shapes, strides, dtypes or requires_grad of
+  // parameters or buffers differ (naming the first difference, both values and both ranks), when
+  // none is trainable, or when one is not dense or not on the group's device. Then parameters and
+  // buffers become rank 0's. A parameter with two names counts once, under the first.
+  Ddp(torch::nn::Module& module, const Group& group, DdpOptions options = {});
+  // Detaches; the gradients stay valid. Does not communicate.
+  ~Ddp();
+  Ddp(Ddp&&) noexcept;
+  Ddp& operator=(Ddp&&) = delete;
+
+  // Makes all gradients undefined, which costs nothing: the next backward writes over the buckets.
+  // Throws ConfigError when a parameter was converted since construction.
+  void zero_grad();
+
+  // Several may live at once; the last to go ends it.
+  [[nodiscard]] Hold hold();
+
+  // Buffers become rank 0's. Every rank calls it, outside of backward().
+  void sync_buffers();
+
+  // In the order in which they are reduced; none in a group of one.
+  std::vector<BucketInfo> buckets() const;
+  // Whether the buckets follow the order in which gradients arrived on rank 0, which the first
+  // reducing backward finds.
+  bool rebuilt() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::Buffers;
+using parallel::Ddp;
+using parallel::DdpOptions;
+using parallel::Unused;
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+#include "parallel/accumulator.h"
+
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+
+namespace lockstep::parallel {
+namespace {
+
+using torch::autograd::variable_list;
+
+class PreHook : public torch::autograd::FunctionPreHook {
+ public:
+  PreHook(const at::Tensor& parameter, size_t index, GradientListener& listener)
+      : parameter_(parameter), index_(index), listener_(listener) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (!gradients[0].defined()) return gradients;
+    variable_list left{listener_.arriving(index_, gradients[0])};
+    if (!left[0].defined()) {
+      // The node skips these, as it finds nothing to add.
+      const auto& hook = torch::autograd::impl::post_acc_grad_hooks(parameter_);
+      if (hook) (*hook)(parameter_);
+    }
+    return left;
+  }
+
+ private:
+  at::Tensor parameter_;
+  size_t index_;
+  GradientListener& listener_;
+};
+
+class PostHook : public torch::autograd::FunctionPostHook {
+ public:
+  PostHook(size_t index, GradientListener& listener) : index_(index), listener_(listener) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    listener_.arrived(index_);
+    return outputs;
+  }
+
+ private:
+  size_t index_;
+  GradientListener& listener_;
+};
+
+}  // namespace
+
+Accumulator::Accumulator(const at::Tensor& parameter, size_t index, GradientListener& listener)
+    : parameter_(parameter), node_(torch::autograd::impl::grad_accumulator(parameter)) {
+  auto pre_hook = std::make_unique<PreHook>(parameter, index, listener);
+  pre_hook_ = pre_hook.get();
+  node_->add_pre_hook(std::move(pre_hook));
+  post_hook_ = node_->add_post_hook(std::make_unique<PostHook>(index, listener));
+}
+
+Accumulator::~Accumulator() {
+  if (!node_) return;
+  auto& hooks = node_->pre_hooks();
+  std::erase_if(hooks, [this](const auto& hook) { return hook.get() == pre_hook_; });
+  node_->del_post_hook(post_hook_);
+}
+
+bool Accumulator::is_attached() const {
+  return torch::autograd::impl::try_get_grad_accumulator(parameter_) == node_;
+}
+
+}  // namespace lockstep::parallel

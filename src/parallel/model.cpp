@@ -1,0 +1,141 @@
+#include "parallel/model.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::parallel {
+namespace {
+
+// A rank's own complaint travels in place of its description, so that all ranks throw it.
+constexpr char kComplaint = '!';
+
+template <typename Items>
+std::vector<Named> once_each(const Items& items) {
+  std::vector<Named> named;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : items) {
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      named.push_back({item.key(), item.value()});
+    }
+  }
+  return named;
+}
+
+std::string describe(std::string_view kind, const Named& item, bool with_grad) {
+  const at::Tensor& tensor = item.tensor;
+  auto text = fmt::format("{} '{}': {} [{}]", kind, item.name, at::toString(tensor.scalar_type()),
+                          fmt::join(tensor.sizes(), ", "));
+  if (!tensor.is_contiguous()) {
+    text += fmt::format(" with strides [{}]", fmt::join(tensor.strides(), ", "));
+  }
+  if (with_grad) text += tensor.requires_grad() ? ", trainable" : ", frozen";
+  return text;
+}
+
+// What this rank alone can see to be wrong; empty when nothing is.
+std::string complaint(const Model& model, at::Device device) {
+  const auto refuse = [&](std::string_view kind, const Named& item) -> std::string {
+    const at::Tensor& tensor = item.tensor;
+    if (tensor.layout() != at::kStrided) {
+      return fmt::format("{} '{}' is not dense", kind, item.name);
+    }
+    if (tensor.device() != device) {
+      return fmt::format("{} '{}' is on {} but the group communicates on {}: module.to({}) first",
+                         kind, item.name, tensor.device().str(), device.str(), device.str());
+    }
+    return {};
+  };
+  for (const auto& item : model.parameters) {
+    if (auto text = refuse("parameter", item); !text.empty()) return text;
+  }
+  for (const auto& item : model.buffers) {
+    if (auto text = refuse("buffer", item); !text.empty()) return text;
+  }
+  if (model.trainable().empty()) {
+    return fmt::format(
+        "none of the module's {} parameters requires a gradient: there is nothing to average, so "
+        "train without Ddp or unfreeze some",
+        model.parameters.size());
+  }
+  return {};
+}
+
+std::vector<std::string> lines_of(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+}  // namespace
+
+Model Model::of(const torch::nn::Module& module) {
+  return {once_each(module.named_parameters()), once_each(module.named_buffers())};
+}
+
+std::vector<Named> Model::trainable() const {
+  std::vector<Named> named;
+  std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(named),
+               [](const Named& item) { return item.tensor.requires_grad(); });
+  return named;
+}
+
+std::vector<at::Tensor> Model::tensors() const {
+  std::vector<at::Tensor> all;
+  for (const auto& item : parameters) all.push_back(item.tensor);
+  for (const auto& item : buffers) all.push_back(item.tensor);
+  return all;
+}
+
+std::vector<std::string> describe(const Model& model) {
+  std::vector<std::string> lines;
+  for (const auto& item : model.parameters) lines.push_back(describe("parameter", item, true));
+  for (const auto& item : model.buffers) lines.push_back(describe("buffer", item, false));
+  return lines;
+}
+
+std::string first_difference(const std::vector<std::vector<std::string>>& ranks) {
+  const auto line_of = [&](size_t rank, size_t index) -> std::string {
+    if (index < ranks[rank].size()) return ranks[rank][index];
+    return fmt::format("nothing (it has {} parameters and buffers)", ranks[rank].size());
+  };
+  size_t most = 0;
+  for (const auto& lines : ranks) most = std::max(most, lines.size());
+  for (size_t index = 0; index < most; ++index) {
+    for (size_t rank = 1; rank < ranks.size(); ++rank) {
+      const std::string first = line_of(0, index), other = line_of(rank, index);
+      if (first == other) continue;
+      return fmt::format(
+          "the ranks' models differ. First difference, at parameter or buffer {}:\n  rank 0 has "
+          "{}\n  rank {} has {}\nBuild the same module on every rank before Ddp",
+          index, first, rank, other);
+    }
+  }
+  return {};
+}
+
+void verify(const Model& model, const Group& group, at::Device device) {
+  std::string mine = complaint(model, device);
+  mine = mine.empty() ? fmt::format("{}", fmt::join(describe(model), "\n")) : kComplaint + mine;
+  std::vector<std::vector<std::string>> ranks;
+  const auto texts = group.all_gather_bytes(mine, {.tag = "Ddp: comparing models"});
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty() && texts[rank].front() == kComplaint) {
+      throw ConfigError(fmt::format("[ddp] rank {}: {}", rank, texts[rank].substr(1)));
+    }
+    ranks.push_back(lines_of(texts[rank]));
+  }
+  if (const auto text = first_difference(ranks); !text.empty()) {
+    throw ConfigError("[ddp] " + text);
+  }
+}
+
+}  // namespace lockstep::parallel
