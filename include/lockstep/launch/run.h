@@ -19,7 +19,7 @@ struct Options {
   int ranks = 1;
   // Where rank 0 listens, on the loopback interface; a free port when not given.
   std::optional<uint16_t> master_port;
-  // From asking the ranks to stop until they are killed. When not given: 2 s after a failure, so
+  // From asking the ranks to stop until they are killed. When not given: 1.5 s after a failure, so
   // that a job is over within 3 s of it, and 10 s after a signal to the launcher, so that a program
   // has time to save.
   std::optional<std::chrono::milliseconds> grace;
