@@ -1,0 +1,79 @@
+// Real jobs: the built `lockstep` program, what it prints, how it ends, and whether anything of it
+// is left.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lockstep::launch::testing {
+
+// Long enough for any machine: reached only when something hangs.
+constexpr std::chrono::seconds kPatience{60};
+
+struct Result {
+  int exit_code = -1;  // 128 + signal when the launcher itself was killed
+  std::string out, err;
+  double seconds = 0;  // from the start
+};
+
+struct Settings {
+  std::map<std::string, std::string> environment = {};
+  std::vector<int> ignored_signals = {};
+  // A descriptor under this number is open in the launcher when it starts; none when negative.
+  int extra_fd = -1;
+};
+
+// `lockstep ARGS`, running. Killed and reaped when it goes out of scope.
+class Job {
+ public:
+  explicit Job(std::vector<std::string> args, Settings settings = {});
+  ~Job();
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  pid_t pid() const { return pid_; }
+  void write_input(const std::string& text);
+  void close_input();
+  void stop_reading();
+  // Waits until `text` has come `count` times on stdout. False when the output ended without it.
+  [[nodiscard]] bool await(const std::string& text, int count = 1);
+  const std::string& out() const { return out_; }
+  // Closes stdin and waits for the end.
+  Result wait();
+
+ private:
+  bool read_some();
+
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  pid_t pid_ = -1;
+  int input_ = -1, output_ = -1, errors_ = -1;
+  std::string out_, err_;
+};
+
+// `lockstep run --nproc-per-node RANKS sh -c SCRIPT` to its end.
+Result run_script(int ranks, const std::string& script, Settings settings = {});
+std::vector<std::string> script_args(int ranks, const std::string& script);
+
+std::vector<std::string> lines_of(const std::string& text);
+
+// Processes sign in by opening path() for writing, and are gone when nobody holds it open any more.
+class Presence {
+ public:
+  Presence();
+  ~Presence();
+  const std::string& path() const { return path_; }
+  // Once somebody has signed in: waits until all have gone.
+  [[nodiscard]] bool everybody_left(std::chrono::milliseconds limit = kPatience) const;
+
+ private:
+  std::string folder_, path_;
+  int fd_ = -1;
+};
+
+}  // namespace lockstep::launch::testing

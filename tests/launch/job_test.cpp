@@ -1,0 +1,162 @@
+// The support of this folder's tests, and main(): the test program is also a rank, so that a
+// launched process can use the library.
+#include "launch/job.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdlib>
+#include <thread>
+
+#include "launch/fd.h"
+#include "lockstep/core/control.h"
+
+namespace lockstep::launch::testing {
+
+Job::Job(std::vector<std::string> args, Settings settings) {
+  std::array<int, 2> in, out, err;
+  for (auto* ends : {&in, &out, &err}) {
+    if (pipe2(ends->data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+  }
+  std::vector<char*> argv = {const_cast<char*>("lockstep")};
+  for (auto& arg : args) argv.push_back(arg.data());
+  argv.push_back(nullptr);
+  pid_ = fork();
+  if (pid_ == 0) {
+    dup2(in[0], 0);
+    dup2(out[1], 1);
+    dup2(err[1], 2);
+    if (settings.extra_fd >= 0) dup2(0, settings.extra_fd);
+    for (const int number : settings.ignored_signals) std::signal(number, SIG_IGN);
+    for (const auto& [name, value] : settings.environment) setenv(name.c_str(), value.c_str(), 1);
+    execv(LOCKSTEP_BINARY_DIR "/bin/lockstep", argv.data());
+    _exit(99);
+  }
+  close(in[0]);
+  close(out[1]);
+  close(err[1]);
+  input_ = in[1];
+  output_ = out[0];
+  errors_ = err[0];
+}
+
+Job::~Job() {
+  if (pid_ > 0) {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  for (const int fd : {input_, output_, errors_}) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+void Job::write_input(const std::string& text) {
+  ASSERT_EQ(write(input_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+}
+
+void Job::close_input() {
+  if (input_ >= 0) close(std::exchange(input_, -1));
+}
+
+void Job::stop_reading() { close(std::exchange(output_, -1)); }
+
+bool Job::read_some() {
+  std::array<pollfd, 2> events = {{{output_, POLLIN, 0}, {errors_, POLLIN, 0}}};
+  if (poll(events.data(), 2, static_cast<int>(kPatience / std::chrono::milliseconds(1))) <= 0) {
+    ADD_FAILURE() << "the job says nothing and does not end; so far:\n" << out_ << err_;
+    return false;
+  }
+  std::array<char, 1 << 16> buffer;
+  for (auto& event : events) {
+    if (event.revents == 0) continue;
+    const ssize_t got = read(event.fd, buffer.data(), buffer.size());
+    const bool is_out = event.fd == output_;
+    if (got > 0) (is_out ? out_ : err_).append(buffer.data(), static_cast<size_t>(got));
+    if (got <= 0) close(std::exchange(is_out ? output_ : errors_, -1));
+  }
+  return output_ >= 0 || errors_ >= 0;
+}
+
+bool Job::await(const std::string& text, int count) {
+  for (;;) {
+    int found = 0;
+    for (size_t at = 0; (at = out_.find(text, at)) != std::string::npos; at += text.size()) ++found;
+    if (found >= count) return true;
+    if (!read_some()) return false;
+  }
+}
+
+Result Job::wait() {
+  close_input();
+  while (read_some()) {
+  }
+  int status = 0;
+  waitpid(std::exchange(pid_, -1), &status, 0);
+  const auto time = std::chrono::steady_clock::now() - start_;
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), out_, err_,
+          std::chrono::duration<double>(time).count()};
+}
+
+std::vector<std::string> script_args(int ranks, const std::string& script) {
+  return {"run", fmt::format("--nproc-per-node={}", ranks), "sh", "-c", script};
+}
+
+Result run_script(int ranks, const std::string& script, Settings settings) {
+  return Job(script_args(ranks, script), std::move(settings)).wait();
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+Presence::Presence() {
+  folder_ = ::testing::TempDir() + "lockstep-presence-XXXXXX";
+  if (mkdtemp(folder_.data()) == nullptr) throw std::runtime_error("mkdtemp");
+  path_ = folder_ + "/fifo";
+  if (mkfifo(path_.c_str(), 0600) != 0) throw std::runtime_error("mkfifo");
+  fd_ = open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+}
+
+Presence::~Presence() {
+  close(fd_);
+  std::filesystem::remove_all(folder_);
+}
+
+bool Presence::everybody_left(std::chrono::milliseconds limit) const {
+  pollfd event = {fd_, 0, 0};  // POLLHUP alone
+  return poll(&event, 1, static_cast<int>(limit.count())) == 1;
+}
+
+namespace {
+
+// `test_launch rank watch`: spins on the epoch as a collective would, then says what it knows of
+// rank 1, and fails.
+int watch() {
+  const auto control = Control::from_env();
+  while (control->epoch() == 0) std::this_thread::yield();
+  fmt::print("rank 1 {}\n", control->fate(1).value_or("runs"));
+  return 1;
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
+
+int main(int argc, char** argv) {
+  if (argc == 3 && argv[1] == std::string("rank") && argv[2] == std::string("watch")) {
+    return lockstep::launch::testing::watch();
+  }
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

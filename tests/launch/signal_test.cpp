@@ -1,0 +1,125 @@
+// Signals to the launcher.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "launch/job.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Two ranks that have signed in, and ignore TERM and INT where `trap` says so.
+std::vector<std::string> sleepers(const std::string& grace, const std::string& trap = ":") {
+  return {"run",
+          "--nproc-per-node=2",
+          "--grace=" + grace,
+          "sh",
+          "-c",
+          "exec 9>$FIFO; " + trap + "; echo ready; while :; do sleep 1000; done"};
+}
+
+class SignalTest : public ::testing::Test {
+ protected:
+  Presence presence_;
+  Settings settings_{.environment = {{"FIFO", presence_.path()}}};
+
+  bool nobody_left() { return presence_.everybody_left(std::chrono::milliseconds(0)); }
+};
+
+class StoppingSignal : public SignalTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(StoppingSignal, EndsTheJob) {
+  Job job(sleepers("60"), settings_);
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), GetParam());
+  EXPECT_EQ(job.wait().exit_code, 128 + GetParam());
+  EXPECT_TRUE(nobody_left());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StoppingSignal, ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGQUIT));
+
+TEST_F(SignalTest, TheSameSignalReachesTheRanks) {
+  Job job(
+      script_args(2, "trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.01; done"));
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGTERM);
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] saved\n"));
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] saved\n"));
+  EXPECT_THAT(result.err, HasSubstr("stopped by SIGTERM"));
+}
+
+TEST_F(SignalTest, RanksThatDoNotStopAreKilledAfterTheGrace) {
+  Job job(sleepers("0.2", "trap '' TERM"), settings_);
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGTERM);
+  EXPECT_TRUE(nobody_left());
+}
+
+TEST_F(SignalTest, ASecondInterruptKillsAtOnce) {
+  Job job({"run", "--nproc-per-node=2", "--grace=3600", "sh", "-c",
+           "exec 9>$FIFO; trap 'echo asked' INT; echo ready; while :; do sleep 0.01; done"},
+          settings_);
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGINT);
+  ASSERT_TRUE(job.await("asked", 2));
+  kill(job.pid(), SIGINT);
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGINT);
+  EXPECT_TRUE(nobody_left());
+}
+
+TEST_F(SignalTest, WorkersDieWithAKilledLauncher) {
+  Job job({"run", "--nproc-per-node=4", "sh", "-c",
+           "exec 9>$FIFO; trap '' TERM INT HUP PIPE; echo ready; while :; do :; done"},
+          settings_);
+  ASSERT_TRUE(job.await("ready", 4));
+  kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(presence_.everybody_left());
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGKILL);
+}
+
+TEST_F(SignalTest, UserSignalsAreForwardedAndEndNothing) {
+  Job job(
+      script_args(2, "trap 'echo usr1; exit 0' USR1; echo ready; while :; do sleep 0.01; done"));
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGUSR1);
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(lines_of(result.out).size(), 4u);
+}
+
+TEST_F(SignalTest, ASignalThatWasIgnoredStaysIgnored) {
+  // nohup lockstep run ...
+  settings_.ignored_signals = {SIGHUP};
+  Job job(script_args(2, "echo ready; read x; echo done"), settings_);
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGHUP);
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] done"));
+}
+
+TEST_F(SignalTest, ASuspendedLauncherSuspendsItsRanks) {
+  Job job(script_args(
+      2, "echo pid=$$; read x; test $RANK = 1 || exit 0; while :; do sleep 0.01; done"));
+  ASSERT_TRUE(job.await("pid=", 2));
+  kill(job.pid(), SIGTSTP);
+  int status = 0;
+  ASSERT_EQ(waitpid(job.pid(), &status, WUNTRACED), job.pid());
+  EXPECT_TRUE(WIFSTOPPED(status));
+  kill(job.pid(), SIGTERM);
+  kill(job.pid(), SIGCONT);
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGTERM);
+}
+
+TEST_F(SignalTest, AnIgnoredSigchldDoesNotLoseTheExitStatus) {
+  settings_.ignored_signals = {SIGCHLD};
+  EXPECT_EQ(run_script(2, "test $RANK = 0 || exit 3", settings_).exit_code, 3);
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
