@@ -1,0 +1,123 @@
+#include "comm/gloo_board.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <sstream>
+#include <thread>
+
+namespace lockstep::comm {
+namespace {
+
+// What a store that lives needs at most to answer.
+constexpr std::chrono::milliseconds kAnswer{200};
+constexpr std::chrono::milliseconds kRound{10};
+
+std::string key_of(int rank) { return fmt::format("lockstep/notice/{}", rank); }
+
+std::string one_line(std::string text) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+}  // namespace
+
+std::string Notice::packed() const {
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}", static_cast<int>(state), number, one_line(lane),
+                     one_line(signature), one_line(text), one_line(reason));
+}
+
+std::optional<Notice> Notice::unpacked(const std::string& text) {
+  std::istringstream in(text);
+  Notice notice;
+  int state = 0;
+  if (!(in >> state >> notice.number) || state < 0 || state > 2) return std::nullopt;
+  notice.state = static_cast<State>(state);
+  in.ignore();
+  std::getline(in, notice.lane);
+  std::getline(in, notice.signature);
+  std::getline(in, notice.text);
+  std::getline(in, notice.reason);
+  return notice;
+}
+
+bool Notice::contradicts(const Notice& other) const {
+  return state != State::Running && other.state != State::Running && lane == other.lane &&
+         number == other.number && signature != other.signature;
+}
+
+// Owned by the thread that talks to the store, too: that thread may be stuck in it for as long as
+// the kernel waits for a host that is gone.
+struct Board::Shared {
+  Shared(Store the_store, int the_rank, int the_size)
+      : store(std::move(the_store)), rank(the_rank), size(the_size) {}
+
+  // Runs in a thread of its own.
+  void talk(const Notice& mine, std::chrono::milliseconds limit, bool read);
+  bool read_round();
+
+  const Store store;
+  const int rank;
+  const int size;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool busy = false;
+  Notices notices;
+};
+
+// True when nobody is left whose notice could still change for the better.
+bool Board::Shared::read_round() {
+  bool all = true;
+  for (int peer = 0; peer < size; ++peer) {
+    if (peer == rank) continue;
+    if (store.check({key_of(peer)})) {
+      auto notice = Notice::unpacked(store.get(key_of(peer), kAnswer));
+      const std::lock_guard lock(mutex);
+      notices[peer] = std::move(notice);
+    }
+    const std::lock_guard lock(mutex);
+    all = all && notices[peer] && notices[peer]->state == Notice::State::Failed;
+  }
+  return all;
+}
+
+void Board::Shared::talk(const Notice& mine, std::chrono::milliseconds limit, bool read) {
+  const auto end = std::chrono::steady_clock::now() + limit;
+  try {
+    store.set(key_of(rank), mine.packed());
+    while (read && !read_round() && std::chrono::steady_clock::now() + kRound < end) {
+      std::this_thread::sleep_for(kRound);
+    }
+  } catch (const std::exception&) {
+    // The store is gone: then there is nothing to read.
+  }
+  const std::lock_guard lock(mutex);
+  busy = false;
+  changed.notify_all();
+}
+
+Board::Board(Store store, int rank, int size)
+    : shared_(std::make_shared<Shared>(std::move(store), rank, size)) {}
+
+Board::Notices Board::exchange(const Notice& mine, std::chrono::milliseconds limit) {
+  std::unique_lock lock(shared_->mutex);
+  const auto end = std::chrono::steady_clock::now() + limit + kAnswer;
+  const auto idle = [this] { return !shared_->busy; };
+  if (!shared_->changed.wait_until(lock, end, idle)) return Notices(shared_->size);
+  shared_->busy = true;
+  shared_->notices.assign(shared_->size, std::nullopt);
+  std::thread([shared = shared_, mine, limit] { shared->talk(mine, limit, true); }).detach();
+  shared_->changed.wait_until(lock, end, idle);
+  return shared_->notices;
+}
+
+void Board::post(const Notice& mine) {
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->busy) return;
+  shared_->busy = true;
+  std::thread([shared = shared_, mine] { shared->talk(mine, {}, false); }).detach();
+}
+
+}  // namespace lockstep::comm

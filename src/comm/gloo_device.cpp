@@ -1,0 +1,51 @@
+#include "comm/gloo_device.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <memory>
+
+namespace lockstep::comm {
+namespace {
+
+std::optional<std::string> own_address(int socket) {
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  if (getsockname(socket, reinterpret_cast<sockaddr*>(&own), &length) != 0) return std::nullopt;
+  char text[NI_MAXHOST];
+  if (getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof text, nullptr, 0,
+                  NI_NUMERICHOST) != 0) {
+    return std::nullopt;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::optional<std::string> address_towards(const std::string& host, int port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
+    return std::nullopt;
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> list(found, &freeaddrinfo);
+  for (const addrinfo* entry = list.get(); entry; entry = entry->ai_next) {
+    const int socket = ::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (socket < 0) continue;
+    // Connecting a datagram socket chooses the route and sends nothing.
+    std::optional<std::string> address;
+    if (connect(socket, entry->ai_addr, entry->ai_addrlen) == 0) address = own_address(socket);
+    close(socket);
+    if (address) return address;
+  }
+  return std::nullopt;
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
+}  // namespace lockstep::comm

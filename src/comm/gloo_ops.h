@@ -1,0 +1,68 @@
+// Each collective as calls of c10d's Gloo group.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "comm/gloo_group.h"
+#include "comm/gloo_transport.h"
+#include "comm/transport.h"
+
+namespace lockstep::comm {
+
+using GlooWork = c10::intrusive_ptr<c10d::Work>;
+
+// What is under way for one request.
+struct GlooCall {
+  std::vector<GlooWork> works;
+  // Takes the results to the request's tensors, once all works are over.
+  std::function<void()> finish = [] {};
+};
+
+class GlooOps {
+ public:
+  // Waits for a work; throws when it failed.
+  using Await = std::function<void(const GlooWork&)>;
+
+  GlooOps(GlooGroup& group, GlooPeers peers) : group_(group), peers_(peers) {}
+
+  // Starts `request`. `checksum` is of what all ranks must agree on. Gloo itself gives up after
+  // `patience`. Calls with per-rank sizes first compare them, by way of `await`; throws CommError
+  // when they do not fit together.
+  GlooCall launch(const Request& request, uint32_t checksum, std::chrono::milliseconds patience,
+                  const Await& await);
+
+ private:
+  GlooCall all_reduce(const Request& request);
+  GlooCall reduce(const Request& request);
+  GlooCall reduce_scatter(const Request& request);
+  GlooCall all_gather(const Request& request);
+  GlooCall all_gather_unequal(const Request& request);
+  GlooCall broadcast(const Request& request);
+  GlooCall all_to_all(const Request& request, const Await& await);
+  GlooCall gather(const Request& request, const Await& await);
+  GlooCall scatter(const Request& request, const Await& await);
+  GlooCall message(const Request& request);
+  GlooCall barrier();
+
+  void next_tag();
+  GlooWork reduce_all(at::Tensor wire, c10d::ReduceOp op);
+  GlooWork broadcast_bytes(at::Tensor bytes, int root);
+  // Byte counts per rank.
+  GlooWork exchange(at::Tensor output, std::vector<int64_t> in, at::Tensor input,
+                    std::vector<int64_t> out);
+  void compare_counts(const std::vector<int64_t>& in, const std::vector<int64_t>& out,
+                      const Await& await);
+
+  GlooGroup& group_;
+  const GlooPeers peers_;
+  // Of the call being launched.
+  uint32_t checksum_ = 0;
+  std::chrono::milliseconds patience_{0};
+  // Collectives put on the wire, and messages to and from each rank.
+  uint32_t collectives_ = 0;
+  std::vector<uint32_t> sent_ = std::vector<uint32_t>(group_.getSize());
+  std::vector<uint32_t> received_ = std::vector<uint32_t>(group_.getSize());
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,247 @@
+#include "comm/gloo_state.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "comm/gloo_device.h"
+#include "comm/gloo_text.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// How often a wait looks for news of the launcher.
+constexpr milliseconds kSlice{50};
+// When a wait counts as long: the ranks then compare what they wait for.
+constexpr milliseconds kLongWait{1000};
+// How long an error may be held back to learn what the others say.
+constexpr milliseconds kInquiry{300};
+// How many ranks an error names.
+constexpr size_t kNamed = 8;
+
+std::string address_key(int rank) { return fmt::format("lockstep/address/{}", rank); }
+
+milliseconds left_of(milliseconds timeout, steady_clock::time_point start) {
+  const auto spent = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
+  return std::max(milliseconds(0), timeout - spent);
+}
+
+std::vector<std::string> interfaces() {
+  std::vector<std::string> names;
+  std::string text = env_text("GLOO_SOCKET_IFNAME").value_or("");
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    if (comma > 0) names.push_back(text.substr(0, comma));
+    text.erase(0, comma + 1);
+  }
+  return names;
+}
+
+}  // namespace
+
+GlooState::GlooState(const Store& store, int rank, std::vector<int> members,
+                     const GlooOptions& options)
+    : store_(store),
+      rank_(rank),
+      members_(std::move(members)),
+      options_(options),
+      control_(Control::from_env()),
+      board_(store.clone(kInquiry), rank, size()),
+      address_(address_towards(store.host(), store.port()).value_or("127.0.0.1")) {
+  if (control_) {
+    first_epoch_ = control_->epoch();
+    first_local_ = static_cast<int>(env_int("RANK", 0, 1 << 24).value_or(0) -
+                                    env_int("LOCAL_RANK", 0, 1 << 24).value_or(0));
+  }
+  if (options_.peers == GlooPeers::Lockstep) meet();
+  connect();
+  ops_ = std::make_unique<GlooOps>(*group_, options_.peers);
+}
+
+GlooState::~GlooState() = default;
+
+// Waits until every rank has come, and settles by which address this one is reached.
+void GlooState::meet() {
+  const auto start = steady_clock::now();
+  store_.set(address_key(rank_), address_);
+  std::vector<std::string> keys;
+  for (int peer = 0; peer < size(); ++peer) keys.push_back(address_key(peer));
+  for (bool all = false; !all;) {
+    try {
+      store_.raw()->wait(
+          keys, std::max(milliseconds(1), std::min(kSlice, left_of(options_.timeout, start))));
+      all = true;
+    } catch (const std::exception&) {
+      all = store_.check(keys);  // throws when the store is gone
+    }
+    const bool late = left_of(options_.timeout, start).count() == 0;
+    if (all || (!late && !launcher_reports())) continue;
+    std::vector<std::string> missing;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (store_.check({keys[peer]})) continue;
+      const auto end = fate(peer);
+      missing.push_back(end ? fmt::format("{} {}", name(peer), *end) : name(peer));
+    }
+    throw CommError(
+        fmt::format("[gloo] start: {} of {} ranks had not come to the store at {} {} after {} on "
+                    "{}: {}; look at "
+                    "their output, and whether every rank was started with the same MASTER_ADDR, "
+                    "MASTER_PORT and "
+                    "WORLD_SIZE",
+                    missing.size(), size(), store_.address(),
+                    late ? "at the deadline" : "when the launcher gave up",
+                    text_of(options_.timeout - left_of(options_.timeout, start)), name(rank_),
+                    fmt::join(missing, ", ")));
+  }
+  if (!is_loopback(address_)) return;
+  // The store is on this host, yet ranks of other hosts are not: use the address they know.
+  for (const std::string& key : keys) {
+    const std::string other = store_.get(key, options_.timeout);
+    if (is_loopback(other)) continue;
+    address_ = address_towards(other, store_.port()).value_or(address_);
+    return;
+  }
+}
+
+void GlooState::connect() {
+  try {
+    auto options = c10d::ProcessGroupGloo::Options::create(options_.timeout);
+    for (const std::string& interface : interfaces()) {
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(interface));
+    }
+    if (options->devices.empty()) {
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
+    }
+    group_ = c10::make_intrusive<GlooGroup>(store_.raw(), rank_, size(), options);
+    // Nobody goes on, or ends and takes the store along, before all have connected.
+    if (options_.peers == GlooPeers::Lockstep) group_->barrier()->wait(options_.timeout);
+  } catch (const std::exception& error) {
+    throw CommError(fmt::format(
+        "[gloo] start: {} of {}, at {}, could not connect to the others within {}: {}; set "
+        "GLOO_SOCKET_IFNAME to the interface by which the hosts reach each other, and look at "
+        "whether "
+        "a firewall is between them",
+        name(rank_), size(), address_, text_of(options_.timeout), first_line(error)));
+  }
+}
+
+void GlooState::await(const GlooWork& work, GlooStep& step) {
+  for (;;) {
+    check_alive();
+    const milliseconds left = left_of(step.timeout, step.start);
+    try {
+      work->wait(std::max(milliseconds(1), std::min(kSlice, left)));
+      return;
+    } catch (const std::exception& error) {
+      if (work->isCompleted()) {
+        // It may have come to its end just after the wait gave up.
+        if (const auto cause = work->exception()) {
+          fail(step, fmt::format("failed ({})", first_line(error)));
+        }
+        return;
+      }
+    }
+    if (launcher_reports()) fail(step, "was given up");
+    if (left.count() == 0) fail(step, fmt::format("timed out after {}", text_of(step.timeout)));
+    if (!step.looked && steady_clock::now() - step.start > kLongWait) look(step);
+  }
+}
+
+// Ranks that wait long compare what they wait for, since different calls would wait for each other
+// until the deadline.
+void GlooState::look(GlooStep& step) {
+  step.looked = true;
+  const Board::Notices notices = board_.exchange(step.notice, milliseconds(0));
+  for (const auto& notice : notices) {
+    if (notice && notice->contradicts(step.notice)) fail(step, "is not what the others called");
+  }
+}
+
+void GlooState::done(const GlooStep& step) {
+  if (!step.looked) return;
+  Notice notice = step.notice;
+  notice.state = Notice::State::Running;
+  board_.post(notice);
+}
+
+void GlooState::fail(const GlooStep& step, const std::string& reason) {
+  Notice notice = step.notice;
+  notice.state = Notice::State::Failed;
+  notice.reason = reason;
+  dead_ = fmt::format("{} {}", notice.text, reason);
+  board_.post(notice);
+  break_connections();
+  const Board::Notices notices = board_.exchange(notice, kInquiry);
+  dead_ = fmt::format("{} {} on {}: {}", notice.text, reason, name(rank_), others(step, notices));
+  throw CommError("[gloo] " + *dead_);
+}
+
+void GlooState::check_alive() const {
+  if (!dead_) return;
+  throw CommError("[gloo] this group is dead, make a new one; it ended when " + *dead_);
+}
+
+// Ends all that is under way, here and on every rank that is connected to this one: a message that
+// nobody sends and that nobody waits for is Gloo's way to close all connections of a group.
+void GlooState::break_connections() noexcept {
+  try {
+    std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
+    group_->recv(nothing, (rank_ + 1) % size(), std::numeric_limits<int>::max())
+        ->wait(milliseconds(1));
+  } catch (const std::exception&) {
+    // That is how it ends.
+  }
+}
+
+bool GlooState::launcher_reports() const { return control_ && control_->epoch() != first_epoch_; }
+
+std::optional<std::string> GlooState::fate(int rank) const {
+  const int local = members_[rank] - first_local_;
+  if (!control_ || local < 0 || local >= control_->local_ranks()) return std::nullopt;
+  return control_->fate(local);
+}
+
+std::string GlooState::name(int rank) const {
+  if (members_[rank] == rank) return fmt::format("rank {}", rank);
+  return fmt::format("rank {} (rank {} of the world)", rank, members_[rank]);
+}
+
+std::string GlooState::others(const GlooStep& step, const Board::Notices& notices) const {
+  std::vector<std::string> said;
+  size_t along = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank_) continue;
+    const auto& notice = notices[peer];
+    if (const auto end = fate(peer)) {
+      said.push_back(fmt::format("{} {}", name(peer), *end));
+    } else if (!notice) {
+      said.push_back(name(peer) + " is in no call of this group, or gone");
+    } else if (notice->state == Notice::State::Running) {
+      said.push_back(fmt::format("{} is in no call since {}", name(peer), notice->text));
+    } else if (notice->lane == step.notice.lane && notice->number == step.notice.number &&
+               notice->signature == step.notice.signature) {
+      ++along;
+    } else {
+      said.push_back(fmt::format("{} is at {}", name(peer), notice->text));
+    }
+  }
+  if (said.empty()) return "all other ranks are in it, too: look at the network between the hosts";
+  if (said.size() > kNamed) {
+    const size_t more = said.size() - kNamed;
+    said.resize(kNamed);
+    said.push_back(fmt::format("and {} more ranks", more));
+  }
+  if (along > 0)
+    said.push_back(fmt::format("{} {} in it, too", along, along == 1 ? "rank is" : "ranks are"));
+  return fmt::format("{}", fmt::join(said, ", "));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,73 @@
+// What a Gloo transport and its operations share: the group, its health, and how a failure becomes
+// an error on every rank.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/gloo_board.h"
+#include "comm/gloo_ops.h"
+#include "lockstep/core/control.h"
+
+namespace lockstep::comm {
+
+// One operation under way.
+struct GlooStep {
+  Notice notice;
+  std::chrono::milliseconds timeout;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  bool looked = false;  // at the board
+};
+
+class GlooState {
+ public:
+  // `members`: the ranks of the group as the world counts them.
+  GlooState(const Store& store, int rank, std::vector<int> members, const GlooOptions& options);
+  ~GlooState();
+
+  // Blocks until `work` is over. Throws CommError, and ends the group, when it fails, when the
+  // deadline passes, when the launcher reports a dead rank, and when another rank turns out to do
+  // something else.
+  void await(const GlooWork& work, GlooStep& step);
+  // Tells the others that this rank came out of a long operation.
+  void done(const GlooStep& step);
+  // Ends the group with an error that says what every rank was doing.
+  [[noreturn]] void fail(const GlooStep& step, const std::string& reason);
+  // Throws when the group is dead.
+  void check_alive() const;
+  bool is_dead() const { return dead_.has_value(); }
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  const std::vector<int>& members() const { return members_; }
+  const Store& store() const { return store_; }
+  const GlooOptions& options() const { return options_; }
+  GlooOps& ops() { return *ops_; }
+
+ private:
+  void meet();
+  void connect();
+  void look(GlooStep& step);
+  void break_connections() noexcept;
+  bool launcher_reports() const;
+  std::optional<std::string> fate(int rank) const;
+  std::string name(int rank) const;
+  std::string others(const GlooStep& step, const Board::Notices& notices) const;
+
+  const Store store_;
+  const int rank_;
+  const std::vector<int> members_;
+  const GlooOptions options_;
+  std::optional<Control> control_;
+  uint32_t first_epoch_ = 0;
+  int first_local_ = 0;  // the world's rank of local rank 0
+  Board board_;
+  std::string address_;
+  c10::intrusive_ptr<GlooGroup> group_;
+  std::unique_ptr<GlooOps> ops_;
+  std::optional<std::string> dead_;
+};
+
+}  // namespace lockstep::comm

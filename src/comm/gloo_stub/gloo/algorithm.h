@@ -1,0 +1,4 @@
+// See config.h.
+#pragma once
+
+#include <memory>

@@ -1,0 +1,2 @@
+// See config.h of the parent folder.
+#pragma once

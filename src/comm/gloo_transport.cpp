@@ -1,0 +1,151 @@
+#include "comm/gloo_transport.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "comm/gloo_state.h"
+#include "comm/gloo_text.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+// How much longer than us Gloo waits, so that it is our deadline that ends a wait and says why.
+constexpr std::chrono::seconds kGrace{10};
+
+// FNV-1a: the same on every rank, whatever it was compiled with.
+uint32_t checksum_of(std::string_view text) {
+  uint32_t hash = 2166136261u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash ^ hash >> 20;
+}
+
+class GlooPending : public Pending {
+ public:
+  GlooPending(std::shared_ptr<GlooState> state, GlooStep step, GlooCall call)
+      : state_(std::move(state)), step_(std::move(step)), call_(std::move(call)) {}
+
+ private:
+  void finish() override {
+    for (const GlooWork& work : call_.works) state_->await(work, step_);
+    state_->done(step_);
+    const at::NoGradGuard no_grad;
+    call_.finish();
+    call_ = {};
+  }
+
+  bool advance() override {
+    return state_->is_dead() ||
+           std::all_of(call_.works.begin(), call_.works.end(),
+                       [](const GlooWork& work) { return work->isCompleted(); });
+  }
+
+  const std::shared_ptr<GlooState> state_;
+  GlooStep step_;
+  GlooCall call_;
+};
+
+class GlooTransport : public Transport {
+ public:
+  explicit GlooTransport(std::shared_ptr<GlooState> state)
+      : state_(std::move(state)), sent_(size()), received_(size()) {}
+
+  std::string_view name() const override { return "gloo"; }
+  int rank() const override { return state_->rank(); }
+  int size() const override { return state_->size(); }
+  std::chrono::milliseconds timeout() const override { return state_->options().timeout; }
+  bool keeps_tree_order() const override { return false; }
+
+  Work start(Request request) override;
+  at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
+    return at::zeros(sizes, options);
+  }
+  std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
+
+ private:
+  Notice notice_of(const Request& request);
+  void finish_dropped();
+
+  const std::shared_ptr<GlooState> state_;
+  std::vector<std::shared_ptr<GlooPending>> pending_;
+  uint64_t collectives_ = 0;
+  std::vector<uint64_t> sent_;
+  std::vector<uint64_t> received_;
+};
+
+Work GlooTransport::start(Request request) {
+  state_->check_alive();
+  finish_dropped();
+  const at::NoGradGuard no_grad;
+  GlooStep step{.notice = notice_of(request), .timeout = request.timeout};
+  GlooCall call;
+  try {
+    call =
+        state_->ops().launch(request, checksum_of(step.notice.signature), request.timeout + kGrace,
+                             [&](const GlooWork& work) { state_->await(work, step); });
+  } catch (const CommError& error) {
+    if (state_->is_dead()) throw;
+    state_->fail(step, error.what());
+  } catch (const std::exception& error) {
+    state_->fail(step, fmt::format("failed ({})", first_line(error)));
+  }
+  if (call.works.empty()) return {};
+  pending_.push_back(std::make_shared<GlooPending>(state_, std::move(step), std::move(call)));
+  return Work(pending_.back());
+}
+
+Notice GlooTransport::notice_of(const Request& request) {
+  Notice notice{.lane = "all", .signature = signature_of(request)};
+  if (request.what == Collective::Send) {
+    notice.lane = fmt::format("{}>{}", rank(), request.peer);
+    notice.number = ++sent_[request.peer];
+  } else if (request.what == Collective::Recv) {
+    notice.lane = fmt::format("{}>{}", request.peer, rank());
+    notice.number = ++received_[request.peer];
+  } else {
+    notice.number = ++collectives_;
+  }
+  notice.text = text_of(request, notice.number);
+  return notice;
+}
+
+// Finishes the operations whose handles are gone, and forgets those that are over.
+void GlooTransport::finish_dropped() {
+  std::vector<std::shared_ptr<GlooPending>> dropped;
+  std::erase_if(pending_, [&](std::shared_ptr<GlooPending>& pending) {
+    if (pending.use_count() > 1) return false;
+    dropped.push_back(std::move(pending));
+    return true;
+  });
+  for (const auto& pending : dropped) pending->wait();
+}
+
+std::shared_ptr<Transport> GlooTransport::subset(const std::vector<int>& members, int color) {
+  state_->check_alive();
+  std::vector<int> of_world;
+  for (const int member : members) of_world.push_back(state_->members()[member]);
+  const auto own = std::find(members.begin(), members.end(), rank());
+  // The number of collectives so far tells apart the splits of this group.
+  const Store store = state_->store().prefix(fmt::format("split/{}/{}", collectives_, color));
+  return std::make_shared<GlooTransport>(std::make_shared<GlooState>(
+      store, static_cast<int>(own - members.begin()), std::move(of_world), state_->options()));
+}
+
+}  // namespace
+
+Store python_group_keys(const Store& store) {
+  return store.prefix("default_pg").prefix("0/").prefix("cpu/");
+}
+
+std::shared_ptr<Transport> make_gloo_transport(const Store& store, int rank, int size,
+                                               const GlooOptions& options) {
+  std::vector<int> everybody(size);
+  std::iota(everybody.begin(), everybody.end(), 0);
+  return std::make_shared<GlooTransport>(
+      std::make_shared<GlooState>(store, rank, std::move(everybody), options));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,106 @@
+#include "comm/store.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "comm/gloo_text.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+// Runs `call`; whatever libtorch throws becomes a CommError that says what was tried.
+template <class Call>
+auto guarded(const Store& store, std::string_view what, Call call) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    throw CommError(fmt::format(
+        "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
+        what, store.address(), first_line(error)));
+  }
+}
+
+std::string advice(const StoreOptions& options, std::string_view reason) {
+  const std::string seconds = text_of(options.timeout);
+  const std::string_view serve = "serve";
+  if (reason.find("EADDRINUSE") != reason.npos || reason.find("in use") != reason.npos) {
+    return fmt::format(
+        "another process listens on port {}: end it, or set MASTER_PORT to a free one on every "
+        "rank",
+        options.port);
+  }
+  if (options.server) {
+    return fmt::format(
+        "this rank is to {} it, so {} must be an address of this host: set MASTER_ADDR", serve,
+        options.host);
+  }
+  return fmt::format(
+      "nobody answered within {}: look at whether rank 0 runs there, whether MASTER_ADDR and "
+      "MASTER_PORT are the same on every rank, and whether a firewall closes the port",
+      seconds);
+}
+
+}  // namespace
+
+Store Store::connect(const StoreOptions& options) {
+  c10d::TCPStoreOptions tcp;
+  tcp.port = static_cast<uint16_t>(options.port);
+  tcp.isServer = options.server;
+  tcp.numWorkers = options.world_size;
+  // Ranks wait for each other when they join a group, with an error that names who is missing.
+  tcp.waitWorkers = false;
+  tcp.timeout = options.timeout;
+  tcp.multiTenant = true;
+  tcp.masterListenFd = options.listen_fd;
+  tcp.useLibUV = true;
+  try {
+    return Store(c10::make_intrusive<c10d::TCPStore>(options.host, tcp), options.host,
+                 options.port);
+  } catch (const std::exception& error) {
+    const std::string reason = first_line(error);
+    throw CommError(fmt::format("[store] {}:{} cannot be {}: {}; {}", options.host, options.port,
+                                options.server ? "opened" : "reached", reason,
+                                advice(options, reason)));
+  }
+}
+
+void Store::set(const std::string& key, std::string_view value) const {
+  guarded(*this, fmt::format("set {}", key), [&] { raw_->set(key, std::string(value)); });
+}
+
+std::string Store::get(const std::string& key, std::chrono::milliseconds timeout) const {
+  wait({key}, timeout);
+  return guarded(*this, fmt::format("get {}", key), [&] { return raw_->get_to_str(key); });
+}
+
+void Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) const {
+  guarded(*this, fmt::format("wait for {}", fmt::join(keys, ", ")),
+          [&] { raw_->wait(keys, timeout); });
+}
+
+bool Store::check(const std::vector<std::string>& keys) const {
+  return guarded(*this, fmt::format("check of {}", fmt::join(keys, ", ")),
+                 [&] { return raw_->check(keys); });
+}
+
+int64_t Store::add(const std::string& key, int64_t amount) const {
+  return guarded(*this, fmt::format("add to {}", key), [&] { return raw_->add(key, amount); });
+}
+
+Store Store::prefix(const std::string& name) const {
+  return Store(c10::make_intrusive<c10d::PrefixStore>(name, raw_), host_, port_);
+}
+
+Store Store::clone(std::chrono::milliseconds timeout) const {
+  return guarded(*this, "a second connection", [&] {
+    auto copy = raw_->clone();
+    copy->setTimeout(timeout);
+    return Store(std::move(copy), host_, port_);
+  });
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,67 @@
+// The key-value store in which ranks find each other: a server in one process (the launcher's or
+// rank 0's), clients everywhere. Private.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace lockstep::comm {
+
+struct StoreOptions {
+  std::string host;
+  int port = 0;
+  // Whether this process also runs the server.
+  bool server = false;
+  int world_size = 1;
+  // How long connect() and every later call wait.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // A socket that already listens on `port`, which the server takes over.
+  std::optional<int> listen_fd = std::nullopt;
+};
+
+// A value handle: copies are the same connection, which any thread may use; a call that waits holds
+// up those of other threads. Whoever reaches the port may read and write: there is no password.
+// Every call throws CommError that names the store and the key when the server is gone or the
+// deadline passes.
+class Store {
+ public:
+  // As torch.distributed's env:// makes it, so that Python ranks meet the same store. Throws
+  // CommError with the address and what to do.
+  static Store connect(const StoreOptions& options);
+
+  void set(const std::string& key, std::string_view value) const;
+  // The value, once somebody has set it.
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) const;
+  // Blocks until all keys have been set.
+  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) const;
+  // Whether all keys have been set. At once.
+  bool check(const std::vector<std::string>& keys) const;
+  // Adds to the number under `key`, which starts at 0; returns the sum.
+  int64_t add(const std::string& key, int64_t amount) const;
+
+  // The same store seen through keys that begin with `name` and "/".
+  Store prefix(const std::string& name) const;
+  // The same keys over a connection of its own, so that neither waits for the other.
+  Store clone(std::chrono::milliseconds timeout) const;
+
+  // "10.0.0.1:29500".
+  std::string address() const { return host_ + ":" + std::to_string(port_); }
+  const std::string& host() const { return host_; }
+  int port() const { return port_; }
+  const c10::intrusive_ptr<c10d::Store>& raw() const { return raw_; }
+
+ private:
+  Store(c10::intrusive_ptr<c10d::Store> raw, std::string host, int port)
+      : raw_(std::move(raw)), host_(std::move(host)), port_(port) {}
+
+  c10::intrusive_ptr<c10d::Store> raw_;
+  std::string host_;
+  int port_;
+};
+
+}  // namespace lockstep::comm
