@@ -17,7 +17,7 @@ std::vector<std::string> sleepers(const std::string& grace, const std::string& t
           "--grace=" + grace,
           "sh",
           "-c",
-          "exec 9>$FIFO; " + trap + "; echo ready; while :; do sleep 1000; done"};
+          "exec 9>$FIFO; " + trap + "; echo ready; exec sleep 1000"};
 }
 
 class SignalTest : public ::testing::Test {

@@ -1,0 +1,39 @@
+"""Holds the rooms apart: includes point only left, the launcher stays free of torch, files stay short.
+
+python3 layers.py SOURCE_DIR BUILD_DIR
+"""
+import pathlib
+import re
+import sys
+
+ROOMS = ["core", "comm", "data", "parallel", "checkpoint", "train", "launch"]
+PLAIN = {"core", "launch", "tools"}  # need no torch, and of the rooms only core
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
+MOST_LINES = 400
+
+
+def faults(source):
+    for path in sorted(p for folder in ("include", "src", "tools", "tests", "examples", "benchmarks")
+                       for p in (source / folder).rglob("*") if p.suffix in {".h", ".cpp", ".inl", ".py", ".sh"}):
+        text, name = path.read_text(), path.relative_to(source)
+        if (lines := text.count("\n")) > MOST_LINES:
+            yield f"{name}: {lines} lines, {MOST_LINES} are the most"
+        room = name.parts[2 if name.parts[0] == "include" else 1]
+        room = "tools" if name.parts[0] == "tools" else room
+        if name.parts[0] not in ("include", "src", "tools") or room not in ROOMS + ["tools"]:
+            continue
+        for included in INCLUDE.findall(text):
+            first, _, rest = included.removeprefix("lockstep/").partition("/")
+            if room in PLAIN and re.match(r"(torch|ATen|c10)/", included):
+                yield f"{name}: includes {included}, but {room} is free of torch"
+            if not rest or first not in ROOMS or first == room:
+                continue
+            allowed = {"core"} if room == "launch" else {"core", "launch"} if room == "tools" else ROOMS[:ROOMS.index(room)]
+            if first not in allowed:
+                yield f"{name}: includes {included}, and {first} is not left of {room}"
+
+
+if __name__ == "__main__":
+    found = list(faults(pathlib.Path(sys.argv[1])))
+    print("\n".join(found) or "every include points left")
+    sys.exit(1 if found else 0)
