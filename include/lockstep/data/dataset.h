@@ -1,0 +1,35 @@
+// Samples by number, many at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace lockstep::data {
+
+// Samples stacked along dimension 0: n x ... of data, n x ... of target.
+struct Batch {
+  at::Tensor data;
+  at::Tensor target;
+};
+
+// A Loader may call the const members from a thread of its own, while others do the same.
+class Dataset {
+ public:
+  virtual ~Dataset() = default;
+
+  virtual int64_t size() const = 0;
+
+  // Samples indices[0], indices[1], ... in that order; an index may come twice. Throws DataError
+  // that names the index when one is outside [0, size()) or cannot be read.
+  virtual Batch get_batch(at::IntArrayRef indices) const = 0;
+
+  // The same, where `spare` is an earlier batch of this data set that its receiver may have let go
+  // of: an implementation overwrites those of its tensors that nobody else refers to, instead of
+  // allocating.
+  virtual Batch refill(Batch /*spare*/, at::IntArrayRef indices) const {
+    return get_batch(indices);
+  }
+};
+
+}  // namespace lockstep::data

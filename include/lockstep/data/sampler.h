@@ -1,0 +1,84 @@
+// Which samples each rank sees, in which order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/core/shard.h"
+
+namespace lockstep::data {
+
+struct SamplerOptions {
+  // The order of an epoch is a function of (seed, epoch, length) alone.
+  int64_t seed = 0;
+  bool shuffle = true;
+  // What to do when the ranks do not divide the samples. Neither: the first ones of the order come
+  // again, so that all ranks have the same number.
+  bool drop_last = false;  // leave out the last ones, so that all ranks have the same number
+  bool exact = false;      // every sample once: ranks may differ by one. For evaluation
+};
+
+// Where in the data a training stands. Alike on all ranks, and free of their number.
+struct SamplerState {
+  int64_t epoch = 0;
+  // Samples that all ranks together have taken from the epoch's order, from its front; repeated
+  // ones are not counted.
+  int64_t position = 0;
+
+  bool operator==(const SamplerState&) const = default;
+};
+
+// PyTorch's DistributedSampler: rank r of W takes samples r, r + W, r + 2W, ... of the epoch's
+// order, which is torch.randperm(length) of a generator seeded with seed + epoch. Yields the same
+// indices as Python's for every length, world, rank, seed, epoch, shuffle and drop_last (with the
+// same libtorch).
+//
+// Resuming at position p is an epoch of the remaining order: rank r of W takes samples p + r, p + r
+// + W, ..., whatever W was before; only then is the rest that W does not divide repeated, dropped
+// or uneven. So with unchanged W the indices are those of the uninterrupted epoch, and with another
+// W no sample comes twice and none is lost (but for this end).
+class DistributedSampler {
+ public:
+  // For rank part.index of part.count. Throws ConfigError for an impossible part, a negative
+  // length, or drop_last with exact.
+  DistributedSampler(int64_t length, Shard part, SamplerOptions options = {});
+
+  // Starts epoch `epoch` >= 0 at its front. Costs a shuffle of all samples when the epoch changes,
+  // none otherwise.
+  void set_epoch(int64_t epoch);
+
+  // How many samples this rank still has to take in this epoch.
+  int64_t size() const { return size_; }
+  // The i-th of them, 0 <= i < size().
+  int64_t operator[](int64_t i) const {
+    const int64_t place = position_ + part_.index + i * part_.count;
+    return order_ ? order_[place < length_ ? place : place % length_] : place % length_;
+  }
+  // All of them.
+  std::vector<int64_t> indices() const;
+
+  // Every rank takes `count` more of its samples, or those that it still has.
+  void advance(int64_t count);
+
+  SamplerState state() const { return {epoch_, position_}; }
+  // Goes on from there; on any number of ranks. Throws ConfigError for a state that cannot be of
+  // this data set.
+  void restore(const SamplerState& state);
+
+ private:
+  void set_position(int64_t position);
+
+  int64_t length_;
+  Shard part_;
+  SamplerOptions options_;
+  int64_t epoch_ = -1;
+  int64_t position_ = 0;
+  int64_t size_ = 0;
+  at::Tensor permutation_;  // int64; empty unless shuffled. Copies of a sampler share it: it is
+                            // never changed
+  const int64_t* order_ = nullptr;  // its elements
+};
+
+}  // namespace lockstep::data

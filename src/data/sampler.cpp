@@ -1,0 +1,72 @@
+#include "lockstep/data/sampler.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::data {
+
+DistributedSampler::DistributedSampler(int64_t length, Shard part, SamplerOptions options)
+    : length_(length), part_(part), options_(options) {
+  if (part.count < 1 || part.index < 0 || part.index >= part.count || length < 0) {
+    throw ConfigError(fmt::format(
+        "[sampler] rank {} of {} over {} samples: need 0 <= rank < ranks and samples >= 0",
+        part.index, part.count, length));
+  }
+  if (options.drop_last && options.exact) {
+    throw ConfigError(
+        "[sampler] drop_last leaves samples out and exact leaves none out: set one of them");
+  }
+  set_epoch(0);
+}
+
+void DistributedSampler::set_epoch(int64_t epoch) {
+  if (epoch < 0) throw ConfigError(fmt::format("[sampler] epoch {}: must not be negative", epoch));
+  if (epoch != epoch_ && options_.shuffle) {
+    // Unsigned: Python's generator takes negative seeds modulo 2^64, too.
+    const uint64_t seed = static_cast<uint64_t>(options_.seed) + static_cast<uint64_t>(epoch);
+    permutation_ = at::randperm(length_, at::detail::createCPUGenerator(seed), at::kLong);
+    order_ = permutation_.const_data_ptr<int64_t>();
+  }
+  epoch_ = epoch;
+  set_position(0);
+}
+
+void DistributedSampler::set_position(int64_t position) {
+  position_ = position;
+  const int64_t rest = length_ - position;
+  size_ = rest / part_.count;
+  const int64_t left_over = rest % part_.count;
+  if (left_over == 0 || options_.drop_last) return;
+  if (!options_.exact || part_.index < left_over) ++size_;
+}
+
+std::vector<int64_t> DistributedSampler::indices() const {
+  std::vector<int64_t> all(static_cast<size_t>(size_));
+  for (int64_t i = 0; i < size_; ++i) all[static_cast<size_t>(i)] = (*this)[i];
+  return all;
+}
+
+void DistributedSampler::advance(int64_t count) {
+  if (count < 0) throw ConfigError(fmt::format("[sampler] advance by {}", count));
+  const int64_t rest = length_ - position_;
+  // Without the product that could overflow.
+  set_position(count > rest / part_.count ? length_ : position_ + count * part_.count);
+}
+
+void DistributedSampler::restore(const SamplerState& state) {
+  if (state.epoch < 0 || state.position < 0 || state.position > length_) {
+    throw ConfigError(fmt::format(
+        "[sampler] cannot resume at epoch {}, position {}: the data set has {} samples; is the "
+        "state of another data set?",
+        state.epoch, state.position, length_));
+  }
+  set_epoch(state.epoch);
+  set_position(state.position);
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,74 @@
+#include "lockstep/data/tensor_dataset.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+
+#include <cstring>
+#include <sstream>
+#include <utility>
+
+#include "data/rows.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr const char* kAddress = "[tensor data set]";
+
+template <typename Element>
+void copy_elements(void* to, const void* from, at::IntArrayRef indices) {
+  auto* out = static_cast<Element*>(to);
+  const auto* in = static_cast<const Element*>(from);
+  for (size_t i = 0; i < indices.size(); ++i) out[i] = in[indices[i]];
+}
+
+void copy_rows(void* to, const void* from, size_t row_bytes, at::IntArrayRef indices) {
+  // A scalar per sample is a load and a store; a memcpy of variable length would cost five times
+  // that.
+  if (row_bytes == 4) return copy_elements<uint32_t>(to, from, indices);
+  if (row_bytes == 8) return copy_elements<uint64_t>(to, from, indices);
+  auto* out = static_cast<char*>(to);
+  const auto* in = static_cast<const char*>(from);
+  for (size_t i = 0; i < indices.size(); ++i) {
+    std::memcpy(out + i * row_bytes, in + static_cast<size_t>(indices[i]) * row_bytes, row_bytes);
+  }
+}
+
+at::Tensor gather(const at::Tensor& from, at::Tensor spare, at::IntArrayRef indices) {
+  if (!from.is_cpu()) {
+    return from.index_select(0, at::tensor(indices, at::kLong).to(from.device()));
+  }
+  c10::SmallVector<int64_t, 5> sizes(from.sizes().begin(), from.sizes().end());
+  sizes[0] = static_cast<int64_t>(indices.size());
+  at::Tensor to = reuse_or_empty(std::move(spare), sizes, from.scalar_type());
+  const size_t row_bytes =
+      from.size(0) == 0 ? 0 : from.nbytes() / static_cast<size_t>(from.size(0));
+  if (row_bytes > 0) copy_rows(to.data_ptr(), from.const_data_ptr(), row_bytes, indices);
+  return to;
+}
+
+std::string sizes_text(const at::Tensor& tensor) {
+  return tensor.defined() ? fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")) : "undefined";
+}
+
+}  // namespace
+
+TensorDataset::TensorDataset(at::Tensor data, at::Tensor target) {
+  if (!data.defined() || !target.defined() || data.dim() < 1 || target.dim() < 1 ||
+      data.size(0) != target.size(0)) {
+    throw ConfigError(fmt::format("{} data {} and target {} need the same first dimension",
+                                  kAddress, sizes_text(data), sizes_text(target)));
+  }
+  // Rows are copied by address: no gradients, no gaps.
+  data_ = data.detach().contiguous();
+  target_ = target.detach().contiguous();
+}
+
+Batch TensorDataset::refill(Batch spare, at::IntArrayRef indices) const {
+  check_indices(kAddress, indices, size());
+  return {gather(data_, std::move(spare.data), indices),
+          gather(target_, std::move(spare.target), indices)};
+}
+
+}  // namespace lockstep::data
