@@ -26,10 +26,10 @@ struct LoaderOptions {
   bool drop_last = false;  // leave the rest out: full batches only, no sample twice
   bool exact = false;  // every sample once: ranks may differ by a sample, and so by a last batch.
                        // For evaluation
-  // How many batches a background thread makes ahead; 0: each is made when it is asked for. Data in
-  // memory is quicker without: a batch of 64 Fashion-MNIST images takes 10 us to make, waking a
-  // thread about as long, and the thread takes a core from the ranks. Worth it when a batch takes
-  // longer than some 100 us, as with files or heavy transforms, and there are cores to spare.
+  // How many batches a background thread makes ahead; 0: each is made when it is asked for. Data in memory is quicker
+  // without: a batch of 64 Fashion-MNIST images takes 15 us to make and one of 32 scalars 0.2 us, while handing one over
+  // takes 4 us and the thread takes a core from the ranks. Worth it when a batch costs far more, as with files or
+  // heavy transforms, and there are cores to spare.
   int64_t prefetch = 0;
   // Applied to each batch in this order, outside autograd; on the background thread when there is
   // one.
