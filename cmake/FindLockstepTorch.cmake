@@ -39,6 +39,7 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LockstepTorch REQUIRED_VARS LockstepTorch_ROOT VERSION_VAR LockstepTorch_VERSION
   REASON_FAILURE_MESSAGE "run scripts/setup.sh, or give your own libtorch with -DTorch_DIR=... or -DCMAKE_PREFIX_PATH=...")
 if(LockstepTorch_FOUND AND NOT TARGET LockstepTorch::cpu)
+  set(LockstepTorch_LIBRARY_DIR "${_root}/lib")
   set(LockstepTorch_CUDA OFF)
   if(EXISTS "${_root}/lib/libtorch_cuda.so")
     set(LockstepTorch_CUDA ON)

@@ -76,10 +76,10 @@ void GlooState::meet() {
   for (int peer = 0; peer < size(); ++peer) keys.push_back(address_key(peer));
   for (bool all = false; !all;) {
     try {
-      store_.raw()->wait(
-          keys, std::max(milliseconds(1), std::min(kSlice, left_of(options_.timeout, start))));
+      store_.wait(keys,
+                  std::max(milliseconds(1), std::min(kSlice, left_of(options_.timeout, start))));
       all = true;
-    } catch (const std::exception&) {
+    } catch (const CommError&) {
       all = store_.check(keys);  // throws when the store is gone
     }
     const bool late = left_of(options_.timeout, start).count() == 0;
@@ -182,6 +182,12 @@ void GlooState::fail(const GlooStep& step, const std::string& reason) {
   const Board::Notices notices = board_.exchange(notice, kInquiry);
   dead_ = fmt::format("{} {} on {}: {}", notice.text, reason, name(rank_), others(step, notices));
   throw CommError("[gloo] " + *dead_);
+}
+
+void GlooState::abandon() noexcept {
+  if (dead_) return;
+  dead_ = "it was destroyed";
+  break_connections();
 }
 
 void GlooState::check_alive() const {

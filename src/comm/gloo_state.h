@@ -35,6 +35,8 @@ class GlooState {
   void done(const GlooStep& step);
   // Ends the group with an error that says what every rank was doing.
   [[noreturn]] void fail(const GlooStep& step, const std::string& reason);
+  // Ends the group without a word, and with it everything under way.
+  void abandon() noexcept;
   // Throws when the group is dead.
   void check_alive() const;
   bool is_dead() const { return dead_.has_value(); }

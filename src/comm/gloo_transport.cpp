@@ -27,6 +27,10 @@ class GlooPending : public Pending {
  public:
   GlooPending(std::shared_ptr<GlooState> state, GlooStep step, GlooCall call)
       : state_(std::move(state)), step_(std::move(step)), call_(std::move(call)) {}
+  // Only a group that goes away has unfinished operations; it must not wait for them.
+  ~GlooPending() override {
+    if (!all_over()) state_->abandon();
+  }
 
  private:
   void finish() override {
@@ -37,9 +41,10 @@ class GlooPending : public Pending {
     call_ = {};
   }
 
-  bool advance() override {
-    return state_->is_dead() ||
-           std::all_of(call_.works.begin(), call_.works.end(),
+  bool advance() override { return state_->is_dead() || all_over(); }
+
+  bool all_over() const {
+    return std::all_of(call_.works.begin(), call_.works.end(),
                        [](const GlooWork& work) { return work->isCompleted(); });
   }
 

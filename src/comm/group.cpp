@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
@@ -47,11 +46,6 @@ void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
   if ((bitwise && at::isFloatingType(dtype)) || (op == ReduceOp::Average && dtype == at::kBool)) {
     refuse(what, "{} has no meaning for {}", name_of(op), c10::toString(dtype));
   }
-}
-
-int64_t total(const std::vector<at::Tensor>& tensors) {
-  return std::accumulate(tensors.begin(), tensors.end(), int64_t{0},
-                         [](int64_t sum, const at::Tensor& t) { return sum + t.numel(); });
 }
 
 // An operation on copies of tensors that are not contiguous: copies the results back when it is over.

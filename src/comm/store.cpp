@@ -1,10 +1,13 @@
 #include "comm/store.h"
 
+#include <c10/util/Logging.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <utility>
 
 #include "comm/gloo_text.h"
 #include "lockstep/core/error.h"
@@ -12,9 +15,41 @@
 namespace lockstep::comm {
 namespace {
 
+// Silences libtorch, which logs every attempt that fails, with a backtrace; the errors below say it
+// once, in a line. For the whole process, as libtorch has it: threads are counted.
+class Quiet {
+ public:
+  Quiet() {
+    const std::lock_guard lock(mutex());
+    if (count()++ == 0) level() = std::exchange(FLAGS_caffe2_log_level, kFatal);
+  }
+  ~Quiet() {
+    const std::lock_guard lock(mutex());
+    if (--count() == 0) FLAGS_caffe2_log_level = level();
+  }
+  Quiet(const Quiet&) = delete;
+  Quiet& operator=(const Quiet&) = delete;
+
+ private:
+  static constexpr int kFatal = 3;
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static int& count() {
+    static int count = 0;
+    return count;
+  }
+  static int& level() {
+    static int level = 0;
+    return level;
+  }
+};
+
 // Runs `call`; whatever libtorch throws becomes a CommError that says what was tried.
 template <class Call>
 auto guarded(const Store& store, std::string_view what, Call call) {
+  const Quiet quiet;
   try {
     return call();
   } catch (const std::exception& error) {
@@ -25,8 +60,6 @@ auto guarded(const Store& store, std::string_view what, Call call) {
 }
 
 std::string advice(const StoreOptions& options, std::string_view reason) {
-  const std::string seconds = text_of(options.timeout);
-  const std::string_view serve = "serve";
   if (reason.find("EADDRINUSE") != reason.npos || reason.find("in use") != reason.npos) {
     return fmt::format(
         "another process listens on port {}: end it, or set MASTER_PORT to a free one on every "
@@ -35,13 +68,13 @@ std::string advice(const StoreOptions& options, std::string_view reason) {
   }
   if (options.server) {
     return fmt::format(
-        "this rank is to {} it, so {} must be an address of this host: set MASTER_ADDR", serve,
+        "this rank serves it, so {} must be an address of this host: set MASTER_ADDR",
         options.host);
   }
   return fmt::format(
       "nobody answered within {}: look at whether rank 0 runs there, whether MASTER_ADDR and "
       "MASTER_PORT are the same on every rank, and whether a firewall closes the port",
-      seconds);
+      text_of(options.timeout));
 }
 
 }  // namespace
@@ -51,12 +84,14 @@ Store Store::connect(const StoreOptions& options) {
   tcp.port = static_cast<uint16_t>(options.port);
   tcp.isServer = options.server;
   tcp.numWorkers = options.world_size;
-  // Ranks wait for each other when they join a group, with an error that names who is missing.
-  tcp.waitWorkers = false;
+  // A client is counted, which a Python server waits for; a server of ours waits for nobody: ranks
+  // wait for each other when they join a group, with an error that names who is missing.
+  tcp.waitWorkers = !options.server;
   tcp.timeout = options.timeout;
   tcp.multiTenant = true;
   tcp.masterListenFd = options.listen_fd;
   tcp.useLibUV = true;
+  const Quiet quiet;
   try {
     return Store(c10::make_intrusive<c10d::TCPStore>(options.host, tcp), options.host,
                  options.port);

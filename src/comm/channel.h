@@ -1,0 +1,134 @@
+// How ranks that share memory meet: what each is about to do, who has arrived, who is gone. No torch, so that sanitizers can
+// watch all of it.
+//
+// Each rank owns one RankBlock and alone writes it. Its three counters only grow:
+//   posted   operations announced (the announcement of operation s is in ring[s % kRing])
+//   phase    meetings within operations
+//   done     operations whose part on this rank is over
+// Every rank announces the same operations in the same order, so equal counters mean equal operations, and a rank that sees
+// another's announcement differ from its own knows at once that the two disagree.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/core/control.h"
+
+namespace lockstep::comm {
+
+// What a rank announces before it waits for anybody. The part that all ranks must agree on comes first.
+struct Announcement {
+  // Agreed.
+  char what[24] = {};     // "all_reduce sum"
+  char dtype[12] = {};    // "float32"
+  int32_t root = -1;
+  int64_t count = 0;      // elements
+  uint64_t counts_hash = 0;  // of a list of counts
+  // This rank's own.
+  int64_t segment = -1;   // of group memory that the data is in, -1 for private memory
+  int64_t offset = 0;     // in bytes, from the rank's part of it
+  int64_t own_bytes = 0;
+  char tag[40] = {};
+
+  bool agrees_with(const Announcement& other) const;
+  // "all_reduce sum #412 (bucket 3, float32 x 1048576)"
+  std::string text(uint32_t sequence) const;
+};
+
+// A counter that one rank advances and others wait for. Two cache lines: neighbours are fetched together.
+struct alignas(128) Counter {
+  std::atomic<uint32_t> value;
+  std::atomic<uint32_t> sleepers;
+};
+
+struct RankBlock {
+  static constexpr uint32_t kRing = 64;
+
+  Counter posted;
+  Counter phase;
+  Counter done;
+  Counter bell;  // rung by others when a message for this rank was put in or taken out
+  std::atomic<int32_t> pid;
+  std::atomic<uint32_t> gave_up;  // this rank threw; `reason` is valid
+  char reason[240];
+  Announcement ring[kRing];
+};
+
+class Channel {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `blocks` are the ranks' blocks, in memory that all map and that was zero when the first came. Returns after all ranks have
+  // arrived. `watch_processes`: peers are processes of this machine whose death is noticed (false in tests that run ranks as
+  // threads). Throws CommError.
+  Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
+          std::vector<int> local_ranks = {});
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // Announces the next operation; returns its number.
+  uint32_t post(const Announcement& announcement);
+  uint32_t next_sequence() const { return posted_ + 1; }
+
+  // Waits until all ranks have announced operation `sequence`, and compares. Throws CommError on all ranks when they disagree.
+  void await_posted(uint32_t sequence, std::chrono::milliseconds timeout);
+  // The same without waiting: false when some rank has not.
+  bool all_posted(uint32_t sequence);
+
+  const Announcement& announcement(int rank, uint32_t sequence) const;
+
+  // Meets all ranks within an operation.
+  void meet(uint32_t sequence, std::chrono::milliseconds timeout);
+
+  // Operations are done in the order in which they were posted.
+  void set_done();
+  bool all_done(uint32_t sequence) const;
+  void await_done(uint32_t sequence, std::chrono::milliseconds timeout);
+
+  // Waits until `ready` holds; rung by `ring(rank)`. `what` says for the error what is waited for.
+  void await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what, int peer,
+                  std::chrono::milliseconds timeout);
+  void ring(int rank);
+
+  // Called now and then while waiting, to move on what does not need all ranks; true when something moved.
+  void set_idle_work(std::function<bool()> work) { idle_work_ = std::move(work); }
+
+  // Throws what killed the group, if anything has.
+  void check_alive() const;
+
+  // Tells the others that this rank throws, and throws it. The group is dead from now on.
+  [[noreturn]] void fail(const std::string& text);
+
+ private:
+  void await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence,
+                     std::chrono::milliseconds timeout);
+  void compare(int peer, uint32_t sequence);
+  // Throws when `peer` has died or given up, or the launcher says that a rank has.
+  void check_peer(int peer, const std::string& doing);
+  bool is_gone(int peer) const;
+  std::string fate_of(int peer, std::chrono::milliseconds patience) const;
+  std::string where_is(int peer) const;
+  static void advance(Counter& counter);
+
+  RankBlock* blocks_;
+  int rank_, size_;
+  bool spin_;
+  std::vector<int> pidfds_;
+  std::vector<int> local_ranks_;
+  std::optional<Control> control_;
+  uint32_t posted_ = 0, phase_ = 0;
+  std::function<bool()> idle_work_;
+  std::string dead_;
+};
+
+}  // namespace lockstep::comm

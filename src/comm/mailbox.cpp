@@ -1,0 +1,121 @@
+#include "comm/mailbox.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr uint32_t kSlots = 2;
+constexpr int64_t kSlotBytes = 32 << 10;
+
+}  // namespace
+
+struct Mailbox::Header {
+  int64_t count;
+  int32_t message;
+  char dtype[12];
+};
+
+struct Mailbox::Box {
+  alignas(128) std::atomic<uint32_t> put;
+  alignas(128) std::atomic<uint32_t> taken;
+  alignas(128) Header header;  // of the message whose first piece is in the slots
+  char slots[kSlots][kSlotBytes];
+};
+
+std::string Parcel::text() const {
+  return fmt::format("{} rank {} ({}message {}, {} x {})", sending ? "send to" : "recv from", peer,
+                     tag.empty() ? "" : tag + ", ", message, dtype, count);
+}
+
+int64_t Mailbox::bytes_for(int size) { return int64_t{size} * size * static_cast<int64_t>(sizeof(Box)); }
+
+Mailbox::Mailbox(char* memory, Channel& channel) : memory_(memory), channel_(channel), lanes_(2 * channel.size()) {}
+
+Mailbox::Box& Mailbox::box(int from, int to) const {
+  return *reinterpret_cast<Box*>(memory_ + (int64_t{from} * channel_.size() + to) * static_cast<int64_t>(sizeof(Box)));
+}
+
+void Mailbox::start(std::shared_ptr<Parcel> parcel) {
+  channel_.check_alive();
+  ++waiting_;
+  lanes_[2 * parcel->peer + parcel->sending].push_back(std::move(parcel));
+  step();
+}
+
+void Mailbox::finish(const std::shared_ptr<Parcel>& parcel) {
+  if (parcel->over) return;
+  channel_.check_alive();
+  channel_.await_bell(
+      [&] {
+        step();
+        return parcel->over;
+      },
+      [&] { return parcel->text(); }, parcel->peer, parcel->timeout);
+}
+
+bool Mailbox::step() {
+  if (waiting_ == 0) return false;
+  bool moved = false;
+  for (auto& lane : lanes_) {
+    while (!lane.empty() && step(*lane.front())) {
+      moved = true;
+      if (!lane.front()->over) continue;
+      lane.front()->keep.reset();
+      lane.pop_front();
+      --waiting_;
+    }
+  }
+  return moved;
+}
+
+// One piece further; false when the other side must act first.
+bool Mailbox::step(Parcel& parcel) {
+  const bool moved = parcel.sending ? put(parcel) : take(parcel);
+  if (moved) channel_.ring(parcel.peer);
+  return moved;
+}
+
+bool Mailbox::put(Parcel& parcel) {
+  Box& to = box(channel_.rank(), parcel.peer);
+  const uint32_t put = to.put.load(std::memory_order_relaxed);
+  const uint32_t filled = put - to.taken.load(std::memory_order_acquire);
+  // There is one header for both slots, so a message starts when the one before it has been taken out.
+  if (parcel.started ? filled >= kSlots : filled != 0) return false;
+  if (!parcel.started) {
+    to.header = {parcel.count, parcel.message, {}};
+    std::strncpy(to.header.dtype, parcel.dtype.c_str(), sizeof to.header.dtype - 1);
+    parcel.started = true;
+  }
+  const int64_t piece = std::min(kSlotBytes, parcel.bytes - parcel.moved);
+  if (piece > 0) std::memcpy(to.slots[put % kSlots], parcel.data + parcel.moved, piece);
+  parcel.moved += piece;
+  parcel.over = parcel.moved == parcel.bytes;
+  to.put.store(put + 1, std::memory_order_release);
+  return true;
+}
+
+bool Mailbox::take(Parcel& parcel) {
+  Box& from = box(parcel.peer, channel_.rank());
+  const uint32_t taken = from.taken.load(std::memory_order_relaxed);
+  if (from.put.load(std::memory_order_acquire) == taken) return false;
+  if (!parcel.started) {
+    const Header& sent = from.header;
+    if (sent.count != parcel.count || sent.message != parcel.message || parcel.dtype != sent.dtype) {
+      channel_.fail(fmt::format("[shm] the ranks disagree: rank {} calls {}, rank {} sent message {}, {} x {}",
+                                channel_.rank(), parcel.text(), parcel.peer, sent.message, sent.dtype, sent.count));
+    }
+    parcel.started = true;
+  }
+  const int64_t piece = std::min(kSlotBytes, parcel.bytes - parcel.moved);
+  if (piece > 0) std::memcpy(parcel.data + parcel.moved, from.slots[taken % kSlots], piece);
+  parcel.moved += piece;
+  parcel.over = parcel.moved == parcel.bytes;
+  from.taken.store(taken + 1, std::memory_order_release);
+  return true;
+}
+
+}  // namespace lockstep::comm

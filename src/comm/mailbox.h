@@ -1,0 +1,65 @@
+// Messages between two ranks that share memory: for each ordered pair two slots, which the sender fills and the receiver empties in turn.
+// Messages of one pair arrive in the order in which they were sent; those of different pairs do not wait for each other.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/channel.h"
+
+namespace lockstep::comm {
+
+// One message on its way, as its sender or its receiver sees it.
+struct Parcel {
+  bool sending = false;
+  int peer = 0;
+  int message = 0;
+  std::string dtype;
+  int64_t count = 0;  // elements
+  int64_t bytes = 0;
+  char* data = nullptr;
+  std::shared_ptr<void> keep;  // what owns `data`
+  std::chrono::milliseconds timeout{0};
+  std::string tag;
+
+  int64_t moved = 0;
+  bool started = false;
+  bool over = false;
+
+  // "recv from rank 2 (message 0, float32 x 10)"
+  std::string text() const;
+};
+
+class Mailbox {
+ public:
+  // Bytes of shared memory for `size` ranks.
+  static int64_t bytes_for(int size);
+
+  Mailbox(char* memory, Channel& channel);
+
+  // Queues a message and moves what can be moved at once.
+  void start(std::shared_ptr<Parcel> parcel);
+  // Blocks until the message has been put in whole (sender) or taken out whole (receiver). Throws CommError.
+  void finish(const std::shared_ptr<Parcel>& parcel);
+  // Moves what can be moved; true when something was.
+  bool step();
+
+ private:
+  struct Box;
+  struct Header;
+  Box& box(int from, int to) const;
+  bool step(Parcel& parcel);
+  bool put(Parcel& parcel);
+  bool take(Parcel& parcel);
+
+  char* memory_;
+  Channel& channel_;
+  std::vector<std::deque<std::shared_ptr<Parcel>>> lanes_;  // 2 * peer + sending
+  int waiting_ = 0;
+};
+
+}  // namespace lockstep::comm

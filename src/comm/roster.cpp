@@ -1,0 +1,116 @@
+#include "comm/roster.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "lockstep/core/control.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr const char* kVersion = "0.1.0";
+
+std::string key_of(int rank) { return fmt::format("member/{}", rank); }
+
+std::string encode(const Member& member) {
+  return fmt::format("{} {} {} {}", member.world_size, member.local_rank, member.host, member.version);
+}
+
+Member decode(const std::string& text, int rank) {
+  Member member;
+  std::istringstream in(text);
+  if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version)) {
+    throw CommError(fmt::format("[comm] rank {} introduced itself with '{}': is it another version of this library?",
+                                rank, text.substr(0, 80)));
+  }
+  return member;
+}
+
+// Where this process may share memory: one kernel, one process table.
+std::string host_key() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char name[64] = {};
+  const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof name - 1);
+  return boot + "/" + (length > 0 ? std::string(name, length) : "?");
+}
+
+// The rank that serves the store keeps it until the others have read why the world fails.
+void leave(const Store& store, int rank, const std::vector<bool>& here) {
+  const auto others = std::count(here.begin(), here.end(), true) - (here[rank] ? 1 : 0);
+  const int64_t left = store.add("left", rank == 0 ? 0 : 1);
+  const auto until = Clock::now() + std::chrono::seconds(2);
+  for (int64_t n = left; rank == 0 && n < others && Clock::now() < until; n = store.add("left", 0)) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+
+void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) {
+  if (mine.world_size != theirs.world_size) {
+    throw ConfigError(fmt::format(
+        "[comm] rank {} has WORLD_SIZE={}, rank {} has WORLD_SIZE={}: start all ranks of a job with the same", rank,
+        mine.world_size, peer, theirs.world_size));
+  }
+  if (mine.version != theirs.version) {
+    throw ConfigError(fmt::format("[comm] rank {} runs lockstep {}, rank {} runs {}: all ranks need the same", rank,
+                                  mine.version, peer, theirs.version));
+  }
+}
+
+}  // namespace
+
+Member this_member(int world_size, int local_rank) { return {world_size, local_rank, host_key(), kVersion}; }
+
+std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine, milliseconds timeout) {
+  if (store.add(fmt::format("taken/{}", rank), 1) > 1) {
+    throw ConfigError(fmt::format("[comm] two processes have RANK={}: each rank of a job needs its own", rank));
+  }
+  store.set(key_of(rank), encode(mine));
+  std::vector<Member> members(mine.world_size);
+  std::vector<bool> here(mine.world_size, false);
+  const auto control = Control::from_env();
+  const auto deadline = Clock::now() + timeout;
+  milliseconds nap(1);
+  for (int missing = mine.world_size; missing > 0;) {
+    const int before = missing;
+    for (int peer = 0; peer < mine.world_size; ++peer) {
+      if (here[peer] || !store.check({key_of(peer)})) continue;
+      here[peer] = true;
+      --missing;
+      members[peer] = decode(store.get(key_of(peer), timeout), peer);
+      try {
+        check_agrees(mine, rank, members[peer], peer);
+      } catch (const ConfigError&) {
+        leave(store, rank, here);
+        throw;
+      }
+    }
+    if (missing == 0 || missing != before) continue;
+    const bool failed = control && control->epoch() != 0;
+    if (failed || Clock::now() >= deadline) {
+      std::string absent;
+      for (int peer = 0; peer < mine.world_size; ++peer) {
+        if (!here[peer]) absent += fmt::format("{}{}", absent.empty() ? "" : ", ", peer);
+      }
+      throw CommError(fmt::format(
+          "[comm] rank {} met {} of {} ranks at {} {}; missing: {}. Were they started, with the same MASTER_ADDR and "
+          "MASTER_PORT?",
+          rank, mine.world_size - missing, mine.world_size, store.address(),
+          failed ? "when the launcher reported a failure" : fmt::format("in {} s", timeout.count() / 1000.0), absent));
+    }
+    std::this_thread::sleep_for(nap);
+    nap = std::min(nap * 2, milliseconds(20));
+  }
+  return members;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,26 @@
+// Who is who: what the ranks of a world tell each other before they have a group.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "comm/store.h"
+
+namespace lockstep::comm {
+
+struct Member {
+  int world_size = 1;
+  int local_rank = 0;    // as the launcher calls it
+  std::string host;      // equal for ranks that can share memory
+  std::string version;   // of this library
+};
+
+// This process, as `local_rank` of a world of `world_size`.
+Member this_member(int world_size, int local_rank);
+
+// Every rank calls it; returns all members by rank. Throws ConfigError, on all ranks that have come, when they disagree about the world's
+// size or the library's version, and CommError that lists the ranks that have not come within the deadline.
+std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine, std::chrono::milliseconds timeout);
+
+}  // namespace lockstep::comm

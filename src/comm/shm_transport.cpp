@@ -1,0 +1,365 @@
+#include "comm/shm_transport.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cstring>
+#include <sstream>
+
+#include "comm/exchange.h"
+#include "comm/group_memory.h"
+#include "comm/segment.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+Element element_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat: return Element::Float32;
+    case at::kDouble: return Element::Float64;
+    case at::kHalf: return Element::Float16;
+    case at::kBFloat16: return Element::BFloat16;
+    case at::kChar: return Element::Int8;
+    case at::kShort: return Element::Int16;
+    case at::kInt: return Element::Int32;
+    case at::kLong: return Element::Int64;
+    case at::kBool: return Element::Bool;
+    default: return Element::UInt8;
+  }
+}
+
+Reduction reduction_of(ReduceOp op, at::ScalarType dtype) {
+  const bool is_bool = dtype == at::kBool;
+  const Element element = element_of(dtype);
+  switch (op) {
+    case ReduceOp::Sum: return {element, is_bool ? Combine::Or : Combine::Sum};
+    case ReduceOp::Average: return {element, Combine::Sum, true};
+    case ReduceOp::Min: return {element, is_bool ? Combine::And : Combine::Min};
+    case ReduceOp::Max: return {element, is_bool ? Combine::Or : Combine::Max};
+    case ReduceOp::Product: return {element, is_bool ? Combine::And : Combine::Product};
+    case ReduceOp::BitwiseAnd: return {element, Combine::And};
+    case ReduceOp::BitwiseOr: return {element, Combine::Or};
+  }
+  return {};
+}
+
+// An empty tensor may have no address, but is a buffer all the same.
+char* data_of(const at::Tensor& tensor) {
+  static char nothing[64];
+  return tensor.numel() == 0 ? nothing : static_cast<char*>(tensor.data_ptr());
+}
+
+Piece piece_of(const at::Tensor& tensor) { return {data_of(tensor), static_cast<int64_t>(tensor.nbytes())}; }
+
+// One contiguous tensor as `count` equal parts, or the list as it is.
+std::vector<Piece> pieces_of(const std::vector<at::Tensor>& tensors, int count) {
+  std::vector<Piece> pieces;
+  if (tensors.size() == 1) {
+    const Piece whole = piece_of(tensors.front());
+    for (int r = 0; r < count; ++r) pieces.push_back({whole.data + whole.bytes / count * r, whole.bytes / count});
+  } else {
+    for (const at::Tensor& tensor : tensors) pieces.push_back(piece_of(tensor));
+  }
+  return pieces;
+}
+
+// The counts of a list that all ranks give alike, as one number.
+uint64_t hash_of(const std::vector<Piece>& pieces) {
+  uint64_t hash = 0;
+  for (const Piece& piece : pieces) hash = (hash ^ static_cast<uint64_t>(piece.bytes)) * 0x9e3779b97f4a7c15;
+  return hash;
+}
+
+template <size_t N>
+void set_text(char (&to)[N], std::string_view text) {
+  const size_t length = std::min(text.size(), N - 1);
+  std::memcpy(to, text.data(), length);
+  to[length] = '\0';
+}
+
+// A segment's whereabouts, or why there is none, as one rank tells the others.
+struct Offer {
+  SegmentHandle handle;
+  char problem[300];
+};
+
+// Creates a segment if it can; the offer says so either way.
+Offer make_offer(Segment& segment, int64_t bytes) {
+  Offer offer{};
+  try {
+    segment = Segment::create(bytes);
+    offer.handle = segment.handle();
+  } catch (const CommError& error) {
+    set_text(offer.problem, error.what());
+  }
+  return offer;
+}
+
+Segment accept(const Offer& offer) {
+  if (offer.handle.pid == 0) throw CommError(offer.problem);
+  return Segment::attach(offer.handle);
+}
+
+class ShmTransport;
+
+class ShmWork : public Pending {
+ public:
+  ShmWork(std::shared_ptr<Exchange> exchange, std::shared_ptr<Operation> operation)
+      : exchange_(std::move(exchange)), operation_(std::move(operation)) {}
+
+ private:
+  void finish() override { exchange_->finish(operation_); }
+  bool advance() override { return exchange_->advance(*operation_); }
+  std::shared_ptr<Exchange> exchange_;
+  std::shared_ptr<Operation> operation_;
+};
+
+class ShmMessage : public Pending {
+ public:
+  ShmMessage(std::shared_ptr<Exchange> exchange, std::shared_ptr<Parcel> parcel)
+      : exchange_(std::move(exchange)), parcel_(std::move(parcel)) {}
+
+ private:
+  void finish() override { exchange_->mailbox().finish(parcel_); }
+  bool advance() override {
+    exchange_->mailbox().step();
+    return parcel_->over;
+  }
+  std::shared_ptr<Exchange> exchange_;
+  std::shared_ptr<Parcel> parcel_;
+};
+
+class ShmTransport : public Transport {
+ public:
+  // `segment` is mapped by all ranks; closes its handle once they have it.
+  ShmTransport(Segment segment, int rank, int size, milliseconds timeout, std::vector<int> local_ranks)
+      : segment_(std::make_shared<Segment>(std::move(segment))),
+        timeout_(timeout),
+        local_ranks_(std::move(local_ranks)),
+        index_(std::make_shared<GroupMemoryIndex>()) {
+    // The operations of an abandoned Work may outlive the transport: they own the segment with the exchange.
+    exchange_ = std::shared_ptr<Exchange>(
+        new Exchange(segment_->data(), rank, size, timeout, true, local_ranks_),
+        [segment = segment_](Exchange* exchange) { delete exchange; });
+    segment_->close_handle();
+    segment_->populate(exchange_->slot(rank, 0) - segment_->data(), 2 * Exchange::kChunk);
+    exchange_->set_group_memory([index = index_](int64_t id, int r) { return index->part(id, r); });
+  }
+
+  std::string_view name() const override { return "shm"; }
+  int rank() const override { return exchange_->rank(); }
+  int size() const override { return exchange_->size(); }
+  milliseconds timeout() const override { return timeout_; }
+  bool keeps_tree_order() const override { return true; }
+
+  Work start(Request request) override {
+    if (request.what == Collective::Send || request.what == Collective::Recv) return start_message(std::move(request));
+    std::shared_ptr<Operation> operation = operation_for(request);
+    Announcement& said = operation->announcement;
+    const bool reduces = request.what == Collective::AllReduce || request.what == Collective::Reduce ||
+                         request.what == Collective::ReduceScatter;
+    set_text(said.what, reduces ? fmt::format("{} {}", name_of(request.what), name_of(request.op))
+                                : std::string(name_of(request.what)));
+    set_text(said.tag, request.tag);
+    if (request.what != Collective::Barrier) set_text(said.dtype, dtype_name(request.dtype()));
+    operation->timeout = request.timeout;
+    operation->keep = std::make_shared<Request>(std::move(request));
+    exchange_->start(operation);
+    return Work(std::make_shared<ShmWork>(exchange_, std::move(operation)));
+  }
+
+  at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
+    const auto dtype = c10::typeMetaToScalarType(options.dtype());
+    const int64_t count = c10::multiply_integers(sizes);
+    if (count == 0) return at::zeros(sizes, options);
+    const int64_t bytes = page_rounded(count * static_cast<int64_t>(c10::elementSize(dtype)));
+    Segment segment;
+    Offer offer{};
+    if (rank() == 0) offer = make_offer(segment, bytes * size());
+    share(offer, fmt::format("empty {}", dtype_name(dtype)), count);
+    if (rank() != 0 || offer.handle.pid == 0) segment = accept(offer);
+    segment.populate(rank() * bytes, bytes);
+    meet("empty");
+    segment.close_handle();
+    auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, index_);
+    return at::from_blob(memory->part(rank()), sizes, [memory](void*) {}, options);
+  }
+
+  std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
+    const int size = static_cast<int>(members.size());
+    const int new_rank = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+    Segment segment;
+    Offer offer{};
+    if (new_rank == 0) {
+      offer = make_offer(segment, Exchange::bytes_for(size));
+      for (int r = 1; r < size; ++r) pass(offer, true, members[r]);
+    } else {
+      pass(offer, false, members[0]);
+    }
+    if (new_rank != 0 || offer.handle.pid == 0) segment = accept(offer);
+    std::vector<int> local_ranks;
+    for (int member : members) local_ranks.push_back(local_ranks_[member]);
+    return std::make_shared<ShmTransport>(std::move(segment), new_rank, size, timeout_, std::move(local_ranks));
+  }
+
+ private:
+  static std::string dtype_name(at::ScalarType dtype) {
+    switch (dtype) {
+      case at::kFloat: return "float32";
+      case at::kDouble: return "float64";
+      case at::kHalf: return "float16";
+      case at::kBFloat16: return "bfloat16";
+      case at::kChar: return "int8";
+      case at::kShort: return "int16";
+      case at::kInt: return "int32";
+      case at::kLong: return "int64";
+      case at::kByte: return "uint8";
+      case at::kBool: return "bool";
+      default: return c10::toString(dtype);
+    }
+  }
+
+  std::shared_ptr<Operation> operation_for(const Request& request) {
+    const Reduction reduction = reduction_of(request.op, request.dtype());
+    const auto with_counts = [](std::shared_ptr<Operation> operation, const std::vector<Piece>& counts, int64_t count) {
+      operation->announcement.counts_hash = hash_of(counts);
+      operation->announcement.count = count;
+      return operation;
+    };
+    const auto rooted = [&](std::shared_ptr<Operation> operation, int64_t count) {
+      operation->announcement.root = request.peer;
+      operation->announcement.count = count;
+      return operation;
+    };
+    const auto inputs = [&] { return pieces_of(request.inputs, size()); };
+    const auto outputs = [&] { return pieces_of(request.outputs, size()); };
+    switch (request.what) {
+      case Collective::AllReduce: {
+        const at::Tensor& data = request.outputs.front();
+        auto operation = comm::all_reduce(reduction, piece_of(data));
+        operation->announcement.count = data.numel();
+        if (const auto place = index_->find(data_of(data), rank())) {
+          operation->announcement.segment = place->segment;
+          operation->announcement.offset = place->offset;
+        }
+        return operation;
+      }
+      case Collective::Reduce:
+        return rooted(reduce_to(request.peer, reduction, piece_of(request.outputs.front())),
+                      request.outputs.front().numel());
+      case Collective::ReduceScatter:
+        return with_counts(comm::reduce_scatter(reduction, piece_of(request.outputs.front()), inputs()), inputs(),
+                           total(request.inputs));
+      case Collective::AllGather:
+        return with_counts(comm::all_gather(outputs(), piece_of(request.inputs.front())), outputs(),
+                           total(request.outputs));
+      case Collective::Broadcast:
+        return rooted(comm::broadcast(request.peer, rank(), piece_of(request.outputs.front())),
+                      request.outputs.front().numel());
+      case Collective::Gather:
+        return rooted(comm::gather(request.peer, rank(), list(request.outputs), piece_of(request.inputs.front())), -1);
+      case Collective::Scatter:
+        return rooted(comm::scatter(request.peer, rank(), piece_of(request.outputs.front()), list(request.inputs)), -1);
+      case Collective::AllToAll: {
+        auto operation = comm::all_to_all(outputs(), inputs());
+        operation->announcement.count = -1;
+        return operation;
+      }
+      default:
+        return comm::barrier();
+    }
+  }
+
+  static std::vector<Piece> list(const std::vector<at::Tensor>& tensors) {
+    std::vector<Piece> pieces;
+    for (const at::Tensor& tensor : tensors) pieces.push_back(piece_of(tensor));
+    return pieces;
+  }
+
+  static int64_t total(const std::vector<at::Tensor>& tensors) {
+    int64_t count = 0;
+    for (const at::Tensor& tensor : tensors) count += tensor.numel();
+    return count;
+  }
+
+  Work start_message(Request request) {
+    auto parcel = std::make_shared<Parcel>();
+    const at::Tensor& tensor = request.what == Collective::Send ? request.inputs.front() : request.outputs.front();
+    parcel->sending = request.what == Collective::Send;
+    parcel->peer = request.peer;
+    parcel->message = request.message;
+    parcel->dtype = dtype_name(tensor.scalar_type());
+    parcel->count = tensor.numel();
+    parcel->bytes = static_cast<int64_t>(tensor.nbytes());
+    parcel->data = data_of(tensor);
+    parcel->timeout = request.timeout;
+    parcel->tag = request.tag;
+    parcel->keep = std::make_shared<Request>(std::move(request));
+    exchange_->mailbox().start(parcel);
+    return Work(std::make_shared<ShmMessage>(exchange_, std::move(parcel)));
+  }
+
+  // Rank 0's offer, on every rank.
+  void share(Offer& offer, const std::string& what, int64_t count) {
+    auto operation = comm::broadcast(0, rank(), {reinterpret_cast<char*>(&offer), sizeof offer});
+    set_text(operation->announcement.what, what);
+    operation->announcement.count = count;
+    finish(std::move(operation));
+  }
+
+  void meet(std::string_view what) {
+    auto operation = comm::barrier();
+    set_text(operation->announcement.what, what);
+    finish(std::move(operation));
+  }
+
+  void finish(std::shared_ptr<Operation> operation) {
+    operation->timeout = timeout_;
+    exchange_->start(operation);
+    exchange_->finish(operation);
+  }
+
+  void pass(Offer& offer, bool sending, int peer) {
+    auto parcel = std::make_shared<Parcel>();
+    parcel->sending = sending;
+    parcel->peer = peer;
+    parcel->dtype = "split";
+    parcel->bytes = parcel->count = sizeof offer;
+    parcel->data = reinterpret_cast<char*>(&offer);
+    parcel->timeout = timeout_;
+    exchange_->mailbox().start(parcel);
+    exchange_->mailbox().finish(parcel);
+  }
+
+  std::shared_ptr<Segment> segment_;
+  milliseconds timeout_;
+  std::vector<int> local_ranks_;
+  std::shared_ptr<GroupMemoryIndex> index_;
+  std::shared_ptr<Exchange> exchange_;
+  int64_t memories_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, milliseconds timeout,
+                                              std::vector<int> local_ranks) {
+  const std::string key = "segment";
+  Segment segment;
+  if (rank == 0) {
+    const Offer offer = make_offer(segment, Exchange::bytes_for(size));
+    store.set(key, {reinterpret_cast<const char*>(&offer), sizeof offer});
+    if (offer.handle.pid == 0) throw CommError(offer.problem);
+  } else {
+    const std::string text = store.get(key, timeout);
+    Offer offer;
+    if (text.size() != sizeof offer) throw CommError("[shm] the store's key 'segment' was written by another version");
+    std::memcpy(&offer, text.data(), sizeof offer);
+    segment = accept(offer);
+  }
+  return std::make_shared<ShmTransport>(std::move(segment), rank, size, timeout, std::move(local_ranks));
+}
+
+}  // namespace lockstep::comm

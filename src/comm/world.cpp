@@ -1,0 +1,176 @@
+#include "lockstep/comm/world.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "comm/gloo_transport.h"
+#include "comm/roster.h"
+#include "comm/shm_transport.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+
+namespace lockstep::comm {
+
+struct World::State {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  int hosts = 1;
+  std::optional<Store> store = std::nullopt;  // rank 0's serves the others
+  Group group = Group();
+};
+
+namespace {
+
+constexpr int kMost = 1 << 20;
+
+// This process's place, as the launcher's variables have it.
+struct Place {
+  int rank = 0;
+  int size = 1;
+  std::optional<int64_t> local_rank;
+  std::optional<int64_t> local_size;
+  std::string host;
+  int port = 0;
+};
+
+template <class... Args>
+[[noreturn]] void contradiction(fmt::format_string<Args...> text, Args&&... args) {
+  throw ConfigError("[environment] " + fmt::format(text, std::forward<Args>(args)...));
+}
+
+Place place_from_env() {
+  Place place;
+  const auto rank = env_int("RANK", 0, kMost), size = env_int("WORLD_SIZE", 1, kMost);
+  place.local_rank = env_int("LOCAL_RANK", 0, kMost);
+  place.local_size = env_int("LOCAL_WORLD_SIZE", 1, kMost);
+  if (rank.has_value() != size.has_value()) {
+    contradiction("{} is set, but {} is not: set both, or neither for a single process",
+                  rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");
+  }
+  if (!rank) return place;
+  place.rank = static_cast<int>(*rank);
+  place.size = static_cast<int>(*size);
+  if (place.rank >= place.size) contradiction("RANK={} with WORLD_SIZE={}: ranks count from 0", *rank, *size);
+  if (place.local_size && *place.local_size > place.size) {
+    contradiction("LOCAL_WORLD_SIZE={} with WORLD_SIZE={}: a host has no more ranks than the world", *place.local_size,
+                  *size);
+  }
+  if (place.local_rank && place.local_size && *place.local_rank >= *place.local_size) {
+    contradiction("LOCAL_RANK={} with LOCAL_WORLD_SIZE={}: local ranks count from 0", *place.local_rank,
+                  *place.local_size);
+  }
+  if (place.size == 1) return place;
+  const auto host = env_text("MASTER_ADDR");
+  const auto port = env_int("MASTER_PORT", 1, 65535);
+  if (!host || !port) {
+    contradiction("WORLD_SIZE={} needs {}: where the ranks meet, the same on all of them (a launcher such as `lockstep "
+                  "run` sets it)",
+                  *size, !host ? "MASTER_ADDR" : "MASTER_PORT");
+  }
+  place.host = *host;
+  place.port = static_cast<int>(*port);
+  return place;
+}
+
+Backend backend_from_env(Backend asked) {
+  const auto text = env_text("LOCKSTEP_BACKEND");
+  if (!text || *text == "auto") return asked;
+  if (*text == "shm") return Backend::Shm;
+  if (*text == "gloo") return Backend::Gloo;
+  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, gloo", *text);
+}
+
+// The store, under keys that belong to this incarnation of the job and this world of the process.
+Store meet_at_store(const Place& place, std::chrono::milliseconds timeout) {
+  StoreOptions options{.host = place.host, .port = place.port, .world_size = place.size, .timeout = timeout};
+  // torchrun serves the store itself.
+  options.server = place.rank == 0 && env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
+  static bool took_socket = false;
+  if (options.server && !took_socket) {
+    const auto fd = env_int("LOCKSTEP_STORE_FD", 3, kMost);
+    if (fd) options.listen_fd = static_cast<int>(*fd);
+    took_socket = true;
+  }
+  return Store::connect(options);
+}
+
+std::string incarnation() {
+  static int worlds = 0;
+  return fmt::format("lockstep/{}/{}/{}", env_text("TORCHELASTIC_RUN_ID").value_or("job"),
+                     env_text("TORCHELASTIC_RESTART_COUNT").value_or("0"), worlds++);
+}
+
+}  // namespace
+
+World World::solo() { return World(std::make_shared<State>()); }
+
+World World::from_env(WorldOptions options) {
+  const Place place = place_from_env();
+  const Backend asked = backend_from_env(options.backend);
+  if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600)) options.timeout = std::chrono::seconds(*seconds);
+  if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1) options.python_peers = true;
+  if (options.python_peers && asked == Backend::Shm) {
+    contradiction("Python ranks can join a group over gloo only, not shm: set LOCKSTEP_BACKEND=gloo");
+  }
+  log::set_rank(place.rank);
+  if (place.size == 1) return solo();
+
+  auto state = std::make_shared<State>();
+  state->rank = place.rank;
+  state->size = place.size;
+  const Store store = meet_at_store(place, options.timeout);
+  state->store = store;
+  if (options.python_peers) {
+    state->local_rank = static_cast<int>(place.local_rank.value_or(0));
+    state->local_size = static_cast<int>(place.local_size.value_or(1));
+    state->group = Group(make_gloo_transport(python_group_keys(store), place.rank, place.size,
+                                             {.timeout = options.timeout, .peers = GlooPeers::Python}));
+    return World(std::move(state));
+  }
+
+  const Store own = store.prefix(incarnation());
+  const auto members = exchange_members(own, place.rank,
+                                        this_member(place.size, static_cast<int>(place.local_rank.value_or(place.rank))),
+                                        options.timeout);
+  std::set<std::string> hosts;
+  std::vector<int> local_ranks;
+  state->local_rank = state->local_size = 0;
+  for (int r = 0; r < place.size; ++r) {
+    hosts.insert(members[r].host);
+    local_ranks.push_back(members[r].local_rank);
+    if (members[r].host != members[place.rank].host) continue;
+    state->local_rank += r < place.rank;
+    ++state->local_size;
+  }
+  state->hosts = static_cast<int>(hosts.size());
+  if (asked == Backend::Shm && hosts.size() > 1) {
+    contradiction("the shm backend was asked for, but the {} ranks are on {} hosts: use auto or gloo", place.size,
+                  hosts.size());
+  }
+  const bool shared = asked == Backend::Shm || (asked == Backend::Auto && hosts.size() == 1);
+  state->group = Group(shared ? make_shm_transport(own, place.rank, place.size, options.timeout, local_ranks)
+                              : make_gloo_transport(own, place.rank, place.size, {.timeout = options.timeout}));
+  return World(std::move(state));
+}
+
+int World::rank() const { return state_->rank; }
+int World::size() const { return state_->size; }
+int World::local_rank() const { return state_->local_rank; }
+int World::local_size() const { return state_->local_size; }
+at::Device World::device() const { return at::kCPU; }
+const Group& World::group() const { return state_->group; }
+
+std::string World::describe() const {
+  const auto count = [](int n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); };
+  return fmt::format("{} on {}, {}, {} each", count(size(), "rank"), count(state_->hosts, "host"), group().backend(),
+                     count(at::get_num_threads(), "thread"));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,142 @@
+#include "support/spawn.h"
+
+#include <ATen/Parallel.h>
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+
+namespace lockstep::test {
+namespace {
+
+// A socket that listens on a free port of the loopback interface, which rank 0 inherits.
+int listening_socket(int& port) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(listen(fd, 128), 0);
+  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  port = ntohs(address.sin_port);
+  return fd;
+}
+
+// Collects what a rank's EXPECTs and FAILs say, and sends it to the parent.
+class Reporter : public testing::EmptyTestEventListener {
+ public:
+  explicit Reporter(int fd) : fd_(fd) {}
+  void OnTestPartResult(const testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    say(std::string(result.file_name() ? result.file_name() : "?") + ":" + std::to_string(result.line_number()) + ": " +
+        result.message() + "\n");
+  }
+  void say(const std::string& text) {
+    for (size_t at = 0; at < text.size();) {
+      const ssize_t n = write(fd_, text.data() + at, text.size() - at);
+      if (n <= 0) return;
+      at += n;
+    }
+  }
+
+ private:
+  int fd_;
+};
+
+[[noreturn]] void run_rank(int rank, int ranks, int port, int listen_fd, int report_fd,
+                           const std::function<void(int)>& body, const SpawnOptions& options) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
+  for (const char* prefix : {"", "LOCAL_"}) {
+    set((std::string(prefix) + "RANK").c_str(), std::to_string(rank));
+    set((std::string(prefix) + "WORLD_SIZE").c_str(), std::to_string(ranks));
+  }
+  set("MASTER_ADDR", "127.0.0.1");
+  set("MASTER_PORT", std::to_string(port));
+  set("LOCKSTEP_BACKEND", options.backend);
+  if (rank == 0) {
+    set("LOCKSTEP_STORE_FD", std::to_string(listen_fd));
+  } else {
+    close(listen_fd);
+  }
+  auto& listeners = testing::UnitTest::GetInstance()->listeners();
+  delete listeners.Release(listeners.default_result_printer());
+  Reporter reporter(report_fd);
+  listeners.Append(&reporter);
+  at::set_num_threads(1);
+  int status = 0;
+  try {
+    body(rank);
+  } catch (const std::exception& error) {
+    reporter.say(std::string("exception: ") + error.what() + "\n");
+    status = 1;
+  }
+  listeners.Release(&reporter);
+  // Nothing of the parent's test is to be run down here.
+  _exit(status);
+}
+
+std::string read_all(int fd) {
+  std::string text;
+  char buffer[4096];
+  for (ssize_t n; (n = read(fd, buffer, sizeof buffer)) > 0;) text.append(buffer, n);
+  return text;
+}
+
+}  // namespace
+
+std::vector<int> spawn_bare(int ranks, const std::function<void(int)>& body, const SpawnOptions& options) {
+  int port = 0;
+  const int listen_fd = listening_socket(port);
+  std::vector<pid_t> pids;
+  std::vector<int> reports;
+  for (int rank = 0; rank < ranks; ++rank) {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      for (int fd : reports) close(fd);
+      close(ends[0]);
+      run_rank(rank, ranks, port, listen_fd, ends[1], body, options);
+    }
+    close(ends[1]);
+    pids.push_back(pid);
+    reports.push_back(ends[0]);
+  }
+  close(listen_fd);
+  std::vector<int> statuses;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::string report = read_all(reports[rank]);
+    close(reports[rank]);
+    int status = 0;
+    waitpid(pids[rank], &status, 0);
+    statuses.push_back(status);
+    const bool doomed = std::find(options.doomed.begin(), options.doomed.end(), rank) != options.doomed.end();
+    if (doomed) continue;
+    if (!report.empty()) ADD_FAILURE() << "rank " << rank << " of " << ranks << ": " << report;
+    if (report.empty() && status != 0) {
+      ADD_FAILURE() << "rank " << rank << " of " << ranks << " ended with wait status " << status;
+    }
+  }
+  return statuses;
+}
+
+std::vector<int> spawn(int ranks, const std::function<void(World&)>& body, const SpawnOptions& options) {
+  return spawn_bare(
+      ranks,
+      [&](int) {
+        World world = World::from_env({.timeout = options.timeout});
+        body(world);
+      },
+      options);
+}
+
+}  // namespace lockstep::test

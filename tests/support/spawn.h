@@ -1,0 +1,29 @@
+// Ranks in tests: real processes, forked from a parent that has never run a torch operation.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/world.h"
+
+namespace lockstep::test {
+
+struct SpawnOptions {
+  // "auto", "shm", "gloo".
+  std::string backend = "auto";
+  std::chrono::milliseconds timeout = std::chrono::seconds(60);
+  // Ranks that the test expects not to end well, as one that kills itself.
+  std::vector<int> doomed = {};
+};
+
+// Runs `body` on `ranks` processes, each with a World of them all, on one thread. Every failed EXPECT and every exception of a rank that is not doomed
+// fails the test with the rank's number. Returns the wait status of each.
+std::vector<int> spawn(int ranks, const std::function<void(World&)>& body, const SpawnOptions& options = {});
+
+// The same without a World: the ranks find the variables of a launcher in their environment.
+std::vector<int> spawn_bare(int ranks, const std::function<void(int rank)>& body, const SpawnOptions& options = {});
+
+}  // namespace lockstep::test
