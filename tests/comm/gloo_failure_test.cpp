@@ -1,0 +1,151 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <csignal>
+
+#include "lockstep/core/error.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+// What `call` throws, or "nothing".
+template <class Call>
+std::string error_of(Call call) {
+  try {
+    call();
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
+  spawn(3,
+        [](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 2) raise(SIGKILL);
+          at::Tensor t = at::ones({1000});
+          const auto start = steady_clock::now();
+          const std::string error = error_of([&] { world.group().all_reduce(t).wait(); });
+          EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+          EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2"), HasSubstr("float32 x 1000"),
+                                   HasSubstr("rank 2")));
+        },
+        {.backend = "gloo", .doomed = {2}});
+}
+
+TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {
+  spawn(
+      3,
+      [](World& world) {
+        world.group().barrier().wait();
+        // Rank 2 comes when the others have given up.
+        if (world.rank() == 2) {
+          const std::string late = error_of([&] {
+            for (;;) world.group().recv(at::zeros({1}), 0, 0, {.tag = "elsewhere"}).wait();
+          });
+          EXPECT_NE(late, "nothing");
+          return;
+        }
+        at::Tensor t = at::ones({8}, at::kDouble);
+        const std::string error = error_of([&] {
+          world.group().all_reduce(t, ReduceOp::Sum, {.timeout = 700ms, .tag = "bucket 3"}).wait();
+        });
+        EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2 (bucket 3, sum, float64 x 8)"),
+                                 HasSubstr("rank 2 is at recv #1 (elsewhere, from rank 0")));
+        EXPECT_THAT(error, testing::AnyOf(HasSubstr("timed out after 0.7 s on rank"),
+                                          HasSubstr("failed (")));
+      },
+      {.backend = "gloo"});
+}
+
+TEST(GlooFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
+  spawn(2,
+        [](World& world) {
+          const auto start = steady_clock::now();
+          const std::string error = error_of([&] {
+            if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
+            if (world.rank() == 1) world.group().all_reduce(at::ones({5})).wait();
+          });
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+          EXPECT_THAT(error, AllOf(HasSubstr("x 4"), HasSubstr("x 5")));
+        },
+        {.backend = "gloo"});
+}
+
+TEST(GlooFailure, DifferentCollectivesAreQuotedOnBothSides) {
+  spawn(2,
+        [](World& world) {
+          const std::string error = error_of([&] {
+            if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
+            if (world.rank() == 1) world.group().broadcast(at::ones({4})).wait();
+          });
+          EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #1"), HasSubstr("broadcast #1")));
+        },
+        {.backend = "gloo"});
+}
+
+TEST(GlooFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
+  spawn(2,
+        [](World& world) {
+          // Rank 0 sends three elements where rank 1 makes room for two.
+          const int other = world.rank() == 0 ? 3 : 1;
+          const int room = world.rank() == 0 ? 1 : 2;
+          std::vector<at::Tensor> inputs(2), outputs(2);
+          inputs[world.rank()] = outputs[world.rank()] = at::ones({1});
+          inputs[1 - world.rank()] = at::ones({other});
+          outputs[1 - world.rank()] = at::ones({room});
+          const std::string error =
+              error_of([&] { world.group().all_to_all(outputs, inputs).wait(); });
+          EXPECT_THAT(error, HasSubstr("all_to_all #1"));
+          if (world.rank() == 1) {
+            EXPECT_THAT(error, HasSubstr("rank 0 sends 12 bytes where 8 are expected"));
+          }
+        },
+        {.backend = "gloo"});
+}
+
+TEST(GlooFailure, ADeadGroupThrowsAtOnce) {
+  spawn(2,
+        [](World& world) {
+          at::Tensor t = at::ones({4}), other = at::ones({9});
+          comm::Work pending = world.rank() == 0 ? world.group().all_reduce(other) : comm::Work();
+          const std::string first = error_of([&] {
+            if (world.rank() == 0) world.group().barrier({.timeout = 300ms}).wait();
+            if (world.rank() == 1) world.group().recv(t, 0, 5).wait();
+          });
+          EXPECT_NE(first, "nothing");
+          const auto start = steady_clock::now();
+          EXPECT_THAT(error_of([&] { world.group().all_reduce(t).wait(); }),
+                      HasSubstr("group is dead"));
+          const std::string second = error_of([&] { pending.wait(); });
+          EXPECT_EQ(second != "nothing", world.rank() == 0) << second;
+          EXPECT_LT(steady_clock::now() - start, 5s);
+        },
+        {.backend = "gloo"});
+}
+
+TEST(GlooFailure, AGroupThatGoesAwayWaitsForNobody) {
+  const auto start = steady_clock::now();
+  spawn(2,
+        [](World& world) {
+          if (world.rank() == 0) {
+            const comm::Work dropped = world.group().all_reduce(at::ones({4}));
+            world = World::solo();
+          } else {
+            // Ends when rank 0's connections do.
+            EXPECT_NE(error_of([&] { world.group().recv(at::ones({4}), 0).wait(); }), "nothing");
+          }
+        },
+        {.backend = "gloo"});
+  EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+}
+
+}  // namespace
+}  // namespace lockstep::test

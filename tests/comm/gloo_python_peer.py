@@ -1,0 +1,45 @@
+"""One of two ranks; the other is tests/comm/gloo_python_test.cpp. Exits 0 when every result is right."""
+import datetime
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+rank, world = dist.get_rank(), dist.get_world_size()
+assert world == 2
+cpp = 1 - rank
+
+
+def check(name, got, want):
+    assert torch.equal(got, want), f"{name}: got {got}, want {want}"
+
+
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
+    t = torch.arange(1, 1001, dtype=torch.int64).remainder(50).to(dtype) * (rank + 1)
+    dist.all_reduce(t)
+    check(f"all_reduce {dtype}", t, torch.arange(1, 1001, dtype=torch.int64).remainder(50).to(dtype) * 3)
+
+    t = torch.full((7,), 5, dtype=dtype)
+    dist.broadcast(t, src=rank)
+    t = torch.zeros(7, dtype=dtype)
+    dist.broadcast(t, src=cpp)
+    check(f"broadcast {dtype}", t, torch.full((7,), 9, dtype=dtype))
+
+    parts = [torch.zeros(3, dtype=dtype) for _ in range(world)]
+    dist.all_gather(parts, torch.full((3,), rank + 1, dtype=dtype))
+    check(f"all_gather {dtype}", torch.stack(parts), torch.tensor([[1] * 3, [2] * 3], dtype=dtype))
+
+t = torch.zeros(0)
+dist.all_reduce(t)
+out = torch.zeros(4)
+dist.reduce_scatter_tensor(out, torch.arange(8.0) * (rank + 1))
+check("reduce_scatter", out, torch.arange(4.0 * rank, 4.0 * rank + 4) * 3)
+out = torch.zeros(4)
+dist.all_to_all_single(out, torch.full((4,), float(rank)))
+check("all_to_all", out, torch.tensor([0.0, 0.0, 1.0, 1.0]))
+t = torch.zeros(5)
+dist.recv(t, src=cpp, tag=3)
+check("recv", t, torch.full((5,), 4.0))
+dist.send(t * 2, dst=cpp, tag=4)
+dist.barrier()
+dist.destroy_process_group()
