@@ -2,7 +2,9 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <cstdlib>
 
+#include "lockstep/core/control.h"
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
 
@@ -38,6 +40,32 @@ TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
                                    HasSubstr("rank 2")));
         },
         {.backend = "gloo", .doomed = {2}});
+}
+
+TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
+  Control control = Control::create(3);
+  setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+  spawn(3,
+        [&](World& world) {
+          world.group().barrier().wait();
+          const auto start = steady_clock::now();
+          if (world.rank() == 2) {
+            control.record_exit(2, SIGKILL);
+            control.raise_epoch();
+          }
+          // Rank 2, which the launcher says is gone, waits for the others and so keeps its
+          // connections.
+          const std::string error = error_of([&] {
+            if (world.rank() == 2) world.group().recv(at::ones({4}), 0).wait();
+            world.group().all_reduce(at::ones({4})).wait();
+          });
+          EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+          if (world.rank() < 2) {
+            EXPECT_THAT(error, HasSubstr("rank 2 was killed by SIGKILL"));
+          }
+        },
+        {.backend = "gloo"});
+  unsetenv(Control::kVariable);
 }
 
 TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {
