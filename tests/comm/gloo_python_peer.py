@@ -1,4 +1,7 @@
-"""One of two ranks; the other is tests/comm/gloo_python_test.cpp. Exits 0 when every result is right."""
+"""One of two ranks; the other is tests/comm/gloo_python_test.cpp.
+
+Exits 0 when every result is right.
+"""
 import datetime
 import torch
 import torch.distributed as dist
@@ -14,10 +17,12 @@ def check(name, got, want):
     assert torch.equal(got, want), f"{name}: got {got}, want {want}"
 
 
-for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8):
-    t = torch.arange(1, 1001, dtype=torch.int64).remainder(50).to(dtype) * (rank + 1)
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+for dtype in FLOATS + (torch.int32, torch.int64, torch.uint8):
+    numbers = torch.arange(1, 1001, dtype=torch.int64).remainder(50).to(dtype)
+    t = numbers * (rank + 1)
     dist.all_reduce(t)
-    check(f"all_reduce {dtype}", t, torch.arange(1, 1001, dtype=torch.int64).remainder(50).to(dtype) * 3)
+    check(f"all_reduce {dtype}", t, numbers * 3)
 
     t = torch.full((7,), 5, dtype=dtype)
     dist.broadcast(t, src=rank)
