@@ -1,6 +1,7 @@
 #include "comm/channel.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <linux/futex.h>
 #include <poll.h>
 #include <sched.h>
@@ -106,10 +107,12 @@ bool Announcement::agrees_with(const Announcement& other) const {
 }
 
 std::string Announcement::text(uint32_t sequence) const {
-  std::string inside = tag[0] ? fmt::format("{}, ", tag) : "";
-  if (dtype[0]) inside += count >= 0 ? fmt::format("{} x {}", dtype, count) : dtype;
-  if (root >= 0) inside += fmt::format(", root {}", root);
-  return inside.empty() ? fmt::format("{} #{}", what, sequence) : fmt::format("{} #{} ({})", what, sequence, inside);
+  std::vector<std::string> inside;
+  if (tag[0]) inside.emplace_back(tag);
+  if (dtype[0]) inside.push_back(count >= 0 ? fmt::format("{} x {}", dtype, count) : dtype);
+  if (root >= 0) inside.push_back(fmt::format("root {}", root));
+  const std::string name = fmt::format("{} #{}", what, sequence);
+  return inside.empty() ? name : fmt::format("{} ({})", name, fmt::join(inside, ", "));
 }
 
 Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bool watch_processes,

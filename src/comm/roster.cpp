@@ -44,16 +44,6 @@ std::string host_key() {
   return boot + "/" + (length > 0 ? std::string(name, length) : "?");
 }
 
-// The rank that serves the store keeps it until the others have read why the world fails.
-void leave(const Store& store, int rank, const std::vector<bool>& here) {
-  const auto others = std::count(here.begin(), here.end(), true) - (here[rank] ? 1 : 0);
-  const int64_t left = store.add("left", rank == 0 ? 0 : 1);
-  const auto until = Clock::now() + std::chrono::seconds(2);
-  for (int64_t n = left; rank == 0 && n < others && Clock::now() < until; n = store.add("left", 0)) {
-    std::this_thread::sleep_for(milliseconds(5));
-  }
-}
-
 void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) {
   if (mine.world_size != theirs.world_size) {
     throw ConfigError(fmt::format(
@@ -67,6 +57,14 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
 }
 
 }  // namespace
+
+void leave(const Store& store, int rank, int others) {
+  int64_t left = store.add("left", rank == 0 ? 0 : 1);
+  const auto until = Clock::now() + std::chrono::seconds(2);
+  for (; rank == 0 && left < others && Clock::now() < until; left = store.add("left", 0)) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
 
 Member this_member(int world_size, int local_rank) { return {world_size, local_rank, host_key(), kVersion}; }
 
@@ -90,7 +88,7 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
       try {
         check_agrees(mine, rank, members[peer], peer);
       } catch (const ConfigError&) {
-        leave(store, rank, here);
+        leave(store, rank, static_cast<int>(std::count(here.begin(), here.end(), true)) - (here[rank] ? 1 : 0));
         throw;
       }
     }

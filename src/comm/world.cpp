@@ -155,8 +155,13 @@ World World::from_env(WorldOptions options) {
                   hosts.size());
   }
   const bool shared = asked == Backend::Shm || (asked == Backend::Auto && hosts.size() == 1);
-  state->group = Group(shared ? make_shm_transport(own, place.rank, place.size, options.timeout, local_ranks)
-                              : make_gloo_transport(own, place.rank, place.size, {.timeout = options.timeout}));
+  try {
+    state->group = Group(shared ? make_shm_transport(own, place.rank, place.size, options.timeout, local_ranks)
+                                : make_gloo_transport(own, place.rank, place.size, {.timeout = options.timeout}));
+  } catch (...) {
+    leave(own, place.rank, place.size - 1);
+    throw;
+  }
   return World(std::move(state));
 }
 
