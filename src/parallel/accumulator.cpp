@@ -11,22 +11,14 @@ using torch::autograd::variable_list;
 
 class PreHook : public torch::autograd::FunctionPreHook {
  public:
-  PreHook(const at::Tensor& parameter, size_t index, GradientListener& listener)
-      : parameter_(parameter), index_(index), listener_(listener) {}
+  PreHook(size_t index, GradientListener& listener) : index_(index), listener_(listener) {}
 
   variable_list operator()(const variable_list& gradients) override {
     if (!gradients[0].defined()) return gradients;
-    variable_list left{listener_.arriving(index_, gradients[0])};
-    if (!left[0].defined()) {
-      // The node skips these, as it finds nothing to add.
-      const auto& hook = torch::autograd::impl::post_acc_grad_hooks(parameter_);
-      if (hook) (*hook)(parameter_);
-    }
-    return left;
+    return {listener_.arriving(index_, gradients[0])};
   }
 
  private:
-  at::Tensor parameter_;
   size_t index_;
   GradientListener& listener_;
 };
@@ -49,7 +41,7 @@ class PostHook : public torch::autograd::FunctionPostHook {
 
 Accumulator::Accumulator(const at::Tensor& parameter, size_t index, GradientListener& listener)
     : parameter_(parameter), node_(torch::autograd::impl::grad_accumulator(parameter)) {
-  auto pre_hook = std::make_unique<PreHook>(parameter, index, listener);
+  auto pre_hook = std::make_unique<PreHook>(index, listener);
   pre_hook_ = pre_hook.get();
   node_->add_pre_hook(std::move(pre_hook));
   post_hook_ = node_->add_post_hook(std::make_unique<PostHook>(index, listener));

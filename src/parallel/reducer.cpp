@@ -28,7 +28,8 @@ struct Reducer::Pass {
   std::weak_ptr<Reducer> reducer;
 
   ~Pass() {
-    if (const auto owner = reducer.lock()) owner->active_ = false;
+    const auto owner = reducer.lock();
+    if (owner && owner->pass_ == this) owner->pass_ = nullptr;
   }
 };
 
@@ -47,29 +48,31 @@ Reducer::Reducer(const Group& group, std::vector<Named> parameters, const DdpOpt
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   const Named& item = parameters_[parameter];
   if (gradient.layout() != at::kStrided) {
-    throw ConfigError(
-        fmt::format("[ddp] the gradient of parameter '{}' on rank {} is sparse: Ddp averages dense "
-                    "ones only, so "
-                    "build the layer with sparse = false",
-                    item.name, group_.rank()));
+    throw ConfigError(fmt::format(
+        "[ddp] the gradient of parameter '{}' on rank {} is sparse: Ddp averages dense ones only, "
+        "so build the layer with sparse = false",
+        item.name, group_.rank()));
   }
   if (*holds_ == 0) {
-    if (!active_) begin();
+    if (pass_ == nullptr) begin();
     if (steps_[parameter] != Step::Absent) {
-      throw ConfigError(
-          fmt::format("[ddp] parameter '{}' on rank {} received a second gradient within one "
-                      "backward(), when its "
-                      "first may already be on its way to the other ranks: checkpoint each layer "
-                      "once, or run this "
-                      "backward() under hold() and a last one outside",
-                      item.name, group_.rank()));
+      throw ConfigError(fmt::format(
+          "[ddp] parameter '{}' on rank {} received a second gradient within one backward(), when "
+          "its first may be on its way to the other ranks: checkpoint each layer once, or run this "
+          "backward() under hold() and a last one outside",
+          item.name, group_.rank()));
     }
     steps_[parameter] = Step::Arriving;
   } else {
     held_[parameter] = true;
   }
-  // With create_graph the node records the sum's history; arrived() then takes the values.
-  if (item.tensor.grad().defined() || at::GradMode::is_enabled()) return gradient;
+  // The node adds, with create_graph it records history, and it runs the user's post-accumulate
+  // hook (once or not at all, as the libtorch is, when given nothing to add). arrived() then takes
+  // the values.
+  if (item.tensor.grad().defined() || at::GradMode::is_enabled() ||
+      torch::autograd::impl::post_acc_grad_hooks(item.tensor)) {
+    return gradient;
+  }
   // One pass over the gradient: no memory to clear, nothing to add to.
   const at::Tensor& view = buckets_.view(parameter);
   view.copy_(gradient);
@@ -78,7 +81,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
 }
 
 void Reducer::arrived(size_t parameter) {
-  if (!active_ || steps_[parameter] != Step::Arriving) return;
+  if (pass_ == nullptr || steps_[parameter] != Step::Arriving) return;
   const at::Tensor& tensor = parameters_[parameter].tensor;
   // A post-accumulate hook that took the gradient away leaves a parameter unreached.
   if (!tensor.grad().defined()) {
@@ -112,7 +115,7 @@ void Reducer::begin() {
   torch::autograd::Engine::get_default_engine().queue_callback([pass] {
     if (const auto owner = pass->reducer.lock()) owner->finish();
   });
-  active_ = true;
+  pass_ = pass.get();
 }
 
 void Reducer::launch(size_t bucket) {
@@ -141,6 +144,7 @@ void Reducer::finish() {
   if (!unreached.empty()) settle(unreached);
   forget();
   if (!rebuilt_) rebuild();
+  pass_ = nullptr;
 }
 
 std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
@@ -166,16 +170,17 @@ std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
 // For Zero a flag is 1 where the parameter was reached, for Error where it was not: what then
 // matters is only whether the average is above 0, which no rounding of a narrow dtype can change.
 void Reducer::write_flags() {
-  const bool all = order_.size() == parameters_.size();
-  if (all && flags_say_all_) return;
+  const at::NoGradGuard no_grad;
   const float reached = options_.unused == Unused::Zero ? 1.0F : 0.0F;
+  if (order_.size() == parameters_.size()) {
+    buckets_.flags().fill_(reached);
+    return;
+  }
   std::vector<float> flags(parameters_.size());
   for (size_t i = 0; i < flags.size(); ++i) {
     flags[i] = steps_[i] == Step::Ready || held_[i] ? reached : 1.0F - reached;
   }
-  const at::NoGradGuard no_grad;
   buckets_.flags().copy_(torch::tensor(flags));
-  flags_say_all_ = all;
 }
 
 void Reducer::settle(const std::vector<Unreached>& unreached) {
@@ -190,19 +195,18 @@ void Reducer::settle(const std::vector<Unreached>& unreached) {
 }
 
 void Reducer::refuse_unreached() const {
+  if (!buckets_.flags().any().item<bool>()) return;
   const at::Tensor flags = buckets_.flags().to(at::kCPU, at::kDouble);
   std::vector<std::string> names;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (flags[static_cast<int64_t>(i)].item<double>() == 0) continue;
     const bool here = steps_[i] != Step::Ready && !held_[i];
-    names.push_back(fmt::format("'{}'{}", parameters_[i].name, here ? "" : " (elsewhere)"));
+    names.push_back(fmt::format("'{}'{}", parameters_[i].name, here ? "" : " (on another rank)"));
   }
-  if (names.empty()) return;
   throw ConfigError(fmt::format(
-      "[ddp] backward() on some rank reached {} of {} parameters not, seen from rank {}: {}. Give "
-      "the loss "
-      "a path to them, freeze them, or let them count as zero with unused = Unused::Zero",
-      names.size(), parameters_.size(), group_.rank(), fmt::join(names, ", ")));
+      "[ddp] rank {}: {} of {} parameters got no gradient in backward(): {}. Give the loss a path "
+      "to them, freeze them, or let them count as zero with unused = Unused::Zero",
+      group_.rank(), names.size(), parameters_.size(), fmt::join(names, ", ")));
 }
 
 void Reducer::forget() { std::fill(held_.begin(), held_.end(), false); }
@@ -228,7 +232,6 @@ void Reducer::rebuild() {
     if (gradient.defined() && buckets_.holds(gradient, i)) fresh.adopt(parameters_[i].tensor, i);
   }
   buckets_ = std::move(fresh);
-  flags_say_all_ = false;
 }
 
 }  // namespace lockstep::parallel

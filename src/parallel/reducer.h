@@ -31,7 +31,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   void forget();
 
  private:
-  // Ends the pass when the engine drops its callback, run or not.
+  // Held by the engine's callback, so that a backward() that throws ends its pass too.
   struct Pass;
   enum class Step : uint8_t { Absent, Arriving, Ready };
   // A parameter this rank's backward did not reach, and its gradient from before if the bucket
@@ -60,10 +60,9 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<std::string> tags_;
   std::vector<char> held_;  // accumulated under hold() since the last pass
   bool rebuilt_ = false;
-  bool flags_say_all_ = false;
 
   // Of the pass.
-  bool active_ = false;
+  const Pass* pass_ = nullptr;  // none: no backward() is under way
   std::vector<Step> steps_;
   std::vector<size_t> order_;    // in which parameters became ready
   std::vector<size_t> waiting_;  // by bucket: parameters not yet ready

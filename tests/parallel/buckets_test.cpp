@@ -1,0 +1,163 @@
+// Which parameters travel together, in which order, and when.
+#include "parallel/buckets.h"
+
+#include "parallel/fake_transport.h"
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using parallel::assign_buckets;
+using parallel::Assignment;
+using parallel::Named;
+using ::testing::ElementsAre;
+
+// Parameters of the given numbers of bytes.
+std::vector<Named> floats(const std::vector<int64_t>& bytes) {
+  std::vector<Named> named;
+  for (int64_t size : bytes) named.push_back({"", at::empty({size / 4})});
+  return named;
+}
+
+// Tensors are made in a child, so that the parent of other tests' ranks never ran an operation.
+template <typename Body>
+void isolated(Body body) {
+  spawn(1, [&](World&) { body(); });
+}
+
+TEST(AssignBuckets, B09_ABucketClosesWhenItReachesItsLimit) {
+  isolated([] {
+    EXPECT_EQ(assign_buckets(floats({40, 40, 40, 40, 40}), {0, 1, 2, 3, 4},
+                             {.first_bucket_bytes = 40, .bucket_bytes = 80}),
+              (Assignment{{0}, {1, 2}, {3, 4}}));
+  });
+}
+
+TEST(AssignBuckets, B09_TheOrderIsTheCallers) {
+  isolated([] {
+    EXPECT_EQ(assign_buckets(floats({40, 40, 40}), {2, 0, 1},
+                             {.first_bucket_bytes = 80, .bucket_bytes = 80}),
+              (Assignment{{2, 0}, {1}}));
+  });
+}
+
+TEST(AssignBuckets, B09_EachDtypeHasItsOwnInOrderOfTheLastMembers) {
+  isolated([] {
+    auto named = floats({40, 40, 40});
+    named[1].tensor = named[1].tensor.to(at::kDouble);
+    EXPECT_EQ(assign_buckets(named, {0, 1, 2}, {.first_bucket_bytes = 80, .bucket_bytes = 80}),
+              (Assignment{{1}, {0, 2}}));
+  });
+}
+
+TEST(AssignBuckets, OneLargerThanTheLimitIsABucketOfItsOwn) {
+  isolated([] {
+    EXPECT_EQ(assign_buckets(floats({4000, 4, 4}), {0, 1, 2},
+                             {.first_bucket_bytes = 8, .bucket_bytes = 8}),
+              (Assignment{{0}, {1, 2}}));
+  });
+}
+
+// Registered against the order of use, so that gradients arrive in registration order.
+struct Backwards : torch::nn::Module {
+  Backwards() {
+    last = register_module("last", torch::nn::Linear(4, 4));
+    middle = register_module("middle", torch::nn::Linear(4, 4));
+    first = register_module("first", torch::nn::Linear(4, 4));
+  }
+  at::Tensor loss() {
+    return last(torch::tanh(middle(torch::tanh(first(at::ones({2, 4})))))).square().mean();
+  }
+  torch::nn::Linear last{nullptr}, middle{nullptr}, first{nullptr};
+};
+
+constexpr int64_t kLayerBytes = (4 * 4 + 4) * 4;
+
+TEST(Buckets, B13_RebuiltOnceInTheOrderOfArrival) {
+  isolated([] {
+    std::vector<std::string> journal;
+    Backwards net;
+    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)),
+            {.first_bucket_bytes = kLayerBytes, .bucket_bytes = kLayerBytes});
+    EXPECT_FALSE(ddp.rebuilt());
+    ASSERT_EQ(ddp.buckets().size(), 3U);
+    EXPECT_THAT(ddp.buckets()[0].names, ElementsAre("first.bias", "first.weight"));
+    for (int pass = 0; pass < 2; ++pass) {
+      net.loss().backward();
+      EXPECT_TRUE(ddp.rebuilt());
+      ASSERT_EQ(ddp.buckets().size(), 3U);
+      EXPECT_EQ(ddp.buckets()[0].bytes, kLayerBytes);
+      EXPECT_THAT(ddp.buckets()[0].names,
+                  ::testing::UnorderedElementsAre("last.bias", "last.weight"));
+    }
+  });
+}
+
+TEST(Buckets, RebuildingKeepsTheGradients) {
+  isolated([] {
+    std::vector<std::string> journal;
+    torch::manual_seed(0);
+    Backwards net;
+    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)),
+            {.first_bucket_bytes = kLayerBytes, .bucket_bytes = kLayerBytes});
+    torch::manual_seed(0);
+    Backwards plain;
+    for (int pass = 0; pass < 2; ++pass) {
+      net.loss().backward();
+      plain.loss().backward();
+      expect_equal(gradients(net), gradients(plain));
+    }
+  });
+}
+
+// Registration order agrees with use, so that buckets are right from the first backward on.
+TEST(Buckets, CommunicationStartsWhileBackwardStillRunsFromTheFirstStepOn) {
+  isolated([] {
+    std::vector<std::string> journal;
+    Mlp net;
+    for (const auto& item : net.named_parameters()) {
+      const auto name = item.key();
+      item.value().register_hook([&journal, name](const at::Tensor&) { journal.push_back(name); });
+    }
+    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)),
+            {.first_bucket_bytes = 100, .bucket_bytes = 200});
+    for (int step = 0; step < 2; ++step) {
+      journal.clear();
+      square_loss(net, 0).backward();
+      const auto at = [&](const std::string& entry) {
+        return std::find(journal.begin(), journal.end(), entry) - journal.begin();
+      };
+      EXPECT_LT(at("third.weight"), at("reduce bucket 0"));
+      EXPECT_LT(at("reduce bucket 0"), at("second.weight"));
+      EXPECT_LT(at("reduce bucket 1"), at("first.weight"));
+      EXPECT_EQ(journal.back(), "reduce bucket 2");
+      EXPECT_EQ(journal.size(), 6U + 3U);
+    }
+  });
+}
+
+TEST(Buckets, AnUnusedParameterDelaysButDoesNotReorderBuckets) {
+  isolated([] {
+    std::vector<std::string> journal;
+    Mlp net;
+    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)),
+            {.first_bucket_bytes = 100, .bucket_bytes = 200});
+    net.first(input(0)).square().mean().backward();
+    EXPECT_THAT(journal, ElementsAre("reduce bucket 0", "reduce bucket 1", "reduce bucket 2"));
+  });
+}
+
+TEST(Buckets, HoldStartsNothing) {
+  isolated([] {
+    std::vector<std::string> journal;
+    Mlp net;
+    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)));
+    const auto hold = ddp.hold();
+    square_loss(net, 0).backward();
+    EXPECT_TRUE(journal.empty());
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,74 @@
+// Activation checkpointing: a backward that runs another backward inside.
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Runs the layer without keeping its activations, and once more in backward.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, int64_t layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = layer;
+    return reinterpret_cast<torch::nn::LinearImpl*>(layer)->forward(x);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    auto* layer = reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
+    const auto x = context->get_saved_variables()[0].detach().requires_grad_(true);
+    {
+      const at::AutoGradMode enable_grad(true);
+      layer->forward(x).backward(gradients[0]);
+    }
+    return {x.grad(), {}};
+  }
+};
+
+at::Tensor checkpointed(torch::nn::Linear& layer, const at::Tensor& x) {
+  return Checkpoint::apply(x, reinterpret_cast<int64_t>(layer.get()));
+}
+
+TEST(Checkpoint, B38_ALayerRecomputedInBackwardIsAveraged) {
+  spawn(2, [](World& world) {
+    const auto loss = [](Mlp& net, int rank) {
+      const auto x = net.first(input(rank));
+      return net.third(torch::tanh(checkpointed(net.second, torch::tanh(x)))).square().mean();
+    };
+    expect_averages(world, make_mlp, loss, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    expect_averages(world, make_mlp, [](Mlp& net, int rank) { return square_loss(net, rank); });
+  });
+}
+
+// The first gradient of the shared layer may be travelling when the second one comes.
+TEST(Checkpoint, B38_ALayerReachedTwiceIsRefusedByName) {
+  spawn(2, [](World& world) {
+    const auto loss = [](Mlp& net, int rank) {
+      const auto x = checkpointed(net.second, torch::tanh(net.first(input(rank))));
+      return net.third(checkpointed(net.second, torch::tanh(x))).square().mean();
+    };
+    Mlp net;
+    Ddp ddp(net, world.group());
+    try {
+      loss(net, world.rank()).backward();
+      FAIL() << "accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), ::testing::ContainsRegex("'second\\.(weight|bias)' on rank"));
+    }
+    // What the message advises.
+    ddp.zero_grad();
+    {
+      const auto hold = ddp.hold();
+      loss(net, world.rank()).backward();
+    }
+    (net.first->weight.sum() * 0).backward();
+    const auto want = average_gradients(2, make_mlp, loss);
+    for (size_t i = 0; i < want.size(); ++i) {
+      EXPECT_TRUE(at::allclose(gradients(net)[i], want[i], 1e-5, 1e-7));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,165 @@
+// N ranks are one process on the concatenated batch.
+#include "lockstep/parallel/ddp.h"
+
+#include "lockstep/parallel/fused_adam.h"
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+class DdpWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, DdpWorlds, ::testing::ValuesIn(kWorlds),
+                         ::testing::PrintToStringParamName());
+
+at::Tensor loss(Mlp& net, int rank) { return square_loss(net, rank); }
+
+TEST_P(DdpWorlds, GradientsAreTheTreeAverageBitForBit) {
+  spawn(GetParam(), [](World& world) { expect_averages(world, make_mlp, loss); });
+}
+
+// The products sum over rows in another grouping: float32 rounding of sums of 4 * W terms below 1.
+TEST_P(DdpWorlds, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
+  spawn(GetParam(), [](World& world) {
+    std::vector<at::Tensor> batch;
+    for (int rank = 0; rank < world.size(); ++rank) batch.push_back(input(rank));
+    Mlp whole, net;
+    whole.forward(at::cat(batch)).square().mean().backward();
+    Ddp ddp(net, world.group());
+    loss(net, world.rank()).backward();
+    for (size_t i = 0; i < net.parameters().size(); ++i) {
+      EXPECT_TRUE(
+          at::allclose(net.parameters()[i].grad(), whole.parameters()[i].grad(), 1e-5, 1e-7));
+    }
+  });
+}
+
+std::vector<at::Tensor> trained(World& world, DdpOptions options) {
+  Mlp net;
+  Ddp ddp(net, world.group(), options);
+  FusedAdam adam(net.parameters(), 1e-2);
+  for (int step = 0; step < 5; ++step) {
+    ddp.zero_grad();
+    square_loss(net, world.rank(), step).backward();
+    adam.step();
+  }
+  return net.parameters();
+}
+
+TEST_P(DdpWorlds, BucketSizesDoNotChangeTheBitsOfATraining) {
+  spawn(GetParam(), [](World& world) {
+    const auto usual = trained(world, {});
+    expect_equal(trained(world, {.first_bucket_bytes = 1, .bucket_bytes = 1}), usual);
+    expect_equal(trained(world, {.first_bucket_bytes = 100, .bucket_bytes = 300}), usual);
+  });
+}
+
+TEST_P(DdpWorlds, RanksEndWithTheSameParameters) {
+  spawn(GetParam(), [](World& world) {
+    for (const auto& parameter : trained(world, {})) {
+      at::Tensor first = parameter.detach().clone();
+      world.group().broadcast(first).wait();
+      EXPECT_TRUE(at::equal(first, parameter));
+    }
+  });
+}
+
+TEST(Ddp, B01_ParametersAndBuffersStartAsThoseOfRankZero) {
+  spawn(2, [](World& world) {
+    Mlp net(world.rank() + 7);
+    net.register_buffer("count", at::full({3}, 40 + world.rank(), at::kLong));
+    Ddp ddp(net, world.group());
+    Mlp first(7);
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_TRUE(at::equal(net.parameters()[i], first.parameters()[i]));
+    }
+    EXPECT_TRUE(at::equal(net.buffers()[0], at::full({3}, 40, at::kLong)));
+  });
+}
+
+TEST(Ddp, NamesAndTypeOfTheModuleStay) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    EXPECT_EQ(net.named_parameters().keys()[0], "first.weight");
+  });
+}
+
+TEST(Ddp, AGroupOfOneCostsNothing) {
+  spawn(1, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    EXPECT_TRUE(ddp.buckets().empty());
+    const auto accumulator = torch::autograd::impl::grad_accumulator(net.parameters()[0]);
+    EXPECT_TRUE(accumulator->pre_hooks().empty());
+    EXPECT_TRUE(accumulator->post_hooks().empty());
+    loss(net, 0).backward();
+    ddp.zero_grad();
+    EXPECT_FALSE(net.parameters()[0].grad().defined());
+  });
+}
+
+TEST(Ddp, B35_TwoBackwardsWithoutZeroGradAddUp) {
+  spawn(3, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    square_loss(net, world.rank(), 0).backward();
+    const auto first =
+        average_gradients(3, make_mlp, [](Mlp& m, int r) { return square_loss(m, r, 0); });
+    const auto second =
+        average_gradients(3, make_mlp, [](Mlp& m, int r) { return square_loss(m, r, 1); });
+    expect_equal(gradients(net), first);
+    square_loss(net, world.rank(), 1).backward();
+    for (size_t i = 0; i < first.size(); ++i) {
+      EXPECT_TRUE(at::allclose(gradients(net)[i], first[i] + second[i], 1e-5, 1e-7));
+    }
+  });
+}
+
+TEST(Ddp, TwoModelsShareAGroupAndABackward) {
+  spawn(2, [](World& world) {
+    Mlp left(1), right(2);
+    Ddp ddp_left(left, world.group()), ddp_right(right, world.group());
+    (square_loss(left, world.rank()) + 2 * square_loss(right, world.rank())).backward();
+    square_loss(right, world.rank(), 1).backward();
+    const auto average = [](uint64_t seed, auto loss_of) {
+      return average_gradients(
+          2, [seed] { return std::make_shared<Mlp>(seed); }, loss_of);
+    };
+    expect_equal(gradients(left), average(1, loss));
+    const auto one = average(2, [](Mlp& m, int r) { return 2 * square_loss(m, r); });
+    const auto two = average(2, [](Mlp& m, int r) { return square_loss(m, r, 1); });
+    for (size_t i = 0; i < one.size(); ++i) {
+      EXPECT_TRUE(at::allclose(gradients(right)[i], one[i] + two[i], 1e-5, 1e-7));
+    }
+  });
+}
+
+TEST(Ddp, B61_AfterDestructionTheModuleIsPlain) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    {
+      Ddp ddp(net, world.group());
+      loss(net, world.rank()).backward();
+    }
+    expect_equal(gradients(net), average_gradients(2, make_mlp, loss));
+    net.zero_grad();
+    loss(net, world.rank()).backward();
+    Mlp plain;
+    loss(plain, world.rank()).backward();
+    expect_equal(gradients(net), gradients(plain));
+  });
+}
+
+TEST(Ddp, B61_ASecondDdpMayFollowAFirst) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    { Ddp first(net, world.group()); }
+    Ddp second(net, world.group());
+    loss(net, world.rank()).backward();
+    expect_equal(gradients(net), average_gradients(2, make_mlp, loss));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test

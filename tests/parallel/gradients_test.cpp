@@ -1,0 +1,191 @@
+// Whatever happens to a gradient between two backwards, the next average is right.
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+at::Tensor loss(Mlp& net, int rank) { return square_loss(net, rank); }
+
+std::vector<at::Tensor> averages(int ranks) { return average_gradients(ranks, make_mlp, loss); }
+
+void step(Mlp& net, World& world) { loss(net, world.rank()).backward(); }
+
+TEST(DdpGradients, OptimizerZeroGradSetsToNone) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    torch::optim::SGD sgd(net.parameters(), 0.0);
+    for (int i = 0; i < 3; ++i) {
+      sgd.zero_grad();
+      step(net, world);
+    }
+    expect_equal(gradients(net), averages(2));
+  });
+}
+
+TEST(DdpGradients, OptimizerZeroGradFillsWithZeros) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    torch::optim::SGD sgd(net.parameters(), 0.0);
+    for (int i = 0; i < 3; ++i) {
+      sgd.zero_grad(/*set_to_none=*/false);
+      step(net, world);
+    }
+    expect_equal(gradients(net), averages(2));
+  });
+}
+
+TEST(DdpGradients, GradientsOfOneBucketLieInOneAlignedTensor) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    step(net, world);
+    for (const auto& gradient : gradients(net)) {
+      EXPECT_TRUE(gradient.storage().is_alias_of(gradients(net)[0].storage()));
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(gradient.const_data_ptr()) % 64, 0U);
+    }
+  });
+}
+
+TEST(DdpGradients, AReplacedGradientIsCopiedIn) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    step(net, world);
+    const auto before = gradients(net)[0].clone();
+    net.parameters()[0].mutable_grad() = at::full({8, 6}, 1.0 * world.rank());
+    step(net, world);
+    EXPECT_TRUE(at::allclose(gradients(net)[0], before + 0.5, 1e-5, 1e-7));
+    EXPECT_TRUE(gradients(net)[0].storage().is_alias_of(gradients(net)[1].storage()));
+  });
+}
+
+TEST(DdpGradients, AGradientFromBeforeDdpCounts) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    net.parameters()[1].mutable_grad() = at::full({8}, 2.0 * world.rank());
+    Ddp ddp(net, world.group());
+    step(net, world);
+    EXPECT_TRUE(at::allclose(gradients(net)[1], averages(2)[1] + 1, 1e-5, 1e-7));
+  });
+}
+
+TEST(DdpGradients, TensorHooksRunBeforeTheAverage) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    const double factor = world.rank() + 1;
+    net.parameters()[5].register_hook([factor](const at::Tensor& g) { return g * factor; });
+    step(net, world);
+    const auto want = average_gradients(2, make_mlp, [](Mlp& m, int r) {
+      const double by = r + 1;
+      m.parameters()[5].register_hook([by](const at::Tensor& g) { return g * by; });
+      return loss(m, r);
+    });
+    expect_equal(gradients(net), want);
+  });
+}
+
+struct AddOne : torch::autograd::PostAccumulateGradHook {
+  void operator()(const at::Tensor& parameter) override {
+    parameter.mutable_grad() = parameter.grad() + 1;
+  }
+};
+
+TEST(DdpGradients, PostAccumulateHooksRunBeforeTheAverageAndMayReplaceTheGradient) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    if (world.rank() == 1) {
+      torch::autograd::impl::set_post_acc_grad_hooks(net.parameters()[2],
+                                                     std::make_unique<AddOne>());
+    }
+    step(net, world);
+    EXPECT_TRUE(at::allclose(gradients(net)[2], averages(2)[2] + 0.5, 1e-5, 1e-7));
+  });
+}
+
+TEST(DdpGradients, B58_CreateGraphGivesTheSameValues) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    loss(net, world.rank()).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    expect_equal(gradients(net), averages(2));
+    EXPECT_FALSE(gradients(net)[0].requires_grad());
+  });
+}
+
+// The usual way to a second derivative does not pass through the accumulators.
+TEST(DdpGradients, AGradientPenaltyIsAveraged) {
+  spawn(2, [](World& world) {
+    const auto penalty = [](Mlp& net, int rank) {
+      auto x = input(rank).requires_grad_(true);
+      const auto slope = torch::autograd::grad({net.forward(x).sum()}, {x}, {}, true, true)[0];
+      return slope.square().sum();
+    };
+    const auto want = average_gradients(2, make_mlp, penalty);
+    Mlp net;
+    Ddp ddp(net, world.group());
+    penalty(net, world.rank()).backward();
+    expect_equal(gradients(net), want);
+  });
+}
+
+TEST(DdpGradients, B34_ForwardWithoutGradArmsNothing) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    if (world.rank() == 0) {
+      const at::NoGradGuard no_grad;
+      net.forward(input(0));
+    }
+    step(net, world);
+    expect_equal(gradients(net), averages(2));
+  });
+}
+
+TEST(DdpGradients, AnExceptionInBackwardLeavesDdpUsable) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group(), {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    const auto handle = net.parameters()[0].register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+    EXPECT_THROW(step(net, world), std::runtime_error);
+    net.parameters()[0].remove_hook(handle);
+    ddp.zero_grad();
+    step(net, world);
+    expect_equal(gradients(net), averages(2));
+  });
+}
+
+TEST(DdpGradients, AParameterConvertedAfterwardsIsRefusedByName) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    net.to(at::kDouble);
+    try {
+      ddp.zero_grad();
+      FAIL() << "accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("'first.weight' was converted"));
+    }
+  });
+}
+
+TEST(DdpGradients, ASparseGradientIsRefusedByName) {
+  spawn(2, [](World& world) {
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(5, 2).sparse(true));
+    Ddp ddp(*table, world.group());
+    try {
+      table->forward(at::tensor({1, 3})).sum().backward();
+      FAIL() << "accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("'weight' on rank"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
