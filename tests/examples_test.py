@@ -1,0 +1,148 @@
+"""Each example, alone and under the launcher: real outcomes, and what bad input gives.
+
+python3 examples_test.py SOURCE_DIR BUILD_DIR
+"""
+import gzip
+import json
+import pathlib
+import sys
+
+from support.program import run, run_cases
+
+BIN = pathlib.Path(sys.argv[2]) / "bin"
+DATA = pathlib.Path("/usr/share/datasets/fashion-mnist")
+IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+
+
+def launch(ranks, program, *arguments, **variables):
+    return run(BIN / "lockstep", "run", "--nproc-per-node", ranks, BIN / program, *arguments, **variables)
+
+
+def check_line(match, number=r"(-?[\d.]+)"):
+    w, b = float(match.group(1)), float(match.group(2))
+    assert abs(w - 2) < 0.05 and abs(b - 3) < 0.05, match.group(0)
+
+
+def test_linear_regression_alone_finds_the_line(_):
+    check_line(run(BIN / "linear_regression").expect(out=r"^1 rank .*loss 0\.01.*w = ([\d.]+), b = ([\d.]+)$"))
+
+
+def test_linear_regression_compares_one_process_with_two(_):
+    done = launch(2, "linear_regression", "--compare")
+    for ranks in ("1 rank ", "2 ranks "):
+        check_line(done.expect(out=rf"^\[rank 0\] {ranks}.* w = ([\d.]+), b = ([\d.]+)$"))
+    done.expect(out=r"^\[rank 0\] speed-up on 2 ranks: [\d.]+x$")
+
+
+def test_linear_regression_scales_the_learning_rate(_):
+    # One epoch at a low rate is far from the line: the larger the rate, the smaller the loss.
+    loss = {scaling: float(launch(2, "linear_regression", "--epochs", 1, "--lr", 0.002, "--lr-scaling", scaling)
+                           .expect(out=r"loss ([\d.]+)").group(1)) for scaling in ("none", "sqrt", "linear")}
+    assert loss["linear"] < loss["sqrt"] < loss["none"], loss
+    run(BIN / "linear_regression", "--lr-scaling", "cubic").expect(2, err=r"error: --lr-scaling: cubic not in \{none")
+
+
+def check_mnist(done, figures):
+    done.expect(out=[r"step \d+/\d+  loss", r"test accuracy .* of 10000 images"])
+    line = json.loads(pathlib.Path(figures).read_text())
+    assert line["counted"] == 10000 and line["accuracy"] >= 0.85, line
+    assert len(line["peak_rss_mb"]) == line["world"] and min(line["peak_rss_mb"]) > 50, line
+    assert line["samples_per_s"] > 0 and line["step_us"] > 0 and line["startup_s"] > 0, line
+    return line
+
+
+def test_mnist_alone_learns(folder):
+    done = run(BIN / "mnist", "--epochs", 1, "--json", folder + "/figures.json")
+    assert check_mnist(done, folder + "/figures.json")["steps"] == 938
+
+
+def test_mnist_on_two_ranks_learns(folder):
+    done = launch(2, "mnist", "--json", folder + "/figures.json")
+    assert check_mnist(done, folder + "/figures.json")["steps"] == 938
+    done.expect(out=r"batch 64 x 2 ranks = 128 images a step, 469 steps an epoch")
+
+
+def test_mnist_counts_every_test_image_once_on_three_ranks(_):
+    launch(3, "mnist", "--steps", 2).expect(out=r"of 10000 images")
+
+
+def test_mnist_repeats_itself(_):
+    first, second = (launch(2, "mnist", "--steps", 40).expect(out=r"test accuracy .* final loss [\d.]+").group(0)
+                     for _ in range(2))
+    assert first == second, (first, second)
+
+
+def test_tasks_gives_the_remainder_as_asked(_):
+    expected = {"first": (4, 3, 3), "last": (3, 3, 4), "spread": (3, 3, 4)}
+    for remainder, sizes in expected.items():
+        rows = [rf"rank {r}: {size} tasks" for r, size in enumerate(sizes)]
+        launch(3, "tasks", "--remainder", remainder).expect(out=rows + ["10 tasks, 9592 primes below 100000$"])
+    run(BIN / "tasks").expect(out=r"^10 tasks, 9592 primes below 100000$")
+    launch(3, "tasks", "--tasks", 2).expect(out=[r"rank \d: 0 tasks", "2 tasks, 2262 primes below 20000$"])
+
+
+def test_collectives_tour(_):
+    run(BIN / "collectives").expect(out=r"solo.*: done$")
+    launch(3, "collectives").expect(out=[r"all_reduce +rank 0: 6 60$", r"all_gather +rank 0: 1 10 2 20 3 30$",
+                                         r"all_to_all +rank 0: 0 100 200$", r"3 ranks .*: done$"])
+
+
+def broken(folder, damage):
+    """A copy of the data whose training images went through `damage`."""
+    for file in DATA.iterdir():
+        (pathlib.Path(folder) / file.name).symlink_to(file)
+    target = pathlib.Path(folder) / IMAGES
+    target.unlink()
+    content = damage((DATA / IMAGES).read_bytes())
+    if content is not None:
+        target.write_bytes(content)
+    return folder
+
+
+def check_refused(folder, words):
+    errors = [rf"^\[rank {rank}\] error on rank {rank}: .*{words}" for rank in (0, 1)]
+    launch(2, "mnist", "--data", folder).expect(1, err=errors)
+
+
+def test_data_folder_missing(folder):
+    check_refused(folder + "/nowhere", "no such folder.*dataset-fashion-mnist")
+
+
+def test_data_file_missing(folder):
+    check_refused(broken(folder, lambda _: None), IMAGES)
+
+
+def test_data_file_truncated(folder):
+    check_refused(broken(folder, lambda content: content[:len(content) // 2]), IMAGES)
+
+
+def test_data_file_is_no_gzip(folder):
+    check_refused(broken(folder, lambda _: b"<html>404 not found</html>"), IMAGES)
+
+
+def test_data_file_has_labels_where_images_belong(folder):
+    check_refused(broken(folder, lambda _: (DATA / LABELS).read_bytes()), IMAGES)
+
+
+def test_data_file_is_cut_inside(folder):
+    check_refused(broken(folder, lambda content: gzip.compress(gzip.decompress(content)[:784 * 100], 1)), IMAGES)
+
+
+def test_mnist_refuses_batches_that_cannot_be(_):
+    launch(2, "mnist", "--batch-size", 0).expect(2, err=r"error on rank 0: --batch-size: has to be a number above 0")
+    launch(2, "mnist", "--batch-size", 40000).expect(2, err=r"--batch-size 40000 on 2 ranks is more than the 60000 images")
+    run(BIN / "mnist", "--batch", 64).expect(2, err=r"error: .*--batch")
+
+
+def test_contradicting_environment(_):
+    run(BIN / "mnist", RANK="1").expect(2, err="RANK is set, but WORLD_SIZE is not")
+    run(BIN / "mnist", RANK="2", WORLD_SIZE="2").expect(2, err="RANK=2 with WORLD_SIZE=2")
+    run(BIN / "mnist", RANK="0", WORLD_SIZE="2").expect(2, err="WORLD_SIZE=2 needs MASTER_ADDR")
+
+
+def test_unwritable_figures_end_the_job(folder):
+    launch(2, "mnist", "--steps", 1, "--json", folder + "/nowhere/x.json").expect(1, err="cannot write .*nowhere/x.json")
+
+
+if __name__ == "__main__":
+    run_cases([case for name, case in list(globals().items()) if name.startswith("test_")])
