@@ -1,0 +1,50 @@
+# The commands of every day. `make train` and `make test` need nothing but this folder and a network
+# the first time; the rest is for developers.
+RANKS ?= 2
+BUILD := build/release
+RUN := $(BUILD)/bin/lockstep run --nproc-per-node
+NINJA := NINJA_STATUS="[build %f/%t] " ninja
+# Prints what a command says only when it fails.
+quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
+
+.PHONY: help train test build configured setup bench bench-setup asan tsan format clean
+
+help: ## this list
+	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
+
+train: configured ## trains Fashion-MNIST on $RANKS (2) ranks, then on one
+	@$(NINJA) -C $(BUILD) mnist lockstep_tool
+	@mkdir -p build/train
+	@OMP_NUM_THREADS=1 $(RUN) $(RANKS) $(BUILD)/bin/mnist --json build/train/many.json
+	@echo "[train] the same on one rank"
+	@OMP_NUM_THREADS=1 $(RUN) 1 $(BUILD)/bin/mnist --json build/train/one.json
+	@python3 scripts/compare.py build/train/one.json build/train/many.json
+
+test: bench-setup build ## builds and runs every test
+	@ctest --preset release
+
+setup: ## installs Debian packages, and libtorch inside .deps
+	@scripts/setup.sh
+
+bench-setup: ## installs the Python peers of tests and benchmarks, too
+	@scripts/setup.sh --peers
+
+build: configured ## everything, optimised, into build/release
+	@$(NINJA) -C $(BUILD)
+
+configured: setup
+	$(call quietly,cmake --preset release)
+
+bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/bench/results.json
+	@.deps/peers/bin/python benchmarks/run.py
+
+asan tsan: bench-setup ## runs the tests under a sanitizer
+	$(call quietly,cmake --preset $@)
+	@$(NINJA) -C build/$@
+	@ctest --preset $@
+
+format: ## formats the sources with clang-format
+	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
+
+clean: ## removes what was built; .deps and the caches stay
+	@rm -rf build
