@@ -61,10 +61,12 @@ Training train(const World& world, Net net, const Options& options) {
   const int64_t all_steps = options.epochs * loader.batches();
   const int64_t steps = options.steps > 0 ? std::min(options.steps, all_steps) : all_steps;
   if (world.is_main()) {
-    std::printf("Fashion-MNIST, perceptron 784-256-10, on %s\n", world.describe().c_str());
-    std::printf("batch %ld x %d ranks = %ld images a step, %ld steps an epoch, Adam %g, seed %ld\n",
-                options.batch_size, world.size(), options.batch_size * world.size(),
-                loader.batches(), options.learning_rate, options.seed);
+    std::printf("Fashion-MNIST, perceptron 784-256-10, on %s%s\n", world.describe().c_str(),
+                world.group().keeps_tree_order() ? "" : ", sums in the transport's own order");
+    std::printf(
+        "batch %ld x %d rank%s = %ld images a step, %ld steps an epoch, Adam %g, seed %ld\n",
+        options.batch_size, world.size(), world.size() == 1 ? "" : "s",
+        options.batch_size * world.size(), loader.batches(), options.learning_rate, options.seed);
   }
   example::Progress progress(world, steps);
   std::array<torch::Tensor, 50> losses;  // the latest
@@ -125,7 +127,7 @@ void report(const World& world, const Options& options, const Training& training
   if (!world.is_main()) return;
   const double accuracy = static_cast<double>(tested.correct) / static_cast<double>(tested.counted);
   std::printf(
-      "trained %ld steps in %.2f s: %.0f images/s, %.0f us a step (median), first step %.2f s "
+      "trained %ld steps in %.2f s: %.0f samples/s, %.0f us a step (median), first step %.2f s "
       "after the start\n",
       training.steps, training.train_s, training.samples_per_s, training.step_us,
       training.startup_s);

@@ -4,5 +4,5 @@ import sys
 
 one, many = (json.load(open(path)) for path in sys.argv[1:])
 print(f"{many['world']} ranks against {one['world']}: {many['samples_per_s']:,.0f} against {one['samples_per_s']:,.0f} "
-      f"images/s, speed-up {many['samples_per_s'] / one['samples_per_s']:.2f}x; test accuracy "
+      f"samples/s, speed-up {many['samples_per_s'] / one['samples_per_s']:.2f}x; test accuracy "
       f"{100 * many['accuracy']:.2f} % against {100 * one['accuracy']:.2f} %")

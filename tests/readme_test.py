@@ -1,0 +1,33 @@
+"""The README's program is the one that install_test.py builds, and its tree names what is there.
+
+python3 readme_test.py SOURCE_DIR BUILD_DIR
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+source = pathlib.Path(sys.argv[1])
+readme = (source / "README.md").read_text()
+faults = [f"README.md does not show {name} as it is" for name in ("tests/consumer/main.cpp", "tests/consumer/CMakeLists.txt")
+          if (source / name).read_text() not in readme]
+
+tree = re.search(r"## What is where\n\n```\n(.*?)```", readme, re.DOTALL).group(1)
+folders = []  # of the lines above, by indentation
+for line in tree.splitlines():
+    depth = (len(line) - len(line.lstrip())) // 2
+    words = re.split(r"\s{2,}", line.strip())[0].split(", ")
+    for word in words:
+        here = pathlib.Path(*folders[:depth])
+        if "." in word or word.endswith("/") or word == "Makefile":
+            if not (source / here / word).exists():
+                faults.append(f"README.md's tree names {here / word}, which is not there")
+    if words[0].endswith("/"):
+        folders = folders[:depth] + [words[0]]
+named = {line.split("/")[0] for line in tree.splitlines() if "/" in line and not line.startswith(" ")}
+tracked = subprocess.run(["git", "-C", source, "ls-tree", "-d", "--name-only", "HEAD"], capture_output=True, text=True)
+present = {name for name in tracked.stdout.split() if not name.startswith(".")}
+faults += [f"README.md's tree does not name {folder}/" for folder in sorted(present - named)]
+
+print("\n".join(faults) or "README.md agrees with the sources")
+sys.exit(1 if faults else 0)
