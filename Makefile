@@ -1,13 +1,14 @@
 # The commands of every day. `make train` and `make test` need nothing but this folder and a network
 # the first time; the rest is for developers.
 RANKS ?= 2
+SECONDS_EACH ?= 60
 BUILD := build/release
 RUN := $(BUILD)/bin/lockstep run --nproc-per-node
 NINJA := NINJA_STATUS="[build %f/%t] " ninja
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -35,15 +36,24 @@ build: configured ## everything, optimised, into build/release
 configured: setup
 	$(call quietly,cmake --preset release)
 
-bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/bench/results.json
-	@.deps/peers/bin/python benchmarks/run.py
+bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/release/bench/results.json
+	@python3 benchmarks/run.py $(BUILD)
 
 asan tsan: bench-setup ## runs the tests under a sanitizer
 	$(call quietly,cmake --preset $@)
 	@$(NINJA) -C build/$@
 	@ctest --preset $@
 
+fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)
+	@scripts/setup.sh --dev
+	@mkdir -p build/fuzz/corpus
+	clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude \
+	  tests/fuzz/idx_fuzz.cpp src/data/idx.cpp -o build/fuzz/idx -lz -lfmt
+	build/fuzz/idx -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
 format: ## formats the sources with clang-format
+	@scripts/setup.sh --dev
 	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
 
 clean: ## removes what was built; .deps and the caches stay

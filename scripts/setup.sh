@@ -3,6 +3,7 @@
 # what is there already is left alone, and then no network is needed.
 #   scripts/setup.sh            what `make train` needs
 #   scripts/setup.sh --peers    also the Python peers that tests and benchmarks compare with
+#   scripts/setup.sh --dev      also clang, for fuzzing and formatting
 # LOCKSTEP_TORCH=DIR (or Torch_DIR, CMAKE_PREFIX_PATH) uses that libtorch instead of fetching one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,9 +18,10 @@ as_root() {
   else fail "not root and no sudo: ask an administrator to run: $*"; fi
 }
 
+# The packages that the given files list.
 install_packages() {
   local wanted missing=()
-  mapfile -t wanted < <(grep -v '^#' deps/apt.txt)
+  mapfile -t wanted < <(grep -hv '^#' "$@")
   for package in "${wanted[@]}"; do
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
   done
@@ -67,14 +69,18 @@ install_peers() {
   cp deps/peers.txt .deps/peers/installed.txt
 }
 
-case "${1:-}" in
-  "") peers=no ;;
-  --peers) peers=yes ;;
-  *) fail "unknown argument '$1' (use: scripts/setup.sh [--peers])" ;;
-esac
+lists=(deps/apt.txt)
+peers=no
+for argument; do
+  case "$argument" in
+    --peers) peers=yes ;;
+    --dev) lists+=(deps/apt-dev.txt) ;;
+    *) fail "unknown argument '$argument' (use: scripts/setup.sh [--peers] [--dev])" ;;
+  esac
+done
 [ "$(uname -m)" = x86_64 ] || [ -n "${LOCKSTEP_TORCH:-}" ] ||
   fail "the pinned libtorch is for x86_64, this is $(uname -m): give your own with LOCKSTEP_TORCH=DIR"
 mkdir -p .deps
-install_packages
+install_packages "${lists[@]}"
 install_libtorch
 if [ "$peers" = yes ]; then install_peers; fi
