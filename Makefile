@@ -36,12 +36,12 @@ build: configured ## everything, optimised, into build/release
 configured: setup
 	$(call quietly,cmake --preset release)
 
-bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/release/bench/results.json
+bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/bench/results.json
 	@python3 benchmarks/run.py $(BUILD)
 
-asan tsan: bench-setup ## runs the tests under a sanitizer
+asan tsan: bench-setup ## runs the tests of the rooms without torch (asan: comm, too) under a sanitizer
 	$(call quietly,cmake --preset $@)
-	@$(NINJA) -C build/$@
+	@cmake --build --preset $@
 	@ctest --preset $@
 
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)

@@ -3,7 +3,7 @@
 
 usage: run.py BUILD_DIR [--python PATH] [--repeats 5] [--only REGEX] [--check]
 
-Prints a table and writes BUILD_DIR/bench/results.json: a list of {name, ours, peer, unit, ratio, bar, met, machine}.
+Prints a table and writes build/bench/results.json beside BUILD_DIR: a list of {name, ours, peer, unit, ratio, bar, met, machine}.
 A ratio says how many times better ours is, except where the bar is an upper one (<=). --check runs everything once on a
 little work, to see that it runs; its figures mean nothing.
 """
@@ -181,7 +181,7 @@ def main():
             work()
     for row in bench.rows:
         row["machine"] = machine()
-    folder = os.path.join(bench.build, "bench")
+    folder = os.path.join(os.path.dirname(bench.build), "bench")
     os.makedirs(folder, exist_ok=True)
     with open(os.path.join(folder, "results.json"), "w") as file:
         json.dump(bench.rows, file, indent=1)
