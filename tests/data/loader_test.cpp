@@ -29,7 +29,7 @@ std::vector<int64_t> values(const at::Tensor& tensor) {
 
 using Batches = std::vector<std::vector<int64_t>>;
 
-Batches read(Loader& loader, int64_t epoch) {
+Batches batches_of(Loader& loader, int64_t epoch) {
   Batches batches;
   for (auto [x, y] : loader.epoch(epoch)) {
     EXPECT_TRUE(y.equal(-x));
@@ -54,7 +54,7 @@ TEST_P(EveryLoader, CutsTheSamplersOrderIntoBatches) {
       for (const int64_t epoch : {0, 1, 0}) {
         sampler.set_epoch(epoch);
         std::vector<int64_t> all;
-        const Batches batches = read(loader, epoch);
+        const Batches batches = batches_of(loader, epoch);
         for (const auto& batch : batches) all.insert(all.end(), batch.begin(), batch.end());
         EXPECT_EQ(all, sampler.indices());
         EXPECT_THAT(batches, SizeIs(loader.batches()));
@@ -67,8 +67,8 @@ TEST_P(EveryLoader, UnshuffledOnTwoRanks) {
   const auto set = numbers(9);
   const LoaderOptions options{.batch_size = 2, .shuffle = false, .prefetch = prefetch()};
   Loader first(set, Shard{0, 2}, options), second(set, Shard{1, 2}, options);
-  EXPECT_THAT(read(first, 0), ElementsAre(ElementsAre(0, 2), ElementsAre(4, 6), ElementsAre(8)));
-  EXPECT_THAT(read(second, 0), ElementsAre(ElementsAre(1, 3), ElementsAre(5, 7), ElementsAre(0)));
+  EXPECT_THAT(batches_of(first, 0), ElementsAre(ElementsAre(0, 2), ElementsAre(4, 6), ElementsAre(8)));
+  EXPECT_THAT(batches_of(second, 0), ElementsAre(ElementsAre(1, 3), ElementsAre(5, 7), ElementsAre(0)));
 }
 
 TEST_P(EveryLoader, DropLastLeavesFullBatches) {
@@ -76,7 +76,7 @@ TEST_P(EveryLoader, DropLastLeavesFullBatches) {
   for (const int64_t rank : {0, 1, 2}) {
     Loader loader(set, Shard{rank, 3},
                   {.batch_size = 2, .drop_last = true, .prefetch = prefetch()});
-    EXPECT_THAT(read(loader, 0), AllOf(SizeIs(3), Each(SizeIs(2))));
+    EXPECT_THAT(batches_of(loader, 0), AllOf(SizeIs(3), Each(SizeIs(2))));
   }
 }
 
@@ -85,14 +85,14 @@ TEST_P(EveryLoader, ExactEndsUnevenly) {
   const LoaderOptions options{
       .batch_size = 1, .shuffle = false, .exact = true, .prefetch = prefetch()};
   Loader first(set, Shard{0, 2}, options), second(set, Shard{1, 2}, options);
-  EXPECT_THAT(read(first, 0), ElementsAre(ElementsAre(0), ElementsAre(2), ElementsAre(4)));
-  EXPECT_THAT(read(second, 0), ElementsAre(ElementsAre(1), ElementsAre(3)));
+  EXPECT_THAT(batches_of(first, 0), ElementsAre(ElementsAre(0), ElementsAre(2), ElementsAre(4)));
+  EXPECT_THAT(batches_of(second, 0), ElementsAre(ElementsAre(1), ElementsAre(3)));
 }
 
 TEST_P(EveryLoader, ExactOnMoreRanksThanSamples) {
   const auto set = numbers(1);
   Loader loader(set, Shard{1, 2}, {.exact = true, .prefetch = prefetch()});
-  EXPECT_THAT(read(loader, 0), SizeIs(0));
+  EXPECT_THAT(batches_of(loader, 0), SizeIs(0));
 }
 
 TEST_P(EveryLoader, BatchesThatAreKeptStayAsTheyWere) {
@@ -139,12 +139,12 @@ TEST_P(EveryLoader, TransformsTensorsAreNotReused) {
 TEST_P(EveryLoader, AnEpochCanBeLeftAndBegunAnew) {
   const auto set = numbers(100);
   Loader loader(set, Shard{0, 1}, {.batch_size = 5, .prefetch = prefetch()});
-  const Batches whole = read(loader, 2);
+  const Batches whole = batches_of(loader, 2);
   for (auto [x, y] : loader.epoch(2)) {
     EXPECT_EQ(values(x), whole[0]);
     break;
   }
-  EXPECT_EQ(read(loader, 2), whole);
+  EXPECT_EQ(batches_of(loader, 2), whole);
 }
 
 TEST_P(EveryLoader, EpochMayOutliveItsLoader) {
@@ -211,7 +211,7 @@ TEST_P(EveryLoader, ATransformsFailureNamesTheBatch) {
                                   return Batch{b.data.view({5}), b.target};
                                 }}});
   EXPECT_THAT(
-      message_of<DataError>([&] { read(loader, 0); }),
+      message_of<DataError>([&] { batches_of(loader, 0); }),
       AllOf(HasSubstr("epoch 0, batch 0 of 2: transform 1 failed on samples 0, 1, 2: shape"),
             testing::Not(HasSubstr("Exception raised from"))));
 }
@@ -219,7 +219,7 @@ TEST_P(EveryLoader, ATransformsFailureNamesTheBatch) {
 TEST(Loader, TakesTheWorldsRankAndSize) {
   const auto set = numbers(4);
   Loader loader(set, World::solo(), {.batch_size = 3, .shuffle = false});
-  EXPECT_THAT(read(loader, 0), ElementsAre(ElementsAre(0, 1, 2), ElementsAre(3)));
+  EXPECT_THAT(batches_of(loader, 0), ElementsAre(ElementsAre(0, 1, 2), ElementsAre(3)));
 }
 
 // Without a keeper each batch lies where the last one lay.
@@ -236,7 +236,7 @@ TEST(Loader, MemoryServesAgain) {
 TEST(Loader, ABatchLargerThanTheDataIsShort) {
   const auto set = numbers(10);
   Loader loader(set, Shard{0, 2}, {.batch_size = 64});
-  EXPECT_THAT(read(loader, 0), ElementsAre(SizeIs(5)));
+  EXPECT_THAT(batches_of(loader, 0), ElementsAre(SizeIs(5)));
 }
 
 TEST(Loader, RefusesDropLastThatLeavesNothing) {

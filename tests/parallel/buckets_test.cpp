@@ -20,12 +20,6 @@ std::vector<Named> floats(const std::vector<int64_t>& bytes) {
   return named;
 }
 
-// Tensors are made in a child, so that the parent of other tests' ranks never ran an operation.
-template <typename Body>
-void isolated(Body body) {
-  spawn(1, [&](World&) { body(); });
-}
-
 TEST(AssignBuckets, B09_ABucketClosesWhenItReachesItsLimit) {
   isolated([] {
     EXPECT_EQ(assign_buckets(floats({40, 40, 40, 40, 40}), {0, 1, 2, 3, 4},

@@ -11,11 +11,6 @@
 namespace lockstep::test {
 namespace {
 
-template <typename Body>
-void isolated(Body body) {
-  spawn(1, [&](World&) { body(); });
-}
-
 template <typename Optimizer>
 std::vector<at::Tensor> trained(typename Optimizer::Options options, int steps = 20) {
   Mlp net;

@@ -26,4 +26,10 @@ std::vector<int> spawn(int ranks, const std::function<void(World&)>& body, const
 // The same without a World: the ranks find the variables of a launcher in their environment.
 std::vector<int> spawn_bare(int ranks, const std::function<void(int rank)>& body, const SpawnOptions& options = {});
 
+// Runs `body` on one rank, to keep what it does to libtorch out of this process.
+template <class Body>
+void isolated(const Body& body) {
+  spawn(1, [&](World&) { body(); });
+}
+
 }  // namespace lockstep::test

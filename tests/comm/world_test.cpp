@@ -1,0 +1,160 @@
+// How ranks find each other, and what they say when they cannot.
+#include "lockstep/comm/world.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <map>
+
+#include "lockstep/core/error.h"
+#include "support/spawn.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::spawn;
+using test::spawn_bare;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+using Environment = std::map<std::string, std::string>;  // an empty text unsets
+
+void apply(const Environment& environment) {
+  for (const auto& [name, text] : environment) {
+    text.empty() ? unsetenv(name.c_str()) : setenv(name.c_str(), text.c_str(), 1);
+  }
+}
+
+const Environment kNothing = {{"RANK", ""},       {"WORLD_SIZE", ""},  {"LOCAL_RANK", ""},       {"LOCAL_WORLD_SIZE", ""},
+                              {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}, {"LOCKSTEP_STORE_FD", ""}, {"LOCKSTEP_BACKEND", ""}};
+
+// What from_env() throws in a process of its own with these variables alone.
+void expect_refused(const Environment& environment, const testing::Matcher<std::string>& says) {
+  spawn_bare(1, [&](int) {
+    apply(kNothing);
+    apply(environment);
+    try {
+      (void)World::from_env({.timeout = 300ms});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const Error& error) {
+      EXPECT_THAT(std::string(error.what()), says);
+    }
+  });
+}
+
+TEST(World, IsOneRankWhenNothingLaunchedIt) {
+  spawn_bare(1, [](int) {
+    apply(kNothing);
+    const World world = World::from_env();
+    EXPECT_EQ(world.rank(), 0);
+    EXPECT_EQ(world.size(), 1);
+    EXPECT_EQ(world.local_size(), 1);
+    EXPECT_EQ(world.group().backend(), "solo");
+    EXPECT_EQ(world.describe(), "1 rank on 1 host, solo, 1 thread each");
+  });
+}
+
+TEST(World, KnowsItsPlace) {
+  spawn(3, [](World& world) {
+    EXPECT_EQ(world.size(), 3);
+    EXPECT_EQ(world.local_size(), 3);
+    EXPECT_EQ(world.local_rank(), world.rank());
+    EXPECT_EQ(world.group().backend(), "shm");
+    EXPECT_EQ(world.describe(), "3 ranks on 1 host, shm, 1 thread each");
+  });
+}
+
+TEST(World, ASecondOneMeetsTheSecondOnesOfTheOthers) {
+  spawn(2, [](World& first) {
+    const World second = World::from_env();
+    at::Tensor data = at::ones({1});
+    second.group().all_reduce(data).wait();
+    first.group().all_reduce(data).wait();
+    EXPECT_EQ(data.item<float>(), 4);
+  });
+}
+
+TEST(World, RefusesVariablesThatContradictEachOther) {
+  const Environment base = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29999"}};
+  const auto with = [&](Environment changes) {
+    changes.insert(base.begin(), base.end());
+    return changes;
+  };
+  expect_refused({{"RANK", "0"}}, AllOf(HasSubstr("RANK is set, but WORLD_SIZE is not")));
+  expect_refused({{"WORLD_SIZE", "2"}}, HasSubstr("WORLD_SIZE is set, but RANK is not"));
+  expect_refused(with({{"RANK", "2"}}), HasSubstr("RANK=2 with WORLD_SIZE=2"));
+  expect_refused(with({{"RANK", "-1"}}), HasSubstr("RANK='-1'"));
+  expect_refused(with({{"RANK", "one"}}), HasSubstr("RANK='one' is not a whole number"));
+  expect_refused(with({{"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE='0'"));
+  expect_refused(with({{"LOCAL_WORLD_SIZE", "3"}}), HasSubstr("LOCAL_WORLD_SIZE=3 with WORLD_SIZE=2"));
+  expect_refused(with({{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), HasSubstr("LOCAL_RANK=2 with LOCAL_WORLD_SIZE=2"));
+  expect_refused(with({{"MASTER_ADDR", ""}}), HasSubstr("needs MASTER_ADDR"));
+  expect_refused(with({{"MASTER_PORT", ""}}), HasSubstr("needs MASTER_PORT"));
+  expect_refused(with({{"MASTER_PORT", "70000"}}), HasSubstr("MASTER_PORT='70000'"));
+  expect_refused(with({{"LOCKSTEP_BACKEND", "smoke"}}), HasSubstr("LOCKSTEP_BACKEND='smoke' is none of auto, shm, gloo"));
+  expect_refused(with({{"LOCKSTEP_BACKEND", "shm"}, {"LOCKSTEP_PYTHON_PEERS", "1"}}), HasSubstr("gloo only"));
+  expect_refused(with({{"LOCKSTEP_TIMEOUT", "0"}}), HasSubstr("LOCKSTEP_TIMEOUT='0'"));
+}
+
+TEST(World, NamesTheRanksThatDoNotCome) {
+  spawn_bare(2, [](int rank) {
+    setenv("WORLD_SIZE", "4", 1);
+    unsetenv("LOCAL_WORLD_SIZE");
+    try {
+      (void)World::from_env({.timeout = 400ms});
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const CommError& error) {
+      // Rank 0 serves the store: when it gives up first, the other may see just that.
+      EXPECT_THAT(std::string(error.what()),
+                  AnyOf(AllOf(HasSubstr("met 2 of 4 ranks"), HasSubstr("missing: 2, 3")), HasSubstr(rank == 1 ? "[store]" : "-")));
+    }
+  });
+}
+
+TEST(World, RanksWithDifferentWorldSizesAllSayWhich) {
+  for (const int odd : {0, 1}) {
+    spawn_bare(2, [&](int rank) {
+      if (rank == odd) setenv("WORLD_SIZE", "3", 1);
+      try {
+        (void)World::from_env({.timeout = 20s});
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const ConfigError& error) {
+        EXPECT_THAT(std::string(error.what()), AllOf(HasSubstr("WORLD_SIZE=2"), HasSubstr("WORLD_SIZE=3")));
+      }
+    });
+  }
+}
+
+TEST(World, TwoProcessesWithOneRankAreTold) {
+  int refused = 0;
+  const auto statuses = spawn_bare(
+      3,
+      [](int rank) {
+        setenv("WORLD_SIZE", "2", 1);
+        setenv("LOCAL_WORLD_SIZE", "2", 1);
+        if (rank == 2) {
+          setenv("RANK", "1", 1);
+          setenv("LOCAL_RANK", "1", 1);
+        }
+        try {
+          (void)World::from_env({.timeout = 10s});
+        } catch (const ConfigError& error) {
+          _exit(std::string(error.what()).find("two processes have RANK=1") != std::string::npos ? 7 : 1);
+        }
+      },
+      {.doomed = {1, 2}});
+  for (int status : statuses) refused += WIFEXITED(status) && WEXITSTATUS(status) == 7;
+  EXPECT_EQ(refused, 1);
+}
+
+TEST(World, NobodyAtTheAddressIsSaidWithTheAddress) {
+  expect_refused({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}},
+                 AllOf(HasSubstr("127.0.0.1:1"), HasSubstr("MASTER_ADDR")));
+}
+
+}  // namespace
+}  // namespace lockstep::comm
