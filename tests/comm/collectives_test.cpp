@@ -25,6 +25,7 @@ std::vector<int64_t> sizes(const World& world, at::ScalarType dtype = at::kFloat
 struct Case {
   std::string backend;
   int ranks;
+  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.ranks << " ranks over " << c.backend; }
 };
 
 class Collectives : public testing::TestWithParam<Case> {
