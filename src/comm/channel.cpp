@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <climits>
 #include <cstring>
 #include <fstream>
@@ -28,6 +29,8 @@ constexpr auto kSpin = std::chrono::microseconds(2000);
 constexpr int kYields = 50;
 // A sleeper looks around this often: a lost peer is known well within half a second.
 constexpr milliseconds kNap(20);
+// In place of the descriptor of a process that had ended before it could be watched.
+constexpr int kGone = -2;
 
 void relax() {
 #if defined(__x86_64__)
@@ -130,6 +133,7 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bo
   for (int peer = 0; watch_processes && peer < size; ++peer) {
     if (peer == rank) continue;
     pidfds_[peer] = static_cast<int>(syscall(SYS_pidfd_open, blocks_[peer].pid.load(), 0));
+    if (pidfds_[peer] < 0 && errno == ESRCH) pidfds_[peer] = kGone;
   }
   // Nobody passes before all have opened the others, so a process that is gone here is gone for good.
   meet(joined, timeout);
@@ -247,7 +251,7 @@ void Channel::ring(int rank) { advance(blocks_[rank].bell); }
 
 bool Channel::is_gone(int peer) const {
   pollfd end{pidfds_[peer], POLLIN, 0};
-  return pidfds_[peer] >= 0 && poll(&end, 1, 0) == 1;
+  return pidfds_[peer] == kGone || (pidfds_[peer] >= 0 && poll(&end, 1, 0) == 1);
 }
 
 std::string Channel::fate_of(int peer, milliseconds patience) const {

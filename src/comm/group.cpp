@@ -90,7 +90,8 @@ std::chrono::milliseconds Group::timeout() const { return transport_->timeout();
 
 // Checks what this rank alone can check, and makes every tensor contiguous.
 Work Group::start(Request request, const CallOptions& options) const {
-  request.timeout = options.timeout.value_or(transport_->timeout());
+  // A deadline that far off is none; more would overflow the clock.
+  request.timeout = std::min<std::chrono::milliseconds>(options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
   request.tag = options.tag;
   if (request.peer < 0 || request.peer >= size()) {
     refuse(request.what, "rank {} is not in this group of {}", request.peer, size());
@@ -295,6 +296,9 @@ std::string Group::broadcast_bytes(std::string_view mine, int root, const CallOp
 }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
+  if (!options.device().is_cpu()) {
+    throw ConfigError(fmt::format("[comm] empty: this group's memory is on the CPU, not on {}", options.device().str()));
+  }
   return transport_->empty(sizes, options);
 }
 

@@ -165,8 +165,9 @@ TEST(FailureOfOneRank, WrongArgumentsAreRefusedAndHarmNobody) {
     EXPECT_THAT(refused([&] { (void)g.all_to_all(at::ones({3}), at::ones({3})); }), HasSubstr("2 ranks divide"));
     EXPECT_THAT(refused([&] { (void)g.gather({at::ones({3})}, at::ones({3}), world.rank()); }), HasSubstr("1 tensors for 2 ranks"));
     EXPECT_THAT(refused([&] { (void)g.send(at::ones({3}), world.rank()); }), HasSubstr("to itself"));
+    EXPECT_THAT(refused([&] { (void)g.empty({3}, at::kMeta); }), HasSubstr("not on meta"));
     at::Tensor data = at::ones({3});
-    g.all_reduce(data).wait();
+    g.all_reduce(data, ReduceOp::Sum, {.timeout = std::chrono::milliseconds::max()}).wait();
     EXPECT_EQ(data[0].item<float>(), 2);
   });
 }

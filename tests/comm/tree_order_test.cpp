@@ -26,7 +26,8 @@ at::Tensor tree(const std::vector<at::Tensor>& parts, int begin, int end) {
 }
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+  return a.nbytes() == b.nbytes() &&
+         (a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
 class TreeOrder : public testing::TestWithParam<int> {};

@@ -27,6 +27,8 @@ class Pending {
 // Handle of an operation that was started. Until wait() has returned, the operation's tensors may
 // be neither read nor written (the operation itself keeps their storage alive). Dropping it
 // unwaited is allowed: the group's next call finishes the operation. Copies share the operation.
+// Over shared memory an operation moves on only inside calls on its own group, so a rank that waits
+// for operations of several groups waits for them in the same order as the other ranks do.
 class [[nodiscard]] Work {
  public:
   Work() = default;  // an operation that is over
