@@ -18,7 +18,7 @@ const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kHalf,
 // None, one, odd, just over the one-meeting size; and larger than the staging slots, where there are any.
 std::vector<int64_t> sizes(const World& world, at::ScalarType dtype = at::kFloat) {
   std::vector<int64_t> sizes = {0, 1, 7, 16385};
-  if (world.group().backend() == "shm" || dtype == at::kFloat) sizes.push_back(600001);
+  if (world.group().backend() == "shm" || dtype == at::kFloat) sizes.push_back(300001);
   return sizes;
 }
 

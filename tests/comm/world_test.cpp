@@ -141,7 +141,7 @@ TEST(World, TwoProcessesWithOneRankAreTold) {
           setenv("LOCAL_RANK", "1", 1);
         }
         try {
-          (void)World::from_env({.timeout = 10s});
+          (void)World::from_env({.timeout = 2s});
         } catch (const ConfigError& error) {
           _exit(std::string(error.what()).find("two processes have RANK=1") != std::string::npos ? 7 : 1);
         }
