@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "lockstep/core/shard.h"
 
 namespace lockstep::comm {
 namespace {
@@ -16,7 +15,7 @@ int64_t mailbox_bytes(int size) { return aligned(Mailbox::bytes_for(size)); }
 
 }  // namespace
 
-Slice slice_of(int rank, int size, int64_t count, int64_t element_bytes) {
+Range slice_of(int rank, int size, int64_t count, int64_t element_bytes) {
   const int64_t line = std::max<int64_t>(1, 64 / element_bytes);
   const Range lines = Shard{rank, size}.of((count + line - 1) / line);
   return {std::min(count, lines.begin * line), std::min(count, lines.end * line)};

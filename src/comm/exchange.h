@@ -18,6 +18,7 @@
 #include "comm/channel.h"
 #include "comm/mailbox.h"
 #include "comm/reduce.h"
+#include "lockstep/core/shard.h"
 
 namespace lockstep::comm {
 
@@ -99,11 +100,7 @@ class Exchange {
 };
 
 // The elements [begin, end) of `count` that rank r of n reduces: whole cache lines.
-struct Slice {
-  int64_t begin;
-  int64_t end;
-};
-Slice slice_of(int rank, int size, int64_t count, int64_t element_bytes);
+Range slice_of(int rank, int size, int64_t count, int64_t element_bytes);
 
 // Makers of the operations; buffers are this rank's.
 std::shared_ptr<Operation> all_reduce(const Reduction& reduction, Piece data);

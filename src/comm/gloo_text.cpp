@@ -8,38 +8,6 @@
 namespace lockstep::comm {
 namespace {
 
-std::string_view dtype_name(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return "float32";
-    case at::kDouble:
-      return "float64";
-    case at::kHalf:
-      return "float16";
-    case at::kBFloat16:
-      return "bfloat16";
-    case at::kChar:
-      return "int8";
-    case at::kShort:
-      return "int16";
-    case at::kInt:
-      return "int32";
-    case at::kLong:
-      return "int64";
-    case at::kByte:
-      return "uint8";
-    case at::kBool:
-      return "bool";
-    default:
-      return c10::toString(dtype);
-  }
-}
-
-bool reduces(Collective what) {
-  return what == Collective::AllReduce || what == Collective::Reduce ||
-         what == Collective::ReduceScatter;
-}
-
 std::string counts(const std::vector<at::Tensor>& list) {
   std::string text;
   for (const at::Tensor& tensor : list)
@@ -91,7 +59,7 @@ std::string signature_of(const Request& request) {
   std::string text(name_of(request.what));
   if (request.what == Collective::Barrier) return text;
   if (reduces(request.what)) text += fmt::format(" {}", name_of(request.op));
-  text += fmt::format(" {}", dtype_name(request.dtype()));
+  text += fmt::format(" {}", name_of(request.dtype()));
   const auto* list = shared_list(request);
   if (list && list->size() > 1) {
     text += " x " + counts(*list);
@@ -141,7 +109,7 @@ std::string text_of(const Request& request, uint64_t number) {
   if (reduces(request.what)) add(std::string(name_of(request.op)));
   if (request.what != Collective::Barrier) {
     const auto* list = shared_list(request);
-    add(fmt::format("{} x {}", dtype_name(request.dtype()),
+    add(fmt::format("{} x {}", name_of(request.dtype()),
                     list && list->size() > 1 ? counts(*list) : std::to_string(own_count(request))));
   }
   return fmt::format("{} #{}{}", name_of(request.what), number,

@@ -159,12 +159,10 @@ class ShmTransport : public Transport {
     if (request.what == Collective::Send || request.what == Collective::Recv) return start_message(std::move(request));
     std::shared_ptr<Operation> operation = operation_for(request);
     Announcement& said = operation->announcement;
-    const bool reduces = request.what == Collective::AllReduce || request.what == Collective::Reduce ||
-                         request.what == Collective::ReduceScatter;
-    set_text(said.what, reduces ? fmt::format("{} {}", name_of(request.what), name_of(request.op))
+    set_text(said.what, reduces(request.what) ? fmt::format("{} {}", name_of(request.what), name_of(request.op))
                                 : std::string(name_of(request.what)));
     set_text(said.tag, request.tag);
-    if (request.what != Collective::Barrier) set_text(said.dtype, dtype_name(request.dtype()));
+    if (request.what != Collective::Barrier) set_text(said.dtype, name_of(request.dtype()));
     operation->timeout = request.timeout;
     operation->keep = std::make_shared<Request>(std::move(request));
     exchange_->start(operation);
@@ -179,7 +177,7 @@ class ShmTransport : public Transport {
     Segment segment;
     Offer offer{};
     if (rank() == 0) offer = make_offer(segment, bytes * size());
-    share(offer, fmt::format("empty {}", dtype_name(dtype)), count);
+    share(offer, fmt::format("empty {}", name_of(dtype)), count);
     if (rank() != 0 || offer.handle.pid == 0) segment = accept(offer);
     segment.populate(rank() * bytes, bytes);
     meet("empty");
@@ -206,22 +204,6 @@ class ShmTransport : public Transport {
   }
 
  private:
-  static std::string dtype_name(at::ScalarType dtype) {
-    switch (dtype) {
-      case at::kFloat: return "float32";
-      case at::kDouble: return "float64";
-      case at::kHalf: return "float16";
-      case at::kBFloat16: return "bfloat16";
-      case at::kChar: return "int8";
-      case at::kShort: return "int16";
-      case at::kInt: return "int32";
-      case at::kLong: return "int64";
-      case at::kByte: return "uint8";
-      case at::kBool: return "bool";
-      default: return c10::toString(dtype);
-    }
-  }
-
   std::shared_ptr<Operation> operation_for(const Request& request) {
     const Reduction reduction = reduction_of(request.op, request.dtype());
     const auto with_counts = [](std::shared_ptr<Operation> operation, const std::vector<Piece>& counts, int64_t count) {
@@ -291,7 +273,7 @@ class ShmTransport : public Transport {
     parcel->sending = request.what == Collective::Send;
     parcel->peer = request.peer;
     parcel->message = request.message;
-    parcel->dtype = dtype_name(tensor.scalar_type());
+    parcel->dtype = std::string(name_of(tensor.scalar_type()));
     parcel->count = tensor.numel();
     parcel->bytes = static_cast<int64_t>(tensor.nbytes());
     parcel->data = data_of(tensor);

@@ -19,7 +19,7 @@ void copy(char* to, const char* from, int64_t bytes) {
 }
 
 // The part of [0, bytes) in chunk `index` of chunks of `each` bytes.
-Slice chunk_of(int64_t bytes, int64_t index, int64_t each) {
+Range chunk_of(int64_t bytes, int64_t index, int64_t each) {
   return {std::min(bytes, index * each), std::min(bytes, (index + 1) * each)};
 }
 
@@ -111,7 +111,7 @@ class AllReduce : public Operation {
   // Each rank reduces its slice of all ranks' buffers, and writes it to all.
   void run_in_place(Exchange& exchange) const {
     const int size = exchange.size();
-    const Slice slice = slice_of(exchange.rank(), size, data_.bytes / element_, element_);
+    const Range slice = slice_of(exchange.rank(), size, data_.bytes / element_, element_);
     std::vector<void*> parts(size);
     for (int r = 0; r < size; ++r) parts[r] = exchange.part_of(r, sequence) + slice.begin * element_;
     reduce(reduction_, parts.data(), size, parts.data(), size, slice.end - slice.begin);
@@ -121,16 +121,16 @@ class AllReduce : public Operation {
   void fill(Exchange& exchange, int64_t chunk) const {
     char* slot = exchange.slot(exchange.rank(), exchange.turn + chunk);
     if (one_shot()) return copy(slot, data_.data, data_.bytes);
-    const Slice bytes = chunk_of(data_.bytes, chunk, kChunk);
+    const Range bytes = chunk_of(data_.bytes, chunk, kChunk);
     const char* from = data_.data + bytes.begin;
-    const Slice mine = own_slice(exchange, bytes);
+    const Range mine = own_slice(exchange, bytes);
     copy(slot, from, mine.begin);
     copy(slot + mine.end, from + mine.end, bytes.end - bytes.begin - mine.end);
   }
 
   // In bytes from the chunk's begin.
-  Slice own_slice(Exchange& exchange, Slice bytes) const {
-    const Slice s = slice_of(exchange.rank(), exchange.size(), (bytes.end - bytes.begin) / element_, element_);
+  Range own_slice(Exchange& exchange, Range bytes) const {
+    const Range s = slice_of(exchange.rank(), exchange.size(), (bytes.end - bytes.begin) / element_, element_);
     return {s.begin * element_, s.end * element_};
   }
 
@@ -159,8 +159,8 @@ class AllReduce : public Operation {
   }
 
   void reduce_own_slice(Exchange& exchange, int64_t chunk, bool wanted) const {
-    const Slice bytes = chunk_of(data_.bytes, chunk, kChunk);
-    const Slice mine = own_slice(exchange, bytes);
+    const Range bytes = chunk_of(data_.bytes, chunk, kChunk);
+    const Range mine = own_slice(exchange, bytes);
     std::vector<const void*> sources(exchange.size());
     for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.slot(r, exchange.turn + chunk) + mine.begin;
     char* own = data_.data + bytes.begin + mine.begin;
@@ -170,8 +170,8 @@ class AllReduce : public Operation {
   }
 
   void copy_out(Exchange& exchange, int64_t chunk) const {
-    const Slice bytes = chunk_of(data_.bytes, chunk, kChunk);
-    const Slice mine = own_slice(exchange, bytes);
+    const Range bytes = chunk_of(data_.bytes, chunk, kChunk);
+    const Range mine = own_slice(exchange, bytes);
     char* to = data_.data + bytes.begin;
     const char* from = exchange.result(exchange.turn + chunk);
     copy(to, from, mine.begin);
@@ -198,7 +198,7 @@ class ReduceScatter : public Staged {
     const int64_t each = part_bytes(exchange.size());
     for (int r = 0; r < exchange.size(); ++r) {
       if (r == exchange.rank()) continue;
-      const Slice s = chunk_of(inputs_[r].bytes, chunk, each);
+      const Range s = chunk_of(inputs_[r].bytes, chunk, each);
       copy(slot + r * each, inputs_[r].data + s.begin, s.end - s.begin);
     }
   }
@@ -206,7 +206,7 @@ class ReduceScatter : public Staged {
   void read(Exchange& exchange, int64_t chunk) override {
     const int64_t each = part_bytes(exchange.size());
     const int rank = exchange.rank();
-    const Slice s = chunk_of(output_.bytes, chunk, each);
+    const Range s = chunk_of(output_.bytes, chunk, each);
     std::vector<const void*> sources(exchange.size());
     for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.slot(r, exchange.turn) + rank * each;
     sources[rank] = inputs_[rank].data + s.begin;
@@ -231,7 +231,7 @@ class Spread : public Staged {
 
   void fill(Exchange&, int64_t chunk, char* slot) override {
     if (!gives_) return;
-    const Slice s = chunk_of(input_.bytes, chunk, kChunk);
+    const Range s = chunk_of(input_.bytes, chunk, kChunk);
     copy(slot, input_.data + s.begin, s.end - s.begin);
   }
 
@@ -241,7 +241,7 @@ class Spread : public Staged {
       if (output.data == nullptr) continue;
       const int64_t given = exchange.channel().announcement(r, sequence).own_bytes;
       if (given != output.bytes) disagree(exchange, r, given, output.bytes);
-      const Slice s = chunk_of(output.bytes, chunk, kChunk);
+      const Range s = chunk_of(output.bytes, chunk, kChunk);
       const char* from = r == exchange.rank() ? input_.data + s.begin : exchange.slot(r, exchange.turn);
       copy(output.data + s.begin, from, s.end - s.begin);
     }
@@ -269,7 +269,7 @@ class Deal : public Staged {
   void fill(Exchange& exchange, int64_t chunk, char* slot) override {
     const int64_t each = part_bytes(exchange.size());
     for (int r = 0; r < static_cast<int>(inputs_.size()); ++r) {
-      const Slice s = chunk_of(inputs_[r].bytes, chunk, each - kHeader);
+      const Range s = chunk_of(inputs_[r].bytes, chunk, each - kHeader);
       std::memcpy(slot + r * each, &inputs_[r].bytes, sizeof(int64_t));
       copy(slot + r * each + kHeader, inputs_[r].data + s.begin, s.end - s.begin);
     }
@@ -284,7 +284,7 @@ class Deal : public Staged {
       int64_t given = 0;
       std::memcpy(&given, part, sizeof given);
       if (given != output.bytes) disagree(exchange, r, given, output.bytes);
-      const Slice s = chunk_of(output.bytes, chunk, each - kHeader);
+      const Range s = chunk_of(output.bytes, chunk, each - kHeader);
       copy(output.data + s.begin, part + kHeader, s.end - s.begin);
     }
   }

@@ -32,6 +32,38 @@ std::string_view name_of(ReduceOp op) {
   return "?";
 }
 
+std::string_view name_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    case at::kHalf:
+      return "float16";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kChar:
+      return "int8";
+    case at::kShort:
+      return "int16";
+    case at::kInt:
+      return "int32";
+    case at::kLong:
+      return "int64";
+    case at::kByte:
+      return "uint8";
+    case at::kBool:
+      return "bool";
+    default:
+      return c10::toString(dtype);
+  }
+}
+
+bool reduces(Collective what) {
+  return what == Collective::AllReduce || what == Collective::Reduce ||
+         what == Collective::ReduceScatter;
+}
+
 at::ScalarType Request::dtype() const {
   if (!outputs.empty()) return outputs.front().scalar_type();
   if (!inputs.empty()) return inputs.front().scalar_type();

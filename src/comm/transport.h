@@ -30,6 +30,10 @@ enum class Collective : int {
 
 std::string_view name_of(Collective what);
 std::string_view name_of(ReduceOp op);
+// "float32", as Python's torch says it.
+std::string_view name_of(at::ScalarType dtype);
+// Whether the collective combines elements.
+bool reduces(Collective what);
 
 // One call, checked by Group: tensors contiguous and of one dtype, on the CPU, lists of the right length, peer in range.
 //   AllReduce, Reduce, Broadcast   outputs[0], in place (inputs empty)
