@@ -75,4 +75,4 @@ if __name__ == "__main__":
         if child == 0:
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        sys.exit(os.waitstatus_to_exitcode(status))
+        os._exit(os.waitstatus_to_exitcode(status))  # the interpreter's own exit races libtorch's threads and sometimes aborts
