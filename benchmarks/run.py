@@ -35,9 +35,8 @@ class Bench:
             said = f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
             if not enough(done.stdout):
                 sys.exit(said)
-            first = next((line for line in done.stderr.splitlines() if "terminate" in line or "Error" in line), "")
-            print(f"note: {next(os.path.basename(c) for c in command if c.endswith(".py"))}: a peer reported and then ended with {done.returncode}: {first}",
-                  file=sys.stderr)
+            cause = next((line for line in done.stderr.splitlines() if "terminate" in line or "Error" in line), "")
+            print(f"note: a Python peer reported and then ended with {done.returncode}: {cause}", file=sys.stderr)
         return done.stdout
 
     def program(self, name):
