@@ -27,26 +27,27 @@ std::string random_run_id() {
   return fmt::format("{:08x}{:08x}", device(), device());
 }
 
-Variables rank_variables(const Options& options, int rank, uint16_t port) {
-  const std::string index = std::to_string(rank), count = std::to_string(options.ranks);
+Variables rank_variables(const Options& options, const Plan& plan, int local) {
+  const std::string rank = std::to_string(plan.first_rank + local);
+  const std::string world = std::to_string(plan.world_size);
   Variables variables = {
-      {"RANK", index},
-      {"WORLD_SIZE", count},
-      {"LOCAL_RANK", index},
-      {"LOCAL_WORLD_SIZE", count},
-      {"MASTER_ADDR", "127.0.0.1"},
-      {"MASTER_PORT", std::to_string(port)},
-      {"GROUP_RANK", "0"},
-      {"GROUP_WORLD_SIZE", "1"},
+      {"RANK", rank},
+      {"WORLD_SIZE", world},
+      {"LOCAL_RANK", std::to_string(local)},
+      {"LOCAL_WORLD_SIZE", std::to_string(plan.local_ranks)},
+      {"MASTER_ADDR", plan.master_addr},
+      {"MASTER_PORT", std::to_string(plan.master_port)},
+      {"GROUP_RANK", std::to_string(plan.node_rank)},
+      {"GROUP_WORLD_SIZE", std::to_string(plan.nodes)},
       {"ROLE_NAME", options.role},
-      {"ROLE_RANK", index},
-      {"ROLE_WORLD_SIZE", count},
-      {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"ROLE_RANK", rank},
+      {"ROLE_WORLD_SIZE", world},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(plan.restarts)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(plan.max_restarts)},
       {"TORCHELASTIC_RUN_ID", options.run_id},
   };
   if (!env_text("OMP_NUM_THREADS")) {
-    variables["OMP_NUM_THREADS"] = std::to_string(std::max(1, cores() / options.ranks));
+    variables["OMP_NUM_THREADS"] = std::to_string(std::max(1, cores() / plan.local_ranks));
   }
   return variables;
 }

@@ -84,8 +84,8 @@ void Output::finish() {
     std::string rest;
     stream.lines.finish(rest);
     stream.sink->add(rest);
-    stream.pipe.reset();
   }
+  streams_.clear();
   out_->flush();
   err_->flush();
 }

@@ -27,7 +27,8 @@ class Output {
   void await(std::vector<pollfd>& events) const;
   // Reads and writes what can be without waiting.
   void pump();
-  // When no rank is left: reads what the pipes still hold, and ends unfinished lines.
+  // When no rank is left: reads what the pipes still hold, ends unfinished lines, and lets go of
+  // the pipes.
   void finish();
 
   bool has_pending() const { return out_->has_pending() || err_->has_pending(); }

@@ -53,18 +53,11 @@ std::string names(const std::vector<int>& ranks) {
 
 }  // namespace
 
-bool is_success(int wait_status) { return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0; }
-
-int exit_code_of(int wait_status) {
-  return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
-}
-
-std::vector<std::string> report(const std::vector<RankEnd>& ends, std::optional<int> cause,
-                                std::optional<int> signal) {
+std::vector<std::string> report(const Outcome& outcome) {
   std::vector<std::string> lines;
   std::map<std::string, std::vector<int>> others;
-  for (const RankEnd& end : ends) {
-    if (end.rank == cause) {
+  for (const RankEnd& end : outcome.ends) {
+    if (end.rank == outcome.cause) {
       lines.push_back(fmt::format("rank {} failed first: it {} after {:.2f} s (pid {}){}", end.rank,
                                   describe_exit(end.wait_status), seconds(end.ran), end.pid,
                                   hint(end.wait_status)));
@@ -72,7 +65,10 @@ std::vector<std::string> report(const std::vector<RankEnd>& ends, std::optional<
       others[story(end)].push_back(end.rank);
     }
   }
-  if (!cause && signal) lines.push_back(fmt::format("stopped by {}", signal_name(*signal)));
+  if (!outcome.cause && outcome.outside) lines.push_back(*outcome.outside);
+  if (outcome.signal) {
+    lines.push_back(fmt::format("stopped by {}", signal_name(*outcome.signal)));
+  }
   if (lines.empty()) return lines;
   for (auto& [what, ranks] : others) {
     std::sort(ranks.begin(), ranks.end());

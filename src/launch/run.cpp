@@ -1,30 +1,16 @@
 #include "lockstep/launch/run.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
-#include "launch/child.h"
-#include "launch/descendants.h"
 #include "launch/environment.h"
-#include "launch/host.h"
+#include "launch/incarnation.h"
 #include "launch/listener.h"
 #include "launch/program.h"
-#include "launch/supervisor.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::launch {
 namespace {
-
-// With one of 0, 1, 2 closed the next descriptor we open would become somebody's stdout.
-void open_standard_streams() {
-  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
-    if (fcntl(fd, F_GETFD) < 0) {
-      [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);  // the lowest free number: fd
-    }
-  }
-}
 
 void check(const Options& options) {
   if (options.command.empty()) {
@@ -37,58 +23,34 @@ void check(const Options& options) {
 // A Python rank 0 binds the port itself, so that it must be left free.
 bool python_serves() { return env_text("LOCKSTEP_PYTHON_PEERS").value_or("0") != "0"; }
 
+Plan plan_on_this_host(const Options& options) {
+  Plan plan;
+  plan.local_ranks = plan.world_size = options.ranks;
+  return plan;
+}
+
 std::string options_threads(const Options& options) {
-  const auto variables = rank_variables(options, 0, 0);
+  const auto variables = rank_variables(options, plan_on_this_host(options), 0);
   const auto own = variables.find("OMP_NUM_THREADS");
   return own != variables.end() ? own->second : *env_text("OMP_NUM_THREADS");
 }
 
 }  // namespace
 
-int run(const Options& given) {
-  check(given);
-  Options options = given;
-  if (options.run_id.empty()) options.run_id = random_run_id();
-  open_standard_streams();
-  ChildSpec spec;
-  spec.path = find_program(options.command.front());
-  spec.command = options.command;
-  // One rank is its program as if started by hand: a terminal stays a terminal, and nothing needs a
-  // tag.
-  spec.streams = options.ranks == 1 ? Streams::Shared : Streams::Piped;
-
+int run(const Options& options) {
+  check(options);
+  Session session(options);
+  Plan plan = plan_on_this_host(options);
   Listener listener = listen_on_loopback(options.master_port);
-  if (python_serves()) listener.socket.reset();
-  Control control = Control::create(options.ranks);
-  adopt_orphans();
-  Signals signals;
-  Output output;
-  Supervisor supervisor(options, signals, output, control);
-  try {
-    for (int rank = 0; rank < options.ranks; ++rank) {
-      Variables variables = rank_variables(options, rank, listener.port);
-      variables[Control::kVariable] = std::to_string(control.fd());
-      spec.inherited = {control.fd()};
-      spec.input = rank == 0 ? ChildSpec::Input::Shared : ChildSpec::Input::None;
-      if (listener.socket) {
-        variables["LOCKSTEP_STORE_FD"] = std::to_string(listener.socket.get());
-        spec.inherited.push_back(listener.socket.get());
-      }
-      spec.environment = environment_with(variables);
-      Child child = start_child(spec, signals);
-      // Rank 0 alone keeps the socket: when it is gone, so is the port, and nobody waits for an
-      // answer.
-      listener.socket.reset();
-      supervisor.watch(rank, child.pid);
-      if (spec.streams == Streams::Piped) {
-        output.attach(rank, std::move(child.out), std::move(child.err));
-      }
-    }
-  } catch (...) {
-    Supervisor::end_everything();
-    throw;
+  plan.master_port = listener.port;
+  if (python_serves()) {
+    listener.socket.reset();
+  } else {
+    plan.listener = std::move(listener.socket);
   }
-  return supervisor.run();
+  const Outcome outcome = run_incarnation(session, std::move(plan));
+  if (const auto signal = session.drain()) return 128 + *signal;
+  return outcome.exit_code();
 }
 
 std::string describe(const Options& options) {
@@ -104,10 +66,11 @@ std::string describe(const Options& options) {
 std::string describe_environment(const Options& given) {
   Options options = given;
   if (options.run_id.empty()) options.run_id = random_run_id();
-  const uint16_t port = listen_on_loopback(options.master_port).port;
+  Plan plan = plan_on_this_host(options);
+  plan.master_port = listen_on_loopback(options.master_port).port;
   std::string text;
   for (int rank = 0; rank < options.ranks; ++rank) {
-    for (const auto& [name, value] : rank_variables(options, rank, port)) {
+    for (const auto& [name, value] : rank_variables(options, plan, rank)) {
       text += fmt::format("rank {}: {}={}\n", rank, name, value);
     }
   }

@@ -4,9 +4,11 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <set>
+#include <utility>
+#include <vector>
 
 #include "launch/descendants.h"
+#include "launch/report.h"
 
 namespace lockstep::launch {
 namespace {
@@ -27,12 +29,19 @@ constexpr int kKillRounds = 20;
 
 }  // namespace
 
-Supervisor::Supervisor(const Options& options, Signals& signals, Output& output, Control& control)
-    : options_(options), signals_(signals), output_(output), control_(control) {}
+Supervisor::Supervisor(Session& session, const Plan& plan, Control& control, Outside* outside)
+    : options_(session.options),
+      signals_(session.signals),
+      output_(session.output),
+      first_rank_(plan.first_rank),
+      control_(control),
+      outside_(outside) {}
 
-void Supervisor::watch(int rank, pid_t pid) { running_.emplace(pid, Running{rank, Clock::now()}); }
+void Supervisor::watch(int local_rank, pid_t pid) {
+  running_.emplace(pid, Running{local_rank, Clock::now()});
+}
 
-int Supervisor::run() {
+Outcome Supervisor::run() {
   while (phase_ != Phase::Over) {
     wait_for_events();
     output_.pump();
@@ -45,24 +54,39 @@ int Supervisor::run() {
       }
     }
     if (children) on_children();
+    if (outside_ != nullptr) attend_outside();
     if (output_.is_abandoned() && phase_ == Phase::Running) {
-      stopped_by_ = SIGPIPE;
+      outcome_.signal = SIGPIPE;
       stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
     }
     if (deadline_ && Clock::now() >= *deadline_) on_deadline();
   }
-  return conclude();
+  conclude();
+  return outcome_;
 }
 
 void Supervisor::wait_for_events() {
   std::vector<pollfd> events = {{signals_.fd(), POLLIN, 0}};
   output_.await(events);
+  std::optional<Clock::time_point> until = deadline_;
+  if (outside_ != nullptr) {
+    const auto call = outside_->await(events);
+    if (call && (!until || *call < *until)) until = call;
+  }
   int timeout = -1;
-  if (deadline_) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+  if (until) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
     timeout = static_cast<int>(std::max<int64_t>(0, left.count()));
   }
   poll(events.data(), events.size(), timeout);
+}
+
+void Supervisor::attend_outside() {
+  auto reason = outside_->attend();
+  if (!reason || phase_ != Phase::Running) return;
+  outcome_.outside = std::move(reason);
+  control_.raise_epoch();
+  enter(Phase::Telling, kTelling);
 }
 
 void Supervisor::enter(Phase phase, Clock::duration limit) {
@@ -110,7 +134,7 @@ void Supervisor::on_signal(int signal) {
       break;
   }
   if (phase_ == Phase::Running) {
-    stopped_by_ = signal;
+    outcome_.signal = signal;
     const auto grace = options_.grace.value_or(kGraceAfterSignal);
     output_.say(fmt::format(
         "{}: asking {} ranks to stop; in {:g} s, or at once on Ctrl-C, they are killed",
@@ -149,17 +173,18 @@ void Supervisor::on_children() {
 }
 
 void Supervisor::record(pid_t pid, int wait_status) {
-  const auto [rank, since] = running_.extract(pid).mapped();
-  control_.record_exit(rank, wait_status);
+  const auto [local_rank, since] = running_.extract(pid).mapped();
+  control_.record_exit(local_rank, wait_status);
   const Push push = phase_ == Phase::Killing    ? Push::Killed
                     : phase_ == Phase::Stopping ? Push::Asked
                                                 : Push::None;
-  ends_.push_back({rank, pid, wait_status, Clock::now() - since, push});
+  outcome_.ends.push_back({first_rank_ + local_rank, pid, wait_status, Clock::now() - since, push});
   if (is_success(wait_status)) return;
   control_.raise_epoch();
   if (phase_ == Phase::Running) {
-    cause_ = rank;
+    outcome_.cause = outcome_.ends.back().rank;
     enter(Phase::Telling, kTelling);
+    if (outside_ != nullptr) outside_->on_failure(outcome_.ends.back());
   }
 }
 
@@ -186,26 +211,10 @@ void Supervisor::on_deadline() {
   }
 }
 
-int Supervisor::conclude() {
+void Supervisor::conclude() {
   output_.finish();
-  for (const std::string& line : report(ends_, cause_, stopped_by_)) output_.say(line);
-  if (output_.lost_bytes() > 0 && !output_.is_abandoned()) {
-    output_.say(fmt::format("{} bytes of output could not be written", output_.lost_bytes()));
-  }
-  deadline_.reset();
-  // A reader may take its time, until the user has enough of it.
-  for (output_.pump(); output_.has_pending(); output_.pump()) {
-    wait_for_events();
-    while (const auto signal = signals_.next()) {
-      if (*signal != SIGCHLD) return 128 + *signal;
-    }
-  }
-  if (cause_) {
-    for (const RankEnd& end : ends_) {
-      if (end.rank == *cause_) return exit_code_of(end.wait_status);
-    }
-  }
-  return stopped_by_ ? 128 + *stopped_by_ : 0;
+  for (const std::string& line : report(outcome_)) output_.say(line);
+  output_.pump();
 }
 
 void Supervisor::end_everything() {

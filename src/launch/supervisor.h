@@ -5,13 +5,12 @@
 #include <chrono>
 #include <map>
 #include <optional>
-#include <vector>
 
-#include "launch/output.h"
-#include "launch/report.h"
-#include "launch/signals.h"
+#include "launch/outcome.h"
+#include "launch/outside.h"
+#include "launch/plan.h"
+#include "launch/session.h"
 #include "lockstep/core/control.h"
-#include "lockstep/launch/run.h"
 
 namespace lockstep::launch {
 
@@ -19,12 +18,13 @@ class Supervisor {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Supervisor(const Options& options, Signals& signals, Output& output, Control& control);
+  // Everything given must outlive it; `outside` may be null.
+  Supervisor(Session& session, const Plan& plan, Control& control, Outside* outside);
 
   // Watches a process that has just been started.
-  void watch(int rank, pid_t pid);
-  // Returns the launcher's exit status when no descendant of this process is left.
-  int run();
+  void watch(int local_rank, pid_t pid);
+  // Returns when no descendant of this process is left and everything is said.
+  Outcome run();
   // Kills and reaps every descendant: for a start that failed half way.
   static void end_everything();
 
@@ -38,7 +38,7 @@ class Supervisor {
     Over,
   };
   struct Running {
-    int rank;
+    int local_rank;
     Clock::time_point since;
   };
 
@@ -49,23 +49,24 @@ class Supervisor {
   void signal_rest(int signal) const;
 
   void wait_for_events();
+  void attend_outside();
   void on_signal(int signal);
   void on_children();
   void on_deadline();
   void record(pid_t pid, int wait_status);
-  int conclude();
+  void conclude();
 
   const Options& options_;
   Signals& signals_;
   Output& output_;
+  const int first_rank_;
   Control& control_;
+  Outside* const outside_;
 
   Phase phase_ = Phase::Running;
   std::optional<Clock::time_point> deadline_;
   std::map<pid_t, Running> running_;
-  std::vector<RankEnd> ends_;
-  std::optional<int> cause_;       // the rank that failed first
-  std::optional<int> stopped_by_;  // the signal that ended the job
+  Outcome outcome_;
   int kill_rounds_ = 0;
 };
 

@@ -1,0 +1,41 @@
+// How an incarnation ended.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::launch {
+
+// What the launcher had done to a rank before it ended.
+enum class Push { None, Asked, Killed };
+
+struct RankEnd {
+  int rank = 0;  // of the world
+  pid_t pid = 0;
+  int wait_status = 0;
+  std::chrono::steady_clock::duration ran{};
+  Push push = Push::None;
+};
+
+struct Outcome {
+  std::vector<RankEnd> ends;           // in the order in which they were seen
+  std::optional<int> cause;            // the rank of this host that failed first
+  std::optional<int> signal;           // to the launcher, which ended the incarnation
+  std::optional<std::string> outside;  // why another host's launcher ended it
+
+  bool succeeded() const { return !cause && !signal && !outside; }
+  // For the shell: 0; the cause's status, or 128 + its signal; 128 + `signal`; 1.
+  int exit_code() const;
+};
+
+// Exit status 0.
+bool is_success(int wait_status);
+
+// The shell's number for it: the status, or 128 + the signal.
+int exit_code_of(int wait_status);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,53 @@
+#include "launch/session.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "launch/descendants.h"
+#include "launch/environment.h"
+#include "launch/program.h"
+
+namespace lockstep::launch {
+namespace {
+
+// With one of 0, 1, 2 closed the next descriptor we open would become somebody's stdout.
+void open_standard_streams() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    if (fcntl(fd, F_GETFD) < 0) {
+      [[maybe_unused]] const int opened = open("/dev/null", O_RDWR);  // the lowest free number: fd
+    }
+  }
+}
+
+Options completed(Options options) {
+  open_standard_streams();
+  if (options.run_id.empty()) options.run_id = random_run_id();
+  return options;
+}
+
+}  // namespace
+
+Session::Session(const Options& given)
+    : options(completed(given)), program(find_program(options.command.front())) {
+  adopt_orphans();
+}
+
+std::optional<int> Session::drain() {
+  if (output.lost_bytes() > 0 && !output.is_abandoned()) {
+    output.say(fmt::format("{} bytes of output could not be written", output.lost_bytes()));
+  }
+  for (output.pump(); output.has_pending(); output.pump()) {
+    std::vector<pollfd> events = {{signals.fd(), POLLIN, 0}};
+    output.await(events);
+    poll(events.data(), events.size(), -1);
+    while (const auto signal = signals.next()) {
+      if (*signal != SIGCHLD) return signal;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,28 @@
+// What a launcher keeps over all incarnations of its job.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "launch/output.h"
+#include "launch/signals.h"
+#include "lockstep/launch/run.h"
+
+namespace lockstep::launch {
+
+struct Session {
+  // Looks the program up, chooses a run id when there is none, and takes over the process's
+  // signals, streams and orphans. Throws StartError, ConfigError.
+  explicit Session(const Options& given);
+
+  // Waits until the readers of our output have taken it all, as long as the user lets them: returns
+  // the signal that came instead.
+  std::optional<int> drain();
+
+  Options options;
+  std::string program;  // the file that the command's first word names
+  Signals signals;
+  Output output;
+};
+
+}  // namespace lockstep::launch
