@@ -30,11 +30,24 @@ Pipe make_pipe() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
+// To the launcher, where the target is one.
+Pipe make_pipe(const Target& target) {
+  if (target.kind != Target::Piped) return {};
+  Pipe pipe = make_pipe();
+  fcntl(pipe.read.get(), F_SETFL, O_NONBLOCK);
+  return pipe;
+}
+
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> result;
   for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
   result.push_back(nullptr);
   return result;
+}
+
+bool take_stream(const Target& target, const Pipe& pipe, int as) {
+  if (target.kind == Target::Shared) return true;
+  return dup2(target.kind == Target::File ? target.fd : pipe.write.get(), as) >= 0;
 }
 
 // A failed start travels over `failure` as its errno; end of file is success.
@@ -54,10 +67,8 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     ready = null >= 0 && dup2(null, STDIN_FILENO) >= 0;
   }
-  if (spec.streams == Streams::Piped) {
-    ready = ready && dup2(out.write.get(), STDOUT_FILENO) >= 0 &&
-            dup2(err.write.get(), STDERR_FILENO) >= 0;
-  }
+  ready = ready && take_stream(spec.out, out, STDOUT_FILENO);
+  ready = ready && take_stream(spec.err, err, STDERR_FILENO);
   // Whatever else the launcher has inherited itself stays out of the ranks.
   ready = ready && close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC) == 0;
   for (const int fd : spec.inherited) ready = ready && fcntl(fd, F_SETFD, 0) == 0;
@@ -77,13 +88,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 }  // namespace
 
 Child start_child(const ChildSpec& spec, const Signals& signals) {
-  Pipe out, err;
-  if (spec.streams == Streams::Piped) {
-    out = make_pipe();
-    err = make_pipe();
-    fcntl(out.read.get(), F_SETFL, O_NONBLOCK);
-    fcntl(err.read.get(), F_SETFL, O_NONBLOCK);
-  }
+  Pipe out = make_pipe(spec.out), err = make_pipe(spec.err);
   Pipe failure = make_pipe();
   const pid_t launcher = getpid();
   const pid_t pid = fork();

@@ -11,15 +11,19 @@
 
 namespace lockstep::launch {
 
-// What a rank's three standard streams are.
-enum class Streams {
-  Shared,  // the launcher's own stdout and stderr
-  Piped,   // pipes to the launcher
+// Where one of a rank's two output streams goes.
+struct Target {
+  enum Kind {
+    Shared,  // the launcher's own
+    Piped,   // a pipe to the launcher
+    File,    // `fd`, which the caller owns
+  } kind = Piped;
+  int fd = -1;
 };
 
 struct Child {
   pid_t pid = -1;
-  Fd out, err;  // the pipes' reading ends, non-blocking
+  Fd out, err;  // the reading ends of the pipes, non-blocking
 };
 
 struct ChildSpec {
@@ -28,7 +32,7 @@ struct ChildSpec {
   std::vector<std::string> environment;
   // The only descriptors above stderr that the child gets, under the same numbers.
   std::vector<int> inherited;
-  Streams streams = Streams::Piped;
+  Target out, err;
   // stdin: /dev/null, or the launcher's own when set.
   enum class Input { None, Shared } input = Input::None;
 };

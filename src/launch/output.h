@@ -4,7 +4,9 @@
 #include <poll.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,12 +16,26 @@
 
 namespace lockstep::launch {
 
+// One stream of a rank.
+struct Feed {
+  int rank = 0;
+  bool is_error = false;  // stderr
+  Fd pipe = {};
+  Fd file = {};          // gets the bytes as they come; none when empty
+  bool shown = true;     // on the launcher's stream of the same kind
+  std::string tag = {};  // before each line; "[rank N] " when empty
+};
+
 class Output {
  public:
+  static constexpr size_t kLastWords = 2048;
+
   Output();
 
-  // Carries what the rank writes into its pipes to the launcher's stdout and stderr.
-  void attach(int rank, Fd out, Fd err);
+  // Carries what a rank writes into its pipes to where it belongs.
+  void attach(Feed feed);
+  // What the rank wrote last to its stderr, as far as that passed here: at most kLastWords bytes.
+  std::string last_words(int rank) const;
   // A line of the launcher's own, on stderr.
   void say(std::string_view text);
 
@@ -38,15 +54,18 @@ class Output {
 
  private:
   struct Stream {
-    Fd pipe;
+    Feed feed;
     Lines lines;
     Sink* sink;
   };
   // Whether there may be more.
   bool read_once(Stream& stream);
+  void keep(Stream& stream, std::string_view bytes);
 
   std::shared_ptr<Sink> out_, err_;  // one, when both are the same file
   std::vector<Stream> streams_;
+  std::map<int, std::string> last_words_;
+  int64_t lost_in_files_ = 0;
 };
 
 }  // namespace lockstep::launch

@@ -7,10 +7,17 @@
 #include "launch/incarnation.h"
 #include "launch/listener.h"
 #include "launch/program.h"
+#include "launch/restarts.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::launch {
 namespace {
+
+void check_local_rank(std::string_view flag, int local_rank, const Options& options) {
+  if (local_rank < options.ranks) return;
+  throw ConfigError(fmt::format("[run] {}: there is no local rank {}; this host has 0 to {}", flag,
+                                local_rank, options.ranks - 1));
+}
 
 void check(const Options& options) {
   if (options.command.empty()) {
@@ -18,6 +25,14 @@ void check(const Options& options) {
   }
   if (options.ranks < 1)
     throw ConfigError(fmt::format("[run] {} ranks: need 1 or more", options.ranks));
+  if (options.max_restarts < 0) {
+    throw ConfigError(fmt::format("[run] {} restarts: need 0 or more", options.max_restarts));
+  }
+  check_local_rank("--redirects", options.redirects.last_rank(), options);
+  check_local_rank("--tee", options.tee.last_rank(), options);
+  for (const int rank : options.shown_ranks) {
+    check_local_rank("--local-ranks-filter", rank, options);
+  }
 }
 
 // A Python rank 0 binds the port itself, so that it must be left free.
@@ -40,17 +55,31 @@ std::string options_threads(const Options& options) {
 int run(const Options& options) {
   check(options);
   Session session(options);
-  Plan plan = plan_on_this_host(options);
-  Listener listener = listen_on_loopback(options.master_port);
-  plan.master_port = listener.port;
-  if (python_serves()) {
-    listener.socket.reset();
-  } else {
-    plan.listener = std::move(listener.socket);
+  Restarts restarts(options.max_restarts);
+  for (int count = 0;; ++count) {
+    Plan plan = plan_on_this_host(options);
+    plan.restarts = count;
+    plan.max_restarts = options.max_restarts;
+    Listener listener = listen_on_loopback(options.master_port);
+    plan.master_port = listener.port;
+    if (python_serves()) {
+      listener.socket.reset();
+    } else {
+      plan.listener = std::move(listener.socket);
+    }
+    const auto start = Restarts::Clock::now();
+    const Outcome outcome = run_incarnation(session, std::move(plan));
+    const auto verdict = restarts.after(outcome, Restarts::Clock::now() - start);
+    if (!verdict.text.empty()) session.output.say(verdict.text);
+    if (verdict.pause) {
+      const auto signal = session.pause(*verdict.pause);
+      if (!signal) continue;
+      session.output.say(fmt::format("stopped by {}", signal_name(*signal)));
+      return 128 + *signal;
+    }
+    if (const auto signal = session.drain()) return 128 + *signal;
+    return outcome.exit_code();
   }
-  const Outcome outcome = run_incarnation(session, std::move(plan));
-  if (const auto signal = session.drain()) return 128 + *signal;
-  return outcome.exit_code();
 }
 
 std::string describe(const Options& options) {

@@ -31,7 +31,7 @@ Options completed(Options options) {
 }  // namespace
 
 Session::Session(const Options& given)
-    : options(completed(given)), program(find_program(options.command.front())) {
+    : options(completed(given)), program(find_program(options.command.front())), logs(options) {
   adopt_orphans();
 }
 
@@ -48,6 +48,24 @@ std::optional<int> Session::drain() {
     }
   }
   return std::nullopt;
+}
+
+std::optional<int> Session::pause(std::chrono::milliseconds time) {
+  using Clock = std::chrono::steady_clock;
+  const auto until = Clock::now() + time;
+  for (;;) {
+    output.pump();
+    while (const auto signal = signals.next()) {
+      const bool harmless =
+          *signal == SIGCHLD || *signal == SIGUSR1 || *signal == SIGUSR2 || *signal == SIGTSTP;
+      if (!harmless) return signal;
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    if (left.count() <= 0) return std::nullopt;
+    std::vector<pollfd> events = {{signals.fd(), POLLIN, 0}};
+    output.await(events);
+    poll(events.data(), events.size(), static_cast<int>(left.count()));
+  }
 }
 
 }  // namespace lockstep::launch

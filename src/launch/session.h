@@ -1,9 +1,11 @@
 // What a launcher keeps over all incarnations of its job.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 
+#include "launch/logs.h"
 #include "launch/output.h"
 #include "launch/signals.h"
 #include "lockstep/launch/run.h"
@@ -18,11 +20,14 @@ struct Session {
   // Waits until the readers of our output have taken it all, as long as the user lets them: returns
   // the signal that came instead.
   std::optional<int> drain();
+  // Waits for so long, or until a signal comes that ends the job: returns that.
+  std::optional<int> pause(std::chrono::milliseconds time);
 
   Options options;
   std::string program;  // the file that the command's first word names
   Signals signals;
   Output output;
+  Logs logs;
 };
 
 }  // namespace lockstep::launch

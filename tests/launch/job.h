@@ -43,6 +43,7 @@ class Job {
   void stop_reading();
   // Waits until `text` has come `count` times on stdout. False when the output ended without it.
   [[nodiscard]] bool await(const std::string& text, int count = 1);
+  [[nodiscard]] bool await_error(const std::string& text);  // on stderr
   const std::string& out() const { return out_; }
   // Closes stdin and waits for the end.
   Result wait();

@@ -92,6 +92,13 @@ bool Job::await(const std::string& text, int count) {
   }
 }
 
+bool Job::await_error(const std::string& text) {
+  while (err_.find(text) == std::string::npos) {
+    if (!read_some()) return false;
+  }
+  return true;
+}
+
 Result Job::wait() {
   close_input();
   while (read_some()) {

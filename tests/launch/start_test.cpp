@@ -102,9 +102,24 @@ TEST(Flags, GpusAreRefusedWhereThereAreNone) {
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("no NVIDIA device is visible here"));
 }
-TEST(Flags, SeveralHostsAndRestartsAreRefusedByName) {
+TEST(Flags, SeveralHostsAreRefusedByName) {
   expect_usage_error({"run", "--nnodes=2", "true"}, "--nnodes 2 (or PET_NNODES) is not supported");
-  expect_usage_error({"run", "--max_restarts", "1", "true"}, "--max-restarts 1");
+}
+TEST(Flags, WhatIsOnlyForPythonIsRefusedByName) {
+  expect_usage_error({"run", "--run-path", "true"},
+                     "--run-path (or PET_RUN_PATH) is not supported: "
+                     "it is about Python programs");
+  expect_usage_error({"run", "-m", "true"}, "--module");
+  expect_usage_error({"run", "--logs_specs=x", "true"}, "--logs-specs x");
+  expect_usage_error({"run", "--event-log-handler=console", "true"}, "what works: null");
+}
+TEST(Flags, TorchrunsThatChangeNothingHereAreAccepted) {
+  EXPECT_EQ(Job({"run", "--monitor-interval=5", "--start-method", "spawn", "--use-env", "-r0", "-t",
+                 "0", "echo", "x"})
+                .wait()
+                .out,
+            "x\n");
+  expect_usage_error({"run", "--monitor_interval=0", "true"}, "--monitor-interval");
 }
 
 TEST(Flags, BothSpellingsAndTorchrunsHarmlessOnes) {

@@ -22,12 +22,20 @@ class RunCommand {
   int carry_out();
 
  private:
+  void add_job_flags();
+  void add_output_flags();
+  void add_accepted_flags();
+  template <class Value>
+  CLI::Option* option(const std::string& name, Value& value, const char* type,
+                      const char* description);
+  void flag(const std::string& name, bool& value, const char* description);
+
   CLI::App& command_;
   launch::Options options_;
-  std::string ranks_ = "1";
+  std::string ranks_ = "1", redirects_ = "0", tee_ = "0", shown_;
   int port_ = 0;
-  double grace_ = -1;
-  bool dry_run_ = false, print_env_ = false, ignored_ = false;
+  double grace_ = -1, accepted_number_ = 0;
+  bool dry_run_ = false, print_env_ = false, accepted_ = false;
 };
 
 }  // namespace lockstep::tool

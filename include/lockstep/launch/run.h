@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/core/error.h"
+#include "lockstep/launch/streams.h"
 
 namespace lockstep::launch {
 
@@ -26,6 +27,20 @@ struct Options {
   // TORCHELASTIC_RUN_ID; a random one when empty.
   std::string run_id;
   std::string role = "default";
+
+  // How often the ranks are started again, all of them, after one has failed.
+  int max_restarts = 0;
+
+  // Files: docs/launching.md. Without `log_dir` there are some only when `redirects` or `tee` ask
+  // for them, in a new folder below TMPDIR.
+  std::string log_dir = {};
+  StreamChoice redirects = {};  // to files only
+  StreamChoice tee = {};        // to files, too
+  // The local ranks whose output is shown; all when empty. Files are written all the same.
+  std::vector<int> shown_ranks = {};
+  // Before each line: ${role_name}, ${local_rank}, ${rank} and ${hostname} are replaced. "[rank N]
+  // " when empty.
+  std::string line_prefix = {};
 };
 
 // The program cannot be started. exit_code() is the shell's: 127 when it is not there, 126 when it
@@ -44,11 +59,11 @@ class StartError : public Error {
 // otherwise cpu). Throws ConfigError.
 int count_ranks(std::string_view text);
 
-// Runs the job and returns the exit status for the launcher: 0 when every rank exited with 0, the
-// first failing rank's status, or 128 + the number of the signal that ended it or the launcher's
-// work. On return no descendant of this process is left, and the caller's signal handling is as
-// before. Call it from the only thread of a process without children of its own. Throws StartError,
-// ConfigError, Error before any rank runs.
+// Runs the job, with its restarts, and returns the exit status for the launcher: 0 when every rank
+// exited with 0, the first failing rank's status, or 128 + the number of the signal that ended it
+// or the launcher's work. On return no descendant of this process is left, and the caller's signal
+// handling is as before. Call it from the only thread of a process without children of its own.
+// Throws StartError, ConfigError, Error before any rank runs.
 int run(const Options& options);
 
 // What run() would start, one line for people; and the variables that it would set, as `rank 0:

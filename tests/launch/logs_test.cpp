@@ -1,0 +1,154 @@
+// Files of a job: redirected, tee'd, filtered, and where they lie.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "launch/job.h"
+#include "lockstep/core/error.h"
+#include "lockstep/launch/streams.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::UnorderedElementsAre;
+namespace fs = std::filesystem;
+
+TEST(Streams, OneNumberIsForAllRanks) {
+  const auto both = StreamChoice::parse("--tee", "3");
+  EXPECT_TRUE(both.covers(0, StreamChoice::Out));
+  EXPECT_TRUE(both.covers(99, StreamChoice::Err));
+  const auto error = StreamChoice::parse("--tee", "2");
+  EXPECT_FALSE(error.covers(0, StreamChoice::Out));
+  EXPECT_TRUE(error.covers(0, StreamChoice::Err));
+  EXPECT_TRUE(StreamChoice::parse("--tee", "0").is_empty());
+}
+
+TEST(Streams, AMapNamesAnyLocalRank) {
+  const auto some = StreamChoice::parse("--tee", "0:3,12:1");
+  EXPECT_TRUE(some.covers(12, StreamChoice::Out));
+  EXPECT_FALSE(some.covers(12, StreamChoice::Err));
+  EXPECT_FALSE(some.covers(1, StreamChoice::Out));
+  EXPECT_EQ(some.last_rank(), 12);
+}
+
+TEST(Streams, WrongWordsAreRefused) {
+  for (const char* text : {"", "4", "-1", "x", "0:", ":1", "0:4", "0:1,", "0:1,,1:1", "5000:1"}) {
+    EXPECT_THROW(StreamChoice::parse("--tee", text), ConfigError) << text;
+  }
+}
+
+class LogsTest : public ::testing::Test {
+ protected:
+  std::string folder_ = ::testing::TempDir() + "lockstep-logs-XXXXXX";
+
+  LogsTest() { folder_ = mkdtemp(folder_.data()); }
+  ~LogsTest() override { fs::remove_all(folder_); }
+
+  Result run(std::vector<std::string> flags, const std::string& script, int ranks = 2) {
+    std::vector<std::string> args = {"run", "--nproc-per-node=" + std::to_string(ranks),
+                                     "--rdzv-id=job"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    args.insert(args.end(), {"sh", "-c", script});
+    return Job(args, {.environment = {{"TMPDIR", folder_}}}).wait();
+  }
+  // The one folder of the only job.
+  std::string job_folder() {
+    std::vector<std::string> found;
+    for (const auto& entry : fs::directory_iterator(folder_)) found.push_back(entry.path());
+    EXPECT_EQ(found.size(), 1u);
+    return found.empty() ? "" : found.front();
+  }
+  // Of a file in it; "none" when there is no such file.
+  std::string content(const std::string& name) {
+    std::ifstream file(job_folder() + "/" + name);
+    if (!file) return "none";
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+};
+
+TEST_F(LogsTest, NoFilesUnlessAskedFor) {
+  EXPECT_EQ(run({}, "echo ${TORCHELASTIC_ERROR_FILE-unset}", 1).out, "unset\n");
+  EXPECT_TRUE(fs::is_empty(folder_));
+  run({"--log-dir=/dev/null"}, "true");
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+TEST_F(LogsTest, RedirectedStreamsAreInFilesOnly) {
+  const Result result =
+      run({"--log-dir", folder_, "--redirects=3"}, "echo out $RANK; echo err $RANK >&2");
+  EXPECT_EQ(result.out + result.err, "");
+  EXPECT_EQ(content("attempt_0/0/stdout.log"), "out 0\n");
+  EXPECT_EQ(content("attempt_0/1/stdout.log"), "out 1\n");
+  EXPECT_EQ(content("attempt_0/1/stderr.log"), "err 1\n");
+}
+
+TEST_F(LogsTest, TeeWritesBothAndTheFileHasNoTag) {
+  const Result result = run({"--log_dir=" + folder_, "-t1"}, "echo out $RANK; echo err $RANK >&2");
+  EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] out 0", "[rank 1] out 1"));
+  EXPECT_THAT(lines_of(result.err), UnorderedElementsAre("[rank 0] err 0", "[rank 1] err 1"));
+  EXPECT_EQ(content("attempt_0/1/stdout.log"), "out 1\n");
+  EXPECT_EQ(content("attempt_0/1/stderr.log"), "none");
+}
+
+TEST_F(LogsTest, AnyLocalRankCanBeChosen) {
+  run({"--log-dir", folder_, "-r", "11:1"}, "echo out $RANK", 12);
+  EXPECT_EQ(content("attempt_0/11/stdout.log"), "out 11\n");
+  EXPECT_EQ(content("attempt_0/1/stdout.log"), "none");
+}
+
+TEST_F(LogsTest, ARankThatIsNotThereIsRefused) {
+  for (const std::string flag : {"--redirects=2:1", "--tee=2:1", "--local-ranks-filter=2"}) {
+    const Result result = run({flag}, "true");
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("there is no local rank 2; this host has 0 to 1"));
+  }
+}
+
+TEST_F(LogsTest, TheFilterHidesButFilesAreWritten) {
+  const Result result = run({"--log-dir", folder_, "--tee=3", "--local-ranks-filter=1"},
+                            "echo out $RANK; echo err $RANK >&2");
+  EXPECT_EQ(result.out, "[rank 1] out 1\n");
+  EXPECT_EQ(result.err, "[rank 1] err 1\n");
+  EXPECT_EQ(content("attempt_0/0/stdout.log"), "out 0\n");
+  EXPECT_EQ(run({"--local-ranks-filter=0"}, "echo $RANK", 3).out, "[rank 0] 0\n");
+}
+
+TEST_F(LogsTest, EachAttemptHasItsFiles) {
+  run({"--log-dir", folder_, "--redirects=1", "--max-restarts=1"},
+      "echo try $TORCHELASTIC_RESTART_COUNT; exit 1", 1);
+  EXPECT_EQ(content("attempt_0/0/stdout.log"), "try 0\n");
+  EXPECT_EQ(content("attempt_1/0/stdout.log"), "try 1\n");
+}
+
+TEST_F(LogsTest, RanksFindTheErrorFilesName) {
+  const Result result = run({"--log-dir", folder_}, "echo $TORCHELASTIC_ERROR_FILE", 1);
+  EXPECT_THAT(result.out, MatchesRegex(folder_ + "/job_....../attempt_0/0/error.json\n"));
+}
+
+TEST_F(LogsTest, WithoutAFolderOneIsMadeBelowTmpdir) {
+  run({"--redirects=1"}, "echo out $RANK");
+  EXPECT_EQ(content("attempt_0/1/stdout.log"), "out 1\n");
+}
+
+TEST_F(LogsTest, AFolderThatCannotBeMadeIsNamed) {
+  const Result result = run({"--log-dir", "/proc/nowhere"}, "true");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--log-dir: cannot write to '/proc/nowhere'"));
+}
+
+TEST_F(LogsTest, ThePrefixIsATemplate) {
+  const Result result =
+      run({"--log-line-prefix-template=<${role_name} ${local_rank}/${rank}>: ", "--role=worker"},
+          "echo x");
+  EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("<worker 0/0>: x", "<worker 1/1>: x"));
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing

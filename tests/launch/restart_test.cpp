@@ -1,0 +1,150 @@
+// A job that is started again after a failure.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+
+#include "launch/job.h"
+#include "launch/restarts.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using namespace std::chrono_literals;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+
+Outcome failed(int rank, int wait_status) {
+  Outcome outcome;
+  outcome.ends.push_back({rank, 100, wait_status, 1s, Push::None});
+  outcome.cause = rank;
+  return outcome;
+}
+
+constexpr int kExit3 = 3 << 8;
+
+TEST(Restarts, AsManyAsAskedFor) {
+  Restarts restarts(2);
+  EXPECT_EQ(restarts.after(failed(0, kExit3), 60s).pause, 0ms);
+  EXPECT_EQ(restarts.after(failed(0, kExit3), 60s).pause, 0ms);
+  const auto last = restarts.after(failed(0, kExit3), 60s);
+  EXPECT_EQ(last.pause, std::nullopt);
+  EXPECT_THAT(last.text, HasSubstr("no restart is left of 2"));
+}
+
+TEST(Restarts, NoneUnlessAskedFor) {
+  Restarts restarts(0);
+  const auto verdict = restarts.after(failed(0, kExit3), 60s);
+  EXPECT_EQ(verdict.pause, std::nullopt);
+  EXPECT_EQ(verdict.text, "");
+}
+
+TEST(Restarts, NoneAfterASignalToTheLauncher) {
+  Restarts restarts(5);
+  Outcome outcome;
+  outcome.signal = SIGTERM;
+  EXPECT_EQ(restarts.after(outcome, 60s).pause, std::nullopt);
+}
+
+TEST(Restarts, PausesDoubleBetweenQuickFailures) {
+  Restarts restarts(100);
+  std::vector<std::chrono::milliseconds> pauses;
+  for (int i = 0; i < 10; ++i) pauses.push_back(*restarts.after(failed(i, kExit3), 10ms).pause);
+  EXPECT_THAT(pauses, ::testing::ElementsAre(0ms, 250ms, 500ms, 1000ms, 2000ms, 4000ms, 8000ms,
+                                             16000ms, 30000ms, 30000ms));
+  // One that has run for long starts anew.
+  EXPECT_EQ(restarts.after(failed(0, kExit3), 60s).pause, 0ms);
+  EXPECT_EQ(restarts.after(failed(1, kExit3), 10ms).pause, 0ms);
+}
+
+TEST(Restarts, ACrashLoopEndsThem) {
+  Restarts restarts(100);
+  EXPECT_TRUE(restarts.after(failed(1, kExit3), 10ms).pause);
+  EXPECT_TRUE(restarts.after(failed(1, kExit3), 10ms).pause);
+  const auto verdict = restarts.after(failed(1, kExit3), 10ms);
+  EXPECT_EQ(verdict.pause, std::nullopt);
+  EXPECT_THAT(verdict.text, HasSubstr("rank 1 failed in the same way 3 times in a row"));
+  EXPECT_THAT(verdict.text, HasSubstr("98 of 100 restarts unused"));
+}
+
+TEST(Restarts, DifferentFailuresAreNoLoop) {
+  Restarts restarts(100);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.after(failed(i % 2, kExit3), 10ms).pause);
+}
+
+TEST(Restarts, KillsFromOutsideAreNoLoop) {
+  Restarts restarts(100);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.after(failed(1, SIGKILL), 10ms).pause);
+}
+
+std::vector<std::string> restarting(const std::string& most, const std::string& script) {
+  return {"run", "--nproc-per-node=2", "--max-restarts=" + most, "sh", "-c", script};
+}
+
+TEST(RestartedJob, AllRanksStartAgainAndSeeTheCount) {
+  const Result result = Job(restarting("3",
+                                       "echo $RANK $TORCHELASTIC_RESTART_COUNT "
+                                       "$TORCHELASTIC_MAX_RESTARTS; "
+                                       "test $RANK$TORCHELASTIC_RESTART_COUNT = 10 && exit 4; "
+                                       "test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000"))
+                            .wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] 0 0 3", "[rank 1] 1 0 3",
+                                                         "[rank 0] 0 1 3", "[rank 1] 1 1 3"));
+  EXPECT_THAT(result.err, HasSubstr("rank 1 failed first: it exited with status 4"));
+  EXPECT_THAT(result.err, HasSubstr("[lockstep] restart 1 of 3, now"));
+}
+
+TEST(RestartedJob, TheLastFailureIsTheExitStatus) {
+  const Result result = Job(restarting("1", "exit $((5 + TORCHELASTIC_RESTART_COUNT))")).wait();
+  EXPECT_EQ(result.exit_code, 6);
+  EXPECT_THAT(result.err, HasSubstr("no restart is left of 1"));
+}
+
+TEST(RestartedJob, EachIncarnationHasAControlSegmentAtEpochZeroAndASocketOfItsOwn) {
+  // The second incarnation's rank 0 waits for a failure in its own segment, and must not see the
+  // first one's.
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  Job job(restarting("1",
+                     "test $RANK = 0 && { echo port=$MASTER_PORT; exec \"$SELF\" rank watch; }; "
+                     "exit $((7 + TORCHELASTIC_RESTART_COUNT))"),
+          {.environment = {{"SELF", self}}});
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 8);
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] rank 1 exited with status 7\n"));
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] rank 1 exited with status 8\n"));
+}
+
+TEST(RestartedJob, NothingOfTheFirstIncarnationIsLeftWhenTheSecondStarts) {
+  Presence presence;
+  const Result result =
+      Job(restarting(
+              "1",
+              "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exec 9>$FIFO; setsid sleep 1000 & "
+              "echo $!; test $RANK = 1 && exit 1; wait; else ls /proc; fi"),
+          {.environment = {{"FIFO", presence.path()}}})
+          .wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_TRUE(presence.everybody_left(0ms));
+}
+
+TEST(RestartedJob, ASignalDuringThePauseEndsIt) {
+  // Failures in turn of two ways, which are no loop, until the pause is long.
+  Job job(restarting("50", "exit $((1 + TORCHELASTIC_RESTART_COUNT % 2))"));
+  ASSERT_TRUE(job.await_error("restart 6 of 50, in 4 s"));
+  kill(job.pid(), SIGTERM);
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.err, Not(HasSubstr("restart 7")));
+}
+
+TEST(RestartedJob, ANegativeNumberIsRefused) {
+  const Result result = Job({"run", "--max-restarts=-1", "true"}).wait();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--max-restarts"));
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
