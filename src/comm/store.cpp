@@ -3,7 +3,11 @@
 #include <c10/util/Logging.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <memory>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -77,6 +81,25 @@ std::string advice(const StoreOptions& options, std::string_view reason) {
       text_of(options.timeout));
 }
 
+// A socket that listens on the one interface that `host` names; libtorch's own would listen on all.
+// Nothing when there is none: libtorch's error then says why.
+std::optional<int> listen_at(const std::string& host, int port) {
+  addrinfo wanted{};
+  wanted.ai_family = AF_INET;
+  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found) != 0) return {};
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int on = 1;
+  if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+      bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
+    return fd;
+  }
+  if (fd >= 0) close(fd);
+  return {};
+}
+
 }  // namespace
 
 Store Store::connect(const StoreOptions& options) {
@@ -90,6 +113,9 @@ Store Store::connect(const StoreOptions& options) {
   tcp.timeout = options.timeout;
   tcp.multiTenant = true;
   tcp.masterListenFd = options.listen_fd;
+  if (options.server && !options.listen_fd) {
+    tcp.masterListenFd = listen_at(options.host, options.port);
+  }
   tcp.useLibUV = true;
   const Quiet quiet;
   try {

@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <limits>
@@ -13,6 +15,7 @@
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "lockstep/core/place.h"
 
 namespace lockstep::comm {
 
@@ -30,53 +33,9 @@ namespace {
 
 constexpr int kMost = 1 << 20;
 
-// This process's place, as the launcher's variables have it.
-struct Place {
-  int rank = 0;
-  int size = 1;
-  std::optional<int64_t> local_rank;
-  std::optional<int64_t> local_size;
-  std::string host;
-  int port = 0;
-};
-
 template <class... Args>
 [[noreturn]] void contradiction(fmt::format_string<Args...> text, Args&&... args) {
   throw ConfigError("[environment] " + fmt::format(text, std::forward<Args>(args)...));
-}
-
-Place place_from_env() {
-  Place place;
-  const auto rank = env_int("RANK", 0, kMost), size = env_int("WORLD_SIZE", 1, kMost);
-  place.local_rank = env_int("LOCAL_RANK", 0, kMost);
-  place.local_size = env_int("LOCAL_WORLD_SIZE", 1, kMost);
-  if (rank.has_value() != size.has_value()) {
-    contradiction("{} is set, but {} is not: set both, or neither for a single process",
-                  rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");
-  }
-  if (!rank) return place;
-  place.rank = static_cast<int>(*rank);
-  place.size = static_cast<int>(*size);
-  if (place.rank >= place.size) contradiction("RANK={} with WORLD_SIZE={}: ranks count from 0", *rank, *size);
-  if (place.local_size && *place.local_size > place.size) {
-    contradiction("LOCAL_WORLD_SIZE={} with WORLD_SIZE={}: a host has no more ranks than the world", *place.local_size,
-                  *size);
-  }
-  if (place.local_rank && place.local_size && *place.local_rank >= *place.local_size) {
-    contradiction("LOCAL_RANK={} with LOCAL_WORLD_SIZE={}: local ranks count from 0", *place.local_rank,
-                  *place.local_size);
-  }
-  if (place.size == 1) return place;
-  const auto host = env_text("MASTER_ADDR");
-  const auto port = env_int("MASTER_PORT", 1, 65535);
-  if (!host || !port) {
-    contradiction("WORLD_SIZE={} needs {}: where the ranks meet, the same on all of them (a launcher such as `lockstep "
-                  "run` sets it)",
-                  *size, !host ? "MASTER_ADDR" : "MASTER_PORT");
-  }
-  place.host = *host;
-  place.port = static_cast<int>(*port);
-  return place;
 }
 
 Backend backend_from_env(Backend asked) {
@@ -101,10 +60,20 @@ Store meet_at_store(const Place& place, std::chrono::milliseconds timeout) {
   return Store::connect(options);
 }
 
-std::string incarnation() {
+std::string incarnation(const Place& place) {
   static int worlds = 0;
-  return fmt::format("lockstep/{}/{}/{}", env_text("TORCHELASTIC_RUN_ID").value_or("job"),
-                     env_text("TORCHELASTIC_RESTART_COUNT").value_or("0"), worlds++);
+  return fmt::format("lockstep/{}/{}", place.job, worlds++);
+}
+
+// Without a launcher of ours nobody has divided the cores of a host among its ranks, and every one
+// would start a thread for each. Ranks that are bound to a part of the cores keep that part.
+void share_cores(const Place& place) {
+  if (env_text("OMP_NUM_THREADS") || place.source.empty() || place.local_size.value_or(1) == 1) return;
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return;
+  const int own = CPU_COUNT(&mask);
+  const bool bound = own < sysconf(_SC_NPROCESSORS_ONLN);
+  at::set_num_threads(std::max(1, bound ? own : own / *place.local_size));
 }
 
 }  // namespace
@@ -113,6 +82,7 @@ World World::solo() { return World(std::make_shared<State>()); }
 
 World World::from_env(WorldOptions options) {
   const Place place = place_from_env();
+  share_cores(place);
   const Backend asked = backend_from_env(options.backend);
   if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600)) options.timeout = std::chrono::seconds(*seconds);
   if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1) options.python_peers = true;
@@ -135,7 +105,7 @@ World World::from_env(WorldOptions options) {
     return World(std::move(state));
   }
 
-  const Store own = store.prefix(incarnation());
+  const Store own = store.prefix(incarnation(place));
   const auto members = exchange_members(own, place.rank,
                                         this_member(place.size, static_cast<int>(place.local_rank.value_or(place.rank))),
                                         options.timeout);

@@ -32,8 +32,9 @@ struct WorldOptions {
 // A value handle. There may be several worlds in a process, but each from_env() of one incarnation meets the other ranks' same one.
 class World {
  public:
-  // Reads the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. With none
-  // of RANK and WORLD_SIZE set: a world of one. Every rank calls it; blocks until all have. Throws ConfigError for variables that are
+  // This process's place is what its launcher's variables say: `lockstep run`'s, torchrun's, mpirun's, srun's
+  // (lockstep/core/place.h); without any, a world of one. Where the ranks of a host share its cores and OMP_NUM_THREADS is not set,
+  // libtorch gets this rank's share of them as threads. Every rank calls it; blocks until all have. Throws ConfigError for variables that are
   // missing or contradict each other, CommError when ranks do not come within the deadline or disagree on the world's size.
   static World from_env(WorldOptions options = {});
 

@@ -1,0 +1,40 @@
+// This process's place in its job, from the variables of whatever started it.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+struct Place {
+  int rank = 0;
+  int size = 1;
+  std::optional<int> local_rank = std::nullopt;  // among the ranks of this host, where it is known
+  std::optional<int> local_size = std::nullopt;
+  // Where rank 0 is to be met; empty and 0 when size is 1.
+  std::string host = {};
+  int port = 0;
+  // Who said so: "the launcher's variables", "Open MPI", "MPICH", "Slurm"; empty for a process that
+  // nobody launched.
+  std::string source = {};
+  // Tells apart jobs, and incarnations of one job, that meet at the same address.
+  std::string job = "job";
+
+  // "rank 1 of 4 (Slurm), meeting at node1:23456"
+  std::string describe() const;
+};
+
+// The first of these that is there:
+//   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: `lockstep run`,
+//     torchrun, Kubernetes' training operator
+//   Open MPI's mpirun: OMPI_COMM_WORLD_*; MPICH's: PMI_RANK, PMI_SIZE, MPI_LOCAL*; MVAPICH's:
+//     MV2_COMM_WORLD_*
+//   a task of Slurm's srun: SLURM_PROCID and the like, believed only with SLURM_STEP_ID, since a
+//     batch script's own shell has a SLURM_PROCID, too
+// MASTER_ADDR and MASTER_PORT count with all of them. Where they are not given: on one host the
+// loopback interface, over several the first of Slurm's nodes; and a port from 20000 to 29999 that
+// follows from the job's id, so that all ranks name the same. Otherwise a place of one. Throws
+// ConfigError for variables that are missing, malformed or contradict each other.
+Place place_from_env();
+
+}  // namespace lockstep

@@ -1,0 +1,35 @@
+// A scheduler's word that this job is to end soon.
+#pragma once
+
+#include <csignal>
+#include <initializer_list>
+#include <map>
+#include <optional>
+
+namespace lockstep {
+
+// While it lives, the signals it is given are noticed instead of ending the process: a program
+// polls it once a step, saves, and ends by itself. Slurm sends SIGUSR1 before the time limit with
+// `--signal=USR1@60` (up to a minute earlier than that) and SIGTERM when it takes the nodes away;
+// Kubernetes sends SIGTERM; `lockstep run` passes both on to every rank. The ranks hear of it at
+// slightly different times: agree on the step with a collective before acting.
+//
+// One at a time in a process; the destructor restores the handling from before. Safe to poll from
+// any thread. Throws ConfigError when there is one already, or for a signal that cannot be handled.
+class PreemptionNotice {
+ public:
+  explicit PreemptionNotice(std::initializer_list<int> signals = {SIGUSR1, SIGTERM});
+  ~PreemptionNotice();
+  PreemptionNotice(const PreemptionNotice&) = delete;
+  PreemptionNotice& operator=(const PreemptionNotice&) = delete;
+
+  // The last of the signals that has come; nothing until one has. One relaxed load.
+  std::optional<int> signal() const noexcept;
+  bool received() const noexcept { return signal().has_value(); }
+
+ private:
+  void restore() noexcept;
+  std::map<int, struct sigaction> before_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// The launchers whose variables place_from_env() knows.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/place.h"
+
+namespace lockstep {
+
+constexpr int kMostRanks = 1 << 20;
+
+// Each gives nothing when its launcher's variables are not there. MASTER_ADDR and MASTER_PORT are
+// read by the caller; `host` and `port` are what follows from the launcher's own variables.
+std::optional<Place> place_from_mpi();
+std::optional<Place> place_from_slurm();
+
+// Port 20000 to 29999, below those that the kernel hands out by itself, the same for equal ids.
+int port_of(std::string_view job_id);
+
+// The number of a variable that its launcher always sets together with `because`.
+int required(const char* name, const char* because, int low, int high);
+
+template <class... Args>
+[[noreturn]] void contradiction(fmt::format_string<Args...> text, Args&&... args) {
+  throw ConfigError("[environment] " + fmt::format(text, std::forward<Args>(args)...));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+#include "lockstep/core/preemption.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+namespace {
+
+std::atomic<bool> g_exists{false};
+std::atomic<int> g_signal{0};
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler writes it");
+
+extern "C" void on_preemption(int number) { g_signal.store(number, std::memory_order_relaxed); }
+
+}  // namespace
+
+PreemptionNotice::PreemptionNotice(std::initializer_list<int> signals) {
+  if (g_exists.exchange(true)) {
+    throw ConfigError("[preemption] there is a PreemptionNotice already; use that one");
+  }
+  g_signal.store(0, std::memory_order_relaxed);
+  for (const int number : signals) {
+    struct sigaction action {};
+    action.sa_handler = on_preemption;
+    action.sa_flags = SA_RESTART;  // a read or wait that it comes into goes on
+    struct sigaction old {};
+    if (sigaction(number, &action, &old) != 0) {
+      const int error = errno;
+      restore();
+      throw ConfigError(fmt::format("[preemption] signal {} cannot be handled: {}", number,
+                                    std::strerror(error)));
+    }
+    before_.emplace(number, old);
+  }
+}
+
+PreemptionNotice::~PreemptionNotice() { restore(); }
+
+void PreemptionNotice::restore() noexcept {
+  for (const auto& [number, action] : before_) sigaction(number, &action, nullptr);
+  g_exists.store(false);
+}
+
+std::optional<int> PreemptionNotice::signal() const noexcept {
+  const int number = g_signal.load(std::memory_order_relaxed);
+  if (number == 0) return std::nullopt;
+  return number;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+#include "lockstep/core/preemption.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+namespace {
+
+TEST(PreemptionNotice, IsReceivedOnceASignalCame) {
+  const PreemptionNotice notice;
+  EXPECT_FALSE(notice.received());
+  raise(SIGUSR1);
+  EXPECT_EQ(notice.signal(), SIGUSR1);
+  raise(SIGTERM);
+  EXPECT_EQ(notice.signal(), SIGTERM);
+}
+
+TEST(PreemptionNotice, TakesTheSignalsItIsGiven) {
+  const PreemptionNotice notice({SIGUSR2});
+  raise(SIGUSR2);
+  EXPECT_EQ(notice.signal(), SIGUSR2);
+}
+
+TEST(PreemptionNotice, AnotherOneStartsAnew) {
+  {
+    const PreemptionNotice notice;
+    raise(SIGUSR1);
+  }
+  EXPECT_FALSE(PreemptionNotice().received());
+}
+
+TEST(PreemptionNotice, AfterItTheSignalEndsTheProcessAgain) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    { const PreemptionNotice notice; }
+    raise(SIGUSR1);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status));
+}
+
+TEST(PreemptionNotice, TwoAtOnceAreRefused) {
+  const PreemptionNotice notice;
+  EXPECT_THROW(PreemptionNotice(), ConfigError);
+}
+
+TEST(PreemptionNotice, ASignalThatCannotBeHandledIsRefused) {
+  EXPECT_THROW(PreemptionNotice({SIGUSR1, SIGKILL}), ConfigError);
+  const PreemptionNotice next;  // nothing is left of the refused one
+  EXPECT_FALSE(next.received());
+}
+
+}  // namespace
+}  // namespace lockstep
