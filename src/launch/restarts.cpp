@@ -17,18 +17,24 @@ constexpr milliseconds kLongestPause{30'000};
 }  // namespace
 
 Restarts::Verdict Restarts::after(const Outcome& outcome, Clock::duration ran) {
-  if (most_ == 0 || outcome.succeeded() || outcome.signal) return {};
-  quick_ = ran < kQuick ? quick_ + 1 : 0;
-  bool loops = false;
+  if (outcome.succeeded() || outcome.signal) return {};
+  Fault fault;
   for (const RankEnd& end : outcome.ends) {
     if (end.rank != outcome.cause) continue;
-    const bool same = end.rank == last_rank_ && end.wait_status == last_status_;
-    same_ = quick_ == 0 ? 0 : same ? same_ + 1 : 1;
-    last_rank_ = end.rank;
-    last_status_ = end.wait_status;
-    const bool from_outside = WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) == SIGKILL;
-    loops = same_ >= kLoop && !from_outside;
+    const bool killed = WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) == SIGKILL;
+    fault = {end.rank, end.wait_status, killed};
   }
+  return after(fault, ran);
+}
+
+Restarts::Verdict Restarts::after(const Fault& fault, Clock::duration ran) {
+  if (most_ == 0) return {};
+  quick_ = ran < kQuick ? quick_ + 1 : 0;
+  const bool same = fault.rank == last_rank_ && fault.status == last_status_;
+  same_ = quick_ == 0 || fault.rank < 0 ? 0 : same ? same_ + 1 : 1;
+  last_rank_ = fault.rank;
+  last_status_ = fault.status;
+  const bool loops = same_ >= kLoop && !fault.from_outside;
   if (used_ == most_) {
     return {std::nullopt, fmt::format("no restart is left of {} (--max-restarts)", most_)};
   }

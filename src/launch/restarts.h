@@ -26,8 +26,14 @@ class Restarts {
     std::optional<std::chrono::milliseconds> pause;
     std::string text;  // for the user; empty when nobody asked for restarts
   };
+  struct Fault {
+    int rank = -1;   // that failed first; none when a host was lost
+    int status = 0;  // how it ended, in any one way of telling that
+    bool from_outside = false;
+  };
   // After an incarnation that ran for `ran`.
   Verdict after(const Outcome& outcome, Clock::duration ran);
+  Verdict after(const Fault& fault, Clock::duration ran);
 
  private:
   int most_, used_ = 0;

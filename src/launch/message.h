@@ -1,0 +1,148 @@
+// What the launchers of a job say to each other. docs/launching.md draws who says what when.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace lockstep::launch {
+
+// Since any fixed moment of a clock that only goes forward.
+using Time = std::chrono::nanoseconds;
+
+// A launcher's number in its job, given by the coordinator, never used twice; 0 is nobody.
+using NodeId = uint32_t;
+
+// What every launcher of a job must have been started with alike.
+struct Terms {
+  int min_nodes = 1;
+  int max_nodes = 1;
+  int max_restarts = 0;
+  bool operator==(const Terms&) const = default;
+};
+
+// Why an epoch could not go on.
+struct Failure {
+  enum class Kind : uint8_t {
+    Exited,     // a rank's own exit
+    Killed,     // a rank's end by a signal
+    Lost,       // a host, or the way to it
+    Signalled,  // a launcher was asked to end
+    Unstarted,  // a rank could not be started at all
+  };
+  Kind kind = Kind::Exited;
+  int rank = -1;     // of the world; none when negative
+  int status = 1;    // for the launchers' exit
+  std::string what;  // "rank 3 on host2 was killed by SIGKILL after 3.21 s (pid 4242)"
+  Time ago{};        // since it happened, when this was written
+  bool operator==(const Failure&) const = default;
+
+  // Another start would end in the same way.
+  bool is_final() const { return kind == Kind::Signalled || kind == Kind::Unstarted; }
+};
+
+// From a launcher to the coordinator, over a connection of its own.
+struct Join {
+  uint64_t launcher = 0;  // a random number for this process
+  std::string host;
+  int node_rank = -1;  // as the user gave it; negative when the coordinator may choose
+  int ranks = 1;
+  std::string address;  // "10.0.0.2:40001", where other launchers reach this one
+  Terms terms;
+  bool operator==(const Join&) const = default;
+};
+
+// The coordinator's answers.
+struct Welcome {  // a member from now on
+  NodeId id = 0;
+  std::string parent;  // the address of the launcher to attach to; empty: this connection stays
+  uint64_t parent_launcher = 0;  // and its number: another may have come to that address
+  bool operator==(const Welcome&) const = default;
+};
+struct Wait {  // ask again
+  std::string reason;
+  bool operator==(const Wait&) const = default;
+};
+struct Refuse {  // for good
+  std::string reason;
+  bool operator==(const Refuse&) const = default;
+};
+
+// From child to parent, and back. A ping that is answered extends the child's lease from the moment
+// at which it was sent.
+struct Attach {
+  NodeId id = 0;
+  uint64_t parent_launcher = 0;
+  bool operator==(const Attach&) const = default;
+};
+struct Ping {
+  uint64_t number = 0;
+  bool operator==(const Ping&) const = default;
+};
+struct Pong {
+  uint64_t number = 0;
+  bool operator==(const Pong&) const = default;
+};
+
+// Up the tree to the coordinator.
+struct Ready {  // has no rank running; the first one says that the launcher is attached
+  NodeId id = 0;
+  uint32_t epoch = 0;       // the last one it ran; 0 before the first
+  uint16_t store_port = 0;  // a socket listens there already, should it be given rank 0
+  std::optional<Failure> failure = std::nullopt;  // of that epoch, here
+  bool operator==(const Ready&) const = default;
+};
+struct Failed {  // at once; its ranks still have to be stopped
+  NodeId id = 0;
+  uint32_t epoch = 0;
+  Failure failure;
+  bool operator==(const Failed&) const = default;
+};
+struct Done {  // every rank of this host has exited with 0
+  NodeId id = 0;
+  uint32_t epoch = 0;
+  bool operator==(const Done&) const = default;
+};
+struct Lost {  // by its parent
+  NodeId id = 0;
+  bool silent = false;  // the lease has run out; otherwise the connection was closed
+  bool operator==(const Lost&) const = default;
+};
+
+// Down the tree, from the coordinator to all.
+struct Seat {
+  NodeId id = 0;
+  int ranks = 0;
+  bool operator==(const Seat&) const = default;
+};
+struct Start {
+  uint32_t epoch = 0;
+  std::vector<Seat> seats;  // in the order of their ranks; who is not among them waits
+  std::string master_addr;
+  uint16_t master_port = 0;
+  std::string why;  // what ended the epoch before
+  bool operator==(const Start&) const = default;
+};
+struct Forget {  // not a member (any more): join again
+  NodeId id = 0;
+  bool operator==(const Forget&) const = default;
+};
+struct Stop {
+  uint32_t epoch = 0;
+  int signal = 0;  // to be handed on to the ranks, which may take their time; 0 after a failure
+  std::string why;
+  bool operator==(const Stop&) const = default;
+};
+struct End {
+  int status = 0;
+  std::string why;
+  bool operator==(const End&) const = default;
+};
+
+using Message = std::variant<Join, Welcome, Wait, Refuse, Attach, Ping, Pong, Ready, Failed, Done,
+                             Lost, Start, Forget, Stop, End>;
+
+}  // namespace lockstep::launch
