@@ -2,7 +2,7 @@
 # Installs what a build needs: Debian packages, and libtorch inside the project's .deps folder. Idempotent:
 # what is there already is left alone, and then no network is needed.
 #   scripts/setup.sh            what `make train` needs
-#   scripts/setup.sh --peers    also the Python peers that tests and benchmarks compare with
+#   scripts/setup.sh --peers    also what tests and benchmarks compare with: Python peers, MPI, Slurm
 #   scripts/setup.sh --dev      also clang, for fuzzing and formatting
 # LOCKSTEP_TORCH=DIR (or Torch_DIR, CMAKE_PREFIX_PATH) uses that libtorch instead of fetching one.
 set -euo pipefail
@@ -73,7 +73,7 @@ lists=(deps/apt.txt)
 peers=no
 for argument; do
   case "$argument" in
-    --peers) peers=yes ;;
+    --peers) peers=yes; lists+=(deps/apt-test.txt) ;;
     --dev) lists+=(deps/apt-dev.txt) ;;
     *) fail "unknown argument '$argument' (use: scripts/setup.sh [--peers] [--dev])" ;;
   esac

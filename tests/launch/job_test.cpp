@@ -16,6 +16,7 @@
 
 #include "launch/fd.h"
 #include "lockstep/core/control.h"
+#include "lockstep/core/preemption.h"
 
 namespace lockstep::launch::testing {
 
@@ -157,12 +158,24 @@ int watch() {
   return 1;
 }
 
+// `test_launch rank preempted`: works until it is told to save, and then ends well.
+int preempted() {
+  const PreemptionNotice notice;
+  fmt::print("ready\n");
+  std::fflush(stdout);
+  while (!notice.received()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  fmt::print("saved on SIG{}\n", sigabbrev_np(*notice.signal()));
+  return 0;
+}
+
 }  // namespace
 }  // namespace lockstep::launch::testing
 
 int main(int argc, char** argv) {
-  if (argc == 3 && argv[1] == std::string("rank") && argv[2] == std::string("watch")) {
-    return lockstep::launch::testing::watch();
+  if (argc == 3 && argv[1] == std::string("rank")) {
+    const std::string mode = argv[2];
+    if (mode == "watch") return lockstep::launch::testing::watch();
+    if (mode == "preempted") return lockstep::launch::testing::preempted();
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <filesystem>
+
 #include "launch/job.h"
 
 namespace lockstep::launch::testing {
@@ -90,6 +92,19 @@ TEST_F(SignalTest, UserSignalsAreForwardedAndEndNothing) {
   const Result result = job.wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(lines_of(result.out).size(), 4u);
+}
+
+TEST_F(SignalTest, APreemptionNoticeReachesProgramsThatPollForIt) {
+  for (const int signal : {SIGUSR1, SIGTERM}) {
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    Job job({"run", "--nproc-per-node=2", self, "rank", "preempted"});
+    ASSERT_TRUE(job.await("ready", 2));
+    kill(job.pid(), signal);
+    const Result result = job.wait();
+    EXPECT_EQ(result.exit_code, signal == SIGUSR1 ? 0 : 128 + SIGTERM);
+    EXPECT_THAT(result.out, HasSubstr("[rank 0] saved on"));
+    EXPECT_THAT(result.out, HasSubstr("[rank 1] saved on"));
+  }
 }
 
 TEST_F(SignalTest, ASignalThatWasIgnoredStaysIgnored) {

@@ -1,0 +1,145 @@
+"""Programs started by others than `lockstep run`: real Open MPI, MPICH, torchrun, and a real Slurm on two pretend hosts.
+
+python3 schedulers_test.py SOURCE_DIR BUILD_DIR        (as root: Slurm and the hosts' namespaces need it)
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+from support.program import LIMIT_S, run, run_cases
+
+SOURCE, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
+BIN = BUILD / "bin"
+PYTHON = SOURCE / ".deps/peers/bin/python"
+SUPPORT = SOURCE / "tests/support"
+OPEN_MPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+MPICH = ["mpirun.mpich"]
+
+
+def expect_tour(done, ranks, hosts=1):
+    """The tour of collectives went through, on so many ranks."""
+    places = "1 host" if hosts == 1 else f"{hosts} hosts"
+    done.expect(out=[rf"{ranks} ranks on {places}, .*: done$", rf"all_reduce +rank 0: {ranks * (ranks + 1) // 2} "])
+
+
+def test_open_mpi_starts_a_program(_):
+    expect_tour(run(*OPEN_MPI, "-n", 3, BIN / "collectives"), 3)
+
+
+def test_mpich_starts_a_program(_):
+    expect_tour(run(*MPICH, "-n", 3, BIN / "collectives"), 3)
+
+
+def test_mpich_starts_a_program_through_a_script(folder):
+    # The ranks' parents are shells then, not mpirun's process.
+    script = pathlib.Path(folder) / "wrapper"
+    script.write_text(f"#!/bin/sh\n{BIN}/collectives\nexit $?\n")
+    script.chmod(0o755)
+    expect_tour(run(*MPICH, "-n", 2, script), 2)
+
+
+def test_two_mpi_jobs_at_once_do_not_meet(_):
+    for mpirun in (OPEN_MPI, MPICH):
+        jobs = [subprocess.Popen([*mpirun, "-n", "2", BIN / "collectives"], stdout=subprocess.PIPE, text=True)
+                for _ in range(2)]
+        for job in jobs:
+            out, _ = job.communicate(timeout=LIMIT_S)
+            assert job.returncode == 0 and re.search(r"^2 ranks on 1 host", out, re.MULTILINE), out
+
+
+def test_torchrun_starts_a_program(_):
+    expect_tour(run(PYTHON, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", 2, BIN / "collectives"), 2)
+
+
+class Cluster:
+    """A Slurm of two nodes, each a pretend host with a network, a host name and a process table of its own."""
+
+    def __init__(self, folder):
+        self.hosts, self.slurm = folder + "/hosts", folder + "/slurm"
+
+    def __enter__(self):
+        # Whatever was begun is ended, too, when a step of it fails.
+        try:
+            self.script("hosts.sh", "up", self.hosts, 2)
+            self.script("slurm.sh", "start", self.slurm, 2, 4, HOSTS=self.hosts)
+        except AssertionError:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        if os.path.exists(self.slurm + "/nodes"):
+            self.script("slurm.sh", "stop", self.slurm)
+        self.script("hosts.sh", "down", self.hosts)
+
+    @staticmethod
+    def script(name, *words, **variables):
+        return run(SUPPORT / name, *words, **variables).expect()
+
+    def client(self, *words, **variables):
+        return run(SUPPORT / "slurm.sh", "client", self.slurm, *words, **variables)
+
+    def start(self, *words):
+        return subprocess.Popen([SUPPORT / "slurm.sh", "client", self.slurm, *map(str, words)], stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True)
+
+    def await_line(self, job, pattern):
+        for line in job.stdout:
+            if re.search(pattern, line):
+                return line
+        raise AssertionError(f"the job ended before it said /{pattern}/: {job.wait()}")
+
+
+def test_slurm(folder):
+    with Cluster(folder) as cluster:
+        # Both nodes, one node, and tasks that are not spread evenly.
+        expect_tour(cluster.client("srun", "-N2", "-n4", BIN / "collectives"), 4, hosts=2)
+        expect_tour(cluster.client("srun", "-N1", "-n3", BIN / "collectives"), 3)
+        expect_tour(cluster.client("srun", "-N2", "-n3", "-m", "cyclic", BIN / "collectives"), 3, hosts=2)
+        # A launcher as the only task has ranks of its own.
+        done = cluster.client("srun", "-N1", "-n1", BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "collectives")
+        done.expect(out=r"^\[rank 0\] 2 ranks on 1 host")
+        # mpirun in an allocation: the ranks' Slurm variables are its own daemon's.
+        done = cluster.client("salloc", "-N1", "-n2", *MPICH, "-launcher", "fork", "-n", 2, BIN / "collectives")
+        expect_tour(done, 2)
+        # A batch script's own shell is no task, though it has SLURM_PROCID.
+        script = pathlib.Path(folder) / "batch"
+        script.write_text(f"#!/bin/sh\n{BIN}/collectives\n")
+        cluster.client("sbatch", "-W", "-n4", "-o", folder + "/out", script).expect()
+        assert "done" in (text := pathlib.Path(folder, "out").read_text()), text
+        assert "start the program with srun" in text, text
+
+
+def test_slurms_preemption_notice_and_requeue(folder):
+    log = pathlib.Path(folder) / "out"
+    script = pathlib.Path(folder) / "batch"
+    script.write_text(f"#!/bin/sh\nexec srun {BIN}/lockstep run --nproc-per-node 2 "
+                      f"sh -c 'echo attempt ${{SLURM_RESTART_COUNT:-0}}; exec {BIN}/test_launch rank preempted'\n")
+
+    def await_log(pattern, count):
+        for _ in range(LIMIT_S * 20):
+            text = log.read_text() if log.exists() else ""
+            if len(re.findall(pattern, text)) >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
+
+    with Cluster(folder) as cluster:
+        submitted = cluster.client("sbatch", "-N1", "-n1", "--requeue", "--open-mode=append", "-o", log, script)
+        job = submitted.expect(out=r"job (\d+)").group(1)
+        await_log("ready", 2)
+        # The nodes are taken away: the ranks save, and the job comes back by itself.
+        cluster.client("scontrol", "requeue", job).expect()
+        await_log("saved on SIGTERM", 2)
+        await_log("attempt 1", 2)
+        await_log("ready", 4)
+        # What --signal=USR1@60 does a minute before the time limit.
+        cluster.client("scancel", "--signal=USR1", job).expect()
+        await_log("saved on SIGUSR1", 2)
+
+
+if __name__ == "__main__":
+    run_cases([case for name, case in list(globals().items()) if name.startswith("test_")])
