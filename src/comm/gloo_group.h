@@ -2,7 +2,7 @@
 // c10d's header, which needs the stand-ins of gloo_stub/.
 #pragma once
 
-#include <string_view>
+#include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 namespace lockstep::comm {
@@ -19,6 +19,13 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
   void set_tag(uint32_t tag) { collectiveCounter_ = tag; }
   // As torch.distributed's ranks do for a collective that sends nothing.
   void skip_tag() { ++collectiveCounter_; }
+
+  // Held while a call is started: c10d counts calls without a lock, and messages come from threads
+  // of ours.
+  std::mutex& mutex() { return mutex_; }
+
+ private:
+  std::mutex mutex_;
 };
 
 }  // namespace lockstep::comm

@@ -4,26 +4,34 @@
 #include <fmt/format.h>
 
 #include <numeric>
-#include <thread>
 
+#include "comm/direct_job.h"
+#include "comm/gloo_link.h"
 #include "comm/gloo_wire.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
 
-// Calls and messages of one group that can be under way at the same time: 4096 and 2048.
-constexpr uint32_t kCallBits = 12;
-constexpr uint32_t kMessageBits = 11;
+// What a tag says: what kind of message it is, which one of its kind, and of which call.
+enum class TagKind : uint32_t { Message, Slice, Sum };
+constexpr uint32_t kCountBits = 9;
 constexpr uint32_t kChecksumBits = 20;
 
-uint32_t tag_of(uint32_t count, uint32_t bits, uint32_t checksum) {
-  return (count & ((1u << bits) - 1)) << kChecksumBits | (checksum & ((1u << kChecksumBits) - 1));
+uint32_t tag_of(TagKind kind, uint32_t count, uint32_t checksum) {
+  return static_cast<uint32_t>(kind) << (kCountBits + kChecksumBits) |
+         (count & ((1u << kCountBits) - 1)) << kChecksumBits |
+         (checksum & ((1u << kChecksumBits) - 1));
+}
+
+// Of c10d's own collectives, whose tags have 32 bits.
+uint32_t collective_tag_of(uint32_t count, uint32_t checksum) {
+  return count << kChecksumBits | (checksum & ((1u << kChecksumBits) - 1));
 }
 
 // Single-tensor collectives were renamed between libtorch 2.11 and 2.15.
 template <class Group>
-GlooWork gather_into(Group& group, at::Tensor& output, at::Tensor& input,
+WireWork gather_into(Group& group, at::Tensor& output, at::Tensor& input,
                      const c10d::AllgatherOptions& options) {
   if constexpr (requires { group.all_gather_single(output, input, options); }) {
     return group.all_gather_single(output, input, options);
@@ -33,7 +41,7 @@ GlooWork gather_into(Group& group, at::Tensor& output, at::Tensor& input,
 }
 
 template <class Group>
-GlooWork exchange_into(Group& group, at::Tensor& output, at::Tensor& input,
+WireWork exchange_into(Group& group, at::Tensor& output, at::Tensor& input,
                        std::vector<int64_t>& in, std::vector<int64_t>& out,
                        const c10d::AllToAllOptions& options) {
   if constexpr (requires { group.all_to_all_single(output, input, in, out, options); }) {
@@ -87,23 +95,7 @@ bool moves_nothing(const Request& request) {
   }
 }
 
-// A message. c10d's own work for one cannot be asked whether it is over, and giving up waiting for
-// it closes every connection; so a thread waits for it.
-class MessageWork : public c10d::Work {
- public:
-  static GlooWork start(GlooWork inner, std::chrono::milliseconds patience) {
-    auto work = c10::make_intrusive<MessageWork>();
-    std::thread([work, inner = std::move(inner), patience] {
-      try {
-        inner->wait(patience);
-        work->finish();
-      } catch (...) {
-        work->finish(std::current_exception());
-      }
-    }).detach();
-    return work;
-  }
-};
+char* data_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
 
 }  // namespace
 
@@ -112,9 +104,10 @@ GlooCall GlooOps::launch(const Request& request, uint32_t checksum,
   checksum_ = checksum;
   patience_ = patience;
   if (moves_nothing(request)) {
-    if (peers_ == GlooPeers::Python) group_.skip_tag();
+    if (peers_ == GlooPeers::Python) group_->skip_tag();
     return {};
   }
+  if (peers_ == GlooPeers::Lockstep && reduces(request.what)) return run_direct(request);
   switch (request.what) {
     case Collective::AllReduce:
       return all_reduce(request);
@@ -142,39 +135,54 @@ GlooCall GlooOps::launch(const Request& request, uint32_t checksum,
 }
 
 void GlooOps::next_tag() {
-  if (peers_ == GlooPeers::Lockstep) group_.set_tag(tag_of(collectives_++, kCallBits, checksum_));
+  if (peers_ == GlooPeers::Lockstep) group_->set_tag(collective_tag_of(collectives_++, checksum_));
 }
 
-GlooWork GlooOps::reduce_all(at::Tensor wire, c10d::ReduceOp op) {
+WireWork GlooOps::reduce_all(at::Tensor wire, c10d::ReduceOp op) {
   std::vector<at::Tensor> tensors{std::move(wire)};
   c10d::AllreduceOptions options;
   options.reduceOp = op;
   options.timeout = patience_;
   next_tag();
-  return group_.allreduce(tensors, options);
+  const std::lock_guard lock(group_->mutex());
+  return group_->allreduce(tensors, options);
+}
+
+GlooCall GlooOps::run_direct(const Request& request) {
+  DirectJob job = direct_job(request, group_->getRank(), group_->getSize());
+  const uint32_t count = collectives_++;
+  job.call.slice_tag = tag_of(TagKind::Slice, count, checksum_);
+  job.call.sum_tag = tag_of(TagKind::Sum, count, checksum_);
+  return {
+      {worker_.run([direct = direct_, group = group_, patience = patience_, job = std::move(job)] {
+        GlooLink link(group, patience);
+        direct.run(link, job.call);
+        job.finish();
+      })}};
 }
 
 GlooCall GlooOps::all_reduce(const Request& request) {
-  Wire wire = wire_of(request.outputs[0], request.op, peers_);
+  Wire wire = wire_of(request.outputs[0], request.op);
   return {{reduce_all(wire.tensor, wire.op)},
           [unpack = std::move(wire.unpack), target = request.outputs[0].detach().view({-1}),
-           size = group_.getSize()] { unpack(target, size); }};
+           size = group_->getSize()] { unpack(target, size); }};
 }
 
 GlooCall GlooOps::reduce(const Request& request) {
-  const bool is_root = group_.getRank() == request.peer;
+  const bool is_root = group_->getRank() == request.peer;
   const at::Tensor target = request.outputs[0].detach().view({-1});
   // Gloo leaves partial sums in the tensors of the other ranks.
-  Wire wire = wire_of(is_root ? target : target.clone(), request.op, peers_);
+  Wire wire = wire_of(is_root ? target : target.clone(), request.op);
   std::vector<at::Tensor> tensors{wire.tensor};
   c10d::ReduceOptions options;
   options.reduceOp = wire.op;
   options.rootRank = request.peer;
   options.timeout = patience_;
   next_tag();
-  GlooCall call{{group_.reduce(tensors, options)}};
+  const std::lock_guard lock(group_->mutex());
+  GlooCall call{{group_->reduce(tensors, options)}};
   if (is_root) {
-    call.finish = [unpack = std::move(wire.unpack), target, size = group_.getSize()] {
+    call.finish = [unpack = std::move(wire.unpack), target, size = group_->getSize()] {
       unpack(target, size);
     };
   }
@@ -183,9 +191,9 @@ GlooCall GlooOps::reduce(const Request& request) {
 
 // c10d's own reduces all parts everywhere, too.
 GlooCall GlooOps::reduce_scatter(const Request& request) {
-  const int rank = group_.getRank();
+  const int rank = group_->getRank();
   const at::Tensor target = request.outputs[0].detach().view({-1});
-  const bool one = request.inputs.size() == 1 && group_.getSize() > 1;
+  const bool one = request.inputs.size() == 1 && group_->getSize() > 1;
   std::vector<at::Tensor> parts;
   for (const at::Tensor& input : request.inputs) parts.push_back(input.detach().view({-1}));
   const at::Tensor all = one ? parts[0].clone() : at::cat(parts);
@@ -194,24 +202,25 @@ GlooCall GlooOps::reduce_scatter(const Request& request) {
     offset = 0;
     for (int r = 0; r < rank; ++r) offset += parts[r].numel();
   }
-  Wire wire = wire_of(all, request.op, peers_);
+  Wire wire = wire_of(all, request.op);
   return {{reduce_all(wire.tensor, wire.op)},
-          [unpack = std::move(wire.unpack), all, target, offset, size = group_.getSize()] {
+          [unpack = std::move(wire.unpack), all, target, offset, size = group_->getSize()] {
             unpack(all, size);
             target.copy_(all.narrow(0, offset, target.numel()));
           }};
 }
 
 GlooCall GlooOps::all_gather(const Request& request) {
-  const bool one = request.outputs.size() == 1 && group_.getSize() > 1;
+  const bool one = request.outputs.size() == 1 && group_->getSize() > 1;
   if (!one && !all_equal(request.outputs)) return all_gather_unequal(request);
   at::Tensor input = bytes_of(request.inputs[0]);
   at::Tensor output =
-      one ? bytes_of(request.outputs[0]) : room_for(group_.getSize() * input.numel());
+      one ? bytes_of(request.outputs[0]) : room_for(group_->getSize() * input.numel());
   c10d::AllgatherOptions options;
   options.timeout = patience_;
   next_tag();
-  GlooCall call{{gather_into(group_, output, input, options)}};
+  const std::lock_guard lock(group_->mutex());
+  GlooCall call{{gather_into(*group_, output, input, options)}};
   if (!one) {
     call.finish = [targets = bytes_of(request.outputs), output] { split_into(targets, output); };
   }
@@ -221,33 +230,35 @@ GlooCall GlooOps::all_gather(const Request& request) {
 // One broadcast a rank, each of the exact length and straight into its place.
 GlooCall GlooOps::all_gather_unequal(const Request& request) {
   const std::vector<at::Tensor> targets = bytes_of(request.outputs);
-  targets[group_.getRank()].copy_(bytes_of(request.inputs[0]));
+  targets[group_->getRank()].copy_(bytes_of(request.inputs[0]));
   GlooCall call;
-  for (int root = 0; root < group_.getSize(); ++root) {
+  for (int root = 0; root < group_->getSize(); ++root) {
     if (targets[root].numel() > 0) call.works.push_back(broadcast_bytes(targets[root], root));
   }
   return call;
 }
 
-GlooWork GlooOps::broadcast_bytes(at::Tensor bytes, int root) {
+WireWork GlooOps::broadcast_bytes(at::Tensor bytes, int root) {
   std::vector<at::Tensor> tensors{std::move(bytes)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
   options.timeout = patience_;
   next_tag();
-  return group_.broadcast(tensors, options);
+  const std::lock_guard lock(group_->mutex());
+  return group_->broadcast(tensors, options);
 }
 
 GlooCall GlooOps::broadcast(const Request& request) {
   return {{broadcast_bytes(bytes_of(request.outputs[0]), request.peer)}};
 }
 
-GlooWork GlooOps::exchange(at::Tensor output, std::vector<int64_t> in, at::Tensor input,
+WireWork GlooOps::exchange(at::Tensor output, std::vector<int64_t> in, at::Tensor input,
                            std::vector<int64_t> out) {
   c10d::AllToAllOptions options;
   options.timeout = patience_;
   next_tag();
-  return exchange_into(group_, output, input, in, out, options);
+  const std::lock_guard lock(group_->mutex());
+  return exchange_into(*group_, output, input, in, out, options);
 }
 
 // Ranks tell each other what they will send: a message longer than expected would abort the
@@ -268,9 +279,9 @@ void GlooOps::compare_counts(const std::vector<int64_t>& in, const std::vector<i
 }
 
 GlooCall GlooOps::all_to_all(const Request& request, const Await& await) {
-  if (request.outputs.size() == 1 && group_.getSize() > 1) {
-    const int64_t part = static_cast<int64_t>(request.inputs[0].nbytes()) / group_.getSize();
-    const std::vector<int64_t> each(group_.getSize(), part);
+  if (request.outputs.size() == 1 && group_->getSize() > 1) {
+    const int64_t part = static_cast<int64_t>(request.inputs[0].nbytes()) / group_->getSize();
+    const std::vector<int64_t> each(group_->getSize(), part);
     return {{exchange(bytes_of(request.outputs[0]), each, bytes_of(request.inputs[0]), each)}};
   }
   const std::vector<int64_t> in = byte_counts(request.outputs);
@@ -283,10 +294,10 @@ GlooCall GlooOps::all_to_all(const Request& request, const Await& await) {
 
 GlooCall GlooOps::gather(const Request& request, const Await& await) {
   const at::Tensor input = bytes_of(request.inputs[0]);
-  std::vector<int64_t> out(group_.getSize());
+  std::vector<int64_t> out(group_->getSize());
   out[request.peer] = input.numel();
-  std::vector<int64_t> in(group_.getSize());
-  if (group_.getRank() == request.peer) in = byte_counts(request.outputs);
+  std::vector<int64_t> in(group_->getSize());
+  if (group_->getRank() == request.peer) in = byte_counts(request.outputs);
   compare_counts(in, out, await);
   const at::Tensor output = room_for(total_bytes(in));
   return {{exchange(output, in, input, out)},
@@ -294,31 +305,35 @@ GlooCall GlooOps::gather(const Request& request, const Await& await) {
 }
 
 GlooCall GlooOps::scatter(const Request& request, const Await& await) {
-  std::vector<int64_t> in(group_.getSize());
+  std::vector<int64_t> in(group_->getSize());
   in[request.peer] = static_cast<int64_t>(request.outputs[0].nbytes());
-  std::vector<int64_t> out(group_.getSize());
-  if (group_.getRank() == request.peer) out = byte_counts(request.inputs);
+  std::vector<int64_t> out(group_->getSize());
+  if (group_->getRank() == request.peer) out = byte_counts(request.inputs);
   compare_counts(in, out, await);
   return {{exchange(bytes_of(request.outputs[0]), in, joined(bytes_of(request.inputs)), out)}};
 }
 
 GlooCall GlooOps::message(const Request& request) {
   const bool sends = request.what == Collective::Send;
-  std::vector<at::Tensor> tensors{bytes_of(sends ? request.inputs[0] : request.outputs[0])};
+  const at::Tensor& tensor = sends ? request.inputs[0] : request.outputs[0];
   uint32_t& count = (sends ? sent_ : received_)[request.peer];
-  const uint32_t tag = peers_ == GlooPeers::Lockstep ? tag_of(count++, kMessageBits, checksum_)
+  const uint32_t tag = peers_ == GlooPeers::Lockstep ? tag_of(TagKind::Message, count++, checksum_)
                                                      : static_cast<uint32_t>(request.message);
-  const int slot = static_cast<int>(tag);
-  GlooWork work =
-      sends ? group_.send(tensors, request.peer, slot) : group_.recv(tensors, request.peer, slot);
-  return {{MessageWork::start(std::move(work), patience_)}};
+  GlooLink link(group_, patience_);
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  std::shared_ptr<Transfer> transfer = sends ? link.send(request.peer, tag, data_of(tensor), bytes)
+                                             : link.recv(request.peer, tag, data_of(tensor), bytes);
+  // A transfer cannot be asked whether it is over, and giving up waiting for it closes every
+  // connection; so a thread waits for it.
+  return {{Worker::run_apart([transfer, group = group_, tensor] { transfer->wait(); })}};
 }
 
 GlooCall GlooOps::barrier() {
   c10d::BarrierOptions options;
   options.timeout = patience_;
   next_tag();
-  return {{group_.barrier(options)}};
+  const std::lock_guard lock(group_->mutex());
+  return {{group_->barrier(options)}};
 }
 
 }  // namespace lockstep::comm

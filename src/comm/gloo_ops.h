@@ -4,17 +4,17 @@
 #include <functional>
 #include <vector>
 
+#include "comm/direct.h"
 #include "comm/gloo_group.h"
 #include "comm/gloo_transport.h"
 #include "comm/transport.h"
+#include "comm/worker.h"
 
 namespace lockstep::comm {
 
-using GlooWork = c10::intrusive_ptr<c10d::Work>;
-
 // What is under way for one request.
 struct GlooCall {
-  std::vector<GlooWork> works;
+  std::vector<WireWork> works;
   // Takes the results to the request's tensors, once all works are over.
   std::function<void()> finish = [] {};
 };
@@ -22,9 +22,10 @@ struct GlooCall {
 class GlooOps {
  public:
   // Waits for a work; throws when it failed.
-  using Await = std::function<void(const GlooWork&)>;
+  using Await = std::function<void(const WireWork&)>;
 
-  GlooOps(GlooGroup& group, GlooPeers peers) : group_(group), peers_(peers) {}
+  GlooOps(c10::intrusive_ptr<GlooGroup> group, GlooPeers peers)
+      : group_(std::move(group)), peers_(peers) {}
 
   // Starts `request`. `checksum` is of what all ranks must agree on. Gloo itself gives up after
   // `patience`. Calls with per-rank sizes first compare them, by way of `await`; throws CommError
@@ -33,6 +34,7 @@ class GlooOps {
                   const Await& await);
 
  private:
+  GlooCall run_direct(const Request& request);
   GlooCall all_reduce(const Request& request);
   GlooCall reduce(const Request& request);
   GlooCall reduce_scatter(const Request& request);
@@ -46,23 +48,25 @@ class GlooOps {
   GlooCall barrier();
 
   void next_tag();
-  GlooWork reduce_all(at::Tensor wire, c10d::ReduceOp op);
-  GlooWork broadcast_bytes(at::Tensor bytes, int root);
+  WireWork reduce_all(at::Tensor wire, c10d::ReduceOp op);
+  WireWork broadcast_bytes(at::Tensor bytes, int root);
   // Byte counts per rank.
-  GlooWork exchange(at::Tensor output, std::vector<int64_t> in, at::Tensor input,
+  WireWork exchange(at::Tensor output, std::vector<int64_t> in, at::Tensor input,
                     std::vector<int64_t> out);
   void compare_counts(const std::vector<int64_t>& in, const std::vector<int64_t>& out,
                       const Await& await);
 
-  GlooGroup& group_;
+  const c10::intrusive_ptr<GlooGroup> group_;
   const GlooPeers peers_;
+  const Direct direct_ = Direct::of_ranks(group_->getSize());
+  Worker worker_;
   // Of the call being launched.
   uint32_t checksum_ = 0;
   std::chrono::milliseconds patience_{0};
   // Collectives put on the wire, and messages to and from each rank.
   uint32_t collectives_ = 0;
-  std::vector<uint32_t> sent_ = std::vector<uint32_t>(group_.getSize());
-  std::vector<uint32_t> received_ = std::vector<uint32_t>(group_.getSize());
+  std::vector<uint32_t> sent_ = std::vector<uint32_t>(group_->getSize());
+  std::vector<uint32_t> received_ = std::vector<uint32_t>(group_->getSize());
 };
 
 }  // namespace lockstep::comm

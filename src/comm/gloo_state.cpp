@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "comm/gloo_device.h"
+#include "comm/gloo_link.h"
 #include "comm/gloo_text.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -63,7 +64,7 @@ GlooState::GlooState(const Store& store, int rank, std::vector<int> members,
   }
   if (options_.peers == GlooPeers::Lockstep) meet();
   connect();
-  ops_ = std::make_unique<GlooOps>(*group_, options_.peers);
+  ops_ = std::make_unique<GlooOps>(group_, options_.peers);
 }
 
 GlooState::~GlooState() = default;
@@ -133,7 +134,7 @@ void GlooState::connect() {
   }
 }
 
-void GlooState::await(const GlooWork& work, GlooStep& step) {
+void GlooState::await(const WireWork& work, GlooStep& step) {
   for (;;) {
     check_alive();
     const milliseconds left = left_of(step.timeout, step.start);
@@ -199,9 +200,10 @@ void GlooState::check_alive() const {
 // nobody sends and that nobody waits for is Gloo's way to close all connections of a group.
 void GlooState::break_connections() noexcept {
   try {
-    std::vector<at::Tensor> nothing{at::empty({1}, at::kByte)};
-    group_->recv(nothing, (rank_ + 1) % size(), std::numeric_limits<int>::max())
-        ->wait(milliseconds(1));
+    char nothing;
+    GlooLink(group_, milliseconds(1))
+        .recv((rank_ + 1) % size(), std::numeric_limits<int>::max(), &nothing, 1)
+        ->wait();
   } catch (const std::exception&) {
     // That is how it ends.
   }

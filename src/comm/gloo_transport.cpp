@@ -34,7 +34,7 @@ class GlooPending : public Pending {
 
  private:
   void finish() override {
-    for (const GlooWork& work : call_.works) state_->await(work, step_);
+    for (const WireWork& work : call_.works) state_->await(work, step_);
     state_->done(step_);
     const at::NoGradGuard no_grad;
     call_.finish();
@@ -45,7 +45,7 @@ class GlooPending : public Pending {
 
   bool all_over() const {
     return std::all_of(call_.works.begin(), call_.works.end(),
-                       [](const GlooWork& work) { return work->isCompleted(); });
+                       [](const WireWork& work) { return work->isCompleted(); });
   }
 
   const std::shared_ptr<GlooState> state_;
@@ -62,7 +62,7 @@ class GlooTransport : public Transport {
   int rank() const override { return state_->rank(); }
   int size() const override { return state_->size(); }
   std::chrono::milliseconds timeout() const override { return state_->options().timeout; }
-  bool keeps_tree_order() const override { return false; }
+  bool keeps_tree_order() const override { return state_->options().peers == GlooPeers::Lockstep; }
 
   Work start(Request request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
@@ -90,7 +90,7 @@ Work GlooTransport::start(Request request) {
   try {
     call =
         state_->ops().launch(request, checksum_of(step.notice.signature), request.timeout + kGrace,
-                             [&](const GlooWork& work) { state_->await(work, step); });
+                             [&](const WireWork& work) { state_->await(work, step); });
   } catch (const CommError& error) {
     if (state_->is_dead()) throw;
     state_->fail(step, error.what());

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/gloo_group.h"
-#include "comm/gloo_transport.h"
+#include "lockstep/comm/group.h"
 
 namespace lockstep::comm {
 
@@ -16,9 +16,8 @@ at::Tensor bytes_of(const at::Tensor& tensor);
 std::vector<int64_t> byte_counts(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> bytes_of(const std::vector<at::Tensor>& tensors);
 
-// A reduction as Gloo knows it. Gloo has no int16 and no bool, and its minimum drops a NaN or keeps
-// it depending on the order of the ranks; so int16 travels as int32, bool as uint8 and, between
-// ranks of Lockstep, what is compared as integers in the order of the numbers.
+// A reduction as Gloo knows it. Gloo has no int16 and no bool: int16 travels as int32, bool as
+// uint8.
 struct Wire {
   at::Tensor tensor;  // shares the memory of the source where it can
   c10d::ReduceOp op;
@@ -26,6 +25,6 @@ struct Wire {
   std::function<void(const at::Tensor& target, int size)> unpack;
 };
 
-Wire wire_of(const at::Tensor& source, ReduceOp op, GlooPeers peers);
+Wire wire_of(const at::Tensor& source, ReduceOp op);
 
 }  // namespace lockstep::comm

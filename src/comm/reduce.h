@@ -13,12 +13,12 @@ int64_t size_of(Element element);
 
 // targets[t][i] = sources[0][i] + ... + sources[n - 1][i] for every i < count and t < target_count, where + is `combine` and the
 // order is the binary tree over sources: n of them split at the largest power of two below n. Each node rounds to the element's
-// type. With `average` the root is then divided by n. A target may be one of the sources; other overlaps are not allowed.
+// type. The root is then divided by `divide_by`. A target may be one of the sources; other overlaps are not allowed.
 // All pointers are aligned to the element.
 struct Reduction {
   Element element = Element::Float32;
   Combine combine = Combine::Sum;
-  bool average = false;
+  int divide_by = 1;
 };
 void reduce(const Reduction& reduction, const void* const* sources, int source_count, void* const* targets,
             int target_count, int64_t count);

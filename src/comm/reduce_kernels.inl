@@ -159,10 +159,11 @@ void sum_of_two(const T* a, const T* b, T* const* targets, int target_count, int
 }
 
 template <Combine C, class T>
-void run(bool average, const T* const* sources, int source_count, T* const* targets, int target_count, int64_t count) {
+void run(int divide_by, const T* const* sources, int source_count, T* const* targets, int target_count, int64_t count) {
   if constexpr (C == Combine::Sum && std::is_floating_point_v<T>) {
-    if (source_count == 2 && target_count <= 2) {
-      return sum_of_two(sources[0], sources[1], targets, target_count, count, average ? T(0.5) : T(1));
+    // A factor that is a power of two is exact: the same bits as dividing.
+    if (source_count == 2 && target_count <= 2 && (divide_by & (divide_by - 1)) == 0) {
+      return sum_of_two(sources[0], sources[1], targets, target_count, count, T(1) / static_cast<T>(divide_by));
     }
   }
   constexpr int kDepth = 12;  // 4096 ranks
@@ -170,9 +171,9 @@ void run(bool average, const T* const* sources, int source_count, T* const* targ
   for (int64_t at = 0; at < count; at += kBlock) {
     const int64_t n = std::min(kBlock, count - at);
     const T* result = tree<C>(sources, source_count, at, n, scratch);
-    if (average) {
+    if (divide_by != 1) {
       if (result != scratch) std::memcpy(scratch, result, n * sizeof(T));
-      divide_block(scratch, n, source_count);
+      divide_block(scratch, n, divide_by);
       result = scratch;
     }
     for (int t = 0; t < target_count; ++t) {
@@ -187,12 +188,12 @@ void choose(const Reduction& r, const void* const* sources, int source_count, vo
   const auto from = reinterpret_cast<const T* const*>(sources);
   const auto to = reinterpret_cast<T* const*>(targets);
   switch (r.combine) {
-    case Combine::Sum: return run<Combine::Sum>(r.average, from, source_count, to, target_count, count);
-    case Combine::Min: return run<Combine::Min>(r.average, from, source_count, to, target_count, count);
-    case Combine::Max: return run<Combine::Max>(r.average, from, source_count, to, target_count, count);
-    case Combine::Product: return run<Combine::Product>(r.average, from, source_count, to, target_count, count);
-    case Combine::And: return run<Combine::And>(r.average, from, source_count, to, target_count, count);
-    case Combine::Or: return run<Combine::Or>(r.average, from, source_count, to, target_count, count);
+    case Combine::Sum: return run<Combine::Sum>(r.divide_by, from, source_count, to, target_count, count);
+    case Combine::Min: return run<Combine::Min>(r.divide_by, from, source_count, to, target_count, count);
+    case Combine::Max: return run<Combine::Max>(r.divide_by, from, source_count, to, target_count, count);
+    case Combine::Product: return run<Combine::Product>(r.divide_by, from, source_count, to, target_count, count);
+    case Combine::And: return run<Combine::And>(r.divide_by, from, source_count, to, target_count, count);
+    case Combine::Or: return run<Combine::Or>(r.divide_by, from, source_count, to, target_count, count);
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "comm/exchange.h"
 #include "comm/group_memory.h"
+#include "comm/reduction.h"
 #include "comm/segment.h"
 #include "lockstep/core/error.h"
 
@@ -15,36 +16,6 @@ namespace lockstep::comm {
 namespace {
 
 using std::chrono::milliseconds;
-
-Element element_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat: return Element::Float32;
-    case at::kDouble: return Element::Float64;
-    case at::kHalf: return Element::Float16;
-    case at::kBFloat16: return Element::BFloat16;
-    case at::kChar: return Element::Int8;
-    case at::kShort: return Element::Int16;
-    case at::kInt: return Element::Int32;
-    case at::kLong: return Element::Int64;
-    case at::kBool: return Element::Bool;
-    default: return Element::UInt8;
-  }
-}
-
-Reduction reduction_of(ReduceOp op, at::ScalarType dtype) {
-  const bool is_bool = dtype == at::kBool;
-  const Element element = element_of(dtype);
-  switch (op) {
-    case ReduceOp::Sum: return {element, is_bool ? Combine::Or : Combine::Sum};
-    case ReduceOp::Average: return {element, Combine::Sum, true};
-    case ReduceOp::Min: return {element, is_bool ? Combine::And : Combine::Min};
-    case ReduceOp::Max: return {element, is_bool ? Combine::Or : Combine::Max};
-    case ReduceOp::Product: return {element, is_bool ? Combine::And : Combine::Product};
-    case ReduceOp::BitwiseAnd: return {element, Combine::And};
-    case ReduceOp::BitwiseOr: return {element, Combine::Or};
-  }
-  return {};
-}
 
 // An empty tensor may have no address, but is a buffer all the same.
 char* data_of(const at::Tensor& tensor) {
@@ -205,7 +176,7 @@ class ShmTransport : public Transport {
 
  private:
   std::shared_ptr<Operation> operation_for(const Request& request) {
-    const Reduction reduction = reduction_of(request.op, request.dtype());
+    const Reduction reduction = reduction_of(request.op, request.dtype(), size());
     const auto with_counts = [](std::shared_ptr<Operation> operation, const std::vector<Piece>& counts, int64_t count) {
       operation->announcement.counts_hash = hash_of(counts);
       operation->announcement.count = count;

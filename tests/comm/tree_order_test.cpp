@@ -30,11 +30,21 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          (a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
-class TreeOrder : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, TreeOrder, testing::Values(2, 3, 4, 5, 7, 8));
+struct Ranks {
+  std::string backend;
+  int count;
+};
 
+class TreeOrder : public testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(Of, TreeOrder,
+                         testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"shm", 4}, Ranks{"shm", 5},
+                                         Ranks{"shm", 7}, Ranks{"shm", 8}, Ranks{"gloo", 2}, Ranks{"gloo", 3},
+                                         Ranks{"gloo", 4}, Ranks{"gloo", 7}),
+                         [](const auto& of) { return of.param.backend + std::to_string(of.param.count); });
+
+// Every transport gives the bits of the definition, and so those of every other.
 TEST_P(TreeOrder, HoldsOnEveryPath) {
-  spawn(GetParam(), [](World& world) {
+  const auto body = [](World& world) {
     const Group& group = world.group();
     const int n = world.size();
     EXPECT_TRUE(group.keeps_tree_order());
@@ -55,8 +65,8 @@ TEST_P(TreeOrder, HoldsOnEveryPath) {
 
         at::Tensor pieces = group.empty({count}, dtype);
         pieces.copy_(parts[world.rank()]);
-        for (int64_t at = 0; at < count; at += 777) {
-          group.all_reduce(pieces.narrow(0, at, std::min<int64_t>(777, count - at))).wait();
+        for (int64_t at = 0; at < count; at += 7777) {
+          group.all_reduce(pieces.narrow(0, at, std::min<int64_t>(7777, count - at))).wait();
         }
         EXPECT_TRUE(same_bits(pieces, sum)) << "in pieces " << dtype << " x " << count;
 
@@ -66,9 +76,15 @@ TEST_P(TreeOrder, HoldsOnEveryPath) {
         group.reduce_scatter(mine, cut).wait();
         EXPECT_TRUE(same_bits(mine, sum.narrow(0, world.rank() * count / n, mine.numel()).contiguous()))
             << "scattered " << dtype << " x " << count;
+
+        at::Tensor at_root = parts[world.rank()].clone();
+        group.reduce(at_root, n - 1).wait();
+        EXPECT_TRUE(same_bits(at_root, world.rank() == n - 1 ? sum : parts[world.rank()]))
+            << "reduced " << dtype << " x " << count;
       }
     }
-  });
+  };
+  spawn(GetParam().count, body, {.backend = GetParam().backend});
 }
 
 }  // namespace

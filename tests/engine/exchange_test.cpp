@@ -59,7 +59,7 @@ Piece piece(std::vector<T>& values) {
   return {reinterpret_cast<char*>(values.data()), static_cast<int64_t>(values.size() * sizeof(T))};
 }
 
-constexpr Reduction kSum{Element::Int32, Combine::Sum, false};
+constexpr Reduction kSum{Element::Int32, Combine::Sum};
 
 class Engine : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Engine, testing::Values(1, 2, 3, 4, 7));

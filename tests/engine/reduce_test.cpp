@@ -46,7 +46,7 @@ void check_tree(Element element) {
         for (size_t i = 0; i < count; ++i) expected[i] = tree(parts, 0, ranks, i) / static_cast<T>(ranks);
         std::vector<void*> pointers;
         for (auto& part : parts) pointers.push_back(part.data());
-        kernel({element, Combine::Sum, true}, pointers.data(), ranks, pointers.data(), ranks, static_cast<int64_t>(count));
+        kernel({element, Combine::Sum, ranks}, pointers.data(), ranks, pointers.data(), ranks, static_cast<int64_t>(count));
         for (const auto& part : parts) EXPECT_EQ(part, expected) << name << ", " << ranks << " ranks, " << count;
       }
     }
@@ -66,7 +66,7 @@ TEST(Reduce, SixteenBitFloatsSurviveWidening) {
       std::vector<uint16_t> sum(65536);
       const void* sources[] = {all.data(), zero.data()};
       void* target = sum.data();
-      kernel({element, Combine::Sum, false}, sources, 2, &target, 1, 65536);
+      kernel({element, Combine::Sum}, sources, 2, &target, 1, 65536);
       for (size_t i = 0; i < all.size(); ++i) {
         const bool is_nan = (all[i] & 0x7fff) > infinity;
         if (is_nan) {
@@ -86,7 +86,7 @@ TEST(Reduce, HalvesRoundToNearestEven) {
     std::vector<uint16_t> sum(3);
     const void* sources[] = {a.data(), b.data()};
     void* target = sum.data();
-    kernel({Element::Float16, Combine::Sum, false}, sources, 2, &target, 1, 3);
+    kernel({Element::Float16, Combine::Sum}, sources, 2, &target, 1, 3);
     EXPECT_EQ(sum, (std::vector<uint16_t>{0x6800, 0x7c00, 0x0002})) << name;
   }
 }
@@ -95,11 +95,11 @@ TEST(Reduce, WholeNumbersWrapAndTheirAverageTruncates) {
   for (const auto& [name, kernel] : kernels()) {
     std::vector<int8_t> a = {127, -7, 3}, b = {1, 0, -8};
     void* pointers[] = {a.data(), b.data()};
-    kernel({Element::Int8, Combine::Sum, false}, pointers, 2, pointers, 2, 3);
+    kernel({Element::Int8, Combine::Sum}, pointers, 2, pointers, 2, 3);
     EXPECT_EQ(a, (std::vector<int8_t>{-128, -7, -5})) << name;
     std::vector<int64_t> c = {-7, 9}, d = {0, 0};
     void* longs[] = {c.data(), d.data()};
-    kernel({Element::Int64, Combine::Sum, true}, longs, 2, longs, 2, 2);
+    kernel({Element::Int64, Combine::Sum, 2}, longs, 2, longs, 2, 2);
     EXPECT_EQ(d, (std::vector<int64_t>{-3, 4})) << name;
   }
 }

@@ -1,0 +1,21 @@
+// Reducing collectives as direct exchanges.
+#pragma once
+
+#include <functional>
+
+#include "comm/direct.h"
+#include "comm/transport.h"
+
+namespace lockstep::comm {
+
+struct DirectJob {
+  DirectCall call;
+  // After the exchange. Holds the call's memory until then.
+  std::function<void()> finish;
+};
+
+// An all_reduce, reduce or reduce_scatter of a group in which every member brings itself. The tags
+// are still to be set.
+DirectJob direct_job(const Request& request, int rank, int size);
+
+}  // namespace lockstep::comm
