@@ -9,3 +9,4 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/sync_batch_norm.h"
