@@ -1,0 +1,50 @@
+// What may be done to gradients between backward() and step(): clipping and a check for NaN.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <optional>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::parallel {
+
+struct ClipOptions {
+  // The p of the p-norm, above 0; infinity for the largest magnitude.
+  double norm_type = 2.0;
+  // Throw Error instead of scaling by a norm that is NaN or infinite.
+  bool error_if_nonfinite = false;
+  // Set when each rank holds gradients of its own, as shards of the parameters: the norm is then of
+  // all ranks' together, with one all_reduce of one float64, which every rank of it calls. Not for
+  // Ddp, whose gradients are alike on all ranks.
+  std::optional<Group> group = std::nullopt;
+};
+
+// Scales all gradients by max_norm / norm when their norm, taken as of one vector, is larger.
+// Values are those of Python's torch.nn.utils.clip_grad_norm_, bit for bit without a group. Returns
+// the norm from before, as a tensor on the gradients' device: nothing waits for the device unless
+// error_if_nonfinite or a group asks to. Undefined gradients are skipped; a parameter that is
+// listed twice counts once. Throws ConfigError for a norm_type that is not above 0 or a max_norm
+// that is negative or NaN, Error (on all ranks alike) for a norm that is not finite; then the
+// gradients are as they were.
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                           const ClipOptions& options = {});
+
+// Clamps every element of every gradient to [-max_value, max_value]; a NaN stays one. Throws
+// ConfigError for a max_value that is negative or NaN.
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_value);
+
+// Throws Error when any rank has a gradient with a NaN or an infinity, on all ranks with the same
+// text: each such parameter's name, rank and counts. Every rank of `group` calls it: one all_reduce
+// of one element while all is well.
+void check_finite(const torch::nn::Module& module, const Group& group);
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::check_finite;
+using parallel::clip_grad_norm_;
+using parallel::clip_grad_value_;
+using parallel::ClipOptions;
+}  // namespace lockstep

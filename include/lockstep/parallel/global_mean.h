@@ -1,0 +1,62 @@
+// Means over all samples (or tokens) of all ranks, exact when ranks and micro-batches have
+// different numbers of them. The mean of the ranks' means, which Ddp alone gives, is then another
+// number.
+//
+//   GlobalMean mean(world.group());
+//   ddp.zero_grad();
+//   for (each micro-batch) {                                  // all but the last under ddp.hold()
+//     cross_entropy(net(x), y, reduction = sum).backward();
+//     mean.add(tokens in y);
+//   }
+//   mean.scale_gradients_(net.parameters());
+//   optimizer.step();
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::parallel {
+
+// The sum of the ranks' counts. Every rank calls it; one may have 0. Throws ConfigError on all
+// ranks when the sum is below 1, on the rank alone for a count below 0.
+int64_t global_count(const Group& group, int64_t count);
+
+// What to multiply a summed loss by when the counts of the whole step are known before its first
+// backward(): size() / global_count. Ddp's average of the gradients is then the mean over all
+// samples, and nothing needs to be scaled afterwards.
+double loss_scale(const Group& group, int64_t count);
+
+// The mean of a summed loss or metric over all ranks' samples, the same bits on all of them. `sum`
+// has one element, any floating dtype; the sum over ranks is taken in float64.
+double global_mean(const Group& group, const at::Tensor& sum, int64_t count);
+
+// Turns gradients of summed losses, which Ddp has averaged over ranks, into those of the mean.
+class GlobalMean {
+ public:
+  explicit GlobalMean(const Group& group) : group_(group) {}
+
+  // Samples of a micro-batch of this rank. Throws ConfigError when below 0.
+  void add(int64_t count);
+
+  // Multiplies the gradients by size() / global count of what was added since the last call, and
+  // returns that count. Every rank calls it once a step, after the backward() outside hold().
+  // Throws as global_count() does; the gradients and the count are then as they were.
+  int64_t scale_gradients_(const std::vector<at::Tensor>& parameters);
+
+ private:
+  Group group_;
+  int64_t count_ = 0;
+};
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::global_count;
+using parallel::global_mean;
+using parallel::GlobalMean;
+using parallel::loss_scale;
+}  // namespace lockstep

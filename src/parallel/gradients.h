@@ -1,0 +1,17 @@
+// The gradients of a list of parameters, as tensors to compute on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace lockstep::parallel {
+
+// The values of a parameter's gradient, which is defined: the gradient itself, or what a sparse one
+// stores (each index once). Writing to them changes the gradient.
+at::Tensor gradient_values(const at::Tensor& parameter);
+
+// Of all parameters that have a gradient, each once.
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters);
+
+}  // namespace lockstep::parallel

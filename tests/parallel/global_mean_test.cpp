@@ -1,0 +1,108 @@
+// Unequal micro-batches on unequal ranks give the mean over all samples.
+#include "lockstep/parallel/global_mean.h"
+
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+// Rows of rank's micro-batch; rank 1's second is empty, and rank 2 has none at all.
+int64_t rows_of(int rank, int micro_batch) {
+  return rank % 3 == 2 ? 0 : rank % 3 == 1 && micro_batch == 1 ? 0 : 1 + rank + 2 * micro_batch;
+}
+
+constexpr int kMicroBatches = 3;
+
+at::Tensor micro_batch(int rank, int index) { return input(rank, index, rows_of(rank, index)); }
+
+at::Tensor summed_loss(Mlp& net, const at::Tensor& x) { return net.forward(x).square().sum(); }
+
+// One process, all samples at once.
+std::vector<at::Tensor> whole_gradients(int ranks, double& loss) {
+  std::vector<at::Tensor> batches;
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (int i = 0; i < kMicroBatches; ++i) batches.push_back(micro_batch(rank, i));
+  }
+  Mlp net;
+  const auto batch = at::cat(batches);
+  const auto mean = summed_loss(net, batch) / batch.size(0);
+  mean.backward();
+  loss = mean.item<double>();
+  return gradients(net);
+}
+
+// The sums are grouped otherwise: float32 rounding.
+void expect_whole(World& world, Mlp& net, double mean_loss) {
+  double loss = 0;
+  const auto want = whole_gradients(world.size(), loss);
+  EXPECT_NEAR(mean_loss, loss, 1e-6);
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_TRUE(at::allclose(gradients(net)[i], want[i], 1e-5, 1e-7));
+  }
+}
+
+class GlobalMeanWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, GlobalMeanWorlds, ::testing::ValuesIn(kWorlds),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(GlobalMeanWorlds, B33_AccumulationCountedOnTheWayIsTheMeanOverAllSamples) {
+  spawn(GetParam(), [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    GlobalMean mean(world.group());
+    for (int round = 0; round < 2; ++round) {
+      ddp.zero_grad();
+      at::Tensor sum = at::zeros({});
+      int64_t count = 0;
+      for (int i = 0; i < kMicroBatches; ++i) {
+        std::optional<parallel::Hold> hold;
+        if (i + 1 < kMicroBatches) hold.emplace(ddp.hold());
+        const auto x = micro_batch(world.rank(), i);
+        const auto loss = summed_loss(net, x);
+        loss.backward();
+        mean.add(x.size(0));
+        sum += loss.detach();
+        count += x.size(0);
+      }
+      int64_t total = 0;
+      for (int rank = 0; rank < world.size(); ++rank) {
+        for (int i = 0; i < kMicroBatches; ++i) total += rows_of(rank, i);
+      }
+      EXPECT_EQ(mean.scale_gradients_(net.parameters()), total);
+      expect_whole(world, net, global_mean(world.group(), sum, count));
+    }
+  });
+}
+
+TEST_P(GlobalMeanWorlds, B33_ALossScaledBeforehandGivesTheSame) {
+  spawn(GetParam(), [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    int64_t count = 0;
+    for (int i = 0; i < kMicroBatches; ++i) count += rows_of(world.rank(), i);
+    const double scale = loss_scale(world.group(), count);
+    at::Tensor sum = at::zeros({});
+    for (int i = 0; i < kMicroBatches; ++i) {
+      std::optional<parallel::Hold> hold;
+      if (i + 1 < kMicroBatches) hold.emplace(ddp.hold());
+      const auto loss = summed_loss(net, micro_batch(world.rank(), i));
+      (loss * scale).backward();
+      sum += loss.detach();
+    }
+    expect_whole(world, net, global_mean(world.group(), sum, count));
+  });
+}
+
+TEST(GlobalMean, NoSampleAnywhereIsRefusedByAllAndANegativeCountAtOnce) {
+  spawn(2, [](World& world) {
+    EXPECT_THROW(global_count(world.group(), 0), ConfigError);
+    EXPECT_THROW(global_mean(world.group(), at::zeros({}), 0), ConfigError);
+    EXPECT_THROW(GlobalMean(world.group()).add(-1), ConfigError);
+    EXPECT_THROW(global_count(world.group(), -1), ConfigError);
+    EXPECT_EQ(global_count(world.group(), 2 + world.rank()), 5);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
