@@ -1,0 +1,48 @@
+#include "lockstep/parallel/random.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <cstdlib>
+#include <mutex>
+
+namespace lockstep::parallel {
+namespace {
+
+uint64_t mix(uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+void seed_everything(uint64_t seed) {
+  at::manual_seed(seed);
+  std::srand(static_cast<unsigned>(mix(seed)));
+}
+
+uint64_t stream_seed(const Stream& stream) {
+  const uint64_t step = mix(mix(stream.seed) ^ static_cast<uint64_t>(stream.step));
+  return mix(step ^ static_cast<uint64_t>(stream.lane));
+}
+
+RandomStream::RandomStream(const Stream& stream, at::Device device) {
+  std::vector<at::Generator> generators{at::detail::getDefaultCPUGenerator()};
+  if (!device.is_cpu()) generators.push_back(at::globalContext().defaultGenerator(device));
+  for (auto& generator : generators) {
+    const std::lock_guard lock(generator.mutex());
+    saved_.push_back({generator, generator.get_state()});
+    generator.set_current_seed(stream_seed(stream));
+  }
+}
+
+RandomStream::~RandomStream() {
+  for (auto& [generator, state] : saved_) {
+    const std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,151 @@
+// Random numbers belong to (seed, step, lane), not to a rank; and what a run's header says is
+// pinned.
+#include "lockstep/parallel/random.h"
+
+#include <cstdlib>
+
+#include "lockstep/core/shard.h"
+#include "lockstep/parallel/determinism.h"
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Computed by an independent implementation in Python integers.
+TEST(StreamSeed, IsTheDocumentedMixture) {
+  EXPECT_EQ(stream_seed({}), 0x238275bc38fcbe91U);
+  EXPECT_EQ(stream_seed({.seed = 1}), 0xb18a02f46d8d86c3U);
+  EXPECT_EQ(stream_seed({.step = 1}), 0x44e5b98100c67fb0U);
+  EXPECT_EQ(stream_seed({.lane = 1}), 0x2f32a78496c67c60U);
+  EXPECT_EQ(stream_seed({.seed = 42, .step = 1000, .lane = 7}), 0xa3415f0ac4f3c5b0U);
+}
+
+TEST(SeedEverything, RepeatsTensorsAndCsOwn) {
+  isolated([] {
+    const auto draw = [] { return std::pair(at::randn({8}), std::rand()); };
+    seed_everything(5);
+    const auto first = draw();
+    const auto more = draw();
+    seed_everything(5);
+    const auto again = draw();
+    EXPECT_TRUE(at::equal(first.first, again.first) && first.second == again.second);
+    EXPECT_FALSE(at::equal(first.first, more.first));
+  });
+}
+
+TEST(RandomStream, PutsTheGeneratorBackAlsoAfterAnException) {
+  isolated([] {
+    seed_everything(5);
+    const auto want = at::randn({8});
+    seed_everything(5);
+    try {
+      const RandomStream outer({.seed = 1});
+      at::randn({100});
+      const RandomStream inner({.seed = 2});
+      throw std::runtime_error("mine");
+    } catch (const std::runtime_error&) {
+    }
+    EXPECT_TRUE(at::equal(at::randn({8}), want));
+  });
+}
+
+TEST(RandomStream, AnInnerStreamDoesNotMoveTheOuterOne) {
+  isolated([] {
+    const auto draws = [](bool with_inner) {
+      const RandomStream outer({.seed = 1, .step = 3});
+      const auto first = at::randn({4});
+      if (with_inner) {
+        const RandomStream inner({.seed = 1, .step = 3, .lane = 1});
+        EXPECT_FALSE(at::equal(at::randn({4}), first));
+      }
+      return at::cat({first, at::randn({4})});
+    };
+    EXPECT_TRUE(at::equal(draws(false), draws(true)));
+  });
+}
+
+// The masks of four lanes, by whichever ranks run them.
+at::Tensor masks_of(World& world) {
+  constexpr int64_t kLanes = 4;
+  at::Tensor masks = at::zeros({kLanes, 64});
+  const Range mine = Shard{world.rank(), world.size()}.of(kLanes);
+  for (int64_t lane = mine.begin; lane < mine.end; ++lane) {
+    const RandomStream stream({.seed = 9, .step = 12, .lane = lane});
+    masks[lane] = at::dropout(at::ones({64}), 0.5, /*train=*/true);
+  }
+  world.group().all_reduce(masks).wait();
+  return masks;
+}
+
+TEST(RandomStream, DropoutOfALaneIsTheSameOnAnyNumberOfRanks) {
+  for (const int ranks : {2, 3, 4}) {
+    spawn(ranks, [](World& world) {
+      seed_everything(100 + world.rank());
+      const auto masks = masks_of(world);
+      World solo = World::solo();
+      EXPECT_TRUE(at::equal(masks, masks_of(solo)));
+      EXPECT_FALSE(at::equal(masks[0], masks[1]));
+    });
+  }
+}
+
+std::string value_of(const DeterminismReport& report, const std::string& name) {
+  for (const auto& [key, value] : report.items) {
+    if (key == name) return value;
+  }
+  return "(no " + name + ")";
+}
+
+TEST(DeterminismReport, SaysWhatIsPinned) {
+  spawn(2, [](World& world) {
+    at::set_num_threads(1);
+    setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
+    const auto report = determinism_report(world.group());
+    EXPECT_EQ(value_of(report, "threads"), "1");
+    EXPECT_EQ(value_of(report, "oneDNN"), "on (ONEDNN_MAX_CPU_ISA=AVX2)");
+    EXPECT_EQ(value_of(report, "float32 products"), "exact");
+    EXPECT_EQ(value_of(report, "sums over ranks"), "fixed tree over 2 ranks (shm)");
+    EXPECT_THAT(report.text(), HasSubstr("threads 1, oneDNN on"));
+    EXPECT_TRUE(report.differences(report).empty());
+    at::set_num_threads(2);
+    EXPECT_THAT(
+        determinism_report(Group()).differences(report),
+        ::testing::ElementsAre("threads: 2 here, 1 there",
+                               "sums over ranks: none here, fixed tree over 2 ranks (shm) there"));
+  });
+}
+
+TEST(DeterminismReport, ALibrarysOrderOfSumsIsSaid) {
+  spawn(2,
+        [](World& world) {
+          EXPECT_EQ(value_of(determinism_report(world.group()), "sums over ranks"),
+                    world.group().keeps_tree_order() ? "fixed tree over 2 ranks (gloo)"
+                                                     : "the library's order over 2 ranks (gloo)");
+        },
+        {.backend = "gloo"});
+}
+
+// put_ without accumulate writes in no fixed order.
+TEST(DeterministicAlgorithms, AnOperationWithoutOneIsRefusedWhenOn) {
+  isolated([] {
+    const auto scatter = [] {
+      at::zeros({4}).put_(at::arange(2), at::ones({2}), /*accumulate=*/false);
+    };
+    scatter();
+    use_deterministic_algorithms(Deterministic::Error);
+    EXPECT_EQ(value_of(determinism_report(Group()), "deterministic algorithms"), "on");
+    EXPECT_ANY_THROW(scatter());
+    use_deterministic_algorithms(Deterministic::Warn);
+    EXPECT_EQ(value_of(determinism_report(Group()), "deterministic algorithms"), "warn");
+    scatter();
+    use_deterministic_algorithms(Deterministic::Off);
+    EXPECT_EQ(value_of(determinism_report(Group()), "deterministic algorithms"), "off");
+    scatter();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
