@@ -2,10 +2,9 @@
 
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <fmt/format.h>
 #include <torch/types.h>
 
-#include "lockstep/core/error.h"
+#include "parallel/fused.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -14,27 +13,6 @@ namespace {
 struct Lists {
   std::vector<at::Tensor> parameters, gradients, averages, squares, largest, steps;
 };
-
-// The kernel walks plain memory: all tensors of a parameter have to be laid out alike.
-at::Tensor like(const at::Tensor& tensor, const at::Tensor& parameter) {
-  if (tensor.strides() == parameter.strides()) return tensor;
-  return at::empty_like(parameter).copy_(tensor);
-}
-
-void check(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
-  for (size_t group = 0; group < groups.size(); ++group) {
-    const auto& parameters = groups[group].params();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const auto refuse = [&](std::string_view why) {
-        throw ConfigError(fmt::format(
-            "[fused_adam] parameter {} of group {} {}: use torch::optim for it", i, group, why));
-      };
-      if (!parameters[i].is_non_overlapping_and_dense()) refuse("has overlapping or gapped memory");
-      const at::Tensor& gradient = parameters[i].grad();
-      if (gradient.defined() && gradient.layout() != at::kStrided) refuse("has a sparse gradient");
-    }
-  }
-}
 
 template <typename State>
 void append(Lists& lists, const at::Tensor& parameter, State& state, bool amsgrad) {
@@ -53,7 +31,7 @@ void append(Lists& lists, const at::Tensor& parameter, State& state, bool amsgra
   lists.steps.push_back(same ? lists.steps.back()
                              : at::scalar_tensor(static_cast<double>(step), at::kFloat));
   lists.parameters.push_back(parameter);
-  lists.gradients.push_back(like(parameter.grad(), parameter));
+  lists.gradients.push_back(laid_out_like(parameter.grad(), parameter));
   lists.averages.push_back(state.exp_avg());
   lists.squares.push_back(state.exp_avg_sq());
   if (amsgrad) lists.largest.push_back(state.max_exp_avg_sq());
@@ -63,7 +41,7 @@ void append(Lists& lists, const at::Tensor& parameter, State& state, bool amsgra
 template <typename Options, typename State, typename States, typename Kernel>
 void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& states, Kernel kernel) {
   const at::NoGradGuard no_grad;
-  check(groups);
+  check_fused(groups, "fused_adam");
   for (auto& group : groups) {
     const auto& options = static_cast<const Options&>(group.options());
     Lists lists;
@@ -81,11 +59,7 @@ void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& stat
 
 at::Tensor FusedAdam::step(LossClosure closure) {
   using torch::optim::AdamOptions, torch::optim::AdamParamState;
-  at::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
+  const at::Tensor loss = loss_of(closure);
   update<AdamOptions, AdamParamState>(param_groups_, state_, [](Lists& l, const AdamOptions& o) {
     at::_fused_adam_(l.parameters, l.gradients, l.averages, l.squares, l.largest, l.steps, o.lr(),
                      std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(),
@@ -96,11 +70,7 @@ at::Tensor FusedAdam::step(LossClosure closure) {
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
   using torch::optim::AdamWOptions, torch::optim::AdamWParamState;
-  at::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
+  const at::Tensor loss = loss_of(closure);
   update<AdamWOptions, AdamWParamState>(param_groups_, state_, [](Lists& l, const AdamWOptions& o) {
     at::_fused_adamw_(l.parameters, l.gradients, l.averages, l.squares, l.largest, l.steps, o.lr(),
                       std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(),

@@ -9,11 +9,11 @@
 namespace lockstep::parallel {
 namespace {
 
-[[noreturn]] void refuse(std::string_view method, std::string_view why) {
+[[noreturn]] void misused(std::string_view method, std::string_view why) {
   throw ConfigError(fmt::format("[grad_scaler] {}: {}", method, why));
 }
 
-void check(const GradScalerOptions& o) {
+void check_options(const GradScalerOptions& o) {
   const bool good = o.init_scale > 0 && o.growth_interval > 0 && o.growth_factor > 1 &&
                     o.backoff_factor > 0 && o.backoff_factor < 1;
   if (good) return;
@@ -32,9 +32,9 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimiz
   std::map<at::ScalarType, std::vector<at::Tensor>> gradients;
   for (auto& gradient : gradients_of(parameters)) {
     if (gradient.scalar_type() == at::kHalf) {
-      refuse("unscale_",
-             "a gradient is float16, and would lose what scaling saved: keep the parameters "
-             "in float32 and let Autocast narrow them");
+      misused("unscale_",
+              "a gradient is float16, and would lose what scaling saved: keep the parameters "
+              "in float32 and let Autocast narrow them");
     }
     gradients[gradient.scalar_type()].push_back(gradient);
   }
@@ -45,7 +45,7 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimiz
 
 GradScaler::GradScaler(const Group& group, const GradScalerOptions& options)
     : group_(group), options_(options), initial_{.scale = options.init_scale, .growth_tracker = 0} {
-  check(options);
+  check_options(options);
 }
 
 void GradScaler::place_on(at::Device device) {
@@ -62,11 +62,11 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
-  if (!scale_.defined()) refuse("unscale_", "scale() comes first, for the loss");
+  if (!scale_.defined()) misused("unscale_", "scale() comes first, for the loss");
   if (const auto found = optimizers_.find(&optimizer); found != optimizers_.end()) {
-    refuse("unscale_", found->second.stage == Stage::Unscaled
-                           ? "already called for this optimizer since the last update()"
-                           : "called after step(): update() comes first");
+    misused("unscale_", found->second.stage == Stage::Unscaled
+                            ? "already called for this optimizer since the last update()"
+                            : "called after step(): update() comes first");
   }
   const at::NoGradGuard no_grad;
   const auto gradients = by_dtype(optimizer);
@@ -90,7 +90,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (found == optimizers_.end()) {
     unscale_(optimizer);
   } else if (found->second.stage == Stage::Stepped) {
-    refuse("step", "already called for this optimizer since the last update()");
+    misused("step", "already called for this optimizer since the last update()");
   }
   PerOptimizer& mine = optimizers_.at(&optimizer);
   const bool steps = mine.overflow.item<float>() == 0;
@@ -101,7 +101,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 
 void GradScaler::update() {
   if (!options_.enabled) return;
-  if (optimizers_.empty()) refuse("update", "no step() since the last one");
+  if (optimizers_.empty()) misused("update", "no step() since the last one");
   at::Tensor overflow = at::zeros_like(scale_);
   for (const auto& [optimizer, each] : optimizers_) overflow += each.overflow.squeeze(0);
   at::_amp_update_scale_(scale_, growth_tracker_, overflow, options_.growth_factor,

@@ -12,7 +12,7 @@ int64_t rows_of(int rank, int micro_batch) {
   return rank % 3 == 2 ? 0 : rank % 3 == 1 && micro_batch == 1 ? 0 : 1 + rank + 2 * micro_batch;
 }
 
-constexpr int kMicroBatches = 3;
+constexpr int kParts = 3;
 
 at::Tensor micro_batch(int rank, int index) { return input(rank, index, rows_of(rank, index)); }
 
@@ -22,7 +22,7 @@ at::Tensor summed_loss(Mlp& net, const at::Tensor& x) { return net.forward(x).sq
 std::vector<at::Tensor> whole_gradients(int ranks, double& loss) {
   std::vector<at::Tensor> batches;
   for (int rank = 0; rank < ranks; ++rank) {
-    for (int i = 0; i < kMicroBatches; ++i) batches.push_back(micro_batch(rank, i));
+    for (int i = 0; i < kParts; ++i) batches.push_back(micro_batch(rank, i));
   }
   Mlp net;
   const auto batch = at::cat(batches);
@@ -55,9 +55,9 @@ TEST_P(GlobalMeanWorlds, B33_AccumulationCountedOnTheWayIsTheMeanOverAllSamples)
       ddp.zero_grad();
       at::Tensor sum = at::zeros({});
       int64_t count = 0;
-      for (int i = 0; i < kMicroBatches; ++i) {
+      for (int i = 0; i < kParts; ++i) {
         std::optional<parallel::Hold> hold;
-        if (i + 1 < kMicroBatches) hold.emplace(ddp.hold());
+        if (i + 1 < kParts) hold.emplace(ddp.hold());
         const auto x = micro_batch(world.rank(), i);
         const auto loss = summed_loss(net, x);
         loss.backward();
@@ -67,7 +67,7 @@ TEST_P(GlobalMeanWorlds, B33_AccumulationCountedOnTheWayIsTheMeanOverAllSamples)
       }
       int64_t total = 0;
       for (int rank = 0; rank < world.size(); ++rank) {
-        for (int i = 0; i < kMicroBatches; ++i) total += rows_of(rank, i);
+        for (int i = 0; i < kParts; ++i) total += rows_of(rank, i);
       }
       EXPECT_EQ(mean.scale_gradients_(net.parameters()), total);
       expect_whole(world, net, global_mean(world.group(), sum, count));
@@ -80,12 +80,12 @@ TEST_P(GlobalMeanWorlds, B33_ALossScaledBeforehandGivesTheSame) {
     Mlp net;
     Ddp ddp(net, world.group());
     int64_t count = 0;
-    for (int i = 0; i < kMicroBatches; ++i) count += rows_of(world.rank(), i);
+    for (int i = 0; i < kParts; ++i) count += rows_of(world.rank(), i);
     const double scale = loss_scale(world.group(), count);
     at::Tensor sum = at::zeros({});
-    for (int i = 0; i < kMicroBatches; ++i) {
+    for (int i = 0; i < kParts; ++i) {
       std::optional<parallel::Hold> hold;
-      if (i + 1 < kMicroBatches) hold.emplace(ddp.hold());
+      if (i + 1 < kParts) hold.emplace(ddp.hold());
       const auto loss = summed_loss(net, micro_batch(world.rank(), i));
       (loss * scale).backward();
       sum += loss.detach();
