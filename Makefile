@@ -5,6 +5,14 @@ SECONDS_EACH ?= 60
 BUILD := build/release
 RUN := $(BUILD)/bin/lockstep run --nproc-per-node
 NINJA := NINJA_STATUS="[build %f/%t] " ninja
+# fuzz_one(name, sources, libraries): builds tests/fuzz/NAME_fuzz.cpp and runs it on what it has found so far.
+define fuzz_one
+	@mkdir -p build/fuzz/corpus/$(1)
+	clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc \
+	  tests/fuzz/$(1)_fuzz.cpp $(2) -o build/fuzz/$(1) $(3) -lfmt
+	build/fuzz/$(1) -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1)
+endef
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
@@ -46,11 +54,9 @@ asan tsan: bench-setup ## runs the tests of the rooms without torch (asan: comm,
 
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)
 	@scripts/setup.sh --dev
-	@mkdir -p build/fuzz/corpus
-	clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude \
-	  tests/fuzz/idx_fuzz.cpp src/data/idx.cpp -o build/fuzz/idx -lz -lfmt
-	build/fuzz/idx -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
-	  -artifact_prefix=build/fuzz/ build/fuzz/corpus
+	$(call fuzz_one,idx,src/data/idx.cpp,-lz)
+	$(call fuzz_one,rendezvous,$(addprefix src/,launch/codec.cpp launch/conversation.cpp launch/tls.cpp \
+	  launch/token.cpp core/environment.cpp),-lssl -lcrypto)
 
 format: ## formats the sources with clang-format
 	@scripts/setup.sh --dev

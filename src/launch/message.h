@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -144,5 +145,7 @@ struct End {
 
 using Message = std::variant<Join, Welcome, Wait, Refuse, Attach, Ping, Pong, Ready, Failed, Done,
                              Lost, Start, Forget, Stop, End>;
+
+using Shared = std::shared_ptr<const Message>;
 
 }  // namespace lockstep::launch

@@ -16,7 +16,6 @@
 namespace lockstep::launch {
 
 using Link = int;  // a connection, by a number that is never used twice
-using Shared = std::shared_ptr<const Message>;
 
 // What a node wants done. Dial is answered by connected() or closed(); Launch by ranks_over(),
 // perhaps after rank_failed(); after Hang nothing more comes from that link. Leave is the last one.

@@ -1,0 +1,98 @@
+#include "launch/token.h"
+
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr size_t kFewest = 16;
+
+constexpr const char* kHow =
+    "the launchers of a job on several hosts prove to each other that they belong to it. Make a "
+    "secret once (openssl rand -hex 32 > job.token; chmod 600 job.token), copy it to every host, "
+    "and set LOCKSTEP_TOKEN_FILE to its path there, or LOCKSTEP_TOKEN to the secret itself";
+
+std::string read_secret(const std::string& path) {
+  struct stat status;
+  std::ifstream file(path, std::ios::binary);
+  if (!file || stat(path.c_str(), &status) != 0) {
+    throw ConfigError(
+        fmt::format("[token] LOCKSTEP_TOKEN_FILE={}: {}", path, std::strerror(errno)));
+  }
+  if ((status.st_mode & (S_IRGRP | S_IROTH)) != 0 && S_ISREG(status.st_mode)) {
+    throw ConfigError(
+        fmt::format("[token] LOCKSTEP_TOKEN_FILE={}: others may read it (mode {:o}): chmod 600 {}",
+                    path, status.st_mode & 0777, path));
+  }
+  std::string secret{std::istreambuf_iterator<char>(file), {}};
+  secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
+  return secret;
+}
+
+}  // namespace
+
+Digest hmac(std::string_view key, std::initializer_list<std::string_view> texts) {
+  std::string input;
+  for (const std::string_view text : texts) {
+    const auto length = static_cast<uint32_t>(text.size());
+    for (int shift = 24; shift >= 0; shift -= 8) input += static_cast<char>(length >> shift);
+    input += text;
+  }
+  Digest digest;
+  unsigned size = 0;
+  const auto* result = HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
+                            reinterpret_cast<const unsigned char*>(input.data()), input.size(),
+                            digest.data(), &size);
+  if (result == nullptr || size != digest.size()) throw Error("[token] no HMAC-SHA256 in OpenSSL");
+  return digest;
+}
+
+bool is_same(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+Digest random_bytes() {
+  Digest bytes;
+  // At most 256 bytes never come short.
+  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    throw Error(fmt::format("[token] getrandom: {}", std::strerror(errno)));
+  }
+  return bytes;
+}
+
+Token::Token(std::string_view secret) : secret_(secret) {
+  if (secret.size() < kFewest) {
+    throw ConfigError(
+        fmt::format("[token] the job's token has {} bytes, too few to be a secret: "
+                    "need {} at least; {}",
+                    secret.size(), kFewest, kHow));
+  }
+}
+
+Token Token::from_env() {
+  const auto secret = env_text("LOCKSTEP_TOKEN"), path = env_text("LOCKSTEP_TOKEN_FILE");
+  if (secret && path) {
+    throw ConfigError("[token] both LOCKSTEP_TOKEN and LOCKSTEP_TOKEN_FILE are set: unset one");
+  }
+  if (!secret && !path) throw ConfigError(fmt::format("[token] no LOCKSTEP_TOKEN_FILE: {}", kHow));
+  return Token(secret ? *secret : read_secret(*path));
+}
+
+Digest Token::key(std::string_view purpose, std::string_view run_id) const {
+  return hmac(secret_, {"lockstep rendezvous", purpose, run_id});
+}
+
+}  // namespace lockstep::launch

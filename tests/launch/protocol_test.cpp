@@ -1,0 +1,272 @@
+// What launchers say to each other as bytes, and what becomes of other bytes.
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "launch/conversation.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kSecret = "0123456789abcdef0123456789abcdef";
+
+Keys keys_of(const std::string& secret, bool tls = false) {
+  Keys keys = Keys::of(Token(secret), "job");
+  keys.use_tls = tls;
+  return keys;
+}
+
+std::vector<Message> one_of_each() {
+  const Failure failure{Failure::Kind::Lost, -1, 137, "host2 was lost",
+                        std::chrono::milliseconds(3)};
+  Start start{7, {}, "10.0.0.1", 40000, "rank 3 failed"};
+  for (NodeId id = 1; id <= 300; ++id) start.seats.push_back({id * 1000, 8});
+  return {Join{0xFFFF'FFFF'FFFF'FFFF, "host2", -1, 4, "10.0.0.2:4000", {1, 2, 3}},
+          Welcome{7, "10.0.0.3:1", 99},
+          Wait{"why"},
+          Refuse{""},
+          Attach{0xFFFF'FFFF, 1},
+          Ping{1},
+          Pong{0},
+          Ready{3, 2, 65535, failure},
+          Failed{3, 2, failure},
+          Done{1, 1},
+          Lost{9, true},
+          start,
+          Forget{5},
+          Stop{4, 15, "because"},
+          End{-1, std::string(4000, 'x')}};
+}
+
+TEST(Codec, EveryMessageComesBack) {
+  EXPECT_EQ(one_of_each().size(), std::variant_size_v<Message>);
+  for (const Message& message : one_of_each()) {
+    EXPECT_EQ(decode(encode(message)), message) << message.index();
+  }
+}
+
+TEST(Codec, EveryCutAndEveryExtraByteIsNamed) {
+  for (const Message& message : one_of_each()) {
+    const std::string bytes = encode(message);
+    for (size_t length = 0; length < bytes.size(); ++length) {
+      EXPECT_THROW(decode(bytes.substr(0, length)), ProtocolError)
+          << message.index() << " " << length;
+    }
+    EXPECT_THROW(decode(bytes + '\0'), ProtocolError) << message.index();
+  }
+}
+
+TEST(Codec, AForgedLengthAsksForNoMemory) {
+  std::string bytes = encode(Start{});
+  bytes[2] = '\x7f';  // 127 seats
+  EXPECT_THROW(decode(bytes), ProtocolError);
+  bytes = bytes.substr(0, 2) + "\xff\xff\xff\xff\xff\xff\xff\xff\x7f";
+  EXPECT_THROW(decode(bytes), ProtocolError);
+}
+
+TEST(Codec, LongTextsAreCutAndTheOrderOfManyHostsFits) {
+  const Message message = decode(encode(Wait{std::string(100'000, 'y')}));
+  EXPECT_EQ(std::get<Wait>(message).reason.size(), 4000U);
+  Start start;
+  for (NodeId id = 1; id <= 50'000; ++id) start.seats.push_back({id, 8});
+  EXPECT_LT(encode(start).size(), kMostBytes);
+}
+
+// Carries bytes between both until neither has any, `piece` at a time.
+void converse(Conversation& a, Conversation& b, size_t piece = 1 << 20) {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (auto [from, to] : {std::pair(&a, &b), std::pair(&b, &a)}) {
+      const std::string bytes = from->take_output();
+      for (size_t at = 0; at < bytes.size(); at += piece) to->feed(bytes.substr(at, piece));
+      moved = moved || !bytes.empty();
+    }
+  }
+}
+
+class Talk : public ::testing::TestWithParam<bool> {
+ protected:
+  Keys keys() const { return keys_of(kSecret, GetParam()); }
+};
+
+TEST_P(Talk, MessagesArriveInOrderHoweverTheStreamIsCut) {
+  for (const size_t piece : {size_t{1}, size_t{7}, size_t{1} << 20}) {
+    Conversation caller(Conversation::Side::Caller, keys());
+    Conversation called(Conversation::Side::Called, keys());
+    converse(caller, called, piece);
+    ASSERT_TRUE(caller.is_open());
+    ASSERT_TRUE(called.is_open());
+    for (const Message& message : one_of_each()) caller.send(message);
+    called.send(Ping{5});
+    converse(caller, called, piece);
+    const auto messages = called.take_messages();
+    ASSERT_EQ(messages.size(), one_of_each().size());
+    for (size_t i = 0; i < messages.size(); ++i) EXPECT_EQ(*messages[i], one_of_each()[i]);
+    EXPECT_EQ(caller.take_messages().size(), 1U);
+  }
+}
+
+std::string refusal(Conversation& caller, Conversation& called) {
+  try {
+    converse(caller, called);
+  } catch (const ProtocolError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST_P(Talk, AnotherTokenIsRefused) {
+  Conversation caller(Conversation::Side::Caller,
+                      keys_of("another secret, long enough", GetParam()));
+  Conversation called(Conversation::Side::Called, keys());
+  EXPECT_THAT(refusal(caller, called), HasSubstr("token"));
+  EXPECT_FALSE(called.is_open());
+  EXPECT_FALSE(caller.is_open());
+}
+
+TEST_P(Talk, AnotherJobIsRefused) {
+  Keys other = Keys::of(Token(kSecret), "another job");
+  other.use_tls = GetParam();
+  Conversation caller(Conversation::Side::Caller, other);
+  Conversation called(Conversation::Side::Called, keys());
+  EXPECT_THAT(refusal(caller, called), HasSubstr("token"));
+}
+
+TEST_P(Talk, AnotherVersionIsNamedByBoth) {
+  Conversation caller(Conversation::Side::Caller, keys(), 9);
+  Conversation called(Conversation::Side::Called, keys());
+  EXPECT_THAT(refusal(caller, called),
+              HasSubstr("speaks version 9 of the protocol, this one version 1"));
+  EXPECT_THAT(refusal(caller, called),
+              HasSubstr("speaks version 1 of the protocol, this one version 9"));
+}
+
+TEST_P(Talk, EveryChangedBitEndsTheConversation) {
+  Conversation probe_caller(Conversation::Side::Caller, keys());
+  Conversation probe_called(Conversation::Side::Called, keys());
+  converse(probe_caller, probe_called);
+  probe_caller.send(Failed{3, 1, {}});
+  const size_t bits = probe_caller.take_output().size() * 8;
+  ASSERT_GT(bits, 100U);
+  for (size_t bit = 0; bit < bits; bit += GetParam() ? 7 : 1) {
+    Conversation caller(Conversation::Side::Caller, keys());
+    Conversation called(Conversation::Side::Called, keys());
+    converse(caller, called);
+    caller.send(Failed{3, 1, {}});
+    std::string bytes = caller.take_output();
+    bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
+    bool accepted = false;
+    try {
+      called.feed(bytes);
+      accepted = !called.take_messages().empty();
+    } catch (const ProtocolError&) {
+    }
+    EXPECT_FALSE(accepted) << "bit " << bit;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Streams, Talk, ::testing::Bool(),
+                         [](const auto& one) { return one.param ? "tls" : "plain"; });
+
+TEST(Conversation, ARepeatedOrLeftOutMessageEndsIt) {
+  Conversation caller(Conversation::Side::Caller, keys_of(kSecret));
+  Conversation called(Conversation::Side::Called, keys_of(kSecret));
+  converse(caller, called);
+  caller.send(Ping{1});
+  const std::string first = caller.take_output();
+  called.feed(first);
+  EXPECT_THROW(called.feed(first), ProtocolError);
+
+  Conversation other(Conversation::Side::Caller, keys_of(kSecret));
+  Conversation answering(Conversation::Side::Called, keys_of(kSecret));
+  converse(other, answering);
+  other.send(Ping{1});
+  (void)other.take_output();
+  other.send(Ping{2});
+  EXPECT_THROW(answering.feed(other.take_output()), ProtocolError);
+}
+
+TEST(Conversation, AnEchoOfOurOwnProofIsRefused) {
+  Conversation caller(Conversation::Side::Caller, keys_of(kSecret));
+  caller.feed(caller.take_output());  // its own greeting
+  EXPECT_THROW(caller.feed(caller.take_output()), ProtocolError);
+}
+
+TEST(Conversation, AStrangersBytesAreQuotedAtTheFirstThatDiffers) {
+  Conversation called(Conversation::Side::Called, keys_of(kSecret));
+  try {
+    called.feed("GET / HTTP/1.1\r\n");
+    FAIL();
+  } catch (const ProtocolError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("somebody who is no launcher says 'GET / HT'"));
+  }
+  EXPECT_EQ(called.take_output(), "");
+}
+
+TEST(Conversation, NoRandomBytesAreTakenForALauncher) {
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 2000; ++i) {
+    Conversation called(Conversation::Side::Called, keys_of(kSecret, i % 2 == 1));
+    std::string bytes = i % 3 == 0 ? "LOCKSTEP" : "";
+    for (int j = 0; j < 200; ++j) bytes += static_cast<char>(random());
+    // TLS may wait for the rest of a record that the bytes announce.
+    if (i % 2 == 0) EXPECT_THROW(called.feed(bytes), ProtocolError);
+    try {
+      called.feed(bytes);
+    } catch (const ProtocolError&) {
+    }
+    EXPECT_FALSE(called.is_open());
+  }
+}
+
+TEST(Conversation, PlainAndTlsDoNotMeet) {
+  for (const bool tls : {false, true}) {
+    Conversation caller(Conversation::Side::Caller, keys_of(kSecret, tls));
+    Conversation called(Conversation::Side::Called, keys_of(kSecret, !tls));
+    EXPECT_NE(refusal(caller, called), "");
+  }
+}
+
+TEST(Token, IsLongEnoughAndComesFromOnePlace) {
+  EXPECT_THROW(Token("short"), ConfigError);
+  unsetenv("LOCKSTEP_TOKEN");
+  unsetenv("LOCKSTEP_TOKEN_FILE");
+  try {
+    (void)Token::from_env();
+    FAIL();
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("openssl rand -hex 32"));
+  }
+  const std::string path = ::testing::TempDir() + "/lockstep_token";
+  FILE* file = fopen(path.c_str(), "w");
+  fputs((kSecret + "\n").c_str(), file);
+  fchmod(fileno(file), 0644);
+  fclose(file);
+  setenv("LOCKSTEP_TOKEN_FILE", path.c_str(), 1);
+  EXPECT_THROW((void)Token::from_env(), ConfigError);  // others may read it
+  chmod(path.c_str(), 0600);
+  EXPECT_EQ(Token::from_env().key("a", "b"), Token(kSecret).key("a", "b"));
+  setenv("LOCKSTEP_TOKEN", kSecret.c_str(), 1);
+  EXPECT_THROW((void)Token::from_env(), ConfigError);  // which?
+  unsetenv("LOCKSTEP_TOKEN_FILE");
+  EXPECT_EQ(Token::from_env().key("a", "b"), Token(kSecret).key("a", "b"));
+  unsetenv("LOCKSTEP_TOKEN");
+  remove(path.c_str());
+}
+
+TEST(Token, TextsAreTakenApart) {
+  EXPECT_NE(hmac("key", {"ab", "c"}), hmac("key", {"a", "bc"}));
+  EXPECT_NE(hmac("key", {"ab"}), hmac("kez", {"ab"}));
+  // printf '\0\0\0\2ab' | openssl dgst -sha256 -hmac key
+  EXPECT_EQ(fmt::format("{:02x}", fmt::join(hmac("key", {"ab"}), "")),
+            "84f976e81364b98061972a7a6aad08d429f2a34d6abaa4926c2c582d8020ab11");
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
