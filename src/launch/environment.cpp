@@ -15,9 +15,9 @@ namespace lockstep::launch {
 namespace {
 
 // An outer launcher's, which would be wrong here: with its store rank 0 would not listen, its error
-// file is its own.
-constexpr std::array<std::string_view, 4> kStale = {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD",
-                                                    "TORCHELASTIC_ERROR_FILE",
+// file is its own. And the job's token, which is no business of the ranks'.
+constexpr std::array<std::string_view, 5> kStale = {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_STORE_FD",
+                                                    "LOCKSTEP_TOKEN", "TORCHELASTIC_ERROR_FILE",
                                                     "TORCHELASTIC_USE_AGENT_STORE"};
 
 }  // namespace

@@ -13,28 +13,6 @@
 namespace lockstep::launch {
 namespace {
 
-void check_local_rank(std::string_view flag, int local_rank, const Options& options) {
-  if (local_rank < options.ranks) return;
-  throw ConfigError(fmt::format("[run] {}: there is no local rank {}; this host has 0 to {}", flag,
-                                local_rank, options.ranks - 1));
-}
-
-void check(const Options& options) {
-  if (options.command.empty()) {
-    throw ConfigError("[run] no program given: lockstep run --nproc-per-node 2 PROGRAM ARGS");
-  }
-  if (options.ranks < 1)
-    throw ConfigError(fmt::format("[run] {} ranks: need 1 or more", options.ranks));
-  if (options.max_restarts < 0) {
-    throw ConfigError(fmt::format("[run] {} restarts: need 0 or more", options.max_restarts));
-  }
-  check_local_rank("--redirects", options.redirects.last_rank(), options);
-  check_local_rank("--tee", options.tee.last_rank(), options);
-  for (const int rank : options.shown_ranks) {
-    check_local_rank("--local-ranks-filter", rank, options);
-  }
-}
-
 // A Python rank 0 binds the port itself, so that it must be left free.
 bool python_serves() { return env_text("LOCKSTEP_PYTHON_PEERS").value_or("0") != "0"; }
 

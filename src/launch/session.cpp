@@ -13,6 +13,12 @@
 namespace lockstep::launch {
 namespace {
 
+void check_local_rank(std::string_view flag, int local_rank, const Options& options) {
+  if (local_rank < options.ranks) return;
+  throw ConfigError(fmt::format("[run] {}: there is no local rank {}; this host has 0 to {}", flag,
+                                local_rank, options.ranks - 1));
+}
+
 // With one of 0, 1, 2 closed the next descriptor we open would become somebody's stdout.
 void open_standard_streams() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
@@ -23,12 +29,29 @@ void open_standard_streams() {
 }
 
 Options completed(Options options) {
+  check(options);
   open_standard_streams();
   if (options.run_id.empty()) options.run_id = random_run_id();
   return options;
 }
 
 }  // namespace
+
+void check(const Options& options) {
+  if (options.command.empty()) {
+    throw ConfigError("[run] no program given: lockstep run --nproc-per-node 2 PROGRAM ARGS");
+  }
+  if (options.ranks < 1)
+    throw ConfigError(fmt::format("[run] {} ranks: need 1 or more", options.ranks));
+  if (options.max_restarts < 0) {
+    throw ConfigError(fmt::format("[run] {} restarts: need 0 or more", options.max_restarts));
+  }
+  check_local_rank("--redirects", options.redirects.last_rank(), options);
+  check_local_rank("--tee", options.tee.last_rank(), options);
+  for (const int rank : options.shown_ranks) {
+    check_local_rank("--local-ranks-filter", rank, options);
+  }
+}
 
 Session::Session(const Options& given)
     : options(completed(given)), program(find_program(options.command.front())), logs(options) {

@@ -12,6 +12,9 @@
 
 namespace lockstep::launch {
 
+// Throws ConfigError for what no job can be started with.
+void check(const Options& options);
+
 struct Session {
   // Looks the program up, chooses a run id when there is none, and takes over the process's
   // signals, streams and orphans. Throws StartError, ConfigError.

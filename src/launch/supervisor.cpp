@@ -82,9 +82,10 @@ void Supervisor::wait_for_events() {
 }
 
 void Supervisor::attend_outside() {
-  auto reason = outside_->attend();
-  if (!reason || phase_ != Phase::Running) return;
-  outcome_.outside = std::move(reason);
+  const auto order = outside_->attend();
+  if (!order || phase_ != Phase::Running) return;
+  outcome_.outside = order->why;
+  if (order->signal != 0) return stop(order->signal, options_.grace.value_or(kGraceAfterSignal));
   control_.raise_epoch();
   enter(Phase::Telling, kTelling);
 }
@@ -140,6 +141,7 @@ void Supervisor::on_signal(int signal) {
         "{}: asking {} ranks to stop; in {:g} s, or at once on Ctrl-C, they are killed",
         signal_name(signal), running_.size(), std::chrono::duration<double>(grace).count()));
     stop(signal, grace);
+    if (outside_ != nullptr) outside_->on_signal(signal);
   } else if (phase_ == Phase::Leaving || signal == SIGINT || signal == SIGQUIT) {
     kill_all();
   }

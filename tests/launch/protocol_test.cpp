@@ -216,11 +216,13 @@ TEST(Conversation, NoRandomBytesAreTakenForALauncher) {
     std::string bytes = i % 3 == 0 ? "LOCKSTEP" : "";
     for (int j = 0; j < 200; ++j) bytes += static_cast<char>(random());
     // TLS may wait for the rest of a record that the bytes announce.
-    if (i % 2 == 0) EXPECT_THROW(called.feed(bytes), ProtocolError);
+    bool refused = false;
     try {
       called.feed(bytes);
     } catch (const ProtocolError&) {
+      refused = true;
     }
+    EXPECT_TRUE(refused || i % 2 == 1);
     EXPECT_FALSE(called.is_open());
   }
 }

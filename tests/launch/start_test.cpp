@@ -102,8 +102,28 @@ TEST(Flags, GpusAreRefusedWhereThereAreNone) {
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("no NVIDIA device is visible here"));
 }
-TEST(Flags, SeveralHostsAreRefusedByName) {
-  expect_usage_error({"run", "--nnodes=2", "true"}, "--nnodes 2 (or PET_NNODES) is not supported");
+TEST(Flags, SeveralHostsNeedAPlaceToMeetAndASecret) {
+  expect_usage_error({"run", "--nnodes=2", "true"}, "--rdzv-endpoint HOST:PORT");
+  expect_usage_error({"run", "--nnodes=2", "--rdzv-endpoint=localhost", "true"},
+                     "openssl rand -hex 32");
+}
+TEST(Flags, WrongWordsAboutHostsAreNamed) {
+  expect_usage_error({"run", "--nnodes=0", "true"}, "--nnodes '0'");
+  expect_usage_error({"run", "--nnodes=3:2", "true"}, "--nnodes '3:2'");
+  expect_usage_error({"run", "--rdzv-backend=etcd", "true"}, "--rdzv-backend etcd");
+  expect_usage_error({"run", "--rdzv-conf=join_timeout", "true"}, "KEY=VALUE");
+  expect_usage_error({"run", "--rdzv-conf=join_timeouts=3", "true"}, "known are join_timeout");
+  expect_usage_error({"run", "--rdzv-conf=join_timeout=soon", "true"}, "give seconds");
+  expect_usage_error({"run", "--rdzv-conf=heartbeat_timeout=1,keep_alive_interval=0.9", "true"},
+                     "two heartbeats within the time-out");
+  expect_usage_error({"run", "--nnodes=2", "--node-rank=2", "true"}, "they count from 0");
+}
+TEST(Flags, OneHostNeedsNoRendezvousWhateverIsSaidAboutIt) {
+  EXPECT_EQ(Job({"run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+                 "--node_rank=0", "--master-addr=localhost", "echo", "x"})
+                .wait()
+                .out,
+            "x\n");
 }
 TEST(Flags, WhatIsOnlyForPythonIsRefusedByName) {
   expect_usage_error({"run", "--run-path", "true"},

@@ -9,7 +9,6 @@
 namespace lockstep::tool {
 namespace {
 
-constexpr const char* kOneHost = "ranks run on one host and need no rendezvous";
 constexpr const char* kNoPython = "it is about Python programs";
 constexpr const char* kFilter =
     "the launcher does not search output; use grep on the --log-dir files";
@@ -50,13 +49,6 @@ std::string variable_of(std::string_view name) {
 
 const std::vector<Limited>& limited_flags() {
   static const std::vector<Limited> flags = {
-      {"--nnodes", {"1", "1:1"}, "ranks run on one host"},
-      {"--node-rank", {"0"}, "ranks run on one host"},
-      {"--master-addr", {"127.0.0.1", "localhost"}, "ranks run on one host, over its loopback"},
-      {"--local-addr", {"127.0.0.1", "localhost"}, "ranks run on one host, over its loopback"},
-      {"--rdzv-backend", {"static", "c10d"}, kOneHost},
-      {"--rdzv-endpoint", {}, "ranks run on one host and need no rendezvous; see --master-port"},
-      {"--rdzv-conf", {}, kOneHost},
       {"--start-method", {"spawn", "fork", "forkserver"}, "programs are always executed anew"},
       {"--event-log-handler", {"null"}, "events are not recorded; failures are reported on stderr"},
       {"-m,--module", {}, kNoPython, false},

@@ -57,6 +57,7 @@ RunCommand::RunCommand(CLI::App& program)
   command_.formatter(flag_formatter());
   command_.footer(kFooter);
   add_job_flags();
+  rendezvous_.add_to(command_);
   add_output_flags();
   add_accepted_flags();
   add_limited_flags(command_);
@@ -69,7 +70,9 @@ void RunCommand::add_job_flags() {
   option("--max-restarts", options_.max_restarts, "N",
          "Start all ranks again, at most so often, after one has failed (0)")
       ->check(CLI::NonNegativeNumber);
-  option("--master-port", port_, "PORT", "Where rank 0 listens, on loopback only (a free port)")
+  option("--master-port", port_, "PORT",
+         "Where rank 0 listens, on loopback only (a free port); with\n--master-addr, where the "
+         "launchers meet (29500)")
       ->check(CLI::Range(0, 65535));
   option("--shutdown-timeout", grace_, "SECONDS", "The same as --grace")
       ->check(CLI::Range(0.0, 86400.0))
@@ -132,9 +135,17 @@ int RunCommand::carry_out() {
   if (grace_ >= 0) {
     options_.grace = std::chrono::milliseconds(static_cast<int64_t>(grace_ * 1000));
   }
+  const auto rendezvous = rendezvous_.chosen(port_);
   if (print_env_) fmt::print("{}", launch::describe_environment(options_));
-  if (dry_run_) fmt::print("{}\n", launch::describe(options_));
-  return print_env_ || dry_run_ ? 0 : launch::run(options_);
+  if (dry_run_) {
+    if (rendezvous) {
+      fmt::print("one of {} to {} hosts, which meet at {}:\n", rendezvous->min_nodes,
+                 rendezvous->max_nodes, rendezvous->endpoint);
+    }
+    fmt::print("{}\n", launch::describe(options_));
+  }
+  if (print_env_ || dry_run_) return 0;
+  return rendezvous ? launch::run_on_hosts(options_, *rendezvous) : launch::run(options_);
 }
 
 }  // namespace lockstep::tool

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/launch/run.h"
+#include "rendezvous_flags.h"
 
 namespace lockstep::tool {
 
@@ -32,6 +33,7 @@ class RunCommand {
 
   CLI::App& command_;
   launch::Options options_;
+  RendezvousFlags rendezvous_;
   std::string ranks_ = "1", redirects_ = "0", tee_ = "0", shown_;
   int port_ = 0;
   double grace_ = -1, accepted_number_ = 0;

@@ -1,0 +1,49 @@
+// How the launchers of a job on several hosts find each other and stay together. What they agree
+// on, and how, is written in docs/launching.md.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "lockstep/launch/run.h"
+
+namespace lockstep::launch {
+
+struct Rendezvous {
+  // As many hosts as there may be, and as few as will do.
+  int min_nodes = 1;
+  int max_nodes = 1;
+  // This host's number, when the user gives one; 0 is the coordinator then.
+  std::optional<int> node_rank = std::nullopt;
+  // The coordinator: "host1:29400", the same on every host.
+  std::string endpoint = {};
+  // This host's address for the others; the one from which it reaches the endpoint when empty.
+  std::string local_addr = {};
+  // Whether this launcher is the coordinator; when not given: node rank 0, else whoever has the
+  // endpoint's address and gets its port.
+  std::optional<bool> is_host = std::nullopt;
+  bool tls = false;
+
+  // --rdzv-conf: docs/launching.md has the keys.
+  std::chrono::milliseconds join_timeout{600'000};
+  std::chrono::milliseconds last_call_timeout{30'000};
+  std::chrono::milliseconds heartbeat_timeout{5'000};
+  std::chrono::milliseconds keep_alive_interval{1'000};
+  std::chrono::milliseconds rejoin_timeout{30'000};
+
+  // "4" or "2:4". Throws ConfigError.
+  void set_nodes(std::string_view text);
+  // "join_timeout=60,tls=1". Throws ConfigError that names the key, the nearest known one, or the
+  // value.
+  void set_conf(std::string_view text);
+};
+
+// As run(), on this host and with the launchers of others; on every host the root cause of a
+// failure is named, and the exit status is its rank's. The token of the job comes from
+// LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE.
+int run_on_hosts(const Options& options, const Rendezvous& rendezvous);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,97 @@
+#include "lockstep/launch/rendezvous.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cmath>
+#include <map>
+
+namespace lockstep::launch {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kMostNodes = 50'000;  // whose order fits into a message
+
+std::optional<int> number_of(std::string_view text) {
+  int value = 0;
+  const auto [stop, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (status != std::errc() || stop != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+milliseconds seconds_of(std::string_view key, const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !std::isfinite(value) || value < 0 || value > 1e6) {
+    throw ConfigError(
+        fmt::format("[run] --rdzv-conf {}={}: give seconds, from 0 to 1000000", key, text));
+  }
+  return milliseconds(std::llround(value * 1000));
+}
+
+bool flag_of(std::string_view key, const std::string& text) {
+  if (text == "1" || text == "true" || text == "True") return true;
+  if (text == "0" || text == "false" || text == "False") return false;
+  throw ConfigError(fmt::format("[run] --rdzv-conf {}={}: give 1 or 0", key, text));
+}
+
+}  // namespace
+
+void Rendezvous::set_nodes(std::string_view text) {
+  const size_t colon = text.find(':');
+  const auto least = number_of(text.substr(0, colon));
+  const auto most = colon == text.npos ? least : number_of(text.substr(colon + 1));
+  if (!least || !most || *least < 1 || *most < *least || *most > kMostNodes) {
+    throw ConfigError(fmt::format(
+        "[run] --nnodes '{}': give a number of hosts, or MIN:MAX, from 1 to {}", text, kMostNodes));
+  }
+  min_nodes = *least;
+  max_nodes = *most;
+}
+
+void Rendezvous::set_conf(std::string_view text) {
+  const std::map<std::string_view, milliseconds*> times = {
+      {"join_timeout", &join_timeout},           {"timeout", &join_timeout},
+      {"last_call_timeout", &last_call_timeout}, {"heartbeat_timeout", &heartbeat_timeout},
+      {"read_timeout", &heartbeat_timeout},      {"keep_alive_interval", &keep_alive_interval},
+      {"rejoin_timeout", &rejoin_timeout},
+  };
+  while (!text.empty()) {
+    const std::string_view pair = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(text.size(), pair.size() + 1));
+    if (pair.empty()) continue;
+    const size_t equals = pair.find('=');
+    const std::string_view key = pair.substr(0, equals);
+    if (equals == pair.npos) {
+      throw ConfigError(fmt::format("[run] --rdzv-conf '{}': give KEY=VALUE,KEY=VALUE", pair));
+    }
+    const std::string value(pair.substr(equals + 1));
+    if (const auto time = times.find(key); time != times.end()) {
+      *time->second = seconds_of(key, value);
+    } else if (key == "tls") {
+      tls = flag_of(key, value);
+    } else if (key == "is_host") {
+      is_host = flag_of(key, value);
+    } else if (key == "rank") {
+      node_rank = number_of(value);
+      if (!node_rank)
+        throw ConfigError(fmt::format("[run] --rdzv-conf rank={}: give a number", value));
+    } else {
+      throw ConfigError(
+          fmt::format("[run] --rdzv-conf {}: unknown; known are join_timeout, last_call_timeout, "
+                      "heartbeat_timeout, keep_alive_interval, rejoin_timeout, tls, is_host, rank",
+                      key));
+    }
+  }
+  if (heartbeat_timeout < milliseconds(200) || keep_alive_interval < milliseconds(20) ||
+      keep_alive_interval * 2 > heartbeat_timeout) {
+    throw ConfigError(fmt::format(
+        "[run] --rdzv-conf: a heartbeat each keep_alive_interval={:g} s and heartbeat_timeout={:g} "
+        "s: need 0.02 s and 0.2 s at least, and two heartbeats within the time-out",
+        static_cast<double>(keep_alive_interval.count()) / 1e3,
+        static_cast<double>(heartbeat_timeout.count()) / 1e3));
+  }
+}
+
+}  // namespace lockstep::launch

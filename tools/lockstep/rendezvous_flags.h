@@ -1,0 +1,24 @@
+// The flags of `lockstep run` about jobs on several hosts.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+
+#include "lockstep/launch/rendezvous.h"
+
+namespace lockstep::tool {
+
+class RendezvousFlags {
+ public:
+  void add_to(CLI::App& command);
+  // Once the flags are parsed: how the hosts meet; nothing for a job on one host. `master_port`: 0
+  // when not given. Throws ConfigError.
+  std::optional<launch::Rendezvous> chosen(int master_port) const;
+
+ private:
+  std::string nodes_ = "1:1", backend_, endpoint_, conf_, master_addr_, local_addr_;
+  int node_rank_ = -1;
+};
+
+}  // namespace lockstep::tool
