@@ -81,7 +81,7 @@ int Agent::run() {
     }
   }
   network_.finish(1s);
-  if (!leave_->why.empty() && leave_->why != halted_for_) session_.output.say(leave_->why);
+  if (!leave_->why.empty() && leave_->why != said_) session_.output.say(leave_->why);
   if (const auto signal = session_.drain()) return 128 + *signal;
   return leave_->status;
 }
@@ -124,11 +124,6 @@ void Agent::act() {
   }
 }
 
-void Agent::perform(const Halt& halt) {
-  halt_ = Order{halt.why, halt.signal};
-  halted_for_ = halt.why;
-}
-
 void Agent::run_epoch(const Launch& launch) {
   Plan plan{.local_ranks = session_.options.ranks,
             .world_size = launch.world_size,
@@ -147,18 +142,17 @@ void Agent::run_epoch(const Launch& launch) {
   if (launch.node_rank == 0 && !python_serves) plan.listener = std::move(store_);
   store_.reset();
   halt_.reset();
-  halted_for_.clear();
+  said_.clear();
   std::optional<Failure> failure;
   try {
-    failure = failure_of(run_incarnation(session_, std::move(plan), this));
-  } catch (const StartError& error) {
-    failure = Failure{.kind = Failure::Kind::Unstarted,
-                      .rank = launch.first_rank,
-                      .status = error.exit_code(),
-                      .what = fmt::format("{} cannot start its ranks: {}", host_, error.what())};
+    const Outcome outcome = run_incarnation(session_, std::move(plan), this);
+    if (!outcome.cause) said_ = outcome.outside.value_or("");
+    failure = failure_of(outcome);
   } catch (const Error& error) {
+    const auto* start = dynamic_cast<const StartError*>(&error);
     failure = Failure{.kind = Failure::Kind::Unstarted,
                       .rank = launch.first_rank,
+                      .status = start != nullptr ? start->exit_code() : 1,
                       .what = fmt::format("{} cannot start its ranks: {}", host_, error.what())};
   }
   store_ = listen_for_store(own_);
@@ -217,6 +211,11 @@ void Agent::on_close(Link link, bool refused) {
 }
 
 void Agent::on_stranger(const std::string& text) { session_.output.say(text); }
+
+void Agent::on_disagreement(const std::string& text) {
+  node_.obstructed(text);
+  act();
+}
 
 int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   if (rendezvous.endpoint.empty()) {

@@ -35,6 +35,7 @@ class Agent : private Outside, private Network::Listener {
   void on_message(Link link, const Shared& message) override;
   void on_close(Link link, bool refused) override;
   void on_stranger(const std::string& text) override;
+  void on_disagreement(const std::string& text) override;
 
   void wait_without_ranks();
   void run_epoch(const Launch& launch);
@@ -46,7 +47,7 @@ class Agent : private Outside, private Network::Listener {
   void perform(const Send& send) { network_.send(send.link, *send.message); }
   void perform(const Hang& hang) { network_.hang_up(hang.link); }
   void perform(const Launch& launch) { launch_ = launch; }
-  void perform(const Halt& halt);
+  void perform(const Halt& halt) { halt_ = Order{halt.why, halt.signal}; }
   void perform(const Say& say) { session_.output.say(say.text); }
   void perform(const Leave& leave) { leave_ = leave; }
 
@@ -59,7 +60,7 @@ class Agent : private Outside, private Network::Listener {
   Node node_;
   std::optional<Launch> launch_;
   std::optional<Order> halt_;
-  std::string halted_for_;  // said already
+  std::string said_;  // by the supervisor, why the epoch has ended
   std::optional<Leave> leave_;
 };
 

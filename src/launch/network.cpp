@@ -84,6 +84,7 @@ void Network::await(std::vector<pollfd>& events) const {
 
 std::optional<Network::Clock::time_point> Network::deadline() const {
   std::optional<Clock::time_point> next;
+  if (unsaid_ > 0) next = last_said_ + 1s;
   for (const auto& connection : connections_) {
     const bool limited = connection->closing || !connection->conversation.is_open();
     if (limited && (!next || connection->until < *next)) next = connection->until;
@@ -92,6 +93,7 @@ std::optional<Network::Clock::time_point> Network::deadline() const {
 }
 
 void Network::pump() {
+  say_what_is_due();
   accept_all();
   // The listener may dial, which makes the list longer.
   for (size_t i = 0; i < connections_.size(); ++i) {
@@ -161,7 +163,15 @@ void Network::read(Connection& connection) {
   while (!connection.over && !connection.closing) {
     const ssize_t got = recv(connection.socket.get(), buffer.data(), buffer.size(), 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-    if (got <= 0) return close(connection);
+    if (got <= 0) {
+      if (connection.link && !connection.conversation.is_open()) {
+        listener_.on_disagreement(fmt::format(
+            "{} hung up in the middle of the handshake: have both hosts the same token, --rdzv-id "
+            "and --rdzv-conf tls?",
+            connection.peer));
+      }
+      return close(connection);
+    }
     const bool was_open = connection.conversation.is_open();
     std::string error;
     try {
@@ -180,7 +190,12 @@ void Network::read(Connection& connection) {
     }
     deliver(connection);
     if (!error.empty() && !connection.over) {
-      say(fmt::format("{}: {}", connection.peer, error));
+      const std::string text = fmt::format("{}: {}", connection.peer, error);
+      if (connection.link && !was_open) {
+        listener_.on_disagreement(text);
+      } else {
+        say(text);
+      }
       return close(connection);
     }
   }
@@ -227,14 +242,18 @@ void Network::close(Connection& connection, bool refused) {
 
 // However many there are, a line a second.
 void Network::say(const std::string& text) {
+  unsaid_ += 1;
+  last_text_ = text;
+  say_what_is_due();
+}
+
+void Network::say_what_is_due() {
   const auto now = Clock::now();
-  if (now < last_said_ + 1s) {
-    ++unsaid_;
-    return;
-  }
+  if (unsaid_ == 0 || now < last_said_ + 1s) return;
   last_said_ = now;
-  listener_.on_stranger(unsaid_ > 0 ? fmt::format("{} (and {} more)", text, unsaid_) : text);
-  unsaid_ = 0;
+  const int others = std::exchange(unsaid_, 0) - 1;
+  listener_.on_stranger(others > 0 ? fmt::format("{} (and {} before it)", last_text_, others)
+                                   : last_text_);
 }
 
 void Network::finish(Clock::duration limit) {

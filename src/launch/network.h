@@ -32,6 +32,9 @@ class Network {
     virtual void on_close(Link link, bool refused) = 0;
     // A line for the log: who was refused, and why.
     virtual void on_stranger(const std::string& text) = 0;
+    // The one whom we have dialled does not take us for one of the job, or is none of it itself.
+    // on_close() follows.
+    virtual void on_disagreement(const std::string& text) = 0;
   };
 
   // `socket` listens and does not block. `patience`: for a connection to be opened and the
@@ -70,6 +73,7 @@ class Network {
   void close(Connection& connection, bool refused = false);
   void deliver(Connection& connection);
   void say(const std::string& text);
+  void say_what_is_due();
   Connection* find(Link link);
 
   Fd socket_;
@@ -79,6 +83,7 @@ class Network {
   std::vector<std::unique_ptr<Connection>> connections_;
   Clock::time_point last_said_{};
   int unsaid_ = 0;
+  std::string last_text_;
 };
 
 }  // namespace lockstep::launch

@@ -176,6 +176,11 @@ void Node::from_child(Link link, const Shared& message, Time now) {
   if (phase_ == Phase::Member || phase_ == Phase::Ending) up(*message, now);
 }
 
+void Node::obstructed(const std::string& why) {
+  if (why != waiting_for_) actions_.emplace_back(Say{why});
+  waiting_for_ = why;
+}
+
 void Node::answered(const Message& message, Time now) {
   if (const auto* place = std::get_if<Welcome>(&message)) {
     id_ = place->id;
@@ -190,8 +195,7 @@ void Node::answered(const Message& message, Time now) {
     dialled_ = now;
     actions_.emplace_back(Dial{*parent_, place->parent});
   } else if (const auto* wait = std::get_if<Wait>(&message)) {
-    if (wait->reason != waiting_for_) actions_.emplace_back(Say{"waiting: " + wait->reason});
-    waiting_for_ = wait->reason;
+    obstructed("waiting: " + wait->reason);
     hang_up(*std::exchange(parent_, std::nullopt));
     retry(now);
   } else if (const auto* refuse = std::get_if<Refuse>(&message)) {
@@ -353,7 +357,7 @@ void Node::tick(Time now) {
     return end(
         1,
         fmt::format("no coordinator at {} within {:g} s{}{}", options_.coordinator,
-                    seconds(patience_), waiting_for_.empty() ? "" : "; it said: " + waiting_for_,
+                    seconds(patience_), waiting_for_.empty() ? "" : "; last: " + waiting_for_,
                     why_.empty() ? "" : "; before: " + why_),
         now);
   }

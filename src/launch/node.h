@@ -71,6 +71,8 @@ class Node {
   // Of its own accord, or because it could not be opened. `refused`: nobody listens there.
   void closed(Link link, bool refused, Time now);
   void receive(Link link, const Shared& message, Time now);
+  // Why the coordinator could not be joined so far; said once, and again when time has run out.
+  void obstructed(const std::string& why);
 
   void rank_failed(const Failure& failure, Time now);
   // No rank of this host is left; with a failure, or every rank has exited with 0, or none of that

@@ -1,0 +1,115 @@
+"""What strangers can do to a job on several pretend hosts: nothing.
+
+python3 hosts_security_test.py SOURCE_DIR BUILD_DIR [CASE...]        (as root: the hosts' namespaces need it)
+"""
+import pathlib
+import re
+import sys
+
+from support.hosts import Hosts, TOKEN
+from support.program import run_cases
+
+LOCKSTEP = pathlib.Path(sys.argv[2]).resolve() / "bin/lockstep"
+CONF = "heartbeat_timeout=2,keep_alive_interval=0.2,join_timeout=100"
+
+
+def launch(hosts, host, script, *, conf=CONF, **more):
+    return hosts.launch(host, LOCKSTEP, "run", "--nnodes", 2, "--nproc-per-node", 1, "--rdzv-endpoint", "host1:29400",
+                        "--rdzv-conf", conf, "sh", "-c", script, **more)
+
+
+def speak(hosts, host, code):
+    """Runs Python there, with `connect()` to the rendezvous; returns what it prints."""
+    prelude = ("import socket, time\n"
+               "def connect(): return socket.create_connection(('host1', 29400), 30)\n")
+    return hosts.on(host, "python3", "-c", prelude + code)
+
+
+def await_listening(hosts):
+    hosts.on(1, "sh", "-c", "until ss -Htln | grep -q :29400; do sleep 0.02; done")
+
+
+def test_a_wrong_token_is_refused_and_the_job_goes_on(folder):
+    with Hosts(folder, 2) as hosts:
+        first = launch(hosts, 1, "echo ran")
+        wrong = launch(hosts, 2, "echo ran", token="not the token of this job", conf="join_timeout=1")
+        first.await_text(r"10\.77\.0\.2:\d+: .*does not know this job's token, or has another --rdzv-id")
+        wrong.expect(1, "host1:29400 hung up in the middle of the handshake: have both hosts the same token",
+                     "no coordinator at host1:29400 within 1 s; last: ")
+        right = launch(hosts, 2, "echo ran")
+        first.expect(0, "ran")
+        right.expect(0, "ran")
+        assert "ran" not in wrong.text
+
+
+def test_strangers_cost_a_line_and_not_the_job(folder):
+    with Hosts(folder, 2) as hosts:
+        go = folder + "/go"
+        both = [launch(hosts, host, f"echo up; until test -e {go}; do sleep 0.02; done; echo ran") for host in (1, 2)]
+        for launcher in both:
+            launcher.await_text("up")
+        assert speak(hosts, 2, "c = connect(); c.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); print(c.recv(9))") == "b''\n"
+        both[0].await_text(r"10\.77\.0\.2:\d+: .*somebody who is no launcher says 'GET / HT'")
+        # Many at once: some say nothing, some say rubbish; those beyond a limit are let go.
+        speak(hosts, 2, "all = [connect() for _ in range(600)]\n"
+                        "for c in all[::2]: c.sendall(bytes(range(256)))\n"
+                        "print(sum(c.recv(9) == b'' for c in all[:200]))")
+        both[0].await_text(r"\(and \d+ before it\)$")
+        lines = len(re.findall("no launcher|make room|did not prove", both[0].text))
+        assert lines < 20, f"{lines} lines about strangers:\n{both[0]}"
+        pathlib.Path(go).touch()
+        for launcher in both:
+            launcher.expect(0, "ran")
+
+
+def test_another_version_is_named(folder):
+    with Hosts(folder, 2) as hosts:
+        first = launch(hosts, 1, "echo ran")
+        await_listening(hosts)
+        answer = speak(hosts, 2, "c = connect(); c.sendall(b'LOCKSTEP' + bytes([0, 9]) + bytes(32)); print(c.recv(10))")
+        assert answer == "b'LOCKSTEP\\x00\\x01'\n", answer
+        first.await_text("the other launcher speaks version 9 of the protocol, this one version 1: install the same lockstep")
+
+
+def test_tls_by_option(folder):
+    with Hosts(folder, 2) as hosts:
+        both = [launch(hosts, host, "echo ran", conf=CONF + ",tls=1") for host in (1, 2)]
+        for launcher in both:
+            launcher.expect(0, "ran")
+        first = launch(hosts, 1, "echo ran", conf=CONF + ",tls=1")
+        await_listening(hosts)
+        plain = launch(hosts, 2, "echo ran", conf="join_timeout=1")
+        plain.expect(1, "no coordinator at host1:29400 within 1 s; last: .*(handshake|no launcher)")
+        first.await_text("TLS: no handshake")
+
+
+def test_nothing_listens_beyond_the_hosts_own_address_and_the_token_is_nowhere(folder):
+    with Hosts(folder, 2) as hosts:
+        both = [launch(hosts, host, "echo up; exec sleep 1000") for host in (1, 2)]
+        for host, launcher in enumerate(both, 1):
+            launcher.await_text("up")
+            listening = hosts.on(host, "ss", "-Htln").split("\n")[:-1]
+            assert listening, "nobody listens"
+            for line in listening:
+                assert f" 10.77.0.{host}:" in line, line
+            assert TOKEN not in hosts.on(host, "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+            ranks = hosts.on(host, "sh", "-c", "for p in $(pgrep -x sleep); do tr '\\0' '\\n' < /proc/$p/environ; done")
+            assert "RANK=" in ranks and TOKEN not in ranks, ranks
+        # A caught SIGTERM: 143 everywhere.
+        hosts.on(1, "pkill", "-TERM", "-x", "lockstep")
+        for launcher in both:
+            launcher.expect(143)
+
+
+def test_a_token_file_that_others_may_read_is_refused(folder):
+    token = pathlib.Path(folder) / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o644)
+    with Hosts(folder, 1) as hosts:
+        launch(hosts, 1, "true", token="", LOCKSTEP_TOKEN_FILE=str(token)).expect(2, "others may read it .*chmod 600")
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[3:]
+    run_cases([case for name, case in list(globals().items())
+               if name.startswith("test_") and (not wanted or name in wanted)])

@@ -1,0 +1,250 @@
+"""Jobs of several launchers on pretend hosts: each has a network, a host name and a process table of its own.
+
+python3 hosts_test.py SOURCE_DIR BUILD_DIR [CASE...]        (as root: the hosts' namespaces need it)
+"""
+import pathlib
+import re
+import sys
+import time
+
+from support.hosts import Hosts, report
+from support.program import run, run_cases
+
+SOURCE, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
+BIN = BUILD / "bin"
+LOCKSTEP = BIN / "lockstep"
+MEET = ["--rdzv-endpoint", "host1:29400"]
+QUICK = "heartbeat_timeout=1,keep_alive_interval=0.2,last_call_timeout=0.2,join_timeout=100"
+# What a rank prints before it does as told: which one it is, and in which epoch.
+HERE = 'echo "here $RANK of $WORLD_SIZE, node $GROUP_RANK, restart $TORCHELASTIC_RESTART_COUNT"; '
+# Far above what is promised (3 s), far below what happens when nobody acts: a busy machine is no failure.
+BOUND_S = 20
+
+
+def launch(hosts, host, script, *flags, ranks=2, nodes=2, meet=MEET, conf=QUICK, **more):
+    command = script if isinstance(script, list) else ["sh", "-c", HERE + script]
+    return hosts.launch(host, LOCKSTEP, "run", "--nnodes", nodes, "--nproc-per-node", ranks, *meet, "--rdzv-conf", conf,
+                        *flags, *command, **more)
+
+
+def both(hosts, script, *flags, **more):
+    return [launch(hosts, host, script, *flags, **more) for host in (1, 2)]
+
+
+def expect_over(since, launchers, what):
+    """All have ended, soon after."""
+    for launcher in launchers:
+        launcher.await_end()
+    took = max(launcher.ended_at for launcher in launchers) - since
+    report(f"{what}: over on all hosts after {took:.2f} s")
+    assert took < BOUND_S, f"{what}: over after {took:.1f} s, expected {BOUND_S} s at most"
+
+
+def fitted(text):
+    """The line with which linear_regression says what it has learnt, without its time."""
+    lines = re.findall(r"w = .*|w=.*", text)
+    assert lines, f"nothing was learnt:\n{text}"
+    return lines[-1]
+
+
+def test_two_hosts_train_as_one_does(folder):
+    with Hosts(folder, 2) as hosts:
+        first, second = both(hosts, [BIN / "linear_regression", "--epochs", "2"])
+        first.expect(0)
+        second.expect(0)
+        alone = run(LOCKSTEP, "run", "--nproc-per-node", 4, BIN / "linear_regression", "--epochs", "2")
+        alone.expect(0)
+        # Exactly: over gloo, too, sums are taken in the order of the one tree.
+        assert fitted(first.text) == fitted(alone.out), f"{first}\n{alone}"
+        hosts.expect_nothing_left()
+
+
+def test_ranks_find_torchruns_variables(folder):
+    script = ('echo "vars $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE '
+              '$MASTER_ADDR $TORCHELASTIC_RUN_ID token=${LOCKSTEP_TOKEN:-none}"; echo "port $MASTER_PORT"')
+    with Hosts(folder, 2) as hosts:
+        first = launch(hosts, 1, script, "--rdzv-id", "mine")
+        second = launch(hosts, 2, script, "--rdzv-id", "mine", ranks=1)
+        first.expect(0, r"vars 0 3 0 2 0 2 10\.77\.0\.1 mine token=none$", r"vars 1 3 1 2 0 2 10\.77\.0\.1 mine")
+        second.expect(0, r"vars 2 3 0 1 1 2 10\.77\.0\.1 mine token=none$")
+        assert len(set(re.findall(r"port (\d+)", first.text + second.text))) == 1
+
+
+def test_static_hosts_and_node_ranks(folder):
+    with Hosts(folder, 2) as hosts:
+        meet = ["--master-addr", "host2", "--node-rank"]
+        second = launch(hosts, 1, "true", meet=[*meet, "1"])
+        first = launch(hosts, 2, "true", meet=[*meet, "0"])
+        first.expect(0, "here 0 of 4, node 0")
+        second.expect(0, "here 3 of 4, node 1")
+
+
+def test_a_killed_rank_ends_training_everywhere(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, [BIN / "linear_regression", "--epochs", "1000000"])
+        await_training(hosts)
+        start = time.monotonic()
+        hosts.on(2, "pkill", "-KILL", "-o", "-x", "linear_regressi")
+        expect_over(start, launchers, "SIGKILL of a rank in training")
+        for launcher in launchers:
+            launcher.expect(137, r"rank [23] on host2 was killed by SIGKILL|rank [23] failed first: it was killed by SIGKILL")
+        hosts.expect_nothing_left()
+
+
+def await_training(hosts):
+    """Until ranks of both hosts talk to each other: each host has connections of theirs to the other one."""
+    for host in (1, 2):
+        talking = f"ss -Htn state established dst 10.77.0.{3 - host} | wc -l"
+        hosts.on(host, "sh", "-c", f"until test $({talking}) -ge 5; do sleep 0.05; done")
+
+
+def test_a_failed_rank_is_named_on_both_hosts(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "test $RANK = 3 && exit 42; exec sleep 1000")
+        launchers[0].await_text("here 1 of 4")
+        start = time.monotonic()
+        expect_over(start, launchers, "exit 42 of a rank")
+        launchers[0].expect(42, r"\[lockstep\] rank 3 on host2 exited with status 42 after .* s \(pid")
+        launchers[1].expect(42, r"\[lockstep\] rank 3 failed first: it exited with status 42")
+        hosts.expect_nothing_left()
+
+
+def test_ranks_that_ignore_sigterm_end_on_every_host(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "trap '' TERM; test $RANK = 0 && exit 3; while :; do sleep 1000; done")
+        launchers[1].await_text("here 3 of 4")
+        expect_over(time.monotonic(), launchers, "a rank fails, the others ignore SIGTERM")
+        launchers[1].expect(3, "rank 0 on host1 exited with status 3", "did not stop in time, killed by the launcher")
+        hosts.expect_nothing_left()
+
+
+def test_a_killed_launcher_ends_the_job(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "exec sleep 1000")
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        start = time.monotonic()
+        hosts.on(2, "pkill", "-KILL", "-x", "lockstep")
+        expect_over(start, launchers, "SIGKILL of host2's launcher")
+        launchers[0].expect(1, r"host2 \(10\.77\.0\.2:\d+\) was lost: its launcher has ended, or was cut off")
+        hosts.expect_nothing_left()
+
+
+def test_a_killed_coordinator_ends_the_job(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "exec sleep 1000", "--max-restarts", 3)
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        start = time.monotonic()
+        hosts.on(1, "pkill", "-KILL", "-x", "lockstep")
+        expect_over(start, launchers, "SIGKILL of the coordinator")
+        launchers[1].expect(1, "the coordinator at host1:29400 has ended")
+        hosts.expect_nothing_left()
+
+
+def test_a_host_that_is_cut_off_ends_as_the_others_do(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "exec sleep 1000")
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        start = time.monotonic()
+        hosts.do("cut", 2)
+        expect_over(start, launchers, "a cable pulled, heartbeat_timeout=1")
+        launchers[0].expect(1, r"host2 \(10\.77\.0\.2:\d+\) was lost: no sign of life for 1 s")
+        launchers[1].expect(1, "lost the way to the coordinator at host1:29400: no answer for 1 s")
+        hosts.expect_nothing_left()
+
+
+def test_a_short_cut_is_no_failure(folder):
+    with Hosts(folder, 2) as hosts:
+        go = folder + "/go"
+        launchers = both(hosts, f"until test -e {go}; do sleep 0.05; done", conf="heartbeat_timeout=60,keep_alive_interval=0.1")
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        hosts.do("cut", 2)
+        hosts.do("drop", 1, 2)
+        hosts.do("mend", 2)
+        hosts.do("undrop")
+        pathlib.Path(go).touch()
+        for launcher in launchers:
+            launcher.expect(0)
+
+
+def test_training_starts_again_after_a_failure(folder):
+    with Hosts(folder, 2) as hosts:
+        script = f"test $RANK$TORCHELASTIC_RESTART_COUNT = 20 && exit 9; exec {BIN}/linear_regression --epochs 1"
+        launchers = both(hosts, script, "--max-restarts", 1)
+        for launcher in launchers:
+            launcher.expect(0, "rank 2 on host2 exited with status 9 .*; restart 1 of 1, now", "restart 1$")
+        fitted(launchers[0].text)
+        hosts.expect_nothing_left()
+
+
+def test_a_host_that_lost_power_comes_back_to_its_ranks(folder):
+    with Hosts(folder, 2) as hosts:
+        script = "test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000"
+        launchers = both(hosts, script, "--max-restarts", 1)
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        start = time.monotonic()
+        hosts.do("off", 2)
+        hosts.do("on", 2)
+        again = launch(hosts, 2, script, "--max-restarts", 1)
+        again.expect(0, "here 3 of 4, node 1, restart 1")
+        launchers[0].expect(0, "host2 .* was lost", "here 0 of 4, node 0, restart 1")
+        report(f"power off and on again: the second start was over after {again.ended_at - start:.2f} s")
+        hosts.expect_nothing_left()
+
+
+def test_a_host_may_be_late(folder):
+    with Hosts(folder, 2) as hosts:
+        second = launch(hosts, 2, "true")  # before there is anybody to meet
+        first = launch(hosts, 1, "true")
+        first.expect(0, "here 0 of 4, node 0")
+        second.expect(0, "here 3 of 4, node 1")
+
+
+def test_a_second_host_joins_at_a_restart(folder):
+    with Hosts(folder, 2) as hosts:
+        script = "test $WORLD_SIZE = 4 || exec sleep 1000"
+        first = launch(hosts, 1, script, nodes="1:2")
+        first.await_text("here 1 of 2, node 0, restart 0")
+        start = time.monotonic()
+        second = launch(hosts, 2, script, nodes="1:2")
+        second.expect(0, "here 3 of 4, node 1, restart 1")
+        first.expect(0, "host2 joins", "here 0 of 4, node 0, restart 1")
+        report(f"a host joins: both ran and ended {second.ended_at - start:.2f} s after its start")
+
+
+def test_a_job_goes_on_without_a_lost_host(folder):
+    with Hosts(folder, 3) as hosts:
+        script = "test $WORLD_SIZE = 2 || exec sleep 1000"
+        three = [launch(hosts, host, script, "--max-restarts", 1, ranks=1, nodes="2:3") for host in (1, 2, 3)]
+        for launcher in three:
+            launcher.await_text("here . of 3")
+        hosts.do("off", 2)
+        three[0].expect(0, "host2 .* was lost", "here 0 of 2, node 0, restart 1")
+        three[2].expect(0, "here 1 of 2, node 1, restart 1")
+
+
+def test_a_missing_host_is_an_error_that_says_who_is_here(folder):
+    with Hosts(folder, 1) as hosts:
+        launcher = launch(hosts, 1, "true", conf="join_timeout=0.3")
+        launcher.expect(1, r"1 of 2 hosts came within 0\.3 s \(here: host1\)")
+
+
+def test_a_signal_to_one_launcher_ends_all(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "trap 'echo saved $RANK; exit 0' TERM; while :; do sleep 0.01; done")
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        hosts.on(2, "pkill", "-TERM", "-x", "lockstep")
+        for rank, launcher in ((0, launchers[0]), (3, launchers[1])):
+            launcher.expect(143, f"saved {rank}$", "the launcher on host2 got SIGTERM")
+        hosts.expect_nothing_left()
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[3:]
+    run_cases([case for name, case in list(globals().items())
+               if name.startswith("test_") and (not wanted or name in wanted)])
