@@ -70,11 +70,12 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
                     "names the parameters; a lower learning rate or loss scale may help",
                     norm.item<double>()));
   }
-  if (!gradients.empty()) {
-    // As Python rounds max_norm / (norm + 1e-6).
-    const at::Tensor factor = (norm + 1e-6).reciprocal() * max_norm;
-    at::_foreach_mul_(gradients, factor.clamp_max(1.0));
-  }
+  // As Python rounds max_norm / (norm + 1e-6).
+  const at::Tensor factor = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+  // Looking costs nothing on a CPU, and saves writing all gradients; a device would have to be
+  // waited for.
+  const bool unchanged = factor.is_cpu() && factor.item<double>() == 1;
+  if (!gradients.empty() && !unchanged) at::_foreach_mul_(gradients, factor);
   return norm;
 }
 

@@ -33,7 +33,7 @@ int64_t global_count(const Group& group, int64_t count) {
   return total.item<int64_t>();
 }
 
-double loss_scale(const Group& group, int64_t count) {
+double global_mean_scale(const Group& group, int64_t count) {
   return group.size() / static_cast<double>(global_count(group, count));
 }
 

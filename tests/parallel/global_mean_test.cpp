@@ -46,7 +46,7 @@ class GlobalMeanWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, GlobalMeanWorlds, ::testing::ValuesIn(kWorlds),
                          ::testing::PrintToStringParamName());
 
-TEST_P(GlobalMeanWorlds, B33_AccumulationCountedOnTheWayIsTheMeanOverAllSamples) {
+TEST_P(GlobalMeanWorlds, B32_AccumulationCountedOnTheWayIsTheMeanOverAllSamples) {
   spawn(GetParam(), [](World& world) {
     Mlp net;
     Ddp ddp(net, world.group());
@@ -75,13 +75,13 @@ TEST_P(GlobalMeanWorlds, B33_AccumulationCountedOnTheWayIsTheMeanOverAllSamples)
   });
 }
 
-TEST_P(GlobalMeanWorlds, B33_ALossScaledBeforehandGivesTheSame) {
+TEST_P(GlobalMeanWorlds, B32_ALossScaledBeforehandGivesTheSame) {
   spawn(GetParam(), [](World& world) {
     Mlp net;
     Ddp ddp(net, world.group());
     int64_t count = 0;
     for (int i = 0; i < kParts; ++i) count += rows_of(world.rank(), i);
-    const double scale = loss_scale(world.group(), count);
+    const double scale = global_mean_scale(world.group(), count);
     at::Tensor sum = at::zeros({});
     for (int i = 0; i < kParts; ++i) {
       std::optional<parallel::Hold> hold;

@@ -28,7 +28,7 @@ int64_t global_count(const Group& group, int64_t count);
 // What to multiply a summed loss by when the counts of the whole step are known before its first
 // backward(): size() / global_count. Ddp's average of the gradients is then the mean over all
 // samples, and nothing needs to be scaled afterwards.
-double loss_scale(const Group& group, int64_t count);
+double global_mean_scale(const Group& group, int64_t count);
 
 // The mean of a summed loss or metric over all ranks' samples, the same bits on all of them. `sum`
 // has one element, any floating dtype; the sum over ranks is taken in float64.
@@ -58,5 +58,5 @@ namespace lockstep {
 using parallel::global_count;
 using parallel::global_mean;
 using parallel::GlobalMean;
-using parallel::loss_scale;
+using parallel::global_mean_scale;
 }  // namespace lockstep
