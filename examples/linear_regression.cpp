@@ -7,7 +7,6 @@
 #include <torch/torch.h>
 
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 
 #include "program.h"
@@ -32,10 +31,12 @@ struct Result {
 };
 
 // More ranks take fewer, better averaged steps; a larger rate can make up for it.
-double scaled_rate(const Options& options, int ranks) {
-  if (options.scaling == "linear") return options.learning_rate * ranks;
-  if (options.scaling == "sqrt") return options.learning_rate * std::sqrt(ranks);
-  return options.learning_rate;
+double scaled_rate(const Options& options, const lockstep::Group& group) {
+  using lockstep::LrScaling;
+  const auto scaling = options.scaling == "linear" ? LrScaling::Linear
+                       : options.scaling == "sqrt" ? LrScaling::Sqrt
+                                                   : LrScaling::None;
+  return lockstep::scaled_lr(options.learning_rate, group, scaling);
 }
 
 Result train(const World& world, const lockstep::data::TensorDataset& samples,
@@ -44,7 +45,7 @@ Result train(const World& world, const lockstep::data::TensorDataset& samples,
   torch::manual_seed(options.seed);
   nn::Linear line(1, 1);
   lockstep::Ddp ddp(*line, world.group());
-  torch::optim::SGD sgd(line->parameters(), scaled_rate(options, world.size()));
+  torch::optim::SGD sgd(line->parameters(), scaled_rate(options, world.group()));
 
   const auto start = std::chrono::steady_clock::now();
   for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {

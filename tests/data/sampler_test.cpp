@@ -43,12 +43,12 @@ int64_t check_cases(std::istream& lines) {
   return count;
 }
 
-TEST(DistributedSampler, EqualsRecordedPython) {
+TEST(DistributedSampler, B65_EqualsRecordedPython) {
   std::ifstream recorded(LOCKSTEP_SOURCE_DIR "/tests/data/sampler_cases.txt");
   EXPECT_EQ(check_cases(recorded), 1025);
 }
 
-TEST(DistributedSampler, EqualsLivePython) {
+TEST(DistributedSampler, B65_EqualsLivePython) {
   constexpr int kCases = 200;
   const test::Folder folder;
   std::mt19937_64 random(3);
@@ -100,7 +100,7 @@ TEST(DistributedSampler, ExactSplitOfTheGuides) {
               ElementsAre(ElementsAre(0, 3, 6, 9), ElementsAre(1, 4, 7), ElementsAre(2, 5, 8)));
 }
 
-TEST(DistributedSampler, ExactHasEverySampleOnce) {
+TEST(DistributedSampler, B65_ExactHasEverySampleOnce) {
   for (const int64_t length : {0, 1, 2, 7, 100}) {
     for (const int64_t world : {1, 2, 3, 4, 7}) {
       EXPECT_EQ(all_sorted(split(length, world, {.exact = true})), counted(length));
@@ -108,7 +108,7 @@ TEST(DistributedSampler, ExactHasEverySampleOnce) {
   }
 }
 
-TEST(DistributedSampler, OrderDependsOnSeedPlusEpochOnly) {
+TEST(DistributedSampler, B65_OrderDependsOnSeedPlusEpochOnly) {
   DistributedSampler a(50, {0, 1}, {.seed = 4});
   const auto first = a.indices();
   a.set_epoch(1);

@@ -106,7 +106,7 @@ TEST(Buckets, RebuildingKeepsTheGradients) {
 }
 
 // Registration order agrees with use, so that buckets are right from the first backward on.
-TEST(Buckets, CommunicationStartsWhileBackwardStillRunsFromTheFirstStepOn) {
+TEST(Buckets, B12_CommunicationStartsWhileBackwardStillRunsFromTheFirstStepOn) {
   isolated([] {
     std::vector<std::string> journal;
     Mlp net;

@@ -14,12 +14,12 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DdpWorlds, ::testing::ValuesIn(kWorlds),
 
 at::Tensor loss(Mlp& net, int rank) { return square_loss(net, rank); }
 
-TEST_P(DdpWorlds, GradientsAreTheTreeAverageBitForBit) {
+TEST_P(DdpWorlds, B02_GradientsAreTheTreeAverageBitForBit) {
   spawn(GetParam(), [](World& world) { expect_averages(world, make_mlp, loss); });
 }
 
 // The products sum over rows in another grouping: float32 rounding of sums of 4 * W terms below 1.
-TEST_P(DdpWorlds, GradientsAreThoseOfOneProcessOnTheWholeBatch) {
+TEST_P(DdpWorlds, B02_GradientsAreThoseOfOneProcessOnTheWholeBatch) {
   spawn(GetParam(), [](World& world) {
     std::vector<at::Tensor> batch;
     for (int rank = 0; rank < world.size(); ++rank) batch.push_back(input(rank));
@@ -46,7 +46,7 @@ std::vector<at::Tensor> trained(World& world, DdpOptions options) {
   return net.parameters();
 }
 
-TEST_P(DdpWorlds, BucketSizesDoNotChangeTheBitsOfATraining) {
+TEST_P(DdpWorlds, B11_BucketSizesDoNotChangeTheBitsOfATraining) {
   spawn(GetParam(), [](World& world) {
     const auto usual = trained(world, {});
     expect_equal(trained(world, {.first_bucket_bytes = 1, .bucket_bytes = 1}), usual);
@@ -54,7 +54,7 @@ TEST_P(DdpWorlds, BucketSizesDoNotChangeTheBitsOfATraining) {
   });
 }
 
-TEST_P(DdpWorlds, RanksEndWithTheSameParameters) {
+TEST_P(DdpWorlds, B16_RanksEndWithTheSameParameters) {
   spawn(GetParam(), [](World& world) {
     for (const auto& parameter : trained(world, {})) {
       at::Tensor first = parameter.detach().clone();

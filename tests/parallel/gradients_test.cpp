@@ -5,11 +5,11 @@
 namespace lockstep::test {
 namespace {
 
-at::Tensor loss(Mlp& net, int rank) { return square_loss(net, rank); }
+at::Tensor own_loss(Mlp& net, int rank) { return square_loss(net, rank); }
 
-std::vector<at::Tensor> averages(int ranks) { return average_gradients(ranks, make_mlp, loss); }
+std::vector<at::Tensor> averages(int ranks) { return average_gradients(ranks, make_mlp, own_loss); }
 
-void step(Mlp& net, World& world) { loss(net, world.rank()).backward(); }
+void step(Mlp& net, World& world) { own_loss(net, world.rank()).backward(); }
 
 TEST(DdpGradients, OptimizerZeroGradSetsToNone) {
   spawn(2, [](World& world) {
@@ -37,7 +37,7 @@ TEST(DdpGradients, OptimizerZeroGradFillsWithZeros) {
   });
 }
 
-TEST(DdpGradients, GradientsOfOneBucketLieInOneAlignedTensor) {
+TEST(DdpGradients, B03_GradientsOfOneBucketLieInOneAlignedTensor) {
   spawn(2, [](World& world) {
     Mlp net;
     Ddp ddp(net, world.group());
@@ -82,7 +82,7 @@ TEST(DdpGradients, TensorHooksRunBeforeTheAverage) {
     const auto want = average_gradients(2, make_mlp, [](Mlp& m, int r) {
       const double by = r + 1;
       m.parameters()[5].register_hook([by](const at::Tensor& g) { return g * by; });
-      return loss(m, r);
+      return own_loss(m, r);
     });
     expect_equal(gradients(net), want);
   });
@@ -111,7 +111,7 @@ TEST(DdpGradients, B58_CreateGraphGivesTheSameValues) {
   spawn(2, [](World& world) {
     Mlp net;
     Ddp ddp(net, world.group());
-    loss(net, world.rank()).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    own_loss(net, world.rank()).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
     expect_equal(gradients(net), averages(2));
     EXPECT_FALSE(gradients(net)[0].requires_grad());
   });

@@ -30,7 +30,7 @@ class ModelWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, ModelWorlds, ::testing::ValuesIn(kWorlds),
                          ::testing::PrintToStringParamName());
 
-TEST_P(ModelWorlds, B56_MixedDtypes) {
+TEST_P(ModelWorlds, B15_B56_MixedDtypes) {
   spawn(GetParam(), [](World& world) {
     const std::vector<at::ScalarType> dtypes{at::kFloat, at::kDouble, at::kBFloat16,
                                              at::kFloat, at::kHalf,   at::kBFloat16};

@@ -47,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizer, Python, ::testing::Values("sgd", "adam", "ad
 // On one thread the forward, backward and update kernels are the same code, and halving a sum of
 // two is exact in either order, so that the runs are the same bits, far within the 1e-6 asked of
 // losses.
-TEST_P(Python, TwoRanksTrainToTheSameBits) {
+TEST_P(Python, B16_TwoRanksTrainToTheSameBits) {
   const std::string peer =
       output_of(fmt::format("{} {}/tests/parallel/python_peer.py {}", LOCKSTEP_PEERS_PYTHON,
                             LOCKSTEP_SOURCE_DIR, GetParam()));

@@ -10,24 +10,24 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // The head is reached where `with_head` says so.
-at::Tensor loss(Mlp& net, int rank, bool with_head) {
+at::Tensor head_loss(Mlp& net, int rank, bool with_head) {
   auto hidden = torch::tanh(net.first(input(rank)));
   if (with_head) hidden = net.third(torch::tanh(net.second(hidden)));
   return hidden.square().mean();
 }
 
-at::Tensor only_rank_one(Mlp& net, int rank) { return loss(net, rank, rank == 1); }
-at::Tensor nowhere(Mlp& net, int rank) { return loss(net, rank, false); }
+at::Tensor only_rank_one(Mlp& net, int rank) { return head_loss(net, rank, rank == 1); }
+at::Tensor nowhere(Mlp& net, int rank) { return head_loss(net, rank, false); }
 
 class UnusedWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, UnusedWorlds, ::testing::Values(2, 3, 4),
                          ::testing::PrintToStringParamName());
 
-TEST_P(UnusedWorlds, B20_UsedOnOneRankCountsAsZeroElsewhere) {
+TEST_P(UnusedWorlds, B17_B20_UsedOnOneRankCountsAsZeroElsewhere) {
   spawn(GetParam(), [](World& world) { expect_averages(world, make_mlp, only_rank_one); });
 }
 
-TEST_P(UnusedWorlds, B20_UsedNowhereStaysUndefined) {
+TEST_P(UnusedWorlds, B20_B21_UsedNowhereStaysUndefined) {
   spawn(GetParam(), [](World& world) { expect_averages(world, make_mlp, nowhere); });
 }
 
@@ -36,7 +36,7 @@ TEST_P(UnusedWorlds, B24_TheSetMayChangeFromStepToStep) {
     Mlp net;
     Ddp ddp(net, world.group(), {.first_bucket_bytes = 1, .bucket_bytes = 200});
     for (int step = 0; step < 4; ++step) {
-      const auto here = [step](Mlp& m, int r) { return loss(m, r, (r + step) % 2 == 0); };
+      const auto here = [step](Mlp& m, int r) { return head_loss(m, r, (r + step) % 2 == 0); };
       ddp.zero_grad();
       here(net, world.rank()).backward();
       expect_equal(gradients(net), average_gradients(world.size(), make_mlp, here));
@@ -48,7 +48,7 @@ TEST_P(UnusedWorlds, B20_UsedNowhereKeepsTheGradientItHad) {
   spawn(GetParam(), [](World& world) {
     Mlp net;
     Ddp ddp(net, world.group());
-    loss(net, world.rank(), true).backward();
+    head_loss(net, world.rank(), true).backward();
     const auto before = gradients(net)[4].clone();
     nowhere(net, world.rank()).backward();
     EXPECT_TRUE(at::equal(gradients(net)[4], before));
@@ -73,7 +73,7 @@ TEST(Unused, UsedOnOneRankAddsToTheGradientThatWasThere) {
   spawn(2, [](World& world) {
     Mlp net;
     Ddp ddp(net, world.group());
-    loss(net, world.rank(), true).backward();
+    head_loss(net, world.rank(), true).backward();
     const auto before = gradients(net)[4].clone();
     only_rank_one(net, world.rank()).backward();
     const auto more = average_gradients(2, make_mlp, only_rank_one)[4];
@@ -93,15 +93,15 @@ TEST(Unused, B18_ErrorListsTheNamesOnEveryRank) {
                                       HasSubstr("4 of 6"), Not(HasSubstr("'first.weight'"))));
     }
     ddp.zero_grad();
-    loss(net, world.rank(), true).backward();
+    head_loss(net, world.rank(), true).backward();
     expect_equal(gradients(net),
-                 average_gradients(3, make_mlp, [](Mlp& m, int r) { return loss(m, r, true); }));
+                 average_gradients(3, make_mlp, [](Mlp& m, int r) { return head_loss(m, r, true); }));
   });
 }
 
 TEST(Unused, B23_ErrorAcceptsAModelWithoutAny) {
   spawn(2, [](World& world) {
-    expect_averages(world, make_mlp, [](Mlp& m, int r) { return loss(m, r, true); },
+    expect_averages(world, make_mlp, [](Mlp& m, int r) { return head_loss(m, r, true); },
                     {.unused = Unused::Error});
   });
 }

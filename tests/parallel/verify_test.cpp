@@ -48,7 +48,7 @@ TEST(Verify, B06_OtherStrides) {
       HasSubstr("rank 1 has parameter 'first.weight': Float [8, 6] with strides [1, 8]"));
 }
 
-TEST(Verify, AnotherDtype) {
+TEST(Verify, B06_AnotherDtype) {
   expect_refusal([](Mlp& net) { net.third->to(at::kDouble); },
                  AllOf(HasSubstr("'third.weight': Float"), HasSubstr("'third.weight': Double")));
 }
@@ -85,7 +85,7 @@ struct Elsewhere : torch::nn::Module {
   Elsewhere() { register_parameter("weight", torch::empty({8, 8}, at::kMeta)); }
 };
 
-TEST(Verify, AParameterOnAnotherDevice) {
+TEST(Verify, B08_AParameterOnAnotherDevice) {
   expect_refusal([](Mlp& net) { net.replace_module("second", std::make_shared<Elsewhere>()); },
                  AllOf(HasSubstr("rank 1: parameter 'second.weight' is on meta"),
                        HasSubstr("communicates on cpu")));
@@ -98,7 +98,7 @@ TEST(Verify, NothingTrainableIsRefusedInAGroupOfOneToo) {
   });
 }
 
-TEST(Verify, BucketsOfNoBytesAreRefused) {
+TEST(Verify, B11_BucketsOfNoBytesAreRefused) {
   spawn(1, [](World& world) {
     Mlp net;
     EXPECT_THROW(Ddp(net, world.group(), {.bucket_bytes = 0}), ConfigError);
