@@ -48,7 +48,7 @@ target_compile_options(lockstep_flags INTERFACE -Wall -Wextra -Wpedantic -Wshado
 # lockstep_precompile(TARGET): shares one precompiled torch/torch.h among all targets that include it.
 function(lockstep_precompile target)
   if(NOT TARGET lockstep_pch)
-    file(WRITE ${PROJECT_BINARY_DIR}/pch.cpp "")
+    file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/pch.cpp CONTENT "")  # written once: a newer one would rebuild everything
     add_library(lockstep_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
     set_target_properties(lockstep_pch PROPERTIES UNITY_BUILD OFF)
     target_link_libraries(lockstep_pch PUBLIC lockstep_flags LockstepTorch::cpu)
