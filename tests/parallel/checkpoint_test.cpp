@@ -41,6 +41,26 @@ TEST(Checkpoint, B38_ALayerRecomputedInBackwardIsAveraged) {
   });
 }
 
+// Whether the layer is used, and whether it is checkpointed, depends on rank and step.
+TEST(Checkpoint, B38_ACheckpointedLayerMayBeUnusedAndChangeFromStepToStep) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    for (int step = 0; step < 4; ++step) {
+      const auto loss = [step](Mlp& m, int rank) {
+        const auto x = torch::tanh(m.first(input(rank, step)));
+        const bool skipped = step == 1 && rank == 0;
+        return m.third(skipped ? x : step == 2 ? m.second(x) : checkpointed(m.second, x))
+            .square()
+            .mean();
+      };
+      ddp.zero_grad();
+      loss(net, world.rank()).backward();
+      expect_equal(gradients(net), average_gradients(2, make_mlp, loss));
+    }
+  });
+}
+
 // The first gradient of the shared layer may be travelling when the second one comes.
 TEST(Checkpoint, B38_ALayerReachedTwiceIsRefusedByName) {
   spawn(2, [](World& world) {
