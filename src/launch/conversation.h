@@ -44,8 +44,8 @@ class Conversation {
   bool is_open() const { return state_ == State::Open; }
   // Messages that have come since, in order.
   std::vector<Shared> take_messages() { return std::exchange(messages_, {}); }
-  // Only when is_open().
-  void send(const Message& message);
+  // Only when is_open(). `bytes`: encode()'s, which serve for many conversations.
+  void send(std::string_view bytes);
   // Bytes for the peer.
   std::string take_output();
 

@@ -56,10 +56,14 @@ void Network::dial(Link link, const std::string& address) {
   connections_.push_back(std::move(connection));
 }
 
-void Network::send(Link link, const Message& message) {
+void Network::send(Link link, const Shared& message) {
   Connection* connection = find(link);
   if (connection == nullptr || !connection->conversation.is_open()) return;
-  connection->conversation.send(message);
+  if (encoded_ != message) {
+    bytes_ = encode(*message);
+    encoded_ = message;
+  }
+  connection->conversation.send(bytes_);
   flush(*connection);
 }
 

@@ -42,7 +42,7 @@ class Network {
   Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener);
 
   void dial(Link link, const std::string& address);
-  void send(Link link, const Message& message);
+  void send(Link link, const Shared& message);
   // Closes it when what was sent is on its way.
   void hang_up(Link link);
 
@@ -82,6 +82,8 @@ class Network {
   Listener& listener_;
   std::vector<std::unique_ptr<Connection>> connections_;
   Clock::time_point last_said_{};
+  Shared encoded_;  // into bytes_: a word to all is made once
+  std::string bytes_;
   int unsaid_ = 0;
   std::string last_text_;
 };

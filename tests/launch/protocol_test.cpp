@@ -102,8 +102,8 @@ TEST_P(Talk, MessagesArriveInOrderHoweverTheStreamIsCut) {
     converse(caller, called, piece);
     ASSERT_TRUE(caller.is_open());
     ASSERT_TRUE(called.is_open());
-    for (const Message& message : one_of_each()) caller.send(message);
-    called.send(Ping{5});
+    for (const Message& message : one_of_each()) caller.send(encode(message));
+    called.send(encode(Ping{5}));
     converse(caller, called, piece);
     const auto messages = called.take_messages();
     ASSERT_EQ(messages.size(), one_of_each().size());
@@ -151,14 +151,14 @@ TEST_P(Talk, EveryChangedBitEndsTheConversation) {
   Conversation probe_caller(Conversation::Side::Caller, keys());
   Conversation probe_called(Conversation::Side::Called, keys());
   converse(probe_caller, probe_called);
-  probe_caller.send(Failed{3, 1, {}});
+  probe_caller.send(encode(Failed{3, 1, {}}));
   const size_t bits = probe_caller.take_output().size() * 8;
   ASSERT_GT(bits, 100U);
   for (size_t bit = 0; bit < bits; bit += GetParam() ? 7 : 1) {
     Conversation caller(Conversation::Side::Caller, keys());
     Conversation called(Conversation::Side::Called, keys());
     converse(caller, called);
-    caller.send(Failed{3, 1, {}});
+    caller.send(encode(Failed{3, 1, {}}));
     std::string bytes = caller.take_output();
     bytes[bit / 8] ^= static_cast<char>(1 << bit % 8);
     bool accepted = false;
@@ -178,7 +178,7 @@ TEST(Conversation, ARepeatedOrLeftOutMessageEndsIt) {
   Conversation caller(Conversation::Side::Caller, keys_of(kSecret));
   Conversation called(Conversation::Side::Called, keys_of(kSecret));
   converse(caller, called);
-  caller.send(Ping{1});
+  caller.send(encode(Ping{1}));
   const std::string first = caller.take_output();
   called.feed(first);
   EXPECT_THROW(called.feed(first), ProtocolError);
@@ -186,9 +186,9 @@ TEST(Conversation, ARepeatedOrLeftOutMessageEndsIt) {
   Conversation other(Conversation::Side::Caller, keys_of(kSecret));
   Conversation answering(Conversation::Side::Called, keys_of(kSecret));
   converse(other, answering);
-  other.send(Ping{1});
+  other.send(encode(Ping{1}));
   (void)other.take_output();
-  other.send(Ping{2});
+  other.send(encode(Ping{2}));
   EXPECT_THROW(answering.feed(other.take_output()), ProtocolError);
 }
 
