@@ -2,6 +2,7 @@
 
 python3 hosts_test.py SOURCE_DIR BUILD_DIR [CASE...]        (as root: the hosts' namespaces need it)
 """
+import os
 import pathlib
 import re
 import sys
@@ -13,6 +14,7 @@ from support.program import run, run_cases
 SOURCE, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
 BIN = BUILD / "bin"
 LOCKSTEP = BIN / "lockstep"
+SAMPLES = SOURCE / "examples/launch"
 MEET = ["--rdzv-endpoint", "host1:29400"]
 QUICK = "heartbeat_timeout=1,keep_alive_interval=0.2,last_call_timeout=0.2,join_timeout=100"
 # What a rank prints before it does as told: which one it is, and in which epoch.
@@ -242,6 +244,45 @@ def test_a_signal_to_one_launcher_ends_all(folder):
         for rank, launcher in ((0, launchers[0]), (3, launchers[1])):
             launcher.expect(143, f"saved {rank}$", "the launcher on host2 got SIGTERM")
         hosts.expect_nothing_left()
+
+
+def sample(hosts, host, *words, **variables):
+    """A script of examples/launch, on a host, with `lockstep` in PATH."""
+    path = f"{BIN}:{os.environ['PATH']}"
+    return hosts.launch(host, *words, PATH=path, RANKS="2", **variables)
+
+
+def test_sample_scripts_for_one_machine(folder):
+    with Hosts(folder, 1) as hosts:
+        sample(hosts, 1, SAMPLES / "one_machine.sh", "sh", "-c", HERE).expect(0, "here 1 of 2")
+        mpirun = {"MPIRUN": "mpirun.openmpi", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        sample(hosts, 1, SAMPLES / "mpirun.sh", "-n", 2, BIN / "collectives", **mpirun).expect(0, "2 ranks on 1 host")
+
+
+def test_sample_script_for_two_machines(folder):
+    token = pathlib.Path(folder) / "job.token"
+    token.write_text("0123456789abcdef" * 4 + "\n")
+    token.chmod(0o600)
+    with Hosts(folder, 2) as hosts:
+        both = [sample(hosts, host, SAMPLES / "two_machines.sh", BIN / "collectives", token="", FIRST="host2",
+                       TOKEN_FILE=str(token)) for host in (1, 2)]
+        both[0].expect(0)
+        both[1].expect(0, "4 ranks on 2 hosts")  # the first machine's name says who leads
+
+
+def test_sample_manifest_for_kubernetes(folder):
+    """Each pod is a host, with the variables and the command of the manifest, but for the program."""
+    text = (SAMPLES / "kubernetes.yaml").read_text()
+    variables = dict(re.findall(r"- name: (PET_\w+)\n +value: \"(.*)\"", text))
+    assert variables["PET_NNODES"] == "2" and "PET_NODE_RANK" in text, text
+    assert '"lockstep", "run", "train"' in text, text
+    with Hosts(folder, 2) as hosts:
+        with open(hosts.folder + "/hosts", "a", encoding="ascii") as names:
+            names.write("10.77.0.1 train-0.train\n")
+        pods = [hosts.launch(pod + 1, LOCKSTEP, "run", "sh", "-c", HERE, PET_NODE_RANK=str(pod),
+                             **variables | {"PET_NPROC_PER_NODE": "1"}) for pod in (0, 1)]
+        pods[0].expect(0, "here 0 of 2, node 0")
+        pods[1].expect(0, "here 1 of 2, node 1")
 
 
 if __name__ == "__main__":

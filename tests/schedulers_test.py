@@ -113,6 +113,15 @@ def test_slurm(folder):
         assert "start the program with srun" in text, text
 
 
+def test_slurms_sample_script(folder):
+    with Cluster(folder) as cluster:
+        out = pathlib.Path(folder) / "out"
+        path = f"{BIN}:{os.environ['PATH']}"
+        script = SOURCE / "examples/launch/slurm.sh"
+        cluster.client("sbatch", "-W", "-o", out, script, BIN / "collectives", PATH=path, RANKS="2").expect()
+        assert re.search(r"^\[rank 0\] 4 ranks on 2 hosts", out.read_text(), re.MULTILINE), out.read_text()
+
+
 def test_slurms_preemption_notice_and_requeue(folder):
     log = pathlib.Path(folder) / "out"
     script = pathlib.Path(folder) / "batch"
@@ -142,4 +151,6 @@ def test_slurms_preemption_notice_and_requeue(folder):
 
 
 if __name__ == "__main__":
-    run_cases([case for name, case in list(globals().items()) if name.startswith("test_")])
+    wanted = sys.argv[3:]
+    run_cases([case for name, case in list(globals().items())
+               if name.startswith("test_") and (not wanted or name in wanted)])
