@@ -14,7 +14,6 @@ namespace lockstep::launch {
 
 struct Tls::State {
   Digest key;
-  std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context{nullptr, SSL_CTX_free};
   std::unique_ptr<SSL, decltype(&SSL_free)> ssl{nullptr, SSL_free};
   BIO* in = nullptr;  // owned by ssl
   BIO* out = nullptr;
@@ -65,27 +64,34 @@ int find(SSL* ssl, const unsigned char* id, size_t length, SSL_SESSION** session
   return 1;
 }
 
+using Context = std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)>;
+
+// The same for every connection: making one takes longer than the handshake.
+Context make_context(Tls::Role role) {
+  const bool is_client = role == Tls::Role::Client;
+  Context context(SSL_CTX_new(is_client ? TLS_client_method() : TLS_server_method()), SSL_CTX_free);
+  if (!context || SSL_CTX_set_min_proto_version(context.get(), TLS1_3_VERSION) != 1 ||
+      SSL_CTX_set_ciphersuites(context.get(), "TLS_AES_128_GCM_SHA256") != 1 ||
+      SSL_CTX_set_num_tickets(context.get(), 0) != 1) {
+    fail("no context");
+  }
+  if (is_client) {
+    SSL_CTX_set_psk_use_session_callback(context.get(), offer);
+    // A server without the key would have to show a certificate, which nobody believes.
+    SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
+  } else {
+    SSL_CTX_set_psk_find_session_callback(context.get(), find);
+  }
+  return context;
+}
+
 }  // namespace
 
 Tls::Tls(Role role, const Digest& key) : state_(std::make_unique<State>()) {
   State& state = *state_;
   state.key = key;
-  state.context.reset(
-      SSL_CTX_new(role == Role::Client ? TLS_client_method() : TLS_server_method()));
-  SSL_CTX* context = state.context.get();
-  if (context == nullptr || SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
-      SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256") != 1 ||
-      SSL_CTX_set_num_tickets(context, 0) != 1) {
-    fail("no context");
-  }
-  if (role == Role::Client) {
-    SSL_CTX_set_psk_use_session_callback(context, offer);
-    // A server without the key would have to show a certificate, which nobody believes.
-    SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
-  } else {
-    SSL_CTX_set_psk_find_session_callback(context, find);
-  }
-  state.ssl.reset(SSL_new(context));
+  static const Context client = make_context(Role::Client), server = make_context(Role::Server);
+  state.ssl.reset(SSL_new((role == Role::Client ? client : server).get()));
   state.in = BIO_new(BIO_s_mem());
   state.out = BIO_new(BIO_s_mem());
   if (state.ssl == nullptr || state.in == nullptr || state.out == nullptr) fail("no memory");
