@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <map>
@@ -130,23 +131,38 @@ TEST(World, RanksWithDifferentWorldSizesAllSayWhich) {
 }
 
 TEST(World, TwoProcessesWithOneRankAreTold) {
+  // Rank 0 serves the store, so it stays until both others know.
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
   int refused = 0;
   const auto statuses = spawn_bare(
       3,
-      [](int rank) {
+      [&](int process) {
         setenv("WORLD_SIZE", "2", 1);
         setenv("LOCAL_WORLD_SIZE", "2", 1);
-        if (rank == 2) {
+        if (process == 2) {
           setenv("RANK", "1", 1);
           setenv("LOCAL_RANK", "1", 1);
         }
+        int status = 0;
         try {
-          (void)World::from_env({.timeout = 2s});
+          (void)World::from_env();
         } catch (const ConfigError& error) {
-          _exit(std::string(error.what()).find("two processes have RANK=1") != std::string::npos ? 7 : 1);
+          status = std::string(error.what()).find("two processes have RANK=1") != std::string::npos ? 7 : 1;
+        } catch (const Error&) {
+          status = 1;
         }
+        char byte = 0;
+        if (process != 0) {
+          (void)!write(ends[1], &byte, 1);
+        } else {
+          for (int other = 0; other < 2; ++other) (void)!read(ends[0], &byte, 1);
+        }
+        _exit(status);
       },
       {.doomed = {1, 2}});
+  close(ends[0]);
+  close(ends[1]);
   for (int status : statuses) refused += WIFEXITED(status) && WEXITSTATUS(status) == 7;
   EXPECT_EQ(refused, 1);
 }
