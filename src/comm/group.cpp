@@ -71,6 +71,12 @@ at::Tensor as_tensor(std::string_view text) {
   return at::from_blob(const_cast<char*>(text.data()), {static_cast<int64_t>(text.size())}, at::kByte);
 }
 
+void check_memory(std::string_view what, const at::TensorOptions& options) {
+  if (options.device().is_cpu()) return;
+  throw ConfigError(
+      fmt::format("[comm] {}: this group's memory is on the CPU, not on {}", what, options.device().str()));
+}
+
 // What each rank says in split().
 struct Choice {
   int color;
@@ -296,10 +302,13 @@ std::string Group::broadcast_bytes(std::string_view mine, int root, const CallOp
 }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
-  if (!options.device().is_cpu()) {
-    throw ConfigError(fmt::format("[comm] empty: this group's memory is on the CPU, not on {}", options.device().str()));
-  }
+  check_memory("empty", options);
   return transport_->empty(sizes, options);
+}
+
+at::Tensor Group::shared(at::IntArrayRef sizes, at::TensorOptions options) const {
+  check_memory("shared", options);
+  return transport_->shared(sizes, options);
 }
 
 Group Group::split(int color, int key) const {

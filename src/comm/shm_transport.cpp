@@ -141,20 +141,19 @@ class ShmTransport : public Transport {
   }
 
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
-    const auto dtype = c10::typeMetaToScalarType(options.dtype());
-    const int64_t count = c10::multiply_integers(sizes);
-    if (count == 0) return at::zeros(sizes, options);
-    const int64_t bytes = page_rounded(count * static_cast<int64_t>(c10::elementSize(dtype)));
-    Segment segment;
-    Offer offer{};
-    if (rank() == 0) offer = make_offer(segment, bytes * size());
-    share(offer, fmt::format("empty {}", name_of(dtype)), count);
-    if (rank() != 0 || offer.handle.pid == 0) segment = accept(offer);
-    segment.populate(rank() * bytes, bytes);
-    meet("empty");
-    segment.close_handle();
+    const int64_t bytes = bytes_of(sizes, options);
+    if (bytes == 0) return at::zeros(sizes, options);
+    Segment segment = segment_of_all("empty", bytes * size(), {rank() * bytes, (rank() + 1) * bytes}, options);
     auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, index_);
     return at::from_blob(memory->part(rank()), sizes, [memory](void*) {}, options);
+  }
+
+  at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options) override {
+    const int64_t bytes = bytes_of(sizes, options);
+    if (bytes == 0) return at::zeros(sizes, options);
+    const Range own = Shard{rank(), size()}.of(bytes);
+    auto segment = std::make_shared<Segment>(segment_of_all("shared", bytes, own, options));
+    return at::from_blob(segment->data(), sizes, [segment](void*) {}, options);
   }
 
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
@@ -253,6 +252,24 @@ class ShmTransport : public Transport {
     parcel->keep = std::make_shared<Request>(std::move(request));
     exchange_->mailbox().start(parcel);
     return Work(std::make_shared<ShmMessage>(exchange_, std::move(parcel)));
+  }
+
+  static int64_t bytes_of(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    const int64_t count = c10::multiply_integers(sizes);
+    return count == 0 ? 0 : page_rounded(count * static_cast<int64_t>(options.dtype().itemsize()));
+  }
+
+  // Mapped by every rank; this one gives its `own` bytes their pages.
+  Segment segment_of_all(std::string_view what, int64_t bytes, Range own, const at::TensorOptions& options) {
+    Segment segment;
+    Offer offer{};
+    if (rank() == 0) offer = make_offer(segment, bytes);
+    share(offer, fmt::format("{} {}", what, name_of(c10::typeMetaToScalarType(options.dtype()))), bytes);
+    if (rank() != 0 || offer.handle.pid == 0) segment = accept(offer);
+    segment.populate(own.begin, own.end - own.begin);
+    meet(what);
+    segment.close_handle();
+    return segment;
   }
 
   // Rank 0's offer, on every rank.

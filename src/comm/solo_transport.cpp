@@ -27,6 +27,10 @@ class SoloTransport : public Transport {
     return at::zeros(sizes, options);
   }
 
+  at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options) override {
+    return at::zeros(sizes, options);
+  }
+
   std::shared_ptr<Transport> subset(const std::vector<int>&, int) override {
     return make_solo_transport();
   }

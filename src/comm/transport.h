@@ -67,6 +67,8 @@ class Transport {
   // Starts the operation. May block (a transport without background progress runs it here or in wait()).
   virtual Work start(Request request) = 0;
   virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;
+  // Undefined where ranks have no memory in common.
+  virtual at::Tensor shared(at::IntArrayRef, at::TensorOptions) { return {}; }
   // A transport of the same kind over `members` (ranks of this one, in the new order, this rank
   // among them). Called by the members only, after all ranks of this transport agreed on who they
   // are; `color` tells apart the subsets made at the same time.

@@ -1,6 +1,29 @@
 #include "lockstep/comm/work.h"
 
 namespace lockstep::comm {
+namespace {
+
+class Chain : public Pending {
+ public:
+  Chain(Work first, std::function<Work()> next) : first_(std::move(first)), next_(std::move(next)) {}
+
+ private:
+  void finish() override {
+    first_.wait();
+    next_().wait();
+    next_ = nullptr;
+  }
+  // Drives the first; wait() has the rest to do in any case.
+  bool advance() override {
+    (void)first_.is_completed();
+    return false;
+  }
+
+  Work first_;
+  std::function<Work()> next_;
+};
+
+}  // namespace
 
 void Pending::wait() {
   if (!over_) {
@@ -23,6 +46,10 @@ bool Pending::poll() {
     over_ = true;
     return true;
   }
+}
+
+Work then(Work first, std::function<Work()> next) {
+  return Work(std::make_shared<Chain>(std::move(first), std::move(next)));
 }
 
 }  // namespace lockstep::comm

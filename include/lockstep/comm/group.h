@@ -111,6 +111,11 @@ class Group {
   // same sizes and dtype. Freed with its last reference, on each rank by itself.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
+  // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the others see after the next
+  // barrier() or other collective of all. Undefined when the ranks do not all share a memory (backend() gloo). Every rank calls
+  // it with the same sizes and dtype; no more than one rank may write an element between two meetings.
+  at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
+
   // Every rank calls it; ranks of equal `color` form a new group, ordered by (key, rank). A negative color joins none and
   // gets a group of one.
   Group split(int color, int key = 0) const;

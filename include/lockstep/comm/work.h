@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <memory>
 
 namespace lockstep::comm {
@@ -47,5 +48,10 @@ class [[nodiscard]] Work {
  private:
   std::shared_ptr<Pending> pending_;
 };
+
+// The operation that is over when `first` is, `next` was called and the operation it returned is
+// over. `next` runs inside wait() and never inside is_completed(), so collectives that it starts come
+// in the order in which this rank waits, which has to be the other ranks' order too.
+Work then(Work first, std::function<Work()> next);
 
 }  // namespace lockstep::comm
