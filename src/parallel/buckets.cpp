@@ -30,18 +30,18 @@ at::Tensor alias(const at::Tensor& elements, const at::Tensor& parameter, int64_
 }  // namespace
 
 Assignment assign_buckets(const std::vector<Named>& parameters, const std::vector<size_t>& order,
-                          const DdpOptions& limits) {
+                          const std::vector<int64_t>& limits) {
   struct Open {
     std::vector<size_t> members;
     int64_t bytes = 0;
-    bool first = true;
+    size_t before = 0;  // buckets of the dtype that are closed
     size_t last = 0;
   };
   std::map<at::ScalarType, Open> open;
   std::vector<std::pair<size_t, std::vector<size_t>>> closed;  // by the position of the last member
   const auto close = [&](Open& bucket) {
     closed.emplace_back(bucket.last, std::move(bucket.members));
-    bucket = {.members = {}, .first = false};
+    bucket = {.members = {}, .before = bucket.before + 1};
   };
   for (size_t position = 0; position < order.size(); ++position) {
     const at::Tensor& tensor = parameters[order[position]].tensor;
@@ -49,9 +49,7 @@ Assignment assign_buckets(const std::vector<Named>& parameters, const std::vecto
     bucket.members.push_back(order[position]);
     bucket.bytes += tensor.nbytes();
     bucket.last = position;
-    if (bucket.bytes >= (bucket.first ? limits.first_bucket_bytes : limits.bucket_bytes)) {
-      close(bucket);
-    }
+    if (bucket.bytes >= limits[std::min(bucket.before, limits.size() - 1)]) close(bucket);
   }
   for (auto& [dtype, bucket] : open) {
     if (!bucket.members.empty()) close(bucket);
@@ -62,34 +60,46 @@ Assignment assign_buckets(const std::vector<Named>& parameters, const std::vecto
   return assignment;
 }
 
-Buckets::Buckets(const Group& group, const std::vector<Named>& parameters, Assignment assignment)
+Buckets::Buckets(const Group& group, const std::vector<Named>& parameters, Assignment assignment,
+                 size_t flags)
     : assignment_(std::move(assignment)), bucket_of_(parameters.size()), views_(parameters.size()) {
   const at::NoGradGuard no_grad;
-  for (size_t bucket = 0; bucket < assignment_.size(); ++bucket) {
-    const auto& members = assignment_[bucket];
-    const at::Tensor& like = parameters[members.front()].tensor;
-    const at::ScalarType dtype = like.scalar_type(), real = c10::toRealValueType(dtype);
-    const int64_t width = like.element_size(), per_element = at::isComplexType(dtype) ? 2 : 1;
+  if (assignment_.empty()) assignment_.emplace_back();
+  for (size_t index = 0; index < assignment_.size(); ++index) {
+    const auto& members = assignment_[index];
+    const at::TensorOptions options = members.empty()
+                                          ? at::TensorOptions(at::kFloat)
+                                          : parameters[members.front()].tensor.options();
+    const auto dtype = c10::typeMetaToScalarType(options.dtype());
+    const int64_t width = static_cast<int64_t>(c10::elementSize(dtype));
+    const int64_t per_element = at::isComplexType(dtype) ? 2 : 1;
 
     std::vector<int64_t> offsets;
     int64_t bytes = 0;
-    for (size_t index : members) {
+    for (size_t member : members) {
       offsets.push_back(bytes / width);
-      bytes += aligned(parameters[index].tensor.nbytes());
+      bytes += aligned(parameters[member].tensor.nbytes());
     }
     const int64_t numel = bytes / width * per_element;
-    const bool last = bucket + 1 == assignment_.size();
-    const int64_t flags = last ? static_cast<int64_t>(parameters.size()) : 0;
+    const bool last = index + 1 == assignment_.size();
+    const int64_t extra = last ? static_cast<int64_t>(flags) : 0;
     // An even count, so that the whole can be seen as pairs.
-    flats_.push_back(group.empty({numel + (flags + 1) / 2 * 2},
-                                 like.options().dtype(real).requires_grad(false)));
-    if (last) flags_ = flats_.back().narrow(0, numel, flags);
+    flats_.push_back(group.empty({numel + (extra + 1) / 2 * 2},
+                                 options.dtype(c10::toRealValueType(dtype)).requires_grad(false)));
+    if (last) flags_ = flats_.back().narrow(0, numel, extra);
 
+    Bucket bucket{
+        .index = index, .last = last, .flat = flats_.back().narrow(0, 0, numel), .names = {}};
     const at::Tensor elements = typed(flats_.back(), dtype);
     for (size_t i = 0; i < members.size(); ++i) {
-      bucket_of_[members[i]] = bucket;
-      views_[members[i]] = alias(elements, parameters[members[i]].tensor, offsets[i]);
+      const Named& parameter = parameters[members[i]];
+      bucket_of_[members[i]] = index;
+      views_[members[i]] = alias(elements, parameter.tensor, offsets[i]);
+      bucket.gradients.push_back(views_[members[i]]);
+      bucket.parameters.push_back(parameter.tensor);
+      bucket.names.push_back(parameter.name);
     }
+    buckets_.push_back(std::move(bucket));
   }
 }
 

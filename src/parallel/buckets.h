@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/parallel/comm_hook.h"
 #include "lockstep/parallel/ddp.h"
 #include "parallel/model.h"
 
@@ -12,28 +13,31 @@ namespace lockstep::parallel {
 // Indices of parameters, by bucket.
 using Assignment = std::vector<std::vector<size_t>>;
 
-// Fills buckets of one dtype each with the parameters in the given order. A bucket is closed when
-// it reaches its limit, which is the first one for each dtype's first bucket. Buckets come in the
-// order of their last parameters, which is that in which they become ready.
+// Fills buckets of one dtype each with the parameters in the given order. A dtype's i-th bucket is
+// closed when it reaches limits[i], the last limit holding for all further ones. Buckets come in
+// the order of their last parameters, which is that in which they become ready.
 Assignment assign_buckets(const std::vector<Named>& parameters, const std::vector<size_t>& order,
-                          const DdpOptions& limits);
+                          const std::vector<int64_t>& limits);
 
 class Buckets {
  public:
-  // Every rank calls it with the same assignment. All memory is zero.
-  Buckets(const Group& group, const std::vector<Named>& parameters, Assignment assignment);
+  // Every rank calls it with the same assignment, of all `parameters`. All memory is zero. Behind
+  // the last bucket's gradients there are `flags` more elements. Without parameters there is one
+  // empty bucket, so that there are flags.
+  Buckets(const Group& group, const std::vector<Named>& parameters, Assignment assignment,
+          size_t flags);
 
   size_t size() const { return flats_.size(); }
   const Assignment& assignment() const { return assignment_; }
   size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
 
-  // What is communicated; complex gradients as pairs of real numbers.
+  // What is communicated, flags included; complex gradients as pairs of real numbers.
   const at::Tensor& flat(size_t bucket) const { return flats_[bucket]; }
+  // The same without the flags, as hooks see it.
+  const Bucket& bucket(size_t index) const { return buckets_[index]; }
   // A parameter's part of it, with the parameter's sizes and (if its memory has no gaps or
   // overlaps) strides.
   const at::Tensor& view(size_t parameter) const { return views_[parameter]; }
-  // One element per parameter at the end of the last bucket: news about parameters that need no
-  // message of their own.
   const at::Tensor& flags() const { return flags_; }
 
   // Makes the parameter's gradient the view, copying it in if it was another tensor. It must be
@@ -46,6 +50,7 @@ class Buckets {
   Assignment assignment_;
   std::vector<size_t> bucket_of_;
   std::vector<at::Tensor> flats_;
+  std::vector<Bucket> buckets_;
   std::vector<at::Tensor> views_;
   at::Tensor flags_;
 };

@@ -1,11 +1,15 @@
 #include "lockstep/parallel/ddp.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel/hooks.h"
 #include "parallel/accumulator.h"
+#include "parallel/buffers.h"
 #include "parallel/model.h"
 #include "parallel/packed.h"
 #include "parallel/reducer.h"
@@ -13,11 +17,18 @@
 namespace lockstep::parallel {
 namespace {
 
+constexpr int64_t kMessageBytes = int64_t{25} << 20;
+
 void check(const DdpOptions& options) {
-  if (options.first_bucket_bytes < 1 || options.bucket_bytes < 1) {
+  if (options.bucket_bytes.empty() || std::ranges::min(options.bucket_bytes) < 1) {
     throw ConfigError(
-        fmt::format("[ddp] first_bucket_bytes = {} and bucket_bytes = {}: both must be at least 1",
-                    options.first_bucket_bytes, options.bucket_bytes));
+        fmt::format("[ddp] bucket_bytes = {{{}}}: there must be a number, and none below 1",
+                    fmt::join(options.bucket_bytes, ", ")));
+  }
+  if (options.hook && options.reduce_dtype) {
+    throw ConfigError(fmt::format(
+        "[ddp] both the hook {} and reduce_dtype {} say how gradients are averaged: choose one",
+        options.hook->name(), c10::toString(*options.reduce_dtype)));
   }
 }
 
@@ -31,20 +42,26 @@ std::vector<at::Tensor> tensors_of(const std::vector<Named>& items) {
 
 struct Ddp::State {
   Group group;
-  std::vector<Named> parameters;  // trainable
+  DdpOptions options;
+  Model model;
+  std::vector<Named> parameters;  // trainable: those with dense gradients, then the others
   std::shared_ptr<int> holds = std::make_shared<int>(0);
   // Nothing of these in a group of one.
-  std::optional<Packed> buffers;
+  std::optional<BufferSync> buffers;
   std::shared_ptr<Reducer> reducer;
   std::vector<Accumulator> accumulators;  // destroyed before the reducer they speak to
 
-  void attach(const Model& model, const DdpOptions& options);
+  void attach();
 };
 
-void Ddp::State::attach(const Model& model, const DdpOptions& options) {
-  broadcast_all(group, model.tensors(), options.bucket_bytes, "Ddp: first state");
-  buffers.emplace(group, tensors_of(model.buffers));
-  reducer = std::make_shared<Reducer>(group, parameters, options, *buffers, holds);
+void Ddp::State::attach() {
+  broadcast_all(group, model.tensors(), kMessageBytes, 0, "Ddp: first state");
+  buffers.emplace(group, tensors_of(model.buffers), options.buffers);
+  const auto first_sparse =
+      std::ranges::stable_partition(parameters, [](const Named& item) { return !item.sparse; });
+  reducer = std::make_shared<Reducer>(
+      group, std::vector<Named>(parameters.begin(), first_sparse.begin()),
+      std::vector<Named>(first_sparse.begin(), first_sparse.end()), options, *buffers, holds);
   accumulators.reserve(parameters.size());
   for (size_t i = 0; i < parameters.size(); ++i) {
     accumulators.emplace_back(parameters[i].tensor, i, *reducer);
@@ -54,13 +71,15 @@ void Ddp::State::attach(const Model& model, const DdpOptions& options) {
 Ddp::Ddp(torch::nn::Module& module, const Group& group, DdpOptions options)
     : state_(std::make_unique<State>()) {
   check(options);
-  const Model model = Model::of(module);
+  state_->model = Model::of(module, {options.ignore, options.sparse});
   // The group's own memory is where the gradients will be.
   const at::Device device = group.empty({1}, at::kByte).device();
-  verify(model, group, device);
+  verify(state_->model, group, device);
+  if (options.reduce_dtype) options.hook = std::make_shared<CastHook>(*options.reduce_dtype);
   state_->group = group;
-  state_->parameters = model.trainable();
-  if (group.size() > 1) state_->attach(model, options);
+  state_->options = std::move(options);
+  state_->parameters = state_->model.trainable();
+  if (group.size() > 1) state_->attach();
 }
 
 Ddp::~Ddp() = default;
@@ -82,7 +101,7 @@ Hold Ddp::hold() { return Hold(state_->holds); }
 
 void Ddp::sync_buffers() {
   if (!state_->buffers) return;
-  state_->buffers->start(0, "buffers");
+  state_->buffers->start(all_ranks(state_->group));
   state_->buffers->finish();
 }
 
@@ -90,6 +109,7 @@ std::vector<BucketInfo> Ddp::buckets() const {
   std::vector<BucketInfo> infos;
   if (!state_->reducer) return infos;
   for (const auto& members : state_->reducer->buckets().assignment()) {
+    if (members.empty()) continue;  // of a module whose gradients are all sparse
     BucketInfo info{.dtype = state_->parameters[members.front()].tensor.scalar_type(), .names = {}};
     for (size_t i : members) {
       info.bytes += static_cast<int64_t>(state_->parameters[i].tensor.nbytes());
@@ -98,6 +118,34 @@ std::vector<BucketInfo> Ddp::buckets() const {
     infos.push_back(std::move(info));
   }
   return infos;
+}
+
+DdpLog Ddp::log() const {
+  DdpLog log;
+  log.backend = state_->group.backend();
+  log.rank = state_->group.rank();
+  log.world_size = state_->group.size();
+  log.hook = state_->options.hook ? state_->options.hook->name() : "all_reduce";
+  for (const auto& item : state_->parameters) {
+    log.parameters += item.tensor.numel();
+    log.parameter_bytes += static_cast<int64_t>(item.tensor.nbytes());
+  }
+  if (state_->reducer) state_->reducer->write(log);
+  return log;
+}
+
+void Ddp::join(const JoinOptions& options) {
+  if (state_->reducer) state_->reducer->join(options);
+}
+
+bool Ddp::shadow() { return state_->reducer && state_->reducer->shadow(); }
+
+void Ddp::leave() {
+  if (!state_->reducer) return;
+  const auto present = state_->reducer->leave();
+  if (static_cast<int>(present.size()) == state_->group.size()) return;
+  broadcast_all(state_->group, state_->model.tensors(), kMessageBytes, present.front(),
+                "Join: last state");
 }
 
 bool Ddp::rebuilt() const { return state_->reducer && state_->reducer->rebuilt(); }

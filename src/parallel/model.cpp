@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -34,6 +35,7 @@ std::string describe(std::string_view kind, const Named& item, bool with_grad) {
     text += fmt::format(" with strides [{}]", fmt::join(tensor.strides(), ", "));
   }
   if (with_grad) text += tensor.requires_grad() ? ", trainable" : ", frozen";
+  if (item.sparse) text += ", sparse gradient";
   return text;
 }
 
@@ -65,6 +67,30 @@ std::string complaint(const Model& model, at::Device device) {
   return {};
 }
 
+// Weights of the layers that were built with sparse = true.
+std::unordered_set<const void*> sparse_tables(const torch::nn::Module& module) {
+  std::unordered_set<const void*> tables;
+  const auto add = [&](const auto* layer) {
+    if (layer && layer->options.sparse()) tables.insert(layer->weight.unsafeGetTensorImpl());
+  };
+  for (const auto& layer : module.modules(/*include_self=*/false)) {
+    add(layer->as<torch::nn::EmbeddingImpl>());
+    add(layer->as<torch::nn::EmbeddingBagImpl>());
+  }
+  add(module.as<torch::nn::EmbeddingImpl>());
+  add(module.as<torch::nn::EmbeddingBagImpl>());
+  return tables;
+}
+
+[[noreturn]] void unknown(std::string_view option, std::string_view name, std::string_view kind,
+                          const std::vector<Named>& parameters) {
+  std::vector<std::string> names;
+  for (const auto& item : parameters) names.push_back("'" + item.name + "'");
+  throw ConfigError(fmt::format(
+      "[ddp] DdpOptions::{} names '{}', but the module has no such {}; its parameters are {}",
+      option, name, kind, fmt::join(names, ", ")));
+}
+
 std::vector<std::string> lines_of(std::string_view text) {
   std::vector<std::string> lines;
   while (!text.empty()) {
@@ -77,8 +103,23 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 }  // namespace
 
-Model Model::of(const torch::nn::Module& module) {
-  return {once_each(module.named_parameters()), once_each(module.named_buffers())};
+Model Model::of(const torch::nn::Module& module, const ModelNotes& notes) {
+  Model model{once_each(module.named_parameters()), once_each(module.named_buffers())};
+  const auto sparse = sparse_tables(module);
+  for (auto& item : model.parameters)
+    item.sparse = sparse.contains(item.tensor.unsafeGetTensorImpl());
+  for (const auto& name : notes.sparse) {
+    const auto found = std::ranges::find(model.parameters, name, &Named::name);
+    if (found == model.parameters.end()) unknown("sparse", name, "parameter", model.parameters);
+    found->sparse = true;
+  }
+  for (const auto& name : notes.ignore) {
+    const auto is_it = [&](const Named& item) { return item.name == name; };
+    if (std::erase_if(model.parameters, is_it) + std::erase_if(model.buffers, is_it) == 0) {
+      unknown("ignore", name, "parameter or buffer", model.parameters);
+    }
+  }
+  return model;
 }
 
 std::vector<Named> Model::trainable() const {

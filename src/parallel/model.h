@@ -13,6 +13,14 @@ namespace lockstep::parallel {
 struct Named {
   std::string name;
   at::Tensor tensor;
+  bool sparse = false;  // its gradient will be
+};
+
+// What the caller says of some tensors, by name.
+struct ModelNotes {
+  std::vector<std::string> ignore;  // parameters and buffers that take no part
+  std::vector<std::string>
+      sparse;  // parameters with sparse gradients, beside those of Embedding layers
 };
 
 // Each tensor once, under its first name, in registration order.
@@ -20,7 +28,8 @@ struct Model {
   std::vector<Named> parameters;
   std::vector<Named> buffers;
 
-  static Model of(const torch::nn::Module& module);
+  // Throws ConfigError for a note about a tensor that the module does not have.
+  static Model of(const torch::nn::Module& module, const ModelNotes& notes = {});
   std::vector<Named> trainable() const;
   // Parameters, then buffers.
   std::vector<at::Tensor> tensors() const;

@@ -37,12 +37,12 @@ void Packed::finish() {
 }
 
 void broadcast_all(const Group& group, const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
-                   std::string_view tag) {
+                   int root, std::string_view tag) {
   std::vector<at::Tensor> chunk;
   int64_t bytes = 0;
   const auto send = [&] {
     Packed packed(group, std::move(chunk));
-    packed.start(0, tag);
+    packed.start(root, tag);
     packed.finish();
     chunk.clear();
     bytes = 0;

@@ -41,6 +41,6 @@ class Packed {
 
 // The same for tensors of any total size, in messages of about `chunk_bytes`.
 void broadcast_all(const Group& group, const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
-                   std::string_view tag);
+                   int root, std::string_view tag);
 
 }  // namespace lockstep::parallel

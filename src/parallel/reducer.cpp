@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <numeric>
+#include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -33,25 +35,33 @@ struct Reducer::Pass {
   }
 };
 
-Reducer::Reducer(const Group& group, std::vector<Named> parameters, const DdpOptions& options,
-                 Packed& buffers, std::shared_ptr<const int> holds)
+Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector<Named>& sparse,
+                 const DdpOptions& options, BufferSync& buffers, std::shared_ptr<const int> holds)
     : group_(group),
-      parameters_(std::move(parameters)),
+      parameters_(std::move(dense)),
+      dense_(parameters_.size()),
       options_(options),
       buckets_(group, parameters_,
-               assign_buckets(parameters_, reverse_registration(parameters_.size()), options)),
+               assign_buckets(parameters_, reverse_registration(dense_), options.bucket_bytes),
+               dense_ + sparse.size() + group.size()),
+      sparse_(group, sparse),
       buffers_(buffers),
-      holds_(std::move(holds)),
-      held_(parameters_.size()),
-      steps_(parameters_.size()) {}
+      holds_(std::move(holds)) {
+  parameters_.insert(parameters_.end(), sparse.begin(), sparse.end());
+  held_.resize(parameters_.size());
+  steps_.resize(parameters_.size());
+  flags_ = Flags(buckets_.flags(), parameters_.size(), options.unused);
+  present_ = all_ranks(group_);
+}
 
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   const Named& item = parameters_[parameter];
-  if (gradient.layout() != at::kStrided) {
-    throw ConfigError(fmt::format(
-        "[ddp] the gradient of parameter '{}' on rank {} is sparse: Ddp averages dense ones only, "
-        "so build the layer with sparse = false",
-        item.name, group_.rank()));
+  if (gradient.layout() != at::kStrided && !is_sparse(parameter)) {
+    throw ConfigError(
+        fmt::format("[ddp] the gradient of parameter '{}' on rank {} is sparse, which Ddp has to "
+                    "know: name the "
+                    "parameter in DdpOptions::sparse, or build the layer with sparse = false",
+                    item.name, group_.rank()));
   }
   if (*holds_ == 0) {
     if (pass_ == nullptr) begin();
@@ -69,7 +79,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   // The node adds, with create_graph it records history, and it runs the user's post-accumulate
   // hook (once or not at all, as the libtorch is, when given nothing to add). arrived() then takes
   // the values.
-  if (item.tensor.grad().defined() || at::GradMode::is_enabled() ||
+  if (is_sparse(parameter) || item.tensor.grad().defined() || at::GradMode::is_enabled() ||
       torch::autograd::impl::post_acc_grad_hooks(item.tensor)) {
     return gradient;
   }
@@ -88,15 +98,23 @@ void Reducer::arrived(size_t parameter) {
     steps_[parameter] = Step::Absent;
     return;
   }
-  buckets_.adopt(tensor, parameter);
   steps_[parameter] = Step::Ready;
   order_.push_back(parameter);
-  --waiting_[buckets_.bucket_of(parameter)];
-  if (launched_ < buckets_.size() && waiting_[launched_] == 0) {
-    while (launched_ < buckets_.size() && waiting_[launched_] == 0) launch(launched_);
-  } else {
-    drive();
+  if (!is_sparse(parameter)) {
+    buckets_.adopt(tensor, parameter);
+    --waiting_[buckets_.bucket_of(parameter)];
   }
+  if (!is_due(launched_)) {
+    drive();
+    return;
+  }
+  while (is_due(launched_)) launch(launched_);
+}
+
+// The last bucket carries the flags of all parameters.
+bool Reducer::is_due(size_t bucket) const {
+  return bucket < buckets_.size() && waiting_[bucket] == 0 &&
+         (bucket + 1 < buckets_.size() || all_ready());
 }
 
 void Reducer::begin() {
@@ -109,6 +127,14 @@ void Reducer::begin() {
   waiting_.clear();
   for (const auto& members : buckets_.assignment()) waiting_.push_back(members.size());
   while (tags_.size() < buckets_.size()) tags_.push_back(fmt::format("bucket {}", tags_.size()));
+  clock_.begin(buckets_.size());
+  quiet_ = options_.hook && !options_.hook->communicates();
+  if (quiet_ && join_) {
+    throw ConfigError(fmt::format(
+        "[join] the hook {} does not communicate in every pass, so ranks cannot join others' steps",
+        options_.hook->name()));
+  }
+  if (shadows_) return;
 
   auto pass = std::make_shared<Pass>();
   pass->reducer = weak_from_this();
@@ -119,37 +145,116 @@ void Reducer::begin() {
 }
 
 void Reducer::launch(size_t bucket) {
-  if (bucket + 1 == buckets_.size()) write_flags();
-  works_.push_back(
-      group_.all_reduce(buckets_.flat(bucket), ReduceOp::Average, {.tag = tags_[bucket]}));
+  const bool last = bucket + 1 == buckets_.size();
+  const at::Tensor& flat = buckets_.flat(bucket);
+  if (last) write_flags();
+  clock_.started(bucket, static_cast<int64_t>(flat.nbytes()));
   launched_ = bucket + 1;
+  if (options_.hook) {
+    const at::NoGradGuard no_grad;
+    works_.push_back(options_.hook->start(group_, buckets_.bucket(bucket)));
+    if (last && !quiet_)
+      works_.push_back(group_.all_reduce(flags_.elements(), ReduceOp::Sum, {.tag = "flags"}));
+  } else {
+    const ReduceOp op = divides_by_present() ? ReduceOp::Sum : ReduceOp::Average;
+    works_.push_back(group_.all_reduce(flat, op, {.tag = tags_[bucket]}));
+  }
 }
 
 // Nobody else moves a transport without a thread of its own.
 void Reducer::drive() {
-  while (completed_ < works_.size() && works_[completed_].is_completed()) ++completed_;
+  for (; completed_ < works_.size() && works_[completed_].is_completed(); ++completed_) {
+    clock_.over(completed_);
+  }
+}
+
+void Reducer::wait_for_works() {
+  for (size_t i = 0; i < works_.size(); ++i) {
+    works_[i].wait();
+    if (i >= completed_) clock_.over(i);
+  }
+  works_.clear();
 }
 
 void Reducer::finish() {
   const at::NoGradGuard no_grad;
+  clock_.last_gradient();
   std::vector<Unreached> unreached;
-  if (order_.size() < parameters_.size()) unreached = contribute_unreached();
+  if (!all_ready()) unreached = contribute_unreached();
   while (launched_ < buckets_.size()) launch(launched_);
-  const bool with_buffers = options_.buffers == Buffers::Broadcast && !buffers_.empty();
-  if (with_buffers) buffers_.start(0, "buffers");
-  for (auto& work : works_) work.wait();
-  works_.clear();
+  if (join_) {
+    wait_for_works();
+    find_present();
+  }
+  const bool with_buffers = options_.buffers != Buffers::None && !buffers_.empty() && !quiet_;
+  if (with_buffers) buffers_.start(present_);
+  wait_for_works();
   if (with_buffers) buffers_.finish();
+  if (!sparse_.empty() && !quiet_) {
+    const auto mine = reached();
+    sparse_.average({mine.begin() + static_cast<std::ptrdiff_t>(dense_), mine.end()},
+                    divides_by_present() ? static_cast<int64_t>(present_.size()) : group_.size());
+  }
   if (options_.unused == Unused::Error) refuse_unreached();
   if (!unreached.empty()) settle(unreached);
-  forget();
-  if (!rebuilt_) rebuild();
+  if (!rebuilt_ && !quiet_) rebuild();
+  std::fill(held_.begin(), held_.end(), false);
+  clock_.end();
   pass_ = nullptr;
+  if (join_ && join_->uneven == Uneven::Throw && !shadows_ &&
+      static_cast<int>(present_.size()) < group_.size()) {
+    throw DataError(
+        fmt::format("[join] rank {} has a batch for pass {}, but only {} of {} ranks have one: "
+                    "give all ranks as "
+                    "many (a sampler that pads or drops), or use Uneven::Continue",
+                    group_.rank(), clock_.count(), present_.size(), group_.size()));
+  }
+}
+
+void Reducer::find_present() {
+  const auto present = flags_.present();
+  somebody_ = !present.empty();
+  if (!somebody_) return;
+  present_ = present;
+  if (!divides_by_present()) return;
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    const at::Tensor& flat = buckets_.bucket(bucket).flat;
+    // A hook has taken the average over all.
+    if (options_.hook) flat.mul_(group_.size());
+    flat.div_(static_cast<int64_t>(present_.size()));
+  }
+}
+
+std::vector<int> Reducer::leave() {
+  join_.reset();
+  return std::exchange(present_, all_ranks(group_));
+}
+
+bool Reducer::shadow() {
+  const at::NoGradGuard no_grad;
+  for (const auto& item : parameters_) item.tensor.mutable_grad().reset();
+  forget();
+  shadows_ = true;
+  try {
+    begin();
+    finish();
+  } catch (...) {
+    shadows_ = false;
+    throw;
+  }
+  shadows_ = false;
+  return somebody_;
+}
+
+std::vector<char> Reducer::reached() const {
+  std::vector<char> reached(parameters_.size());
+  for (size_t i = 0; i < reached.size(); ++i) reached[i] = steps_[i] == Step::Ready || held_[i];
+  return reached;
 }
 
 std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
   std::vector<Unreached> unreached;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  for (size_t i = 0; i < dense_; ++i) {
     if (steps_[i] == Step::Ready) continue;
     const at::Tensor& view = buckets_.view(i);
     const at::Tensor& gradient = parameters_[i].tensor.grad();
@@ -167,26 +272,25 @@ std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
   return unreached;
 }
 
-// For Zero a flag is 1 where the parameter was reached, for Error where it was not: what then
-// matters is only whether the average is above 0, which no rounding of a narrow dtype can change.
 void Reducer::write_flags() {
   const at::NoGradGuard no_grad;
-  const float reached = options_.unused == Unused::Zero ? 1.0F : 0.0F;
-  if (order_.size() == parameters_.size()) {
-    buckets_.flags().fill_(reached);
+  if (shadows_) {
+    flags_.write_absent();
     return;
   }
-  std::vector<float> flags(parameters_.size());
-  for (size_t i = 0; i < flags.size(); ++i) {
-    flags[i] = steps_[i] == Step::Ready || held_[i] ? reached : 1.0F - reached;
+  if (all_ready()) {
+    flags_.write_all_reached();
+  } else {
+    flags_.write(reached());
   }
-  buckets_.flags().copy_(torch::tensor(flags));
+  if (join_) flags_.write_presence(group_.rank());
 }
 
 void Reducer::settle(const std::vector<Unreached>& unreached) {
-  const at::Tensor flags = buckets_.flags().to(at::kCPU, at::kDouble);
+  const auto used = flags_.set();
   for (const auto& [parameter, before] : unreached) {
-    if (flags[static_cast<int64_t>(parameter)].item<double>() > 0) {
+    // With Error no parameter gets here that some rank lacks.
+    if (options_.unused == Unused::Error || used[parameter]) {
       parameters_[parameter].tensor.mutable_grad() = buckets_.view(parameter);
     } else if (before.defined()) {
       buckets_.view(parameter).copy_(before);
@@ -195,13 +299,14 @@ void Reducer::settle(const std::vector<Unreached>& unreached) {
 }
 
 void Reducer::refuse_unreached() const {
-  if (!buckets_.flags().any().item<bool>()) return;
-  const at::Tensor flags = buckets_.flags().to(at::kCPU, at::kDouble);
+  if (!flags_.any_set()) return;
+  const auto lacking = flags_.set();
+  const auto here = reached();
   std::vector<std::string> names;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (flags[static_cast<int64_t>(i)].item<double>() == 0) continue;
-    const bool here = steps_[i] != Step::Ready && !held_[i];
-    names.push_back(fmt::format("'{}'{}", parameters_[i].name, here ? "" : " (on another rank)"));
+    if (!lacking[i]) continue;
+    names.push_back(
+        fmt::format("'{}'{}", parameters_[i].name, here[i] ? " (on another rank)" : ""));
   }
   throw ConfigError(fmt::format(
       "[ddp] rank {}: {} of {} parameters got no gradient in backward(): {}. Give the loss a path "
@@ -209,11 +314,30 @@ void Reducer::refuse_unreached() const {
       group_.rank(), names.size(), parameters_.size(), fmt::join(names, ", ")));
 }
 
-void Reducer::forget() { std::fill(held_.begin(), held_.end(), false); }
+void Reducer::forget() {
+  std::fill(held_.begin(), held_.end(), false);
+  clock_.idle();
+}
+
+void Reducer::write(DdpLog& log) const {
+  log.rebuilt = rebuilt_;
+  log.bucket_bytes.clear();
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    log.bucket_bytes.push_back(static_cast<int64_t>(buckets_.bucket(bucket).flat.nbytes()));
+  }
+  for (const size_t i : order_) log.order.push_back(parameters_[i].name);
+  clock_.write(log);
+  if (log.pass_count == 0) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (steps_[i] != Step::Ready) log.unused.push_back(parameters_[i].name);
+  }
+}
 
 void Reducer::rebuild() {
   rebuilt_ = true;
-  std::vector<size_t> order = order_;
+  std::vector<size_t> order;
+  std::copy_if(order_.begin(), order_.end(), std::back_inserter(order),
+               [&](size_t i) { return !is_sparse(i); });
   for (const auto& members : buckets_.assignment()) {
     for (size_t i : members) {
       if (steps_[i] != Step::Ready) order.push_back(i);
@@ -223,15 +347,18 @@ void Reducer::rebuild() {
       {reinterpret_cast<const char*>(order.data()), order.size() * sizeof(size_t)}, 0,
       {.tag = "Ddp: order of gradients"});
   std::memcpy(order.data(), bytes.data(), bytes.size());
-  auto assignment = assign_buckets(parameters_, order, options_);
-  if (assignment == buckets_.assignment()) return;
+  auto assignment = assign_buckets(parameters_, order, options_.bucket_bytes);
+  if (order.empty() || assignment == buckets_.assignment()) return;
 
-  Buckets fresh(group_, parameters_, std::move(assignment));
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  const std::vector<Named> dense(parameters_.begin(),
+                                 parameters_.begin() + static_cast<std::ptrdiff_t>(dense_));
+  Buckets fresh(group_, dense, std::move(assignment), flags_.elements().numel());
+  for (size_t i = 0; i < dense_; ++i) {
     at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
     if (gradient.defined() && buckets_.holds(gradient, i)) fresh.adopt(parameters_[i].tensor, i);
   }
   buckets_ = std::move(fresh);
+  flags_ = Flags(buckets_.flags(), parameters_.size(), options_.unused);
 }
 
 }  // namespace lockstep::parallel

@@ -22,16 +22,15 @@ std::vector<Named> floats(const std::vector<int64_t>& bytes) {
 
 TEST(AssignBuckets, B09_ABucketClosesWhenItReachesItsLimit) {
   isolated([] {
-    EXPECT_EQ(assign_buckets(floats({40, 40, 40, 40, 40}), {0, 1, 2, 3, 4},
-                             {.first_bucket_bytes = 40, .bucket_bytes = 80}),
-              (Assignment{{0}, {1, 2}, {3, 4}}));
+    EXPECT_EQ(
+        assign_buckets(floats({40, 40, 40, 40, 40}), {0, 1, 2, 3, 4}, {.bucket_bytes = {40, 80}}),
+        (Assignment{{0}, {1, 2}, {3, 4}}));
   });
 }
 
 TEST(AssignBuckets, B09_TheOrderIsTheCallers) {
   isolated([] {
-    EXPECT_EQ(assign_buckets(floats({40, 40, 40}), {2, 0, 1},
-                             {.first_bucket_bytes = 80, .bucket_bytes = 80}),
+    EXPECT_EQ(assign_buckets(floats({40, 40, 40}), {2, 0, 1}, {.bucket_bytes = {80, 80}}),
               (Assignment{{2, 0}, {1}}));
   });
 }
@@ -40,15 +39,14 @@ TEST(AssignBuckets, B09_EachDtypeHasItsOwnInOrderOfTheLastMembers) {
   isolated([] {
     auto named = floats({40, 40, 40});
     named[1].tensor = named[1].tensor.to(at::kDouble);
-    EXPECT_EQ(assign_buckets(named, {0, 1, 2}, {.first_bucket_bytes = 80, .bucket_bytes = 80}),
+    EXPECT_EQ(assign_buckets(named, {0, 1, 2}, {.bucket_bytes = {80, 80}}),
               (Assignment{{1}, {0, 2}}));
   });
 }
 
 TEST(AssignBuckets, OneLargerThanTheLimitIsABucketOfItsOwn) {
   isolated([] {
-    EXPECT_EQ(assign_buckets(floats({4000, 4, 4}), {0, 1, 2},
-                             {.first_bucket_bytes = 8, .bucket_bytes = 8}),
+    EXPECT_EQ(assign_buckets(floats({4000, 4, 4}), {0, 1, 2}, {.bucket_bytes = {8, 8}}),
               (Assignment{{0}, {1, 2}}));
   });
 }
@@ -73,7 +71,7 @@ TEST(Buckets, B13_RebuiltOnceInTheOrderOfArrival) {
     std::vector<std::string> journal;
     Backwards net;
     Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)),
-            {.first_bucket_bytes = kLayerBytes, .bucket_bytes = kLayerBytes});
+            {.bucket_bytes = {kLayerBytes, kLayerBytes}});
     EXPECT_FALSE(ddp.rebuilt());
     ASSERT_EQ(ddp.buckets().size(), 3U);
     EXPECT_THAT(ddp.buckets()[0].names, ElementsAre("first.bias", "first.weight"));
@@ -94,7 +92,7 @@ TEST(Buckets, RebuildingKeepsTheGradients) {
     torch::manual_seed(0);
     Backwards net;
     Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)),
-            {.first_bucket_bytes = kLayerBytes, .bucket_bytes = kLayerBytes});
+            {.bucket_bytes = {kLayerBytes, kLayerBytes}});
     torch::manual_seed(0);
     Backwards plain;
     for (int pass = 0; pass < 2; ++pass) {
@@ -114,8 +112,7 @@ TEST(Buckets, B12_CommunicationStartsWhileBackwardStillRunsFromTheFirstStepOn) {
       const auto name = item.key();
       item.value().register_hook([&journal, name](const at::Tensor&) { journal.push_back(name); });
     }
-    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)),
-            {.first_bucket_bytes = 100, .bucket_bytes = 200});
+    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)), {.bucket_bytes = {100, 200}});
     for (int step = 0; step < 2; ++step) {
       journal.clear();
       square_loss(net, 0).backward();
@@ -135,8 +132,7 @@ TEST(Buckets, AnUnusedParameterDelaysButDoesNotReorderBuckets) {
   isolated([] {
     std::vector<std::string> journal;
     Mlp net;
-    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)),
-            {.first_bucket_bytes = 100, .bucket_bytes = 200});
+    Ddp ddp(net, Group(std::make_shared<FakeTransport>(journal)), {.bucket_bytes = {100, 200}});
     net.first(input(0)).square().mean().backward();
     EXPECT_THAT(journal, ElementsAre("reduce bucket 0", "reduce bucket 1", "reduce bucket 2"));
   });

@@ -36,7 +36,7 @@ TEST(Checkpoint, B38_ALayerRecomputedInBackwardIsAveraged) {
       const auto x = net.first(input(rank));
       return net.third(torch::tanh(checkpointed(net.second, torch::tanh(x)))).square().mean();
     };
-    expect_averages(world, make_mlp, loss, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    expect_averages(world, make_mlp, loss, {.bucket_bytes = {1, 1}});
     expect_averages(world, make_mlp, [](Mlp& net, int rank) { return square_loss(net, rank); });
   });
 }

@@ -49,8 +49,8 @@ std::vector<at::Tensor> trained(World& world, DdpOptions options) {
 TEST_P(DdpWorlds, B11_BucketSizesDoNotChangeTheBitsOfATraining) {
   spawn(GetParam(), [](World& world) {
     const auto usual = trained(world, {});
-    expect_equal(trained(world, {.first_bucket_bytes = 1, .bucket_bytes = 1}), usual);
-    expect_equal(trained(world, {.first_bucket_bytes = 100, .bucket_bytes = 300}), usual);
+    expect_equal(trained(world, {.bucket_bytes = {1, 1}}), usual);
+    expect_equal(trained(world, {.bucket_bytes = {100, 300}}), usual);
   });
 }
 

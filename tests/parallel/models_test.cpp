@@ -36,7 +36,7 @@ TEST_P(ModelWorlds, B15_B56_MixedDtypes) {
                                              at::kFloat, at::kHalf,   at::kBFloat16};
     const auto make = [&] { return std::make_shared<Mixed>(dtypes); };
     expect_averages(world, make, mixed_loss);
-    expect_averages(world, make, mixed_loss, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    expect_averages(world, make, mixed_loss, {.bucket_bytes = {1, 1}});
   });
 }
 
@@ -121,7 +121,7 @@ TEST(Models, B30_ParametersWithoutElements) {
       return square_loss(m, r) + m.named_parameters()["nothing"].sum();
     };
     expect_averages(world, make, loss);
-    expect_averages(world, make, loss, {.first_bucket_bytes = 1, .bucket_bytes = 1});
+    expect_averages(world, make, loss, {.bucket_bytes = {1, 1}});
   });
 }
 

@@ -39,6 +39,8 @@ inline at::Tensor square_loss(Mlp& net, int rank, int step = 0) {
   return net.forward(input(rank, step)).square().mean();
 }
 
+inline at::Tensor square_loss_of_mlp(Mlp& net, int rank) { return square_loss(net, rank); }
+
 // n addends, split at the largest power of two below n; undefined counts as zero.
 inline at::Tensor tree_sum(const std::vector<at::Tensor>& addends) {
   const size_t n = addends.size();

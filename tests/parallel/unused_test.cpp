@@ -34,7 +34,7 @@ TEST_P(UnusedWorlds, B20_B21_UsedNowhereStaysUndefined) {
 TEST_P(UnusedWorlds, B24_TheSetMayChangeFromStepToStep) {
   spawn(GetParam(), [](World& world) {
     Mlp net;
-    Ddp ddp(net, world.group(), {.first_bucket_bytes = 1, .bucket_bytes = 200});
+    Ddp ddp(net, world.group(), {.bucket_bytes = {1, 200}});
     for (int step = 0; step < 4; ++step) {
       const auto here = [step](Mlp& m, int r) { return head_loss(m, r, (r + step) % 2 == 0); };
       ddp.zero_grad();

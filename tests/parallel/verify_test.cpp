@@ -101,7 +101,7 @@ TEST(Verify, NothingTrainableIsRefusedInAGroupOfOneToo) {
 TEST(Verify, B11_BucketsOfNoBytesAreRefused) {
   spawn(1, [](World& world) {
     Mlp net;
-    EXPECT_THROW(Ddp(net, world.group(), {.bucket_bytes = 0}), ConfigError);
+    EXPECT_THROW(Ddp(net, world.group(), {.bucket_bytes = {0}}), ConfigError);
   });
 }
 

@@ -8,10 +8,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/parallel/comm_hook.h"
+#include "lockstep/parallel/ddp_log.h"
+#include "lockstep/parallel/join.h"
 
 namespace lockstep::parallel {
 
@@ -28,16 +32,28 @@ enum class Unused {
 // any case.
 enum class Buffers {
   Broadcast,  // and again whenever a backward has averaged the gradients
+  Average,    // then the average over the ranks; integers become rank 0's
   None,       // each rank keeps its own from then on
 };
 
 struct DdpOptions {
-  // A bucket is closed when it holds at least this many bytes of gradients. The first is small, so
-  // that communication starts early.
-  int64_t first_bucket_bytes = int64_t{1} << 20;
-  int64_t bucket_bytes = int64_t{25} << 20;
+  // A bucket is closed when it holds at least this many bytes of gradients: each dtype's first
+  // bucket, its second, and so on; the last number holds for all further ones. The first is small,
+  // so that communication starts early. What is chosen here changes no bit of the result.
+  std::vector<int64_t> bucket_bytes = {int64_t{1} << 20, int64_t{25} << 20};
   Unused unused = Unused::Zero;
   Buffers buffers = Buffers::Broadcast;
+  // How buckets are averaged, if not by all_reduce. Not to be shared between Ddps.
+  std::shared_ptr<CommHook> hook = nullptr;
+  // Gradients are added in this dtype and rounded once, as float32 for bfloat16 parameters. Not
+  // together with a hook.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  // Parameters and buffers that take no part: neither broadcast nor averaged, and free to differ.
+  std::vector<std::string> ignore = {};
+  // Parameters whose gradients are sparse (layout at::kSparse), beside the tables of Embedding and
+  // EmbeddingBag with sparse = true, which are found. They go to all ranks after the buckets, past
+  // any hook: each rank's indices and values only.
+  std::vector<std::string> sparse = {};
 };
 
 // Gradients that travel in one all_reduce.
@@ -77,20 +93,20 @@ class [[nodiscard]] Hold {
 // torch::autograd::grad() is not affected. A gradient that was replaced is copied in.
 // optimizer.zero_grad() is fine, with set_to_none and without. Hooks on tensors run before the
 // gradient is averaged, post-accumulate hooks too. A parameter may receive one gradient in a
-// backward (activation checkpointing that reaches it twice is refused by ConfigError), and must be
-// dense.
+// backward (activation checkpointing that reaches it twice is refused by ConfigError).
 //
 // The module's parameters may not be converted (module.to(dtype)) while Ddp is attached; values may
 // change freely. One thread at a time may use a Ddp and its group.
-class Ddp {
+class Ddp : public Joinable {
  public:
   // Throws ConfigError on all ranks when names, shapes, strides, dtypes or requires_grad of
   // parameters or buffers differ (naming the first difference, both values and both ranks), when
-  // none is trainable, or when one is not dense or not on the group's device. Then parameters and
-  // buffers become rank 0's. A parameter with two names counts once, under the first.
+  // none is trainable, when one is not dense or not on the group's device, or when options name
+  // what the module does not have. Then parameters and buffers become rank 0's. A parameter with
+  // two names counts once, under the first.
   Ddp(torch::nn::Module& module, const Group& group, DdpOptions options = {});
   // Detaches; the gradients stay valid. Does not communicate.
-  ~Ddp();
+  ~Ddp() override;
   Ddp(Ddp&&) noexcept;
   Ddp& operator=(Ddp&&) = delete;
 
@@ -109,6 +125,12 @@ class Ddp {
   // Whether the buckets follow the order in which gradients arrived on rank 0, which the first
   // reducing backward finds.
   bool rebuilt() const;
+  // What happened in the last passes, for people and for tracing; empty in a group of one.
+  DdpLog log() const;
+
+  void join(const JoinOptions& options) override;
+  void leave() override;
+  bool shadow() override;
 
  private:
   struct State;

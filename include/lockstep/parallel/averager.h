@@ -1,0 +1,49 @@
+// Averages parameters over ranks that train on their own for a while: local SGD.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::parallel {
+
+// Every `period` steps, over `group`.
+struct AverageLevel {
+  Group group;
+  int64_t period = 1;
+};
+
+// After each optimizer.step(): averager.step(). With LocalSgd this is post-local SGD; with several
+// levels (the ranks of a host every 4 steps, all ranks every 16) it is hierarchical SGD.
+class Averager {
+ public:
+  // `levels` from the smallest group to the largest, each period a multiple of the one before; at a
+  // step on which several are due, the largest group's turn is all that happens. The first
+  // `warm_up` steps average nothing. Throws ConfigError for periods that are not so, and for no
+  // level.
+  Averager(const torch::nn::Module& module, std::vector<AverageLevel> levels, int64_t warm_up = 0);
+
+  // Every rank calls it after every step. True when parameters were averaged. Parameters of integer
+  // dtypes and buffers are left alone.
+  bool step();
+
+  // For a checkpoint.
+  int64_t steps() const { return steps_; }
+  void set_steps(int64_t steps) { steps_ = steps; }
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<AverageLevel> levels_;
+  int64_t warm_up_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::AverageLevel;
+using parallel::Averager;
+}  // namespace lockstep

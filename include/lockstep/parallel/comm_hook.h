@@ -1,0 +1,61 @@
+// How a bucket of gradients is averaged over the ranks when it is not by a plain all_reduce. After
+// PyTorch's "DDP Communication Hooks".
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::parallel {
+
+// Gradients that travel together. The order and number of buckets change once, after the first
+// pass; a parameter's name and the shape of its gradient do not.
+struct Bucket {
+  size_t index = 0;
+  bool last = false;  // of the pass
+  // 1-D, contiguous, in the group's own memory: the gradients one after another, with zeros between
+  // them. Complex ones are pairs of real numbers.
+  at::Tensor flat;
+  // The parameters' gradients as aliases of `flat`, the parameters, and their names.
+  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> parameters;
+  std::vector<std::string> names;
+};
+
+// A hook belongs to one Ddp. A parameter that no rank used in a pass keeps its gradient whatever
+// the hook makes of it.
+class CommHook {
+ public:
+  virtual ~CommHook() = default;
+  virtual std::string_view name() const = 0;
+
+  // Starts to replace bucket.flat by its average over the group (or what the hook has for it).
+  // Called within backward(), on all ranks for the same buckets in the same order. What has to
+  // follow a first collective goes into comm::then(). An exception ends that backward() and leaves
+  // the gradients unspecified.
+  virtual comm::Work start(const Group& group, const Bucket& bucket) = 0;
+
+  // Asked at the begin of a pass, answered alike by all ranks. When false, start() does not meet
+  // the other ranks in this pass, and neither does Ddp: buffers are left alone, and a parameter
+  // that this rank did not reach keeps its gradient. Not possible within a Join.
+  virtual bool communicates() const { return true; }
+
+  // What the hook carries from pass to pass on this rank, by name, for a checkpoint; restore()
+  // takes the same back and throws ConfigError for what is not its own.
+  virtual std::map<std::string, at::Tensor> state() const { return {}; }
+  virtual void restore(const std::map<std::string, at::Tensor>& state);
+
+  // Bytes this rank has handed to collectives since the hook was made.
+  virtual int64_t bytes_sent() const = 0;
+};
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::CommHook;
+}  // namespace lockstep

@@ -1,0 +1,139 @@
+// Hooks that send less than all_reduce does. Each says what it costs in accuracy; each keeps its
+// state by parameter, so that it survives the reordering of buckets.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "lockstep/parallel/comm_hook.h"
+
+namespace lockstep::parallel {
+
+// What a hook keeps for each parameter between passes, by name.
+using Tensors = std::map<std::string, at::Tensor>;
+
+struct CastOptions {
+  // What rounding took from a gradient is added to the next one.
+  bool error_feedback = false;
+};
+
+// Sends gradients as another dtype: half the bytes with float16 or bfloat16 (as PyTorch's
+// fp16_compress_hook and bf16_compress_hook); float32 for parameters of a narrow one, so that sums
+// are rounded once. For float16 each rank divides by the number of ranks first, so that the sum
+// does not overflow.
+class CastHook : public CommHook {
+ public:
+  explicit CastHook(at::ScalarType dtype, CastOptions options = {});
+
+  std::string_view name() const override { return name_; }
+  comm::Work start(const Group& group, const Bucket& bucket) override;
+  std::map<std::string, at::Tensor> state() const override { return residuals_; }
+  void restore(const std::map<std::string, at::Tensor>& state) override;
+  int64_t bytes_sent() const override { return bytes_; }
+
+ private:
+  at::ScalarType dtype_;
+  CastOptions options_;
+  std::string name_;
+  std::map<std::pair<size_t, int64_t>, at::Tensor> memory_;  // by bucket and size
+  Tensors residuals_;
+  int64_t bytes_ = 0;
+};
+
+struct PowerSgdOptions {
+  int64_t rank = 1;              // of the approximation
+  int64_t start_iteration = 10;  // passes before it are averaged exactly
+  bool warm_start = true;        // the next pass starts from this one's factors
+  bool error_feedback = true;
+  // A gradient is compressed only where that divides its bytes by this at least.
+  double least_compression = 2;
+  uint64_t seed = 0;  // alike on all ranks
+};
+
+// Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+// Optimization", NeurIPS 2019. A gradient is seen as a matrix of its first dimension by the others;
+// vectors are averaged exactly. Two collectives a bucket, the second when backward() waits.
+class PowerSgd : public CommHook {
+ public:
+  explicit PowerSgd(PowerSgdOptions options = {});  // throws ConfigError for rank or start below 1
+
+  std::string_view name() const override { return "power_sgd"; }
+  comm::Work start(const Group& group, const Bucket& bucket) override;
+  // "iteration", and by parameter "error/..." and "q/...".
+  std::map<std::string, at::Tensor> state() const override;
+  void restore(const std::map<std::string, at::Tensor>& state) override;
+  int64_t bytes_sent() const override { return bytes_; }
+
+ private:
+  struct Factors;
+  PowerSgdOptions options_;
+  int64_t iteration_ = 0;
+  Tensors errors_;
+  Tensors qs_;
+  int64_t bytes_ = 0;
+};
+
+struct TopKOptions {
+  double fraction = 0.01;  // of a bucket's elements that are sent, the largest ones
+  bool error_feedback = true;
+};
+
+// Sends the largest elements and their places (Aji and Heafield, "Sparse Communication for
+// Distributed Gradient Descent", EMNLP 2017; error feedback after Stich et al., "Sparsified SGD
+// with Memory", NeurIPS 2018). Complex gradients are chosen by their real and imaginary parts one
+// by one.
+class TopK : public CommHook {
+ public:
+  explicit TopK(TopKOptions options = {});  // throws ConfigError unless 0 < fraction <= 1
+
+  std::string_view name() const override { return "top_k"; }
+  comm::Work start(const Group& group, const Bucket& bucket) override;
+  std::map<std::string, at::Tensor> state() const override { return residuals_; }
+  void restore(const std::map<std::string, at::Tensor>& state) override;
+  int64_t bytes_sent() const override { return bytes_; }
+
+ private:
+  TopKOptions options_;
+  Tensors residuals_;
+  int64_t bytes_ = 0;
+};
+
+struct LocalSgdOptions {
+  int64_t start_iteration = 100;  // passes before it are averaged over all ranks
+  // Over which gradients are averaged from then on, as the ranks of one host; a group of one:
+  // nobody.
+  Group subgroup = Group();
+};
+
+// Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use Local SGD" (post-local SGD), ICLR
+// 2020. Ranks drift apart after the start: average the parameters with an Averager now and then.
+class LocalSgd : public CommHook {
+ public:
+  explicit LocalSgd(LocalSgdOptions options = {}) : options_(std::move(options)) {}
+
+  std::string_view name() const override { return "local_sgd"; }
+  comm::Work start(const Group& group, const Bucket& bucket) override;
+  bool communicates() const override { return iteration_ < options_.start_iteration; }
+  // "iteration".
+  std::map<std::string, at::Tensor> state() const override;
+  void restore(const std::map<std::string, at::Tensor>& state) override;
+  int64_t bytes_sent() const override { return bytes_; }
+
+ private:
+  LocalSgdOptions options_;
+  int64_t iteration_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::CastHook;
+using parallel::CastOptions;
+using parallel::LocalSgd;
+using parallel::LocalSgdOptions;
+using parallel::PowerSgd;
+using parallel::PowerSgdOptions;
+using parallel::TopK;
+using parallel::TopKOptions;
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+// An optimizer whose state and work are divided over the ranks (ZeRO stage 1: Rajbhandari et al.,
+// "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020).
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/parallel/join.h"
+
+namespace lockstep::parallel {
+
+using torch::optim::Optimizer;
+using torch::optim::OptimizerParamGroup;
+
+// Each rank updates a contiguous 1/size() of all parameters' elements with an optimizer of its own,
+// which holds the state of those only. Where the ranks share a memory the parameters move there:
+// one copy for all of them, nothing is sent; elsewhere each rank's part is sent to all.
+//
+//   ZeroOptimizer adam(net->parameters(), world.group(), zero<FusedAdamW>(AdamWOptions(1e-3)));
+//
+// Bits are those of the same optimizer over whole parameters, if it treats every element by itself
+// (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused by its own class taking one
+// group only). Gradients must be the same on all ranks, as Ddp leaves them.
+//
+// Where the parameters are shared, they are one memory: after construction no rank may write to
+// them but as all ranks do, alike, between two steps (loading a checkpoint is fine; adding noise to
+// one rank's is not). Parameters that got memory of their own, as Module::load() gives them, move
+// back at the next step().
+class ZeroOptimizer : public Joinable {
+ public:
+  // Makes this rank's optimizer from groups of 1-D leaves, aliases of the parameters' memory; a
+  // group may be empty. It keeps the options of the groups it is given.
+  using Make = std::function<std::unique_ptr<Optimizer>(std::vector<OptimizerParamGroup>)>;
+
+  // Every rank constructs it with the same parameters, in the same order, and the same values.
+  // Throws ConfigError for a parameter that is not dense, is on another device than the group's, or
+  // has overlapping or gapped memory. References to the parameters stay valid, data pointers do
+  // not: construct it before anything that keeps those.
+  ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make);
+  ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group, const Make& make);
+  ~ZeroOptimizer() override;
+  ZeroOptimizer(ZeroOptimizer&&) noexcept;
+  ZeroOptimizer& operator=(ZeroOptimizer&&) = delete;
+
+  // Updates all parameters; every rank calls it. A parameter without a gradient is left as it is;
+  // all ranks must agree on which those are. Throws CommError, and ConfigError for a sparse
+  // gradient before anything changed.
+  void step();
+  // Makes all gradients undefined.
+  void zero_grad();
+
+  // This rank's: learning rates are set in its param_groups(), by schedulers too, on every rank
+  // alike.
+  Optimizer& optimizer();
+  // Elements whose state this rank holds.
+  int64_t own_elements() const;
+  // Whether the parameters are one memory for all ranks.
+  bool shares_parameters() const;
+
+  // This rank's part of the state. Throws ConfigError on load when it was saved at another world
+  // size or rank, or of other parameters.
+  void save(torch::serialize::OutputArchive& archive) const;
+  void load(torch::serialize::InputArchive& archive);
+
+  // A rank without a batch still owns its part: within a Join it makes the step with the others.
+  void join(const JoinOptions&) override {}
+  void leave() override {}
+  bool shadow() override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// A Make for an optimizer of libtorch, or one that is constructed as those are.
+template <class Kind, class Options>
+ZeroOptimizer::Make zero(Options options) {
+  return [options](std::vector<OptimizerParamGroup> groups) -> std::unique_ptr<Optimizer> {
+    return std::make_unique<Kind>(std::move(groups), options);
+  };
+}
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::zero;
+using parallel::ZeroOptimizer;
+}  // namespace lockstep

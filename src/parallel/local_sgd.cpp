@@ -1,0 +1,27 @@
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include "lockstep/parallel/hooks.h"
+#include "parallel/hook_state.h"
+
+namespace lockstep::parallel {
+
+comm::Work LocalSgd::start(const Group& group, const Bucket& bucket) {
+  const Group& over = communicates() ? group : options_.subgroup;
+  // A pass ends with its last bucket; the next one begins with bucket 0.
+  if (bucket.last) ++iteration_;
+  if (over.size() == 1) return {};
+  bytes_ += static_cast<int64_t>(bucket.flat.nbytes());
+  return over.all_reduce(bucket.flat, ReduceOp::Average,
+                         {.tag = fmt::format("bucket {}", bucket.index)});
+}
+
+Tensors LocalSgd::state() const {
+  return {{"iteration", at::scalar_tensor(iteration_, at::kLong)}};
+}
+
+void LocalSgd::restore(const Tensors& state) {
+  iteration_ = number_in(name(), checked_state(name(), state, {"iteration"}), "iteration");
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,97 @@
+#include "parallel/sparse.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::parallel {
+namespace {
+
+constexpr int64_t kUnreached = -1;
+
+// In the order of all transports: n addends are split at the largest power of two below n.
+at::Tensor tree_sum(const std::vector<at::Tensor>& addends, size_t begin, size_t end) {
+  if (end - begin == 1) return addends[begin];
+  const size_t half = std::bit_floor(end - begin - 1);
+  return tree_sum(addends, begin, begin + half) + tree_sum(addends, begin + half, end);
+}
+
+// Collectives know no complex numbers.
+at::Tensor as_real(const at::Tensor& values) {
+  return values.is_complex() ? at::view_as_real(values) : values;
+}
+
+}  // namespace
+
+void SparseGradients::average(const std::vector<char>& reached, int64_t divisor) const {
+  const at::NoGradGuard no_grad;
+  const int64_t count = static_cast<int64_t>(parameters_.size()), ranks = group_.size();
+  std::vector<at::Tensor> mine(parameters_.size());
+  // By parameter: how many entries, and how many of the dimensions are sparse.
+  at::Tensor own = at::full({count, 2}, kUnreached, at::kLong);
+  for (int64_t i = 0; i < count; ++i) {
+    const at::Tensor& gradient = parameters_[i].tensor.grad();
+    if (!reached[i] || !gradient.defined()) continue;
+    if (!gradient.is_sparse()) {
+      throw ConfigError(fmt::format(
+          "[ddp] the gradient of parameter '{}' on rank {} is dense, but it belongs to a layer "
+          "with sparse = true or is named in "
+          "DdpOptions::sparse: a table that is also used elsewhere needs sparse = false",
+          parameters_[i].name, group_.rank()));
+    }
+    mine[i] = gradient.coalesce();
+    own[i][0] = mine[i]._nnz();
+    own[i][1] = mine[i].sparse_dim();
+  }
+  at::Tensor all = at::empty({ranks, count, 2}, at::kLong);
+  group_.all_gather(all, own, {.tag = "sparse gradients: counts"}).wait();
+  for (int64_t i = 0; i < count; ++i) {
+    const at::Tensor nnz = all.select(1, i).select(1, 0).contiguous();
+    const int64_t sparse_dim = all.select(1, i).select(1, 1).max().item<int64_t>();
+    if (sparse_dim == kUnreached) continue;
+    std::vector<int64_t> counts(nnz.const_data_ptr<int64_t>(),
+                                nnz.const_data_ptr<int64_t>() + ranks);
+    parameters_[i].tensor.mutable_grad() =
+        sum(parameters_[i], mine[i], counts, sparse_dim).div_(divisor);
+  }
+}
+
+at::Tensor SparseGradients::sum(const Named& parameter, const at::Tensor& mine,
+                                const std::vector<int64_t>& counts, int64_t sparse_dim) const {
+  const at::Tensor& tensor = parameter.tensor;
+  const auto with_front = [](int64_t front, at::IntArrayRef rest) {
+    std::vector<int64_t> sizes{front};
+    sizes.insert(sizes.end(), rest.begin(), rest.end());
+    return sizes;
+  };
+  // Entries first, so that each rank's part is contiguous.
+  std::vector<at::Tensor> indices, values, reals;
+  for (const int64_t given : counts) {
+    const int64_t entries = std::max<int64_t>(given, 0);
+    indices.push_back(at::empty({entries, sparse_dim}, at::kLong));
+    values.push_back(at::empty(with_front(entries, tensor.sizes().slice(sparse_dim)),
+                               tensor.options().requires_grad(false)));
+    reals.push_back(as_real(values.back()));
+  }
+  const int own = group_.rank();
+  if (mine.defined()) {
+    indices[own].copy_(mine.indices().t());
+    values[own].copy_(mine.values());
+  }
+  group_.all_gather(indices, indices[own].clone(), {.tag = "sparse gradients: indices"}).wait();
+  group_.all_gather(reals, reals[own].clone(), {.tag = "sparse gradients: values"}).wait();
+  std::vector<at::Tensor> addends;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    addends.push_back(at::_sparse_coo_tensor_unsafe(indices[rank].t().contiguous(), values[rank],
+                                                    tensor.sizes(),
+                                                    values[rank].options().layout(at::kSparse),
+                                                    /*is_coalesced=*/true));
+  }
+  return tree_sum(addends, 0, addends.size());
+}
+
+}  // namespace lockstep::parallel

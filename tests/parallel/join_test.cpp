@@ -1,0 +1,203 @@
+// Ranks with unequal numbers of batches.
+#include "lockstep/parallel/join.h"
+
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/hooks.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+// Rank r of a world has r + 1 batches, the last rank of three none.
+int batches_of(int rank) { return rank == 2 ? 0 : rank + 1; }
+
+// What one process makes of it: each step sums the gradients of the ranks that have a batch.
+std::vector<at::Tensor> joined_reference(int ranks, Divisor divisor) {
+  Mlp net;
+  torch::optim::SGD sgd(net.parameters(), 0.1);
+  for (int step = 0;; ++step) {
+    std::vector<int> active;
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (step < batches_of(rank)) active.push_back(rank);
+    }
+    if (active.empty()) break;
+    sgd.zero_grad();
+    for (int rank : active) {
+      const double share =
+          1.0 / (divisor == Divisor::World ? ranks : static_cast<int>(active.size()));
+      (square_loss(net, rank, step) * share).backward();
+    }
+    sgd.step();
+  }
+  return net.parameters();
+}
+
+struct JoinCase {
+  int ranks;
+  Divisor divisor;
+  std::string backend;
+};
+
+class JoinWorlds : public ::testing::TestWithParam<JoinCase> {};
+INSTANTIATE_TEST_SUITE_P(
+    On, JoinWorlds,
+    ::testing::Values(JoinCase{1, Divisor::World, "auto"}, JoinCase{2, Divisor::World, "shm"},
+                      JoinCase{2, Divisor::Active, "shm"}, JoinCase{3, Divisor::World, "shm"},
+                      JoinCase{3, Divisor::Active, "shm"}, JoinCase{3, Divisor::Active, "gloo"},
+                      JoinCase{4, Divisor::World, "shm"}),
+    [](const auto& instance) {
+      return instance.param.backend + std::to_string(instance.param.ranks) +
+             (instance.param.divisor == Divisor::World ? "World" : "Active");
+    });
+
+TEST_P(JoinWorlds, B41_B42_EveryBatchCountsAndAllModelsEndAlike) {
+  spawn(GetParam().ranks,
+        [](World& world) {
+          Mlp net;
+          Ddp ddp(net, world.group(), {.bucket_bytes = {100}});
+          torch::optim::SGD sgd(net.parameters(), 0.1);
+          Join join({ddp}, {.divisor = GetParam().divisor});
+          for (int step = 0; step < batches_of(world.rank()); ++step) {
+            ddp.zero_grad();
+            square_loss(net, world.rank(), step).backward();
+            sgd.step();
+          }
+          join.finish();
+          const auto want = joined_reference(world.size(), GetParam().divisor);
+          for (size_t i = 0; i < want.size(); ++i)
+            EXPECT_TRUE(at::allclose(net.parameters()[i], want[i], 1e-5, 1e-6)) << i;
+          for (const auto& parameter : net.parameters()) {
+            at::Tensor least = parameter.detach().clone(), most = least.clone();
+            world.group().all_reduce(least, ReduceOp::Min).wait();
+            world.group().all_reduce(most, ReduceOp::Max).wait();
+            EXPECT_TRUE(at::equal(least, most));
+          }
+          // And on as before.
+          ddp.zero_grad();
+          square_loss(net, world.rank(), 9).backward();
+          EXPECT_TRUE(net.first->weight.grad().defined());
+        },
+        {.backend = GetParam().backend});
+}
+
+TEST(Join, B43_ThrowTellsAllRanksInTheStepThatIsUneven) {
+  spawn(3, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    Join join({ddp}, {.uneven = Uneven::Throw});
+    const int mine = world.rank() == 1 ? 2 : 5;
+    int done = 0;
+    EXPECT_THROW(
+        {
+          for (; done < mine; ++done) {
+            ddp.zero_grad();
+            square_loss(net, world.rank(), done).backward();
+          }
+          join.finish();
+        },
+        DataError);
+    EXPECT_EQ(done, 2);
+  });
+}
+
+TEST(Join, B43_ThrowSaysNothingWhenBatchesAreEqual) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    Join join({ddp}, {.uneven = Uneven::Throw});
+    square_loss(net, world.rank()).backward();
+    EXPECT_NO_THROW(join.finish());
+  });
+}
+
+struct Normed : torch::nn::Module {
+  Normed() {
+    torch::manual_seed(0);
+    norm = register_module("norm", torch::nn::BatchNorm1d(6));
+    head = register_module("head", torch::nn::Linear(6, 1));
+  }
+  at::Tensor forward(const at::Tensor& x) { return head(norm(x)); }
+  torch::nn::BatchNorm1d norm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+
+// Rank 0 is out of batches first, so its statistics must not become everybody's.
+TEST(Join, B44_BuffersComeFromARankThatStillTrains) {
+  for (const auto buffers : {Buffers::Broadcast, Buffers::Average, Buffers::None}) {
+    spawn(2, [&](World& world) {
+      Normed net;
+      Ddp ddp(net, world.group(), {.buffers = buffers});
+      Join join({ddp});
+      for (int step = 0; step < (world.rank() == 0 ? 1 : 4); ++step) {
+        ddp.zero_grad();
+        net.forward(input(world.rank(), step)).square().mean().backward();
+      }
+      join.finish();
+      EXPECT_EQ(net.norm->num_batches_tracked.item<int64_t>(), 4);
+    });
+  }
+}
+
+TEST(Join, B45_AShardedOptimizerStepsWithTheOthers) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    spawn(3,
+          [](World& world) {
+            Mlp net, usual;
+            Ddp ddp(net, world.group());
+            ZeroOptimizer adam(net.parameters(), world.group(),
+                               zero<FusedAdamW>(torch::optim::AdamWOptions(0.01)));
+            Join join({ddp, adam});
+            for (int step = 0; step < batches_of(world.rank()); ++step) {
+              ddp.zero_grad();
+              square_loss(net, world.rank(), step).backward();
+              adam.step();
+            }
+            join.finish();
+            // The longest rank alone, with everyone's gradients.
+            FusedAdamW all(usual.parameters(), torch::optim::AdamWOptions(0.01));
+            for (int step = 0; step < 2; ++step) {
+              all.zero_grad();
+              for (int rank = 0; rank < 3; ++rank) {
+                if (step < batches_of(rank)) (square_loss(usual, rank, step) / 3).backward();
+              }
+              all.step();
+            }
+            for (size_t i = 0; i < net.parameters().size(); ++i) {
+              EXPECT_TRUE(at::allclose(net.parameters()[i], usual.parameters()[i], 1e-5, 1e-6))
+                  << i;
+            }
+          },
+          {.backend = backend});
+  }
+}
+
+TEST(Join, B45_TwoModels) {
+  spawn(2, [](World& world) {
+    Mlp one(1), two(2);
+    Ddp first(one, world.group()), second(two, world.group());
+    Join join({first, second});
+    for (int step = 0; step <= 2 * world.rank(); ++step) {
+      square_loss(one, world.rank(), step).backward();
+      square_loss(two, world.rank(), step).backward();
+    }
+    join.finish();
+    EXPECT_EQ(first.log().pass_count, second.log().pass_count + 1);  // the one that found nobody
+    EXPECT_EQ(second.log().pass_count, 3);
+  });
+}
+
+TEST(Join, AHookThatIsSilentCannotJoin) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group(),
+            {.hook = std::make_shared<LocalSgd>(LocalSgdOptions{.start_iteration = 0})});
+    Join join({ddp});
+    EXPECT_THROW(square_loss(net, world.rank()).backward(), ConfigError);
+    EXPECT_THROW(Join({}), ConfigError);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,193 @@
+// An optimizer divided over the ranks has the bits of the whole one.
+#include "lockstep/parallel/zero_optimizer.h"
+
+#include <sstream>
+
+#include "lockstep/parallel/fused_adam.h"
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using torch::optim::AdamOptions, torch::optim::AdamWOptions, torch::optim::SGDOptions;
+
+// Larger than a cut's grid, so that parameters are divided within.
+struct Wide : torch::nn::Module {
+  explicit Wide(at::ScalarType dtype = at::kFloat) {
+    torch::manual_seed(0);
+    first = register_module("first", torch::nn::Linear(6, 900));
+    second = register_module("second", torch::nn::Linear(900, 3));
+    to(dtype);
+    // A parameter whose memory is not in the order of its indices.
+    const at::NoGradGuard no_grad;
+    second->weight.set_data(second->weight.t().contiguous().t());
+  }
+  at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+
+at::Tensor wide_loss(Wide& net, int rank, int step) {
+  return net.forward(input(rank, step).to(net.first->weight.scalar_type())).square().mean();
+}
+
+struct ZeroCase {
+  int ranks;
+  std::string backend;
+};
+
+class ZeroWorlds : public ::testing::TestWithParam<ZeroCase> {};
+INSTANTIATE_TEST_SUITE_P(On, ZeroWorlds,
+                         ::testing::Values(ZeroCase{1, "auto"}, ZeroCase{2, "shm"},
+                                           ZeroCase{3, "shm"}, ZeroCase{4, "shm"},
+                                           ZeroCase{2, "gloo"}, ZeroCase{3, "gloo"}),
+                         [](const auto& instance) {
+                           return instance.param.backend + std::to_string(instance.param.ranks);
+                         });
+
+TEST_P(ZeroWorlds, HasTheBitsOfTheWholeOptimizer) {
+  spawn(GetParam().ranks,
+        [](World& world) {
+          const auto compare = [&](const ZeroOptimizer::Make& make, at::ScalarType dtype) {
+            Wide net(dtype), usual(dtype);
+            Ddp ddp(net, world.group()), other(usual, world.group());
+            ZeroOptimizer zero(net.parameters(), world.group(), make);
+            const auto whole = make({torch::optim::OptimizerParamGroup(usual.parameters())});
+            for (int step = 0; step < 5; ++step) {
+              ddp.zero_grad();
+              wide_loss(net, world.rank(), step).backward();
+              zero.step();
+              other.zero_grad();
+              wide_loss(usual, world.rank(), step).backward();
+              whole->step();
+            }
+            expect_equal(net.parameters(), usual.parameters());
+            EXPECT_EQ(zero.shares_parameters(), GetParam().backend == "shm");
+          };
+          compare(zero<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9)), at::kFloat);
+          compare(zero<torch::optim::AdamW>(AdamWOptions(0.01)), at::kFloat);
+          compare(zero<torch::optim::Adam>(AdamOptions(0.01).weight_decay(0.1)), at::kDouble);
+          compare(zero<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)), at::kFloat);
+          compare(zero<FusedAdam>(AdamOptions(0.01)), at::kFloat);
+          compare(zero<FusedAdamW>(AdamWOptions(0.01)), at::kBFloat16);
+        },
+        {.backend = GetParam().backend});
+}
+
+TEST(Zero, EachRankHoldsItsPartOfTheState) {
+  spawn(3, [](World& world) {
+    Wide net;
+    ZeroOptimizer zero_adam(net.parameters(), world.group(), zero<FusedAdam>(AdamOptions(0.01)));
+    int64_t whole = 0;
+    for (const auto& parameter : net.parameters()) whole += parameter.numel();
+    at::Tensor own = torch::tensor({zero_adam.own_elements()});
+    EXPECT_LE(std::abs(own.item<int64_t>() - whole / 3), 1100);
+    world.group().all_reduce(own).wait();
+    EXPECT_EQ(own.item<int64_t>(), whole);
+  });
+}
+
+TEST(Zero, GroupsKeepTheirOptions) {
+  spawn(2, [](World& world) {
+    const auto groups_of = [](Wide& net) {
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      groups.emplace_back(std::vector<at::Tensor>{net.first->weight, net.first->bias},
+                          std::make_unique<SGDOptions>(0.5));
+      groups.emplace_back(std::vector<at::Tensor>{net.second->weight, net.second->bias},
+                          std::make_unique<SGDOptions>(0.01));
+      return groups;
+    };
+    Wide net, usual;
+    Ddp ddp(net, world.group()), other(usual, world.group());
+    ZeroOptimizer divided(groups_of(net), world.group(), zero<torch::optim::SGD>(SGDOptions(0.1)));
+    torch::optim::SGD whole(groups_of(usual), SGDOptions(0.1));
+    for (int step = 0; step < 3; ++step) {
+      // As a scheduler does.
+      for (auto* optimizer :
+           {&divided.optimizer(), static_cast<torch::optim::Optimizer*>(&whole)}) {
+        optimizer->param_groups()[1].options().set_lr(0.02 * step);
+      }
+      ddp.zero_grad();
+      wide_loss(net, world.rank(), step).backward();
+      divided.step();
+      other.zero_grad();
+      wide_loss(usual, world.rank(), step).backward();
+      whole.step();
+    }
+    expect_equal(net.parameters(), usual.parameters());
+  });
+}
+
+TEST(Zero, AParameterWithoutAGradientIsLeftAlone) {
+  spawn(2, [](World& world) {
+    Wide net;
+    ZeroOptimizer sgd(net.parameters(), world.group(), zero<torch::optim::SGD>(SGDOptions(0.1)));
+    const at::Tensor before = net.second->weight.detach().clone();
+    net.first->weight.sum().backward();
+    sgd.step();
+    EXPECT_TRUE(at::equal(net.second->weight, before));
+    sgd.zero_grad();
+    EXPECT_FALSE(net.first->weight.grad().defined());
+  });
+}
+
+TEST(Zero, ResumesToTheSameBits) {
+  spawn(2, [](World& world) {
+    const auto train = [&](Wide& net, ZeroOptimizer& optimizer, int from, int to) {
+      for (int step = from; step < to; ++step) {
+        optimizer.zero_grad();
+        wide_loss(net, 0, step).backward();
+        optimizer.step();
+      }
+    };
+    Wide net, resumed;
+    const auto make = zero<FusedAdamW>(AdamWOptions(0.01));
+    ZeroOptimizer adam(net.parameters(), world.group(), make);
+    train(net, adam, 0, 3);
+    std::stringstream model, state;
+    torch::serialize::OutputArchive model_out, state_out;
+    net.save(model_out);
+    model_out.save_to(model);
+    adam.save(state_out);
+    state_out.save_to(state);
+    train(net, adam, 3, 5);
+
+    ZeroOptimizer again(resumed.parameters(), world.group(), make);
+    torch::serialize::InputArchive model_in, state_in;
+    model_in.load_from(model);
+    resumed.load(model_in);
+    state_in.load_from(state);
+    again.load(state_in);
+    train(resumed, again, 3, 5);
+    expect_equal(resumed.parameters(), net.parameters());
+
+    const Group alone = world.group().split(world.rank());
+    Wide other;
+    ZeroOptimizer whole(other.parameters(), alone, make);
+    torch::serialize::InputArchive once_more;
+    state.seekg(0);
+    once_more.load_from(state);
+    EXPECT_THROW(whole.load(once_more), ConfigError);
+  });
+}
+
+TEST(Zero, RefusesWhatItCannotDivide) {
+  spawn(2, [](World& world) {
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(8, 2).sparse(true));
+    ZeroOptimizer sgd(table->parameters(), world.group(), zero<torch::optim::SGD>(SGDOptions(0.1)));
+    table->forward(torch::tensor({1})).sum().backward();
+    const at::Tensor before = table->weight.detach().clone();
+    EXPECT_THROW(sgd.step(), ConfigError);
+    EXPECT_TRUE(at::equal(table->weight, before));
+    EXPECT_THROW(ZeroOptimizer(std::vector<at::Tensor>{}, world.group(),
+                               zero<torch::optim::SGD>(SGDOptions(0.1))),
+                 ConfigError);
+    torch::nn::Linear net(2, 2);
+    EXPECT_THROW(ZeroOptimizer(net->parameters(), world.group(),
+                               zero<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1))),
+                 ConfigError);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
