@@ -1,0 +1,98 @@
+"""Steps of a transformer and of a perceptron, beside Python DDP and beside a bare loop of our own."""
+import json
+
+
+def steps_of(bench, model, full):
+    """Fewer steps when only looking whether it runs."""
+    count = 3 if bench.args.check else full
+    return ["--model", model, "--steps", str(count), "--warmup", "1" if bench.args.check else "5"]
+
+
+def ours(bench, ranks, *flags):
+    return json.loads(bench.launched(ranks, bench.program("bench_train_step"), *flags))
+
+
+def rate(runs):
+    return [run["samples_per_s"] for run in runs]
+
+
+def transformer(bench):
+    """The same model, data and AdamW as peers/transformer.py."""
+    few = ["--steps", "3", "--warmup", "1"] if bench.args.check else ["--steps", "20", "--warmup", "5"]
+    mine = lambda ranks, *flags: lambda: ours(bench, ranks, *steps_of(bench, "gpt", 20), *flags)
+    peer = lambda ranks, *flags: lambda: bench.peer("transformer.py", ranks, *few, *flags)
+    names = ["one", "bare", "two", "apart", "py_one", "py_two", "py_tuned"]
+    runs = dict(zip(names, bench.alternating(
+        mine(1), mine(1, "--mode", "bare"), mine(2, "--optimizer", "zero"), mine(2, "--mode", "bare"),
+        peer(1), peer(2), peer(2, "--adamw", "fused", "--bucket-view", "--static-graph"))))
+    row = lambda name, a, b, bar=None: bench.row(name, rate(runs[a]), rate(runs[b]), "samples/s", bar, lower_is_better=False)
+    row("transformer fp32, 1 rank / Python", "one", "py_one", 0.99)
+    row("transformer fp32, 1 rank with Ddp / a bare loop of ours", "one", "bare", 0.99)
+    row("transformer fp32, 2 ranks / Python DDP as it comes", "two", "py_two", 1.1)
+    row("transformer fp32, 2 ranks / Python DDP, best-tuned", "two", "py_tuned", 1.02)
+    row("transformer fp32, 2 ranks / two independent ones of ours", "two", "apart", 0.985)
+    row("transformer fp32, 2 ranks / 1 rank of ours", "two", "one")
+
+
+def bfloat16(bench):
+    """Which speed-up the narrower dtype gives, here and there."""
+    few = ["--steps", "3", "--warmup", "1"] if bench.args.check else ["--steps", "12", "--warmup", "4"]
+    mine = lambda *flags: lambda: ours(bench, 1, *steps_of(bench, "gpt", 12), *flags)
+    peer = lambda *flags: lambda: bench.peer("transformer.py", 1, *few, "--adamw", "fused", *flags)
+    wide, narrow, py_wide, py_narrow = bench.alternating(mine(), mine("--dtype", "bf16"), peer(), peer("--dtype", "bf16"))
+    gain = lambda fast, slow: [f / s for f, s in zip(rate(fast), rate(slow))]
+    bench.row("transformer, speed-up of bf16 over fp32 / Python's", gain(narrow, wide), gain(py_narrow, py_wide), "x", 1,
+              lower_is_better=False)
+
+
+def bare_loop(bench):
+    one, bare = bench.alternating(lambda: ours(bench, 1, *steps_of(bench, "mlp", 2000), "--batch", "64"),
+                                  lambda: ours(bench, 1, *steps_of(bench, "mlp", 2000), "--batch", "64", "--mode", "bare"))
+    bench.row("perceptron, 1 rank with Ddp / a bare loop of ours", rate(one), rate(bare), "samples/s", 0.99, lower_is_better=False)
+
+
+def optimizer(bench):
+    def run():
+        return json.loads(bench.run([bench.program("bench_optimizer")]))
+
+    (runs,) = bench.alternating(run)
+    column = lambda name: [r[name] for r in runs]
+    bench.row("AdamW over 16 Mi parameters, fused / torch::optim", column("fused_ms"), column("torch_ms"), "ms", 5)
+    bench.row("AdamW over 16 Mi parameters, fused / memory floor", column("fused_ms"), column("floor_ms"), "ms", 1.2, upper=True)
+
+
+def divided_optimizer(bench):
+    flags = steps_of(bench, "gpt", 12)
+    whole, divided = bench.alternating(lambda: ours(bench, 2, *flags), lambda: ours(bench, 2, *flags, "--optimizer", "zero"))
+    bench.row("transformer, 2 ranks, update: divided / replicated", [r["update_us"] for r in divided],
+              [r["update_us"] for r in whole], "us", 0.6, upper=True)
+
+
+def accumulation(bench):
+    """Communication per batch, with one exchange for every batch and with one for every four."""
+    flags = [*steps_of(bench, "mlp", 800), "--batch", "64", "--optimizer", "zero"]
+    each, fourth = bench.alternating(lambda: ours(bench, 2, *flags),
+                                     lambda: ours(bench, 2, *flags, "--accumulate", "4"))
+    bench.row("perceptron, 2 ranks, accumulation 4: communication", [r["communication_us"] / 4 for r in fourth],
+              [r["communication_us"] for r in each], "us/batch", 0.25 * 1.1, upper=True)
+
+
+def scaling(bench):
+    """Weak: the batch per rank stays. Strong: the batch of all ranks stays."""
+    print("\n  scaling              ranks   samples/s   of ideal   step us   compute   waiting and reducing   overlapped")
+    for model, batch in (("mlp", 64), ("gpt", 8)):
+        flags = [*steps_of(bench, model, 800 if model == "mlp" else 8), "--optimizer", "zero"]
+        for kind in ("weak", "strong"):
+            first = None
+            for ranks in (1, 2, 4):
+                size = batch if kind == "weak" else batch // ranks
+                run = ours(bench, ranks, *flags, "--batch", str(size))
+                first = first or run["samples_per_s"]
+                exposed, overlap = run.get("exposed_us", 0), run.get("overlap_us", 0)
+                print(f"  {model + ', ' + kind:20} {ranks:5} {run['samples_per_s']:11.0f} {run['samples_per_s'] / first / ranks:10.2f} "
+                      f"{run['step_us']:9.0f} {run['step_us'] - exposed:9.0f} {exposed:22.0f} {overlap:12.0f}")
+    print(f"  ({len(bench.cores())} cores)\n")
+
+
+FIGURES = {"transformer": transformer, "bfloat16": bfloat16, "bare": bare_loop, "optimizer": optimizer,
+           "divided": divided_optimizer, "accumulation": accumulation, "scaling": scaling}
