@@ -44,6 +44,10 @@ endif()
 add_library(lockstep_flags INTERFACE)
 target_compile_options(lockstep_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                        -Wno-missing-field-initializers -Werror)
+if(LOCKSTEP_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+  # Meant for headers, which to this warning all sources of a unity build are.
+  target_compile_options(lockstep_flags INTERFACE -Wno-subobject-linkage)
+endif()
 
 # lockstep_precompile(TARGET): shares one precompiled torch/torch.h among all targets that include it.
 function(lockstep_precompile target)

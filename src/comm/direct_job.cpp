@@ -12,8 +12,6 @@ namespace {
 // instead of two.
 constexpr int64_t kOneShot = 16 << 10;
 
-char* data_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
-
 DirectJob all_reduce_job(const Request& request, int rank, int size) {
   const at::Tensor& tensor = request.outputs[0];
   const auto bytes = static_cast<int64_t>(tensor.nbytes());

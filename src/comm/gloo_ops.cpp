@@ -95,8 +95,6 @@ bool moves_nothing(const Request& request) {
   }
 }
 
-char* data_of(const at::Tensor& tensor) { return static_cast<char*>(tensor.data_ptr()); }
-
 }  // namespace
 
 GlooCall GlooOps::launch(const Request& request, uint32_t checksum,

@@ -17,12 +17,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// An empty tensor may have no address, but is a buffer all the same.
-char* data_of(const at::Tensor& tensor) {
-  static char nothing[64];
-  return tensor.numel() == 0 ? nothing : static_cast<char*>(tensor.data_ptr());
-}
-
 Piece piece_of(const at::Tensor& tensor) { return {data_of(tensor), static_cast<int64_t>(tensor.nbytes())}; }
 
 // One contiguous tensor as `count` equal parts, or the list as it is.

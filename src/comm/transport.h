@@ -35,6 +35,9 @@ std::string_view name_of(at::ScalarType dtype);
 // Whether the collective combines elements.
 bool reduces(Collective what);
 
+// Where the elements are; some valid address for an empty tensor, too.
+char* data_of(const at::Tensor& tensor);
+
 // One call, checked by Group: tensors contiguous and of one dtype, on the CPU, lists of the right length, peer in range.
 //   AllReduce, Reduce, Broadcast   outputs[0], in place (inputs empty)
 //   ReduceScatter                  outputs[0]; inputs: one contiguous tensor of all parts, or size() tensors
