@@ -161,5 +161,26 @@ TEST(Ddp, B61_ASecondDdpMayFollowAFirst) {
   });
 }
 
+TEST(Ddp, B62_AModuleMovesToAnotherGroup) {
+  spawn(4, [](World& world) {
+    const Group pair = world.group().split(world.rank() / 2);
+    Mlp net;
+    {
+      Ddp ddp(net, world.group());
+      square_loss(net, world.rank()).backward();
+    }
+    Ddp ddp(net, pair);
+    ddp.zero_grad();
+    square_loss(net, world.rank()).backward();
+    Mlp first, second;
+    square_loss(first, world.rank() / 2 * 2).backward();
+    square_loss(second, world.rank() / 2 * 2 + 1).backward();
+    for (size_t i = 0; i < gradients(net).size(); ++i) {
+      EXPECT_TRUE(at::equal(gradients(net)[i], (gradients(first)[i] + gradients(second)[i]) / 2))
+          << i;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

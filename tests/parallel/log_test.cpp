@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/parallel/ddp_log.h"
+#include "lockstep/parallel/hooks.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 
@@ -80,6 +81,15 @@ TEST(DdpLog, B60_KeepsTheLastPassesOnly) {
       net->forward(at::ones({1, 1})).sum().backward();
     EXPECT_EQ(ddp.log().passes.size(), DdpLog::kPasses);
     EXPECT_EQ(ddp.log().pass_count, static_cast<int64_t>(DdpLog::kPasses) + 10);
+  });
+}
+
+TEST(DdpLog, B60_NamesTheHook) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group(), {.hook = std::make_shared<CastHook>(at::kBFloat16)});
+    EXPECT_EQ(ddp.log().hook, "cast to BFloat16");
+    EXPECT_THAT(ddp.log().summary(), ::testing::HasSubstr("cast to BFloat16"));
   });
 }
 
