@@ -111,10 +111,10 @@ void Reducer::arrived(size_t parameter) {
   while (is_due(launched_)) launch(launched_);
 }
 
-// The last bucket carries the flags of all parameters.
+// The last bucket carries the flags of all parameters, and waits for the end of backward(): whoever
+// has its average knows that no rank computes any more.
 bool Reducer::is_due(size_t bucket) const {
-  return bucket < buckets_.size() && waiting_[bucket] == 0 &&
-         (bucket + 1 < buckets_.size() || all_ready());
+  return bucket + 1 < buckets_.size() && waiting_[bucket] == 0;
 }
 
 void Reducer::begin() {

@@ -82,6 +82,7 @@ struct ZeroOptimizer::State {
   void lay_out();
   void own_portions(const Flat& flat);
   bool is_elsewhere(size_t parameter) const;
+  bool any_elsewhere() const;
   void copy_in();
   void alias();
   std::vector<OptimizerParamGroup> own_groups(std::vector<OptimizerParamGroup>& groups);
@@ -130,6 +131,13 @@ void ZeroOptimizer::State::own_portions(const Flat& flat) {
 // At the start, and again after a module was loaded: that gives its parameters memory of their own.
 bool ZeroOptimizer::State::is_elsewhere(size_t parameter) const {
   return parameters[parameter].const_data_ptr() != places[parameter].const_data_ptr();
+}
+
+bool ZeroOptimizer::State::any_elsewhere() const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (is_elsewhere(i)) return true;
+  }
+  return false;
 }
 
 void ZeroOptimizer::State::copy_in() {
@@ -259,10 +267,11 @@ void ZeroOptimizer::step() {
   }
   state.check_gradients();
   state.point_to_gradients();
-  state.copy_in();
-  // Some rank may still be reading the parameters in its backward().
-  if (state.shared) state.group.barrier({.tag = "zero: step"}).wait();
-  state.alias();
+  if (state.any_elsewhere()) {
+    state.copy_in();
+    state.group.barrier({.tag = "zero: loaded"}).wait();
+    state.alias();
+  }
   state.optimizer->step();
   state.spread();
 }

@@ -1,9 +1,14 @@
-"""Trains the tests' Mlp with Python DDP over Gloo, two forked ranks, 50 steps, one thread each.
+"""Trains the tests' Mlp in Python over Gloo, one thread a rank.
 
-usage: python_peer.py sgd|adam|adamw
-Prints the hash of the initial parameters, then for each step the two ranks' losses, then the hash of the final parameters.
+usage: python_peer.py RANKS [CASE...]   CASE: sgd|adam|adamw, plain|accumulate|clip, as "adamw-clip"
+       Starts RANKS processes under DistributedDataParallel. Prints for each case the hash of the initial parameters, then for each
+       step the ranks' losses, then the hash of the final parameters.
+usage: python_peer.py mixed CASE
+       Is one rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) of a group whose others need not be Python: averages the gradients by one
+       all_reduce a step. Exits with 0 when all ranks end with the same parameters.
 """
 
+import contextlib
 import os
 import sys
 import tempfile
@@ -12,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-RANKS = 2
-STEPS = 50
+STEPS = 100
 
 
 def make_net():
@@ -39,40 +43,78 @@ def fnv1a(parameters):
     return value
 
 
-def batch(rank, step):
-    return torch.randn((4, 6), generator=torch.Generator().manual_seed(1000 * step + rank))
+def loss_of(net, rank, step):
+    batch = torch.randn((4, 6), generator=torch.Generator().manual_seed(1000 * step + rank))
+    return net(batch).square().mean()
 
 
-def main(rank, meeting_place, optimizer_name):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=rank, world_size=RANKS)
+def train(rank, ranks, case):
+    optimizer_name, mode = case.split("-")
     net = make_net()
     initial = fnv1a(net.parameters())
-    ddp = DistributedDataParallel(net)
+    ddp = DistributedDataParallel(net) if ranks > 1 else net
     optimizer = make_optimizer(optimizer_name, net.parameters())
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = ddp(batch(rank, step)).square().mean()
+        if mode == "accumulate":
+            with ddp.no_sync() if ranks > 1 else contextlib.nullcontext():
+                loss_of(ddp, rank, STEPS + step).backward()
+        loss = loss_of(ddp, rank, step)
         loss.backward()
+        if mode == "clip":
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
         optimizer.step()
         losses.append(loss.item())
-    everyone = [None] * RANKS
-    dist.all_gather_object(everyone, losses)
+    everyone = [losses] * ranks
+    if ranks > 1:
+        dist.all_gather_object(everyone, losses)
     if rank == 0:
         print(initial)
         for of_step in zip(*everyone):
             print(*(f"{loss:.17g}" for loss in of_step))
         print(fnv1a(net.parameters()), flush=True)
-    dist.destroy_process_group()
+
+
+def mixed(case):
+    dist.init_process_group("gloo")
+    net = make_net()
+    optimizer = make_optimizer(case.split("-")[0], net.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(net, dist.get_rank(), step).backward()
+        flat = torch.cat([p.grad.flatten() for p in net.parameters()])
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        for p, part in zip(net.parameters(), flat.split([p.numel() for p in net.parameters()])):
+            p.grad.copy_(part.view_as(p))
+        optimizer.step()
+    own = torch.cat([p.detach().flatten() for p in net.parameters()])
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    return 0 if all(torch.equal(part, own) for part in parts) else 1
+
+
+def ranks_of(count, cases):
+    with tempfile.TemporaryDirectory() as folder:
+        rank, children = 0, []
+        for other in range(1, count):
+            child = os.fork()
+            if child == 0:
+                rank, children = other, []
+                break
+            children.append(child)
+        if count > 1:
+            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
+        for case in cases:
+            train(rank, count, case)
+        if rank > 0:
+            os._exit(0)
+        return max([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], default=0)
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        place = os.path.join(folder, "store")
-        child = os.fork()
-        main(1 if child == 0 else 0, place, sys.argv[1])
-        if child == 0:
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status))  # the interpreter's own exit races libtorch's threads and sometimes aborts
+    torch.set_num_threads(1)
+    status = mixed(sys.argv[2]) if sys.argv[1] == "mixed" else ranks_of(int(sys.argv[1]), sys.argv[2:])
+    sys.stdout.flush()
+    os._exit(status)  # the interpreter's own exit races libtorch's threads and sometimes aborts

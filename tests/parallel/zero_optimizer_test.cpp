@@ -134,9 +134,10 @@ TEST(Zero, AParameterWithoutAGradientIsLeftAlone) {
 TEST(Zero, ResumesToTheSameBits) {
   spawn(2, [](World& world) {
     const auto train = [&](Wide& net, ZeroOptimizer& optimizer, int from, int to) {
+      Ddp ddp(net, world.group());
       for (int step = from; step < to; ++step) {
         optimizer.zero_grad();
-        wide_loss(net, 0, step).backward();
+        wide_loss(net, world.rank(), step).backward();
         optimizer.step();
       }
     };

@@ -79,10 +79,11 @@ class [[nodiscard]] Hold {
 };
 
 // Attaches to a module, which stays what it is: same type, same names, same forward. From then on,
-// when backward() returns, every gradient it accumulated into is the average over the ranks, or it
-// threw (CommError: a rank failed, disagreed or came late, and the group is dead; ConfigError: see
-// below). After a throw the gradients are unspecified: zero_grad() before the next backward. When
-// the group has one rank nothing is attached and nothing costs.
+// when backward() returns, it has returned or is about to on every rank, and every gradient it
+// accumulated into is the average over the ranks; or it threw (CommError: a rank failed, disagreed
+// or came late, and the group is dead; ConfigError: see below). After a throw the gradients are
+// unspecified: zero_grad() before the next backward. When the group has one rank nothing is
+// attached and nothing costs.
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
 // same order for several models on one group. A rank whose loss reaches no parameter does not take

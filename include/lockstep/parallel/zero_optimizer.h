@@ -46,9 +46,11 @@ class ZeroOptimizer : public Joinable {
   ZeroOptimizer(ZeroOptimizer&&) noexcept;
   ZeroOptimizer& operator=(ZeroOptimizer&&) = delete;
 
-  // Updates all parameters; every rank calls it. A parameter without a gradient is left as it is;
-  // all ranks must agree on which those are. Throws CommError, and ConfigError for a sparse
-  // gradient before anything changed.
+  // Updates all parameters; every rank calls it, after a backward() under Ddp or another collective
+  // of all that follows this rank's last look at the parameters (their memory may be the other
+  // ranks', which do not wait again). A parameter without a gradient is left as it is; all ranks
+  // must agree on which those are. Throws CommError, and ConfigError for a sparse gradient before
+  // anything changed.
   void step();
   // Makes all gradients undefined.
   void zero_grad();
