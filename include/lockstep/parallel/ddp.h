@@ -79,7 +79,7 @@ class [[nodiscard]] Hold {
 };
 
 // Attaches to a module, which stays what it is: same type, same names, same forward. From then on,
-// when backward() returns, it has returned or is about to on every rank, and every gradient it
+// when backward() returns, no rank is computing in its own any more, and every gradient it
 // accumulated into is the average over the ranks; or it threw (CommError: a rank failed, disagreed
 // or came late, and the group is dead; ConfigError: see below). After a throw the gradients are
 // unspecified: zero_grad() before the next backward. When the group has one rank nothing is
