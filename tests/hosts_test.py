@@ -111,6 +111,29 @@ def test_a_failed_rank_is_named_on_both_hosts(folder):
         hosts.expect_nothing_left()
 
 
+def test_ranks_of_other_hosts_know_at_once(folder):
+    with Hosts(folder, 2) as hosts:
+        watch = f"test $GROUP_RANK = 1 && exec tail -f /dev/null; exec {BIN}/test_launch rank watch"
+        launchers = both(hosts, watch)
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        start = time.monotonic()
+        hosts.on(2, "pkill", "-KILL", "-o", "-x", "tail")
+        launchers[0].await_text(r"rank [01]\] rank 1 (runs|exited)")
+        report(f"SIGKILL of a rank: known to those of the other host after {time.monotonic() - start:.3f} s")
+        launchers[0].expect(137, "rank 2 on host2 was killed by SIGKILL")
+
+
+def test_ranks_that_wait_for_a_lost_host_say_which(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, [BIN / "linear_regression", "--epochs", "1000000"])
+        await_training(hosts)
+        hosts.do("cut", 2)
+        launchers[0].expect(1, r"^\[rank [01]\] .*was given up \(host2 .* was lost: no sign of life for 1 s")
+        launchers[1].expect(1, "lost the way to the coordinator at host1:29400")
+        hosts.expect_nothing_left()
+
+
 def test_ranks_that_ignore_sigterm_end_on_every_host(folder):
     with Hosts(folder, 2) as hosts:
         launchers = both(hosts, "trap '' TERM; test $RANK = 0 && exit 3; while :; do sleep 1000; done")

@@ -150,7 +150,10 @@ void GlooState::await(const WireWork& work, GlooStep& step) {
         return;
       }
     }
-    if (launcher_reports()) fail(step, "was given up");
+    if (launcher_reports()) {
+      const std::string why = control_->reason();
+      fail(step, why.empty() ? "was given up" : fmt::format("was given up ({})", why));
+    }
     if (left.count() == 0) fail(step, fmt::format("timed out after {}", text_of(step.timeout)));
     if (!step.looked && steady_clock::now() - step.start > kLongWait) look(step);
   }

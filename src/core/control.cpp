@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -20,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-constexpr uint64_t kMagic = 0x3130'6c74'636b'6c00;  // "\0lkctl01", read as a little-endian number
+constexpr uint64_t kMagic = 0x3230'6c74'636b'6c00;  // "\0lkctl02", read as a little-endian number
 constexpr uint32_t kEnded = 1u << 31;               // above every bit of a wait status
 constexpr int kMostRanks = 1 << 16;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
@@ -34,6 +35,8 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEA
 struct Control::Segment {
   uint64_t magic;
   uint32_t local_ranks;
+  std::atomic<uint32_t> reason_bytes;  // written after them
+  char reason[256];
   alignas(64) std::atomic<uint32_t> epoch;    // a line of its own: every waiting rank polls it
   alignas(64) std::atomic<uint32_t> ends[1];  // one per rank: 0, or kEnded | wait status
 
@@ -140,6 +143,18 @@ void Control::record_exit(int local_rank, int wait_status) {
   check_rank(local_rank);
   writable().ends[local_rank].store(kEnded | static_cast<uint32_t>(wait_status),
                                     std::memory_order_release);
+}
+
+void Control::explain(std::string_view reason) {
+  Segment& segment = writable();
+  if (segment.reason_bytes.load(std::memory_order_relaxed) != 0) return;
+  const size_t bytes = reason.copy(segment.reason, sizeof segment.reason - 1);
+  segment.reason_bytes.store(static_cast<uint32_t>(bytes), std::memory_order_release);
+}
+
+std::string Control::reason() const {
+  const size_t bytes = segment_->reason_bytes.load(std::memory_order_acquire);
+  return {segment_->reason, std::min(bytes, sizeof segment_->reason)};
 }
 
 void Control::raise_epoch() { writable().epoch.fetch_add(1, std::memory_order_release); }

@@ -96,28 +96,27 @@ void Coordinator::on(const Ready& ready, Time now) {
   host.store_port = ready.store_port;
   const bool over = phase_ == Phase::Gathering || phase_ == Phase::Ended;
   if (ran && ready.failure && !over) {
-    failures_.emplace_back(now - ready.failure->ago, *ready.failure);
+    // It knows more by now than when it said that one of its ranks had failed.
+    std::erase_if(failures_, [&](const Event& event) { return event.host == ready.id; });
+    note(ready.id, *ready.failure, now);
   }
   if (phase_ == Phase::Gathering) return consider_start(now);
   if (phase_ == Phase::Stopping) return settle(now);
   if (phase_ != Phase::Running) return;
   if (ran) {
     std::string what = host.join.host + " has stopped by itself";
-    if (!ready.failure) failures_.emplace_back(now, Failure{.what = what});
-    stop(std::nullopt, ready.failure ? ready.failure->what : what, now);
+    if (!ready.failure) note(ready.id, Failure{.what = what}, now);
+    stop(ready.failure ? ready.failure->what : what, now);
     settle(now);
   } else if (seated_.size() < static_cast<size_t>(terms_.max_nodes) && in(State::Done) == 0) {
-    stop(std::nullopt, host.join.host + " joins", now);
+    stop(host.join.host + " joins", now);
   }
 }
 
 void Coordinator::on(const Failed& failed, Time now) {
   if (!has_seat(failed.id) || failed.epoch != epoch_) return;
-  if (phase_ == Phase::Running) {
-    stop(failed.failure, failed.failure.what, now);
-  } else if (phase_ == Phase::Stopping) {
-    failures_.emplace_back(now - failed.failure.ago, failed.failure);
-  }
+  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(failed.id, failed.failure, now);
+  if (phase_ == Phase::Running) stop(failed.failure.what, now);
 }
 
 void Coordinator::on(const Done& done, Time) {
@@ -131,9 +130,9 @@ void Coordinator::on(const Done& done, Time) {
 }
 
 void Coordinator::interrupt(const Failure& failure, Time now) {
-  if (phase_ == Phase::Running) return stop(failure, failure.what, now);
   if (phase_ == Phase::Gathering) return end(failure.status, failure.what);
-  if (phase_ == Phase::Stopping) failures_.emplace_back(now, failure);
+  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(0, failure, now);
+  if (phase_ == Phase::Running) stop(failure.what, now);
 }
 
 void Coordinator::lost(NodeId id, bool silent, Time now) {
@@ -165,11 +164,8 @@ void Coordinator::remove(NodeId id, Time fence, const std::string& how, Time now
     const Failure failure{
         .kind = Failure::Kind::Lost,
         .what = fmt::format("{} ({}) was lost: {}", host.join.host, host.join.address, how)};
-    if (phase_ == Phase::Running) {
-      stop(failure, failure.what, now);
-    } else if (phase_ == Phase::Stopping) {
-      failures_.emplace_back(now, failure);
-    }
+    if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(id, failure, now);
+    if (phase_ == Phase::Running) stop(failure.what, now);
   }
   // Whoever is below it has lost the way to us, too. A launcher whose own lease has run out lets go
   // of its children, whose leases run out in turn.
@@ -193,12 +189,19 @@ void Coordinator::drop_unattached(Time now) {
   for (const NodeId id : gone) remove(id, now, "it has not attached", now);
 }
 
-void Coordinator::stop(const std::optional<Failure>& failure, const std::string& why, Time now) {
-  if (failure) failures_.emplace_back(now - failure->ago, *failure);
-  const bool signalled = failure && failure->kind == Failure::Kind::Signalled;
+void Coordinator::note(NodeId host, const Failure& failure, Time now) {
+  failures_.push_back({now - failure.ago, host, failure});
+}
+
+void Coordinator::stop(const std::string& why, Time now) {
+  const auto is_signal = [](const Event& event) {
+    return event.failure.kind == Failure::Kind::Signalled;
+  };
+  const auto signal = std::find_if(failures_.begin(), failures_.end(), is_signal);
+  const bool signalled = signal != failures_.end();
   phase_ = Phase::Stopping;
   stop_until_ = now + timing_.lease + (signalled ? timing_.stop_after_signal : timing_.stop);
-  broadcasts_.push_back(Stop{epoch_, signalled ? failure->status - 128 : 0, why});
+  broadcasts_.push_back(Stop{epoch_, signalled ? signal->failure.status - 128 : 0, why});
   why_ = why;
 }
 
@@ -221,15 +224,15 @@ void Coordinator::settle(Time now) {
 // The earliest one; but a rank that was killed, or a host that was lost, comes before another's
 // exit, which may well be its echo.
 Failure Coordinator::cause() const {
-  const auto by_time = [](const auto& a, const auto& b) { return a.first < b.first; };
-  const Time earliest = std::min_element(failures_.begin(), failures_.end(), by_time)->first;
-  const auto rank = [&](const auto& one) {
-    const bool echo = one.second.kind == Failure::Kind::Exited || one.first > earliest + kEcho;
-    return std::make_tuple(!one.second.is_final(), echo, one.first);
+  Time earliest = failures_.front().time;
+  for (const Event& event : failures_) earliest = std::min(earliest, event.time);
+  const auto order = [earliest](const Event& event) {
+    const bool echo = event.failure.kind == Failure::Kind::Exited || event.time > earliest + kEcho;
+    return std::make_tuple(!event.failure.is_final(), echo, event.time);
   };
   return std::min_element(failures_.begin(), failures_.end(),
-                          [&](const auto& a, const auto& b) { return rank(a) < rank(b); })
-      ->second;
+                          [&](const Event& a, const Event& b) { return order(a) < order(b); })
+      ->failure;
 }
 
 void Coordinator::gather(Time now) {

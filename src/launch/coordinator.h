@@ -73,7 +73,9 @@ class Coordinator {
   void remove(NodeId id, Time fence, const std::string& how, Time now);
   void drop_unattached(Time now);
   // No rank of the epoch is wanted any more.
-  void stop(const std::optional<Failure>& failure, const std::string& why, Time now);
+  void stop(const std::string& why, Time now);
+  // Of that host; 0 when it is none's.
+  void note(NodeId host, const Failure& failure, Time now);
   // Once no host that is still with us has a rank: what now?
   void settle(Time now);
   void gather(Time now);
@@ -100,8 +102,13 @@ class Coordinator {
   Seating seating_;
   Restarts restarts_;
 
-  std::set<NodeId> seated_;                         // in the epoch that runs, or ran last
-  std::vector<std::pair<Time, Failure>> failures_;  // of this epoch, and when they happened
+  std::set<NodeId> seated_;  // in the epoch that runs, or ran last
+  struct Event {
+    Time time{};
+    NodeId host = 0;
+    Failure failure;
+  };
+  std::vector<Event> failures_;  // of this epoch
   // Launchers that were lost with ranks, and when these must have ended, wherever they are.
   std::map<uint64_t, Time> fences_;
   Time started_{}, gathering_since_{}, not_before_{}, stop_until_{}, next_drop_{};

@@ -162,11 +162,11 @@ void Node::from_child(Link link, const Shared& message, Time now) {
   if (const auto* join = std::get_if<Join>(message.get())) {
     if (!is_root()) return send(link, Refuse{"this launcher is not the coordinator"});
     const Message answer = coordinator_->place(*join, now);
-    broadcast(now);
     if (const auto* place = std::get_if<Welcome>(&answer); place && place->parent.empty()) {
       child.id = place->id;
     }
-    return send(link, answer);
+    send(link, answer);
+    return broadcast(now);  // which may end the job, and with it the child
   }
   if (child.id == 0) return drop_child(link, false, now);
   const bool upward =

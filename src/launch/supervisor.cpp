@@ -86,6 +86,7 @@ void Supervisor::attend_outside() {
   if (!order || phase_ != Phase::Running) return;
   outcome_.outside = order->why;
   if (order->signal != 0) return stop(order->signal, options_.grace.value_or(kGraceAfterSignal));
+  control_.explain(order->why);
   control_.raise_epoch();
   enter(Phase::Telling, kTelling);
 }

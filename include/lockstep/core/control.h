@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -43,8 +44,14 @@ class Control {
   // for no such rank.
   std::optional<std::string> fate(int local_rank) const;
 
+  // Why another host's launcher has raised the epoch: "rank 3 on host2 was killed by SIGKILL";
+  // empty when nobody has.
+  std::string reason() const;
+
   // The creator only: throws Error in a rank, ConfigError for no such rank.
   void record_exit(int local_rank, int wait_status);
+  // Before raise_epoch(); the first text stays, cut at 255 bytes.
+  void explain(std::string_view reason);
   void raise_epoch();
 
  private:
