@@ -117,6 +117,7 @@ TEST(Flags, WrongWordsAboutHostsAreNamed) {
   expect_usage_error({"run", "--rdzv-conf=heartbeat_timeout=1,keep_alive_interval=0.9", "true"},
                      "two heartbeats within the time-out");
   expect_usage_error({"run", "--nnodes=2", "--node-rank=2", "true"}, "they count from 0");
+  expect_usage_error({"run", "--nnodes=2", "--print-env", "true"}, "leave --nnodes out");
 }
 TEST(Flags, OneHostNeedsNoRendezvousWhateverIsSaidAboutIt) {
   EXPECT_EQ(Job({"run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",

@@ -136,6 +136,12 @@ int RunCommand::carry_out() {
     options_.grace = std::chrono::milliseconds(static_cast<int64_t>(grace_ * 1000));
   }
   const auto rendezvous = rendezvous_.chosen(port_);
+  if (print_env_ && rendezvous) {
+    throw ConfigError(
+        "[run] --print-env: with several hosts a rank's variables are known when the launchers "
+        "have "
+        "met; leave --nnodes out to see those of one host");
+  }
   if (print_env_) fmt::print("{}", launch::describe_environment(options_));
   if (dry_run_) {
     if (rendezvous) {
