@@ -150,7 +150,7 @@ void Node::from_child(Link link, const Shared& message, Time now) {
   child.heard = now;
   if (const auto* ping = std::get_if<Ping>(message.get())) {
     // Somebody who has lost its own way to the coordinator must not keep others going.
-    if (phase_ == Phase::Member || phase_ == Phase::Ending) send(link, Pong{ping->number});
+    if (phase_ == Phase::Member) send(link, Pong{ping->number});
     return;
   }
   if (const auto* attach = std::get_if<Attach>(message.get())) {
@@ -293,6 +293,8 @@ void Node::interrupt(const Failure& failure, Time now) {
   } else if (ranks_ && phase_ == Phase::Member) {
     rank_failed(failure, now);
   } else {
+    // Whoever is below us has not heard of an end, and must not count on us any more.
+    while (!children_.empty()) drop_child(children_.begin()->first, false, now);
     end(failure.status, failure.what, now);
   }
 }
