@@ -230,7 +230,9 @@ void Node::orphaned(const std::string& why, Time now) {
   const std::string what =
       "lost the way to the coordinator at " + options_.coordinator + ": " + why;
   const bool had_part = ranks_ || done_;
-  if (ranks_ && !std::exchange(halted_, true)) actions_.emplace_back(Halt{what, 0});
+  // Also when a signal is stopping them: the lease leaves less time than that would.
+  if (ranks_) actions_.emplace_back(Halt{what, 0});
+  halted_ = halted_ || ranks_;
   if (had_part && options_.self.terms.max_restarts == 0) return end(1, what, now);
   actions_.emplace_back(Say{what});
   done_ = false;

@@ -83,7 +83,13 @@ void Supervisor::wait_for_events() {
 
 void Supervisor::attend_outside() {
   const auto order = outside_->attend();
-  if (!order || phase_ != Phase::Running) return;
+  if (!order) return;
+  if (phase_ == Phase::Stopping && order->signal == 0) {
+    // Others count on the ranks' end within the time after a failure, though a signal allows more.
+    const auto limit = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
+    deadline_ = std::min(*deadline_, limit);
+  }
+  if (phase_ != Phase::Running) return;
   outcome_.outside = order->why;
   if (order->signal != 0) return stop(order->signal, options_.grace.value_or(kGraceAfterSignal));
   control_.explain(order->why);

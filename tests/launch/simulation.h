@@ -87,6 +87,8 @@ class Simulation {
     Time frozen_until{};
     uint32_t ranks = 0;       // the epoch of which some are alive; 0: none
     uint32_t failed = 0;      // the epoch in which one of them failed
+    uint32_t stopping = 0;    // the epoch whose ranks were told to stop
+    Time stops{};             // when they do
     uint64_t generation = 0;  // of ranks, and of the launcher: late events are void
     uint64_t incarnation = 0;
     Time thawed{};

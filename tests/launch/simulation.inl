@@ -146,6 +146,7 @@ inline void Simulation::perform(int index, const Launch& launch) {
 // The ranks of this host end after that long, unless something else happens before.
 inline void Simulation::end_ranks(int index, const std::optional<Failure>& failure, Time after) {
   Host& host = hosts_[index];
+  host.stops = now + after;
   const uint64_t generation = ++host.generation, incarnation = host.incarnation;
   at(now + after, [=, this] {
     Host& same = hosts_[index];
@@ -166,6 +167,7 @@ inline void Simulation::fail_rank(int index, Failure::Kind kind) {
                         .rank = index,
                         .status = kind == Failure::Kind::Killed ? 137 : 3,
                         .what = fmt::format("a rank on {} failed", host.name)};
+  host.stopping = host.ranks;
   end_ranks(index, failure, random(scenario_.timing.stop));
   on_node(index, host.incarnation, [=, this](Node& node) { node.rank_failed(failure, now); });
 }
@@ -175,7 +177,10 @@ inline void Simulation::interrupt(int index) {
   if (!host.node || now < host.frozen_until) return;
   const Failure failure{
       .kind = Failure::Kind::Signalled, .status = 143, .what = host.name + " got SIGTERM"};
-  if (host.ranks != 0) end_ranks(index, std::nullopt, random(scenario_.timing.stop_after_signal));
+  if (host.ranks != 0 && host.stopping != host.ranks) {
+    host.stopping = host.ranks;
+    end_ranks(index, std::nullopt, random(scenario_.timing.stop_after_signal));
+  }
   on_node(index, host.incarnation, [=, this](Node& node) { node.interrupt(failure, now); });
 }
 
@@ -191,8 +196,14 @@ inline void Simulation::perform(int index, const Halt& halt) {
     return on_node(index, host.incarnation,
                    [this](Node& node) { node.ranks_over(std::nullopt, 1, now); });
   }
-  end_ranks(index, std::nullopt,
-            random(halt.signal != 0 ? scenario_.timing.stop_after_signal : scenario_.timing.stop));
+  const auto& timing = scenario_.timing;
+  Time after = random(halt.signal != 0 ? timing.stop_after_signal : timing.stop);
+  if (host.stopping == host.ranks) {  // only ever sooner
+    if (halt.signal != 0 || host.failed == host.ranks) return;
+    after = std::min(after, host.stops - now);
+  }
+  host.stopping = host.ranks;
+  end_ranks(index, std::nullopt, after);
 }
 
 inline void Simulation::perform(int index, const Leave& leave) {
