@@ -10,10 +10,13 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
 
 namespace example {
 
-inline int fail(const std::string& text, int status) {
+inline int fail(const std::string& text, int status,
+                lockstep::flight::Blame blame = lockstep::flight::Blame::Own) {
+  lockstep::flight::report_failure(text, blame);
   const char* rank = std::getenv("RANK");
   const std::string where = rank != nullptr ? " on rank " + std::string(rank) : "";
   std::fprintf(stderr, "error%s: %s\n", where.c_str(), text.c_str());
@@ -47,6 +50,8 @@ int run(CLI::App& app, int argc, char** argv, const Body& body) {
     return fail(std::string(error.what()) + " (see --help)", 2);
   } catch (const lockstep::ConfigError& error) {
     return fail(error.what(), 2);
+  } catch (const lockstep::CommError& error) {
+    return fail(error.what(), 1, lockstep::flight::Blame::Peer);
   } catch (const c10::Error& error) {
     return fail(error.what_without_backtrace(), 1);
   } catch (const std::exception& error) {

@@ -5,9 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
 
 namespace lockstep::comm {
 namespace {
@@ -77,6 +80,50 @@ void check_memory(std::string_view what, const at::TensorOptions& options) {
       fmt::format("[comm] {}: this group's memory is on the CPU, not on {}", what, options.device().str()));
 }
 
+template <size_t N>
+void put_text(std::array<char, N>& to, std::string_view text) {
+  std::memcpy(to.data(), text.data(), std::min(text.size(), N - 1));  // the rest stays zero
+}
+
+flight::Operation operation_of(const Request& request) {
+  flight::Operation operation;
+  put_text(operation.what, name_of(request.what));
+  if (reduces(request.what)) {
+    const size_t length = std::strlen(operation.what.data());
+    operation.what[length] = ' ';
+    const std::string_view op = name_of(request.op);
+    std::memcpy(operation.what.data() + length + 1, op.data(),
+                std::min(op.size(), operation.what.size() - length - 2));
+  }
+  put_text(operation.tag, request.tag);
+  if (request.what == Collective::Barrier) return operation;
+  put_text(operation.dtype, name_of(request.dtype()));
+  operation.count = 0;
+  for (const at::Tensor& tensor : request.outputs.empty() ? request.inputs : request.outputs) {
+    operation.count += tensor.numel();
+  }
+  const bool has_peer = request.what == Collective::Reduce || request.what == Collective::Broadcast ||
+                        request.what == Collective::Gather || request.what == Collective::Scatter ||
+                        request.what == Collective::Send || request.what == Collective::Recv;
+  if (has_peer) operation.peer = request.peer;
+  return operation;
+}
+
+// A call that the flight recorder knows of: what it is, when it began, and that it is waited in.
+Work start_recorded(Transport& transport, Request request) {
+  if (transport.size() == 1) return transport.start(std::move(request));
+  const uint32_t call = flight::begin(operation_of(request));
+  const flight::Span blocked(flight::Activity::Communication, call);
+  try {
+    Work work = transport.start(std::move(request));
+    work.set_call(call);
+    return work;
+  } catch (const CommError& error) {
+    flight::report_failure(error.what(), flight::Blame::Peer);
+    throw;
+  }
+}
+
 // What each rank says in split().
 struct Choice {
   int color;
@@ -124,7 +171,7 @@ Work Group::start(Request request, const CallOptions& options) const {
     output = target.contiguous();
     copies.emplace_back(target, output);
   }
-  Work work = transport_->start(std::move(request));
+  Work work = start_recorded(*transport_, std::move(request));
   if (copies.empty()) return work;
   return Work(std::make_shared<CopyBack>(std::move(work), std::move(copies)));
 }

@@ -1,5 +1,8 @@
 #include "lockstep/comm/work.h"
 
+#include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -28,8 +31,13 @@ class Chain : public Pending {
 void Pending::wait() {
   if (!over_) {
     over_ = true;
+    const flight::Span blocked(flight::Activity::Communication, call_);
     try {
       finish();
+      flight::end(call_);
+    } catch (const CommError& error) {
+      flight::report_failure(error.what(), flight::Blame::Peer);
+      error_ = std::current_exception();
     } catch (...) {
       error_ = std::current_exception();
     }
@@ -50,6 +58,14 @@ bool Pending::poll() {
 
 Work then(Work first, std::function<Work()> next) {
   return Work(std::make_shared<Chain>(std::move(first), std::move(next)));
+}
+
+void Work::set_call(uint32_t call) const {
+  if (pending_) {
+    pending_->set_call(call);
+  } else {
+    flight::end(call);
+  }
 }
 
 }  // namespace lockstep::comm

@@ -9,6 +9,7 @@
 #include "data/batch_maker.h"
 #include "data/prefetcher.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
 
 namespace lockstep::data {
 namespace {
@@ -60,6 +61,7 @@ struct Loader::Epoch::Cursor {
   bool done() const { return taken > maker.count(); }
 
   void take_next() {
+    const flight::Span busy(flight::Activity::Data);
     if (taken++ == maker.count()) {
       shared->state = {sampler.state().epoch + 1, 0};
       current = {};

@@ -43,4 +43,12 @@ std::vector<Process> descendants() {
   return found;
 }
 
+char process_state(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text, '\0');
+  const size_t name_end = text.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= text.size() ? 'Z' : text[name_end + 2];
+}
+
 }  // namespace lockstep::launch

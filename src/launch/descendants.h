@@ -20,4 +20,7 @@ void adopt_orphans();
 // All of them at this moment, from /proc: children before their own children.
 std::vector<Process> descendants();
 
+// As Process::state; 'Z' when there is no such process.
+char process_state(pid_t pid);
+
 }  // namespace lockstep::launch

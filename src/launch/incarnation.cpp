@@ -11,6 +11,7 @@
 #include "launch/environment.h"
 #include "launch/supervisor.h"
 #include "lockstep/core/control.h"
+#include "lockstep/core/flight.h"
 
 namespace lockstep::launch {
 
@@ -36,8 +37,12 @@ std::string host_name() {
 // Starts the ranks of one incarnation.
 class Starter {
  public:
-  Starter(Session& session, Plan& plan, const Control& control)
-      : session_(session), options_(session.options), plan_(plan), control_(control) {}
+  Starter(Session& session, Plan& plan, const Control& control, const flight::Segment& flight)
+      : session_(session),
+        options_(session.options),
+        plan_(plan),
+        control_(control),
+        flight_(flight) {}
 
   // Returns the rank's process; its streams are attached to the session's output.
   pid_t start(int local);
@@ -55,6 +60,7 @@ class Starter {
   const Options& options_;
   Plan& plan_;
   const Control& control_;
+  const flight::Segment& flight_;
 };
 
 Fd Starter::direct(Target& target, int local, StreamChoice::Stream stream) {
@@ -92,6 +98,7 @@ void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
 pid_t Starter::start(int local) {
   Variables variables = rank_variables(options_, plan_, local);
   variables[Control::kVariable] = std::to_string(control_.fd());
+  variables[flight::kVariable] = std::to_string(flight_.fd());
   if (session_.logs.is_on()) {
     variables["TORCHELASTIC_ERROR_FILE"] =
         session_.logs.of_rank(plan_.restarts, local) + "/error.json";
@@ -99,7 +106,7 @@ pid_t Starter::start(int local) {
   ChildSpec spec;
   spec.path = session_.program;
   spec.command = options_.command;
-  spec.inherited = {control_.fd()};
+  spec.inherited = {control_.fd(), flight_.fd()};
   if (plan_.first_rank + local == 0) spec.input = ChildSpec::Input::Shared;
   if (plan_.listener) {
     variables["LOCKSTEP_STORE_FD"] = std::to_string(plan_.listener.get());
@@ -120,8 +127,9 @@ pid_t Starter::start(int local) {
 
 Outcome run_incarnation(Session& session, Plan plan, Outside* outside) {
   Control control = Control::create(plan.local_ranks);
-  Supervisor supervisor(session, plan, control, outside);
-  Starter starter(session, plan, control);
+  const flight::Segment flight(plan.local_ranks);
+  Supervisor supervisor(session, plan, control, flight, outside);
+  Starter starter(session, plan, control, flight);
   try {
     for (int local = 0; local < plan.local_ranks; ++local) {
       supervisor.watch(local, starter.start(local));

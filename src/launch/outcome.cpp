@@ -2,6 +2,9 @@
 
 #include <sys/wait.h>
 
+#include <tuple>
+#include <utility>
+
 namespace lockstep::launch {
 
 bool is_success(int wait_status) { return WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0; }
@@ -10,9 +13,32 @@ int exit_code_of(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status) : WEXITSTATUS(wait_status);
 }
 
+std::optional<int> first_failure(const Outcome& outcome) {
+  using Order = std::tuple<bool, uint64_t>;  // an echo?, when
+  std::optional<std::pair<Order, int>> first;
+  for (const RankEnd& end : outcome.ends) {
+    std::optional<flight::Failure> said;
+    for (const Seen& seen : outcome.seen) {
+      if (seen.rank == end.rank) said = seen.log.failure;
+    }
+    // What it did after the launcher had asked it to stop is no failure of its own.
+    const bool by_itself = end.push == Push::None && !is_success(end.wait_status);
+    const bool said_own = said && said->blame == flight::Blame::Own && !is_success(end.wait_status);
+    if (!by_itself && !said_own) continue;
+    const bool killed = WIFSIGNALED(end.wait_status) && end.push == Push::None && !said_own;
+    const Order order = killed || !said ? Order{false, end.at_ns}
+                                        : Order{said->blame == flight::Blame::Peer, said->at_ns};
+    if (!first || order < first->first) first = {order, end.rank};
+  }
+  if (!first) return std::nullopt;
+  return first->second;
+}
+
 int Outcome::exit_code() const {
   for (const RankEnd& end : ends) {
-    if (end.rank == cause) return exit_code_of(end.wait_status);
+    if (end.rank != cause) continue;
+    // One that failed, and was stopped before it had ended, has no status of its own.
+    return end.push == Push::None ? exit_code_of(end.wait_status) : 1;
   }
   if (signal) return 128 + *signal;
   return outside ? 1 : 0;

@@ -4,9 +4,12 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "launch/watch.h"
 
 namespace lockstep::launch {
 
@@ -19,6 +22,7 @@ struct RankEnd {
   int wait_status = 0;
   std::chrono::steady_clock::duration ran{};
   Push push = Push::None;
+  uint64_t at_ns = 0;  // CLOCK_MONOTONIC: when it was seen
 };
 
 struct Outcome {
@@ -27,10 +31,21 @@ struct Outcome {
   std::optional<int> signal;           // to the launcher, which ended the incarnation
   std::optional<std::string> outside;  // why another host's launcher ended it
 
+  // Of each rank of this host, by local rank: what its flight recorder holds at the end.
+  std::vector<Seen> seen = {};
+  // The same when the first failure was seen, and that time; empty and 0 without one.
+  std::vector<Seen> seen_first = {};
+  uint64_t failed_ns = 0;
+
   bool succeeded() const { return !cause && !signal && !outside; }
   // For the shell: 0; the cause's status, or 128 + its signal; 128 + `signal`; 1.
   int exit_code() const;
 };
+
+// The rank whose failure came first: by the time at which it reported one itself, otherwise by the
+// time at which its end was seen. Failures that a rank reported of a collective count after all
+// others, since most are echoes. Nothing when none failed by itself.
+std::optional<int> first_failure(const Outcome& outcome);
 
 // Exit status 0.
 bool is_success(int wait_status);

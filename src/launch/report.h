@@ -8,7 +8,8 @@
 
 namespace lockstep::launch {
 
-// The lines of the report; none for a success.
+// The lines of the report: the cause, then the others, where the ranks were, and what to do. None
+// for a success.
 std::vector<std::string> report(const Outcome& outcome);
 
 }  // namespace lockstep::launch

@@ -4,10 +4,14 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <fstream>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "launch/descendants.h"
+#include "launch/page.h"
 #include "launch/report.h"
 
 namespace lockstep::launch {
@@ -29,12 +33,18 @@ constexpr int kKillRounds = 20;
 
 }  // namespace
 
-Supervisor::Supervisor(Session& session, const Plan& plan, Control& control, Outside* outside)
-    : options_(session.options),
+Supervisor::Supervisor(Session& session, const Plan& plan, Control& control,
+                       const flight::Segment& flight, Outside* outside)
+    : session_(session),
+      options_(session.options),
       signals_(session.signals),
       output_(session.output),
       first_rank_(plan.first_rank),
+      ranks_(plan.local_ranks),
+      restarts_(plan.restarts),
       control_(control),
+      flight_(flight),
+      straggling_(plan.local_ranks),
       outside_(outside) {}
 
 void Supervisor::watch(int local_rank, pid_t pid) {
@@ -130,8 +140,11 @@ void Supervisor::signal_rest(int signal) const {
 void Supervisor::on_signal(int signal) {
   switch (signal) {
     case SIGUSR1:
-    case SIGUSR2:
       return signal_ranks(signal);
+    case SIGUSR2:
+    case SIGQUIT:
+      for (const std::string& line : straggling_.lines(look())) output_.say(line);
+      return;
     case SIGTSTP:
       // The terminal's Ctrl-Z reaches only the launcher. It goes on in the next line when the shell
       // lets it.
@@ -149,7 +162,7 @@ void Supervisor::on_signal(int signal) {
         signal_name(signal), running_.size(), std::chrono::duration<double>(grace).count()));
     stop(signal, grace);
     if (outside_ != nullptr) outside_->on_signal(signal);
-  } else if (phase_ == Phase::Leaving || signal == SIGINT || signal == SIGQUIT) {
+  } else if (phase_ == Phase::Leaving || signal == SIGINT) {
     kill_all();
   }
 }
@@ -192,6 +205,8 @@ void Supervisor::record(pid_t pid, int wait_status) {
   control_.raise_epoch();
   if (phase_ == Phase::Running) {
     outcome_.cause = outcome_.ends.back().rank;
+    outcome_.failed_ns = outcome_.ends.back().at_ns;
+    outcome_.seen_first = look();
     enter(Phase::Telling, kTelling);
     if (outside_ != nullptr) outside_->on_failure(outcome_.ends.back());
   }
@@ -220,10 +235,33 @@ void Supervisor::on_deadline() {
   }
 }
 
+std::vector<Seen> Supervisor::look() const {
+  std::vector<Seen> ranks;
+  for (int local = 0; local < ranks_; ++local) {
+    ranks.push_back({first_rank_ + local, flight_.read(local), 'Z'});
+  }
+  for (const auto& [pid, rank] : running_) {
+    ranks[static_cast<size_t>(rank.local_rank)].state = process_state(pid);
+  }
+  return ranks;
+}
+
 void Supervisor::conclude() {
   output_.finish();
+  outcome_.seen = look();
+  if (outcome_.cause) outcome_.cause = first_failure(outcome_);
   for (const std::string& line : report(outcome_)) output_.say(line);
+  if (outcome_.cause && session_.logs.is_on()) write_page();
   output_.pump();
+}
+
+void Supervisor::write_page() const {
+  std::map<int, std::string> words;
+  for (const Seen& seen : outcome_.seen) words[seen.rank] = output_.last_words(seen.rank);
+  const std::string path = session_.logs.attempt(restarts_) + "/failure.txt";
+  std::ofstream file(path);
+  file << failure_page(outcome_, words);
+  if (file.flush()) output_.say(fmt::format("more in {}", path));
 }
 
 void Supervisor::end_everything() {

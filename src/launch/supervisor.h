@@ -5,12 +5,15 @@
 #include <chrono>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "launch/outcome.h"
 #include "launch/outside.h"
 #include "launch/plan.h"
 #include "launch/session.h"
+#include "launch/watch.h"
 #include "lockstep/core/control.h"
+#include "lockstep/core/flight.h"
 
 namespace lockstep::launch {
 
@@ -19,7 +22,8 @@ class Supervisor {
   using Clock = std::chrono::steady_clock;
 
   // Everything given must outlive it; `outside` may be null.
-  Supervisor(Session& session, const Plan& plan, Control& control, Outside* outside);
+  Supervisor(Session& session, const Plan& plan, Control& control, const flight::Segment& flight,
+             Outside* outside);
 
   // Watches a process that has just been started.
   void watch(int local_rank, pid_t pid);
@@ -55,12 +59,17 @@ class Supervisor {
   void on_deadline();
   void record(pid_t pid, int wait_status);
   void conclude();
+  std::vector<Seen> look() const;
+  void write_page() const;
 
+  Session& session_;
   const Options& options_;
   Signals& signals_;
   Output& output_;
-  const int first_rank_;
+  const int first_rank_, ranks_, restarts_;
   Control& control_;
+  const flight::Segment& flight_;
+  Straggling straggling_;
   Outside* const outside_;
 
   Phase phase_ = Phase::Running;

@@ -118,10 +118,11 @@ TEST(Environment, ThePortIsLeftFreeForAPythonRankZero) {
 
 TEST(Environment, NoOtherDescriptorIsInherited) {
   // No pipe in the script: the shell itself would have it open while ls looks.
-  const Result result = run_script(2,
-                                   "for fd in 0 1 2 $LOCKSTEP_STORE_FD $LOCKSTEP_CONTROL_FD; do "
-                                   "echo expected $fd; done; ls /proc/$$/fd",
-                                   {.extra_fd = 200});
+  const Result result =
+      run_script(2,
+                 "for fd in 0 1 2 $LOCKSTEP_STORE_FD $LOCKSTEP_CONTROL_FD $LOCKSTEP_FLIGHT_FD; do "
+                 "echo expected $fd; done; ls /proc/$$/fd",
+                 {.extra_fd = 200});
   EXPECT_EQ(result.exit_code, 0);
   std::multiset<std::string> expected, open;
   for (const std::string& line : lines_of(result.out)) {
@@ -132,7 +133,7 @@ TEST(Environment, NoOtherDescriptorIsInherited) {
       expected.insert(line.substr(0, word) + line.substr(word + 9));
     }
   }
-  EXPECT_EQ(expected.size(), 9u);  // two times three streams and the control segment, and the store
+  EXPECT_EQ(expected.size(), 11u);  // two times three streams and two segments, and the store
   EXPECT_EQ(open, expected);
 }
 

@@ -45,6 +45,7 @@ class Job {
   [[nodiscard]] bool await(const std::string& text, int count = 1);
   [[nodiscard]] bool await_error(const std::string& text);  // on stderr
   const std::string& out() const { return out_; }
+  void forget_errors() { err_.clear(); }
   // Closes stdin and waits for the end.
   Result wait();
 

@@ -12,10 +12,14 @@
 
 #include <array>
 #include <cstdlib>
+#include <fstream>
 #include <thread>
 
 #include "launch/fd.h"
 #include "lockstep/core/control.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
 #include "lockstep/core/preemption.h"
 
 namespace lockstep::launch::testing {
@@ -168,6 +172,52 @@ int preempted() {
   return 0;
 }
 
+void announce(const char* what, int64_t count) {
+  flight::Operation operation{.count = count};
+  std::snprintf(operation.what.data(), operation.what.size(), "%s", what);
+  std::snprintf(operation.dtype.data(), operation.dtype.size(), "float32");
+  const uint32_t call = flight::begin(operation);
+  flight::end(call);
+}
+
+// `test_launch rank stuck`: rank 0 waits in its third call for ever; the others have made two, and
+// end with status 7 once they have read a line.
+int stuck() {
+  announce("broadcast", 1);
+  announce("all_reduce sum", 2);
+  if (env_int("RANK", 0, 9) == 0) {
+    flight::Operation third{.count = 3};
+    std::snprintf(third.what.data(), third.what.size(), "barrier");
+    const flight::Span blocked(flight::Activity::Communication, flight::begin(third));
+    fmt::print("stuck\n");
+    std::fflush(stdout);
+    for (;;) pause();
+  }
+  fmt::print("stuck\n");
+  std::fflush(stdout);
+  std::ifstream gate(*env_text("GATE"));
+  std::string line;
+  std::getline(gate, line);
+  return 7;
+}
+
+// `test_launch rank echo`: rank 1 fails, and takes its time to end; rank 0 sees it and ends before.
+int echo() {
+  const auto control = Control::from_env();
+  if (env_int("RANK", 0, 9) == 1) {
+    flight::report_failure("bad data in row 17");
+    while (!control->fate(0)) std::this_thread::yield();
+    return 3;
+  }
+  flight::report_failure("rank 1 gave up", flight::Blame::Peer);
+  return 1;
+}
+
+int uncaught() {
+  announce("barrier", 0);
+  throw Error("nobody catches this");
+}
+
 }  // namespace
 }  // namespace lockstep::launch::testing
 
@@ -175,6 +225,9 @@ int main(int argc, char** argv) {
   if (argc == 3 && argv[1] == std::string("rank")) {
     const std::string mode = argv[2];
     if (mode == "watch") return lockstep::launch::testing::watch();
+    if (mode == "stuck") return lockstep::launch::testing::stuck();
+    if (mode == "echo") return lockstep::launch::testing::echo();
+    if (mode == "uncaught") return lockstep::launch::testing::uncaught();
     if (mode == "preempted") return lockstep::launch::testing::preempted();
   }
   testing::InitGoogleTest(&argc, argv);

@@ -40,7 +40,7 @@ TEST_P(StoppingSignal, EndsTheJob) {
   EXPECT_TRUE(nobody_left());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StoppingSignal, ::testing::Values(SIGINT, SIGTERM, SIGHUP, SIGQUIT));
+INSTANTIATE_TEST_SUITE_P(All, StoppingSignal, ::testing::Values(SIGINT, SIGTERM, SIGHUP));
 
 TEST_F(SignalTest, TheSameSignalReachesTheRanks) {
   Job job(

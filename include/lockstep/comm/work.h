@@ -1,6 +1,7 @@
 // A collective in flight.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -14,6 +15,8 @@ class Pending {
 
   void wait();
   bool poll();
+  // The number that the flight recorder gave the call.
+  void set_call(uint32_t call) { call_ = call; }
 
  private:
   // Blocks until the operation is over; throws CommError. Not called again.
@@ -23,6 +26,7 @@ class Pending {
 
   bool over_ = false;
   std::exception_ptr error_;
+  uint32_t call_ = 0;
 };
 
 // Handle of an operation that was started. Until wait() has returned, the operation's tensors may
@@ -40,6 +44,9 @@ class [[nodiscard]] Work {
   void wait() {
     if (pending_) pending_->wait();
   }
+
+  // Private to the library.
+  void set_call(uint32_t call) const;
 
   // True when wait() would return or throw at once. Never blocks, never throws; drives the
   // operation forward, so calling it between pieces of other work overlaps the two.

@@ -1,0 +1,110 @@
+// The flight recorder: what each rank of a host did last, in memory that its launcher reads while
+// the rank runs and after it has ended.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::flight {
+
+// The environment variable in which a rank finds the number of the inherited descriptor.
+constexpr const char* kVariable = "LOCKSTEP_FLIGHT_FD";
+constexpr uint32_t kOperations = 32;
+
+// A call of a collective, as it was announced. Texts are cut to fit.
+struct Operation {
+  uint64_t start_ns = 0, end_ns = 0;  // CLOCK_MONOTONIC; end 0 until somebody has waited for it
+  int64_t count = -1;                 // elements; -1 where that says nothing
+  int32_t peer = -1;                  // root, receiver or sender; -1 for none
+  std::array<char, 24> what{};        // "all_reduce sum"
+  std::array<char, 12> dtype{};
+  std::array<char, 40> tag{};
+
+  // "all_reduce sum (bucket 3, float32 x 1048576)"
+  std::string text() const;
+};
+
+// What an error says of its rank.
+enum class Blame : uint32_t {
+  Own = 1,   // the rank's own: bad data, a failed check, an exception of the program
+  Peer = 2,  // of a collective: often the echo of what happened on another rank
+};
+
+// What a rank spends its time with; everything else counts as computing.
+enum class Activity : uint32_t { Communication = 0, Data = 1 };
+
+// The rank's side, for the one process that is a rank. All of it costs next to nothing without a
+// launcher of ours, may be called from any thread, and never throws.
+
+// Announces a call; returns its number, from 1; 0 when nothing is recorded.
+uint32_t begin(const Operation& operation) noexcept;
+void end(uint32_t call) noexcept;
+
+// From construction to destruction this rank is blocked in `call` (0: in none that has a number),
+// or busy with `activity`. Nested ones count once.
+class [[nodiscard]] Span {
+ public:
+  explicit Span(Activity activity, uint32_t call = 0) noexcept;
+  ~Span();
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+ private:
+  Activity activity_;
+  bool outermost_;
+};
+
+// This rank fails with `text`. The first one stays, except that an Own one replaces a Peer one.
+// Goes to the launcher, and to the file that TORCHELASTIC_ERROR_FILE names, as torchrun's workers
+// write it. Programs call it where main() catches what went wrong; exceptions that nobody catches
+// and CommErrors get here by themselves.
+void report_failure(std::string_view text, Blame blame = Blame::Own) noexcept;
+
+// The launcher's side.
+
+struct Failure {
+  uint64_t at_ns = 0;
+  Blame blame = Blame::Own;
+  std::string text;
+};
+
+struct Log {
+  uint32_t calls = 0;           // announced so far
+  std::vector<Operation> last;  // the last of them, oldest first, at most kOperations
+  uint32_t blocked_in = 0;      // the number of the call it waits in; 0 for none
+  uint64_t blocked_since_ns = 0;
+  std::array<uint64_t, 2> busy_ns{};  // by Activity, up to now
+  std::optional<Failure> failure;
+
+  // "in all_reduce sum (bucket 3, float32 x 8), its call 412, for 0.31 s", or "in no collective;
+  // the last was ..., call 411, 1.20 s ago", at `now_ns`; empty when it has called none.
+  std::string where(uint64_t now_ns) const;
+};
+
+uint64_t now_ns() noexcept;  // CLOCK_MONOTONIC
+
+// Memory for the ranks of a host. Each maps its own part alone. What is read from it has been
+// written by the ranks and is checked.
+class Segment {
+ public:
+  // The descriptor is close-on-exec and belongs to the object. Throws Error.
+  explicit Segment(int local_ranks);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int fd() const { return fd_; }
+  Log read(int local_rank) const;
+
+ private:
+  int ranks_;
+  int fd_ = -1;
+  void* memory_ = nullptr;
+};
+
+}  // namespace lockstep::flight

@@ -1,0 +1,59 @@
+#include "launch/page.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "launch/report.h"
+
+namespace lockstep::launch {
+namespace {
+
+// Seconds before the failure; negative after it.
+std::string relative(uint64_t at_ns, uint64_t failed_ns) {
+  return fmt::format("{:+.6f} s",
+                     (static_cast<double>(at_ns) - static_cast<double>(failed_ns)) * 1e-9);
+}
+
+void add_operations(std::string& page, const Seen& seen, uint64_t failed_ns) {
+  if (seen.log.last.empty()) return;
+  page += fmt::format("  last {} of {} calls (start, end; 0 is the first failure)\n",
+                      seen.log.last.size(), seen.log.calls);
+  uint32_t call = seen.log.calls - static_cast<uint32_t>(seen.log.last.size());
+  for (const flight::Operation& operation : seen.log.last) {
+    page += fmt::format("    {:>8}  {:>18}  {:>18}  {}\n", ++call,
+                        relative(operation.start_ns, failed_ns),
+                        operation.end_ns == 0 ? "not over" : relative(operation.end_ns, failed_ns),
+                        operation.text());
+  }
+}
+
+void add_words(std::string& page, const std::string& words) {
+  if (words.empty()) return;
+  page += "  last on stderr\n";
+  for (size_t begin = 0; begin < words.size();) {
+    const size_t end = std::min(words.find('\n', begin), words.size());
+    page += fmt::format("    | {}\n", words.substr(begin, end - begin));
+    begin = end + 1;
+  }
+}
+
+}  // namespace
+
+std::string failure_page(const Outcome& outcome, const std::map<int, std::string>& last_words) {
+  std::string page;
+  for (const std::string& line : report(outcome)) page += line + "\n";
+  for (const Seen& seen : outcome.seen) {
+    page += fmt::format("\nrank {}\n", seen.rank);
+    if (seen.log.failure) {
+      page += fmt::format("  {}: {}\n", relative(seen.log.failure->at_ns, outcome.failed_ns),
+                          seen.log.failure->text);
+    }
+    add_operations(page, seen, outcome.failed_ns);
+    const auto words = last_words.find(seen.rank);
+    if (words != last_words.end()) add_words(page, words->second);
+  }
+  return page;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,42 @@
+// What a launcher sees of its ranks from outside, while they run.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/flight.h"
+
+namespace lockstep::launch {
+
+struct Seen {
+  int rank = 0;  // of the world
+  flight::Log log = {};
+  char state = '?';  // of its process, as in /proc/PID/stat; 'Z' when it has ended
+};
+
+// "in all_reduce ..., for 0.31 s (its process is stopped)"; empty when there is nothing to say.
+std::string whereabouts(const Seen& seen, uint64_t now_ns);
+
+// The lines of a report on a running job: where each rank is and what it has spent its time with
+// since the last report, and who keeps the others waiting.
+class Straggling {
+ public:
+  explicit Straggling(int ranks);
+  std::vector<std::string> lines(const std::vector<Seen>& ranks);
+
+ private:
+  struct Share {
+    double communication, data;
+    double computing() const { return 1 - communication - data; }
+  };
+  Share share_of(size_t index, const Seen& seen, uint64_t now_ns) const;
+
+  uint64_t since_ns_;
+  std::vector<std::array<uint64_t, 2>> before_;  // busy_ns of each rank at since_ns_
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,145 @@
+#include "lockstep/core/flight.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <thread>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::flight {
+namespace {
+
+using ::testing::HasSubstr;
+
+Operation operation(const char* what, int64_t count) {
+  Operation made{.count = count};
+  std::strncpy(made.what.data(), what, made.what.size() - 1);
+  std::strncpy(made.dtype.data(), "float32", made.dtype.size() - 1);
+  return made;
+}
+
+// Runs `body` in a process that is local rank `rank` of the segment's host.
+void as_rank(const Segment& segment, int rank, const std::function<void()>& body) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    setenv(kVariable, std::to_string(segment.fd()).c_str(), 1);
+    setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);
+    unsetenv("TORCHELASTIC_ERROR_FILE");
+    body();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status)) << status;
+}
+
+// A process finds its segment once; so each case is one.
+TEST(Flight, WithoutALauncherNothingIsRecorded) {
+  EXPECT_EXIT(
+      {
+        const Span span(Activity::Data);
+        end(0);
+        report_failure("nobody hears it");
+        _exit(begin(operation("barrier", 0)) == 0 ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+TEST(Flight, OutlivesTheRank) {
+  const Segment segment(2);
+  as_rank(segment, 1, [] {
+    end(begin(operation("broadcast", 5)));
+    const Span blocked(Activity::Communication, begin(operation("all_reduce sum", 7)));
+    _exit(0);  // in the middle of it
+  });
+  EXPECT_EQ(segment.read(0).calls, 0u);
+  EXPECT_EQ(segment.read(0).where(now_ns()), "");
+  const Log log = segment.read(1);
+  EXPECT_EQ(log.calls, 2u);
+  ASSERT_EQ(log.last.size(), 2u);
+  EXPECT_EQ(log.last[0].text(), "broadcast (float32 x 5)");
+  EXPECT_GT(log.last[0].end_ns, 0u);
+  EXPECT_EQ(log.last[1].end_ns, 0u);
+  EXPECT_THAT(log.where(now_ns()), HasSubstr("in all_reduce sum (float32 x 7), its call 2, for "));
+}
+
+TEST(Flight, KeepsTheLastThirtyTwo) {
+  const Segment segment(1);
+  as_rank(segment, 0, [] {
+    for (int i = 1; i <= 100; ++i) end(begin(operation("all_reduce sum", i)));
+  });
+  const Log log = segment.read(0);
+  EXPECT_EQ(log.calls, 100u);
+  ASSERT_EQ(log.last.size(), kOperations);
+  EXPECT_EQ(log.last.front().count, 69);
+  EXPECT_EQ(log.last.back().count, 100);
+  EXPECT_THAT(log.where(now_ns()), HasSubstr("in no collective; the last was all_reduce sum"));
+}
+
+TEST(Flight, CountsTimeOfTheOutermostSpan) {
+  const Segment segment(1);
+  uint64_t before = now_ns();
+  as_rank(segment, 0, [] {
+    const Span outer(Activity::Data);
+    const uint64_t until = now_ns() + 20'000'000;
+    while (now_ns() < until) {
+      const Span inner(Activity::Data);
+    }
+  });
+  const uint64_t whole = now_ns() - before;
+  const Log log = segment.read(0);
+  EXPECT_GE(log.busy_ns[static_cast<size_t>(Activity::Data)], 20'000'000u);
+  EXPECT_LE(log.busy_ns[static_cast<size_t>(Activity::Data)], whole);
+  EXPECT_EQ(log.busy_ns[static_cast<size_t>(Activity::Communication)], 0u);
+}
+
+TEST(Flight, TheFirstFailureStaysUnlessItWasAnEcho) {
+  const Segment segment(3);
+  as_rank(segment, 0, [] {
+    report_failure("first");
+    report_failure("second");
+    report_failure("third", Blame::Peer);
+  });
+  as_rank(segment, 1, [] {
+    report_failure("echo", Blame::Peer);
+    report_failure("another echo", Blame::Peer);
+  });
+  as_rank(segment, 2, [] {
+    report_failure("echo", Blame::Peer);
+    report_failure("mine");
+  });
+  EXPECT_EQ(segment.read(0).failure->text, "first");
+  EXPECT_EQ(segment.read(1).failure->text, "echo");
+  EXPECT_EQ(segment.read(1).failure->blame, Blame::Peer);
+  EXPECT_EQ(segment.read(2).failure->text, "mine");
+  EXPECT_EQ(segment.read(2).failure->blame, Blame::Own);
+}
+
+TEST(Flight, ALongFailureIsCut) {
+  const Segment segment(1);
+  as_rank(segment, 0, [] { report_failure(std::string(5000, 'x')); });
+  EXPECT_GT(segment.read(0).failure->text.size(), 500u);
+}
+
+TEST(Flight, AVariableOfSomebodyElsesIsIgnored) {
+  const Segment segment(1);
+  as_rank(segment, 7, [] { _exit(begin(operation("barrier", 0)) == 0 ? 0 : 1); });
+  const pid_t pid = fork();
+  if (pid == 0) {
+    setenv(kVariable, "987", 1);
+    setenv("LOCAL_RANK", "0", 1);
+    _exit(begin(operation("barrier", 0)) == 0 ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
+}  // namespace lockstep::flight

@@ -1,0 +1,177 @@
+// What a launcher says about a job that fails, or that is asked where it is.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "launch/job.h"
+#include "launch/outcome.h"
+#include "launch/report.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+namespace fs = std::filesystem;
+
+std::vector<std::string> rank_args(const std::string& mode, std::vector<std::string> flags = {}) {
+  std::vector<std::string> args = {"run", "--nproc-per-node=2"};
+  args.insert(args.end(), flags.begin(), flags.end());
+  args.insert(args.end(), {fs::read_symlink("/proc/self/exe"), "rank", mode});
+  return args;
+}
+
+std::string content(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// Rank 1 ends with status 1 after 2 s, rank 0 before it with 3 after 1 s, both by themselves.
+Outcome two_failures() {
+  Outcome outcome;
+  outcome.ends = {{0, 100, 3 << 8, {}, Push::None, 1000}, {1, 101, 1 << 8, {}, Push::None, 2000}};
+  outcome.seen = {{.rank = 0}, {.rank = 1}};
+  return outcome;
+}
+
+TEST(FirstFailure, IsTheFirstEndWithoutOtherWord) { EXPECT_EQ(first_failure(two_failures()), 0); }
+
+TEST(FirstFailure, IsTheFirstThatSaidSo) {
+  Outcome outcome = two_failures();
+  outcome.seen[1].log.failure = {500, flight::Blame::Own, "x"};
+  EXPECT_EQ(first_failure(outcome), 1);
+}
+
+TEST(FirstFailure, AnEchoIsNone) {
+  Outcome outcome = two_failures();
+  outcome.seen[0].log.failure = {500, flight::Blame::Peer, "rank 1 is gone"};
+  EXPECT_EQ(first_failure(outcome), 1);
+  outcome.seen[1].log.failure = {400, flight::Blame::Peer, "rank 0 is gone"};
+  EXPECT_EQ(first_failure(outcome), 1);  // two echoes: the first
+}
+
+TEST(FirstFailure, AKillIsNoEchoWhateverTheRankHadSaid) {
+  Outcome outcome = two_failures();
+  outcome.ends[1].wait_status = SIGKILL;
+  outcome.seen[1].log.failure = {500, flight::Blame::Peer, "x"};
+  outcome.seen[0].log.failure = {900, flight::Blame::Peer, "rank 1 was killed"};
+  EXPECT_EQ(first_failure(outcome), 1);
+}
+
+TEST(FirstFailure, NotWhatTheLauncherEnded) {
+  Outcome outcome = two_failures();
+  outcome.ends[0].push = Push::Asked;
+  EXPECT_EQ(first_failure(outcome), 1);
+  outcome.ends[1].push = Push::Killed;
+  EXPECT_EQ(first_failure(outcome), std::nullopt);
+  // Unless it had said that it fails, and could not end in time.
+  outcome.seen[0].log.failure = {900, flight::Blame::Own, "x"};
+  outcome.cause = first_failure(outcome);
+  EXPECT_EQ(outcome.cause, 0);
+  EXPECT_EQ(outcome.exit_code(), 1);
+}
+
+TEST(Diagnosis, TheCauseIsNamedAndNotTheEcho) {
+  const Result result = Job(rank_args("echo")).wait();
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(lines_of(result.err),
+              ElementsAre(MatchesRegex("\\[lockstep\\] rank 1 failed first: it exited with status "
+                                       "3 after .* s \\(pid .*\\)"),
+                          "[lockstep]   it said: bad data in row 17",
+                          "[lockstep]   rank 0: exited with status 1; it said: rank 1 gave up"));
+}
+
+TEST(Diagnosis, AnExceptionThatNobodyCatchesIsQuoted) {
+  const Result result = Job(rank_args("uncaught")).wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGABRT);
+  EXPECT_THAT(result.err, HasSubstr("it was killed by SIGABRT"));
+  EXPECT_THAT(result.err,
+              HasSubstr("it said: an exception that nobody caught: nobody catches this"));
+  EXPECT_THAT(result.err, HasSubstr("hint: for the place: lockstep run"));
+}
+
+class StuckTest : public ::testing::Test {
+ protected:
+  std::string folder_ = ::testing::TempDir() + "lockstep-stuck-XXXXXX";
+  std::string gate_;
+
+  StuckTest() {
+    folder_ = mkdtemp(folder_.data());
+    gate_ = folder_ + "/gate";
+    if (mkfifo(gate_.c_str(), 0600) != 0) throw std::runtime_error("mkfifo");
+  }
+  ~StuckTest() override { fs::remove_all(folder_); }
+  void open_gate() { std::ofstream(gate_) << "go\n"; }
+};
+
+TEST_F(StuckTest, TheReportSaysWhereTheRanksWere) {
+  Job job(rank_args("stuck"), {.environment = {{"GATE", gate_}}});
+  ASSERT_TRUE(job.await("stuck", 2));
+  open_gate();
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("[lockstep] where they were when the first failure was seen:\n[lockstep]   rank 0: "
+                "in barrier, its call 3, for "));
+  EXPECT_THAT(result.err, HasSubstr("rank 1: in no collective; the last was all_reduce sum "
+                                    "(float32 x 2), call 2, "));
+}
+
+TEST_F(StuckTest, ASignalAsksWhereTheRanksAreAndDisturbsNothing) {
+  Job job(rank_args("stuck"), {.environment = {{"GATE", gate_}}});
+  ASSERT_TRUE(job.await("stuck", 2));
+  for (const int signal : {SIGUSR2, SIGQUIT}) {
+    kill(job.pid(), signal);
+    ASSERT_TRUE(job.await_error("the others wait for rank 1, which is slow in computing"));
+    job.forget_errors();
+  }
+  open_gate();
+  EXPECT_EQ(job.wait().exit_code, 7);
+}
+
+TEST_F(StuckTest, TheFolderHoldsAPageAndEachRanksError) {
+  Job job(rank_args("stuck", {"--log-dir", folder_, "--rdzv-id=job"}),
+          {.environment = {{"GATE", gate_}}});
+  ASSERT_TRUE(job.await("stuck", 2));
+  open_gate();
+  const Result result = job.wait();
+  const size_t at = result.err.find("more in " + folder_ + "/job_");
+  ASSERT_NE(at, std::string::npos) << result.err;
+  const std::string path = lines_of(result.err.substr(at + 8))[0];
+  const std::string page = content(path);
+  EXPECT_THAT(page, HasSubstr("rank 1 failed first: it exited with status 7"));
+  EXPECT_THAT(page, HasSubstr("last 3 of 3 calls"));
+  EXPECT_THAT(page, HasSubstr("not over  barrier"));
+  EXPECT_THAT(page, HasSubstr("all_reduce sum (float32 x 2)"));
+}
+
+TEST_F(StuckTest, TheErrorFileIsTorchrunsJson) {
+  const Result result = Job(rank_args("echo", {"--log-dir", folder_})).wait();
+  std::string path = lines_of(result.err.substr(result.err.find("more in ") + 8))[0];
+  const fs::path attempt = fs::path(path).parent_path();
+  const auto error = nlohmann::json::parse(content(attempt / "1" / "error.json"));
+  EXPECT_EQ(error["message"]["message"], "bad data in row 17");
+  EXPECT_TRUE(error["message"]["extraInfo"].contains("timestamp"));
+}
+
+TEST(Diagnosis, LastWordsAreOnThePage) {
+  std::string folder = ::testing::TempDir() + "lockstep-page-XXXXXX";
+  folder = mkdtemp(folder.data());
+  const Result result = Job({"run", "--nproc-per-node=2", "--log-dir", folder, "sh", "-c",
+                             "test $RANK = 0 && exec sleep 1000; echo oh no >&2; exit 2"})
+                            .wait();
+  const std::string path = lines_of(result.err.substr(result.err.find("more in ") + 8))[0];
+  EXPECT_THAT(content(path), HasSubstr("  last on stderr\n    | oh no\n"));
+  fs::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
