@@ -2,6 +2,7 @@
 # the first time; the rest is for developers.
 RANKS ?= 2
 SECONDS_EACH ?= 60
+MINUTES ?= 10
 BUILD := build/release
 RUN := $(BUILD)/bin/lockstep run --nproc-per-node
 NINJA := NINJA_STATUS="[build %f/%t] " ninja
@@ -16,7 +17,7 @@ endef
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz soak format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -57,6 +58,12 @@ fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)
 	$(call fuzz_one,idx,src/data/idx.cpp,-lz)
 	$(call fuzz_one,rendezvous,$(addprefix src/,launch/codec.cpp launch/conversation.cpp launch/tls.cpp \
 	  launch/token.cpp core/environment.cpp),-lssl -lcrypto)
+	$(call fuzz_one,environment,$(addprefix src/,core/environment.cpp core/log.cpp core/node_list.cpp core/place.cpp \
+	  core/place_mpi.cpp core/place_slurm.cpp launch/streams.cpp),-lspdlog)
+	$(call fuzz_one,accelerate,src/launch/accelerate.cpp,-lyaml-cpp)
+
+soak: build ## random faults in training jobs for $MINUTES (10); a table, and status 1 for a hang or leftover
+	@python3 tests/soak.py $(BUILD) $(MINUTES)
 
 format: ## formats the sources with clang-format
 	@scripts/setup.sh --dev

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "launch/binding.h"
 #include "launch/program.h"
 #include "lockstep/launch/run.h"
 
@@ -61,6 +62,7 @@ bool take_stream(const Target& target, const Pipe& pipe, int as) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != launcher) _exit(1);  // it died before prctl() could see that
   signals.restore();
+  bind_to(spec.cores);
 
   bool ready = true;
   if (spec.input == ChildSpec::Input::None) {

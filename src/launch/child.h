@@ -33,6 +33,8 @@ struct ChildSpec {
   // The only descriptors above stderr that the child gets, under the same numbers.
   std::vector<int> inherited;
   Target out, err;
+  // The cores it may use; all of the launcher's when empty.
+  std::vector<int> cores;
   // stdin: /dev/null, or the launcher's own when set.
   enum class Input { None, Shared } input = Input::None;
 };

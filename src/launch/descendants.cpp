@@ -13,6 +13,12 @@
 
 namespace lockstep::launch {
 
+namespace {
+pid_t left_out = 0;
+}  // namespace
+
+void leave_out(pid_t pid) { left_out = pid; }
+
 void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 std::vector<Process> descendants() {
@@ -28,6 +34,7 @@ std::vector<Process> descendants() {
     if (name_end == std::string::npos) continue;  // it ended meanwhile
     Process process;
     process.pid = static_cast<pid_t>(std::stol(text));
+    if (process.pid == left_out) continue;
     pid_t parent = 0;
     if (std::sscanf(text.c_str() + name_end, ") %c %d %d", &process.state, &parent,
                     &process.group) == 3) {

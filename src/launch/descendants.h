@@ -20,6 +20,9 @@ void adopt_orphans();
 // All of them at this moment, from /proc: children before their own children.
 std::vector<Process> descendants();
 
+// A descendant that descendants() does not list from now on; 0 for none.
+void leave_out(pid_t pid);
+
 // As Process::state; 'Z' when there is no such process.
 char process_state(pid_t pid);
 

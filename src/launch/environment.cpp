@@ -8,7 +8,7 @@
 #include <random>
 #include <string_view>
 
-#include "launch/host.h"
+#include "launch/binding.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::launch {
@@ -16,10 +16,9 @@ namespace {
 
 // An outer launcher's, which would be wrong here: with its store rank 0 would not listen, its error
 // file is its own. And the job's token, which is no business of the ranks'.
-constexpr std::array<std::string_view, 6> kStale = {"LOCKSTEP_CONTROL_FD", "LOCKSTEP_FLIGHT_FD",
-                                                    "LOCKSTEP_STORE_FD",   "LOCKSTEP_TOKEN",
-                                                    "TORCHELASTIC_ERROR_FILE",
-                                                    "TORCHELASTIC_USE_AGENT_STORE"};
+constexpr std::array<std::string_view, 6> kStale = {
+    "LOCKSTEP_CONTROL_FD", "LOCKSTEP_FLIGHT_FD",      "LOCKSTEP_STORE_FD",
+    "LOCKSTEP_TOKEN",      "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"};
 
 }  // namespace
 
@@ -47,8 +46,12 @@ Variables rank_variables(const Options& options, const Plan& plan, int local) {
       {"TORCHELASTIC_MAX_RESTARTS", std::to_string(plan.max_restarts)},
       {"TORCHELASTIC_RUN_ID", options.run_id},
   };
+  for (const auto& [name, value] : options.environment) {
+    if (!env_text(name.c_str())) variables.emplace(name, value);
+  }
   if (!env_text("OMP_NUM_THREADS")) {
-    variables["OMP_NUM_THREADS"] = std::to_string(std::max(1, cores() / plan.local_ranks));
+    const int own = threads_of(options.binding, local, plan.local_ranks);
+    variables.emplace("OMP_NUM_THREADS", std::to_string(own));
   }
   return variables;
 }

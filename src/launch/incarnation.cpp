@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "launch/binding.h"
 #include "launch/child.h"
 #include "launch/environment.h"
 #include "launch/supervisor.h"
@@ -98,6 +99,7 @@ void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
 pid_t Starter::start(int local) {
   Variables variables = rank_variables(options_, plan_, local);
   variables[Control::kVariable] = std::to_string(control_.fd());
+  variables[Guard::kVariable] = session_.mark;
   variables[flight::kVariable] = std::to_string(flight_.fd());
   if (session_.logs.is_on()) {
     variables["TORCHELASTIC_ERROR_FILE"] =
@@ -106,6 +108,7 @@ pid_t Starter::start(int local) {
   ChildSpec spec;
   spec.path = session_.program;
   spec.command = options_.command;
+  spec.cores = cores_of(options_.binding, local, plan_.local_ranks);
   spec.inherited = {control_.fd(), flight_.fd()};
   if (plan_.first_rank + local == 0) spec.input = ChildSpec::Input::Shared;
   if (plan_.listener) {

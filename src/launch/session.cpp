@@ -54,7 +54,11 @@ void check(const Options& options) {
 }
 
 Session::Session(const Options& given)
-    : options(completed(given)), program(find_program(options.command.front())), logs(options) {
+    : options(completed(given)),
+      program(find_program(options.command.front())),
+      logs(options),
+      mark(random_run_id()),
+      guard(mark) {
   adopt_orphans();
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "launch/guard.h"
 #include "launch/logs.h"
 #include "launch/output.h"
 #include "launch/signals.h"
@@ -31,6 +32,8 @@ struct Session {
   Signals signals;
   Output output;
   Logs logs;
+  const std::string mark;  // of this job's processes, in their environment
+  Guard guard;
 };
 
 }  // namespace lockstep::launch

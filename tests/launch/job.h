@@ -27,6 +27,8 @@ struct Settings {
   std::vector<int> ignored_signals = {};
   // A descriptor under this number is open in the launcher when it starts; none when negative.
   int extra_fd = -1;
+  // RLIMIT_FSIZE; none when negative.
+  long most_file_bytes = -1;
 };
 
 // `lockstep ARGS`, running. Killed and reaped when it goes out of scope.

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -39,6 +40,12 @@ Job::Job(std::vector<std::string> args, Settings settings) {
     dup2(err[1], 2);
     if (settings.extra_fd >= 0) dup2(0, settings.extra_fd);
     for (const int number : settings.ignored_signals) std::signal(number, SIG_IGN);
+    if (settings.most_file_bytes >= 0) {
+      const rlimit limit{static_cast<rlim_t>(settings.most_file_bytes),
+                         static_cast<rlim_t>(settings.most_file_bytes)};
+      setrlimit(RLIMIT_FSIZE, &limit);
+      std::signal(SIGXFSZ, SIG_IGN);
+    }
     for (const auto& [name, value] : settings.environment) setenv(name.c_str(), value.c_str(), 1);
     execv(LOCKSTEP_BINARY_DIR "/bin/lockstep", argv.data());
     _exit(99);

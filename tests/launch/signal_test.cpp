@@ -84,6 +84,30 @@ TEST_F(SignalTest, WorkersDieWithAKilledLauncher) {
   EXPECT_EQ(job.wait().exit_code, 128 + SIGKILL);
 }
 
+TEST_F(SignalTest, GrandchildrenDieWithAKilledLauncherToo) {
+  // In sessions of their own, one of them an orphan; each ignores what can be ignored.
+  Job job({"run", "--nproc-per-node=2", "sh", "-c",
+           "exec 9>$FIFO; trap '' TERM INT HUP; setsid sh -c 'sleep 1000 & sleep 1000' & "
+           "(setsid sleep 1000 &); echo ready; wait"},
+          settings_);
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(presence_.everybody_left());
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGKILL);
+}
+
+TEST_F(SignalTest, AKilledLauncherEndsNoOtherJob) {
+  Presence other;
+  Job bystander(sleepers("60"), {.environment = {{"FIFO", other.path()}}});
+  ASSERT_TRUE(bystander.await("ready", 2));
+  Job job(sleepers("60"), settings_);
+  ASSERT_TRUE(job.await("ready", 2));
+  kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(presence_.everybody_left());
+  job.wait();
+  EXPECT_FALSE(other.everybody_left(std::chrono::milliseconds(200)));
+}
+
 TEST_F(SignalTest, UserSignalsAreForwardedAndEndNothing) {
   Job job(
       script_args(2, "trap 'echo usr1; exit 0' USR1; echo ready; while :; do sleep 0.01; done"));

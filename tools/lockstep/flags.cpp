@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/core/error.h"
-#include "nearest.h"
+#include "lockstep/core/nearest.h"
 
 namespace lockstep::tool {
 namespace {

@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "nearest.h"
+#include "doctor.h"
+#include "lockstep/core/nearest.h"
 #include "run.h"
 
 namespace {
@@ -28,14 +29,15 @@ int run(std::vector<std::string> words) {
   program.set_help_flag("-h,--help", "Print this help and exit");
   program.footer("lockstep run --help says more.");
   tool::RunCommand command(program);
+  tool::add_doctor(program);
   if (words.empty()) words = {"--help"};
   if (words.front() == "run") {
     const auto flags = command.take_program({words.begin() + 1, words.end()});
     words.assign({"run"});
     words.insert(words.end(), flags.begin(), flags.end());
-  } else if (!words.front().starts_with('-')) {
+  } else if (words.front() != "doctor" && !words.front().starts_with('-')) {
     throw ConfigError(fmt::format("unknown command '{}'; the nearest is {} (lockstep --help)",
-                                  words.front(), tool::nearest(words.front(), {"run"})));
+                                  words.front(), nearest(words.front(), {"run", "doctor"})));
   }
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
@@ -45,7 +47,7 @@ int run(std::vector<std::string> words) {
   } catch (const CLI::ParseError& error) {
     return complain(error.what(), kWrongUsage);
   }
-  return command.carry_out();
+  return program.got_subcommand("doctor") ? tool::examine() : command.carry_out();
 }
 
 }  // namespace

@@ -38,6 +38,17 @@ std::vector<int> numbers_of(std::string_view flag, std::string_view text) {
   return numbers;
 }
 
+// --bind, or torchrun's --numa-binding for the same.
+launch::Binding binding_of(const std::string& bind, const std::string& numa) {
+  if (bind == "cores" || (bind.empty() && numa == "exclusive")) return launch::Binding::Cores;
+  if (bind == "numa" || (bind.empty() && numa == "node")) return launch::Binding::Numa;
+  if (!bind.empty() || numa.empty()) return launch::Binding::None;
+  throw ConfigError(fmt::format(
+      "[run] --numa-binding {} (or PET_NUMA_BINDING) is not supported: ranks are bound to "
+      "NUMA nodes or to cores (what works: node, exclusive)",
+      numa));
+}
+
 }  // namespace
 
 template <class Value>
@@ -83,6 +94,12 @@ void RunCommand::add_job_flags() {
       ->check(CLI::Range(0.0, 86400.0));
   option("--rdzv-id", options_.run_id, "TEXT", "Name of the job: TORCHELASTIC_RUN_ID (random)");
   option("--role", options_.role, "TEXT", "Name of the ranks' role: ROLE_NAME (default)");
+  option("--bind", bind_, "HOW",
+         "none; cores: each rank gets an equal part of them for itself; numa: those of\none NUMA "
+         "node (--numa-binding exclusive and node mean the same)")
+      ->check(CLI::IsMember({"none", "cores", "numa"}));
+  option("--numa-binding", numa_, "HOW", "")->group("");
+  accelerate_.add_to(command_);
   flag("--dry-run", dry_run_, "Show what would be started, and start nothing");
   flag("--print-env", print_env_, "Show the variables of each rank, and start nothing");
 }
@@ -125,6 +142,8 @@ std::vector<std::string> RunCommand::take_program(const std::vector<std::string>
 
 int RunCommand::carry_out() {
   refuse_limited_flags(command_);
+  accelerate_.apply(command_, options_);
+  options_.binding = binding_of(bind_, numa_);
   options_.ranks = launch::count_ranks(ranks_);
   options_.redirects = launch::StreamChoice::parse("--redirects", redirects_);
   options_.tee = launch::StreamChoice::parse("--tee", tee_);

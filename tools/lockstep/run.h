@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "accelerate_flags.h"
 #include "lockstep/launch/run.h"
 #include "rendezvous_flags.h"
 
@@ -34,6 +35,8 @@ class RunCommand {
   CLI::App& command_;
   launch::Options options_;
   RendezvousFlags rendezvous_;
+  AccelerateFlags accelerate_;
+  std::string bind_, numa_;
   std::string ranks_ = "1", redirects_ = "0", tee_ = "0", shown_;
   int port_ = 0;
   double grace_ = -1, accepted_number_ = 0;

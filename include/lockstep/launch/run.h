@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +14,12 @@
 #include "lockstep/launch/streams.h"
 
 namespace lockstep::launch {
+
+enum class Binding {
+  None,   // all that the launcher may use
+  Cores,  // an equal part of them for each rank, close together
+  Numa,   // those of one NUMA node; ranks are spread evenly over the nodes
+};
 
 struct Options {
   // The program, looked up in PATH as execvp() does, and its arguments.
@@ -41,6 +48,11 @@ struct Options {
   // Before each line: ${role_name}, ${local_rank}, ${rank} and ${hostname} are replaced. "[rank N]
   // " when empty.
   std::string line_prefix = {};
+
+  // Variables for all ranks, where the caller's environment has none of that name.
+  std::map<std::string, std::string> environment = {};
+  // Which cores each rank may use.
+  Binding binding = Binding::None;
 };
 
 // The program cannot be started. exit_code() is the shell's: 127 when it is not there, 126 when it

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::tool {
+namespace lockstep {
 
 // Levenshtein's distance.
 inline size_t edits_between(std::string_view a, std::string_view b) {
@@ -40,4 +40,4 @@ inline std::string nearest(std::string_view word, const std::vector<std::string>
   return closest == known.end() ? "" : *closest;
 }
 
-}  // namespace lockstep::tool
+}  // namespace lockstep

@@ -1,0 +1,16 @@
+// Any bytes as an accelerate configuration: settings or a ConfigError, nothing else.
+#include <string>
+
+#include "lockstep/core/error.h"
+#include "lockstep/launch/accelerate.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
+  try {
+    const auto settings = lockstep::launch::parse_accelerate(
+        {reinterpret_cast<const char*>(data), size}, "fuzz.yaml");
+    settings.flags();
+    settings.environment();
+  } catch (const lockstep::ConfigError&) {
+  }
+  return 0;
+}

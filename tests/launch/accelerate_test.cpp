@@ -1,0 +1,173 @@
+// Files and flags of `accelerate launch`.
+#include "lockstep/launch/accelerate.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "launch/job.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
+
+// As `accelerate config` writes it for two machines.
+constexpr const char* kTwoMachines = R"(compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: MULTI_CPU
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+machine_rank: 1
+main_process_ip: 10.0.0.1
+main_process_port: 29501
+main_training_function: main
+mixed_precision: bf16
+num_machines: 2
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: true
+)";
+
+void expect_accelerate_refuses(const std::string& text, const std::string& reason) {
+  try {
+    parse_accelerate(text, "f.yaml").flags();
+    ADD_FAILURE() << "not refused: " << text;
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr(reason));
+  }
+}
+
+TEST(Accelerate, AFileGivesTheFlagsOfTheSameJob) {
+  const Accelerate settings = parse_accelerate(kTwoMachines, "f.yaml");
+  EXPECT_THAT(
+      settings.flags(),
+      UnorderedElementsAre(Pair("--nproc-per-node", "4"), Pair("--nnodes", "2"),
+                           Pair("--node-rank", "1"), Pair("--master-addr", "10.0.0.1"),
+                           Pair("--master-port", "29501"), Pair("--rdzv-backend", "static")));
+  EXPECT_THAT(settings.environment(),
+              UnorderedElementsAre(Pair("ACCELERATE_MIXED_PRECISION", "bf16"),
+                                   Pair("ACCELERATE_USE_CPU", "True")));
+  EXPECT_THAT(settings.remarks, IsEmpty());
+}
+
+TEST(Accelerate, JsonIsReadTheSameWay) {
+  const auto settings = parse_accelerate(
+      R"({"distributed_type": "NO", "num_processes": 3, "use_cpu": true, "mixed_precision": "no"})",
+      "default_config.yaml");
+  EXPECT_THAT(settings.flags(), UnorderedElementsAre(Pair("--nproc-per-node", "3")));
+}
+
+TEST(Accelerate, FsdpSettingsAreReadWithAndWithoutTheirPrefix) {
+  const auto settings = parse_accelerate(
+      "distributed_type: FSDP\nnum_processes: 2\nfsdp_config:\n  sharding_strategy: 2\n"
+      "  fsdp_offload_params: true\n  fsdp_transformer_layer_cls_to_wrap: Block\n"
+      "  min_num_params: 1000\n",
+      "f.yaml");
+  const auto environment = settings.environment();
+  EXPECT_THAT(environment, Contains(Pair("ACCELERATE_USE_FSDP", "true")));
+  EXPECT_THAT(environment, Contains(Pair("FSDP_SHARDING_STRATEGY", "SHARD_GRAD_OP")));
+  EXPECT_THAT(environment, Contains(Pair("FSDP_OFFLOAD_PARAMS", "true")));
+  EXPECT_THAT(environment, Contains(Pair("FSDP_TRANSFORMER_CLS_TO_WRAP", "Block")));
+  EXPECT_THAT(environment, Contains(Pair("FSDP_MIN_NUM_PARAMS", "1000")));
+}
+
+TEST(Accelerate, UnknownKeysAreRefusedAtEveryDepth) {
+  expect_accelerate_refuses("num_proceses: 2\n",
+                            "[accelerate] f.yaml:1: unknown key 'num_proceses'; the nearest is "
+                            "num_processes");
+  // accelerate itself overlooks this one.
+  expect_accelerate_refuses("num_processes: 2\nfsdp_config:\n  fsdp_offload_parms: true\n",
+                            "f.yaml:3: unknown key 'fsdp_offload_parms'; the nearest is "
+                            "offload_params");
+}
+
+TEST(Accelerate, ValuesAreChecked) {
+  expect_accelerate_refuses("num_processes: two\n", "'two' is not a whole number");
+  expect_accelerate_refuses("num_processes: [2]\n", "num_processes has to be a text");
+  expect_accelerate_refuses("num_processes: 0\n", "need 1 or more");
+  expect_accelerate_refuses("mixed_precision: fp15\n", "'fp15' is none of no, fp16, bf16, fp8");
+  expect_accelerate_refuses("use_cpu: maybe\n", "'maybe' is neither true nor false");
+  expect_accelerate_refuses("distributed_type: DEEPSPEED\n", "is none of NO, MULTI_CPU, MULTI_GPU");
+  expect_accelerate_refuses("num_processes: 3\nnum_machines: 2\nmain_process_ip: x\n",
+                            "num_processes 3 over num_machines 2");
+  expect_accelerate_refuses("num_processes: 4\nnum_machines: 2\n", "needs main_process_ip");
+  expect_accelerate_refuses("distributed_type: MULTI_CPU\n", "needs num_processes");
+  expect_accelerate_refuses("deepspeed_config:\n  zero_stage: 2\n",
+                            "deepspeed_config is not supported");
+  expect_accelerate_refuses("tpu_use_cluster: true\n", "it is about TPUs");
+}
+
+TEST(Accelerate, WhatIsNoYamlIsRefusedWithTheLine) {
+  expect_accelerate_refuses("a: [1,\n", "f.yaml:");
+  expect_accelerate_refuses("- 1\n- 2\n", "expected settings as KEY: VALUE lines");
+  expect_accelerate_refuses(std::string(2 << 20, 'x'), "a configuration has at most");
+}
+
+TEST(Accelerate, AnEmptyFileSaysNothing) {
+  EXPECT_THAT(parse_accelerate("", "f.yaml").flags(), IsEmpty());
+}
+
+class AccelerateJob : public ::testing::Test {
+ protected:
+  std::string folder_ = ::testing::TempDir() + "lockstep-accelerate-XXXXXX";
+  AccelerateJob() { folder_ = mkdtemp(folder_.data()); }
+  ~AccelerateJob() override { std::filesystem::remove_all(folder_); }
+  std::string file(const std::string& text) {
+    std::ofstream(folder_ + "/f.yaml") << text;
+    return folder_ + "/f.yaml";
+  }
+};
+
+TEST_F(AccelerateJob, AConfigurationFileStartsTheJob) {
+  const std::string path =
+      file("distributed_type: MULTI_CPU\nnum_processes: 3\nmixed_precision: bf16\n");
+  const Result result = Job({"run", "--config_file", path, "sh", "-c",
+                             "echo $WORLD_SIZE $ACCELERATE_MIXED_PRECISION"})
+                            .wait();
+  EXPECT_EQ(lines_of(result.out).size(), 3u) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] 3 bf16"));
+}
+
+TEST_F(AccelerateJob, FlagsAndVariablesWinOverTheFile) {
+  const std::string path = file("distributed_type: MULTI_CPU\nnum_processes: 3\n");
+  const auto count = [&](std::vector<std::string> flags, Settings settings = {}) {
+    std::vector<std::string> args = {"run", "--config-file=" + path};
+    args.insert(args.end(), flags.begin(), flags.end());
+    args.insert(args.end(), {"echo", "x"});
+    return lines_of(Job(args, settings).wait().out).size();
+  };
+  EXPECT_EQ(count({}), 3u);
+  EXPECT_EQ(count({"--num_processes", "2"}), 2u);
+  EXPECT_EQ(count({"--nproc-per-node", "4"}), 4u);
+  EXPECT_EQ(count({}, {.environment = {{"PET_NPROC_PER_NODE", "5"}}}), 5u);
+}
+
+TEST_F(AccelerateJob, ItsFlagsWorkWithoutAFile) {
+  const Result result = Job({"run", "--cpu", "--num_processes=2", "--num_cpu_threads_per_process=3",
+                             "--mixed_precision=fp16", "sh", "-c",
+                             "echo $WORLD_SIZE $OMP_NUM_THREADS $ACCELERATE_MIXED_PRECISION"},
+                            {.environment = {{"OMP_NUM_THREADS", ""}}})
+                            .wait();
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] 2 3 fp16")) << result.err;
+}
+
+TEST_F(AccelerateJob, AMissingFileIsNamed) {
+  const Result result = Job({"run", "--config_file", "/no/such.yaml", "true"}).wait();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--config_file /no/such.yaml: cannot be read"));
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
