@@ -63,7 +63,7 @@ fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)
 	$(call fuzz_one,accelerate,src/launch/accelerate.cpp,-lyaml-cpp)
 
 soak: build ## random faults in training jobs for $MINUTES (10); a table, and status 1 for a hang or leftover
-	@python3 tests/soak.py $(BUILD) $(MINUTES)
+	@python3 tests/support/soak.py $(BUILD) $(MINUTES)
 
 format: ## formats the sources with clang-format
 	@scripts/setup.sh --dev

@@ -14,9 +14,9 @@ import re
 import sys
 
 from bench import HERE, Bench, machine
-from figures import collectives, examples, training
+from figures import collectives, examples, launching, training
 
-FIGURES = examples.FIGURES | training.FIGURES | collectives.FIGURES
+FIGURES = examples.FIGURES | training.FIGURES | launching.FIGURES | collectives.FIGURES
 
 
 def main():

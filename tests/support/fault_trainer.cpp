@@ -1,8 +1,8 @@
 // A small training job in which one thing goes wrong: what tests/faults_test.py and tests/soak.py run.
 //
-//   fault_trainer STEPS [RANK STEP PLACE KIND]
+//   fault_trainer STEPS [RANKS STEP PLACE KIND]
 //
-// At step STEP and place PLACE rank RANK does KIND, in the first incarnation only. Every rank says on stdout
+// At step STEP and place PLACE the ranks RANKS ("1" or "1,2") do KIND, in the first incarnation only. Every rank says on stdout
 // when it does, and when it learns of somebody else's failure: "fault NS", "known NS" (CLOCK_MONOTONIC).
 #include <lockstep/core/flight.h>
 #include <lockstep/lockstep.h>
@@ -20,7 +20,7 @@ namespace {
 using lockstep::flight::now_ns;
 
 struct Fault {
-  int rank = -1;
+  std::string ranks;
   long step = -1;
   std::string place, kind;
 };
@@ -32,7 +32,8 @@ void say(const char* what) {
 
 class Trouble {
  public:
-  Trouble(Fault fault, int rank) : fault_(std::move(fault)), mine_(rank == fault_.rank) {
+  Trouble(Fault fault, const std::string& rank)
+      : fault_(std::move(fault)), mine_(("," + fault_.ranks + ",").find("," + rank + ",") != std::string::npos) {
     const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
     mine_ = mine_ && (count == nullptr || std::string(count) == "0");
   }
@@ -85,7 +86,7 @@ TORCH_MODULE(Net);
 
 void train(long steps, const Fault& fault) {
   const char* env_rank = std::getenv("RANK");
-  const Trouble trouble(fault, env_rank == nullptr ? 0 : std::atoi(env_rank));
+  const Trouble trouble(fault, env_rank == nullptr ? "0" : env_rank);
   trouble.at("rendezvous", 0);
   const auto world = lockstep::World::from_env();
   torch::manual_seed(1);
@@ -127,7 +128,7 @@ int fail(const std::exception& error, lockstep::flight::Blame blame) {
 
 int main(int argc, char** argv) {
   Fault fault;
-  if (argc == 6) fault = {std::atoi(argv[2]), std::atol(argv[3]), argv[4], argv[5]};
+  if (argc == 6) fault = {argv[2], std::atol(argv[3]), argv[4], argv[5]};
   try {
     train(argc > 1 ? std::atol(argv[1]) : 100, fault);
     return 0;

@@ -58,7 +58,10 @@ const std::vector<Limited>& limited_flags() {
       {"--duplicate-stdout-filters", {}, kFilter},
       {"--duplicate-stderr-filters", {}, kFilter},
       {"--virtual-local-rank", {}, "a program asks World::device() for its device", false},
-      {"--compile-target", {}, kNoPython},
+      {"--signals-to-handle",
+       {"SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIGTERM,SIGINT,SIGHUP"},
+       "SIGTERM, SIGINT and SIGHUP stop the job, SIGUSR1 is passed on, SIGUSR2 and SIGQUIT ask where "
+       "the ranks are"},
   };
   return flags;
 }

@@ -1,0 +1,107 @@
+"""Training jobs that go wrong, and what is left of them."""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import threading
+import time
+import uuid
+
+from support.program import LAUNCHED, LIMIT_S
+
+
+def processes_of(run_id):
+    """Pids of the job's processes that still run, the launcher's too; found by their environment."""
+    mark, found = f"TORCHELASTIC_RUN_ID={run_id}".encode(), []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes().split(b"\0") and is_alive(int(folder.name)):
+                found.append(int(folder.name))
+        except OSError:  # it ended meanwhile, or is not ours
+            pass
+    return found
+
+
+def is_alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def shared_files():
+    """What could leak where memory is shared by name."""
+    return {str(path) for path in pathlib.Path("/dev/shm").iterdir()}
+
+
+class Training:
+    """`lockstep run` of fault_trainer, running. `fault`: (ranks, step, place, kind)."""
+
+    def __init__(self, build, ranks, backend, fault=(), steps=60, flags=(), timeout_s=10, program=(), **variables):
+        self.run_id, self.ranks = uuid.uuid4().hex[:12], ranks
+        self.out, self.err, self.lines = "", "", threading.Condition()
+        self.files_before = shared_files()
+        binary = pathlib.Path(build) / "bin"
+        env = {k: v for k, v in os.environ.items() if not LAUNCHED.match(k)}
+        env |= {"LOCKSTEP_BACKEND": backend, "LOCKSTEP_TIMEOUT": str(timeout_s), "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": "lo", **variables}
+        words = [binary / "lockstep", "run", "--nproc-per-node", ranks, "--rdzv-id", self.run_id, *flags,
+                 *program, binary / "fault_trainer", steps, *fault]
+        self.process = subprocess.Popen([str(word) for word in words], env=env, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.readers = [threading.Thread(target=self._read, args=(name,)) for name in ("out", "err")]
+        for reader in self.readers:
+            reader.start()
+
+    def _read(self, name):
+        for line in getattr(self.process, "std" + name):
+            with self.lines:
+                setattr(self, name, getattr(self, name) + line)
+                self.lines.notify_all()
+
+    def await_line(self, pattern, count=1):
+        """Waits until the pattern has come so often on stdout."""
+        def enough():
+            return len(re.findall(pattern, self.out)) >= count or self.process.poll() is not None
+        with self.lines:
+            while not enough():
+                assert self.lines.wait(LIMIT_S), f"no /{pattern}/ in {LIMIT_S} s: {self}"
+        assert len(re.findall(pattern, self.out)) >= count, f"no /{pattern}/: {self}"
+
+    def pids(self):
+        """The ranks' processes: the launcher's children that run another program than it does."""
+        text = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in text.split()
+                if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"fault_trainer")]
+
+    def wait(self, limit_s=LIMIT_S):
+        """The exit status. A job that does not end is killed, and an AssertionError."""
+        try:
+            self.status = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"still runs after {limit_s} s: {self}") from None
+        self.ended_ns = time.monotonic_ns()
+        for reader in self.readers:
+            reader.join(LIMIT_S)
+        return self.status
+
+    def times(self, word):
+        """When a rank said `word`: {rank: ns}, the last time for each."""
+        return {int(rank): int(ns) for rank, ns in re.findall(rf"^\[rank (\d+)\] {word} (\d+)$", self.out, re.MULTILINE)}
+
+    def leftovers(self):
+        """Whatever the job has left, in words."""
+        left = [f"process {pid}" for pid in processes_of(self.run_id)]
+        left += [f"file {name}" for name in shared_files() - self.files_before if self.run_id in name or "lockstep" in name]
+        return left
+
+    def end(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        for pid in processes_of(self.run_id):
+            os.kill(pid, signal.SIGKILL)
+
+    def __str__(self):
+        return f"{self.process.args}\n--- stdout\n{self.out}--- stderr\n{self.err}"
