@@ -78,6 +78,19 @@ TEST(FirstFailure, NotWhatTheLauncherEnded) {
   EXPECT_EQ(outcome.exit_code(), 1);
 }
 
+TEST(Straggling, NamesWhoTheOthersWaitForAndInWhat) {
+  std::vector<Seen> ranks = {{.rank = 4}, {.rank = 5}, {.rank = 6}};
+  const uint64_t for_ever = uint64_t{1} << 60;
+  ranks[0].log.busy_ns = {for_ever, 0};
+  ranks[2].log.busy_ns = {for_ever, 0};
+  EXPECT_THAT(Straggling(3).lines(ranks).back(),
+              HasSubstr("the others wait for rank 5, which is slow in computing: 0 % of its time"));
+  ranks[1].log.busy_ns = {0, for_ever};
+  EXPECT_THAT(Straggling(3).lines(ranks).back(), HasSubstr("rank 5, which is slow in its data"));
+  ranks[1].log.busy_ns = {for_ever, 0};
+  EXPECT_THAT(Straggling(3).lines(ranks).back(), HasSubstr("rank 6: in no collective so far"));
+}
+
 TEST(Diagnosis, TheCauseIsNamedAndNotTheEcho) {
   const Result result = Job(rank_args("echo")).wait();
   EXPECT_EQ(result.exit_code, 3);
@@ -129,9 +142,10 @@ TEST_F(StuckTest, ASignalAsksWhereTheRanksAreAndDisturbsNothing) {
   Job job(rank_args("stuck"), {.environment = {{"GATE", gate_}}});
   ASSERT_TRUE(job.await("stuck", 2));
   for (const int signal : {SIGUSR2, SIGQUIT}) {
-    kill(job.pid(), signal);
-    ASSERT_TRUE(job.await_error("the others wait for rank 1, which is slow in computing"));
     job.forget_errors();
+    kill(job.pid(), signal);
+    ASSERT_TRUE(job.await_error("rank 0: in barrier, its call 3, for "));
+    ASSERT_TRUE(job.await_error("rank 1: in no collective; the last was all_reduce sum"));
   }
   open_gate();
   EXPECT_EQ(job.wait().exit_code, 7);

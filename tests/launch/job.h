@@ -45,8 +45,10 @@ class Job {
   void stop_reading();
   // Waits until `text` has come `count` times on stdout. False when the output ended without it.
   [[nodiscard]] bool await(const std::string& text, int count = 1);
-  [[nodiscard]] bool await_error(const std::string& text);  // on stderr
+  // The same on stderr, behind what was there `after` so many bytes.
+  [[nodiscard]] bool await_error(const std::string& text, size_t after = 0);
   const std::string& out() const { return out_; }
+  const std::string& err() const { return err_; }
   void forget_errors() { err_.clear(); }
   // Closes stdin and waits for the end.
   Result wait();

@@ -104,8 +104,8 @@ bool Job::await(const std::string& text, int count) {
   }
 }
 
-bool Job::await_error(const std::string& text) {
-  while (err_.find(text) == std::string::npos) {
+bool Job::await_error(const std::string& text, size_t after) {
+  while (err_.find(text, after) == std::string::npos) {
     if (!read_some()) return false;
   }
   return true;
