@@ -137,7 +137,7 @@ class ShmTransport : public Transport {
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     const int64_t bytes = bytes_of(sizes, options);
     if (bytes == 0) return at::zeros(sizes, options);
-    Segment segment = segment_of_all("empty", bytes * size(), {rank() * bytes, (rank() + 1) * bytes}, options);
+    Segment segment = segment_of_all("empty", sizes, options, bytes * size(), {rank() * bytes, (rank() + 1) * bytes});
     auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, index_);
     return at::from_blob(memory->part(rank()), sizes, [memory](void*) {}, options);
   }
@@ -146,7 +146,7 @@ class ShmTransport : public Transport {
     const int64_t bytes = bytes_of(sizes, options);
     if (bytes == 0) return at::zeros(sizes, options);
     const Range own = Shard{rank(), size()}.of(bytes);
-    auto segment = std::make_shared<Segment>(segment_of_all("shared", bytes, own, options));
+    auto segment = std::make_shared<Segment>(segment_of_all("shared", sizes, options, bytes, own));
     return at::from_blob(segment->data(), sizes, [segment](void*) {}, options);
   }
 
@@ -254,11 +254,13 @@ class ShmTransport : public Transport {
   }
 
   // Mapped by every rank; this one gives its `own` bytes their pages.
-  Segment segment_of_all(std::string_view what, int64_t bytes, Range own, const at::TensorOptions& options) {
+  Segment segment_of_all(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options, int64_t bytes,
+                         Range own) {
     Segment segment;
     Offer offer{};
     if (rank() == 0) offer = make_offer(segment, bytes);
-    share(offer, fmt::format("{} {}", what, name_of(c10::typeMetaToScalarType(options.dtype()))), bytes);
+    share(offer, fmt::format("{} {}", what, name_of(c10::typeMetaToScalarType(options.dtype()))),
+          c10::multiply_integers(sizes));
     if (rank() != 0 || offer.handle.pid == 0) segment = accept(offer);
     segment.populate(own.begin, own.end - own.begin);
     meet(what);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <netdb.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -49,6 +50,14 @@ class Quiet {
     return level;
   }
 };
+
+// The store's server and Gloo write to peers that may be gone, without MSG_NOSIGNAL; Python, which they
+// were made for, ignores the signal from the start.
+void survive_broken_connections() {
+  struct sigaction now{};
+  sigaction(SIGPIPE, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
 
 // Runs `call`; whatever libtorch throws becomes a CommError that says what was tried.
 template <class Call>
@@ -103,6 +112,7 @@ std::optional<int> listen_at(const std::string& host, int port) {
 }  // namespace
 
 Store Store::connect(const StoreOptions& options) {
+  survive_broken_connections();
   c10d::TCPStoreOptions tcp;
   tcp.port = static_cast<uint16_t>(options.port);
   tcp.isServer = options.server;

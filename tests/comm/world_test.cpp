@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <map>
 
@@ -126,6 +127,19 @@ TEST(World, RanksWithDifferentWorldSizesAllSayWhich) {
       } catch (const ConfigError& error) {
         EXPECT_THAT(std::string(error.what()), AllOf(HasSubstr("WORLD_SIZE=2"), HasSubstr("WORLD_SIZE=3")));
       }
+    });
+  }
+}
+
+void on_pipe(int) {}
+
+TEST(World, ABrokenConnectionIsNotTheEndOfARank) {
+  for (const auto before : {SIG_DFL, &on_pipe}) {
+    spawn_bare(2, [&](int) {
+      signal(SIGPIPE, before);
+      const World world = World::from_env();
+      EXPECT_EQ(signal(SIGPIPE, SIG_DFL), before == SIG_DFL ? SIG_IGN : before);
+      world.group().barrier().wait();
     });
   }
 }
