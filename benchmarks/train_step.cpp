@@ -22,7 +22,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Options {
   std::string model = "gpt", mode = "ddp", optimizer = "fused", dtype = "fp32", trace;
-  int64_t steps = 30, warmup = 5, batch = 8, accumulate = 1;
+  int64_t steps = 30, warmup = 5, batch = 8, accumulate = 1, threads = 1;
   uint64_t seed = 1;
 };
 
@@ -92,6 +92,7 @@ double median(std::vector<double> values) {
 
 void measure(const Options& options) {
   const World world = World::from_env();
+  at::set_num_threads(static_cast<int>(options.threads));
   torch::manual_seed(options.seed);
   const Work work = options.model == "gpt" ? transformer(options, world.rank())
                                            : perceptron(options, world.rank());
@@ -151,7 +152,9 @@ void measure(const Options& options) {
   line["step_us"] = median(steps);
   line["update_us"] = median(updates);
   line["final_loss"] =
-      torch::stack(at::TensorList(losses).slice(losses.size() - 5)).mean().item<double>();
+      torch::stack(at::TensorList(losses).slice(losses.size() - std::min<size_t>(losses.size(), 5)))
+          .mean()
+          .item<double>();
   line["peak_rss_mb"] = example::peak_rss_mb();
   if (ddp && world.size() > 1) {
     const DdpLog log = ddp->log();
@@ -198,6 +201,9 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--accumulate", options.accumulate, "batches per step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--threads", options.threads, "per rank")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--seed", options.seed)->capture_default_str();

@@ -51,9 +51,13 @@ def test_strangers_cost_a_line_and_not_the_job(folder):
         assert speak(hosts, 2, "c = connect(); c.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); print(c.recv(9))") == "b''\n"
         both[0].await_text(r"10\.77\.0\.2:\d+: .*somebody who is no launcher says 'GET / HT'")
         # Many at once: some say nothing, some say rubbish; those beyond a limit are let go.
+        # What was not read when a connection is closed resets it.
         speak(hosts, 2, "all = [connect() for _ in range(600)]\n"
-                        "for c in all[::2]: c.sendall(bytes(range(256)))\n"
-                        "print(sum(c.recv(9) == b'' for c in all[:200]))")
+                        "def until_it_ends(act):\n"
+                        "  try: act()\n"
+                        "  except (ConnectionResetError, BrokenPipeError): pass\n"
+                        "for c in all[::2]: until_it_ends(lambda: c.sendall(bytes(range(256))))\n"
+                        "for c in all[:200]: until_it_ends(lambda: c.recv(9))")
         both[0].await_text(r"\(and \d+ before it\)$")
         lines = len(re.findall("no launcher|make room|did not prove", both[0].text))
         assert lines < 20, f"{lines} lines about strangers:\n{both[0]}"
