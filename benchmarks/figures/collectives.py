@@ -1,5 +1,13 @@
 """all_reduce beside Gloo's."""
 import json
+import os
+import sys
+import tempfile
+
+from bench import HERE
+
+sys.path.append(os.path.join(HERE, "..", "tests"))
+from support.hosts import Hosts  # noqa: E402
 
 
 def all_reduce(bench, ranks):
@@ -29,4 +37,31 @@ def all_reduce(bench, ranks):
                  [m[size]["read_add_write_us"] for m in mine], "us", 1.3, upper=True)
 
 
-FIGURES = {"all_reduce-2": lambda bench: all_reduce(bench, 2), "all_reduce-4": lambda bench: all_reduce(bench, 4)}
+def two_hosts(bench):
+    """Two pretended hosts of two ranks (needs root), each with a link of 1 Gbit/s of its own."""
+    size, steps = (1 if bench.args.check else 25) << 20, 1 if bench.args.check else 7
+    with tempfile.TemporaryDirectory() as folder, Hosts(folder, 2) as hosts:
+        for host in 1, 2:
+            hosts.do("rate", host, "1gbit")
+
+        def first_line(command, **variables):
+            ranks = hosts.start_ranks(command, 2, **variables)
+            said = [rank.communicate(timeout=600) for rank in ranks]
+            if ranks[0].returncode != 0:
+                sys.exit(f"{command} failed:\n{said[0][1][-4000:]}")
+            return json.loads([line for line in said[0][0].splitlines() if line.startswith("{")][-1])
+
+        def gloo():
+            line = first_line([bench.args.python, os.path.join(HERE, "peers", "allreduce.py"), "--ops", "all_reduce",
+                               "--sizes", size, "--steps", steps], GLOO_SOCKET_IFNAME="eth0")
+            return line["rows"][-1]["latency_us"][1] / 1e3
+
+        mine, theirs = bench.alternating(lambda: first_line([bench.program("bench_wire"), size, steps])["ms"], gloo)
+    # Each host has to send half of the data, and half of the sum.
+    wire = size * 8 / 1e9 * 1e3
+    bench.row("all_reduce 25 MiB, 2 hosts x 2 ranks, 1 Gbit/s / the wire's time", mine, [wire], "ms", 1.1, upper=True)
+    bench.row("all_reduce 25 MiB, 2 hosts x 2 ranks, 1 Gbit/s / Gloo", mine, theirs, "ms", 1)
+
+
+FIGURES = {"all_reduce-2": lambda bench: all_reduce(bench, 2), "all_reduce-4": lambda bench: all_reduce(bench, 4),
+           "hosts": two_hosts}

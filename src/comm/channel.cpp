@@ -121,9 +121,9 @@ std::string Announcement::text(uint32_t sequence) const {
 }
 
 Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bool watch_processes,
-                 std::vector<int> local_ranks)
+                 std::vector<int> local_ranks, std::vector<int> called)
     : blocks_(blocks), rank_(rank), size_(size), spin_(size <= usable_cores()), pidfds_(size, -1),
-      local_ranks_(std::move(local_ranks)) {
+      local_ranks_(std::move(local_ranks)), called_(std::move(called)) {
   if (watch_processes) control_ = Control::from_env();
   blocks_[rank].pid.store(getpid());
   Announcement hello;
@@ -183,7 +183,7 @@ void Channel::compare(int peer, uint32_t sequence) {
   fail(fmt::format(
       "[shm] the ranks disagree: rank {} calls {}, rank {} calls {}. Every rank must make the same calls in the same order "
       "with the same dtype and counts",
-      rank_, mine.text(sequence), peer, theirs.text(sequence)));
+      name_of(rank_), mine.text(sequence), name_of(peer), theirs.text(sequence)));
 }
 
 void Channel::meet(uint32_t sequence, milliseconds timeout) {
@@ -233,7 +233,7 @@ void Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
       if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
     }
     fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", announcement(rank_, sequence).text(sequence),
-                     timeout.count() / 1000.0, rank_, late));
+                     timeout.count() / 1000.0, name_of(rank_), late));
   }
 }
 
@@ -243,7 +243,7 @@ void Channel::await_bell(const std::function<bool()>& ready, const std::function
       ready, blocks_[rank_].bell, spin_, Clock::now() + timeout, [&] { return idle_work_ && idle_work_(); },
       [&] { check_peer(peer, what()); });
   if (came) return;
-  fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(), timeout.count() / 1000.0, rank_,
+  fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(), timeout.count() / 1000.0, name_of(rank_),
                    where_is(peer)));
 }
 
@@ -258,22 +258,22 @@ std::string Channel::fate_of(int peer, milliseconds patience) const {
   // The launcher reaps the process a moment after its end is seen here.
   const auto until = Clock::now() + patience;
   while (control_ && peer < static_cast<int>(local_ranks_.size())) {
-    if (const auto fate = control_->fate(local_ranks_[peer])) return fmt::format("rank {} {}", peer, *fate);
+    if (const auto fate = control_->fate(local_ranks_[peer])) return fmt::format("rank {} {}", name_of(peer), *fate);
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(milliseconds(1));
   }
-  return fmt::format("rank {} (process {}) has ended", peer, blocks_[peer].pid.load());
+  return fmt::format("rank {} (process {}) has ended", name_of(peer), blocks_[peer].pid.load());
 }
 
 void Channel::check_peer(int peer, const std::string& doing) {
   const RankBlock& block = blocks_[peer];
   if (block.gave_up.load(std::memory_order_acquire)) {
-    fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, rank_, peer, block.reason));
+    fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, name_of(rank_), name_of(peer), block.reason));
   }
   if (is_gone(peer)) {
     // It may have done its part, or said why it gives up, just before its end.
     if (block.gave_up.load(std::memory_order_acquire)) return check_peer(peer, doing);
-    fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, rank_, fate_of(peer, milliseconds(100))));
+    fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, name_of(rank_), fate_of(peer, milliseconds(100))));
   }
   if (control_ && control_->epoch() != 0) {
     std::string lost;
@@ -281,7 +281,7 @@ void Channel::check_peer(int peer, const std::string& doing) {
       const auto fate = control_->fate(local);
       if (fate) lost += fmt::format("{}local rank {} {}", lost.empty() ? "" : "; ", local, *fate);
     }
-    fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, rank_, lost.empty() ? "the launcher ends the job" : lost));
+    fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, name_of(rank_), lost.empty() ? "the launcher ends the job" : lost));
   }
 }
 
@@ -290,10 +290,10 @@ std::string Channel::where_is(int peer) const {
   const uint32_t posted = block.posted.value.load(), done = block.done.value.load();
   if (is_gone(peer)) return fate_of(peer, milliseconds(0));
   const char* stopped = is_stopped(block.pid.load()) ? " (its process is stopped)" : "";
-  if (posted == 0) return fmt::format("rank {} has not come yet{}", peer, stopped);
+  if (posted == 0) return fmt::format("rank {} has not come yet{}", name_of(peer), stopped);
   const std::string last = block.ring[posted % RankBlock::kRing].text(posted);
-  if (done == posted) return fmt::format("rank {} is past {} and in no collective since{}", peer, last, stopped);
-  return fmt::format("rank {} is at {}{}", peer, last, stopped);
+  if (done == posted) return fmt::format("rank {} is past {} and in no collective since{}", name_of(peer), last, stopped);
+  return fmt::format("rank {} is at {}{}", name_of(peer), last, stopped);
 }
 
 void Channel::check_alive() const {

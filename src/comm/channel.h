@@ -64,17 +64,18 @@ class Channel {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `blocks` are the ranks' blocks, in memory that all map and that was zero when the first came. Returns after all ranks have
+  // Messages call rank r called[r] (r, when the list is empty). `blocks` are the ranks' blocks, in memory that all map and that was zero when the first came. Returns after all ranks have
   // arrived. `watch_processes`: peers are processes of this machine whose death is noticed (false in tests that run ranks as
   // threads). Throws CommError.
   Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
-          std::vector<int> local_ranks = {});
+          std::vector<int> local_ranks = {}, std::vector<int> called = {});
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  int name_of(int rank) const { return called_.empty() ? rank : called_[rank]; }
 
   // Announces the next operation; returns its number.
   uint32_t post(const Announcement& announcement);
@@ -125,6 +126,7 @@ class Channel {
   bool spin_;
   std::vector<int> pidfds_;
   std::vector<int> local_ranks_;
+  std::vector<int> called_;
   std::optional<Control> control_;
   uint32_t posted_ = 0, phase_ = 0;
   std::function<bool()> idle_work_;

@@ -12,35 +12,36 @@ namespace {
 // instead of two.
 constexpr int64_t kOneShot = 16 << 10;
 
-DirectJob all_reduce_job(const Request& request, int rank, int size) {
+DirectJob all_reduce_job(const Request& request, int rank, int size, int ranks) {
   const at::Tensor& tensor = request.outputs[0];
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  char* data = data_of(tensor);
-  DirectCall call{.reduction = reduction_of(request.op, tensor.scalar_type(), size)};
+  const std::vector<at::Tensor>& nodes = request.inputs.empty() ? request.outputs : request.inputs;
+  DirectCall call{.reduction = reduction_of(request.op, tensor.scalar_type(), ranks)};
   if (bytes <= kOneShot) {
     const auto whole = std::make_shared<std::vector<char>>(bytes);
-    call.parts.emplace_back(size, data);
+    for (const at::Tensor& node : nodes) call.parts.emplace_back(size, data_of(node));
     call.bytes.assign(size, bytes);
     call.sum = whole->data();
-    return {std::move(call),
-            [whole, tensor] { std::memcpy(tensor.data_ptr(), whole->data(), whole->size()); }};
+    return {std::move(call), [whole, nodes, tensor] {
+              std::memcpy(tensor.data_ptr(), whole->data(), whole->size());
+            }};
   }
-  call.parts.emplace_back();
+  call.parts.resize(nodes.size());
   for (int r = 0; r < size; ++r) {
     const Range slice = slice_of(r, size, tensor.numel(), tensor.element_size());
-    char* begin = data + slice.begin * tensor.element_size();
-    call.parts[0].push_back(begin);
-    call.results.push_back(begin);
+    const int64_t begin = slice.begin * tensor.element_size();
+    for (size_t j = 0; j < nodes.size(); ++j) call.parts[j].push_back(data_of(nodes[j]) + begin);
+    call.results.push_back(data_of(tensor) + begin);
     call.bytes.push_back(slice.size() * tensor.element_size());
     if (r != rank) call.takers.push_back(r);
   }
   call.sum = call.results[rank];
-  return {std::move(call), [tensor] {}};
+  return {std::move(call), [nodes, tensor] {}};
 }
 
-DirectJob reduce_job(const Request& request, int rank, int size) {
+DirectJob reduce_job(const Request& request, int rank, int size, int ranks) {
   const at::Tensor& tensor = request.outputs[0];
-  DirectCall call{.reduction = reduction_of(request.op, tensor.scalar_type(), size)};
+  DirectCall call{.reduction = reduction_of(request.op, tensor.scalar_type(), ranks)};
   call.parts.emplace_back();
   for (int r = 0; r < size; ++r) {
     const Range slice = slice_of(r, size, tensor.numel(), tensor.element_size());
@@ -58,31 +59,33 @@ DirectJob reduce_job(const Request& request, int rank, int size) {
   return {std::move(call), [tensor, sum] {}};
 }
 
-DirectJob reduce_scatter_job(const Request& request, int size) {
+DirectJob reduce_scatter_job(const Request& request, int size, int ranks) {
   const at::Tensor& output = request.outputs[0];
-  const bool one = request.inputs.size() == 1 && size > 1;
-  DirectCall call{.reduction = reduction_of(request.op, output.scalar_type(), size)};
-  call.parts.emplace_back();
+  const auto& inputs = request.inputs;
+  const bool one = inputs.size() == 1 && size > 1;
+  DirectCall call{.reduction = reduction_of(request.op, output.scalar_type(), ranks)};
+  call.parts.resize(one ? 1 : inputs.size() / size);
   for (int r = 0; r < size; ++r) {
-    const at::Tensor& input = one ? request.inputs[0] : request.inputs[r];
-    const auto bytes = static_cast<int64_t>(one ? output.nbytes() : input.nbytes());
-    call.parts[0].push_back(data_of(input) + (one ? r * bytes : 0));
-    call.bytes.push_back(bytes);
+    call.bytes.push_back(static_cast<int64_t>(one ? output.nbytes() : inputs[r].nbytes()));
+    for (size_t j = 0; j < call.parts.size(); ++j) {
+      call.parts[j].push_back(one ? data_of(inputs[0]) + r * call.bytes[r]
+                                  : data_of(inputs[j * size + r]));
+    }
   }
   call.sum = data_of(output);
-  return {std::move(call), [inputs = request.inputs, output] {}};
+  return {std::move(call), [inputs, output] {}};
 }
 
 }  // namespace
 
-DirectJob direct_job(const Request& request, int rank, int size) {
+DirectJob direct_job(const Request& request, int rank, int size, int ranks) {
   switch (request.what) {
     case Collective::AllReduce:
-      return all_reduce_job(request, rank, size);
+      return all_reduce_job(request, rank, size, ranks);
     case Collective::Reduce:
-      return reduce_job(request, rank, size);
+      return reduce_job(request, rank, size, ranks);
     default:
-      return reduce_scatter_job(request, size);
+      return reduce_scatter_job(request, size, ranks);
   }
 }
 

@@ -14,8 +14,9 @@ struct DirectJob {
   std::function<void()> finish;
 };
 
-// An all_reduce, reduce or reduce_scatter of a group in which every member brings itself. The tags
-// are still to be set.
-DirectJob direct_job(const Request& request, int rank, int size);
+// An all_reduce, reduce or reduce_scatter over `ranks` ranks by a group of `size` members; an
+// all_reduce without inputs and a reduce are of members that bring one node each. The tags are
+// still to be set.
+DirectJob direct_job(const Request& request, int rank, int size, int ranks);
 
 }  // namespace lockstep::comm

@@ -26,9 +26,10 @@ int64_t Exchange::bytes_for(int size) {
 }
 
 Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
-                   std::vector<int> local_ranks)
+                   std::vector<int> local_ranks, std::vector<int> called)
     : slots_(memory + blocks_bytes(size) + mailbox_bytes(size)),
-      channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout, watch_processes, std::move(local_ranks)),
+      channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout, watch_processes, std::move(local_ranks),
+               std::move(called)),
       mailbox_(memory + blocks_bytes(size), channel_) {
   channel_.set_idle_work([this] { return mailbox_.step(); });
 }
@@ -39,6 +40,13 @@ char* Exchange::result(int64_t at_turn) const { return slots_ + (2 * size_t(chan
 bool Exchange::all_in_group_memory(uint32_t sequence) const {
   for (int r = 0; r < channel_.size(); ++r) {
     if (channel_.announcement(r, sequence).segment < 0) return false;
+  }
+  return true;
+}
+
+bool Exchange::none_in_group_memory(uint32_t sequence) const {
+  for (int r = 0; r < channel_.size(); ++r) {
+    if (channel_.announcement(r, sequence).segment >= 0) return false;
   }
   return true;
 }

@@ -62,7 +62,7 @@ class Exchange {
 
   // `memory` is as Channel's blocks: zero when the first rank comes.
   Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
-           std::vector<int> local_ranks = {});
+           std::vector<int> local_ranks = {}, std::vector<int> called = {});
 
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }
@@ -80,6 +80,7 @@ class Exchange {
   void set_group_memory(std::function<char*(int64_t segment, int rank)> part) { part_ = std::move(part); }
   char* part_of(int rank, uint32_t sequence) const;
   bool all_in_group_memory(uint32_t sequence) const;
+  bool none_in_group_memory(uint32_t sequence) const;
 
   // For operations. slot() is the chunk that `rank` staged in the current turn; result() a chunk all ranks may write slices of.
   char* slot(int rank, int64_t turn) const;
@@ -105,7 +106,9 @@ Range slice_of(int rank, int size, int64_t count, int64_t element_bytes);
 // Makers of the operations; buffers are this rank's.
 std::shared_ptr<Operation> all_reduce(const Reduction& reduction, Piece data);
 std::shared_ptr<Operation> reduce_to(int root, const Reduction& reduction, Piece data);
-std::shared_ptr<Operation> reduce_scatter(const Reduction& reduction, Piece output, std::vector<Piece> inputs);
+// outputs[j]: combined over the ranks in runs[j], which are in order.
+std::shared_ptr<Operation> reduce_scatter(const Reduction& reduction, std::vector<Piece> outputs,
+                                          std::vector<Piece> inputs, std::vector<Range> runs);
 std::shared_ptr<Operation> all_gather(std::vector<Piece> outputs, Piece input);
 std::shared_ptr<Operation> broadcast(int root, int rank, Piece data);
 std::shared_ptr<Operation> gather(int root, int rank, std::vector<Piece> outputs, Piece input);

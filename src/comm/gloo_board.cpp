@@ -15,6 +15,8 @@ namespace {
 constexpr std::chrono::milliseconds kAnswer{200};
 constexpr std::chrono::milliseconds kRound{10};
 
+constexpr const char* kReaders = "lockstep/notice/readers";
+
 std::string key_of(int rank) { return fmt::format("lockstep/notice/{}", rank); }
 
 std::string one_line(std::string text) {
@@ -51,16 +53,15 @@ bool Notice::contradicts(const Notice& other) const {
 // Owned by the thread that talks to the store, too: that thread may be stuck in it for as long as
 // the kernel waits for a host that is gone.
 struct Board::Shared {
-  Shared(Store the_store, int the_rank, int the_size)
-      : store(std::move(the_store)), rank(the_rank), size(the_size) {}
+  Shared(Store the_store, Place the_place) : store(std::move(the_store)), place(the_place) {}
 
   // Runs in a thread of its own.
   void talk(const Notice& mine, std::chrono::milliseconds limit, bool read);
   bool read_round();
+  void await_readers(std::chrono::steady_clock::time_point end);
 
   const Store store;
-  const int rank;
-  const int size;
+  const Place place;
   std::mutex mutex;
   std::condition_variable changed;
   bool busy = false;
@@ -70,8 +71,8 @@ struct Board::Shared {
 // True when nobody is left whose notice could still change for the better.
 bool Board::Shared::read_round() {
   bool all = true;
-  for (int peer = 0; peer < size; ++peer) {
-    if (peer == rank) continue;
+  for (int peer = 0; peer < place.size; ++peer) {
+    if (peer == place.rank) continue;
     if (store.check({key_of(peer)})) {
       auto notice = Notice::unpacked(store.get(key_of(peer), kAnswer));
       const std::lock_guard lock(mutex);
@@ -83,13 +84,23 @@ bool Board::Shared::read_round() {
   return all;
 }
 
+// With the process that serves the store what is on the board would go, too.
+void Board::Shared::await_readers(std::chrono::steady_clock::time_point end) {
+  int64_t readers = store.add(kReaders, 1);
+  while (place.serves_store && readers < place.size && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kRound);
+    readers = store.add(kReaders, 0);
+  }
+}
+
 void Board::Shared::talk(const Notice& mine, std::chrono::milliseconds limit, bool read) {
   const auto end = std::chrono::steady_clock::now() + limit;
   try {
-    store.set(key_of(rank), mine.packed());
+    store.set(key_of(place.rank), mine.packed());
     while (read && !read_round() && std::chrono::steady_clock::now() + kRound < end) {
       std::this_thread::sleep_for(kRound);
     }
+    if (read && mine.state == Notice::State::Failed) await_readers(end + kAnswer);
   } catch (const std::exception&) {
     // The store is gone: then there is nothing to read.
   }
@@ -98,16 +109,16 @@ void Board::Shared::talk(const Notice& mine, std::chrono::milliseconds limit, bo
   changed.notify_all();
 }
 
-Board::Board(Store store, int rank, int size)
-    : shared_(std::make_shared<Shared>(std::move(store), rank, size)) {}
+Board::Board(Store store, Place place)
+    : shared_(std::make_shared<Shared>(std::move(store), place)) {}
 
 Board::Notices Board::exchange(const Notice& mine, std::chrono::milliseconds limit) {
   std::unique_lock lock(shared_->mutex);
   const auto end = std::chrono::steady_clock::now() + limit + kAnswer;
   const auto idle = [this] { return !shared_->busy; };
-  if (!shared_->changed.wait_until(lock, end, idle)) return Notices(shared_->size);
+  if (!shared_->changed.wait_until(lock, end, idle)) return Notices(shared_->place.size);
   shared_->busy = true;
-  shared_->notices.assign(shared_->size, std::nullopt);
+  shared_->notices.assign(shared_->place.size, std::nullopt);
   std::thread([shared = shared_, mine, limit] { shared->talk(mine, limit, true); }).detach();
   shared_->changed.wait_until(lock, end, idle);
   return shared_->notices;

@@ -39,8 +39,14 @@ class Board {
   // By rank; nothing for a rank that has put up no notice, and for this one.
   using Notices = std::vector<std::optional<Notice>>;
 
+  struct Place {
+    int rank = 0;
+    int size = 1;
+    bool serves_store = false;  // this process; it then stays until the others have read
+  };
+
   // `store` should be a connection of its own.
-  Board(Store store, int rank, int size);
+  Board(Store store, Place place);
 
   // Puts up this rank's notice and reads the others'. With `limit`, waits that long for ranks
   // without one that says Failed. Never takes much longer, and never throws, even when the store

@@ -97,6 +97,12 @@ bool moves_nothing(const Request& request) {
 
 }  // namespace
 
+GlooOps::GlooOps(c10::intrusive_ptr<GlooGroup> group, const GlooOptions& options)
+    : group_(std::move(group)),
+      peers_(options.peers),
+      ranks_(options.nodes.empty() ? group_->getSize() : options.ranks),
+      direct_(options.nodes.empty() ? Direct::of_ranks(ranks_) : Direct(options.nodes, ranks_)) {}
+
 GlooCall GlooOps::launch(const Request& request, uint32_t checksum,
                          std::chrono::milliseconds patience, const Await& await) {
   checksum_ = checksum;
@@ -147,7 +153,7 @@ WireWork GlooOps::reduce_all(at::Tensor wire, c10d::ReduceOp op) {
 }
 
 GlooCall GlooOps::run_direct(const Request& request) {
-  DirectJob job = direct_job(request, group_->getRank(), group_->getSize());
+  DirectJob job = direct_job(request, group_->getRank(), group_->getSize(), ranks_);
   const uint32_t count = collectives_++;
   job.call.slice_tag = tag_of(TagKind::Slice, count, checksum_);
   job.call.sum_tag = tag_of(TagKind::Sum, count, checksum_);

@@ -24,8 +24,7 @@ class GlooOps {
   // Waits for a work; throws when it failed.
   using Await = std::function<void(const WireWork&)>;
 
-  GlooOps(c10::intrusive_ptr<GlooGroup> group, GlooPeers peers)
-      : group_(std::move(group)), peers_(peers) {}
+  GlooOps(c10::intrusive_ptr<GlooGroup> group, const GlooOptions& options);
 
   // Starts `request`. `checksum` is of what all ranks must agree on. Gloo itself gives up after
   // `patience`. Calls with per-rank sizes first compare them, by way of `await`; throws CommError
@@ -58,7 +57,8 @@ class GlooOps {
 
   const c10::intrusive_ptr<GlooGroup> group_;
   const GlooPeers peers_;
-  const Direct direct_ = Direct::of_ranks(group_->getSize());
+  const int ranks_;
+  const Direct direct_;
   Worker worker_;
   // Of the call being launched.
   uint32_t checksum_ = 0;

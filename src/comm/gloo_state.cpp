@@ -27,6 +27,8 @@ constexpr milliseconds kLongWait{1000};
 constexpr milliseconds kInquiry{300};
 // How many ranks an error names.
 constexpr size_t kNamed = 8;
+// In the place of a call, for a group that ends because another one did.
+constexpr const char* kEnd = "its end";
 
 std::string address_key(int rank) { return fmt::format("lockstep/address/{}", rank); }
 
@@ -55,7 +57,7 @@ GlooState::GlooState(const Store& store, int rank, std::vector<int> members,
       members_(std::move(members)),
       options_(options),
       control_(Control::from_env()),
-      board_(store.clone(kInquiry), rank, size()),
+      board_(store.clone(kInquiry), {rank, size(), members_[rank] == 0}),
       address_(address_towards(store.host(), store.port()).value_or("127.0.0.1")) {
   if (control_) {
     first_epoch_ = control_->epoch();
@@ -64,7 +66,7 @@ GlooState::GlooState(const Store& store, int rank, std::vector<int> members,
   }
   if (options_.peers == GlooPeers::Lockstep) meet();
   connect();
-  ops_ = std::make_unique<GlooOps>(group_, options_.peers);
+  ops_ = std::make_unique<GlooOps>(group_, options_);
 }
 
 GlooState::~GlooState() = default;
@@ -188,6 +190,17 @@ void GlooState::fail(const GlooStep& step, const std::string& reason) {
   throw CommError("[gloo] " + *dead_);
 }
 
+void GlooState::give_up(std::string_view why) noexcept {
+  if (dead_) return;
+  dead_ = why;
+  try {
+    board_.post({.state = Notice::State::Failed, .lane = "all", .text = kEnd, .reason = *dead_});
+  } catch (const std::exception&) {
+    // The others learn of it by the connections alone.
+  }
+  break_connections();
+}
+
 void GlooState::abandon() noexcept {
   if (dead_) return;
   dead_ = "it was destroyed";
@@ -235,6 +248,8 @@ std::string GlooState::others(const GlooStep& step, const Board::Notices& notice
       said.push_back(fmt::format("{} {}", name(peer), *end));
     } else if (!notice) {
       said.push_back(name(peer) + " is in no call of this group, or gone");
+    } else if (notice->state == Notice::State::Failed && notice->text == kEnd) {
+      said.push_back(fmt::format("{} gave up: {}", name(peer), notice->reason));
     } else if (notice->state == Notice::State::Running) {
       said.push_back(fmt::format("{} is in no call since {}", name(peer), notice->text));
     } else if (notice->lane == step.notice.lane && notice->number == step.notice.number &&

@@ -35,6 +35,8 @@ class GlooState {
   void done(const GlooStep& step);
   // Ends the group with an error that says what every rank was doing.
   [[noreturn]] void fail(const GlooStep& step, const std::string& reason);
+  // Ends the group, with a word for the others.
+  void give_up(std::string_view why) noexcept;
   // Ends the group without a word, and with it everything under way.
   void abandon() noexcept;
   // Throws when the group is dead.

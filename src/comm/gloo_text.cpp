@@ -56,6 +56,10 @@ std::string text_of(std::chrono::milliseconds time) {
 }
 
 std::string signature_of(const Request& request) {
+  if (request.step_of) {
+    return fmt::format("{} {} {} x {}", name_of(request.what), request.step_of->name,
+                       name_of(request.dtype()), request.step_of->count);
+  }
   std::string text(name_of(request.what));
   if (request.what == Collective::Barrier) return text;
   if (reduces(request.what)) text += fmt::format(" {}", name_of(request.op));
@@ -84,6 +88,11 @@ std::string signature_of(const Request& request) {
 }
 
 std::string text_of(const Request& request, uint64_t number) {
+  if (request.step_of) {
+    return fmt::format("{} #{} ({}{}{} x {})", request.step_of->name, number, request.tag,
+                       request.tag.empty() ? "" : ", ", name_of(request.dtype()),
+                       request.step_of->count);
+  }
   std::string inside = request.tag;
   const auto add = [&inside](const std::string& part) {
     inside += inside.empty() ? part : ", " + part;

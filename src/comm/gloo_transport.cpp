@@ -68,6 +68,7 @@ class GlooTransport : public Transport {
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return at::zeros(sizes, options);
   }
+  void give_up(std::string_view why) noexcept override { state_->give_up(why); }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:
@@ -147,10 +148,13 @@ Store python_group_keys(const Store& store) {
 
 std::shared_ptr<Transport> make_gloo_transport(const Store& store, int rank, int size,
                                                const GlooOptions& options) {
-  std::vector<int> everybody(size);
-  std::iota(everybody.begin(), everybody.end(), 0);
+  std::vector<int> members = options.members;
+  if (members.empty()) {
+    members.resize(size);
+    std::iota(members.begin(), members.end(), 0);
+  }
   return std::make_shared<GlooTransport>(
-      std::make_shared<GlooState>(store, rank, std::move(everybody), options));
+      std::make_shared<GlooState>(store, rank, std::move(members), options));
 }
 
 }  // namespace lockstep::comm

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <vector>
 
 #include "comm/store.h"
 #include "comm/transport.h"
@@ -19,6 +20,14 @@ struct GlooOptions {
   // The deadline of the start and of every wait.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   GlooPeers peers = GlooPeers::Lockstep;
+  // The ranks of the group as the world counts them; empty: the same.
+  std::vector<int> members = {};
+  // For a group that adds up what hosts have summed for themselves: of the tree over `ranks` ranks,
+  // member m brings nodes[m]. An all_reduce then takes them as its inputs, one tensor a node, and
+  // puts the result into its output, which may be one of them; a reduce_scatter takes node after
+  // node, size() tensors each. Empty: every member is one rank.
+  std::vector<std::vector<Range>> nodes = {};
+  int ranks = 0;
 };
 
 // The keys under which torch.distributed.init_process_group("gloo") meets: the store that a world

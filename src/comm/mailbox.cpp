@@ -27,7 +27,7 @@ struct Mailbox::Box {
 };
 
 std::string Parcel::text() const {
-  return fmt::format("{} rank {} ({}message {}, {} x {})", sending ? "send to" : "recv from", peer,
+  return fmt::format("{} rank {} ({}message {}, {} x {})", sending ? "send to" : "recv from", peer_name,
                      tag.empty() ? "" : tag + ", ", message, dtype, count);
 }
 
@@ -42,6 +42,7 @@ Mailbox::Box& Mailbox::box(int from, int to) const {
 void Mailbox::start(std::shared_ptr<Parcel> parcel) {
   channel_.check_alive();
   ++waiting_;
+  parcel->peer_name = channel_.name_of(parcel->peer);
   lanes_[2 * parcel->peer + parcel->sending].push_back(std::move(parcel));
   step();
 }
@@ -106,7 +107,7 @@ bool Mailbox::take(Parcel& parcel) {
     const Header& sent = from.header;
     if (sent.count != parcel.count || sent.message != parcel.message || parcel.dtype != sent.dtype) {
       channel_.fail(fmt::format("[shm] the ranks disagree: rank {} calls {}, rank {} sent message {}, {} x {}",
-                                channel_.rank(), parcel.text(), parcel.peer, sent.message, sent.dtype, sent.count));
+                                channel_.name_of(channel_.rank()), parcel.text(), parcel.peer_name, sent.message, sent.dtype, sent.count));
     }
     parcel.started = true;
   }

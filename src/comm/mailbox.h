@@ -17,6 +17,7 @@ namespace lockstep::comm {
 struct Parcel {
   bool sending = false;
   int peer = 0;
+  int peer_name = 0;  // what messages call it
   int message = 0;
   std::string dtype;
   int64_t count = 0;  // elements

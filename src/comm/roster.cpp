@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <sstream>
 #include <thread>
 
 #include "lockstep/core/control.h"
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -35,13 +37,17 @@ Member decode(const std::string& text, int rank) {
   return member;
 }
 
-// Where this process may share memory: one kernel, one process table.
+// Where this process may share memory: one kernel, one process table; and, where LOCKSTEP_HOST says a
+// name, only with ranks that say the same.
 std::string host_key() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char name[64] = {};
   const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof name - 1);
-  return boot + "/" + (length > 0 ? std::string(name, length) : "?");
+  const std::string own = length > 0 ? std::string(name, length) : "?";
+  std::string said = env_text("LOCKSTEP_HOST").value_or("");
+  std::replace_if(said.begin(), said.end(), [](unsigned char c) { return std::isspace(c); }, '_');
+  return fmt::format("{}/{}/{}", boot, own, said);
 }
 
 void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) {

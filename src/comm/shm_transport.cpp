@@ -100,14 +100,13 @@ class ShmMessage : public Pending {
 class ShmTransport : public Transport {
  public:
   // `segment` is mapped by all ranks; closes its handle once they have it.
-  ShmTransport(Segment segment, int rank, int size, milliseconds timeout, std::vector<int> local_ranks)
+  ShmTransport(Segment segment, int rank, int size, ShmOptions options)
       : segment_(std::make_shared<Segment>(std::move(segment))),
-        timeout_(timeout),
-        local_ranks_(std::move(local_ranks)),
-        index_(std::make_shared<GroupMemoryIndex>()) {
+        options_(std::move(options)),
+        index_(options_.index ? options_.index : std::make_shared<GroupMemoryIndex>()) {
     // The operations of an abandoned Work may outlive the transport: they own the segment with the exchange.
     exchange_ = std::shared_ptr<Exchange>(
-        new Exchange(segment_->data(), rank, size, timeout, true, local_ranks_),
+        new Exchange(segment_->data(), rank, size, options_.timeout, true, options_.local_ranks, options_.called),
         [segment = segment_](Exchange* exchange) { delete exchange; });
     segment_->close_handle();
     segment_->populate(exchange_->slot(rank, 0) - segment_->data(), 2 * Exchange::kChunk);
@@ -117,15 +116,17 @@ class ShmTransport : public Transport {
   std::string_view name() const override { return "shm"; }
   int rank() const override { return exchange_->rank(); }
   int size() const override { return exchange_->size(); }
-  milliseconds timeout() const override { return timeout_; }
+  milliseconds timeout() const override { return options_.timeout; }
   bool keeps_tree_order() const override { return true; }
 
   Work start(Request request) override {
     if (request.what == Collective::Send || request.what == Collective::Recv) return start_message(std::move(request));
     std::shared_ptr<Operation> operation = operation_for(request);
     Announcement& said = operation->announcement;
-    set_text(said.what, reduces(request.what) ? fmt::format("{} {}", name_of(request.what), name_of(request.op))
-                                : std::string(name_of(request.what)));
+    set_text(said.what, request.step_of              ? request.step_of->name
+                        : reduces(request.what) ? fmt::format("{} {}", name_of(request.what), name_of(request.op))
+                                                : std::string(name_of(request.what)));
+    if (request.step_of) said.count = request.step_of->count;
     set_text(said.tag, request.tag);
     if (request.what != Collective::Barrier) set_text(said.dtype, name_of(request.dtype()));
     operation->timeout = request.timeout;
@@ -150,6 +151,14 @@ class ShmTransport : public Transport {
     return at::from_blob(segment->data(), sizes, [segment](void*) {}, options);
   }
 
+  void give_up(std::string_view why) noexcept override {
+    try {
+      exchange_->channel().fail(std::string(why));
+    } catch (const CommError&) {
+      // That is how it says it.
+    }
+  }
+
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
     const int size = static_cast<int>(members.size());
     const int new_rank = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
@@ -162,9 +171,9 @@ class ShmTransport : public Transport {
       pass(offer, false, members[0]);
     }
     if (new_rank != 0 || offer.handle.pid == 0) segment = accept(offer);
-    std::vector<int> local_ranks;
-    for (int member : members) local_ranks.push_back(local_ranks_[member]);
-    return std::make_shared<ShmTransport>(std::move(segment), new_rank, size, timeout_, std::move(local_ranks));
+    ShmOptions options{.timeout = options_.timeout};
+    for (int member : members) options.local_ranks.push_back(options_.local_ranks[member]);
+    return std::make_shared<ShmTransport>(std::move(segment), new_rank, size, std::move(options));
   }
 
  private:
@@ -176,7 +185,7 @@ class ShmTransport : public Transport {
       return operation;
     };
     const auto rooted = [&](std::shared_ptr<Operation> operation, int64_t count) {
-      operation->announcement.root = request.peer;
+      operation->announcement.root = exchange_->channel().name_of(request.peer);
       operation->announcement.count = count;
       return operation;
     };
@@ -187,21 +196,24 @@ class ShmTransport : public Transport {
         const at::Tensor& data = request.outputs.front();
         auto operation = comm::all_reduce(reduction, piece_of(data));
         operation->announcement.count = data.numel();
-        if (const auto place = index_->find(data_of(data), rank())) {
-          operation->announcement.segment = place->segment;
-          operation->announcement.offset = place->offset;
-        }
+        in_group_memory(*operation, data);
         return operation;
       }
       case Collective::Reduce:
         return rooted(reduce_to(request.peer, reduction, piece_of(request.outputs.front())),
                       request.outputs.front().numel());
-      case Collective::ReduceScatter:
-        return with_counts(comm::reduce_scatter(reduction, piece_of(request.outputs.front()), inputs()), inputs(),
-                           total(request.inputs));
-      case Collective::AllGather:
-        return with_counts(comm::all_gather(outputs(), piece_of(request.inputs.front())), outputs(),
-                           total(request.outputs));
+      case Collective::ReduceScatter: {
+        const std::vector<Range> everybody{{0, size()}};
+        auto operation = comm::reduce_scatter(reduction, list(request.outputs), inputs(),
+                                              request.runs.empty() ? everybody : request.runs);
+        if (follow_each_other(inputs())) in_group_memory(*operation, request.inputs.front());
+        return with_counts(std::move(operation), inputs(), total(request.inputs));
+      }
+      case Collective::AllGather: {
+        auto operation = comm::all_gather(outputs(), piece_of(request.inputs.front()));
+        in_group_memory(*operation, request.inputs.front());
+        return with_counts(std::move(operation), outputs(), total(request.outputs));
+      }
       case Collective::Broadcast:
         return rooted(comm::broadcast(request.peer, rank(), piece_of(request.outputs.front())),
                       request.outputs.front().numel());
@@ -217,6 +229,25 @@ class ShmTransport : public Transport {
       default:
         return comm::barrier();
     }
+  }
+
+  void in_group_memory(Operation& operation, const at::Tensor& tensor) const {
+    // An empty tensor has no address of its own.
+    if (const auto place = index_->find(tensor.numel() > 0 ? tensor.const_data_ptr() : tensor.storage().data(), rank())) {
+      operation.announcement.segment = place->segment;
+      operation.announcement.offset = place->offset;
+    }
+  }
+
+  // Empty pieces lie anywhere.
+  static bool follow_each_other(const std::vector<Piece>& pieces) {
+    const char* next = nullptr;
+    for (const Piece& piece : pieces) {
+      if (piece.bytes == 0) continue;
+      if (next != nullptr && piece.data != next) return false;
+      next = piece.data + piece.bytes;
+    }
+    return true;
   }
 
   static std::vector<Piece> list(const std::vector<at::Tensor>& tensors) {
@@ -283,7 +314,7 @@ class ShmTransport : public Transport {
   }
 
   void finish(std::shared_ptr<Operation> operation) {
-    operation->timeout = timeout_;
+    operation->timeout = options_.timeout;
     exchange_->start(operation);
     exchange_->finish(operation);
   }
@@ -295,14 +326,13 @@ class ShmTransport : public Transport {
     parcel->dtype = "split";
     parcel->bytes = parcel->count = sizeof offer;
     parcel->data = reinterpret_cast<char*>(&offer);
-    parcel->timeout = timeout_;
+    parcel->timeout = options_.timeout;
     exchange_->mailbox().start(parcel);
     exchange_->mailbox().finish(parcel);
   }
 
   std::shared_ptr<Segment> segment_;
-  milliseconds timeout_;
-  std::vector<int> local_ranks_;
+  ShmOptions options_;
   std::shared_ptr<GroupMemoryIndex> index_;
   std::shared_ptr<Exchange> exchange_;
   int64_t memories_ = 0;
@@ -310,8 +340,7 @@ class ShmTransport : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, milliseconds timeout,
-                                              std::vector<int> local_ranks) {
+std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, ShmOptions options) {
   const std::string key = "segment";
   Segment segment;
   if (rank == 0) {
@@ -319,13 +348,13 @@ std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int 
     store.set(key, {reinterpret_cast<const char*>(&offer), sizeof offer});
     if (offer.handle.pid == 0) throw CommError(offer.problem);
   } else {
-    const std::string text = store.get(key, timeout);
+    const std::string text = store.get(key, options.timeout);
     Offer offer;
     if (text.size() != sizeof offer) throw CommError("[shm] the store's key 'segment' was written by another version");
     std::memcpy(&offer, text.data(), sizeof offer);
     segment = accept(offer);
   }
-  return std::make_shared<ShmTransport>(std::move(segment), rank, size, timeout, std::move(local_ranks));
+  return std::make_shared<ShmTransport>(std::move(segment), rank, size, std::move(options));
 }
 
 }  // namespace lockstep::comm

@@ -5,14 +5,25 @@
 #include <memory>
 #include <vector>
 
+#include "comm/group_memory.h"
 #include "comm/store.h"
 #include "comm/transport.h"
 
 namespace lockstep::comm {
 
-// Every rank of the host calls it. `store` is read and written under keys of its own; `local_ranks[r]` is what the launcher calls
-// rank r on this host. Throws CommError on all ranks when the memory cannot be had.
-std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, std::chrono::milliseconds timeout,
-                                              std::vector<int> local_ranks);
+struct ShmOptions {
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // What the launcher calls rank r on this host.
+  std::vector<int> local_ranks = {};
+  // What messages call rank r; empty: r.
+  std::vector<int> called = {};
+  // Where group memory is found; one for several transports over the same ranks, all of whose memory the
+  // first one gives.
+  std::shared_ptr<GroupMemoryIndex> index = nullptr;
+};
+
+// Every rank of the host calls it. `store` is read and written under keys of its own. Throws CommError on all ranks when the
+// memory cannot be had.
+std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, ShmOptions options);
 
 }  // namespace lockstep::comm

@@ -1,30 +1,16 @@
-// The operations themselves: what each rank puts into its slot, and what it reads from the others'.
+// The operations but all_reduce: what each rank puts into its slot, and what it reads from the others'.
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
+#include "comm/chunks.h"
 #include "comm/exchange.h"
 
 namespace lockstep::comm {
 namespace {
 
 constexpr int64_t kChunk = Exchange::kChunk;
-// Up to here every rank adds up everything itself: one meeting instead of three.
-constexpr int64_t kOneShot = 64 << 10;
-
-void copy(char* to, const char* from, int64_t bytes) {
-  if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
-}
-
-// The part of [0, bytes) in chunk `index` of chunks of `each` bytes.
-Range chunk_of(int64_t bytes, int64_t index, int64_t each) {
-  return {std::min(bytes, index * each), std::min(bytes, (index + 1) * each)};
-}
-
-int64_t chunks_in(int64_t bytes, int64_t each) { return std::max<int64_t>(1, (bytes + each - 1) / each); }
-
 // Slots are divided among ranks when each gets something else.
 int64_t part_bytes(int size) { return kChunk / size / 64 * 64; }
 
@@ -35,10 +21,23 @@ class Staged : public Operation {
   virtual void read(Exchange& exchange, int64_t chunk) = 0;
   // The same on all ranks, from what all have announced.
   virtual int64_t chunks(Exchange& exchange) const = 0;
+  // All that others need of every rank lies in group memory.
+  virtual void run_in_place(Exchange&) {}
 
-  void stage(Exchange& exchange) override { fill(exchange, 0, exchange.slot(exchange.rank(), exchange.turn)); }
+  bool in_group_memory() const { return announcement.segment >= 0; }
+  bool uses_slots() const override { return !in_group_memory(); }
+
+  void stage(Exchange& exchange) override {
+    if (!in_group_memory()) fill_first(exchange);
+  }
 
   void run(Exchange& exchange) override {
+    if (in_group_memory() && exchange.all_in_group_memory(sequence)) return run_in_place(exchange);
+    if (!exchange.none_in_group_memory(sequence)) {
+      // Some could not know that the others' data is private, and have staged nothing yet.
+      if (in_group_memory()) fill_first(exchange);
+      exchange.channel().meet(sequence, timeout);
+    }
     const int64_t count = chunks(exchange);
     for (int64_t chunk = 0;;) {
       read(exchange, chunk);
@@ -49,7 +48,14 @@ class Staged : public Operation {
     }
   }
 
-  bool is_short(Exchange& exchange) const override { return chunks(exchange) == 1; }
+  bool is_short(Exchange& exchange) const override {
+    if (in_group_memory() && exchange.all_in_group_memory(sequence)) return true;
+    return chunks(exchange) == 1 && exchange.none_in_group_memory(sequence);
+  }
+
+  void fill_first(Exchange& exchange) {
+    fill(exchange, 0, exchange.slot(exchange.rank(), exchange.turn));
+  }
 
   // The largest of the ranks' own counts of bytes.
   int64_t most_bytes(Exchange& exchange) const {
@@ -64,130 +70,16 @@ class Staged : public Operation {
   [[noreturn]] void disagree(Exchange& exchange, int peer, int64_t theirs, int64_t expected) const {
     exchange.channel().fail(fmt::format(
         "[shm] {}: rank {} gives {} bytes where rank {} expects {}. The sizes of a part must agree on both sides",
-        announcement.text(sequence), peer, theirs, exchange.rank(), expected));
+        announcement.text(sequence), exchange.channel().name_of(peer), theirs,
+        exchange.channel().name_of(exchange.rank()), expected));
   }
-};
-
-class AllReduce : public Operation {
- public:
-  AllReduce(const Reduction& reduction, Piece data, int root)
-      : reduction_(reduction), data_(data), element_(size_of(reduction.element)), root_(root) {}
-
- private:
-  bool in_group_memory() const { return announcement.segment >= 0; }
-  bool one_shot() const { return data_.bytes <= kOneShot; }
-
-  bool uses_slots() const override { return !in_group_memory(); }
-  bool is_short(Exchange& exchange) const override {
-    if (exchange.all_in_group_memory(sequence)) return true;
-    return one_shot() && !in_group_memory() && none_in_group_memory(exchange);
-  }
-
-  bool none_in_group_memory(Exchange& exchange) const {
-    for (int r = 0; r < exchange.size(); ++r) {
-      if (exchange.channel().announcement(r, sequence).segment >= 0) return false;
-    }
-    return true;
-  }
-
-  void stage(Exchange& exchange) override {
-    if (!in_group_memory()) fill(exchange, 0);
-  }
-
-  void run(Exchange& exchange) override {
-    if (exchange.all_in_group_memory(sequence)) return run_in_place(exchange);
-    if (!none_in_group_memory(exchange)) {
-      // Some could not know that the others' data is private, and have staged nothing yet.
-      if (in_group_memory()) fill(exchange, 0);
-      exchange.channel().meet(sequence, timeout);
-    }
-    if (one_shot()) {
-      run_one_shot(exchange);
-    } else {
-      run_two_shot(exchange);
-    }
-  }
-
-  // Each rank reduces its slice of all ranks' buffers, and writes it to all.
-  void run_in_place(Exchange& exchange) const {
-    const int size = exchange.size();
-    const Range slice = slice_of(exchange.rank(), size, data_.bytes / element_, element_);
-    std::vector<void*> parts(size);
-    for (int r = 0; r < size; ++r) parts[r] = exchange.part_of(r, sequence) + slice.begin * element_;
-    reduce(reduction_, parts.data(), size, parts.data(), size, slice.end - slice.begin);
-  }
-
-  // Elements of `chunk` that this rank copies for the others: all, or all but the slice it reduces itself.
-  void fill(Exchange& exchange, int64_t chunk) const {
-    char* slot = exchange.slot(exchange.rank(), exchange.turn + chunk);
-    if (one_shot()) return copy(slot, data_.data, data_.bytes);
-    const Range bytes = chunk_of(data_.bytes, chunk, kChunk);
-    const char* from = data_.data + bytes.begin;
-    const Range mine = own_slice(exchange, bytes);
-    copy(slot, from, mine.begin);
-    copy(slot + mine.end, from + mine.end, bytes.end - bytes.begin - mine.end);
-  }
-
-  // In bytes from the chunk's begin.
-  Range own_slice(Exchange& exchange, Range bytes) const {
-    const Range s = slice_of(exchange.rank(), exchange.size(), (bytes.end - bytes.begin) / element_, element_);
-    return {s.begin * element_, s.end * element_};
-  }
-
-  void run_one_shot(Exchange& exchange) const {
-    if (root_ < 0 || root_ == exchange.rank()) {
-      std::vector<const void*> sources(exchange.size());
-      for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.slot(r, exchange.turn);
-      void* target = data_.data;
-      reduce(reduction_, sources.data(), exchange.size(), &target, 1, data_.bytes / element_);
-    }
-    ++exchange.turn;
-  }
-
-  // A pipeline of three stages a chunk: copied in, reduced slice by slice into the result slot, copied out. In each round one chunk is in
-  // each stage, and one meeting ends the round.
-  void run_two_shot(Exchange& exchange) const {
-    const bool wanted = root_ < 0 || root_ == exchange.rank();
-    const int64_t count = chunks_in(data_.bytes, kChunk);
-    for (int64_t round = 1; round <= count + 1; ++round) {
-      if (round < count) fill(exchange, round);
-      if (round <= count) reduce_own_slice(exchange, round - 1, wanted);
-      if (round >= 2 && wanted) copy_out(exchange, round - 2);
-      if (round <= count) exchange.channel().meet(sequence, timeout);
-    }
-    exchange.turn += count;
-  }
-
-  void reduce_own_slice(Exchange& exchange, int64_t chunk, bool wanted) const {
-    const Range bytes = chunk_of(data_.bytes, chunk, kChunk);
-    const Range mine = own_slice(exchange, bytes);
-    std::vector<const void*> sources(exchange.size());
-    for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.slot(r, exchange.turn + chunk) + mine.begin;
-    char* own = data_.data + bytes.begin + mine.begin;
-    sources[exchange.rank()] = own;
-    void* targets[] = {exchange.result(exchange.turn + chunk) + mine.begin, own};
-    reduce(reduction_, sources.data(), exchange.size(), targets, wanted ? 2 : 1, (mine.end - mine.begin) / element_);
-  }
-
-  void copy_out(Exchange& exchange, int64_t chunk) const {
-    const Range bytes = chunk_of(data_.bytes, chunk, kChunk);
-    const Range mine = own_slice(exchange, bytes);
-    char* to = data_.data + bytes.begin;
-    const char* from = exchange.result(exchange.turn + chunk);
-    copy(to, from, mine.begin);
-    copy(to + mine.end, from + mine.end, bytes.end - bytes.begin - mine.end);
-  }
-
-  Reduction reduction_;
-  Piece data_;
-  int64_t element_;
-  int root_;  // -1: everybody gets the result
 };
 
 class ReduceScatter : public Staged {
  public:
-  ReduceScatter(const Reduction& reduction, Piece output, std::vector<Piece> inputs)
-      : reduction_(reduction), output_(output), inputs_(std::move(inputs)) {}
+  ReduceScatter(const Reduction& reduction, std::vector<Piece> outputs, std::vector<Piece> inputs,
+                std::vector<Range> runs)
+      : reduction_(reduction), outputs_(std::move(outputs)), inputs_(std::move(inputs)), runs_(std::move(runs)) {}
 
  private:
   int64_t chunks(Exchange& exchange) const override {
@@ -206,17 +98,36 @@ class ReduceScatter : public Staged {
   void read(Exchange& exchange, int64_t chunk) override {
     const int64_t each = part_bytes(exchange.size());
     const int rank = exchange.rank();
-    const Range s = chunk_of(output_.bytes, chunk, each);
+    const Range s = chunk_of(inputs_[rank].bytes, chunk, each);
     std::vector<const void*> sources(exchange.size());
     for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.slot(r, exchange.turn) + rank * each;
     sources[rank] = inputs_[rank].data + s.begin;
-    void* target = output_.data + s.begin;
-    reduce(reduction_, sources.data(), exchange.size(), &target, 1, (s.end - s.begin) / size_of(reduction_.element));
+    combine(sources, s);
+  }
+
+  // Where the inputs of all lie one after another, in the same order.
+  void run_in_place(Exchange& exchange) override {
+    int64_t before = 0;
+    for (int r = 0; r < exchange.rank(); ++r) before += inputs_[r].bytes;
+    std::vector<const void*> sources(exchange.size());
+    for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.part_of(r, sequence) + before;
+    combine(sources, {0, inputs_[exchange.rank()].bytes});
+  }
+
+  // `sources`: the ranks' bytes s of this rank's part. An output may be this rank's own input, which
+  // only the run that this rank is in reads.
+  void combine(const std::vector<const void*>& sources, Range s) const {
+    for (size_t j = 0; j < runs_.size(); ++j) {
+      void* target = outputs_[j].data + s.begin;
+      reduce(reduction_, sources.data() + runs_[j].begin, static_cast<int>(runs_[j].size()), &target, 1,
+             s.size() / size_of(reduction_.element));
+    }
   }
 
   Reduction reduction_;
-  Piece output_;
+  std::vector<Piece> outputs_;
   std::vector<Piece> inputs_;
+  std::vector<Range> runs_;
 };
 
 // Broadcast, gather and all_gather: some ranks' buffers go as they are to some ranks.
@@ -235,15 +146,27 @@ class Spread : public Staged {
     copy(slot, input_.data + s.begin, s.end - s.begin);
   }
 
+  void check_given(Exchange& exchange, int rank) const {
+    const int64_t given = exchange.channel().announcement(rank, sequence).own_bytes;
+    if (given != outputs_[rank].bytes) disagree(exchange, rank, given, outputs_[rank].bytes);
+  }
+
   void read(Exchange& exchange, int64_t chunk) override {
     for (int r = 0; r < static_cast<int>(outputs_.size()); ++r) {
       const Piece& output = outputs_[r];
       if (output.data == nullptr) continue;
-      const int64_t given = exchange.channel().announcement(r, sequence).own_bytes;
-      if (given != output.bytes) disagree(exchange, r, given, output.bytes);
+      check_given(exchange, r);
       const Range s = chunk_of(output.bytes, chunk, kChunk);
       const char* from = r == exchange.rank() ? input_.data + s.begin : exchange.slot(r, exchange.turn);
       copy(output.data + s.begin, from, s.end - s.begin);
+    }
+  }
+
+  void run_in_place(Exchange& exchange) override {
+    for (int r = 0; r < static_cast<int>(outputs_.size()); ++r) {
+      const Piece& output = outputs_[r];
+      check_given(exchange, r);
+      copy(output.data, r == exchange.rank() ? input_.data : exchange.part_of(r, sequence), output.bytes);
     }
   }
 
@@ -314,17 +237,10 @@ int64_t largest(const std::vector<Piece>& pieces) {
 
 }  // namespace
 
-std::shared_ptr<Operation> all_reduce(const Reduction& reduction, Piece data) {
-  return made<AllReduce>(data.bytes, reduction, data, -1);
-}
-
-std::shared_ptr<Operation> reduce_to(int root, const Reduction& reduction, Piece data) {
-  return made<AllReduce>(data.bytes, reduction, data, root);
-}
-
-std::shared_ptr<Operation> reduce_scatter(const Reduction& reduction, Piece output, std::vector<Piece> inputs) {
+std::shared_ptr<Operation> reduce_scatter(const Reduction& reduction, std::vector<Piece> outputs,
+                                          std::vector<Piece> inputs, std::vector<Range> runs) {
   const int64_t most = largest(inputs);
-  return made<ReduceScatter>(most, reduction, output, std::move(inputs));
+  return made<ReduceScatter>(most, reduction, std::move(outputs), std::move(inputs), std::move(runs));
 }
 
 std::shared_ptr<Operation> all_gather(std::vector<Piece> outputs, Piece input) {

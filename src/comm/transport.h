@@ -5,12 +5,14 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/work.h"
+#include "lockstep/core/shard.h"
 
 namespace lockstep::comm {
 
@@ -41,6 +43,7 @@ char* data_of(const at::Tensor& tensor);
 // One call, checked by Group: tensors contiguous and of one dtype, on the CPU, lists of the right length, peer in range.
 //   AllReduce, Reduce, Broadcast   outputs[0], in place (inputs empty)
 //   ReduceScatter                  outputs[0]; inputs: one contiguous tensor of all parts, or size() tensors
+//                                  (for `runs` and for nodes of a tree see shm_transport.h and gloo_transport.h)
 //   AllGather                      inputs[0]; outputs: one contiguous tensor of all parts, or size() tensors
 //   Gather / Scatter               as AllGather / ReduceScatter with lists, which are empty off the root
 //   AllToAll                       inputs and outputs: one tensor each, or size() tensors each
@@ -54,6 +57,14 @@ struct Request {
   int message = 0;
   std::chrono::milliseconds timeout{0};
   std::string tag = {};
+  // Of a call that is a step of another: what announcements and errors show in its place.
+  struct Whole {
+    std::string name;  // "all_reduce sum"
+    int64_t count = 0;
+  };
+  std::optional<Whole> step_of = std::nullopt;
+  // ReduceScatter: outputs[j] is combined over the ranks of runs[j] only. Empty: over all, one output.
+  std::vector<Range> runs = {};
 
   // The one dtype of the call; Byte for a barrier.
   at::ScalarType dtype() const;
@@ -72,6 +83,9 @@ class Transport {
   virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;
   // Undefined where ranks have no memory in common.
   virtual at::Tensor shared(at::IntArrayRef, at::TensorOptions) { return {}; }
+  // Ends the group: whoever waits in it, on any rank, gets an error that quotes `why`. For a
+  // transport that is a part of another.
+  virtual void give_up(std::string_view) noexcept {}
   // A transport of the same kind over `members` (ranks of this one, in the new order, this rank
   // among them). Called by the members only, after all ranks of this transport agreed on who they
   // are; `color` tells apart the subsets made at the same time.

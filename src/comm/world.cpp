@@ -7,11 +7,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 
 #include "comm/gloo_transport.h"
+#include "comm/host_then_net.h"
 #include "comm/roster.h"
-#include "comm/shm_transport.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -43,7 +42,8 @@ Backend backend_from_env(Backend asked) {
   if (!text || *text == "auto") return asked;
   if (*text == "shm") return Backend::Shm;
   if (*text == "gloo") return Backend::Gloo;
-  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, gloo", *text);
+  if (*text == "host-then-net") return Backend::HostThenNet;
+  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, gloo, host-then-net", *text);
 }
 
 // The store, under keys that belong to this incarnation of the job and this world of the process.
@@ -76,6 +76,20 @@ void share_cores(const Place& place) {
   at::set_num_threads(std::max(1, bound ? own : own / *place.local_size));
 }
 
+// Whether ranks that are so distributed can have the transport that was asked for.
+void check_layout(Backend asked, int hosts, int ranks) {
+  if (asked == Backend::Shm && hosts > 1) {
+    contradiction(
+        "the shm backend was asked for, but the {} ranks are on {} hosts: use auto or gloo", ranks,
+        hosts);
+  }
+  if (asked == Backend::HostThenNet && (hosts == 1 || hosts == ranks)) {
+    contradiction(
+        "the host-then-net backend was asked for, but the {} ranks are on {} {}: use auto", ranks,
+        hosts, hosts == 1 ? "host" : "hosts, one on each");
+  }
+}
+
 }  // namespace
 
 World World::solo() { return World(std::make_shared<State>()); }
@@ -86,8 +100,8 @@ World World::from_env(WorldOptions options) {
   const Backend asked = backend_from_env(options.backend);
   if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600)) options.timeout = std::chrono::seconds(*seconds);
   if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1) options.python_peers = true;
-  if (options.python_peers && asked == Backend::Shm) {
-    contradiction("Python ranks can join a group over gloo only, not shm: set LOCKSTEP_BACKEND=gloo");
+  if (options.python_peers && asked != Backend::Auto && asked != Backend::Gloo) {
+    contradiction("Python ranks can join a group over gloo only: set LOCKSTEP_BACKEND=gloo");
   }
   log::set_rank(place.rank);
   if (place.size == 1) return solo();
@@ -109,25 +123,28 @@ World World::from_env(WorldOptions options) {
   const auto members = exchange_members(own, place.rank,
                                         this_member(place.size, static_cast<int>(place.local_rank.value_or(place.rank))),
                                         options.timeout);
-  std::set<std::string> hosts;
-  std::vector<int> local_ranks;
+  Layout layout;
   state->local_rank = state->local_size = 0;
   for (int r = 0; r < place.size; ++r) {
-    hosts.insert(members[r].host);
-    local_ranks.push_back(members[r].local_rank);
+    layout.members.push_back(r);
+    layout.hosts.push_back(members[r].host);
+    layout.local_ranks.push_back(members[r].local_rank);
     if (members[r].host != members[place.rank].host) continue;
     state->local_rank += r < place.rank;
     ++state->local_size;
   }
-  state->hosts = static_cast<int>(hosts.size());
-  if (asked == Backend::Shm && hosts.size() > 1) {
-    contradiction("the shm backend was asked for, but the {} ranks are on {} hosts: use auto or gloo", place.size,
-                  hosts.size());
-  }
-  const bool shared = asked == Backend::Shm || (asked == Backend::Auto && hosts.size() == 1);
+  state->hosts = static_cast<int>(layout.by_host().size());
+  check_layout(asked, state->hosts, place.size);
+  const MakeNet make_net = [timeout = options.timeout](const Store& at, const NetGroup& net) {
+    return make_gloo_transport(
+        at, net.rank, static_cast<int>(net.members.size()),
+        {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
+  };
   try {
-    state->group = Group(shared ? make_shm_transport(own, place.rank, place.size, options.timeout, local_ranks)
-                                : make_gloo_transport(own, place.rank, place.size, {.timeout = options.timeout}));
+    state->group =
+        Group(asked == Backend::Gloo
+                  ? make_net(own, {.rank = place.rank, .members = layout.members})
+                  : make_transport(own, place.rank, layout, options.timeout, make_net));
   } catch (...) {
     leave(own, place.rank, place.size - 1);
     throw;

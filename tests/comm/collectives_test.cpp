@@ -25,21 +25,27 @@ std::vector<int64_t> sizes(const World& world, at::ScalarType dtype = at::kFloat
 struct Case {
   std::string backend;
   int ranks;
+  std::vector<int> hosts = {};
   friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.ranks << " ranks over " << c.backend; }
 };
 
 class Collectives : public testing::TestWithParam<Case> {
  protected:
   void run(const std::function<void(World&)>& body) {
-    spawn(GetParam().ranks, body, {.backend = GetParam().backend});
+    spawn(GetParam().ranks, body, {.backend = GetParam().backend, .hosts = GetParam().hosts});
   }
 };
 
 INSTANTIATE_TEST_SUITE_P(
     On, Collectives,
     testing::Values(Case{"shm", 1}, Case{"shm", 2}, Case{"shm", 3}, Case{"shm", 4}, Case{"shm", 7}, Case{"gloo", 2},
-                    Case{"gloo", 3}, Case{"gloo", 4}, Case{"gloo", 7}),
-    [](const auto& of) { return of.param.backend + std::to_string(of.param.ranks); });
+                    Case{"gloo", 3}, Case{"gloo", 4}, Case{"gloo", 7}, Case{"auto", 4, {0, 0, 1, 1}},
+                    Case{"auto", 4, {0, 1, 0, 1}}, Case{"auto", 5, {0, 0, 0, 1, 1}}),
+    [](const auto& of) {
+      std::string name = of.param.backend + std::to_string(of.param.ranks);
+      for (const int host : of.param.hosts) name += "_" + std::to_string(host);
+      return name;
+    });
 
 // Whole numbers from `low` to `low + 2` that differ by rank and place and are exact in every dtype.
 at::Tensor values(int64_t count, int rank, at::ScalarType dtype, int low = 0) {

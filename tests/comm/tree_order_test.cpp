@@ -33,14 +33,21 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 struct Ranks {
   std::string backend;
   int count;
+  std::vector<int> hosts = {};
 };
 
 class TreeOrder : public testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(Of, TreeOrder,
                          testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"shm", 4}, Ranks{"shm", 5},
                                          Ranks{"shm", 7}, Ranks{"shm", 8}, Ranks{"gloo", 2}, Ranks{"gloo", 3},
-                                         Ranks{"gloo", 4}, Ranks{"gloo", 7}),
-                         [](const auto& of) { return of.param.backend + std::to_string(of.param.count); });
+                                         Ranks{"gloo", 4}, Ranks{"gloo", 7}, Ranks{"auto", 4, {0, 0, 1, 1}},
+                                         Ranks{"auto", 4, {0, 1, 1, 0}}, Ranks{"auto", 6, {0, 0, 1, 1, 2, 2}},
+                                         Ranks{"auto", 6, {0, 0, 0, 1, 1, 1}}, Ranks{"auto", 6, {0, 1, 1, 2, 2, 2}}),
+                         [](const auto& of) {
+                           std::string name = of.param.backend + std::to_string(of.param.count);
+                           for (const int host : of.param.hosts) name += "_" + std::to_string(host);
+                           return name;
+                         });
 
 // Every transport gives the bits of the definition, and so those of every other.
 TEST_P(TreeOrder, HoldsOnEveryPath) {
@@ -84,7 +91,7 @@ TEST_P(TreeOrder, HoldsOnEveryPath) {
       }
     }
   };
-  spawn(GetParam().count, body, {.backend = GetParam().backend});
+  spawn(GetParam().count, body, {.backend = GetParam().backend, .hosts = GetParam().hosts});
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ TEST_P(Engine, StagedCollectivesOfEverySize) {
       for (int r = 0; r < size; ++r) EXPECT_EQ(all[r * count + count - 1], r);
 
       std::vector<int32_t> scattered(count);
-      run(exchange, reduce_scatter(kSum, piece(scattered), parts), "reduce_scatter", count);
+      run(exchange, reduce_scatter(kSum, {piece(scattered)}, parts, {{0, exchange.size()}}), "reduce_scatter", count);
       EXPECT_EQ(scattered, std::vector<int32_t>(count, rank * size));
 
       std::vector<int32_t> dealt(count * size);

@@ -62,6 +62,7 @@ class Reporter : public testing::EmptyTestEventListener {
   set("MASTER_ADDR", "127.0.0.1");
   set("MASTER_PORT", std::to_string(port));
   set("LOCKSTEP_BACKEND", options.backend);
+  if (!options.hosts.empty()) set("LOCKSTEP_HOST", std::to_string(options.hosts[rank]));
   if (rank == 0) {
     set("LOCKSTEP_STORE_FD", std::to_string(listen_fd));
   } else {

@@ -12,8 +12,11 @@
 namespace lockstep::test {
 
 struct SpawnOptions {
-  // "auto", "shm", "gloo".
+  // "auto", "shm", "gloo", "host-then-net".
   std::string backend = "auto";
+  // hosts[r]: on which pretended host rank r is; ranks of different ones do not share memory. Empty: all
+  // on one.
+  std::vector<int> hosts = {};
   std::chrono::milliseconds timeout = std::chrono::seconds(60);
   // Ranks that the test expects not to end well, as one that kills itself.
   std::vector<int> doomed = {};

@@ -52,7 +52,7 @@ class Group {
 
   int rank() const;
   int size() const;
-  // "solo", "shm", "gloo".
+  // "solo", "shm", "gloo", "host-then-net".
   std::string_view backend() const;
   // Whether sums are taken in the fixed tree, so that they do not depend on how the data was cut or timed.
   bool keeps_tree_order() const;

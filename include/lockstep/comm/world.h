@@ -14,13 +14,14 @@ namespace lockstep::comm {
 
 // Which transport carries the world's group.
 enum class Backend {
-  Auto,  // one host: Shm, several: Gloo
+  Auto,  // one host: Shm; several: HostThenNet, or Gloo when each has one rank
   Shm,
   Gloo,
+  HostThenNet,  // shared memory within a host, gloo between hosts; needs several of each
 };
 
 struct WorldOptions {
-  // LOCKSTEP_BACKEND (auto, shm, gloo) overrides it.
+  // LOCKSTEP_BACKEND (auto, shm, gloo, host-then-net) overrides it.
   Backend backend = Backend::Auto;
   // The deadline of every wait. LOCKSTEP_TIMEOUT (seconds) overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);

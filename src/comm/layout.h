@@ -1,0 +1,23 @@
+// Which ranks are on which hosts.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+// All ranks of a group say the same.
+struct Layout {
+  // By rank of the group.
+  std::vector<int> members;        // what the world calls it
+  std::vector<std::string> hosts;  // equal for ranks that share memory
+  std::vector<int> local_ranks;    // what the launcher calls it on its host
+
+  int size() const { return static_cast<int>(members.size()); }
+  // The ranks of each host, in order; hosts in the order of their first ranks.
+  std::vector<std::vector<int>> by_host() const;
+  // Of some of the ranks, in the order of the new group.
+  Layout of(const std::vector<int>& ranks) const;
+};
+
+}  // namespace lockstep::comm

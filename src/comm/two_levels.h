@@ -1,0 +1,55 @@
+// The transports below host-then-net, and what is under way on them.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/pipeline.h"
+#include "comm/transport.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+
+struct TwoLevels {
+  // Over shared memory: the steps before and those after the network, each in its own order.
+  std::shared_ptr<Transport> up, down;
+  // The same local rank on every host, or nothing; and everybody. Over the network.
+  std::shared_ptr<Transport> column, all;
+  Pipeline pipeline;
+  std::optional<std::string> dead;
+
+  // Runs `call`; what it throws ends the group on all ranks.
+  template <class Call>
+  auto guarded(const Call& call) -> decltype(call()) {
+    if (dead) throw CommError(fmt::format("{} (the group is dead since then)", *dead));
+    try {
+      return call();
+    } catch (const CommError& error) {
+      give_up(error.what());
+      throw;
+    }
+  }
+
+  void give_up(std::string_view why) noexcept;
+};
+
+class TwoLevelWork : public Pending {
+ public:
+  using Pieces = std::vector<std::shared_ptr<Pipeline::Piece>>;
+  TwoLevelWork(std::shared_ptr<TwoLevels> levels, Pieces pieces)
+      : levels_(std::move(levels)), pieces_(std::move(pieces)) {}
+
+ private:
+  void finish() override;
+  bool advance() override;
+
+  const std::shared_ptr<TwoLevels> levels_;
+  Pieces pieces_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,72 @@
+"""Ranks on several hosts, each with a network of its own: results, bytes on the wire, lost hosts.
+
+python3 wire_test.py SOURCE_DIR BUILD_DIR        (as root: the hosts' namespaces need it)
+"""
+import json
+import pathlib
+import sys
+
+from support.hosts import Hosts
+from support.program import LIMIT_S, run, run_cases
+
+BIN = pathlib.Path(sys.argv[2]) / "bin"
+MIB = 1 << 20
+
+
+def outcome(ranks):
+    """Waits for all; what rank 0 reported."""
+    said = [rank.communicate(timeout=LIMIT_S) for rank in ranks]
+    for rank, (out, err) in zip(ranks, said):
+        assert rank.returncode == 0, f"rank {ranks.index(rank)} exited with {rank.returncode}:\n{out}{err}"
+    return json.loads(said[0][0])
+
+
+def on_one_host(ranks, size):
+    done = run(BIN / "lockstep", "run", "--nproc-per-node", ranks, BIN / "bench_wire", size, 1)
+    return json.loads(done.expect(out=r"^\[rank 0\] (\{.*\})$").group(1))
+
+
+def compare_with_one_host(folder, hosts, each):
+    size = 8 * MIB
+    alone = on_one_host(hosts * each, size)
+    with Hosts(folder, hosts) as network:
+        spread = outcome(network.start_ranks([BIN / "bench_wire", size, 3], each))
+    assert alone["backend"] == "shm" and spread["backend"] == "host-then-net", (alone, spread)
+    assert spread["checksum"] == alone["checksum"], (alone, spread)
+    # Each host sends its part of the other hosts' slices, and its slice of the sum to the other hosts.
+    least = 2 * size * (hosts - 1) / hosts
+    # TCP's headers and acknowledgements, and the small all_reduce beside it.
+    assert least <= spread["sent_by_host_0"] <= 1.08 * least, (least, spread)
+
+
+def test_two_by_two_ranks_have_the_bits_of_one_host_and_send_no_byte_too_many(folder):
+    compare_with_one_host(folder, 2, 2)
+
+
+def test_three_by_two_ranks_have_the_bits_of_one_host_and_send_no_byte_too_many(folder):
+    compare_with_one_host(folder, 3, 2)
+
+
+def test_one_rank_a_host_has_the_bits_of_one_host(folder):
+    alone = on_one_host(3, MIB)
+    with Hosts(folder, 3) as network:
+        spread = outcome(network.start_ranks([BIN / "bench_wire", MIB, 1], 1))
+    assert spread["backend"] == "gloo" and spread["checksum"] == alone["checksum"], (alone, spread)
+
+
+def test_a_host_that_loses_power_is_named_at_the_deadline(folder):
+    with Hosts(folder, 2) as network:
+        # Far more steps than there is time for.
+        ranks = network.start_ranks([BIN / "bench_wire", MIB, 1_000_000], 2, LOCKSTEP_TIMEOUT="3")
+        network.do("until", 1, "tx", 20 * MIB)
+        network.do("off", 2)
+        for rank in ranks[:2]:
+            out, err = rank.communicate(timeout=LIMIT_S)
+            assert rank.returncode == 1, f"{rank.returncode}:\n{out}{err}"
+            assert "all_reduce" in err and ("rank 2" in err or "rank 3" in err), err
+        for rank in ranks[2:]:
+            rank.communicate(timeout=LIMIT_S)
+
+
+if __name__ == "__main__":
+    run_cases([case for name, case in list(globals().items()) if name.startswith("test_")])
