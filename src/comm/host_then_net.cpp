@@ -172,11 +172,10 @@ Work HostThenNet::start(Request request) {
       ++collectives_;
       return two_levels(request);
     }
-    if (request.what == Collective::Send || request.what == Collective::Recv) {
-      return message(std::move(request));
-    }
-    ++collectives_;
-    return levels_->all->start(std::move(request));
+    const bool to_one = request.what == Collective::Send || request.what == Collective::Recv;
+    if (!to_one) ++collectives_;
+    return Work(std::make_shared<OneLevelWork>(
+        levels_, to_one ? message(std::move(request)) : levels_->all->start(std::move(request))));
   });
 }
 

@@ -38,6 +38,22 @@ struct TwoLevels {
   void give_up(std::string_view why) noexcept;
 };
 
+// An operation of one of the transports alone; its failure ends the others, too.
+class OneLevelWork : public Pending {
+ public:
+  OneLevelWork(std::shared_ptr<TwoLevels> levels, Work work)
+      : levels_(std::move(levels)), work_(std::move(work)) {}
+
+ private:
+  void finish() override {
+    levels_->guarded([&] { work_.wait(); });
+  }
+  bool advance() override { return work_.is_completed(); }
+
+  const std::shared_ptr<TwoLevels> levels_;
+  Work work_;
+};
+
 class TwoLevelWork : public Pending {
  public:
   using Pieces = std::vector<std::shared_ptr<Pipeline::Piece>>;

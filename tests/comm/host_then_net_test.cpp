@@ -145,5 +145,24 @@ TEST(HostThenNet, TheDeadlineNamesTheRankThatStaysAway) {
         {.hosts = kTwoByTwo});
 }
 
+// The failure of a call that only the network carries ends what goes over shared memory, too.
+TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
+  spawn(4,
+        [](World& world) {
+          const Group& group = world.group();
+          group.barrier().wait();
+          const auto start = steady_clock::now();
+          if (world.rank() == 0) {
+            EXPECT_NE(
+                thrown_by([&] { group.recv(at::zeros({1}), 2, 0, {.timeout = 300ms}).wait(); }),
+                "nothing");
+          }
+          const std::string error = thrown_by([&] { group.all_reduce(at::ones({8})).wait(); });
+          EXPECT_THAT(error, HasSubstr("recv"));
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+        },
+        {.hosts = kTwoByTwo});
+}
+
 }  // namespace
 }  // namespace lockstep::test
