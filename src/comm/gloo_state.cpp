@@ -194,7 +194,9 @@ void GlooState::give_up(std::string_view why) noexcept {
   if (dead_) return;
   dead_ = why;
   try {
-    board_.post({.state = Notice::State::Failed, .lane = "all", .text = kEnd, .reason = *dead_});
+    // Said before the connections break and, it may be, this process ends.
+    board_.exchange({.state = Notice::State::Failed, .lane = "all", .text = kEnd, .reason = *dead_},
+                    milliseconds(0));
   } catch (const std::exception&) {
     // The others learn of it by the connections alone.
   }

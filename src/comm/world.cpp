@@ -134,13 +134,13 @@ World World::from_env(WorldOptions options) {
     ++state->local_size;
   }
   state->hosts = static_cast<int>(layout.by_host().size());
-  check_layout(asked, state->hosts, place.size);
   const MakeNet make_net = [timeout = options.timeout](const Store& at, const NetGroup& net) {
     return make_gloo_transport(
         at, net.rank, static_cast<int>(net.members.size()),
         {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
   };
   try {
+    check_layout(asked, state->hosts, place.size);
     state->group =
         Group(asked == Backend::Gloo
                   ? make_net(own, {.rank = place.rank, .members = layout.members})
