@@ -3,6 +3,7 @@
 RANKS ?= 2
 SECONDS_EACH ?= 60
 MINUTES ?= 10
+RESULTS ?= $(BUILD)/soak.json
 BUILD := build/release
 RUN := $(BUILD)/bin/lockstep run --nproc-per-node
 NINJA := NINJA_STATUS="[build %f/%t] " ninja
@@ -61,9 +62,10 @@ fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)
 	$(call fuzz_one,environment,$(addprefix src/,core/environment.cpp core/log.cpp core/node_list.cpp core/place.cpp \
 	  core/place_mpi.cpp core/place_slurm.cpp launch/streams.cpp),-lspdlog)
 	$(call fuzz_one,accelerate,src/launch/accelerate.cpp,-lyaml-cpp)
+	$(call fuzz_one,symbols,src/launch/symbols.cpp,)
 
-soak: build ## random faults in training jobs for $MINUTES (10); a table, and status 1 for a hang or leftover
-	@python3 tests/support/soak.py $(BUILD) $(MINUTES)
+soak: build ## random faults in training jobs for $MINUTES (10), added to $RESULTS; a table, and status 1 for a hang or leftover
+	@python3 tests/support/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)
 
 format: ## formats the sources with clang-format
 	@scripts/setup.sh --dev

@@ -13,6 +13,7 @@
 #include "comm/roster.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/place.h"
 
@@ -55,6 +56,7 @@ Store meet_at_store(const Place& place, std::chrono::milliseconds timeout) {
   if (options.server && !took_socket) {
     const auto fd = env_int("LOCKSTEP_STORE_FD", 3, kMost);
     if (fd) options.listen_fd = static_cast<int>(*fd);
+    if (place.listen_fd >= 0) options.listen_fd = place.listen_fd;
     took_socket = true;
   }
   return Store::connect(options);
@@ -76,6 +78,20 @@ void share_cores(const Place& place) {
   at::set_num_threads(std::max(1, bound ? own : own / *place.local_size));
 }
 
+// "cores 0-3,8", where this process is bound to a part of them; empty where it may use all.
+std::string own_cores() {
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0 || CPU_COUNT(&mask) >= sysconf(_SC_NPROCESSORS_ONLN)) return "";
+  std::string text;
+  for (int first = 0, last; first < CPU_SETSIZE; first = last + 1) {
+    last = first;
+    if (!CPU_ISSET(first, &mask)) continue;
+    while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &mask)) ++last;
+    text += (text.empty() ? "" : ",") + (first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last));
+  }
+  return fmt::format("{} {}", CPU_COUNT(&mask) == 1 ? "core" : "cores", text);
+}
+
 // Whether ranks that are so distributed can have the transport that was asked for.
 void check_layout(Backend asked, int hosts, int ranks) {
   if (asked == Backend::Shm && hosts > 1) {
@@ -95,6 +111,7 @@ void check_layout(Backend asked, int hosts, int ranks) {
 World World::solo() { return World(std::make_shared<State>()); }
 
 World World::from_env(WorldOptions options) {
+  flight::attach();
   const Place place = place_from_env();
   share_cores(place);
   const Backend asked = backend_from_env(options.backend);
@@ -161,8 +178,10 @@ const Group& World::group() const { return state_->group; }
 
 std::string World::describe() const {
   const auto count = [](int n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); };
-  return fmt::format("{} on {}, {}, {} each", count(size(), "rank"), count(state_->hosts, "host"), group().backend(),
-                     count(at::get_num_threads(), "thread"));
+  const std::string cores = own_cores();
+  return fmt::format("{} on {}, {}, {} each{}", count(size(), "rank"), count(state_->hosts, "host"), group().backend(),
+                     count(at::get_num_threads(), "thread"),
+                     cores.empty() ? "" : fmt::format(", rank {} on {}", rank(), cores));
 }
 
 }  // namespace lockstep::comm

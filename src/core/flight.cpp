@@ -29,6 +29,17 @@ std::string text_of(const std::array<char, N>& text) {
   return {text.data(), strnlen(text.data(), N)};
 }
 
+std::optional<Stack> stack_of(const Trace& trace) {
+  if (trace.told.load(std::memory_order_acquire) == 0) return std::nullopt;
+  Stack stack{.at_ns = trace.at_ns, .signal = trace.signal};
+  for (uint32_t i = 0; i < std::min(trace.frames, kFrames); ++i) {
+    stack.frames.push_back(
+        {text_of(trace.modules[std::min<uint32_t>(trace.module[i], kModules - 1)]),
+         trace.offset[i]});
+  }
+  return stack;
+}
+
 double seconds(uint64_t from_ns, uint64_t to_ns) {
   return to_ns > from_ns ? static_cast<double>(to_ns - from_ns) * 1e-9 : 0.0;
 }
@@ -93,12 +104,20 @@ Segment::~Segment() {
   close(fd_);
 }
 
-Log Segment::read(int local_rank) const {
+const Block& Segment::block(int local_rank) const {
   if (local_rank < 0 || local_rank >= ranks_) {
     throw ConfigError(fmt::format("[flight] local rank {} of {}", local_rank, ranks_));
   }
-  const auto& block = *reinterpret_cast<const Block*>(
-      static_cast<const char*>(memory_) + static_cast<size_t>(local_rank) * kBlockBytes);
+  return *reinterpret_cast<const Block*>(static_cast<const char*>(memory_) +
+                                         static_cast<size_t>(local_rank) * kBlockBytes);
+}
+
+uint32_t Segment::stacks_told(int local_rank) const {
+  return block(local_rank).trace.told.load(std::memory_order_acquire);
+}
+
+Log Segment::read(int local_rank) const {
+  const Block& block = this->block(local_rank);
   Log log;
   log.calls = block.calls.load(std::memory_order_acquire);
   const uint32_t count = std::min(log.calls, kOperations);
@@ -118,6 +137,7 @@ Log Segment::read(int local_rank) const {
     log.failure = {block.failed_at_ns, failed == 1 ? Blame::Own : Blame::Peer,
                    text_of(block.failure)};
   }
+  log.stack = stack_of(block.trace);
   return log;
 }
 

@@ -9,6 +9,21 @@
 
 namespace lockstep::flight {
 
+constexpr uint32_t kFrames = 40;
+constexpr uint32_t kModules = 8;
+
+// What a signal handler of the rank writes: no pointers, no memory but this.
+struct Trace {
+  std::atomic<uint32_t> told;     // how many there were; raised when one is complete
+  std::atomic<uint32_t> writing;  // 1 while somebody writes, and for ever after the rank's end
+  int32_t signal;
+  uint32_t frames;
+  uint64_t at_ns;
+  uint64_t offset[kFrames];
+  uint8_t module[kFrames];
+  char modules[kModules][248];
+};
+
 // The rank alone writes it. A reader in the middle of a write may see half of an operation, which
 // is no more than a wrong word in a report.
 struct Block {
@@ -25,8 +40,14 @@ struct Block {
   std::atomic<uint32_t> failed;  // 0, or a Blame: the two below are valid
   uint64_t failed_at_ns;
   char failure[1000];
+  Trace trace;
   Operation ring[kOperations];  // call n is in ring[n % kOperations]
 };
+
+// Readies this process to tell `block` where it is.
+void watch_stack(Block& block) noexcept;
+// Tells it; for the end of the process, so that nothing replaces it.
+void tell_last_stack(Block& block) noexcept;
 
 constexpr size_t kBlockBytes = 8192;  // whole pages: each rank maps its own
 static_assert(sizeof(Block) <= kBlockBytes);

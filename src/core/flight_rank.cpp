@@ -22,8 +22,11 @@ namespace {
 
 std::terminate_handler g_before = nullptr;
 
-// What nobody caught, before the process aborts.
+Block* block() noexcept;
+
+// What nobody caught, before the process aborts. The stack is still that of the throw.
 [[noreturn]] void on_terminate() {
+  if (Block* const own = block()) tell_last_stack(*own);
   if (const auto error = std::current_exception()) {
     try {
       std::rethrow_exception(error);
@@ -38,7 +41,7 @@ std::terminate_handler g_before = nullptr;
 }
 
 // This rank's part of the launcher's segment; null when there is none, or it is something else.
-Block* attach() noexcept try {
+Block* find_block() noexcept try {
   const auto fd = env_int(kVariable, 3, std::numeric_limits<int>::max());
   const auto rank = env_int("LOCAL_RANK", 0, 1 << 16);
   if (!fd || !rank) return nullptr;
@@ -56,13 +59,14 @@ Block* attach() noexcept try {
     return nullptr;
   }
   g_before = std::set_terminate(on_terminate);
+  watch_stack(*static_cast<Block*>(memory));
   return static_cast<Block*>(memory);
 } catch (const std::exception&) {
   return nullptr;  // a variable of somebody else's: recording is no reason to fail
 }
 
 Block* block() noexcept {
-  static Block* const instance = attach();
+  static Block* const instance = find_block();
   return instance;
 }
 
@@ -84,6 +88,8 @@ void write_error_file(std::string_view text) {
 }
 
 }  // namespace
+
+void attach() noexcept { block(); }
 
 uint32_t begin(const Operation& operation) noexcept {
   Block* const own = block();

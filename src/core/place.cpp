@@ -42,6 +42,16 @@ std::optional<Place> place_from_launcher() {
   return place;
 }
 
+// The manager talks to a process once.
+Place met_over_mpirun(Place place) {
+  static std::optional<Place> met;
+  if (met) return *met;
+  meet_over_mpirun(place);
+  met = place;
+  met->listen_fd = -1;
+  return place;
+}
+
 }  // namespace
 
 int port_of(std::string_view job_id) {
@@ -80,6 +90,7 @@ Place place_from_env() {
   }
   if (const auto host = env_text("MASTER_ADDR")) place.host = *host;
   if (const auto port = number("MASTER_PORT", 1, 65535)) place.port = *port;
+  if (place.host.empty() && can_meet_over_mpirun(place)) return met_over_mpirun(place);
   if (place.host.empty() || place.port == 0) {
     contradiction(
         "WORLD_SIZE={} needs {}: where the ranks meet, the same on all of them ({}; a launcher "

@@ -94,11 +94,7 @@ void Agent::wait_without_ranks() {
       std::chrono::ceil<std::chrono::milliseconds>(*until - std::chrono::steady_clock::now());
   poll(events.data(), events.size(), static_cast<int>(std::max<int64_t>(0, left.count())));
   session_.output.pump();
-  while (const auto signal = session_.signals.next()) {
-    const bool harmless =
-        *signal == SIGCHLD || *signal == SIGUSR1 || *signal == SIGUSR2 || *signal == SIGTSTP;
-    if (!harmless) on_signal(*signal);
-  }
+  while (const auto signal = session_.next_end()) on_signal(*signal);
   Agent::attend();
 }
 

@@ -34,6 +34,14 @@ std::optional<int> first_failure(const Outcome& outcome) {
   return first->second;
 }
 
+const flight::Stack* Outcome::stack_of(const Seen& rank) const {
+  const auto& stack = rank.log.stack;
+  // An older one answered a question of the user's.
+  const bool counts =
+      stack && (stack->signal != 0 || (failed_ns != 0 && stack->at_ns >= failed_ns));
+  return counts ? &*stack : nullptr;
+}
+
 int Outcome::exit_code() const {
   for (const RankEnd& end : ends) {
     if (end.rank != cause) continue;

@@ -37,6 +37,9 @@ struct Outcome {
   std::vector<Seen> seen_first = {};
   uint64_t failed_ns = 0;
 
+  // Where that rank died, or was when the first failure was seen; null when it did not say.
+  const flight::Stack* stack_of(const Seen& rank) const;
+
   bool succeeded() const { return !cause && !signal && !outside; }
   // For the shell: 0; the cause's status, or 128 + its signal; 128 + `signal`; 1.
   int exit_code() const;

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "launch/report.h"
+#include "launch/stacks.h"
 
 namespace lockstep::launch {
 namespace {
@@ -25,6 +26,14 @@ void add_operations(std::string& page, const Seen& seen, uint64_t failed_ns) {
                         relative(operation.start_ns, failed_ns),
                         operation.end_ns == 0 ? "not over" : relative(operation.end_ns, failed_ns),
                         operation.text());
+  }
+}
+
+void add_stack(std::string& page, const flight::Stack& stack, uint64_t failed_ns) {
+  page += fmt::format("  {}: stack\n", relative(stack.at_ns, failed_ns));
+  int depth = 0;
+  for (const std::string& frame : StackNames({&stack}).frames(stack)) {
+    page += fmt::format("    #{:<2} {}\n", depth++, frame);
   }
 }
 
@@ -49,6 +58,7 @@ std::string failure_page(const Outcome& outcome, const std::map<int, std::string
       page += fmt::format("  {}: {}\n", relative(seen.log.failure->at_ns, outcome.failed_ns),
                           seen.log.failure->text);
     }
+    if (const auto* stack = outcome.stack_of(seen)) add_stack(page, *stack, outcome.failed_ns);
     add_operations(page, seen, outcome.failed_ns);
     const auto words = last_words.find(seen.rank);
     if (words != last_words.end()) add_words(page, words->second);

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "launch/signals.h"
+#include "launch/stacks.h"
 #include "lockstep/core/control.h"
 
 namespace lockstep::launch {
@@ -92,6 +93,25 @@ std::string story(const RankEnd& end) {
   return what;
 }
 
+void add_stacks(std::vector<std::string>& lines, const Outcome& outcome) {
+  std::vector<const flight::Stack*> stacks;
+  for (const Seen& seen : outcome.seen) {
+    if (const auto* stack = outcome.stack_of(seen)) stacks.push_back(stack);
+  }
+  if (stacks.empty()) return;
+  const StackNames names(stacks);
+  std::map<std::string, std::vector<int>> chains;
+  for (const Seen& seen : outcome.seen) {
+    const auto* stack = outcome.stack_of(seen);
+    if (stack == nullptr) continue;
+    const std::string signal =
+        stack->signal == 0 ? "" : fmt::format("({}) ", signal_name(stack->signal));
+    chains[signal + names.chain(*stack)].push_back(seen.rank);
+  }
+  lines.emplace_back("their stacks, innermost function first:");
+  add_grouped(lines, chains);
+}
+
 }  // namespace
 
 std::vector<std::string> report(const Outcome& outcome) {
@@ -126,6 +146,7 @@ std::vector<std::string> report(const Outcome& outcome) {
     lines.emplace_back("where they were when the first failure was seen:");
     add_grouped(lines, places);
   }
+  add_stacks(lines, outcome);
   if (!advice.empty()) lines.push_back("hint: " + advice);
   return lines;
 }

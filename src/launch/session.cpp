@@ -62,6 +62,26 @@ Session::Session(const Options& given)
   adopt_orphans();
 }
 
+std::optional<int> Session::next_end() {
+  while (const auto signal = signals.next()) {
+    switch (*signal) {
+      case SIGCHLD:
+      case SIGUSR1:
+        break;
+      case SIGUSR2:
+      case SIGQUIT:
+        output.say("no rank runs on this host at the moment");
+        break;
+      case SIGTSTP:
+        raise(SIGSTOP);
+        break;
+      default:
+        return signal;
+    }
+  }
+  return std::nullopt;
+}
+
 std::optional<int> Session::drain() {
   if (output.lost_bytes() > 0 && !output.is_abandoned()) {
     output.say(fmt::format("{} bytes of output could not be written", output.lost_bytes()));
@@ -70,9 +90,7 @@ std::optional<int> Session::drain() {
     std::vector<pollfd> events = {{signals.fd(), POLLIN, 0}};
     output.await(events);
     poll(events.data(), events.size(), -1);
-    while (const auto signal = signals.next()) {
-      if (*signal != SIGCHLD) return signal;
-    }
+    if (const auto signal = next_end()) return signal;
   }
   return std::nullopt;
 }
@@ -82,11 +100,7 @@ std::optional<int> Session::pause(std::chrono::milliseconds time) {
   const auto until = Clock::now() + time;
   for (;;) {
     output.pump();
-    while (const auto signal = signals.next()) {
-      const bool harmless =
-          *signal == SIGCHLD || *signal == SIGUSR1 || *signal == SIGUSR2 || *signal == SIGTSTP;
-      if (!harmless) return signal;
-    }
+    if (const auto signal = next_end()) return signal;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
     if (left.count() <= 0) return std::nullopt;
     std::vector<pollfd> events = {{signals.fd(), POLLIN, 0}};

@@ -26,6 +26,8 @@ struct Session {
   std::optional<int> drain();
   // Waits for so long, or until a signal comes that ends the job: returns that.
   std::optional<int> pause(std::chrono::milliseconds time);
+  // While no rank runs here: the next signal that has come and ends the job. Others are answered.
+  std::optional<int> next_end();
 
   Options options;
   std::string program;  // the file that the command's first word names

@@ -13,6 +13,7 @@
 #include "launch/descendants.h"
 #include "launch/page.h"
 #include "launch/report.h"
+#include "launch/stacks.h"
 
 namespace lockstep::launch {
 namespace {
@@ -25,6 +26,10 @@ constexpr auto kTelling = 500ms;
 // machine.
 constexpr auto kGraceAfterFailure = 1500ms;
 constexpr auto kGraceAfterSignal = 10'000ms;
+// Ranks say where they are within a millisecond or two. After a failure the others are told behind
+// that, and have to know within 0.5 s.
+constexpr auto kAnswer = 500ms;
+constexpr auto kAnswerAfterFailure = 200ms;
 // Between two rounds of SIGKILL, which only a process in the middle of a fork() can outlive, and
 // how many there are at most: a process that the kernel holds in an uninterruptible wait does not
 // die at all.
@@ -143,8 +148,7 @@ void Supervisor::on_signal(int signal) {
       return signal_ranks(signal);
     case SIGUSR2:
     case SIGQUIT:
-      for (const std::string& line : straggling_.lines(look())) output_.say(line);
-      return;
+      return say_where_ranks_are();
     case SIGTSTP:
       // The terminal's Ctrl-Z reaches only the launcher. It goes on in the next line when the shell
       // lets it.
@@ -200,13 +204,21 @@ void Supervisor::record(pid_t pid, int wait_status) {
   const Push push = phase_ == Phase::Killing    ? Push::Killed
                     : phase_ == Phase::Stopping ? Push::Asked
                                                 : Push::None;
-  outcome_.ends.push_back({first_rank_ + local_rank, pid, wait_status, Clock::now() - since, push});
+  outcome_.ends.push_back({.rank = first_rank_ + local_rank,
+                           .pid = pid,
+                           .wait_status = wait_status,
+                           .ran = Clock::now() - since,
+                           .push = push,
+                           .at_ns = flight::now_ns()});
   if (is_success(wait_status)) return;
-  control_.raise_epoch();
   if (phase_ == Phase::Running) {
     outcome_.cause = outcome_.ends.back().rank;
     outcome_.failed_ns = outcome_.ends.back().at_ns;
-    outcome_.seen_first = look();
+    // Before they are told, and leave.
+    outcome_.seen_first = ask(kAnswerAfterFailure);
+  }
+  control_.raise_epoch();
+  if (phase_ == Phase::Running) {
     enter(Phase::Telling, kTelling);
     if (outside_ != nullptr) outside_->on_failure(outcome_.ends.back());
   }
@@ -244,6 +256,28 @@ std::vector<Seen> Supervisor::look() const {
     ranks[static_cast<size_t>(rank.local_rank)].state = process_state(pid);
   }
   return ranks;
+}
+
+std::vector<Seen> Supervisor::ask(std::chrono::milliseconds limit) const {
+  std::map<int, pid_t> pids;
+  for (const auto& [pid, rank] : running_) pids[rank.local_rank] = pid;
+  ask_for_stacks(flight_, pids, limit);
+  return look();
+}
+
+void Supervisor::say_where_ranks_are() {
+  const uint64_t asked_ns = flight::now_ns();
+  const std::vector<Seen> ranks = ask(kAnswer);
+  for (const std::string& line : straggling_.lines(ranks)) output_.say(line);
+  std::vector<const flight::Stack*> stacks;
+  for (const Seen& seen : ranks) {
+    if (seen.log.stack && seen.log.stack->at_ns >= asked_ns) stacks.push_back(&*seen.log.stack);
+  }
+  const StackNames names(stacks);
+  for (const Seen& seen : ranks) {
+    if (!seen.log.stack || seen.log.stack->at_ns < asked_ns) continue;
+    output_.say(fmt::format("  rank {}: {}", seen.rank, names.chain(*seen.log.stack)));
+  }
 }
 
 void Supervisor::conclude() {

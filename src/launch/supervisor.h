@@ -60,6 +60,9 @@ class Supervisor {
   void record(pid_t pid, int wait_status);
   void conclude();
   std::vector<Seen> look() const;
+  // The same, with the stacks of those that answer within the time.
+  std::vector<Seen> ask(std::chrono::milliseconds limit) const;
+  void say_where_ranks_are();
   void write_page() const;
 
   Session& session_;

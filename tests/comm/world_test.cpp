@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +22,9 @@ using test::spawn;
 using test::spawn_bare;
 using testing::AllOf;
 using testing::AnyOf;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 using Environment = std::map<std::string, std::string>;  // an empty text unsets
 
@@ -56,7 +59,22 @@ TEST(World, IsOneRankWhenNothingLaunchedIt) {
     EXPECT_EQ(world.size(), 1);
     EXPECT_EQ(world.local_size(), 1);
     EXPECT_EQ(world.group().backend(), "solo");
-    EXPECT_EQ(world.describe(), "1 rank on 1 host, solo, 1 thread each");
+    EXPECT_THAT(world.describe(), StartsWith("1 rank on 1 host, solo, 1 thread each"));
+  });
+}
+
+TEST(World, SaysToWhichCoresItIsBound) {
+  spawn_bare(1, [](int) {
+    cpu_set_t mask;
+    ASSERT_EQ(sched_getaffinity(0, sizeof mask, &mask), 0);
+    int core = 0;
+    while (!CPU_ISSET(core, &mask)) ++core;
+    CPU_ZERO(&mask);
+    CPU_SET(core, &mask);
+    ASSERT_EQ(sched_setaffinity(0, sizeof mask, &mask), 0);
+    const std::string told = ", rank 0 on core " + std::to_string(core);
+    // With one core there is nothing to tell.
+    EXPECT_THAT(World::solo().describe(), EndsWith(sysconf(_SC_NPROCESSORS_ONLN) == 1 ? "each" : told));
   });
 }
 
@@ -66,7 +84,7 @@ TEST(World, KnowsItsPlace) {
     EXPECT_EQ(world.local_size(), 3);
     EXPECT_EQ(world.local_rank(), world.rank());
     EXPECT_EQ(world.group().backend(), "shm");
-    EXPECT_EQ(world.describe(), "3 ranks on 1 host, shm, 1 thread each");
+    EXPECT_THAT(world.describe(), StartsWith("3 ranks on 1 host, shm, 1 thread each"));
   });
 }
 

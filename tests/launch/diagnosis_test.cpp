@@ -15,6 +15,7 @@
 namespace lockstep::launch::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
@@ -164,6 +165,8 @@ TEST_F(StuckTest, TheFolderHoldsAPageAndEachRanksError) {
   EXPECT_THAT(page, HasSubstr("rank 1 failed first: it exited with status 7"));
   EXPECT_THAT(page, HasSubstr("last 3 of 3 calls"));
   EXPECT_THAT(page, HasSubstr("not over  barrier"));
+  // Relative to the failure, so before it.
+  EXPECT_THAT(page, ContainsRegex("\n +3 +-[0-9]+\\.[0-9]+ s +not over  barrier"));
   EXPECT_THAT(page, HasSubstr("all_reduce sum (float32 x 2)"));
 }
 

@@ -187,6 +187,12 @@ void announce(const char* what, int64_t count) {
   flight::end(call);
 }
 
+[[gnu::noinline]] void wait_for_ever() {
+  fmt::print("stuck\n");
+  std::fflush(stdout);
+  for (;;) pause();
+}
+
 // `test_launch rank stuck`: rank 0 waits in its third call for ever; the others have made two, and
 // end with status 7 once they have read a line.
 int stuck() {
@@ -196,9 +202,7 @@ int stuck() {
     flight::Operation third{.count = 3};
     std::snprintf(third.what.data(), third.what.size(), "barrier");
     const flight::Span blocked(flight::Activity::Communication, flight::begin(third));
-    fmt::print("stuck\n");
-    std::fflush(stdout);
-    for (;;) pause();
+    wait_for_ever();
   }
   fmt::print("stuck\n");
   std::fflush(stdout);
@@ -220,9 +224,29 @@ int echo() {
   return 1;
 }
 
+// Named functions for the stacks; what follows their calls keeps the compiler from leaving a frame
+// out.
+[[gnu::noinline]] void refuse_row(const std::string& gate) {
+  if (!gate.empty()) throw Error("nobody catches this");
+}
+
 int uncaught() {
   announce("barrier", 0);
-  throw Error("nobody catches this");
+  refuse_row("nobody catches this");
+  return 0;
+}
+
+[[gnu::noinline]] int read_damaged_row(volatile int* row) {
+  *row = 1;
+  return *row + 1;
+}
+
+// `test_launch rank crash`: rank 1 writes to an address that is nobody's.
+int crash() {
+  announce("barrier", 0);
+  volatile uintptr_t nowhere = 8;
+  if (env_int("RANK", 0, 9) == 1) return read_damaged_row(reinterpret_cast<int*>(nowhere)) + 1;
+  for (;;) pause();
 }
 
 }  // namespace
@@ -234,6 +258,7 @@ int main(int argc, char** argv) {
     if (mode == "watch") return lockstep::launch::testing::watch();
     if (mode == "stuck") return lockstep::launch::testing::stuck();
     if (mode == "echo") return lockstep::launch::testing::echo();
+    if (mode == "crash") return lockstep::launch::testing::crash();
     if (mode == "uncaught") return lockstep::launch::testing::uncaught();
     if (mode == "preempted") return lockstep::launch::testing::preempted();
   }

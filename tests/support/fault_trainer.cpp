@@ -1,8 +1,9 @@
 // A small training job in which one thing goes wrong: what tests/faults_test.py and tests/soak.py run.
 //
-//   fault_trainer STEPS [RANKS STEP PLACE KIND]
+//   fault_trainer STEPS [RANKS STEP PLACE KIND]...
 //
-// At step STEP and place PLACE the ranks RANKS ("1" or "1,2") do KIND, in the first incarnation only. Every rank says on stdout
+// At step STEP and place PLACE the ranks RANKS ("1" or "1,2") do KIND: the first four words in the first incarnation, the next four in
+// the second, and so on. With KIND outside they do nothing, and the incarnation trains until somebody ends it. Every rank says on stdout
 // when it does, and when it learns of somebody else's failure: "fault NS", "known NS" (CLOCK_MONOTONIC).
 #include <lockstep/core/flight.h>
 #include <lockstep/lockstep.h>
@@ -33,10 +34,7 @@ void say(const char* what) {
 class Trouble {
  public:
   Trouble(Fault fault, const std::string& rank)
-      : fault_(std::move(fault)), mine_(("," + fault_.ranks + ",").find("," + rank + ",") != std::string::npos) {
-    const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
-    mine_ = mine_ && (count == nullptr || std::string(count) == "0");
-  }
+      : fault_(std::move(fault)), mine_(("," + fault_.ranks + ",").find("," + rank + ",") != std::string::npos) {}
 
   // Does it, when this is the place. The collectives go on as others' do, so that a mismatch meets them.
   void at(const char* place, long step, const lockstep::Group* group = nullptr) const {
@@ -99,7 +97,7 @@ void train(long steps, const Fault& fault) {
     return gradient;
   });
   if (world.is_main()) say("training");
-  for (; step < steps; ++step) {
+  for (; step < steps || fault.kind == "outside"; ++step) {
     trouble.at("loader", step);
     const torch::Tensor x = torch::randn({16, 64}), y = torch::randn({16, 8});
     ddp.zero_grad();
@@ -127,8 +125,10 @@ int fail(const std::exception& error, lockstep::flight::Blame blame) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  const int first = 2 + 4 * (count == nullptr ? 0 : std::atoi(count));
   Fault fault;
-  if (argc == 6) fault = {argv[2], std::atol(argv[3]), argv[4], argv[5]};
+  if (first + 3 < argc) fault = {argv[first], std::atol(argv[first + 1]), argv[first + 2], argv[first + 3]};
   try {
     train(argc > 1 ? std::atol(argv[1]) : 100, fault);
     return 0;

@@ -1,159 +1,71 @@
 """Random faults at random times in real training jobs, until the time is over; then a table, and status 1 for any hang,
 leftover or wrong end.
 
-python3 soak.py BUILD_DIR MINUTES [SEED]
+python3 soak.py BUILD_DIR MINUTES [--seed N] [--jobs N] [--results FILE]
 
-Each job is the trainer of faults_test.py on 2 to 4 ranks, over shm or gloo, with or without --max-restarts 1. Faults come from
-outside (SIGKILL and SIGSTOP of random ranks, SIGKILL and SIGTERM of the launcher) at a random moment of the training, or from inside
-(exceptions, crashes, early exits, mismatched collectives) at a random step and place.
+Each job is the trainer of faults_test.py on 2 to 4 ranks of this host, over shm or gloo, or (as root) on two pretend hosts. It meets one
+to four faults, one in each incarnation. They come from outside (SIGKILL and SIGSTOP of ranks, SIGKILL and SIGTERM of the launcher, a pulled
+cable, frames that are lost one way, resets) at a random moment, or from inside (exceptions, crashes, early exits, mismatched collectives) at
+a random step and place. --jobs run at the same time: most of a fault's time is waiting. With --results the counts are added to what
+the file holds, and the table is the sum, so that one long soak may be several short ones.
 """
+import argparse
+import datetime
 import os
 import pathlib
 import random
-import signal
-import statistics
 import sys
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from support.training import Training, is_alive  # noqa: E402
+from support import soak_jobs  # noqa: E402
+from support.soak_tally import Tally  # noqa: E402
 
-BUILD = pathlib.Path(sys.argv[1]).resolve()
-OUTSIDE = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "kill two": signal.SIGKILL, "kill launcher": signal.SIGKILL,
-           "stop launcher": signal.SIGTERM}
-INSIDE = {"throw": 3, "segv": 139, "abort": 134, "exit7": 7, "exit0": 1, "count": 1, "dtype": 1, "root": 1, "collective": 1}
-MISMATCHES = {"count", "dtype", "root", "collective"}
-PLACES = ["loader", "forward", "backward", "optimizer", "barrier"]
-TIMEOUT_S = 2       # a collective's deadline
-HANG_S = 60         # nothing here takes that long, on however busy a machine
-STEPS = 1_000_000
+PARTITIONED = 0.15  # of the jobs; of two, the one that starts more processes
 
 
-class Tally:
-    """What happened with one kind of fault."""
-
-    def __init__(self):
-        self.injected = self.detected = self.healed = self.hangs = self.leftovers = self.wrong = 0
-        self.known_s, self.over_s = [], []
-
-
-def random_fault(chance):
-    kind = chance.choice(list(OUTSIDE) + list(INSIDE))
-    ranks = chance.choice([2, 3, 4])
-    restarts = chance.choice([0, 1]) if "launcher" not in kind else 0
-    return kind, ranks, chance.choice(["shm", "gloo"]), restarts, chance.randrange(ranks)
-
-
-def inject_from_outside(chance, job, kind, victim):
-    """Does it at a random moment of the first second of training; returns when, in ns."""
-    job.await_line("training")
-    pids = job.pids()
-    time.sleep(chance.random())
-    at = time.monotonic_ns()
-    if "launcher" in kind:
-        job.process.send_signal(OUTSIDE[kind])
-    else:
-        for pid in {pids[victim], pids[(victim + 1) % len(pids)]} if kind == "kill two" else {pids[victim]}:
-            if is_alive(pid):
-                os.kill(pid, OUTSIDE[kind])
-    return at
-
-
-def expected(kind, restarts):
-    """The job's exit statuses, one of which is right."""
-    if restarts:
-        return {0}
-    if kind == "kill launcher":
-        return {-signal.SIGKILL}
-    if kind == "stop launcher":
-        return {128 + signal.SIGTERM}
-    if kind in ("kill", "kill two"):
-        return {128 + signal.SIGKILL}
-    return {1} if kind == "stop" else {INSIDE[kind]}
-
-
-def run_one(chance, tallies):
-    kind, ranks, backend, restarts, victim = random_fault(chance)
-    tally = tallies.setdefault((kind, backend), Tally())
-    flags = ("--max-restarts", restarts)
-    # With a restart the second incarnation goes to its end, which must not take long.
-    steps = 400 if restarts else STEPS
-    fault = ()
-    if kind in INSIDE:
-        place = "barrier" if kind in MISMATCHES else chance.choice(PLACES)
-        fault = (victim, chance.randrange(0, 200), place, kind)
-    job = Training(BUILD, ranks, backend, fault, steps=steps, flags=flags, timeout_s=TIMEOUT_S,
-                   OUTER_MARK=f"{os.getpid()}")
-    text = f"{kind} of rank {victim} of {ranks}, {backend}, {restarts} restarts, {fault}"
-    try:
-        if fault:
-            job.await_line("fault")
-            at = max(job.times("fault").values())
-        else:
-            at = inject_from_outside(chance, job, kind, victim)
-        tally.injected += 1
+def work(arguments, seed, tally, until):
+    chance = random.Random(seed)
+    while time.monotonic() < until:
+        partitioned = os.geteuid() == 0 and chance.random() < PARTITIONED
+        run = soak_jobs.run_on_two_hosts if partitioned else soak_jobs.run_on_one_host
         try:
-            status = job.wait(HANG_S)
-        except AssertionError as hang:
-            tally.hangs += 1
-            return f"HANG: {text}: {hang}"
-        if kind == "kill launcher":
-            end = time.monotonic() + 5  # its ranks have no father any more
-            while job.leftovers() and time.monotonic() < end:
-                time.sleep(0.005)
-            job.ended_ns = time.monotonic_ns()
-        if left := job.leftovers():
-            tally.leftovers += 1
-            return f"LEFT: {text}: {left}: {job}"
-        # A mismatch that both sides see may end before a restarted run has trained to its end; what counts is that it did.
-        early = not job.times("known") and restarts and "restart 1 of 1" not in job.err
-        if status not in expected(kind, restarts) or (restarts and not early and "done" not in job.out):
-            tally.wrong += 1
-            return f"WRONG END {status}, expected {expected(kind, restarts)}: {text}: {job}"
-        tally.detected += 1
-        tally.healed += restarts
-        known = [ns for ns in job.times("known").values() if ns >= at]
-        if known:
-            tally.known_s.append((max(known) - at) * 1e-9)
-        if not restarts:
-            tally.over_s.append((job.ended_ns - at) * 1e-9)
-        return None
-    finally:
-        job.end()
-
-
-def print_table(tallies, minutes):
-    print(f"\n{'fault':14} {'over':5} {'injected':>8} {'detected':>8} {'healed':>7} {'hangs':>6} {'left':>5} {'wrong':>6}"
-          f" {'known, median':>14} {'worst':>8} {'over, median':>14} {'worst':>8}")
-    total = Tally()
-    for (kind, backend), tally in sorted(tallies.items()):
-        figures = []
-        for values in (tally.known_s, tally.over_s):
-            figures += [f"{statistics.median(values):.3f} s", f"{max(values):.3f} s"] if values else ["-", "-"]
-        print(f"{kind:14} {backend:5} {tally.injected:8} {tally.detected:8} {tally.healed:7} {tally.hangs:6} {tally.leftovers:5}"
-              f" {tally.wrong:6} {figures[0]:>14} {figures[1]:>8} {figures[2]:>14} {figures[3]:>8}")
-        for name in ("injected", "detected", "healed", "hangs", "leftovers", "wrong"):
-            setattr(total, name, getattr(total, name) + getattr(tally, name))
-    print(f"{minutes:.1f} min: {total.injected} faults injected, {total.detected} detected, {total.healed} healed by a restart, "
-          f"{total.hangs} hangs, {total.leftovers} leftovers, {total.wrong} wrong ends")
-    return total
+            trouble = run(chance, arguments.build, tally)
+        except AssertionError as wrong:  # it did not even begin
+            tally.count("start", "-", "wrong")
+            trouble = f"NO START: {wrong}"
+        if trouble:
+            print(trouble, flush=True)
 
 
 def main():
-    minutes = float(sys.argv[2])
-    seed = int(sys.argv[3]) if len(sys.argv) > 3 else random.SystemRandom().randrange(1 << 31)
-    print(f"seed {seed}", flush=True)
-    chance, tallies, start, bad = random.Random(seed), {}, time.monotonic(), []
-    while time.monotonic() - start < minutes * 60:
-        try:
-            trouble = run_one(chance, tallies)
-        except AssertionError as wrong:  # it did not even begin
-            trouble = f"NO START: {wrong}"
-        if trouble:
-            bad.append(trouble)
-            print(trouble, flush=True)
-    total = print_table(tallies, (time.monotonic() - start) / 60)
-    sys.exit(1 if bad or total.injected == 0 else 0)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("build", type=lambda path: pathlib.Path(path).resolve())
+    parser.add_argument("minutes", type=float)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
+    parser.add_argument("--jobs", type=int, default=2 * len(os.sched_getaffinity(0)))
+    parser.add_argument("--results")
+    arguments = parser.parse_args()
+    if os.geteuid() != 0:
+        print("not root: no pretend hosts, and so no partitions")
+    print(f"seed {arguments.seed}, {arguments.jobs} jobs at a time", flush=True)
+    tally, start = Tally(), time.monotonic()
+    workers = [threading.Thread(target=work, args=(arguments, f"{arguments.seed}/{index}", tally, start + arguments.minutes * 60))
+               for index in range(arguments.jobs)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    tally.runs.append({"at": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), "seed": arguments.seed,
+                       "jobs": arguments.jobs, "minutes": round((time.monotonic() - start) / 60, 3)})
+    print(tally)
+    if arguments.results:
+        sum_of_all = Tally.read(arguments.results)
+        sum_of_all.add(tally)
+        sum_of_all.write(arguments.results)
+        print(f"\nall runs in {arguments.results}:\n{sum_of_all}")
+    sys.exit(1 if tally.bad() or tally.total("injected") == 0 else 0)
 
 
 if __name__ == "__main__":

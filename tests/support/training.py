@@ -35,13 +35,28 @@ def shared_files():
     return {str(path) for path in pathlib.Path("/dev/shm").iterdir()}
 
 
+def shared_memory_of(pid):
+    """The anonymous files of ours that a process has mapped, as (device, inode)."""
+    try:
+        maps = pathlib.Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it ended meanwhile
+        return set()
+    return set(re.findall(r" (\w+:\w+ \d+) +/memfd:lockstep", maps))
+
+
+def listening():
+    """The sockets of this host that listen: (port, inode)."""
+    lines = (line.split() for line in pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {(int(line[1].rpartition(":")[2], 16), line[9]) for line in lines if line[3] == "0A"}
+
+
 class Training:
-    """`lockstep run` of fault_trainer, running. `fault`: (ranks, step, place, kind)."""
+    """`lockstep run` of fault_trainer, running. `fault`: (ranks, step, place, kind), for each incarnation that has one."""
 
     def __init__(self, build, ranks, backend, fault=(), steps=60, flags=(), timeout_s=10, program=(), **variables):
         self.run_id, self.ranks = uuid.uuid4().hex[:12], ranks
         self.out, self.err, self.lines = "", "", threading.Condition()
-        self.files_before = shared_files()
+        self.files_before, self.segments, self.sockets = shared_files(), set(), set()
         binary = pathlib.Path(build) / "bin"
         env = {k: v for k, v in os.environ.items() if not LAUNCHED.match(k)}
         env |= {"LOCKSTEP_BACKEND": backend, "LOCKSTEP_TIMEOUT": str(timeout_s), "OMP_NUM_THREADS": "1",
@@ -91,9 +106,24 @@ class Training:
         """When a rank said `word`: {rank: ns}, the last time for each."""
         return {int(rank): int(ns) for rank, ns in re.findall(rf"^\[rank (\d+)\] {word} (\d+)$", self.out, re.MULTILINE)}
 
+    def note_segments(self):
+        """Remembers the memory that the ranks share and the port at which they have met, to look for both when the job is over."""
+        for pid in processes_of(self.run_id):
+            self.segments |= shared_memory_of(pid)
+            try:
+                environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+            except OSError:  # it ended meanwhile
+                continue
+            if port := re.search(rb"\0MASTER_PORT=(\d+)", environment):
+                self.sockets |= {socket for socket in listening() if socket[0] == int(port[1])}
+
     def leftovers(self):
         """Whatever the job has left, in words."""
         left = [f"process {pid}" for pid in processes_of(self.run_id)]
+        if self.segments:
+            left += [f"shared memory in process {folder.name}" for folder in pathlib.Path("/proc").glob("[0-9]*")
+                     if shared_memory_of(folder.name) & self.segments]
+        left += [f"port {port}" for port, _ in self.sockets & listening()]
         left += [f"file {name}" for name in shared_files() - self.files_before if self.run_id in name or "lockstep" in name]
         return left
 

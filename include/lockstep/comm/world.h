@@ -54,7 +54,8 @@ class World {
   at::Device device() const;
   const Group& group() const;
 
-  // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each".
+  // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each", and where this rank may use a part of the host's
+  // cores only ", rank 0 on cores 0-3".
   std::string describe() const;
 
  private:

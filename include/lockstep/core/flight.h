@@ -41,6 +41,13 @@ enum class Activity : uint32_t { Communication = 0, Data = 1 };
 // The rank's side, for the one process that is a rank. All of it costs next to nothing without a
 // launcher of ours, may be called from any thread, and never throws.
 
+// From now on this rank can say where its code is: when the launcher asks for it, when an exception
+// is not caught, and when it dies of a signal of its own (SIGSEGV, SIGBUS, SIGFPE, SIGILL,
+// SIGABRT), of which a program's own handlers stay as they are. World::from_env() calls it, and so
+// does whatever is called first of the functions below. Only the thread that calls it can tell of a
+// stack that is full.
+void attach() noexcept;
+
 // Announces a call; returns its number, from 1; 0 when nothing is recorded.
 uint32_t begin(const Operation& operation) noexcept;
 void end(uint32_t call) noexcept;
@@ -73,6 +80,22 @@ struct Failure {
   std::string text;
 };
 
+// An address in a program or library: `offset` as in the symbol table of the file.
+struct Frame {
+  std::string module;
+  uint64_t offset = 0;
+};
+
+struct Stack {
+  uint64_t at_ns = 0;
+  int signal = 0;             // that it died of; 0 when it was asked
+  std::vector<Frame> frames;  // from the innermost; of a deep one the middle is left out
+};
+
+// The signal by which the launcher asks the main thread of a rank for its stack; harmless where it
+// is caught, deadly elsewhere.
+int question() noexcept;
+
 struct Log {
   uint32_t calls = 0;           // announced so far
   std::vector<Operation> last;  // the last of them, oldest first, at most kOperations
@@ -80,6 +103,7 @@ struct Log {
   uint64_t blocked_since_ns = 0;
   std::array<uint64_t, 2> busy_ns{};  // by Activity, up to now
   std::optional<Failure> failure;
+  std::optional<Stack> stack;  // the last that it told
 
   // "in all_reduce sum (bucket 3, float32 x 8), its call 412, for 0.31 s", or "in no collective;
   // the last was ..., call 411, 1.20 s ago", at `now_ns`; empty when it has called none.
@@ -87,6 +111,8 @@ struct Log {
 };
 
 uint64_t now_ns() noexcept;  // CLOCK_MONOTONIC
+
+struct Block;
 
 // Memory for the ranks of a host. Each maps its own part alone. What is read from it has been
 // written by the ranks and is checked.
@@ -100,8 +126,12 @@ class Segment {
 
   int fd() const { return fd_; }
   Log read(int local_rank) const;
+  // How often the rank has said where it is.
+  uint32_t stacks_told(int local_rank) const;
 
  private:
+  const Block& block(int local_rank) const;
+
   int ranks_;
   int fd_ = -1;
   void* memory_ = nullptr;

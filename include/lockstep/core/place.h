@@ -14,6 +14,9 @@ struct Place {
   // Where rank 0 is to be met; empty and 0 when size is 1.
   std::string host = {};
   int port = 0;
+  // On rank 0, where the meeting place was found without being given: a socket that listens there
+  // already, and belongs to the caller; -1 otherwise.
+  int listen_fd = -1;
   // Who said so: "the launcher's variables", "Open MPI", "MPICH", "Slurm"; empty for a process that
   // nobody launched.
   std::string source = {};
@@ -33,8 +36,12 @@ struct Place {
 //     batch script's own shell has a SLURM_PROCID, too
 // MASTER_ADDR and MASTER_PORT count with all of them. Where they are not given: on one host the
 // loopback interface, over several the first of Slurm's nodes; and a port from 20000 to 29999 that
-// follows from the job's id, so that all ranks name the same. Otherwise a place of one. Throws
-// ConfigError for variables that are missing, malformed or contradict each other.
+// follows from the job's id, so that all ranks name the same. Under an mpirun over several hosts rank
+// 0 takes a free port and tells the others over mpirun's process manager: the first call blocks until
+// all ranks have called, at most for LOCKSTEP_TIMEOUT seconds (300), and later ones give the same
+// without listen_fd. Programs of MPI's own have to be given both. Otherwise a place of one.
+// Throws ConfigError for variables that are missing, malformed or contradict each other, CommError
+// when the ranks do not meet so.
 Place place_from_env();
 
 }  // namespace lockstep

@@ -1,0 +1,111 @@
+// Where the ranks' code was: on the failure page, and when somebody asks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "launch/job.h"
+#include "launch/symbols.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+namespace fs = std::filesystem;
+
+std::vector<std::string> stack_args(const std::string& mode, std::vector<std::string> flags = {}) {
+  std::vector<std::string> args = {"run", "--nproc-per-node=2"};
+  args.insert(args.end(), flags.begin(), flags.end());
+  args.insert(args.end(), {fs::read_symlink("/proc/self/exe"), "rank", mode});
+  return args;
+}
+
+// The sanitizers' own handlers would take the place of ours.
+const std::map<std::string, std::string> kPlain = {{"ASAN_OPTIONS", "handle_segv=0"},
+                                                   {"TSAN_OPTIONS", "handle_segv=0"}};
+
+TEST(Stack, OfARankThatCrashesNamesTheFunction) {
+  const std::string folder = fs::path(::testing::TempDir()) / "lockstep-stack";
+  fs::remove_all(folder);
+  const Result result =
+      Job(stack_args("crash", {"--log-dir", folder}), {.environment = kPlain}).wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
+  EXPECT_THAT(result.err,
+              ContainsRegex("  rank 1: \\(SIGSEGV\\) lockstep::launch::testing::read_damaged_row < "
+                            "(lockstep::launch::testing::crash < )?main"));
+  const size_t at = result.err.find("more in ");
+  ASSERT_NE(at, std::string::npos) << result.err;
+  std::ostringstream page;
+  page << std::ifstream(lines_of(result.err.substr(at + 8))[0]).rdbuf();
+  EXPECT_THAT(
+      page.str(),
+      ContainsRegex("#0  lockstep::launch::testing::.*read_damaged_row\\(int volatile\\*\\) "
+                    "\\(test_launch\\+0x[0-9a-f]+\\)"));
+  fs::remove_all(folder);
+}
+
+TEST(Stack, OfAnExceptionThatNobodyCatchesIsThatOfTheThrow) {
+  const Result result = Job(stack_args("uncaught")).wait();
+  EXPECT_THAT(result.err, ContainsRegex("\\(SIGABRT\\) .*refuse_row"));
+}
+
+TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
+  std::string folder = ::testing::TempDir() + "lockstep-wait-XXXXXX";
+  folder = mkdtemp(folder.data());
+  const std::string gate = folder + "/gate";
+  ASSERT_EQ(mkfifo(gate.c_str(), 0600), 0);
+  Job job(stack_args("stuck"), {.environment = {{"GATE", gate}}});
+  ASSERT_TRUE(job.await("stuck", 2));
+  // Nobody has told anything yet, and what is told now is not told again below.
+  for (const int signal : {SIGUSR2, SIGQUIT}) {
+    job.forget_errors();
+    kill(job.pid(), signal);
+    ASSERT_TRUE(job.await_error("wait_for_ever < "));
+  }
+  job.forget_errors();
+  std::ofstream(gate) << "go\n";
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(result.err, HasSubstr("their stacks, innermost function first:\n"));
+  EXPECT_THAT(result.err, ContainsRegex("  rank 0: .*wait_for_ever < "));
+  EXPECT_THAT(result.err,
+              Not(ContainsRegex("rank 1: [^\n]*stuck < ")));  // it has ended without a signal
+  fs::remove_all(folder);
+}
+
+TEST(Stack, AProgramThatDoesNotListenIsNotAsked) {
+  Job job(script_args(2, "echo here; read line; exec sleep 1000"));
+  ASSERT_TRUE(job.await("here", 2));
+  kill(job.pid(), SIGUSR2);
+  ASSERT_TRUE(job.await_error("rank 1: in no collective so far"));
+  kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGTERM);
+}
+
+// A program's symbol table, and every way to cut it.
+TEST(Symbols, AnyBytesAreReadWithoutHarm) {
+  std::ostringstream bytes;
+  bytes << std::ifstream("/proc/self/exe").rdbuf();
+  const std::string whole = bytes.str();
+  const auto reading = [](const std::string& elf) {
+    return [&elf](uint64_t offset, uint64_t size) {
+      return offset < elf.size() ? elf.substr(offset, size) : std::string();
+    };
+  };
+  ASSERT_EQ(functions_at(reading(whole), {0}), std::vector<std::string>{""});
+  for (size_t part = 0; part < 64; ++part) {
+    const std::string cut = whole.substr(0, whole.size() * part / 64);
+    EXPECT_EQ(functions_at(reading(cut), {1}).size(), 1u);
+    std::string damaged = whole.substr(0, 64);
+    damaged[part] = static_cast<char>(~damaged[part]);
+    EXPECT_EQ(functions_at(reading(damaged), {1}), std::vector<std::string>{""});
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
