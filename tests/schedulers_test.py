@@ -41,6 +41,54 @@ def test_mpich_starts_a_program_through_a_script(folder):
     expect_tour(run(*MPICH, "-n", 2, script), 2)
 
 
+def test_mpirun_trains(_):
+    for mpirun in (OPEN_MPI, MPICH):
+        done = run(*mpirun, "-n", 4, BIN / "linear_regression", "--epochs", 1, OMP_NUM_THREADS="1")
+        done.expect(out=r"4 ranks on 1 host, shm")
+
+
+class TwoHosts:
+    """Two pretend hosts, on which an mpirun that seems to be on the first starts ranks through its usual agent."""
+
+    def __init__(self, folder):
+        self.hosts, self.agent = folder + "/hosts", pathlib.Path(folder) / "agent"
+        # As ssh: options, the host's name, a command.
+        self.agent.write_text('#!/bin/bash\nwhile [[ $1 == -* ]]; do shift; done\nhost=$1; shift\n'
+                              f'exec {SUPPORT}/hosts.sh run {self.hosts} "${{host#host}}" sh -c "$*"\n')
+        self.agent.chmod(0o755)
+
+    def __enter__(self):
+        run(SUPPORT / "hosts.sh", "up", self.hosts, 2).expect()
+        return self
+
+    def __exit__(self, *_):
+        run(SUPPORT / "hosts.sh", "down", self.hosts)
+
+    def mpirun(self, mpirun, *words, **variables):
+        host1 = pathlib.Path(self.hosts, "host1.pid").read_text().strip()
+        return run("nsenter", "-t", host1, "--net", "--uts", "--", *mpirun, *words, OMP_NUM_THREADS="1", **variables)
+
+
+def test_mpirun_over_two_hosts(folder):
+    with TwoHosts(folder) as two:
+        launchers = ([*OPEN_MPI, "--host", "host1:2,host2:2", "--mca", "plm_rsh_agent", two.agent],
+                     [*MPICH, "-hosts", "host1:2,host2:2", "-launcher", "ssh", "-launcher-exec", two.agent])
+        for mpirun in launchers:
+            expect_tour(two.mpirun(mpirun, "-n", 4, BIN / "collectives"), 4, hosts=2)
+            # Whoever knows better says so.
+            given = ["-x", "MASTER_ADDR", "-x", "MASTER_PORT"] if mpirun[0] == OPEN_MPI[0] else []
+            done = two.mpirun(mpirun, *given, "-n", 2, "-map-by" if given else "-ppn", "node" if given else 1, BIN / "collectives",
+                              MASTER_ADDR="10.77.0.1", MASTER_PORT="29871")
+            expect_tour(done, 2, hosts=2)
+
+
+def test_mpich_deals_ranks_out_in_turn(folder):
+    with TwoHosts(folder) as two:
+        done = two.mpirun([*MPICH, "-hosts", "host1,host2", "-launcher", "ssh", "-launcher-exec", two.agent], "-n", 3,
+                          BIN / "collectives")
+        expect_tour(done, 3, hosts=2)
+
+
 def test_two_mpi_jobs_at_once_do_not_meet(_):
     for mpirun in (OPEN_MPI, MPICH):
         jobs = [subprocess.Popen([*mpirun, "-n", "2", BIN / "collectives"], stdout=subprocess.PIPE, text=True)
@@ -102,6 +150,17 @@ def test_slurm(folder):
         # A launcher as the only task has ranks of its own.
         done = cluster.client("srun", "-N1", "-n1", BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "collectives")
         done.expect(out=r"^\[rank 0\] 2 ranks on 1 host")
+        expect_tour(cluster.client("srun", "--mpi=pmi2", "-N2", "-n4", BIN / "collectives"), 4, hosts=2)
+        # A launcher on each node, which need not be told where the others are.
+        launcher = [BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "collectives"]
+        token = {"LOCKSTEP_TOKEN": "a token that only this test knows"}
+        done = cluster.client("srun", "-N2", "--ntasks-per-node=1", *launcher, **token)
+        done.expect(out=r"^\[rank 0\] 4 ranks on 2 hosts")
+        # Without a secret, or with several on a node, they say what to write.
+        done = cluster.client("srun", "-N2", "--ntasks-per-node=1", *launcher)
+        done.expect(2, err=r"export LOCKSTEP_TOKEN=\$\(openssl rand -hex 32\) before srun")
+        done = cluster.client("srun", "-N2", "-n4", *launcher, **token)
+        done.expect(2, err=r"srun has started 4 launchers on 2 nodes .*srun --ntasks-per-node=1 lockstep run")
         # mpirun in an allocation: the ranks' Slurm variables are its own daemon's.
         done = cluster.client("salloc", "-N1", "-n2", *MPICH, "-launcher", "fork", "-n", 2, BIN / "collectives")
         expect_tour(done, 2)

@@ -8,7 +8,4 @@
 # (`srun PROGRAM ARGS` without a launcher works, too: one task a rank, and Slurm's own handling of failures.)
 LOCKSTEP_TOKEN=$(openssl rand -hex 32)  # goes to the tasks in their environment, never into an argument list
 export LOCKSTEP_TOKEN
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --kill-on-bad-exit=0 lockstep run --nnodes "$SLURM_NNODES" --nproc-per-node "${RANKS:-auto}" \
-  --rdzv-id "$SLURM_JOB_ID" --rdzv-endpoint "$first:$((20000 + SLURM_JOB_ID % 10000))" \
-  --max-restarts "${RESTARTS:-0}" "$@"
+srun --kill-on-bad-exit=0 lockstep run --nproc-per-node "${RANKS:-auto}" --max-restarts "${RESTARTS:-0}" "$@"

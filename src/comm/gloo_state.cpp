@@ -10,6 +10,7 @@
 #include "comm/gloo_device.h"
 #include "comm/gloo_link.h"
 #include "comm/gloo_text.h"
+#include "comm/within.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -123,7 +124,9 @@ void GlooState::connect() {
     if (options->devices.empty()) {
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
     }
-    group_ = c10::make_intrusive<GlooGroup>(store_.raw(), rank_, size(), options);
+    group_ = within(options_.timeout + std::chrono::seconds(1), [store = store_, rank = rank_, size = size(), options] {
+      return c10::make_intrusive<GlooGroup>(store.raw(), rank, size, options);
+    });
     // Nobody goes on, or ends and takes the store along, before all have connected.
     if (options_.peers == GlooPeers::Lockstep) group_->barrier()->wait(options_.timeout);
   } catch (const std::exception& error) {

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "comm/gloo_text.h"
+#include "comm/within.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -59,12 +60,16 @@ void survive_broken_connections() {
   if ((now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
-// Runs `call`; whatever libtorch throws becomes a CommError that says what was tried.
+// Behind libtorch's own deadlines, whose errors say more.
+constexpr std::chrono::seconds kSlack(1);
+
+// Runs `call`, which owns what it uses; whatever libtorch throws, and no answer at all, becomes a
+// CommError that says what was tried.
 template <class Call>
-auto guarded(const Store& store, std::string_view what, Call call) {
+auto guarded(const Store& store, std::string_view what, std::chrono::milliseconds timeout, Call call) {
   const Quiet quiet;
   try {
-    return call();
+    return within(timeout + kSlack, std::move(call));
   } catch (const std::exception& error) {
     throw CommError(fmt::format(
         "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
@@ -129,8 +134,8 @@ Store Store::connect(const StoreOptions& options) {
   tcp.useLibUV = true;
   const Quiet quiet;
   try {
-    return Store(c10::make_intrusive<c10d::TCPStore>(options.host, tcp), options.host,
-                 options.port);
+    const auto make = [host = options.host, tcp] { return c10::make_intrusive<c10d::TCPStore>(host, tcp); };
+    return Store(within(options.timeout + kSlack, make), options.host, options.port);
   } catch (const std::exception& error) {
     const std::string reason = first_line(error);
     throw CommError(fmt::format("[store] {}:{} cannot be {}: {}; {}", options.host, options.port,
@@ -140,26 +145,28 @@ Store Store::connect(const StoreOptions& options) {
 }
 
 void Store::set(const std::string& key, std::string_view value) const {
-  guarded(*this, fmt::format("set {}", key), [&] { raw_->set(key, std::string(value)); });
+  guarded(*this, fmt::format("set {}", key), raw_->getTimeout(),
+          [raw = raw_, key, text = std::string(value)] { raw->set(key, text); });
 }
 
 std::string Store::get(const std::string& key, std::chrono::milliseconds timeout) const {
   wait({key}, timeout);
-  return guarded(*this, fmt::format("get {}", key), [&] { return raw_->get_to_str(key); });
+  return guarded(*this, fmt::format("get {}", key), timeout, [raw = raw_, key] { return raw->get_to_str(key); });
 }
 
 void Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) const {
-  guarded(*this, fmt::format("wait for {}", fmt::join(keys, ", ")),
-          [&] { raw_->wait(keys, timeout); });
+  guarded(*this, fmt::format("wait for {}", fmt::join(keys, ", ")), timeout,
+          [raw = raw_, keys, timeout] { raw->wait(keys, timeout); });
 }
 
 bool Store::check(const std::vector<std::string>& keys) const {
-  return guarded(*this, fmt::format("check of {}", fmt::join(keys, ", ")),
-                 [&] { return raw_->check(keys); });
+  return guarded(*this, fmt::format("check of {}", fmt::join(keys, ", ")), raw_->getTimeout(),
+                 [raw = raw_, keys] { return raw->check(keys); });
 }
 
 int64_t Store::add(const std::string& key, int64_t amount) const {
-  return guarded(*this, fmt::format("add to {}", key), [&] { return raw_->add(key, amount); });
+  return guarded(*this, fmt::format("add to {}", key), raw_->getTimeout(),
+                 [raw = raw_, key, amount] { return raw->add(key, amount); });
 }
 
 Store Store::prefix(const std::string& name) const {
@@ -167,11 +174,9 @@ Store Store::prefix(const std::string& name) const {
 }
 
 Store Store::clone(std::chrono::milliseconds timeout) const {
-  return guarded(*this, "a second connection", [&] {
-    auto copy = raw_->clone();
-    copy->setTimeout(timeout);
-    return Store(std::move(copy), host_, port_);
-  });
+  auto copy = guarded(*this, "a second connection", timeout, [raw = raw_] { return raw->clone(); });
+  copy->setTimeout(timeout);
+  return Store(std::move(copy), host_, port_);
 }
 
 }  // namespace lockstep::comm

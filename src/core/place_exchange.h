@@ -12,8 +12,8 @@ namespace lockstep {
 // called, at most for `timeout`; throws CommError then, and for an answer that is none.
 std::string exchange_over_pmi(int fd, const std::string& word, std::chrono::milliseconds timeout);
 
-// Open MPI's, over PMIx (libpmix.so.2, which Open MPI itself needs). Likewise; throws CommError also
-// when the library is not there.
+// Open MPI's, over PMIx (libpmix.so.2, which Open MPI itself needs). Likewise; throws CommError
+// also when the library is not there.
 std::string exchange_over_pmix(const std::string& word, std::chrono::milliseconds timeout);
 
 }  // namespace lockstep

@@ -9,6 +9,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstring>
 #include <memory>
@@ -109,7 +111,7 @@ bool can_meet_over_mpirun(const Place& place) {
   // A program of MPI's own needs the one conversation with the process manager for MPI_Init().
   if (dlsym(RTLD_DEFAULT, "MPI_Init") != nullptr) return false;
   return place.source == "MPICH" ? env_text("PMI_FD").has_value()
-                                 : place.source == "Open MPI" && env_text("PMIX_NAMESPACE");
+                                 : place.source == "Open MPI" && env_text("PMIX_RANK");
 }
 
 void meet_over_mpirun(Place& place) {
@@ -119,15 +121,17 @@ void meet_over_mpirun(Place& place) {
     place.listen_fd = listen_at(place.host, place.port);
     word = fmt::format("{}:{}", place.host, place.port);
   }
-  const auto timeout = std::chrono::seconds(env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600).value_or(300));
+  const auto timeout =
+      std::chrono::seconds(env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600).value_or(300));
   const std::string heard =
       place.source == "MPICH"
           ? exchange_over_pmi(required("PMI_FD", "PMI_RANK", 3, kMostRanks), word, timeout)
           : exchange_over_pmix(word, timeout);
   const size_t colon = heard.rfind(':');
   const char* const end = heard.data() + heard.size();
-  if (colon == std::string::npos || std::from_chars(heard.data() + colon + 1, end, place.port).ptr != end ||
-      place.port < 1 || place.port > 65535) {
+  if (colon == std::string::npos ||
+      std::from_chars(heard.data() + colon + 1, end, place.port).ptr != end || place.port < 1 ||
+      place.port > 65535) {
     contradiction("rank 0 is said to be at '{}'", heard);
   }
   place.host = heard.substr(0, colon);

@@ -1,5 +1,5 @@
-// PMI-1, the protocol between MPICH's mpirun and what it starts: "cmd=... key=value ..." in lines, one
-// answer to each (MPICH's src/pmi, and `cmd=` lines of hydra's -verbose).
+// PMI-1, the protocol between MPICH's mpirun and what it starts: "cmd=... key=value ..." in lines,
+// one answer to each (MPICH's src/pmi, and `cmd=` lines of hydra's -verbose).
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>

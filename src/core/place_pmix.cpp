@@ -1,6 +1,6 @@
-// PMIx, over which Open MPI's mpirun talks to what it starts. The library is there wherever Open MPI is,
-// and opened only where it is needed; what is declared here is its interface as the PMIx Standard (4.1)
-// fixes it.
+// PMIx, over which Open MPI's mpirun talks to what it starts. The library is there wherever Open
+// MPI is, and opened only where it is needed; what is declared here is its interface as the PMIx
+// Standard (4.1) fixes it.
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -84,8 +84,9 @@ struct Fence {
 };
 
 void await_all(const Library& pmix, std::chrono::milliseconds timeout) {
-  auto* const fence_nb = pmix.function<int(const Process*, size_t, const void*, size_t,
-                                           void (*)(int, void*), void*)>("PMIx_Fence_nb");
+  auto* const fence_nb =
+      pmix.function<int(const Process*, size_t, const void*, size_t, void (*)(int, void*), void*)>(
+          "PMIx_Fence_nb");
   const auto fence = std::make_shared<Fence>();
   auto own = std::make_unique<std::shared_ptr<Fence>>(fence);
   const int begun = fence_nb(nullptr, 0, nullptr, 0, &Fence::done, own.get());
@@ -120,9 +121,8 @@ std::string exchange_over_pmix(const std::string& word, std::chrono::millisecond
   Process first = own;
   first.rank = 0;
   Value* heard = nullptr;
-  check("PMIx_Get",
-        pmix.function<int(const Process*, const char*, const void*, size_t, Value**)>("PMIx_Get")(
-            &first, key.data(), nullptr, 0, &heard));
+  check("PMIx_Get", pmix.function<int(const Process*, const char*, const void*, size_t, Value**)>(
+                        "PMIx_Get")(&first, key.data(), nullptr, 0, &heard));
   if (heard == nullptr || heard->type != kString || heard->text == nullptr) {
     refuse("PMIx_Get gave no text");
   }

@@ -221,7 +221,7 @@ int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   }
   const Token token = Token::from_env();
   Options options = given;
-  if (options.run_id.empty()) options.run_id = "none";  // a random one would differ on each host
+  if (options.run_id.empty()) options.run_id = rendezvous.run_id;  // a random one would differ on each host
   Session session(options);
   Keys keys = Keys::of(token, options.run_id);
   keys.use_tls = rendezvous.tls;

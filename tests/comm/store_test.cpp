@@ -91,6 +91,16 @@ TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
                            HasSubstr("within 0.3 s"), HasSubstr("MASTER_ADDR")));
 }
 
+// As rank 0's does when it is stopped before it serves: the kernel takes the connection.
+TEST(Store, AServerThatNeverAnswersIsADeadline) {
+  const Socket silent;
+  ASSERT_EQ(listen(silent.fd, 16), 0);
+  const std::string error = error_of(
+      [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
+  EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
+                           HasSubstr("no answer, though somebody listens there")));
+}
+
 TEST(Store, APortInUseIsSaidToBe) {
   const Socket taken;
   ASSERT_EQ(listen(taken.fd, 1), 0);

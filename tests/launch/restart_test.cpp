@@ -134,6 +134,8 @@ TEST(RestartedJob, ASignalDuringThePauseEndsIt) {
   // Failures in turn of two ways, which are no loop, until the pause is long.
   Job job(restarting("50", "exit $((1 + TORCHELASTIC_RESTART_COUNT % 2))"));
   ASSERT_TRUE(job.await_error("restart 6 of 50, in 4 s"));
+  kill(job.pid(), SIGQUIT);  // a question
+  ASSERT_TRUE(job.await_error("no rank runs on this host at the moment"));
   kill(job.pid(), SIGTERM);
   const Result result = job.wait();
   EXPECT_EQ(result.exit_code, 128 + SIGTERM);

@@ -4,6 +4,9 @@
 #include <sys/wait.h>
 
 #include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
 
 #include "launch/job.h"
 
@@ -152,6 +155,31 @@ TEST_F(SignalTest, ASuspendedLauncherSuspendsItsRanks) {
   EXPECT_TRUE(WIFSTOPPED(status));
   kill(job.pid(), SIGTERM);
   kill(job.pid(), SIGCONT);
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGTERM);
+}
+
+// Whether the process has blocked the signal, as a launcher does that reads it.
+bool listens(pid_t pid, int signal) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigBlk:"))
+      return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1)) & 1;
+  }
+  return false;
+}
+
+// Nobody else comes: it has no ranks yet.
+TEST(WaitingLauncher, IsAskedWhereItsRanksAreAndGoesOn) {
+  Job job({"run", "--nnodes=2", "--rdzv-endpoint=127.0.0.1:0",
+           "--rdzv-conf=is_host=1,join_timeout=600", "true"},
+          {.environment = {{"LOCKSTEP_TOKEN", "0123456789abcdef"}}});
+  while (!listens(job.pid(), SIGQUIT)) std::this_thread::yield();
+  for (const int signal : {SIGUSR2, SIGQUIT}) {
+    job.forget_errors();
+    kill(job.pid(), signal);
+    ASSERT_TRUE(job.await_error("no rank runs on this host at the moment"));
+  }
+  kill(job.pid(), SIGTERM);
   EXPECT_EQ(job.wait().exit_code, 128 + SIGTERM);
 }
 

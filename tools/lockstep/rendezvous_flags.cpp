@@ -36,8 +36,11 @@ void RendezvousFlags::add_to(CLI::App& command) {
 }
 
 std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const {
-  launch::Rendezvous rendezvous;
-  rendezvous.set_nodes(nodes_);
+  const bool given =
+      nodes_ != kNoNodes || !endpoint_.empty() || !master_addr_.empty() || node_rank_ >= 0;
+  const auto by_slurm = given ? std::nullopt : launch::Rendezvous::from_slurm();
+  auto rendezvous = by_slurm.value_or(launch::Rendezvous{});
+  if (!by_slurm) rendezvous.set_nodes(nodes_);
   if (!backend_.empty() && backend_ != "static" && backend_ != "c10d") {
     throw ConfigError(fmt::format(
         "[run] --rdzv-backend {} (or PET_RDZV_BACKEND) is not supported: launchers meet at one of "
@@ -52,6 +55,7 @@ std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const
   }
   if (rendezvous.max_nodes == 1) return std::nullopt;
   rendezvous.local_addr = local_addr_;
+  if (by_slurm) return rendezvous;
   rendezvous.endpoint = endpoint_;
   if (endpoint_.empty() && !master_addr_.empty()) {
     rendezvous.endpoint =

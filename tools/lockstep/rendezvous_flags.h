@@ -17,7 +17,8 @@ class RendezvousFlags {
   std::optional<launch::Rendezvous> chosen(int master_port) const;
 
  private:
-  std::string nodes_ = "1:1", backend_, endpoint_, conf_, master_addr_, local_addr_;
+  static constexpr const char* kNoNodes = "1:1";
+  std::string nodes_ = kNoNodes, backend_, endpoint_, conf_, master_addr_, local_addr_;
   int node_rank_ = -1;
 };
 

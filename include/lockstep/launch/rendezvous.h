@@ -26,6 +26,8 @@ struct Rendezvous {
   // endpoint's address and gets its port.
   std::optional<bool> is_host = std::nullopt;
   bool tls = false;
+  // TORCHELASTIC_RUN_ID where the options give none.
+  std::string run_id = "none";
 
   // --rdzv-conf: docs/launching.md has the keys.
   std::chrono::milliseconds join_timeout{600'000};
@@ -33,6 +35,11 @@ struct Rendezvous {
   std::chrono::milliseconds heartbeat_timeout{5'000};
   std::chrono::milliseconds keep_alive_interval{1'000};
   std::chrono::milliseconds rejoin_timeout{30'000};
+
+  // That of the launchers which one srun of Slurm has started, one on each of several nodes;
+  // nothing for a single task, and where somebody else has started this process. Throws
+  // ConfigError, with what to write, when several are on one node or the job has no token.
+  static std::optional<Rendezvous> from_slurm();
 
   // "4" or "2:4". Throws ConfigError.
   void set_nodes(std::string_view text);

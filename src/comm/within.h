@@ -1,0 +1,35 @@
+// A deadline for calls that have none.
+#pragma once
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+namespace lockstep::comm {
+
+class Unanswered : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What `call` returns or throws; Unanswered when it takes longer than `limit`. It runs in a thread of
+// its own, which then goes on alone: `call` owns all that it uses. libtorch's store reads the
+// answers to most of its requests without a deadline, so a server that is stopped, or whose host is
+// cut off, would keep its clients for ever. Costs some 20 us.
+template <class Call>
+auto within(std::chrono::milliseconds limit, Call call) {
+  std::packaged_task<std::invoke_result_t<Call>()> task(std::move(call));
+  auto result = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (result.wait_for(limit) == std::future_status::timeout) {
+    throw Unanswered(
+        "no answer, though somebody listens there: the process that serves it is stopped, or its "
+        "host is cut off");
+  }
+  return result.get();
+}
+
+}  // namespace lockstep::comm
