@@ -26,8 +26,7 @@ auto within(std::chrono::milliseconds limit, Call call) {
   std::thread(std::move(task)).detach();
   if (result.wait_for(limit) == std::future_status::timeout) {
     throw Unanswered(
-        "no answer, though somebody listens there: the process that serves it is stopped, or its "
-        "host is cut off");
+        "no answer: the process that serves it has ended or is stopped, or its host is cut off");
   }
   return result.get();
 }

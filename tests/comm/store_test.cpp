@@ -98,7 +98,7 @@ TEST(Store, AServerThatNeverAnswersIsADeadline) {
   const std::string error = error_of(
       [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
   EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
-                           HasSubstr("no answer, though somebody listens there")));
+                           HasSubstr("no answer: the process that serves it")));
 }
 
 TEST(Store, APortInUseIsSaidToBe) {

@@ -36,12 +36,12 @@ struct Place {
 //     batch script's own shell has a SLURM_PROCID, too
 // MASTER_ADDR and MASTER_PORT count with all of them. Where they are not given: on one host the
 // loopback interface, over several the first of Slurm's nodes; and a port from 20000 to 29999 that
-// follows from the job's id, so that all ranks name the same. Under an mpirun over several hosts rank
-// 0 takes a free port and tells the others over mpirun's process manager: the first call blocks until
-// all ranks have called, at most for LOCKSTEP_TIMEOUT seconds (300), and later ones give the same
-// without listen_fd. Programs of MPI's own have to be given both. Otherwise a place of one.
-// Throws ConfigError for variables that are missing, malformed or contradict each other, CommError
-// when the ranks do not meet so.
+// follows from the job's id, so that all ranks name the same. Under an mpirun over several hosts
+// rank 0 takes a free port and tells the others over mpirun's process manager: the first call
+// blocks until all ranks have called, at most for LOCKSTEP_TIMEOUT seconds (300), and later ones
+// give the same without listen_fd. Programs of MPI's own have to be given both. Otherwise a place
+// of one. Throws ConfigError for variables that are missing, malformed or contradict each other,
+// CommError when the ranks do not meet so.
 Place place_from_env();
 
 }  // namespace lockstep
