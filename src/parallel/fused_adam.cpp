@@ -1,21 +1,34 @@
 #include "lockstep/parallel/fused_adam.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <torch/types.h>
 
+#include <cmath>
+#include <type_traits>
+
+#include "lockstep/core/shard.h"
+#include "parallel/adam_kernel.h"
 #include "parallel/fused.h"
 
 namespace lockstep::parallel {
 namespace {
 
-// What the kernel takes: one list per role, over the parameters that have a gradient.
-struct Lists {
-  std::vector<at::Tensor> parameters, gradients, averages, squares, largest, steps;
+using torch::optim::AdamOptions, torch::optim::AdamParamState;
+using torch::optim::AdamWOptions, torch::optim::AdamWParamState;
+
+template <typename Options>
+constexpr bool kDecoupled = std::is_same_v<Options, AdamWOptions>;
+
+// One parameter with all that a step takes.
+struct Item {
+  at::Tensor parameter, gradient, average, square, largest;
+  int64_t step;
 };
 
 template <typename State>
-void append(Lists& lists, const at::Tensor& parameter, State& state, bool amsgrad) {
+Item item_of(const at::Tensor& parameter, State& state, bool amsgrad) {
   if (!state.exp_avg().defined()) {
     state.exp_avg(at::zeros_like(parameter));
     state.exp_avg_sq(at::zeros_like(parameter));
@@ -23,59 +36,121 @@ void append(Lists& lists, const at::Tensor& parameter, State& state, bool amsgra
   if (amsgrad && !state.max_exp_avg_sq().defined()) {
     state.max_exp_avg_sq(at::zeros_like(parameter));
   }
-  const int64_t step = state.step() + 1;
-  state.step(step);
-  // Parameters are nearly always at one step, whose tensor they then share.
-  const bool same =
-      !lists.steps.empty() && lists.steps.back().template item<float>() == static_cast<float>(step);
-  lists.steps.push_back(same ? lists.steps.back()
-                             : at::scalar_tensor(static_cast<double>(step), at::kFloat));
-  lists.parameters.push_back(parameter);
-  lists.gradients.push_back(laid_out_like(parameter.grad(), parameter));
-  lists.averages.push_back(state.exp_avg());
-  lists.squares.push_back(state.exp_avg_sq());
-  if (amsgrad) lists.largest.push_back(state.max_exp_avg_sq());
+  state.step(state.step() + 1);
+  return {.parameter = parameter,
+          .gradient = laid_out_like(parameter.grad(), parameter),
+          .average = state.exp_avg(),
+          .square = state.exp_avg_sq(),
+          .largest = amsgrad ? state.max_exp_avg_sq() : at::Tensor(),
+          .step = state.step()};
 }
 
-// step() of both classes. `kernel` is at::_fused_adam_ or at::_fused_adamw_.
-template <typename Options, typename State, typename States, typename Kernel>
-void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& states, Kernel kernel) {
+// Whether our own kernel can do it.
+bool is_plain(const Item& item) {
+  const auto plain = [](const at::Tensor& tensor) {
+    return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
+  };
+  return adam_kernel() != nullptr && !item.largest.defined() && plain(item.parameter) &&
+         plain(item.gradient) && plain(item.average) && plain(item.square) &&
+         item.average.strides() == item.parameter.strides() &&
+         item.square.strides() == item.parameter.strides();
+}
+
+template <typename Options>
+void update_plain(const Item& item, const Options& options) {
+  const double beta1 = std::get<0>(options.betas()), beta2 = std::get<1>(options.betas());
+  const auto taken = static_cast<double>(item.step);
+  const double decay = options.weight_decay();
+  const AdamStep step{
+      .keep = static_cast<float>(kDecoupled<Options> ? 1 - options.lr() * decay : 1),
+      .decay = static_cast<float>(kDecoupled<Options> ? 0 : decay),
+      .beta2 = static_cast<float>(beta2),
+      .new_average = static_cast<float>(1 - beta1),
+      .new_square = static_cast<float>(1 - beta2),
+      .size = static_cast<float>(options.lr() / (1 - std::pow(beta1, taken))),
+      .root_scale = static_cast<float>(std::sqrt(1 - std::pow(beta2, taken))),
+      .eps = static_cast<float>(options.eps())};
+  const AdamElements all{.parameter = item.parameter.mutable_data_ptr<float>(),
+                         .gradient = item.gradient.const_data_ptr<float>(),
+                         .average = item.average.mutable_data_ptr<float>(),
+                         .square = item.square.mutable_data_ptr<float>(),
+                         .count = item.parameter.numel()};
+  const int64_t blocks = (all.count + kAdamBlock - 1) / kAdamBlock;
+  constexpr int64_t kBlocksATask = 32;
+  at::parallel_for(0, blocks, kBlocksATask, [&](int64_t first, int64_t last) {
+    const int64_t at = first * kAdamBlock;
+    adam_kernel()(step, {all.parameter + at, all.gradient + at, all.average + at, all.square + at,
+                         std::min(last * kAdamBlock, all.count) - at});
+  });
+}
+
+// What torch's kernels take: one list per role.
+struct Lists {
+  std::vector<at::Tensor> parameters, gradients, averages, squares, largest, steps;
+
+  void add(const Item& item) {
+    // Parameters are nearly always at one step, whose tensor they then share.
+    const auto step = static_cast<float>(item.step);
+    const bool same = !steps.empty() && steps.back().item<float>() == step;
+    steps.push_back(same ? steps.back()
+                         : at::scalar_tensor(step, item.parameter.options().dtype(at::kFloat)));
+    parameters.push_back(item.parameter);
+    gradients.push_back(item.gradient);
+    averages.push_back(item.average);
+    squares.push_back(item.square);
+    if (item.largest.defined()) largest.push_back(item.largest);
+  }
+};
+
+template <typename Options>
+void update(const Lists& l, const Options& o) {
+  if (l.parameters.empty()) return;
+  const auto kernel = [&](auto fused) {
+    fused(l.parameters, l.gradients, l.averages, l.squares, l.largest, l.steps, o.lr(),
+          std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(), o.amsgrad(),
+          /*maximize=*/false);
+  };
+  if constexpr (kDecoupled<Options>) {
+    kernel([](auto&&... arguments) { at::_fused_adamw_(arguments...); });
+  } else {
+    kernel([](auto&&... arguments) { at::_fused_adam_(arguments...); });
+  }
+}
+
+// step() of both classes.
+template <typename Options, typename State, typename States>
+void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& states) {
   const at::NoGradGuard no_grad;
   check_fused(groups, "fused_adam");
   for (auto& group : groups) {
     const auto& options = static_cast<const Options&>(group.options());
-    Lists lists;
+    Lists others;
     for (const auto& parameter : group.params()) {
       if (!parameter.grad().defined()) continue;
       auto& state = states[parameter.unsafeGetTensorImpl()];
       if (!state) state = std::make_unique<State>();
-      append(lists, parameter, static_cast<State&>(*state), options.amsgrad());
+      const Item item = item_of(parameter, static_cast<State&>(*state), options.amsgrad());
+      if (is_plain(item)) {
+        update_plain(item, options);
+      } else {
+        others.add(item);
+      }
     }
-    if (!lists.parameters.empty()) kernel(lists, options);
+    update(others, options);
   }
 }
 
 }  // namespace
 
 at::Tensor FusedAdam::step(LossClosure closure) {
-  using torch::optim::AdamOptions, torch::optim::AdamParamState;
   const at::Tensor loss = loss_of(closure);
-  update<AdamOptions, AdamParamState>(param_groups_, state_, [](Lists& l, const AdamOptions& o) {
-    at::_fused_adam_(l.parameters, l.gradients, l.averages, l.squares, l.largest, l.steps, o.lr(),
-                     std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(),
-                     o.amsgrad(), /*maximize=*/false);
-  });
+  update<AdamOptions, AdamParamState>(param_groups_, state_);
   return loss;
 }
 
 at::Tensor FusedAdamW::step(LossClosure closure) {
-  using torch::optim::AdamWOptions, torch::optim::AdamWParamState;
   const at::Tensor loss = loss_of(closure);
-  update<AdamWOptions, AdamWParamState>(param_groups_, state_, [](Lists& l, const AdamWOptions& o) {
-    at::_fused_adamw_(l.parameters, l.gradients, l.averages, l.squares, l.largest, l.steps, o.lr(),
-                      std::get<0>(o.betas()), std::get<1>(o.betas()), o.weight_decay(), o.eps(),
-                      o.amsgrad(), /*maximize=*/false);
-  });
+  update<AdamWOptions, AdamWParamState>(param_groups_, state_);
   return loss;
 }
 

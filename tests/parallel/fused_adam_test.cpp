@@ -2,6 +2,9 @@
 // python_test.cpp.
 #include "lockstep/parallel/fused_adam.h"
 
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+
 #include <sstream>
 
 #include "lockstep/core/error.h"
@@ -53,6 +56,67 @@ TEST(FusedAdam, AgreesWithTorchAdamW) {
   isolated([] {
     const auto options = torch::optim::AdamWOptions(1e-3).weight_decay(0.1).eps(1e-6);
     expect_close(trained<FusedW>(options), trained<AdamW>(options));
+  });
+}
+
+// Sizes around whole vectors and blocks; libtorch's kernel on one thread.
+TEST(FusedAdam, BitsAreThoseOfTorchsKernel) {
+  isolated([] {
+    at::set_num_threads(1);
+    for (const double decay : {0.0, 0.1}) {
+      for (const int64_t count : {1, 7, 8, 23, 64, 1000, 1024, 1031, 5000, 100003}) {
+        const auto parameter = at::randn({count}).requires_grad_(true);
+        const auto twin = parameter.detach().clone(), twin_average = at::zeros({count}),
+                   twin_square = at::zeros({count});
+        FusedAdam adam({parameter}, torch::optim::AdamOptions(1e-2).weight_decay(decay));
+        for (int step = 1; step <= 3; ++step) {
+          const auto gradient = at::randn({count});
+          parameter.mutable_grad() = gradient;
+          adam.step();
+          at::_fused_adam_({twin}, {gradient}, {twin_average}, {twin_square}, {},
+                           {at::scalar_tensor(step, at::kFloat)}, 1e-2, 0.9, 0.999, decay, 1e-8,
+                           /*amsgrad=*/false, /*maximize=*/false);
+          EXPECT_TRUE(at::equal(parameter, twin)) << count << " elements, step " << step;
+        }
+        FusedAdamW decoupled({parameter}, torch::optim::AdamWOptions(1e-2).weight_decay(decay));
+        decoupled.step();
+        at::_fused_adamw_({twin}, {parameter.grad()}, {twin_average.zero_()}, {twin_square.zero_()},
+                          {}, {at::ones({})}, 1e-2, 0.9, 0.999, decay, 1e-8, false, false);
+        EXPECT_TRUE(at::equal(parameter, twin)) << count << " elements, AdamW";
+      }
+    }
+  });
+}
+
+TEST(FusedAdam, BitsDoNotDependOnTheNumberOfThreads) {
+  isolated([] {
+    const auto gradient = at::randn({1 << 20});
+    std::vector<at::Tensor> results;
+    for (const int threads : {1, 2, 3}) {
+      at::set_num_threads(threads);
+      const auto parameter = at::ones({1 << 20}).requires_grad_(true);
+      parameter.mutable_grad() = gradient;
+      FusedAdam({parameter}, 1e-2).step();
+      results.push_back(parameter.detach());
+    }
+    EXPECT_TRUE(at::equal(results[0], results[1]));
+    EXPECT_TRUE(at::equal(results[0], results[2]));
+  });
+}
+
+// What our kernel does not take goes to libtorch's, in one step with the others.
+TEST(FusedAdam, MixedDtypesStepTogether) {
+  isolated([] {
+    std::vector<at::Tensor> parameters;
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      parameters.push_back(at::ones({100}, dtype).requires_grad_(true));
+      parameters.back().mutable_grad() = at::ones({100}, dtype);
+    }
+    FusedAdam adam(parameters, 0.5);
+    adam.step();
+    for (const auto& parameter : parameters) {
+      EXPECT_TRUE(at::allclose(parameter.to(at::kDouble), at::full({100}, 0.5, at::kDouble), 1e-5));
+    }
   });
 }
 

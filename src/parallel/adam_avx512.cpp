@@ -1,0 +1,2 @@
+#define LOCKSTEP_ISA avx512
+#include "parallel/adam_kernel.inl"
