@@ -1,6 +1,5 @@
 // Times training steps of a model on made data, on any number of ranks, and says where the time
 // goes. Prints one JSON line.
-#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/parallel/fused_adam.h>
@@ -9,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <optional>
 
 #include "../examples/measure.h"
@@ -23,6 +23,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   std::string model = "gpt", mode = "ddp", optimizer = "fused", dtype = "fp32", trace;
   int64_t steps = 30, warmup = 5, batch = 8, accumulate = 1, threads = 1;
+  std::vector<int64_t> bucket_kib;
   uint64_t seed = 1;
 };
 
@@ -90,6 +91,38 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// Medians over the latest passes. The rank that comes last to a pass waits for nobody: what it
+// spends is the cost of communication, and what the others spend beyond that is waiting.
+nlohmann::json communication_of(const DdpLog& log, const World& world) {
+  nlohmann::json own;
+  for (const auto& pass : log.passes) {
+    own.push_back({pass.backward().count(), pass.communication().count(), pass.overlap().count(),
+                   pass.exposed().count()});
+  }
+  std::vector<nlohmann::json> ranks;
+  for (const auto& text : world.group().all_gather_bytes(own.dump()))
+    ranks.push_back(nlohmann::json::parse(text));
+  const auto figure = [&](size_t which, auto combined) {
+    std::vector<double> values;
+    for (size_t pass = 0; pass < own.size(); ++pass) {
+      std::vector<double> of_ranks;
+      for (const auto& rank : ranks) of_ranks.push_back(rank[pass][which]);
+      values.push_back(combined(of_ranks));
+    }
+    return median(values);
+  };
+  const auto least = [](const std::vector<double>& v) { return std::ranges::min(v); };
+  const auto mean = [](const std::vector<double>& v) {
+    return std::reduce(v.begin(), v.end()) / static_cast<double>(v.size());
+  };
+  const auto beyond = [&](const std::vector<double>& v) { return mean(v) - least(v); };
+  return {{"backward_us", figure(0, mean)},
+          {"communication_us", figure(1, least)},
+          {"overlap_us", figure(2, mean)},
+          {"reducing_us", figure(3, least)},
+          {"waiting_us", figure(3, beyond)}};
+}
+
 void measure(const Options& options) {
   const World world = World::from_env();
   at::set_num_threads(static_cast<int>(options.threads));
@@ -97,13 +130,16 @@ void measure(const Options& options) {
   const Work work = options.model == "gpt" ? transformer(options, world.rank())
                                            : perceptron(options, world.rank());
   std::optional<Ddp> ddp;
-  if (options.mode == "ddp") ddp.emplace(*work.module, world.group());
+  DdpOptions ddp_options;
+  if (!options.bucket_kib.empty()) ddp_options.bucket_bytes.clear();
+  for (const int64_t kib : options.bucket_kib) ddp_options.bucket_bytes.push_back(kib << 10);
+  if (options.mode == "ddp") ddp.emplace(*work.module, world.group(), ddp_options);
   Stepper optimizer = optimizer_of(options, *work.module, world.group());
   const auto parameters = work.module->parameters();
-  if (options.dtype == "bf16") {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  }
+  const auto loss_of = [&](const bench::Batch& batch) {
+    const Autocast autocast(at::kCPU, options.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
+    return work.loss(batch);
+  };
 
   std::vector<double> steps, updates;
   std::vector<Tensor> losses;
@@ -125,8 +161,7 @@ void measure(const Options& options) {
     for (int64_t micro = 0; micro < options.accumulate; ++micro) {
       std::optional<parallel::Hold> hold;
       if (ddp && micro + 1 < options.accumulate) hold.emplace(ddp->hold());
-      const Tensor loss = work.loss(work.batches[next++ % work.batches.size()]);
-      at::autocast::clear_cache();
+      const Tensor loss = loss_of(work.batches[next++ % work.batches.size()]);
       loss.backward();
       losses.push_back(loss.detach());
     }
@@ -158,17 +193,7 @@ void measure(const Options& options) {
   line["peak_rss_mb"] = example::peak_rss_mb();
   if (ddp && world.size() > 1) {
     const DdpLog log = ddp->log();
-    std::vector<double> communication, overlap, exposed, backward;
-    for (const auto& pass : log.passes) {
-      backward.push_back(pass.backward().count());
-      communication.push_back(pass.communication().count());
-      overlap.push_back(pass.overlap().count());
-      exposed.push_back(pass.exposed().count());
-    }
-    line["backward_us"] = median(backward);
-    line["communication_us"] = median(communication);
-    line["overlap_us"] = median(overlap);
-    line["exposed_us"] = median(exposed);
+    line.update(communication_of(log, world));
     line["passes"] = log.pass_count;
     line["buckets"] = log.bucket_bytes.size();
     if (!options.trace.empty())
@@ -206,6 +231,8 @@ int main(int argc, char** argv) {
   app.add_option("--threads", options.threads, "per rank")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--bucket-kib", options.bucket_kib, "of the first bucket, the next and so on")
+      ->delimiter(',');
   app.add_option("--seed", options.seed)->capture_default_str();
   app.add_option("--trace", options.trace, "write FILE.RANK for Chrome's tracing");
   CLI11_PARSE(app, argc, argv);

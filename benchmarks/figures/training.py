@@ -69,7 +69,7 @@ def divided_optimizer(bench):
 
 
 def accumulation(bench):
-    """Communication per batch, with one exchange for every batch and with one for every four."""
+    """Communication per batch (of the rank that comes last, so without waiting), exchanging after every batch and after every fourth."""
     flags = [*steps_of(bench, "mlp", 800), "--batch", "64", "--optimizer", "zero"]
     each, fourth = bench.alternating(lambda: ours(bench, 2, *flags),
                                      lambda: ours(bench, 2, *flags, "--accumulate", "4"))
@@ -79,7 +79,7 @@ def accumulation(bench):
 
 def scaling(bench):
     """Weak: the batch per rank stays. Strong: the batch of all ranks stays."""
-    print("\n  scaling              ranks   samples/s   of ideal   step us   compute   waiting and reducing   overlapped")
+    print("\n  scaling              ranks   samples/s   of ideal   step us   compute   waiting   reducing   overlapped")
     for model, batch in (("mlp", 64), ("gpt", 8)):
         flags = [*steps_of(bench, model, 800 if model == "mlp" else 8), "--optimizer", "zero"]
         for kind in ("weak", "strong"):
@@ -88,9 +88,9 @@ def scaling(bench):
                 size = batch if kind == "weak" else batch // ranks
                 run = ours(bench, ranks, *flags, "--batch", str(size))
                 first = first or run["samples_per_s"]
-                exposed, overlap = run.get("exposed_us", 0), run.get("overlap_us", 0)
+                waiting, reducing, overlap = (run.get(name, 0) for name in ("waiting_us", "reducing_us", "overlap_us"))
                 print(f"  {model + ', ' + kind:20} {ranks:5} {run['samples_per_s']:11.0f} {run['samples_per_s'] / first / ranks:10.2f} "
-                      f"{run['step_us']:9.0f} {run['step_us'] - exposed:9.0f} {exposed:22.0f} {overlap:12.0f}")
+                      f"{run['step_us']:9.0f} {run['step_us'] - waiting - reducing:9.0f} {waiting:9.0f} {reducing:10.0f} {overlap:12.0f}")
     print(f"  ({len(bench.cores())} cores)\n")
 
 
