@@ -15,6 +15,7 @@ define fuzz_one
 	build/fuzz/$(1) -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
 	  -artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1)
 endef
+PLACE := $(patsubst src/%,%,$(wildcard src/core/place*.cpp))
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
@@ -59,8 +60,8 @@ fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)
 	$(call fuzz_one,idx,src/data/idx.cpp,-lz)
 	$(call fuzz_one,rendezvous,$(addprefix src/,launch/codec.cpp launch/conversation.cpp launch/tls.cpp \
 	  launch/token.cpp core/environment.cpp),-lssl -lcrypto)
-	$(call fuzz_one,environment,$(addprefix src/,core/environment.cpp core/log.cpp core/node_list.cpp core/place.cpp \
-	  core/place_mpi.cpp core/place_slurm.cpp launch/streams.cpp),-lspdlog)
+	$(call fuzz_one,environment,$(addprefix src/,core/environment.cpp core/log.cpp core/node_list.cpp $(PLACE) \
+	  launch/slurm.cpp launch/rendezvous.cpp launch/streams.cpp),-lspdlog)
 	$(call fuzz_one,accelerate,src/launch/accelerate.cpp,-lyaml-cpp)
 	$(call fuzz_one,symbols,src/launch/symbols.cpp,)
 

@@ -36,7 +36,7 @@ def fail_in_time(backend, ranks, fault, status, patterns, bound_s=OVER_S * SLACK
     try:
         assert job.wait() == status, f"expected exit status {status}, not {job.status}: {job}"
         for pattern in patterns:
-            assert re.search(pattern, job.err), f"no /{pattern}/: {job}"
+            assert re.search(pattern, job.err, re.MULTILINE), f"no /{pattern}/: {job}"
         first = min(job.times("fault").values())
         assert (job.ended_ns - first) * 1e-9 < bound_s, f"over after {(job.ended_ns - first) * 1e-9:.2f} s: {job}"
         for rank, known in job.times("known").items():
@@ -83,8 +83,10 @@ def test_F4_an_exception_on_one_rank(_):
 def test_F5_a_rank_ends_in_other_ways(_):
     for kind, status, words in (("segv", 139, "was killed by SIGSEGV"), ("abort", 134, "was killed by SIGABRT"),
                                 ("exit7", 7, "exited with status 7")):
+        # Who dies of a signal leaves its stack.
+        stack = [rf"rank 1: \(SIG\w+\) .*train < main$"] if status > 128 else []
         everywhere(lambda backend, ranks: fail_in_time(backend, ranks, ("1", 3, "forward", kind), status,
-                                                       [f"rank 1 failed first: it {words}"]))
+                                                       [f"rank 1 failed first: it {words}", *stack]))
     # Not a success, though the status is 0: the others still wait for it.
     everywhere(lambda backend, ranks: fail_in_time(backend, ranks, ("1", 3, "forward", "exit0"), 1,
                                                    ["rank 1: exited with status 0"]))
@@ -142,6 +144,24 @@ def test_F9_ranks_disagree(_):
 
         # With skip the next call of that rank meets what it has left out.
         everywhere(check)
+
+
+def test_a_rank_that_waits_shows_its_stack(_):
+    for backend in ("shm", "gloo"):
+        job = Training(BUILD, 2, backend, ("1", 3, "barrier", "stop"), steps=1_000_000, timeout_s=60)
+        try:
+            job.await_line("fault")
+            # Until rank 0 has come to where it waits for the other.
+            end = time.monotonic() + 40
+            while not re.search(r"rank 0: (?!in ).*lockstep::comm::.* < train < main$", job.err, re.MULTILINE):
+                assert job.process.poll() is None and time.monotonic() < end, job
+                seen = job.err.count("where the ranks are")
+                job.process.send_signal(signal.SIGUSR2)
+                while job.err.count("where the ranks are") == seen:
+                    assert job.process.poll() is None and time.monotonic() < end, job
+                    time.sleep(0.02)
+        finally:
+            job.end()
 
 
 def by_hand(*ranks, **variables):

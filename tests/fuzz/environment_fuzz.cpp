@@ -7,6 +7,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/node_list.h"
 #include "lockstep/core/place.h"
+#include "lockstep/launch/rendezvous.h"
 #include "lockstep/launch/streams.h"
 
 namespace {
@@ -43,7 +44,9 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
                                       {"SLURM_LOCALID", "1"},
                                       {"SLURM_NODEID", "0"},
                                       {"SLURM_STEP_NODELIST", "n[1-2]"},
-                                      {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"}};
+                                      {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+                                      {"SLURM_STEP_NUM_TASKS", "4"},
+                                      {"LOCKSTEP_TOKEN", "0123456789abcdef"}};
   for (size_t i = 0; i < std::size(variables); ++i) {
     setenv(variables[i][0], i == data[0] % std::size(variables) ? text.c_str() : variables[i][1],
            1);
@@ -51,6 +54,11 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
   attempt([&] {
     const lockstep::Place place = lockstep::place_from_env();
     if (place.rank < 0 || place.rank >= place.size) std::abort();
+  });
+  // The same variables for a launcher on each node.
+  attempt([&] {
+    const auto rendezvous = lockstep::launch::Rendezvous::from_slurm();
+    if (rendezvous && *rendezvous->node_rank >= rendezvous->max_nodes) std::abort();
   });
   return 0;
 }

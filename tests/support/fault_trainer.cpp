@@ -82,7 +82,8 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-void train(long steps, const Fault& fault) {
+// A frame of its own, which the failure page has to name.
+[[gnu::noinline]] void train(long steps, const Fault& fault) {
   const char* env_rank = std::getenv("RANK");
   const Trouble trouble(fault, env_rank == nullptr ? "0" : env_rank);
   trouble.at("rendezvous", 0);

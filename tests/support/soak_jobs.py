@@ -21,7 +21,8 @@ MISMATCHES = ["count", "dtype", "root", "collective", "skip"]
 STATUS = {"kill": 137, "kill two": 137, "stop": 1, "kill launcher": -9, "stop launcher": 143, "throw": 3, "segv": 139, "abort": 134,
           "exit7": 7, "exit0": 1} | dict.fromkeys(MISMATCHES, 1)
 PARTITIONS = ["cable", "first cable", "one way", "reset"]
-LOST = re.compile(r"was lost|lost the way|coordinator .* has ended")
+# Ranks whose connections have broken may be seen to fail before the launchers miss each other.
+LOST = re.compile(r"was lost|lost the way|coordinator .* has ended|failed first")
 LAUNCHERS = "heartbeat_timeout=1,keep_alive_interval=0.2,last_call_timeout=0.2,join_timeout=60,rejoin_timeout=30"
 
 
