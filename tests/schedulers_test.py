@@ -43,7 +43,7 @@ def test_mpich_starts_a_program_through_a_script(folder):
 
 def test_mpirun_trains(_):
     for mpirun in (OPEN_MPI, MPICH):
-        done = run(*mpirun, "-n", 4, BIN / "linear_regression", "--epochs", 1, OMP_NUM_THREADS="1")
+        done = run(*mpirun, "-n", 4, BIN / "mnist", "--epochs", 1, OMP_NUM_THREADS="1")
         done.expect(out=r"4 ranks on 1 host, shm")
 
 

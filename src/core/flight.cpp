@@ -112,6 +112,10 @@ const Block& Segment::block(int local_rank) const {
                                          static_cast<size_t>(local_rank) * kBlockBytes);
 }
 
+bool Segment::listens(int local_rank) const {
+  return block(local_rank).trace.listens.load(std::memory_order_acquire) != 0;
+}
+
 uint32_t Segment::stacks_told(int local_rank) const {
   return block(local_rank).trace.told.load(std::memory_order_acquire);
 }

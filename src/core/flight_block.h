@@ -14,6 +14,7 @@ constexpr uint32_t kModules = 8;
 
 // What a signal handler of the rank writes: no pointers, no memory but this.
 struct Trace {
+  std::atomic<uint32_t> listens;  // 1: the question's handler is ours
   std::atomic<uint32_t> told;     // how many there were; raised when one is complete
   std::atomic<uint32_t> writing;  // 1 while somebody writes, and for ever after the rank's end
   int32_t signal;

@@ -106,13 +106,14 @@ void on_end(int signal, siginfo_t* info, void* context) {
   if (info->si_code <= 0) raise(signal);
 }
 
-void handle(int signal, void (*handler)(int, siginfo_t*, void*), int flags) {
+// False where the program has a handler of its own, which stays.
+bool handle(int signal, void (*handler)(int, siginfo_t*, void*), int flags) {
   struct sigaction now {};
-  if (sigaction(signal, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return;
+  if (sigaction(signal, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return false;
   struct sigaction action {};
   action.sa_sigaction = handler;
   action.sa_flags = SA_SIGINFO | flags;
-  sigaction(signal, &action, nullptr);
+  return sigaction(signal, &action, nullptr) == 0;
 }
 
 }  // namespace
@@ -132,7 +133,8 @@ void watch_stack(Block& block) noexcept {
     sigaltstack(&own, nullptr);
   }
   for (const int signal : kDeadly) handle(signal, on_end, SA_ONSTACK | SA_NODEFER | SA_RESETHAND);
-  handle(question(), on_question, SA_RESTART);
+  const bool listens = handle(question(), on_question, SA_RESTART);
+  block.trace.listens.store(listens ? 1 : 0, std::memory_order_release);
 }
 
 void tell_last_stack(Block& block) noexcept {

@@ -21,7 +21,8 @@ namespace {
 constexpr size_t kInner = 5, kOuter = 5;  // frames of a chain
 constexpr size_t kLongestName = 80;
 
-// Whether the main thread of a process would handle the signal: nobody dies of a question.
+// Whether the main thread of a process would handle the signal: the rank may be a child of the
+// process that was started, or have become another program, which would die of the question.
 bool listens(pid_t pid, int signal) {
   std::ifstream status(fmt::format("/proc/{}/task/{}/status", pid, pid));
   uint64_t blocked = 0, caught = 0;
@@ -70,7 +71,7 @@ void ask_for_stacks(const flight::Segment& flight, const std::map<int, pid_t>& p
                     std::chrono::milliseconds limit) {
   std::map<int, uint32_t> asked;  // what each had told before
   for (const auto& [local, pid] : pids) {
-    if (!runs(pid) || !listens(pid, flight::question())) continue;
+    if (!flight.listens(local) || !runs(pid) || !listens(pid, flight::question())) continue;
     asked[local] = flight.stacks_told(local);
     syscall(SYS_tgkill, pid, pid, flight::question());
   }

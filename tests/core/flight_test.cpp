@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -139,6 +141,67 @@ TEST(Flight, AVariableOfSomebodyElsesIsIgnored) {
   int status = 0;
   waitpid(pid, &status, 0);
   EXPECT_EQ(status, 0);
+}
+
+TEST(Flight, ARankThatIsAskedSaysWhereItIs) {
+  const Segment segment(2);
+  as_rank(segment, 1, [] {
+    attach();
+    raise(question());
+    raise(question());
+  });
+  EXPECT_TRUE(segment.listens(1));
+  EXPECT_EQ(segment.stacks_told(1), 2u);
+  EXPECT_EQ(segment.stacks_told(0), 0u);
+  const auto stack = segment.read(1).stack;
+  ASSERT_TRUE(stack.has_value());
+  EXPECT_EQ(stack->signal, 0);
+  ASSERT_FALSE(stack->frames.empty());
+  EXPECT_THAT(stack->frames.back().module, HasSubstr("test_core"));  // _start
+}
+
+TEST(Flight, ADeadRanksStackStays) {
+  const Segment segment(1);
+  as_rank(segment, 0, [] {
+    attach();
+    // The handler, called as after a fault, so without the end that follows.
+    struct sigaction own {};
+    sigaction(SIGABRT, nullptr, &own);
+    siginfo_t fault{};
+    fault.si_code = SI_KERNEL;
+    ucontext_t here{};
+    own.sa_sigaction(SIGABRT, &fault, &here);
+    raise(question());  // too late
+  });
+  const auto stack = segment.read(0).stack;
+  ASSERT_TRUE(stack.has_value());
+  EXPECT_EQ(stack->signal, SIGABRT);
+  EXPECT_EQ(segment.stacks_told(0), 1u);
+}
+
+TEST(Flight, AProgramsOwnHandlerStays) {
+  const Segment segment(1);
+  as_rank(segment, 0, [] {
+    std::signal(question(), SIG_IGN);
+    attach();
+    raise(question());
+  });
+  EXPECT_FALSE(segment.listens(0));
+  EXPECT_EQ(segment.stacks_told(0), 0u);
+}
+
+TEST(Flight, AChildOfARankTellsNothing) {
+  const Segment segment(1);
+  as_rank(segment, 0, [] {
+    attach();
+    const pid_t child = fork();
+    if (child == 0) {
+      raise(question());
+      _exit(0);
+    }
+    waitpid(child, nullptr, 0);
+  });
+  EXPECT_EQ(segment.stacks_told(0), 0u);
 }
 
 }  // namespace

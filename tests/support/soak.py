@@ -22,7 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from support import soak_jobs  # noqa: E402
 from support.soak_tally import Tally  # noqa: E402
 
-PARTITIONED = 0.15  # of the jobs; of two, the one that starts more processes
+PARTITIONED = 0.15  # of the jobs, since they start more processes than others
 
 
 def work(arguments, seed, tally, until):

@@ -126,6 +126,8 @@ class Segment {
 
   int fd() const { return fd_; }
   Log read(int local_rank) const;
+  // Whether the rank answers question().
+  bool listens(int local_rank) const;
   // How often the rank has said where it is.
   uint32_t stacks_told(int local_rank) const;
 
