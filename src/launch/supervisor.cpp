@@ -29,7 +29,7 @@ constexpr auto kGraceAfterSignal = 10'000ms;
 // Ranks say where they are within a millisecond or two. After a failure the others are told behind
 // that, and have to know within 0.5 s.
 constexpr auto kAnswer = 500ms;
-constexpr auto kAnswerAfterFailure = 200ms;
+constexpr auto kAnswerAfterFailure = 300ms;
 // Between two rounds of SIGKILL, which only a process in the middle of a fork() can outlive, and
 // how many there are at most: a process that the kernel holds in an uninterruptible wait does not
 // die at all.

@@ -241,6 +241,19 @@ int uncaught() {
   return *row + 1;
 }
 
+// 4 KiB a call, until there is no more.
+[[gnu::noinline]] int descend(int depth) {
+  volatile char page[4096];
+  page[0] = static_cast<char>(depth);
+  return depth < 0 ? 0 : descend(depth + 1) + page[0];
+}
+
+// `test_launch rank overflow`
+int overflow() {
+  announce("barrier", 0);
+  return descend(0);
+}
+
 // `test_launch rank crash`: rank 1 writes to an address that is nobody's.
 int crash() {
   announce("barrier", 0);
@@ -258,6 +271,7 @@ int main(int argc, char** argv) {
     if (mode == "watch") return lockstep::launch::testing::watch();
     if (mode == "stuck") return lockstep::launch::testing::stuck();
     if (mode == "echo") return lockstep::launch::testing::echo();
+    if (mode == "overflow") return lockstep::launch::testing::overflow();
     if (mode == "crash") return lockstep::launch::testing::crash();
     if (mode == "uncaught") return lockstep::launch::testing::uncaught();
     if (mode == "preempted") return lockstep::launch::testing::preempted();

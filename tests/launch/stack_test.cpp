@@ -49,6 +49,13 @@ TEST(Stack, OfARankThatCrashesNamesTheFunction) {
   fs::remove_all(folder);
 }
 
+TEST(Stack, ThatIsFullIsToldFromAnother) {
+  const Result result = Job(stack_args("overflow"), {.environment = kPlain}).wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
+  EXPECT_THAT(result.err, ContainsRegex("\\(SIGSEGV\\) lockstep::launch::testing::descend < "
+                                        "lockstep::launch::testing::descend < "));
+}
+
 TEST(Stack, OfAnExceptionThatNobodyCatchesIsThatOfTheThrow) {
   const Result result = Job(stack_args("uncaught")).wait();
   EXPECT_THAT(result.err, ContainsRegex("\\(SIGABRT\\) .*refuse_row"));
