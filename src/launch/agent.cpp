@@ -66,6 +66,7 @@ Agent::Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, M
       own_(meeting.own),
       host_(host_name()),
       max_restarts_(session.options.max_restarts),
+      patience_(rendezvous.heartbeat_timeout / 4),
       network_(std::move(meeting.socket), keys, rendezvous.heartbeat_timeout, *this),
       store_(listen_for_store(own_)),
       node_(node_options(session, rendezvous, meeting, local_address(store_.get()).port()), now()) {
@@ -221,7 +222,8 @@ int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   }
   const Token token = Token::from_env();
   Options options = given;
-  if (options.run_id.empty()) options.run_id = rendezvous.run_id;  // a random one would differ on each host
+  if (options.run_id.empty())
+    options.run_id = rendezvous.run_id;  // a random one would differ on each host
   Session session(options);
   Keys keys = Keys::of(token, options.run_id);
   keys.use_tls = rendezvous.tls;

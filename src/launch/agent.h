@@ -2,6 +2,7 @@
 // clock.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 
@@ -26,6 +27,7 @@ class Agent : private Outside, private Network::Listener {
   // Outside: while ranks run.
   std::optional<Outside::Clock::time_point> await(std::vector<pollfd>& events) override;
   std::optional<Order> attend() override;
+  std::chrono::milliseconds patience() const override { return patience_; }
   void on_failure(const RankEnd& end) override;
   void on_signal(int signal) override;
 
@@ -55,6 +57,7 @@ class Agent : private Outside, private Network::Listener {
   const Address own_;
   const std::string host_;
   const int max_restarts_;
+  const std::chrono::milliseconds patience_;
   Network network_;
   Fd store_;
   Node node_;

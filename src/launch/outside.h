@@ -30,6 +30,8 @@ class Outside {
   virtual std::optional<Clock::time_point> await(std::vector<pollfd>& events) = 0;
   // After each poll(), whatever it woke up for.
   virtual std::optional<Order> attend() = 0;
+  // For how long at most neither is called without anybody taking this launcher for lost.
+  virtual std::chrono::milliseconds patience() const = 0;
   // A rank of this host is the first to fail; the other ranks of this host have just been told.
   virtual void on_failure(const RankEnd& end) = 0;
   // A signal to this launcher ends the incarnation; the ranks of this host have just been asked.

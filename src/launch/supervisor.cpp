@@ -261,6 +261,7 @@ std::vector<Seen> Supervisor::look() const {
 std::vector<Seen> Supervisor::ask(std::chrono::milliseconds limit) const {
   std::map<int, pid_t> pids;
   for (const auto& [pid, rank] : running_) pids[rank.local_rank] = pid;
+  if (outside_ != nullptr) limit = std::min(limit, outside_->patience());
   ask_for_stacks(flight_, pids, limit);
   return look();
 }

@@ -62,11 +62,26 @@ TEST(TaskCounts, AreExpanded) {
 class PlaceTest : public ::testing::Test {
  protected:
   PlaceTest() {
-    for (const char* name :
-         {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-          "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "OMPI_COMM_WORLD_RANK", "PMI_RANK",
-          "MV2_COMM_WORLD_RANK", "MPI_LOCALNRANKS", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_JOB_ID",
-          "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_RESTART_COUNT", "PMI_FD", "PMIX_RANK"}) {
+    for (const char* name : {"RANK",
+                             "WORLD_SIZE",
+                             "LOCAL_RANK",
+                             "LOCAL_WORLD_SIZE",
+                             "MASTER_ADDR",
+                             "MASTER_PORT",
+                             "TORCHELASTIC_RUN_ID",
+                             "TORCHELASTIC_RESTART_COUNT",
+                             "OMPI_COMM_WORLD_RANK",
+                             "PMI_RANK",
+                             "MV2_COMM_WORLD_RANK",
+                             "MPI_LOCALNRANKS",
+                             "SLURM_STEP_ID",
+                             "SLURM_PROCID",
+                             "SLURM_JOB_ID",
+                             "SLURM_NTASKS",
+                             "SLURM_STEP_NUM_TASKS",
+                             "SLURM_RESTART_COUNT",
+                             "PMI_FD",
+                             "PMIX_RANK"}) {
       unsetenv(name);
     }
   }
