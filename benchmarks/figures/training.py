@@ -70,11 +70,11 @@ def divided_optimizer(bench):
 
 def accumulation(bench):
     """Communication per batch (of the rank that comes last, so without waiting), exchanging after every batch and after every fourth."""
-    flags = [*steps_of(bench, "mlp", 800), "--batch", "64", "--optimizer", "zero"]
+    flags = [*steps_of(bench, "gpt", 12), "--batch", "2"]
     each, fourth = bench.alternating(lambda: ours(bench, 2, *flags),
                                      lambda: ours(bench, 2, *flags, "--accumulate", "4"))
-    bench.row("perceptron, 2 ranks, accumulation 4: communication", [r["communication_us"] / 4 for r in fourth],
-              [r["communication_us"] for r in each], "us/batch", 0.25 * 1.1, upper=True)
+    bench.row("transformer, 2 ranks, accumulation 4: communication", [r["reducing_us"] / 4 for r in fourth],
+              [r["reducing_us"] for r in each], "us/batch", 0.25 * 1.1, upper=True)
 
 
 def scaling(bench):

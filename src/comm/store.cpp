@@ -174,7 +174,8 @@ Store Store::prefix(const std::string& name) const {
 }
 
 Store Store::clone(std::chrono::milliseconds timeout) const {
-  auto copy = guarded(*this, "a second connection", timeout, [raw = raw_] { return raw->clone(); });
+  auto copy = guarded(*this, "a second connection", raw_->getTimeout(),
+                      [raw = raw_] { return raw->clone(); });
   copy->setTimeout(timeout);
   return Store(std::move(copy), host_, port_);
 }

@@ -1,5 +1,5 @@
-// A thread of a group that runs its operations one after another, and what they look like to those
-// who wait for them.
+// Threads of a group that run its operations, begun one after another, and what they look like to
+// those who wait for them.
 #pragma once
 
 #include <functional>
@@ -13,12 +13,13 @@ using WireWork = c10::intrusive_ptr<c10d::Work>;
 class Worker {
  public:
   Worker();
-  // Ends the thread, which it waits for only when that is idle.
+  // Ends the threads, which it waits for only when they are idle.
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Runs `task` after those before it. The work is over when it has returned or thrown.
+  // Begins `task` after those before it; two run at a time, so that the end of one and the beginning of
+  // the next share the wire. The work is over when it has returned or thrown.
   WireWork run(std::function<void()> task);
   // Runs `task` at once, in a thread of its own.
   static WireWork run_apart(std::function<void()> task);
