@@ -39,6 +39,10 @@ find_package(yaml-cpp REQUIRED)
 if(LOCKSTEP_TORCH)
   find_package(ZLIB REQUIRED)
   find_package(LockstepTorch 2.11 REQUIRED)
+  if(LOCKSTEP_CUDA STREQUAL "ON" AND NOT LockstepTorch_CUDA)
+    message(FATAL_ERROR "LOCKSTEP_CUDA=ON, but there is no libtorch_cuda.so in ${LockstepTorch_LIBRARY_DIR}: install a libtorch "
+                        "with CUDA, or use AUTO, which decides at run time")
+  endif()
 endif()
 
 # Settings of every target we compile; warnings are errors.

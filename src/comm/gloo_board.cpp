@@ -16,6 +16,8 @@ constexpr std::chrono::milliseconds kAnswer{200};
 constexpr std::chrono::milliseconds kRound{10};
 
 constexpr const char* kReaders = "lockstep/notice/readers";
+// There once somebody has failed.
+constexpr const char* kFailed = "lockstep/notice/failed";
 
 std::string key_of(int rank) { return fmt::format("lockstep/notice/{}", rank); }
 
@@ -65,6 +67,7 @@ struct Board::Shared {
   std::mutex mutex;
   std::condition_variable changed;
   bool busy = false;
+  bool failed = false;
   Notices notices;
 };
 
@@ -97,6 +100,7 @@ void Board::Shared::talk(const Notice& mine, std::chrono::milliseconds limit, bo
   const auto end = std::chrono::steady_clock::now() + limit;
   try {
     store.set(key_of(place.rank), mine.packed());
+    if (mine.state == Notice::State::Failed) store.set(kFailed, "1");
     while (read && !read_round() && std::chrono::steady_clock::now() + kRound < end) {
       std::this_thread::sleep_for(kRound);
     }
@@ -122,6 +126,25 @@ Board::Notices Board::exchange(const Notice& mine, std::chrono::milliseconds lim
   std::thread([shared = shared_, mine, limit] { shared->talk(mine, limit, true); }).detach();
   shared_->changed.wait_until(lock, end, idle);
   return shared_->notices;
+}
+
+bool Board::peek() {
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->busy || shared_->failed) return shared_->failed;
+  shared_->busy = true;
+  std::thread([shared = shared_] {
+    bool failed = false;
+    try {
+      failed = shared->store.check({kFailed});
+    } catch (const std::exception&) {
+      // Without the store nobody can say so.
+    }
+    const std::lock_guard inner(shared->mutex);
+    shared->failed = failed;
+    shared->busy = false;
+    shared->changed.notify_all();
+  }).detach();
+  return false;
 }
 
 void Board::post(const Notice& mine) {

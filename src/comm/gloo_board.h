@@ -20,6 +20,9 @@ struct Notice {
     Failed,   // gave the group up in the operation
   };
 
+  // In the place of a call, for a group that ends because another one did.
+  static constexpr const char* kEnd = "its end";
+
   State state = State::Waiting;
   // Which sequence `number` counts in: "all" for collectives, "0>1" for messages.
   std::string lane;
@@ -52,6 +55,8 @@ class Board {
   // without one that says Failed. Never takes much longer, and never throws, even when the store
   // does not answer.
   Notices exchange(const Notice& mine, std::chrono::milliseconds limit);
+  // Whether some rank has put up that it failed, as far as is known; looks in the background.
+  bool peek();
   // Only puts it up, in the background.
   void post(const Notice& mine);
 

@@ -26,10 +26,6 @@ constexpr milliseconds kSlice{50};
 constexpr milliseconds kLongWait{1000};
 // How long an error may be held back to learn what the others say.
 constexpr milliseconds kInquiry{300};
-// How many ranks an error names.
-constexpr size_t kNamed = 8;
-// In the place of a call, for a group that ends because another one did.
-constexpr const char* kEnd = "its end";
 
 std::string address_key(int rank) { return fmt::format("lockstep/address/{}", rank); }
 
@@ -54,17 +50,10 @@ std::vector<std::string> interfaces() {
 GlooState::GlooState(const Store& store, int rank, std::vector<int> members,
                      const GlooOptions& options)
     : store_(store),
-      rank_(rank),
-      members_(std::move(members)),
+      roll_(rank, std::move(members)),
       options_(options),
-      control_(Control::from_env()),
-      board_(store.clone(kInquiry), {rank, size(), members_[rank] == 0}),
+      board_(store.clone(kInquiry), {rank, size(), roll_.members()[rank] == 0}),
       address_(address_towards(store.host(), store.port()).value_or("127.0.0.1")) {
-  if (control_) {
-    first_epoch_ = control_->epoch();
-    first_local_ = static_cast<int>(env_int("RANK", 0, 1 << 24).value_or(0) -
-                                    env_int("LOCAL_RANK", 0, 1 << 24).value_or(0));
-  }
   if (options_.peers == GlooPeers::Lockstep) meet();
   connect();
   ops_ = std::make_unique<GlooOps>(group_, options_);
@@ -75,7 +64,7 @@ GlooState::~GlooState() = default;
 // Waits until every rank has come, and settles by which address this one is reached.
 void GlooState::meet() {
   const auto start = steady_clock::now();
-  store_.set(address_key(rank_), address_);
+  store_.set(address_key(rank()), address_);
   std::vector<std::string> keys;
   for (int peer = 0; peer < size(); ++peer) keys.push_back(address_key(peer));
   for (bool all = false; !all;) {
@@ -87,12 +76,12 @@ void GlooState::meet() {
       all = store_.check(keys);  // throws when the store is gone
     }
     const bool late = left_of(options_.timeout, start).count() == 0;
-    if (all || (!late && !launcher_reports())) continue;
+    if (all || (!late && !roll_.launcher_reports())) continue;
     std::vector<std::string> missing;
     for (int peer = 0; peer < size(); ++peer) {
       if (store_.check({keys[peer]})) continue;
-      const auto end = fate(peer);
-      missing.push_back(end ? fmt::format("{} {}", name(peer), *end) : name(peer));
+      const auto end = roll_.fate(peer);
+      missing.push_back(end ? fmt::format("{} {}", roll_.name(peer), *end) : roll_.name(peer));
     }
     throw CommError(
         fmt::format("[gloo] start: {} of {} ranks had not come to the store at {} {} after {} on "
@@ -102,8 +91,8 @@ void GlooState::meet() {
                     "WORLD_SIZE",
                     missing.size(), size(), store_.address(),
                     late ? "at the deadline" : "when the launcher gave up",
-                    text_of(options_.timeout - left_of(options_.timeout, start)), name(rank_),
-                    fmt::join(missing, ", ")));
+                    text_of(options_.timeout - left_of(options_.timeout, start)),
+                    roll_.name(rank()), fmt::join(missing, ", ")));
   }
   if (!is_loopback(address_)) return;
   // The store is on this host, yet ranks of other hosts are not: use the address they know.
@@ -124,9 +113,10 @@ void GlooState::connect() {
     if (options->devices.empty()) {
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
     }
-    group_ = within(options_.timeout + std::chrono::seconds(1), [store = store_, rank = rank_, size = size(), options] {
-      return c10::make_intrusive<GlooGroup>(store.raw(), rank, size, options);
-    });
+    group_ = within(options_.timeout + std::chrono::seconds(1),
+                    [store = store_, rank = rank(), size = size(), options] {
+                      return c10::make_intrusive<GlooGroup>(store.raw(), rank, size, options);
+                    });
     // Nobody goes on, or ends and takes the store along, before all have connected.
     if (options_.peers == GlooPeers::Lockstep) group_->barrier()->wait(options_.timeout);
   } catch (const std::exception& error) {
@@ -135,7 +125,7 @@ void GlooState::connect() {
         "GLOO_SOCKET_IFNAME to the interface by which the hosts reach each other, and look at "
         "whether "
         "a firewall is between them",
-        name(rank_), size(), address_, text_of(options_.timeout), first_line(error)));
+        roll_.name(rank()), size(), address_, text_of(options_.timeout), first_line(error)));
   }
 }
 
@@ -155,10 +145,7 @@ void GlooState::await(const WireWork& work, GlooStep& step) {
         return;
       }
     }
-    if (launcher_reports()) {
-      const std::string why = control_->reason();
-      fail(step, why.empty() ? "was given up" : fmt::format("was given up ({})", why));
-    }
+    if (roll_.launcher_reports()) fail(step, roll_.given_up());
     if (left.count() == 0) fail(step, fmt::format("timed out after {}", text_of(step.timeout)));
     if (!step.looked && steady_clock::now() - step.start > kLongWait) look(step);
   }
@@ -189,7 +176,8 @@ void GlooState::fail(const GlooStep& step, const std::string& reason) {
   board_.post(notice);
   break_connections();
   const Board::Notices notices = board_.exchange(notice, kInquiry);
-  dead_ = fmt::format("{} {} on {}: {}", notice.text, reason, name(rank_), others(step, notices));
+  dead_ = fmt::format("{} {} on {}: {}", notice.text, reason, roll_.name(rank()),
+                      roll_.others(step.notice, notices));
   throw CommError("[gloo] " + *dead_);
 }
 
@@ -198,8 +186,9 @@ void GlooState::give_up(std::string_view why) noexcept {
   dead_ = why;
   try {
     // Said before the connections break and, it may be, this process ends.
-    board_.exchange({.state = Notice::State::Failed, .lane = "all", .text = kEnd, .reason = *dead_},
-                    milliseconds(0));
+    board_.exchange(
+        {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = *dead_},
+        milliseconds(0));
   } catch (const std::exception&) {
     // The others learn of it by the connections alone.
   }
@@ -223,56 +212,11 @@ void GlooState::break_connections() noexcept {
   try {
     char nothing;
     GlooLink(group_, milliseconds(1))
-        .recv((rank_ + 1) % size(), std::numeric_limits<int>::max(), &nothing, 1)
+        .recv((rank() + 1) % size(), std::numeric_limits<int>::max(), &nothing, 1)
         ->wait();
   } catch (const std::exception&) {
     // That is how it ends.
   }
-}
-
-bool GlooState::launcher_reports() const { return control_ && control_->epoch() != first_epoch_; }
-
-std::optional<std::string> GlooState::fate(int rank) const {
-  const int local = members_[rank] - first_local_;
-  if (!control_ || local < 0 || local >= control_->local_ranks()) return std::nullopt;
-  return control_->fate(local);
-}
-
-std::string GlooState::name(int rank) const {
-  if (members_[rank] == rank) return fmt::format("rank {}", rank);
-  return fmt::format("rank {} (rank {} of the world)", rank, members_[rank]);
-}
-
-std::string GlooState::others(const GlooStep& step, const Board::Notices& notices) const {
-  std::vector<std::string> said;
-  size_t along = 0;
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer == rank_) continue;
-    const auto& notice = notices[peer];
-    if (const auto end = fate(peer)) {
-      said.push_back(fmt::format("{} {}", name(peer), *end));
-    } else if (!notice) {
-      said.push_back(name(peer) + " is in no call of this group, or gone");
-    } else if (notice->state == Notice::State::Failed && notice->text == kEnd) {
-      said.push_back(fmt::format("{} gave up: {}", name(peer), notice->reason));
-    } else if (notice->state == Notice::State::Running) {
-      said.push_back(fmt::format("{} is in no call since {}", name(peer), notice->text));
-    } else if (notice->lane == step.notice.lane && notice->number == step.notice.number &&
-               notice->signature == step.notice.signature) {
-      ++along;
-    } else {
-      said.push_back(fmt::format("{} is at {}", name(peer), notice->text));
-    }
-  }
-  if (said.empty()) return "all other ranks are in it, too: look at the network between the hosts";
-  if (said.size() > kNamed) {
-    const size_t more = said.size() - kNamed;
-    said.resize(kNamed);
-    said.push_back(fmt::format("and {} more ranks", more));
-  }
-  if (along > 0)
-    said.push_back(fmt::format("{} {} in it, too", along, along == 1 ? "rank is" : "ranks are"));
-  return fmt::format("{}", fmt::join(said, ", "));
 }
 
 }  // namespace lockstep::comm

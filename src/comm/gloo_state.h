@@ -9,7 +9,7 @@
 
 #include "comm/gloo_board.h"
 #include "comm/gloo_ops.h"
-#include "lockstep/core/control.h"
+#include "comm/roll.h"
 
 namespace lockstep::comm {
 
@@ -43,9 +43,9 @@ class GlooState {
   void check_alive() const;
   bool is_dead() const { return dead_.has_value(); }
 
-  int rank() const { return rank_; }
-  int size() const { return static_cast<int>(members_.size()); }
-  const std::vector<int>& members() const { return members_; }
+  int rank() const { return roll_.rank(); }
+  int size() const { return roll_.size(); }
+  const std::vector<int>& members() const { return roll_.members(); }
   const Store& store() const { return store_; }
   const GlooOptions& options() const { return options_; }
   GlooOps& ops() { return *ops_; }
@@ -55,18 +55,10 @@ class GlooState {
   void connect();
   void look(GlooStep& step);
   void break_connections() noexcept;
-  bool launcher_reports() const;
-  std::optional<std::string> fate(int rank) const;
-  std::string name(int rank) const;
-  std::string others(const GlooStep& step, const Board::Notices& notices) const;
 
   const Store store_;
-  const int rank_;
-  const std::vector<int> members_;
+  const Roll roll_;
   const GlooOptions options_;
-  std::optional<Control> control_;
-  uint32_t first_epoch_ = 0;
-  int first_local_ = 0;  // the world's rank of local rank 0
   Board board_;
   std::string address_;
   c10::intrusive_ptr<GlooGroup> group_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/call_numbers.h"
 #include "comm/gloo_state.h"
 #include "comm/gloo_text.h"
 #include "lockstep/core/error.h"
@@ -56,7 +57,7 @@ class GlooPending : public Pending {
 class GlooTransport : public Transport {
  public:
   explicit GlooTransport(std::shared_ptr<GlooState> state)
-      : state_(std::move(state)), sent_(size()), received_(size()) {}
+      : state_(std::move(state)), numbers_(rank(), size()) {}
 
   std::string_view name() const override { return "gloo"; }
   int rank() const override { return state_->rank(); }
@@ -72,21 +73,18 @@ class GlooTransport : public Transport {
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:
-  Notice notice_of(const Request& request);
   void finish_dropped();
 
   const std::shared_ptr<GlooState> state_;
   std::vector<std::shared_ptr<GlooPending>> pending_;
-  uint64_t collectives_ = 0;
-  std::vector<uint64_t> sent_;
-  std::vector<uint64_t> received_;
+  CallNumbers numbers_;
 };
 
 Work GlooTransport::start(Request request) {
   state_->check_alive();
   finish_dropped();
   const at::NoGradGuard no_grad;
-  GlooStep step{.notice = notice_of(request), .timeout = request.timeout};
+  GlooStep step{.notice = numbers_.next(request), .timeout = request.timeout};
   GlooCall call;
   try {
     call =
@@ -101,21 +99,6 @@ Work GlooTransport::start(Request request) {
   if (call.works.empty()) return {};
   pending_.push_back(std::make_shared<GlooPending>(state_, std::move(step), std::move(call)));
   return Work(pending_.back());
-}
-
-Notice GlooTransport::notice_of(const Request& request) {
-  Notice notice{.lane = "all", .signature = signature_of(request)};
-  if (request.what == Collective::Send) {
-    notice.lane = fmt::format("{}>{}", rank(), request.peer);
-    notice.number = ++sent_[request.peer];
-  } else if (request.what == Collective::Recv) {
-    notice.lane = fmt::format("{}>{}", request.peer, rank());
-    notice.number = ++received_[request.peer];
-  } else {
-    notice.number = ++collectives_;
-  }
-  notice.text = text_of(request, notice.number);
-  return notice;
 }
 
 // Finishes the operations whose handles are gone, and forgets those that are over.
@@ -135,7 +118,8 @@ std::shared_ptr<Transport> GlooTransport::subset(const std::vector<int>& members
   for (const int member : members) of_world.push_back(state_->members()[member]);
   const auto own = std::find(members.begin(), members.end(), rank());
   // The number of collectives so far tells apart the splits of this group.
-  const Store store = state_->store().prefix(fmt::format("split/{}/{}", collectives_, color));
+  const Store store =
+      state_->store().prefix(fmt::format("split/{}/{}", numbers_.collectives(), color));
   return std::make_shared<GlooTransport>(std::make_shared<GlooState>(
       store, static_cast<int>(own - members.begin()), std::move(of_world), state_->options()));
 }

@@ -37,11 +37,18 @@ void check_tensor(Collective what, const at::Tensor& tensor) {
     refuse(what, "dtype {} is not supported; use float32/64, float16, bfloat16, int8/16/32/64, uint8 or bool",
            c10::toString(tensor.scalar_type()));
   }
-  if (!tensor.device().is_cpu()) {
-    refuse(what, "a tensor is on {}, but this group communicates between CPU tensors: move it with .cpu()",
-           tensor.device().str());
-  }
   if (tensor.layout() != at::kStrided) refuse(what, "a tensor is not dense: use .to_dense()");
+}
+
+void check_device(Collective what, const at::Tensor& tensor, const Transport& transport, at::Device device) {
+  if (!transport.carries(tensor.device())) {
+    const at::Device own = transport.device();
+    refuse(what, "a tensor is on {}, but this group communicates between {} tensors: move it with .{}", tensor.device().str(),
+           own.is_cpu() ? "CPU" : own.str() + " and CPU", own.is_cpu() ? "cpu()" : fmt::format("to({})", own.str()));
+  }
+  if (tensor.device() != device) {
+    refuse(what, "tensors on {} and {} in one call", device.str(), tensor.device().str());
+  }
 }
 
 void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
@@ -74,10 +81,11 @@ at::Tensor as_tensor(std::string_view text) {
   return at::from_blob(const_cast<char*>(text.data()), {static_cast<int64_t>(text.size())}, at::kByte);
 }
 
-void check_memory(std::string_view what, const at::TensorOptions& options) {
-  if (options.device().is_cpu()) return;
-  throw ConfigError(
-      fmt::format("[comm] {}: this group's memory is on the CPU, not on {}", what, options.device().str()));
+void check_memory(std::string_view what, const at::TensorOptions& options, const Transport& transport) {
+  if (transport.carries(options.device())) return;
+  throw ConfigError(fmt::format("[comm] {}: this group's memory is on {}, not on {}", what,
+                                transport.device().is_cpu() ? "the CPU" : transport.device().str() + " and the CPU",
+                                options.device().str()));
 }
 
 template <size_t N>
@@ -139,6 +147,7 @@ int Group::rank() const { return transport_->rank(); }
 int Group::size() const { return transport_->size(); }
 std::string_view Group::backend() const { return transport_->name(); }
 bool Group::keeps_tree_order() const { return transport_->keeps_tree_order(); }
+bool Group::carries(at::Device device) const { return transport_->carries(device); }
 std::chrono::milliseconds Group::timeout() const { return transport_->timeout(); }
 
 // Checks what this rank alone can check, and makes every tensor contiguous.
@@ -150,8 +159,12 @@ Work Group::start(Request request, const CallOptions& options) const {
     refuse(request.what, "rank {} is not in this group of {}", request.peer, size());
   }
   const at::ScalarType dtype = request.dtype();
+  const at::Device device = !request.outputs.empty()  ? request.outputs.front().device()
+                            : !request.inputs.empty() ? request.inputs.front().device()
+                                                      : at::Device(at::kCPU);
   for (at::Tensor& input : request.inputs) {
     check_tensor(request.what, input);
+    check_device(request.what, input, *transport_, device);
     if (input.scalar_type() != dtype) {
       refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(input.scalar_type()));
     }
@@ -160,6 +173,7 @@ Work Group::start(Request request, const CallOptions& options) const {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   for (at::Tensor& output : request.outputs) {
     check_tensor(request.what, output);
+    check_device(request.what, output, *transport_, device);
     if (output.scalar_type() != dtype) {
       refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(output.scalar_type()));
     }
@@ -349,12 +363,12 @@ std::string Group::broadcast_bytes(std::string_view mine, int root, const CallOp
 }
 
 at::Tensor Group::empty(at::IntArrayRef sizes, at::TensorOptions options) const {
-  check_memory("empty", options);
+  check_memory("empty", options, *transport_);
   return transport_->empty(sizes, options);
 }
 
 at::Tensor Group::shared(at::IntArrayRef sizes, at::TensorOptions options) const {
-  check_memory("shared", options);
+  check_memory("shared", options, *transport_);
   return transport_->shared(sizes, options);
 }
 

@@ -14,6 +14,7 @@ class SoloTransport : public Transport {
   int size() const override { return 1; }
   std::chrono::milliseconds timeout() const override { return std::chrono::milliseconds::max(); }
   bool keeps_tree_order() const override { return true; }
+  bool carries(at::Device) const override { return true; }
 
   Work start(Request request) override {
     if (!request.inputs.empty() && !request.outputs.empty()) {

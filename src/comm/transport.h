@@ -40,7 +40,7 @@ bool reduces(Collective what);
 // Where the elements are; some valid address for an empty tensor, too.
 char* data_of(const at::Tensor& tensor);
 
-// One call, checked by Group: tensors contiguous and of one dtype, on the CPU, lists of the right length, peer in range.
+// One call, checked by Group: tensors contiguous, of one dtype and on one device that the transport carries, lists of the right length, peer in range.
 //   AllReduce, Reduce, Broadcast   outputs[0], in place (inputs empty)
 //   ReduceScatter                  outputs[0]; inputs: one contiguous tensor of all parts, or size() tensors
 //                                  (for `runs` and for nodes of a tree see shm_transport.h and gloo_transport.h)
@@ -78,6 +78,9 @@ class Transport {
   virtual int size() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual bool keeps_tree_order() const = 0;
+  // Where it carries tensors beside the CPU's, if anywhere.
+  virtual at::Device device() const { return at::kCPU; }
+  virtual bool carries(at::Device device) const { return device.is_cpu() || device == this->device(); }
   // Starts the operation. May block (a transport without background progress runs it here or in wait()).
   virtual Work start(Request request) = 0;
   virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;

@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <limits>
 
+#include "comm/device.h"
 #include "comm/gloo_transport.h"
 #include "comm/host_then_net.h"
+#include "comm/nccl_transport.h"
 #include "comm/roster.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -25,6 +27,7 @@ struct World::State {
   int local_rank = 0;
   int local_size = 1;
   int hosts = 1;
+  at::Device device = at::kCPU;
   std::optional<Store> store = std::nullopt;  // rank 0's serves the others
   Group group = Group();
 };
@@ -44,7 +47,46 @@ Backend backend_from_env(Backend asked) {
   if (*text == "shm") return Backend::Shm;
   if (*text == "gloo") return Backend::Gloo;
   if (*text == "host-then-net") return Backend::HostThenNet;
-  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, gloo, host-then-net", *text);
+  if (*text == "nccl") return Backend::Nccl;
+  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, gloo, host-then-net, nccl", *text);
+}
+
+// What was asked for by way of the backend, too.
+DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
+  const bool on_cpu = python_peers || (backend != Backend::Auto && backend != Backend::Nccl);
+  if (on_cpu && asked == DeviceKind::Cuda) {
+    contradiction("LOCKSTEP_DEVICE=cuda needs the nccl backend, and ranks of this library alone: use LOCKSTEP_BACKEND=auto");
+  }
+  if (backend == Backend::Nccl && asked == DeviceKind::Cpu) {
+    contradiction("LOCKSTEP_BACKEND=nccl is for GPUs, but LOCKSTEP_DEVICE=cpu: use auto for one of them");
+  }
+  if (on_cpu) return DeviceKind::Cpu;
+  return backend == Backend::Nccl ? DeviceKind::Cuda : asked;
+}
+
+// This rank's device, once all ranks have one of the same kind; what one lacks is every rank's error.
+at::Device agree_on_device(const Store& store, const Place& place, DeviceKind asked, const Seat& seat, std::chrono::milliseconds timeout) {
+  const auto key = [](int rank) { return fmt::format("device/{}", rank); };
+  at::Device mine = at::kCPU;
+  std::string text;
+  try {
+    mine = choose_device(asked, seat);
+    text = c10::DeviceTypeName(mine.type(), /*lower_case=*/true);
+  } catch (const ConfigError& error) {
+    text = fmt::format("!{}", error.what());
+  }
+  store.set(key(place.rank), text);
+  std::vector<std::string> all;
+  for (int rank = 0; rank < place.size; ++rank) {
+    all.push_back(store.get(key(rank), timeout));
+    if (all.back().starts_with('!')) throw ConfigError(fmt::format("{} (rank {})", all.back().substr(1), rank));
+  }
+  for (int rank = 1; rank < place.size; ++rank) {
+    if (all[rank] == all[0]) continue;
+    throw ConfigError(fmt::format("[device] rank 0 computes on {}, rank {} on {}: set LOCKSTEP_DEVICE=cpu for all, or give every "
+                                  "host GPUs", all[0], rank, all[rank]));
+  }
+  return mine;
 }
 
 // The store, under keys that belong to this incarnation of the job and this world of the process.
@@ -120,8 +162,13 @@ World World::from_env(WorldOptions options) {
   if (options.python_peers && asked != Backend::Auto && asked != Backend::Gloo) {
     contradiction("Python ranks can join a group over gloo only: set LOCKSTEP_BACKEND=gloo");
   }
+  const DeviceKind kind = check_device(device_from_env(options.device), asked, options.python_peers);
   log::set_rank(place.rank);
-  if (place.size == 1) return solo();
+  if (place.size == 1) {
+    auto alone = std::make_shared<State>();
+    alone->device = choose_device(kind, {});
+    return World(std::move(alone));
+  }
 
   auto state = std::make_shared<State>();
   state->rank = place.rank;
@@ -158,10 +205,15 @@ World World::from_env(WorldOptions options) {
   };
   try {
     check_layout(asked, state->hosts, place.size);
-    state->group =
-        Group(asked == Backend::Gloo
-                  ? make_net(own, {.rank = place.rank, .members = layout.members})
-                  : make_transport(own, place.rank, layout, options.timeout, make_net));
+    // A launcher may call every rank local rank 0, each with a device of its own.
+    const Seat seat{static_cast<int>(place.local_rank.value_or(state->local_rank)), state->local_size};
+    state->device = agree_on_device(own, place, kind, seat, options.timeout);
+    auto transport = asked == Backend::Gloo ? make_net(own, {.rank = place.rank, .members = layout.members})
+                                            : make_transport(own, place.rank, layout, options.timeout, make_net);
+    if (!state->device.is_cpu()) {
+      transport = make_nccl_transport(own.prefix("nccl"), std::move(transport), {state->device, layout, options.timeout});
+    }
+    state->group = Group(std::move(transport));
   } catch (...) {
     leave(own, place.rank, place.size - 1);
     throw;
@@ -173,7 +225,7 @@ int World::rank() const { return state_->rank; }
 int World::size() const { return state_->size; }
 int World::local_rank() const { return state_->local_rank; }
 int World::local_size() const { return state_->local_size; }
-at::Device World::device() const { return at::kCPU; }
+at::Device World::device() const { return state_->device; }
 const Group& World::group() const { return state_->group; }
 
 std::string World::describe() const {

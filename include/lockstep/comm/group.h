@@ -27,7 +27,7 @@ enum class ReduceOp {
   Min,      // a NaN on any rank gives NaN
   Max,
   Product,
-  BitwiseAnd,  // integers and bool
+  BitwiseAnd,  // integers and bool, on the CPU
   BitwiseOr,
 };
 
@@ -43,8 +43,10 @@ struct CallOptions {
 // disagree all get CommError with both sides quoted (at once on one host, at the deadline elsewhere). After any CommError
 // the group is dead and further calls throw at once. Wrong arguments on this rank alone throw ConfigError and leave the group as it was.
 //
-// Tensors: any layout (what is not contiguous goes through a copy), on the device of the transport; float32/64, float16, bfloat16,
-// int8/16/32/64, uint8, bool.
+// Tensors: any layout (what is not contiguous goes through a copy), all on the CPU or all on a device that the group carries; float32/64,
+// float16, bfloat16, int8/16/32/64, uint8, bool. On a device, the operations begin after what is on the caller's current stream (all of
+// it, on the device of the tensors), and wait() makes the current stream wait, not the caller; failures are thrown by the next call or
+// wait(). So only barrier() or reading a result tells that everything before it went well.
 class Group {
  public:
   // A group of one, which needs no others and no transport.
@@ -52,10 +54,12 @@ class Group {
 
   int rank() const;
   int size() const;
-  // "solo", "shm", "gloo", "host-then-net".
+  // "solo", "shm", "gloo", "host-then-net", "nccl".
   std::string_view backend() const;
   // Whether sums are taken in the fixed tree, so that they do not depend on how the data was cut or timed.
   bool keeps_tree_order() const;
+  // Whether tensors there can be communicated: on the CPU always; over nccl also on World::device(); in a group of one anywhere.
+  bool carries(at::Device device) const;
   std::chrono::milliseconds timeout() const;
 
   // Combines `tensor` elementwise over all ranks, in place on all.
@@ -97,7 +101,7 @@ class Group {
   Work send(const at::Tensor& tensor, int to, int message = 0, const CallOptions& options = {}) const;
   Work recv(const at::Tensor& tensor, int from, int message = 0, const CallOptions& options = {}) const;
 
-  // Returns after every rank has called it.
+  // Returns after every rank has called it; over nccl, also after this rank's device has done all operations before it.
   Work barrier(const CallOptions& options = {}) const;
 
   // Byte strings, as of any serialised object; lengths may differ. They block.
@@ -107,12 +111,12 @@ class Group {
   // Rank root's string, on every rank.
   std::string broadcast_bytes(std::string_view mine, int root = 0, const CallOptions& options = {}) const;
 
-  // A zeroed contiguous tensor in the transport's own memory; collectives on it make no copies. Every rank calls it with the
+  // A zeroed contiguous tensor in the transport's own memory (for a device: registered with NCCL); collectives on it make no copies. Every rank calls it with the
   // same sizes and dtype. Freed with its last reference, on each rank by itself.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the others see after the next
-  // barrier() or other collective of all. Undefined when the ranks do not all share a memory (backend() gloo). Every rank calls
+  // barrier() or other collective of all. Undefined when the ranks do not all share a memory (backend() gloo, or a device). Every rank calls
   // it with the same sizes and dtype; no more than one rank may write an element between two meetings.
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 

@@ -29,6 +29,8 @@ class Pending {
   uint32_t call_ = 0;
 };
 
+// For tensors on a device, wait() blocks no thread: it makes the stream that is current on the device when it is first called wait for
+// the operation, and what the operation still runs into is thrown by the group's next call. is_completed() asks the device.
 // Handle of an operation that was started. Until wait() has returned, the operation's tensors may
 // be neither read nor written (the operation itself keeps their storage alive). Dropping it
 // unwaited is allowed: the group's next call finishes the operation. Copies share the operation.

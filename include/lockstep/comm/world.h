@@ -14,15 +14,25 @@ namespace lockstep::comm {
 
 // Which transport carries the world's group.
 enum class Backend {
-  Auto,  // one host: Shm; several: HostThenNet, or Gloo when each has one rank
+  Auto,  // GPUs: Nccl; else one host: Shm; several: HostThenNet, or Gloo when each has one rank
   Shm,
   Gloo,
   HostThenNet,  // shared memory within a host, gloo between hosts; needs several of each
+  Nccl,         // a GPU for each rank; CPU tensors go as with Auto without GPUs
+};
+
+// What the ranks compute on.
+enum class DeviceKind {
+  Auto,  // GPUs where there are any that libtorch can use, unless a backend for CPUs was asked for
+  Cpu,
+  Cuda,
 };
 
 struct WorldOptions {
-  // LOCKSTEP_BACKEND (auto, shm, gloo, host-then-net) overrides it.
+  // LOCKSTEP_BACKEND (auto, shm, gloo, host-then-net, nccl) overrides it.
   Backend backend = Backend::Auto;
+  // LOCKSTEP_DEVICE (auto, cpu, cuda) overrides it. Alike on all ranks.
+  DeviceKind device = DeviceKind::Auto;
   // The deadline of every wait. LOCKSTEP_TIMEOUT (seconds) overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // Some ranks are Python processes that called torch.distributed.init_process_group("gloo"). Needs Gloo; the ranks then do
@@ -36,7 +46,7 @@ class World {
   // This process's place is what its launcher's variables say: `lockstep run`'s, torchrun's, mpirun's, srun's
   // (lockstep/core/place.h); without any, a world of one. Where the ranks of a host share its cores and OMP_NUM_THREADS is not set,
   // libtorch gets this rank's share of them as threads. Every rank calls it; blocks until all have. Throws ConfigError for variables that are
-  // missing or contradict each other, CommError when ranks do not come within the deadline or disagree on the world's size. In a world of
+  // missing or contradict each other, or when there are fewer GPUs than ranks on a host; CommError when ranks do not come within the deadline or disagree on the world's size. In a world of
   // several the process ignores SIGPIPE from then on, unless it has a handler: a peer that is gone is an error, not this rank's end.
   static World from_env(WorldOptions options = {});
 
@@ -50,7 +60,9 @@ class World {
   int local_size() const;
   bool is_main() const { return rank() == 0; }
 
-  // Where this rank's tensors go: cpu until a transport for GPUs carries the world.
+  // Where this rank's tensors go: cpu, or the GPU whose number is its local rank (the only one, where it sees one), which
+  // from_env() has made the current device. Programs that do not link libtorch's CUDA part call from_env() before the first libtorch call
+  // that asks for CUDA: libtorch remembers that there was none.
   at::Device device() const;
   const Group& group() const;
 

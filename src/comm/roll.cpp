@@ -1,0 +1,72 @@
+#include "comm/roll.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/core/environment.h"
+
+namespace lockstep::comm {
+namespace {
+
+// How many ranks an error names.
+constexpr size_t kNamed = 8;
+
+}  // namespace
+
+Roll::Roll(int rank, std::vector<int> members)
+    : rank_(rank), members_(std::move(members)), control_(Control::from_env()) {
+  if (!control_) return;
+  first_epoch_ = control_->epoch();
+  first_local_ = static_cast<int>(env_int("RANK", 0, 1 << 24).value_or(0) -
+                                  env_int("LOCAL_RANK", 0, 1 << 24).value_or(0));
+}
+
+std::string Roll::given_up() const {
+  const std::string why = control_ ? control_->reason() : "";
+  return why.empty() ? "was given up" : fmt::format("was given up ({})", why);
+}
+
+std::optional<std::string> Roll::fate(int rank) const {
+  const int local = members_[rank] - first_local_;
+  if (!control_ || local < 0 || local >= control_->local_ranks()) return std::nullopt;
+  return control_->fate(local);
+}
+
+std::string Roll::name(int rank) const {
+  if (members_[rank] == rank) return fmt::format("rank {}", rank);
+  return fmt::format("rank {} (rank {} of the world)", rank, members_[rank]);
+}
+
+std::string Roll::others(const Notice& mine, const Board::Notices& notices) const {
+  std::vector<std::string> said;
+  size_t along = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank_) continue;
+    const auto& notice = notices[peer];
+    if (const auto end = fate(peer)) {
+      said.push_back(fmt::format("{} {}", name(peer), *end));
+    } else if (!notice) {
+      said.push_back(name(peer) + " is in no call of this group, or gone");
+    } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {
+      said.push_back(fmt::format("{} gave up: {}", name(peer), notice->reason));
+    } else if (notice->state == Notice::State::Running) {
+      said.push_back(fmt::format("{} is in no call since {}", name(peer), notice->text));
+    } else if (notice->lane == mine.lane && notice->number == mine.number &&
+               notice->signature == mine.signature) {
+      ++along;
+    } else {
+      said.push_back(fmt::format("{} is at {}", name(peer), notice->text));
+    }
+  }
+  if (said.empty()) return "all other ranks are in it, too: look at the network between the hosts";
+  if (said.size() > kNamed) {
+    const size_t more = said.size() - kNamed;
+    said.resize(kNamed);
+    said.push_back(fmt::format("and {} more ranks", more));
+  }
+  if (along > 0)
+    said.push_back(fmt::format("{} {} in it, too", along, along == 1 ? "rank is" : "ranks are"));
+  return fmt::format("{}", fmt::join(said, ", "));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,42 @@
+// Who the ranks of a group are, and what is known of them when something has gone wrong.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/gloo_board.h"
+#include "lockstep/core/control.h"
+
+namespace lockstep::comm {
+
+// Any thread may ask.
+class Roll {
+ public:
+  // `members`: the ranks of the group as the world counts them.
+  Roll(int rank, std::vector<int> members);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  const std::vector<int>& members() const { return members_; }
+
+  // Whether the launcher has reported a failure since this was made.
+  bool launcher_reports() const { return control_ && control_->epoch() != first_epoch_; }
+  // "was given up (rank 3 was killed by SIGKILL)".
+  std::string given_up() const;
+  // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
+  std::optional<std::string> fate(int rank) const;
+  // "rank 1 (rank 3 of the world)".
+  std::string name(int rank) const;
+  // What each of the others is doing, when this rank gives up in `mine`.
+  std::string others(const Notice& mine, const Board::Notices& notices) const;
+
+ private:
+  const int rank_;
+  const std::vector<int> members_;
+  const std::optional<Control> control_;
+  uint32_t first_epoch_ = 0;
+  int first_local_ = 0;  // the world's rank of local rank 0
+};
+
+}  // namespace lockstep::comm

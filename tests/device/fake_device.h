@@ -1,0 +1,26 @@
+// A device for tests: its memory is the host's, but what is enqueued on its streams runs later, in
+// threads of their own, as on a GPU; so a missing wait shows as a wrong result. libtorch knows it
+// as "privateuseone", from the start of every program that links this.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+
+namespace lockstep::test::fake {
+
+// From shut_gate() on communication stays in its stream until something waits for it: another
+// stream by an event, or the host. So none is over early by chance.
+void shut_gate();
+void open_gate();
+// Communication that is enqueued and has not begun.
+int held_back();
+
+// Runs `work` on a stream after what is there.
+void enqueue(const c10::Stream& stream, std::function<void()> work);
+c10::Stream current_stream();
+
+inline at::Device device() { return at::Device(at::kPrivateUse1, 0); }
+
+}  // namespace lockstep::test::fake

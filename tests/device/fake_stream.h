@@ -1,0 +1,7 @@
+// What a stream of the fake device shows of itself to the fake NCCL, in place of a cudaStream_t.
+#pragma once
+
+struct FakeStreamHandle {
+  // Runs `run(argument)` after everything enqueued before.
+  void (*enqueue_communication)(FakeStreamHandle* stream, void (*run)(void*), void* argument);
+};

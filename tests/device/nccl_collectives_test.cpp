@@ -1,0 +1,300 @@
+// Every collective on device tensors, against the same call on CPU tensors in the same group. Whole
+// numbers that are exact in every dtype, so all orders of summation give the same bits: tolerance
+// 0.
+#include "device/on_device.h"
+
+namespace lockstep::comm {
+namespace {
+
+using test::spawn_on_device;
+
+const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                             at::kChar,  at::kShort,  at::kInt,  at::kLong,
+                                             at::kByte,  at::kBool};
+const std::vector<int64_t> kSizes = {0, 1, 7, 100003};
+
+at::Tensor values(int64_t count, int rank, at::ScalarType dtype, int low = 0) {
+  return (at::arange(count, at::kLong) + rank).remainder(3).add(low).to(dtype);
+}
+
+// The same call on both: `call(tensors)` gets copies of `inputs` and writes to some of them.
+void expect_alike(World& world, const std::vector<at::Tensor>& inputs,
+                  const std::function<void(std::vector<at::Tensor>&)>& call,
+                  const std::string& what) {
+  std::vector<at::Tensor> here, there;
+  for (const at::Tensor& input : inputs) {
+    here.push_back(input.clone());
+    there.push_back(input.to(world.device()));
+  }
+  call(here);
+  call(there);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    ASSERT_EQ(there[i].device(), world.device());
+    EXPECT_TRUE(at::equal(there[i].cpu(), here[i]))
+        << what << ", tensor " << i << " on rank " << world.rank();
+  }
+}
+
+class Nccl : public testing::TestWithParam<int> {
+ protected:
+  // Once as it comes, once with nothing over before it is waited for.
+  void run(const std::function<void(World&)>& body) {
+    spawn_on_device(GetParam(), [&](World& world) {
+      ASSERT_EQ(world.group().backend(), "nccl");
+      body(world);
+      test::fake::shut_gate();
+      body(world);
+    });
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, Nccl, testing::Values(2, 4), testing::PrintToStringParamName());
+
+template <class Body>
+void for_all(const Body& body) {
+  for (auto dtype : kDtypes) {
+    for (int64_t size : kSizes)
+      body(dtype, size, fmt::format("{} x {}", c10::toString(dtype), size));
+  }
+}
+
+bool allowed(ReduceOp op, at::ScalarType dtype) {
+  return op != ReduceOp::Average || dtype != at::kBool;
+}
+
+constexpr ReduceOp kOps[] = {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Min, ReduceOp::Max,
+                             ReduceOp::Product};
+
+TEST_P(Nccl, AllReduce) {
+  run([](World& world) {
+    for_all([&](auto dtype, int64_t size, const std::string& what) {
+      for (ReduceOp op : kOps) {
+        if (!allowed(op, dtype)) continue;
+        const int low = op == ReduceOp::Product ? 1 : -1;
+        const bool is_signed = dtype != at::kBool && dtype != at::kByte;
+        expect_alike(
+            world, {values(size, world.rank(), dtype, is_signed ? low : 0)},
+            [&](auto& t) { world.group().all_reduce(t[0], op).wait(); },
+            fmt::format("op {} {}", int(op), what));
+      }
+    });
+  });
+}
+
+TEST_P(Nccl, Reduce) {
+  run([](World& world) {
+    for_all([&](auto dtype, int64_t size, const std::string& what) {
+      for (ReduceOp op : {ReduceOp::Sum, ReduceOp::Max}) {
+        expect_alike(
+            world, {values(size, world.rank(), dtype)},
+            [&](auto& t) { world.group().reduce(t[0], world.size() - 1, op).wait(); }, what);
+      }
+    });
+  });
+}
+
+TEST_P(Nccl, ReduceScatter) {
+  run([](World& world) {
+    const int n = world.size();
+    for_all([&](auto dtype, int64_t size, const std::string& what) {
+      const ReduceOp op = dtype == at::kBool ? ReduceOp::Sum : ReduceOp::Average;
+      expect_alike(
+          world, {at::zeros({size}, dtype), values(n * size, world.rank(), dtype)},
+          [&](auto& t) { world.group().reduce_scatter(t[0], t[1], op).wait(); }, what);
+      std::vector<at::Tensor> tensors{at::zeros({size + world.rank()}, dtype)};
+      for (int r = 0; r < n; ++r) tensors.push_back(values(size + r, world.rank(), dtype));
+      expect_alike(
+          world, tensors,
+          [&](auto& t) {
+            world.group().reduce_scatter(t[0], {t.begin() + 1, t.end()}, ReduceOp::Max).wait();
+          },
+          what);
+    });
+  });
+}
+
+TEST_P(Nccl, AllGather) {
+  run([](World& world) {
+    for_all([&](auto dtype, int64_t size, const std::string& what) {
+      expect_alike(
+          world, {at::zeros({size * world.size()}, dtype), values(size, world.rank(), dtype)},
+          [&](auto& t) { world.group().all_gather(t[0], t[1]).wait(); }, what);
+      std::vector<at::Tensor> tensors{values(size + 3 * world.rank(), world.rank(), dtype)};
+      for (int r = 0; r < world.size(); ++r) tensors.push_back(at::zeros({size + 3 * r}, dtype));
+      expect_alike(
+          world, tensors,
+          [&](auto& t) {
+            world.group().all_gather({t.begin() + 1, t.end()}, t[0]).wait();
+          },
+          what);
+    });
+  });
+}
+
+TEST_P(Nccl, Broadcast) {
+  run([](World& world) {
+    for_all([&](auto dtype, int64_t size, const std::string& what) {
+      expect_alike(
+          world, {values(size, world.rank(), dtype)},
+          [&](auto& t) { world.group().broadcast(t[0], 1).wait(); }, what);
+    });
+  });
+}
+
+TEST_P(Nccl, GatherAndScatter) {
+  run([](World& world) {
+    const int root = 1;
+    for_all([&](auto dtype, int64_t size, const std::string& what) {
+      std::vector<at::Tensor> tensors{values(size + world.rank(), world.rank(), dtype)};
+      for (int r = 0; world.rank() == root && r < world.size(); ++r)
+        tensors.push_back(at::zeros({size + r}, dtype));
+      expect_alike(
+          world, tensors,
+          [&](auto& t) {
+            world.group().gather({t.begin() + 1, t.end()}, t[0], root).wait();
+          },
+          what);
+      for (size_t i = 1; i < tensors.size(); ++i)
+        tensors[i] = values(size + i - 1, static_cast<int>(i), dtype);
+      expect_alike(
+          world, tensors,
+          [&](auto& t) {
+            world.group().scatter(t[0], {t.begin() + 1, t.end()}, root).wait();
+          },
+          what);
+    });
+  });
+}
+
+TEST_P(Nccl, AllToAll) {
+  run([](World& world) {
+    const int n = world.size();
+    for_all([&](auto dtype, int64_t size, const std::string& what) {
+      expect_alike(
+          world, {at::zeros({n * size}, dtype), values(n * size, world.rank(), dtype)},
+          [&](auto& t) { world.group().all_to_all(t[0], t[1]).wait(); }, what);
+      std::vector<at::Tensor> tensors;
+      for (int r = 0; r < n; ++r)
+        tensors.push_back(values(size + world.rank() + 2 * r, world.rank(), dtype));
+      for (int r = 0; r < n; ++r)
+        tensors.push_back(at::zeros({size + r + 2 * world.rank()}, dtype));
+      expect_alike(
+          world, tensors,
+          [&](auto& t) {
+            world.group().all_to_all({t.begin() + n, t.end()}, {t.begin(), t.begin() + n}).wait();
+          },
+          what);
+    });
+  });
+}
+
+// All send before any receives.
+TEST_P(Nccl, MessagesRoundARing) {
+  run([](World& world) {
+    const int n = world.size(), to = (world.rank() + 1) % n, from = (world.rank() + n - 1) % n;
+    for_all([&](auto dtype, int64_t size, const std::string& what) {
+      expect_alike(
+          world, {values(size, world.rank(), dtype), at::zeros({size}, dtype)},
+          [&](auto& t) {
+            Work sent = world.group().send(t[0], to, 5),
+                 received = world.group().recv(t[1], from, 5);
+            sent.wait();
+            received.wait();
+          },
+          what);
+    });
+  });
+}
+
+TEST_P(Nccl, TensorsThatAreNotContiguous) {
+  run([](World& world) {
+    expect_alike(
+        world, {values(24, world.rank(), at::kFloat).view({6, 4})},
+        [&](auto& t) { world.group().all_reduce(t[0].t().slice(0, 0, 4, 2)).wait(); },
+        "every other column");
+  });
+}
+
+// Bits of random numbers: two addends have one order.
+TEST(NcclPair, SumsAndAveragesHaveTheBitsOfSharedMemory) {
+  spawn_on_device(2, [](World& world) {
+    EXPECT_TRUE(world.group().keeps_tree_order());
+    for (auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+      for (ReduceOp op : {ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product, ReduceOp::Min}) {
+        auto generator = at::detail::createCPUGenerator(world.rank());
+        expect_alike(
+            world, {at::randn({5000}, generator).to(dtype)},
+            [&](auto& t) { world.group().all_reduce(t[0], op).wait(); },
+            fmt::format("op {}", int(op)));
+      }
+    }
+  });
+}
+
+TEST_P(Nccl, NotANumberWins) {
+  run([](World& world) {
+    for (ReduceOp op : {ReduceOp::Min, ReduceOp::Max}) {
+      for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
+        at::Tensor data = at::full({40}, 1, dtype);
+        if (world.rank() == world.size() - 1) data[3] = NAN;
+        at::Tensor there = data.to(world.device());
+        world.group().all_reduce(there, op).wait();
+        const at::Tensor back = there.cpu();
+        EXPECT_TRUE(back[3].isnan().item<bool>());
+        EXPECT_EQ(back.isnan().sum().item<int64_t>(), 1);
+        EXPECT_EQ(back[2].item<float>(), 1);
+      }
+    }
+  });
+}
+
+TEST_P(Nccl, ASplitGroupHasADeviceToo) {
+  run([](World& world) {
+    const Group half = world.group().split(world.rank() % 2, -world.rank());
+    EXPECT_EQ(half.size(), world.size() / 2);
+    at::Tensor sum = at::full({5}, world.rank()).to(world.device());
+    half.all_reduce(sum).wait();
+    int expected = 0;
+    for (int r = world.rank() % 2; r < world.size(); r += 2) expected += r;
+    EXPECT_TRUE(at::equal(sum.cpu(), at::full({5}, expected)));
+    // Twice in a row, and from the halves.
+    EXPECT_EQ(world.group().split(0, world.rank()).size(), world.size());
+  });
+}
+
+TEST_P(Nccl, StringsAndBarriersGoOverTheCpu) {
+  run([](World& world) {
+    const auto all = world.group().all_gather_bytes(std::string(world.rank() + 1, 'x'));
+    EXPECT_EQ(all.back(), std::string(world.size(), 'x'));
+    at::Tensor data = at::ones({1000}).to(world.device());
+    Work work = world.group().all_reduce(data);
+    world.group().barrier().wait();
+    // The device has done what was before it, gate or no gate.
+    EXPECT_TRUE(work.is_completed());
+    work.wait();
+    EXPECT_EQ(data.cpu().sum().item<float>(), 1000.0f * static_cast<float>(world.size()));
+  });
+}
+
+TEST(NcclPair, WhatNcclCannotDoIsRefused) {
+  spawn_on_device(2, [](World& world) {
+    at::Tensor there = at::ones({4}, at::kInt).to(world.device());
+    EXPECT_EQ(
+        test::message_of([&] { world.group().all_reduce(there, ReduceOp::BitwiseAnd).wait(); }),
+        "[nccl] all_reduce: NCCL has no bitwise and: gather the tensors and combine them, or move "
+        "them to the CPU");
+    EXPECT_EQ(
+        test::message_of([&] { world.group().all_gather(at::ones({8}, at::kInt), there).wait(); }),
+        "[comm] all_gather: tensors on cpu and " + world.device().str() + " in one call");
+    const at::Tensor elsewhere = at::ones({4}, at::TensorOptions(at::kMeta));
+    EXPECT_EQ(test::message_of([&] { world.group().all_reduce(elsewhere).wait(); }),
+              fmt::format("[comm] all_reduce: a tensor is on meta, but this group communicates "
+                          "between {0} and CPU tensors: "
+                          "move it with .to({0})",
+                          world.device().str()));
+    world.group().all_reduce(there).wait();
+    EXPECT_EQ(there.cpu().sum().item<int>(), 8);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,192 @@
+// What ranks with devices say when one of them is lost, late or wrong.
+#include <c10/core/StreamGuard.h>
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <csignal>
+
+#include "device/on_device.h"
+#include "lockstep/core/control.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+using comm::CallOptions;
+using comm::Work;
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+at::Tensor ones_there(const World& world, int64_t count) {
+  return at::ones({count}).to(world.device());
+}
+
+// Starts an all_reduce, reads its result, which a failure releases, and says what the group then
+// throws.
+std::string fate_of_all_reduce(World& world, int64_t count, const CallOptions& options = {}) {
+  return message_of([&] {
+    at::Tensor data = ones_there(world, count);
+    world.group().all_reduce(data, ReduceOp::Sum, options).wait();
+    (void)data.cpu();
+    world.group().barrier().wait();
+  });
+}
+
+TEST(NcclFailure, AKilledPeerEndsTheOthers) {
+  spawn_on_device(
+      3,
+      [](World& world) {
+        world.group().barrier().wait();
+        if (world.rank() == 1) raise(SIGKILL);
+        const auto start = steady_clock::now();
+        EXPECT_THAT(fate_of_all_reduce(world, 1000, {.tag = "bucket 3"}),
+                    AllOf(HasSubstr("[nccl] all_reduce #1 (bucket 3, sum, float32 x 1000)"),
+                          HasSubstr("lost rank 1: its process"), HasSubstr("has ended on rank")));
+        EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+        EXPECT_THAT(message_of([&] { world.group().all_reduce(ones_there(world, 4)).wait(); }),
+                    HasSubstr("this group is dead, make a new one"));
+        EXPECT_THAT(message_of([&] { world.group().all_reduce(at::ones({4})).wait(); }),
+                    HasSubstr("lost rank 1"));
+      },
+      {.doomed = {1}});
+}
+
+TEST(NcclFailure, TheLaunchersWordEndsTheWait) {
+  Control control = Control::create(3);
+  setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+  spawn_on_device(3, [&](World& world) {
+    world.group().barrier().wait();
+    const auto start = steady_clock::now();
+    if (world.rank() == 2) {
+      // Stays, though the launcher says that it is gone.
+      control.record_exit(2, SIGKILL);
+      control.raise_epoch();
+      EXPECT_NE(message_of([&] { world.group().recv(at::ones({4}), 0).wait(); }), "nothing");
+    } else {
+      EXPECT_THAT(fate_of_all_reduce(world, 4), HasSubstr("rank 2 was killed by SIGKILL"));
+    }
+    EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+  });
+  unsetenv(Control::kVariable);
+}
+
+TEST(NcclFailure, TheDeadlineNamesTheRankThatStaysAway) {
+  spawn_on_device(3, [](World& world) {
+    if (world.rank() == 2) {
+      // Hears of it in a call for CPUs.
+      EXPECT_THAT(message_of([&] { world.group().recv(at::ones({4}), 0).wait(); }),
+                  HasSubstr("timed out after 1.5 s"));
+      return;
+    }
+    EXPECT_THAT(fate_of_all_reduce(world, 8, {.timeout = 1500ms, .tag = "bucket 3"}),
+                AllOf(HasSubstr("all_reduce #1 (bucket 3, sum, float32 x 8)"),
+                      HasSubstr("rank 2 is in no call of this group"),
+                      AnyOf(HasSubstr("timed out after 1.5 s"), HasSubstr("was given up"))));
+  });
+}
+
+TEST(NcclFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
+  spawn_on_device(2, [](World& world) {
+    const auto start = steady_clock::now();
+    EXPECT_THAT(fate_of_all_reduce(world, 4 + world.rank()),
+                AllOf(HasSubstr("float32 x 4"), HasSubstr("float32 x 5")));
+    EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+  });
+}
+
+TEST(NcclFailure, DifferentCollectivesAreQuotedOnBothSides) {
+  spawn_on_device(2, [](World& world) {
+    const std::string said = message_of([&] {
+      at::Tensor data = ones_there(world, 4);
+      Work work =
+          world.rank() == 0 ? world.group().all_reduce(data) : world.group().broadcast(data);
+      work.wait();
+      (void)data.cpu();
+      world.group().barrier().wait();
+    });
+    EXPECT_THAT(said, AllOf(HasSubstr("all_reduce #1"), HasSubstr("broadcast #1")));
+  });
+}
+
+TEST(NcclFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
+  spawn_on_device(2, [](World& world) {
+    const std::string said = message_of([&] {
+      std::vector<at::Tensor> all;
+      if (world.rank() == 0) all = {ones_there(world, 2), ones_there(world, 2)};
+      const at::Tensor mine = ones_there(world, 2 + world.rank());
+      world.group().gather(all, mine).wait();
+      world.group().barrier().wait();
+    });
+    EXPECT_THAT(said, HasSubstr("gather #1 (root 0, float32 x 2) does not fit: rank 1 sends 12 "
+                                "bytes where rank 0 expects 8"));
+  });
+}
+
+TEST(NcclFailure, WhatTheLibraryReportsEndsAllRanks) {
+  spawn_on_device(2, [](World& world) {
+    world.group().barrier().wait();
+    if (world.rank() == 0) setenv("FAKE_NCCL_ASYNC_ERROR", "2", 1);
+    const std::string said = message_of([&] {
+      at::Tensor data = ones_there(world, 4);
+      world.group().all_reduce(data).wait();
+      (void)data.cpu();
+      for (;;) {
+        world.group().all_reduce(data).wait();
+        (void)data.cpu();
+      }
+    });
+    EXPECT_THAT(said, HasSubstr("remote process exited: told by FAKE_NCCL_ASYNC_ERROR"));
+  });
+}
+
+TEST(NcclFailure, WhatEndsTheCpusHalfEndsTheDevices) {
+  spawn_on_device(2, [](World& world) {
+    if (world.rank() == 0) {
+      EXPECT_THAT(message_of([&] { world.group().barrier({.timeout = 200ms}).wait(); }),
+                  HasSubstr("barrier"));
+      EXPECT_THAT(message_of([&] { world.group().all_reduce(ones_there(world, 4)).wait(); }),
+                  HasSubstr("barrier"));
+    } else {
+      EXPECT_THAT(fate_of_all_reduce(world, 4), HasSubstr("barrier"));
+    }
+  });
+}
+
+TEST(NcclFailure, AStartThatARankDoesNotJoinEndsAtTheDeadline) {
+  spawn_on_device(2,
+                  [](World& world) {
+                    // Rank 1 is in a call of the whole group when rank 0 makes a part of it.
+                    EXPECT_THAT(message_of([&] {
+                                  if (world.rank() == 0) (void)world.group().split(0);
+                                  if (world.rank() == 1) world.group().barrier().wait();
+                                }),
+                                testing::Not("nothing"));
+                  },
+                  {.timeout = 2s});
+}
+
+// Nobody waits for it, so nothing of it is owed to anybody.
+TEST(NcclFailure, AGroupThatGoesAwayWithADroppedCallWaitsForNobody) {
+  const auto start = steady_clock::now();
+  spawn_on_device(2, [](World& world) {
+    if (world.rank() == 1) return;
+    { const Work dropped = world.group().all_reduce(ones_there(world, 4)); }
+    world = World::solo();
+  });
+  EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+}
+
+TEST(NcclFailure, AGroupThatGoesAwayFinishesWhatWasWaitedFor) {
+  spawn_on_device(2, [](World& world) {
+    at::Tensor data = ones_there(world, 1000);
+    world.group().all_reduce(data).wait();
+    world = World::solo();
+    EXPECT_EQ(data.cpu().sum().item<float>(), 2000);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
