@@ -158,9 +158,13 @@ TEST_F(SignalTest, ASuspendedLauncherSuspendsItsRanks) {
   EXPECT_EQ(job.wait().exit_code, 128 + SIGTERM);
 }
 
-// Whether the process has blocked the signal, as a launcher does that reads it.
+// Whether the process has blocked the signal, as a launcher does that reads it; as does whoever starts a
+// program, until it becomes that.
 bool listens(pid_t pid, int signal) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  const std::string process = "/proc/" + std::to_string(pid);
+  std::error_code none;
+  if (std::filesystem::read_symlink(process + "/exe", none).filename() != "lockstep") return false;
+  std::ifstream status(process + "/status");
   for (std::string line; std::getline(status, line);) {
     if (line.starts_with("SigBlk:"))
       return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1)) & 1;
