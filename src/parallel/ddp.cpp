@@ -72,8 +72,8 @@ Ddp::Ddp(torch::nn::Module& module, const Group& group, DdpOptions options)
     : state_(std::make_unique<State>()) {
   check(options);
   state_->model = Model::of(module, {options.ignore, options.sparse});
-  // The group's own memory is where the gradients will be.
-  const at::Device device = group.empty({1}, at::kByte).device();
+  const auto& all = state_->model.parameters;
+  const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
   verify(state_->model, group, device);
   if (options.reduce_dtype) options.hook = std::make_shared<CastHook>(*options.reduce_dtype);
   state_->group = group;

@@ -16,6 +16,9 @@ void check_fused(const std::vector<torch::optim::OptimizerParamGroup>& groups,
         throw ConfigError(fmt::format("[{}] parameter {} of group {} {}: use torch::optim for it",
                                       address, i, group, why));
       };
+      if (!parameters[i].is_cpu()) {
+        refuse(fmt::format("is on {}, and this is for CPUs", parameters[i].device().str()));
+      }
       if (!parameters[i].is_non_overlapping_and_dense()) refuse("has overlapping or gapped memory");
       const at::Tensor& gradient = parameters[i].grad();
       if (gradient.defined() && gradient.layout() != at::kStrided) refuse("has a sparse gradient");

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
@@ -161,6 +162,10 @@ std::string first_difference(const std::vector<std::vector<std::string>>& ranks)
     }
   }
   return {};
+}
+
+at::Device communicated_on(const Group& group, const at::Tensor& tensor) {
+  return group.carries(tensor.device()) ? tensor.device() : group.transport().device();
 }
 
 void verify(const Model& model, const Group& group, at::Device device) {

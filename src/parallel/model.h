@@ -35,6 +35,9 @@ struct Model {
   std::vector<at::Tensor> tensors() const;
 };
 
+// Where the group communicates what is where `tensor` is: there, or else on its own device.
+at::Device communicated_on(const Group& group, const at::Tensor& tensor);
+
 // Throws ConfigError on all ranks unless the model is fit for training on `device` and described
 // alike by every rank.
 void verify(const Model& model, const Group& group, at::Device device);

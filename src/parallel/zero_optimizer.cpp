@@ -11,6 +11,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
+#include "parallel/model.h"
 #include "parallel/packed.h"
 
 namespace lockstep::parallel {
@@ -232,7 +233,8 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
                               given.params().end());
   }
   if (state_->parameters.empty()) throw ConfigError("[zero] no parameters to optimize");
-  const at::Device device = group.empty({1}, at::kByte).device();
+  const auto& all = state_->parameters;
+  const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front());
   for (size_t i = 0; i < state_->parameters.size(); ++i) check(state_->parameters[i], i, device);
   if (group.size() > 1) {
     state_->lay_out();

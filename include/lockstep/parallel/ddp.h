@@ -85,6 +85,9 @@ class [[nodiscard]] Hold {
 // unspecified: zero_grad() before the next backward. When the group has one rank nothing is
 // attached and nothing costs.
 //
+// On a GPU (the module is on World::device()) backward() returns when all of that is enqueued: what
+// the current stream does next comes after it, and a failure is thrown by a later call of the group.
+//
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
 // same order for several models on one group. A rank whose loss reaches no parameter does not take
 // part: the others' deadline names it.

@@ -1,0 +1,197 @@
+// Ddp on a device: what it gives on the CPU in the same group, with nothing over before it is
+// waited for. Both compute with the CPU's kernels and add two numbers in the one order there is:
+// the same bits.
+#include "lockstep/parallel/ddp.h"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "device/on_device.h"
+#include "lockstep/parallel/clip.h"
+#include "lockstep/parallel/fused_sgd.h"
+#include "lockstep/parallel/grad_scaler.h"
+#include "lockstep/parallel/hooks.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/reference.h"
+
+namespace lockstep::test {
+namespace {
+
+using parallel::DdpOptions;
+
+using Step = std::function<void(Mlp&, Ddp&, torch::optim::Optimizer&, const at::Tensor& batch)>;
+
+void plain_step(Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer, const at::Tensor& batch) {
+  ddp.zero_grad();
+  net.forward(batch).square().mean().backward();
+  optimizer.step();
+}
+
+std::vector<at::Tensor> trained_on(World& world, at::Device device, const DdpOptions& options,
+                                   const Step& step) {
+  Mlp net(world.rank());
+  net.to(device);
+  Ddp ddp(net, world.group(), options);
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int i = 0; i < 20; ++i) step(net, ddp, sgd, input(world.rank(), i).to(device));
+  std::vector<at::Tensor> parameters;
+  for (const auto& parameter : net.parameters()) {
+    EXPECT_EQ(parameter.device(), device);
+    parameters.push_back(parameter.detach().cpu());
+  }
+  return parameters;
+}
+
+void expect_same_training(const std::function<DdpOptions()>& options,
+                          const Step& step = plain_step) {
+  spawn_on_device(2, [&](World& world) {
+    const auto there = [&] { return trained_on(world, world.device(), options(), step); };
+    const auto here = trained_on(world, at::kCPU, options(), step);
+    expect_equal(there(), here);
+    fake::shut_gate();
+    expect_equal(there(), here);
+  });
+}
+
+DdpOptions small_buckets() { return {.bucket_bytes = {100, 300}}; }
+
+TEST(DdpOnDevice, TwentyStepsAreThoseOfTheCpu) { expect_same_training(small_buckets); }
+
+TEST(DdpOnDevice, ClippedGradientsToo) {
+  expect_same_training(small_buckets, [](Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer,
+                                         const at::Tensor& batch) {
+    ddp.zero_grad();
+    net.forward(batch).square().mean().backward();
+    (void)parallel::clip_grad_norm_(net.parameters(), 0.05);
+    optimizer.step();
+  });
+}
+
+TEST(DdpOnDevice, AccumulatedOnesToo) {
+  expect_same_training(small_buckets, [](Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer,
+                                         const at::Tensor& batch) {
+    ddp.zero_grad();
+    {
+      const auto hold = ddp.hold();
+      net.forward(batch).square().mean().backward();
+    }
+    net.forward(batch * 2).square().mean().backward();
+    optimizer.step();
+  });
+}
+
+TEST(DdpOnDevice, CompressedOnesToo) {
+  expect_same_training([] {
+    return DdpOptions{.bucket_bytes = {100, 300},
+                      .hook = std::make_shared<parallel::CastHook>(at::kBFloat16)};
+  });
+}
+
+TEST(DdpOnDevice, ParametersOutOfUseKeepTheirValues) {
+  expect_same_training(small_buckets, [](Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer,
+                                         const at::Tensor& batch) {
+    ddp.zero_grad();
+    net.first(batch).square().mean().backward();
+    EXPECT_FALSE(net.third->weight.grad().defined());
+    optimizer.step();
+  });
+}
+
+TEST(DdpOnDevice, AScaledLossToo) {
+  spawn_on_device(2, [](World& world) {
+    fake::shut_gate();
+    const auto scaled = [&](at::Device device) {
+      GradScaler scaler(world.group());
+      return trained_on(
+          world, device, small_buckets(),
+          [&](Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer, const at::Tensor& batch) {
+            ddp.zero_grad();
+            scaler.scale(net.forward(batch).square().mean()).backward();
+            scaler.step(optimizer);
+            scaler.update();
+          });
+    };
+    expect_equal(scaled(world.device()), scaled(at::kCPU));
+  });
+}
+
+// The first buckets are under way while backward still computes, and none waits for them.
+TEST(DdpOnDevice, CommunicationOverlapsBackward) {
+  spawn_on_device(2, [](World& world) {
+    Mlp net;
+    net.to(world.device());
+    Ddp ddp(net, world.group(), small_buckets());
+    fake::shut_gate();
+    int under_way = -1;
+    net.first->weight.register_hook([&](const at::Tensor&) { under_way = fake::held_back(); });
+    net.forward(input(world.rank()).to(world.device())).square().mean().backward();
+    EXPECT_GE(under_way, 1);
+    std::vector<at::Tensor> got;
+    for (const auto& gradient : gradients(net)) got.push_back(gradient.cpu());
+    expect_equal(got, average_gradients(2, make_mlp, square_loss_of_mlp));
+  });
+}
+
+TEST(DdpOnDevice, StateAndBuffersStartAsRankZeros) {
+  spawn_on_device(2, [](World& world) {
+    Mlp net(world.rank() + 7);
+    net.register_buffer("count", at::full({3}, 40 + world.rank(), at::kLong));
+    net.to(world.device());
+    Ddp ddp(net, world.group());
+    Mlp first(7);
+    for (size_t i = 0; i < 6; ++i)
+      EXPECT_TRUE(at::equal(net.parameters()[i].cpu(), first.parameters()[i]));
+    EXPECT_TRUE(at::equal(net.buffers()[0].cpu(), at::full({3}, 40, at::kLong)));
+  });
+}
+
+TEST(DdpOnDevice, ADividedOptimizerGivesTheSame) {
+  spawn_on_device(2, [](World& world) {
+    const auto trained = [&](bool divided) {
+      Mlp net;
+      net.to(world.device());
+      Ddp ddp(net, world.group());
+      const auto make = [](std::vector<torch::optim::OptimizerParamGroup> groups) {
+        return std::make_unique<torch::optim::Adam>(std::move(groups),
+                                                    torch::optim::AdamOptions(1e-2));
+      };
+      std::unique_ptr<torch::optim::Optimizer> whole =
+          make({torch::optim::OptimizerParamGroup(net.parameters())});
+      std::unique_ptr<ZeroOptimizer> zero;
+      if (divided) zero = std::make_unique<ZeroOptimizer>(net.parameters(), world.group(), make);
+      for (int i = 0; i < 5; ++i) {
+        ddp.zero_grad();
+        net.forward(input(world.rank(), i).to(world.device())).square().mean().backward();
+        if (divided) {
+          zero->step();
+        } else {
+          whole->step();
+        }
+      }
+      std::vector<at::Tensor> result;
+      for (const auto& parameter : net.parameters()) result.push_back(parameter.detach().cpu());
+      return result;
+    };
+    const auto whole = trained(false);
+    fake::shut_gate();
+    expect_equal(trained(true), whole);
+  });
+}
+
+TEST(DdpOnDevice, WhatIsForCpusIsRefused) {
+  spawn_on_device(2, [](World& world) {
+    Mlp net;
+    net.to(world.device());
+    FusedSGD sgd(net.parameters(), 0.1);
+    EXPECT_THAT(message_of([&] { sgd.step(); }),
+                testing::HasSubstr("parameter 0 of group 0 is on " + world.device().str() +
+                                   ", and this is for CPUs"));
+    net.second->to(at::kCPU);
+    EXPECT_THAT(message_of([&] { Ddp ddp(net, world.group()); }),
+                testing::HasSubstr(
+                    "'second.weight' is on cpu but the group communicates on fake:"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
