@@ -47,6 +47,12 @@ struct Training {
   int64_t steps;
 };
 
+// The fused one is for CPUs; a GPU has kernels of its own.
+std::unique_ptr<torch::optim::Optimizer> make_adam(Net& net, at::Device device, double rate) {
+  if (device.is_cpu()) return std::make_unique<lockstep::FusedAdam>(net->parameters(), rate);
+  return std::make_unique<torch::optim::Adam>(net->parameters(), rate);
+}
+
 Training train(const World& world, Net net, const Options& options) {
   const FashionMnist images(options.data, Split::Train);
   if (options.batch_size > images.size() / world.size()) {
@@ -56,7 +62,8 @@ Training train(const World& world, Net net, const Options& options) {
   }
   lockstep::Loader loader(images, world, {.batch_size = options.batch_size, .seed = options.seed});
   lockstep::Ddp ddp(*net, world.group());
-  lockstep::FusedAdam adam(net->parameters(), options.learning_rate);
+  const auto device = world.device();
+  const auto adam = make_adam(net, device, options.learning_rate);
 
   const int64_t all_steps = options.epochs * loader.batches();
   const int64_t steps = options.steps > 0 ? std::min(options.steps, all_steps) : all_steps;
@@ -81,9 +88,9 @@ Training train(const World& world, Net net, const Options& options) {
   for (int64_t epoch = 0; step < steps; ++epoch) {
     for (const auto& [x, y] : loader.epoch(epoch)) {
       ddp.zero_grad();
-      const auto loss = nn::functional::cross_entropy(net->forward(x), y);
+      const auto loss = nn::functional::cross_entropy(net->forward(x.to(device)), y.to(device));
       loss.backward();
-      adam.step();
+      adam->step();
 
       losses[step++ % std::ssize(losses)] = loss.detach();
       samples += y.size(0) * world.size();
@@ -109,9 +116,11 @@ Test test(const World& world, Net net, const Options& options) {
   const FashionMnist images(options.data, Split::Test);
   lockstep::Loader loader(images, world, {.batch_size = 1000, .shuffle = false, .exact = true});
   const torch::NoGradGuard no_grad;
-  torch::Tensor sums = torch::zeros({2}, torch::kLong);  // correct, counted
+  const auto device = world.device();
+  torch::Tensor sums =
+      torch::zeros({2}, torch::TensorOptions(device).dtype(torch::kLong));  // correct, counted
   for (const auto& [x, y] : loader.epoch(0)) {
-    sums[0] += net->forward(x).argmax(1).eq(y).sum();
+    sums[0] += net->forward(x.to(device)).argmax(1).eq(y.to(device)).sum();
     sums[1] += y.size(0);
   }
   world.group().all_reduce(sums).wait();

@@ -11,7 +11,8 @@ int main() {
 
   torch::nn::Sequential net(torch::nn::Linear(784, 256), torch::nn::ReLU(),
                             torch::nn::Linear(256, 10));
-  net->to(world.device());
+  const auto device = world.device();  // this rank's GPU, or the CPU
+  net->to(device);
   lockstep::Ddp ddp(*net, world.group());  // attaches; does not wrap or rename
   torch::optim::Adam adam(net->parameters(), 1e-3);
 
@@ -19,7 +20,7 @@ int main() {
     torch::Tensor loss;
     for (auto [x, y] : loader.epoch(epoch)) {
       ddp.zero_grad();
-      loss = torch::nn::functional::cross_entropy(net->forward(x), y);
+      loss = torch::nn::functional::cross_entropy(net->forward(x.to(device)), y.to(device));
       loss.backward();  // gradients are averaged over the ranks when it returns
       adam.step();
     }
