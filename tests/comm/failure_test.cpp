@@ -89,11 +89,18 @@ TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {
         const auto start = Clock::now();
         at::Tensor data = at::ones({3});
         const auto said = message_of<CommError>([&] { world.group().all_reduce(data, ReduceOp::Sum, {.timeout = 300ms}).wait(); });
-        EXPECT_GE(Clock::now() - start, 250ms);
-        EXPECT_LT(Clock::now() - start, 1300ms);
-        EXPECT_THAT(said, AnyOf(AllOf(HasSubstr("timed out after 0.3 s"), HasSubstr("rank 1 is past barrier #"),
-                                      HasSubstr("(before)")),
-                                HasSubstr("gave up")));
+        const auto waited = Clock::now() - start;
+        EXPECT_LT(waited, 1300ms);
+        const auto by_itself = AnyOf(AllOf(HasSubstr("timed out after 0.3 s"), HasSubstr("rank 1 is past barrier #"),
+                                           HasSubstr("(before)")),
+                                     HasSubstr("gave up"));
+        if (world.rank() == 0) {
+          EXPECT_GE(waited, 250ms);
+          EXPECT_THAT(said, by_itself);
+        } else {
+          // Rank 0 may end the stopped one while others still wait.
+          EXPECT_THAT(said, AnyOf(by_itself, HasSubstr("rank 1 (process " + pids[1] + ") has ended")));
+        }
         if (world.size() == 2) {
           EXPECT_THAT(said, HasSubstr("stopped"));
         }

@@ -17,7 +17,7 @@
 namespace lockstep::test::fake {
 namespace {
 
-constexpr auto kType = c10::DeviceType::PrivateUse1;
+constexpr auto kStreamType = c10::DeviceType::PrivateUse1;
 
 std::atomic<bool> gate_is_shut{false};
 
@@ -37,11 +37,11 @@ thread_local c10::DeviceIndex current_device = 0;
 thread_local std::map<int, c10::StreamId> current_streams;
 
 struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
-  c10::DeviceType type() const override { return kType; }
+  c10::DeviceType type() const override { return kStreamType; }
   c10::Device exchangeDevice(c10::Device device) const override {
-    return {kType, std::exchange(current_device, device.index())};
+    return {kStreamType, std::exchange(current_device, device.index())};
   }
-  c10::Device getDevice() const override { return {kType, current_device}; }
+  c10::Device getDevice() const override { return {kStreamType, current_device}; }
   void setDevice(c10::Device device) const override { current_device = device.index(); }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     current_device = device.index();
@@ -52,7 +52,7 @@ struct FakeGuard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream getStream(c10::Device device) const override {
     const int index = device.has_index() ? device.index() : current_device;
-    return c10::Stream(c10::Stream::UNSAFE, {kType, static_cast<c10::DeviceIndex>(index)},
+    return c10::Stream(c10::Stream::UNSAFE, {kStreamType, static_cast<c10::DeviceIndex>(index)},
                        current_streams[index]);
   }
   c10::Stream getDefaultStream(c10::Device device) const override {
@@ -181,7 +181,7 @@ FakeStream& FakeStream::of(const c10::Stream& stream) {
   return *slot;
 }
 
-c10::Stream current_stream() { return FakeGuard().getStream({kType, current_device}); }
+c10::Stream current_stream() { return FakeGuard().getStream({kStreamType, current_device}); }
 FakeStream& FakeStream::current() { return of(current_stream()); }
 
 void enqueue(const c10::Stream& stream, std::function<void()> work) {
