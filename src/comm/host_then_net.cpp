@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 
 // A piece of a large all_reduce: while it is between the hosts, the next is summed up within.
 // docs/log.md has the measurement.
-constexpr int64_t kPiece = 4 << 20;
+constexpr int64_t kPiece = 1 << 20;
 
 // How much longer a rank waits for those of its own host, since they may be about to say that the
 // network has failed them.
