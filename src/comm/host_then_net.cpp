@@ -61,6 +61,9 @@ class HostThenNet : public Transport {
   // A step of `request` by `transport`.
   std::function<Work()> step(const std::shared_ptr<Transport>& transport, const Request& request,
                              Request part) const;
+  // Each rank of this host sums up its part over the host: one sum for each of its nodes.
+  std::function<Work()> sum_within(const Request& request, const std::vector<at::Tensor>& parts,
+                                   const std::vector<at::Tensor>& sums) const;
   std::vector<at::Tensor> of_ranks(const std::vector<at::Tensor>& tensors) const;
   std::vector<at::Tensor> of_host(const std::vector<at::Tensor>& of_ranks, int host) const;
   bool on_two_levels(const Request& request) const;
@@ -232,6 +235,18 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
   return [transport, part = std::move(part)] { return transport->start(part); };
 }
 
+// An average is divided once, between the hosts.
+std::function<Work()> HostThenNet::sum_within(const Request& request,
+                                              const std::vector<at::Tensor>& parts,
+                                              const std::vector<at::Tensor>& sums) const {
+  return step(levels_->up, request,
+              {.what = Collective::ReduceScatter,
+               .inputs = parts,
+               .outputs = sums,
+               .op = request.op == ReduceOp::Average ? ReduceOp::Sum : request.op,
+               .runs = runs_});
+}
+
 HostThenNet::Pieces HostThenNet::all_reduce(const Request& request, const at::Tensor& tensor) {
   const at::Tensor flat = tensor.detach().view({-1});
   const int64_t most = kPiece / flat.element_size();
@@ -257,14 +272,8 @@ std::shared_ptr<Pipeline::Piece> HostThenNet::reduce_piece(const Request& reques
   for (size_t run = 0; run < runs_.size(); ++run) {
     sums.push_back(run == own_run_ ? mine : at::empty_like(mine));
   }
-  const ReduceOp partial = request.op == ReduceOp::Average ? ReduceOp::Sum : request.op;
   Staircase steps;
-  steps.within = step(levels_->up, request,
-                      {.what = Collective::ReduceScatter,
-                       .inputs = regions,
-                       .outputs = sums,
-                       .op = partial,
-                       .runs = runs_});
+  steps.within = sum_within(request, regions, sums);
   if (mine.numel() > 0) {
     steps.across =
         step(levels_->column, request,
@@ -293,7 +302,6 @@ std::vector<at::Tensor> HostThenNet::of_host(const std::vector<at::Tensor>& of_r
 HostThenNet::Pieces HostThenNet::reduce_scatter(const Request& request) {
   const std::vector<at::Tensor> inputs = of_ranks(request.inputs);
   const auto host_count = static_cast<int>(hosts_.size());
-  const ReduceOp partial = request.op == ReduceOp::Average ? ReduceOp::Sum : request.op;
   std::vector<at::Tensor> sums(runs_.size() * host_count);
   Pieces pieces;
   for (int host = 0; host < host_count; ++host) {
@@ -303,12 +311,7 @@ HostThenNet::Pieces HostThenNet::reduce_scatter(const Request& request) {
       own.push_back(sums[run * host_count + host] = at::empty_like(slices[local_]));
     }
     Staircase steps;
-    steps.within = step(levels_->up, request,
-                        {.what = Collective::ReduceScatter,
-                         .inputs = slices,
-                         .outputs = own,
-                         .op = partial,
-                         .runs = runs_});
+    steps.within = sum_within(request, slices, own);
     if (host + 1 == host_count) {
       steps.across = step(levels_->column, request,
                           {.what = Collective::ReduceScatter,

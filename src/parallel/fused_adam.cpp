@@ -47,9 +47,7 @@ Item item_of(const at::Tensor& parameter, State& state, bool amsgrad) {
 
 // Whether our own kernel can do it.
 bool is_plain(const Item& item) {
-  const auto plain = [](const at::Tensor& tensor) {
-    return tensor.is_cpu() && tensor.scalar_type() == at::kFloat;
-  };
+  const auto plain = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat; };
   return adam_kernel() != nullptr && !item.largest.defined() && plain(item.parameter) &&
          plain(item.gradient) && plain(item.average) && plain(item.square) &&
          item.average.strides() == item.parameter.strides() &&
@@ -92,8 +90,7 @@ struct Lists {
     // Parameters are nearly always at one step, whose tensor they then share.
     const auto step = static_cast<float>(item.step);
     const bool same = !steps.empty() && steps.back().item<float>() == step;
-    steps.push_back(same ? steps.back()
-                         : at::scalar_tensor(step, item.parameter.options().dtype(at::kFloat)));
+    steps.push_back(same ? steps.back() : at::scalar_tensor(step, at::kFloat));
     parameters.push_back(item.parameter);
     gradients.push_back(item.gradient);
     averages.push_back(item.average);
