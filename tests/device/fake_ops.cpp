@@ -226,13 +226,13 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
 }
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
-  auto work = [from, to] {
-    Pairs pairs;
-    const at::NoGradGuard no_grad;
-    pairs.to_cpu(to).copy_(pairs.to_cpu(from));
-  };
+  // Their memory as it is now: a tensor may be given other memory before the stream comes to this.
+  Pairs pairs;
   FakeStream& stream = FakeStream::current();
-  const uint64_t number = stream.push(std::move(work));
+  const uint64_t number = stream.push([to = pairs.to_cpu(to), from = pairs.to_cpu(from)] {
+    const at::NoGradGuard no_grad;
+    to.copy_(from);
+  });
   // The host's memory may change as soon as the call returns, and is read then.
   if (from.is_cpu() || to.is_cpu()) stream.finish(number);
   return to;
