@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "comm/gloo_text.h"
+#include "comm/text.h"
 
 namespace lockstep::comm {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "comm/gloo_board.h"
+#include "comm/board.h"
 #include "comm/transport.h"
 
 namespace lockstep::comm {

@@ -17,23 +17,14 @@ constexpr const char* kOther = "privateuseone";
 
 bool is_other() { return env_text(kVariable).value_or("") == kOther; }
 
-int index_of(const Seat& seat, int count, std::string_view name) {
-  if (seat.local_rank < count) return seat.local_rank;
-  // Launchers that show each rank a device of its own call it 0 for all of them.
+// Launchers that show each rank a device of its own call it 0 for all of them.
+bool sees_its_own() {
   const auto visible = env_text("CUDA_VISIBLE_DEVICES");
-  if (count == 1 && visible && visible->find(',') == visible->npos) return 0;
-  throw ConfigError(
-      fmt::format("[device] {} ranks on this host, but {} {} device{}: local rank {} has none. "
-                  "Start one rank a device "
-                  "(--nproc-per-node gpu), or set {}=cpu",
-                  seat.local_size, count, name, count == 1 ? "" : "s", seat.local_rank, kVariable));
+  return visible && visible->find(',') == visible->npos;
 }
 
-at::Device take(c10::DeviceType type, int index) {
-  at::globalContext().lazyInitDevice(type);
-  const at::Device device(type, static_cast<c10::DeviceIndex>(index));
-  c10::impl::VirtualGuardImpl(type).setDevice(device);
-  return device;
+std::string name_of(c10::DeviceType type) {
+  return type == at::kPrivateUse1 ? kOther : c10::DeviceTypeName(type);
 }
 
 }  // namespace
@@ -47,17 +38,37 @@ DeviceKind device_from_env(DeviceKind asked) {
       fmt::format("[environment] {}='{}' is none of auto, cpu, cuda", kVariable, *text));
 }
 
-at::Device choose_device(DeviceKind asked, const Seat& seat) {
-  if (asked == DeviceKind::Cpu) return at::kCPU;
+Devices find_devices(DeviceKind asked) {
+  if (asked == DeviceKind::Cpu) return {};
   if (is_other()) {
     const int count = c10::impl::VirtualGuardImpl(at::kPrivateUse1).deviceCount();
-    return take(at::kPrivateUse1, index_of(seat, count, kOther));
+    return {at::kPrivateUse1, count, count == 1 && sees_its_own()};
   }
   const CudaDevices found = find_cuda();
-  if (found.count > 0) return take(at::kCUDA, index_of(seat, found.count, "CUDA"));
-  if (asked == DeviceKind::Auto) return at::kCPU;
-  throw ConfigError(fmt::format("[device] {}=cuda, but {}; use auto or cpu to train without",
-                                kVariable, found.problem));
+  if (found.count > 0) return {at::kCUDA, found.count, found.count == 1 && sees_its_own()};
+  if (asked == DeviceKind::Auto) return {};
+  return {.type = at::kCUDA, .problem = found.problem};
+}
+
+at::Device device_at(const Devices& devices, const Seat& seat) {
+  if (devices.type == at::kCPU) return at::kCPU;
+  if (!devices.problem.empty()) {
+    throw ConfigError(fmt::format("[device] {}=cuda, but {}; use auto or cpu to train without",
+                                  kVariable, devices.problem));
+  }
+  const int index = devices.is_own ? 0 : seat.local_rank;
+  if (index < devices.count) return {devices.type, static_cast<c10::DeviceIndex>(index)};
+  throw ConfigError(
+      fmt::format("[device] {} ranks on this host, but {} {} device{}: local rank {} has none. "
+                  "Start one rank a device (--nproc-per-node gpu), or set {}=cpu",
+                  seat.local_size, devices.count, name_of(devices.type),
+                  devices.count == 1 ? "" : "s", seat.local_rank, kVariable));
+}
+
+void take(at::Device device) {
+  if (device.is_cpu()) return;
+  at::globalContext().lazyInitDevice(device.type());
+  c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }
 
 }  // namespace lockstep::comm

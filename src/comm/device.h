@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 
 #include <string>
 
@@ -12,15 +13,28 @@ namespace lockstep::comm {
 // LOCKSTEP_DEVICE, or else what the options say. Throws ConfigError.
 DeviceKind device_from_env(DeviceKind asked);
 
-// This rank's place among those of its host.
+// What a process can compute on.
+struct Devices {
+  c10::DeviceType type = c10::DeviceType::CPU;
+  int count = 0;            // that it sees, of that type; the CPU is not counted
+  bool is_own = false;      // the only one that it sees is its own, whatever its local rank
+  std::string problem = {};  // why there is none, where one was asked for
+};
+
+// With Auto the CPU when there is no GPU that libtorch can use.
+Devices find_devices(DeviceKind asked);
+
+// A rank's place among those of its host.
 struct Seat {
   int local_rank = 0;
   int local_size = 1;
 };
 
-// The CPU, or the GPU whose number is the local rank; a rank that sees a single one takes that.
-// With Auto the CPU when there is no GPU that libtorch can use. Sets it as the current device.
-// Throws ConfigError that says what is missing, or how many there are for how many ranks.
-at::Device choose_device(DeviceKind asked, const Seat& seat);
+// The CPU, or the GPU whose number is the local rank. Throws ConfigError that says what is missing, or how many there are for how
+// many ranks.
+at::Device device_at(const Devices& devices, const Seat& seat);
+
+// Makes it the current device.
+void take(at::Device device);
 
 }  // namespace lockstep::comm

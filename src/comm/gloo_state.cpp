@@ -9,7 +9,7 @@
 
 #include "comm/gloo_device.h"
 #include "comm/gloo_link.h"
-#include "comm/gloo_text.h"
+#include "comm/text.h"
 #include "comm/within.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -22,10 +22,6 @@ using std::chrono::steady_clock;
 
 // How often a wait looks for news of the launcher.
 constexpr milliseconds kSlice{50};
-// When a wait counts as long: the ranks then compare what they wait for.
-constexpr milliseconds kLongWait{1000};
-// How long an error may be held back to learn what the others say.
-constexpr milliseconds kInquiry{300};
 
 std::string address_key(int rank) { return fmt::format("lockstep/address/{}", rank); }
 
@@ -52,7 +48,7 @@ GlooState::GlooState(const Store& store, int rank, std::vector<int> members,
     : store_(store),
       roll_(rank, std::move(members)),
       options_(options),
-      board_(store.clone(kInquiry), {rank, size(), roll_.members()[rank] == 0}),
+      board_(store.clone(Board::kInquiry), {rank, size(), roll_.members()[rank] == 0}),
       address_(address_towards(store.host(), store.port()).value_or("127.0.0.1")) {
   if (options_.peers == GlooPeers::Lockstep) meet();
   connect();
@@ -147,7 +143,7 @@ void GlooState::await(const WireWork& work, GlooStep& step) {
     }
     if (roll_.launcher_reports()) fail(step, roll_.given_up());
     if (left.count() == 0) fail(step, fmt::format("timed out after {}", text_of(step.timeout)));
-    if (!step.looked && steady_clock::now() - step.start > kLongWait) look(step);
+    if (!step.looked && steady_clock::now() - step.start > Board::kLongWait) look(step);
   }
 }
 
@@ -175,7 +171,7 @@ void GlooState::fail(const GlooStep& step, const std::string& reason) {
   dead_ = fmt::format("{} {}", notice.text, reason);
   board_.post(notice);
   break_connections();
-  const Board::Notices notices = board_.exchange(notice, kInquiry);
+  const Board::Notices notices = board_.exchange(notice, Board::kInquiry);
   dead_ = fmt::format("{} {} on {}: {}", notice.text, reason, roll_.name(rank()),
                       roll_.others(step.notice, notices));
   throw CommError("[gloo] " + *dead_);

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/gloo_board.h"
+#include "comm/board.h"
 #include "comm/gloo_ops.h"
 #include "comm/roll.h"
 

@@ -8,7 +8,7 @@
 
 #include "comm/call_numbers.h"
 #include "comm/gloo_state.h"
-#include "comm/gloo_text.h"
+#include "comm/text.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

@@ -227,10 +227,7 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
          request.what == Collective::ReduceScatter ? request.inputs : request.outputs) {
       count += tensor.numel();
     }
-    part.step_of = Request::Whole{
-        reduces(request.what) ? fmt::format("{} {}", name_of(request.what), name_of(request.op))
-                              : std::string(name_of(request.what)),
-        count};
+    part.step_of = Request::Whole{request.name(), count};
   }
   return [transport, part = std::move(part)] { return transport->start(part); };
 }

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "comm/gloo_text.h"
+#include "comm/text.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -16,12 +16,8 @@ using std::chrono::steady_clock;
 
 // How often the watch looks at what is under way.
 constexpr milliseconds kTick{10};
-// When a call counts as long: the ranks then compare what they wait for, as often.
-constexpr milliseconds kLongWait{1000};
 // How often a rank asks whether another has failed, once a call takes that long.
 constexpr milliseconds kPeek{200};
-// How long an error may be held back to learn what the others say.
-constexpr milliseconds kInquiry{300};
 // What a rank that ended well has sent may still be on its way through this one's device.
 constexpr milliseconds kGrace{300};
 
@@ -32,7 +28,7 @@ NcclState::NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store
     : setup_(setup),
       store_(store),
       roll_(setup.rank, setup.members),
-      board_(store.clone(kInquiry), {setup.rank, roll_.size(), setup.members[setup.rank] == 0}),
+      board_(store.clone(Board::kInquiry), {setup.rank, roll_.size(), setup.members[setup.rank] == 0}),
       processes_(setup.pids),
       comm_(api),
       watch_([this] { watch(); }) {
@@ -181,7 +177,7 @@ void NcclState::examine(const Calls& calls) {
   }
   if (first == nullptr) return;
   const auto now = steady_clock::now();
-  const bool late = now - first->start > kLongWait && now - last_look_ > kLongWait;
+  const bool late = now - first->start > Board::kLongWait && now - last_look_ > Board::kLongWait;
   if (late || (now - first->start > kPeek && now - last_peek_ > kPeek && peek(now))) {
     look(*first);
     if (ended_) return;
@@ -246,7 +242,7 @@ void NcclState::fail(const Notice& at, const std::string& reason) {
   notice.reason = reason;
   board_.post(notice);
   comm_.abort();
-  const Board::Notices notices = board_.exchange(notice, kInquiry);
+  const Board::Notices notices = board_.exchange(notice, Board::kInquiry);
   publish_end(fmt::format("{} {} on {}: {}", notice.text, reason, roll_.name(roll_.rank()),
                           roll_.others(at, notices)));
 }
@@ -258,7 +254,7 @@ void NcclState::give_up(std::string_view why) noexcept {
     // Said, and time given to hear it, before this process ends, as it may.
     board_.exchange(
         {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = reason},
-        kInquiry);
+        Board::kInquiry);
   } catch (const std::exception&) {
     // The others learn of it by the deadline.
   }

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "comm/call_numbers.h"
-#include "comm/gloo_board.h"
+#include "comm/board.h"
 #include "comm/nccl_comm.h"
 #include "comm/processes.h"
 #include "comm/roll.h"

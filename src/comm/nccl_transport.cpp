@@ -10,7 +10,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/gloo_text.h"
+#include "comm/text.h"
 #include "comm/nccl_memory.h"
 #include "comm/nccl_ops.h"
 #include "comm/nccl_state.h"
@@ -251,7 +251,7 @@ void NcclTransport::compare_sizes(const Request& request, const Notice& notice) 
                .outputs = {comes},
                .timeout = request.timeout,
                .tag = request.tag,
-               .step_of = Request::Whole{std::string(name_of(request.what)), -1}})
+               .step_of = Request::Whole{request.name(), -1}})
       .wait();
   for (int r = 0; r < size(); ++r) {
     const auto is = comes[r].item<int64_t>(), wanted = expects[r].item<int64_t>();

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/gloo_board.h"
+#include "comm/board.h"
 #include "lockstep/core/control.h"
 
 namespace lockstep::comm {

@@ -24,16 +24,22 @@ constexpr const char* kVersion = "0.1.0";
 std::string key_of(int rank) { return fmt::format("member/{}", rank); }
 
 std::string encode(const Member& member) {
-  return fmt::format("{} {} {} {}", member.world_size, member.local_rank, member.host, member.version);
+  const Devices& devices = member.devices;
+  return fmt::format("{} {} {} {} {} {} {} {}", member.world_size, member.local_rank, member.host, member.version,
+                     static_cast<int>(devices.type), devices.count, devices.is_own ? 1 : 0, devices.problem);
 }
 
 Member decode(const std::string& text, int rank) {
   Member member;
   std::istringstream in(text);
-  if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version)) {
+  int type = 0;
+  if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >> type >> member.devices.count >>
+        member.devices.is_own)) {
     throw CommError(fmt::format("[comm] rank {} introduced itself with '{}': is it another version of this library?",
                                 rank, text.substr(0, 80)));
   }
+  member.devices.type = static_cast<c10::DeviceType>(type);
+  std::getline(in >> std::ws, member.devices.problem);
   return member;
 }
 
@@ -72,7 +78,9 @@ void leave(const Store& store, int rank, int others) {
   }
 }
 
-Member this_member(int world_size, int local_rank) { return {world_size, local_rank, host_key(), kVersion}; }
+Member this_member(int world_size, int local_rank, Devices devices) {
+  return {world_size, local_rank, host_key(), kVersion, std::move(devices)};
+}
 
 std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine, milliseconds timeout) {
   if (store.add(fmt::format("taken/{}", rank), 1) > 1) {

@@ -5,19 +5,21 @@
 #include <string>
 #include <vector>
 
+#include "comm/device.h"
 #include "comm/store.h"
 
 namespace lockstep::comm {
 
 struct Member {
   int world_size = 1;
-  int local_rank = 0;    // as the launcher calls it
-  std::string host;      // equal for ranks that can share memory
-  std::string version;   // of this library
+  int local_rank = -1;  // as the launcher calls it; -1 when it says none
+  std::string host;     // equal for ranks that can share memory
+  std::string version;  // of this library
+  Devices devices;
 };
 
 // This process, as `local_rank` of a world of `world_size`.
-Member this_member(int world_size, int local_rank);
+Member this_member(int world_size, int local_rank, Devices devices);
 
 // Every rank calls it; returns all members by rank. Throws ConfigError, on all ranks that have come, when they disagree about the world's
 // size or the library's version, and CommError that lists the ranks that have not come within the deadline.

@@ -123,9 +123,7 @@ class ShmTransport : public Transport {
     if (request.what == Collective::Send || request.what == Collective::Recv) return start_message(std::move(request));
     std::shared_ptr<Operation> operation = operation_for(request);
     Announcement& said = operation->announcement;
-    set_text(said.what, request.step_of              ? request.step_of->name
-                        : reduces(request.what) ? fmt::format("{} {}", name_of(request.what), name_of(request.op))
-                                                : std::string(name_of(request.what)));
+    set_text(said.what, request.name());
     if (request.step_of) said.count = request.step_of->count;
     set_text(said.tag, request.tag);
     if (request.what != Collective::Barrier) set_text(said.dtype, name_of(request.dtype()));

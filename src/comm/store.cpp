@@ -14,7 +14,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
-#include "comm/gloo_text.h"
+#include "comm/text.h"
 #include "comm/within.h"
 #include "lockstep/core/error.h"
 

@@ -69,6 +69,13 @@ char* data_of(const at::Tensor& tensor) {
   return tensor.numel() == 0 ? nothing : static_cast<char*>(tensor.data_ptr());
 }
 
+std::string Request::name() const {
+  if (step_of) return step_of->name;
+  std::string text(name_of(what));
+  if (reduces(what)) text.append(" ").append(name_of(op));
+  return text;
+}
+
 at::ScalarType Request::dtype() const {
   if (!outputs.empty()) return outputs.front().scalar_type();
   if (!inputs.empty()) return inputs.front().scalar_type();

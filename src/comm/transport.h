@@ -59,13 +59,15 @@ struct Request {
   std::string tag = {};
   // Of a call that is a step of another: what announcements and errors show in its place.
   struct Whole {
-    std::string name;  // "all_reduce sum"
+    std::string name;
     int64_t count = 0;
   };
   std::optional<Whole> step_of = std::nullopt;
   // ReduceScatter: outputs[j] is combined over the ranks of runs[j] only. Empty: over all, one output.
   std::vector<Range> runs = {};
 
+  // "all_reduce sum": the call, or the one it is a step of.
+  std::string name() const;
   // The one dtype of the call; Byte for a barrier.
   at::ScalarType dtype() const;
 };

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <limits>
+#include <map>
 
 #include "comm/device.h"
 #include "comm/gloo_transport.h"
@@ -64,29 +64,28 @@ DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
   return backend == Backend::Nccl ? DeviceKind::Cuda : asked;
 }
 
-// This rank's device, once all ranks have one of the same kind; what one lacks is every rank's error.
-at::Device agree_on_device(const Store& store, const Place& place, DeviceKind asked, const Seat& seat, std::chrono::milliseconds timeout) {
-  const auto key = [](int rank) { return fmt::format("device/{}", rank); };
-  at::Device mine = at::kCPU;
-  std::string text;
-  try {
-    mine = choose_device(asked, seat);
-    text = c10::DeviceTypeName(mine.type(), /*lower_case=*/true);
-  } catch (const ConfigError& error) {
-    text = fmt::format("!{}", error.what());
+// This rank's device, once each rank is known to have one, all of the same kind.
+at::Device own_device(const std::vector<Member>& members, int rank) {
+  std::map<std::string, int> seated, local_size;
+  for (const auto& member : members) ++local_size[member.host];
+  std::vector<at::Device> devices;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Member& member = members[i];
+    const int place = seated[member.host]++;
+    try {
+      // A launcher may call every rank local rank 0, each with a device of its own.
+      devices.push_back(device_at(member.devices, {member.local_rank < 0 ? place : member.local_rank, local_size[member.host]}));
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{} (rank {})", error.what(), i));
+    }
   }
-  store.set(key(place.rank), text);
-  std::vector<std::string> all;
-  for (int rank = 0; rank < place.size; ++rank) {
-    all.push_back(store.get(key(rank), timeout));
-    if (all.back().starts_with('!')) throw ConfigError(fmt::format("{} (rank {})", all.back().substr(1), rank));
-  }
-  for (int rank = 1; rank < place.size; ++rank) {
-    if (all[rank] == all[0]) continue;
+  const auto kind = [&](size_t i) { return c10::DeviceTypeName(devices[i].type(), /*lower_case=*/true); };
+  for (size_t i = 1; i < devices.size(); ++i) {
+    if (devices[i].type() == devices[0].type()) continue;
     throw ConfigError(fmt::format("[device] rank 0 computes on {}, rank {} on {}: set LOCKSTEP_DEVICE=cpu for all, or give every "
-                                  "host GPUs", all[0], rank, all[rank]));
+                                  "host GPUs", kind(0), i, kind(i)));
   }
-  return mine;
+  return devices[rank];
 }
 
 // The store, under keys that belong to this incarnation of the job and this world of the process.
@@ -166,7 +165,8 @@ World World::from_env(WorldOptions options) {
   log::set_rank(place.rank);
   if (place.size == 1) {
     auto alone = std::make_shared<State>();
-    alone->device = choose_device(kind, {});
+    alone->device = device_at(find_devices(kind), {});
+    take(alone->device);
     return World(std::move(alone));
   }
 
@@ -185,14 +185,14 @@ World World::from_env(WorldOptions options) {
 
   const Store own = store.prefix(incarnation(place));
   const auto members = exchange_members(own, place.rank,
-                                        this_member(place.size, static_cast<int>(place.local_rank.value_or(place.rank))),
+                                        this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
                                         options.timeout);
   Layout layout;
   state->local_rank = state->local_size = 0;
   for (int r = 0; r < place.size; ++r) {
     layout.members.push_back(r);
     layout.hosts.push_back(members[r].host);
-    layout.local_ranks.push_back(members[r].local_rank);
+    layout.local_ranks.push_back(members[r].local_rank < 0 ? r : members[r].local_rank);
     if (members[r].host != members[place.rank].host) continue;
     state->local_rank += r < place.rank;
     ++state->local_size;
@@ -205,9 +205,8 @@ World World::from_env(WorldOptions options) {
   };
   try {
     check_layout(asked, state->hosts, place.size);
-    // A launcher may call every rank local rank 0, each with a device of its own.
-    const Seat seat{static_cast<int>(place.local_rank.value_or(state->local_rank)), state->local_size};
-    state->device = agree_on_device(own, place, kind, seat, options.timeout);
+    state->device = own_device(members, place.rank);
+    take(state->device);
     auto transport = asked == Backend::Gloo ? make_net(own, {.rank = place.rank, .members = layout.members})
                                             : make_transport(own, place.rank, layout, options.timeout, make_net);
     if (!state->device.is_cpu()) {

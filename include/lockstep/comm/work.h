@@ -29,13 +29,14 @@ class Pending {
   uint32_t call_ = 0;
 };
 
-// For tensors on a device, wait() blocks no thread: it makes the stream that is current on the device when it is first called wait for
-// the operation, and what the operation still runs into is thrown by the group's next call. is_completed() asks the device.
 // Handle of an operation that was started. Until wait() has returned, the operation's tensors may
 // be neither read nor written (the operation itself keeps their storage alive). Dropping it
 // unwaited is allowed: the group's next call finishes the operation. Copies share the operation.
 // Over shared memory an operation moves on only inside calls on its own group, so a rank that waits
 // for operations of several groups waits for them in the same order as the other ranks do.
+// For tensors on a device, wait() blocks no thread: it makes the stream that is current on the
+// device when it is first called wait for the operation, and what the operation still runs into is
+// thrown by the group's next call. is_completed() asks the device.
 class [[nodiscard]] Work {
  public:
   Work() = default;  // an operation that is over

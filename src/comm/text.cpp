@@ -1,4 +1,4 @@
-#include "comm/gloo_text.h"
+#include "comm/text.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -60,9 +60,8 @@ std::string signature_of(const Request& request) {
     return fmt::format("{} {} {} x {}", name_of(request.what), request.step_of->name,
                        name_of(request.dtype()), request.step_of->count);
   }
-  std::string text(name_of(request.what));
+  std::string text = request.name();
   if (request.what == Collective::Barrier) return text;
-  if (reduces(request.what)) text += fmt::format(" {}", name_of(request.op));
   text += fmt::format(" {}", name_of(request.dtype()));
   const auto* list = shared_list(request);
   if (list && list->size() > 1) {

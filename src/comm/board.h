@@ -39,6 +39,11 @@ struct Notice {
 
 class Board {
  public:
+  // When a call counts as long: the ranks then compare what they wait for.
+  static constexpr std::chrono::milliseconds kLongWait{1000};
+  // How long an error may be held back to learn what the others say.
+  static constexpr std::chrono::milliseconds kInquiry{300};
+
   // By rank; nothing for a rank that has put up no notice, and for this one.
   using Notices = std::vector<std::optional<Notice>>;
 

@@ -1,4 +1,4 @@
-#include "comm/gloo_board.h"
+#include "comm/board.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
 
-#include "comm/gloo_board.h"
+#include "comm/board.h"
 #include "comm/gloo_device.h"
 
 namespace lockstep::comm {
@@ -10,7 +10,7 @@ Notice notice(uint64_t number, const std::string& signature) {
   return {.lane = "all", .number = number, .signature = signature, .text = "text of\n" + signature};
 }
 
-TEST(GlooNotice, ComesOutOfTheStoreAsItWentIn) {
+TEST(BoardNotice, ComesOutOfTheStoreAsItWentIn) {
   Notice in = notice(412, "all_reduce sum float32 x 4");
   in.state = Notice::State::Failed;
   in.reason = "timed out after 30 s";
@@ -24,12 +24,12 @@ TEST(GlooNotice, ComesOutOfTheStoreAsItWentIn) {
   EXPECT_EQ(out->reason, in.reason);
 }
 
-TEST(GlooNotice, GarbageIsNoNotice) {
+TEST(BoardNotice, GarbageIsNoNotice) {
   for (const char* text : {"", "x", "7\n1\n", "-1\n1\n", "1\n"})
     EXPECT_FALSE(Notice::unpacked(text)) << text;
 }
 
-TEST(GlooNotice, OnlyDifferentCallsAtTheSamePlaceContradict) {
+TEST(BoardNotice, OnlyDifferentCallsAtTheSamePlaceContradict) {
   EXPECT_TRUE(notice(3, "barrier").contradicts(notice(3, "broadcast")));
   EXPECT_FALSE(notice(3, "barrier").contradicts(notice(3, "barrier")));
   EXPECT_FALSE(notice(3, "barrier").contradicts(notice(4, "broadcast")));
@@ -38,7 +38,7 @@ TEST(GlooNotice, OnlyDifferentCallsAtTheSamePlaceContradict) {
   EXPECT_FALSE(notice(3, "barrier").contradicts(over));
 }
 
-TEST(GlooDevice, FindsTheAddressTowardsAHostWithoutItsName) {
+TEST(NetAddress, FindsTheAddressTowardsAHostWithoutItsName) {
   EXPECT_EQ(address_towards("127.0.0.1", 29500), "127.0.0.1");
   EXPECT_FALSE(address_towards("no-such-host.invalid", 29500));
   EXPECT_TRUE(is_loopback("127.0.1.1"));
