@@ -11,29 +11,19 @@
 
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::comm {
 namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
+using test::message_of;
 using test::spawn;
 using test::spawn_bare;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
-
-// What `call` throws as E; fails the test when it throws nothing.
-template <class E, class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const E& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
-}
 
 class Failure : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, Failure, testing::Values(2, 4));

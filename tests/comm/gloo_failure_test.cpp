@@ -7,6 +7,7 @@
 #include "lockstep/core/control.h"
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -16,17 +17,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-// What `call` throws, or "nothing".
-template <class Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "nothing";
-}
-
 TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
   spawn(3,
         [](World& world) {
@@ -34,7 +24,7 @@ TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
           if (world.rank() == 2) raise(SIGKILL);
           at::Tensor t = at::ones({1000});
           const auto start = steady_clock::now();
-          const std::string error = error_of([&] { world.group().all_reduce(t).wait(); });
+          const std::string error = message_of<CommError>([&] { world.group().all_reduce(t).wait(); });
           EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
           EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2"), HasSubstr("float32 x 1000"),
                                    HasSubstr("rank 2")));
@@ -55,7 +45,7 @@ TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
           }
           // Rank 2, which the launcher says is gone, waits for the others and so keeps its
           // connections.
-          const std::string error = error_of([&] {
+          const std::string error = message_of<CommError>([&] {
             if (world.rank() == 2) world.group().recv(at::ones({4}), 0).wait();
             world.group().all_reduce(at::ones({4})).wait();
           });
@@ -75,7 +65,7 @@ TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {
         world.group().barrier().wait();
         // Rank 2 comes when the others have given up.
         if (world.rank() == 2) {
-          const std::string late = error_of([&] {
+          const std::string late = message_of<CommError>([&] {
             for (;;) world.group().recv(at::zeros({1}), 0, 0, {.tag = "elsewhere"}).wait();
           });
           EXPECT_NE(late, "nothing");
@@ -83,7 +73,7 @@ TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {
         }
         at::Tensor t = at::ones({8}, at::kDouble);
         // Longer than a rank waits before it says what it waits for.
-        const std::string error = error_of([&] {
+        const std::string error = message_of<CommError>([&] {
           world.group().all_reduce(t, ReduceOp::Sum, {.timeout = 2500ms, .tag = "bucket 3"}).wait();
         });
         EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2 (bucket 3, sum, float64 x 8)"),
@@ -98,7 +88,7 @@ TEST(GlooFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
   spawn(2,
         [](World& world) {
           const auto start = steady_clock::now();
-          const std::string error = error_of([&] {
+          const std::string error = message_of<CommError>([&] {
             if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
             if (world.rank() == 1) world.group().all_reduce(at::ones({5})).wait();
           });
@@ -111,7 +101,7 @@ TEST(GlooFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
 TEST(GlooFailure, DifferentCollectivesAreQuotedOnBothSides) {
   spawn(2,
         [](World& world) {
-          const std::string error = error_of([&] {
+          const std::string error = message_of<CommError>([&] {
             if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
             if (world.rank() == 1) world.group().broadcast(at::ones({4})).wait();
           });
@@ -131,7 +121,7 @@ TEST(GlooFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
           inputs[1 - world.rank()] = at::ones({other});
           outputs[1 - world.rank()] = at::ones({room});
           const std::string error =
-              error_of([&] { world.group().all_to_all(outputs, inputs).wait(); });
+              message_of<CommError>([&] { world.group().all_to_all(outputs, inputs).wait(); });
           EXPECT_THAT(error, HasSubstr("all_to_all #1"));
           if (world.rank() == 1) {
             EXPECT_THAT(error, HasSubstr("rank 0 sends 12 bytes where 8 are expected"));
@@ -145,15 +135,15 @@ TEST(GlooFailure, ADeadGroupThrowsAtOnce) {
         [](World& world) {
           at::Tensor t = at::ones({4}), other = at::ones({9});
           comm::Work pending = world.rank() == 0 ? world.group().all_reduce(other) : comm::Work();
-          const std::string first = error_of([&] {
+          const std::string first = message_of<CommError>([&] {
             if (world.rank() == 0) world.group().barrier({.timeout = 300ms}).wait();
             if (world.rank() == 1) world.group().recv(t, 0, 5).wait();
           });
           EXPECT_NE(first, "nothing");
           const auto start = steady_clock::now();
-          EXPECT_THAT(error_of([&] { world.group().all_reduce(t).wait(); }),
+          EXPECT_THAT(message_of<CommError>([&] { world.group().all_reduce(t).wait(); }),
                       HasSubstr("group is dead"));
-          const std::string second = error_of([&] { pending.wait(); });
+          const std::string second = message_of<CommError>([&] { pending.wait(); });
           EXPECT_EQ(second != "nothing", world.rank() == 0) << second;
           EXPECT_LT(steady_clock::now() - start, 5s);
         },
@@ -169,7 +159,7 @@ TEST(GlooFailure, AGroupThatGoesAwayWaitsForNobody) {
             world = World::solo();
           } else {
             // Ends when rank 0's connections do.
-            EXPECT_NE(error_of([&] { world.group().recv(at::ones({4}), 0).wait(); }), "nothing");
+            EXPECT_NE(message_of<CommError>([&] { world.group().recv(at::ones({4}), 0).wait(); }), "nothing");
           }
         },
         {.backend = "gloo"});

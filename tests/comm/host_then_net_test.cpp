@@ -7,6 +7,7 @@
 
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -18,16 +19,6 @@ using testing::HasSubstr;
 using namespace std::chrono_literals;
 
 const std::vector<int> kTwoByTwo{0, 0, 1, 1};
-
-template <class Call>
-std::string thrown_by(Call call) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "nothing";
-}
 
 TEST(HostThenNet, IsWhatAutoTakesForSeveralRanksOnSeveralHosts) {
   spawn(4,
@@ -87,13 +78,13 @@ TEST(HostThenNet, ALostRankIsNamedOnEveryHost) {
           if (world.rank() == 3) raise(SIGKILL);
           at::Tensor t = at::ones({100000});
           const auto start = steady_clock::now();
-          const std::string error = thrown_by([&] {
+          const std::string error = message_of<CommError>([&] {
             for (;;) world.group().all_reduce(t, ReduceOp::Sum, {.tag = "bucket 1"}).wait();
           });
           EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
           EXPECT_THAT(error, AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 1"),
                                    HasSubstr("float32 x 100000"), HasSubstr("rank 3")));
-          EXPECT_THAT(thrown_by([&] { world.group().barrier().wait(); }),
+          EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),
                       HasSubstr("the group is dead"));
         },
         {.hosts = kTwoByTwo, .doomed = {3}});
@@ -103,7 +94,7 @@ TEST(HostThenNet, DifferentCallsOnTheTwoHostsAreQuoted) {
   spawn(4,
         [](World& world) {
           const auto start = steady_clock::now();
-          const std::string error = thrown_by([&] {
+          const std::string error = message_of<CommError>([&] {
             if (world.rank() < 2) world.group().all_reduce(at::ones({4})).wait();
             if (world.rank() >= 2) world.group().all_reduce(at::ones({5})).wait();
           });
@@ -117,7 +108,7 @@ TEST(HostThenNet, DifferentCallsOnTheTwoHostsAreQuoted) {
 TEST(HostThenNet, DifferentCallsOnOneHostAreQuotedAtOnce) {
   spawn(4,
         [](World& world) {
-          const std::string error = thrown_by([&] {
+          const std::string error = message_of<CommError>([&] {
             if (world.rank() == 3) world.group().barrier().wait();
             if (world.rank() != 3) world.group().all_reduce(at::ones({4})).wait();
           });
@@ -134,10 +125,10 @@ TEST(HostThenNet, TheDeadlineNamesTheRankThatStaysAway) {
           group.barrier().wait();
           if (world.rank() == 0) {
             // Comes when the others have given up, over the network, too.
-            EXPECT_NE(thrown_by([&] { group.recv(at::zeros({1}), 2).wait(); }), "nothing");
+            EXPECT_NE(message_of<CommError>([&] { group.recv(at::zeros({1}), 2).wait(); }), "nothing");
             return;
           }
-          const std::string error = thrown_by(
+          const std::string error = message_of<CommError>(
               [&] { group.all_reduce(at::ones({8}), ReduceOp::Sum, {.timeout = 700ms}).wait(); });
           EXPECT_THAT(error, HasSubstr("all_reduce sum #"));
           EXPECT_THAT(error, HasSubstr("rank 0"));
@@ -154,10 +145,10 @@ TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
           const auto start = steady_clock::now();
           if (world.rank() == 0) {
             EXPECT_NE(
-                thrown_by([&] { group.recv(at::zeros({1}), 2, 0, {.timeout = 300ms}).wait(); }),
+                message_of<CommError>([&] { group.recv(at::zeros({1}), 2, 0, {.timeout = 300ms}).wait(); }),
                 "nothing");
           }
-          const std::string error = thrown_by([&] { group.all_reduce(at::ones({8})).wait(); });
+          const std::string error = message_of<CommError>([&] { group.all_reduce(at::ones({8})).wait(); });
           EXPECT_THAT(error, HasSubstr("recv"));
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
         },

@@ -7,10 +7,12 @@
 #include <unistd.h>
 
 #include "lockstep/core/error.h"
+#include "support/thrown.h"
 
 namespace lockstep::comm {
 namespace {
 
+using test::message_of;
 using testing::AllOf;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
@@ -49,15 +51,6 @@ Store served(std::chrono::milliseconds timeout = 5s) {
                          .listen_fd = socket.listening()});
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const CommError& error) {
-    return error.what();
-  }
-  return "nothing";
-}
-
 TEST(Store, KeepsWhatIsSet) {
   const Store store = served();
   store.set("key", std::string_view("a\0b", 3));
@@ -78,14 +71,14 @@ TEST(Store, PrefixesKeepKeysApart) {
 
 TEST(Store, AKeyThatNobodySetsIsNamedAtTheDeadline) {
   const Store store = served();
-  EXPECT_THAT(error_of([&] { store.get("absent", 50ms); }),
+  EXPECT_THAT(message_of<CommError>([&] { store.get("absent", 50ms); }),
               AllOf(HasSubstr("wait for absent"), HasSubstr(store.address())));
   EXPECT_FALSE(store.check({"absent"}));  // still usable
 }
 
 TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
   const Socket silent;
-  const std::string error = error_of(
+  const std::string error = message_of<CommError>(
       [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
   EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
                            HasSubstr("within 0.3 s"), HasSubstr("MASTER_ADDR")));
@@ -95,7 +88,7 @@ TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
 TEST(Store, AServerThatNeverAnswersIsADeadline) {
   const Socket silent;
   ASSERT_EQ(listen(silent.fd, 16), 0);
-  const std::string error = error_of(
+  const std::string error = message_of<CommError>(
       [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
   EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
                            HasSubstr("no answer: the process that serves it")));
@@ -104,7 +97,7 @@ TEST(Store, AServerThatNeverAnswersIsADeadline) {
 TEST(Store, APortInUseIsSaidToBe) {
   const Socket taken;
   ASSERT_EQ(listen(taken.fd, 1), 0);
-  const std::string error = error_of([&] {
+  const std::string error = message_of<CommError>([&] {
     (void)Store::connect(
         {.host = "127.0.0.1", .port = taken.port, .server = true, .timeout = 300ms});
   });
@@ -112,7 +105,7 @@ TEST(Store, APortInUseIsSaidToBe) {
 }
 
 TEST(Store, AHostThatDoesNotExistIsNamed) {
-  const std::string error = error_of(
+  const std::string error = message_of<CommError>(
       [&] { (void)Store::connect({.host = "no-such-host.invalid", .port = 1, .timeout = 300ms}); });
   EXPECT_THAT(error, AllOf(HasSubstr("no-such-host.invalid:1"), HasSubstr("MASTER_ADDR")));
 }

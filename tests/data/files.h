@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "support/thrown.h"
+
 namespace lockstep::test {
 
 // A folder that is gone at the end.
@@ -56,18 +58,6 @@ inline std::string idx(const std::vector<uint32_t>& sizes, const std::string& el
     for (int shift = 24; shift >= 0; shift -= 8) bytes += static_cast<char>(size >> shift);
   }
   return bytes + elements;
-}
-
-// What `call` throws as an Exception; fails when it does not.
-template <typename Exception, typename Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const Exception& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return {};
 }
 
 }  // namespace lockstep::test

@@ -11,6 +11,7 @@
 
 #include "device/fake_device.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 
@@ -23,17 +24,6 @@ inline std::vector<int> spawn_on_device(int ranks, const std::function<void(Worl
   unsetenv("LOCKSTEP_DEVICE");
   unsetenv("LOCKSTEP_NCCL");
   return statuses;
-}
-
-// What `call` throws, or "nothing".
-template <class Call>
-std::string message_of(const Call& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing";
 }
 
 }  // namespace lockstep::test

@@ -21,13 +21,6 @@ using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 namespace fs = std::filesystem;
 
-std::vector<std::string> rank_args(const std::string& mode, std::vector<std::string> flags = {}) {
-  std::vector<std::string> args = {"run", "--nproc-per-node=2"};
-  args.insert(args.end(), flags.begin(), flags.end());
-  args.insert(args.end(), {fs::read_symlink("/proc/self/exe"), "rank", mode});
-  return args;
-}
-
 std::string content(const std::string& path) {
   std::ostringstream text;
   text << std::ifstream(path).rdbuf();

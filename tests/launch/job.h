@@ -65,6 +65,8 @@ class Job {
 // `lockstep run --nproc-per-node RANKS sh -c SCRIPT` to its end.
 Result run_script(int ranks, const std::string& script, Settings settings = {});
 std::vector<std::string> script_args(int ranks, const std::string& script);
+// Two ranks, each this very program as `rank MODE`.
+std::vector<std::string> rank_args(const std::string& mode, std::vector<std::string> flags = {});
 
 std::vector<std::string> lines_of(const std::string& text);
 

@@ -126,6 +126,13 @@ std::vector<std::string> script_args(int ranks, const std::string& script) {
   return {"run", fmt::format("--nproc-per-node={}", ranks), "sh", "-c", script};
 }
 
+std::vector<std::string> rank_args(const std::string& mode, std::vector<std::string> flags) {
+  std::vector<std::string> args = {"run", "--nproc-per-node=2"};
+  args.insert(args.end(), flags.begin(), flags.end());
+  args.insert(args.end(), {std::filesystem::read_symlink("/proc/self/exe"), "rank", mode});
+  return args;
+}
+
 Result run_script(int ranks, const std::string& script, Settings settings) {
   return Job(script_args(ranks, script), std::move(settings)).wait();
 }

@@ -18,13 +18,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
 
-std::vector<std::string> stack_args(const std::string& mode, std::vector<std::string> flags = {}) {
-  std::vector<std::string> args = {"run", "--nproc-per-node=2"};
-  args.insert(args.end(), flags.begin(), flags.end());
-  args.insert(args.end(), {fs::read_symlink("/proc/self/exe"), "rank", mode});
-  return args;
-}
-
 // The sanitizers' own handlers would take the place of ours.
 const std::map<std::string, std::string> kPlain = {{"ASAN_OPTIONS", "handle_segv=0"},
                                                    {"TSAN_OPTIONS", "handle_segv=0"}};
@@ -33,7 +26,7 @@ TEST(Stack, OfARankThatCrashesNamesTheFunction) {
   const std::string folder = fs::path(::testing::TempDir()) / "lockstep-stack";
   fs::remove_all(folder);
   const Result result =
-      Job(stack_args("crash", {"--log-dir", folder}), {.environment = kPlain}).wait();
+      Job(rank_args("crash", {"--log-dir", folder}), {.environment = kPlain}).wait();
   EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
   EXPECT_THAT(result.err,
               ContainsRegex("  rank 1: \\(SIGSEGV\\) lockstep::launch::testing::read_damaged_row < "
@@ -50,14 +43,14 @@ TEST(Stack, OfARankThatCrashesNamesTheFunction) {
 }
 
 TEST(Stack, ThatIsFullIsToldFromAnother) {
-  const Result result = Job(stack_args("overflow"), {.environment = kPlain}).wait();
+  const Result result = Job(rank_args("overflow"), {.environment = kPlain}).wait();
   EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
   EXPECT_THAT(result.err, ContainsRegex("\\(SIGSEGV\\) lockstep::launch::testing::descend < "
                                         "lockstep::launch::testing::descend < "));
 }
 
 TEST(Stack, OfAnExceptionThatNobodyCatchesIsThatOfTheThrow) {
-  const Result result = Job(stack_args("uncaught")).wait();
+  const Result result = Job(rank_args("uncaught")).wait();
   EXPECT_THAT(result.err, ContainsRegex("\\(SIGABRT\\) .*refuse_row"));
 }
 
@@ -66,7 +59,7 @@ TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
   folder = mkdtemp(folder.data());
   const std::string gate = folder + "/gate";
   ASSERT_EQ(mkfifo(gate.c_str(), 0600), 0);
-  Job job(stack_args("stuck"), {.environment = {{"GATE", gate}}});
+  Job job(rank_args("stuck"), {.environment = {{"GATE", gate}}});
   ASSERT_TRUE(job.await("stuck", 2));
   // Nobody has told anything yet, and what is told now is not told again below.
   for (const int signal : {SIGUSR2, SIGQUIT}) {
