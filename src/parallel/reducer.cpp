@@ -79,7 +79,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   // The node adds, with create_graph it records history, and it runs the user's post-accumulate
   // hook (once or not at all, as the libtorch is, when given nothing to add). arrived() then takes
   // the values.
-  if (is_sparse(parameter) || item.tensor.grad().defined() || at::GradMode::is_enabled() ||
+  if (is_alone() || is_sparse(parameter) || item.tensor.grad().defined() || at::GradMode::is_enabled() ||
       torch::autograd::impl::post_acc_grad_hooks(item.tensor)) {
     return gradient;
   }
@@ -101,7 +101,7 @@ void Reducer::arrived(size_t parameter) {
   steps_[parameter] = Step::Ready;
   order_.push_back(parameter);
   if (!is_sparse(parameter)) {
-    buckets_.adopt(tensor, parameter);
+    if (!is_alone()) buckets_.adopt(tensor, parameter);
     --waiting_[buckets_.bucket_of(parameter)];
   }
   if (!is_due(launched_)) {
@@ -216,7 +216,7 @@ void Reducer::find_present() {
   somebody_ = !present.empty();
   if (!somebody_) return;
   present_ = present;
-  if (!divides_by_present()) return;
+  if (is_alone() || !divides_by_present()) return;
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     const at::Tensor& flat = buckets_.bucket(bucket).flat;
     // A hook has taken the average over all.

@@ -62,6 +62,8 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   void wait_for_works();
   void finish();
   bool is_due(size_t bucket) const;
+  // Nobody else, and no hook that looks: gradients stay where the autograd engine puts them.
+  bool is_alone() const { return group_.size() == 1 && !options_.hook; }
   bool is_sparse(size_t parameter) const { return parameter >= dense_; }
   bool all_ready() const { return order_.size() == parameters_.size(); }
   std::vector<char> reached() const;

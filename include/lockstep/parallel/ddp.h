@@ -92,7 +92,8 @@ class [[nodiscard]] Hold {
 // same order for several models on one group. A rank whose loss reaches no parameter does not take
 // part: the others' deadline names it.
 //
-// Gradients are aliases of the buckets, which the next backward overwrites: clone what you keep.
+// Gradients are aliases of the buckets, which the next backward overwrites: clone what you keep. (In a group of one without a hook they
+// stay where the autograd engine puts them, and cost nothing.)
 // They carry no history: after backward(create_graph = true) they cannot be differentiated;
 // torch::autograd::grad() is not affected. A gradient that was replaced is copied in.
 // optimizer.zero_grad() is fine, with set_to_none and without. Hooks on tensors run before the
