@@ -10,6 +10,11 @@ namespace bench {
 namespace nn = torch::nn;
 using torch::Tensor;
 
+// What Python's Linear calls: torch::nn::Linear's own forward adds the bias in a pass of its own.
+inline Tensor linear(const nn::Linear& layer, const Tensor& x) {
+  return at::linear(x, layer->weight, layer->bias);
+}
+
 // Pre-norm: attention, then a GELU MLP four times as wide.
 struct BlockImpl : nn::Module {
   BlockImpl(int64_t width, int64_t head_count)
@@ -31,11 +36,11 @@ struct BlockImpl : nn::Module {
   Tensor forward(const Tensor& x) {
     const auto b = x.size(0), t = x.size(1), c = x.size(2);
     const auto parts =
-        qkv(norm1(x)).view({b, t, 3, heads, c / heads}).permute({2, 0, 3, 1, 4}).unbind();
+        linear(qkv, norm1(x)).view({b, t, 3, heads, c / heads}).permute({2, 0, 3, 1, 4}).unbind();
     const auto a =
         at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
-    const auto y = x + proj(a.transpose(1, 2).reshape({b, t, c}));
-    return y + down(at::gelu(up(norm2(y))));
+    const auto y = x + linear(proj, a.transpose(1, 2).reshape({b, t, c}));
+    return y + linear(down, at::gelu(linear(up, norm2(y))));
   }
 
   int64_t heads;
@@ -69,7 +74,7 @@ struct GptImpl : nn::Module {
   Tensor forward(const Tensor& words) {
     Tensor x = tokens(words) + positions->weight.narrow(0, 0, words.size(1));
     for (const auto& block : *blocks) x = block->as<BlockImpl>()->forward(x);
-    return head(norm(x));
+    return linear(head, norm(x));
   }
 
   nn::Embedding tokens, positions;
