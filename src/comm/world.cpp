@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -119,6 +120,23 @@ void share_cores(const Place& place) {
   at::set_num_threads(std::max(1, bound ? own : own / *place.local_size));
 }
 
+// A training step frees and takes the same memory again and again. glibc gives the end of its heap
+// back each time, and gets it again page by page, each cleared by the kernel. Here it keeps it;
+// pieces beyond what glibc takes from its heap at most go back when they are freed, as ever.
+void keep_freed_memory() {
+  const std::string policy = env_text("LOCKSTEP_MALLOC").value_or("keep");
+  if (policy != "keep" && policy != "system") contradiction("LOCKSTEP_MALLOC='{}' is neither keep nor system", policy);
+#ifdef __GLIBC__
+  constexpr int kMostFromHeap = 32 << 20;  // DEFAULT_MMAP_THRESHOLD_MAX: mallopt(3)
+  bool users_own = env_text("GLIBC_TUNABLES").value_or("").find("glibc.malloc.") != std::string::npos;
+  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_"})
+    users_own = users_own || env_text(name);
+  if (policy == "system" || users_own) return;
+  mallopt(M_MMAP_THRESHOLD, kMostFromHeap);
+  mallopt(M_TRIM_THRESHOLD, -1);
+#endif
+}
+
 // "cores 0-3,8", where this process is bound to a part of them; empty where it may use all.
 std::string own_cores() {
   cpu_set_t mask;
@@ -155,6 +173,7 @@ World World::from_env(WorldOptions options) {
   flight::attach();
   const Place place = place_from_env();
   share_cores(place);
+  keep_freed_memory();
   const Backend asked = backend_from_env(options.backend);
   if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600)) options.timeout = std::chrono::seconds(*seconds);
   if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1) options.python_peers = true;
