@@ -86,10 +86,10 @@ at::Tensor SparseGradients::sum(const Named& parameter, const at::Tensor& mine,
   group_.all_gather(reals, reals[own].clone(), {.tag = "sparse gradients: values"}).wait();
   std::vector<at::Tensor> addends;
   for (size_t rank = 0; rank < counts.size(); ++rank) {
-    addends.push_back(at::_sparse_coo_tensor_unsafe(indices[rank].t().contiguous(), values[rank],
-                                                    tensor.sizes(),
-                                                    values[rank].options().layout(at::kSparse),
-                                                    /*is_coalesced=*/true));
+    addends.push_back(at::_sparse_coo_tensor_unsafe(
+        indices[rank].t().contiguous().to(tensor.device()), values[rank], tensor.sizes(),
+        values[rank].options().layout(at::kSparse),
+        /*is_coalesced=*/true));
   }
   return tree_sum(addends, 0, addends.size());
 }

@@ -11,6 +11,7 @@
 #include "lockstep/parallel/fused_sgd.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/hooks.h"
+#include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/reference.h"
 
@@ -84,6 +85,49 @@ TEST(DdpOnDevice, CompressedOnesToo) {
   expect_same_training([] {
     return DdpOptions{.bucket_bytes = {100, 300},
                       .hook = std::make_shared<parallel::CastHook>(at::kBFloat16)};
+  });
+}
+
+TEST(DdpOnDevice, ApproximatedOnesToo) {
+  expect_same_training([] {
+    return DdpOptions{.bucket_bytes = {100, 300},
+                      .hook = std::make_shared<parallel::PowerSgd>(parallel::PowerSgdOptions{
+                          .start_iteration = 2, .least_compression = 1})};
+  });
+}
+
+TEST(DdpOnDevice, TheLargestOnesToo) {
+  expect_same_training([] {
+    return DdpOptions{
+        .bucket_bytes = {100, 300},
+        .hook = std::make_shared<parallel::TopK>(parallel::TopKOptions{.fraction = 0.1})};
+  });
+}
+
+TEST(DdpOnDevice, SynchronousNormalisationToo) {
+  spawn_on_device(2, [](World& world) {
+    const auto trained = [&](at::Device device) {
+      torch::manual_seed(3);
+      torch::nn::Sequential net(torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8),
+                                torch::nn::Linear(8, 3));
+      EXPECT_EQ(convert_sync_batch_norm(*net, world.group()), 1u);
+      net->to(device);
+      Ddp ddp(*net, world.group(), small_buckets());
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      for (int i = 0; i < 5; ++i) {
+        ddp.zero_grad();
+        net->forward(input(world.rank(), i, 3 + world.rank()).to(device)).square().mean().backward();
+        sgd.step();
+      }
+      std::vector<at::Tensor> state;
+      for (const auto& tensor : net->parameters()) state.push_back(tensor.detach().cpu());
+      for (const auto& tensor : net->buffers()) state.push_back(tensor.cpu());
+      return state;
+    };
+    const auto here = trained(at::kCPU);
+    expect_equal(trained(world.device()), here);
+    fake::shut_gate();
+    expect_equal(trained(world.device()), here);
   });
 }
 

@@ -166,6 +166,17 @@ bool writes_only(const c10::FunctionSchema& schema) {
   return writes;
 }
 
+// Whether the operator is given an empty tensor to write to, which it makes as large as it needs.
+bool fills_empty(const c10::FunctionSchema& schema, const Stack& stack) {
+  const size_t count = schema.arguments().size();
+  for (size_t i = 0; i < count; ++i) {
+    const auto* info = schema.arguments()[i].alias_info();
+    const auto& value = torch::jit::peek(stack, i, count);
+    if (info && info->isWrite() && value.isTensor() && value.toTensor().numel() == 0) return true;
+  }
+  return false;
+}
+
 void call_cpu(const c10::OperatorHandle& op, Stack* stack) {
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
 }
@@ -179,7 +190,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     arguments->push_back(
         converted(value, [&](const at::Tensor& tensor) { return pairs->to_cpu(tensor); }));
   }
-  if (writes_only(schema)) {
+  if (writes_only(schema) && !fills_empty(schema, *stack)) {
     Stack results;
     for (const auto& result : schema.returns()) {
       for (size_t i = 0; i < count; ++i) {
