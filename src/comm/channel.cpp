@@ -281,7 +281,11 @@ void Channel::check_peer(int peer, const std::string& doing) {
       const auto fate = control_->fate(local);
       if (fate) lost += fmt::format("{}local rank {} {}", lost.empty() ? "" : "; ", local, *fate);
     }
-    fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, name_of(rank_), lost.empty() ? "the launcher ends the job" : lost));
+    const std::string why = control_->reason();
+    const bool said = lost.empty() && !why.empty();
+    fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_),
+                     said ? fmt::format("was given up ({})", why)
+                          : "cannot go on: " + (lost.empty() ? "the launcher ends the job" : lost)));
   }
 }
 

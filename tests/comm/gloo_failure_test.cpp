@@ -58,6 +58,30 @@ TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
   unsetenv(Control::kVariable);
 }
 
+// As when another host was lost: no rank of this one has ended.
+TEST(LaunchersWord, IsQuotedOnEveryTransport) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    Control control = Control::create(2);
+    setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+    spawn(
+        2,
+        [&](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 1) {
+            control.explain("host2 was lost");
+            control.raise_epoch();
+          }
+          const std::string error = message_of<CommError>([&] {
+            if (world.rank() == 1) world.group().recv(at::ones({4}), 0).wait();
+            world.group().all_reduce(at::ones({4})).wait();
+          });
+          EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
+        },
+        {.backend = backend});
+    unsetenv(Control::kVariable);
+  }
+}
+
 TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {
   spawn(
       3,
