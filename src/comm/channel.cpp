@@ -282,10 +282,8 @@ void Channel::check_peer(int peer, const std::string& doing) {
       if (fate) lost += fmt::format("{}local rank {} {}", lost.empty() ? "" : "; ", local, *fate);
     }
     const std::string why = control_->reason();
-    const bool said = lost.empty() && !why.empty();
-    fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_),
-                     said ? fmt::format("was given up ({})", why)
-                          : "cannot go on: " + (lost.empty() ? "the launcher ends the job" : lost)));
+    if (lost.empty() && !why.empty()) fail(fmt::format("[shm] {} on rank {} was given up ({})", doing, name_of(rank_), why));
+    fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, name_of(rank_), lost.empty() ? "the launcher ends the job" : lost));
   }
 }
 
