@@ -72,10 +72,12 @@ class Bench:
                 into.append(measure())
         return results
 
-    def row(self, name, ours, peer, unit, bar=None, upper=False, lower_is_better=True):
-        """One line. `ours` and `peer` are lists of repeats; an upper bar bounds ours / peer from above."""
+    def row(self, name, ours, peer, unit, bar=None, upper=False, lower_is_better=True, paired=False):
+        """One line. `ours` and `peer` are lists of repeats; an upper bar bounds ours / peer from above.
+        Of repeats that took turns within one run (`paired`) the ratio is the median of each turn's own."""
         a, b = statistics.median(ours), statistics.median(peer)
-        ratio = a / b if upper or not lower_is_better else b / a
+        of = lambda ours, peer: ours / peer if upper or not lower_is_better else peer / ours
+        ratio = statistics.median(map(of, ours, peer)) if paired else of(a, b)
         met = None if bar is None else ratio <= bar if upper else ratio >= bar
         sign = "<=" if upper else ">="
         self.rows.append(dict(name=name, ours=round(a, 4), peer=round(b, 4), unit=unit, ratio=round(ratio, 3),

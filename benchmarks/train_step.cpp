@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
+#include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -22,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Options {
   std::string model = "gpt", mode = "ddp", optimizer = "fused", dtype = "fp32", trace;
-  int64_t steps = 30, warmup = 5, batch = 8, accumulate = 1, threads = 1;
+  int64_t steps = 30, turns = 20, warmup = 5, batch = 8, accumulate = 1, threads = 1;
   std::vector<int64_t> bucket_kib;
   uint64_t seed = 1;
 };
@@ -70,13 +71,13 @@ struct Stepper {
   void step() { divided ? divided->step() : static_cast<void>(whole->step()); }
 };
 
-Stepper optimizer_of(const Options& options, const torch::nn::Module& module, const Group& group) {
+Stepper optimizer_of(const std::string& kind, const torch::nn::Module& module, const Group& group) {
   const auto adamw = torch::optim::AdamWOptions(3e-4).weight_decay(0.01);
   Stepper stepper;
-  if (options.optimizer == "zero") {
+  if (kind == "zero") {
     stepper.divided =
         std::make_unique<ZeroOptimizer>(module.parameters(), group, zero<FusedAdamW>(adamw));
-  } else if (options.optimizer == "fused") {
+  } else if (kind == "fused") {
     stepper.whole = std::make_unique<FusedAdamW>(module.parameters(), adamw);
   } else {
     stepper.whole = std::make_unique<torch::optim::AdamW>(module.parameters(), adamw);
@@ -123,82 +124,144 @@ nlohmann::json communication_of(const DdpLog& log, const World& world) {
           {"waiting_us", figure(3, beyond)}};
 }
 
-void measure(const Options& options) {
-  const World world = World::from_env();
-  at::set_num_threads(static_cast<int>(options.threads));
-  torch::manual_seed(options.seed);
-  const Work work = options.model == "gpt" ? transformer(options, world.rank())
-                                           : perceptron(options, world.rank());
-  std::optional<Ddp> ddp;
-  DdpOptions ddp_options;
-  if (!options.bucket_kib.empty()) ddp_options.bucket_bytes.clear();
-  for (const int64_t kib : options.bucket_kib) ddp_options.bucket_bytes.push_back(kib << 10);
-  if (options.mode == "ddp") ddp.emplace(*work.module, world.group(), ddp_options);
-  Stepper optimizer = optimizer_of(options, *work.module, world.group());
-  const auto parameters = work.module->parameters();
-  const auto loss_of = [&](const bench::Batch& batch) {
-    const Autocast autocast(at::kCPU, options.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
-    return work.loss(batch);
-  };
+// One model in training, attached to the group or on its own.
+class Training {
+ public:
+  Training(const Options& options, const World& world, bool attached)
+      : options_(options),
+        work_(options.model == "gpt" ? transformer(options, world.rank())
+                                     : perceptron(options, world.rank())),
+        parameters_(work_.module->parameters()) {
+    DdpOptions ddp_options;
+    if (!options.bucket_kib.empty()) ddp_options.bucket_bytes.clear();
+    for (const int64_t kib : options.bucket_kib) ddp_options.bucket_bytes.push_back(kib << 10);
+    if (attached) ddp_.emplace(*work_.module, world.group(), ddp_options);
+    const bool divides = options.optimizer == "zero";
+    optimizer_ = optimizer_of(divides && !attached ? "fused" : options.optimizer, *work_.module,
+                              world.group());
+  }
 
-  std::vector<double> steps, updates;
-  std::vector<Tensor> losses;
-  Clock::time_point begin;
-  int64_t next = 0;
-  for (int64_t step = 0; step < options.warmup + options.steps; ++step) {
-    if (step == options.warmup) {
-      world.group().barrier().wait();
-      steps.clear();
-      updates.clear();
-      begin = Clock::now();
-    }
+  // Samples per second of this rank over so many steps.
+  double run(int64_t count) {
+    const auto begin = Clock::now();
+    for (int64_t step = 0; step < count; ++step) this->step();
+    return static_cast<double>(count * options_.accumulate * options_.batch) /
+           (us(Clock::now() - begin) / 1e6);
+  }
+
+  void forget_times() {
+    steps_.clear();
+    updates_.clear();
+  }
+  double step_us() const { return median(steps_); }
+  double update_us() const { return median(updates_); }
+  // The mean of the latest few, or of all where there are fewer.
+  double latest_loss() const {
+    const auto count = std::min(next_, losses_.size());
+    return torch::stack(at::TensorList(losses_.data(), count)).mean().item<double>();
+  }
+  const std::optional<Ddp>& ddp() const { return ddp_; }
+
+ private:
+  void step() {
     const auto start = Clock::now();
-    if (ddp) {
-      ddp->zero_grad();
+    if (ddp_) {
+      ddp_->zero_grad();
     } else {
-      for (const auto& parameter : parameters) parameter.mutable_grad().reset();
+      for (const auto& parameter : parameters_) parameter.mutable_grad().reset();
     }
-    for (int64_t micro = 0; micro < options.accumulate; ++micro) {
+    for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
       std::optional<parallel::Hold> hold;
-      if (ddp && micro + 1 < options.accumulate) hold.emplace(ddp->hold());
-      const Tensor loss = loss_of(work.batches[next++ % work.batches.size()]);
+      if (ddp_ && micro + 1 < options_.accumulate) hold.emplace(ddp_->hold());
+      const Tensor loss = loss_of(work_.batches[next_ % work_.batches.size()]);
       loss.backward();
-      losses.push_back(loss.detach());
+      losses_[next_++ % losses_.size()] = loss.detach();
     }
     const auto computed = Clock::now();
-    optimizer.step();
+    optimizer_.step();
     const auto end = Clock::now();
-    steps.push_back(us(end - start));
-    updates.push_back(us(end - computed));
+    steps_.push_back(us(end - start));
+    updates_.push_back(us(end - computed));
   }
-  const double seconds = us(Clock::now() - begin) / 1e6;
-  const double own_rate =
-      static_cast<double>(options.steps * options.accumulate * options.batch) / seconds;
 
-  nlohmann::json line = {{"model", options.model},
-                         {"mode", options.mode},
-                         {"world", world.size()},
-                         {"optimizer", options.optimizer},
-                         {"dtype", options.dtype}};
-  double rate = 0;
-  for (const auto& text : world.group().all_gather_bytes(fmt::format("{:.17g}", own_rate)))
-    rate += std::stod(text);
-  line["samples_per_s"] = rate;
-  line["step_us"] = median(steps);
-  line["update_us"] = median(updates);
-  line["final_loss"] =
-      torch::stack(at::TensorList(losses).slice(losses.size() - std::min<size_t>(losses.size(), 5)))
-          .mean()
-          .item<double>();
-  line["peak_rss_mb"] = example::peak_rss_mb();
-  if (ddp && world.size() > 1) {
-    const DdpLog log = ddp->log();
+  Tensor loss_of(const bench::Batch& batch) const {
+    const Autocast autocast(at::kCPU, options_.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
+    return work_.loss(batch);
+  }
+
+  const Options& options_;
+  Work work_;
+  std::vector<Tensor> parameters_;
+  std::optional<Ddp> ddp_;
+  Stepper optimizer_;
+  std::vector<double> steps_, updates_;
+  // Not all: small tensors that stay leave the memory of large ones in pieces.
+  std::array<Tensor, 5> losses_;
+  size_t next_ = 0;
+};
+
+double sum_over_ranks(const World& world, double own) {
+  double sum = 0;
+  for (const auto& text : world.group().all_gather_bytes(fmt::format("{:.17g}", own)))
+    sum += std::stod(text);
+  return sum;
+}
+
+nlohmann::json one_training(const Options& options, const World& world) {
+  Training training(options, world, options.mode == "ddp");
+  training.run(options.warmup);
+  training.forget_times();
+  world.group().barrier().wait();
+  const double own_rate = training.run(options.steps);
+
+  nlohmann::json line;
+  line["samples_per_s"] = sum_over_ranks(world, own_rate);
+  line["step_us"] = training.step_us();
+  line["update_us"] = training.update_us();
+  line["final_loss"] = training.latest_loss();
+  if (training.ddp() && world.size() > 1) {
+    const DdpLog log = training.ddp()->log();
     line.update(communication_of(log, world));
     line["passes"] = log.pass_count;
     line["buckets"] = log.bucket_bytes.size();
     if (!options.trace.empty())
       std::ofstream(fmt::format("{}.{}", options.trace, world.rank())) << log.chrome_trace();
   }
+  return line;
+}
+
+// Two models in the same processes, by turns: whatever disturbs the machine for longer than a turn
+// disturbs both.
+nlohmann::json both_by_turns(const Options& options, const World& world) {
+  Training attached(options, world, true);
+  Training bare(options, world, false);
+  attached.run(options.warmup);
+  bare.run(options.warmup);
+  std::vector<double> together, alone;
+  const auto take_turn = [&](Training& training, std::vector<double>& rates) {
+    world.group().barrier().wait();
+    rates.push_back(sum_over_ranks(world, training.run(options.steps)));
+  };
+  for (int64_t turn = 0; turn < options.turns; ++turn) {
+    if (turn % 2 == 0) take_turn(attached, together);
+    take_turn(bare, alone);
+    if (turn % 2 == 1) take_turn(attached, together);
+  }
+  return {{"ddp_samples_per_s", together}, {"bare_samples_per_s", alone}};
+}
+
+void measure(const Options& options) {
+  const World world = World::from_env();
+  at::set_num_threads(static_cast<int>(options.threads));
+  torch::manual_seed(options.seed);
+  nlohmann::json line = {{"model", options.model},
+                         {"mode", options.mode},
+                         {"world", world.size()},
+                         {"optimizer", options.optimizer},
+                         {"dtype", options.dtype}};
+  line.update(options.mode == "both" ? both_by_turns(options, world)
+                                     : one_training(options, world));
+  line["peak_rss_mb"] = example::peak_rss_mb();
   if (world.is_main()) std::puts(line.dump().c_str());
 }
 
@@ -210,17 +273,24 @@ int main(int argc, char** argv) {
   app.add_option("--model", options.model)
       ->check(CLI::IsMember({"gpt", "mlp"}))
       ->capture_default_str();
-  app.add_option("--mode", options.mode, "bare: ranks that know nothing of each other, without Ddp")
-      ->check(CLI::IsMember({"ddp", "bare"}))
+  app.add_option("--mode", options.mode,
+                 "bare: ranks that know nothing of each other, without Ddp; both: by turns")
+      ->check(CLI::IsMember({"ddp", "bare", "both"}))
       ->capture_default_str();
-  app.add_option("--optimizer", options.optimizer,
-                 "AdamW: libtorch's, in one pass, or divided over the ranks")
+  app.add_option(
+         "--optimizer", options.optimizer,
+         "AdamW: libtorch's, in one pass, or divided over the ranks (in one pass where bare)")
       ->check(CLI::IsMember({"torch", "fused", "zero"}))
       ->capture_default_str();
   app.add_option("--dtype", options.dtype, "bf16: autocast")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  app.add_option("--steps", options.steps)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--steps", options.steps, "in each turn, with --mode both")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--turns", options.turns, "of --mode both")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--warmup", options.warmup)->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--batch", options.batch, "per rank")
       ->check(CLI::PositiveNumber)

@@ -22,18 +22,29 @@ def transformer(bench):
     mine = lambda ranks, *flags: lambda: ours(bench, ranks, *steps_of(bench, "gpt", 20), *flags)
     peer = lambda ranks, *flags: lambda: bench.peer("transformer.py", ranks, *few, *flags)
     tuned = ["--adamw", "fused", "--bucket-view", "--static-graph"]
-    names = ["one", "bare", "two", "apart", "py_one", "py_two", "py_tuned", "py_apart"]
+    names = ["one", "two", "py_one", "py_two", "py_tuned", "py_apart"]
     runs = dict(zip(names, bench.alternating(
-        mine(1), mine(1, "--mode", "bare"), mine(2, "--optimizer", "zero"), mine(2, "--mode", "bare"),
+        mine(1), mine(2, "--optimizer", "zero"),
         peer(1), peer(2), peer(2, *tuned), peer(2, "--mode", "independent", "--adamw", "fused"))))
     row = lambda name, a, b, bar=None: bench.row(name, rate(runs[a]), rate(runs[b]), "samples/s", bar, lower_is_better=False)
     row("transformer fp32, 1 rank / Python", "one", "py_one", 0.99)
-    row("transformer fp32, 1 rank with Ddp / a bare loop of ours", "one", "bare", 0.99)
     row("transformer fp32, 2 ranks / Python DDP as it comes", "two", "py_two", 1.1)
     row("transformer fp32, 2 ranks / Python DDP, best-tuned", "two", "py_tuned", 1.02)
-    row("transformer fp32, 2 ranks / two independent ones of ours", "two", "apart", 0.985)
     row("the same of Python: DDP, best-tuned / two independent ones", "py_tuned", "py_apart")  # what this machine lets anybody reach
     row("transformer fp32, 2 ranks / 1 rank of ours", "two", "one")
+
+
+def beside_bare(bench, name, ranks, bar, model, steps, *flags):
+    """With Ddp and without, in the same processes by turns of a second or two, so that a disturbance meets both."""
+    turns = 1 if bench.args.check else 20
+    run = ours(bench, ranks, "--mode", "both", "--turns", str(turns), *steps_of(bench, model, steps), *flags)
+    bench.row(name, run["ddp_samples_per_s"], run["bare_samples_per_s"], "samples/s", bar, lower_is_better=False, paired=True)
+
+
+def with_and_without(bench):
+    beside_bare(bench, "transformer fp32, 1 rank with Ddp / a bare loop of ours", 1, 0.99, "gpt", 4)
+    beside_bare(bench, "perceptron, 1 rank with Ddp / a bare loop of ours", 1, 0.99, "mlp", 1000, "--batch", "64")
+    beside_bare(bench, "transformer fp32, 2 ranks / two independent ones of ours", 2, 0.985, "gpt", 5, "--optimizer", "zero")
 
 
 def bfloat16(bench):
@@ -45,12 +56,6 @@ def bfloat16(bench):
     gain = lambda fast, slow: [f / s for f, s in zip(rate(fast), rate(slow))]
     bench.row("transformer, speed-up of bf16 over fp32 / Python's", gain(narrow, wide), gain(py_narrow, py_wide), "x", 1,
               lower_is_better=False)
-
-
-def bare_loop(bench):
-    one, bare = bench.alternating(lambda: ours(bench, 1, *steps_of(bench, "mlp", 2000), "--batch", "64"),
-                                  lambda: ours(bench, 1, *steps_of(bench, "mlp", 2000), "--batch", "64", "--mode", "bare"))
-    bench.row("perceptron, 1 rank with Ddp / a bare loop of ours", rate(one), rate(bare), "samples/s", 0.99, lower_is_better=False)
 
 
 def optimizer(bench):
@@ -96,5 +101,5 @@ def scaling(bench):
     print(f"  ({len(bench.cores())} cores)\n")
 
 
-FIGURES = {"transformer": transformer, "bfloat16": bfloat16, "bare": bare_loop, "optimizer": optimizer,
+FIGURES = {"transformer": transformer, "bfloat16": bfloat16, "bare": with_and_without, "optimizer": optimizer,
            "divided": divided_optimizer, "accumulation": accumulation, "scaling": scaling}

@@ -281,8 +281,8 @@ void Channel::check_peer(int peer, const std::string& doing) {
       const auto fate = control_->fate(local);
       if (fate) lost += fmt::format("{}local rank {} {}", lost.empty() ? "" : "; ", local, *fate);
     }
-    const std::string why = control_->reason();
-    if (lost.empty() && !why.empty()) fail(fmt::format("[shm] {} on rank {} was given up ({})", doing, name_of(rank_), why));
+    const std::string because = control_->because();
+    if (lost.empty() && !because.empty()) fail(fmt::format("[shm] {} on rank {} was given up{}", doing, name_of(rank_), because));
     fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, name_of(rank_), lost.empty() ? "the launcher ends the job" : lost));
   }
 }

@@ -15,6 +15,15 @@ std::vector<std::vector<int>> Layout::by_host() const {
   return result;
 }
 
+std::vector<Layout::Seat> Layout::seats() const {
+  std::vector<Seat> result(members.size());
+  for (const auto& ranks : by_host()) {
+    for (size_t place = 0; place < ranks.size(); ++place)
+      result[ranks[place]] = {static_cast<int>(place), static_cast<int>(ranks.size())};
+  }
+  return result;
+}
+
 Layout Layout::of(const std::vector<int>& ranks) const {
   Layout result;
   for (const int rank : ranks) {

@@ -16,6 +16,11 @@ struct Layout {
   int size() const { return static_cast<int>(members.size()); }
   // The ranks of each host, in order; hosts in the order of their first ranks.
   std::vector<std::vector<int>> by_host() const;
+  // By rank: its place among the ranks of its host, and how many those are.
+  struct Seat {
+    int place = 0, count = 0;
+  };
+  std::vector<Seat> seats() const;
   // Of some of the ranks, in the order of the new group.
   Layout of(const std::vector<int>& ranks) const;
 };

@@ -22,8 +22,7 @@ Roll::Roll(int rank, std::vector<int> members)
 }
 
 std::string Roll::given_up() const {
-  const std::string why = control_ ? control_->reason() : "";
-  return why.empty() ? "was given up" : fmt::format("was given up ({})", why);
+  return "was given up" + (control_ ? control_->because() : "");
 }
 
 std::optional<std::string> Roll::fate(int rank) const {

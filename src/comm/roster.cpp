@@ -117,7 +117,7 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
           "[comm] rank {} met {} of {} ranks at {} {}; missing: {}. Were they started, with the same MASTER_ADDR and "
           "MASTER_PORT?",
           rank, mine.world_size - missing, mine.world_size, store.address(),
-          failed ? "when the launcher reported a failure" + (control->reason().empty() ? "" : fmt::format(" ({})", control->reason())) : fmt::format("in {} s", timeout.count() / 1000.0), absent));
+          failed ? "when the launcher reported a failure" + control->because() : fmt::format("in {} s", timeout.count() / 1000.0), absent));
     }
     std::this_thread::sleep_for(nap);
     nap = std::min(nap * 2, milliseconds(20));

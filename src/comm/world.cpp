@@ -2,12 +2,10 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <malloc.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <map>
 
 #include "comm/device.h"
 #include "comm/gloo_transport.h"
@@ -66,16 +64,13 @@ DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
 }
 
 // This rank's device, once each rank is known to have one, all of the same kind.
-at::Device own_device(const std::vector<Member>& members, int rank) {
-  std::map<std::string, int> seated, local_size;
-  for (const auto& member : members) ++local_size[member.host];
+at::Device own_device(const std::vector<Member>& members, const std::vector<Layout::Seat>& seats, int rank) {
   std::vector<at::Device> devices;
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
-    const int place = seated[member.host]++;
     try {
       // A launcher may call every rank local rank 0, each with a device of its own.
-      devices.push_back(device_at(member.devices, {member.local_rank < 0 ? place : member.local_rank, local_size[member.host]}));
+      devices.push_back(device_at(member.devices, {member.local_rank < 0 ? seats[i].place : member.local_rank, seats[i].count}));
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{} (rank {})", error.what(), i));
     }
@@ -120,23 +115,6 @@ void share_cores(const Place& place) {
   at::set_num_threads(std::max(1, bound ? own : own / *place.local_size));
 }
 
-// A training step frees and takes the same memory again and again. glibc gives the end of its heap
-// back each time, and gets it again page by page, each cleared by the kernel. Here it keeps it;
-// pieces beyond what glibc takes from its heap at most go back when they are freed, as ever.
-void keep_freed_memory() {
-  const std::string policy = env_text("LOCKSTEP_MALLOC").value_or("keep");
-  if (policy != "keep" && policy != "system") contradiction("LOCKSTEP_MALLOC='{}' is neither keep nor system", policy);
-#ifdef __GLIBC__
-  constexpr int kMostFromHeap = 32 << 20;  // DEFAULT_MMAP_THRESHOLD_MAX: mallopt(3)
-  bool users_own = env_text("GLIBC_TUNABLES").value_or("").find("glibc.malloc.") != std::string::npos;
-  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_"})
-    users_own = users_own || env_text(name);
-  if (policy == "system" || users_own) return;
-  mallopt(M_MMAP_THRESHOLD, kMostFromHeap);
-  mallopt(M_TRIM_THRESHOLD, -1);
-#endif
-}
-
 // "cores 0-3,8", where this process is bound to a part of them; empty where it may use all.
 std::string own_cores() {
   cpu_set_t mask;
@@ -173,7 +151,6 @@ World World::from_env(WorldOptions options) {
   flight::attach();
   const Place place = place_from_env();
   share_cores(place);
-  keep_freed_memory();
   const Backend asked = backend_from_env(options.backend);
   if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600)) options.timeout = std::chrono::seconds(*seconds);
   if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1) options.python_peers = true;
@@ -207,15 +184,14 @@ World World::from_env(WorldOptions options) {
                                         this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
                                         options.timeout);
   Layout layout;
-  state->local_rank = state->local_size = 0;
   for (int r = 0; r < place.size; ++r) {
     layout.members.push_back(r);
     layout.hosts.push_back(members[r].host);
     layout.local_ranks.push_back(members[r].local_rank < 0 ? r : members[r].local_rank);
-    if (members[r].host != members[place.rank].host) continue;
-    state->local_rank += r < place.rank;
-    ++state->local_size;
   }
+  const auto seats = layout.seats();
+  state->local_rank = seats[place.rank].place;
+  state->local_size = seats[place.rank].count;
   state->hosts = static_cast<int>(layout.by_host().size());
   const MakeNet make_net = [timeout = options.timeout](const Store& at, const NetGroup& net) {
     return make_gloo_transport(
@@ -224,7 +200,7 @@ World World::from_env(WorldOptions options) {
   };
   try {
     check_layout(asked, state->hosts, place.size);
-    state->device = own_device(members, place.rank);
+    state->device = own_device(members, seats, place.rank);
     take(state->device);
     auto transport = asked == Backend::Gloo ? make_net(own, {.rank = place.rank, .members = layout.members})
                                             : make_transport(own, place.rank, layout, options.timeout, make_net);

@@ -152,6 +152,11 @@ void Control::explain(std::string_view reason) {
   segment.reason_bytes.store(static_cast<uint32_t>(bytes), std::memory_order_release);
 }
 
+std::string Control::because() const {
+  const std::string why = reason();
+  return why.empty() ? why : " (" + why + ")";
+}
+
 std::string Control::reason() const {
   const size_t bytes = segment_->reason_bytes.load(std::memory_order_acquire);
   return {segment_->reason, std::min(bytes, sizeof segment_->reason)};

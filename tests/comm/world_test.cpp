@@ -4,11 +4,9 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <sched.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <map>
@@ -65,40 +63,6 @@ TEST(World, IsOneRankWhenNothingLaunchedIt) {
     EXPECT_THAT(world.describe(), StartsWith("1 rank on 1 host, solo, 1 thread each"));
   });
 }
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose malloc is their own
-// Pages that the kernel had to give this process in a step like those before it.
-long pages_of_a_step() {
-  const auto faults = [] {
-    rusage use{};
-    getrusage(RUSAGE_SELF, &use);
-    return use.ru_minflt;
-  };
-  const auto step = [] {
-    std::array<std::vector<char>, 3> held;  // nothing small that the end of the heap might be behind
-    for (auto& piece : held) piece.resize(24 << 20, 1);
-  };
-  for (int i = 0; i < 8; ++i) step();
-  const long before = faults();
-  step();
-  return faults() - before;
-}
-
-TEST(World, AStepFindsTheMemoryThatTheLastOneFreed) {
-  constexpr long kStep = 3 * 6 * 1024;  // pages
-  for (const auto& [environment, kept] : std::vector<std::pair<Environment, bool>>{
-           {{}, true}, {{{"LOCKSTEP_MALLOC", "system"}}, false}, {{{"MALLOC_TRIM_THRESHOLD_", "131072"}}, false}}) {
-    spawn_bare(1, [&](int) {
-      apply(kNothing);
-      apply(environment);
-      const World world = World::from_env();
-      const long pages = pages_of_a_step();
-      EXPECT_TRUE(kept ? pages < kStep / 16 : pages > kStep / 8) << pages << " of " << kStep << " pages";
-    });
-  }
-  expect_refused({{"LOCKSTEP_MALLOC", "tcmalloc"}}, HasSubstr("LOCKSTEP_MALLOC='tcmalloc' is neither keep nor system"));
-}
-#endif
 
 TEST(World, SaysToWhichCoresItIsBound) {
   spawn_bare(1, [](int) {

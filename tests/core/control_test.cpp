@@ -134,11 +134,12 @@ TEST_F(ControlTest, AForeignSegmentIsRefused) {
 
 TEST(Control, TheFirstReasonStays) {
   Control control = Control::create(1);
-  EXPECT_EQ(control.reason(), "");
+  EXPECT_EQ(control.reason() + control.because(), "");
   control.explain("rank 3 on host2 was killed by SIGKILL");
   control.explain("an echo of it");
   control.raise_epoch();
   EXPECT_EQ(control.reason(), "rank 3 on host2 was killed by SIGKILL");
+  EXPECT_EQ(control.because(), " (rank 3 on host2 was killed by SIGKILL)");
   Control other = Control::create(1);
   other.explain(std::string(1000, 'x'));
   EXPECT_EQ(other.reason(), std::string(255, 'x'));

@@ -47,6 +47,8 @@ class Control {
   // Why another host's launcher has raised the epoch: "rank 3 on host2 was killed by SIGKILL";
   // empty when nobody has.
   std::string reason() const;
+  // The same to follow a statement: " (rank 3 on host2 was killed by SIGKILL)".
+  std::string because() const;
 
   // The creator only: throws Error in a rank, ConfigError for no such rank.
   void record_exit(int local_rank, int wait_status);
