@@ -1,6 +1,7 @@
 // Times training steps of a model on made data, on any number of ranks, and says where the time
 // goes. Prints one JSON line.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/parallel/fused_adam.h>
 #include <torch/torch.h>
@@ -22,7 +23,8 @@ using torch::Tensor;
 using Clock = std::chrono::steady_clock;
 
 struct Options {
-  std::string model = "gpt", mode = "ddp", optimizer = "fused", dtype = "fp32", trace;
+  std::string model = "gpt", optimizer = "fused", dtype = "fp32", trace;
+  std::vector<std::string> modes = {"ddp"};
   int64_t steps = 30, turns = 20, warmup = 5, batch = 8, accumulate = 1, threads = 1;
   std::vector<int64_t> bucket_kib;
   uint64_t seed = 1;
@@ -124,17 +126,21 @@ nlohmann::json communication_of(const DdpLog& log, const World& world) {
           {"waiting_us", figure(3, beyond)}};
 }
 
-// One model in training, attached to the group or on its own.
+// One model in training: attached to the group; on its own; or on its own except that ranks wait
+// for each other at a barrier in each step, which is the least that synchronous training costs
+// here.
 class Training {
  public:
-  Training(const Options& options, const World& world, bool attached)
+  Training(const Options& options, const World& world, const std::string& mode)
       : options_(options),
+        barrier_(mode == "barrier" ? std::optional(world.group()) : std::nullopt),
         work_(options.model == "gpt" ? transformer(options, world.rank())
                                      : perceptron(options, world.rank())),
         parameters_(work_.module->parameters()) {
     DdpOptions ddp_options;
     if (!options.bucket_kib.empty()) ddp_options.bucket_bytes.clear();
     for (const int64_t kib : options.bucket_kib) ddp_options.bucket_bytes.push_back(kib << 10);
+    const bool attached = mode == "ddp";
     if (attached) ddp_.emplace(*work_.module, world.group(), ddp_options);
     const bool divides = options.optimizer == "zero";
     optimizer_ = optimizer_of(divides && !attached ? "fused" : options.optimizer, *work_.module,
@@ -178,6 +184,7 @@ class Training {
       losses_[next_++ % losses_.size()] = loss.detach();
     }
     const auto computed = Clock::now();
+    if (barrier_) barrier_->barrier().wait();
     optimizer_.step();
     const auto end = Clock::now();
     steps_.push_back(us(end - start));
@@ -190,6 +197,7 @@ class Training {
   }
 
   const Options& options_;
+  std::optional<Group> barrier_;
   Work work_;
   std::vector<Tensor> parameters_;
   std::optional<Ddp> ddp_;
@@ -208,7 +216,7 @@ double sum_over_ranks(const World& world, double own) {
 }
 
 nlohmann::json one_training(const Options& options, const World& world) {
-  Training training(options, world, options.mode == "ddp");
+  Training training(options, world, options.modes.front());
   training.run(options.warmup);
   training.forget_times();
   world.group().barrier().wait();
@@ -230,24 +238,25 @@ nlohmann::json one_training(const Options& options, const World& world) {
   return line;
 }
 
-// Two models in the same processes, by turns: whatever disturbs the machine for longer than a turn
-// disturbs both.
-nlohmann::json both_by_turns(const Options& options, const World& world) {
-  Training attached(options, world, true);
-  Training bare(options, world, false);
-  attached.run(options.warmup);
-  bare.run(options.warmup);
-  std::vector<double> together, alone;
-  const auto take_turn = [&](Training& training, std::vector<double>& rates) {
-    world.group().barrier().wait();
-    rates.push_back(sum_over_ranks(world, training.run(options.steps)));
-  };
-  for (int64_t turn = 0; turn < options.turns; ++turn) {
-    if (turn % 2 == 0) take_turn(attached, together);
-    take_turn(bare, alone);
-    if (turn % 2 == 1) take_turn(attached, together);
+// Several models in the same processes, by turns: whatever disturbs the machine for longer than a
+// turn disturbs all.
+nlohmann::json by_turns(const Options& options, const World& world) {
+  std::vector<std::unique_ptr<Training>> trainings;
+  for (const auto& mode : options.modes) {
+    trainings.push_back(std::make_unique<Training>(options, world, mode));
+    trainings.back()->run(options.warmup);
   }
-  return {{"ddp_samples_per_s", together}, {"bare_samples_per_s", alone}};
+  const size_t count = trainings.size();
+  nlohmann::json rates;
+  for (size_t turn = 0; turn < static_cast<size_t>(options.turns); ++turn) {
+    for (size_t i = 0; i < count; ++i) {
+      const size_t which = turn % 2 == 0 ? i : count - 1 - i;
+      world.group().barrier().wait();
+      const double own_rate = trainings[which]->run(options.steps);
+      rates[options.modes[which]].push_back(sum_over_ranks(world, own_rate));
+    }
+  }
+  return {{"samples_per_s", rates}};
 }
 
 void measure(const Options& options) {
@@ -255,12 +264,11 @@ void measure(const Options& options) {
   at::set_num_threads(static_cast<int>(options.threads));
   torch::manual_seed(options.seed);
   nlohmann::json line = {{"model", options.model},
-                         {"mode", options.mode},
+                         {"mode", fmt::to_string(fmt::join(options.modes, ","))},
                          {"world", world.size()},
                          {"optimizer", options.optimizer},
                          {"dtype", options.dtype}};
-  line.update(options.mode == "both" ? both_by_turns(options, world)
-                                     : one_training(options, world));
+  line.update(options.modes.size() > 1 ? by_turns(options, world) : one_training(options, world));
   line["peak_rss_mb"] = example::peak_rss_mb();
   if (world.is_main()) std::puts(line.dump().c_str());
 }
@@ -273,9 +281,12 @@ int main(int argc, char** argv) {
   app.add_option("--model", options.model)
       ->check(CLI::IsMember({"gpt", "mlp"}))
       ->capture_default_str();
-  app.add_option("--mode", options.mode,
-                 "bare: ranks that know nothing of each other, without Ddp; both: by turns")
-      ->check(CLI::IsMember({"ddp", "bare", "both"}))
+  app.add_option(
+         "--mode", options.modes,
+         "bare: ranks that know nothing of each other, without Ddp; barrier: the same, but they "
+         "wait for each other in each step; several of these by turns")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"ddp", "bare", "barrier"}))
       ->capture_default_str();
   app.add_option(
          "--optimizer", options.optimizer,
@@ -285,10 +296,10 @@ int main(int argc, char** argv) {
   app.add_option("--dtype", options.dtype, "bf16: autocast")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  app.add_option("--steps", options.steps, "in each turn, with --mode both")
+  app.add_option("--steps", options.steps, "in each turn, where there are several modes")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--turns", options.turns, "of --mode both")
+  app.add_option("--turns", options.turns, "of several modes")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--warmup", options.warmup)->check(CLI::PositiveNumber)->capture_default_str();

@@ -34,17 +34,21 @@ def transformer(bench):
     row("transformer fp32, 2 ranks / 1 rank of ours", "two", "one")
 
 
-def beside_bare(bench, name, ranks, bar, model, steps, *flags):
-    """With Ddp and without, in the same processes by turns of a second or two, so that a disturbance meets both."""
+def by_turns(bench, ranks, modes, model, steps, *flags):
+    """The rates of several modes in the same processes, by turns of a second or two, so that a disturbance meets all."""
     turns = 1 if bench.args.check else 20
-    run = ours(bench, ranks, "--mode", "both", "--turns", str(turns), *steps_of(bench, model, steps), *flags)
-    bench.row(name, run["ddp_samples_per_s"], run["bare_samples_per_s"], "samples/s", bar, lower_is_better=False, paired=True)
+    run = ours(bench, ranks, "--mode", ",".join(modes), "--turns", str(turns), *steps_of(bench, model, steps), *flags)
+    return [run["samples_per_s"][mode] for mode in modes]
 
 
 def with_and_without(bench):
-    beside_bare(bench, "transformer fp32, 1 rank with Ddp / a bare loop of ours", 1, 0.99, "gpt", 4)
-    beside_bare(bench, "perceptron, 1 rank with Ddp / a bare loop of ours", 1, 0.99, "mlp", 1000, "--batch", "64")
-    beside_bare(bench, "transformer fp32, 2 ranks / two independent ones of ours", 2, 0.985, "gpt", 5, "--optimizer", "zero")
+    row = lambda name, ours, peer, bar: bench.row(name, ours, peer, "samples/s", bar, lower_is_better=False, paired=True)
+    row("transformer fp32, 1 rank with Ddp / a bare loop of ours", *by_turns(bench, 1, ["ddp", "bare"], "gpt", 4), 0.99)
+    row("perceptron, 1 rank with Ddp / a bare loop of ours",
+        *by_turns(bench, 1, ["ddp", "bare"], "mlp", 1000, "--batch", "64"), 0.99)
+    ddp, bare, barrier = by_turns(bench, 2, ["ddp", "bare", "barrier"], "gpt", 5, "--optimizer", "zero")
+    row("transformer fp32, 2 ranks / two independent ones of ours", ddp, bare, 0.985)
+    row("the same / two that wait for each other, exchanging nothing", ddp, barrier, None)
 
 
 def bfloat16(bench):
