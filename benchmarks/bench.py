@@ -42,12 +42,17 @@ class Bench:
     def program(self, name):
         return os.path.join(self.build, "bin", name)
 
-    def launched(self, ranks, *command):
+    def launched(self, ranks, *command, launcher=()):
         """Standard output of our ranks, without the rank tags."""
-        out = self.run([self.program("lockstep"), "run", "--nproc-per-node", str(ranks), *command])
+        out = self.run([self.program("lockstep"), "run", "--nproc-per-node", str(ranks), *launcher, *command])
         return re.sub(r"^\[rank \d+\] ", "", out, flags=re.M)
 
-    def peer(self, script, ranks, *flags):
+    def preloading(self, allocator):
+        """What `launched(launcher=["--memory-allocator", allocator])` has in its environment."""
+        shown = self.run([self.program("lockstep"), "run", "--memory-allocator", allocator, "--print-env", "true"])
+        return {"LD_PRELOAD": re.search("LD_PRELOAD=(.*)", shown).group(1)}
+
+    def peer(self, script, ranks, *flags, **environment):
         """The JSON line of a Python peer; under torchrun when it has more than one rank.
 
         libtorch's own threads now and then abort a Python rank as it exits ("terminate called without an active exception"),
@@ -59,7 +64,7 @@ class Bench:
         else:
             flags = ("--world", "1", *flags)
         lines = lambda out: [line for line in out.splitlines() if line.startswith("{")]
-        out = self.run([*python, os.path.join(HERE, "peers", script), *flags], enough=lines, GLOO_SOCKET_IFNAME="lo")
+        out = self.run([*python, os.path.join(HERE, "peers", script), *flags], enough=lines, GLOO_SOCKET_IFNAME="lo", **environment)
         return json.loads(lines(out)[-1])
 
     # Figures.

@@ -8,8 +8,8 @@ def steps_of(bench, model, full):
     return ["--model", model, "--steps", str(count), "--warmup", "1" if bench.args.check else "5"]
 
 
-def ours(bench, ranks, *flags):
-    return json.loads(bench.launched(ranks, bench.program("bench_train_step"), *flags))
+def ours(bench, ranks, *flags, launcher=()):
+    return json.loads(bench.launched(ranks, bench.program("bench_train_step"), *flags, launcher=launcher))
 
 
 def rate(runs):
@@ -54,12 +54,15 @@ def with_and_without(bench):
 def bfloat16(bench):
     """Which speed-up the narrower dtype gives, here and there."""
     few = ["--steps", "3", "--warmup", "1"] if bench.args.check else ["--steps", "12", "--warmup", "4"]
-    mine = lambda *flags: lambda: ours(bench, 1, *steps_of(bench, "gpt", 12), *flags)
-    peer = lambda *flags: lambda: bench.peer("transformer.py", 1, *few, "--adamw", "fused", *flags)
-    wide, narrow, py_wide, py_narrow = bench.alternating(mine(), mine("--dtype", "bf16"), peer(), peer("--dtype", "bf16"))
     gain = lambda fast, slow: [f / s for f, s in zip(rate(fast), rate(slow))]
-    bench.row("transformer, speed-up of bf16 over fp32 / Python's", gain(narrow, wide), gain(py_narrow, py_wide), "x", 1,
-              lower_is_better=False)
+    for allocator, title in (("system", ""), ("tcmalloc", ", both with tcmalloc")):
+        preloading = bench.preloading(allocator) if allocator != "system" else {}
+        mine = lambda *flags: lambda: ours(bench, 1, *steps_of(bench, "gpt", 12), *flags, launcher=["--memory-allocator", allocator])
+        peer = lambda *flags: lambda: bench.peer("transformer.py", 1, *few, "--adamw", "fused", *flags, **preloading)
+        wide, narrow, py_wide, py_narrow = bench.alternating(mine(), mine("--dtype", "bf16"), peer(), peer("--dtype", "bf16"))
+        bench.row(f"transformer, speed-up of bf16 over fp32 / Python's{title}", gain(narrow, wide), gain(py_narrow, py_wide), "x",
+                  1 if allocator == "system" else None, lower_is_better=False)
+        bench.row(f"transformer bf16, 1 rank / Python{title}", rate(narrow), rate(py_narrow), "samples/s", lower_is_better=False)
 
 
 def optimizer(bench):

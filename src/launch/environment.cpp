@@ -49,6 +49,10 @@ Variables rank_variables(const Options& options, const Plan& plan, int local) {
   for (const auto& [name, value] : options.environment) {
     if (!env_text(name.c_str())) variables.emplace(name, value);
   }
+  if (!options.preload.empty()) {
+    const auto others = env_text("LD_PRELOAD");
+    variables.emplace("LD_PRELOAD", others ? options.preload + ":" + *others : options.preload);
+  }
   if (!env_text("OMP_NUM_THREADS")) {
     const int own = threads_of(options.binding, local, plan.local_ranks);
     variables.emplace("OMP_NUM_THREADS", std::to_string(own));

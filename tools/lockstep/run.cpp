@@ -99,6 +99,9 @@ void RunCommand::add_job_flags() {
          "node (--numa-binding exclusive and node mean the same)")
       ->check(CLI::IsMember({"none", "cores", "numa"}));
   option("--numa-binding", numa_, "HOW", "")->group("");
+  option("--memory-allocator", allocator_, "NAME",
+         "system, tcmalloc, jemalloc, or a library's path: what the ranks get memory from;\nit is "
+         "loaded before any other library (LD_PRELOAD)");
   accelerate_.add_to(command_);
   flag("--dry-run", dry_run_, "Show what would be started, and start nothing");
   flag("--print-env", print_env_, "Show the variables of each rank, and start nothing");
@@ -144,6 +147,7 @@ int RunCommand::carry_out() {
   refuse_limited_flags(command_);
   accelerate_.apply(command_, options_);
   options_.binding = binding_of(bind_, numa_);
+  if (allocator_ != "system") options_.preload = launch::find_allocator(allocator_);
   options_.ranks = launch::count_ranks(ranks_);
   options_.redirects = launch::StreamChoice::parse("--redirects", redirects_);
   options_.tee = launch::StreamChoice::parse("--tee", tee_);

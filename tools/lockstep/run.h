@@ -36,7 +36,7 @@ class RunCommand {
   launch::Options options_;
   RendezvousFlags rendezvous_;
   AccelerateFlags accelerate_;
-  std::string bind_, numa_;
+  std::string bind_, numa_, allocator_ = "system";
   std::string ranks_ = "1", redirects_ = "0", tee_ = "0", shown_;
   int port_ = 0;
   double grace_ = -1, accepted_number_ = 0;

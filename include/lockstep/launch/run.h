@@ -53,6 +53,8 @@ struct Options {
   std::map<std::string, std::string> environment = {};
   // Which cores each rank may use.
   Binding binding = Binding::None;
+  // A library that the ranks load before any other, ahead of what LD_PRELOAD names: find_allocator()'s.
+  std::string preload = {};
 };
 
 // The program cannot be started. exit_code() is the shell's: 127 when it is not there, 126 when it
@@ -70,6 +72,10 @@ class StartError : public Error {
 // process may use), `gpu` (the NVIDIA devices it may use), `auto` (gpu where there are any,
 // otherwise cpu). Throws ConfigError.
 int count_ranks(std::string_view text);
+
+// The library of a memory allocator: `tcmalloc` or `jemalloc`, where the dynamic linker looks for libraries
+// or in /usr/local/lib or CONDA_PREFIX/lib, or the path of any. Throws ConfigError that says what to install when it is not there.
+std::string find_allocator(std::string_view name);
 
 // Runs the job, with its restarts, and returns the exit status for the launcher: 0 when every rank
 // exited with 0, the first failing rank's status, or 128 + the number of the signal that ended it

@@ -1,0 +1,14 @@
+// Where memory allocators are found that programs are started with.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::launch {
+
+// As find_allocator() of lockstep/launch/run.h, in these folders.
+std::string find_allocator(std::string_view name, const std::vector<std::filesystem::path>& folders);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,71 @@
+// The memory allocators that ranks are started with.
+#include "launch/allocator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "launch/host.h"
+#include "launch/job.h"
+#include "lockstep/core/error.h"
+#include "lockstep/launch/run.h"
+#include "support/thrown.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using test::message_of;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(Allocator, TheFirstFolderWithTheUsualLibraryHasIt) {
+  const fs::path top = fs::path(::testing::TempDir()) / "allocator_test";
+  for (const char* folder : {"a", "b"}) fs::create_directories(top / folder);
+  std::ofstream(top / "a" / "libtcmalloc.so.4");
+  std::ofstream(top / "b" / "libtcmalloc_minimal.so.4");
+  const std::vector<fs::path> both = {top / "a", top / "b"};
+  EXPECT_EQ(find_allocator("tcmalloc", both), top / "b" / "libtcmalloc_minimal.so.4");
+  EXPECT_EQ(find_allocator("tcmalloc", {top / "a"}), top / "a" / "libtcmalloc.so.4");
+  EXPECT_THAT(message_of([&] { find_allocator("jemalloc", both); }),
+              AllOf(HasSubstr("no libjemalloc.so.2 or libjemalloc.so.1 in " + (top / "a").string()),
+                    HasSubstr("Debian: libjemalloc2")));
+  EXPECT_THAT(message_of([&] { find_allocator("malloc", both); }),
+              HasSubstr("malloc is none of system, tcmalloc, jemalloc"));
+  fs::remove_all(top);
+}
+
+TEST(Allocator, RanksTakeTheirMemoryFromIt) {
+  const std::string script = "echo $LD_PRELOAD; grep -c tcmalloc /proc/self/maps";
+  const std::string library = find_allocator("tcmalloc");
+  const std::vector<std::string> command = {"run", "--memory-allocator=tcmalloc", "sh", "-c",
+                                            script};
+  const auto lines = lines_of(Job(command).wait().out);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0], library);
+  EXPECT_GT(std::stoi(lines[1]), 0);
+  const auto beside =
+      lines_of(Job(command, {.environment = {{"LD_PRELOAD", "libm.so.6"}}}).wait().out);
+  ASSERT_EQ(beside.size(), 2u);
+  EXPECT_EQ(beside[0], library + ":libm.so.6");
+}
+
+TEST(Allocator, TheSystemsIsTheDefault) {
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"run"}, {"run", "--memory-allocator", "system"}}) {
+    std::vector<std::string> command = flags;
+    command.insert(command.end(), {"sh", "-c", "echo x$LD_PRELOAD"});
+    EXPECT_EQ(Job(command).wait().out, "x\n");
+  }
+}
+
+TEST(Allocator, WhatIsNotThereIsAUsageError) {
+  const Result refused = Job({"run", "--memory-allocator=/nowhere/lib.so", "true"}).wait();
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("--memory-allocator /nowhere/lib.so: there is no such file"));
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
