@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "comm/device.h"
 #include "comm/gloo_transport.h"
@@ -115,6 +116,18 @@ void share_cores(const Place& place) {
   at::set_num_threads(std::max(1, bound ? own : own / *place.local_size));
 }
 
+// glibc gives the end of its heap back to the kernel once it is longer than twice the largest piece
+// that it has ever had to map and was given back, 32 MiB of them at most (mallopt(3), M_MMAP_THRESHOLD).
+// A training step frees and takes the same memory again and again; with such a piece at the start
+// most of it stays. Thresholds that the user has set do not move.
+void settle_malloc() {
+#ifdef __GLIBC__
+  constexpr size_t kLargest = (32 << 20) - (64 << 10);  // with glibc's own words below the limit
+  void* volatile piece = std::malloc(kLargest);
+  std::free(piece);
+#endif
+}
+
 // "cores 0-3,8", where this process is bound to a part of them; empty where it may use all.
 std::string own_cores() {
   cpu_set_t mask;
@@ -151,6 +164,7 @@ World World::from_env(WorldOptions options) {
   flight::attach();
   const Place place = place_from_env();
   share_cores(place);
+  settle_malloc();
   const Backend asked = backend_from_env(options.backend);
   if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600)) options.timeout = std::chrono::seconds(*seconds);
   if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1) options.python_peers = true;

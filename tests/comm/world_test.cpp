@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
+#include <malloc.h>
 #include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -63,6 +64,28 @@ TEST(World, IsOneRankWhenNothingLaunchedIt) {
     EXPECT_THAT(world.describe(), StartsWith("1 rank on 1 host, solo, 1 thread each"));
   });
 }
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose malloc is their own
+// Whether malloc maps a piece of its own for it.
+bool maps(size_t bytes) {
+  const size_t before = mallinfo2().hblks;
+  void* volatile piece = std::malloc(bytes);
+  const bool mapped = mallinfo2().hblks > before;
+  std::free(piece);
+  return mapped;
+}
+
+TEST(World, LargePiecesComeFromTheHeapThatAStepLeaves) {
+  for (const bool users_own : {false, true}) {
+    spawn_bare(1, [&](int) {
+      apply(kNothing);
+      if (users_own) mallopt(M_MMAP_THRESHOLD, 1 << 20);
+      const World world = World::from_env();
+      EXPECT_EQ(maps(24 << 20), users_own);
+    });
+  }
+}
+#endif
 
 TEST(World, SaysToWhichCoresItIsBound) {
   spawn_bare(1, [](int) {
