@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
+#include "launch/environment.h"
 #include "launch/host.h"
 #include "launch/job.h"
 #include "lockstep/core/error.h"
@@ -46,10 +48,15 @@ TEST(Allocator, RanksTakeTheirMemoryFromIt) {
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0], library);
   EXPECT_GT(std::stoi(lines[1]), 0);
-  const auto beside =
-      lines_of(Job(command, {.environment = {{"LD_PRELOAD", "libm.so.6"}}}).wait().out);
-  ASSERT_EQ(beside.size(), 2u);
-  EXPECT_EQ(beside[0], library + ":libm.so.6");
+}
+
+TEST(Allocator, StandsBeforeWhatIsPreloadedAnyway) {
+  const Options options{.preload = "/opt/lib/a.so"};
+  EXPECT_EQ(rank_variables(options, {}, 0).at("LD_PRELOAD"), "/opt/lib/a.so");
+  setenv("LD_PRELOAD", "libm.so.6", 1);
+  const auto variables = rank_variables(options, {}, 0);
+  unsetenv("LD_PRELOAD");
+  EXPECT_EQ(variables.at("LD_PRELOAD"), "/opt/lib/a.so:libm.so.6");
 }
 
 TEST(Allocator, TheSystemsIsTheDefault) {
