@@ -42,26 +42,26 @@ def by_turns(bench, ranks, modes, model, steps, *flags):
 
 
 def with_and_without(bench):
-    row = lambda name, ours, peer, bar: bench.row(name, ours, peer, "samples/s", bar, lower_is_better=False, paired=True)
+    row = lambda name, ours, peer, bar=None: bench.row(name, ours, peer, "samples/s", bar, lower_is_better=False, paired=True)
     row("transformer fp32, 1 rank with Ddp / a bare loop of ours", *by_turns(bench, 1, ["ddp", "bare"], "gpt", 4), 0.99)
     row("perceptron, 1 rank with Ddp / a bare loop of ours",
         *by_turns(bench, 1, ["ddp", "bare"], "mlp", 1000, "--batch", "64"), 0.99)
     ddp, bare, barrier = by_turns(bench, 2, ["ddp", "bare", "barrier"], "gpt", 5, "--optimizer", "zero")
     row("transformer fp32, 2 ranks / two independent ones of ours", ddp, bare, 0.985)
-    row("the same / two that wait for each other, exchanging nothing", ddp, barrier, None)
+    row("the same / two that wait for each other, exchanging nothing", ddp, barrier)
 
 
 def bfloat16(bench):
     """Which speed-up the narrower dtype gives, here and there."""
     few = ["--steps", "3", "--warmup", "1"] if bench.args.check else ["--steps", "12", "--warmup", "4"]
     gain = lambda fast, slow: [f / s for f, s in zip(rate(fast), rate(slow))]
-    for allocator, title in (("system", ""), ("tcmalloc", ", both with tcmalloc")):
+    for allocator, title, bar in (("system", "", 1), ("tcmalloc", ", both with tcmalloc", None)):
         preloading = bench.preloading(allocator) if allocator != "system" else {}
         mine = lambda *flags: lambda: ours(bench, 1, *steps_of(bench, "gpt", 12), *flags, launcher=["--memory-allocator", allocator])
         peer = lambda *flags: lambda: bench.peer("transformer.py", 1, *few, "--adamw", "fused", *flags, **preloading)
         wide, narrow, py_wide, py_narrow = bench.alternating(mine(), mine("--dtype", "bf16"), peer(), peer("--dtype", "bf16"))
-        bench.row(f"transformer, speed-up of bf16 over fp32 / Python's{title}", gain(narrow, wide), gain(py_narrow, py_wide), "x",
-                  1 if allocator == "system" else None, lower_is_better=False)
+        bench.row(f"transformer, speed-up of bf16 over fp32 / Python's{title}", gain(narrow, wide), gain(py_narrow, py_wide), "x", bar,
+                  lower_is_better=False)
         bench.row(f"transformer bf16, 1 rank / Python{title}", rate(narrow), rate(py_narrow), "samples/s", lower_is_better=False)
 
 
