@@ -20,10 +20,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For the others to notice a failure by themselves and say what they were doing.
-constexpr auto kTelling = 500ms;
-// With kTelling before it a job is over 2 s after a failure, and within the promised 3 s on a busy
-// machine.
+// For the others to notice a failure by themselves and say what they were doing, for which they ask
+// each other for up to 0.3 s.
+constexpr auto kTelling = 800ms;
+// With kTelling before it a job is over 2.3 s after a failure, and within the promised 3 s on a
+// busy machine.
 constexpr auto kGraceAfterFailure = 1500ms;
 constexpr auto kGraceAfterSignal = 10'000ms;
 // Ranks say where they are within a millisecond or two. After a failure the others are told behind

@@ -10,42 +10,35 @@
 namespace lockstep::comm {
 namespace {
 
+using test::name_of;
+using test::Ranks;
 using test::spawn;
 
-const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kChar,
-                                             at::kShort, at::kInt,    at::kLong, at::kByte,     at::kBool};
+const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
+                                             at::kChar,  at::kShort,  at::kInt,  at::kLong,
+                                             at::kByte,  at::kBool};
 
-// None, one, odd, just over the one-meeting size; and larger than the staging slots, where there are any.
+// None, one, odd, just over the one-meeting size; and larger than the staging slots, where there
+// are any.
 std::vector<int64_t> sizes(const World& world, at::ScalarType dtype = at::kFloat) {
   std::vector<int64_t> sizes = {0, 1, 7, 16385};
   if (world.group().backend() == "shm" || dtype == at::kFloat) sizes.push_back(300001);
   return sizes;
 }
 
-struct Case {
-  std::string backend;
-  int ranks;
-  std::vector<int> hosts = {};
-  friend std::ostream& operator<<(std::ostream& out, const Case& c) { return out << c.ranks << " ranks over " << c.backend; }
-};
-
-class Collectives : public testing::TestWithParam<Case> {
+class Collectives : public testing::TestWithParam<Ranks> {
  protected:
-  void run(const std::function<void(World&)>& body) {
-    spawn(GetParam().ranks, body, {.backend = GetParam().backend, .hosts = GetParam().hosts});
-  }
+  void run(const std::function<void(World&)>& body) { spawn(GetParam(), body); }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    On, Collectives,
-    testing::Values(Case{"shm", 1}, Case{"shm", 2}, Case{"shm", 3}, Case{"shm", 4}, Case{"shm", 7}, Case{"gloo", 2},
-                    Case{"gloo", 3}, Case{"gloo", 4}, Case{"gloo", 7}, Case{"auto", 4, {0, 0, 1, 1}},
-                    Case{"auto", 4, {0, 1, 0, 1}}, Case{"auto", 5, {0, 0, 0, 1, 1}}),
-    [](const auto& of) {
-      std::string name = of.param.backend + std::to_string(of.param.ranks);
-      for (const int host : of.param.hosts) name += "_" + std::to_string(host);
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(On, Collectives,
+                         testing::Values(Ranks{"shm", 1}, Ranks{"shm", 2}, Ranks{"shm", 3},
+                                         Ranks{"shm", 4}, Ranks{"shm", 7}, Ranks{"gloo", 2},
+                                         Ranks{"gloo", 3}, Ranks{"gloo", 4}, Ranks{"gloo", 7},
+                                         Ranks{"auto", 4, {0, 0, 1, 1}},
+                                         Ranks{"auto", 4, {0, 1, 0, 1}},
+                                         Ranks{"auto", 5, {0, 0, 0, 1, 1}}),
+                         name_of);
 
 // Whole numbers from `low` to `low + 2` that differ by rank and place and are exact in every dtype.
 at::Tensor values(int64_t count, int rank, at::ScalarType dtype, int low = 0) {
@@ -61,12 +54,24 @@ at::Tensor reference(ReduceOp op, int ranks, const std::function<at::Tensor(int)
     const at::Tensor next = of(r).to(at::kLong);
     switch (op) {
       case ReduceOp::Sum:
-      case ReduceOp::Average: all = all + next; break;
-      case ReduceOp::Min: all = at::minimum(all, next); break;
-      case ReduceOp::Max: all = at::maximum(all, next); break;
-      case ReduceOp::Product: all = all * next; break;
-      case ReduceOp::BitwiseAnd: all = at::bitwise_and(all, next); break;
-      case ReduceOp::BitwiseOr: all = at::bitwise_or(all, next); break;
+      case ReduceOp::Average:
+        all = all + next;
+        break;
+      case ReduceOp::Min:
+        all = at::minimum(all, next);
+        break;
+      case ReduceOp::Max:
+        all = at::maximum(all, next);
+        break;
+      case ReduceOp::Product:
+        all = all * next;
+        break;
+      case ReduceOp::BitwiseAnd:
+        all = at::bitwise_and(all, next);
+        break;
+      case ReduceOp::BitwiseOr:
+        all = at::bitwise_or(all, next);
+        break;
     }
   }
   if (op != ReduceOp::Average) return all.to(dtype);
@@ -79,8 +84,9 @@ bool allowed(ReduceOp op, at::ScalarType dtype) {
   return op != ReduceOp::Average || dtype != at::kBool;
 }
 
-constexpr ReduceOp kOps[] = {ReduceOp::Sum,     ReduceOp::Average,    ReduceOp::Min,      ReduceOp::Max,
-                             ReduceOp::Product, ReduceOp::BitwiseAnd, ReduceOp::BitwiseOr};
+constexpr ReduceOp kOps[] = {ReduceOp::Sum,      ReduceOp::Average, ReduceOp::Min,
+                             ReduceOp::Max,      ReduceOp::Product, ReduceOp::BitwiseAnd,
+                             ReduceOp::BitwiseOr};
 
 TEST_P(Collectives, AllReduce) {
   run([](World& world) {
@@ -88,13 +94,17 @@ TEST_P(Collectives, AllReduce) {
     for (auto dtype : kDtypes) {
       for (int64_t size : sizes(world, dtype)) {
         for (ReduceOp op : kOps) {
-          if (!allowed(op, dtype) || (size > 20000 && op != ReduceOp::Sum && op != ReduceOp::Average)) continue;
+          if (!allowed(op, dtype) ||
+              (size > 20000 && op != ReduceOp::Sum && op != ReduceOp::Average))
+            continue;
           const int low = op == ReduceOp::Product && dtype != at::kBool ? 1 : 0;
-          if (op == ReduceOp::Product && world.size() > 4 && dtype != at::kBool) continue;  // 3^7 is no bfloat16
+          if (op == ReduceOp::Product && world.size() > 4 && dtype != at::kBool)
+            continue;  // 3^7 is no bfloat16
           const auto of = [&](int r) { return values(size, r, dtype, low); };
           at::Tensor data = of(world.rank());
           group.all_reduce(data, op).wait();
-          EXPECT_TRUE(same(data, reference(op, world.size(), of))) << dtype << " x " << size << " op " << int(op);
+          EXPECT_TRUE(same(data, reference(op, world.size(), of)))
+              << dtype << " x " << size << " op " << int(op);
         }
       }
     }
@@ -110,7 +120,8 @@ TEST_P(Collectives, AllReduceInGroupMemory) {
         const auto of = [&](int r) { return values(size, r, dtype); };
         data.copy_(of(world.rank()));
         world.group().all_reduce(data).wait();
-        EXPECT_TRUE(same(data, reference(ReduceOp::Sum, world.size(), of))) << dtype << " x " << size;
+        EXPECT_TRUE(same(data, reference(ReduceOp::Sum, world.size(), of)))
+            << dtype << " x " << size;
       }
     }
   });
@@ -119,7 +130,8 @@ TEST_P(Collectives, AllReduceInGroupMemory) {
 TEST_P(Collectives, AllReduceWhereOnlySomeRanksUseGroupMemory) {
   run([](World& world) {
     for (int64_t size : sizes(world)) {
-      at::Tensor shared = world.group().empty({size}), data = world.rank() % 2 ? shared : at::empty({size});
+      at::Tensor shared = world.group().empty({size}),
+                 data = world.rank() % 2 ? shared : at::empty({size});
       const auto of = [&](int r) { return values(size, r, at::kFloat); };
       for (int i = 0; i < 3; ++i) {
         data.copy_(of(world.rank()));
@@ -165,12 +177,15 @@ TEST_P(Collectives, ReduceScatterOfUnequalParts) {
   run([](World& world) {
     const int n = world.size(), me = world.rank();
     for (int64_t base : {int64_t{0}, int64_t{5}, int64_t{150000}}) {
-      const auto part = [&](int from, int to) { return values(base + 3 * to, from + to, at::kDouble); };
+      const auto part = [&](int from, int to) {
+        return values(base + 3 * to, from + to, at::kDouble);
+      };
       std::vector<at::Tensor> inputs;
       for (int r = 0; r < n; ++r) inputs.push_back(part(me, r));
       at::Tensor out = at::empty({base + 3 * me}, at::kDouble);
       world.group().reduce_scatter(out, inputs, ReduceOp::Average).wait();
-      EXPECT_TRUE(same(out, reference(ReduceOp::Average, n, [&](int r) { return part(r, me); }))) << base;
+      EXPECT_TRUE(same(out, reference(ReduceOp::Average, n, [&](int r) { return part(r, me); })))
+          << base;
     }
   });
 }
@@ -182,7 +197,8 @@ TEST_P(Collectives, AllGather) {
         at::Tensor out = at::empty({world.size() * size}, dtype);
         world.group().all_gather(out, values(size, world.rank(), dtype)).wait();
         for (int r = 0; r < world.size(); ++r) {
-          EXPECT_TRUE(same(out.narrow(0, r * size, size), values(size, r, dtype))) << dtype << " x " << size;
+          EXPECT_TRUE(same(out.narrow(0, r * size, size), values(size, r, dtype)))
+              << dtype << " x " << size;
         }
       }
     }
@@ -206,7 +222,8 @@ TEST_P(Collectives, Broadcast) {
         for (int64_t size : sizes(world, dtype)) {
           at::Tensor data = values(size, world.rank() + (world.rank() != root), dtype);
           world.group().broadcast(data, root).wait();
-          EXPECT_TRUE(same(data, values(size, root, dtype))) << dtype << " x " << size << " from " << root;
+          EXPECT_TRUE(same(data, values(size, root, dtype)))
+              << dtype << " x " << size << " from " << root;
         }
       }
     }
@@ -224,7 +241,8 @@ TEST_P(Collectives, GatherAndScatter) {
           for (int r = 0; r < n; ++r) all.push_back(at::empty({base + r}, dtype));
         }
         world.group().gather(all, of(world.rank()), root).wait();
-        for (size_t r = 0; r < all.size(); ++r) EXPECT_TRUE(same(all[r], of(r))) << dtype << " x " << base;
+        for (size_t r = 0; r < all.size(); ++r)
+          EXPECT_TRUE(same(all[r], of(r))) << dtype << " x " << base;
         at::Tensor back = at::empty({base + world.rank()}, dtype);
         world.group().scatter(back, all, root).wait();
         EXPECT_TRUE(same(back, of(world.rank()))) << dtype << " x " << base;
@@ -241,7 +259,8 @@ TEST_P(Collectives, AllToAll) {
         at::Tensor in = values(n * size, me, dtype), out = at::empty({n * size}, dtype);
         world.group().all_to_all(out, in).wait();
         for (int r = 0; r < n; ++r) {
-          EXPECT_TRUE(same(out.narrow(0, r * size, size), values(n * size, r, dtype).narrow(0, me * size, size)));
+          EXPECT_TRUE(same(out.narrow(0, r * size, size),
+                           values(n * size, r, dtype).narrow(0, me * size, size)));
         }
       }
     }
@@ -251,7 +270,9 @@ TEST_P(Collectives, AllToAll) {
 TEST_P(Collectives, AllToAllOfUnequalParts) {
   run([](World& world) {
     const int n = world.size(), me = world.rank();
-    const auto part = [](int from, int to) { return values(40000 * from + to, from + to, at::kFloat); };
+    const auto part = [](int from, int to) {
+      return values(40000 * from + to, from + to, at::kFloat);
+    };
     std::vector<at::Tensor> in, out;
     for (int r = 0; r < n; ++r) {
       in.push_back(part(me, r));
@@ -264,7 +285,7 @@ TEST_P(Collectives, AllToAllOfUnequalParts) {
 
 // All send before any receives, and messages are larger than what the transport can hold.
 TEST_P(Collectives, MessagesRoundARing) {
-  if (GetParam().ranks == 1) return;  // nobody to write to
+  if (GetParam().count == 1) return;  // nobody to write to
   run([](World& world) {
     const int n = world.size(), to = (world.rank() + 1) % n, from = (world.rank() + n - 1) % n;
     for (auto dtype : kDtypes) {
@@ -299,13 +320,15 @@ TEST_P(Collectives, AsynchronousOnesOverlapAndFinishInAnyOrder) {
     std::vector<at::Tensor> data;
     std::vector<Work> works;
     for (int i = 0; i < 100; ++i) {
-      data.push_back(i % 3 == 0 ? world.group().empty({1000 + i}) : at::empty({i % 3 == 1 ? 10 : 200000}));
+      data.push_back(i % 3 == 0 ? world.group().empty({1000 + i})
+                                : at::empty({i % 3 == 1 ? 10 : 200000}));
       data.back().fill_(world.rank() + i);
       works.push_back(world.group().all_reduce(data.back(), ReduceOp::Max));
       (void)works[i / 2].is_completed();
     }
     for (int i = 99; i >= 0; --i) works[i].wait();
-    for (int i = 0; i < 100; ++i) EXPECT_TRUE(same(data[i], at::full_like(data[i], world.size() - 1 + i))) << i;
+    for (int i = 0; i < 100; ++i)
+      EXPECT_TRUE(same(data[i], at::full_like(data[i], world.size() - 1 + i))) << i;
   });
 }
 
@@ -317,7 +340,8 @@ TEST_P(Collectives, ByteStrings) {
     for (int r = 0; r < world.size(); ++r) EXPECT_EQ(all[r], of(r));
     const auto at_root = world.group().gather_bytes(of(world.rank()), world.size() - 1);
     EXPECT_EQ(at_root, world.rank() == world.size() - 1 ? all : std::vector<std::string>());
-    EXPECT_EQ(world.group().broadcast_bytes(of(world.rank()), world.size() - 1), of(world.size() - 1));
+    EXPECT_EQ(world.group().broadcast_bytes(of(world.rank()), world.size() - 1),
+              of(world.size() - 1));
   });
 }
 

@@ -26,40 +26,42 @@ using testing::AnyOf;
 using testing::HasSubstr;
 
 class Failure : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Failure, testing::Values(2, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, Failure, testing::Values(2, 4), testing::PrintToStringParamName());
 
 TEST_P(Failure, AKilledPeerIsKnownInHalfASecond) {
-  spawn(
-      GetParam(),
-      [](World& world) {
-        world.group().barrier().wait();
-        if (world.rank() == 1) raise(SIGKILL);
-        const auto start = Clock::now();
-        at::Tensor data = at::ones({1000});
-        const auto said = message_of<CommError>([&] { world.group().all_reduce(data, ReduceOp::Sum, {.tag = "bucket 3"}).wait(); });
-        EXPECT_LT(Clock::now() - start, 500ms);
-        EXPECT_THAT(said, AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 3, float32 x 1000"),
-                                AnyOf(HasSubstr("rank 1 (process"), HasSubstr("rank 1 gave up"), HasSubstr("gave up"))));
-        // The group stays dead, and says so at once.
-        EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }), HasSubstr("dead since"));
-      },
-      {.doomed = {1}});
+  spawn(GetParam(),
+        [](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 1) raise(SIGKILL);
+          const auto start = Clock::now();
+          at::Tensor data = at::ones({1000});
+          const auto said = message_of<CommError>(
+              [&] { world.group().all_reduce(data, ReduceOp::Sum, {.tag = "bucket 3"}).wait(); });
+          EXPECT_LT(Clock::now() - start, 500ms);
+          EXPECT_THAT(said,
+                      AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 3, float32 x 1000"),
+                            AnyOf(HasSubstr("rank 1 (process"), HasSubstr("rank 1 gave up"),
+                                  HasSubstr("gave up"))));
+          // The group stays dead, and says so at once.
+          EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),
+                      HasSubstr("dead since"));
+        },
+        {.doomed = {1}});
 }
 
 TEST_P(Failure, APeerKilledInTheMiddleOfManyOperations) {
-  spawn(
-      GetParam(),
-      [](World& world) {
-        at::Tensor shared = world.group().empty({1 << 20}), data = at::ones({300000});
-        const auto said = message_of<CommError>([&] {
-          for (int i = 0;; ++i) {
-            if (i == 50 && world.rank() == 0) raise(SIGKILL);
-            world.group().all_reduce(i % 2 ? shared : data).wait();
-          }
-        });
-        EXPECT_THAT(said, HasSubstr("rank 0"));
-      },
-      {.doomed = {0}});
+  spawn(GetParam(),
+        [](World& world) {
+          at::Tensor shared = world.group().empty({1 << 20}), data = at::ones({300000});
+          const auto said = message_of<CommError>([&] {
+            for (int i = 0;; ++i) {
+              if (i == 50 && world.rank() == 0) raise(SIGKILL);
+              world.group().all_reduce(i % 2 ? shared : data).wait();
+            }
+          });
+          EXPECT_THAT(said, HasSubstr("rank 0"));
+        },
+        {.doomed = {0}});
 }
 
 TEST_P(Failure, AnEarlyCleanExitIsNoSuccess) {
@@ -70,34 +72,36 @@ TEST_P(Failure, AnEarlyCleanExitIsNoSuccess) {
 }
 
 TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {
-  spawn(
-      GetParam(),
-      [](World& world) {
-        const auto pids = world.group().all_gather_bytes(std::to_string(getpid()));
-        world.group().barrier({.tag = "before"}).wait();
-        if (world.rank() == 1) raise(SIGSTOP);
-        const auto start = Clock::now();
-        at::Tensor data = at::ones({3});
-        const auto said = message_of<CommError>([&] { world.group().all_reduce(data, ReduceOp::Sum, {.timeout = 300ms}).wait(); });
-        const auto waited = Clock::now() - start;
-        EXPECT_LT(waited, 1300ms);
-        const auto by_itself = AnyOf(AllOf(HasSubstr("timed out after 0.3 s"), HasSubstr("rank 1 is past barrier #"),
-                                           HasSubstr("(before)")),
-                                     HasSubstr("gave up"));
-        if (world.rank() == 0) {
-          EXPECT_GE(waited, 250ms);
-          EXPECT_THAT(said, by_itself);
-        } else {
-          // Rank 0 may end the stopped one while others still wait.
-          EXPECT_THAT(said, AnyOf(by_itself, HasSubstr("rank 1 (process " + pids[1] + ") has ended")));
-        }
-        if (world.size() == 2) {
-          EXPECT_THAT(said, HasSubstr("stopped"));
-        }
-        // The stopped rank must end for the test to end.
-        if (world.rank() == 0) kill(std::stoi(pids[1]), SIGKILL);
-      },
-      {.doomed = {1}});
+  spawn(GetParam(),
+        [](World& world) {
+          const auto pids = world.group().all_gather_bytes(std::to_string(getpid()));
+          world.group().barrier({.tag = "before"}).wait();
+          if (world.rank() == 1) raise(SIGSTOP);
+          const auto start = Clock::now();
+          at::Tensor data = at::ones({3});
+          const auto said = message_of<CommError>(
+              [&] { world.group().all_reduce(data, ReduceOp::Sum, {.timeout = 300ms}).wait(); });
+          const auto waited = Clock::now() - start;
+          EXPECT_LT(waited, 1300ms);
+          const auto by_itself =
+              AnyOf(AllOf(HasSubstr("timed out after 0.3 s"), HasSubstr("rank 1 is past barrier #"),
+                          HasSubstr("(before)")),
+                    HasSubstr("gave up"));
+          if (world.rank() == 0) {
+            EXPECT_GE(waited, 250ms);
+            EXPECT_THAT(said, by_itself);
+          } else {
+            // Rank 0 may end the stopped one while others still wait.
+            EXPECT_THAT(said,
+                        AnyOf(by_itself, HasSubstr("rank 1 (process " + pids[1] + ") has ended")));
+          }
+          if (world.size() == 2) {
+            EXPECT_THAT(said, HasSubstr("stopped"));
+          }
+          // The stopped rank must end for the test to end.
+          if (world.rank() == 0) kill(std::stoi(pids[1]), SIGKILL);
+        },
+        {.doomed = {1}});
 }
 
 TEST_P(Failure, DifferentCallsAreKnownAtOnceOnAllRanks) {
@@ -107,25 +111,42 @@ TEST_P(Failure, DifferentCallsAreKnownAtOnceOnAllRanks) {
     const char* said;
   };
   const std::vector<Wrong> wrongs = {
-      {"count", [](const Group& g, bool odd) { g.all_reduce(at::ones({odd ? 4 : 3})).wait(); }, "float32 x 4"},
-      {"dtype", [](const Group& g, bool odd) { g.all_reduce(at::ones({3}, odd ? at::kInt : at::kFloat)).wait(); }, "int32 x 3"},
-      {"operation", [](const Group& g, bool odd) { odd ? g.barrier().wait() : g.all_reduce(at::ones({3})).wait(); }, "barrier #"},
-      {"reduction", [](const Group& g, bool odd) { g.all_reduce(at::ones({3}), odd ? ReduceOp::Max : ReduceOp::Sum).wait(); }, "all_reduce max"},
+      {"count", [](const Group& g, bool odd) { g.all_reduce(at::ones({odd ? 4 : 3})).wait(); },
+       "float32 x 4"},
+      {"dtype",
+       [](const Group& g, bool odd) {
+         g.all_reduce(at::ones({3}, odd ? at::kInt : at::kFloat)).wait();
+       },
+       "int32 x 3"},
+      {"operation",
+       [](const Group& g, bool odd) {
+         odd ? g.barrier().wait() : g.all_reduce(at::ones({3})).wait();
+       },
+       "barrier #"},
+      {"reduction",
+       [](const Group& g, bool odd) {
+         g.all_reduce(at::ones({3}), odd ? ReduceOp::Max : ReduceOp::Sum).wait();
+       },
+       "all_reduce max"},
       {"root", [](const Group& g, bool odd) { g.broadcast(at::ones({3}), odd).wait(); }, "root 1"},
       {"list of counts",
        [](const Group& g, bool odd) {
          std::vector<at::Tensor> out;
-         for (int r = 0; r < g.size(); ++r) out.push_back(at::ones({r == 0 && odd && g.rank() != 0 ? 4 : 3}));
+         for (int r = 0; r < g.size(); ++r)
+           out.push_back(at::ones({r == 0 && odd && g.rank() != 0 ? 4 : 3}));
          g.all_gather(out, at::ones({3})).wait();
-       }, "all_gather"},
-      {"group memory", [](const Group& g, bool odd) { (void)g.empty({odd ? 10 : 20}); }, "empty float32"},
+       },
+       "all_gather"},
+      {"group memory", [](const Group& g, bool odd) { (void)g.empty({odd ? 10 : 20}); },
+       "empty float32"},
   };
   for (const Wrong& wrong : wrongs) {
     SCOPED_TRACE(wrong.what);
     spawn(GetParam(), [&](World& world) {
       world.group().barrier().wait();
       const auto start = Clock::now();
-      const auto said = message_of<CommError>([&] { wrong.call(world.group(), world.rank() % 2 == 1); });
+      const auto said =
+          message_of<CommError>([&] { wrong.call(world.group(), world.rank() % 2 == 1); });
       EXPECT_THAT(said, AllOf(HasSubstr("the ranks disagree"), HasSubstr(wrong.said)));
       EXPECT_LT(Clock::now() - start, 2s);
     });
@@ -148,20 +169,31 @@ TEST(FailureOfOneRank, WrongArgumentsAreRefusedAndHarmNobody) {
   spawn(2, [](World& world) {
     const Group& g = world.group();
     const auto refused = [](const auto& call) { return message_of<ConfigError>(call); };
-    EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({3}), ReduceOp::BitwiseOr); }), HasSubstr("bitwise or has no meaning for Float"));
-    EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({3}, at::kBool), ReduceOp::Average); }), HasSubstr("average"));
+    EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({3}), ReduceOp::BitwiseOr); }),
+                HasSubstr("bitwise or has no meaning for Float"));
+    EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({3}, at::kBool), ReduceOp::Average); }),
+                HasSubstr("average"));
     EXPECT_THAT(refused([&] { (void)g.all_reduce(at::Tensor()); }), HasSubstr("undefined"));
-    EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({3}, at::kComplexFloat)); }), HasSubstr("ComplexFloat is not supported"));
+    EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({3}, at::kComplexFloat)); }),
+                HasSubstr("ComplexFloat is not supported"));
     EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({3}, at::kMeta)); }), HasSubstr("meta"));
-    EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({1}).expand({3})); }), HasSubstr("share memory"));
-    EXPECT_THAT(refused([&] { (void)g.broadcast(at::ones({3}), 2); }), HasSubstr("rank 2 is not in this group of 2"));
+    EXPECT_THAT(refused([&] { (void)g.all_reduce(at::ones({1}).expand({3})); }),
+                HasSubstr("share memory"));
+    EXPECT_THAT(refused([&] { (void)g.broadcast(at::ones({3}), 2); }),
+                HasSubstr("rank 2 is not in this group of 2"));
     EXPECT_THAT(refused([&] { (void)g.broadcast(at::ones({3}), -1); }), HasSubstr("rank -1"));
-    EXPECT_THAT(refused([&] { (void)g.all_gather(at::ones({5}), at::ones({3})); }), HasSubstr("2 ranks need 6"));
-    EXPECT_THAT(refused([&] { (void)g.all_gather(at::ones({6}), at::ones({3}, at::kInt)); }), HasSubstr("Float and Int"));
-    EXPECT_THAT(refused([&] { (void)g.reduce_scatter(at::ones({2}), at::ones({3})); }), HasSubstr("2 ranks need 4"));
-    EXPECT_THAT(refused([&] { (void)g.all_to_all(at::ones({3}), at::ones({3})); }), HasSubstr("2 ranks divide"));
-    EXPECT_THAT(refused([&] { (void)g.gather({at::ones({3})}, at::ones({3}), world.rank()); }), HasSubstr("1 tensors for 2 ranks"));
-    EXPECT_THAT(refused([&] { (void)g.send(at::ones({3}), world.rank()); }), HasSubstr("to itself"));
+    EXPECT_THAT(refused([&] { (void)g.all_gather(at::ones({5}), at::ones({3})); }),
+                HasSubstr("2 ranks need 6"));
+    EXPECT_THAT(refused([&] { (void)g.all_gather(at::ones({6}), at::ones({3}, at::kInt)); }),
+                HasSubstr("Float and Int"));
+    EXPECT_THAT(refused([&] { (void)g.reduce_scatter(at::ones({2}), at::ones({3})); }),
+                HasSubstr("2 ranks need 4"));
+    EXPECT_THAT(refused([&] { (void)g.all_to_all(at::ones({3}), at::ones({3})); }),
+                HasSubstr("2 ranks divide"));
+    EXPECT_THAT(refused([&] { (void)g.gather({at::ones({3})}, at::ones({3}), world.rank()); }),
+                HasSubstr("1 tensors for 2 ranks"));
+    EXPECT_THAT(refused([&] { (void)g.send(at::ones({3}), world.rank()); }),
+                HasSubstr("to itself"));
     EXPECT_THAT(refused([&] { (void)g.empty({3}, at::kMeta); }), HasSubstr("not on meta"));
     at::Tensor data = at::ones({3});
     g.all_reduce(data, ReduceOp::Sum, {.timeout = std::chrono::milliseconds::max()}).wait();
@@ -173,7 +205,8 @@ TEST(FailureOfOneRank, AMessageOfAnotherKindThanExpected) {
   spawn(2, [](World& world) {
     if (world.rank() == 0) {
       world.group().send(at::ones({3}), 1, 7).wait();
-      EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }), HasSubstr("gave up"));
+      EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),
+                  HasSubstr("gave up"));
     } else {
       EXPECT_THAT(message_of<CommError>([&] { world.group().recv(at::ones({4}), 0, 7).wait(); }),
                   AllOf(HasSubstr("float32 x 4"), HasSubstr("float32 x 3")));
@@ -184,7 +217,8 @@ TEST(FailureOfOneRank, AMessageOfAnotherKindThanExpected) {
 TEST(SharedMemory, MoreThanThereIsIsAnErrorOnAllRanksAndTheGroupLivesOn) {
   spawn(3, [](World& world) {
     EXPECT_THAT(message_of<CommError>([&] { (void)world.group().empty({int64_t{1} << 44}); }),
-                AllOf(HasSubstr("cannot get"), HasSubstr("bytes of shared memory"), HasSubstr("available")));
+                AllOf(HasSubstr("cannot get"), HasSubstr("bytes of shared memory"),
+                      HasSubstr("available")));
     world.group().barrier().wait();
   });
 }
@@ -203,13 +237,15 @@ TEST(SharedMemory, NothingIsLeftInTheFileSystem) {
     world.group().barrier().wait();
     for (const char* folder : {"/dev/shm", "/tmp"}) {
       for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-        EXPECT_EQ(entry.path().filename().string().find("lockstep-shm"), std::string::npos) << entry.path();
+        EXPECT_EQ(entry.path().filename().string().find("lockstep-shm"), std::string::npos)
+            << entry.path();
       }
     }
     // All have attached, so no descriptor refers to the segment any more.
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
       std::error_code gone;
-      EXPECT_EQ(std::filesystem::read_symlink(entry.path(), gone).string().find("memfd:lockstep"), std::string::npos);
+      EXPECT_EQ(std::filesystem::read_symlink(entry.path(), gone).string().find("memfd:lockstep"),
+                std::string::npos);
     }
   });
 }

@@ -66,7 +66,8 @@ TEST_P(GlooPython, SharesAGroupWithARankOfTorchDistributed) {
              {.backend = "gloo"});
 }
 
-INSTANTIATE_TEST_SUITE_P(RankOfThisLibrary, GlooPython, testing::Values(0, 1));
+INSTANTIATE_TEST_SUITE_P(RankOfThisLibrary, GlooPython, testing::Values(0, 1),
+                         testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace lockstep::test

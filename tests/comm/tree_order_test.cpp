@@ -9,12 +9,16 @@
 namespace lockstep::comm {
 namespace {
 
+using test::name_of;
+using test::Ranks;
 using test::spawn;
 
 // Numbers of very different size, so that another order gives other bits.
 at::Tensor rough(int64_t count, int rank, at::ScalarType dtype) {
   auto generator = at::detail::createCPUGenerator(1000 + rank);
-  return at::randn({count}, generator, at::kDouble).mul_(at::randn({count}, generator, at::kDouble).exp_()).to(dtype);
+  return at::randn({count}, generator, at::kDouble)
+      .mul_(at::randn({count}, generator, at::kDouble).exp_())
+      .to(dtype);
 }
 
 // The definition: n ranks split at the largest power of two below n; each node rounds.
@@ -30,24 +34,15 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
          (a.numel() == 0 || std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0);
 }
 
-struct Ranks {
-  std::string backend;
-  int count;
-  std::vector<int> hosts = {};
-};
-
 class TreeOrder : public testing::TestWithParam<Ranks> {};
-INSTANTIATE_TEST_SUITE_P(Of, TreeOrder,
-                         testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"shm", 4}, Ranks{"shm", 5},
-                                         Ranks{"shm", 7}, Ranks{"shm", 8}, Ranks{"gloo", 2}, Ranks{"gloo", 3},
-                                         Ranks{"gloo", 4}, Ranks{"gloo", 7}, Ranks{"auto", 4, {0, 0, 1, 1}},
-                                         Ranks{"auto", 4, {0, 1, 1, 0}}, Ranks{"auto", 6, {0, 0, 1, 1, 2, 2}},
-                                         Ranks{"auto", 6, {0, 0, 0, 1, 1, 1}}, Ranks{"auto", 6, {0, 1, 1, 2, 2, 2}}),
-                         [](const auto& of) {
-                           std::string name = of.param.backend + std::to_string(of.param.count);
-                           for (const int host : of.param.hosts) name += "_" + std::to_string(host);
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Of, TreeOrder,
+    testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"shm", 4}, Ranks{"shm", 5},
+                    Ranks{"shm", 7}, Ranks{"shm", 8}, Ranks{"gloo", 2}, Ranks{"gloo", 3},
+                    Ranks{"gloo", 4}, Ranks{"gloo", 7}, Ranks{"auto", 4, {0, 0, 1, 1}},
+                    Ranks{"auto", 4, {0, 1, 1, 0}}, Ranks{"auto", 6, {0, 0, 1, 1, 2, 2}},
+                    Ranks{"auto", 6, {0, 0, 0, 1, 1, 1}}, Ranks{"auto", 6, {0, 1, 1, 2, 2, 2}}),
+    name_of);
 
 // Every transport gives the bits of the definition, and so those of every other.
 TEST_P(TreeOrder, HoldsOnEveryPath) {
@@ -78,10 +73,13 @@ TEST_P(TreeOrder, HoldsOnEveryPath) {
         EXPECT_TRUE(same_bits(pieces, sum)) << "in pieces " << dtype << " x " << count;
 
         std::vector<at::Tensor> cut;
-        for (int r = 0; r < n; ++r) cut.push_back(parts[world.rank()].narrow(0, r * count / n, (r + 1) * count / n - r * count / n));
+        for (int r = 0; r < n; ++r)
+          cut.push_back(
+              parts[world.rank()].narrow(0, r * count / n, (r + 1) * count / n - r * count / n));
         at::Tensor mine = at::empty_like(cut[world.rank()]);
         group.reduce_scatter(mine, cut).wait();
-        EXPECT_TRUE(same_bits(mine, sum.narrow(0, world.rank() * count / n, mine.numel()).contiguous()))
+        EXPECT_TRUE(
+            same_bits(mine, sum.narrow(0, world.rank() * count / n, mine.numel()).contiguous()))
             << "scattered " << dtype << " x " << count;
 
         at::Tensor at_root = parts[world.rank()].clone();
@@ -91,7 +89,7 @@ TEST_P(TreeOrder, HoldsOnEveryPath) {
       }
     }
   };
-  spawn(GetParam().count, body, {.backend = GetParam().backend, .hosts = GetParam().hosts});
+  spawn(GetParam(), body);
 }
 
 }  // namespace

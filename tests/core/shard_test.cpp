@@ -45,7 +45,12 @@ TEST_P(ShardTest, TheLargestRangeDoesNotOverflow) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ShardTest,
-                         ::testing::Values(Remainder::First, Remainder::Last, Remainder::Spread));
+                         ::testing::Values(Remainder::First, Remainder::Last, Remainder::Spread),
+                         [](const auto& one) -> std::string {
+                           return one.param == Remainder::First  ? "First"
+                                  : one.param == Remainder::Last ? "Last"
+                                                                 : "Spread";
+                         });
 
 TEST(Shard, RemainderGoesWhereItIsAskedTo) {
   EXPECT_THAT(sizes(10, 3, Remainder::First), ElementsAre(4, 3, 3));

@@ -45,7 +45,8 @@ class LoaderResume : public testing::TestWithParam<int64_t> {
     return {.batch_size = batch_size, .seed = 6, .exact = true, .prefetch = GetParam()};
   }
 };
-INSTANTIATE_TEST_SUITE_P(Prefetch, LoaderResume, testing::Values(0, 2));
+INSTANTIATE_TEST_SUITE_P(Prefetch, LoaderResume, testing::Values(0, 2),
+                         testing::PrintToStringParamName());
 
 TEST_P(LoaderResume, ResumedIsUninterrupted) {
   for (const int64_t rank : {0, 1, 2}) {

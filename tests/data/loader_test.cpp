@@ -43,7 +43,8 @@ class EveryLoader : public testing::TestWithParam<int64_t> {
  protected:
   int64_t prefetch() const { return GetParam(); }
 };
-INSTANTIATE_TEST_SUITE_P(Prefetch, EveryLoader, testing::Values(0, 1, 3));
+INSTANTIATE_TEST_SUITE_P(Prefetch, EveryLoader, testing::Values(0, 1, 3),
+                         testing::PrintToStringParamName());
 
 TEST_P(EveryLoader, CutsTheSamplersOrderIntoBatches) {
   const auto set = numbers(23);
@@ -67,8 +68,10 @@ TEST_P(EveryLoader, UnshuffledOnTwoRanks) {
   const auto set = numbers(9);
   const LoaderOptions options{.batch_size = 2, .shuffle = false, .prefetch = prefetch()};
   Loader first(set, Shard{0, 2}, options), second(set, Shard{1, 2}, options);
-  EXPECT_THAT(batches_of(first, 0), ElementsAre(ElementsAre(0, 2), ElementsAre(4, 6), ElementsAre(8)));
-  EXPECT_THAT(batches_of(second, 0), ElementsAre(ElementsAre(1, 3), ElementsAre(5, 7), ElementsAre(0)));
+  EXPECT_THAT(batches_of(first, 0),
+              ElementsAre(ElementsAre(0, 2), ElementsAre(4, 6), ElementsAre(8)));
+  EXPECT_THAT(batches_of(second, 0),
+              ElementsAre(ElementsAre(1, 3), ElementsAre(5, 7), ElementsAre(0)));
 }
 
 TEST_P(EveryLoader, DropLastLeavesFullBatches) {

@@ -1,5 +1,5 @@
-// The shared-memory engine with ranks as threads of one process, where sanitizers see every access of every rank. The collectives of
-// real processes are in tests/comm.
+// The shared-memory engine with ranks as threads of one process, where sanitizers see every access
+// of every rank. The collectives of real processes are in tests/comm.
 #include "comm/exchange.h"
 
 #include <gtest/gtest.h>
@@ -28,7 +28,8 @@ std::unique_ptr<char, Free> shared_memory(int64_t bytes) {
 }
 
 // Runs `body` on `size` ranks that share memory, with `group_bytes` of group memory each.
-void with_ranks(int size, int64_t group_bytes, const std::function<void(Exchange&, char* group_memory)>& body) {
+void with_ranks(int size, int64_t group_bytes,
+                const std::function<void(Exchange&, char* group_memory)>& body) {
   const auto memory = shared_memory(Exchange::bytes_for(size));
   const auto group = shared_memory(std::max<int64_t>(1, group_bytes * size));
   std::vector<std::thread> ranks;
@@ -48,7 +49,8 @@ void name(Operation& operation, const char* what, int64_t count) {
   operation.timeout = 60s;
 }
 
-void run(Exchange& exchange, const std::shared_ptr<Operation>& operation, const char* what, int64_t count) {
+void run(Exchange& exchange, const std::shared_ptr<Operation>& operation, const char* what,
+         int64_t count) {
   name(*operation, what, count);
   exchange.start(operation);
   exchange.finish(operation);
@@ -62,7 +64,8 @@ Piece piece(std::vector<T>& values) {
 constexpr Reduction kSum{Element::Int32, Combine::Sum};
 
 class Engine : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, Engine, testing::Values(1, 2, 3, 4, 7));
+INSTANTIATE_TEST_SUITE_P(Ranks, Engine, testing::Values(1, 2, 3, 4, 7),
+                         testing::PrintToStringParamName());
 
 TEST_P(Engine, StagedCollectivesOfEverySize) {
   const int size = GetParam();
@@ -80,12 +83,14 @@ TEST_P(Engine, StagedCollectivesOfEverySize) {
       for (int r = 0; r < size; ++r) EXPECT_EQ(all[r * count + count - 1], r);
 
       std::vector<int32_t> scattered(count);
-      run(exchange, reduce_scatter(kSum, {piece(scattered)}, parts, {{0, exchange.size()}}), "reduce_scatter", count);
+      run(exchange, reduce_scatter(kSum, {piece(scattered)}, parts, {{0, exchange.size()}}),
+          "reduce_scatter", count);
       EXPECT_EQ(scattered, std::vector<int32_t>(count, rank * size));
 
       std::vector<int32_t> dealt(count * size);
       std::vector<Piece> takes;
-      for (int r = 0; r < size; ++r) takes.push_back({piece(dealt).data + r * count * 4, count * 4});
+      for (int r = 0; r < size; ++r)
+        takes.push_back({piece(dealt).data + r * count * 4, count * 4});
       run(exchange, all_to_all(takes, parts), "all_to_all", count);
       EXPECT_EQ(dealt, std::vector<int32_t>(count * size, rank));
 
@@ -118,7 +123,8 @@ TEST_P(Engine, GroupMemoryIsReducedInPlaceWhileOthersAreInFlight) {
       }
       for (const auto& work : works) exchange.finish(work);
       EXPECT_EQ(between[99], size * (size - 1) / 2);
-      for (int64_t i = 0; i < kBuckets * kCount; ++i) ASSERT_EQ(data[i], step * size * (size + 1) / 2);
+      for (int64_t i = 0; i < kBuckets * kCount; ++i)
+        ASSERT_EQ(data[i], step * size * (size + 1) / 2);
     }
   });
 }
@@ -128,14 +134,21 @@ TEST_P(Engine, MessagesCrossEachOther) {
   with_ranks(size, 0, [&](Exchange& exchange, char*) {
     const int rank = exchange.rank();
     for (int64_t count : {0, 3, 50000}) {
-      std::vector<std::vector<int32_t>> out(size, std::vector<int32_t>(count, rank)), in(size, std::vector<int32_t>(count));
+      std::vector<std::vector<int32_t>> out(size, std::vector<int32_t>(count, rank)),
+          in(size, std::vector<int32_t>(count));
       std::vector<std::shared_ptr<Parcel>> parcels;
       for (int peer = 0; peer < size; ++peer) {
         if (peer == rank) continue;
         for (const bool sending : {true, false}) {
           auto parcel = std::make_shared<Parcel>();
           const Piece data = piece(sending ? out[peer] : in[peer]);
-          *parcel = {.sending = sending, .peer = peer, .dtype = "int32", .count = count, .bytes = data.bytes, .data = data.data, .timeout = 60s};
+          *parcel = {.sending = sending,
+                     .peer = peer,
+                     .dtype = "int32",
+                     .count = count,
+                     .bytes = data.bytes,
+                     .data = data.data,
+                     .timeout = 60s};
           exchange.mailbox().start(parcel);
           parcels.push_back(parcel);
         }

@@ -43,7 +43,8 @@ TEST_P(StoppingSignal, EndsTheJob) {
   EXPECT_TRUE(nobody_left());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StoppingSignal, ::testing::Values(SIGINT, SIGTERM, SIGHUP));
+INSTANTIATE_TEST_SUITE_P(All, StoppingSignal, ::testing::Values(SIGINT, SIGTERM, SIGHUP),
+                         [](const auto& one) { return std::string(sigabbrev_np(one.param)); });
 
 TEST_F(SignalTest, TheSameSignalReachesTheRanks) {
   Job job(
@@ -158,8 +159,8 @@ TEST_F(SignalTest, ASuspendedLauncherSuspendsItsRanks) {
   EXPECT_EQ(job.wait().exit_code, 128 + SIGTERM);
 }
 
-// Whether the process has blocked the signal, as a launcher does that reads it; as does whoever starts a
-// program, until it becomes that.
+// Whether the process has blocked the signal, as a launcher does that reads it; as does whoever
+// starts a program, until it becomes that.
 bool listens(pid_t pid, int signal) {
   const std::string process = "/proc/" + std::to_string(pid);
   std::error_code none;

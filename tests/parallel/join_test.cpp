@@ -35,51 +35,48 @@ std::vector<at::Tensor> joined_reference(int ranks, Divisor divisor) {
 }
 
 struct JoinCase {
-  int ranks;
+  Ranks ranks;
   Divisor divisor;
-  std::string backend;
 };
 
 class JoinWorlds : public ::testing::TestWithParam<JoinCase> {};
 INSTANTIATE_TEST_SUITE_P(
     On, JoinWorlds,
-    ::testing::Values(JoinCase{1, Divisor::World, "auto"}, JoinCase{2, Divisor::World, "shm"},
-                      JoinCase{2, Divisor::Active, "shm"}, JoinCase{3, Divisor::World, "shm"},
-                      JoinCase{3, Divisor::Active, "shm"}, JoinCase{3, Divisor::Active, "gloo"},
-                      JoinCase{4, Divisor::World, "shm"}),
+    ::testing::Values(JoinCase{{"auto", 1}, Divisor::World}, JoinCase{{"shm", 2}, Divisor::World},
+                      JoinCase{{"shm", 2}, Divisor::Active}, JoinCase{{"shm", 3}, Divisor::World},
+                      JoinCase{{"shm", 3}, Divisor::Active}, JoinCase{{"gloo", 3}, Divisor::Active},
+                      JoinCase{{"shm", 4}, Divisor::World}),
     [](const auto& instance) {
-      return instance.param.backend + std::to_string(instance.param.ranks) +
+      return instance.param.ranks.name() +
              (instance.param.divisor == Divisor::World ? "World" : "Active");
     });
 
 TEST_P(JoinWorlds, B41_B42_EveryBatchCountsAndAllModelsEndAlike) {
-  spawn(GetParam().ranks,
-        [](World& world) {
-          Mlp net;
-          Ddp ddp(net, world.group(), {.bucket_bytes = {100}});
-          torch::optim::SGD sgd(net.parameters(), 0.1);
-          Join join({ddp}, {.divisor = GetParam().divisor});
-          for (int step = 0; step < batches_of(world.rank()); ++step) {
-            ddp.zero_grad();
-            square_loss(net, world.rank(), step).backward();
-            sgd.step();
-          }
-          join.finish();
-          const auto want = joined_reference(world.size(), GetParam().divisor);
-          for (size_t i = 0; i < want.size(); ++i)
-            EXPECT_TRUE(at::allclose(net.parameters()[i], want[i], 1e-5, 1e-6)) << i;
-          for (const auto& parameter : net.parameters()) {
-            at::Tensor least = parameter.detach().clone(), most = least.clone();
-            world.group().all_reduce(least, ReduceOp::Min).wait();
-            world.group().all_reduce(most, ReduceOp::Max).wait();
-            EXPECT_TRUE(at::equal(least, most));
-          }
-          // And on as before.
-          ddp.zero_grad();
-          square_loss(net, world.rank(), 9).backward();
-          EXPECT_TRUE(net.first->weight.grad().defined());
-        },
-        {.backend = GetParam().backend});
+  spawn(GetParam().ranks, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group(), {.bucket_bytes = {100}});
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    Join join({ddp}, {.divisor = GetParam().divisor});
+    for (int step = 0; step < batches_of(world.rank()); ++step) {
+      ddp.zero_grad();
+      square_loss(net, world.rank(), step).backward();
+      sgd.step();
+    }
+    join.finish();
+    const auto want = joined_reference(world.size(), GetParam().divisor);
+    for (size_t i = 0; i < want.size(); ++i)
+      EXPECT_TRUE(at::allclose(net.parameters()[i], want[i], 1e-5, 1e-6)) << i;
+    for (const auto& parameter : net.parameters()) {
+      at::Tensor least = parameter.detach().clone(), most = least.clone();
+      world.group().all_reduce(least, ReduceOp::Min).wait();
+      world.group().all_reduce(most, ReduceOp::Max).wait();
+      EXPECT_TRUE(at::equal(least, most));
+    }
+    // And on as before.
+    ddp.zero_grad();
+    square_loss(net, world.rank(), 9).backward();
+    EXPECT_TRUE(net.first->weight.grad().defined());
+  });
 }
 
 TEST(Join, B43_ThrowTellsAllRanksInTheStepThatIsUneven) {

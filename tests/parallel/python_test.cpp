@@ -44,19 +44,11 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name,
   return std::make_unique<FusedAdamW>(parameters, AdamWOptions(1e-2).weight_decay(0.1));
 }
 
-struct PythonCase {
-  int ranks;
-  std::string backend;
-};
-
-class Python : public ::testing::TestWithParam<PythonCase> {};
+class Python : public ::testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(On, Python,
-                         ::testing::Values(PythonCase{1, "auto"}, PythonCase{2, "shm"},
-                                           PythonCase{2, "gloo"}, PythonCase{4, "shm"},
-                                           PythonCase{4, "gloo"}),
-                         [](const auto& test) {
-                           return test.param.backend + std::to_string(test.param.ranks);
-                         });
+                         ::testing::Values(Ranks{"auto", 1}, Ranks{"shm", 2}, Ranks{"gloo", 2},
+                                           Ranks{"shm", 4}, Ranks{"gloo", 4}),
+                         name_of);
 
 // What python_peer.py prints about one case.
 void expect_same_training(World& world, const std::string& name, std::istream& lines) {
@@ -97,17 +89,15 @@ TEST_P(Python, B16_TrainsAsPythonsDdpDoes) {
                                        "adamw-plain", "adamw-accumulate", "adamw-clip"};
   const std::string peer =
       output_of(fmt::format("{} {}/tests/parallel/python_peer.py {} {}", LOCKSTEP_PEERS_PYTHON,
-                            LOCKSTEP_SOURCE_DIR, GetParam().ranks, fmt::join(cases, " ")));
-  spawn(GetParam().ranks,
-        [&](World& world) {
-          at::set_num_threads(1);
-          std::istringstream lines(peer);
-          for (const auto& name : cases) {
-            SCOPED_TRACE(name);
-            expect_same_training(world, name, lines);
-          }
-        },
-        {.backend = GetParam().backend});
+                            LOCKSTEP_SOURCE_DIR, GetParam().count, fmt::join(cases, " ")));
+  spawn(GetParam(), [&](World& world) {
+    at::set_num_threads(1);
+    std::istringstream lines(peer);
+    for (const auto& name : cases) {
+      SCOPED_TRACE(name);
+      expect_same_training(world, name, lines);
+    }
+  });
 }
 
 [[noreturn]] void become_python_rank() {

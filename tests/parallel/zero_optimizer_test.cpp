@@ -31,47 +31,37 @@ at::Tensor wide_loss(Wide& net, int rank, int step) {
   return net.forward(input(rank, step).to(net.first->weight.scalar_type())).square().mean();
 }
 
-struct ZeroCase {
-  int ranks;
-  std::string backend;
-};
-
-class ZeroWorlds : public ::testing::TestWithParam<ZeroCase> {};
+class ZeroWorlds : public ::testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(On, ZeroWorlds,
-                         ::testing::Values(ZeroCase{1, "auto"}, ZeroCase{2, "shm"},
-                                           ZeroCase{3, "shm"}, ZeroCase{4, "shm"},
-                                           ZeroCase{2, "gloo"}, ZeroCase{3, "gloo"}),
-                         [](const auto& instance) {
-                           return instance.param.backend + std::to_string(instance.param.ranks);
-                         });
+                         ::testing::Values(Ranks{"auto", 1}, Ranks{"shm", 2}, Ranks{"shm", 3},
+                                           Ranks{"shm", 4}, Ranks{"gloo", 2}, Ranks{"gloo", 3}),
+                         name_of);
 
 TEST_P(ZeroWorlds, HasTheBitsOfTheWholeOptimizer) {
-  spawn(GetParam().ranks,
-        [](World& world) {
-          const auto compare = [&](const ZeroOptimizer::Make& make, at::ScalarType dtype) {
-            Wide net(dtype), usual(dtype);
-            Ddp ddp(net, world.group()), other(usual, world.group());
-            ZeroOptimizer zero(net.parameters(), world.group(), make);
-            const auto whole = make({torch::optim::OptimizerParamGroup(usual.parameters())});
-            for (int step = 0; step < 5; ++step) {
-              ddp.zero_grad();
-              wide_loss(net, world.rank(), step).backward();
-              zero.step();
-              other.zero_grad();
-              wide_loss(usual, world.rank(), step).backward();
-              whole->step();
-            }
-            expect_equal(net.parameters(), usual.parameters());
-            EXPECT_EQ(zero.shares_parameters(), GetParam().backend == "shm");
-          };
-          compare(zero<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9)), at::kFloat);
-          compare(zero<torch::optim::AdamW>(AdamWOptions(0.01)), at::kFloat);
-          compare(zero<torch::optim::Adam>(AdamOptions(0.01).weight_decay(0.1)), at::kDouble);
-          compare(zero<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)), at::kFloat);
-          compare(zero<FusedAdam>(AdamOptions(0.01)), at::kFloat);
-          compare(zero<FusedAdamW>(AdamWOptions(0.01)), at::kBFloat16);
-        },
-        {.backend = GetParam().backend});
+  spawn(GetParam(), [](World& world) {
+    const auto compare = [&](const ZeroOptimizer::Make& make, at::ScalarType dtype) {
+      Wide net(dtype), usual(dtype);
+      Ddp ddp(net, world.group()), other(usual, world.group());
+      ZeroOptimizer zero(net.parameters(), world.group(), make);
+      const auto whole = make({torch::optim::OptimizerParamGroup(usual.parameters())});
+      for (int step = 0; step < 5; ++step) {
+        ddp.zero_grad();
+        wide_loss(net, world.rank(), step).backward();
+        zero.step();
+        other.zero_grad();
+        wide_loss(usual, world.rank(), step).backward();
+        whole->step();
+      }
+      expect_equal(net.parameters(), usual.parameters());
+      EXPECT_EQ(zero.shares_parameters(), GetParam().backend == "shm");
+    };
+    compare(zero<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9)), at::kFloat);
+    compare(zero<torch::optim::AdamW>(AdamWOptions(0.01)), at::kFloat);
+    compare(zero<torch::optim::Adam>(AdamOptions(0.01).weight_decay(0.1)), at::kDouble);
+    compare(zero<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)), at::kFloat);
+    compare(zero<FusedAdam>(AdamOptions(0.01)), at::kFloat);
+    compare(zero<FusedAdamW>(AdamWOptions(0.01)), at::kBFloat16);
+  });
 }
 
 TEST(Zero, EachRankHoldsItsPartOfTheState) {

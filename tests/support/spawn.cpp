@@ -36,8 +36,8 @@ class Reporter : public testing::EmptyTestEventListener {
   explicit Reporter(int fd) : fd_(fd) {}
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    say(std::string(result.file_name() ? result.file_name() : "?") + ":" + std::to_string(result.line_number()) + ": " +
-        result.message() + "\n");
+    say(std::string(result.file_name() ? result.file_name() : "?") + ":" +
+        std::to_string(result.line_number()) + ": " + result.message() + "\n");
   }
   void say(const std::string& text) {
     for (size_t at = 0; at < text.size();) {
@@ -54,7 +54,9 @@ class Reporter : public testing::EmptyTestEventListener {
 [[noreturn]] void run_rank(int rank, int ranks, int port, int listen_fd, int report_fd,
                            const std::function<void(int)>& body, const SpawnOptions& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  const auto set = [](const char* name, const std::string& value) { setenv(name, value.c_str(), 1); };
+  const auto set = [](const char* name, const std::string& value) {
+    setenv(name, value.c_str(), 1);
+  };
   for (const char* prefix : {"", "LOCAL_"}) {
     set((std::string(prefix) + "RANK").c_str(), std::to_string(rank));
     set((std::string(prefix) + "WORLD_SIZE").c_str(), std::to_string(ranks));
@@ -94,7 +96,14 @@ std::string read_all(int fd) {
 
 }  // namespace
 
-std::vector<int> spawn_bare(int ranks, const std::function<void(int)>& body, const SpawnOptions& options) {
+std::string Ranks::name() const {
+  std::string name = backend + std::to_string(count);
+  for (const int host : hosts) name += "_" + std::to_string(host);
+  return name;
+}
+
+std::vector<int> spawn_bare(int ranks, const std::function<void(int)>& body,
+                            const SpawnOptions& options) {
   int port = 0;
   const int listen_fd = listening_socket(port);
   std::vector<pid_t> pids;
@@ -120,7 +129,8 @@ std::vector<int> spawn_bare(int ranks, const std::function<void(int)>& body, con
     int status = 0;
     waitpid(pids[rank], &status, 0);
     statuses.push_back(status);
-    const bool doomed = std::find(options.doomed.begin(), options.doomed.end(), rank) != options.doomed.end();
+    const bool doomed =
+        std::find(options.doomed.begin(), options.doomed.end(), rank) != options.doomed.end();
     if (doomed) continue;
     if (!report.empty()) ADD_FAILURE() << "rank " << rank << " of " << ranks << ": " << report;
     if (report.empty() && status != 0) {
@@ -130,7 +140,8 @@ std::vector<int> spawn_bare(int ranks, const std::function<void(int)>& body, con
   return statuses;
 }
 
-std::vector<int> spawn(int ranks, const std::function<void(World&)>& body, const SpawnOptions& options) {
+std::vector<int> spawn(int ranks, const std::function<void(World&)>& body,
+                       const SpawnOptions& options) {
   return spawn_bare(
       ranks,
       [&](int) {
