@@ -64,6 +64,7 @@ fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)
 	  launch/slurm.cpp launch/rendezvous.cpp launch/streams.cpp),-lspdlog)
 	$(call fuzz_one,accelerate,src/launch/accelerate.cpp,-lyaml-cpp)
 	$(call fuzz_one,symbols,src/launch/symbols.cpp,)
+	$(call fuzz_one,store,src/comm/store_protocol.cpp,)
 
 soak: build ## random faults in training jobs for $MINUTES (10), added to $RESULTS; a table, and status 1 for a hang or leftover
 	@python3 tests/support/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)

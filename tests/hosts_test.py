@@ -124,6 +124,24 @@ def test_ranks_of_other_hosts_know_at_once(folder):
         launchers[0].expect(137, "rank 2 on host2 was killed by SIGKILL")
 
 
+def test_a_name_server_out_of_reach_delays_no_start(folder):
+    """As in a laboratory or a vehicle without an uplink. libtorch's store asks for the name of each address it talks to: 10 s."""
+    deaf = pathlib.Path(folder) / "resolv.conf"
+    deaf.write_text("nameserver 10.77.0.99\n")
+    with Hosts(folder, 2) as hosts:
+        for host in (1, 2):
+            hosts.on(host, "mount", "--bind", deaf, "/etc/resolv.conf")
+            # The question leaves, and nobody says that there is nobody.
+            hosts.on(host, "ip", "neigh", "add", "10.77.0.99", "lladdr", "02:00:00:00:00:99", "dev", "eth0")
+        start = time.monotonic()
+        launchers = both(hosts, [BIN / "linear_regression", "--epochs", "1"])
+        for launcher in launchers:
+            launcher.expect(0)
+        took = max(launcher.ended_at for launcher in launchers) - start
+        report(f"a job of two hosts without a name server: {took:.2f} s")
+        assert took < 8, f"{took:.1f} s: somebody waited for a name server"
+
+
 def test_ranks_that_wait_for_a_lost_host_say_which(folder):
     with Hosts(folder, 2) as hosts:
         launchers = both(hosts, [BIN / "linear_regression", "--epochs", "1000000"])

@@ -111,7 +111,7 @@ void GlooState::connect() {
     }
     group_ = within(options_.timeout + std::chrono::seconds(1),
                     [store = store_, rank = rank(), size = size(), options] {
-                      return c10::make_intrusive<GlooGroup>(store.raw(), rank, size, options);
+                      return c10::make_intrusive<GlooGroup>(store.for_c10d(), rank, size, options);
                     });
     // Nobody goes on, or ends and takes the store along, before all have connected.
     if (options_.peers == GlooPeers::Lockstep) group_->barrier()->wait(options_.timeout);

@@ -1,84 +1,27 @@
 #include "comm/store.h"
 
-#include <c10/util/Logging.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <netdb.h>
-#include <signal.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
-#include <memory>
+#include <cerrno>
+#include <cstring>
+#include <map>
 #include <mutex>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
 
+#include "comm/store_client.h"
+#include "comm/store_server.h"
 #include "comm/text.h"
-#include "comm/within.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
 
-// Silences libtorch, which logs every attempt that fails, with a backtrace; the errors below say it
-// once, in a line. For the whole process, as libtorch has it: threads are counted.
-class Quiet {
- public:
-  Quiet() {
-    const std::lock_guard lock(mutex());
-    if (count()++ == 0) level() = std::exchange(FLAGS_caffe2_log_level, kFatal);
-  }
-  ~Quiet() {
-    const std::lock_guard lock(mutex());
-    if (--count() == 0) FLAGS_caffe2_log_level = level();
-  }
-  Quiet(const Quiet&) = delete;
-  Quiet& operator=(const Quiet&) = delete;
-
- private:
-  static constexpr int kFatal = 3;
-  static std::mutex& mutex() {
-    static std::mutex mutex;
-    return mutex;
-  }
-  static int& count() {
-    static int count = 0;
-    return count;
-  }
-  static int& level() {
-    static int level = 0;
-    return level;
-  }
-};
-
-// The store's server and Gloo write to peers that may be gone, without MSG_NOSIGNAL; Python, which they
-// were made for, ignores the signal from the start.
-void survive_broken_connections() {
-  struct sigaction now{};
-  sigaction(SIGPIPE, nullptr, &now);
-  if ((now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
-}
-
-// Behind libtorch's own deadlines, whose errors say more.
-constexpr std::chrono::seconds kSlack(1);
-
-// Runs `call`, which owns what it uses; whatever libtorch throws, and no answer at all, becomes a
-// CommError that says what was tried.
-template <class Call>
-auto guarded(const Store& store, std::string_view what, std::chrono::milliseconds timeout, Call call) {
-  const Quiet quiet;
-  try {
-    return within(timeout + kSlack, std::move(call));
-  } catch (const std::exception& error) {
-    throw CommError(fmt::format(
-        "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
-        what, store.address(), first_line(error)));
-  }
-}
-
-std::string advice(const StoreOptions& options, std::string_view reason) {
-  if (reason.find("EADDRINUSE") != reason.npos || reason.find("in use") != reason.npos) {
+std::string advice(const StoreOptions& options, int error) {
+  if (error == EADDRINUSE) {
     return fmt::format(
         "another process listens on port {}: end it, or set MASTER_PORT to a free one on every "
         "rank",
@@ -95,89 +38,219 @@ std::string advice(const StoreOptions& options, std::string_view reason) {
       text_of(options.timeout));
 }
 
-// A socket that listens on the one interface that `host` names; libtorch's own would listen on all.
-// Nothing when there is none: libtorch's error then says why.
-std::optional<int> listen_at(const std::string& host, int port) {
-  addrinfo wanted{};
-  wanted.ai_family = AF_INET;
-  wanted.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found) != 0) return {};
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+[[noreturn]] void unreachable(const StoreOptions& options, std::string_view reason, int error = 0) {
+  throw CommError(fmt::format("[store] {}:{} cannot be {}: {}; {}", options.host, options.port,
+                              options.server ? "opened" : "reached", reason,
+                              advice(options, error)));
+}
+
+// A socket that listens at this address; empty, with errno set, when it cannot.
+Fd listening_at(const sockaddr* address, socklen_t length) {
+  Fd fd(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
-  if (fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-      bind(fd, found->ai_addr, found->ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) {
+  if (fd && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+      bind(fd.get(), address, length) == 0 && listen(fd.get(), SOMAXCONN) == 0) {
     return fd;
   }
-  if (fd >= 0) close(fd);
-  return {};
+  return Fd();
+}
+
+// Listens on the one interface that `host` names; on all where it names none of this host, as the
+// address of a Kubernetes service, or one that a router translates.
+Fd listening(const StoreOptions& options) {
+  if (options.listen_fd) return Fd(*options.listen_fd);
+  addrinfo wanted{};
+  wanted.ai_socktype = SOCK_STREAM;
+  wanted.ai_flags = AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  const int unknown =
+      getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(), &wanted, &list);
+  if (unknown != 0)
+    unreachable(options, fmt::format("the name is not known ({})", gai_strerror(unknown)));
+  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
+  // IPv4 first, as clients of every kind then find it.
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const addrinfo* one = list; one != nullptr; one = one->ai_next) {
+      if (one->ai_family != family) continue;
+      if (Fd fd = listening_at(one->ai_addr, one->ai_addrlen)) return fd;
+      if (errno != EADDRNOTAVAIL) unreachable(options, std::strerror(errno), errno);
+    }
+  }
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_port = htons(static_cast<uint16_t>(options.port));
+  if (Fd fd = listening_at(reinterpret_cast<const sockaddr*>(&any), sizeof any)) return fd;
+  unreachable(options, std::strerror(errno), errno);
+}
+
+// One per port and process: its worlds, which come one after the other or side by side, meet in
+// one.
+std::shared_ptr<StoreServer> serve(const StoreOptions& options) {
+  static std::mutex mutex;
+  static auto& servers = *new std::map<int, std::weak_ptr<StoreServer>>;
+  const std::lock_guard lock(mutex);
+  if (auto running = servers[options.port].lock()) return running;
+  auto server = std::make_shared<StoreServer>(listening(options));
+  servers[options.port] = server;
+  return server;
+}
+
+StoreClient::Deadline after(std::chrono::milliseconds timeout) {
+  return StoreClient::Clock::now() + timeout;
 }
 
 }  // namespace
 
-Store Store::connect(const StoreOptions& options) {
-  survive_broken_connections();
-  c10d::TCPStoreOptions tcp;
-  tcp.port = static_cast<uint16_t>(options.port);
-  tcp.isServer = options.server;
-  tcp.numWorkers = options.world_size;
-  // A client is counted, which a Python server waits for; a server of ours waits for nobody: ranks
-  // wait for each other when they join a group, with an error that names who is missing.
-  tcp.waitWorkers = !options.server;
-  tcp.timeout = options.timeout;
-  tcp.multiTenant = true;
-  tcp.masterListenFd = options.listen_fd;
-  if (options.server && !options.listen_fd) {
-    tcp.masterListenFd = listen_at(options.host, options.port);
-  }
-  tcp.useLibUV = true;
-  const Quiet quiet;
+// Whatever the client throws becomes a CommError that says what was tried.
+template <class Call>
+auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
+                    const Call& call) const {
   try {
-    const auto make = [host = options.host, tcp] { return c10::make_intrusive<c10d::TCPStore>(host, tcp); };
-    return Store(within(options.timeout + kSlack, make), options.host, options.port);
-  } catch (const std::exception& error) {
-    const std::string reason = first_line(error);
-    throw CommError(fmt::format("[store] {}:{} cannot be {}: {}; {}", options.host, options.port,
-                                options.server ? "opened" : "reached", reason,
-                                advice(options, reason)));
+    return call(*client_, after(timeout));
+  } catch (const StoreFailure& error) {
+    throw CommError(fmt::format(
+        "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
+        what, address(), error.what()));
   }
 }
 
+Store Store::connect(const StoreOptions& options) {
+  Store store;
+  store.host_ = options.host;
+  store.port_ = options.port;
+  store.timeout_ = options.timeout;
+  if (options.server) store.server_ = serve(options);
+  try {
+    store.client_ =
+        std::make_shared<StoreClient>(options.host, options.port, after(options.timeout));
+    // A server of Python's waits until it has counted all; one of ours waits for nobody: ranks wait
+    // for each other when they join a group, with an error that names who is missing.
+    if (!options.server) store.client_->add(kArrivals, 1, after(options.timeout));
+  } catch (const StoreFailure& error) {
+    unreachable(options, error.what());
+  }
+  return store;
+}
+
+std::string Store::full(const std::string& key) const {
+  return std::string(kUsers) + prefix_ + key;
+}
+
+std::vector<std::string> Store::full(const std::vector<std::string>& keys) const {
+  std::vector<std::string> all;
+  for (const std::string& key : keys) all.push_back(full(key));
+  return all;
+}
+
 void Store::set(const std::string& key, std::string_view value) const {
-  guarded(*this, fmt::format("set {}", key), raw_->getTimeout(),
-          [raw = raw_, key, text = std::string(value)] { raw->set(key, text); });
+  guarded("set " + key, timeout_,
+          [&](auto& client, auto deadline) { client.set(full(key), value, deadline); });
 }
 
 std::string Store::get(const std::string& key, std::chrono::milliseconds timeout) const {
   wait({key}, timeout);
-  return guarded(*this, fmt::format("get {}", key), timeout, [raw = raw_, key] { return raw->get_to_str(key); });
+  return guarded("get " + key, timeout_, [&](auto& client, auto deadline) {
+    return client.get({full(key)}, deadline).front();
+  });
 }
 
 void Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) const {
-  guarded(*this, fmt::format("wait for {}", fmt::join(keys, ", ")), timeout,
-          [raw = raw_, keys, timeout] { raw->wait(keys, timeout); });
+  guarded(fmt::format("wait for {}", fmt::join(keys, ", ")), timeout,
+          [&](auto& client, auto deadline) { client.wait(full(keys), deadline); });
 }
 
 bool Store::check(const std::vector<std::string>& keys) const {
-  return guarded(*this, fmt::format("check of {}", fmt::join(keys, ", ")), raw_->getTimeout(),
-                 [raw = raw_, keys] { return raw->check(keys); });
+  return guarded(fmt::format("check of {}", fmt::join(keys, ", ")), timeout_,
+                 [&](auto& client, auto deadline) { return client.check(full(keys), deadline); });
 }
 
 int64_t Store::add(const std::string& key, int64_t amount) const {
-  return guarded(*this, fmt::format("add to {}", key), raw_->getTimeout(),
-                 [raw = raw_, key, amount] { return raw->add(key, amount); });
+  return guarded("add to " + key, timeout_, [&](auto& client, auto deadline) {
+    return client.add(full(key), amount, deadline);
+  });
 }
 
 Store Store::prefix(const std::string& name) const {
-  return Store(c10::make_intrusive<c10d::PrefixStore>(name, raw_), host_, port_);
+  Store store = *this;
+  store.prefix_ += name + "/";
+  return store;
 }
 
 Store Store::clone(std::chrono::milliseconds timeout) const {
-  auto copy = guarded(*this, "a second connection", raw_->getTimeout(),
-                      [raw = raw_] { return raw->clone(); });
-  copy->setTimeout(timeout);
-  return Store(std::move(copy), host_, port_);
+  Store store = *this;
+  store.timeout_ = timeout;
+  store.client_ = guarded("a second connection", timeout_, [&](auto&, auto deadline) {
+    return std::make_shared<StoreClient>(host_, port_, deadline);
+  });
+  return store;
 }
+
+class Store::C10d final : public c10d::Store {
+ public:
+  explicit C10d(comm::Store store) : c10d::Store(store.timeout_), store_(std::move(store)) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<C10d>(store_.clone(timeout_));
+  }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_.set(key, text(value));
+  }
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& wanted) override {
+    return store_.guarded("compare_set " + key, timeout_, [&](auto& client, auto deadline) {
+      return bytes(client.compare_set(store_.full(key), text(expected), text(wanted), deadline));
+    });
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    return bytes(store_.get(key, timeout_));
+  }
+  int64_t add(const std::string& key, int64_t amount) override { return store_.add(key, amount); }
+  bool deleteKey(const std::string& key) override {
+    return store_.guarded("delete " + key, timeout_, [&](auto& client, auto deadline) {
+      return client.erase(store_.full(key), deadline);
+    });
+  }
+  bool check(const std::vector<std::string>& keys) override { return store_.check(keys); }
+  int64_t getNumKeys() override {
+    return store_.guarded("count of keys", timeout_,
+                          [](auto& client, auto deadline) { return client.count_keys(deadline); });
+  }
+  void wait(const std::vector<std::string>& keys) override { store_.wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    store_.wait(keys, timeout);
+  }
+
+  // With these, Gloo asks for all addresses at once.
+  bool hasExtendedApi() const override { return true; }
+  void append(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_.guarded("append to " + key, timeout_, [&](auto& client, auto deadline) {
+      client.append(store_.full(key), text(value), deadline);
+    });
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    store_.wait(keys, timeout_);
+    return store_.guarded("multi_get", timeout_, [&](auto& client, auto deadline) {
+      std::vector<std::vector<uint8_t>> values;
+      for (const std::string& value : client.get(store_.full(keys), deadline))
+        values.push_back(bytes(value));
+      return values;
+    });
+  }
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<uint8_t>>& values) override {
+    for (size_t i = 0; i < keys.size(); ++i) set(keys[i], values.at(i));
+  }
+
+ private:
+  static std::string_view text(const std::vector<uint8_t>& bytes) {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  static std::vector<uint8_t> bytes(std::string_view text) { return {text.begin(), text.end()}; }
+
+  const comm::Store store_;
+};
+
+c10::intrusive_ptr<c10d::Store> Store::for_c10d() const { return c10::make_intrusive<C10d>(*this); }
 
 }  // namespace lockstep::comm

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -12,12 +13,14 @@
 
 namespace lockstep::comm {
 
+class StoreClient;
+class StoreServer;
+
 struct StoreOptions {
   std::string host;
   int port = 0;
   // Whether this process also runs the server.
   bool server = false;
-  int world_size = 1;
   // How long connect() and every later call wait.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // A socket that already listens on `port`, which the server takes over.
@@ -27,11 +30,11 @@ struct StoreOptions {
 // A value handle: copies are the same connection, which any thread may use; a call that waits holds
 // up those of other threads. Whoever reaches the port may read and write: there is no password.
 // Every call throws CommError that names the store and the key when the server is gone or the
-// deadline passes.
+// deadline passes. The server lives as long as a handle of the process that serves.
 class Store {
  public:
-  // As torch.distributed's env:// makes it, so that Python ranks meet the same store. Throws
-  // CommError with the address and what to do.
+  // As torch.distributed's env:// makes it, so that Python ranks meet the same store, whether they
+  // or this library serve it. Throws CommError with the address and what to do.
   static Store connect(const StoreOptions& options);
 
   void set(const std::string& key, std::string_view value) const;
@@ -48,20 +51,29 @@ class Store {
   Store prefix(const std::string& name) const;
   // The same keys over a connection of its own, so that neither waits for the other.
   Store clone(std::chrono::milliseconds timeout) const;
+  // The same for c10d's groups.
+  c10::intrusive_ptr<c10d::Store> for_c10d() const;
 
   // "10.0.0.1:29500".
   std::string address() const { return host_ + ":" + std::to_string(port_); }
   const std::string& host() const { return host_; }
   int port() const { return port_; }
-  const c10::intrusive_ptr<c10d::Store>& raw() const { return raw_; }
 
  private:
-  Store(c10::intrusive_ptr<c10d::Store> raw, std::string host, int port)
-      : raw_(std::move(raw)), host_(std::move(host)), port_(port) {}
+  class C10d;
 
-  c10::intrusive_ptr<c10d::Store> raw_;
+  Store() = default;
+  std::string full(const std::string& key) const;
+  std::vector<std::string> full(const std::vector<std::string>& keys) const;
+  template <class Call>
+  auto guarded(std::string_view what, std::chrono::milliseconds timeout, const Call& call) const;
+
+  std::shared_ptr<StoreServer> server_;
+  std::shared_ptr<StoreClient> client_;
   std::string host_;
-  int port_;
+  int port_ = 0;
+  std::chrono::milliseconds timeout_{};
+  std::string prefix_;
 };
 
 }  // namespace lockstep::comm

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,41 +56,61 @@ Backend backend_from_env(Backend asked) {
 DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
   const bool on_cpu = python_peers || (backend != Backend::Auto && backend != Backend::Nccl);
   if (on_cpu && asked == DeviceKind::Cuda) {
-    contradiction("LOCKSTEP_DEVICE=cuda needs the nccl backend, and ranks of this library alone: use LOCKSTEP_BACKEND=auto");
+    contradiction(
+        "LOCKSTEP_DEVICE=cuda needs the nccl backend, and ranks of this library alone: use "
+        "LOCKSTEP_BACKEND=auto");
   }
   if (backend == Backend::Nccl && asked == DeviceKind::Cpu) {
-    contradiction("LOCKSTEP_BACKEND=nccl is for GPUs, but LOCKSTEP_DEVICE=cpu: use auto for one of them");
+    contradiction(
+        "LOCKSTEP_BACKEND=nccl is for GPUs, but LOCKSTEP_DEVICE=cpu: use auto for one of them");
   }
   if (on_cpu) return DeviceKind::Cpu;
   return backend == Backend::Nccl ? DeviceKind::Cuda : asked;
 }
 
 // This rank's device, once each rank is known to have one, all of the same kind.
-at::Device own_device(const std::vector<Member>& members, const std::vector<Layout::Seat>& seats, int rank) {
+at::Device own_device(const std::vector<Member>& members, const std::vector<Layout::Seat>& seats,
+                      int rank) {
   std::vector<at::Device> devices;
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     try {
       // A launcher may call every rank local rank 0, each with a device of its own.
-      devices.push_back(device_at(member.devices, {member.local_rank < 0 ? seats[i].place : member.local_rank, seats[i].count}));
+      devices.push_back(
+          device_at(member.devices,
+                    {member.local_rank < 0 ? seats[i].place : member.local_rank, seats[i].count}));
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{} (rank {})", error.what(), i));
     }
   }
-  const auto kind = [&](size_t i) { return c10::DeviceTypeName(devices[i].type(), /*lower_case=*/true); };
+  const auto kind = [&](size_t i) {
+    return c10::DeviceTypeName(devices[i].type(), /*lower_case=*/true);
+  };
   for (size_t i = 1; i < devices.size(); ++i) {
     if (devices[i].type() == devices[0].type()) continue;
-    throw ConfigError(fmt::format("[device] rank 0 computes on {}, rank {} on {}: set LOCKSTEP_DEVICE=cpu for all, or give every "
-                                  "host GPUs", kind(0), i, kind(i)));
+    throw ConfigError(
+        fmt::format("[device] rank 0 computes on {}, rank {} on {}: set LOCKSTEP_DEVICE=cpu for "
+                    "all, or give every "
+                    "host GPUs",
+                    kind(0), i, kind(i)));
   }
   return devices[rank];
 }
 
+// Gloo writes to peers that may be gone, without MSG_NOSIGNAL; Python, which it was made for,
+// ignores the signal from the start.
+void survive_broken_connections() {
+  struct sigaction now {};
+  sigaction(SIGPIPE, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
 // The store, under keys that belong to this incarnation of the job and this world of the process.
 Store meet_at_store(const Place& place, std::chrono::milliseconds timeout) {
-  StoreOptions options{.host = place.host, .port = place.port, .world_size = place.size, .timeout = timeout};
+  StoreOptions options{.host = place.host, .port = place.port, .timeout = timeout};
   // torchrun serves the store itself.
-  options.server = place.rank == 0 && env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
+  options.server =
+      place.rank == 0 && env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
   static bool took_socket = false;
   if (options.server && !took_socket) {
     const auto fd = env_int("LOCKSTEP_STORE_FD", 3, kMost);
@@ -97,6 +118,7 @@ Store meet_at_store(const Place& place, std::chrono::milliseconds timeout) {
     if (place.listen_fd >= 0) options.listen_fd = place.listen_fd;
     took_socket = true;
   }
+  survive_broken_connections();
   return Store::connect(options);
 }
 
@@ -108,7 +130,8 @@ std::string incarnation(const Place& place) {
 // Without a launcher of ours nobody has divided the cores of a host among its ranks, and every one
 // would start a thread for each. Ranks that are bound to a part of the cores keep that part.
 void share_cores(const Place& place) {
-  if (env_text("OMP_NUM_THREADS") || place.source.empty() || place.local_size.value_or(1) == 1) return;
+  if (env_text("OMP_NUM_THREADS") || place.source.empty() || place.local_size.value_or(1) == 1)
+    return;
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof mask, &mask) != 0) return;
   const int own = CPU_COUNT(&mask);
@@ -117,9 +140,9 @@ void share_cores(const Place& place) {
 }
 
 // glibc gives the end of its heap back to the kernel once it is longer than twice the largest piece
-// that it has ever had to map and was given back, 32 MiB of them at most (mallopt(3), M_MMAP_THRESHOLD).
-// A training step frees and takes the same memory again and again; with such a piece at the start
-// most of it stays. Thresholds that the user has set do not move.
+// that it has ever had to map and was given back, 32 MiB of them at most (mallopt(3),
+// M_MMAP_THRESHOLD). A training step frees and takes the same memory again and again; with such a
+// piece at the start most of it stays. Thresholds that the user has set do not move.
 void settle_malloc() {
 #ifdef __GLIBC__
   constexpr size_t kLargest = (32 << 20) - (64 << 10);  // with glibc's own words below the limit
@@ -131,13 +154,16 @@ void settle_malloc() {
 // "cores 0-3,8", where this process is bound to a part of them; empty where it may use all.
 std::string own_cores() {
   cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0 || CPU_COUNT(&mask) >= sysconf(_SC_NPROCESSORS_ONLN)) return "";
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0 ||
+      CPU_COUNT(&mask) >= sysconf(_SC_NPROCESSORS_ONLN))
+    return "";
   std::string text;
   for (int first = 0, last; first < CPU_SETSIZE; first = last + 1) {
     last = first;
     if (!CPU_ISSET(first, &mask)) continue;
     while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &mask)) ++last;
-    text += (text.empty() ? "" : ",") + (first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last));
+    text += (text.empty() ? "" : ",") +
+            (first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last));
   }
   return fmt::format("{} {}", CPU_COUNT(&mask) == 1 ? "core" : "cores", text);
 }
@@ -166,12 +192,14 @@ World World::from_env(WorldOptions options) {
   share_cores(place);
   settle_malloc();
   const Backend asked = backend_from_env(options.backend);
-  if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600)) options.timeout = std::chrono::seconds(*seconds);
+  if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600))
+    options.timeout = std::chrono::seconds(*seconds);
   if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1) options.python_peers = true;
   if (options.python_peers && asked != Backend::Auto && asked != Backend::Gloo) {
     contradiction("Python ranks can join a group over gloo only: set LOCKSTEP_BACKEND=gloo");
   }
-  const DeviceKind kind = check_device(device_from_env(options.device), asked, options.python_peers);
+  const DeviceKind kind =
+      check_device(device_from_env(options.device), asked, options.python_peers);
   log::set_rank(place.rank);
   if (place.size == 1) {
     auto alone = std::make_shared<State>();
@@ -188,15 +216,17 @@ World World::from_env(WorldOptions options) {
   if (options.python_peers) {
     state->local_rank = static_cast<int>(place.local_rank.value_or(0));
     state->local_size = static_cast<int>(place.local_size.value_or(1));
-    state->group = Group(make_gloo_transport(python_group_keys(store), place.rank, place.size,
-                                             {.timeout = options.timeout, .peers = GlooPeers::Python}));
+    state->group =
+        Group(make_gloo_transport(python_group_keys(store), place.rank, place.size,
+                                  {.timeout = options.timeout, .peers = GlooPeers::Python}));
     return World(std::move(state));
   }
 
   const Store own = store.prefix(incarnation(place));
-  const auto members = exchange_members(own, place.rank,
-                                        this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
-                                        options.timeout);
+  const auto members = exchange_members(
+      own, place.rank,
+      this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
+      options.timeout);
   Layout layout;
   for (int r = 0; r < place.size; ++r) {
     layout.members.push_back(r);
@@ -216,10 +246,12 @@ World World::from_env(WorldOptions options) {
     check_layout(asked, state->hosts, place.size);
     state->device = own_device(members, seats, place.rank);
     take(state->device);
-    auto transport = asked == Backend::Gloo ? make_net(own, {.rank = place.rank, .members = layout.members})
-                                            : make_transport(own, place.rank, layout, options.timeout, make_net);
+    auto transport = asked == Backend::Gloo
+                         ? make_net(own, {.rank = place.rank, .members = layout.members})
+                         : make_transport(own, place.rank, layout, options.timeout, make_net);
     if (!state->device.is_cpu()) {
-      transport = make_nccl_transport(own.prefix("nccl"), std::move(transport), {state->device, layout, options.timeout});
+      transport = make_nccl_transport(own.prefix("nccl"), std::move(transport),
+                                      {state->device, layout, options.timeout});
     }
     state->group = Group(std::move(transport));
   } catch (...) {
@@ -237,10 +269,12 @@ at::Device World::device() const { return state_->device; }
 const Group& World::group() const { return state_->group; }
 
 std::string World::describe() const {
-  const auto count = [](int n, const char* noun) { return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s"); };
+  const auto count = [](int n, const char* noun) {
+    return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
+  };
   const std::string cores = own_cores();
-  return fmt::format("{} on {}, {}, {} each{}", count(size(), "rank"), count(state_->hosts, "host"), group().backend(),
-                     count(at::get_num_threads(), "thread"),
+  return fmt::format("{} on {}, {}, {} each{}", count(size(), "rank"), count(state_->hosts, "host"),
+                     group().backend(), count(at::get_num_threads(), "thread"),
                      cores.empty() ? "" : fmt::format(", rank {} on {}", rank(), cores));
 }
 

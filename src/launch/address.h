@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 
 namespace lockstep::launch {
 

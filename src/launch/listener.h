@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 
 namespace lockstep::launch {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 #include "lockstep/launch/run.h"
 
 namespace lockstep::launch {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 #include "launch/lines.h"
 #include "launch/sink.h"
 

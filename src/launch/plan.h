@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 
 namespace lockstep::launch {
 

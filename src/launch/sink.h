@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 
 namespace lockstep::launch {
 

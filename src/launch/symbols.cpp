@@ -11,7 +11,7 @@
 #include <memory>
 #include <optional>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 
 namespace lockstep::launch {
 namespace {

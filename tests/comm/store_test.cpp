@@ -1,10 +1,13 @@
 #include "comm/store.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include <cstdlib>
 
 #include "lockstep/core/error.h"
 #include "support/thrown.h"
@@ -84,16 +87,23 @@ TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
                            HasSubstr("within 0.3 s"), HasSubstr("MASTER_ADDR")));
 }
 
-// As rank 0's does when it is stopped before it serves: the kernel takes the connection. The socket
-// stays until the process is gone: the call that was given up would otherwise see it close, and log
-// that in a thread of its own while the process ends.
+// As rank 0's does when it is stopped before it serves: the kernel takes the connection.
 TEST(Store, AServerThatNeverAnswersIsADeadline) {
-  static const Socket& silent = *new Socket;
+  const Socket silent;
   ASSERT_EQ(listen(silent.fd, 16), 0);
   const std::string error = message_of<CommError>(
-      [] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
+      [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
   EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
                            HasSubstr("no answer: the process that serves it")));
+}
+
+TEST(Store, AnswersPythonAsItsOwnDoes) {
+  const Store store = served();
+  store.set("from_cpp", "1");
+  const std::string command = fmt::format("{} {}/tests/comm/store_python_peer.py {}",
+                                          LOCKSTEP_PEERS_PYTHON, LOCKSTEP_SOURCE_DIR, store.port());
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(store.get("from_python", 1s), "2");
 }
 
 TEST(Store, APortInUseIsSaidToBe) {

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 #include "launch/host.h"
 #include "launch/job.h"
 

@@ -16,7 +16,7 @@
 #include <fstream>
 #include <thread>
 
-#include "launch/fd.h"
+#include "core/fd.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"

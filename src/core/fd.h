@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace lockstep::launch {
+namespace lockstep {
 
 class [[nodiscard]] Fd {
  public:
@@ -28,4 +28,4 @@ class [[nodiscard]] Fd {
   int fd_ = -1;
 };
 
-}  // namespace lockstep::launch
+}  // namespace lockstep

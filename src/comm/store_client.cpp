@@ -1,0 +1,295 @@
+#include "comm/store_client.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+#include "comm/within.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using Deadline = StoreClient::Deadline;
+using Clock = StoreClient::Clock;
+
+// Between two tries to connect: at first, and at most.
+constexpr auto kFirstPause = 10ms;
+constexpr auto kLongestPause = 500ms;
+// How long one of several addresses is tried before the next.
+constexpr auto kEach = 3s;
+// For the server to say that it no longer waits.
+constexpr auto kCancelled = 1s;
+
+std::chrono::milliseconds until(Deadline deadline) {
+  return std::max(0ms, std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()));
+}
+
+[[noreturn]] void closed(std::string_view why) {
+  throw StoreFailure(
+      fmt::format("the connection is closed ({}): the process that serves it has ended", why));
+}
+
+// Waits until the socket can be read from (POLLIN) or written to (POLLOUT); false at the deadline.
+bool is_ready(int fd, short event, Deadline deadline) {
+  for (;;) {
+    pollfd one{fd, event, 0};
+    const int ready =
+        poll(&one, 1, static_cast<int>(std::min<int64_t>(until(deadline).count(), 1'000'000)));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) closed(std::strerror(errno));
+    if (Clock::now() >= deadline) return false;
+  }
+}
+
+void await(int fd, short event, Deadline deadline) {
+  if (!is_ready(fd, event, deadline)) throw StoreFailure(kUnanswered);
+}
+
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+Addresses look_up(const std::string& host, int port, Deadline deadline) {
+  struct Found {
+    int error;
+    addrinfo* list;
+  };
+  const auto find = [host, port] {
+    addrinfo wanted{};
+    wanted.ai_socktype = SOCK_STREAM;
+    wanted.ai_flags = AI_NUMERICSERV;
+    Found found{0, nullptr};
+    found.error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found.list);
+    return found;
+  };
+  try {
+    // Which has no deadline of its own. An address needs no question to anybody.
+    const Found found = within(until(deadline), find);
+    if (found.error == 0) return {found.list, freeaddrinfo};
+    throw StoreFailure(fmt::format("the name is not known ({})", gai_strerror(found.error)));
+  } catch (const Unanswered&) {
+    throw StoreFailure("the name server does not answer");
+  }
+}
+
+Fd connect_to(const addrinfo& there, Deadline deadline) {
+  Fd fd(socket(there.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) throw StoreFailure(fmt::format("no socket ({})", std::strerror(errno)));
+  int error = 0;
+  if (connect(fd.get(), there.ai_addr, there.ai_addrlen) != 0) {
+    error = errno;
+    if (error == EINPROGRESS || error == EINTR) {
+      await(fd.get(), POLLOUT, deadline);
+      socklen_t length = sizeof error;
+      getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+  }
+  if (error != 0) throw StoreFailure(fmt::format("no connection ({})", std::strerror(error)));
+  const int on = 1;
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  return fd;
+}
+
+void send_all(int fd, std::string_view bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const ssize_t count = send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (count >= 0) {
+      bytes.remove_prefix(static_cast<size_t>(count));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      await(fd, POLLOUT, deadline);
+    } else if (errno != EINTR) {
+      closed(std::strerror(errno));
+    }
+  }
+}
+
+void receive_all(int fd, char* to, size_t count, Deadline deadline) {
+  while (count > 0) {
+    const ssize_t got = recv(fd, to, count, 0);
+    if (got == 0) closed("its end");
+    if (got > 0) {
+      to += got;
+      count -= static_cast<size_t>(got);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      await(fd, POLLIN, deadline);
+    } else if (errno != EINTR) {
+      closed(std::strerror(errno));
+    }
+  }
+}
+
+template <class T>
+T receive(int fd, Deadline deadline) {
+  T value;
+  receive_all(fd, reinterpret_cast<char*>(&value), sizeof value, deadline);
+  return value;
+}
+
+std::string receive_text(int fd, Deadline deadline) {
+  std::string text(receive<uint64_t>(fd, deadline), '\0');
+  receive_all(fd, text.data(), text.size(), deadline);
+  return text;
+}
+
+StoreMessage about(StoreQuery query, const std::vector<std::string>& keys) {
+  StoreMessage message(query);
+  message.number<uint64_t>(keys.size());
+  for (const std::string& key : keys) message.text(key);
+  return message;
+}
+
+// A connection on which the server has answered: it may accept before it serves.
+Fd greeted(const addrinfo& there, Deadline deadline) {
+  Fd fd = connect_to(there, deadline);
+  const uint32_t ping = static_cast<uint32_t>(getpid());
+  send_all(fd.get(),
+           StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+               StoreMessage(StoreQuery::Ping).number(ping).bytes(),
+           deadline);
+  if (receive<uint32_t>(fd.get(), deadline) != ping) throw StoreFailure("who answers is no store");
+  return fd;
+}
+
+}  // namespace
+
+StoreClient::StoreClient(const std::string& host, int port, Deadline deadline) {
+  std::string failure;
+  for (auto pause = std::chrono::milliseconds(kFirstPause);;
+       pause = std::min(2 * pause, kLongestPause + 0ms)) {
+    try {
+      const Addresses addresses = look_up(host, port, deadline);
+      for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+        try {
+          fd_ = greeted(*one, one->ai_next ? std::min(deadline, Clock::now() + kEach) : deadline);
+          return;
+        } catch (const StoreFailure& error) {
+          failure = error.what();
+        }
+      }
+    } catch (const StoreFailure& error) {
+      failure = error.what();
+    }
+    if (until(deadline) == 0ms) throw StoreFailure(failure);
+    std::this_thread::sleep_for(std::min(pause, until(deadline)));
+  }
+}
+
+// A turn on the connection: the requests and answers of one call. One that ends early, between a
+// request and the end of its answer, closes the connection: the next would read this one's answer.
+class StoreClient::Call {
+ public:
+  Call(StoreClient& client, Deadline deadline)
+      : client_(client), deadline_(deadline), lock_(client.mutex_, deadline) {
+    if (!lock_) throw StoreFailure("a call of another thread still waits on the connection");
+    if (!client_.fd_) throw StoreFailure("the connection was closed when an answer failed to come");
+  }
+  ~Call() {
+    if (lock_ && !whole_) client_.fd_.reset();
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  Call& ask(const StoreMessage& message) {
+    send_all(client_.fd_.get(), message.bytes(), deadline_);
+    return *this;
+  }
+  template <class T>
+  T number() {
+    return receive<T>(client_.fd_.get(), deadline_);
+  }
+  std::string text() { return receive_text(client_.fd_.get(), deadline_); }
+
+  // False when the deadline passes before anything of the answer has come.
+  bool is_answered() const { return is_ready(client_.fd_.get(), POLLIN, deadline_); }
+  void extend(Clock::duration time) { deadline_ = Clock::now() + time; }
+  void done() { whole_ = true; }
+
+ private:
+  StoreClient& client_;
+  Deadline deadline_;
+  std::unique_lock<std::timed_mutex> lock_;
+  bool whole_ = false;
+};
+
+void StoreClient::set(std::string_view key, std::string_view value, Deadline deadline) {
+  Call(*this, deadline).ask(StoreMessage(StoreQuery::Set).text(key).text(value)).done();
+}
+
+void StoreClient::append(std::string_view key, std::string_view value, Deadline deadline) {
+  Call(*this, deadline).ask(StoreMessage(StoreQuery::Append).text(key).text(value)).done();
+}
+
+std::string StoreClient::compare_set(std::string_view key, std::string_view expected,
+                                     std::string_view wanted, Deadline deadline) {
+  Call call(*this, deadline);
+  std::string now =
+      call.ask(StoreMessage(StoreQuery::CompareSet).text(key).text(expected).text(wanted)).text();
+  call.done();
+  return now;
+}
+
+std::vector<std::string> StoreClient::get(const std::vector<std::string>& keys, Deadline deadline) {
+  Call call(*this, deadline);
+  call.ask(about(StoreQuery::MultiGet, keys));
+  std::vector<std::string> values;
+  for (size_t i = 0; i < keys.size(); ++i) values.push_back(call.text());
+  call.done();
+  return values;
+}
+
+void StoreClient::wait(const std::vector<std::string>& keys, Deadline deadline) {
+  Call call(*this, deadline);
+  call.ask(about(StoreQuery::Wait, keys));
+  const bool answered = call.is_answered();
+  call.extend(kCancelled);
+  if (answered) {
+    call.number<char>();
+    return call.done();
+  }
+  call.ask(StoreMessage(StoreQuery::CancelWait));
+  // They may have come at the last moment.
+  const bool came = call.number<char>() == kStopWaiting;
+  if (came) call.number<char>();
+  call.done();
+  if (!came) throw StoreFailure("nobody has set it in time");
+}
+
+bool StoreClient::check(const std::vector<std::string>& keys, Deadline deadline) {
+  Call call(*this, deadline);
+  const bool all = call.ask(about(StoreQuery::Check, keys)).number<char>() == kReady;
+  call.done();
+  return all;
+}
+
+int64_t StoreClient::add(std::string_view key, int64_t amount, Deadline deadline) {
+  Call call(*this, deadline);
+  const auto sum =
+      call.ask(StoreMessage(StoreQuery::Add).text(key).number(amount)).number<int64_t>();
+  call.done();
+  return sum;
+}
+
+bool StoreClient::erase(std::string_view key, Deadline deadline) {
+  Call call(*this, deadline);
+  const bool was = call.ask(StoreMessage(StoreQuery::Delete).text(key)).number<int64_t>() > 0;
+  call.done();
+  return was;
+}
+
+int64_t StoreClient::count_keys(Deadline deadline) {
+  Call call(*this, deadline);
+  const auto count = call.ask(StoreMessage(StoreQuery::CountKeys)).number<int64_t>();
+  call.done();
+  return count;
+}
+
+}  // namespace lockstep::comm

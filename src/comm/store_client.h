@@ -1,0 +1,53 @@
+// One connection to a key-value store: StoreServer's, or that of torch.distributed's TCPStore.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/store_protocol.h"
+#include "core/fd.h"
+
+namespace lockstep::comm {
+
+// Why a call failed, in words that end a sentence.
+class StoreFailure : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Any thread may call; a call that waits holds up those of other threads. No call looks up the name
+// of an address, and none takes longer than its deadline and a second: a server that is stopped, or
+// whose host is cut off, must not keep its clients. All throw StoreFailure. A connection on which
+// an answer failed to come stays closed.
+class StoreClient {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Deadline = Clock::time_point;
+
+  // Tries until somebody answers there. A name is looked up anew each time.
+  StoreClient(const std::string& host, int port, Deadline deadline);
+
+  void set(std::string_view key, std::string_view value, Deadline deadline);
+  void append(std::string_view key, std::string_view value, Deadline deadline);
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view wanted,
+                          Deadline deadline);
+  // The values, which must be there: after wait().
+  std::vector<std::string> get(const std::vector<std::string>& keys, Deadline deadline);
+  void wait(const std::vector<std::string>& keys, Deadline deadline);
+  bool check(const std::vector<std::string>& keys, Deadline deadline);
+  int64_t add(std::string_view key, int64_t amount, Deadline deadline);
+  bool erase(std::string_view key, Deadline deadline);
+  int64_t count_keys(Deadline deadline);
+
+ private:
+  class Call;
+
+  Fd fd_;
+  std::timed_mutex mutex_;
+};
+
+}  // namespace lockstep::comm

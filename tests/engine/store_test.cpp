@@ -1,0 +1,246 @@
+// The key-value store's server and client, without libtorch: sanitizers see all of both.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
+
+#include "comm/store_client.h"
+#include "comm/store_server.h"
+#include "lockstep/core/error.h"
+#include "support/thrown.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using test::message_of;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+StoreClient::Deadline in(std::chrono::milliseconds time) {
+  return StoreClient::Clock::now() + time;
+}
+
+Fd listening(int& port) {
+  Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
+  EXPECT_EQ(listen(fd.get(), 16), 0);
+  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+  port = ntohs(address.sin_port);
+  return fd;
+}
+
+class StoreEngine : public testing::Test {
+ protected:
+  StoreEngine() { server_.emplace(listening(port_)); }
+  StoreClient client() const { return StoreClient("127.0.0.1", port_, in(10s)); }
+  Fd raw() const {
+    Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port_));
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    return fd;
+  }
+
+  int port_ = 0;
+  std::optional<StoreServer> server_;
+};
+
+TEST_F(StoreEngine, EveryThreadsAdditionCounts) {
+  constexpr int kThreads = 6, kTimes = 100;
+  StoreClient shared = client();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      // Every second one over a connection of its own.
+      std::optional<StoreClient> own;
+      if (i % 2 == 0) own.emplace("127.0.0.1", port_, in(10s));
+      for (int k = 0; k < kTimes; ++k) (own ? *own : shared).add("sum", 1, in(10s));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(shared.add("sum", 0, in(1s)), kThreads * kTimes);
+}
+
+TEST_F(StoreEngine, AWaitEndsWhenTheLastKeyIsThere) {
+  std::atomic<bool> over = false;
+  std::thread waits([&] {
+    client().wait({"a", "b", "c"}, in(10s));
+    over = true;
+  });
+  StoreClient other = client();
+  other.set("a", "1", in(1s));
+  other.add("b", 1, in(1s));
+  EXPECT_FALSE(other.check({"a", "b", "c"}, in(1s)));
+  EXPECT_FALSE(over);
+  other.append("c", "2", in(1s));
+  waits.join();
+  EXPECT_THAT(other.get({"a", "b", "c"}, in(1s)), ElementsAre("1", "1", "2"));
+}
+
+TEST_F(StoreEngine, AWaitThatEndsAtItsDeadlineLeavesTheConnectionInStep) {
+  StoreClient one = client();
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_THAT(message_of<StoreFailure>([&] { one.wait({"absent"}, in(5ms)); }),
+                HasSubstr("nobody has set it"));
+    EXPECT_EQ(one.add("count", 1, in(1s)), i + 1);
+  }
+}
+
+// The answer and the end of the wait cross on their way: whichever is first, the next call is
+// right.
+TEST_F(StoreEngine, AKeyThatComesAtTheDeadlineIsEitherWay) {
+  StoreClient waits = client();
+  StoreClient sets = client();
+  for (int i = 0; i < 50; ++i) {
+    const std::string key = "key" + std::to_string(i);
+    std::thread setter([&] { sets.set(key, "x", in(1s)); });
+    try {
+      waits.wait({key}, in(0ms));
+    } catch (const StoreFailure&) {
+    }
+    setter.join();
+    EXPECT_EQ(waits.add("count", 1, in(1s)), i + 1);
+  }
+}
+
+TEST_F(StoreEngine, CompareAndSetEraseAndCount) {
+  StoreClient one = client();
+  EXPECT_EQ(one.compare_set("k", "other", "x", in(1s)), "other");
+  EXPECT_FALSE(one.check({"k"}, in(1s)));
+  EXPECT_EQ(one.compare_set("k", "", "x", in(1s)), "x");
+  EXPECT_EQ(one.compare_set("k", "y", "z", in(1s)), "x");
+  EXPECT_EQ(one.compare_set("k", "x", "z", in(1s)), "z");
+  EXPECT_EQ(one.count_keys(in(1s)), 1);
+  EXPECT_TRUE(one.erase("k", in(1s)));
+  EXPECT_FALSE(one.erase("k", in(1s)));
+  one.set("text", "no number", in(1s));
+  EXPECT_EQ(one.add("text", 4, in(1s)), 4);
+}
+
+TEST_F(StoreEngine, ValuesOfEverySize) {
+  StoreClient one = client();
+  for (const size_t size : {0, 1, 1440, 70'000, 5'000'000}) {
+    const std::string value(size, 'v');
+    one.set("value", value, in(10s));
+    EXPECT_EQ(one.get({"value"}, in(10s)).front(), value) << size;
+  }
+}
+
+TEST_F(StoreEngine, TheServersEndEndsAWait) {
+  StoreClient waits = client();
+  std::thread ends([&] {
+    client().set("from", "another", in(1s));
+    server_.reset();
+  });
+  EXPECT_THAT(message_of<StoreFailure>([&] { waits.wait({"absent"}, in(30s)); }),
+              HasSubstr("has ended"));
+  ends.join();
+  EXPECT_THAT(message_of<StoreFailure>([&] { waits.add("k", 1, in(1s)); }),
+              HasSubstr("was closed"));
+}
+
+TEST_F(StoreEngine, StrangersAreSentAwayAndNobodyElseNotices) {
+  StoreClient one = client();
+  for (const std::string& bytes :
+       {std::string("GET / HTTP/1.1\r\n\r\n"),                          // no store's
+        StoreMessage(StoreQuery::Validate).number(kMagic + 1).bytes(),  // another magic number
+        StoreMessage(StoreQuery::Ping).number(1u).bytes(),              // none
+        StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+            std::string(1, '\x7f'),  // no query
+        StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+            StoreMessage(StoreQuery::Get).number(~uint64_t{0}).bytes(),  // a text without end
+        StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+            StoreMessage(StoreQuery::Get).text("absent").bytes()}) {
+    const Fd fd = raw();
+    ASSERT_EQ(send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+    char byte;
+    EXPECT_LE(recv(fd.get(), &byte, 1, 0), 0);  // closed
+  }
+  EXPECT_EQ(one.add("count", 1, in(1s)), 1);
+}
+
+TEST_F(StoreEngine, RequestsInPiecesAndTogether) {
+  const std::string whole = StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+                            StoreMessage(StoreQuery::Set).text("k").text("value").bytes() +
+                            StoreMessage(StoreQuery::Push).text("q").text("1").bytes() +
+                            StoreMessage(StoreQuery::Push).text("q").text("2").bytes() +
+                            StoreMessage(StoreQuery::QueueLength).text("q").bytes() +
+                            StoreMessage(StoreQuery::Pop).text("q").bytes() +
+                            StoreMessage(StoreQuery::Wait).number(uint64_t{1}).text("q").bytes() +
+                            StoreMessage(StoreQuery::Get).text("k").bytes();
+  const std::string want = StoreMessage()
+                               .number(int64_t{2})
+                               .number(int64_t{1})
+                               .text("1")
+                               .number(kStopWaiting)
+                               .text("value")
+                               .bytes();
+  for (const size_t piece : {size_t{1}, size_t{7}, whole.size()}) {
+    const Fd fd = raw();
+    for (size_t at = 0; at < whole.size(); at += piece) {
+      const std::string part = whole.substr(at, piece);
+      ASSERT_EQ(send(fd.get(), part.data(), part.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(part.size()));
+    }
+    std::string got(want.size(), '?');
+    ASSERT_EQ(recv(fd.get(), got.data(), got.size(), MSG_WAITALL),
+              static_cast<ssize_t>(got.size()));
+    EXPECT_EQ(got, want) << piece;
+    // One of "1" and "2" is left, which the next round's would find.
+    client().wait({"q"}, in(1s));
+    const std::string pop = StoreMessage(StoreQuery::Pop).text("q").bytes();
+    ASSERT_EQ(send(fd.get(), pop.data(), pop.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(pop.size()));
+    std::string left(StoreMessage().number(int64_t{1}).text("2").bytes().size(), '?');
+    ASSERT_EQ(recv(fd.get(), left.data(), left.size(), MSG_WAITALL),
+              static_cast<ssize_t>(left.size()));
+  }
+}
+
+TEST(StoreProtocol, NoPartOfARequestIsARequest) {
+  const std::string all =
+      StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+      StoreMessage(StoreQuery::CompareSet).text("k").text("").text("value").bytes() +
+      StoreMessage(StoreQuery::MultiSet)
+          .number(uint64_t{2})
+          .text("a")
+          .text("1")
+          .text("b")
+          .text("2")
+          .bytes() +
+      StoreMessage(StoreQuery::Add).text("k").number(int64_t{-5}).bytes() +
+      StoreMessage(StoreQuery::CountKeys).bytes();
+  std::string_view left = all;
+  std::vector<StoreRequest> requests;
+  while (!left.empty()) {
+    std::string_view whole = left;
+    const auto request = take_request(whole);
+    ASSERT_TRUE(request);
+    for (size_t size = 0; size < left.size() - whole.size(); ++size) {
+      std::string_view part = left.substr(0, size);
+      EXPECT_FALSE(take_request(part));
+      EXPECT_EQ(part.size(), size);
+    }
+    requests.push_back(*request);
+    left = whole;
+  }
+  ASSERT_EQ(requests.size(), 5u);
+  EXPECT_THAT(requests[1].texts, ElementsAre("k", "", "value"));
+  EXPECT_THAT(requests[2].texts, ElementsAre("a", "1", "b", "2"));
+  EXPECT_EQ(requests[3].number, -5);
+}
+
+}  // namespace
+}  // namespace lockstep::comm
