@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
 #include <signal.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
@@ -44,8 +44,11 @@ bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK ||
 }  // namespace
 
 StoreServer::StoreServer(Fd listening)
-    : listening_(std::move(listening)), stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!stop_ || fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0) {
+    : listening_(std::move(listening)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      events_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, nullptr) ||
+      !watch(listening_, EPOLLIN, nullptr)) {
     throw CommError(fmt::format("[store] cannot serve: {}", std::strerror(errno)));
   }
   // The program's signals are for its own threads.
@@ -62,35 +65,42 @@ StoreServer::StoreServer(Fd listening)
 }
 
 StoreServer::~StoreServer() {
+  stopped_ = true;
   const uint64_t one = 1;
   [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
   thread_.join();
 }
 
+// Tells of `events` at `fd`, from now on or, for one that is watched, instead of what it told
+// before.
+bool StoreServer::watch(const Fd& fd, uint32_t events, Client* client) {
+  epoll_event event{.events = events, .data = {.ptr = client}};
+  return epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd.get(), &event) == 0 ||
+         (errno == EEXIST && epoll_ctl(events_.get(), EPOLL_CTL_MOD, fd.get(), &event) == 0);
+}
+
 void StoreServer::serve() {
   bool accepts = true;
-  for (;;) {
-    std::vector<pollfd> events{{stop_.get(), POLLIN, 0},
-                               {listening_.get(), static_cast<short>(accepts ? POLLIN : 0), 0}};
-    for (const Client& client : clients_) {
-      events.push_back(
-          {client.fd.get(), static_cast<short>(client.out.empty() ? POLLIN : POLLIN | POLLOUT), 0});
-    }
-    poll(events.data(), events.size(), accepts ? -1 : kPauseMs);
-    if (events[0].revents != 0) return;
-    auto event = events.begin() + 2;
-    for (Client& client : clients_) {
-      if ((event->revents & ~POLLOUT) != 0) read_from(client);
-      ++event;
+  while (!stopped_) {
+    epoll_event events[64];
+    const int count = epoll_wait(events_.get(), events, 64, accepts ? -1 : kPauseMs);
+    for (int i = 0; i < count; ++i) {
+      const auto client = static_cast<Client*>(events[i].data.ptr);
+      if (client == nullptr || client->gone) continue;
+      if ((events[i].events & EPOLLOUT) != 0) flush(*client);
+      if ((events[i].events & ~EPOLLOUT) != 0) read_from(*client);
     }
     end_waits();
-    for (Client& client : clients_) write_to(client);
-    clients_.remove_if([](const Client& client) { return client.gone; });
-    if (events[1].revents != 0 || !accepts) accepts = accept_all();
+    if (std::exchange(lost_, false)) {
+      clients_.remove_if([](const Client& client) { return client.gone; });
+    }
+    const bool can = accept_all();
+    if (can != accepts) watch(listening_, can ? uint32_t{EPOLLIN} : 0, nullptr);
+    accepts = can;
   }
 }
 
-// Whether more may come.
+// False when the system has no descriptor or memory for a client that waits for one.
 bool StoreServer::accept_all() {
   for (;;) {
     Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -99,40 +109,60 @@ bool StoreServer::accept_all() {
     setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     // A host that is gone for good takes its connections along in time.
     setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    clients_.push_back({.fd = std::move(fd)});
+    Client& client = clients_.emplace_back(Client{.fd = std::move(fd)});
+    if (!watch(client.fd, EPOLLIN, &client)) clients_.pop_back();
   }
+}
+
+void StoreServer::drop(Client& client) {
+  client.gone = lost_ = true;
+  client.waits = false;
 }
 
 void StoreServer::read_from(Client& client) {
   char buffer[1 << 16];
   const ssize_t count = recv(client.fd.get(), buffer, sizeof buffer, 0);
   if (count < 0 && is_temporary(errno)) return;
-  if (count <= 0) {
-    client.gone = true;
-    return;
-  }
+  if (count <= 0) return drop(client);
   client.in.append(buffer, static_cast<size_t>(count));
   std::string_view left = client.in;
   try {
+    // Before it has said what it is, no more is kept of it than that takes.
+    if (!client.known && client.in[0] != static_cast<char>(StoreQuery::Validate))
+      throw Error("a stranger");
     while (const auto request = take_request(left)) answer(client, *request);
   } catch (const std::exception&) {
     // Not one of ours, or out of step: there is no way back.
-    client.gone = true;
+    drop(client);
   }
   client.in.erase(0, client.in.size() - left.size());
 }
 
-void StoreServer::write_to(Client& client) {
-  if (client.out.empty() || client.gone) return;
-  const ssize_t count = send(client.fd.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
-  if (count > 0) client.out.erase(0, static_cast<size_t>(count));
-  if (count < 0 && !is_temporary(errno)) client.gone = true;
+void StoreServer::say(Client& client, const StoreMessage& message) {
+  const bool first = client.out.empty();
+  client.out += message.bytes();
+  if (first) flush(client);
+}
+
+void StoreServer::flush(Client& client) {
+  const bool was_full = client.full;
+  while (!client.out.empty() && !client.gone) {
+    const ssize_t count = send(client.fd.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
+    if (count >= 0) {
+      client.out.erase(0, static_cast<size_t>(count));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    } else if (errno != EINTR) {
+      drop(client);
+    }
+  }
+  client.full = !client.out.empty();
+  if (client.full != was_full)
+    watch(client.fd, client.full ? EPOLLIN | EPOLLOUT : EPOLLIN, &client);
 }
 
 void StoreServer::answer(Client& client, const StoreRequest& request) {
   const auto& texts = request.texts;
-  const auto say = [&client](const StoreMessage& message) { client.out += message.bytes(); };
-  if (!client.known && request.query != StoreQuery::Validate) throw Error("no magic number");
   changed_ = changed_ || changes(request.query);
   switch (request.query) {
     case StoreQuery::Validate:
@@ -145,63 +175,66 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     case StoreQuery::CompareSet: {
       const auto found = values_.find(texts[0]);
       const bool absent = found == values_.end();
-      if (absent && !texts[1].empty()) return say(StoreMessage().text(texts[1]));
-      if (!absent && found->second != texts[1]) return say(StoreMessage().text(found->second));
+      if (absent && !texts[1].empty()) return say(client, StoreMessage().text(texts[1]));
+      if (!absent && found->second != texts[1])
+        return say(client, StoreMessage().text(found->second));
       values_[texts[0]] = texts[2];
-      return say(StoreMessage().text(texts[2]));
+      return say(client, StoreMessage().text(texts[2]));
     }
     case StoreQuery::Get:
-      return say(StoreMessage().text(values_.at(texts[0])));
+      return say(client, StoreMessage().text(values_.at(texts[0])));
     case StoreQuery::Add:
-      return say(StoreMessage().number(add(texts[0], request.number)));
+      return say(client, StoreMessage().number(add(texts[0], request.number)));
     case StoreQuery::Check: {
       const bool all =
           std::all_of(texts.begin(), texts.end(), [this](auto& key) { return has(key); });
-      return say(StoreMessage().number(all ? kReady : kNotReady));
+      return say(client, StoreMessage().number(all ? kReady : kNotReady));
     }
     case StoreQuery::Wait:
       client.keys = texts;
       return wait(client);
     case StoreQuery::CountKeys:
-      return say(StoreMessage().number(static_cast<int64_t>(values_.size())));
+      return say(client, StoreMessage().number(static_cast<int64_t>(values_.size())));
     case StoreQuery::Delete:
-      return say(StoreMessage().number(static_cast<int64_t>(values_.erase(texts[0]))));
+      return say(client, StoreMessage().number(static_cast<int64_t>(values_.erase(texts[0]))));
     case StoreQuery::Append:
       values_[texts[0]] += texts[1];
       return;
-    case StoreQuery::MultiGet:
-      for (const std::string& key : texts) say(StoreMessage().text(values_.at(key)));
-      return;
+    case StoreQuery::MultiGet: {
+      StoreMessage values;
+      for (const std::string& key : texts) values.text(values_.at(key));
+      return say(client, values);
+    }
     case StoreQuery::MultiSet:
       for (size_t i = 0; i < texts.size(); i += 2) values_[texts[i]] = texts[i + 1];
       return;
     case StoreQuery::CancelWait:
       client.waits = false;
       client.barrier.clear();
-      return say(StoreMessage().number(kWaitCancelled));
+      return say(client, StoreMessage().number(kWaitCancelled));
     case StoreQuery::Ping:
-      return say(StoreMessage().number(static_cast<uint32_t>(request.number)));
+      return say(client, StoreMessage().number(static_cast<uint32_t>(request.number)));
     case StoreQuery::Push:
       queues_[texts[0]].push_back(texts[1]);
       return;
     case StoreQuery::Pop: {
       const auto queue = queues_.find(texts[0]);
-      if (queue == queues_.end()) return say(StoreMessage().number(int64_t{0}));
-      say(StoreMessage().number(int64_t{1}).text(queue->second.front()));
+      if (queue == queues_.end()) return say(client, StoreMessage().number(int64_t{0}));
+      say(client, StoreMessage().number(int64_t{1}).text(queue->second.front()));
       queue->second.pop_front();
       if (queue->second.empty()) queues_.erase(queue);
       return;
     }
     case StoreQuery::QueueLength: {
       const auto queue = queues_.find(texts[0]);
-      return say(StoreMessage().number(
-          static_cast<int64_t>(queue == queues_.end() ? 0 : queue->second.size())));
+      return say(client, StoreMessage().number(static_cast<int64_t>(
+                             queue == queues_.end() ? 0 : queue->second.size())));
     }
     case StoreQuery::ListKeys: {
       StoreMessage list;
       list.number(static_cast<int64_t>(values_.size()));
       for (const auto& [key, value] : values_) list.text(key);
-      return say(list);
+      return say(client, list);
     }
     case StoreQuery::Barrier:
       add(texts[0], 1);
@@ -246,7 +279,7 @@ void StoreServer::wait(Client& client) {
   if (client.waits) return;
   client.keys.clear();
   client.barrier.clear();
-  client.out += StoreMessage().number(kStopWaiting).bytes();
+  say(client, StoreMessage().number(kStopWaiting));
 }
 
 void StoreServer::end_waits() {

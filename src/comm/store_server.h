@@ -3,6 +3,7 @@
 // client while all others wait: where the name server is out of reach each costs ten seconds.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <list>
 #include <map>
@@ -30,6 +31,7 @@ class StoreServer {
     std::string in, out;
     bool known = false;  // has sent the magic
     bool gone = false;
+    bool full = false;  // `out` waits for the network
     // What it waits for: keys, or a barrier's sum.
     bool waits = false;
     std::vector<std::string> keys = {};
@@ -38,9 +40,12 @@ class StoreServer {
   };
 
   void serve();
+  bool watch(const Fd& fd, uint32_t events, Client* client);
   bool accept_all();
+  void drop(Client& client);
   void read_from(Client& client);
-  void write_to(Client& client);
+  void say(Client& client, const StoreMessage& message);
+  void flush(Client& client);
   void answer(Client& client, const StoreRequest& request);
   int64_t add(const std::string& key, int64_t amount);
   bool has(const std::string& key) const;
@@ -50,10 +55,13 @@ class StoreServer {
 
   const Fd listening_;
   const Fd stop_;  // an eventfd
+  const Fd events_;
+  std::atomic<bool> stopped_ = false;
   std::list<Client> clients_;
   std::map<std::string, std::string> values_;
   std::map<std::string, std::deque<std::string>> queues_;
   bool changed_ = false;  // since waits were last looked at
+  bool lost_ = false;     // a client that is still in the list
   std::thread thread_;
 };
 
