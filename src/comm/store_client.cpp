@@ -26,7 +26,7 @@ using Clock = StoreClient::Clock;
 // Between two tries to connect: at first, and at most.
 constexpr auto kFirstPause = 10ms;
 constexpr auto kLongestPause = 500ms;
-// How long one of several addresses is tried before the next.
+// How long an address is tried: behind it may be another, or a host that has only just started.
 constexpr auto kEach = 3s;
 // For the server to say that it no longer waits.
 constexpr auto kCancelled = 1s;
@@ -63,22 +63,23 @@ Addresses look_up(const std::string& host, int port, Deadline deadline) {
     int error;
     addrinfo* list;
   };
-  const auto find = [host, port] {
+  const auto find = [host, port](int more_flags) {
     addrinfo wanted{};
     wanted.ai_socktype = SOCK_STREAM;
-    wanted.ai_flags = AI_NUMERICSERV;
+    wanted.ai_flags = AI_NUMERICSERV | more_flags;
     Found found{0, nullptr};
     found.error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found.list);
     return found;
   };
+  // An address needs no question to anybody; a question has no deadline of its own.
+  Found found = find(AI_NUMERICHOST);
   try {
-    // Which has no deadline of its own. An address needs no question to anybody.
-    const Found found = within(until(deadline), find);
-    if (found.error == 0) return {found.list, freeaddrinfo};
-    throw StoreFailure(fmt::format("the name is not known ({})", gai_strerror(found.error)));
+    if (found.error != 0) found = within(until(deadline), [find] { return find(0); });
   } catch (const Unanswered&) {
     throw StoreFailure("the name server does not answer");
   }
+  if (found.error == 0) return {found.list, freeaddrinfo};
+  throw StoreFailure(fmt::format("the name is not known ({})", gai_strerror(found.error)));
 }
 
 Fd connect_to(const addrinfo& there, Deadline deadline) {
@@ -135,7 +136,9 @@ T receive(int fd, Deadline deadline) {
 }
 
 std::string receive_text(int fd, Deadline deadline) {
-  std::string text(receive<uint64_t>(fd, deadline), '\0');
+  const auto length = receive<uint64_t>(fd, deadline);
+  if (length > kMostText) throw StoreFailure(fmt::format("an answer of {} bytes is none", length));
+  std::string text(length, '\0');
   receive_all(fd, text.data(), text.size(), deadline);
   return text;
 }
@@ -149,7 +152,7 @@ StoreMessage about(StoreQuery query, const std::vector<std::string>& keys) {
 
 // A connection on which the server has answered: it may accept before it serves.
 Fd greeted(const addrinfo& there, Deadline deadline) {
-  Fd fd = connect_to(there, deadline);
+  Fd fd = connect_to(there, std::min(deadline, Clock::now() + kEach));
   const uint32_t ping = static_cast<uint32_t>(getpid());
   send_all(fd.get(),
            StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
@@ -169,7 +172,7 @@ StoreClient::StoreClient(const std::string& host, int port, Deadline deadline) {
       const Addresses addresses = look_up(host, port, deadline);
       for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
         try {
-          fd_ = greeted(*one, one->ai_next ? std::min(deadline, Clock::now() + kEach) : deadline);
+          fd_ = greeted(*one, deadline);
           return;
         } catch (const StoreFailure& error) {
           failure = error.what();
@@ -178,8 +181,8 @@ StoreClient::StoreClient(const std::string& host, int port, Deadline deadline) {
     } catch (const StoreFailure& error) {
       failure = error.what();
     }
-    if (until(deadline) == 0ms) throw StoreFailure(failure);
     std::this_thread::sleep_for(std::min(pause, until(deadline)));
+    if (until(deadline) == 0ms) throw StoreFailure(failure);
   }
 }
 

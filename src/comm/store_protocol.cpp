@@ -9,8 +9,6 @@
 namespace lockstep::comm {
 namespace {
 
-// Beyond what anybody keeps in a store; a stranger's bytes are not taken for a length.
-constexpr uint64_t kMostText = uint64_t{1} << 28;
 constexpr uint64_t kMostTexts = uint64_t{1} << 20;
 
 class Unfinished {};

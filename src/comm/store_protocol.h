@@ -47,6 +47,9 @@ constexpr std::string_view kArrivals = "init/";
 // Before every key of a user's.
 constexpr std::string_view kUsers = "/";
 
+// Beyond what anybody keeps in a store: a stranger's bytes are not taken for a length.
+constexpr uint64_t kMostText = uint64_t{1} << 28;
+
 // What is to be sent, field by field.
 class StoreMessage {
  public:
