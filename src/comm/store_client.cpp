@@ -190,13 +190,21 @@ StoreClient::StoreClient(const std::string& host, int port, Deadline deadline) {
 // request and the end of its answer, closes the connection: the next would read this one's answer.
 class StoreClient::Call {
  public:
-  Call(StoreClient& client, Deadline deadline)
-      : client_(client), deadline_(deadline), lock_(client.mutex_, deadline) {
-    if (!lock_) throw StoreFailure("a call of another thread still waits on the connection");
-    if (!client_.fd_) throw StoreFailure("the connection was closed when an answer failed to come");
+  Call(StoreClient& client, Deadline deadline) : client_(client), deadline_(deadline) {
+    std::unique_lock lock(client_.mutex_);
+    if (!client_.free_.wait_until(lock, deadline, [this] { return !client_.busy_; })) {
+      throw StoreFailure("a call of another thread still waits on the connection");
+    }
+    if (!client_.fd_) {
+      throw StoreFailure("the connection was closed when an answer failed to come");
+    }
+    client_.busy_ = true;
   }
   ~Call() {
-    if (lock_ && !whole_) client_.fd_.reset();
+    const std::lock_guard lock(client_.mutex_);
+    if (!whole_) client_.fd_.reset();
+    client_.busy_ = false;
+    client_.free_.notify_one();
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -219,7 +227,6 @@ class StoreClient::Call {
  private:
   StoreClient& client_;
   Deadline deadline_;
-  std::unique_lock<std::timed_mutex> lock_;
   bool whole_ = false;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <stdexcept>
@@ -47,7 +48,9 @@ class StoreClient {
   class Call;
 
   Fd fd_;
-  std::timed_mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable free_;
+  bool busy_ = false;  // with a call
 };
 
 }  // namespace lockstep::comm
