@@ -204,7 +204,7 @@ class StoreClient::Call {
     const std::lock_guard lock(client_.mutex_);
     if (!whole_) client_.fd_.reset();
     client_.busy_ = false;
-    client_.free_.notify_one();
+    client_.free_.notify_all();
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
