@@ -142,6 +142,18 @@ def test_a_name_server_out_of_reach_delays_no_start(folder):
         assert took < 8, f"{took:.1f} s: somebody waited for a name server"
 
 
+def test_a_host_that_knows_itself_by_loopback_serves_the_others(folder):
+    """As Debian's do: 127.0.1.1 for their own name. MASTER_ADDR is often the name of a batch job's first host."""
+    own = pathlib.Path(folder) / "hosts.own"
+    own.write_text("127.0.0.1 localhost\n127.0.1.1 host1\n10.77.0.2 host2\n")
+    with Hosts(folder, 2) as hosts:
+        hosts.on(1, "mount", "--bind", own, "/etc/hosts")
+        ranks = hosts.start_ranks([BIN / "linear_regression", "--epochs", "1"], 1, MASTER_ADDR="host1", LOCKSTEP_TIMEOUT="20")
+        for rank in ranks:
+            out, errors = rank.communicate(timeout=60)
+            assert rank.returncode == 0, out + errors
+
+
 def test_ranks_that_wait_for_a_lost_host_say_which(folder):
     with Hosts(folder, 2) as hosts:
         launchers = both(hosts, [BIN / "linear_regression", "--epochs", "1000000"])

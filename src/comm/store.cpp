@@ -55,8 +55,18 @@ Fd listening_at(const sockaddr* address, socklen_t length) {
   return Fd();
 }
 
+// Of a name that hosts have for themselves alone, as Debian's 127.0.1.1 for its own; "localhost"
+// and addresses mean what they say.
+bool is_only_for_itself(const std::string& host, const addrinfo& found) {
+  const bool says_so = host == "localhost" || host.find_first_not_of("0123456789.") == host.npos ||
+                       host.find(':') != host.npos;
+  if (says_so || found.ai_family != AF_INET) return false;
+  const auto address = reinterpret_cast<const sockaddr_in*>(found.ai_addr)->sin_addr.s_addr;
+  return ntohl(address) >> 24 == IN_LOOPBACKNET;
+}
+
 // Listens on the one interface that `host` names; on all where it names none of this host, as the
-// address of a Kubernetes service, or one that a router translates.
+// address of a Kubernetes service or one that a router translates, or none that others can reach.
 Fd listening(const StoreOptions& options) {
   if (options.listen_fd) return Fd(*options.listen_fd);
   addrinfo wanted{};
@@ -72,6 +82,7 @@ Fd listening(const StoreOptions& options) {
   for (const int family : {AF_INET, AF_INET6}) {
     for (const addrinfo* one = list; one != nullptr; one = one->ai_next) {
       if (one->ai_family != family) continue;
+      if (options.for_others && is_only_for_itself(options.host, *one)) continue;
       if (Fd fd = listening_at(one->ai_addr, one->ai_addrlen)) return fd;
       if (errno != EADDRNOTAVAIL) unreachable(options, std::strerror(errno), errno);
     }

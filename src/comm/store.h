@@ -21,6 +21,8 @@ struct StoreOptions {
   int port = 0;
   // Whether this process also runs the server.
   bool server = false;
+  // Whether ranks of other hosts come, too.
+  bool for_others = true;
   // How long connect() and every later call wait.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // A socket that already listens on `port`, which the server takes over.

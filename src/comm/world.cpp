@@ -107,7 +107,10 @@ void survive_broken_connections() {
 
 // The store, under keys that belong to this incarnation of the job and this world of the process.
 Store meet_at_store(const Place& place, std::chrono::milliseconds timeout) {
-  StoreOptions options{.host = place.host, .port = place.port, .timeout = timeout};
+  StoreOptions options{.host = place.host,
+                       .port = place.port,
+                       .for_others = !place.local_size || *place.local_size < place.size,
+                       .timeout = timeout};
   // torchrun serves the store itself.
   options.server =
       place.rank == 0 && env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";

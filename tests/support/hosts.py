@@ -48,14 +48,14 @@ class Hosts:
 
     def start_ranks(self, command, each, **variables):
         """Starts `each` ranks on every host, without a launcher; returns the processes by rank."""
-        clean = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)} | variables
+        clean = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
         ranks = []
         for rank in range(self.count * each):
             place = {"RANK": rank, "WORLD_SIZE": self.count * each, "LOCAL_RANK": rank % each, "LOCAL_WORLD_SIZE": each,
                      "MASTER_ADDR": "10.77.0.1", "MASTER_PORT": 29700, "OMP_NUM_THREADS": 1}
             ranks.append(subprocess.Popen(
                 [SCRIPT, "run", self.folder, str(rank // each + 1), *map(str, command)], text=True,
-                env=clean | {name: str(value) for name, value in place.items()}, stdin=subprocess.DEVNULL,
+                env=clean | {name: str(value) for name, value in place.items()} | variables, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE))
         return ranks
 
