@@ -7,19 +7,10 @@ RESULTS ?= $(BUILD)/soak.json
 BUILD := build/release
 RUN := $(BUILD)/bin/lockstep run --nproc-per-node
 NINJA := NINJA_STATUS="[build %f/%t] " ninja
-# fuzz_one(name, sources, libraries): builds tests/fuzz/NAME_fuzz.cpp and runs it on what it has found so far.
-define fuzz_one
-	@mkdir -p build/fuzz/corpus/$(1)
-	clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc \
-	  tests/fuzz/$(1)_fuzz.cpp $(2) -o build/fuzz/$(1) $(3) -lfmt
-	build/fuzz/$(1) -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
-	  -artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1)
-endef
-PLACE := $(patsubst src/%,%,$(wildcard src/core/place*.cpp))
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz soak format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -55,16 +46,28 @@ asan tsan: bench-setup ## runs the tests of the rooms without torch (asan: comm,
 	@cmake --build --preset $@
 	@ctest --preset $@
 
-fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60)
+# fuzzer(name, sources, libraries): fuzz-NAME builds tests/fuzz/NAME_fuzz.cpp and runs it on what it has found so far.
+define fuzzer
+fuzz-$(1): fuzz-tools
+	@mkdir -p build/fuzz/corpus/$(1)
+	clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc \
+	  tests/fuzz/$(1)_fuzz.cpp $(addprefix src/,$(2)) -o build/fuzz/$(1) $(3) -lfmt
+	build/fuzz/$(1) -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1)
+fuzz: fuzz-$(1)
+.PHONY: fuzz-$(1)
+endef
+PLACE := $(patsubst src/%,%,$(wildcard src/core/place*.cpp))
+$(eval $(call fuzzer,idx,data/idx.cpp,-lz))
+$(eval $(call fuzzer,rendezvous,launch/codec.cpp launch/conversation.cpp launch/tls.cpp launch/token.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/node_list.cpp $(PLACE) launch/slurm.cpp \
+  launch/rendezvous.cpp launch/streams.cpp,-lspdlog))
+$(eval $(call fuzzer,accelerate,launch/accelerate.cpp,-lyaml-cpp))
+$(eval $(call fuzzer,symbols,launch/symbols.cpp,))
+$(eval $(call fuzzer,store,comm/store_protocol.cpp,))
+fuzz-tools:
 	@scripts/setup.sh --dev
-	$(call fuzz_one,idx,src/data/idx.cpp,-lz)
-	$(call fuzz_one,rendezvous,$(addprefix src/,launch/codec.cpp launch/conversation.cpp launch/tls.cpp \
-	  launch/token.cpp core/environment.cpp),-lssl -lcrypto)
-	$(call fuzz_one,environment,$(addprefix src/,core/environment.cpp core/log.cpp core/node_list.cpp $(PLACE) \
-	  launch/slurm.cpp launch/rendezvous.cpp launch/streams.cpp),-lspdlog)
-	$(call fuzz_one,accelerate,src/launch/accelerate.cpp,-lyaml-cpp)
-	$(call fuzz_one,symbols,src/launch/symbols.cpp,)
-	$(call fuzz_one,store,src/comm/store_protocol.cpp,)
+fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says
 
 soak: build ## random faults in training jobs for $MINUTES (10), added to $RESULTS; a table, and status 1 for a hang or leftover
 	@python3 tests/support/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)
