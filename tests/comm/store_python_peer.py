@@ -36,6 +36,7 @@ def ask(port):
     note("append", lambda: (store.append("text", "ab"), store.append("text", "cd"), store.get("text")))
     note("multi", lambda: (store.multi_set(["m1", "m2"], ["1", "2"]), store.multi_get(["m2", "m1"])))
     note("delete", lambda: [store.delete_key("m1"), store.delete_key("m1"), store.check(["m1"])])
+    note("keys", lambda: store.num_keys() - store.check(["from_cpp"]))
     note("wait", lambda: store.wait(["absent"], datetime.timedelta(milliseconds=50)))
     note("after a wait", lambda: store.get("key"))
 

@@ -97,7 +97,7 @@ TEST(Store, AServerThatNeverAnswersIsADeadline) {
                            HasSubstr("no answer: the process that serves it")));
 }
 
-TEST(Store, AnswersPythonAsItsOwnDoes) {
+TEST(Store, B67_AnswersPythonAsItsOwnDoes) {
   const Store store = served();
   store.set("from_cpp", "1");
   const std::string command = fmt::format("{} {}/tests/comm/store_python_peer.py {}",
