@@ -122,8 +122,11 @@ void Supervisor::stop(int signal, Clock::duration limit) {
   enter(Phase::Stopping, limit);
   signal_ranks(signal);
   signal_rest(signal);
-  // A stopped process would not see the signal before it is too late.
-  signal_ranks(SIGCONT);
+  // One that is stopped would not see it before it is too late. The others are left alone: SIGCONT
+  // takes away the SIGSTOP by which a debugger, or a leak check at a process's end, waits to attach.
+  for (const Process& process : descendants()) {
+    if (process.state == 'T') kill(process.pid, SIGCONT);
+  }
 }
 
 void Supervisor::kill_all() {

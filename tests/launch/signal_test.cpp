@@ -122,6 +122,27 @@ TEST_F(SignalTest, UserSignalsAreForwardedAndEndNothing) {
   EXPECT_EQ(lines_of(result.out).size(), 4u);
 }
 
+TEST_F(SignalTest, AStoppedRankGoesOnToSeeTheSignalAndNoOtherIsToldTo) {
+  Job job(script_args(2, R"(trap 'echo goes on' CONT; trap 'told=1' TERM
+      if test $RANK = 0; then
+        echo $$ > $FIFO.pid; kill -STOP $$
+      else
+        until grep -q 'T (stopped)' /proc/$(cat $FIFO.pid 2>&-)/status 2>&-; do sleep 0.01; done
+        rm $FIFO.pid; echo ready
+      fi
+      until test "$told"; do sleep 0.01; done
+      for i in 1 2 3 4 5 6 7 8 9 10; do sleep 0.01; done
+      echo saved)"),
+          settings_);
+  ASSERT_TRUE(job.await("ready", 1));
+  kill(job.pid(), SIGTERM);
+  const Result result = job.wait();
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] saved\n"));
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] saved\n"));
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] goes on\n"));
+  EXPECT_THAT(result.out, Not(HasSubstr("[rank 1] goes on\n")));
+}
+
 TEST_F(SignalTest, APreemptionNoticeReachesProgramsThatPollForIt) {
   for (const int signal : {SIGUSR1, SIGTERM}) {
     const std::string self = std::filesystem::read_symlink("/proc/self/exe");
