@@ -25,6 +25,10 @@ std::string Roll::given_up() const {
   return "was given up" + (control_ ? control_->because() : "");
 }
 
+std::string Roll::cause(const std::string& seen) const {
+  return launcher_reports() && !control_->because().empty() ? given_up() : seen;
+}
+
 std::optional<std::string> Roll::fate(int rank) const {
   const int local = members_[rank] - first_local_;
   if (!control_ || local < 0 || local >= control_->local_ranks()) return std::nullopt;

@@ -24,6 +24,9 @@ class Roll {
   bool launcher_reports() const { return control_ && control_->epoch() != first_epoch_; }
   // "was given up (rank 3 was killed by SIGKILL)".
   std::string given_up() const;
+  // Why a call ends: the launcher's word, where it has given one by now, or else what was `seen`,
+  // which may be an echo of the same.
+  std::string cause(const std::string& seen) const;
   // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
   std::optional<std::string> fate(int rank) const;
   // "rank 1 (rank 3 of the world)".
