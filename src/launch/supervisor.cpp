@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "launch/descendants.h"
 #include "launch/page.h"
 #include "launch/report.h"
 #include "launch/stacks.h"
@@ -121,10 +120,12 @@ void Supervisor::enter(Phase phase, Clock::duration limit) {
 void Supervisor::stop(int signal, Clock::duration limit) {
   enter(Phase::Stopping, limit);
   signal_ranks(signal);
-  signal_rest(signal);
+  const auto all = descendants();
+  signal_rest(all, signal);
   // One that is stopped would not see it before it is too late. The others are left alone: SIGCONT
-  // takes away the SIGSTOP by which a debugger, or a leak check at a process's end, waits to attach.
-  for (const Process& process : descendants()) {
+  // takes away the SIGSTOP by which a debugger, or a leak check at a process's end, waits to
+  // attach.
+  for (const Process& process : all) {
     if (process.state == 'T') kill(process.pid, SIGCONT);
   }
 }
@@ -132,16 +133,16 @@ void Supervisor::stop(int signal, Clock::duration limit) {
 void Supervisor::kill_all() {
   enter(Phase::Killing, kKillRound);
   signal_ranks(SIGKILL);
-  signal_rest(SIGKILL);
+  signal_rest(descendants(), SIGKILL);
 }
 
 void Supervisor::signal_ranks(int signal) const {
   for (const auto& [pid, rank] : running_) kill(-pid, signal);
 }
 
-// The descendants that have left the ranks' process groups, or outlived their rank.
-void Supervisor::signal_rest(int signal) const {
-  for (const Process& process : descendants()) {
+// Those of `all` descendants that have left the ranks' process groups, or outlived their rank.
+void Supervisor::signal_rest(const std::vector<Process>& all, int signal) const {
+  for (const Process& process : all) {
     if (!running_.contains(process.group)) kill(process.pid, signal);
   }
 }
@@ -194,7 +195,7 @@ void Supervisor::on_children() {
     phase_ = Phase::Over;
   } else if (phase_ == Phase::Killing) {
     // An orphan of the one that has just ended may be new among our children.
-    signal_rest(SIGKILL);
+    signal_rest(descendants(), SIGKILL);
   } else if (running_.empty() && phase_ == Phase::Running) {
     enter(Phase::Leaving, options_.grace.value_or(kGraceAfterFailure));
   } else if (running_.empty() && phase_ == Phase::Telling) {

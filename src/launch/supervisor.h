@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "launch/descendants.h"
 #include "launch/outcome.h"
 #include "launch/outside.h"
 #include "launch/plan.h"
@@ -50,7 +51,7 @@ class Supervisor {
   void stop(int signal, Clock::duration limit);
   void kill_all();
   void signal_ranks(int signal) const;
-  void signal_rest(int signal) const;
+  void signal_rest(const std::vector<Process>& all, int signal) const;
 
   void wait_for_events();
   void attend_outside();
