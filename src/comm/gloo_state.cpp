@@ -172,8 +172,7 @@ void GlooState::fail(const GlooStep& step, const std::string& reason) {
   board_.post(notice);
   break_connections();
   const Board::Notices notices = board_.exchange(notice, Board::kInquiry);
-  dead_ = fmt::format("{} {} on {}: {}", notice.text, roll_.cause(reason), roll_.name(rank()),
-                      roll_.others(step.notice, notices));
+  dead_ = roll_.end(step.notice, reason, notices);
   throw CommError("[gloo] " + *dead_);
 }
 

@@ -243,8 +243,7 @@ void NcclState::fail(const Notice& at, const std::string& reason) {
   board_.post(notice);
   comm_.abort();
   const Board::Notices notices = board_.exchange(notice, Board::kInquiry);
-  publish_end(fmt::format("{} {} on {}: {}", notice.text, roll_.cause(reason),
-                          roll_.name(roll_.rank()), roll_.others(at, notices)));
+  publish_end(roll_.end(at, reason, notices));
 }
 
 void NcclState::give_up(std::string_view why) noexcept {

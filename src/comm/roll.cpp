@@ -25,8 +25,11 @@ std::string Roll::given_up() const {
   return "was given up" + (control_ ? control_->because() : "");
 }
 
-std::string Roll::cause(const std::string& seen) const {
-  return launcher_reports() && !control_->because().empty() ? given_up() : seen;
+std::string Roll::end(const Notice& mine, const std::string& seen,
+                      const Board::Notices& notices) const {
+  const bool explained = launcher_reports() && !control_->because().empty();
+  return fmt::format("{} {} on {}: {}", mine.text, explained ? given_up() : seen, name(rank_),
+                     others(mine, notices));
 }
 
 std::optional<std::string> Roll::fate(int rank) const {

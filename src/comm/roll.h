@@ -24,17 +24,17 @@ class Roll {
   bool launcher_reports() const { return control_ && control_->epoch() != first_epoch_; }
   // "was given up (rank 3 was killed by SIGKILL)".
   std::string given_up() const;
-  // Why a call ends: the launcher's word, where it has given one by now, or else what was `seen`,
-  // which may be an echo of the same.
-  std::string cause(const std::string& seen) const;
   // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
   std::optional<std::string> fate(int rank) const;
   // "rank 1 (rank 3 of the world)".
   std::string name(int rank) const;
-  // What each of the others is doing, when this rank gives up in `mine`.
-  std::string others(const Notice& mine, const Board::Notices& notices) const;
+  // How this rank's call `mine` ended, with what each of the others is doing. The cause is the
+  // launcher's word, where it has given one by now, or else what was `seen`, perhaps its echo.
+  std::string end(const Notice& mine, const std::string& seen, const Board::Notices& notices) const;
 
  private:
+  std::string others(const Notice& mine, const Board::Notices& notices) const;
+
   const int rank_;
   const std::vector<int> members_;
   const std::optional<Control> control_;
