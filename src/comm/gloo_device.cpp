@@ -1,11 +1,10 @@
 #include "comm/gloo_device.h"
 
 #include <arpa/inet.h>
-#include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <memory>
+#include "comm/look_up.h"
 
 namespace lockstep::comm {
 namespace {
@@ -25,14 +24,8 @@ std::optional<std::string> own_address(int socket) {
 }  // namespace
 
 std::optional<std::string> address_towards(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) {
-    return std::nullopt;
-  }
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> list(found, &freeaddrinfo);
-  for (const addrinfo* entry = list.get(); entry; entry = entry->ai_next) {
+  const Found found = look_up(host, port);
+  for (const addrinfo* entry = found.addresses.get(); entry; entry = entry->ai_next) {
     const int socket = ::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (socket < 0) continue;
     // Connecting a datagram socket chooses the route and sends nothing.

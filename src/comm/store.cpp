@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -12,6 +11,7 @@
 #include <mutex>
 #include <utility>
 
+#include "comm/look_up.h"
 #include "comm/store_client.h"
 #include "comm/store_server.h"
 #include "comm/text.h"
@@ -69,18 +69,12 @@ bool is_only_for_itself(const std::string& host, const addrinfo& found) {
 // address of a Kubernetes service or one that a router translates, or none that others can reach.
 Fd listening(const StoreOptions& options) {
   if (options.listen_fd) return Fd(*options.listen_fd);
-  addrinfo wanted{};
-  wanted.ai_socktype = SOCK_STREAM;
-  wanted.ai_flags = AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  const int unknown =
-      getaddrinfo(options.host.c_str(), std::to_string(options.port).c_str(), &wanted, &list);
-  if (unknown != 0)
-    unreachable(options, fmt::format("the name is not known ({})", gai_strerror(unknown)));
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(list, freeaddrinfo);
+  const Found found = look_up(options.host, options.port);
+  if (found.error != 0)
+    unreachable(options, fmt::format("the name is not known ({})", gai_strerror(found.error)));
   // IPv4 first, as clients of every kind then find it.
   for (const int family : {AF_INET, AF_INET6}) {
-    for (const addrinfo* one = list; one != nullptr; one = one->ai_next) {
+    for (const addrinfo* one = found.addresses.get(); one != nullptr; one = one->ai_next) {
       if (one->ai_family != family) continue;
       if (options.for_others && is_only_for_itself(options.host, *one)) continue;
       if (Fd fd = listening_at(one->ai_addr, one->ai_addrlen)) return fd;

@@ -1,8 +1,6 @@
 #include "comm/store_client.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -11,9 +9,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <thread>
 
+#include "comm/look_up.h"
 #include "comm/within.h"
 
 namespace lockstep::comm {
@@ -56,29 +54,17 @@ void await(int fd, short event, Deadline deadline) {
   if (!is_ready(fd, event, deadline)) throw StoreFailure(kUnanswered);
 }
 
-using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
-
-Addresses look_up(const std::string& host, int port, Deadline deadline) {
-  struct Found {
-    int error;
-    addrinfo* list;
-  };
-  const auto find = [host, port](int more_flags) {
-    addrinfo wanted{};
-    wanted.ai_socktype = SOCK_STREAM;
-    wanted.ai_flags = AI_NUMERICSERV | more_flags;
-    Found found{0, nullptr};
-    found.error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found.list);
-    return found;
-  };
-  // An address needs no question to anybody; a question has no deadline of its own.
-  Found found = find(AI_NUMERICHOST);
+// A lookup has no deadline of its own; an address needs none.
+Found look_up_within(const std::string& host, int port, Deadline deadline) {
+  Found found = look_up(host, port, AI_NUMERICHOST);
   try {
-    if (found.error != 0) found = within(until(deadline), [find] { return find(0); });
+    if (found.error != 0) {
+      found = within(until(deadline), [host, port] { return look_up(host, port); });
+    }
   } catch (const Unanswered&) {
     throw StoreFailure("the name server does not answer");
   }
-  if (found.error == 0) return {found.list, freeaddrinfo};
+  if (found.error == 0) return found;
   throw StoreFailure(fmt::format("the name is not known ({})", gai_strerror(found.error)));
 }
 
@@ -169,8 +155,8 @@ StoreClient::StoreClient(const std::string& host, int port, Deadline deadline) {
   for (auto pause = std::chrono::milliseconds(kFirstPause);;
        pause = std::min(2 * pause, kLongestPause + 0ms)) {
     try {
-      const Addresses addresses = look_up(host, port, deadline);
-      for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
+      const Found found = look_up_within(host, port, deadline);
+      for (const addrinfo* one = found.addresses.get(); one != nullptr; one = one->ai_next) {
         try {
           fd_ = greeted(*one, deadline);
           return;

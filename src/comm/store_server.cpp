@@ -23,22 +23,6 @@ namespace {
 // While no descriptor is left for a new client.
 constexpr int kPauseMs = 100;
 
-// Whether somebody may have waited for it.
-bool changes(StoreQuery query) {
-  switch (query) {
-    case StoreQuery::Set:
-    case StoreQuery::CompareSet:
-    case StoreQuery::Add:
-    case StoreQuery::Append:
-    case StoreQuery::MultiSet:
-    case StoreQuery::Push:
-    case StoreQuery::Barrier:
-      return true;
-    default:
-      return false;
-  }
-}
-
 bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
 }  // namespace
@@ -47,8 +31,8 @@ StoreServer::StoreServer(Fd listening)
     : listening_(std::move(listening)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       events_(epoll_create1(EPOLL_CLOEXEC)) {
-  if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, nullptr) ||
-      !watch(listening_, EPOLLIN, nullptr)) {
+  if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, &stop_) ||
+      !watch(listening_, EPOLLIN, &listening_)) {
     throw CommError(fmt::format("[store] cannot serve: {}", std::strerror(errno)));
   }
   // The program's signals are for its own threads.
@@ -65,37 +49,44 @@ StoreServer::StoreServer(Fd listening)
 }
 
 StoreServer::~StoreServer() {
-  stopped_ = true;
   const uint64_t one = 1;
   [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
   thread_.join();
 }
 
 // Tells of `events` at `fd`, from now on or, for one that is watched, instead of what it told
-// before.
-bool StoreServer::watch(const Fd& fd, uint32_t events, Client* client) {
-  epoll_event event{.events = events, .data = {.ptr = client}};
+// before; `who` is a client, or the descriptor itself.
+bool StoreServer::watch(const Fd& fd, uint32_t events, const void* who) {
+  epoll_event event{.events = events, .data = {.ptr = const_cast<void*>(who)}};
   return epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd.get(), &event) == 0 ||
          (errno == EEXIST && epoll_ctl(events_.get(), EPOLL_CTL_MOD, fd.get(), &event) == 0);
 }
 
 void StoreServer::serve() {
   bool accepts = true;
-  while (!stopped_) {
+  for (;;) {
     epoll_event events[64];
     const int count = epoll_wait(events_.get(), events, 64, accepts ? -1 : kPauseMs);
+    bool knocks = !accepts;
     for (int i = 0; i < count; ++i) {
-      const auto client = static_cast<Client*>(events[i].data.ptr);
-      if (client == nullptr || client->gone) continue;
-      if ((events[i].events & EPOLLOUT) != 0) flush(*client);
-      if ((events[i].events & ~EPOLLOUT) != 0) read_from(*client);
+      void* const who = events[i].data.ptr;
+      if (who == &stop_) return;
+      if (who == &listening_) {
+        knocks = true;
+        continue;
+      }
+      Client& client = *static_cast<Client*>(who);
+      if (client.gone) continue;
+      if ((events[i].events & EPOLLOUT) != 0) flush(client);
+      if ((events[i].events & ~EPOLLOUT) != 0) read_from(client);
     }
     end_waits();
     if (std::exchange(lost_, false)) {
       clients_.remove_if([](const Client& client) { return client.gone; });
     }
+    if (!knocks) continue;
     const bool can = accept_all();
-    if (can != accepts) watch(listening_, can ? uint32_t{EPOLLIN} : 0, nullptr);
+    if (can != accepts) watch(listening_, can ? uint32_t{EPOLLIN} : 0, &listening_);
     accepts = can;
   }
 }
@@ -163,14 +154,13 @@ void StoreServer::flush(Client& client) {
 
 void StoreServer::answer(Client& client, const StoreRequest& request) {
   const auto& texts = request.texts;
-  changed_ = changed_ || changes(request.query);
   switch (request.query) {
     case StoreQuery::Validate:
       if (request.number != kMagic) throw Error("another magic number");
       client.known = true;
       return;
     case StoreQuery::Set:
-      values_[texts[0]] = texts[1];
+      value(texts[0]) = texts[1];
       return;
     case StoreQuery::CompareSet: {
       const auto found = values_.find(texts[0]);
@@ -178,7 +168,7 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
       if (absent && !texts[1].empty()) return say(client, StoreMessage().text(texts[1]));
       if (!absent && found->second != texts[1])
         return say(client, StoreMessage().text(found->second));
-      values_[texts[0]] = texts[2];
+      value(texts[0]) = texts[2];
       return say(client, StoreMessage().text(texts[2]));
     }
     case StoreQuery::Get:
@@ -198,7 +188,7 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     case StoreQuery::Delete:
       return say(client, StoreMessage().number(static_cast<int64_t>(values_.erase(texts[0]))));
     case StoreQuery::Append:
-      values_[texts[0]] += texts[1];
+      value(texts[0]) += texts[1];
       return;
     case StoreQuery::MultiGet: {
       StoreMessage values;
@@ -206,7 +196,7 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
       return say(client, values);
     }
     case StoreQuery::MultiSet:
-      for (size_t i = 0; i < texts.size(); i += 2) values_[texts[i]] = texts[i + 1];
+      for (size_t i = 0; i < texts.size(); i += 2) value(texts[i]) = texts[i + 1];
       return;
     case StoreQuery::CancelWait:
       client.waits = false;
@@ -216,6 +206,7 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
       return say(client, StoreMessage().number(static_cast<uint32_t>(request.number)));
     case StoreQuery::Push:
       queues_[texts[0]].push_back(texts[1]);
+      changed_ = true;
       return;
     case StoreQuery::Pop: {
       const auto queue = queues_.find(texts[0]);
@@ -244,14 +235,27 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
   }
 }
 
-// A value that is no number counts as 0.
+// To be written: somebody may wait for it.
+std::string& StoreServer::value(const std::string& key) {
+  changed_ = true;
+  return values_[key];
+}
+
+// 0 where there is none, or a value that is no number.
+int64_t StoreServer::number(const std::string& key) const {
+  const auto found = values_.find(key);
+  int64_t number = 0;
+  if (found != values_.end()) {
+    std::from_chars(found->second.data(), found->second.data() + found->second.size(), number);
+  }
+  return number;
+}
+
 int64_t StoreServer::add(const std::string& key, int64_t amount) {
-  std::string& value = values_[key];
-  int64_t sum = 0;
-  std::from_chars(value.data(), value.data() + value.size(), sum);
   // Past its end it begins anew, as it would without a check.
-  sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(amount));
-  value = std::to_string(sum);
+  const auto sum =
+      static_cast<int64_t>(static_cast<uint64_t>(number(key)) + static_cast<uint64_t>(amount));
+  value(key) = std::to_string(sum);
   return sum;
 }
 
@@ -264,12 +268,7 @@ bool StoreServer::is_over(const Client& client) const {
     return std::all_of(client.keys.begin(), client.keys.end(),
                        [this](auto& key) { return has(key); });
   }
-  const auto found = values_.find(client.barrier);
-  int64_t sum = 0;
-  if (found != values_.end()) {
-    std::from_chars(found->second.data(), found->second.data() + found->second.size(), sum);
-  }
-  return sum >= client.sum;
+  return number(client.barrier) >= client.sum;
 }
 
 // Says so when what it waits for is there; otherwise it is looked at again whenever something

@@ -3,7 +3,6 @@
 // client while all others wait: where the name server is out of reach each costs ten seconds.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <list>
 #include <map>
@@ -40,13 +39,15 @@ class StoreServer {
   };
 
   void serve();
-  bool watch(const Fd& fd, uint32_t events, Client* client);
+  bool watch(const Fd& fd, uint32_t events, const void* who);
   bool accept_all();
   void drop(Client& client);
   void read_from(Client& client);
   void say(Client& client, const StoreMessage& message);
   void flush(Client& client);
   void answer(Client& client, const StoreRequest& request);
+  std::string& value(const std::string& key);
+  int64_t number(const std::string& key) const;
   int64_t add(const std::string& key, int64_t amount);
   bool has(const std::string& key) const;
   bool is_over(const Client& client) const;
@@ -56,7 +57,6 @@ class StoreServer {
   const Fd listening_;
   const Fd stop_;  // an eventfd
   const Fd events_;
-  std::atomic<bool> stopped_ = false;
   std::list<Client> clients_;
   std::map<std::string, std::string> values_;
   std::map<std::string, std::deque<std::string>> queues_;
