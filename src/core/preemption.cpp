@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #include "lockstep/core/error.h"
@@ -13,9 +14,16 @@ namespace {
 
 std::atomic<bool> g_exists{false};
 std::atomic<int> g_signal{0};
-static_assert(std::atomic<int>::is_always_lock_free, "a signal handler writes it");
+std::atomic<uint64_t> g_received{0};  // a bit for each that has come
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free,
+              "a signal handler writes them");
 
-extern "C" void on_preemption(int number) { g_signal.store(number, std::memory_order_relaxed); }
+uint64_t bit_of(int number) { return uint64_t{1} << (number - 1); }
+
+extern "C" void on_preemption(int number) {
+  g_received.fetch_or(bit_of(number), std::memory_order_relaxed);
+  g_signal.store(number, std::memory_order_relaxed);
+}
 
 }  // namespace
 
@@ -24,6 +32,7 @@ PreemptionNotice::PreemptionNotice(std::initializer_list<int> signals) {
     throw ConfigError("[preemption] there is a PreemptionNotice already; use that one");
   }
   g_signal.store(0, std::memory_order_relaxed);
+  g_received.store(0, std::memory_order_relaxed);
   for (const int number : signals) {
     struct sigaction action {};
     action.sa_handler = on_preemption;
@@ -42,7 +51,12 @@ PreemptionNotice::PreemptionNotice(std::initializer_list<int> signals) {
 PreemptionNotice::~PreemptionNotice() { restore(); }
 
 void PreemptionNotice::restore() noexcept {
-  for (const auto& [number, action] : before_) sigaction(number, &action, nullptr);
+  for (auto& [number, action] : before_) {
+    const bool came = (g_received.load(std::memory_order_relaxed) & bit_of(number)) != 0;
+    if (came && (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == SIG_DFL)
+      action.sa_handler = SIG_IGN;
+    sigaction(number, &action, nullptr);
+  }
   g_exists.store(false);
 }
 

@@ -32,16 +32,48 @@ TEST(PreemptionNotice, AnotherOneStartsAnew) {
   EXPECT_FALSE(PreemptionNotice().received());
 }
 
-TEST(PreemptionNotice, AfterItTheSignalEndsTheProcessAgain) {
+// The signal that ends a new process which does `body`; 0 when it ends by itself.
+template <class Body>
+int signal_that_ends(const Body& body) {
   const pid_t pid = fork();
   if (pid == 0) {
-    { const PreemptionNotice notice; }
-    raise(SIGUSR1);
+    for (const int number : {SIGUSR1, SIGTERM}) ::signal(number, SIG_DFL);
+    body();
     _exit(0);
   }
   int status = 0;
   waitpid(pid, &status, 0);
-  EXPECT_TRUE(WIFSIGNALED(status));
+  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+
+TEST(PreemptionNotice, AfterItTheSignalEndsTheProcessAgain) {
+  EXPECT_EQ(signal_that_ends([] {
+              { const PreemptionNotice notice; }
+              raise(SIGUSR1);
+            }),
+            SIGUSR1);
+}
+
+TEST(PreemptionNotice, WhoHasHeardIsNotKilledByTheSameWordOnTheWayOut) {
+  EXPECT_EQ(signal_that_ends([] {
+              {
+                const PreemptionNotice notice;
+                raise(SIGUSR1);
+              }
+              raise(SIGUSR1);
+            }),
+            0);
+}
+
+TEST(PreemptionNotice, AnotherSignalEndsTheProcessNevertheless) {
+  EXPECT_EQ(signal_that_ends([] {
+              {
+                const PreemptionNotice notice;
+                raise(SIGUSR1);
+              }
+              raise(SIGTERM);
+            }),
+            SIGTERM);
 }
 
 TEST(PreemptionNotice, TwoAtOnceAreRefused) {

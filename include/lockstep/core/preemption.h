@@ -14,8 +14,10 @@ namespace lockstep {
 // Kubernetes sends SIGTERM; `lockstep run` passes both on to every rank. The ranks hear of it at
 // slightly different times: agree on the step with a collective before acting.
 //
-// One at a time in a process; the destructor restores the handling from before. Safe to poll from
-// any thread. Throws ConfigError when there is one already, or for a signal that cannot be handled.
+// One at a time in a process. The destructor restores the handling from before, but for a signal
+// that has come and would now end the process: that one is ignored from then on, since the same
+// word may come twice (Slurm tells every process of a step, the launcher among them) while a
+// program that has saved is on its way out. Safe to poll from any thread. Throws ConfigError when there is one already, or for a signal that cannot be handled.
 class PreemptionNotice {
  public:
   explicit PreemptionNotice(std::initializer_list<int> signals = {SIGUSR1, SIGTERM});
