@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kSide = 28;
 static_assert(kPixels == kSide * kSide);
 constexpr int kClasses = 10;
-constexpr const char* kAddress = "[mnist]";
+constexpr const char* kMnist = "[mnist]";
 
 bool is_there(const std::filesystem::path& path) {
   std::error_code ignored;
@@ -35,7 +35,7 @@ std::filesystem::path find(const std::filesystem::path& folder, const std::strin
     if (is_there(folder / (stem + ending))) return folder / (stem + ending);
   }
   throw DataError(fmt::format("{} {} is missing: expected {} or {}.gz in '{}', found {}; {}",
-                              kAddress, name, stem, stem, folder.string(),
+                              kMnist, name, stem, stem, folder.string(),
                               is_there(folder) ? "neither" : "no such folder", advice));
 }
 
@@ -45,12 +45,12 @@ void check_sizes(const std::filesystem::path& file, const IdxArray& array,
       !std::equal(sample_sizes.begin(), sample_sizes.end(), array.sizes.begin() + 1)) {
     std::string expected = "N";
     for (const int64_t size : sample_sizes) expected += fmt::format(" x {}", size);
-    throw DataError(fmt::format("{} {}: wrong sizes: expected {}, found {}", kAddress,
-                                file.string(), expected, fmt::join(array.sizes, " x ")));
+    throw DataError(fmt::format("{} {}: wrong sizes: expected {}, found {}", kMnist, file.string(),
+                                expected, fmt::join(array.sizes, " x ")));
   }
   if (array.sizes[0] == 0) {
     throw DataError(
-        fmt::format("{} {}: expected at least one sample, found 0", kAddress, file.string()));
+        fmt::format("{} {}: expected at least one sample, found 0", kMnist, file.string()));
   }
 }
 
@@ -58,8 +58,8 @@ void check_labels(const std::filesystem::path& file, const std::vector<uint8_t>&
   const auto bad =
       std::find_if(labels.begin(), labels.end(), [](uint8_t label) { return label >= kClasses; });
   if (bad != labels.end()) {
-    throw DataError(fmt::format("{} {}: sample {}: expected a label from 0 to {}, found {}",
-                                kAddress, file.string(), bad - labels.begin(), kClasses - 1, *bad));
+    throw DataError(fmt::format("{} {}: sample {}: expected a label from 0 to {}, found {}", kMnist,
+                                file.string(), bad - labels.begin(), kClasses - 1, *bad));
   }
 }
 
@@ -84,7 +84,7 @@ Mnist::Mnist(const std::filesystem::path& folder, Split split, const ImageOption
       mean_(options.mean.value_or(traits.mean)),
       deviation_(options.deviation.value_or(traits.deviation)) {
   if (!(deviation_ > 0)) {
-    throw ConfigError(fmt::format("{} deviation must be positive, not {}", kAddress, deviation_));
+    throw ConfigError(fmt::format("{} deviation must be positive, not {}", kMnist, deviation_));
   }
 
   const std::string part = split == Split::Train ? "train" : "t10k";
@@ -97,7 +97,7 @@ Mnist::Mnist(const std::filesystem::path& folder, Split split, const ImageOption
   check_sizes(image_file, images, {kSide, kSide});
   if (images.sizes[0] != labels.sizes[0]) {
     throw DataError(fmt::format(
-        "{} counts differ: {} images in {}, {} labels in {}; take both from one source", kAddress,
+        "{} counts differ: {} images in {}, {} labels in {}; take both from one source", kMnist,
         images.sizes[0], image_file.string(), labels.sizes[0], label_file.string()));
   }
   images_ = std::move(images.bytes);
@@ -105,7 +105,7 @@ Mnist::Mnist(const std::filesystem::path& folder, Split split, const ImageOption
 }
 
 Batch Mnist::refill(Batch spare, at::IntArrayRef indices) const {
-  check_indices(kAddress, indices, size());
+  check_indices(kMnist, indices, size());
   const auto count = static_cast<int64_t>(indices.size());
   const std::array<int64_t, 2> flat{count, kPixels};
   const std::array<int64_t, 4> image{count, 1, kSide, kSide};

@@ -14,7 +14,7 @@
 namespace lockstep::data {
 namespace {
 
-constexpr const char* kAddress = "[tensor data set]";
+constexpr const char* kTensors = "[tensor data set]";
 
 template <typename Element>
 void copy_elements(void* to, const void* from, at::IntArrayRef indices) {
@@ -58,7 +58,7 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target) {
   if (!data.defined() || !target.defined() || data.dim() < 1 || target.dim() < 1 ||
       data.size(0) != target.size(0)) {
     throw ConfigError(fmt::format("{} data {} and target {} need the same first dimension",
-                                  kAddress, sizes_text(data), sizes_text(target)));
+                                  kTensors, sizes_text(data), sizes_text(target)));
   }
   // Rows are copied by address: no gradients, no gaps.
   data_ = data.detach().contiguous();
@@ -66,7 +66,7 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target) {
 }
 
 Batch TensorDataset::refill(Batch spare, at::IntArrayRef indices) const {
-  check_indices(kAddress, indices, size());
+  check_indices(kTensors, indices, size());
   return {gather(data_, std::move(spare.data), indices),
           gather(target_, std::move(spare.target), indices)};
 }
