@@ -95,9 +95,13 @@ def test_a_killed_rank_ends_training_everywhere(folder):
 
 def await_training(hosts):
     """Until ranks of both hosts talk to each other: each host has connections of theirs to the other one."""
+    await_connections(hosts, 5)
+
+
+def await_connections(hosts, count):
     for host in (1, 2):
         talking = f"ss -Htn state established dst 10.77.0.{3 - host} | wc -l"
-        hosts.on(host, "sh", "-c", f"until test $({talking}) -ge 5; do sleep 0.05; done")
+        hosts.on(host, "sh", "-c", f"until test $({talking}) -ge {count}; do sleep 0.01; done")
 
 
 def test_a_failed_rank_is_named_on_both_hosts(folder):
@@ -155,13 +159,17 @@ def test_a_host_that_knows_itself_by_loopback_serves_the_others(folder):
 
 
 def test_ranks_that_wait_for_a_lost_host_say_which(folder):
-    with Hosts(folder, 2) as hosts:
-        launchers = both(hosts, [BIN / "linear_regression", "--epochs", "1000000"])
-        await_training(hosts)
-        hosts.do("cut", 2)
-        launchers[0].expect(1, r"^\[rank [01]\] .*was given up \(host2 .* was lost: no sign of life for 1 s")
-        launchers[1].expect(1, "lost the way to the coordinator at host1:29400")
-        hosts.expect_nothing_left()
+    # As they start, as they connect, in training.
+    for connections in (1, 3, 5):
+        with Hosts(folder, 2) as hosts:
+            launchers = both(hosts, f"exec {BIN}/linear_regression --epochs 1000000")
+            for launcher in launchers:
+                launcher.await_text("here", 2)
+            await_connections(hosts, connections)
+            hosts.do("cut", 2)
+            launchers[0].expect(1, r"^\[rank [01]\] .*was given up \(host2 .* was lost: no sign of life for 1 s")
+            launchers[1].expect(1, "lost the way to the coordinator at host1:29400")
+            hosts.expect_nothing_left()
 
 
 def test_ranks_that_ignore_sigterm_end_on_every_host(folder):

@@ -14,12 +14,16 @@ namespace {
 // What a store that lives needs at most to answer.
 constexpr std::chrono::milliseconds kAnswer{200};
 constexpr std::chrono::milliseconds kRound{10};
+// For what the others say when the launcher has told what they do not know better: they are told so
+// at the same time.
+constexpr std::chrono::milliseconds kExplained{100};
 
-constexpr const char* kReaders = "lockstep/notice/readers";
 // There once somebody has failed.
 constexpr const char* kFailed = "lockstep/notice/failed";
 
 std::string key_of(int rank) { return fmt::format("lockstep/notice/{}", rank); }
+// There once that rank has read the others'.
+std::string reader_key(int rank) { return fmt::format("lockstep/notice/read/{}", rank); }
 
 std::string one_line(std::string text) {
   std::replace(text.begin(), text.end(), '\n', ' ');
@@ -55,15 +59,19 @@ bool Notice::contradicts(const Notice& other) const {
 // Owned by the thread that talks to the store, too: that thread may be stuck in it for as long as
 // the kernel waits for a host that is gone.
 struct Board::Shared {
-  Shared(Store the_store, Place the_place) : store(std::move(the_store)), place(the_place) {}
+  Shared(Store the_store, int the_rank, std::vector<int> the_members)
+      : store(std::move(the_store)), rank(the_rank), members(std::move(the_members)) {}
 
   // Runs in a thread of its own.
   void talk(const Notice& mine, std::chrono::milliseconds limit, bool read);
   bool read_round();
   void await_readers(std::chrono::steady_clock::time_point end);
+  int size() const { return static_cast<int>(members.size()); }
+  bool is_gone(int peer) const { return store.verdict()->fate(members[peer]).has_value(); }
 
   const Store store;
-  const Place place;
+  const int rank;
+  const std::vector<int> members;
   std::mutex mutex;
   std::condition_variable changed;
   bool busy = false;
@@ -74,32 +82,38 @@ struct Board::Shared {
 // True when nobody is left whose notice could still change for the better.
 bool Board::Shared::read_round() {
   bool all = true;
-  for (int peer = 0; peer < place.size; ++peer) {
-    if (peer == place.rank) continue;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank) continue;
+    const bool gone = is_gone(peer);  // asked first: what it had to say, it has said by then
     if (store.check({key_of(peer)})) {
       auto notice = Notice::unpacked(store.get(key_of(peer), kAnswer));
       const std::lock_guard lock(mutex);
       notices[peer] = std::move(notice);
     }
     const std::lock_guard lock(mutex);
-    all = all && notices[peer] && notices[peer]->state == Notice::State::Failed;
+    all = all && (gone || (notices[peer] && notices[peer]->state == Notice::State::Failed));
   }
   return all;
 }
 
-// With the process that serves the store what is on the board would go, too.
+// With the process that serves the store, rank 0, what is on the board would go, too.
 void Board::Shared::await_readers(std::chrono::steady_clock::time_point end) {
-  int64_t readers = store.add(kReaders, 1);
-  while (place.serves_store && readers < place.size && std::chrono::steady_clock::now() < end) {
+  store.set(reader_key(rank), "1");
+  const auto all_have = [&] {
+    for (int peer = 0; peer < size(); ++peer) {
+      if (!is_gone(peer) && !store.check({reader_key(peer)})) return false;
+    }
+    return true;
+  };
+  while (members[rank] == 0 && !all_have() && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(kRound);
-    readers = store.add(kReaders, 0);
   }
 }
 
 void Board::Shared::talk(const Notice& mine, std::chrono::milliseconds limit, bool read) {
   const auto end = std::chrono::steady_clock::now() + limit;
   try {
-    store.set(key_of(place.rank), mine.packed());
+    store.set(key_of(rank), mine.packed());
     if (mine.state == Notice::State::Failed) store.set(kFailed, "1");
     while (read && !read_round() && std::chrono::steady_clock::now() + kRound < end) {
       std::this_thread::sleep_for(kRound);
@@ -113,16 +127,17 @@ void Board::Shared::talk(const Notice& mine, std::chrono::milliseconds limit, bo
   changed.notify_all();
 }
 
-Board::Board(Store store, Place place)
-    : shared_(std::make_shared<Shared>(std::move(store), place)) {}
+Board::Board(Store store, int rank, std::vector<int> members)
+    : shared_(std::make_shared<Shared>(std::move(store), rank, std::move(members))) {}
 
 Board::Notices Board::exchange(const Notice& mine, std::chrono::milliseconds limit) {
+  if (shared_->store.verdict()->is_explained()) limit = std::min(limit, kExplained);
   std::unique_lock lock(shared_->mutex);
   const auto end = std::chrono::steady_clock::now() + limit + kAnswer;
   const auto idle = [this] { return !shared_->busy; };
-  if (!shared_->changed.wait_until(lock, end, idle)) return Notices(shared_->place.size);
+  if (!shared_->changed.wait_until(lock, end, idle)) return Notices(shared_->size());
   shared_->busy = true;
-  shared_->notices.assign(shared_->place.size, std::nullopt);
+  shared_->notices.assign(shared_->size(), std::nullopt);
   std::thread([shared = shared_, mine, limit] { shared->talk(mine, limit, true); }).detach();
   shared_->changed.wait_until(lock, end, idle);
   return shared_->notices;

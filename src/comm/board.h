@@ -47,17 +47,12 @@ class Board {
   // By rank; nothing for a rank that has put up no notice, and for this one.
   using Notices = std::vector<std::optional<Notice>>;
 
-  struct Place {
-    int rank = 0;
-    int size = 1;
-    bool serves_store = false;  // this process; it then stays until the others have read
-  };
-
-  // `store` should be a connection of its own.
-  Board(Store store, Place place);
+  // `store` should be a connection of its own; `members` are the ranks of the group as the world
+  // counts them. Nobody waits for one that is known to have ended.
+  Board(Store store, int rank, std::vector<int> members);
 
   // Puts up this rank's notice and reads the others'. With `limit`, waits that long for ranks
-  // without one that says Failed. Never takes much longer, and never throws, even when the store
+  // without one that says Failed, less when the launcher has explained the end. Never takes much longer, and never throws, even when the store
   // does not answer.
   Notices exchange(const Notice& mine, std::chrono::milliseconds limit);
   // Whether some rank has put up that it failed, as far as is known; looks in the background.

@@ -9,8 +9,8 @@
 
 #include "comm/gloo_device.h"
 #include "comm/gloo_link.h"
+#include "comm/later.h"
 #include "comm/text.h"
-#include "comm/within.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -46,9 +46,9 @@ std::vector<std::string> interfaces() {
 GlooState::GlooState(const Store& store, int rank, std::vector<int> members,
                      const GlooOptions& options)
     : store_(store),
-      roll_(rank, std::move(members)),
+      roll_(rank, std::move(members), store.verdict()),
       options_(options),
-      board_(store.clone(Board::kInquiry), {rank, size(), roll_.members()[rank] == 0}),
+      board_(store.clone(Board::kInquiry), rank, roll_.members()),
       address_(address_towards(store.host(), store.port()).value_or("127.0.0.1")) {
   if (options_.peers == GlooPeers::Lockstep) meet();
   connect();
@@ -86,7 +86,7 @@ void GlooState::meet() {
                     "MASTER_PORT and "
                     "WORLD_SIZE",
                     missing.size(), size(), store_.address(),
-                    late ? "at the deadline" : "when the launcher gave up",
+                    late ? "at the deadline" : "when the job " + roll_.given_up(),
                     text_of(options_.timeout - left_of(options_.timeout, start)),
                     roll_.name(rank()), fmt::join(missing, ", ")));
   }
@@ -101,6 +101,8 @@ void GlooState::meet() {
 }
 
 void GlooState::connect() {
+  const auto start = steady_clock::now();
+  std::string failure = "no answer";
   try {
     auto options = c10d::ProcessGroupGloo::Options::create(options_.timeout);
     for (const std::string& interface : interfaces()) {
@@ -109,20 +111,35 @@ void GlooState::connect() {
     if (options->devices.empty()) {
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
     }
-    group_ = within(options_.timeout + std::chrono::seconds(1),
-                    [store = store_, rank = rank(), size = size(), options] {
-                      return c10::make_intrusive<GlooGroup>(store.for_c10d(), rank, size, options);
-                    });
-    // Nobody goes on, or ends and takes the store along, before all have connected.
-    if (options_.peers == GlooPeers::Lockstep) group_->barrier()->wait(options_.timeout);
+    // Gloo has a deadline of its own, but no ear for the launcher.
+    Later group([store = store_, rank = rank(), size = size(), options] {
+      return c10::make_intrusive<GlooGroup>(store.for_c10d(), rank, size, options);
+    });
+    const milliseconds limit = options_.timeout + std::chrono::seconds(1);
+    while (!group.is_over(kSlice) && left_of(limit, start).count() > 0) {
+      if (roll_.launcher_reports()) break;
+    }
+    if (group.is_over(milliseconds(0))) group_ = group.get();
   } catch (const std::exception& error) {
+    failure = first_line(error);
+  }
+  if (!group_) {
+    if (roll_.launcher_reports()) {
+      throw CommError(fmt::format("[gloo] start of {} of {} {}", roll_.name(rank()), size(),
+                                  store_.verdict()->given_up_with_fates()));
+    }
     throw CommError(fmt::format(
         "[gloo] start: {} of {}, at {}, could not connect to the others within {}: {}; set "
         "GLOO_SOCKET_IFNAME to the interface by which the hosts reach each other, and look at "
-        "whether "
-        "a firewall is between them",
-        roll_.name(rank()), size(), address_, text_of(options_.timeout), first_line(error)));
+        "whether a firewall is between them",
+        roll_.name(rank()), size(), address_, text_of(options_.timeout), failure));
   }
+  if (options_.peers == GlooPeers::Python) return;
+  // Nobody goes on, or ends and takes the store along, before all have connected.
+  GlooStep step{.notice = {.lane = "start", .signature = "start", .text = "start"},
+                .timeout = options_.timeout};
+  await(group_->barrier(), step);
+  done(step);
 }
 
 void GlooState::await(const WireWork& work, GlooStep& step) {

@@ -27,8 +27,8 @@ NcclState::NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store
                      const Setup& setup)
     : setup_(setup),
       store_(store),
-      roll_(setup.rank, setup.members),
-      board_(store.clone(Board::kInquiry), {setup.rank, roll_.size(), setup.members[setup.rank] == 0}),
+      roll_(setup.rank, setup.members, store.verdict()),
+      board_(store.clone(Board::kInquiry), setup.rank, setup.members),
       processes_(setup.pids),
       comm_(api),
       watch_([this] { watch(); }) {

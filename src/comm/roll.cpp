@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/core/environment.h"
-
 namespace lockstep::comm {
 namespace {
 
@@ -13,29 +11,13 @@ constexpr size_t kNamed = 8;
 
 }  // namespace
 
-Roll::Roll(int rank, std::vector<int> members)
-    : rank_(rank), members_(std::move(members)), control_(Control::from_env()) {
-  if (!control_) return;
-  first_epoch_ = control_->epoch();
-  first_local_ = static_cast<int>(env_int("RANK", 0, 1 << 24).value_or(0) -
-                                  env_int("LOCAL_RANK", 0, 1 << 24).value_or(0));
-}
-
-std::string Roll::given_up() const {
-  return "was given up" + (control_ ? control_->because() : "");
-}
+Roll::Roll(int rank, std::vector<int> members, std::shared_ptr<const Verdict> verdict)
+    : rank_(rank), members_(std::move(members)), verdict_(std::move(verdict)) {}
 
 std::string Roll::end(const Notice& mine, const std::string& seen,
                       const Board::Notices& notices) const {
-  const bool explained = launcher_reports() && !control_->because().empty();
-  return fmt::format("{} {} on {}: {}", mine.text, explained ? given_up() : seen, name(rank_),
-                     others(mine, notices));
-}
-
-std::optional<std::string> Roll::fate(int rank) const {
-  const int local = members_[rank] - first_local_;
-  if (!control_ || local < 0 || local >= control_->local_ranks()) return std::nullopt;
-  return control_->fate(local);
+  return fmt::format("{} {} on {}: {}", mine.text, verdict_->is_explained() ? given_up() : seen,
+                     name(rank_), others(mine, notices));
 }
 
 std::string Roll::name(int rank) const {

@@ -1,12 +1,13 @@
 // Who the ranks of a group are, and what is known of them when something has gone wrong.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/board.h"
-#include "lockstep/core/control.h"
+#include "comm/verdict.h"
 
 namespace lockstep::comm {
 
@@ -14,18 +15,18 @@ namespace lockstep::comm {
 class Roll {
  public:
   // `members`: the ranks of the group as the world counts them.
-  Roll(int rank, std::vector<int> members);
+  Roll(int rank, std::vector<int> members, std::shared_ptr<const Verdict> verdict);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
   const std::vector<int>& members() const { return members_; }
 
-  // Whether the launcher has reported a failure since this was made.
-  bool launcher_reports() const { return control_ && control_->epoch() != first_epoch_; }
+  // Whether the launcher has reported a failure.
+  bool launcher_reports() const { return verdict_->is_out(); }
   // "was given up (rank 3 was killed by SIGKILL)".
-  std::string given_up() const;
+  std::string given_up() const { return verdict_->given_up(); }
   // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
-  std::optional<std::string> fate(int rank) const;
+  std::optional<std::string> fate(int rank) const { return verdict_->fate(members_[rank]); }
   // "rank 1 (rank 3 of the world)".
   std::string name(int rank) const;
   // How this rank's call `mine` ended, with what each of the others is doing. The cause is the
@@ -37,9 +38,7 @@ class Roll {
 
   const int rank_;
   const std::vector<int> members_;
-  const std::optional<Control> control_;
-  uint32_t first_epoch_ = 0;
-  int first_local_ = 0;  // the world's rank of local rank 0
+  const std::shared_ptr<const Verdict> verdict_;
 };
 
 }  // namespace lockstep::comm

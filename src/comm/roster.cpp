@@ -9,7 +9,6 @@
 #include <sstream>
 #include <thread>
 
-#include "lockstep/core/control.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -72,8 +71,10 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
 
 void leave(const Store& store, int rank, int others) {
   int64_t left = store.add("left", rank == 0 ? 0 : 1);
-  const auto until = Clock::now() + std::chrono::seconds(2);
-  for (; rank == 0 && left < others && Clock::now() < until; left = store.add("left", 0)) {
+  const auto start = Clock::now();
+  // Who hears the launcher needs no store to know why.
+  const auto limit = [&] { return store.verdict()->is_out() ? milliseconds(200) : milliseconds(2000); };
+  for (; rank == 0 && left < others && Clock::now() < start + limit(); left = store.add("left", 0)) {
     std::this_thread::sleep_for(milliseconds(5));
   }
 }
@@ -89,7 +90,7 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
   store.set(key_of(rank), encode(mine));
   std::vector<Member> members(mine.world_size);
   std::vector<bool> here(mine.world_size, false);
-  const auto control = Control::from_env();
+  const Verdict& verdict = *store.verdict();
   const auto deadline = Clock::now() + timeout;
   milliseconds nap(1);
   for (int missing = mine.world_size; missing > 0;) {
@@ -107,7 +108,7 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
       }
     }
     if (missing == 0 || missing != before) continue;
-    const bool failed = control && control->epoch() != 0;
+    const bool failed = verdict.is_out();
     if (failed || Clock::now() >= deadline) {
       std::string absent;
       for (int peer = 0; peer < mine.world_size; ++peer) {
@@ -117,7 +118,7 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
           "[comm] rank {} met {} of {} ranks at {} {}; missing: {}. Were they started, with the same MASTER_ADDR and "
           "MASTER_PORT?",
           rank, mine.world_size - missing, mine.world_size, store.address(),
-          failed ? "when the launcher reported a failure" + control->because() : fmt::format("in {} s", timeout.count() / 1000.0), absent));
+          failed ? "when the job " + verdict.given_up_with_fates() : fmt::format("in {} s", timeout.count() / 1000.0), absent));
     }
     std::this_thread::sleep_for(nap);
     nap = std::min(nap * 2, milliseconds(20));

@@ -112,11 +112,26 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
                     const Call& call) const {
   try {
     return call(*client_, after(timeout));
+  } catch (const StoreGivenUp& error) {
+    throw CommError(fmt::format("[store] {} at {} {}", what, address(), error.what()));
   } catch (const StoreFailure& error) {
+    // Those who serve it may have ended for the same reason.
+    if (verdict_->is_out()) {
+      throw CommError(
+          fmt::format("[store] {} at {} {}", what, address(), verdict_->given_up_with_fates()));
+    }
     throw CommError(fmt::format(
         "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
         what, address(), error.what()));
   }
+}
+
+std::unique_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) const {
+  return std::make_unique<StoreClient>(host_, port_, after(timeout),
+                                       [verdict = verdict_]() -> std::optional<std::string> {
+                                         if (!verdict->is_out()) return std::nullopt;
+                                         return verdict->given_up_with_fates();
+                                       });
 }
 
 Store Store::connect(const StoreOptions& options) {
@@ -124,13 +139,15 @@ Store Store::connect(const StoreOptions& options) {
   store.host_ = options.host;
   store.port_ = options.port;
   store.timeout_ = options.timeout;
+  store.verdict_ = std::make_shared<Verdict>();
   if (options.server) store.server_ = serve(options);
   try {
-    store.client_ =
-        std::make_shared<StoreClient>(options.host, options.port, after(options.timeout));
+    store.client_ = store.client(options.timeout);
     // A server of Python's waits until it has counted all; one of ours waits for nobody: ranks wait
     // for each other when they join a group, with an error that names who is missing.
     if (!options.server) store.client_->add(kArrivals, 1, after(options.timeout));
+  } catch (const StoreGivenUp& error) {
+    throw CommError(fmt::format("[store] the way to {} {}", store.address(), error.what()));
   } catch (const StoreFailure& error) {
     unreachable(options, error.what());
   }
@@ -184,9 +201,8 @@ Store Store::prefix(const std::string& name) const {
 Store Store::clone(std::chrono::milliseconds timeout) const {
   Store store = *this;
   store.timeout_ = timeout;
-  store.client_ = guarded("a second connection", timeout_, [&](auto&, auto deadline) {
-    return std::make_shared<StoreClient>(host_, port_, deadline);
-  });
+  store.client_ =
+      guarded("a second connection", timeout_, [&](auto&, auto) { return client(timeout_); });
   return store;
 }
 

@@ -11,6 +11,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "comm/verdict.h"
+
 namespace lockstep::comm {
 
 class StoreClient;
@@ -31,8 +33,9 @@ struct StoreOptions {
 
 // A value handle: copies are the same connection, which any thread may use; a call that waits holds
 // up those of other threads. Whoever reaches the port may read and write: there is no password.
-// Every call throws CommError that names the store and the key when the server is gone or the
-// deadline passes. The server lives as long as a handle of the process that serves.
+// Every call throws CommError that names the store and the key when the server is gone, when the
+// deadline passes, and when the launcher reports a failure while it waits. The server lives as long
+// as a handle of the process that serves.
 class Store {
  public:
   // As torch.distributed's env:// makes it, so that Python ranks meet the same store, whether they
@@ -56,6 +59,8 @@ class Store {
   // The same for c10d's groups.
   c10::intrusive_ptr<c10d::Store> for_c10d() const;
 
+  // What the launcher says, as all calls heed it. Never null.
+  const std::shared_ptr<const Verdict>& verdict() const { return verdict_; }
   // "10.0.0.1:29500".
   std::string address() const { return host_ + ":" + std::to_string(port_); }
   const std::string& host() const { return host_; }
@@ -69,9 +74,11 @@ class Store {
   std::vector<std::string> full(const std::vector<std::string>& keys) const;
   template <class Call>
   auto guarded(std::string_view what, std::chrono::milliseconds timeout, const Call& call) const;
+  std::unique_ptr<StoreClient> client(std::chrono::milliseconds timeout) const;
 
   std::shared_ptr<StoreServer> server_;
   std::shared_ptr<StoreClient> client_;
+  std::shared_ptr<const Verdict> verdict_;
   std::string host_;
   int port_ = 0;
   std::chrono::milliseconds timeout_{};

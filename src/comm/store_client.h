@@ -4,7 +4,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -20,17 +22,25 @@ class StoreFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// What a call waited for is not going to come: why.
+class StoreGivenUp : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Any thread may call; a call that waits holds up those of other threads. No call looks up the name
 // of an address, and none takes longer than its deadline and a second: a server that is stopped, or
-// whose host is cut off, must not keep its clients. All throw StoreFailure. A connection on which
-// an answer failed to come stays closed.
+// whose host is cut off, must not keep its clients. All throw StoreFailure, and StoreGivenUp where
+// they are told. A connection on which an answer failed to come stays closed.
 class StoreClient {
  public:
   using Clock = std::chrono::steady_clock;
   using Deadline = Clock::time_point;
+  // Asked by calls that wait, every 50 ms: why that is in vain, if it is. From then on a server has
+  // 0.1 s for each answer, as it needs at most to keep what it is told.
+  using Heed = std::function<std::optional<std::string>()>;
 
   // Tries until somebody answers there. A name is looked up anew each time.
-  StoreClient(const std::string& host, int port, Deadline deadline);
+  StoreClient(const std::string& host, int port, Deadline deadline, Heed heed = {});
 
   void set(std::string_view key, std::string_view value, Deadline deadline);
   void append(std::string_view key, std::string_view value, Deadline deadline);
@@ -47,6 +57,7 @@ class StoreClient {
  private:
   class Call;
 
+  const Heed heed_;
   Fd fd_;
   std::mutex mutex_;
   std::condition_variable free_;

@@ -20,6 +20,8 @@ class [[nodiscard]] Fd {
 
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
+  // No longer this object's.
+  [[nodiscard]] int release() { return std::exchange(fd_, -1); }
   void reset() {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
   }

@@ -82,6 +82,48 @@ TEST(LaunchersWord, IsQuotedOnEveryTransport) {
   }
 }
 
+// Rank 1 tells its address, and then fails to connect: rank 0 would wait for it in Gloo.
+TEST(LaunchersWord, EndsAStart) {
+  Control control = Control::create(2);
+  setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+  spawn_bare(
+      2,
+      [&](int rank) {
+        if (rank == 1) setenv("GLOO_SOCKET_IFNAME", "nowhere", 1);
+        const auto start = steady_clock::now();
+        const std::string error =
+            message_of<CommError>([] { (void)World::from_env({.timeout = 60s}); });
+        if (rank == 1) {
+          EXPECT_THAT(error, HasSubstr("GLOO_SOCKET_IFNAME"));
+          control.explain("host2 was lost");
+          control.raise_epoch();
+          return;
+        }
+        EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
+        EXPECT_LT(steady_clock::now() - start, 20s);
+      },
+      {.backend = "gloo"});
+  unsetenv(Control::kVariable);
+}
+
+// Rank 1 never comes.
+TEST(LaunchersWord, EndsAStartThatWaitsForARank) {
+  Control control = Control::create(2);
+  setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+  spawn_bare(2, [&](int rank) {
+    if (rank == 1) {
+      control.record_exit(1, SIGKILL);
+      control.raise_epoch();
+      return;
+    }
+    const auto start = steady_clock::now();
+    EXPECT_THAT(message_of<CommError>([] { (void)World::from_env({.timeout = 60s}); }),
+                HasSubstr("the job was given up (rank 1 was killed by SIGKILL)"));
+    EXPECT_LT(steady_clock::now() - start, 20s);
+  });
+  unsetenv(Control::kVariable);
+}
+
 TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {
   spawn(
       3,

@@ -1,57 +1,30 @@
 #include "comm/store.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <cstdlib>
 
 #include "lockstep/core/error.h"
+#include "support/loopback.h"
 #include "support/thrown.h"
 
 namespace lockstep::comm {
 namespace {
 
+using test::LoopbackSocket;
 using test::message_of;
 using testing::AllOf;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-// A socket on a free port of the loopback interface.
-struct Socket {
-  Socket() : fd(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof address;
-    EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
-    EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
-    port = ntohs(address.sin_port);
-  }
-  ~Socket() {
-    if (fd >= 0) close(fd);
-  }
-  // The descriptor, listening and no longer this object's.
-  int listening() {
-    EXPECT_EQ(listen(fd, 16), 0);
-    return std::exchange(fd, -1);
-  }
-
-  int fd;
-  int port = 0;
-};
-
 Store served(std::chrono::milliseconds timeout = 5s) {
-  Socket socket;
-  const int port = socket.port;
+  LoopbackSocket socket;
   return Store::connect({.host = "127.0.0.1",
-                         .port = port,
+                         .port = socket.port,
                          .server = true,
                          .timeout = timeout,
-                         .listen_fd = socket.listening()});
+                         .listen_fd = socket.listen().fd.release()});
 }
 
 TEST(Store, KeepsWhatIsSet) {
@@ -80,7 +53,7 @@ TEST(Store, AKeyThatNobodySetsIsNamedAtTheDeadline) {
 }
 
 TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
-  const Socket silent;
+  const LoopbackSocket silent;
   const std::string error = message_of<CommError>(
       [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
   EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
@@ -89,8 +62,8 @@ TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
 
 // As rank 0's does when it is stopped before it serves: the kernel takes the connection.
 TEST(Store, AServerThatNeverAnswersIsADeadline) {
-  const Socket silent;
-  ASSERT_EQ(listen(silent.fd, 16), 0);
+  LoopbackSocket silent;
+  silent.listen();
   const std::string error = message_of<CommError>(
       [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
   EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
@@ -107,8 +80,8 @@ TEST(Store, B67_AnswersPythonAsItsOwnDoes) {
 }
 
 TEST(Store, APortInUseIsSaidToBe) {
-  const Socket taken;
-  ASSERT_EQ(listen(taken.fd, 1), 0);
+  LoopbackSocket taken;
+  taken.listen();
   const std::string error = message_of<CommError>([&] {
     (void)Store::connect(
         {.host = "127.0.0.1", .port = taken.port, .server = true, .timeout = 300ms});

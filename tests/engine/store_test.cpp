@@ -1,8 +1,5 @@
 // The key-value store's server and client, without libtorch: sanitizers see all of both.
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 
 #include <atomic>
 #include <optional>
@@ -11,6 +8,7 @@
 #include "comm/store_client.h"
 #include "comm/store_server.h"
 #include "lockstep/core/error.h"
+#include "support/loopback.h"
 #include "support/thrown.h"
 
 namespace lockstep::comm {
@@ -25,30 +23,20 @@ StoreClient::Deadline in(std::chrono::milliseconds time) {
   return StoreClient::Clock::now() + time;
 }
 
-Fd listening(int& port) {
-  Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&address), length), 0);
-  EXPECT_EQ(listen(fd.get(), 16), 0);
-  EXPECT_EQ(getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &length), 0);
-  port = ntohs(address.sin_port);
-  return fd;
-}
-
 class StoreEngine : public testing::Test {
  protected:
-  StoreEngine() { server_.emplace(listening(port_)); }
-  StoreClient client() const { return StoreClient("127.0.0.1", port_, in(10s)); }
+  StoreEngine() {
+    test::LoopbackSocket socket;
+    port_ = socket.port;
+    server_.emplace(std::move(socket.listen().fd));
+  }
+  StoreClient client(StoreClient::Heed heed = {}) const {
+    return StoreClient("127.0.0.1", port_, in(10s), std::move(heed));
+  }
   Fd raw() const {
     Fd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(port_));
-    EXPECT_EQ(connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    const sockaddr_in address = test::loopback(port_);
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
     return fd;
   }
 
@@ -112,6 +100,50 @@ TEST_F(StoreEngine, AKeyThatComesAtTheDeadlineIsEitherWay) {
     setter.join();
     EXPECT_EQ(waits.add("count", 1, in(1s)), i + 1);
   }
+}
+
+// In 30 s nothing would come: who hears that it is in vain waits no longer, and goes on with it.
+TEST_F(StoreEngine, AWaitInVainEndsAndTheConnectionStays) {
+  std::atomic<bool> over{false};
+  StoreClient waits = client([&]() -> std::optional<std::string> {
+    if (!over) return std::nullopt;
+    return "was given up (host2 was lost)";
+  });
+  StoreClient other = client();
+  std::thread tells([&] {
+    other.wait({"waiting"}, in(10s));
+    over = true;
+  });
+  waits.set("waiting", "", in(10s));
+  const auto start = StoreClient::Clock::now();
+  EXPECT_EQ(message_of<StoreGivenUp>([&] { waits.wait({"absent"}, in(30s)); }),
+            "was given up (host2 was lost)");
+  EXPECT_LT(StoreClient::Clock::now() - start, 10s);
+  tells.join();
+  waits.set("said", "at last", in(10s));
+  EXPECT_EQ(other.get({"said"}, in(10s)), std::vector<std::string>{"at last"});
+}
+
+TEST_F(StoreEngine, WhoeverIsSilentIsNotAwaitedInVain) {
+  test::LoopbackSocket silent;
+  silent.listen();
+  const auto start = StoreClient::Clock::now();
+  EXPECT_EQ(message_of<StoreGivenUp>([&] {
+              StoreClient("127.0.0.1", silent.port, in(30s), [] { return "was given up"; });
+            }),
+            "was given up");
+  EXPECT_LT(StoreClient::Clock::now() - start, 10s);
+}
+
+// Nobody listens there yet.
+TEST_F(StoreEngine, TriesInVainEnd) {
+  const test::LoopbackSocket closed;
+  const auto start = StoreClient::Clock::now();
+  EXPECT_EQ(message_of<StoreGivenUp>([&] {
+              StoreClient("127.0.0.1", closed.port, in(30s), [] { return "was given up"; });
+            }),
+            "was given up");
+  EXPECT_LT(StoreClient::Clock::now() - start, 10s);
 }
 
 TEST_F(StoreEngine, CompareAndSetEraseAndCount) {

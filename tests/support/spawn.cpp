@@ -1,11 +1,8 @@
 #include "support/spawn.h"
 
 #include <ATen/Parallel.h>
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,22 +10,10 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "support/loopback.h"
+
 namespace lockstep::test {
 namespace {
-
-// A socket that listens on a free port of the loopback interface, which rank 0 inherits.
-int listening_socket(int& port) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), length), 0);
-  EXPECT_EQ(listen(fd, 128), 0);
-  EXPECT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  port = ntohs(address.sin_port);
-  return fd;
-}
 
 // Collects what a rank's EXPECTs and FAILs say, and sends it to the parent.
 class Reporter : public testing::EmptyTestEventListener {
@@ -51,7 +36,7 @@ class Reporter : public testing::EmptyTestEventListener {
   int fd_;
 };
 
-[[noreturn]] void run_rank(int rank, int ranks, int port, int listen_fd, int report_fd,
+[[noreturn]] void run_rank(int rank, int ranks, LoopbackSocket& store, int report_fd,
                            const std::function<void(int)>& body, const SpawnOptions& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto set = [](const char* name, const std::string& value) {
@@ -62,13 +47,13 @@ class Reporter : public testing::EmptyTestEventListener {
     set((std::string(prefix) + "WORLD_SIZE").c_str(), std::to_string(ranks));
   }
   set("MASTER_ADDR", "127.0.0.1");
-  set("MASTER_PORT", std::to_string(port));
+  set("MASTER_PORT", std::to_string(store.port));
   set("LOCKSTEP_BACKEND", options.backend);
   if (!options.hosts.empty()) set("LOCKSTEP_HOST", std::to_string(options.hosts[rank]));
   if (rank == 0) {
-    set("LOCKSTEP_STORE_FD", std::to_string(listen_fd));
+    set("LOCKSTEP_STORE_FD", std::to_string(store.fd.release()));
   } else {
-    close(listen_fd);
+    store.fd.reset();
   }
   auto& listeners = testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
@@ -104,8 +89,8 @@ std::string Ranks::name() const {
 
 std::vector<int> spawn_bare(int ranks, const std::function<void(int)>& body,
                             const SpawnOptions& options) {
-  int port = 0;
-  const int listen_fd = listening_socket(port);
+  LoopbackSocket store;  // rank 0 inherits it
+  store.listen();
   std::vector<pid_t> pids;
   std::vector<int> reports;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -115,13 +100,13 @@ std::vector<int> spawn_bare(int ranks, const std::function<void(int)>& body,
     if (pid == 0) {
       for (int fd : reports) close(fd);
       close(ends[0]);
-      run_rank(rank, ranks, port, listen_fd, ends[1], body, options);
+      run_rank(rank, ranks, store, ends[1], body, options);
     }
     close(ends[1]);
     pids.push_back(pid);
     reports.push_back(ends[0]);
   }
-  close(listen_fd);
+  store.fd.reset();
   std::vector<int> statuses;
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string report = read_all(reports[rank]);
