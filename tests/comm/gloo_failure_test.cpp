@@ -25,7 +25,7 @@ TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
           at::Tensor t = at::ones({1000});
           const auto start = steady_clock::now();
           const std::string error = message_of<CommError>([&] { world.group().all_reduce(t).wait(); });
-          EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
           EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2"), HasSubstr("float32 x 1000"),
                                    HasSubstr("rank 2")));
         },
@@ -49,7 +49,7 @@ TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
             if (world.rank() == 2) world.group().recv(at::ones({4}), 0).wait();
             world.group().all_reduce(at::ones({4})).wait();
           });
-          EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
           if (world.rank() < 2) {
             EXPECT_THAT(error, HasSubstr("rank 2 was killed by SIGKILL"));
           }
@@ -211,7 +211,7 @@ TEST(GlooFailure, ADeadGroupThrowsAtOnce) {
                       HasSubstr("group is dead"));
           const std::string second = message_of<CommError>([&] { pending.wait(); });
           EXPECT_EQ(second != "nothing", world.rank() == 0) << second;
-          EXPECT_LT(steady_clock::now() - start, 5s);
+          EXPECT_LT(steady_clock::now() - start, 20s);
         },
         {.backend = "gloo"});
 }

@@ -81,7 +81,7 @@ TEST(HostThenNet, ALostRankIsNamedOnEveryHost) {
           const std::string error = message_of<CommError>([&] {
             for (;;) world.group().all_reduce(t, ReduceOp::Sum, {.tag = "bucket 1"}).wait();
           });
-          EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
           EXPECT_THAT(error, AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 1"),
                                    HasSubstr("float32 x 100000"), HasSubstr("rank 3")));
           EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),

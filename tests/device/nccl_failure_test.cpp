@@ -45,7 +45,7 @@ TEST(NcclFailure, AKilledPeerEndsTheOthers) {
         EXPECT_THAT(fate_of_all_reduce(world, 1000, {.tag = "bucket 3"}),
                     AllOf(HasSubstr("[nccl] all_reduce #1 (bucket 3, sum, float32 x 1000)"),
                           HasSubstr("lost rank 1: its process"), HasSubstr("has ended on rank")));
-        EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+        EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
         EXPECT_THAT(message_of([&] { world.group().all_reduce(ones_there(world, 4)).wait(); }),
                     HasSubstr("this group is dead, make a new one"));
         EXPECT_THAT(message_of([&] { world.group().all_reduce(at::ones({4})).wait(); }),
@@ -68,7 +68,7 @@ TEST(NcclFailure, TheLaunchersWordEndsTheWait) {
     } else {
       EXPECT_THAT(fate_of_all_reduce(world, 4), HasSubstr("rank 2 was killed by SIGKILL"));
     }
-    EXPECT_LT(steady_clock::now() - start, 5s);  // of a deadline of 60 s
+    EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
   });
   unsetenv(Control::kVariable);
 }
