@@ -22,6 +22,7 @@ using std::chrono::steady_clock;
 
 // How often a wait looks for news of the launcher.
 constexpr milliseconds kSlice{50};
+constexpr milliseconds kHearing{250};
 
 std::string address_key(int rank) { return fmt::format("lockstep/address/{}", rank); }
 
@@ -119,7 +120,9 @@ void GlooState::connect() {
     while (!group.is_over(kSlice) && left_of(limit, start).count() > 0) {
       if (roll_.launcher_reports()) break;
     }
-    if (group.is_over(milliseconds(0))) group_ = group.get();
+    // The store hears the launcher, too. What waits there had better end before this process does:
+    // it writes to the log.
+    if (group.is_over(kHearing)) group_ = group.get();
   } catch (const std::exception& error) {
     failure = first_line(error);
   }

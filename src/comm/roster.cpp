@@ -69,13 +69,18 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
 
 }  // namespace
 
-void leave(const Store& store, int rank, int others) {
-  int64_t left = store.add("left", rank == 0 ? 0 : 1);
+void leave(const Store& store, int rank, int others) noexcept {
   const auto start = Clock::now();
   // Who hears the launcher needs no store to know why.
   const auto limit = [&] { return store.verdict()->is_out() ? milliseconds(200) : milliseconds(2000); };
-  for (; rank == 0 && left < others && Clock::now() < start + limit(); left = store.add("left", 0)) {
-    std::this_thread::sleep_for(milliseconds(5));
+  try {
+    int64_t left = store.add("left", rank == 0 ? 0 : 1);
+    for (; rank == 0 && left < others && Clock::now() < start + limit();
+         left = store.add("left", 0)) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  } catch (const std::exception&) {
+    // Rank 0 has left already.
   }
 }
 

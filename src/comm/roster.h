@@ -27,6 +27,6 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
 
 // Called by a rank that fails before the world is complete: the rank that serves the store keeps it, for two seconds at most, until the
 // `others` have read why.
-void leave(const Store& store, int rank, int others);
+void leave(const Store& store, int rank, int others) noexcept;
 
 }  // namespace lockstep::comm

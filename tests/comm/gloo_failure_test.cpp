@@ -106,6 +106,17 @@ TEST(LaunchersWord, EndsAStart) {
   unsetenv(Control::kVariable);
 }
 
+// The store goes with rank 0, which fails to connect; that is not what rank 1 has to say.
+TEST(GlooFailure, AStartWithoutRankZeroSaysWhatItWasDoing) {
+  spawn_bare(2,
+             [](int rank) {
+               if (rank == 0) setenv("GLOO_SOCKET_IFNAME", "nowhere", 1);
+               EXPECT_THAT(message_of<CommError>([] { (void)World::from_env({.timeout = 60s}); }),
+                           HasSubstr("could not connect to the others"));
+             },
+             {.backend = "gloo"});
+}
+
 // Rank 1 never comes.
 TEST(LaunchersWord, EndsAStartThatWaitsForARank) {
   Control control = Control::create(2);
