@@ -168,7 +168,7 @@ def test_ranks_that_wait_for_a_lost_host_say_which(folder):
             await_connections(hosts, connections)
             hosts.do("cut", 2)
             launchers[0].expect(1, r"^\[rank [01]\] .*was given up \(host2 .* was lost: no sign of life for 1 s")
-            launchers[1].expect(1, "lost the way to the coordinator at host1:29400")
+            launchers[1].expect(1, r"^\[rank [23]\] .*was given up \(lost the way to the coordinator at host1:29400")
             hosts.expect_nothing_left()
 
 
