@@ -121,10 +121,10 @@ std::string Announcement::text(uint32_t sequence) const {
 }
 
 Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bool watch_processes,
-                 std::vector<int> local_ranks, std::vector<int> called)
+                 std::vector<int> members, std::vector<int> called)
     : blocks_(blocks), rank_(rank), size_(size), spin_(size <= usable_cores()), pidfds_(size, -1),
-      local_ranks_(std::move(local_ranks)), called_(std::move(called)) {
-  if (watch_processes) control_ = Control::from_env();
+      members_(std::move(members)), called_(std::move(called)) {
+  if (watch_processes) verdict_.emplace();
   blocks_[rank].pid.store(getpid());
   Announcement hello;
   std::strcpy(hello.what, "join");
@@ -257,8 +257,9 @@ bool Channel::is_gone(int peer) const {
 std::string Channel::fate_of(int peer, milliseconds patience) const {
   // The launcher reaps the process a moment after its end is seen here.
   const auto until = Clock::now() + patience;
-  while (control_ && peer < static_cast<int>(local_ranks_.size())) {
-    if (const auto fate = control_->fate(local_ranks_[peer])) return fmt::format("rank {} {}", name_of(peer), *fate);
+  while (verdict_ && verdict_->has_launcher()) {
+    const auto fate = verdict_->fate(members_.empty() ? peer : members_[peer]);
+    if (fate) return fmt::format("rank {} {}", name_of(peer), *fate);
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(milliseconds(1));
   }
@@ -275,15 +276,8 @@ void Channel::check_peer(int peer, const std::string& doing) {
     if (block.gave_up.load(std::memory_order_acquire)) return check_peer(peer, doing);
     fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, name_of(rank_), fate_of(peer, milliseconds(100))));
   }
-  if (control_ && control_->epoch() != 0) {
-    std::string lost;
-    for (int local = 0; local < control_->local_ranks(); ++local) {
-      const auto fate = control_->fate(local);
-      if (fate) lost += fmt::format("{}local rank {} {}", lost.empty() ? "" : "; ", local, *fate);
-    }
-    const std::string because = control_->because();
-    if (lost.empty() && !because.empty()) fail(fmt::format("[shm] {} on rank {} was given up{}", doing, name_of(rank_), because));
-    fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, name_of(rank_), lost.empty() ? "the launcher ends the job" : lost));
+  if (verdict_ && verdict_->is_out()) {
+    fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_), verdict_->given_up_with_fates()));
   }
 }
 

@@ -18,7 +18,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/control.h"
+#include "comm/verdict.h"
 
 namespace lockstep::comm {
 
@@ -64,11 +64,11 @@ class Channel {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Messages call rank r called[r] (r, when the list is empty). `blocks` are the ranks' blocks, in memory that all map and that was zero when the first came. Returns after all ranks have
+  // The world calls rank r members[r], messages called[r] (r, where a list is empty). `blocks` are the ranks' blocks, in memory that all map and that was zero when the first came. Returns after all ranks have
   // arrived. `watch_processes`: peers are processes of this machine whose death is noticed (false in tests that run ranks as
   // threads). Throws CommError.
   Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
-          std::vector<int> local_ranks = {}, std::vector<int> called = {});
+          std::vector<int> members = {}, std::vector<int> called = {});
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -125,9 +125,9 @@ class Channel {
   int rank_, size_;
   bool spin_;
   std::vector<int> pidfds_;
-  std::vector<int> local_ranks_;
+  std::vector<int> members_;
   std::vector<int> called_;
-  std::optional<Control> control_;
+  std::optional<Verdict> verdict_;
   uint32_t posted_ = 0, phase_ = 0;
   std::function<bool()> idle_work_;
   std::string dead_;

@@ -62,7 +62,7 @@ class Exchange {
 
   // `memory` is as Channel's blocks: zero when the first rank comes.
   Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
-           std::vector<int> local_ranks = {}, std::vector<int> called = {});
+           std::vector<int> members = {}, std::vector<int> called = {});
 
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }

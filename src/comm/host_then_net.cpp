@@ -127,10 +127,8 @@ HostThenNet::HostThenNet(const Store& store, int rank, Layout layout, millisecon
     levels_->up = levels_->down = make_solo_transport();
   } else {
     ShmOptions options{.timeout = timeout, .index = std::make_shared<GroupMemoryIndex>()};
-    for (const int member : hosts_[host_]) {
-      options.local_ranks.push_back(layout_.local_ranks[member]);
-      options.called.push_back(layout_.members[member]);
-    }
+    for (const int member : hosts_[host_]) options.members.push_back(layout_.members[member]);
+    options.called = options.members;
     const Store own = store.prefix(fmt::format("host/{}", host_));
     levels_->up = make_shm_transport(own.prefix("up"), local_, local_size(), options);
     levels_->down = make_shm_transport(own.prefix("down"), local_, local_size(), options);
@@ -377,7 +375,7 @@ std::shared_ptr<Transport> make_transport(const Store& store, int rank, const La
   const auto hosts = layout.by_host();
   if (hosts.size() == 1) {
     return make_shm_transport(store, rank, layout.size(),
-                              {.timeout = timeout, .local_ranks = layout.local_ranks});
+                              {.timeout = timeout, .members = layout.members});
   }
   if (static_cast<int>(hosts.size()) == layout.size()) {
     return make_net(store, {.rank = rank, .members = layout.members});

@@ -29,7 +29,6 @@ Layout Layout::of(const std::vector<int>& ranks) const {
   for (const int rank : ranks) {
     result.members.push_back(members[rank]);
     result.hosts.push_back(hosts[rank]);
-    result.local_ranks.push_back(local_ranks[rank]);
   }
   return result;
 }

@@ -11,7 +11,6 @@ struct Layout {
   // By rank of the group.
   std::vector<int> members;        // what the world calls it
   std::vector<std::string> hosts;  // equal for ranks that share memory
-  std::vector<int> local_ranks;    // what the launcher calls it on its host
 
   int size() const { return static_cast<int>(members.size()); }
   // The ranks of each host, in order; hosts in the order of their first ranks.

@@ -106,7 +106,7 @@ class ShmTransport : public Transport {
         index_(options_.index ? options_.index : std::make_shared<GroupMemoryIndex>()) {
     // The operations of an abandoned Work may outlive the transport: they own the segment with the exchange.
     exchange_ = std::shared_ptr<Exchange>(
-        new Exchange(segment_->data(), rank, size, options_.timeout, true, options_.local_ranks, options_.called),
+        new Exchange(segment_->data(), rank, size, options_.timeout, true, options_.members, options_.called),
         [segment = segment_](Exchange* exchange) { delete exchange; });
     segment_->close_handle();
     segment_->populate(exchange_->slot(rank, 0) - segment_->data(), 2 * Exchange::kChunk);
@@ -170,7 +170,7 @@ class ShmTransport : public Transport {
     }
     if (new_rank != 0 || offer.handle.pid == 0) segment = accept(offer);
     ShmOptions options{.timeout = options_.timeout};
-    for (int member : members) options.local_ranks.push_back(options_.local_ranks[member]);
+    for (int member : members) options.members.push_back(options_.members[member]);
     return std::make_shared<ShmTransport>(std::move(segment), new_rank, size, std::move(options));
   }
 

@@ -13,8 +13,8 @@ namespace lockstep::comm {
 
 struct ShmOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  // What the launcher calls rank r on this host.
-  std::vector<int> local_ranks = {};
+  // What the world calls rank r.
+  std::vector<int> members = {};
   // What messages call rank r; empty: r.
   std::vector<int> called = {};
   // Where group memory is found; one for several transports over the same ranks, all of whose memory the

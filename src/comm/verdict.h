@@ -14,6 +14,8 @@ class Verdict {
   // Throws ConfigError, as Control does.
   Verdict();
 
+  // Whether there is a launcher that would say something.
+  bool has_launcher() const { return control_.has_value(); }
   // Whether a failure has been reported: then this process is about to be stopped.
   bool is_out() const { return control_ && control_->epoch() != 0; }
   // "was given up (rank 3 on host2 was killed by SIGKILL)".

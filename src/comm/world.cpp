@@ -234,7 +234,6 @@ World World::from_env(WorldOptions options) {
   for (int r = 0; r < place.size; ++r) {
     layout.members.push_back(r);
     layout.hosts.push_back(members[r].host);
-    layout.local_ranks.push_back(members[r].local_rank < 0 ? r : members[r].local_rank);
   }
   const auto seats = layout.seats();
   state->local_rank = seats[place.rank].place;
