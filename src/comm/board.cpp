@@ -62,10 +62,13 @@ struct Board::Shared {
   Shared(Store the_store, int the_rank, std::vector<int> the_members)
       : store(std::move(the_store)), rank(the_rank), members(std::move(the_members)) {}
 
-  // Runs in a thread of its own.
-  void talk(const Notice& mine, std::chrono::milliseconds limit, bool read);
+  // Run in a thread of their own.
+  void say(const Notice& mine);
+  void exchange(const Notice& mine, std::chrono::milliseconds limit);
   bool read_round();
   void await_readers(std::chrono::steady_clock::time_point end);
+  template <class Talk>
+  void talk(const Talk& talk);
   int size() const { return static_cast<int>(members.size()); }
   bool is_gone(int peer) const { return store.verdict()->fate(members[peer]).has_value(); }
 
@@ -110,35 +113,48 @@ void Board::Shared::await_readers(std::chrono::steady_clock::time_point end) {
   }
 }
 
-void Board::Shared::talk(const Notice& mine, std::chrono::milliseconds limit, bool read) {
-  const auto end = std::chrono::steady_clock::now() + limit;
+template <class Talk>
+void Board::Shared::talk(const Talk& talk) {
   try {
-    store.set(key_of(rank), mine.packed());
-    if (mine.state == Notice::State::Failed) store.set(kFailed, "1");
-    while (read && !read_round() && std::chrono::steady_clock::now() + kRound < end) {
-      std::this_thread::sleep_for(kRound);
-    }
-    if (read && mine.state == Notice::State::Failed) await_readers(end + kAnswer);
+    talk();
   } catch (const std::exception&) {
-    // The store is gone: then there is nothing to read.
+    // The store is gone: then nobody can say anything.
   }
   const std::lock_guard lock(mutex);
   busy = false;
   changed.notify_all();
 }
 
+void Board::Shared::say(const Notice& mine) {
+  store.set(key_of(rank), mine.packed());
+  if (mine.state == Notice::State::Failed) store.set(kFailed, "1");
+}
+
+void Board::Shared::exchange(const Notice& mine, std::chrono::milliseconds limit) {
+  const bool explained = store.verdict()->is_explained();
+  const auto end =
+      std::chrono::steady_clock::now() + (explained ? std::min(limit, kExplained) : limit);
+  say(mine);
+  while (!read_round() && std::chrono::steady_clock::now() + kRound < end) {
+    std::this_thread::sleep_for(kRound);
+  }
+  if (mine.state != Notice::State::Failed) return;
+  await_readers(explained ? end : end + kAnswer);
+}
+
 Board::Board(Store store, int rank, std::vector<int> members)
     : shared_(std::make_shared<Shared>(std::move(store), rank, std::move(members))) {}
 
 Board::Notices Board::exchange(const Notice& mine, std::chrono::milliseconds limit) {
-  if (shared_->store.verdict()->is_explained()) limit = std::min(limit, kExplained);
   std::unique_lock lock(shared_->mutex);
   const auto end = std::chrono::steady_clock::now() + limit + kAnswer;
   const auto idle = [this] { return !shared_->busy; };
   if (!shared_->changed.wait_until(lock, end, idle)) return Notices(shared_->size());
   shared_->busy = true;
   shared_->notices.assign(shared_->size(), std::nullopt);
-  std::thread([shared = shared_, mine, limit] { shared->talk(mine, limit, true); }).detach();
+  std::thread([shared = shared_, mine, limit] {
+    shared->talk([&] { shared->exchange(mine, limit); });
+  }).detach();
   shared_->changed.wait_until(lock, end, idle);
   return shared_->notices;
 }
@@ -148,16 +164,11 @@ bool Board::peek() {
   if (shared_->busy || shared_->failed) return shared_->failed;
   shared_->busy = true;
   std::thread([shared = shared_] {
-    bool failed = false;
-    try {
-      failed = shared->store.check({kFailed});
-    } catch (const std::exception&) {
-      // Without the store nobody can say so.
-    }
-    const std::lock_guard inner(shared->mutex);
-    shared->failed = failed;
-    shared->busy = false;
-    shared->changed.notify_all();
+    shared->talk([&] {
+      const bool failed = shared->store.check({kFailed});
+      const std::lock_guard inner(shared->mutex);
+      shared->failed = failed;
+    });
   }).detach();
   return false;
 }
@@ -166,7 +177,7 @@ void Board::post(const Notice& mine) {
   const std::lock_guard lock(shared_->mutex);
   if (shared_->busy) return;
   shared_->busy = true;
-  std::thread([shared = shared_, mine] { shared->talk(mine, {}, false); }).detach();
+  std::thread([shared = shared_, mine] { shared->talk([&] { shared->say(mine); }); }).detach();
 }
 
 }  // namespace lockstep::comm
