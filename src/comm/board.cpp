@@ -62,13 +62,14 @@ struct Board::Shared {
   Shared(Store the_store, int the_rank, std::vector<int> the_members)
       : store(std::move(the_store)), rank(the_rank), members(std::move(the_members)) {}
 
-  // Run in a thread of their own.
+  // Calls `talk` with what is `shared` in a thread of its own, which keeps it. The mutex is held.
+  template <class Talk>
+  static void start(const std::shared_ptr<Shared>& shared, Talk talk);
+  // Run in that thread.
   void say(const Notice& mine);
   void exchange(const Notice& mine, std::chrono::milliseconds limit);
   bool read_round();
   void await_readers(std::chrono::steady_clock::time_point end);
-  template <class Talk>
-  void talk(const Talk& talk);
   int size() const { return static_cast<int>(members.size()); }
   bool is_gone(int peer) const { return store.verdict()->fate(members[peer]).has_value(); }
 
@@ -114,15 +115,18 @@ void Board::Shared::await_readers(std::chrono::steady_clock::time_point end) {
 }
 
 template <class Talk>
-void Board::Shared::talk(const Talk& talk) {
-  try {
-    talk();
-  } catch (const std::exception&) {
-    // The store is gone: then nobody can say anything.
-  }
-  const std::lock_guard lock(mutex);
-  busy = false;
-  changed.notify_all();
+void Board::Shared::start(const std::shared_ptr<Shared>& shared, Talk talk) {
+  shared->busy = true;
+  std::thread([shared, talk] {
+    try {
+      talk(*shared);
+    } catch (const std::exception&) {
+      // The store is gone: then nobody can say anything.
+    }
+    const std::lock_guard lock(shared->mutex);
+    shared->busy = false;
+    shared->changed.notify_all();
+  }).detach();
 }
 
 void Board::Shared::say(const Notice& mine) {
@@ -150,11 +154,8 @@ Board::Notices Board::exchange(const Notice& mine, std::chrono::milliseconds lim
   const auto end = std::chrono::steady_clock::now() + limit + kAnswer;
   const auto idle = [this] { return !shared_->busy; };
   if (!shared_->changed.wait_until(lock, end, idle)) return Notices(shared_->size());
-  shared_->busy = true;
   shared_->notices.assign(shared_->size(), std::nullopt);
-  std::thread([shared = shared_, mine, limit] {
-    shared->talk([&] { shared->exchange(mine, limit); });
-  }).detach();
+  Shared::start(shared_, [mine, limit](Shared& shared) { shared.exchange(mine, limit); });
   shared_->changed.wait_until(lock, end, idle);
   return shared_->notices;
 }
@@ -162,22 +163,18 @@ Board::Notices Board::exchange(const Notice& mine, std::chrono::milliseconds lim
 bool Board::peek() {
   const std::lock_guard lock(shared_->mutex);
   if (shared_->busy || shared_->failed) return shared_->failed;
-  shared_->busy = true;
-  std::thread([shared = shared_] {
-    shared->talk([&] {
-      const bool failed = shared->store.check({kFailed});
-      const std::lock_guard inner(shared->mutex);
-      shared->failed = failed;
-    });
-  }).detach();
+  Shared::start(shared_, [](Shared& shared) {
+    const bool failed = shared.store.check({kFailed});
+    const std::lock_guard inner(shared.mutex);
+    shared.failed = failed;
+  });
   return false;
 }
 
 void Board::post(const Notice& mine) {
   const std::lock_guard lock(shared_->mutex);
   if (shared_->busy) return;
-  shared_->busy = true;
-  std::thread([shared = shared_, mine] { shared->talk([&] { shared->say(mine); }); }).detach();
+  Shared::start(shared_, [mine](Shared& shared) { shared.say(mine); });
 }
 
 }  // namespace lockstep::comm

@@ -52,8 +52,8 @@ class Board {
   Board(Store store, int rank, std::vector<int> members);
 
   // Puts up this rank's notice and reads the others'. With `limit`, waits that long for ranks
-  // without one that says Failed, less when the launcher has explained the end. Never takes much longer, and never throws, even when the store
-  // does not answer.
+  // without one that says Failed, less when the launcher has explained the end. Never takes much
+  // longer, and never throws, even when the store does not answer.
   Notices exchange(const Notice& mine, std::chrono::milliseconds limit);
   // Whether some rank has put up that it failed, as far as is known; looks in the background.
   bool peek();

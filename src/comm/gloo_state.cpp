@@ -22,6 +22,7 @@ using std::chrono::steady_clock;
 
 // How often a wait looks for news of the launcher.
 constexpr milliseconds kSlice{50};
+// What a wait in the store takes at most to end once there are any.
 constexpr milliseconds kHearing{250};
 
 std::string address_key(int rank) { return fmt::format("lockstep/address/{}", rank); }
@@ -117,8 +118,8 @@ void GlooState::connect() {
       return c10::make_intrusive<GlooGroup>(store.for_c10d(), rank, size, options);
     });
     const milliseconds limit = options_.timeout + std::chrono::seconds(1);
-    while (!group.is_over(kSlice) && left_of(limit, start).count() > 0) {
-      if (roll_.launcher_reports()) break;
+    while (!group.is_over(kSlice) && left_of(limit, start).count() > 0 &&
+           !roll_.launcher_reports()) {
     }
     // The store hears the launcher, too. What waits there had better end before this process does:
     // it writes to the log.

@@ -179,7 +179,7 @@ StoreMessage about(StoreQuery query, const std::vector<std::string>& keys) {
 }
 
 // A connection on which the server has answered: it may accept before it serves.
-Fd greeted(const addrinfo& there, Patience patience) {
+Fd greeted(const addrinfo& there, Patience& patience) {
   Patience shorter = patience.at_most(kEach);
   Fd fd = connect_to(there, shorter);
   const uint32_t ping = static_cast<uint32_t>(getpid());
