@@ -4,8 +4,8 @@
 #include <csignal>
 #include <cstdlib>
 
-#include "lockstep/core/control.h"
 #include "lockstep/core/error.h"
+#include "support/pretend_launcher.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 
@@ -33,15 +33,14 @@ TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
 }
 
 TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
-  Control control = Control::create(3);
-  setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+  PretendLauncher launcher(3);
   spawn(3,
         [&](World& world) {
           world.group().barrier().wait();
           const auto start = steady_clock::now();
           if (world.rank() == 2) {
-            control.record_exit(2, SIGKILL);
-            control.raise_epoch();
+            launcher.control.record_exit(2, SIGKILL);
+            launcher.control.raise_epoch();
           }
           // Rank 2, which the launcher says is gone, waits for the others and so keeps its
           // connections.
@@ -55,21 +54,19 @@ TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
           }
         },
         {.backend = "gloo"});
-  unsetenv(Control::kVariable);
 }
 
 // As when another host was lost: no rank of this one has ended.
 TEST(LaunchersWord, IsQuotedOnEveryTransport) {
   for (const std::string backend : {"shm", "gloo"}) {
-    Control control = Control::create(2);
-    setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+    PretendLauncher launcher(2);
     spawn(
         2,
         [&](World& world) {
           world.group().barrier().wait();
           if (world.rank() == 1) {
-            control.explain("host2 was lost");
-            control.raise_epoch();
+            launcher.control.explain("host2 was lost");
+            launcher.control.raise_epoch();
           }
           const std::string error = message_of<CommError>([&] {
             if (world.rank() == 1) world.group().recv(at::ones({4}), 0).wait();
@@ -78,32 +75,28 @@ TEST(LaunchersWord, IsQuotedOnEveryTransport) {
           EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
         },
         {.backend = backend});
-    unsetenv(Control::kVariable);
   }
 }
 
 // Rank 1 tells its address, and then fails to connect: rank 0 would wait for it in Gloo.
 TEST(LaunchersWord, EndsAStart) {
-  Control control = Control::create(2);
-  setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
-  spawn_bare(
-      2,
-      [&](int rank) {
-        if (rank == 1) setenv("GLOO_SOCKET_IFNAME", "nowhere", 1);
-        const auto start = steady_clock::now();
-        const std::string error =
-            message_of<CommError>([] { (void)World::from_env({.timeout = 60s}); });
-        if (rank == 1) {
-          EXPECT_THAT(error, HasSubstr("GLOO_SOCKET_IFNAME"));
-          control.explain("host2 was lost");
-          control.raise_epoch();
-          return;
-        }
-        EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
-        EXPECT_LT(steady_clock::now() - start, 20s);
-      },
-      {.backend = "gloo"});
-  unsetenv(Control::kVariable);
+  PretendLauncher launcher(2);
+  spawn_bare(2,
+             [&](int rank) {
+               if (rank == 1) setenv("GLOO_SOCKET_IFNAME", "nowhere", 1);
+               const auto start = steady_clock::now();
+               const std::string error =
+                   message_of<CommError>([] { (void)World::from_env({.timeout = 60s}); });
+               if (rank == 1) {
+                 EXPECT_THAT(error, HasSubstr("GLOO_SOCKET_IFNAME"));
+                 launcher.control.explain("host2 was lost");
+                 launcher.control.raise_epoch();
+                 return;
+               }
+               EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
+               EXPECT_LT(steady_clock::now() - start, 20s);
+             },
+             {.backend = "gloo"});
 }
 
 // The store goes with rank 0, which fails to connect; that is not what rank 1 has to say.
@@ -119,12 +112,11 @@ TEST(GlooFailure, AStartWithoutRankZeroSaysWhatItWasDoing) {
 
 // Rank 1 never comes.
 TEST(LaunchersWord, EndsAStartThatWaitsForARank) {
-  Control control = Control::create(2);
-  setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+  PretendLauncher launcher(2);
   spawn_bare(2, [&](int rank) {
     if (rank == 1) {
-      control.record_exit(1, SIGKILL);
-      control.raise_epoch();
+      launcher.control.record_exit(1, SIGKILL);
+      launcher.control.raise_epoch();
       return;
     }
     const auto start = steady_clock::now();
@@ -132,7 +124,6 @@ TEST(LaunchersWord, EndsAStartThatWaitsForARank) {
                 HasSubstr("the job was given up (rank 1 was killed by SIGKILL)"));
     EXPECT_LT(steady_clock::now() - start, 20s);
   });
-  unsetenv(Control::kVariable);
 }
 
 TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {

@@ -6,8 +6,8 @@
 #include <csignal>
 
 #include "device/on_device.h"
-#include "lockstep/core/control.h"
 #include "lockstep/core/error.h"
+#include "support/pretend_launcher.h"
 
 namespace lockstep::test {
 namespace {
@@ -55,22 +55,20 @@ TEST(NcclFailure, AKilledPeerEndsTheOthers) {
 }
 
 TEST(NcclFailure, TheLaunchersWordEndsTheWait) {
-  Control control = Control::create(3);
-  setenv(Control::kVariable, std::to_string(control.fd()).c_str(), 1);
+  PretendLauncher launcher(3);
   spawn_on_device(3, [&](World& world) {
     world.group().barrier().wait();
     const auto start = steady_clock::now();
     if (world.rank() == 2) {
       // Stays, though the launcher says that it is gone.
-      control.record_exit(2, SIGKILL);
-      control.raise_epoch();
+      launcher.control.record_exit(2, SIGKILL);
+      launcher.control.raise_epoch();
       EXPECT_NE(message_of([&] { world.group().recv(at::ones({4}), 0).wait(); }), "nothing");
     } else {
       EXPECT_THAT(fate_of_all_reduce(world, 4), HasSubstr("rank 2 was killed by SIGKILL"));
     }
     EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
   });
-  unsetenv(Control::kVariable);
 }
 
 TEST(NcclFailure, TheDeadlineNamesTheRankThatStaysAway) {
