@@ -67,24 +67,15 @@ Work transformer(const Options& options, int rank) {
   return work;
 }
 
-struct Stepper {
-  std::unique_ptr<torch::optim::Optimizer> whole;
-  std::unique_ptr<ZeroOptimizer> divided;
-  void step() { divided ? divided->step() : static_cast<void>(whole->step()); }
-};
-
-Stepper optimizer_of(const std::string& kind, const torch::nn::Module& module, const Group& group) {
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& kind,
+                                                      const torch::nn::Module& module,
+                                                      const Group& group) {
   const auto adamw = torch::optim::AdamWOptions(3e-4).weight_decay(0.01);
-  Stepper stepper;
   if (kind == "zero") {
-    stepper.divided =
-        std::make_unique<ZeroOptimizer>(module.parameters(), group, zero<FusedAdamW>(adamw));
-  } else if (kind == "fused") {
-    stepper.whole = std::make_unique<FusedAdamW>(module.parameters(), adamw);
-  } else {
-    stepper.whole = std::make_unique<torch::optim::AdamW>(module.parameters(), adamw);
+    return std::make_unique<ZeroOptimizer>(module.parameters(), group, zero<FusedAdamW>(adamw));
   }
-  return stepper;
+  if (kind == "fused") return std::make_unique<FusedAdamW>(module.parameters(), adamw);
+  return std::make_unique<torch::optim::AdamW>(module.parameters(), adamw);
 }
 
 double us(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
@@ -185,7 +176,7 @@ class Training {
     }
     const auto computed = Clock::now();
     if (barrier_) barrier_->barrier().wait();
-    optimizer_.step();
+    optimizer_->step();
     const auto end = Clock::now();
     steps_.push_back(us(end - start));
     updates_.push_back(us(end - computed));
@@ -201,7 +192,7 @@ class Training {
   Work work_;
   std::vector<Tensor> parameters_;
   std::optional<Ddp> ddp_;
-  Stepper optimizer_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<double> steps_, updates_;
   // Not all: small tensors that stay leave the memory of large ones in pieces.
   std::array<Tensor, 5> losses_;

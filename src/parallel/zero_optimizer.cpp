@@ -11,6 +11,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
+#include "parallel/fused.h"
 #include "parallel/model.h"
 #include "parallel/packed.h"
 
@@ -49,6 +50,25 @@ void check(const at::Tensor& parameter, size_t index, at::Device device) {
   }
 }
 
+// Of all groups, which then list each once, too.
+std::vector<at::Tensor> listed_once(std::vector<OptimizerParamGroup>& groups) {
+  std::vector<at::Tensor> all;
+  std::map<const at::TensorImpl*, size_t> group_of;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    std::vector<at::Tensor> once;
+    for (const auto& parameter : groups[i].params()) {
+      const auto [place, fresh] = group_of.try_emplace(parameter.unsafeGetTensorImpl(), i);
+      if (fresh) once.push_back(parameter);
+      if (place->second == i) continue;
+      throw ConfigError(fmt::format("[zero] a parameter of shape [{}] is in groups {} and {}",
+                                    fmt::join(parameter.sizes(), ", "), place->second, i));
+    }
+    all.insert(all.end(), once.begin(), once.end());
+    groups[i].params() = std::move(once);
+  }
+  return all;
+}
+
 // The cut nearest below element `wanted` of the flat memory that is allowed.
 int64_t allowed_cut(const Flat& flat, const std::vector<at::Tensor>& parameters, int64_t wanted) {
   int64_t cut = 0;
@@ -71,7 +91,7 @@ at::Tensor laid_out_as(const at::Tensor& place, const at::Tensor& tensor) {
 
 }  // namespace
 
-struct ZeroOptimizer::State {
+struct ZeroOptimizer::Parts {
   Group group;
   std::vector<at::Tensor> parameters;
   std::vector<at::Tensor> places;  // of the parameters in the flats
@@ -92,7 +112,7 @@ struct ZeroOptimizer::State {
   void spread();
 };
 
-void ZeroOptimizer::State::lay_out() {
+void ZeroOptimizer::Parts::lay_out() {
   std::map<at::ScalarType, Flat> by_dtype;
   std::map<at::ScalarType, int64_t> lengths;
   for (size_t i = parameters.size(); i-- > 0;) {
@@ -116,7 +136,7 @@ void ZeroOptimizer::State::lay_out() {
   }
 }
 
-void ZeroOptimizer::State::own_portions(const Flat& flat) {
+void ZeroOptimizer::Parts::own_portions(const Flat& flat) {
   const int64_t begin = flat.cuts[group.rank()], end = flat.cuts[group.rank() + 1];
   for (const auto& [index, start] : flat.places) {
     const at::Tensor place = flat.memory.narrow(0, start, parameters[index].numel());
@@ -130,18 +150,18 @@ void ZeroOptimizer::State::own_portions(const Flat& flat) {
 }
 
 // At the start, and again after a module was loaded: that gives its parameters memory of their own.
-bool ZeroOptimizer::State::is_elsewhere(size_t parameter) const {
+bool ZeroOptimizer::Parts::is_elsewhere(size_t parameter) const {
   return parameters[parameter].const_data_ptr() != places[parameter].const_data_ptr();
 }
 
-bool ZeroOptimizer::State::any_elsewhere() const {
+bool ZeroOptimizer::Parts::any_elsewhere() const {
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (is_elsewhere(i)) return true;
   }
   return false;
 }
 
-void ZeroOptimizer::State::copy_in() {
+void ZeroOptimizer::Parts::copy_in() {
   for (size_t i = 0; i < parameters.size() && !shared; ++i) {
     if (is_elsewhere(i)) places[i].copy_(parameters[i]);
   }
@@ -153,13 +173,13 @@ void ZeroOptimizer::State::copy_in() {
 }
 
 // Once all ranks have copied in.
-void ZeroOptimizer::State::alias() {
+void ZeroOptimizer::Parts::alias() {
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (is_elsewhere(i)) parameters[i].set_data(places[i].detach());
   }
 }
 
-std::vector<OptimizerParamGroup> ZeroOptimizer::State::own_groups(
+std::vector<OptimizerParamGroup> ZeroOptimizer::Parts::own_groups(
     std::vector<OptimizerParamGroup>& groups) {
   if (group.size() == 1) return groups;
   std::vector<OptimizerParamGroup> own;
@@ -178,7 +198,7 @@ std::vector<OptimizerParamGroup> ZeroOptimizer::State::own_groups(
   return own;
 }
 
-void ZeroOptimizer::State::check_gradients() const {
+void ZeroOptimizer::Parts::check_gradients() const {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& gradient = parameters[i].grad();
     if (!gradient.defined() || gradient.layout() == at::kStrided) continue;
@@ -189,7 +209,7 @@ void ZeroOptimizer::State::check_gradients() const {
   }
 }
 
-void ZeroOptimizer::State::point_to_gradients() {
+void ZeroOptimizer::Parts::point_to_gradients() {
   for (auto& [index, range, leaf] : portions) {
     const at::Tensor& gradient = parameters[index].grad();
     at::Tensor& own = leaf.mutable_grad();
@@ -208,7 +228,7 @@ void ZeroOptimizer::State::point_to_gradients() {
   }
 }
 
-void ZeroOptimizer::State::spread() {
+void ZeroOptimizer::Parts::spread() {
   if (shared) {
     group.barrier({.tag = "zero: updated"}).wait();
     return;
@@ -225,30 +245,32 @@ void ZeroOptimizer::State::spread() {
 
 ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group,
                              const Make& make)
-    : state_(std::make_unique<State>()) {
+    : Optimizer(std::vector<OptimizerParamGroup>(), nullptr), parts_(std::make_unique<Parts>()) {
   const at::NoGradGuard no_grad;
-  state_->group = group;
-  for (const auto& given : groups) {
-    state_->parameters.insert(state_->parameters.end(), given.params().begin(),
-                              given.params().end());
-  }
-  if (state_->parameters.empty()) throw ConfigError("[zero] no parameters to optimize");
-  const auto& all = state_->parameters;
-  const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front());
-  for (size_t i = 0; i < state_->parameters.size(); ++i) check(state_->parameters[i], i, device);
+  parts_->group = group;
+  parts_->parameters = listed_once(groups);
+  const auto& all = parts_->parameters;
+  if (all.empty()) throw ConfigError("[zero] no parameters to optimize");
+  const at::Device device = communicated_on(group, all.front());
+  for (size_t i = 0; i < all.size(); ++i) check(all[i], i, device);
   if (group.size() > 1) {
-    state_->lay_out();
-    state_->places.resize(state_->parameters.size());
-    for (const auto& flat : state_->flats) state_->own_portions(flat);
-    state_->copy_in();
+    parts_->lay_out();
+    parts_->places.resize(all.size());
+    for (const auto& flat : parts_->flats) parts_->own_portions(flat);
+    parts_->copy_in();
     group.barrier({.tag = "zero"}).wait();
-    state_->alias();
+    parts_->alias();
   }
-  state_->optimizer = make(state_->own_groups(groups));
-  if (dynamic_cast<torch::optim::LBFGS*>(state_->optimizer.get()) != nullptr) {
+  parts_->optimizer = make(parts_->own_groups(groups));
+  if (dynamic_cast<torch::optim::LBFGS*>(parts_->optimizer.get()) != nullptr) {
     throw ConfigError(
         "[zero] LBFGS looks at all parameters together, so its work cannot be divided: use it as "
         "it is");
+  }
+  defaults_ = parts_->optimizer->defaults().clone();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    param_groups_.emplace_back(groups[i].params(),
+                               parts_->optimizer->param_groups()[i].options().clone());
   }
 }
 
@@ -260,37 +282,61 @@ ZeroOptimizer::ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& gr
 ZeroOptimizer::~ZeroOptimizer() = default;
 ZeroOptimizer::ZeroOptimizer(ZeroOptimizer&&) noexcept = default;
 
-void ZeroOptimizer::step() {
-  const at::NoGradGuard no_grad;
-  State& state = *state_;
-  if (state.group.size() == 1) {
-    state.optimizer->step();
+void ZeroOptimizer::check_groups() const {
+  size_t i = 0;
+  bool same = true;
+  const auto& all = parts_->parameters;
+  for (const auto& group : param_groups_) {
+    for (const auto& parameter : group.params()) {
+      same = same && i < all.size() && parameter.is_same(all[i]);
+      ++i;
+    }
+  }
+  if (same && i == all.size() && param_groups_.size() == parts_->optimizer->param_groups().size()) {
     return;
   }
-  state.check_gradients();
-  state.point_to_gradients();
-  if (state.any_elsewhere()) {
-    state.copy_in();
-    state.group.barrier({.tag = "zero: loaded"}).wait();
-    state.alias();
+  throw ConfigError(fmt::format(
+      "[zero] it divides {} parameters, and its groups now hold others or {}: construct "
+      "another ZeroOptimizer when parameters are added or replaced",
+      all.size(), i));
+}
+
+// What schedulers set is this rank's too.
+void ZeroOptimizer::give_options() const {
+  auto& own = parts_->optimizer->param_groups();
+  for (size_t i = 0; i < own.size(); ++i) own[i].set_options(param_groups_[i].options().clone());
+}
+
+at::Tensor ZeroOptimizer::step(LossClosure closure) {
+  const at::Tensor loss = loss_of(closure);
+  const at::NoGradGuard no_grad;
+  check_groups();
+  give_options();
+  Parts& parts = *parts_;
+  if (parts.group.size() == 1) {
+    parts.optimizer->step();
+    return loss;
   }
-  state.optimizer->step();
-  state.spread();
+  parts.check_gradients();
+  parts.point_to_gradients();
+  if (parts.any_elsewhere()) {
+    parts.copy_in();
+    parts.group.barrier({.tag = "zero: loaded"}).wait();
+    parts.alias();
+  }
+  parts.optimizer->step();
+  parts.spread();
+  return loss;
 }
 
-void ZeroOptimizer::zero_grad() {
-  for (const auto& parameter : state_->parameters) parameter.mutable_grad().reset();
-}
-
-Optimizer& ZeroOptimizer::optimizer() { return *state_->optimizer; }
-bool ZeroOptimizer::shares_parameters() const { return state_->shared; }
+bool ZeroOptimizer::shares_parameters() const { return parts_->shared; }
 
 int64_t ZeroOptimizer::own_elements() const {
   int64_t count = 0;
-  if (state_->group.size() == 1) {
-    for (const auto& parameter : state_->parameters) count += parameter.numel();
+  if (parts_->group.size() == 1) {
+    for (const auto& parameter : parts_->parameters) count += parameter.numel();
   }
-  for (const auto& portion : state_->portions) count += portion.range.size();
+  for (const auto& portion : parts_->portions) count += portion.range.size();
   return count;
 }
 
@@ -300,10 +346,12 @@ bool ZeroOptimizer::shadow() {
 }
 
 void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
-  archive.write("place", torch::tensor({int64_t{state_->group.rank()},
-                                        int64_t{state_->group.size()}, own_elements()}));
+  check_groups();
+  give_options();
+  archive.write("place", torch::tensor({int64_t{parts_->group.rank()},
+                                        int64_t{parts_->group.size()}, own_elements()}));
   torch::serialize::OutputArchive own(archive.compilation_unit());
-  state_->optimizer->save(own);
+  parts_->optimizer->save(own);
   archive.write("optimizer", own);
 }
 
@@ -311,17 +359,20 @@ void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
   at::Tensor place;
   archive.read("place", place);
   const auto saved = [&](int64_t i) { return place[i].item<int64_t>(); };
-  if (saved(0) != state_->group.rank() || saved(1) != state_->group.size() ||
+  if (saved(0) != parts_->group.rank() || saved(1) != parts_->group.size() ||
       saved(2) != own_elements()) {
     throw ConfigError(fmt::format(
         "[zero] load: this is the part of rank {} of {} with {} elements, but here is rank {} of "
         "{} with {}: load each rank's own "
         "file, at the world size it was saved at",
-        saved(0), saved(1), saved(2), state_->group.rank(), state_->group.size(), own_elements()));
+        saved(0), saved(1), saved(2), parts_->group.rank(), parts_->group.size(), own_elements()));
   }
   torch::serialize::InputArchive own;
   archive.read("optimizer", own);
-  state_->optimizer->load(own);
+  parts_->optimizer->load(own);
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    param_groups_[i].set_options(parts_->optimizer->param_groups()[i].options().clone());
+  }
 }
 
 }  // namespace lockstep::parallel

@@ -94,7 +94,7 @@ TEST(Zero, GroupsKeepTheirOptions) {
     for (int step = 0; step < 3; ++step) {
       // As a scheduler does.
       for (auto* optimizer :
-           {&divided.optimizer(), static_cast<torch::optim::Optimizer*>(&whole)}) {
+           std::initializer_list<torch::optim::Optimizer*>{&divided, &whole}) {
         optimizer->param_groups()[1].options().set_lr(0.02 * step);
       }
       ddp.zero_grad();

@@ -22,24 +22,28 @@ using torch::optim::OptimizerParamGroup;
 //
 //   ZeroOptimizer adam(net->parameters(), world.group(), zero<FusedAdamW>(AdamWOptions(1e-3)));
 //
+// It is an Optimizer of the whole parameters and their gradients: GradScaler, clip_grad_norm_ and
+// schedulers, libtorch's too, take it as any other. Learning rates and other options are set in its
+// param_groups(), on every rank alike; state() is empty, since the state is the parts' (save()).
+//
 // Bits are those of the same optimizer over whole parameters, if it treats every element by itself
-// (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused by its own class taking one
-// group only). Gradients must be the same on all ranks, as Ddp leaves them.
+// (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused). Gradients must be the same on
+// all ranks, as Ddp leaves them. A parameter that a group lists twice is updated once.
 //
 // Where the parameters are shared, they are one memory: after construction no rank may write to
 // them but as all ranks do, alike, between two steps (loading a checkpoint is fine; adding noise to
 // one rank's is not). Parameters that got memory of their own, as Module::load() gives them, move
 // back at the next step().
-class ZeroOptimizer : public Joinable {
+class ZeroOptimizer : public Optimizer, public Joinable {
  public:
   // Makes this rank's optimizer from groups of 1-D leaves, aliases of the parameters' memory; a
   // group may be empty. It keeps the options of the groups it is given.
   using Make = std::function<std::unique_ptr<Optimizer>(std::vector<OptimizerParamGroup>)>;
 
   // Every rank constructs it with the same parameters, in the same order, and the same values.
-  // Throws ConfigError for a parameter that is not dense, is on another device than the group's, or
-  // has overlapping or gapped memory. References to the parameters stay valid, data pointers do
-  // not: construct it before anything that keeps those.
+  // Throws ConfigError for a parameter that is not dense, is on another device than the group's,
+  // has overlapping or gapped memory, or is in two groups. References to the parameters stay valid,
+  // data pointers do not: construct it before anything that keeps those.
   ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make);
   ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group, const Make& make);
   ~ZeroOptimizer() override;
@@ -49,15 +53,11 @@ class ZeroOptimizer : public Joinable {
   // Updates all parameters; every rank calls it, after a backward() under Ddp or another collective
   // of all that follows this rank's last look at the parameters (their memory may be the other
   // ranks', which do not wait again). A parameter without a gradient is left as it is; all ranks
-  // must agree on which those are. Throws CommError, and ConfigError for a sparse gradient before
-  // anything changed.
-  void step();
-  // Makes all gradients undefined.
-  void zero_grad();
+  // must agree on which those are. A closure is run once, before; its loss is returned. Throws
+  // CommError, and ConfigError for a sparse gradient, and for parameters added to the groups since
+  // construction, before anything changed.
+  at::Tensor step(LossClosure closure = nullptr) override;
 
-  // This rank's: learning rates are set in its param_groups(), by schedulers too, on every rank
-  // alike.
-  Optimizer& optimizer();
   // Elements whose state this rank holds.
   int64_t own_elements() const;
   // Whether the parameters are one memory for all ranks.
@@ -65,8 +65,8 @@ class ZeroOptimizer : public Joinable {
 
   // This rank's part of the state. Throws ConfigError on load when it was saved at another world
   // size or rank, or of other parameters.
-  void save(torch::serialize::OutputArchive& archive) const;
-  void load(torch::serialize::InputArchive& archive);
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
 
   // A rank without a batch still owns its part: within a Join it makes the step with the others.
   void join(const JoinOptions&) override {}
@@ -74,8 +74,10 @@ class ZeroOptimizer : public Joinable {
   bool shadow() override;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  struct Parts;
+  void check_groups() const;
+  void give_options() const;
+  std::unique_ptr<Parts> parts_;
 };
 
 // A Make for an optimizer of libtorch, or one that is constructed as those are.
