@@ -5,12 +5,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 
+#include "comm/recorded.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/flight.h"
 
 namespace lockstep::comm {
 namespace {
@@ -58,6 +56,13 @@ void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
   }
 }
 
+// A contiguous tensor as transports take it. One element or none counts as contiguous with any strides, which does not
+// mean that it can be viewed as bytes.
+at::Tensor plain(const at::Tensor& tensor) {
+  const bool is_odd = tensor.numel() <= 1 && tensor.dim() > 0 && (tensor.dim() > 1 || tensor.stride(0) != 1);
+  return is_odd ? tensor.detach().as_strided({tensor.numel()}, {1}) : tensor;
+}
+
 // An operation on copies of tensors that are not contiguous: copies the results back when it is over.
 class CopyBack : public Pending {
  public:
@@ -86,50 +91,6 @@ void check_memory(std::string_view what, const at::TensorOptions& options, const
   throw ConfigError(fmt::format("[comm] {}: this group's memory is on {}, not on {}", what,
                                 transport.device().is_cpu() ? "the CPU" : transport.device().str() + " and the CPU",
                                 options.device().str()));
-}
-
-template <size_t N>
-void put_text(std::array<char, N>& to, std::string_view text) {
-  std::memcpy(to.data(), text.data(), std::min(text.size(), N - 1));  // the rest stays zero
-}
-
-flight::Operation operation_of(const Request& request) {
-  flight::Operation operation;
-  put_text(operation.what, name_of(request.what));
-  if (reduces(request.what)) {
-    const size_t length = std::strlen(operation.what.data());
-    operation.what[length] = ' ';
-    const std::string_view op = name_of(request.op);
-    std::memcpy(operation.what.data() + length + 1, op.data(),
-                std::min(op.size(), operation.what.size() - length - 2));
-  }
-  put_text(operation.tag, request.tag);
-  if (request.what == Collective::Barrier) return operation;
-  put_text(operation.dtype, name_of(request.dtype()));
-  operation.count = 0;
-  for (const at::Tensor& tensor : request.outputs.empty() ? request.inputs : request.outputs) {
-    operation.count += tensor.numel();
-  }
-  const bool has_peer = request.what == Collective::Reduce || request.what == Collective::Broadcast ||
-                        request.what == Collective::Gather || request.what == Collective::Scatter ||
-                        request.what == Collective::Send || request.what == Collective::Recv;
-  if (has_peer) operation.peer = request.peer;
-  return operation;
-}
-
-// A call that the flight recorder knows of: what it is, when it began, and that it is waited in.
-Work start_recorded(Transport& transport, Request request) {
-  if (transport.size() == 1) return transport.start(std::move(request));
-  const uint32_t call = flight::begin(operation_of(request));
-  const flight::Span blocked(flight::Activity::Communication, call);
-  try {
-    Work work = transport.start(std::move(request));
-    work.set_call(call);
-    return work;
-  } catch (const CommError& error) {
-    flight::report_failure(error.what(), flight::Blame::Peer);
-    throw;
-  }
 }
 
 // What each rank says in split().
@@ -168,7 +129,7 @@ Work Group::start(Request request, const CallOptions& options) const {
     if (input.scalar_type() != dtype) {
       refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(input.scalar_type()));
     }
-    if (!input.is_contiguous()) input = input.detach().contiguous();
+    input = input.is_contiguous() ? plain(input) : input.detach().contiguous();
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   for (at::Tensor& output : request.outputs) {
@@ -177,7 +138,10 @@ Work Group::start(Request request, const CallOptions& options) const {
     if (output.scalar_type() != dtype) {
       refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(output.scalar_type()));
     }
-    if (output.is_contiguous()) continue;
+    if (output.is_contiguous()) {
+      output = plain(output);
+      continue;
+    }
     if (at::has_internal_overlap(output) == at::MemOverlap::Yes) {
       refuse(request.what, "an output's elements share memory (an expanded tensor?): use .clone()");
     }

@@ -4,11 +4,13 @@
 
 namespace lockstep::comm {
 
-std::optional<GroupMemoryIndex::Place> GroupMemoryIndex::find(const void* address, int rank) const {
+std::optional<GroupMemoryIndex::Place> GroupMemoryIndex::find(const void* address, int64_t bytes, int rank) const {
   const std::lock_guard lock(mutex_);
+  const char* begin = static_cast<const char*>(address);
   for (const GroupMemory* memory : all_) {
-    if (!memory->segment_.contains(address)) continue;
-    return Place{memory->id_, static_cast<const char*>(address) - memory->part(rank)};
+    const char* part = memory->part(rank);
+    if (begin < part || begin >= part + memory->part_bytes_ || bytes > part + memory->part_bytes_ - begin) continue;
+    return Place{memory->id_, begin - part};
   }
   return std::nullopt;
 }

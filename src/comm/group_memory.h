@@ -20,7 +20,8 @@ class GroupMemoryIndex {
     int64_t segment;
     int64_t offset;  // from the rank's part
   };
-  std::optional<Place> find(const void* address, int rank) const;
+  // Nothing unless all of the bytes lie in `rank`'s part.
+  std::optional<Place> find(const void* address, int64_t bytes, int rank) const;
   char* part(int64_t segment, int rank) const;
 
  private:

@@ -30,9 +30,6 @@ class Segment {
 
   char* data() const { return data_; }
   int64_t size() const { return bytes_; }
-  bool contains(const void* address) const {
-    return address >= data_ && address < data_ + bytes_;
-  }
 
   // Where others find it; valid on the creator until close_handle(), which is called once all have attached: from then on
   // no name, descriptor or file refers to the memory.

@@ -194,7 +194,7 @@ class ShmTransport : public Transport {
         const at::Tensor& data = request.outputs.front();
         auto operation = comm::all_reduce(reduction, piece_of(data));
         operation->announcement.count = data.numel();
-        in_group_memory(*operation, data);
+        in_group_memory(*operation, {data});
         return operation;
       }
       case Collective::Reduce:
@@ -204,12 +204,12 @@ class ShmTransport : public Transport {
         const std::vector<Range> everybody{{0, size()}};
         auto operation = comm::reduce_scatter(reduction, list(request.outputs), inputs(),
                                               request.runs.empty() ? everybody : request.runs);
-        if (follow_each_other(inputs())) in_group_memory(*operation, request.inputs.front());
+        in_group_memory(*operation, request.inputs);
         return with_counts(std::move(operation), inputs(), total(request.inputs));
       }
       case Collective::AllGather: {
         auto operation = comm::all_gather(outputs(), piece_of(request.inputs.front()));
-        in_group_memory(*operation, request.inputs.front());
+        in_group_memory(*operation, request.inputs);
         return with_counts(std::move(operation), outputs(), total(request.outputs));
       }
       case Collective::Broadcast:
@@ -229,23 +229,28 @@ class ShmTransport : public Transport {
     }
   }
 
-  void in_group_memory(Operation& operation, const at::Tensor& tensor) const {
-    // An empty tensor has no address of its own.
-    if (const auto place = index_->find(tensor.numel() > 0 ? tensor.const_data_ptr() : tensor.storage().data(), rank())) {
+  // Announces where in group memory the tensors lie, if they lie there one after another.
+  void in_group_memory(Operation& operation, const std::vector<at::Tensor>& tensors) const {
+    const Piece whole = whole_of(tensors);
+    if (whole.bytes < 0) return;
+    // Without elements there is no address; the storage says whether the others have to wait for private data.
+    const void* address = whole.bytes > 0 ? whole.data : tensors.front().storage().data();
+    if (const auto place = index_->find(address, whole.bytes, rank())) {
       operation.announcement.segment = place->segment;
       operation.announcement.offset = place->offset;
     }
   }
 
-  // Empty pieces lie anywhere.
-  static bool follow_each_other(const std::vector<Piece>& pieces) {
-    const char* next = nullptr;
-    for (const Piece& piece : pieces) {
+  // All elements of tensors that follow each other, where empty ones lie anywhere; -1 bytes when they do not.
+  static Piece whole_of(const std::vector<at::Tensor>& tensors) {
+    Piece whole;
+    for (const Piece& piece : list(tensors)) {
       if (piece.bytes == 0) continue;
-      if (next != nullptr && piece.data != next) return false;
-      next = piece.data + piece.bytes;
+      if (whole.bytes == 0) whole.data = piece.data;
+      if (piece.data != whole.data + whole.bytes) return {nullptr, -1};
+      whole.bytes += piece.bytes;
     }
-    return true;
+    return whole;
   }
 
   static std::vector<Piece> list(const std::vector<at::Tensor>& tensors) {
