@@ -33,8 +33,8 @@ std::string one_line(std::string text) {
 }  // namespace
 
 std::string Notice::packed() const {
-  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}", static_cast<int>(state), number, one_line(lane),
-                     one_line(signature), one_line(text), one_line(reason));
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}", static_cast<int>(state), number, one_line(lane),
+                     one_line(signature), one_line(text), one_line(reason), one_line(advice));
 }
 
 std::optional<Notice> Notice::unpacked(const std::string& text) {
@@ -48,6 +48,7 @@ std::optional<Notice> Notice::unpacked(const std::string& text) {
   std::getline(in, notice.signature);
   std::getline(in, notice.text);
   std::getline(in, notice.reason);
+  std::getline(in, notice.advice);
   return notice;
 }
 

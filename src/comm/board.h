@@ -30,6 +30,7 @@ struct Notice {
   std::string signature;
   std::string text;    // the operation in words
   std::string reason;  // of Failed
+  std::string advice;  // of the call
 
   std::string packed() const;
   static std::optional<Notice> unpacked(const std::string& text);

@@ -108,12 +108,14 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
 
 bool Announcement::agrees_with(const Announcement& other) const {
   return std::strcmp(what, other.what) == 0 && std::strcmp(dtype, other.dtype) == 0 && root == other.root &&
-         count == other.count && counts_hash == other.counts_hash;
+         count == other.count && counts_hash == other.counts_hash && caller == other.caller && pass == other.pass;
 }
 
 std::string Announcement::text(uint32_t sequence) const {
   std::vector<std::string> inside;
   if (tag[0]) inside.emplace_back(tag);
+  if (caller != 0) inside.push_back(fmt::format("{} {}", caller_name, caller));
+  if (pass != 0) inside.push_back(fmt::format("pass {}", pass));
   if (dtype[0]) inside.push_back(count >= 0 ? fmt::format("{} x {}", dtype, count) : dtype);
   if (root >= 0) inside.push_back(fmt::format("root {}", root));
   const std::string name = fmt::format("{} #{}", what, sequence);
@@ -182,8 +184,15 @@ void Channel::compare(int peer, uint32_t sequence) {
   if (mine.agrees_with(theirs)) return;
   fail(fmt::format(
       "[shm] the ranks disagree: rank {} calls {}, rank {} calls {}. Every rank must make the same calls in the same order "
-      "with the same dtype and counts",
-      name_of(rank_), mine.text(sequence), name_of(peer), theirs.text(sequence)));
+      "with the same dtype and counts{}",
+      name_of(rank_), mine.text(sequence), name_of(peer), theirs.text(sequence), advice(sequence, peer)));
+}
+
+std::string Channel::advice(uint32_t sequence, int peer) const {
+  const Announcement& mine = announcement(rank_, sequence);
+  const Announcement& theirs = announcement(peer, sequence);
+  const char* said = mine.advice[0] ? mine.advice : theirs.advice;
+  return said[0] ? fmt::format(" ({})", said) : "";
 }
 
 void Channel::meet(uint32_t sequence, milliseconds timeout) {
@@ -220,7 +229,7 @@ void Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
         [&] {
           for (int other = 0; other < size_; ++other) {
             if (other == rank_ || !behind(other)) continue;
-            check_peer(other, announcement(rank_, sequence).text(sequence));
+            check_peer(other, announcement(rank_, sequence).text(sequence), advice(sequence, rank_));
           }
         });
     if (came) {
@@ -232,8 +241,8 @@ void Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
     for (int other = 0; other < size_; ++other) {
       if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
     }
-    fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", announcement(rank_, sequence).text(sequence),
-                     timeout.count() / 1000.0, name_of(rank_), late));
+    fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}{}", announcement(rank_, sequence).text(sequence),
+                     timeout.count() / 1000.0, name_of(rank_), late, advice(sequence, rank_)));
   }
 }
 
@@ -266,7 +275,7 @@ std::string Channel::fate_of(int peer, milliseconds patience) const {
   return fmt::format("rank {} (process {}) has ended", name_of(peer), blocks_[peer].pid.load());
 }
 
-void Channel::check_peer(int peer, const std::string& doing) {
+void Channel::check_peer(int peer, const std::string& doing, const std::string& advice) {
   const RankBlock& block = blocks_[peer];
   if (block.gave_up.load(std::memory_order_acquire)) {
     fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, name_of(rank_), name_of(peer), block.reason));
@@ -274,7 +283,10 @@ void Channel::check_peer(int peer, const std::string& doing) {
   if (is_gone(peer)) {
     // It may have done its part, or said why it gives up, just before its end.
     if (block.gave_up.load(std::memory_order_acquire)) return check_peer(peer, doing);
-    fail(fmt::format("[shm] {} on rank {} cannot go on: {}", doing, name_of(rank_), fate_of(peer, milliseconds(100))));
+    const std::string fate = fate_of(peer, milliseconds(100));
+    // A signal needs no other cause.
+    const bool is_killed = fate.find("was killed") != std::string::npos;
+    fail(fmt::format("[shm] {} on rank {} cannot go on: {}{}", doing, name_of(rank_), fate, is_killed ? "" : advice));
   }
   if (verdict_ && verdict_->is_out()) {
     fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_), verdict_->given_up_with_fates()));

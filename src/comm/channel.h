@@ -22,19 +22,24 @@
 
 namespace lockstep::comm {
 
-// What a rank announces before it waits for anybody. The part that all ranks must agree on comes first.
-struct Announcement {
+// What a rank announces before it waits for anybody. What all ranks must agree on comes first, in a cache line of its own: the
+// others read no more of it, unless the data is in group memory.
+struct alignas(64) Announcement {
   // Agreed.
   char what[24] = {};     // "all_reduce sum"
   char dtype[12] = {};    // "float32"
   int32_t root = -1;
   int64_t count = 0;      // elements
   uint64_t counts_hash = 0;  // of a list of counts
+  uint32_t caller = 0;       // 0: not said
+  uint32_t pass = 0;         // of the caller's
   // This rank's own.
   int64_t segment = -1;   // of group memory that the data is in, -1 for private memory
   int64_t offset = 0;     // in bytes, from the rank's part of it
   int64_t own_bytes = 0;
   char tag[40] = {};
+  char caller_name[16] = {};
+  char advice[64] = {};   // for whoever finds that the ranks disagree
 
   bool agrees_with(const Announcement& other) const;
   // "all_reduce sum #412 (bucket 3, float32 x 1048576)"
@@ -56,7 +61,7 @@ struct RankBlock {
   Counter bell;  // rung by others when a message for this rank was put in or taken out
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> gave_up;  // this rank threw; `reason` is valid
-  char reason[240];
+  char reason[496];
   Announcement ring[kRing];
 };
 
@@ -114,8 +119,10 @@ class Channel {
   void await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence,
                      std::chrono::milliseconds timeout);
   void compare(int peer, uint32_t sequence);
+  // " (or one rank ran out of batches: see Join)": of this rank's announcement, or of the peer's.
+  std::string advice(uint32_t sequence, int peer) const;
   // Throws when `peer` has died or given up, or the launcher says that a rank has.
-  void check_peer(int peer, const std::string& doing);
+  void check_peer(int peer, const std::string& doing, const std::string& advice = {});
   bool is_gone(int peer) const;
   std::string fate_of(int peer, std::chrono::milliseconds patience) const;
   std::string where_is(int peer) const;

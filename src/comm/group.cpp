@@ -110,12 +110,15 @@ std::string_view Group::backend() const { return transport_->name(); }
 bool Group::keeps_tree_order() const { return transport_->keeps_tree_order(); }
 bool Group::carries(at::Device device) const { return transport_->carries(device); }
 std::chrono::milliseconds Group::timeout() const { return transport_->timeout(); }
+uint32_t Group::next_caller() const { return transport_->next_caller(); }
 
 // Checks what this rank alone can check, and makes every tensor contiguous.
 Work Group::start(Request request, const CallOptions& options) const {
   // A deadline that far off is none; more would overflow the clock.
   request.timeout = std::min<std::chrono::milliseconds>(options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
   request.tag = options.tag;
+  request.context = {std::string(options.context.name), options.context.number, options.context.pass};
+  request.advice = options.advice;
   if (request.peer < 0 || request.peer >= size()) {
     refuse(request.what, "rank {} is not in this group of {}", request.peer, size());
   }

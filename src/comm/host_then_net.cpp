@@ -219,6 +219,8 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
   const bool over_net = transport == levels_->column;
   part.timeout = request.timeout + (over_net ? milliseconds(0) : kHearsay);
   part.tag = request.tag;
+  part.context = request.context;
+  part.advice = request.advice;
   if (!part.step_of) {
     int64_t count = 0;
     for (const at::Tensor& tensor :

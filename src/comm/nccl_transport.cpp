@@ -251,6 +251,8 @@ void NcclTransport::compare_sizes(const Request& request, const Notice& notice) 
                .outputs = {comes},
                .timeout = request.timeout,
                .tag = request.tag,
+               .context = request.context,
+               .advice = request.advice,
                .step_of = Request::Whole{request.name(), -1}})
       .wait();
   for (int r = 0; r < size(); ++r) {

@@ -16,8 +16,18 @@ Roll::Roll(int rank, std::vector<int> members, std::shared_ptr<const Verdict> ve
 
 std::string Roll::end(const Notice& mine, const std::string& seen,
                       const Board::Notices& notices) const {
-  return fmt::format("{} {} on {}: {}", mine.text, verdict_->is_explained() ? given_up() : seen,
-                     name(rank_), others(mine, notices));
+  return fmt::format("{} {} on {}: {}{}", mine.text, verdict_->is_explained() ? given_up() : seen,
+                     name(rank_), others(mine, notices), advice(mine, notices));
+}
+
+std::string Roll::advice(const Notice& mine, const Board::Notices& notices) const {
+  std::string said = mine.advice;
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto end = fate(peer);
+    if (end && end->find("was killed") != std::string::npos) return "";  // a signal needs no other cause
+    if (said.empty() && notices[peer]) said = notices[peer]->advice;
+  }
+  return said.empty() || verdict_->is_explained() ? "" : " (" + said + ")";
 }
 
 std::string Roll::name(int rank) const {

@@ -34,6 +34,8 @@ class Roll {
   std::string end(const Notice& mine, const std::string& seen, const Board::Notices& notices) const;
 
  private:
+  // What a call of this rank, or of another, advises for the case that the ranks have come apart.
+  std::string advice(const Notice& mine, const Board::Notices& notices) const;
   std::string others(const Notice& mine, const Board::Notices& notices) const;
 
   const int rank_;

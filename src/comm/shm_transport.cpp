@@ -126,6 +126,10 @@ class ShmTransport : public Transport {
     set_text(said.what, request.name());
     if (request.step_of) said.count = request.step_of->count;
     set_text(said.tag, request.tag);
+    said.caller = request.context.number;
+    said.pass = request.context.pass;
+    if (said.caller != 0) set_text(said.caller_name, request.context.name);
+    if (!request.advice.empty()) set_text(said.advice, request.advice);
     if (request.what != Collective::Barrier) set_text(said.dtype, name_of(request.dtype()));
     operation->timeout = request.timeout;
     operation->keep = std::make_shared<Request>(std::move(request));

@@ -56,11 +56,14 @@ std::string text_of(std::chrono::milliseconds time) {
 }
 
 std::string signature_of(const Request& request) {
+  const std::string context = request.context.text();
   if (request.step_of) {
-    return fmt::format("{} {} {} x {}", name_of(request.what), request.step_of->name,
-                       name_of(request.dtype()), request.step_of->count);
+    return fmt::format("{} {} {} x {} {}", name_of(request.what), request.step_of->name,
+                       name_of(request.dtype()), request.step_of->count, context);
   }
   std::string text = request.name();
+  const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
+  if (!context.empty() && !is_message) text += " " + context;
   if (request.what == Collective::Barrier) return text;
   text += fmt::format(" {}", name_of(request.dtype()));
   const auto* list = shared_list(request);
@@ -87,15 +90,15 @@ std::string signature_of(const Request& request) {
 }
 
 std::string text_of(const Request& request, uint64_t number) {
-  if (request.step_of) {
-    return fmt::format("{} #{} ({}{}{} x {})", request.step_of->name, number, request.tag,
-                       request.tag.empty() ? "" : ", ", name_of(request.dtype()),
-                       request.step_of->count);
-  }
   std::string inside = request.tag;
   const auto add = [&inside](const std::string& part) {
-    inside += inside.empty() ? part : ", " + part;
+    inside += inside.empty() || part.empty() ? part : ", " + part;
   };
+  add(request.context.text());
+  if (request.step_of) {
+    add(fmt::format("{} x {}", name_of(request.dtype()), request.step_of->count));
+    return fmt::format("{} #{} ({})", request.step_of->name, number, inside);
+  }
   switch (request.what) {
     case Collective::Barrier:
       break;

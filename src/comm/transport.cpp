@@ -1,5 +1,7 @@
 #include "comm/transport.h"
 
+#include <fmt/format.h>
+
 namespace lockstep::comm {
 
 std::string_view name_of(Collective what) {
@@ -67,6 +69,11 @@ bool reduces(Collective what) {
 char* data_of(const at::Tensor& tensor) {
   static char nothing[64];
   return tensor.numel() == 0 ? nothing : static_cast<char*>(tensor.data_ptr());
+}
+
+std::string Request::Context::text() const {
+  if (number == 0) return {};
+  return fmt::format("{} {}{}", name, number, pass == 0 ? "" : fmt::format(", pass {}", pass));
 }
 
 std::string Request::name() const {

@@ -57,6 +57,16 @@ struct Request {
   int message = 0;
   std::chrono::milliseconds timeout{0};
   std::string tag = {};
+  // As in CallOptions.
+  struct Context {
+    std::string name;
+    uint32_t number = 0;
+    uint32_t pass = 0;
+    // "Ddp 2, pass 7"; nothing without a number.
+    std::string text() const;
+  };
+  Context context = {};
+  std::string advice = {};
   // Of a call that is a step of another: what announcements and errors show in its place.
   struct Whole {
     std::string name;
@@ -83,6 +93,7 @@ class Transport {
   // Where it carries tensors beside the CPU's, if anywhere.
   virtual at::Device device() const { return at::kCPU; }
   virtual bool carries(at::Device device) const { return device.is_cpu() || device == this->device(); }
+  uint32_t next_caller() { return ++callers_; }
   // Starts the operation. May block (a transport without background progress runs it here or in wait()).
   virtual Work start(Request request) = 0;
   virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;
@@ -95,6 +106,9 @@ class Transport {
   // among them). Called by the members only, after all ranks of this transport agreed on who they
   // are; `color` tells apart the subsets made at the same time.
   virtual std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) = 0;
+
+ private:
+  uint32_t callers_ = 0;
 };
 
 std::shared_ptr<Transport> make_solo_transport();

@@ -14,6 +14,7 @@ TEST(BoardNotice, ComesOutOfTheStoreAsItWentIn) {
   Notice in = notice(412, "all_reduce sum float32 x 4");
   in.state = Notice::State::Failed;
   in.reason = "timed out after 30 s";
+  in.advice = "or look there";
   const auto out = Notice::unpacked(in.packed());
   ASSERT_TRUE(out);
   EXPECT_EQ(out->state, in.state);
@@ -22,6 +23,7 @@ TEST(BoardNotice, ComesOutOfTheStoreAsItWentIn) {
   EXPECT_EQ(out->signature, in.signature);
   EXPECT_EQ(out->text, "text of all_reduce sum float32 x 4");
   EXPECT_EQ(out->reason, in.reason);
+  EXPECT_EQ(out->advice, in.advice);
 }
 
 TEST(BoardNotice, GarbageIsNoNotice) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -31,11 +32,24 @@ enum class ReduceOp {
   BitwiseOr,
 };
 
+// Which object makes a call, and in which of its passes. Alike on all ranks.
+struct CallContext {
+  std::string_view name = {};  // what errors call the object, as "Ddp"; up to 15 characters
+  uint32_t number = 0;         // which of them (Group::next_caller()); 0: the call has no context
+  uint32_t pass = 0;           // 0: not said
+};
+
 struct CallOptions {
   // How long a rank waits for the others, in place of the group's own deadline.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
-  // What error messages call this call, as "bucket 3". Must agree on no other rank.
+  // What error messages call this call, as "bucket 3". May differ between ranks.
   std::string_view tag = {};
+  // Compared between the ranks of a collective as its dtype and counts are, so that ranks that have come apart (one has
+  // skipped a pass, or uses two objects in another order) are told at the first call that shows it.
+  CallContext context = {};
+  // What errors add when ranks disagree about this call or one does not come to it: "or one rank ran out of batches: see
+  // Join". Up to 63 characters.
+  std::string_view advice = {};
 };
 
 // A value handle: copies are the same group. One thread at a time may call a group; different groups are independent.
@@ -61,6 +75,9 @@ class Group {
   // Whether tensors there can be communicated: on the CPU always; over nccl also on World::device(); in a group of one anywhere.
   bool carries(at::Device device) const;
   std::chrono::milliseconds timeout() const;
+  // Numbers those who use this group, or a copy of it, for CallContext: 1, 2 and so on. Called in the same order on every
+  // rank; communicates nothing.
+  uint32_t next_caller() const;
 
   // Combines `tensor` elementwise over all ranks, in place on all.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
