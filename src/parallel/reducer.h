@@ -30,6 +30,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
 
   at::Tensor arriving(size_t parameter, const at::Tensor& gradient) override;
   void arrived(size_t parameter) override;
+  std::shared_ptr<CommHook> hook() const override { return options_.hook; }
 
   const Buckets& buckets() const { return buckets_; }
   bool rebuilt() const { return rebuilt_; }
