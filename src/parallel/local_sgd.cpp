@@ -21,11 +21,7 @@ Tensors LocalSgd::state() const {
 }
 
 void LocalSgd::restore(const Tensors& state) {
-  const int64_t iteration = number_in(name(), state, "iteration");
-  Tensors others = state;
-  others.erase("iteration");
-  CommHook::restore(others);
-  iteration_ = iteration;
+  iteration_ = number_in(name(), checked_state(name(), state, {"iteration"}), "iteration");
 }
 
 }  // namespace lockstep::parallel
