@@ -10,7 +10,7 @@ NINJA := NINJA_STATUS="[build %f/%t] " ninja
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak random format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -71,6 +71,10 @@ fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a ti
 
 soak: build ## random faults in training jobs for $MINUTES (10), added to $RESULTS; a table, and status 1 for a hang or leftover
 	@python3 tests/support/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)
+
+random: configured ## random training programs against one process, for $MINUTES (10); the seed is the time
+	@$(NINJA) -C $(BUILD) random_training
+	@$(BUILD)/bin/random_training --minutes $(MINUTES) --seed $$(date +%s)
 
 format: ## formats the sources with clang-format
 	@scripts/setup.sh --dev

@@ -18,6 +18,8 @@ class PreHook : public torch::autograd::FunctionPreHook {
     return {listener_.arriving(index_, gradients[0])};
   }
 
+  GradientListener& listener() const { return listener_; }
+
  private:
   size_t index_;
   GradientListener& listener_;
@@ -38,6 +40,16 @@ class PostHook : public torch::autograd::FunctionPostHook {
 };
 
 }  // namespace
+
+std::shared_ptr<CommHook> hook_of(const at::Tensor& parameter) {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (!node) return nullptr;
+  for (const auto& hook : node->pre_hooks()) {
+    const auto* ours = dynamic_cast<const PreHook*>(hook.get());
+    if (ours != nullptr && ours->listener().hook()) return ours->listener().hook();
+  }
+  return nullptr;
+}
 
 Accumulator::Accumulator(const at::Tensor& parameter, size_t index, GradientListener& listener)
     : parameter_(parameter), node_(torch::autograd::impl::grad_accumulator(parameter)) {

@@ -5,6 +5,10 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
+
+#include "lockstep/parallel/comm_hook.h"
+
 namespace lockstep::parallel {
 
 // Who is told about gradients. Called within backward(), on its thread.
@@ -17,7 +21,12 @@ class GradientListener {
   virtual at::Tensor arriving(size_t parameter, const at::Tensor& gradient) = 0;
   // It was added, and the user's post-accumulate hooks ran.
   virtual void arrived(size_t parameter) = 0;
+  // What the gradients go through, if anything.
+  virtual std::shared_ptr<CommHook> hook() const { return nullptr; }
 };
+
+// The hook that the parameter's gradients go through, if it is attached to a Ddp that has one.
+std::shared_ptr<CommHook> hook_of(const at::Tensor& parameter);
 
 // Tells the listener about one parameter, until it is destroyed.
 class Accumulator {

@@ -32,6 +32,12 @@ void check(const DdpOptions& options) {
   }
 }
 
+std::vector<at::Tensor> tensors_of(const std::vector<Named>& items) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& item : items) tensors.push_back(item.tensor);
+  return tensors;
+}
+
 }  // namespace
 
 struct Ddp::State {
@@ -46,13 +52,31 @@ struct Ddp::State {
   std::vector<Accumulator> accumulators;  // destroyed before the reducer they speak to
 
   void attach();
+  void attach_hook(const std::vector<Named>& dense);
 };
+
+// A state that was restored may fit on one rank only.
+void Ddp::State::attach_hook(const std::vector<Named>& dense) {
+  if (!options.hook) return;
+  std::map<std::string, at::Tensor> by_name;
+  for (const auto& item : dense) by_name[item.name] = item.tensor;
+  std::string fault;
+  try {
+    options.hook->attach(by_name);
+  } catch (const ConfigError& error) {
+    fault = fmt::format("{} (rank {})", error.what(), group.rank());
+  }
+  for (const auto& each : group.all_gather_bytes(fault, {.tag = "Ddp: hook"})) {
+    if (!each.empty()) throw ConfigError(each);
+  }
+}
 
 void Ddp::State::attach() {
   broadcast_all(group, model.tensors(), kMessageBytes, 0, "Ddp: first state");
-  buffers.emplace(group, model.buffers, options.buffers);
+  buffers.emplace(group, tensors_of(model.buffers), options.buffers);
   const auto first_sparse =
       std::ranges::stable_partition(parameters, [](const Named& item) { return !item.sparse; });
+  attach_hook({parameters.begin(), first_sparse.begin()});
   reducer = std::make_shared<Reducer>(
       group, std::vector<Named>(parameters.begin(), first_sparse.begin()),
       std::vector<Named>(first_sparse.begin(), first_sparse.end()), options, *buffers, holds);
@@ -94,7 +118,9 @@ void Ddp::zero_grad() {
 Hold Ddp::hold() { return Hold(state_->holds); }
 
 void Ddp::sync_buffers() {
-  if (state_->buffers) state_->buffers->sync();
+  if (!state_->buffers) return;
+  state_->buffers->start(all_ranks(state_->group));
+  state_->buffers->finish();
 }
 
 std::vector<BucketInfo> Ddp::buckets() const {

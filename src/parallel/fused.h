@@ -8,12 +8,19 @@
 
 namespace lockstep::parallel {
 
+// The parameters of each group that have a gradient, each once, as Python's optimizers take them.
 // Throws ConfigError, before anything has changed, for what the kernels cannot walk: sparse
-// gradients, parameters with overlapping or gapped memory. `address` begins the message.
-void check_fused(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                 std::string_view address);
+// gradients, parameters with overlapping or gapped memory, of no floating-point dtype or in two
+// groups, gradients of another shape. `address` begins the message.
+std::vector<std::vector<at::Tensor>> fused_parameters(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups, std::string_view address);
 
-// The kernels walk plain memory: all tensors of a parameter have to be laid out alike.
+// Throws ConfigError when a parameter's state, which may be undefined, has another shape.
+void check_fused_state(const at::Tensor& state, const at::Tensor& parameter,
+                       std::string_view address);
+
+// The kernels walk plain memory: all tensors of a parameter have to be laid out alike, and to be of
+// one dtype. A copy where `tensor` is not.
 at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& parameter);
 
 // What step() does with the closure that it was given, if any.

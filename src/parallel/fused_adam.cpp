@@ -36,6 +36,10 @@ Item item_of(const at::Tensor& parameter, State& state, bool amsgrad) {
   if (amsgrad && !state.max_exp_avg_sq().defined()) {
     state.max_exp_avg_sq(at::zeros_like(parameter));
   }
+  // The parameter's memory format or dtype may have changed since.
+  state.exp_avg(laid_out_like(state.exp_avg(), parameter));
+  state.exp_avg_sq(laid_out_like(state.exp_avg_sq(), parameter));
+  if (amsgrad) state.max_exp_avg_sq(laid_out_like(state.max_exp_avg_sq(), parameter));
   state.step(state.step() + 1);
   return {.parameter = parameter,
           .gradient = laid_out_like(parameter.grad(), parameter),
@@ -47,11 +51,8 @@ Item item_of(const at::Tensor& parameter, State& state, bool amsgrad) {
 
 // Whether our own kernel can do it.
 bool is_plain(const Item& item) {
-  const auto plain = [](const at::Tensor& tensor) { return tensor.scalar_type() == at::kFloat; };
-  return adam_kernel() != nullptr && !item.largest.defined() && plain(item.parameter) &&
-         plain(item.gradient) && plain(item.average) && plain(item.square) &&
-         item.average.strides() == item.parameter.strides() &&
-         item.square.strides() == item.parameter.strides();
+  return adam_kernel() != nullptr && !item.largest.defined() &&
+         item.parameter.scalar_type() == at::kFloat;
 }
 
 template <typename Options>
@@ -118,12 +119,21 @@ void update(const Lists& l, const Options& o) {
 template <typename Options, typename State, typename States>
 void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& states) {
   const at::NoGradGuard no_grad;
-  check_fused(groups, "fused_adam");
-  for (auto& group : groups) {
-    const auto& options = static_cast<const Options&>(group.options());
+  const auto parameters = fused_parameters(groups, "fused_adam");
+  for (const auto& of_group : parameters) {
+    for (const auto& parameter : of_group) {
+      const auto found = states.find(parameter.unsafeGetTensorImpl());
+      if (found == states.end()) continue;
+      const auto& state = static_cast<const State&>(*found->second);
+      check_fused_state(state.exp_avg(), parameter, "fused_adam");
+      check_fused_state(state.exp_avg_sq(), parameter, "fused_adam");
+      check_fused_state(state.max_exp_avg_sq(), parameter, "fused_adam");
+    }
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto& options = static_cast<const Options&>(groups[i].options());
     Lists others;
-    for (const auto& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
+    for (const auto& parameter : parameters[i]) {
       auto& state = states[parameter.unsafeGetTensorImpl()];
       if (!state) state = std::make_unique<State>();
       const Item item = item_of(parameter, static_cast<State&>(*state), options.amsgrad());

@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <torch/optim/lbfgs.h>
 
 #include "lockstep/core/error.h"
+#include "parallel/accumulator.h"
 #include "parallel/gradients.h"
 
 namespace lockstep::parallel {
@@ -70,6 +72,11 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   const at::NoGradGuard no_grad;
   const auto gradients = by_dtype(optimizer);
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      if (const auto hook = hook_of(parameter)) hooks_[hook.get()] = hook;
+    }
+  }
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   at::Tensor overflow = at::zeros({1}, scale_.options());
   for (const auto& [dtype, list] : gradients) {
@@ -82,6 +89,11 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (options_.enabled && dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr) {
+    misused("step",
+            "LBFGS evaluates the loss several times a step, and its line search would meet scaled "
+            "ones: train with it in float32 or bfloat16, without a scaler");
+  }
   if (!options_.enabled) {
     optimizer.step();
     return true;
@@ -104,8 +116,16 @@ void GradScaler::update() {
   if (optimizers_.empty()) misused("update", "no step() since the last one");
   at::Tensor overflow = at::zeros_like(scale_);
   for (const auto& [optimizer, each] : optimizers_) overflow += each.overflow.squeeze(0);
+  std::erase_if(hooks_, [](const auto& item) { return item.second.expired(); });
+  // Looking waits for a device, so it is done for hooks only.
+  const double before = hooks_.empty() ? 1 : factor();
   at::_amp_update_scale_(scale_, growth_tracker_, overflow, options_.growth_factor,
                          options_.backoff_factor, options_.growth_interval);
+  const double after = hooks_.empty() ? 1 : factor();
+  if (after != before) {
+    const at::NoGradGuard no_grad;
+    for (const auto& [address, hook] : hooks_) hook.lock()->rescale(after / before);
+  }
   optimizers_.clear();
 }
 

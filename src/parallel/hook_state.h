@@ -1,25 +1,70 @@
 // What hooks keep from pass to pass.
 #pragma once
 
+#include <initializer_list>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "lockstep/parallel/hooks.h"
 
 namespace lockstep::parallel {
 
-// Adds each parameter's residual to its gradient; a parameter without one gets a zero one.
-void add_residuals(const Bucket& bucket, Tensors& residuals);
-// residual = gradient - what of it was sent, when add_residuals() left the gradient as it is now.
-// `sent` is laid out as bucket.flat.
-void keep_residuals(const Bucket& bucket, const at::Tensor& sent, Tensors& residuals);
+// Tensors by name that a pass reads and replaces. The new ones are staged, and replace the old at
+// the end of a pass whose averages were finite on all ranks: after an overflow, whose step
+// GradScaler skips, they are those from before it.
+class HookState {
+ public:
+  // What the tensor of a name has to be.
+  struct Expected {
+    std::vector<int64_t> sizes;
+    at::ScalarType dtype;
+    at::Device device;
+  };
+  using Layout = std::map<std::string, Expected>;
 
-// Copies of `state`. Throws ConfigError, which names the hook, when a name does not begin with one
-// of `prefixes`.
-Tensors checked_state(std::string_view hook, const Tensors& state,
-                      std::initializer_list<std::string_view> prefixes);
-// The number in state[name], which checked_state() has let pass. Throws ConfigError when it is not
-// there.
+  explicit HookState(std::string hook) : hook_(std::move(hook)) {}
+
+  // At the start of each bucket; forgets what an unfinished pass has staged.
+  void begin(const Bucket& bucket);
+  // Undefined when there is none yet.
+  at::Tensor of(const std::string& name) const;
+  void stage(const std::string& name, at::Tensor next) { staged_[name] = std::move(next); }
+  // Once the bucket's averages are in bucket.flat, for all buckets in order.
+  void settle(const Bucket& bucket);
+  void rescale(double factor);
+
+  const Tensors& tensors() const { return tensors_; }
+  // What the tensors have to be from now on. Throws ConfigError, and changes nothing, when those
+  // that were restored are something else.
+  void attach(Layout layout);
+  // Takes copies. Throws ConfigError, which names the hook and the tensor, when they are not those
+  // of the layout (as far as it is known): none, or for each prefix that occurs all. Nothing has
+  // changed then.
+  void restore(const Tensors& state, std::initializer_list<std::string_view> prefixes);
+
+ private:
+  void check(const Tensors& state, const Layout& layout) const;
+
+  std::string hook_;
+  Tensors tensors_, staged_;
+  at::Tensor finite_;  // bool: the averages of the pass so far
+  Layout layout_;
+  bool attached_ = false;
+};
+
+// The part of a tensor laid out as bucket.flat that is the i-th gradient's memory.
+at::Tensor part_of(const at::Tensor& flat, const Bucket& bucket, size_t i);
+
+// Error feedback: adds each parameter's residual to its gradient, where the state has one.
+void add_residuals(const Bucket& bucket, const HookState& residuals);
+// Stages gradient - what of it was sent, when add_residuals() left the gradient as it is now.
+// `sent` is laid out as bucket.flat.
+void stage_residuals(const Bucket& bucket, const at::Tensor& sent, HookState& residuals);
+// Of gradients that all have one.
+HookState::Layout residual_layout(const Tensors& parameters);
+
+// The number in state[name]. Throws ConfigError when it is not there, or no count.
 int64_t number_in(std::string_view hook, const Tensors& state, const std::string& name);
 
 }  // namespace lockstep::parallel

@@ -21,7 +21,11 @@ Tensors LocalSgd::state() const {
 }
 
 void LocalSgd::restore(const Tensors& state) {
-  iteration_ = number_in(name(), checked_state(name(), state, {"iteration"}), "iteration");
+  const int64_t iteration = number_in(name(), state, "iteration");
+  Tensors others = state;
+  others.erase("iteration");
+  CommHook::restore(others);
+  iteration_ = iteration;
 }
 
 }  // namespace lockstep::parallel

@@ -30,6 +30,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
 
   at::Tensor arriving(size_t parameter, const at::Tensor& gradient) override;
   void arrived(size_t parameter) override;
+  std::shared_ptr<CommHook> hook() const override { return options_.hook; }
 
   const Buckets& buckets() const { return buckets_; }
   bool rebuilt() const { return rebuilt_; }
@@ -69,7 +70,6 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<char> reached() const;
   std::vector<Unreached> contribute_unreached();
   void write_flags();
-  void finish_buffers();
   void find_present();
   bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }
   void settle(const std::vector<Unreached>& unreached);
@@ -80,7 +80,6 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<Named> parameters_;
   size_t dense_;  // how many of them
   DdpOptions options_;
-  Flags::Counts flag_counts_;
   Buckets buckets_;
   Flags flags_;
   SparseGradients sparse_;
@@ -89,7 +88,6 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<std::string> tags_;
   std::vector<char> held_;  // accumulated under hold() since the last pass
   bool rebuilt_ = false;
-  bool buffers_change_ = false;  // some did in the last pass
   std::optional<JoinOptions> join_;
   std::vector<int> present_;  // all ranks, unless joined
   PassClock clock_;

@@ -45,10 +45,22 @@ class CommHook {
   // that this rank did not reach keeps its gradient. Not possible within a Join.
   virtual bool communicates() const { return true; }
 
+  // Called by Ddp's constructor on every rank: the parameters whose gradients the hook will see, by
+  // name. A ConfigError, as for a state restored before that is not of these parameters, is thrown
+  // by the constructors of all ranks.
+  virtual void attach(const std::map<std::string, at::Tensor>& parameters);
+
   // What the hook carries from pass to pass on this rank, by name, for a checkpoint; restore()
-  // takes the same back and throws ConfigError for what is not its own.
+  // takes the same back and throws ConfigError, having changed nothing, for what is not its own: a
+  // name, shape or dtype that does not belong to the parameters, a tensor that is missing or not
+  // finite. Before Ddp is attached it cannot know them; attach() throws then.
   virtual std::map<std::string, at::Tensor> state() const { return {}; }
   virtual void restore(const std::map<std::string, at::Tensor>& state);
+
+  // From the next pass on gradients are `factor` times what they were, because GradScaler changed
+  // the loss scale: what the hook carries has to follow. Throws ConfigError when a hook that has a
+  // state does not override it.
+  virtual void rescale(double factor);
 
   // Bytes this rank has handed to collectives since the hook was made.
   virtual int64_t bytes_sent() const = 0;

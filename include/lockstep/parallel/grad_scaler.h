@@ -11,8 +11,10 @@
 #include <torch/optim/optimizer.h>
 
 #include <map>
+#include <memory>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/parallel/comm_hook.h"
 
 namespace lockstep::parallel {
 
@@ -53,11 +55,13 @@ class GradScaler {
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // optimizer.step(), after unscale_() if that was not called; not when a gradient of any rank is
-  // not finite. Returns whether the optimizer stepped.
+  // not finite. Returns whether the optimizer stepped. LBFGS is refused: it evaluates the loss
+  // several times a step.
   bool step(torch::optim::Optimizer& optimizer);
 
   // Backs off when any optimizer's step was skipped since the last update(), else counts towards
-  // growth.
+  // growth. Communication hooks of the Ddps to which the optimizers' parameters are attached learn
+  // of a new scale (CommHook::rescale).
   void update();
 
   // The current factor, 1 when disabled. Waits for the device.
@@ -80,6 +84,8 @@ class GradScaler {
   // On the device of the first loss: float32 and int32 of one element.
   at::Tensor scale_, growth_tracker_;
   std::map<const torch::optim::Optimizer*, PerOptimizer> optimizers_;
+  // Of all optimizers that were unscaled so far.
+  std::map<const CommHook*, std::weak_ptr<CommHook>> hooks_;
 };
 
 }  // namespace lockstep::parallel

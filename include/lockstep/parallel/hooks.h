@@ -1,5 +1,7 @@
-// Hooks that send less than all_reduce does. Each says what it costs in accuracy; each keeps its
-// state by parameter, so that it survives the reordering of buckets.
+// Hooks that send less than all_reduce does. Each says what it costs in accuracy. What is sent of a
+// gradient, and what is kept of it, depends on that parameter only: how gradients are divided into
+// buckets changes no bit. Residuals of error feedback are left as they were by a pass in which any
+// rank's gradients were not finite, and follow the loss scale of a GradScaler.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +13,7 @@ namespace lockstep::parallel {
 
 // What a hook keeps for each parameter between passes, by name.
 using Tensors = std::map<std::string, at::Tensor>;
+class HookState;
 
 struct CastOptions {
   // What rounding took from a gradient is added to the next one.
@@ -27,8 +30,10 @@ class CastHook : public CommHook {
 
   std::string_view name() const override { return name_; }
   comm::Work start(const Group& group, const Bucket& bucket) override;
-  std::map<std::string, at::Tensor> state() const override { return residuals_; }
+  void attach(const std::map<std::string, at::Tensor>& parameters) override;
+  std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
+  void rescale(double factor) override;
   int64_t bytes_sent() const override { return bytes_; }
 
  private:
@@ -36,7 +41,7 @@ class CastHook : public CommHook {
   CastOptions options_;
   std::string name_;
   std::map<std::pair<size_t, int64_t>, at::Tensor> memory_;  // by bucket and size
-  Tensors residuals_;
+  std::shared_ptr<HookState> residuals_;
   int64_t bytes_ = 0;
 };
 
@@ -59,22 +64,24 @@ class PowerSgd : public CommHook {
 
   std::string_view name() const override { return "power_sgd"; }
   comm::Work start(const Group& group, const Bucket& bucket) override;
+  void attach(const std::map<std::string, at::Tensor>& parameters) override;
   // "iteration", and by parameter "error/..." and "q/...".
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
+  void rescale(double factor) override;
   int64_t bytes_sent() const override { return bytes_; }
 
  private:
   struct Factors;
   PowerSgdOptions options_;
   int64_t iteration_ = 0;
-  Tensors errors_;
-  Tensors qs_;
+  std::shared_ptr<HookState> kept_;
   int64_t bytes_ = 0;
 };
 
 struct TopKOptions {
-  double fraction = 0.01;  // of a bucket's elements that are sent, the largest ones
+  double fraction =
+      0.01;  // of each gradient's elements that are sent, the largest ones, at least one
   bool error_feedback = true;
 };
 
@@ -88,13 +95,15 @@ class TopK : public CommHook {
 
   std::string_view name() const override { return "top_k"; }
   comm::Work start(const Group& group, const Bucket& bucket) override;
-  std::map<std::string, at::Tensor> state() const override { return residuals_; }
+  void attach(const std::map<std::string, at::Tensor>& parameters) override;
+  std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
+  void rescale(double factor) override;
   int64_t bytes_sent() const override { return bytes_; }
 
  private:
   TopKOptions options_;
-  Tensors residuals_;
+  std::shared_ptr<HookState> residuals_;
   int64_t bytes_ = 0;
 };
 
@@ -117,6 +126,7 @@ class LocalSgd : public CommHook {
   // "iteration".
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
+  void rescale(double) override {}
   int64_t bytes_sent() const override { return bytes_; }
 
  private:

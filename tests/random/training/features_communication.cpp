@@ -1,0 +1,162 @@
+// How gradients and buffers travel: sizes of buckets, dtypes, hooks.
+#include <torch/torch.h>
+
+#include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/hooks.h"
+#include "random/training/features.h"
+
+namespace lockstep::test::training {
+namespace {
+
+// Changes no bit.
+struct BucketSizes : Feature {
+  explicit BucketSizes(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void plan(Training& training) override {
+    Random random(seed + static_cast<uint64_t>(training.program.variant));
+    training.options.bucket_bytes.clear();
+    for (auto count = random.between(1, 3); count > 0; --count) {
+      training.options.bucket_bytes.push_back(random.pick<int64_t>({1, 8, 50, 200, 400, 1000}));
+    }
+  }
+  uint64_t seed;
+};
+
+struct BufferModes : Feature {
+  explicit BufferModes(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) {
+    return program.has_layer("batch_norm") || program.has_layer("counter") ||
+           program.has_layer("sync_batch_norm");
+  }
+  void plan(Training& training) override {
+    training.options.buffers = Random(seed).pick({Buffers::Average, Buffers::None});
+  }
+  uint64_t seed;
+};
+
+struct UnusedError : Feature {
+  explicit UnusedError(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void plan(Training& training) override { training.options.unused = Unused::Error; }
+};
+
+struct ReduceDtype : Feature {
+  explicit ReduceDtype(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void plan(Training& training) override {
+    training.options.reduce_dtype = Random(seed).pick({at::kDouble, at::kFloat});
+  }
+  uint64_t seed;
+};
+
+struct Ignored : Feature {
+  explicit Ignored(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return !program.layers.empty(); }
+  void build(Training& training, Lane&, Net& net) override {
+    auto& ignored = training.options.ignore;
+    ignored.clear();
+    Random random(seed);
+    for (const auto& item : net.named_parameters()) {
+      if (item.key() != "head" && random.chance(0.3)) ignored.push_back(item.key());
+    }
+  }
+  uint64_t seed;
+};
+
+// The default, by way of a hook.
+class AllReduce : public CommHook {
+ public:
+  std::string_view name() const override { return "test all_reduce"; }
+  comm::Work start(const Group& group, const parallel::Bucket& bucket) override {
+    if (group.size() == 1) return {};
+    return comm::then(group.all_reduce(bucket.flat, ReduceOp::Average),
+                      [] { return comm::Work(); });
+  }
+  int64_t bytes_sent() const override { return 0; }
+};
+
+struct AllReduceHook : Feature {
+  explicit AllReduceHook(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void plan(Training& training) override { training.options.hook = std::make_shared<AllReduce>(); }
+};
+
+// A hook belongs to one Ddp, so these do without a second model.
+struct CastingHook : Feature {
+  explicit CastingHook(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return !program.has("two_models"); }
+  void plan(Training& training) override {
+    Random random(seed);
+    const auto dtype = random.pick({at::kHalf, at::kBFloat16, at::kFloat});
+    training.options.hook = std::make_shared<parallel::CastHook>(
+        dtype, parallel::CastOptions{.error_feedback = random.chance(0.5)});
+  }
+  uint64_t seed;
+};
+
+struct PowerSgdHook : Feature {
+  explicit PowerSgdHook(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return !program.has("two_models"); }
+  void plan(Training& training) override {
+    Random random(seed);
+    training.options.hook = std::make_shared<parallel::PowerSgd>(
+        parallel::PowerSgdOptions{.rank = random.between(1, 2),
+                                  .start_iteration = random.between(1, 3),
+                                  .warm_start = random.chance(0.5),
+                                  .error_feedback = random.chance(0.5),
+                                  .least_compression = random.pick({1.1, 2.0})});
+  }
+  uint64_t seed;
+};
+
+struct TopKHook : Feature {
+  explicit TopKHook(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return !program.has("two_models"); }
+  void plan(Training& training) override {
+    Random random(seed);
+    training.options.hook = std::make_shared<parallel::TopK>(parallel::TopKOptions{
+        .fraction = random.pick({0.1, 0.5}), .error_feedback = random.chance(0.5)});
+  }
+  uint64_t seed;
+};
+
+// Ranks train by themselves and average their parameters now and then.
+struct LocalSteps : Feature {
+  explicit LocalSteps(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return !program.has("two_models"); }
+  void plan(Training& training) override {
+    Random random(seed);
+    training.options.hook = std::make_shared<parallel::LocalSgd>(
+        parallel::LocalSgdOptions{.start_iteration = random.between(0, 2)});
+    period = random.between(1, 2);
+  }
+  void begin(Training& training) override {
+    if (training.alone) return;
+    averager = std::make_unique<parallel::Averager>(
+        *training.lanes[0].models[0].net,
+        std::vector<parallel::AverageLevel>{{.group = training.group, .period = period}});
+  }
+  void after_step(Training&) override {
+    if (averager) averager->step();
+  }
+  uint64_t seed;
+  int64_t period = 1;
+  std::unique_ptr<parallel::Averager> averager;
+};
+
+}  // namespace
+
+void add_communication_features(std::vector<FeatureKind>& kinds) {
+  kinds.push_back(feature<BucketSizes>("bucket_bytes"));
+  kinds.push_back(feature<BufferModes>("buffers"));
+  kinds.push_back(feature<UnusedError>("unused_error"));
+  kinds.push_back(feature<ReduceDtype>("reduce_dtype"));
+  kinds.push_back(feature<Ignored>("ignore"));
+  kinds.push_back(feature<AllReduceHook>("hook_all_reduce"));
+  kinds.push_back(feature<CastingHook>("hook_cast", Compared::Ranks));
+  kinds.push_back(feature<PowerSgdHook>("hook_power_sgd", Compared::Ranks));
+  kinds.push_back(feature<TopKHook>("hook_top_k", Compared::Ranks));
+  kinds.push_back(feature<LocalSteps>("local_sgd", Compared::Nothing));
+}
+
+}  // namespace lockstep::test::training

@@ -1,0 +1,131 @@
+// How batches come: several a step, of unequal sizes, unequally many.
+#include <torch/torch.h>
+
+#include <optional>
+
+#include "lockstep/parallel/global_mean.h"
+#include "lockstep/parallel/join.h"
+#include "random/training/features.h"
+
+namespace lockstep::test::training {
+namespace {
+
+// Several backwards a step, all but the last under hold(). Ranks may have unequally many.
+struct HeldBackwards : Feature {
+  explicit HeldBackwards(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void build(Training& training, Lane& lane, Net&) override {
+    Random random(seed);
+    const auto count = random.between(2, 3);
+    const bool equal = random.chance(0.5) || training.program.has_layer("sync_batch_norm");
+    lane.micros = static_cast<int>(equal ? count : 1 + lane.rank % count);
+  }
+  uint64_t seed;
+};
+
+struct TwoBackwards : Feature {
+  explicit TwoBackwards(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void plan(Training& training) override { training.backwards = 2; }
+};
+
+// Ranks have batches of unequal sizes.
+struct Ragged : Feature {
+  explicit Ragged(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void batch(Training&, const Lane& lane, const Moment& moment, Batch& batch) override {
+    const auto rows = 2 + (lane.rank + moment.step) % 2;
+    batch = {batch.data.narrow(0, 0, rows), batch.target.narrow(0, 0, rows)};
+  }
+};
+
+// Ranks run out of batches at different steps.
+struct Joined : Feature {
+  explicit Joined(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return program.ranks > 1; }
+  void plan(Training& training) override {
+    Random random(seed);
+    options.divisor = random.chance(0.5) ? parallel::Divisor::Active : parallel::Divisor::World;
+    training.rules.divides_by_active = options.divisor == parallel::Divisor::Active;
+    training.rules.everybody_steps = training.program.has("zero");
+  }
+  void build(Training& training, Lane& lane, Net&) override {
+    Random random(seed + static_cast<uint64_t>(lane.rank) + 1);
+    lane.steps = static_cast<int>(random.below(training.program.steps + 1));
+  }
+  void begin(Training& training) override {
+    if (training.alone) return;
+    std::vector<std::reference_wrapper<parallel::Joinable>> joinables;
+    for (auto& model : training.lanes[0].models) joinables.emplace_back(*model.ddp);
+    for (auto& model : training.lanes[0].models) {
+      if (model.zero) joinables.emplace_back(*model.zero);
+    }
+    join.emplace(std::move(joinables), options);
+  }
+  void after_step(Training& training) override {
+    present.clear();
+    for (const Lane* lane : training.active()) present.push_back(lane->rank);
+  }
+  void end(Training& training) override {
+    if (join) {
+      join->finish();
+    } else if (!present.empty()) {
+      take_over(training, present);
+    }
+  }
+  uint64_t seed;
+  parallel::JoinOptions options;
+  std::optional<parallel::Join> join;
+  std::vector<int> present;  // in the last step
+};
+
+// Losses are sums; gradients become those of the mean over all samples of all ranks.
+struct GlobalMeans : Feature {
+  explicit GlobalMeans(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void begin(Training& training) override {
+    for (size_t i = 0; i < training.lanes.size(); ++i) means.emplace_back(training.group);
+  }
+  void loss(Training& training, Lane& lane, const at::Tensor& each, at::Tensor& loss) override {
+    loss = loss * each.size(0);
+    means[&lane - training.lanes.data()].add(each.size(0));
+    count += each.size(0);
+  }
+  void after_backward(Training& training) override {
+    for (size_t i = 0; i < training.lanes.size(); ++i) {
+      std::vector<at::Tensor> parameters;
+      for (const auto& model : training.lanes[i].models) {
+        const auto own = model.net->parameters();
+        parameters.insert(parameters.end(), own.begin(), own.end());
+      }
+      if (training.on_rank()) {
+        means[i].scale_gradients_(parameters);
+        continue;
+      }
+      const at::NoGradGuard no_grad;
+      std::vector<const void*> done;
+      for (const auto& parameter : parameters) {
+        const void* key = parameter.unsafeGetTensorImpl();
+        if (!parameter.grad().defined() || std::ranges::count(done, key)) continue;
+        done.push_back(key);
+        parameter.mutable_grad().mul_(static_cast<double>(training.lanes.size()) /
+                                      static_cast<double>(count));
+      }
+    }
+    count = 0;
+  }
+  std::vector<parallel::GlobalMean> means;
+  int64_t count = 0;
+};
+
+}  // namespace
+
+void add_data_features(std::vector<FeatureKind>& kinds) {
+  kinds.push_back(feature<HeldBackwards>("hold"));
+  kinds.push_back(feature<TwoBackwards>("two_backwards"));
+  kinds.push_back(feature<Ragged>("ragged"));
+  kinds.push_back(feature<Joined>("join"));
+  kinds.push_back(feature<GlobalMeans>("global_mean"));
+}
+
+}  // namespace lockstep::test::training

@@ -1,0 +1,127 @@
+// What happens to gradients around a backward: cleared, scaled, clipped, with history.
+#include <torch/torch.h>
+
+#include "lockstep/parallel/clip.h"
+#include "lockstep/parallel/grad_scaler.h"
+#include "random/training/features.h"
+
+namespace lockstep::test::training {
+namespace {
+
+// Every step in its own way, or not at all.
+struct Clearing : Feature {
+  explicit Clearing(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  bool clear(Training& training, Lane&, Model& model) override {
+    Random random(seed + static_cast<uint64_t>(training.step));
+    const auto kind = random.below(6);
+    if (kind == 4) return true;
+    // In one process ddp.zero_grad() is this, too.
+    if (kind == 5) return false;
+    if (kind < 2) {
+      model.optimizer->zero_grad(/*set_to_none=*/kind == 0);
+    } else {
+      model.net->zero_grad(/*set_to_none=*/kind == 2);
+    }
+    model.reached.clear();
+    return true;
+  }
+  uint64_t seed;
+};
+
+struct CreateGraph : Feature {
+  explicit CreateGraph(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  bool backward(Training&, const at::Tensor& loss) override {
+    loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    return true;
+  }
+};
+
+std::vector<at::Tensor> parameters_of(const Lane& lane) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& model : lane.models) {
+    const auto own = model.net->parameters();
+    parameters.insert(parameters.end(), own.begin(), own.end());
+  }
+  return parameters;
+}
+
+struct ClipNorm : Feature {
+  explicit ClipNorm(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void after_backward(Training& training) override {
+    Random random(seed);
+    const double most = random.pick({0.05, 0.5, 5.0});
+    const double type = random.pick({2.0, 1.0, std::numeric_limits<double>::infinity()});
+    for (Lane* lane : training.active()) {
+      parallel::clip_grad_norm_(parameters_of(*lane), most, {.norm_type = type});
+    }
+  }
+  uint64_t seed;
+};
+
+struct ClipValue : Feature {
+  explicit ClipValue(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void after_backward(Training& training) override {
+    for (Lane* lane : training.active()) parallel::clip_grad_value_(parameters_of(*lane), 0.02);
+  }
+};
+
+// Losses are scaled; in some step one rank's overflows, and no rank makes the step.
+struct Scaling : Feature {
+  explicit Scaling(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void begin(Training& training) override {
+    Random random(seed);
+    overflow_step = static_cast<int>(random.below(training.program.steps + 1));
+    overflow_lane = static_cast<int>(random.below(training.program.ranks));
+    unscales = random.chance(0.5);
+    for (size_t i = 0; i < training.lanes.size(); ++i) {
+      scalers.push_back(std::make_unique<parallel::GradScaler>(
+          training.group, parallel::GradScalerOptions{.init_scale = 1024, .growth_interval = 2}));
+    }
+  }
+  void loss(Training& training, Lane& lane, const at::Tensor&, at::Tensor& loss) override {
+    if (training.step == overflow_step && lane.rank == overflow_lane) {
+      loss = loss * std::numeric_limits<double>::infinity();
+    }
+    loss = scaler_of(training, lane).scale(loss);
+  }
+  void after_backward(Training& training) override {
+    if (!unscales) return;
+    for (Lane* lane : training.active()) {
+      for (Model& model : lane->models) scaler_of(training, *lane).unscale_(*model.optimizer);
+    }
+  }
+  bool update(Training& training, Lane& lane, Model& model) override {
+    scaler_of(training, lane).step(*model.optimizer);
+    return true;
+  }
+  void after_step(Training& training) override {
+    for (Lane* lane : training.active()) {
+      scaler_of(training, *lane).update();
+      lane->losses.push_back(scaler_of(training, *lane).factor());
+    }
+  }
+  parallel::GradScaler& scaler_of(Training& training, Lane& lane) {
+    return *scalers[&lane - training.lanes.data()];
+  }
+  uint64_t seed;
+  int overflow_step = 0, overflow_lane = 0;
+  bool unscales = false;
+  std::vector<std::unique_ptr<parallel::GradScaler>> scalers;
+};
+
+}  // namespace
+
+void add_gradient_features(std::vector<FeatureKind>& kinds) {
+  kinds.push_back(feature<Clearing>("zero_grad"));
+  kinds.push_back(feature<CreateGraph>("create_graph"));
+  kinds.push_back(feature<Scaling>("grad_scaler"));
+  kinds.push_back(feature<ClipNorm>("clip_norm"));
+  kinds.push_back(feature<ClipValue>("clip_value"));
+}
+
+}  // namespace lockstep::test::training

@@ -1,0 +1,89 @@
+// What drives an optimizer: the division over ranks, schedules.
+#include <torch/torch.h>
+
+#include "lockstep/parallel/lr_scheduler.h"
+#include "random/training/features.h"
+
+namespace lockstep::test::training {
+namespace {
+
+// attach() in training.cpp makes it.
+struct Zero : Feature {
+  explicit Zero(const Part&) {}
+  static bool applies(const Program&) { return true; }
+};
+
+struct Schedules : Feature {
+  explicit Schedules(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void begin(Training& training) override {
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        schedulers.emplace_back(
+            &lane, std::make_unique<parallel::LrScheduler>(*model.optimizer, schedule()));
+      }
+    }
+  }
+  void after_step(Training& training) override {
+    for (auto& [lane, scheduler] : schedulers) {
+      if (lane->active || training.rules.everybody_steps) scheduler->step();
+    }
+  }
+  parallel::Schedule schedule() const {
+    using namespace parallel;
+    Random random(seed);
+    switch (random.below(7)) {
+      case 0:
+        return constant_lr({.steps = 2});
+      case 1:
+        return linear_lr({.steps = 3});
+      case 2:
+        return step_lr({.size = 2, .gamma = 0.5});
+      case 3:
+        return exponential_lr(0.7);
+      case 4:
+        return cosine_lr({.steps = 3});
+      case 5:
+        return cosine_restarts_lr({.first_steps = 2});
+      default:
+        return sequential_lr({linear_lr({.steps = 1}), step_lr({.size = 1})}, {1});
+    }
+  }
+  uint64_t seed;
+  std::vector<std::pair<Lane*, std::unique_ptr<parallel::LrScheduler>>> schedulers;
+};
+
+// Every rank has a metric of its own; the rates follow the mean.
+struct Plateau : Feature {
+  explicit Plateau(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void begin(Training& training) override {
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        plateaus.push_back(std::make_unique<parallel::ReduceLrOnPlateau>(
+            *model.optimizer, training.group, parallel::PlateauOptions{.patience = 0}));
+      }
+    }
+  }
+  void after_step(Training& training) override {
+    const auto metric = [&](int rank) { return 1.0 + rank * training.step % 3; };
+    double mean = 0;
+    for (int rank = 0; rank < training.program.ranks; ++rank) {
+      mean += metric(rank) / training.program.ranks;
+    }
+    for (auto& plateau : plateaus) {
+      plateau->step(training.alone ? mean : metric(training.lanes[0].rank));
+    }
+  }
+  std::vector<std::unique_ptr<parallel::ReduceLrOnPlateau>> plateaus;
+};
+
+}  // namespace
+
+void add_optimizer_features(std::vector<FeatureKind>& kinds) {
+  kinds.push_back(feature<Zero>("zero"));
+  kinds.push_back(feature<Schedules>("schedule"));
+  kinds.push_back(feature<Plateau>("plateau"));
+}
+
+}  // namespace lockstep::test::training

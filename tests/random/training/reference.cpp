@@ -1,0 +1,134 @@
+// What Ddp does, by hand, in one process that holds the state of all ranks.
+#include <torch/torch.h>
+
+#include <bit>
+#include <set>
+
+#include "random/training/training.h"
+
+namespace lockstep::test::training {
+namespace {
+
+// n addends, split at the largest power of two below n.
+at::Tensor tree_sum(const std::vector<at::Tensor>& addends, size_t begin, size_t end) {
+  if (end - begin == 1) return addends[begin];
+  const size_t half = std::bit_floor(end - begin - 1);
+  return tree_sum(addends, begin, begin + half) + tree_sum(addends, begin + half, end);
+}
+
+// Collectives see complex numbers as pairs of real ones.
+at::Tensor as_real(const at::Tensor& tensor) {
+  return tensor.is_complex() && !tensor.is_sparse() ? at::view_as_real(tensor) : tensor;
+}
+
+at::Tensor average_of(const std::vector<at::Tensor>& addends, int64_t divisor,
+                      const DdpOptions& options) {
+  if (addends[0].is_sparse()) return tree_sum(addends, 0, addends.size()).coalesce() / divisor;
+  std::vector<at::Tensor> reals;
+  for (const auto& addend : addends) {
+    const auto real = as_real(addend);
+    reals.push_back(options.reduce_dtype ? real.to(*options.reduce_dtype) : real);
+  }
+  auto average = tree_sum(reals, 0, reals.size()) / divisor;
+  average = average.to(as_real(addends[0]).scalar_type());
+  return addends[0].is_complex() ? at::view_as_complex(average) : average;
+}
+
+void average_gradient(Training& training, size_t model, const std::string& name) {
+  std::vector<at::Tensor> parameters;
+  bool reached = false, sparse = false;
+  for (auto& lane : training.lanes) {
+    parameters.push_back(lane.models[model].net->named_parameters()[name]);
+    const at::Tensor& gradient = parameters.back().grad();
+    if (!lane.active) continue;
+    reached = reached || lane.models[model].reached[parameters.back().unsafeGetTensorImpl()];
+    sparse = sparse || (gradient.defined() && gradient.is_sparse());
+  }
+  if (!reached) return;
+  std::vector<at::Tensor> addends;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& gradient = parameters[i].grad();
+    if (training.lanes[i].active && gradient.defined()) {
+      addends.push_back(gradient.detach());
+    } else {
+      const auto zero = at::zeros_like(parameters[i].detach());
+      addends.push_back(sparse ? at::zeros(zero.sizes(), zero.options().layout(at::kSparse))
+                               : zero);
+    }
+  }
+  const auto divisor =
+      training.rules.divides_by_active ? training.active().size() : training.lanes.size();
+  const auto result = average_of(addends, static_cast<int64_t>(divisor), training.options);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (training.lanes[i].active || training.rules.everybody_steps) {
+      parameters[i].mutable_grad() = result.clone();
+    }
+  }
+}
+
+void average_buffers(Training& training, size_t model) {
+  const auto mode = training.options.buffers;
+  if (mode == Buffers::None) return;
+  const auto active = training.active();
+  for (const auto& item : active[0]->models[model].net->named_buffers()) {
+    at::Tensor value = item.value();
+    if (mode == Buffers::Average && value.is_floating_point()) {
+      std::vector<at::Tensor> addends;
+      for (auto& lane : training.lanes) {
+        const auto buffer = lane.models[model].net->named_buffers()[item.key()];
+        addends.push_back(lane.active ? buffer : at::zeros_like(buffer));
+      }
+      value = tree_sum(addends, 0, addends.size()) / static_cast<int64_t>(active.size());
+    }
+    value = value.clone();
+    for (auto& lane : training.lanes) {
+      lane.models[model].net->named_buffers()[item.key()].copy_(value);
+    }
+  }
+}
+
+}  // namespace
+
+void watch(Model& model) {
+  for (const auto& parameter : model.net->parameters()) {
+    if (!parameter.requires_grad()) continue;
+    const void* key = parameter.unsafeGetTensorImpl();
+    parameter.register_hook([&model, key](const at::Tensor& gradient) {
+      model.reached[key] = true;
+      return gradient;
+    });
+  }
+}
+
+void average(Training& training, size_t model) {
+  const at::NoGradGuard no_grad;
+  const Net& net = *training.lanes[0].models[model].net;
+  const auto& ignored = training.options.ignore;
+  std::set<const void*> done;  // a tied parameter has two names
+  for (const auto& item : net.named_parameters()) {
+    if (!item.value().requires_grad() || std::ranges::count(ignored, item.key())) continue;
+    if (!done.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    average_gradient(training, model, item.key());
+  }
+  average_buffers(training, model);
+  for (auto& lane : training.lanes) lane.models[model].reached.clear();
+}
+
+void take_over(Training& training, const std::vector<int>& present) {
+  const at::NoGradGuard no_grad;
+  if (present.size() == training.lanes.size()) return;
+  for (size_t model = 0; model < training.lanes[0].models.size(); ++model) {
+    const Net& from = *training.lanes[present.front()].models[model].net;
+    for (auto& lane : training.lanes) {
+      const Net& to = *lane.models[model].net;
+      for (const auto& item : from.named_parameters()) {
+        to.named_parameters()[item.key()].copy_(item.value());
+      }
+      for (const auto& item : from.named_buffers()) {
+        to.named_buffers()[item.key()].copy_(item.value());
+      }
+    }
+  }
+}
+
+}  // namespace lockstep::test::training

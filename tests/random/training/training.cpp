@@ -1,0 +1,246 @@
+#include "random/training/training.h"
+
+#include <torch/torch.h>
+
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/fused_sgd.h"
+#include "random/training/features.h"
+
+namespace lockstep::test::training {
+namespace {
+
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+constexpr int64_t kRows = 3;
+
+template <class Kind, class Options>
+std::unique_ptr<Optimizer> made(Groups groups, const Options& options) {
+  return std::make_unique<Kind>(std::move(groups), options);
+}
+
+Batch default_batch(const Program& program, const Moment& moment) {
+  Random random(program.seed + 7919);
+  uint64_t seed = random.next();
+  for (const int number : {moment.lane, moment.step, moment.micro}) {
+    seed = Random(seed ^ static_cast<uint64_t>(number + 1)).next();
+  }
+  auto generator = at::detail::createCPUGenerator(seed);
+  return {at::randn({kRows, kFeatures}, generator, at::kDouble),
+          at::randn({kRows}, generator, at::kDouble)};
+}
+
+Lane make_lane(Training& training, int rank) {
+  Lane lane{.rank = rank, .steps = training.program.steps, .models = {}, .losses = {}};
+  for (int i = 0; i < training.models; ++i) {
+    Model model;
+    model.net = std::make_shared<Net>(training.program, static_cast<uint64_t>(i), training.group);
+    for (const auto& feature : training.features) feature->build(training, lane, *model.net);
+    lane.models.push_back(std::move(model));
+  }
+  return lane;
+}
+
+void attach(Training& training, Model& model) {
+  if (training.alone) {
+    watch(model);
+  } else {
+    model.ddp = std::make_unique<Ddp>(*model.net, training.group, training.options);
+  }
+  const auto make = [part = training.program.optimizer](Groups groups) {
+    return make_optimizer(part, std::move(groups));
+  };
+  // libtorch's optimizers step a parameter that they are given twice, twice.
+  std::vector<at::Tensor> parameters;
+  for (const auto& parameter : model.net->parameters()) {
+    const auto is_it = [&](const at::Tensor& other) { return other.is_same(parameter); };
+    if (parameter.requires_grad() && std::ranges::none_of(parameters, is_it)) {
+      parameters.push_back(parameter);
+    }
+  }
+  if (training.on_rank() && training.program.has("zero")) {
+    auto zero =
+        std::make_unique<parallel::ZeroOptimizer>(std::move(parameters), training.group, make);
+    model.zero = zero.get();
+    model.optimizer = std::move(zero);
+  } else {
+    Groups groups;
+    groups.emplace_back(std::move(parameters));
+    model.optimizer = make(std::move(groups));
+  }
+}
+
+// Forwards of the model's lanes, and the sum of their losses.
+at::Tensor losses(Training& training, const std::vector<Lane*>& lanes, size_t model, int micro) {
+  std::vector<Net*> nets;
+  std::vector<Batch> batches;
+  std::vector<Moment> moments;
+  for (Lane* lane : lanes) {
+    moments.push_back({.lane = lane->rank,
+                       .lanes = training.program.ranks,
+                       .step = training.step,
+                       .micro = micro,
+                       .seed = training.program.seed});
+    nets.push_back(lane->models[model].net.get());
+    batches.push_back(default_batch(training.program, moments.back()));
+    for (const auto& feature : training.features) {
+      feature->batch(training, *lane, moments.back(), batches.back());
+    }
+  }
+  std::vector<at::Tensor> outputs;
+  std::function<void()> forward = [&] { outputs = Net::forward(nets, batches, moments); };
+  for (const auto& feature : training.features) {
+    forward = [&training, &feature, inner = forward] { feature->around_forward(training, inner); };
+  }
+  forward();
+  at::Tensor sum;
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const auto each = (outputs[i] - batches[i].target).square();
+    auto loss = each.mean();
+    lanes[i]->losses.push_back(loss.item<double>());
+    for (const auto& feature : training.features) feature->loss(training, *lanes[i], each, loss);
+    sum = sum.defined() ? sum + loss : loss;
+  }
+  return sum;
+}
+
+void clear_gradients(Training& training) {
+  for (Lane* lane : training.active()) {
+    for (Model& model : lane->models) {
+      bool cleared = false;
+      for (const auto& feature : training.features) {
+        cleared = cleared || feature->clear(training, *lane, model);
+      }
+      if (cleared) continue;
+      if (model.ddp) {
+        model.ddp->zero_grad();
+      } else {
+        model.net->zero_grad();
+        model.reached.clear();
+      }
+    }
+  }
+}
+
+void update(Training& training) {
+  for (auto& lane : training.lanes) {
+    if (!lane.active && !training.rules.everybody_steps) continue;
+    for (Model& model : lane.models) {
+      bool updated = false;
+      for (const auto& feature : training.features) {
+        updated = updated || feature->update(training, lane, model);
+      }
+      if (!updated) model.optimizer->step();
+    }
+  }
+}
+
+void run_step(Training& training) {
+  for (const auto& feature : training.features) feature->begin_step(training);
+  clear_gradients(training);
+  const auto active = training.active();
+  int rounds = 0;
+  for (const Lane* lane : active) rounds = std::max(rounds, lane->micros);
+  for (int round = rounds; round-- > 0;) {
+    std::vector<Lane*> taking;
+    for (Lane* lane : active) {
+      if (lane->micros > round) taking.push_back(lane);
+    }
+    for (int backward = 0; backward < training.backwards; ++backward) {
+      for (int model = 0; model < training.models; ++model) {
+        std::optional<parallel::Hold> hold;
+        if (round > 0 && training.on_rank()) hold.emplace(taking[0]->models[model].ddp->hold());
+        const auto loss = losses(training, taking, model, round + 10 * backward + 50 * model);
+        bool done = false;
+        for (const auto& feature : training.features) {
+          done = done || feature->backward(training, loss);
+        }
+        if (!done) loss.backward();
+        if (round == 0 && training.alone) average(training, model);
+      }
+    }
+  }
+  for (const auto& feature : training.features) feature->after_backward(training);
+  update(training);
+  for (const auto& feature : training.features) feature->after_step(training);
+}
+
+State state_of(const Lane& lane) {
+  State state;
+  for (size_t i = 0; i < lane.models.size(); ++i) {
+    const std::string prefix = "model " + std::to_string(i) + " ";
+    const Net& net = *lane.models[i].net;
+    for (const auto& item : net.named_parameters()) {
+      state.emplace_back(prefix + item.key(), item.value().detach());
+      const at::Tensor& gradient = item.value().grad();
+      state.emplace_back(prefix + item.key() + " gradient", !gradient.defined() ? at::Tensor()
+                                                            : gradient.is_sparse()
+                                                                ? gradient.detach().to_dense()
+                                                                : gradient.detach());
+    }
+    for (const auto& item : net.named_buffers()) {
+      state.emplace_back(prefix + item.key() + " buffer", item.value());
+    }
+  }
+  state.emplace_back("losses", torch::tensor(lane.losses, at::kDouble));
+  return state;
+}
+
+}  // namespace
+
+std::vector<Lane*> Training::active() {
+  std::vector<Lane*> some;
+  for (auto& lane : lanes) {
+    if (lane.active) some.push_back(&lane);
+  }
+  return some;
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const Part& part, Groups groups) {
+  using namespace torch::optim;
+  Random random(part.seed);
+  const double lr = random.pick({0.01, 0.03}), decay = random.pick({0.0, 0.1});
+  const double momentum = random.pick({0.0, 0.9});
+  const auto sgd = SGDOptions(lr).momentum(momentum).weight_decay(decay).nesterov(
+      momentum > 0 && random.chance(0.5));
+  // A large eps: rounding noise in a gradient that is zero does not become a step of its own.
+  const auto adam = AdamOptions(lr).weight_decay(decay).eps(1e-3);
+  const auto adamw = AdamWOptions(lr).weight_decay(decay).eps(1e-3);
+  if (part.name == "sgd") return made<SGD>(std::move(groups), sgd);
+  if (part.name == "plain_sgd") return made<SGD>(std::move(groups), SGDOptions(lr));
+  if (part.name == "adam") return made<Adam>(std::move(groups), adam);
+  if (part.name == "amsgrad") return made<Adam>(std::move(groups), AdamOptions(adam).amsgrad(true));
+  if (part.name == "adamw") return made<AdamW>(std::move(groups), adamw);
+  if (part.name == "rmsprop") return made<RMSprop>(std::move(groups), RMSpropOptions(lr).eps(1e-3));
+  if (part.name == "adagrad") return made<Adagrad>(std::move(groups), AdagradOptions(lr).eps(1e-3));
+  if (part.name == "fused_sgd") return made<parallel::FusedSGD>(std::move(groups), sgd);
+  if (part.name == "fused_adam") return made<parallel::FusedAdam>(std::move(groups), adam);
+  if (part.name == "fused_adamw") return made<parallel::FusedAdamW>(std::move(groups), adamw);
+  throw std::invalid_argument("there is no optimizer " + part.name);
+}
+
+std::vector<State> train(const Program& program, const Group& group, bool alone) {
+  Training training{.program = program,
+                    .group = alone ? Group() : group,
+                    .alone = alone,
+                    .options = {},
+                    .rules = {},
+                    .lanes = {},
+                    .features = make_features(program)};
+  for (const auto& feature : training.features) feature->plan(training);
+  const int first = alone ? 0 : group.rank(), count = alone ? program.ranks : 1;
+  for (int i = 0; i < count; ++i) training.lanes.push_back(make_lane(training, first + i));
+  for (auto& lane : training.lanes) {
+    for (auto& model : lane.models) attach(training, model);
+  }
+  for (const auto& feature : training.features) feature->begin(training);
+  for (training.step = 0;; ++training.step) {
+    for (auto& lane : training.lanes) lane.active = training.step < lane.steps;
+    if (training.active().empty()) break;
+    run_step(training);
+  }
+  for (const auto& feature : training.features) feature->end(training);
+  std::vector<State> states;
+  for (const auto& lane : training.lanes) states.push_back(state_of(lane));
+  return states;
+}
+
+}  // namespace lockstep::test::training

@@ -1,0 +1,114 @@
+// A random program at work: on a rank, or in one process that computes for all ranks.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "random/training/net.h"
+
+namespace lockstep::test::training {
+
+using parallel::DdpOptions;
+using torch::optim::Optimizer;
+
+class Feature;
+
+struct Model {
+  std::shared_ptr<Net> net;
+  std::unique_ptr<parallel::Ddp> ddp;  // on ranks
+  std::unique_ptr<Optimizer> optimizer;
+  parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, if it is one
+  // In one process: which parameters got a gradient since the last average.
+  std::unordered_map<const void*, bool> reached;
+};
+
+// What belongs to one rank.
+struct Lane {
+  int rank = 0;
+  int steps = 0;       // for which it has batches
+  int micros = 1;      // backwards of a step, all but the last under hold()
+  bool active = true;  // has a batch in this step
+  std::vector<Model> models;
+  std::vector<double> losses;
+};
+
+// How Ddp averages, for the process that does it by hand.
+struct Rules {
+  bool divides_by_active = false;
+  bool everybody_steps = false;  // also ranks without a batch, as within a Join of a ZeroOptimizer
+  bool averages_gradients = true;
+};
+
+struct Training {
+  const Program& program;
+  Group group;  // of one in one process
+  bool alone = false;
+  int models = 1;
+  int backwards = 1;  // in each round of micro-batches
+  int step = 0;
+  DdpOptions options;
+  Rules rules;
+  std::vector<Lane> lanes;  // one on a rank
+  std::vector<std::unique_ptr<Feature>> features;
+
+  bool on_rank() const { return !alone; }
+  std::vector<Lane*> active();
+};
+
+// One thing that a program may do besides. Every function is called in the order of the program's
+// features, on ranks and in the one process alike; what follows happens in this order.
+class Feature {
+ public:
+  virtual ~Feature() = default;
+
+  // Numbers of models, backwards, steps, micro-batches; options of Ddp.
+  virtual void plan(Training&) {}
+  // A net was made, before anything is attached to it.
+  virtual void build(Training&, Lane&, Net&) {}
+  // All is constructed.
+  virtual void begin(Training&) {}
+  virtual void begin_step(Training&) {}
+  // A step's gradients are to be cleared; true when this did it.
+  virtual bool clear(Training&, Lane&, Model&) { return false; }
+  virtual void batch(Training&, const Lane&, const Moment&, Batch&) {}
+  // From each sample's loss to the number that backward() begins at.
+  virtual void loss(Training&, Lane&, const at::Tensor& each, at::Tensor& loss) {
+    (void)each, (void)loss;
+  }
+  // Runs a forward.
+  virtual void around_forward(Training&, const std::function<void()>& forward) { forward(); }
+  // Runs the backward of a loss; true when this did it.
+  virtual bool backward(Training&, const at::Tensor&) { return false; }
+  // Gradients are averages.
+  virtual void after_backward(Training&) {}
+  // The optimizer steps; true when this did it.
+  virtual bool update(Training&, Lane&, Model&) { return false; }
+  virtual void after_step(Training&) {}
+  // No batch is left.
+  virtual void end(Training&) {}
+};
+
+// Numbers that a test may compare, in a fixed order, each with its name.
+using State = std::vector<std::pair<std::string, at::Tensor>>;
+
+// Trains. On a rank with `group`; alone with a group of one: the states of all ranks.
+std::vector<State> train(const Program& program, const Group& group, bool alone);
+
+std::unique_ptr<Optimizer> make_optimizer(const Part& part,
+                                          std::vector<torch::optim::OptimizerParamGroup> groups);
+
+// What Ddp and its options do, by hand: gradients of model `model` of all active lanes become their
+// average, its buffers as the options say.
+void average(Training& training, size_t model);
+// At the end of a Join, lanes that are out of batches take over a lane's state that was not.
+void take_over(Training& training, const std::vector<int>& present);
+// Notes which parameters receive gradients.
+void watch(Model& model);
+
+}  // namespace lockstep::test::training
