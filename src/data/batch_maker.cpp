@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "data/draws.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {
@@ -47,55 +48,80 @@ std::string samples_text(const std::vector<int64_t>& indices) {
       shown < indices.size() ? fmt::format(", ... ({} in all)", indices.size()) : "");
 }
 
+// Throws unless the batch has `count` samples: ranks whose batches differ would be averaged as if
+// they did not.
+void check_batch(const Batch& batch, size_t count) {
+  const auto fits = [count](const at::Tensor& tensor) {
+    return tensor.dim() > 0 && tensor.size(0) == static_cast<int64_t>(count);
+  };
+  if (!batch.data.defined()) throw DataError("the batch's data is an undefined tensor");
+  if (fits(batch.data) && (!batch.target.defined() || fits(batch.target))) return;
+  throw DataError(
+      fmt::format("data [{}] and target [{}] are no batch of {}, which is dimension 0 of both; "
+                  "several of one sample go into a dimension of "
+                  "their own",
+                  fmt::join(batch.data.sizes(), ", "),
+                  batch.target.defined() ? fmt::format("{}", fmt::join(batch.target.sizes(), ", "))
+                                         : "undefined",
+                  count == 1 ? "1 sample" : fmt::format("{} samples", count)));
+}
+
 }  // namespace
 
-BatchMaker::BatchMaker(const Dataset& dataset, const Transforms& transforms,
+BatchMaker::BatchMaker(const Dataset& dataset, const std::vector<Transform>& transforms,
                        DistributedSampler sampler, Shard part, int64_t batch_size, int64_t count)
     : dataset_(dataset),
       transforms_(transforms),
       sampler_(std::move(sampler)),
       part_(part),
       batch_size_(batch_size),
-      count_(count) {
-  indices_.reserve(static_cast<size_t>(std::min(batch_size, sampler_.size())));
-}
+      count_(count) {}
 
-Batch BatchMaker::make(int64_t number, Batch spare) {
+Batch BatchMaker::make(int64_t number, Batch spare) const {
   const int64_t begin = number * batch_size_;
   const int64_t end = begin + std::min(batch_size_, sampler_.size() - begin);
-  indices_.resize(static_cast<size_t>(end - begin));
-  for (int64_t i = begin; i < end; ++i) indices_[static_cast<size_t>(i - begin)] = sampler_[i];
+  std::vector<int64_t> indices(static_cast<size_t>(end - begin));
+  for (int64_t i = begin; i < end; ++i) indices[static_cast<size_t>(i - begin)] = sampler_[i];
 
-  Batch batch;
-  try {
-    batch = dataset_.refill(std::move(spare), indices_);
-  } catch (...) {
-    fail_reading(number, current_reason());
-  }
-  if (transforms_.empty()) return batch;
   const at::NoGradGuard no_grad;
+  Batch batch = read(number, std::move(spare), indices);
   for (size_t t = 0; t < transforms_.size(); ++t) {
     try {
-      batch = transforms_[t](std::move(batch));
+      Draws draws({sampler_.seed(), sampler_.state().epoch, static_cast<int64_t>(t) + 1});
+      batch = transforms_[t].apply(std::move(batch), indices, draws);
+      check_batch(batch, indices.size());
     } catch (...) {
       throw DataError(fmt::format("{}: transform {} failed on {}: {}", address(number), t,
-                                  samples_text(indices_), current_reason()));
+                                  samples_text(indices), current_reason()));
     }
   }
   return batch;
 }
 
-void BatchMaker::fail_reading(int64_t number, const std::string& reason) const {
+Batch BatchMaker::read(int64_t number, Batch spare, const std::vector<int64_t>& indices) const {
+  Draws draws({sampler_.seed(), sampler_.state().epoch, 0});
+  draws.for_batch(indices[0]);
+  try {
+    Batch batch = dataset_.refill(std::move(spare), indices);
+    check_batch(batch, indices.size());
+    return batch;
+  } catch (...) {
+    fail_reading(number, indices, current_reason());
+  }
+}
+
+void BatchMaker::fail_reading(int64_t number, const std::vector<int64_t>& indices,
+                              const std::string& reason) const {
   // The batch failed as a whole: reading its samples one by one tells whose fault it is.
-  for (const int64_t index : indices_) {
-    const auto one = failure_of([&] { (void)dataset_.get_batch(index); });
+  for (const int64_t index : indices) {
+    const auto one = failure_of([&] { check_batch(dataset_.get_batch(index), 1); });
     if (one) {
       throw DataError(
           fmt::format("{}: sample {} cannot be read: {}", address(number), index, *one));
     }
   }
   throw DataError(fmt::format("{}: {} cannot be read together: {}", address(number),
-                              samples_text(indices_), reason));
+                              samples_text(indices), reason));
 }
 
 std::string BatchMaker::address(int64_t number) const {

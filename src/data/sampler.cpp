@@ -5,10 +5,19 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <string>
 
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {
+namespace {
+
+std::string order_text(const SamplerState& state) {
+  return fmt::format("{} samples, seed {}, {}", state.length, state.seed,
+                     state.shuffle ? "shuffled" : "not shuffled");
+}
+
+}  // namespace
 
 DistributedSampler::DistributedSampler(int64_t length, Shard part, SamplerOptions options)
     : length_(length), part_(part), options_(options) {
@@ -59,10 +68,15 @@ void DistributedSampler::advance(int64_t count) {
 }
 
 void DistributedSampler::restore(const SamplerState& state) {
+  if (state.length != length_ || state.seed != options_.seed || state.shuffle != options_.shuffle) {
+    throw ConfigError(fmt::format(
+        "[sampler] cannot resume: the state is of {}, this is {}; go on with the same data and "
+        "options, or begin an epoch anew",
+        order_text(state), order_text(this->state())));
+  }
   if (state.epoch < 0 || state.position < 0 || state.position > length_) {
     throw ConfigError(fmt::format(
-        "[sampler] cannot resume at epoch {}, position {}: the data set has {} samples; is the "
-        "state of another data set?",
+        "[sampler] cannot resume at epoch {}, position {} of {} samples: the state is damaged",
         state.epoch, state.position, length_));
   }
   set_epoch(state.epoch);

@@ -6,18 +6,9 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "core/mix.h"
+
 namespace lockstep::parallel {
-namespace {
-
-uint64_t mix(uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
-}  // namespace
-
 void seed_everything(uint64_t seed) {
   at::manual_seed(seed);
   std::srand(static_cast<unsigned>(mix(seed)));

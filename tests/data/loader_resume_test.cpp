@@ -22,6 +22,10 @@ const TensorDataset& numbers() {
   return set;
 }
 
+SamplerState at(int64_t epoch, int64_t position) {
+  return {.epoch = epoch, .position = position, .seed = 6, .length = kSize};
+}
+
 struct Read {
   std::vector<int64_t> samples;
   SamplerState state;  // as the loop's body sees it in the last batch read
@@ -56,7 +60,7 @@ TEST_P(LoaderResume, ResumedIsUninterrupted) {
     Loader resumed(numbers(), Shard{rank, 3}, padded);
     const auto expected = read(whole, 2).samples;
     const Read before = read(stopped, 2, 5);
-    EXPECT_EQ(before.state, (SamplerState{2, 60}));
+    EXPECT_EQ(before.state, at(2, 60));
 
     resumed.restore(before.state);
     EXPECT_EQ(resumed.state(), before.state);
@@ -91,9 +95,9 @@ TEST_P(LoaderResume, OnAnotherWorldAndBatchSizeNothingComesTwiceOrNever) {
 
 TEST_P(LoaderResume, OnlyTheRestoredEpochIsCut) {
   Loader loader(numbers(), Shard{0, 1}, options());
-  loader.restore({3, 40});
+  loader.restore(at(3, 40));
   EXPECT_THAT(read(loader, 3).samples, SizeIs(kSize - 40));
-  EXPECT_EQ(loader.state(), (SamplerState{4, 0}));
+  EXPECT_EQ(loader.state(), at(4, 0));
   EXPECT_THAT(read(loader, 4).samples, SizeIs(kSize));
   EXPECT_THAT(read(loader, 3).samples, SizeIs(kSize));
 }
@@ -101,20 +105,39 @@ TEST_P(LoaderResume, OnlyTheRestoredEpochIsCut) {
 TEST_P(LoaderResume, AfterTheLastBatchNothingIsLeft) {
   Loader loader(numbers(), Shard{1, 2}, options()), resumed(numbers(), Shard{1, 2}, options());
   const Read whole = read(loader, 0);
-  EXPECT_EQ(whole.state, (SamplerState{0, kSize}));
+  EXPECT_EQ(whole.state, at(0, kSize));
   resumed.restore(whole.state);
   EXPECT_THAT(read(resumed, 0).samples, SizeIs(0));
-  EXPECT_EQ(resumed.state(), (SamplerState{1, 0}));
+  EXPECT_EQ(resumed.state(), at(1, 0));
 }
 
 TEST_P(LoaderResume, RefusesAStateOfOtherData) {
   Loader loader(numbers(), Shard{0, 1}, options());
-  loader.restore({1, 8});
-  EXPECT_THAT(test::message_of<ConfigError>([&] {
-                loader.restore({1, kSize + 1});
-              }),
-              HasSubstr("position 102: the data set has 101 samples"));
-  EXPECT_EQ(loader.state(), (SamplerState{1, 8}));
+  loader.restore(at(1, 8));
+  EXPECT_THAT(test::message_of<ConfigError>([&] { loader.restore(at(1, kSize + 1)); }),
+              HasSubstr("position 102 of 101 samples"));
+  EXPECT_EQ(loader.state(), at(1, 8));
+}
+
+TEST_P(LoaderResume, RefusesAStateOfAnotherOrder) {
+  const auto refusal_of = [](SamplerState state) {
+    Loader loader(numbers(), Shard{0, 1}, {.seed = 6});
+    const SamplerState before = loader.state();
+    const std::string message = test::message_of<ConfigError>([&] { loader.restore(state); });
+    EXPECT_EQ(loader.state(), before);
+    return message;
+  };
+  SamplerState state = at(1, 8);
+  state.seed = 7;
+  EXPECT_THAT(
+      refusal_of(state),
+      HasSubstr("the state is of 101 samples, seed 7, shuffled, this is 101 samples, seed 6"));
+  state = at(1, 8);
+  state.length = 99;
+  EXPECT_THAT(refusal_of(state), HasSubstr("the state is of 99 samples"));
+  state = at(1, 8);
+  state.shuffle = false;
+  EXPECT_THAT(refusal_of(state), HasSubstr("seed 6, not shuffled, this is"));
 }
 
 }  // namespace

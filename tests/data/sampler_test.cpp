@@ -71,11 +71,11 @@ TEST(DistributedSampler, B65_EqualsLivePython) {
 }
 
 std::vector<std::vector<int64_t>> split(int64_t length, int64_t world, SamplerOptions options,
-                                        SamplerState from = {}) {
+                                        int64_t epoch = 0, int64_t position = 0) {
   std::vector<std::vector<int64_t>> ranks;
   for (int64_t rank = 0; rank < world; ++rank) {
     DistributedSampler sampler(length, {rank, world}, options);
-    sampler.restore(from);
+    sampler.restore({epoch, position, options.seed, length, options.shuffle});
     EXPECT_EQ(static_cast<int64_t>(sampler.indices().size()), sampler.size());
     ranks.push_back(sampler.indices());
   }
@@ -124,7 +124,7 @@ TEST(DistributedSampler, ResumesWhereItStood) {
     sampler.set_epoch(5);
     const auto whole = sampler.indices();
     sampler.advance(4);
-    EXPECT_EQ(sampler.state(), (SamplerState{5, 12}));
+    EXPECT_EQ(sampler.state(), (SamplerState{5, 12, 2, 29}));
 
     DistributedSampler resumed(29, {1, 3}, {.seed = 2, .drop_last = drop_last});
     resumed.restore(sampler.state());
@@ -137,10 +137,10 @@ TEST(DistributedSampler, ResumesWhereItStood) {
 TEST(DistributedSampler, ResumesOnOtherWorlds) {
   constexpr int64_t kLength = 103, kWorld = 5, kTaken = 7;
   const SamplerOptions options{.seed = 9, .exact = true};
-  std::vector<std::vector<int64_t>> before = split(kLength, kWorld, options, {3, 0});
+  std::vector<std::vector<int64_t>> before = split(kLength, kWorld, options, 3);
   for (auto& rank : before) rank.resize(kTaken);
   for (const int64_t world : {1, 2, 3, 4, 5, 8}) {
-    auto ranks = split(kLength, world, options, {3, kTaken * kWorld});
+    auto ranks = split(kLength, world, options, 3, kTaken * kWorld);
     ranks.insert(ranks.end(), before.begin(), before.end());
     EXPECT_EQ(all_sorted(ranks), counted(kLength)) << world;
   }
@@ -149,16 +149,16 @@ TEST(DistributedSampler, ResumesOnOtherWorlds) {
 // The rest of a padded epoch goes on in the epoch's order, and is padded anew.
 TEST(DistributedSampler, ResumedPaddingIsThatOfTheNewWorld) {
   EXPECT_THAT(
-      split(10, 4, {.shuffle = false}, {0, 4}),
+      split(10, 4, {.shuffle = false}, 0, 4),
       ElementsAre(ElementsAre(4, 8), ElementsAre(5, 9), ElementsAre(6, 0), ElementsAre(7, 1)));
-  EXPECT_THAT(split(10, 4, {.shuffle = false, .drop_last = true}, {0, 4}),
+  EXPECT_THAT(split(10, 4, {.shuffle = false, .drop_last = true}, 0, 4),
               ElementsAre(ElementsAre(4), ElementsAre(5), ElementsAre(6), ElementsAre(7)));
 }
 
 TEST(DistributedSampler, AdvanceStopsAtTheEnd) {
   DistributedSampler sampler(10, {0, 3}, {});
   sampler.advance(4);
-  EXPECT_EQ(sampler.state(), (SamplerState{0, 10}));
+  EXPECT_EQ(sampler.state(), (SamplerState{0, 10, 0, 10}));
   EXPECT_THAT(sampler.indices(), IsEmpty());
   sampler.set_epoch(0);
   sampler.advance(std::numeric_limits<int64_t>::max());
@@ -175,12 +175,12 @@ TEST(DistributedSampler, RefusesWhatCannotBe) {
   EXPECT_THROW(DistributedSampler(10, {0, 1}, {.drop_last = true, .exact = true}), ConfigError);
   DistributedSampler sampler(10, {0, 1});
   EXPECT_THROW(sampler.set_epoch(-1), ConfigError);
-  sampler.restore({2, 4});
+  sampler.restore({2, 4, 0, 10});
   EXPECT_THAT(message_of<ConfigError>([&] {
-                sampler.restore({0, 11});
+                sampler.restore({0, 11, 0, 10});
               }),
-              HasSubstr("position 11: the data set has 10 samples"));
-  EXPECT_EQ(sampler.state(), (SamplerState{2, 4}));
+              HasSubstr("position 11 of 10 samples"));
+  EXPECT_EQ(sampler.state(), (SamplerState{2, 4, 0, 10}));
 }
 
 }  // namespace

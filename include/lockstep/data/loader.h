@@ -1,16 +1,21 @@
 // Batches of this rank's samples, epoch by epoch.
 #pragma once
 
+#include <c10/core/Device.h>
+
+#include <concepts>
 #include <cstdint>
-#include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/world.h"
 #include "lockstep/core/shard.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/transform.h"
 
 namespace lockstep::data {
 
@@ -26,14 +31,23 @@ struct LoaderOptions {
   bool drop_last = false;  // leave the rest out: full batches only, no sample twice
   bool exact = false;  // every sample once: ranks may differ by a sample, and so by a last batch.
                        // For evaluation
-  // How many batches a background thread makes ahead; 0: each is made when it is asked for. Data in memory is quicker
-  // without: a batch of 64 Fashion-MNIST images takes 15 us to make and one of 32 scalars 0.2 us, while handing one over
-  // takes 4 us and the thread takes a core from the ranks. Worth it when a batch costs far more, as with files or
-  // heavy transforms, and there are cores to spare.
+  // How many batches background threads make ahead; 0: each is made when it is asked for, or, where
+  // `workers` is set, two for each of them. Data in memory is quicker without: a batch of 64
+  // Fashion-MNIST images takes 15 us to make and one of 32 scalars 0.2 us, while handing one over
+  // takes 4 us and the thread takes a core from the ranks. Worth it when a batch costs far more, as
+  // with files or heavy transforms, and there are cores to spare.
   int64_t prefetch = 0;
-  // Applied to each batch in this order, outside autograd; on the background thread when there is
-  // one.
-  std::vector<std::function<Batch(Batch)>> transforms = {};
+  // How many threads make them; 0: one where `prefetch` is set. Batches are the same, in the same
+  // order, whatever their number. With several, the data set and the transforms are called by all
+  // of them at once.
+  int64_t workers = 0;
+  // Applied to each batch in this order, outside autograd; on the background threads when there are
+  // any.
+  std::vector<Transform> transforms = {};
+  // Where the loop gets its batches, for instance world.device(); as the data set and the
+  // transforms made them when not given. On CUDA they go through pinned memory and the copy is
+  // asynchronous: it runs on the stream that is current in the loop.
+  std::optional<at::Device> device = std::nullopt;
 };
 
 // for (auto [x, y] : loader.epoch(e)) ...
@@ -43,7 +57,11 @@ struct LoaderOptions {
 //
 // What the data set or a transform throws comes out of the loop as DataError that names rank,
 // epoch, batch and the sample that cannot be read (or, when it is not one sample's fault, the
-// batch's samples). The loop can then not go on.
+// batch's samples); a batch that does not have as many samples as it should is such an error, too.
+// A loop that goes on all the same gets the same error again: no batch is left out that other ranks
+// have. A new epoch() works.
+//
+// A loader and its epochs belong to one thread.
 class Loader {
  public:
   class Epoch;
@@ -53,8 +71,17 @@ class Loader {
   Loader(const Dataset& dataset, const comm::World& world, LoaderOptions options = {});
   // The same for rank part.index of part.count.
   Loader(const Dataset& dataset, Shard part, LoaderOptions options = {});
-  Loader(const Dataset&& dataset, const comm::World& world, LoaderOptions options = {}) = delete;
-  Loader(const Dataset&& dataset, Shard part, LoaderOptions options = {}) = delete;
+
+  // The same, keeping the data set.
+  Loader(std::shared_ptr<const Dataset> dataset, const comm::World& world,
+         LoaderOptions options = {});
+  Loader(std::shared_ptr<const Dataset> dataset, Shard part, LoaderOptions options = {});
+  template <std::derived_from<Dataset> D>
+  Loader(D&& temporary, const comm::World& world, LoaderOptions options = {})
+      : Loader(std::make_shared<const D>(std::move(temporary)), world, std::move(options)) {}
+  template <std::derived_from<Dataset> D>
+  Loader(D&& temporary, Shard part, LoaderOptions options = {})
+      : Loader(std::make_shared<const D>(std::move(temporary)), part, std::move(options)) {}
 
   // Batches of a whole epoch on this rank.
   int64_t batches() const;
@@ -65,11 +92,14 @@ class Loader {
   Epoch epoch(int64_t epoch);
 
   // Where the loop stands: the batch that it works on counts as taken, so save after the
-  // optimizer's step. After the last batch's body: the front of the next epoch.
+  // optimizer's step. After the last batch's body: the front of the next epoch. After an error:
+  // behind the last batch that the loop had. Of two epochs that are gone through at once: where the
+  // one that moved last stands.
   SamplerState state() const;
 
   // The next epoch(state.epoch) goes on from there, on any number of ranks and with any batch size.
-  // Throws ConfigError for a state that cannot be of this data set, and then changes nothing.
+  // Throws ConfigError for a state of another seed, number of samples or shuffle, and then changes
+  // nothing.
   void restore(const SamplerState& state);
 
  private:
@@ -87,7 +117,7 @@ class Loader::Epoch {
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
 
-    const Batch& operator*() const;
+    const Batch& operator*() const;  // throws what ++ threw
     Iterator& operator++();
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
@@ -99,7 +129,7 @@ class Loader::Epoch {
   };
 
   Epoch(Epoch&&) noexcept;
-  ~Epoch();  // leaves unread batches; waits for one that the background thread is making
+  ~Epoch();  // leaves unread batches; waits for those that background threads are making
 
   // Batches still to come.
   int64_t batches() const;

@@ -26,6 +26,10 @@ struct SamplerState {
   // Samples that all ranks together have taken from the epoch's order, from its front; repeated
   // ones are not counted.
   int64_t position = 0;
+  // Of which order: with another one the same position has other samples before it.
+  int64_t seed = 0;
+  int64_t length = 0;  // samples in the data set
+  bool shuffle = true;
 
   bool operator==(const SamplerState&) const = default;
 };
@@ -62,10 +66,14 @@ class DistributedSampler {
   // Every rank takes `count` more of its samples, or those that it still has.
   void advance(int64_t count);
 
-  SamplerState state() const { return {epoch_, position_}; }
-  // Goes on from there; on any number of ranks. Throws ConfigError for a state that cannot be of
-  // this data set.
+  SamplerState state() const {
+    return {epoch_, position_, options_.seed, length_, options_.shuffle};
+  }
+  // Goes on from there; on any number of ranks, and with any drop_last and exact. Throws
+  // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
   void restore(const SamplerState& state);
+
+  int64_t seed() const { return options_.seed; }
 
  private:
   void set_position(int64_t position);
