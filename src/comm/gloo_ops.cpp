@@ -77,19 +77,22 @@ int64_t total_bytes(const std::vector<int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), int64_t{0});
 }
 
-// Whether every rank knows that there is nothing to send.
-bool moves_nothing(const Request& request) {
+// Whether every rank knows that there is nothing to send. Gloo itself, and so torch.distributed's
+// ranks, wait for each other in a broadcast and an all_to_all of nothing.
+bool moves_nothing(const Request& request, GlooPeers peers) {
   switch (request.what) {
     case Collective::AllReduce:
     case Collective::Reduce:
-    case Collective::Broadcast:
       return request.outputs[0].numel() == 0;
+    case Collective::Broadcast:
+      return peers == GlooPeers::Lockstep && request.outputs[0].numel() == 0;
     case Collective::ReduceScatter:
       return total_bytes(byte_counts(request.inputs)) == 0;
     case Collective::AllGather:
       return total_bytes(byte_counts(request.outputs)) == 0;
     case Collective::AllToAll:
-      return request.outputs.size() == 1 && request.outputs[0].numel() == 0;
+      return peers == GlooPeers::Lockstep && request.outputs.size() == 1 &&
+             request.outputs[0].numel() == 0;
     default:
       return false;
   }
@@ -107,7 +110,7 @@ GlooCall GlooOps::launch(const Request& request, uint32_t checksum,
                          std::chrono::milliseconds patience, const Await& await) {
   checksum_ = checksum;
   patience_ = patience;
-  if (moves_nothing(request)) {
+  if (moves_nothing(request, peers_)) {
     if (peers_ == GlooPeers::Python) group_->skip_tag();
     return {};
   }

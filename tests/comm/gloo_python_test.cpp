@@ -22,6 +22,48 @@ void check(const char* what, const at::Tensor& got, const at::Tensor& want) {
   EXPECT_TRUE(got.equal(want)) << what << ": got " << got << ", want " << want;
 }
 
+void exchange_nothing(const Group& group, int python) {
+  const at::Tensor none = at::zeros({0});
+  const std::vector<at::Tensor> nothing{none, none};
+  group.all_reduce(none).wait();
+  for (int root = 0; root < 2; ++root) {
+    group.broadcast(none, root).wait();
+    group.reduce(none, root).wait();
+  }
+  group.all_gather(nothing, none).wait();
+  group.all_gather(none, none).wait();
+  group.reduce_scatter(none, none).wait();
+  group.all_to_all(none, none).wait();
+  group.all_to_all(nothing, nothing).wait();
+  group.send(none, python, 1).wait();
+  group.recv(none, python, 2).wait();
+}
+
+void exchange_one(const Group& group, int python) {
+  const at::Tensor one = at::full({3}, 7.f).as_strided({1}, {3}, 1);
+  const at::Tensor t = one.clone().as_strided({1, 1}, {0, 5});
+  group.all_reduce(t).wait();
+  check("all_reduce of one", t, at::full({1, 1}, 10.f));
+  group.reduce(one, python).wait();
+  check("reduce of one", one, at::full({1}, 7.f));
+  group.broadcast(t, python).wait();
+  check("broadcast of one", t, at::full({1, 1}, 17.f));
+  const at::Tensor both = at::zeros({9});
+  const std::vector<at::Tensor> parts{both.as_strided({1}, {4}, 2), both.as_strided({}, {}, 5)};
+  group.all_gather(parts, one).wait();
+  check("all_gather of one", parts[python].view({1}), at::full({1}, 17.f));
+  group.reduce_scatter(t, one.expand({2})).wait();
+  check("reduce_scatter of one", t, at::full({1, 1}, 8.f));
+  const at::Tensor two = at::zeros({2});
+  group.all_to_all(two, one.expand({2})).wait();
+  check("all_to_all of an expanded tensor", two[python].view({1}), at::full({1}, 5.f));
+  std::vector<at::Tensor> inputs(2, at::zeros({0})), outputs(2, at::zeros({0}));
+  inputs[python] = one;
+  outputs[python] = t;
+  group.all_to_all(outputs, inputs).wait();
+  check("all_to_all of one", t, at::full({1, 1}, 5.f));
+}
+
 void talk_to_python(const Group& group) {
   const int python = 1 - group.rank();
   for (const auto dtype :
@@ -40,7 +82,8 @@ void talk_to_python(const Group& group) {
     group.all_gather(parts, at::full({3}, group.rank() + 1, dtype)).wait();
     check("all_gather", at::stack(parts), at::tensor({1, 1, 1, 2, 2, 2}).to(dtype).view({2, 3}));
   }
-  group.all_reduce(at::zeros({0})).wait();
+  exchange_nothing(group, python);
+  exchange_one(group, python);
   at::Tensor out = at::zeros({4});
   group.reduce_scatter(out, at::arange(8, at::kFloat) * (group.rank() + 1)).wait();
   check("reduce_scatter", out, at::arange(4 * group.rank(), 4 * group.rank() + 4, at::kFloat) * 3);
