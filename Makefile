@@ -72,8 +72,9 @@ fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a ti
 soak: build ## random faults in training jobs for $MINUTES (10), added to $RESULTS; a table, and status 1 for a hang or leftover
 	@python3 tests/support/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)
 
-random: configured ## random training programs against one process, for $MINUTES (10); the seed is the time
-	@$(NINJA) -C $(BUILD) random_training
+random: configured ## random programs of collectives, then of training, against one process: $MINUTES (10) of each; the seed is the time
+	@$(NINJA) -C $(BUILD) random_group random_training
+	@$(BUILD)/bin/random_group --minutes $(MINUTES) --seed $$(date +%s)
 	@$(BUILD)/bin/random_training --minutes $(MINUTES) --seed $$(date +%s)
 
 format: ## formats the sources with clang-format

@@ -1,0 +1,275 @@
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "random/group/dice.h"
+#include "random/group/program.h"
+
+namespace lockstep::random_group {
+namespace {
+
+using c10::ScalarType;
+using comm::ReduceOp;
+
+const std::vector<ScalarType> kDtypes = {c10::kFloat, c10::kDouble, c10::kHalf, c10::kBFloat16,
+                                         c10::kChar,  c10::kShort,  c10::kInt,  c10::kLong,
+                                         c10::kByte,  c10::kBool};
+const std::vector<What> kCalls = {
+    What::AllReduce,     What::AllReduce,     What::AllReduce,      What::Reduce,
+    What::ReduceScatter, What::ReduceScatter, What::AllGather,      What::AllGather,
+    What::Broadcast,     What::Broadcast,     What::Gather,         What::Scatter,
+    What::AllToAll,      What::AllToAll,      What::Message,        What::Message,
+    What::Message,       What::Barrier,       What::Message,        What::AllReduce,
+    What::Reduce,        What::GatherBytes,   What::AllGatherBytes, What::BroadcastBytes};
+
+// Buffers of one dtype that a program has, so that several operations are under way at a time.
+constexpr int kBuffers = 8;
+constexpr size_t kMostUnderWay = 12;
+
+class Writer {
+ public:
+  Writer(uint64_t seed, int ranks, const Traits& traits) : dice_(seed), traits_(traits) {
+    program_.seed = seed;
+    for (int r = 0; r < ranks; ++r) program_.ranks.push_back(r);
+  }
+
+  Program write() {
+    make_splits();
+    make_memory();
+    for (int64_t left = 3 + dice_.below(12); left > 0; --left) {
+      while (dice_.one_in(3) && !under_way_.empty()) wait_for_some();
+      if (under_way_.size() >= kMostUnderWay) wait_for_some();
+      if (dice_.one_in(4)) poll();
+      add_op();
+    }
+    for (int group = 0; group <= static_cast<int>(program_.splits.size()); ++group) {
+      if (has_dropped(group)) barrier(group);
+    }
+    while (!under_way_.empty()) wait_for_some();
+    return std::move(program_);
+  }
+
+ private:
+  void make_splits() {
+    if (program_.size() == 1) return;
+    for (int64_t left = dice_.below(3); left > 0; --left) {
+      Split split;
+      split.parent =
+          static_cast<int>(dice_.below(static_cast<int64_t>(program_.splits.size()) + 1));
+      const int64_t style = dice_.below(5);
+      for (int r = 0; r < program_.size(); ++r) {
+        const int64_t color = style == 0   ? 0
+                              : style == 1 ? r % 2
+                              : style == 2 ? (r < program_.size() / 2 ? 0 : 1)
+                                           : dice_.below(4) - (style == 3 ? 1 : 0);
+        split.colors.push_back(static_cast<int>(color));
+        split.keys.push_back(static_cast<int>(dice_.below(3) - 1));
+      }
+      program_.splits.push_back(split);
+    }
+  }
+
+  void make_memory() {
+    for (int64_t left = 1 + dice_.below(3); left > 0; --left) {
+      const ScalarType dtype = dice_.pick(kDtypes);
+      for (int made = 0; made < kBuffers;) {
+        Arena arena{.dtype = dtype, .seed = dice_.next()};
+        arena.kind = dice_.pick<Arena::Kind>({Arena::Kind::Private, Arena::Kind::Private,
+                                              Arena::Kind::OfGroup, Arena::Kind::OfGroup,
+                                              Arena::Kind::Shared});
+        arena.group =
+            static_cast<int>(dice_.below(static_cast<int64_t>(program_.splits.size()) + 1));
+        for (int64_t more = 1 + dice_.below(4); more > 0; --more, ++made) {
+          program_.buffers.push_back({static_cast<int>(program_.arenas.size())});
+        }
+        program_.arenas.push_back(arena);
+      }
+    }
+  }
+
+  int64_t random_count(What what) {
+    const int64_t style = dice_.below(40);
+    if (style < 5) return 0;
+    if (style < 12) return 1;
+    if (style < 32) return 2 + dice_.below(20);
+    if (style < 38) return dice_.below(3000);
+    const bool one = what == What::AllReduce || what == What::Reduce || what == What::Broadcast ||
+                     what == What::Message;
+    return dice_.below(one ? 70000 : 20000);
+  }
+
+  ReduceOp random_reduction(ScalarType dtype) {
+    std::vector<ReduceOp> ops = {ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max};
+    // A product of many small numbers is no longer exact in every order.
+    if (traits_.tree_order) ops.push_back(ReduceOp::Product);
+    if (dtype != c10::kBool) ops.push_back(ReduceOp::Average);
+    if (!c10::isFloatingType(dtype) && traits_.bitwise) {
+      ops.push_back(ReduceOp::BitwiseAnd);
+      ops.push_back(ReduceOp::BitwiseOr);
+    }
+    return dice_.pick(ops);
+  }
+
+  // A buffer of the dtype that no operation has; makes room if there is none.
+  int free_buffer(ScalarType dtype, const std::set<int>& taken) {
+    for (;;) {
+      std::vector<int> free;
+      for (int b = 0; b < static_cast<int>(program_.buffers.size()); ++b) {
+        if (program_.arenas[program_.buffers[b].arena].dtype == dtype && !held_.count(b) &&
+            !taken.count(b))
+          free.push_back(b);
+      }
+      if (!free.empty()) return dice_.pick(free);
+      wait_for_some();
+    }
+  }
+
+  Op random_op() {
+    Op op{.seed = dice_.next()};
+    op.what = dice_.pick(kCalls);
+    op.group = static_cast<int>(dice_.below(static_cast<int64_t>(program_.splits.size()) + 1));
+    if (op.group > 0 && dice_.one_in(4)) op.only = static_cast<int>(dice_.below(3));
+    const ScalarType dtype = dice_.pick(program_.arenas).dtype;
+    op.op = random_reduction(dtype);
+    op.root = static_cast<int>(dice_.below(program_.size()));
+    op.to = static_cast<int>(dice_.below(program_.size()));
+    op.count = random_count(op.what);
+    op.list = dice_.one_in(2);
+    op.plain = dice_.one_in(3);
+    op.in_place = dice_.one_in(4);
+    op.fill = !traits_.tree_order || dice_.one_in(2);
+    op.small = !traits_.tree_order || dice_.one_in(3);
+    op.drops = traits_.drops && dice_.one_in(5);
+    op.polls = traits_.polls && dice_.one_in(4);
+    op.labelled = dice_.one_in(4);
+    op.refused = dice_.one_in(8);
+    std::set<int> taken = chosen_;
+    const auto choose = [&](int(&pair)[2]) {
+      pair[0] = free_buffer(dtype, taken);
+      taken.insert(pair[0]);
+      pair[1] = pair[0];
+      if (!dice_.one_in(3)) return;
+      pair[1] = free_buffer(dtype, taken);
+      taken.insert(pair[1]);
+    };
+    if (op.what == What::Barrier || is_bytes(op.what)) return op;
+    choose(op.inputs);
+    choose(op.outputs);
+    chosen_ = taken;
+    return op;
+  }
+
+  void add_op() {
+    chosen_.clear();
+    Op op = random_op();
+    std::optional<Op> next;
+    if (!is_bytes(op.what) && dice_.one_in(8)) {
+      next = random_op();
+      if (is_bytes(next->what)) next.reset();
+    }
+    // Waiting for room may have taken time: what was chosen first is still free, since only more
+    // became so.
+    if (next) {
+      next->follows = true;
+      next->drops = next->polls = op.drops = op.polls = false;
+      op.then = static_cast<int>(program_.ops.size()) + 1;
+      hold(*next, op.then - 1);
+    }
+    start(op);
+    if (next) program_.ops.push_back(*next);
+  }
+
+  // The operation's group, memory and buffers are there, and its own from now on.
+  void hold(const Op& op, int holder) {
+    split(op.group);
+    if (op.what == What::Barrier || is_bytes(op.what)) return;
+    for (const int buffer : {op.inputs[0], op.outputs[0], op.inputs[1], op.outputs[1]}) {
+      allocate(program_.buffers[buffer].arena);
+      held_[buffer] = holder;
+    }
+  }
+
+  void split(int group) {
+    if (group == 0 || !split_.insert(group).second) return;
+    split(program_.splits[group - 1].parent);
+    program_.steps.push_back({.kind = Step::Kind::Split, .which = group - 1});
+  }
+
+  void allocate(int arena) {
+    if (!allocated_.insert(arena).second) return;
+    split(program_.arenas[arena].group);
+    program_.steps.push_back({.kind = Step::Kind::Allocate, .which = arena});
+  }
+
+  void start(const Op& op) {
+    const int index = static_cast<int>(program_.ops.size());
+    hold(op, index);
+    program_.ops.push_back(op);
+    program_.steps.push_back({.kind = Step::Kind::Start, .which = index});
+    // A call finishes what was dropped before it, which is to wait for it: so the others wait here,
+    // too.
+    std::vector<int> dropped;
+    for (const int other : under_way_) {
+      const Op& before = program_.ops[other];
+      if (op.what != What::Message && before.drops && before.group == op.group &&
+          (op.only < 0 || op.only == before.only)) {
+        dropped.push_back(other);
+      }
+    }
+    if (!is_bytes(op.what)) under_way_.push_back(index);
+    for (const int other : dropped) wait({other});
+  }
+
+  void barrier(int group) { start({.what = What::Barrier, .group = group, .seed = dice_.next()}); }
+
+  bool has_dropped(int group) const {
+    return std::any_of(under_way_.begin(), under_way_.end(), [&](int op) {
+      return program_.ops[op].drops && program_.ops[op].group == group;
+    });
+  }
+
+  void wait(const std::vector<int>& ops) {
+    for (const int op : ops) {
+      std::erase(under_way_, op);
+      std::erase_if(held_, [&](const auto& held) { return held.second == op; });
+    }
+    program_.steps.push_back({.kind = Step::Kind::Wait, .ops = ops, .seed = dice_.next()});
+  }
+
+  // Waits for one operation, or for some of its group in any order.
+  void wait_for_some() {
+    const int first = dice_.pick(under_way_);
+    const Op& op = program_.ops[first];
+    if (op.drops) return barrier(op.group);
+    std::vector<int> ops{first};
+    if (op.then < 0 && traits_.any_order && dice_.one_in(2)) {
+      for (const int other : under_way_) {
+        const Op& what = program_.ops[other];
+        if (other != first && what.group == op.group && what.then < 0 && !what.drops &&
+            !dice_.one_in(3))
+          ops.push_back(other);
+      }
+    }
+    wait(ops);
+  }
+
+  void poll() {
+    if (under_way_.empty()) return;
+    program_.steps.push_back({.kind = Step::Kind::Poll, .which = dice_.pick(under_way_)});
+  }
+
+  Program program_;
+  Dice dice_;
+  const Traits traits_;
+  std::vector<int> under_way_;
+  std::map<int, int> held_;  // by buffer: the operation that has it
+  std::set<int> chosen_, allocated_, split_;
+};
+
+}  // namespace
+
+Program generate(uint64_t seed, int ranks, const Traits& traits) {
+  return Writer(seed, ranks, traits).write();
+}
+
+}  // namespace lockstep::random_group

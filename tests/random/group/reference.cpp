@@ -1,0 +1,334 @@
+#include "random/group/reference.h"
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <set>
+
+#include "random/group/dice.h"
+
+namespace lockstep::random_group {
+namespace {
+
+using comm::ReduceOp;
+
+// Calls `body` with a value of the dtype's type; bool is handled as a type of its own.
+template <class Body>
+auto with_type(c10::ScalarType dtype, const Body& body) {
+  switch (dtype) {
+    case c10::kFloat:
+      return body(float{});
+    case c10::kDouble:
+      return body(double{});
+    case c10::kHalf:
+      return body(c10::Half{});
+    case c10::kBFloat16:
+      return body(c10::BFloat16{});
+    case c10::kChar:
+      return body(int8_t{});
+    case c10::kShort:
+      return body(int16_t{});
+    case c10::kInt:
+      return body(int32_t{});
+    case c10::kLong:
+      return body(int64_t{});
+    case c10::kByte:
+      return body(uint8_t{});
+    default:
+      return body(bool{});
+  }
+}
+
+template <class T>
+constexpr bool is_float = !std::is_integral_v<T>;
+
+template <class T>
+T value_of(uint64_t bits, bool small) {
+  if constexpr (std::is_same_v<T, bool>) return bits % 2 == 1;
+  if (small) return static_cast<T>(static_cast<float>(bits % 3));
+  if constexpr (is_float<T>) {
+    const auto eighths = static_cast<float>(static_cast<int64_t>(bits >> 8) % 4096 - 2048) / 8;
+    if (bits % 64 == 0) return std::numeric_limits<T>::quiet_NaN();
+    if (bits % 64 == 1) return std::numeric_limits<T>::infinity();
+    if (bits % 64 == 2) return static_cast<T>(eighths * 1e4f);
+    if (bits % 64 == 3) return static_cast<T>(eighths * 1e-6f);
+    return static_cast<T>(eighths / (bits % 64 < 32 ? 1.f : 3.f));
+  } else {
+    return static_cast<T>(bits);
+  }
+}
+
+template <class T>
+T two_combined(ReduceOp op, T a, T b) {
+  if constexpr (std::is_same_v<T, bool>) {
+    const bool any = op == ReduceOp::Sum || op == ReduceOp::Max || op == ReduceOp::BitwiseOr;
+    return any ? (a || b) : (a && b);
+  } else {
+    switch (op) {
+      case ReduceOp::Sum:
+      case ReduceOp::Average:
+        if constexpr (std::is_integral_v<T>)
+          return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+        else
+          return static_cast<T>(a + b);
+      case ReduceOp::Product:
+        if constexpr (std::is_integral_v<T>)
+          return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+        else
+          return static_cast<T>(a * b);
+      case ReduceOp::Min:
+        if (a != a || b != b) return a != a ? a : b;
+        return b < a ? b : a;
+      case ReduceOp::Max:
+        if (a != a || b != b) return a != a ? a : b;
+        return b > a ? b : a;
+      default:
+        if constexpr (std::is_integral_v<T>)
+          return static_cast<T>(op == ReduceOp::BitwiseAnd ? a & b : a | b);
+        else
+          return a;
+    }
+  }
+}
+
+// n ranks split at the largest power of two below n.
+template <class T>
+T tree(ReduceOp op, const std::vector<const T*>& parts, size_t begin, size_t end, int64_t at) {
+  if (end - begin == 1) return parts[begin][at];
+  size_t left = 1;
+  while (2 * left < end - begin) left *= 2;
+  return two_combined(op, tree(op, parts, begin, begin + left, at),
+                      tree(op, parts, begin + left, end, at));
+}
+
+template <class T>
+T divided(T sum, int by) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
+    return sum / static_cast<T>(by);
+  else if constexpr (is_float<T>)
+    return static_cast<T>(static_cast<float>(sum) / static_cast<float>(by));
+  else
+    return static_cast<T>(static_cast<int64_t>(sum) / by);
+}
+
+template <class T>
+bool alike(const char* a, const char* b) {
+  T x, y;
+  std::memcpy(&x, a, sizeof x);
+  std::memcpy(&y, b, sizeof y);
+  if constexpr (is_float<T>) {
+    // Which NaN, and the sign of a zero, are nobody's promise.
+    if (x == y || (x != x && y != y)) return true;
+  }
+  return std::memcmp(a, b, sizeof(T)) == 0;
+}
+
+template <class T>
+std::string shown(const char* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  if constexpr (is_float<T>)
+    return fmt::format("{}", static_cast<double>(value));
+  else
+    return fmt::format("{}", static_cast<int64_t>(value));
+}
+
+std::vector<char> piece(const std::vector<char>& whole, int64_t index, int64_t pieces) {
+  const auto each = static_cast<int64_t>(whole.size()) / pieces;
+  return {whole.begin() + index * each, whole.begin() + (index + 1) * each};
+}
+
+}  // namespace
+
+void fill(char* at, c10::ScalarType dtype, const Filling& filling, int64_t count) {
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    for (int64_t i = 0; i < count; ++i) {
+      const T value = value_of<T>(mixed(filling.seed + static_cast<uint64_t>(i)), filling.small);
+      std::memcpy(at + i * static_cast<int64_t>(sizeof(T)), &value, sizeof value);
+    }
+  });
+}
+
+Filling filling_of(const Program& program, int op, int buffer, int rank) {
+  return {mixed(program.ops[op].seed, 10 + buffer, program.ranks[rank]), program.ops[op].small};
+}
+
+std::vector<int> buffers_of(const Program& program, const Plan& plan, int op, int rank) {
+  std::set<int> buffers;
+  const Call& call = *plan.calls[op][rank];
+  if (!call.inputs.empty()) buffers.insert(input_buffer(program, op, rank));
+  if (!call.outputs.empty()) buffers.insert(output_buffer(program, op, rank));
+  return {buffers.begin(), buffers.end()};
+}
+
+Reference::Reference(const Program& program, const Plan& plan)
+    : program_(program), plan_(plan), memory_(program.arenas.size()) {
+  for (size_t a = 0; a < program.arenas.size(); ++a) {
+    const Arena& arena = program.arenas[a];
+    for (const int rank : program.ranks) {
+      Bytes bytes(plan.arena_sizes[a] * static_cast<int64_t>(c10::elementSize(arena.dtype)));
+      fill(bytes.data(), arena.dtype, {mixed(arena.seed, rank), false}, plan.arena_sizes[a]);
+      memory_[a].push_back(std::move(bytes));
+    }
+  }
+}
+
+Reference::Bytes Reference::take(int rank, const View& view) const {
+  const auto element = static_cast<int64_t>(c10::elementSize(program_.arenas[view.arena].dtype));
+  const Bytes& memory = memory_[view.arena][rank];
+  Bytes bytes;
+  for (const int64_t place : view.places()) {
+    bytes.insert(bytes.end(), memory.begin() + place * element,
+                 memory.begin() + (place + 1) * element);
+  }
+  return bytes;
+}
+
+void Reference::put(int rank, const View& view, const char* from) {
+  const auto element = static_cast<int64_t>(c10::elementSize(program_.arenas[view.arena].dtype));
+  for (const int64_t place : view.places()) {
+    std::copy_n(from, element, memory_[view.arena][rank].begin() + place * element);
+    from += element;
+  }
+}
+
+Reference::Bytes Reference::combined(const Op& op, c10::ScalarType dtype,
+                                     const std::vector<Bytes>& parts) const {
+  Bytes result(parts[0].size());
+  with_type(dtype, [&](auto type) {
+    using T = decltype(type);
+    std::vector<const T*> typed;
+    for (const Bytes& part : parts) typed.push_back(reinterpret_cast<const T*>(part.data()));
+    for (int64_t i = 0; i < static_cast<int64_t>(result.size() / sizeof(T)); ++i) {
+      T value = tree(op.op, typed, 0, typed.size(), i);
+      if (op.op == ReduceOp::Average) value = divided(value, static_cast<int>(parts.size()));
+      std::memcpy(result.data() + i * static_cast<int64_t>(sizeof(T)), &value, sizeof value);
+    }
+  });
+  return result;
+}
+
+void Reference::run(int op) {
+  std::set<int> done;
+  for (int rank = 0; rank < program_.size(); ++rank) {
+    if (!plan_.calls[op][rank] || !program_.ops[op].fill) continue;
+    for (const int buffer : buffers_of(program_, plan_, op, rank)) {
+      const auto& place = plan_.buffers[buffer];
+      const int arena = program_.buffers[buffer].arena;
+      const c10::ScalarType dtype = program_.arenas[arena].dtype;
+      fill(
+          memory_[arena][rank].data() + place.begin * static_cast<int64_t>(c10::elementSize(dtype)),
+          dtype, filling_of(program_, op, buffer, rank), place.count);
+    }
+  }
+  for (int rank = 0; rank < program_.size(); ++rank) {
+    if (!plan_.calls[op][rank] || done.count(rank)) continue;
+    const std::vector<int>& members = plan_.calls[op][rank]->members;
+    done.insert(members.begin(), members.end());
+    run_group(op, members);
+  }
+}
+
+void Reference::run_group(int index, const std::vector<int>& members) {
+  const Op& op = program_.ops[index];
+  const auto size = static_cast<int>(members.size());
+  std::vector<const Call*> calls;
+  std::vector<std::vector<Bytes>> given(size), results(size);
+  c10::ScalarType dtype = c10::kByte;
+  for (int r = 0; r < size; ++r) {
+    const auto& call = plan_.calls[index][members[r]];
+    calls.push_back(call ? &*call : nullptr);
+    if (!call) continue;
+    const bool in_place =
+        op.what == What::AllReduce || op.what == What::Reduce || op.what == What::Broadcast;
+    for (const View& view : in_place ? call->outputs : call->inputs)
+      given[r].push_back(take(members[r], view));
+    for (const auto* views : {&call->inputs, &call->outputs}) {
+      if (!views->empty()) dtype = program_.arenas[views->front().arena].dtype;
+    }
+  }
+  const int root = calls[0] ? calls[0]->root : op.root % size;
+  // Rank r's part of what rank `from` gave.
+  const auto from_to = [&](int from, int r) {
+    return op.list ? given[from][r] : piece(given[from][0], r, size);
+  };
+  const auto over_ranks = [&](const auto& part_of) {
+    std::vector<Bytes> parts;
+    for (int from = 0; from < size; ++from) parts.push_back(part_of(from));
+    return combined(op, dtype, parts);
+  };
+  const auto joined = [&](std::vector<Bytes> parts) {
+    if (op.list) return parts;
+    Bytes whole;
+    for (const Bytes& part : parts) whole.insert(whole.end(), part.begin(), part.end());
+    return std::vector<Bytes>(1, std::move(whole));
+  };
+  for (int r = 0; r < size; ++r) {
+    switch (op.what) {
+      case What::AllReduce:
+      case What::Reduce:
+        if (op.what == What::AllReduce || r == root) {
+          results[r] = {over_ranks([&](int from) { return given[from][0]; })};
+        }
+        break;
+      case What::ReduceScatter:
+        results[r] = {over_ranks([&](int from) { return from_to(from, r); })};
+        break;
+      case What::AllGather:
+      case What::AllToAll: {
+        std::vector<Bytes> parts;
+        for (int from = 0; from < size; ++from) {
+          parts.push_back(op.what == What::AllGather ? given[from][0] : from_to(from, r));
+        }
+        results[r] = joined(std::move(parts));
+        break;
+      }
+      case What::Broadcast:
+        results[r] = given[root];
+        break;
+      case What::Gather:
+        if (r != root) break;
+        for (int from = 0; from < size; ++from) results[r].push_back(given[from][0]);
+        break;
+      case What::Scatter:
+        results[r] = {given[root][r]};
+        break;
+      case What::Message:
+        if (calls[r] && calls[r]->receives) results[r] = given[calls[r]->root];
+        break;
+      default:
+        break;
+    }
+  }
+  for (int r = 0; r < size; ++r) {
+    for (size_t k = 0; k < results[r].size(); ++k)
+      put(members[r], calls[r]->outputs[k], results[r][k].data());
+  }
+}
+
+std::string Reference::difference(int arena, int rank, const char* got,
+                                  const std::vector<int64_t>& places) const {
+  const c10::ScalarType dtype = program_.arenas[arena].dtype;
+  const char* want = memory_[arena][rank].data();
+  return with_type(dtype, [&](auto type) -> std::string {
+    using T = decltype(type);
+    std::string text;
+    int64_t differ = 0;
+    for (const int64_t place : places) {
+      const int64_t at = place * static_cast<int64_t>(sizeof(T));
+      if (alike<T>(got + at, want + at)) continue;
+      if (++differ <= 4)
+        text += fmt::format(" m{}[{}] is {}, want {};", arena, place, shown<T>(got + at),
+                            shown<T>(want + at));
+    }
+    return differ == 0 ? ""
+                       : fmt::format("{} of {} elements differ:{}", differ, places.size(), text);
+  });
+}
+
+}  // namespace lockstep::random_group
