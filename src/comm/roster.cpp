@@ -24,20 +24,25 @@ std::string key_of(int rank) { return fmt::format("member/{}", rank); }
 
 std::string encode(const Member& member) {
   const Devices& devices = member.devices;
-  return fmt::format("{} {} {} {} {} {} {} {}", member.world_size, member.local_rank, member.host, member.version,
-                     static_cast<int>(devices.type), devices.count, devices.is_own ? 1 : 0, devices.problem);
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {}", member.world_size, member.local_rank, member.host, member.version,
+                     static_cast<int>(devices.type), devices.count, devices.is_own ? 1 : 0, member.cores.threads,
+                     member.cores.is_fixed ? 1 : 0, member.cores.ids.empty() ? "-" : text_of_cores(member.cores.ids),
+                     devices.problem);
 }
 
 Member decode(const std::string& text, int rank) {
   Member member;
   std::istringstream in(text);
   int type = 0;
+  std::string cores;
   if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >> type >> member.devices.count >>
-        member.devices.is_own)) {
+        member.devices.is_own >> member.cores.threads >> member.cores.is_fixed >> cores)) {
     throw CommError(fmt::format("[comm] rank {} introduced itself with '{}': is it another version of this library?",
                                 rank, text.substr(0, 80)));
   }
   member.devices.type = static_cast<c10::DeviceType>(type);
+  member.cores.machine = member.host.substr(0, member.host.find('/'));
+  if (cores != "-") member.cores.ids = cores_of_text(cores);
   std::getline(in >> std::ws, member.devices.problem);
   return member;
 }
@@ -85,7 +90,7 @@ void leave(const Store& store, int rank, int others) noexcept {
 }
 
 Member this_member(int world_size, int local_rank, Devices devices) {
-  return {world_size, local_rank, host_key(), kVersion, std::move(devices)};
+  return {world_size, local_rank, host_key(), kVersion, std::move(devices), this_process_cores()};
 }
 
 std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine, milliseconds timeout) {

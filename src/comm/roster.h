@@ -7,6 +7,7 @@
 
 #include "comm/device.h"
 #include "comm/store.h"
+#include "comm/threads.h"
 
 namespace lockstep::comm {
 
@@ -16,6 +17,7 @@ struct Member {
   std::string host;     // equal for ranks that can share memory
   std::string version;  // of this library
   Devices devices;
+  Cores cores;
 };
 
 // This process, as `local_rank` of a world of `world_size`.

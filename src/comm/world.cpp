@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sched.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -14,6 +13,7 @@
 #include "comm/host_then_net.h"
 #include "comm/nccl_transport.h"
 #include "comm/roster.h"
+#include "comm/threads.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
@@ -130,16 +130,22 @@ std::string incarnation(const Place& place) {
   return fmt::format("lockstep/{}/{}", place.job, worlds++);
 }
 
-// Without a launcher of ours nobody has divided the cores of a host among its ranks, and every one
-// would start a thread for each. Ranks that are bound to a part of the cores keep that part.
-void share_cores(const Place& place) {
-  if (env_text("OMP_NUM_THREADS") || place.source.empty() || place.local_size.value_or(1) == 1)
-    return;
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return;
-  const int own = CPU_COUNT(&mask);
-  const bool bound = own < sysconf(_SC_NPROCESSORS_ONLN);
-  at::set_num_threads(std::max(1, bound ? own : own / *place.local_size));
+// Without a launcher of ours nobody has divided the cores of a machine among its ranks, and every one would start a
+// thread for each.
+void share_cores(const std::vector<Member>& members, int rank) {
+  std::vector<Cores> cores;
+  for (const Member& member : members) cores.push_back(member.cores);
+  if (!cores[rank].is_fixed) compute_with(fair_threads(cores));
+  const std::string uneven = uneven_threads(cores);
+  if (rank == 0 && !uneven.empty()) log::warn(uneven);
+}
+
+// The same where ranks do not tell each other: those that are bound to a part of the cores keep that part.
+void share_cores_with_python(const Place& place) {
+  Cores own = this_process_cores();
+  if (own.is_fixed || own.ids.empty()) return;
+  const bool is_bound = static_cast<int>(own.ids.size()) < sysconf(_SC_NPROCESSORS_ONLN);
+  compute_with(fair_threads(std::vector<Cores>(is_bound ? 1 : place.local_size.value_or(1), own)));
 }
 
 // glibc gives the end of its heap back to the kernel once it is longer than twice the largest piece
@@ -156,19 +162,9 @@ void settle_malloc() {
 
 // "cores 0-3,8", where this process is bound to a part of them; empty where it may use all.
 std::string own_cores() {
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0 ||
-      CPU_COUNT(&mask) >= sysconf(_SC_NPROCESSORS_ONLN))
-    return "";
-  std::string text;
-  for (int first = 0, last; first < CPU_SETSIZE; first = last + 1) {
-    last = first;
-    if (!CPU_ISSET(first, &mask)) continue;
-    while (last + 1 < CPU_SETSIZE && CPU_ISSET(last + 1, &mask)) ++last;
-    text += (text.empty() ? "" : ",") +
-            (first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last));
-  }
-  return fmt::format("{} {}", CPU_COUNT(&mask) == 1 ? "core" : "cores", text);
+  const auto ids = this_process_cores().ids;
+  if (ids.empty() || static_cast<int>(ids.size()) >= sysconf(_SC_NPROCESSORS_ONLN)) return "";
+  return fmt::format("{} {}", ids.size() == 1 ? "core" : "cores", text_of_cores(ids));
 }
 
 // Whether ranks that are so distributed can have the transport that was asked for.
@@ -192,7 +188,6 @@ World World::solo() { return World(std::make_shared<State>()); }
 World World::from_env(WorldOptions options) {
   flight::attach();
   const Place place = place_from_env();
-  share_cores(place);
   settle_malloc();
   const Backend asked = backend_from_env(options.backend);
   if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600))
@@ -217,6 +212,7 @@ World World::from_env(WorldOptions options) {
   const Store store = meet_at_store(place, options.timeout);
   state->store = store;
   if (options.python_peers) {
+    share_cores_with_python(place);
     state->local_rank = static_cast<int>(place.local_rank.value_or(0));
     state->local_size = static_cast<int>(place.local_size.value_or(1));
     state->group =
@@ -230,6 +226,7 @@ World World::from_env(WorldOptions options) {
       own, place.rank,
       this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
       options.timeout);
+  share_cores(members, place.rank);
   Layout layout;
   for (int r = 0; r < place.size; ++r) {
     layout.members.push_back(r);

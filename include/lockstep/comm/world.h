@@ -44,8 +44,9 @@ struct WorldOptions {
 class World {
  public:
   // This process's place is what its launcher's variables say: `lockstep run`'s, torchrun's, mpirun's, srun's
-  // (lockstep/core/place.h); without any, a world of one. Where the ranks of a host share its cores and OMP_NUM_THREADS is not set,
-  // libtorch gets this rank's share of them as threads. glibc's malloc keeps up to 64 MiB of what it was given back, unless it has
+  // (lockstep/core/place.h); without any, a world of one. Where OMP_NUM_THREADS is not set, libtorch computes with the same number of
+  // threads on all ranks, at most this rank's share of the cores that it may use, and at most what at::set_num_threads() was given before;
+  // that holds for every thread of the process from the first memory on that it takes for a tensor. glibc's malloc keeps up to 64 MiB of what it was given back, unless it has
   // settings of the user's. Every rank calls it; blocks until all have. Throws ConfigError for variables
   // that are missing or contradict each other, or when there are fewer GPUs than ranks on a host; CommError when ranks do not come
   // within the deadline or disagree on the world's size. In a world of several the process ignores SIGPIPE from then on, unless it has

@@ -1,0 +1,35 @@
+// With how many threads a loader's own thread computes.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "support/spawn.h"
+#include "support/threads.h"
+
+namespace lockstep::data {
+namespace {
+
+TEST(LoaderThreads, ComputeWithAsManyAsTheThreadThatTrains) {
+  test::isolated([] {
+    at::set_num_threads(1);
+    const TensorDataset samples(at::ones({2, 2}), at::ones({2}));
+    const at::Tensor square = at::ones({256, 256});  // filling it may need threads
+    std::atomic<int64_t> started{-1};
+    const auto product = [&](Batch batch) {
+      const int64_t before = test::threads_of_process();
+      (void)at::mm(square, square);
+      started = test::threads_of_process() - before;
+      return batch;
+    };
+    Loader loader(samples, Shard{0, 1}, {.batch_size = 2, .prefetch = 1, .transforms = {product}});
+    for (const auto& batch : loader.epoch(0)) (void)batch;
+    EXPECT_EQ(started, 0);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::data
