@@ -1,10 +1,15 @@
 #include "parallel/adam_kernel.h"
 
+#include <ATen/Version.h>
+
 namespace lockstep::parallel {
 
 AdamKernel adam_kernel() {
 #ifdef __x86_64__
-  static const AdamKernel best = [] {
+  static const AdamKernel best = []() -> AdamKernel {
+    // ATEN_CPU_CAPABILITY=default: libtorch's own kernel then has other bits.
+    const auto libtorchs = at::get_cpu_capability();
+    if (libtorchs != "AVX2" && libtorchs != "AVX512") return nullptr;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) {
       return &avx512::adam;
     }

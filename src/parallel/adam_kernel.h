@@ -30,7 +30,8 @@ constexpr int64_t kAdamBlock = 1024;
 using AdamKernel = void (*)(const AdamStep&, const AdamElements&);
 
 // The bits of at::_fused_adam_ and at::_fused_adamw_ on one thread of a processor with AVX2, at the
-// speed of memory. nullptr for other processors.
+// speed of memory. nullptr for other processors, and where ATEN_CPU_CAPABILITY keeps libtorch from
+// using AVX2.
 AdamKernel adam_kernel();
 
 namespace avx2 {
