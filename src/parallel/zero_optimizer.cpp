@@ -100,7 +100,7 @@ struct ZeroOptimizer::Parts {
   std::unique_ptr<Optimizer> optimizer;
   bool shared = false;
 
-  void lay_out();
+  void lay_out(bool share);
   void own_portions(const Flat& flat);
   bool is_elsewhere(size_t parameter) const;
   bool any_elsewhere() const;
@@ -112,7 +112,7 @@ struct ZeroOptimizer::Parts {
   void spread();
 };
 
-void ZeroOptimizer::Parts::lay_out() {
+void ZeroOptimizer::Parts::lay_out(bool share) {
   std::map<at::ScalarType, Flat> by_dtype;
   std::map<at::ScalarType, int64_t> lengths;
   for (size_t i = parameters.size(); i-- > 0;) {
@@ -129,9 +129,9 @@ void ZeroOptimizer::Parts::lay_out() {
           allowed_cut(flat, parameters, Shard{rank, group.size()}.of(length).begin));
     }
     flat.cuts.push_back(length);
-    flat.memory = group.shared({length}, options);
+    if (share) flat.memory = group.shared({length}, options);
     shared = flat.memory.defined();
-    if (!shared) flat.memory = at::zeros({length}, options);
+    if (!shared) flat.memory = group.empty({length}, options);
     flats.push_back(std::move(flat));
   }
 }
@@ -244,7 +244,7 @@ void ZeroOptimizer::Parts::spread() {
 }
 
 ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group,
-                             const Make& make)
+                             const Make& make, const ZeroOptions& options)
     : Optimizer(std::vector<OptimizerParamGroup>(), nullptr), parts_(std::make_unique<Parts>()) {
   const at::NoGradGuard no_grad;
   parts_->group = group;
@@ -254,7 +254,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
   const at::Device device = communicated_on(group, all.front());
   for (size_t i = 0; i < all.size(); ++i) check(all[i], i, device);
   if (group.size() > 1) {
-    parts_->lay_out();
+    parts_->lay_out(options.share_parameters);
     parts_->places.resize(all.size());
     for (const auto& flat : parts_->flats) parts_->own_portions(flat);
     parts_->copy_in();
@@ -275,9 +275,9 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
 }
 
 ZeroOptimizer::ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group,
-                             const Make& make)
+                             const Make& make, const ZeroOptions& options)
     : ZeroOptimizer(std::vector<OptimizerParamGroup>{OptimizerParamGroup(std::move(parameters))},
-                    group, make) {}
+                    group, make, options) {}
 
 ZeroOptimizer::~ZeroOptimizer() = default;
 ZeroOptimizer::ZeroOptimizer(ZeroOptimizer&&) noexcept = default;

@@ -39,10 +39,11 @@ INSTANTIATE_TEST_SUITE_P(On, ZeroWorlds,
 
 TEST_P(ZeroWorlds, HasTheBitsOfTheWholeOptimizer) {
   spawn(GetParam(), [](World& world) {
-    const auto compare = [&](const ZeroOptimizer::Make& make, at::ScalarType dtype) {
+    const auto compare = [&](const ZeroOptimizer::Make& make, at::ScalarType dtype,
+                             const parallel::ZeroOptions& options = {}) {
       Wide net(dtype), usual(dtype);
       Ddp ddp(net, world.group()), other(usual, world.group());
-      ZeroOptimizer zero(net.parameters(), world.group(), make);
+      ZeroOptimizer zero(net.parameters(), world.group(), make, options);
       const auto whole = make({torch::optim::OptimizerParamGroup(usual.parameters())});
       for (int step = 0; step < 5; ++step) {
         ddp.zero_grad();
@@ -53,7 +54,7 @@ TEST_P(ZeroWorlds, HasTheBitsOfTheWholeOptimizer) {
         whole->step();
       }
       expect_equal(net.parameters(), usual.parameters());
-      EXPECT_EQ(zero.shares_parameters(), GetParam().backend == "shm");
+      EXPECT_EQ(zero.shares_parameters(), options.share_parameters && GetParam().backend == "shm");
     };
     compare(zero<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9)), at::kFloat);
     compare(zero<torch::optim::AdamW>(AdamWOptions(0.01)), at::kFloat);
@@ -61,6 +62,31 @@ TEST_P(ZeroWorlds, HasTheBitsOfTheWholeOptimizer) {
     compare(zero<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.01)), at::kFloat);
     compare(zero<FusedAdam>(AdamOptions(0.01)), at::kFloat);
     compare(zero<FusedAdamW>(AdamWOptions(0.01)), at::kBFloat16);
+    compare(zero<FusedAdamW>(AdamWOptions(0.01)), at::kFloat, {.share_parameters = true});
+  });
+}
+
+// Weight clipping and the like: every rank does it, and it is done once.
+TEST_P(ZeroWorlds, WhatAllRanksDoToParametersBetweenStepsCountsOnce) {
+  spawn(GetParam(), [](World& world) {
+    Wide net, usual;
+    Ddp ddp(net, world.group()), other(usual, world.group());
+    const auto make = zero<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9));
+    ZeroOptimizer divided(net.parameters(), world.group(), make);
+    const auto whole = make({torch::optim::OptimizerParamGroup(usual.parameters())});
+    for (int step = 0; step < 3; ++step) {
+      ddp.zero_grad();
+      wide_loss(net, world.rank(), step).backward();
+      divided.step();
+      other.zero_grad();
+      wide_loss(usual, world.rank(), step).backward();
+      whole->step();
+      const at::NoGradGuard no_grad;
+      for (Wide* each : {&net, &usual}) {
+        for (auto& parameter : each->parameters()) parameter.mul_(0.5).sub_(0.01).clamp_(-0.2, 0.2);
+      }
+      expect_equal(net.parameters(), usual.parameters());
+    }
   });
 }
 

@@ -16,9 +16,15 @@ namespace lockstep::parallel {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
+struct ZeroOptions {
+  // Where all ranks share a memory (the CPUs of one host) there is one copy of the parameters for
+  // all of them, and nothing is sent after an update. Then no rank may write to a parameter between
+  // two steps but one, between two collectives of all: p.mul_(0.5) on two ranks is p.mul_(0.25).
+  bool share_parameters = false;
+};
+
 // Each rank updates a contiguous 1/size() of all parameters' elements with an optimizer of its own,
-// which holds the state of those only. Where the ranks share a memory the parameters move there:
-// one copy for all of them, nothing is sent; elsewhere each rank's part is sent to all.
+// which holds the state of those only, and sends them to all.
 //
 //   ZeroOptimizer adam(net->parameters(), world.group(), zero<FusedAdamW>(AdamWOptions(1e-3)));
 //
@@ -30,10 +36,10 @@ using torch::optim::OptimizerParamGroup;
 // (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused). Gradients must be the same on
 // all ranks, as Ddp leaves them. A parameter that a group lists twice is updated once.
 //
-// Where the parameters are shared, they are one memory: after construction no rank may write to
-// them but as all ranks do, alike, between two steps (loading a checkpoint is fine; adding noise to
-// one rank's is not). Parameters that got memory of their own, as Module::load() gives them, move
-// back at the next step().
+// Each rank has parameters of its own, which all ranks may change alike between two steps
+// (clamp_(), an average over time, loading a checkpoint). Of what one rank alone changes, its own
+// part survives the next step. Parameters that got memory of their own, as Module::load() gives
+// them, move back then.
 class ZeroOptimizer : public Optimizer, public Joinable {
  public:
   // Makes this rank's optimizer from groups of 1-D leaves, aliases of the parameters' memory; a
@@ -44,8 +50,10 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   // Throws ConfigError for a parameter that is not dense, is on another device than the group's,
   // has overlapping or gapped memory, or is in two groups. References to the parameters stay valid,
   // data pointers do not: construct it before anything that keeps those.
-  ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make);
-  ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group, const Make& make);
+  ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make,
+                const ZeroOptions& options = {});
+  ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group, const Make& make,
+                const ZeroOptions& options = {});
   ~ZeroOptimizer() override;
   ZeroOptimizer(ZeroOptimizer&&) noexcept;
   ZeroOptimizer& operator=(ZeroOptimizer&&) = delete;
@@ -60,7 +68,7 @@ class ZeroOptimizer : public Optimizer, public Joinable {
 
   // Elements whose state this rank holds.
   int64_t own_elements() const;
-  // Whether the parameters are one memory for all ranks.
+  // Whether the parameters are one memory for all ranks: when asked for, and possible.
   bool shares_parameters() const;
 
   // This rank's part of the state. Throws ConfigError on load when it was saved at another world
