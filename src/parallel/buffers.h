@@ -5,35 +5,60 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
+#include "parallel/model.h"
 #include "parallel/packed.h"
 
 namespace lockstep::parallel {
 
 std::vector<int> all_ranks(const Group& group);
 
-// Broadcast, or (Buffers::Average) floating-point ones averaged and the rest broadcast.
+// Broadcast, or (Buffers::Average) floating-point and complex ones averaged and the rest broadcast.
 class BufferSync {
  public:
-  BufferSync(const Group& group, const std::vector<at::Tensor>& buffers, Buffers mode);
+  // The ranks' buffers are alike.
+  BufferSync(const Group& group, std::vector<Named> buffers, Buffers mode);
 
-  bool empty() const { return copied_.empty() && averaged_.empty(); }
+  size_t size() const { return buffers_.size(); }
+
+  // By buffer: whether this rank's differs from what they were at first and the last finish() left.
+  // Looked at byte by byte, because batch_norm() writes to buffers without counting a version; on a
+  // device that would make this thread wait, so there it is always true.
+  const std::vector<char>& find_changed();
 
   // start() on all ranks, then finish(). `present` are the ranks whose buffers count; the first of
   // them is the source of what is broadcast.
   void start(const std::vector<int>& present);
-  void finish();
+  // Writes those buffers only that some rank changed, which is those with a share of the ranks
+  // above 0, and counts a version of them on every rank: a graph that saved one of them must not
+  // run backward on some ranks only.
+  void finish(const std::vector<double>& shares);
+
+  // What a forward does to buffers all ranks do. What was done between two steps may be one rank's,
+  // which is said there, once.
+  void warn_of_own_changes(const std::vector<double>& shares);
+
+  // All of that by itself. Every rank calls it.
+  void sync();
 
  private:
+  // Buffers of one dtype in one memory.
   struct Flat {
     at::Tensor flat;
-    std::vector<at::Tensor> tensors;
     comm::Work work;
   };
 
+  void write(size_t buffer) const;
+
   Group group_;
+  std::vector<Named> buffers_;
+  std::vector<at::Tensor> places_;  // by buffer: what finish() left, in a flat
   Packed copied_;
-  std::vector<Flat> averaged_;  // by dtype
+  std::vector<Flat> averaged_;
+  std::vector<size_t> averaged_buffers_;
   int64_t divisor_ = 1;
+  std::vector<char> changed_;
+  Buffers mode_;
+  bool warned_ = false;
 };
 
 }  // namespace lockstep::parallel

@@ -32,12 +32,6 @@ void check(const DdpOptions& options) {
   }
 }
 
-std::vector<at::Tensor> tensors_of(const std::vector<Named>& items) {
-  std::vector<at::Tensor> tensors;
-  for (const auto& item : items) tensors.push_back(item.tensor);
-  return tensors;
-}
-
 }  // namespace
 
 struct Ddp::State {
@@ -73,7 +67,7 @@ void Ddp::State::attach_hook(const std::vector<Named>& dense) {
 
 void Ddp::State::attach() {
   broadcast_all(group, model.tensors(), kMessageBytes, 0, "Ddp: first state");
-  buffers.emplace(group, tensors_of(model.buffers), options.buffers);
+  buffers.emplace(group, model.buffers, options.buffers);
   const auto first_sparse =
       std::ranges::stable_partition(parameters, [](const Named& item) { return !item.sparse; });
   attach_hook({parameters.begin(), first_sparse.begin()});
@@ -118,9 +112,7 @@ void Ddp::zero_grad() {
 Hold Ddp::hold() { return Hold(state_->holds); }
 
 void Ddp::sync_buffers() {
-  if (!state_->buffers) return;
-  state_->buffers->start(all_ranks(state_->group));
-  state_->buffers->finish();
+  if (state_->buffers) state_->buffers->sync();
 }
 
 std::vector<BucketInfo> Ddp::buckets() const {

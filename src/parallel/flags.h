@@ -1,5 +1,5 @@
-// News that ride with the last bucket: which parameters some rank reached, and which ranks took
-// part.
+// Flags appended to the last bucket: which parameters some rank reached, which ranks took part, and
+// which buffers some rank changed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,16 +10,19 @@
 
 namespace lockstep::parallel {
 
-// One element per parameter, then one per rank. For Unused::Zero a parameter's flag is set where it
-// was reached, for Error where it was not. What matters after the reduction is only whether the sum
-// or average is above 0, which no rounding of a narrow dtype can change.
+// One element per parameter, then one per rank, then one per buffer. For Unused::Zero a parameter's
+// flag is set where it was reached, for Error where it was not. What matters after the reduction is
+// only whether the sum or average is above 0, which no rounding of a narrow dtype can change.
 class Flags {
  public:
   Flags() = default;
-  // `elements` are of any real dtype, parameters + ranks of them; collectives combine them in
-  // place.
-  Flags(at::Tensor elements, size_t parameters, Unused meaning)
-      : elements_(std::move(elements)), parameters_(parameters), meaning_(meaning) {}
+  struct Counts {
+    size_t parameters = 0, ranks = 0, buffers = 0;
+    size_t all() const { return parameters + ranks + buffers; }
+  };
+  // `elements` are of any real dtype, as many as counted; collectives combine them in place.
+  Flags(at::Tensor elements, const Counts& counts, Unused meaning)
+      : elements_(std::move(elements)), counts_(counts), meaning_(meaning) {}
 
   const at::Tensor& elements() const { return elements_; }
 
@@ -30,19 +33,25 @@ class Flags {
   void write_absent();
   // Only when present() will be asked.
   void write_presence(int rank);
+  void write_changed(const std::vector<char>& changed);
 
   // After it.
   bool any_set() const;
-  std::vector<char> set() const;     // by parameter
-  std::vector<int> present() const;  // ranks
+  std::vector<char> set() const;        // by parameter
+  std::vector<int> present() const;     // ranks
+  std::vector<double> changed() const;  // by buffer: the sum or average over ranks
 
  private:
-  int64_t parameter_count() const { return static_cast<int64_t>(parameters_); }
+  at::Tensor of_parameters() const { return part(0, counts_.parameters); }
+  at::Tensor of_ranks() const { return part(counts_.parameters, counts_.ranks); }
+  at::Tensor of_buffers() const {
+    return part(counts_.parameters + counts_.ranks, counts_.buffers);
+  }
+  at::Tensor part(size_t begin, size_t count) const;
   float reached() const { return meaning_ == Unused::Zero ? 1.0F : 0.0F; }
-  std::vector<double> read() const;
 
   at::Tensor elements_;
-  size_t parameters_ = 0;
+  Counts counts_;
   Unused meaning_ = Unused::Zero;
 };
 

@@ -2,13 +2,16 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "parallel/packed.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -22,7 +25,7 @@ std::vector<Named> once_each(const Items& items) {
   std::unordered_set<const void*> seen;
   for (const auto& item : items) {
     if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      named.push_back({item.key(), item.value()});
+      named.push_back({.name = item.key(), .tensor = item.value()});
     }
   }
   return named;
@@ -44,8 +47,20 @@ std::string describe(std::string_view kind, const Named& item, bool with_grad) {
 std::string complaint(const Model& model, at::Device device) {
   const auto refuse = [&](std::string_view kind, const Named& item) -> std::string {
     const at::Tensor& tensor = item.tensor;
-    if (tensor.layout() != at::kStrided) {
-      return fmt::format("{} '{}' is not dense", kind, item.name);
+    const auto because = [&](std::string_view why) {
+      return fmt::format("{} '{}' {}", kind, item.name, why);
+    };
+    if (tensor.layout() != at::kStrided) return because("is not dense");
+    if (tensor.is_quantized()) return because("is quantized: keep it out of the module");
+    if (tensor.is_inference()) {
+      return because("was made under InferenceMode and cannot be written to: clone() it outside");
+    }
+    // A buffer that repeats its elements is the same on all ranks when those are.
+    if (has_overlaps(tensor) || (tensor.requires_grad() && !own_elements(tensor).is_same(tensor))) {
+      return because(fmt::format(
+          "has elements that share a memory (sizes [{}], strides [{}]) and cannot be written to: "
+          "clone() it, contiguously, before it is registered",
+          fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", ")));
     }
     if (tensor.device() != device) {
       return fmt::format("{} '{}' is on {} but the group communicates on {}: module.to({}) first",
@@ -58,6 +73,14 @@ std::string complaint(const Model& model, at::Device device) {
   }
   for (const auto& item : model.buffers) {
     if (auto text = refuse("buffer", item); !text.empty()) return text;
+  }
+  for (const auto& item : model.trainable()) {
+    const at::ScalarType real = c10::toRealValueType(item.tensor.scalar_type());
+    if (real == at::kFloat || real == at::kDouble || real == at::kHalf || real == at::kBFloat16) {
+      continue;
+    }
+    return fmt::format("parameter '{}' is of {}, whose gradients no collective adds", item.name,
+                       at::toString(item.tensor.scalar_type()));
   }
   if (model.trainable().empty()) {
     return fmt::format(
@@ -81,6 +104,26 @@ std::unordered_set<const void*> sparse_tables(const torch::nn::Module& module) {
   add(module.as<torch::nn::EmbeddingImpl>());
   add(module.as<torch::nn::EmbeddingBagImpl>());
   return tables;
+}
+
+// The running statistics of torch's layers. (Ours count the versions of theirs.)
+std::unordered_map<const void*, std::weak_ptr<const torch::nn::Module>> statistics(
+    const torch::nn::Module& module) {
+  std::unordered_map<const void*, std::weak_ptr<const torch::nn::Module>> layers;
+  const auto add = [&](const torch::nn::Module& owner, const auto* layer) {
+    if (layer == nullptr) return;
+    for (const auto& tensor : {layer->running_mean, layer->running_var}) {
+      if (tensor.defined()) layers[tensor.unsafeGetTensorImpl()] = owner.weak_from_this();
+    }
+  };
+  const auto add_any = [&](const torch::nn::Module& owner) {
+    add(owner, owner.as<torch::nn::BatchNorm1dImpl>());
+    add(owner, owner.as<torch::nn::BatchNorm2dImpl>());
+    add(owner, owner.as<torch::nn::BatchNorm3dImpl>());
+  };
+  add_any(module);
+  for (const auto& layer : module.modules(/*include_self=*/false)) add_any(*layer);
+  return layers;
 }
 
 [[noreturn]] void unknown(std::string_view option, std::string_view name, std::string_view kind,
@@ -109,6 +152,11 @@ Model Model::of(const torch::nn::Module& module, const ModelNotes& notes) {
   const auto sparse = sparse_tables(module);
   for (auto& item : model.parameters)
     item.sparse = sparse.contains(item.tensor.unsafeGetTensorImpl());
+  const auto layers = statistics(module);
+  for (auto& item : model.buffers) {
+    const auto layer = layers.find(item.tensor.unsafeGetTensorImpl());
+    if (layer != layers.end()) item.statistic_of = layer->second;
+  }
   for (const auto& name : notes.sparse) {
     const auto found = std::ranges::find(model.parameters, name, &Named::name);
     if (found == model.parameters.end()) unknown("sparse", name, "parameter", model.parameters);

@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct Named {
   std::string name;
   at::Tensor tensor;
   bool sparse = false;  // its gradient will be
+  // Of a buffer: the torch::nn::BatchNorm layer whose running mean or variance it is.
+  std::weak_ptr<const torch::nn::Module> statistic_of = {};
 };
 
 // What the caller says of some tensors, by name.

@@ -2,19 +2,47 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 namespace lockstep::parallel {
+
+at::Tensor own_elements(const at::Tensor& tensor) {
+  at::Tensor own = tensor;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) == 0 && tensor.size(d) > 1) own = own.narrow(d, 0, 1);
+  }
+  return own;
+}
+
+bool has_overlaps(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride and size
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) == 0) return false;
+    if (tensor.stride(d) != 0 && tensor.size(d) > 1) {
+      dimensions.emplace_back(tensor.stride(d), tensor.size(d));
+    }
+  }
+  std::ranges::sort(dimensions);
+  int64_t reach = 0;  // of the dimensions with smaller strides
+  for (const auto& [stride, size] : dimensions) {
+    if (stride <= reach) return true;
+    reach += stride * (size - 1);
+  }
+  return false;
+}
 
 Packed::Packed(const Group& group, std::vector<at::Tensor> tensors)
     : group_(group), tensors_(std::move(tensors)) {
   if (tensors_.empty()) return;
+  const at::NoGradGuard no_grad;
   int64_t bytes = 0;
-  for (const auto& tensor : tensors_) bytes += aligned(tensor.nbytes());
+  for (const auto& tensor : tensors_) bytes += aligned(own_elements(tensor).nbytes());
   flat_ = group.empty({bytes}, tensors_.front().options().dtype(at::kByte).requires_grad(false));
   int64_t offset = 0;
   for (const auto& tensor : tensors_) {
-    const int64_t size = tensor.nbytes();
-    regions_.push_back(
-        flat_.narrow(0, offset, size).view(tensor.scalar_type()).view(tensor.sizes()));
+    const at::Tensor own = own_elements(tensor);
+    const int64_t size = own.nbytes();
+    regions_.push_back(flat_.narrow(0, offset, size).view(tensor.scalar_type()).view(own.sizes()));
     offset += aligned(size);
   }
 }
@@ -24,16 +52,21 @@ void Packed::start(int root, std::string_view tag) {
   const at::NoGradGuard no_grad;
   receives_ = group_.rank() != root;
   if (!receives_) {
-    for (size_t i = 0; i < tensors_.size(); ++i) regions_[i].copy_(tensors_[i]);
+    for (size_t i = 0; i < tensors_.size(); ++i) regions_[i].copy_(own_elements(tensors_[i]));
   }
   work_ = group_.broadcast(flat_, root, {.tag = tag});
 }
 
 void Packed::finish() {
-  work_.wait();
-  if (!receives_) return;
+  wait();
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].variable_data().copy_(regions_[i]);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    if (receives_) {
+      own_elements(tensors_[i]).copy_(regions_[i]);
+    } else {
+      torch::autograd::impl::bump_version(tensors_[i]);
+    }
+  }
 }
 
 void broadcast_all(const Group& group, const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,

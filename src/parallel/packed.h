@@ -18,16 +18,28 @@ inline int64_t aligned(int64_t bytes) {
   return (bytes + kRegionBytes - 1) / kRegionBytes * kRegionBytes;
 }
 
+// The elements that have memory of their own: of those that an expanded tensor (stride 0) repeats,
+// the first. A view of `tensor`.
+at::Tensor own_elements(const at::Tensor& tensor);
+// Whether two of those lie in the same place, as in a sliding window made by as_strided(): such a
+// tensor cannot be written to.
+bool has_overlaps(const at::Tensor& tensor);
+
 // Tensors of any dtypes, to be broadcast as one string of bytes through the group's own memory.
 class Packed {
  public:
   Packed(const Group& group, std::vector<at::Tensor> tensors);
 
   bool empty() const { return tensors_.empty(); }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  // What a tensor became in the last broadcast, with the sizes of its own_elements().
+  const at::Tensor& region(size_t index) const { return regions_[index]; }
 
-  // Every tensor becomes root's: start() on all ranks, then finish(). The tensors' version counters
-  // do not move, so a graph that saved one of them can still run backward.
+  // Every region becomes root's tensor: start() on all ranks, then wait() or finish().
   void start(int root, std::string_view tag);
+  void wait() { work_.wait(); }
+  // Tensors too. Their version counters move on all ranks, so that a graph that saved one of them
+  // cannot run backward any more, on no rank.
   void finish();
 
  private:

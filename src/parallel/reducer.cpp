@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "lockstep/core/error.h"
-#include "lockstep/core/log.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -41,16 +40,19 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
       parameters_(std::move(dense)),
       dense_(parameters_.size()),
       options_(options),
+      flag_counts_{.parameters = dense_ + sparse.size(),
+                   .ranks = static_cast<size_t>(group.size()),
+                   .buffers = options.buffers == Buffers::None ? 0 : buffers.size()},
       buckets_(group, parameters_,
                assign_buckets(parameters_, reverse_registration(dense_), options.bucket_bytes),
-               dense_ + sparse.size() + group.size()),
+               flag_counts_.all()),
       sparse_(group, sparse),
       buffers_(buffers),
       holds_(std::move(holds)) {
   parameters_.insert(parameters_.end(), sparse.begin(), sparse.end());
   held_.resize(parameters_.size());
   steps_.resize(parameters_.size());
-  flags_ = Flags(buckets_.flags(), parameters_.size(), options.unused);
+  flags_ = Flags(buckets_.flags(), flag_counts_, options.unused);
   present_ = all_ranks(group_);
 }
 
@@ -186,10 +188,7 @@ void Reducer::finish() {
     wait_for_works();
     find_present();
   }
-  const bool with_buffers = options_.buffers != Buffers::None && !buffers_.empty() && !quiet_;
-  if (with_buffers) buffers_.start(present_);
-  wait_for_works();
-  if (with_buffers) buffers_.finish();
+  finish_buffers();
   if (!sparse_.empty() && !quiet_) {
     const auto mine = reached();
     sparse_.average({mine.begin() + static_cast<std::ptrdiff_t>(dense_), mine.end()},
@@ -209,6 +208,24 @@ void Reducer::finish() {
                     "many (a sampler that pads or drops), or use Uneven::Continue",
                     group_.rank(), clock_.count(), present_.size(), group_.size()));
   }
+}
+
+// The flags say which buffers some rank changed. When there were any in the last pass (as always
+// with BatchNorm) the collective starts beside the last bucket's, without asking.
+void Reducer::finish_buffers() {
+  const bool with_buffers = flag_counts_.buffers > 0 && !quiet_, early = buffers_change_;
+  if (with_buffers && early) buffers_.start(present_);
+  wait_for_works();
+  if (!with_buffers) return;
+  auto shares = flags_.changed();
+  if (options_.hook || divides_by_present()) {  // sums
+    for (double& share : shares) share /= group_.size();
+  }
+  buffers_change_ = std::ranges::any_of(shares, [](double share) { return share > 0; });
+  if (!early && !buffers_change_) return;
+  if (!join_) buffers_.warn_of_own_changes(shares);
+  if (!early) buffers_.start(present_);
+  buffers_.finish(shares);
 }
 
 void Reducer::find_present() {
@@ -274,10 +291,9 @@ std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
 
 void Reducer::write_flags() {
   const at::NoGradGuard no_grad;
-  if (shadows_) {
-    flags_.write_absent();
-    return;
-  }
+  if (shadows_) flags_.write_absent();
+  if (flag_counts_.buffers > 0) flags_.write_changed(buffers_.find_changed());
+  if (shadows_) return;
   if (all_ready()) {
     flags_.write_all_reached();
   } else {
@@ -292,6 +308,7 @@ void Reducer::settle(const std::vector<Unreached>& unreached) {
     // With Error no parameter gets here that some rank lacks.
     if (options_.unused == Unused::Error || used[parameter]) {
       parameters_[parameter].tensor.mutable_grad() = buckets_.view(parameter);
+      torch::autograd::impl::bump_version(buckets_.view(parameter));
     } else if (before.defined()) {
       buckets_.view(parameter).copy_(before);
     }
@@ -358,7 +375,7 @@ void Reducer::rebuild() {
     if (gradient.defined() && buckets_.holds(gradient, i)) fresh.adopt(parameters_[i].tensor, i);
   }
   buckets_ = std::move(fresh);
-  flags_ = Flags(buckets_.flags(), parameters_.size(), options_.unused);
+  flags_ = Flags(buckets_.flags(), flag_counts_, options_.unused);
 }
 
 }  // namespace lockstep::parallel

@@ -70,6 +70,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<char> reached() const;
   std::vector<Unreached> contribute_unreached();
   void write_flags();
+  void finish_buffers();
   void find_present();
   bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }
   void settle(const std::vector<Unreached>& unreached);
@@ -80,6 +81,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<Named> parameters_;
   size_t dense_;  // how many of them
   DdpOptions options_;
+  Flags::Counts flag_counts_;
   Buckets buckets_;
   Flags flags_;
   SparseGradients sparse_;
@@ -88,6 +90,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<std::string> tags_;
   std::vector<char> held_;  // accumulated under hold() since the last pass
   bool rebuilt_ = false;
+  bool buffers_change_ = false;  // some did in the last pass
   std::optional<JoinOptions> join_;
   std::vector<int> present_;  // all ranks, unless joined
   PassClock clock_;

@@ -29,10 +29,18 @@ enum class Unused {
 };
 
 // The module's buffers (as BatchNorm's running statistics). At construction they become rank 0's in
-// any case.
+// any case. PyTorch broadcasts them before each forward; here they are when backward() returns, so
+// that what an evaluation or a checkpoint sees between two steps is the same on all ranks. The next
+// forward sees the same as in PyTorch, unless they were changed between the steps on some ranks only:
+// sync_buffers() before that forward brings rank 0's to all (a warning says where it was missing).
+//
+// A buffer is written only after some rank changed it; a graph that has saved it cannot run
+// backward any more, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
+// run all but the last backward() of such a graph under hold(). The running statistics of a
+// BatchNorm layer in training do not count, because its gradient does not depend on them.
 enum class Buffers {
   Broadcast,  // and again whenever a backward has averaged the gradients
-  Average,    // then the average over the ranks; integers become rank 0's
+  Average,    // then the average over the ranks; integers (and float8) become rank 0's
   None,       // each rank keeps its own from then on
 };
 
@@ -106,8 +114,9 @@ class Ddp : public Joinable {
  public:
   // Throws ConfigError on all ranks when names, shapes, strides, dtypes or requires_grad of
   // parameters or buffers differ (naming the first difference, both values and both ranks), when
-  // none is trainable, when one is not dense or not on the group's device, or when options name
-  // what the module does not have. Then parameters and buffers become rank 0's. A parameter with
+  // none is trainable, when one is not dense, not on the group's device or cannot be written to
+  // (elements that share a memory, but for buffers made by expand()), or when options name what the
+  // module does not have. Then parameters and buffers become rank 0's. A parameter with
   // two names counts once, under the first.
   Ddp(torch::nn::Module& module, const Group& group, DdpOptions options = {});
   // Detaches; the gradients stay valid. Does not communicate.
@@ -122,7 +131,8 @@ class Ddp : public Joinable {
   // Several may live at once; the last to go ends it.
   [[nodiscard]] Hold hold();
 
-  // Buffers become rank 0's. Every rank calls it, outside of backward().
+  // Buffers become rank 0's (or averages), with one small collective when no rank has changed any.
+  // Every rank calls it, outside of backward().
   void sync_buffers();
 
   // In the order in which they are reduced; none in a group of one.
