@@ -21,4 +21,4 @@ configure_package_config_file(cmake/lockstepConfig.cmake.in ${PROJECT_BINARY_DIR
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/lockstepConfig.cmake ${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake
-              cmake/FindLockstepTorch.cmake DESTINATION ${package_dir})
+              cmake/FindLockstepTorch.cmake cmake/LockstepBesideTorch.cmake DESTINATION ${package_dir})

@@ -29,9 +29,14 @@ class Outcome:
 
 
 def run(*words, limit_s=LIMIT_S, **variables):
-    """Runs a program to its end in an environment without a launcher's variables."""
+    """Runs a program to its end in an environment without a launcher's variables; None unsets one.
+
+    With one thread a rank unless said: on a busy machine threads of OpenMP wait for each other for minutes.
+    """
     words = [str(word) for word in words]
-    environment = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)} | variables
+    environment = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
+    environment |= {"OMP_NUM_THREADS": "1"} | variables
+    environment = {name: value for name, value in environment.items() if value is not None}
     try:
         return Outcome(words, subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
                                              text=True, timeout=limit_s))

@@ -1,0 +1,5 @@
+#include <lockstep/comm/world.h>
+
+#include <cstdio>
+
+int main() { std::puts(lockstep::comm::World::from_env().describe().c_str()); }
