@@ -49,7 +49,7 @@ int main() try {
   const World world = World::from_env();
   const auto& group = world.group();
   nlohmann::json rows = nlohmann::json::array();
-  for (int64_t bytes : {4l, 1024l, 16l << 10, 64l << 10, 256l << 10, 1l << 20, 4l << 20, 25l << 20}) {
+  for (int64_t bytes : {4l, 8l, 1024l, 16l << 10, 64l << 10, 256l << 10, 1l << 20, 4l << 20, 25l << 20}) {
     const int64_t count = bytes / 4;
     const int steps = bytes <= 64 << 10 ? 200 : bytes <= 1 << 20 ? 60 : 25;
     at::Tensor shared = group.empty({count}), own = at::empty({count});

@@ -20,12 +20,13 @@ class Bench:
     def __init__(self, args):
         self.args, self.build, self.rows = args, os.path.abspath(args.build), []
         self.repeats = 1 if args.check else args.repeats
+        self.threads = args.threads  # of each rank, ours and theirs
 
     # Running things. Each returns the program's own figures.
 
     def run(self, command, enough=lambda output: False, **environment):
         """Standard output of a command that succeeds, or whose output is `enough` whatever came after it."""
-        env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | environment
+        env = os.environ | {"OMP_NUM_THREADS": str(self.threads)} | environment
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600)
         if done.returncode != 0:
             said = f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
@@ -38,6 +39,11 @@ class Bench:
     @staticmethod
     def cores():
         return os.sched_getaffinity(0)
+
+    def rank_counts(self):
+        """2, and as many more as have a core each."""
+        most = 2 if self.args.check else len(self.cores())
+        return [2] + [ranks for ranks in (4, 8) if ranks <= most]
 
     def program(self, name):
         return os.path.join(self.build, "bin", name)
@@ -63,6 +69,7 @@ class Bench:
             python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         else:
             flags = ("--world", "1", *flags)
+        flags = ("--threads", str(self.threads), *flags)
         lines = lambda out: [line for line in out.splitlines() if line.startswith("{")]
         out = self.run([*python, os.path.join(HERE, "peers", script), *flags], enough=lines, GLOO_SOCKET_IFNAME="lo", **environment)
         return json.loads(lines(out)[-1])

@@ -10,6 +10,28 @@ sys.path.append(os.path.join(HERE, "..", "tests"))
 from support.hosts import Hosts  # noqa: E402
 
 
+# Open MPI would bind two ranks to a core each: nobody's are bound. Both talk over shared memory.
+MPIS = {"Open MPI": ("mpicxx.openmpi", ["mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "--mca", "pml", "ob1",
+                                        "--mca", "btl", "self,vader"]),
+        "MPICH": ("mpicxx.mpich", ["mpirun.mpich"])}
+MPI_SIZES = [8, 64 << 10, 25 << 20]
+
+
+def text_of(size):
+    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" if size >= 1 << 10 else f"{size} B"
+
+
+def mpi(bench, name, ranks):
+    """Microseconds by size."""
+    compiler, launcher = MPIS[name]
+    program = os.path.join(bench.build, "bin", "all_reduce_" + compiler.removeprefix("mpicxx."))
+    source = os.path.join(HERE, "peers", "all_reduce_mpi.cpp")
+    if not os.path.exists(program) or os.path.getmtime(program) < os.path.getmtime(source):
+        bench.run([compiler, "-std=c++20", "-O2", source, "-o", program])
+    out = bench.run([*launcher, "-n", str(ranks), program, "8" if bench.args.check else "200", *map(str, MPI_SIZES)])
+    return {int(size): us for size, us in json.loads(out).items()}
+
+
 def all_reduce(bench, ranks):
     def ours():
         line = json.loads(bench.launched(ranks, bench.program("bench_all_reduce")))
@@ -20,21 +42,30 @@ def all_reduce(bench, ranks):
         line = bench.peer("allreduce.py", ranks, "--ops", "all_reduce", *limit)
         return {r["bytes"]: r["latency_us"][1] for r in line["rows"]}
 
-    mine, theirs = bench.alternating(ours, gloo)
+    # An MPI that waits has no mercy on others: only with a core for each rank.
+    others = list(MPIS) if ranks <= len(bench.cores()) else []
+    mine, theirs, *by_mpi = bench.alternating(ours, gloo, *[lambda name=name: mpi(bench, name, ranks) for name in others])
     # 16 MiB is not among ours, 25 MiB is.
-    bars = {2: {25 << 20: (12, 3), 64 << 10: (20, None)}, 4: {25 << 20: (8, None), 64 << 10: (8, None)}}[ranks]
+    bars = {2: {25 << 20: (12, 3), 64 << 10: (20, None)}, 4: {25 << 20: (8, None), 64 << 10: (8, None)}}.get(ranks, {})
+
+    def rows(size, peer, peer_us, place=None, private=None):
+        for where, key, bar in (("group memory", "in_place_us", place), ("private tensors", "private_us", private)):
+            bench.row(f"all_reduce {text_of(size)}, {ranks} ranks, {where} / {peer}", [m[size][key] for m in mine], peer_us, "us", bar)
+
     for size in [s for s in mine[0] if s in theirs[0]]:
-        gloo_us = [t[size] for t in theirs]
-        text = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB" if size >= 1 << 10 else f"{size} B"
-        place, private = bars.get(size, (None, None))
-        bench.row(f"all_reduce {text}, {ranks} ranks, group memory / Gloo", [m[size]["in_place_us"] for m in mine],
-                 gloo_us, "us", place)
-        bench.row(f"all_reduce {text}, {ranks} ranks, private tensors / Gloo", [m[size]["private_us"] for m in mine],
-                 gloo_us, "us", private)
+        rows(size, "Gloo", [t[size] for t in theirs], *bars.get(size, ()))
+    for name, runs in zip(others, by_mpi):
+        for size in MPI_SIZES:
+            rows(size, name, [run[size] for run in runs])
     if ranks == 2:
         size = 25 << 20
         bench.row("all_reduce 25 MiB, 2 ranks / read-add-write of the bytes", [m[size]["in_place_us"] for m in mine],
                  [m[size]["read_add_write_us"] for m in mine], "us", 1.3, upper=True)
+
+
+def on_eight(bench):
+    if 8 in bench.rank_counts():
+        all_reduce(bench, 8)
 
 
 def two_hosts(bench):
@@ -64,4 +95,5 @@ def two_hosts(bench):
 
 
 FIGURES = {"all_reduce-2": lambda bench: all_reduce(bench, 2), "all_reduce-4": lambda bench: all_reduce(bench, 4),
+           "all_reduce-8": on_eight,
            "hosts": two_hosts}

@@ -9,7 +9,8 @@ def steps_of(bench, model, full):
 
 
 def ours(bench, ranks, *flags, launcher=()):
-    return json.loads(bench.launched(ranks, bench.program("bench_train_step"), *flags, launcher=launcher))
+    return json.loads(bench.launched(ranks, bench.program("bench_train_step"), "--threads", str(bench.threads), *flags,
+                                     launcher=launcher))
 
 
 def rate(runs):
@@ -98,7 +99,7 @@ def scaling(bench):
         flags = [*steps_of(bench, model, 800 if model == "mlp" else 8), "--optimizer", "zero"]
         for kind in ("weak", "strong"):
             first = None
-            for ranks in (1, 2, 4):
+            for ranks in (1, 2, 4, *(n for n in bench.rank_counts() if n > 4)):
                 size = batch if kind == "weak" else batch // ranks
                 run = ours(bench, ranks, *flags, "--batch", str(size))
                 first = first or run["samples_per_s"]
