@@ -18,7 +18,7 @@ from support.training import Training, processes_of
 SOURCE, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
 TRAINER = BUILD / "bin/fault_trainer"
 # The promised bounds, with slack for a machine that does other work: known in 0.5 s, over in 3 s.
-KNOWN_S, OVER_S, SLACK = 0.5, 3.0, 4
+KNOWN_S, OVER_S, SLACK = 0.5, 3.0, 8
 PLACES = [("rendezvous", 0), ("loader", 0), ("forward", 3), ("backward", 3), ("optimizer", 3), ("barrier", 3),
           ("loader", 4), ("shutdown", 0)]
 

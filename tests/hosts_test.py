@@ -20,7 +20,7 @@ QUICK = "heartbeat_timeout=1,keep_alive_interval=0.2,last_call_timeout=0.2,join_
 # What a rank prints before it does as told: which one it is, and in which epoch.
 HERE = 'echo "here $RANK of $WORLD_SIZE, node $GROUP_RANK, restart $TORCHELASTIC_RESTART_COUNT"; '
 # Far above what is promised (3 s), far below what happens when nobody acts: a busy machine is no failure.
-BOUND_S = 20
+BOUND_S = 40
 
 
 def launch(hosts, host, script, *flags, ranks=2, nodes=2, meet=MEET, conf=QUICK, **more):
@@ -129,9 +129,9 @@ def test_ranks_of_other_hosts_know_at_once(folder):
 
 
 def test_a_name_server_out_of_reach_delays_no_start(folder):
-    """As in a laboratory or a vehicle without an uplink. libtorch's store asks for the name of each address it talks to: 10 s."""
+    """As in a laboratory or a vehicle without an uplink. libtorch's store asks for the name of each address it talks to: here 60 s."""
     deaf = pathlib.Path(folder) / "resolv.conf"
-    deaf.write_text("nameserver 10.77.0.99\n")
+    deaf.write_text("nameserver 10.77.0.99\noptions timeout:30 attempts:2\n")
     with Hosts(folder, 2) as hosts:
         for host in (1, 2):
             hosts.on(host, "mount", "--bind", deaf, "/etc/resolv.conf")
@@ -143,7 +143,7 @@ def test_a_name_server_out_of_reach_delays_no_start(folder):
             launcher.expect(0)
         took = max(launcher.ended_at for launcher in launchers) - start
         report(f"a job of two hosts without a name server: {took:.2f} s")
-        assert took < 8, f"{took:.1f} s: somebody waited for a name server"
+        assert took < 40, f"{took:.1f} s: somebody waited for a name server"
 
 
 def test_a_host_that_knows_itself_by_loopback_serves_the_others(folder):
