@@ -8,6 +8,7 @@
 #include "lockstep/data/datasets.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/torch_sampler.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/clip.h"

@@ -15,6 +15,7 @@
 #include "lockstep/core/shard.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/torch_dataset.h"
 #include "lockstep/data/transform.h"
 
 namespace lockstep::data {
@@ -82,6 +83,14 @@ class Loader {
   template <std::derived_from<Dataset> D>
   Loader(D&& temporary, Shard part, LoaderOptions options = {})
       : Loader(std::make_shared<const D>(std::move(temporary)), part, std::move(options)) {}
+  // The same for one of libtorch's (lockstep/data/torch_dataset.h): Loader(set.map(Stack<>()),
+  // world).
+  template <AnyTorchDataset D>
+  Loader(D set, const comm::World& world, LoaderOptions options = {})
+      : Loader(from_torch(std::move(set)), world, std::move(options)) {}
+  template <AnyTorchDataset D>
+  Loader(D set, Shard part, LoaderOptions options = {})
+      : Loader(from_torch(std::move(set)), part, std::move(options)) {}
 
   // Batches of a whole epoch on this rank.
   int64_t batches() const;

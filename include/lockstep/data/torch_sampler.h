@@ -1,0 +1,63 @@
+// A sampler for torch::data::make_data_loader.
+#pragma once
+
+#include <torch/data/samplers/base.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/comm/world.h"
+#include "lockstep/core/shard.h"
+#include "lockstep/data/sampler.h"
+
+namespace lockstep::data {
+
+// DistributedSampler's samples for libtorch's own data loader, an epoch each time that it is gone
+// through: 0, 1, 2, ... from its construction, set_epoch() or restore() on. (libtorch's
+// DistributedRandomSampler repeats one order for ever: the data loader keeps a copy, which
+// set_epoch() of the original does not reach. Copies of this one share their state.)
+//
+//   lockstep::data::TorchSampler sampler(*set.size(), world, {.seed = 1});
+//   auto loader = torch::data::make_data_loader(set, sampler, 64);
+//   for (int64_t epoch = 0; epoch < 10; ++epoch)
+//     for (auto& batch : *loader) ...
+//
+// For one data loader at a time.
+class TorchSampler : public torch::data::samplers::Sampler<> {
+ public:
+  // Throws ConfigError as DistributedSampler does.
+  TorchSampler(int64_t length, const comm::World& world, SamplerOptions options = {});
+  // For rank part.index of part.count.
+  TorchSampler(int64_t length, Shard part, SamplerOptions options = {});
+
+  // The data loader's next begin() begins this epoch >= 0.
+  void set_epoch(int64_t epoch);
+  // The one that the data loader is in, or will begin with.
+  int64_t epoch() const;
+
+  // Where a loop stands that has taken so many batches of this epoch. The loop counts them: a data
+  // loader with workers has asked for more than it has given away.
+  SamplerState state_after(int64_t batches) const;
+  // The next begin() goes on from there, on any number of ranks and with any batch size. Throws
+  // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
+  void restore(const SamplerState& state);
+
+  // What the data loader calls. With another size the data set has changed: the next epoch is of
+  // that many samples.
+  void reset(std::optional<size_t> new_size = std::nullopt) override;
+  std::optional<std::vector<size_t>> next(size_t batch_size) override;
+
+  // Where the data loader stands; with workers that is ahead of the loop, whose place is
+  // state_after(). load() throws as restore() does.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace lockstep::data
