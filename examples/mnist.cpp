@@ -60,9 +60,10 @@ Training train(const World& world, Net net, const Options& options) {
                                 std::to_string(world.size()) + " ranks is more than the " +
                                 std::to_string(images.size()) + " images: lower it");
   }
-  lockstep::Loader loader(images, world, {.batch_size = options.batch_size, .seed = options.seed});
-  lockstep::Ddp ddp(*net, world.group());
   const auto device = world.device();
+  lockstep::Loader loader(
+      images, world, {.batch_size = options.batch_size, .seed = options.seed, .device = device});
+  lockstep::Ddp ddp(*net, world.group());
   const auto adam = make_adam(net, device, options.learning_rate);
 
   const int64_t all_steps = options.epochs * loader.batches();
@@ -88,7 +89,7 @@ Training train(const World& world, Net net, const Options& options) {
   for (int64_t epoch = 0; step < steps; ++epoch) {
     for (const auto& [x, y] : loader.epoch(epoch)) {
       ddp.zero_grad();
-      const auto loss = nn::functional::cross_entropy(net->forward(x.to(device)), y.to(device));
+      const auto loss = nn::functional::cross_entropy(net->forward(x), y);
       loss.backward();
       adam->step();
 
@@ -114,13 +115,14 @@ struct Test {
 // Every rank takes its share of the test images, each image once.
 Test test(const World& world, Net net, const Options& options) {
   const FashionMnist images(options.data, Split::Test);
-  lockstep::Loader loader(images, world, {.batch_size = 1000, .shuffle = false, .exact = true});
-  const torch::NoGradGuard no_grad;
   const auto device = world.device();
+  lockstep::Loader loader(images, world,
+                          {.batch_size = 1000, .shuffle = false, .exact = true, .device = device});
+  const torch::NoGradGuard no_grad;
   torch::Tensor sums =
       torch::zeros({2}, torch::TensorOptions(device).dtype(torch::kLong));  // correct, counted
   for (const auto& [x, y] : loader.epoch(0)) {
-    sums[0] += net->forward(x.to(device)).argmax(1).eq(y.to(device)).sum();
+    sums[0] += net->forward(x).argmax(1).eq(y).sum();
     sums[1] += y.size(0);
   }
   world.group().all_reduce(sums).wait();

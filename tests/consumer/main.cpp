@@ -7,11 +7,11 @@ int main() {
   auto world = lockstep::World::from_env();  // one rank when nothing launched it
   lockstep::data::FashionMnist train("/usr/share/datasets/fashion-mnist",
                                      lockstep::data::Split::Train);
-  lockstep::Loader loader(train, world, {.batch_size = 64, .seed = 1});
+  const auto device = world.device();  // this rank's GPU, or the CPU
+  lockstep::Loader loader(train, world, {.batch_size = 64, .seed = 1, .device = device});
 
   torch::nn::Sequential net(torch::nn::Linear(784, 256), torch::nn::ReLU(),
                             torch::nn::Linear(256, 10));
-  const auto device = world.device();  // this rank's GPU, or the CPU
   net->to(device);
   lockstep::Ddp ddp(*net, world.group());  // attaches; does not wrap or rename
   torch::optim::Adam adam(net->parameters(), 1e-3);
@@ -20,7 +20,7 @@ int main() {
     torch::Tensor loss;
     for (auto [x, y] : loader.epoch(epoch)) {
       ddp.zero_grad();
-      loss = torch::nn::functional::cross_entropy(net->forward(x.to(device)), y.to(device));
+      loss = torch::nn::functional::cross_entropy(net->forward(x), y);
       loss.backward();  // gradients are averaged over the ranks when it returns
       adam.step();
     }
