@@ -1,5 +1,6 @@
-// MPI's all-reduce of float32, as benchmarks/all_reduce.cpp measures ours: from the last rank's start to the last rank's end, each call
-// after a fresh fill and a barrier. Not built with the project: benchmarks/figures/collectives.py compiles it with each MPI's compiler.
+// MPI's all-reduce of float32, as benchmarks/all_reduce.cpp measures ours: from the last rank's
+// start to the last rank's end, each call after a fresh fill and a barrier. Not built with the
+// project: benchmarks/figures/collectives.py compiles it with each MPI's compiler.
 //   all_reduce_mpi STEPS BYTES...
 #include <mpi.h>
 
@@ -12,13 +13,15 @@
 namespace {
 
 double now_us() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();  // one clock for all processes of a machine
+  const auto now = std::chrono::steady_clock::now()
+                       .time_since_epoch();  // one clock for all processes of a machine
   return std::chrono::duration<double, std::micro>(now).count();
 }
 
 // The median over `steps` calls, on rank 0.
 double latency(int ranks, int steps, size_t count) {
-  float* const data = static_cast<float*>(std::aligned_alloc(4096, (count * sizeof(float) + 4095) / 4096 * 4096));
+  float* const data =
+      static_cast<float*>(std::aligned_alloc(4096, (count * sizeof(float) + 4095) / 4096 * 4096));
   std::vector<double> begins(steps), ends(steps);
   for (int i = -3; i < steps; ++i) {
     std::fill_n(data, count, 1.0f);
@@ -50,8 +53,10 @@ int main(int argc, char** argv) {
   const int steps = std::atoi(argv[1]);
   for (int i = 2; i < argc; ++i) {
     const long bytes = std::atol(argv[i]);
-    const double us = latency(ranks, bytes > 1 << 20 ? std::max(1, steps / 8) : steps, static_cast<size_t>(bytes) / sizeof(float));
-    if (rank == 0) std::printf("%s\"%ld\": %.3f%s", i == 2 ? "{" : ", ", bytes, us, i + 1 == argc ? "}\n" : "");
+    const double us = latency(ranks, bytes > 1 << 20 ? std::max(1, steps / 8) : steps,
+                              static_cast<size_t>(bytes) / sizeof(float));
+    if (rank == 0)
+      std::printf("%s\"%ld\": %.3f%s", i == 2 ? "{" : ", ", bytes, us, i + 1 == argc ? "}\n" : "");
   }
   MPI_Finalize();
 }

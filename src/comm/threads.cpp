@@ -16,9 +16,10 @@
 namespace lockstep::comm {
 namespace {
 
-// libtorch keeps one number of threads for the process, but a thread asks for it at its first parallel_for only. A matrix
-// product or a convolution before that asks OpenMP, which has given every new thread all cores, and GNU's has no call
-// that changes what new threads get. Almost all that a thread computes begins with memory for the result.
+// libtorch keeps one number of threads for the process, but a thread asks for it at its first
+// parallel_for only. A matrix product or a convolution before that asks OpenMP, which has given
+// every new thread all cores, and GNU's has no call that changes what new threads get. Almost all
+// that a thread computes begins with memory for the result.
 class TellingAllocator final : public c10::Allocator {
  public:
   explicit TellingAllocator(c10::Allocator* inner) : inner_(inner) {}
@@ -57,7 +58,8 @@ double share_of(const Cores& mine, const std::vector<Cores>& ranks) {
 }  // namespace
 
 Cores this_process_cores() {
-  Cores cores{.threads = at::get_num_threads(), .is_fixed = env_text("OMP_NUM_THREADS").has_value()};
+  Cores cores{.threads = at::get_num_threads(),
+              .is_fixed = env_text("OMP_NUM_THREADS").has_value()};
   cpu_set_t mask;
   if (sched_getaffinity(0, sizeof mask, &mask) != 0) return cores;
   for (int id = 0; id < CPU_SETSIZE; ++id) {
@@ -71,8 +73,9 @@ std::string text_of_cores(const std::vector<int>& ids) {
   for (size_t first = 0, last; first < ids.size(); first = last + 1) {
     last = first;
     while (last + 1 < ids.size() && ids[last + 1] == ids[last] + 1) ++last;
-    text += (text.empty() ? "" : ",") + (first == last ? fmt::format("{}", ids[first])
-                                                       : fmt::format("{}-{}", ids[first], ids[last]));
+    text +=
+        (text.empty() ? "" : ",") + (first == last ? fmt::format("{}", ids[first])
+                                                   : fmt::format("{}-{}", ids[first], ids[last]));
   }
   return text;
 }
@@ -105,11 +108,14 @@ int fair_threads(const std::vector<Cores>& ranks) {
 
 std::string uneven_threads(const std::vector<Cores>& ranks) {
   const int fair = fair_threads(ranks);
-  const auto threads = [&](size_t rank) { return ranks[rank].is_fixed ? ranks[rank].threads : fair; };
+  const auto threads = [&](size_t rank) {
+    return ranks[rank].is_fixed ? ranks[rank].threads : fair;
+  };
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     if (threads(rank) == threads(0)) continue;
     return fmt::format(
-        "[world] rank 0 computes with {} thread{}, rank {} with {}: sums within a kernel then differ in their last bits "
+        "[world] rank 0 computes with {} thread{}, rank {} with {}: sums within a kernel then "
+        "differ in their last bits "
         "between ranks; set OMP_NUM_THREADS alike for all",
         threads(0), threads(0) == 1 ? "" : "s", rank, threads(rank));
   }

@@ -21,16 +21,19 @@ Cores this_process_cores();
 std::string text_of_cores(const std::vector<int>& ids);
 std::vector<int> cores_of_text(const std::string& text);
 
-// What each rank without OMP_NUM_THREADS is to have: a core counts for those of its machine that may use it in equal
-// parts. All get what the one with the least has, at most what each has now: ranks compute the same norms from the same
-// gradients only if they add them up in the same number of threads.
+// What each rank without OMP_NUM_THREADS is to have: a core counts for those of its machine that
+// may use it in equal parts. All get what the one with the least has, at most what each has now:
+// ranks compute the same norms from the same gradients only if they add them up in the same number
+// of threads.
 int fair_threads(const std::vector<Cores>& ranks);
 
-// What to warn of: the ranks whose number differs from rank 0's, because OMP_NUM_THREADS does; empty where none does.
+// What to warn of: the ranks whose number differs from rank 0's, because OMP_NUM_THREADS does;
+// empty where none does.
 std::string uneven_threads(const std::vector<Cores>& ranks);
 
-// From now on the calling thread computes with so many; and every other one, too, from the first memory on that it takes
-// for a tensor. To be called before there is more than one thread that computes.
+// From now on the calling thread computes with so many; and every other one, too, from the first
+// memory on that it takes for a tensor. To be called before there is more than one thread that
+// computes.
 void compute_with(int threads);
 
 }  // namespace lockstep::comm

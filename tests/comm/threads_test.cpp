@@ -24,11 +24,13 @@ using testing::HasSubstr;
 
 using Kernel = std::pair<const char*, std::function<void()>>;
 
-// What goes round libtorch's own loops, to MKL and to oneDNN. The operands are made by the caller, since filling them would be such
-// a loop.
+// What goes round libtorch's own loops, to MKL and to oneDNN. The operands are made by the caller,
+// since filling them would be such a loop.
 std::vector<Kernel> kernels() {
-  const at::Tensor square = at::ones({256, 256}), narrow = square.to(at::kBFloat16), row = at::ones({1 << 18});
-  const at::Tensor batch = at::ones({8, 64, 512}), images = at::ones({8, 16, 32, 32}), filters = at::ones({32, 16, 3, 3});
+  const at::Tensor square = at::ones({256, 256}), narrow = square.to(at::kBFloat16),
+                   row = at::ones({1 << 18});
+  const at::Tensor batch = at::ones({8, 64, 512}), images = at::ones({8, 16, 32, 32}),
+                   filters = at::ones({32, 16, 3, 3});
   return {{"mm", [=] { (void)at::mm(square, square); }},
           {"mm of bfloat16", [=] { (void)at::mm(narrow, narrow); }},
           {"bmm", [=] { (void)at::bmm(batch, batch.mT()); }},
@@ -130,13 +132,16 @@ TEST(Threads, OfRanksThatDifferAreToldOnce) {
   auto ranks = ranks_on({"0-3", "0-3", "0-3"});
   EXPECT_EQ(uneven_threads(ranks), "");
   ranks[2].is_fixed = true;
-  EXPECT_THAT(uneven_threads(ranks), AllOf(HasSubstr("rank 0 computes with 1 thread, rank 2 with 16"), HasSubstr("OMP_NUM_THREADS")));
+  EXPECT_THAT(uneven_threads(ranks),
+              AllOf(HasSubstr("rank 0 computes with 1 thread, rank 2 with 16"),
+                    HasSubstr("OMP_NUM_THREADS")));
   for (auto& rank : ranks) rank.is_fixed = true;
   EXPECT_EQ(uneven_threads(ranks), "");
 }
 
 TEST(Threads, CoresComeOutOfATextAsTheyWentIn) {
-  for (const char* text : {"0", "0-3", "0-3,8", "1,3,5-7,64-127"}) EXPECT_EQ(text_of_cores(cores_of_text(text)), text);
+  for (const char* text : {"0", "0-3", "0-3,8", "1,3,5-7,64-127"})
+    EXPECT_EQ(text_of_cores(cores_of_text(text)), text);
   EXPECT_TRUE(cores_of_text("").empty());
 }
 

@@ -1,4 +1,6 @@
 // With how many threads a loader's own thread computes.
+#include "support/threads.h"
+
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -8,7 +10,6 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "support/spawn.h"
-#include "support/threads.h"
 
 namespace lockstep::data {
 namespace {

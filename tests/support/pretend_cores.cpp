@@ -1,4 +1,5 @@
-// Preloaded into a program, lets it see PRETEND_CORES cores, whatever the machine has, and bind itself to some of them.
+// Preloaded into a program, lets it see PRETEND_CORES cores, whatever the machine has, and bind
+// itself to some of them.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
@@ -31,9 +32,7 @@ int fill(size_t bytes, cpu_set_t* mask) {
 
 extern "C" {
 
-int sched_getaffinity(pid_t, size_t bytes, cpu_set_t* mask) noexcept {
-  return fill(bytes, mask);
-}
+int sched_getaffinity(pid_t, size_t bytes, cpu_set_t* mask) noexcept { return fill(bytes, mask); }
 
 int sched_setaffinity(pid_t, size_t bytes, const cpu_set_t* mask) noexcept {
   memset(&bound, 0, sizeof bound);
