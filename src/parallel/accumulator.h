@@ -1,10 +1,9 @@
-// Hooks on the autograd node that adds into a parameter's gradient.
+// Hooks on what adds into a parameter's gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 
+#include <cstddef>
 #include <memory>
 
 #include "lockstep/parallel/comm_hook.h"
@@ -28,7 +27,12 @@ class GradientListener {
 // The hook that the parameter's gradients go through, if it is attached to a Ddp that has one.
 std::shared_ptr<CommHook> hook_of(const at::Tensor& parameter);
 
-// Tells the listener about one parameter, until it is destroyed.
+// Tells the listener about one parameter, until it is destroyed. A parameter that is frozen is
+// watched, too: the listener hears of it when it was unfrozen and gets a gradient.
+//
+// The hooks have to be on the autograd node that accumulates, to run after the user's. But
+// torch::load() and module.to() give a parameter a new node. So a hook on the tensor, which stays,
+// hooks whatever node it finds running. torch::autograd::grad() runs that hook but no node.
 class Accumulator {
  public:
   Accumulator(const at::Tensor& parameter, size_t index, GradientListener& listener);
@@ -36,18 +40,15 @@ class Accumulator {
   Accumulator(Accumulator&&) = default;
   Accumulator& operator=(Accumulator&&) = delete;
 
-  // False once the parameter was converted (another dtype or device), which gives it a new node
-  // without our hooks.
-  bool is_attached() const;
+  // The listener of the Accumulator that is attached to the parameter, if there is one.
+  static GradientListener* listener_of(const at::Tensor& parameter);
 
  private:
-  // shared_ptr in libtorch 2.11, intrusive_ptr in 2.15. The parameter itself holds it weakly.
-  using Node = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+  struct Link;
 
   at::Tensor parameter_;
-  Node node_;
-  const torch::autograd::FunctionPreHook* pre_hook_;
-  uintptr_t post_hook_;
+  std::shared_ptr<Link> link_;
+  size_t tensor_hook_ = 0;
 };
 
 }  // namespace lockstep::parallel

@@ -9,7 +9,9 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
 #include "parallel/accumulator.h"
+#include "parallel/attached_module.h"
 #include "parallel/buffers.h"
+#include "parallel/join_gate.h"
 #include "parallel/model.h"
 #include "parallel/packed.h"
 #include "parallel/reducer.h"
@@ -32,28 +34,54 @@ void check(const DdpOptions& options) {
   }
 }
 
+// What keeps this rank alone from attaching to a module that all ranks have; empty when nothing
+// does.
+std::string shared_with_another(const Model& model) {
+  for (const auto& item : model.parameters) {
+    if (Accumulator::listener_of(item.tensor) == nullptr) continue;
+    return fmt::format(
+        "parameter '{}' belongs to another Ddp already, which would average its gradient too: "
+        "destroy that one first, or name the parameter in DdpOptions::ignore",
+        item.name);
+  }
+  return {};
+}
+
+void check(const Model& model, const Group& group, std::string complaint) {
+  const auto& all = model.parameters;
+  const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
+  verify(model, group, device, std::move(complaint));
+}
+
 }  // namespace
 
 struct Ddp::State {
   Group group;
   DdpOptions options;
-  Model model;
-  std::vector<Named> parameters;  // trainable: those with dense gradients, then the others
   std::shared_ptr<int> holds = std::make_shared<int>(0);
+  std::optional<JoinOptions> joined;
+  std::shared_ptr<JoinGate> gate;  // while joined, when layers communicate in forward()
+  AttachedModule module;
+  std::vector<Named> parameters;  // trainable: those with dense gradients, then the others
   // Nothing of these in a group of one.
   std::optional<BufferSync> buffers;
   std::shared_ptr<Reducer> reducer;
   std::vector<Accumulator> accumulators;  // destroyed before the reducer they speak to
 
+  State(const ModuleRef& ref, const Group& g, DdpOptions o)
+      : group(g), options(std::move(o)), module(ref, {options.ignore, options.sparse}) {}
+
   void attach();
-  void attach_hook(const std::vector<Named>& dense);
+  void attach_hook(const Model& model) const;
 };
 
 // A state that was restored may fit on one rank only.
-void Ddp::State::attach_hook(const std::vector<Named>& dense) {
-  if (!options.hook) return;
+void Ddp::State::attach_hook(const Model& model) const {
+  if (!options.hook || group.size() == 1) return;
   std::map<std::string, at::Tensor> by_name;
-  for (const auto& item : dense) by_name[item.name] = item.tensor;
+  for (const auto& item : model.trainable()) {
+    if (!item.sparse) by_name[item.name] = item.tensor;
+  }
   std::string fault;
   try {
     options.hook->attach(by_name);
@@ -66,47 +94,57 @@ void Ddp::State::attach_hook(const std::vector<Named>& dense) {
 }
 
 void Ddp::State::attach() {
+  const Model& model = module.model();
+  parameters = model.trainable();
+  if (group.size() == 1) return;
   broadcast_all(group, model.tensors(), kMessageBytes, 0, "Ddp: first state");
   buffers.emplace(group, model.buffers, options.buffers);
   const auto first_sparse =
       std::ranges::stable_partition(parameters, [](const Named& item) { return !item.sparse; });
-  attach_hook({parameters.begin(), first_sparse.begin()});
-  reducer = std::make_shared<Reducer>(
-      group, std::vector<Named>(parameters.begin(), first_sparse.begin()),
-      std::vector<Named>(first_sparse.begin(), first_sparse.end()), options, *buffers, holds);
-  accumulators.reserve(parameters.size());
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    accumulators.emplace_back(parameters[i].tensor, i, *reducer);
+  reducer =
+      std::make_shared<Reducer>(group, std::vector<Named>(parameters.begin(), first_sparse.begin()),
+                                std::vector<Named>(first_sparse.begin(), first_sparse.end()),
+                                options, module, *buffers, holds);
+  accumulators.reserve(model.parameters.size());
+  for (const auto& item : parameters) {
+    accumulators.emplace_back(item.tensor, accumulators.size(), *reducer);
+  }
+  for (const auto& item : model.parameters) {
+    if (item.tensor.requires_grad()) continue;
+    accumulators.emplace_back(item.tensor, accumulators.size(), *reducer);
   }
 }
 
-Ddp::Ddp(torch::nn::Module& module, const Group& group, DdpOptions options)
-    : state_(std::make_unique<State>()) {
+Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   check(options);
-  state_->model = Model::of(module, {options.ignore, options.sparse});
-  const auto& all = state_->model.parameters;
-  const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
-  verify(state_->model, group, device);
   if (options.reduce_dtype) options.hook = std::make_shared<CastHook>(*options.reduce_dtype);
-  state_->group = group;
-  state_->options = std::move(options);
-  state_->parameters = state_->model.trainable();
-  if (group.size() > 1) state_->attach();
+  state_ = std::make_unique<State>(module, group, std::move(options));
+  check(state_->module.model(), group, shared_with_another(state_->module.model()));
+  state_->attach_hook(state_->module.model());
+  state_->attach();
 }
+
+Ddp::Ddp(const ModuleRef& module, const World& world, DdpOptions options)
+    : Ddp(module, world.group(), std::move(options)) {}
 
 Ddp::~Ddp() = default;
 Ddp::Ddp(Ddp&&) noexcept = default;
 
+void Ddp::refresh() {
+  AttachedModule now(state_->module.module(), state_->module.notes());
+  check(now.model(), state_->group, {});
+  state_->attach_hook(now.model());
+  state_->accumulators.clear();
+  state_->reducer.reset();
+  state_->buffers.reset();
+  state_->module = std::move(now);
+  state_->attach();
+  if (state_->joined) join(*state_->joined);
+}
+
 void Ddp::zero_grad() {
-  for (size_t i = 0; i < state_->accumulators.size(); ++i) {
-    if (state_->accumulators[i].is_attached()) continue;
-    throw ConfigError(fmt::format(
-        "[ddp] parameter '{}' was converted to another dtype or device after Ddp was attached, so "
-        "its gradient is no longer averaged: convert the module first, then construct Ddp",
-        state_->parameters[i].name));
-  }
-  for (const auto& item : state_->parameters) item.tensor.mutable_grad().reset();
-  if (state_->reducer) state_->reducer->forget();
+  state_->module.zero_grad();
+  if (state_->reducer) state_->reducer->zeroed();
 }
 
 Hold Ddp::hold() { return Hold(state_->holds); }
@@ -145,16 +183,24 @@ DdpLog Ddp::log() const {
 }
 
 void Ddp::join(const JoinOptions& options) {
-  if (state_->reducer) state_->reducer->join(options);
+  state_->joined = options;
+  if (!state_->reducer) return;
+  state_->gate = gate_of_layers(state_->module.module(), state_->group);
+  state_->reducer->join(options, state_->gate);
 }
 
-bool Ddp::shadow() { return state_->reducer && state_->reducer->shadow(); }
+bool Ddp::shadow() {
+  if (!state_->reducer) return false;
+  return state_->gate ? state_->gate->shadow() : state_->reducer->shadow();
+}
 
 void Ddp::leave() {
+  state_->joined.reset();
+  state_->gate.reset();
   if (!state_->reducer) return;
   const auto present = state_->reducer->leave();
   if (static_cast<int>(present.size()) == state_->group.size()) return;
-  broadcast_all(state_->group, state_->model.tensors(), kMessageBytes, present.front(),
+  broadcast_all(state_->group, state_->module.model().tensors(), kMessageBytes, present.front(),
                 "Join: last state");
 }
 

@@ -2,6 +2,8 @@
 
 #include <torch/types.h>
 
+#include <algorithm>
+
 namespace lockstep::parallel {
 namespace {
 
@@ -33,10 +35,15 @@ void Flags::write(const std::vector<char>& is_reached) {
 
 void Flags::write_absent() { elements_.zero_(); }
 
-void Flags::write_presence(int rank) {
-  at::Tensor ranks = of_ranks();
-  ranks.zero_();
-  ranks.narrow(0, rank, 1).fill_(1);
+void Flags::write_presence(int rank, Presence presence) {
+  for (size_t block = 0; block < 2; ++block) {
+    at::Tensor ranks = of_ranks(block);
+    ranks.zero_();
+    const bool is_set =
+        presence == Presence::Backward || (presence == Presence::Held && block == 0);
+    if (is_set) ranks.narrow(0, rank, 1).fill_(1);
+  }
+  of_prior().zero_();
 }
 
 void Flags::write_changed(const std::vector<char>& changed) {
@@ -47,15 +54,33 @@ bool Flags::any_set() const { return of_parameters().any().item<bool>(); }
 
 std::vector<char> Flags::set() const { return set_ones(of_parameters()); }
 
-std::vector<int> Flags::present() const {
-  const auto ranks = set_ones(of_ranks());
-  std::vector<int> present;
+std::vector<int> Flags::ranks_in(size_t block) const {
+  const auto ranks = set_ones(of_ranks(block));
+  std::vector<int> set;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank]) present.push_back(static_cast<int>(rank));
+    if (ranks[rank]) set.push_back(static_cast<int>(rank));
   }
-  return present;
+  return set;
 }
 
+std::vector<int> Flags::present() const { return ranks_in(0); }
+std::vector<int> Flags::in_backward() const { return ranks_in(1); }
+
 std::vector<double> Flags::changed() const { return read(of_buffers()); }
+
+void Flags::write_prior() { of_prior().fill_(1); }
+bool Flags::has_prior() const { return of_prior().any().item<bool>(); }
+
+void Flags::write_objection() { of_objection().fill_(1); }
+void Flags::clear_objection() { of_objection().zero_(); }
+
+// A sum of zeros is zero in every bit, so this need not know the dtype. It runs in every pass.
+bool Flags::objected() const {
+  if (!elements_.is_cpu()) return false;
+  const size_t width = elements_.element_size();
+  const char* element =
+      static_cast<const char*>(elements_.const_data_ptr()) + (counts_.all() - 1) * width;
+  return std::any_of(element, element + width, [](char byte) { return byte != 0; });
+}
 
 }  // namespace lockstep::parallel

@@ -19,13 +19,12 @@ namespace {
 // A rank's own complaint travels in place of its description, so that all ranks throw it.
 constexpr char kComplaint = '!';
 
-template <typename Items>
-std::vector<Named> once_each(const Items& items) {
+std::vector<Named> once_each(const ModuleRef::NamedTensors& items) {
   std::vector<Named> named;
   std::unordered_set<const void*> seen;
-  for (const auto& item : items) {
-    if (seen.insert(item.value().unsafeGetTensorImpl()).second) {
-      named.push_back({.name = item.key(), .tensor = item.value()});
+  for (const auto& [name, tensor] : items) {
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      named.push_back({.name = name, .tensor = tensor});
     }
   }
   return named;
@@ -147,15 +146,17 @@ std::vector<std::string> lines_of(std::string_view text) {
 
 }  // namespace
 
-Model Model::of(const torch::nn::Module& module, const ModelNotes& notes) {
-  Model model{once_each(module.named_parameters()), once_each(module.named_buffers())};
-  const auto sparse = sparse_tables(module);
-  for (auto& item : model.parameters)
-    item.sparse = sparse.contains(item.tensor.unsafeGetTensorImpl());
-  const auto layers = statistics(module);
-  for (auto& item : model.buffers) {
-    const auto layer = layers.find(item.tensor.unsafeGetTensorImpl());
-    if (layer != layers.end()) item.statistic_of = layer->second;
+Model Model::of(const ModuleRef& ref, const ModelNotes& notes) {
+  Model model{once_each(ref.parameters()), once_each(ref.buffers())};
+  if (const torch::nn::Module* module = ref.module()) {
+    const auto sparse = sparse_tables(*module);
+    for (auto& item : model.parameters)
+      item.sparse = sparse.contains(item.tensor.unsafeGetTensorImpl());
+    const auto layers = statistics(*module);
+    for (auto& item : model.buffers) {
+      const auto layer = layers.find(item.tensor.unsafeGetTensorImpl());
+      if (layer != layers.end()) item.statistic_of = layer->second;
+    }
   }
   for (const auto& name : notes.sparse) {
     const auto found = std::ranges::find(model.parameters, name, &Named::name);
@@ -216,8 +217,8 @@ at::Device communicated_on(const Group& group, const at::Tensor& tensor) {
   return group.carries(tensor.device()) ? tensor.device() : group.transport().device();
 }
 
-void verify(const Model& model, const Group& group, at::Device device) {
-  std::string mine = complaint(model, device);
+void verify(const Model& model, const Group& group, at::Device device, std::string mine) {
+  if (mine.empty()) mine = complaint(model, device);
   mine = mine.empty() ? fmt::format("{}", fmt::join(describe(model), "\n")) : kComplaint + mine;
   std::vector<std::vector<std::string>> ranks;
   const auto texts = group.all_gather_bytes(mine, {.tag = "Ddp: comparing models"});

@@ -1,13 +1,12 @@
 // What of a module takes part in training.
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/parallel/module_ref.h"
 
 namespace lockstep::parallel {
 
@@ -32,7 +31,7 @@ struct Model {
   std::vector<Named> buffers;
 
   // Throws ConfigError for a note about a tensor that the module does not have.
-  static Model of(const torch::nn::Module& module, const ModelNotes& notes = {});
+  static Model of(const ModuleRef& ref, const ModelNotes& notes = {});
   std::vector<Named> trainable() const;
   // Parameters, then buffers.
   std::vector<at::Tensor> tensors() const;
@@ -42,8 +41,8 @@ struct Model {
 at::Device communicated_on(const Group& group, const at::Tensor& tensor);
 
 // Throws ConfigError on all ranks unless the model is fit for training on `device` and described
-// alike by every rank.
-void verify(const Model& model, const Group& group, at::Device device);
+// alike by every rank, and no rank has a complaint of its own.
+void verify(const Model& model, const Group& group, at::Device device, std::string complaint = {});
 
 // A kind, a name, and what has to agree, as "parameter 'fc.weight': float32 [256, 784], trainable".
 // Private to verify(), and its tests.

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -11,10 +11,14 @@
 #include <numeric>
 #include <utility>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "parallel/backward_end.h"
 
 namespace lockstep::parallel {
 namespace {
+
+constexpr std::string_view kAdvice = "or one rank skipped a batch or ran out of them: see Join";
 
 // Gradients arrive roughly in the reverse of the order in which layers were registered.
 std::vector<size_t> reverse_registration(size_t count) {
@@ -25,21 +29,14 @@ std::vector<size_t> reverse_registration(size_t count) {
 
 }  // namespace
 
-struct Reducer::Pass {
-  std::weak_ptr<Reducer> reducer;
-
-  ~Pass() {
-    const auto owner = reducer.lock();
-    if (owner && owner->pass_ == this) owner->pass_ = nullptr;
-  }
-};
-
 Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector<Named>& sparse,
-                 const DdpOptions& options, BufferSync& buffers, std::shared_ptr<const int> holds)
+                 const DdpOptions& options, AttachedModule& module, BufferSync& buffers,
+                 std::shared_ptr<const int> holds)
     : group_(group),
       parameters_(std::move(dense)),
       dense_(parameters_.size()),
       options_(options),
+      module_(module),
       flag_counts_{.parameters = dense_ + sparse.size(),
                    .ranks = static_cast<size_t>(group.size()),
                    .buffers = options.buffers == Buffers::None ? 0 : buffers.size()},
@@ -48,52 +45,61 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
                flag_counts_.all()),
       sparse_(group, sparse),
       buffers_(buffers),
-      holds_(std::move(holds)) {
+      holds_(std::move(holds)),
+      caller_(group.next_caller()) {
   parameters_.insert(parameters_.end(), sparse.begin(), sparse.end());
   held_.resize(parameters_.size());
   steps_.resize(parameters_.size());
+  priors_.resize(parameters_.size());
   flags_ = Flags(buckets_.flags(), flag_counts_, options.unused);
-  present_ = all_ranks(group_);
+  present_ = in_backward_ = all_ranks(group_);
 }
 
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
+  const bool held = *holds_ > 0;
+  if (!held && !in_pass_) begin();
+  if (parameter >= parameters_.size()) {
+    object(module_.change());
+    return gradient;
+  }
   const Named& item = parameters_[parameter];
   if (gradient.layout() != at::kStrided && !is_sparse(parameter)) {
-    throw ConfigError(
-        fmt::format("[ddp] the gradient of parameter '{}' on rank {} is sparse, which Ddp has to "
-                    "know: name the "
-                    "parameter in DdpOptions::sparse, or build the layer with sparse = false",
-                    item.name, group_.rank()));
+    object(fmt::format(
+        "the gradient of parameter '{}' is sparse, which Ddp has to know: name the parameter in "
+        "DdpOptions::sparse, or build the layer with sparse = false",
+        item.name));
+    return gradient;
   }
-  if (*holds_ == 0) {
-    if (pass_ == nullptr) begin();
-    if (steps_[parameter] != Step::Absent) {
-      throw ConfigError(fmt::format(
-          "[ddp] parameter '{}' on rank {} received a second gradient within one backward(), when "
-          "its first may be on its way to the other ranks: checkpoint each layer once, or run this "
-          "backward() under hold() and a last one outside",
-          item.name, group_.rank()));
-    }
+  note_prior(parameter);
+  if (held) {
+    held_[parameter] = true;
+  } else if (steps_[parameter] == Step::Absent) {
     steps_[parameter] = Step::Arriving;
   } else {
-    held_[parameter] = true;
+    object(fmt::format(
+        "parameter '{}' received a second gradient within one backward(), when its first may be on "
+        "its way to the other ranks: checkpoint each layer once, or run this backward() under "
+        "hold() and a last one outside",
+        item.name));
+    return gradient;
   }
   // The node adds, with create_graph it records history, and it runs the user's post-accumulate
   // hook (once or not at all, as the libtorch is, when given nothing to add). arrived() then takes
   // the values.
-  if (is_alone() || is_sparse(parameter) || item.tensor.grad().defined() || at::GradMode::is_enabled() ||
+  if (is_sparse(parameter) || item.tensor.grad().defined() || at::GradMode::is_enabled() ||
       torch::autograd::impl::post_acc_grad_hooks(item.tensor)) {
     return gradient;
   }
   // One pass over the gradient: no memory to clear, nothing to add to.
   const at::Tensor& view = buckets_.view(parameter);
+  if (!fits(gradient, parameter)) return gradient;  // finish() finds the module converted
   view.copy_(gradient);
   item.tensor.mutable_grad() = view;
   return {};
 }
 
 void Reducer::arrived(size_t parameter) {
-  if (pass_ == nullptr || steps_[parameter] != Step::Arriving) return;
+  if (!in_pass_ || parameter >= parameters_.size() || steps_[parameter] != Step::Arriving) return;
   const at::Tensor& tensor = parameters_[parameter].tensor;
   // A post-accumulate hook that took the gradient away leaves a parameter unreached.
   if (!tensor.grad().defined()) {
@@ -102,8 +108,21 @@ void Reducer::arrived(size_t parameter) {
   }
   steps_[parameter] = Step::Ready;
   order_.push_back(parameter);
-  if (!is_sparse(parameter)) {
-    if (!is_alone()) buckets_.adopt(tensor, parameter);
+  if (is_sparse(parameter)) {
+    if (!tensor.grad().is_sparse()) {
+      object(
+          fmt::format("the gradient of parameter '{}' is dense, but it belongs to a layer with "
+                      "sparse = true or "
+                      "is named in DdpOptions::sparse: a table that is also used elsewhere needs "
+                      "sparse = false",
+                      parameters_[parameter].name));
+    }
+  } else {
+    if (fits(tensor.grad(), parameter)) {
+      buckets_.adopt(tensor, parameter);
+    } else {
+      object_to_gradient(parameter);
+    }
     --waiting_[buckets_.bucket_of(parameter)];
   }
   if (!is_due(launched_)) {
@@ -136,14 +155,23 @@ void Reducer::begin() {
         "[join] the hook {} does not communicate in every pass, so ranks cannot join others' steps",
         options_.hook->name()));
   }
+  if (!quiet_) ++pass_;
+  zeroed_in_a_pass_ = std::max(zeroed_in_a_pass_, std::exchange(zeroed_, 0));
   if (shadows_) return;
 
-  auto pass = std::make_shared<Pass>();
-  pass->reducer = weak_from_this();
-  torch::autograd::Engine::get_default_engine().queue_callback([pass] {
-    if (const auto owner = pass->reducer.lock()) owner->finish();
-  });
-  pass_ = pass.get();
+  in_pass_ = true;
+  const auto with_owner = [self = weak_from_this()](auto action) {
+    return [self, action] {
+      if (const auto owner = self.lock()) action(*owner);
+    };
+  };
+  at_end_of_backward(with_owner([](Reducer& owner) { owner.finish(); }),
+                     with_owner([](Reducer& owner) { owner.in_pass_ = false; }));
+}
+
+comm::CallOptions Reducer::call(std::string_view tag) const {
+  return {
+      .tag = tag, .context = {.name = "Ddp", .number = caller_, .pass = pass_}, .advice = kAdvice};
 }
 
 void Reducer::launch(size_t bucket) {
@@ -156,10 +184,10 @@ void Reducer::launch(size_t bucket) {
     const at::NoGradGuard no_grad;
     works_.push_back(options_.hook->start(group_, buckets_.bucket(bucket)));
     if (last && !quiet_)
-      works_.push_back(group_.all_reduce(flags_.elements(), ReduceOp::Sum, {.tag = "flags"}));
+      works_.push_back(group_.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")));
   } else {
     const ReduceOp op = divides_by_present() ? ReduceOp::Sum : ReduceOp::Average;
-    works_.push_back(group_.all_reduce(flat, op, {.tag = tags_[bucket]}));
+    works_.push_back(group_.all_reduce(flat, op, call(tags_[bucket])));
   }
 }
 
@@ -179,11 +207,14 @@ void Reducer::wait_for_works() {
 }
 
 void Reducer::finish() {
+  in_pass_ = false;
   const at::NoGradGuard no_grad;
   clock_.last_gradient();
+  if (auto change = module_.change(); !change.empty()) object(std::move(change));
   std::vector<Unreached> unreached;
   if (!all_ready()) unreached = contribute_unreached();
   while (launched_ < buckets_.size()) launch(launched_);
+  refuse_objected();
   if (join_) {
     wait_for_works();
     find_present();
@@ -199,140 +230,50 @@ void Reducer::finish() {
   if (!rebuilt_ && !quiet_) rebuild();
   std::fill(held_.begin(), held_.end(), false);
   clock_.end();
-  pass_ = nullptr;
-  if (join_ && join_->uneven == Uneven::Throw && !shadows_ &&
-      static_cast<int>(present_.size()) < group_.size()) {
-    throw DataError(
-        fmt::format("[join] rank {} has a batch for pass {}, but only {} of {} ranks have one: "
-                    "give all ranks as "
-                    "many (a sampler that pads or drops), or use Uneven::Continue",
-                    group_.rank(), clock_.count(), present_.size(), group_.size()));
-  }
+  if (gate_) gate_->end_step();
+  if (join_) refuse_uneven();
 }
 
-// The flags say which buffers some rank changed. When there were any in the last pass (as always
-// with BatchNorm) the collective starts beside the last bucket's, without asking.
+// The flags say which buffers some rank changed.
 void Reducer::finish_buffers() {
-  const bool with_buffers = flag_counts_.buffers > 0 && !quiet_, early = buffers_change_;
-  if (with_buffers && early) buffers_.start(present_);
   wait_for_works();
-  if (!with_buffers) return;
+  if (flag_counts_.buffers == 0 || quiet_) return;
   auto shares = flags_.changed();
   if (options_.hook || divides_by_present()) {  // sums
     for (double& share : shares) share /= group_.size();
   }
-  buffers_change_ = std::ranges::any_of(shares, [](double share) { return share > 0; });
-  if (!early && !buffers_change_) return;
+  if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
   if (!join_) buffers_.warn_of_own_changes(shares);
-  if (!early) buffers_.start(present_);
+  buffers_.start(present_);
   buffers_.finish(shares);
-}
-
-void Reducer::find_present() {
-  const auto present = flags_.present();
-  somebody_ = !present.empty();
-  if (!somebody_) return;
-  present_ = present;
-  if (is_alone() || !divides_by_present()) return;
-  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    const at::Tensor& flat = buckets_.bucket(bucket).flat;
-    // A hook has taken the average over all.
-    if (options_.hook) flat.mul_(group_.size());
-    flat.div_(static_cast<int64_t>(present_.size()));
-  }
-}
-
-std::vector<int> Reducer::leave() {
-  join_.reset();
-  return std::exchange(present_, all_ranks(group_));
-}
-
-bool Reducer::shadow() {
-  const at::NoGradGuard no_grad;
-  for (const auto& item : parameters_) item.tensor.mutable_grad().reset();
-  forget();
-  shadows_ = true;
-  try {
-    begin();
-    finish();
-  } catch (...) {
-    shadows_ = false;
-    throw;
-  }
-  shadows_ = false;
-  return somebody_;
-}
-
-std::vector<char> Reducer::reached() const {
-  std::vector<char> reached(parameters_.size());
-  for (size_t i = 0; i < reached.size(); ++i) reached[i] = steps_[i] == Step::Ready || held_[i];
-  return reached;
-}
-
-std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
-  std::vector<Unreached> unreached;
-  for (size_t i = 0; i < dense_; ++i) {
-    if (steps_[i] == Step::Ready) continue;
-    const at::Tensor& view = buckets_.view(i);
-    const at::Tensor& gradient = parameters_[i].tensor.grad();
-    Unreached item{i, {}};
-    if (!gradient.defined()) {
-      view.zero_();
-      held_[i] = false;
-    } else if (buckets_.holds(gradient, i)) {
-      item.before = view.clone();
-    } else {
-      view.copy_(gradient);
-    }
-    unreached.push_back(std::move(item));
-  }
-  return unreached;
 }
 
 void Reducer::write_flags() {
   const at::NoGradGuard no_grad;
-  if (shadows_) flags_.write_absent();
+  const auto mine = presence();
+  if (mine == Flags::Presence::Absent) flags_.write_absent();
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_.find_changed());
-  if (shadows_) return;
-  if (all_ready()) {
+  if (mine == Flags::Presence::Absent) {
+    // Nothing is reached, and nothing is lacking.
+  } else if (all_ready()) {
     flags_.write_all_reached();
   } else {
     flags_.write(reached());
   }
-  if (join_) flags_.write_presence(group_.rank());
+  if (join_) flags_.write_presence(group_.rank(), mine);
+  if (std::ranges::any_of(priors_, &at::Tensor::defined)) flags_.write_prior();
+  if (!objection_.empty() && !quiet_) flags_.write_objection();
 }
 
-void Reducer::settle(const std::vector<Unreached>& unreached) {
-  const auto used = flags_.set();
-  for (const auto& [parameter, before] : unreached) {
-    // With Error no parameter gets here that some rank lacks.
-    if (options_.unused == Unused::Error || used[parameter]) {
-      parameters_[parameter].tensor.mutable_grad() = buckets_.view(parameter);
-      torch::autograd::impl::bump_version(buckets_.view(parameter));
-    } else if (before.defined()) {
-      buckets_.view(parameter).copy_(before);
-    }
-  }
-}
-
-void Reducer::refuse_unreached() const {
-  if (!flags_.any_set()) return;
-  const auto lacking = flags_.set();
-  const auto here = reached();
-  std::vector<std::string> names;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!lacking[i]) continue;
-    names.push_back(
-        fmt::format("'{}'{}", parameters_[i].name, here[i] ? " (on another rank)" : ""));
-  }
-  throw ConfigError(fmt::format(
-      "[ddp] rank {}: {} of {} parameters got no gradient in backward(): {}. Give the loss a path "
-      "to them, freeze them, or let them count as zero with unused = Unused::Zero",
-      group_.rank(), names.size(), parameters_.size(), fmt::join(names, ", ")));
+void Reducer::zeroed() {
+  forget();
+  if (zeroed_in_a_pass_ > 0 && zeroed_ > 0 && zeroed_ % zeroed_in_a_pass_ == 0) ++pass_;
+  ++zeroed_;
 }
 
 void Reducer::forget() {
   std::fill(held_.begin(), held_.end(), false);
+  std::fill(priors_.begin(), priors_.end(), at::Tensor());
   clock_.idle();
 }
 
@@ -362,7 +303,7 @@ void Reducer::rebuild() {
   }
   const std::string bytes = group_.broadcast_bytes(
       {reinterpret_cast<const char*>(order.data()), order.size() * sizeof(size_t)}, 0,
-      {.tag = "Ddp: order of gradients"});
+      call("order of gradients"));
   std::memcpy(order.data(), bytes.data(), bytes.size());
   auto assignment = assign_buckets(parameters_, order, options_.bucket_bytes);
   if (order.empty() || assignment == buckets_.assignment()) return;

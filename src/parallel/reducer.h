@@ -3,30 +3,39 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/join.h"
 #include "parallel/accumulator.h"
+#include "parallel/attached_module.h"
 #include "parallel/buckets.h"
 #include "parallel/buffers.h"
 #include "parallel/flags.h"
+#include "parallel/join_gate.h"
 #include "parallel/pass_clock.h"
 #include "parallel/sparse.h"
 
 namespace lockstep::parallel {
 
 // One pass = one backward(): it begins with the first gradient that arrives outside hold() and
-// finishes in a callback that the autograd engine runs before backward() returns. A bucket is
+// finishes before the outermost backward() returns. A bucket is
 // started when its last gradient is in and all buckets before it are started, so that the ranks'
 // collectives come in one order whatever order their gradients take.
+//
+// What one rank finds wrong in a pass must not keep it from its collectives, for which the others
+// wait: it is an objection, which finish() throws on all ranks.
 class Reducer : public GradientListener, public std::enable_shared_from_this<Reducer> {
  public:
-  // Parameters are numbered: first those of `dense`, then those of `sparse`. `buffers` is the
-  // caller's and outlives this; `holds` counts the guards that are alive.
+  // Parameters are numbered: first those of `dense`, then those of `sparse`; greater numbers stand
+  // for frozen ones. `module` and `buffers` are the caller's and outlive this; `holds` counts the
+  // guards that are alive.
   Reducer(const Group& group, std::vector<Named> dense, const std::vector<Named>& sparse,
-          const DdpOptions& options, BufferSync& buffers, std::shared_ptr<const int> holds);
+          const DdpOptions& options, AttachedModule& module, BufferSync& buffers,
+          std::shared_ptr<const int> holds);
 
   at::Tensor arriving(size_t parameter, const at::Tensor& gradient) override;
   void arrived(size_t parameter) override;
@@ -34,21 +43,25 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
 
   const Buckets& buckets() const { return buckets_; }
   bool rebuilt() const { return rebuilt_; }
-  // Forgets what was accumulated under hold(); the next forward begins.
-  void forget();
+  // Gradients were made undefined: forgets what was accumulated under hold(). More such calls
+  // between two passes than there have been before mean that this rank skipped a batch; the number
+  // of the next pass then differs from the other ranks', which tells them.
+  void zeroed();
   void write(DdpLog& log) const;
 
   // From join() on a pass also finds out which ranks have gradients of their own for it.
-  void join(const JoinOptions& options) { join_ = options; }
-  // Until leave(), which returns the ranks that had some in the last pass in which any had.
+  // `gate` may be null.
+  void join(const JoinOptions& options, std::shared_ptr<JoinGate> gate) {
+    join_ = options;
+    gate_ = std::move(gate);
+  }
+  // Until leave(), which returns the ranks that were in the last backward() that any was in.
   std::vector<int> leave();
-  // A pass without any of this rank's. Its gradients become the average all the same. False when no
-  // rank had some.
+  // A pass without a backward() of this rank, with what it has accumulated under hold() since the
+  // last. Its gradients become the average all the same. False when no rank was in a backward().
   bool shadow();
 
  private:
-  // Held by the engine's callback, so that a backward() that throws ends its pass too.
-  struct Pass;
   enum class Step : uint8_t { Absent, Arriving, Ready };
   // A dense parameter this rank's backward did not reach, and its gradient from before if the
   // bucket holds it.
@@ -58,20 +71,30 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   };
 
   void begin();
+  void forget();
+  comm::CallOptions call(std::string_view tag) const;
+  // Refuses the pass, or the next one. The first objection counts.
+  void object(std::string text);
+  void object_to_gradient(size_t parameter);
+  void refuse_objected();
+  // Whether the gradient could be copied to the parameter's place in a bucket as it is.
+  bool fits(const at::Tensor& gradient, size_t parameter) const;
   void launch(size_t bucket);
   void drive();
   void wait_for_works();
   void finish();
   bool is_due(size_t bucket) const;
-  // Nobody else, and no hook that looks: gradients stay where the autograd engine puts them.
-  bool is_alone() const { return group_.size() == 1 && !options_.hook; }
   bool is_sparse(size_t parameter) const { return parameter >= dense_; }
   bool all_ready() const { return order_.size() == parameters_.size(); }
   std::vector<char> reached() const;
   std::vector<Unreached> contribute_unreached();
   void write_flags();
   void finish_buffers();
+  Flags::Presence presence() const;
+  void note_prior(size_t parameter);
   void find_present();
+  void add_priors();
+  void refuse_uneven() const;
   bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }
   void settle(const std::vector<Unreached>& unreached);
   void refuse_unreached() const;
@@ -81,6 +104,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<Named> parameters_;
   size_t dense_;  // how many of them
   DdpOptions options_;
+  AttachedModule& module_;
   Flags::Counts flag_counts_;
   Buckets buckets_;
   Flags flags_;
@@ -88,18 +112,25 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   BufferSync& buffers_;
   std::shared_ptr<const int> holds_;
   std::vector<std::string> tags_;
-  std::vector<char> held_;  // accumulated under hold() since the last pass
+  uint32_t caller_;                        // which Ddp of the group this is
+  uint32_t pass_ = 0;                      // passes so far that met the other ranks
+  int zeroed_ = 0, zeroed_in_a_pass_ = 0;  // calls since the last pass, and the most there were
+  std::vector<char> held_;                 // accumulated under hold() since the last pass
   bool rebuilt_ = false;
-  bool buffers_change_ = false;  // some did in the last pass
   std::optional<JoinOptions> join_;
-  std::vector<int> present_;  // all ranks, unless joined
+  std::shared_ptr<JoinGate> gate_;
+  std::vector<int> present_;      // ranks that had gradients of their own; all unless joined
+  std::vector<int> in_backward_;  // in the last pass in which any was
+  // By parameter, while joined: what the gradient was when the first of the pass was added to it.
+  std::vector<at::Tensor> priors_;
   PassClock clock_;
 
   // Of the pass.
-  const Pass* pass_ = nullptr;  // none: no backward() is under way
-  bool quiet_ = false;          // the hook does not communicate
-  bool shadows_ = false;
-  bool somebody_ = false;  // some rank does not
+  bool in_pass_ = false;
+  std::string objection_;
+  bool quiet_ = false;     // the hook does not communicate
+  bool shadows_ = false;   // this rank is in none
+  bool somebody_ = false;  // some rank was in a backward()
   std::vector<Step> steps_;
   std::vector<size_t> order_;    // in which parameters became ready
   std::vector<size_t> waiting_;  // by bucket: parameters not yet ready

@@ -7,6 +7,7 @@
 #include <torch/nn/init.h>
 
 #include "lockstep/core/error.h"
+#include "parallel/join_gate.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -202,6 +203,7 @@ at::Tensor SyncBatchNormImpl<D>::forward(const at::Tensor& input) {
                           training || !running_mean.defined(), factor, options.eps(),
                           at::globalContext().userEnabledCuDNN());
   }
+  if (const auto gate = gate_.lock()) gate->begin_step();
   const Statistics all = [&] {
     const at::NoGradGuard no_grad;
     return statistics(input.detach(), group_);

@@ -28,10 +28,10 @@ FusedKind fused_kind(const std::string& name, const Options& options) {
 std::vector<FusedKind> fused_kinds() {
   using namespace torch::optim;
   return {
-      fused_kind<FusedAdam, Adam>("Adam", AdamOptions(0.01).weight_decay(0.1)),
-      fused_kind<FusedAdam, Adam>("Adam with amsgrad", AdamOptions(0.01).amsgrad(true)),
-      fused_kind<FusedAdamW, AdamW>("AdamW", AdamWOptions(0.01)),
-      fused_kind<FusedAdamW, AdamW>("AdamW with amsgrad", AdamWOptions(0.01).amsgrad(true)),
+      fused_kind<FusedAdam, torch::optim::Adam>("Adam", AdamOptions(0.01).weight_decay(0.1)),
+      fused_kind<FusedAdam, torch::optim::Adam>("Adam with amsgrad", AdamOptions(0.01).amsgrad(true)),
+      fused_kind<FusedAdamW, torch::optim::AdamW>("AdamW", AdamWOptions(0.01)),
+      fused_kind<FusedAdamW, torch::optim::AdamW>("AdamW with amsgrad", AdamWOptions(0.01).amsgrad(true)),
       fused_kind<FusedSGD, SGD>("SGD", SGDOptions(0.1)),
       fused_kind<FusedSGD, SGD>("SGD with momentum", SGDOptions(0.1).momentum(0.9)),
   };

@@ -3,9 +3,11 @@
 
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/hooks.h"
+#include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -182,6 +184,155 @@ TEST(Join, B45_TwoModels) {
     join.finish();
     EXPECT_EQ(first.log().pass_count, second.log().pass_count + 1);  // the one that found nobody
     EXPECT_EQ(second.log().pass_count, 3);
+  });
+}
+
+// A step of rank r's: micro-batches 2 step and 2 step + 1, of which the last rank lacks the second
+// when it runs out.
+TEST(Join, MicroBatchesUnderHoldCountWhenARankRunsOut) {
+  for (const auto divisor : {Divisor::World, Divisor::Active}) {
+    spawn(3, [&](World& world) {
+      const auto micro_batches = [](int rank) { return rank == 2 ? 3 : rank == 1 ? 4 : 6; };
+      Mlp net;
+      Ddp ddp(net, world.group(), {.bucket_bytes = {100}});
+      torch::optim::SGD sgd(net.parameters(), 0.1);
+      Join join({ddp}, {.divisor = divisor});
+      for (int i = 0; i < micro_batches(world.rank()); ++i) {
+        if (i % 2 == 0) {
+          ddp.zero_grad();
+          const auto hold = ddp.hold();
+          square_loss(net, world.rank(), i).backward();
+        } else {
+          square_loss(net, world.rank(), i).backward();
+          sgd.step();
+        }
+      }
+      join.finish();
+      Mlp whole;
+      torch::optim::SGD reference(whole.parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        reference.zero_grad();
+        int active = 0;
+        for (int rank = 0; rank < 3; ++rank) active += 2 * step < micro_batches(rank) ? 1 : 0;
+        for (int i = 2 * step; i < 2 * step + 2; ++i) {
+          for (int rank = 0; rank < 3; ++rank) {
+            const double share = 1.0 / (divisor == Divisor::World ? 3 : active);
+            if (i < micro_batches(rank)) (square_loss(whole, rank, i) * share).backward();
+          }
+        }
+        reference.step();
+      }
+      for (size_t i = 0; i < whole.parameters().size(); ++i) {
+        EXPECT_TRUE(at::allclose(net.parameters()[i], whole.parameters()[i], 1e-5, 1e-6)) << i;
+      }
+    });
+  }
+}
+
+// The second adds to what the first left in the gradients: the average of the first is part of
+// what an absent rank has to contribute.
+TEST(Join, TwoBackwardsAStep) {
+  for (const bool set_to_none : {true, false}) {
+    for (const auto divisor : {Divisor::World, Divisor::Active}) {
+      spawn(3, [&](World& world) {
+        Mlp net;
+        Ddp ddp(net, world.group(), {.bucket_bytes = {100}});
+        torch::optim::SGD sgd(net.parameters(), 0.1);
+        Join join({ddp}, {.divisor = divisor});
+        for (int step = 0; step < batches_of(world.rank()); ++step) {
+          sgd.zero_grad(set_to_none);
+          square_loss(net, world.rank(), step).backward();
+          (2 * square_loss(net, world.rank(), step + 7)).backward();
+          // The head is reached by the first backward() only.
+          net.first(input(world.rank(), step)).square().mean().backward();
+          sgd.step();
+        }
+        join.finish();
+        Mlp whole;
+        torch::optim::SGD reference(whole.parameters(), 0.1);
+        for (int step = 0; step < 2; ++step) {
+          reference.zero_grad();
+          int active = 0;
+          for (int rank = 0; rank < 3; ++rank) active += step < batches_of(rank) ? 1 : 0;
+          for (int rank = 0; rank < 3; ++rank) {
+            if (step >= batches_of(rank)) continue;
+            const double share = 1.0 / (divisor == Divisor::World ? 3 : active);
+            const auto loss = square_loss(whole, rank, step) + 2 * square_loss(whole, rank, step + 7) +
+                              whole.first(input(rank, step)).square().mean();
+            (loss * share).backward();
+          }
+          reference.step();
+        }
+        for (size_t i = 0; i < whole.parameters().size(); ++i) {
+          EXPECT_TRUE(at::allclose(net.parameters()[i], whole.parameters()[i], 1e-5, 1e-6)) << i;
+        }
+      });
+    }
+  }
+}
+
+TEST(Join, HeldMicroBatchesOfAllRanksAreAveragedButAreNoStep) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    Join join({ddp});
+    {
+      const auto hold = ddp.hold();
+      square_loss(net, world.rank()).backward();
+    }
+    join.finish();
+    expect_equal(gradients(net), average_gradients(2, make_mlp, square_loss_of_mlp));
+  });
+}
+
+struct SyncNormed : torch::nn::Module {
+  explicit SyncNormed(const Group& group) {
+    norm = register_module("norm", SyncBatchNorm1d(torch::nn::BatchNormOptions(6), group));
+    head = register_module("head", torch::nn::Linear(6, 1));
+  }
+  at::Tensor forward(const at::Tensor& x) { return head(norm(x)); }
+  SyncBatchNorm1d norm{nullptr};
+  torch::nn::Linear head{nullptr};
+};
+
+// Its layers wait for all ranks in forward(), where a rank without a batch is not to be found.
+TEST(Join, B43_SyncBatchNormToldThatARankHasRunOut) {
+  for (const auto uneven : {Uneven::Throw, Uneven::Continue}) {
+    spawn(3, [&](World& world) {
+      SyncNormed net(world.group().split(0));
+      Ddp ddp(net, world);
+      Join join({ddp}, {.uneven = uneven});
+      int done = 0;
+      EXPECT_THAT(message_of<DataError>([&] {
+                    for (; done < (world.rank() == 1 ? 2 : 4); ++done) {
+                      ddp.zero_grad();
+                      net.forward(input(world.rank(), done)).square().mean().backward();
+                    }
+                    join.finish();
+                  }),
+                  ::testing::HasSubstr("2 of 3 ranks have a batch for this step"));
+      EXPECT_EQ(done, 2);
+    });
+  }
+}
+
+TEST(Join, SyncBatchNormWithEqualNumbersOfBatches) {
+  spawn(2, [](World& world) {
+    SyncNormed net(world.group().split(0));
+    Ddp ddp(net, world);
+    {
+      Join join({ddp}, {.uneven = Uneven::Throw});
+      for (int step = 0; step < 2; ++step) {
+        {
+          const auto hold = ddp.hold();
+          net.forward(input(world.rank(), step)).square().mean().backward();
+        }
+        net.forward(input(world.rank(), step)).square().mean().backward();
+      }
+      join.finish();
+    }
+    net.forward(input(world.rank())).square().mean().backward();
+    EXPECT_EQ(ddp.log().pass_count, 3);
   });
 }
 

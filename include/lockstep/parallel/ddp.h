@@ -4,8 +4,6 @@
 // this differs.
 #pragma once
 
-#include <torch/nn/module.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,9 +11,11 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/world.h"
 #include "lockstep/parallel/comm_hook.h"
 #include "lockstep/parallel/ddp_log.h"
 #include "lockstep/parallel/join.h"
+#include "lockstep/parallel/module_ref.h"
 
 namespace lockstep::parallel {
 
@@ -98,34 +98,51 @@ class [[nodiscard]] Hold {
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
 // same order for several models on one group. A rank whose loss reaches no parameter does not take
-// part: the others' deadline names it.
+// part: the others' deadline names it. A backward() inside another (re-entrant checkpointing)
+// belongs to the outer one.
 //
-// Gradients are aliases of the buckets, which the next backward overwrites: clone what you keep. (In a group of one without a hook they
-// stay where the autograd engine puts them, and cost nothing.)
+// Gradients are aliases of the buckets, which the next backward overwrites: clone what you keep.
 // They carry no history: after backward(create_graph = true) they cannot be differentiated;
-// torch::autograd::grad() is not affected. A gradient that was replaced is copied in.
-// optimizer.zero_grad() is fine, with set_to_none and without. Hooks on tensors run before the
-// gradient is averaged, post-accumulate hooks too. A parameter may receive one gradient in a
-// backward (activation checkpointing that reaches it twice is refused by ConfigError).
+// torch::autograd::grad() is not affected. A gradient that was replaced is copied in; one of another
+// dtype, size or device is refused. optimizer.zero_grad() is fine, with set_to_none and without.
+// Hooks on tensors run before the gradient is averaged, post-accumulate hooks too. A parameter may
+// receive one gradient in a backward (activation checkpointing that reaches it twice is refused).
 //
-// The module's parameters may not be converted (module.to(dtype)) while Ddp is attached; values may
-// change freely. One thread at a time may use a Ddp and its group.
+// While Ddp is attached, values may change freely: torch::load() of the module or any part of it is
+// fine, and so is freezing parameters. Other changes need refresh(): parameters that were unfrozen,
+// added or replaced (replace_module), a module converted by to(dtype) or to(device). Until then
+// backward() throws. It cannot notice a change after which no parameter that it knows gets a
+// gradient.
+//
+// What is refused is refused on all ranks by ConfigError, which names the rank where it was found
+// and the parameter. (On a device that rank alone throws ConfigError, and the group ends.) Parameters
+// belong to one Ddp at a time. One thread at a time may use a Ddp and its group.
 class Ddp : public Joinable {
  public:
   // Throws ConfigError on all ranks when names, shapes, strides, dtypes or requires_grad of
   // parameters or buffers differ (naming the first difference, both values and both ranks), when
   // none is trainable, when one is not dense, not on the group's device or cannot be written to
-  // (elements that share a memory, but for buffers made by expand()), or when options name what the
-  // module does not have. Then parameters and buffers become rank 0's. A parameter with
-  // two names counts once, under the first.
-  Ddp(torch::nn::Module& module, const Group& group, DdpOptions options = {});
+  // (elements that share a memory, but for buffers made by expand()), when one belongs to another
+  // Ddp, or when options name what the module does not have. Then parameters and buffers become
+  // rank 0's. A parameter with two names counts once, under the first.
+  //
+  // The module may also be given as a std::shared_ptr, a module holder or a torch::jit::Module; one
+  // that no shared_ptr owns must outlive the last backward().
+  Ddp(const ModuleRef& module, const Group& group, DdpOptions options = {});
+  // On the group of all ranks.
+  Ddp(const ModuleRef& module, const World& world, DdpOptions options = {});
   // Detaches; the gradients stay valid. Does not communicate.
   ~Ddp() override;
   Ddp(Ddp&&) noexcept;
   Ddp& operator=(Ddp&&) = delete;
 
-  // Makes all gradients undefined, which costs nothing: the next backward writes over the buckets.
-  // Throws ConfigError when a parameter was converted since construction.
+  // Attaches to the module as it is now, as if constructed again with the same options: call it on
+  // every rank, outside of backward(), after the module was changed. Throws what the constructor
+  // does, and then stays attached as before. The log begins anew; a hook keeps its state.
+  void refresh();
+
+  // Makes the gradients of all of the module's parameters undefined, which costs nothing: the next
+  // backward writes over the buckets.
   void zero_grad();
 
   // Several may live at once; the last to go ends it.

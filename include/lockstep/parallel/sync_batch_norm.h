@@ -5,11 +5,14 @@
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/batchnorm.h>
 
+#include <memory>
 #include <type_traits>
 
 #include "lockstep/comm/group.h"
 
 namespace lockstep::parallel {
+
+class JoinGate;
 
 template <size_t D>
 using TorchBatchNormImpl = std::conditional_t<
@@ -46,6 +49,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl<D>> {
 
   const Group& group() const { return group_; }
   void set_group(const Group& group) { group_ = group; }
+  // Asked before forward() communicates. Private to Join.
+  void set_gate(const std::weak_ptr<JoinGate>& gate) { gate_ = gate; }
 
   torch::nn::BatchNormOptions options;
   // Undefined without affine, and without track_running_stats.
@@ -54,6 +59,7 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl<D>> {
 
  private:
   Group group_;
+  std::weak_ptr<JoinGate> gate_;
 };
 
 extern template class SyncBatchNormImpl<1>;

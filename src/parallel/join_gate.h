@@ -1,0 +1,36 @@
+// Join, for models whose layers communicate in forward().
+#pragma once
+
+#include <memory>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/parallel/module_ref.h"
+
+namespace lockstep::parallel {
+
+// A rank that has run out of batches takes part in the others' backward(), but would not be found
+// in their forward(). So the ranks tell each other before the first such layer of a step.
+class JoinGate {
+ public:
+  explicit JoinGate(const Group& group) : group_(group) {}
+
+  // Before a layer communicates. The first time in a step the ranks meet; throws DataError, on all
+  // of them, when one has no batch.
+  void begin_step();
+  void end_step() { has_begun_ = false; }
+
+  // In the place of a step. False when no rank has a batch; throws DataError when one has.
+  bool shadow();
+
+ private:
+  int ranks_with_batch(int mine) const;
+
+  Group group_;
+  bool has_begun_ = false;
+};
+
+// One for all SyncBatchNorm layers of the module, which know it from now on; null when there are
+// none. `group` is the Ddp's.
+std::shared_ptr<JoinGate> gate_of_layers(const ModuleRef& module, const Group& group);
+
+}  // namespace lockstep::parallel
