@@ -21,27 +21,32 @@ class AllReduce : public Operation {
   bool one_shot() const { return data_.bytes <= kOneShot; }
 
   bool uses_slots() const override { return !in_group_memory(); }
-  bool is_short(Exchange& exchange) const override {
-    if (exchange.all_in_group_memory(sequence)) return true;
-    return one_shot() && !in_group_memory() && exchange.none_in_group_memory(sequence);
-  }
-
   void stage(Exchange& exchange) override {
     if (!in_group_memory()) fill(exchange, 0);
   }
 
-  void run(Exchange& exchange) override {
-    if (exchange.all_in_group_memory(sequence)) return run_in_place(exchange);
-    if (!exchange.none_in_group_memory(sequence)) {
-      // Some could not know that the others' data is private, and have staged nothing yet.
-      if (in_group_memory()) fill(exchange, 0);
-      exchange.channel().meet(sequence, timeout);
+  bool step(Exchange& exchange) override {
+    if (round_ == 0) {
+      if (exchange.all_in_group_memory(sequence)) {
+        run_in_place(exchange);
+        return true;
+      }
+      round_ = 1;
+      if (!exchange.none_in_group_memory(sequence)) {
+        // Some could not know that the others' data is private, and have staged nothing yet.
+        if (in_group_memory()) fill(exchange, 0);
+        meet(exchange);
+      }
     }
-    if (one_shot()) {
-      run_one_shot(exchange);
-    } else {
-      run_two_shot(exchange);
-    }
+    if (!one_shot()) return step_two_shot(exchange);
+    if (meets_ && !exchange.channel().all_met()) return false;
+    run_one_shot(exchange);
+    return true;
+  }
+
+  void meet(Exchange& exchange) {
+    exchange.channel().arrive();
+    meets_ = true;
   }
 
   // Each rank reduces its slice of all ranks' buffers, and writes it to all.
@@ -82,16 +87,20 @@ class AllReduce : public Operation {
 
   // A pipeline of three stages a chunk: copied in, reduced slice by slice into the result slot, copied out. In each round one chunk is in
   // each stage, and one meeting ends the round.
-  void run_two_shot(Exchange& exchange) const {
+  bool step_two_shot(Exchange& exchange) {
     const bool wanted = root_ < 0 || root_ == exchange.rank();
     const int64_t count = chunks_in(data_.bytes, kChunk);
-    for (int64_t round = 1; round <= count + 1; ++round) {
-      if (round < count) fill(exchange, round);
-      if (round <= count) reduce_own_slice(exchange, round - 1, wanted);
-      if (round >= 2 && wanted) copy_out(exchange, round - 2);
-      if (round <= count) exchange.channel().meet(sequence, timeout);
+    for (;;) {
+      if (meets_ && !exchange.channel().all_met()) return false;
+      if (round_ < count) fill(exchange, round_);
+      if (round_ <= count) reduce_own_slice(exchange, round_ - 1, wanted);
+      if (round_ >= 2 && wanted) copy_out(exchange, round_ - 2);
+      if (round_ > count) break;
+      ++round_;
+      meet(exchange);
     }
     exchange.turn += count;
+    return true;
   }
 
   void reduce_own_slice(Exchange& exchange, int64_t chunk, bool wanted) const {
@@ -118,6 +127,8 @@ class AllReduce : public Operation {
   Piece data_;
   int64_t element_;
   int root_;  // -1: everybody gets the result
+  int64_t round_ = 0;  // 0: not begun
+  bool meets_ = false;
 };
 
 std::shared_ptr<Operation> made(const Reduction& reduction, Piece data, int root) {

@@ -28,7 +28,9 @@ using std::chrono::milliseconds;
 constexpr auto kSpin = std::chrono::microseconds(2000);
 constexpr int kYields = 50;
 // A sleeper looks around this often: a lost peer is known well within half a second.
-constexpr milliseconds kNap(20);
+constexpr std::chrono::microseconds kNap(20000);
+// While something else is under way, of whose moves it is not told.
+constexpr std::chrono::microseconds kShortNap(500);
 // In place of the descriptor of a process that had ended before it could be watched.
 constexpr int kGone = -2;
 
@@ -38,8 +40,8 @@ void relax() {
 #endif
 }
 
-void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, milliseconds nap) {
-  const timespec limit{0, std::chrono::nanoseconds(nap).count()};
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds nap) {
+  const timespec limit{0, nap.count()};
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
@@ -65,21 +67,16 @@ bool is_stopped(pid_t pid) {
          (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
 }
 
-// Waits for `ready` while `deadline` has not come: spins, then yields, then sleeps on `word` in naps, after each of which `look_around`
-// is called, which may throw. False when the deadline came first.
-template <class Ready, class Idle, class LookAround>
-bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock::time_point deadline,
-                const Idle& idle, const LookAround& look_around) {
-  if (ready()) return true;
-  auto now = Channel::Clock::now();
-  if (spin) {
-    const auto stop = std::min(deadline, now + kSpin);
-    while (now < stop) {
-      for (int i = 0; i < 64; ++i) {
-        if (ready()) return true;
-        relax();
-      }
-      now = Channel::Clock::now();
+// Waits for `ready` until `stop`: spins for kSpin from `since` on, then yields, then sleeps on `sleeper` in naps, after each of
+// which `look_around` is called, which may throw. False when `stop` came first.
+template <class Ready, class LookAround>
+bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock::time_point since,
+                Channel::Clock::time_point stop, const std::function<Idle()>& idle, const LookAround& look_around) {
+  const auto spin_end = std::min(stop, since + kSpin);
+  while (spin && Channel::Clock::now() < spin_end) {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return true;
+      relax();
     }
   }
   for (int i = 0; i < kYields; ++i) {
@@ -93,14 +90,16 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
     // Whoever advances the counter either finds a sleeper counted, or was seen here.
     const bool now_ready = ready();
     if (!now_ready && sleeper.value.load(std::memory_order_seq_cst) == seen) {
-      const auto left = std::chrono::ceil<milliseconds>(deadline - Channel::Clock::now());
-      futex_wait(sleeper.value, seen, idle() ? milliseconds(0) : std::clamp(left, milliseconds(0), kNap));
+      const Idle found = idle();
+      const auto left = std::chrono::ceil<std::chrono::microseconds>(stop - Channel::Clock::now());
+      const auto nap = std::clamp(left, std::chrono::microseconds(0), found == Idle::Waits ? kShortNap : kNap);
+      if (found != Idle::Moved) futex_wait(sleeper.value, seen, nap);
     }
     sleeper.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     if (now_ready || ready()) return true;
     look_around();
     if (ready()) return true;
-    if (Channel::Clock::now() >= deadline) return false;
+    if (Channel::Clock::now() >= stop) return false;
   }
 }
 
@@ -131,14 +130,15 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bo
   Announcement hello;
   std::strcpy(hello.what, "join");
   const uint32_t joined = post(hello);
-  await_counter(&RankBlock::posted, joined, joined, timeout);
+  await_counter(&RankBlock::posted, joined, joined, {timeout});
   for (int peer = 0; watch_processes && peer < size; ++peer) {
     if (peer == rank) continue;
     pidfds_[peer] = static_cast<int>(syscall(SYS_pidfd_open, blocks_[peer].pid.load(), 0));
     if (pidfds_[peer] < 0 && errno == ESRCH) pidfds_[peer] = kGone;
   }
   // Nobody passes before all have opened the others, so a process that is gone here is gone for good.
-  meet(joined, timeout);
+  arrive();
+  await_met(joined, {timeout});
   set_done();
 }
 
@@ -173,9 +173,8 @@ bool Channel::all_posted(uint32_t sequence) {
   return true;
 }
 
-void Channel::await_posted(uint32_t sequence, milliseconds timeout) {
-  await_counter(&RankBlock::posted, sequence, sequence, timeout);
-  for (int peer = 0; peer < size_; ++peer) compare(peer, sequence);
+bool Channel::await_posted(uint32_t sequence, const Patience& patience) {
+  return await_counter(&RankBlock::posted, sequence, sequence, patience);
 }
 
 void Channel::compare(int peer, uint32_t sequence) {
@@ -195,10 +194,20 @@ std::string Channel::advice(uint32_t sequence, int peer) const {
   return said[0] ? fmt::format(" ({})", said) : "";
 }
 
-void Channel::meet(uint32_t sequence, milliseconds timeout) {
+void Channel::arrive() {
   ++phase_;
   advance(blocks_[rank_].phase);
-  await_counter(&RankBlock::phase, phase_, sequence, timeout);
+}
+
+bool Channel::all_met() const {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!reached(blocks_[peer].phase.value.load(std::memory_order_acquire), phase_)) return false;
+  }
+  return true;
+}
+
+bool Channel::await_met(uint32_t sequence, const Patience& patience) {
+  return await_counter(&RankBlock::phase, phase_, sequence, patience);
 }
 
 void Channel::set_done() { advance(blocks_[rank_].done); }
@@ -210,50 +219,63 @@ bool Channel::all_done(uint32_t sequence) const {
   return true;
 }
 
-void Channel::await_done(uint32_t sequence, milliseconds timeout) {
-  await_counter(&RankBlock::done, sequence, sequence, timeout);
+bool Channel::await_done(uint32_t sequence, const Patience& patience) {
+  return await_counter(&RankBlock::done, sequence, sequence, patience);
 }
 
-void Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence, milliseconds timeout) {
+bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence, const Patience& patience) {
   const auto behind = [&](int peer) {
     return !reached((blocks_[peer].*counter).value.load(std::memory_order_acquire), value);
   };
-  Clock::time_point deadline{};  // set by the first wait that is not over at once
+  // An operation that is under way cannot be overtaken, and its announcement must stay until it has been compared.
+  const std::function<Idle()>& idle = counter == &RankBlock::done ? move_everything_ : move_messages_;
+  Clock::time_point own_since{};
+  Clock::time_point& since = patience.since ? *patience.since : own_since;  // set by the first wait that is not over at once
   for (int i = 1; i < size_; ++i) {
     const int peer = (rank_ + i) % size_;
-    if (!behind(peer)) continue;
-    if (deadline == Clock::time_point{}) deadline = Clock::now() + timeout;
-    const bool came = wait_until(
-        [&] { return !behind(peer); }, blocks_[peer].*counter, spin_, deadline,
-        [&] { return idle_work_ && idle_work_(); },
-        [&] {
-          for (int other = 0; other < size_; ++other) {
-            if (other == rank_ || !behind(other)) continue;
-            check_peer(other, announcement(rank_, sequence).text(sequence), advice(sequence, rank_));
-          }
-        });
-    if (came) {
-      // Two that disagree know it before the others have come.
-      if (counter == &RankBlock::posted) compare(peer, sequence);
-      continue;
+    if (behind(peer)) {
+      if (since == Clock::time_point{}) since = Clock::now();
+      const auto deadline = since + patience.timeout;
+      const bool came = wait_until(
+          [&] { return !behind(peer); }, blocks_[peer].*counter, spin_, since, std::min(deadline, patience.until), idle,
+          [&] {
+            for (int other = 0; other < size_; ++other) {
+              if (other == rank_ || !behind(other)) continue;
+              check_peer(other, [&] { return behind(other); }, announcement(rank_, sequence).text(sequence),
+                         advice(sequence, rank_));
+            }
+          });
+      if (!came && patience.until < deadline) return false;
+      std::string late;
+      for (int other = 0; !came && other < size_; ++other) {
+        if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
+      }
+      if (!late.empty()) {
+        fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}{}", announcement(rank_, sequence).text(sequence),
+                         patience.timeout.count() / 1000.0, name_of(rank_), late, advice(sequence, rank_)));
+      }
     }
-    std::string late;
-    for (int other = 0; other < size_; ++other) {
-      if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
-    }
-    fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}{}", announcement(rank_, sequence).text(sequence),
-                     timeout.count() / 1000.0, name_of(rank_), late, advice(sequence, rank_)));
+    // Two that disagree know it before the others have come.
+    if (counter == &RankBlock::posted) compare(peer, sequence);
   }
+  since = Clock::time_point{};
+  return true;
 }
 
-void Channel::await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what, int peer,
-                         milliseconds timeout) {
-  const bool came = wait_until(
-      ready, blocks_[rank_].bell, spin_, Clock::now() + timeout, [&] { return idle_work_ && idle_work_(); },
-      [&] { check_peer(peer, what()); });
-  if (came) return;
-  fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(), timeout.count() / 1000.0, name_of(rank_),
-                   where_is(peer)));
+bool Channel::await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what, int peer,
+                         const Patience& patience) {
+  if (ready()) return true;
+  Clock::time_point own_since{};
+  Clock::time_point& since = patience.since ? *patience.since : own_since;
+  if (since == Clock::time_point{}) since = Clock::now();
+  const auto deadline = since + patience.timeout;
+  const bool came =
+      wait_until(ready, blocks_[rank_].bell, spin_, since, std::min(deadline, patience.until), move_everything_,
+                 [&] { check_peer(peer, [&] { return !ready(); }, what()); });
+  if (came) return true;
+  if (patience.until < deadline) return false;
+  fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(), patience.timeout.count() / 1000.0,
+                   name_of(rank_), where_is(peer)));
 }
 
 void Channel::ring(int rank) { advance(blocks_[rank].bell); }
@@ -275,14 +297,17 @@ std::string Channel::fate_of(int peer, milliseconds patience) const {
   return fmt::format("rank {} (process {}) has ended", name_of(peer), blocks_[peer].pid.load());
 }
 
-void Channel::check_peer(int peer, const std::string& doing, const std::string& advice) {
+void Channel::check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
+                         const std::string& advice) {
   const RankBlock& block = blocks_[peer];
-  if (block.gave_up.load(std::memory_order_acquire)) {
+  // Asked first: what a process does before its end is seen after its end.
+  const bool gone = is_gone(peer);
+  const bool gave_up = block.gave_up.load(std::memory_order_acquire);
+  if ((gone || gave_up) && !needed()) return;
+  if (gave_up) {
     fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, name_of(rank_), name_of(peer), block.reason));
   }
-  if (is_gone(peer)) {
-    // It may have done its part, or said why it gives up, just before its end.
-    if (block.gave_up.load(std::memory_order_acquire)) return check_peer(peer, doing);
+  if (gone) {
     const std::string fate = fate_of(peer, milliseconds(100));
     // A signal needs no other cause.
     const bool is_killed = fate.find("was killed") != std::string::npos;

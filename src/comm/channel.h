@@ -22,6 +22,19 @@
 
 namespace lockstep::comm {
 
+// How long a rank waits for the others.
+struct Patience {
+  using Clock = std::chrono::steady_clock;
+
+  std::chrono::milliseconds timeout;                       // then it is an error
+  Clock::time_point until = Clock::time_point::max();      // then the wait is given up for now
+  // When the wait began, of which this may be a later part.
+  Clock::time_point* since = nullptr;
+};
+
+// What a waiting rank found when it looked for something else to do.
+enum class Idle { Nothing, Waits, Moved };
+
 // What a rank announces before it waits for anybody. What all ranks must agree on comes first, in a cache line of its own: the
 // others read no more of it, unless the data is in group memory.
 struct alignas(64) Announcement {
@@ -86,28 +99,36 @@ class Channel {
   uint32_t post(const Announcement& announcement);
   uint32_t next_sequence() const { return posted_ + 1; }
 
-  // Waits until all ranks have announced operation `sequence`, and compares. Throws CommError on all ranks when they disagree.
-  void await_posted(uint32_t sequence, std::chrono::milliseconds timeout);
+  // The waits return false when `patience.until` came first. They throw CommError when a rank is lost or late.
+  // Waits until all ranks have announced operation `sequence`, and compares. Throws on all ranks when they disagree.
+  bool await_posted(uint32_t sequence, const Patience& patience);
   // The same without waiting: false when some rank has not.
   bool all_posted(uint32_t sequence);
 
   const Announcement& announcement(int rank, uint32_t sequence) const;
 
-  // Meets all ranks within an operation.
-  void meet(uint32_t sequence, std::chrono::milliseconds timeout);
+  // A meeting of all ranks within an operation: this rank has come; have the others?
+  void arrive();
+  bool all_met() const;
+  uint32_t meetings() const { return phase_; }
+  bool await_met(uint32_t sequence, const Patience& patience);
 
   // Operations are done in the order in which they were posted.
   void set_done();
   bool all_done(uint32_t sequence) const;
-  void await_done(uint32_t sequence, std::chrono::milliseconds timeout);
+  bool await_done(uint32_t sequence, const Patience& patience);
 
   // Waits until `ready` holds; rung by `ring(rank)`. `what` says for the error what is waited for.
-  void await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what, int peer,
-                  std::chrono::milliseconds timeout);
+  bool await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what, int peer,
+                  const Patience& patience);
   void ring(int rank);
 
-  // Called now and then while waiting, to move on what does not need all ranks; true when something moved.
-  void set_idle_work(std::function<bool()> work) { idle_work_ = std::move(work); }
+  // What to do now and then while waiting: `messages` where an operation cannot go on, `everything` elsewhere. After
+  // Idle::Waits it is called again soon.
+  void set_idle_work(std::function<Idle()> messages, std::function<Idle()> everything) {
+    move_messages_ = std::move(messages);
+    move_everything_ = std::move(everything);
+  }
 
   // Throws what killed the group, if anything has.
   void check_alive() const;
@@ -116,13 +137,12 @@ class Channel {
   [[noreturn]] void fail(const std::string& text);
 
  private:
-  void await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence,
-                     std::chrono::milliseconds timeout);
+  bool await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence, const Patience& patience);
   void compare(int peer, uint32_t sequence);
   // " (or one rank ran out of batches: see Join)": of this rank's announcement, or of the peer's.
   std::string advice(uint32_t sequence, int peer) const;
-  // Throws when `peer` has died or given up, or the launcher says that a rank has.
-  void check_peer(int peer, const std::string& doing, const std::string& advice = {});
+  // Throws when `peer`, which is `needed`, has died or given up, or the launcher says that a rank has.
+  void check_peer(int peer, const std::function<bool()>& needed, const std::string& doing, const std::string& advice = {});
   bool is_gone(int peer) const;
   std::string fate_of(int peer, std::chrono::milliseconds patience) const;
   std::string where_is(int peer) const;
@@ -136,7 +156,8 @@ class Channel {
   std::vector<int> called_;
   std::optional<Verdict> verdict_;
   uint32_t posted_ = 0, phase_ = 0;
-  std::function<bool()> idle_work_;
+  std::function<Idle()> move_messages_ = [] { return Idle::Nothing; };
+  std::function<Idle()> move_everything_ = move_messages_;
   std::string dead_;
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-
 namespace lockstep::comm {
 namespace {
 
@@ -31,7 +30,11 @@ Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds t
       channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout, watch_processes, std::move(members),
                std::move(called)),
       mailbox_(memory + blocks_bytes(size), channel_) {
-  channel_.set_idle_work([this] { return mailbox_.step(); });
+  channel_.set_idle_work(
+      [this] {
+        return mailbox_.step() ? Idle::Moved : mailbox_.waiting() > 0 ? Idle::Waits : Idle::Nothing;
+      },
+      [this] { return move() ? Idle::Moved : mailbox_.waiting() > 0 || !queue_.empty() ? Idle::Waits : Idle::Nothing; });
 }
 
 char* Exchange::slot(int rank, int64_t at_turn) const { return slots_ + (2 * rank + at_turn % 2) * kChunk; }
@@ -59,68 +62,118 @@ char* Exchange::part_of(int rank, uint32_t sequence) const {
 void Exchange::start(std::shared_ptr<Operation> operation) {
   channel_.check_alive();
   queue_.push_back(std::move(operation));
-  pump();
+  move();
+}
+
+void Exchange::start(std::shared_ptr<Parcel> parcel) {
+  channel_.check_alive();
+  mailbox_.start(std::move(parcel));
+  move();
 }
 
 // Announces what may be announced: in order, and staged operations only at the head, where the slots are theirs.
-void Exchange::announce_ready() {
-  bool head = true;
+bool Exchange::announce_ready() {
+  bool head = true, moved = false;
   for (const auto& operation : queue_) {
     if (operation->sequence == 0) {
-      if (!head && operation->uses_slots()) return;
+      if (!head && operation->uses_slots()) return moved;
       // The ring's entry is free when all ranks are done with the operation that had it.
-      const uint32_t oldest = channel_.next_sequence() - RankBlock::kRing;
-      if (!head && !channel_.all_done(oldest)) return;
-      if (head) channel_.await_done(oldest, operation->timeout);
+      if (!channel_.all_done(channel_.next_sequence() - RankBlock::kRing)) return moved;
       operation->stage(*this);
       operation->sequence = channel_.post(operation->announcement);
+      moved = true;
     }
     head = false;
   }
+  return moved;
 }
 
-// Runs what can be run without waiting; true when the queue is empty.
-bool Exchange::pump() {
-  mailbox_.step();
-  announce_ready();
-  while (!queue_.empty()) {
-    Operation& head = *queue_.front();
-    if (!channel_.all_posted(head.sequence) || !head.is_short(*this)) return false;
-    run_head();
+// Does all that can be done without waiting; true when that was something.
+bool Exchange::move() {
+  bool moved = mailbox_.step();
+  moved = announce_ready() || moved;
+  while (!queue_.empty() && run_head()) {
     announce_ready();
+    moved = true;
   }
-  return true;
+  return moved;
 }
 
-void Exchange::run_head() {
-  const std::shared_ptr<Operation> head = queue_.front();
-  head->run(*this);
+void Exchange::move_on() {
+  channel_.check_alive();
+  move();
+}
+
+// True when it is over.
+bool Exchange::run_head() {
+  const std::shared_ptr<Operation>& head = queue_.front();
+  if (head->sequence == 0) return false;
+  head->agreed = head->agreed || channel_.all_posted(head->sequence);
+  if (!head->agreed) return false;
+  const uint32_t meetings = channel_.meetings();
+  const bool over = head->step(*this);
+  if (over || channel_.meetings() != meetings) waiting_since_ = {};
+  if (!over) return false;
   channel_.set_done();
   head->ran = true;
+  lingering_.push_back(std::move(queue_.front()));
   queue_.pop_front();
-  lingering_.push_back(head);
   while (!lingering_.empty() && channel_.all_done(lingering_.front()->sequence)) {
     lingering_.front()->keep.reset();
     lingering_.pop_front();
   }
+  return true;
 }
 
-void Exchange::finish(const std::shared_ptr<Operation>& operation) {
+// Waits for what the head of the queue waits for.
+bool Exchange::await_head(const Patience& patience) {
+  const std::shared_ptr<Operation> head = queue_.front();
+  if (head->sequence == 0) return channel_.await_done(channel_.next_sequence() - RankBlock::kRing, patience);
+  if (head->agreed) return channel_.await_met(head->sequence, patience);
+  if (!channel_.await_posted(head->sequence, patience)) return false;
+  head->agreed = true;
+  return true;
+}
+
+bool Exchange::is_over(const Operation& operation) const {
+  return operation.ran && (operation.uses_slots() || channel_.all_done(operation.sequence));
+}
+
+bool Exchange::finish(const std::shared_ptr<Operation>& operation, Clock::time_point until) {
   channel_.check_alive();
+  if (until == Clock::time_point::max()) waiting_since_ = {};
+  const Patience patience{operation->timeout, until, &waiting_since_};
   while (!operation->ran) {
     announce_ready();
-    Operation& head = *queue_.front();
-    channel_.await_posted(head.sequence, operation->timeout);
-    run_head();
+    while (!operation->ran && run_head()) announce_ready();
+    if (!operation->ran && !await_head(patience)) return false;
   }
-  if (!operation->uses_slots()) channel_.await_done(operation->sequence, operation->timeout);
+  if (!is_over(*operation) && !channel_.await_done(operation->sequence, patience)) return false;
+  waiting_since_ = {};
   operation->keep.reset();
+  return true;
+}
+
+bool Exchange::finish(const std::shared_ptr<Parcel>& parcel, Clock::time_point until) {
+  if (parcel->over) return true;
+  channel_.check_alive();
+  const auto is_over = [&] {
+    mailbox_.step();
+    if (!parcel->over && !queue_.empty()) move();
+    return parcel->over;
+  };
+  return channel_.await_bell(is_over, [&] { return parcel->text(); }, parcel->peer,
+                             {parcel->timeout, until, &parcel->waiting_since});
 }
 
 bool Exchange::advance(const Operation& operation) {
-  channel_.check_alive();
-  pump();
-  return operation.ran && (operation.uses_slots() || channel_.all_done(operation.sequence));
+  move_on();
+  return is_over(operation);
+}
+
+bool Exchange::advance(const Parcel& parcel) {
+  move_on();
+  return parcel.over;
 }
 
 }  // namespace lockstep::comm

@@ -5,7 +5,8 @@
 // each rank copies a chunk into its own slot, all meet, each reads what it needs from the others' slots. Two slots a rank
 // alternate, so one meeting a chunk is enough.
 //
-// Operations run in the order in which they were started. There is no thread of our own: they move on inside the calls.
+// Operations run in the order in which they were started. There is no thread of our own: they move on inside the calls, all that
+// can, whichever of them a call waits for.
 #pragma once
 
 #include <chrono>
@@ -41,15 +42,15 @@ class Operation {
   friend class Exchange;
   // Fills this rank's slot with what others need first; before the announcement.
   virtual void stage(class Exchange&) {}
-  // Everything after the announcement; all ranks have announced.
-  virtual void run(class Exchange& exchange) = 0;
-  // Whether run() waits for nobody.
-  virtual bool is_short(class Exchange&) const { return false; }
+  // Everything after the announcement, as far as it goes without waiting; all ranks have announced. False when it cannot go on
+  // before all have come to the meeting at which this rank is: it is called again then.
+  virtual bool step(class Exchange& exchange) = 0;
   // False for an operation that works on group memory alone: it may be announced while earlier ones
   // have not run, and is over only when all ranks have run it.
   virtual bool uses_slots() const { return true; }
 
   uint32_t sequence = 0;  // 0: not announced
+  bool agreed = false;    // all have announced it alike
   bool ran = false;
 };
 
@@ -67,14 +68,19 @@ class Exchange {
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }
   Channel& channel() { return channel_; }
-  Mailbox& mailbox() { return mailbox_; }
 
-  // Queues the operation and takes the queue as far as it goes without waiting.
+  // Queues the operation, or the message, and takes all that was started as far as it goes without waiting.
   void start(std::shared_ptr<Operation> operation);
-  // Blocks until the operation is over on this rank. Throws CommError.
-  void finish(const std::shared_ptr<Operation>& operation);
-  // Takes the queue further; true when the operation would not make finish() wait.
+  void start(std::shared_ptr<Parcel> parcel);
+  // Blocks until the operation is over on this rank, or the message has been put in whole (sender) or taken out whole (receiver).
+  // False when `until` came first. Throws CommError.
+  using Clock = Channel::Clock;
+  bool finish(const std::shared_ptr<Operation>& operation, Clock::time_point until = Clock::time_point::max());
+  bool finish(const std::shared_ptr<Parcel>& parcel, Clock::time_point until = Clock::time_point::max());
+  // Takes all that was started as far as it goes without waiting; true when finish() would not wait.
   bool advance(const Operation& operation);
+  bool advance(const Parcel& parcel);
+  void move_on();
 
   // Where group memory lies: part(segment, rank) for announcements with segment >= 0.
   void set_group_memory(std::function<char*(int64_t segment, int rank)> part) { part_ = std::move(part); }
@@ -88,9 +94,11 @@ class Exchange {
   int64_t turn = 0;
 
  private:
-  void announce_ready();
-  bool pump();
-  void run_head();
+  bool announce_ready();
+  bool move();
+  bool run_head();
+  bool await_head(const Patience& patience);
+  bool is_over(const Operation& operation) const;
 
   char* slots_;
   Channel channel_;
@@ -98,6 +106,7 @@ class Exchange {
   std::function<char*(int64_t, int)> part_;
   std::deque<std::shared_ptr<Operation>> queue_;      // not run yet
   std::deque<std::shared_ptr<Operation>> lingering_;  // run, but others may still use the buffers
+  Clock::time_point waiting_since_{};                 // for the head, or for others' part of what has run
 };
 
 // The elements [begin, end) of `count` that rank r of n reduces: whole cache lines.

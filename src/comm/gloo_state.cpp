@@ -146,25 +146,28 @@ void GlooState::connect() {
   done(step);
 }
 
-void GlooState::await(const WireWork& work, GlooStep& step) {
+bool GlooState::await(const WireWork& work, GlooStep& step, steady_clock::time_point until) {
   for (;;) {
     check_alive();
     const milliseconds left = left_of(step.timeout, step.start);
+    const auto limit = std::chrono::ceil<milliseconds>(std::min<steady_clock::duration>(
+        until - steady_clock::now(), std::min(kSlice, left)));
     try {
-      work->wait(std::max(milliseconds(1), std::min(kSlice, left)));
-      return;
+      work->wait(std::max(milliseconds(1), limit));
+      return true;
     } catch (const std::exception& error) {
       if (work->isCompleted()) {
         // It may have come to its end just after the wait gave up.
         if (const auto cause = work->exception()) {
           fail(step, fmt::format("failed ({})", first_line(error)));
         }
-        return;
+        return true;
       }
     }
     if (roll_.launcher_reports()) fail(step, roll_.given_up());
     if (left.count() == 0) fail(step, fmt::format("timed out after {}", text_of(step.timeout)));
     if (!step.looked && steady_clock::now() - step.start > Board::kLongWait) look(step);
+    if (steady_clock::now() >= until) return false;
   }
 }
 

@@ -30,7 +30,9 @@ class GlooState {
   // Blocks until `work` is over. Throws CommError, and ends the group, when it fails, when the
   // deadline passes, when the launcher reports a dead rank, and when another rank turns out to do
   // something else.
-  void await(const WireWork& work, GlooStep& step);
+  // False when `until` came first.
+  bool await(const WireWork& work, GlooStep& step,
+             std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max());
   // Tells the others that this rank came out of a long operation.
   void done(const GlooStep& step);
   // Ends the group with an error that says what every rank was doing.

@@ -34,12 +34,19 @@ class GlooPending : public Pending {
   }
 
  private:
-  void finish() override {
-    for (const WireWork& work : call_.works) state_->await(work, step_);
+  void finish() override { finish_until(std::chrono::steady_clock::time_point::max()); }
+  bool finish_within(std::chrono::microseconds limit) override {
+    return finish_until(std::chrono::steady_clock::now() + limit);
+  }
+  bool finish_until(std::chrono::steady_clock::time_point until) {
+    for (const WireWork& work : call_.works) {
+      if (!state_->await(work, step_, until)) return false;
+    }
     state_->done(step_);
     const at::NoGradGuard no_grad;
     call_.finish();
     call_ = {};
+    return true;
   }
 
   bool advance() override { return state_->is_dead() || all_over(); }
@@ -73,16 +80,12 @@ class GlooTransport : public Transport {
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:
-  void finish_dropped();
-
   const std::shared_ptr<GlooState> state_;
-  std::vector<std::shared_ptr<GlooPending>> pending_;
   CallNumbers numbers_;
 };
 
 Work GlooTransport::start(Request request) {
   state_->check_alive();
-  finish_dropped();
   const at::NoGradGuard no_grad;
   GlooStep step{.notice = numbers_.next(request), .timeout = request.timeout};
   GlooCall call;
@@ -97,19 +100,7 @@ Work GlooTransport::start(Request request) {
     state_->fail(step, fmt::format("failed ({})", first_line(error)));
   }
   if (call.works.empty()) return {};
-  pending_.push_back(std::make_shared<GlooPending>(state_, std::move(step), std::move(call)));
-  return Work(pending_.back());
-}
-
-// Finishes the operations whose handles are gone, and forgets those that are over.
-void GlooTransport::finish_dropped() {
-  std::vector<std::shared_ptr<GlooPending>> dropped;
-  std::erase_if(pending_, [&](std::shared_ptr<GlooPending>& pending) {
-    if (pending.use_count() > 1) return false;
-    dropped.push_back(std::move(pending));
-    return true;
-  });
-  for (const auto& pending : dropped) pending->wait();
+  return Work(std::make_shared<GlooPending>(state_, std::move(step), std::move(call)));
 }
 
 std::shared_ptr<Transport> GlooTransport::subset(const std::vector<int>& members, int color) {

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "comm/recorded.h"
+#include "comm/call.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 
@@ -56,31 +56,6 @@ void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
   }
 }
 
-// A contiguous tensor as transports take it. One element or none counts as contiguous with any strides, which does not
-// mean that it can be viewed as bytes.
-at::Tensor plain(const at::Tensor& tensor) {
-  const bool is_odd = tensor.numel() <= 1 && tensor.dim() > 0 && (tensor.dim() > 1 || tensor.stride(0) != 1);
-  return is_odd ? tensor.detach().as_strided({tensor.numel()}, {1}) : tensor;
-}
-
-// An operation on copies of tensors that are not contiguous: copies the results back when it is over.
-class CopyBack : public Pending {
- public:
-  CopyBack(Work work, std::vector<std::pair<at::Tensor, at::Tensor>> copies)
-      : work_(std::move(work)), copies_(std::move(copies)) {}
-
- private:
-  void finish() override {
-    work_.wait();
-    const at::NoGradGuard no_grad;
-    for (auto& [target, source] : copies_) target.copy_(source);
-  }
-  bool advance() override { return work_.is_completed(); }
-
-  Work work_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
-};
-
 // The string's bytes as a tensor that shares them.
 at::Tensor as_tensor(std::string_view text) {
   return at::from_blob(const_cast<char*>(text.data()), {static_cast<int64_t>(text.size())}, at::kByte);
@@ -112,7 +87,7 @@ bool Group::carries(at::Device device) const { return transport_->carries(device
 std::chrono::milliseconds Group::timeout() const { return transport_->timeout(); }
 uint32_t Group::next_caller() const { return transport_->next_caller(); }
 
-// Checks what this rank alone can check, and makes every tensor contiguous.
+// Checks what this rank alone can check.
 Work Group::start(Request request, const CallOptions& options) const {
   // A deadline that far off is none; more would overflow the clock.
   request.timeout = std::min<std::chrono::milliseconds>(options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
@@ -126,35 +101,21 @@ Work Group::start(Request request, const CallOptions& options) const {
   const at::Device device = !request.outputs.empty()  ? request.outputs.front().device()
                             : !request.inputs.empty() ? request.inputs.front().device()
                                                       : at::Device(at::kCPU);
-  for (at::Tensor& input : request.inputs) {
-    check_tensor(request.what, input);
-    check_device(request.what, input, *transport_, device);
-    if (input.scalar_type() != dtype) {
-      refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(input.scalar_type()));
+  for (const auto* tensors : {&request.inputs, &request.outputs}) {
+    for (const at::Tensor& tensor : *tensors) {
+      check_tensor(request.what, tensor);
+      check_device(request.what, tensor, *transport_, device);
+      if (tensor.scalar_type() != dtype) {
+        refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(tensor.scalar_type()));
+      }
     }
-    input = input.is_contiguous() ? plain(input) : input.detach().contiguous();
   }
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
-  for (at::Tensor& output : request.outputs) {
-    check_tensor(request.what, output);
-    check_device(request.what, output, *transport_, device);
-    if (output.scalar_type() != dtype) {
-      refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(output.scalar_type()));
-    }
-    if (output.is_contiguous()) {
-      output = plain(output);
-      continue;
-    }
-    if (at::has_internal_overlap(output) == at::MemOverlap::Yes) {
+  for (const at::Tensor& output : request.outputs) {
+    if (!output.is_contiguous() && at::has_internal_overlap(output) == at::MemOverlap::Yes) {
       refuse(request.what, "an output's elements share memory (an expanded tensor?): use .clone()");
     }
-    at::Tensor target = output.detach();
-    output = target.contiguous();
-    copies.emplace_back(target, output);
   }
-  Work work = start_recorded(*transport_, std::move(request));
-  if (copies.empty()) return work;
-  return Work(std::make_shared<CopyBack>(std::move(work), std::move(copies)));
+  return start_call(*transport_, std::move(request));
 }
 
 Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {

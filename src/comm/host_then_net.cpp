@@ -43,6 +43,9 @@ class HostThenNet : public Transport {
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return levels_->guarded([&] { return levels_->up->empty(sizes, options); });
   }
+  void move_on() override {
+    levels_->guarded([&] { levels_->move_on(); });
+  }
   void give_up(std::string_view why) noexcept override { levels_->give_up(why); }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
@@ -84,7 +87,6 @@ class HostThenNet : public Transport {
   std::vector<Range> runs_;  // this host's nodes of the tree, in its own ranks
   size_t own_run_ = 0;       // the one that this rank is in
   const std::shared_ptr<TwoLevels> levels_ = std::make_shared<TwoLevels>();
-  std::vector<std::shared_ptr<TwoLevelWork>> pending_;
   int collectives_ = 0;
 };
 
@@ -161,13 +163,6 @@ bool HostThenNet::on_two_levels(const Request& request) const {
 
 Work HostThenNet::start(Request request) {
   return levels_->guarded([&]() -> Work {
-    std::vector<std::shared_ptr<TwoLevelWork>> dropped;
-    std::erase_if(pending_, [&](std::shared_ptr<TwoLevelWork>& pending) {
-      if (pending.use_count() > 1) return false;
-      dropped.push_back(std::move(pending));
-      return true;
-    });
-    for (const auto& pending : dropped) pending->wait();
     const at::NoGradGuard no_grad;
     if (on_two_levels(request)) {
       ++collectives_;
@@ -210,8 +205,7 @@ Work HostThenNet::two_levels(const Request& request) {
     default:
       pieces = barrier(request);
   }
-  pending_.push_back(std::make_shared<TwoLevelWork>(levels_, std::move(pieces)));
-  return Work(pending_.back());
+  return Work(std::make_shared<TwoLevelWork>(levels_, std::move(pieces)));
 }
 
 std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transport,

@@ -47,17 +47,6 @@ void Mailbox::start(std::shared_ptr<Parcel> parcel) {
   step();
 }
 
-void Mailbox::finish(const std::shared_ptr<Parcel>& parcel) {
-  if (parcel->over) return;
-  channel_.check_alive();
-  channel_.await_bell(
-      [&] {
-        step();
-        return parcel->over;
-      },
-      [&] { return parcel->text(); }, parcel->peer, parcel->timeout);
-}
-
 bool Mailbox::step() {
   if (waiting_ == 0) return false;
   bool moved = false;

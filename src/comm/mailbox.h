@@ -27,6 +27,7 @@ struct Parcel {
   std::chrono::milliseconds timeout{0};
   std::string tag;
 
+  Channel::Clock::time_point waiting_since{};
   int64_t moved = 0;
   bool started = false;
   bool over = false;
@@ -44,10 +45,10 @@ class Mailbox {
 
   // Queues a message and moves what can be moved at once.
   void start(std::shared_ptr<Parcel> parcel);
-  // Blocks until the message has been put in whole (sender) or taken out whole (receiver). Throws CommError.
-  void finish(const std::shared_ptr<Parcel>& parcel);
   // Moves what can be moved; true when something was.
   bool step();
+  // Messages that are not over.
+  int waiting() const { return waiting_; }
 
  private:
   struct Box;

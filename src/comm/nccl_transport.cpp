@@ -138,9 +138,10 @@ class HostPending : public Pending {
  private:
   void finish() override {
     engine_->halves->guarded([&] {
+      // Other ranks may need this one's messages before they come to what is waited for.
+      engine_->flush();
       work_.wait();
       if (!drains_) return;
-      engine_->flush();
       engine_->device().drain();
     });
   }

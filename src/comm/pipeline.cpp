@@ -44,12 +44,14 @@ void Pipeline::come_back() {
   piece->work_.wait();
   piece->stage_ = Piece::Back;
   across_.pop_front();
+  back_.push_back(piece);
   piece->start_next();
 }
 
 void Pipeline::advance() {
   while (!within_.empty() && within_.front()->work_.is_completed()) go_across();
   while (!across_.empty() && across_.front()->work_.is_completed()) come_back();
+  while (!back_.empty() && back_.front()->work_.is_completed()) back_.pop_front();
 }
 
 bool Pipeline::is_over(Piece& piece) {
@@ -57,11 +59,13 @@ bool Pipeline::is_over(Piece& piece) {
   return piece.stage_ == Piece::Back && piece.work_.is_completed();
 }
 
-void Pipeline::finish(Piece& piece) {
-  while (piece.stage_ == Piece::Within) go_across();
-  while (piece.stage_ == Piece::Across) come_back();
-  piece.work_.wait();
+bool Pipeline::finish_within(Piece& piece, std::chrono::microseconds limit) {
   advance();
+  Piece& next = piece.stage_ == Piece::Within   ? *within_.front()
+                : piece.stage_ == Piece::Across ? *across_.front()
+                                                : piece;
+  const bool was_last = piece.stage_ == Piece::Back;
+  return next.work_.wait_within(limit) && was_last;
 }
 
 }  // namespace lockstep::comm

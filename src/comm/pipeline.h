@@ -1,6 +1,7 @@
 // Steps of collectives on two levels, each level in one order on all ranks.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -24,11 +25,11 @@ class Pipeline {
   class Piece;
 
   std::shared_ptr<Piece> add(Staircase steps);
-  // Starts what can be started without waiting.
+  // Takes all pieces further without waiting.
   void advance();
   bool is_over(Piece& piece);
-  // Blocks until the piece is over.
-  void finish(Piece& piece);
+  // Waits for the piece, about as long as `limit`; false when it is not over then.
+  bool finish_within(Piece& piece, std::chrono::microseconds limit);
 
  private:
   void go_across();
@@ -36,6 +37,7 @@ class Pipeline {
 
   std::deque<std::shared_ptr<Piece>> within_;
   std::deque<std::shared_ptr<Piece>> across_;
+  std::deque<std::shared_ptr<Piece>> back_;
 };
 
 }  // namespace lockstep::comm

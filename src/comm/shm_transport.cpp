@@ -77,6 +77,9 @@ class ShmWork : public Pending {
 
  private:
   void finish() override { exchange_->finish(operation_); }
+  bool finish_within(std::chrono::microseconds limit) override {
+    return exchange_->finish(operation_, Exchange::Clock::now() + limit);
+  }
   bool advance() override { return exchange_->advance(*operation_); }
   std::shared_ptr<Exchange> exchange_;
   std::shared_ptr<Operation> operation_;
@@ -88,11 +91,11 @@ class ShmMessage : public Pending {
       : exchange_(std::move(exchange)), parcel_(std::move(parcel)) {}
 
  private:
-  void finish() override { exchange_->mailbox().finish(parcel_); }
-  bool advance() override {
-    exchange_->mailbox().step();
-    return parcel_->over;
+  void finish() override { exchange_->finish(parcel_); }
+  bool finish_within(std::chrono::microseconds limit) override {
+    return exchange_->finish(parcel_, Exchange::Clock::now() + limit);
   }
+  bool advance() override { return exchange_->advance(*parcel_); }
   std::shared_ptr<Exchange> exchange_;
   std::shared_ptr<Parcel> parcel_;
 };
@@ -136,6 +139,8 @@ class ShmTransport : public Transport {
     exchange_->start(operation);
     return Work(std::make_shared<ShmWork>(exchange_, std::move(operation)));
   }
+
+  void move_on() override { exchange_->move_on(); }
 
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     const int64_t bytes = bytes_of(sizes, options);
@@ -282,7 +287,7 @@ class ShmTransport : public Transport {
     parcel->timeout = request.timeout;
     parcel->tag = request.tag;
     parcel->keep = std::make_shared<Request>(std::move(request));
-    exchange_->mailbox().start(parcel);
+    exchange_->start(parcel);
     return Work(std::make_shared<ShmMessage>(exchange_, std::move(parcel)));
   }
 
@@ -334,8 +339,8 @@ class ShmTransport : public Transport {
     parcel->bytes = parcel->count = sizeof offer;
     parcel->data = reinterpret_cast<char*>(&offer);
     parcel->timeout = options_.timeout;
-    exchange_->mailbox().start(parcel);
-    exchange_->mailbox().finish(parcel);
+    exchange_->start(parcel);
+    exchange_->finish(parcel);
   }
 
   std::shared_ptr<Segment> segment_;

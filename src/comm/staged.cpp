@@ -31,26 +31,32 @@ class Staged : public Operation {
     if (!in_group_memory()) fill_first(exchange);
   }
 
-  void run(Exchange& exchange) override {
-    if (in_group_memory() && exchange.all_in_group_memory(sequence)) return run_in_place(exchange);
-    if (!exchange.none_in_group_memory(sequence)) {
-      // Some could not know that the others' data is private, and have staged nothing yet.
-      if (in_group_memory()) fill_first(exchange);
-      exchange.channel().meet(sequence, timeout);
+  bool step(Exchange& exchange) override {
+    if (count_ == 0) {
+      if (in_group_memory() && exchange.all_in_group_memory(sequence)) {
+        run_in_place(exchange);
+        return true;
+      }
+      count_ = chunks(exchange);
+      if (!exchange.none_in_group_memory(sequence)) {
+        // Some could not know that the others' data is private, and have staged nothing yet.
+        if (in_group_memory()) fill_first(exchange);
+        meet(exchange);
+      }
     }
-    const int64_t count = chunks(exchange);
-    for (int64_t chunk = 0;;) {
-      read(exchange, chunk);
+    for (;;) {
+      if (meets_ && !exchange.channel().all_met()) return false;
+      read(exchange, chunk_);
       ++exchange.turn;
-      if (++chunk == count) return;
-      fill(exchange, chunk, exchange.slot(exchange.rank(), exchange.turn));
-      exchange.channel().meet(sequence, timeout);
+      if (++chunk_ == count_) return true;
+      fill(exchange, chunk_, exchange.slot(exchange.rank(), exchange.turn));
+      meet(exchange);
     }
   }
 
-  bool is_short(Exchange& exchange) const override {
-    if (in_group_memory() && exchange.all_in_group_memory(sequence)) return true;
-    return chunks(exchange) == 1 && exchange.none_in_group_memory(sequence);
+  void meet(Exchange& exchange) {
+    exchange.channel().arrive();
+    meets_ = true;
   }
 
   void fill_first(Exchange& exchange) {
@@ -73,6 +79,10 @@ class Staged : public Operation {
         announcement.text(sequence), exchange.channel().name_of(peer), theirs,
         exchange.channel().name_of(exchange.rank()), expected));
   }
+
+ private:
+  int64_t chunk_ = 0, count_ = 0;  // 0: not begun
+  bool meets_ = false;
 };
 
 class ReduceScatter : public Staged {
@@ -218,8 +228,7 @@ class Deal : public Staged {
 
 class Barrier : public Operation {
  private:
-  bool is_short(Exchange&) const override { return true; }
-  void run(Exchange&) override {}
+  bool step(Exchange&) override { return true; }
 };
 
 template <class T, class... Args>

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/unfinished.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/work.h"
 #include "lockstep/core/shard.h"
@@ -84,7 +85,7 @@ struct Request {
 
 class Transport {
  public:
-  virtual ~Transport() = default;
+  virtual ~Transport() { unfinished_->close(); }
   virtual std::string_view name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
@@ -96,6 +97,8 @@ class Transport {
   uint32_t next_caller() { return ++callers_; }
   // Starts the operation. May block (a transport without background progress runs it here or in wait()).
   virtual Work start(Request request) = 0;
+  // Takes what is under way further without waiting, where that needs calls. Throws CommError.
+  virtual void move_on() {}
   virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;
   // Undefined where ranks have no memory in common.
   virtual at::Tensor shared(at::IntArrayRef, at::TensorOptions) { return {}; }
@@ -107,7 +110,10 @@ class Transport {
   // are; `color` tells apart the subsets made at the same time.
   virtual std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) = 0;
 
+  const std::shared_ptr<Unfinished>& unfinished() const { return unfinished_; }
+
  private:
+  const std::shared_ptr<Unfinished> unfinished_ = std::make_shared<Unfinished>();
   uint32_t callers_ = 0;
 };
 

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,6 +38,18 @@ struct TwoLevels {
   }
 
   void give_up(std::string_view why) noexcept;
+  // Takes everything under way further without waiting.
+  void move_on();
+  // Waits until `wait_within(limit)` is true, and moves on everything else meanwhile: other ranks
+  // may wait for that first.
+  template <class WaitWithin>
+  void wait(const WaitWithin& wait_within) {
+    for (std::chrono::milliseconds limit{2}; !wait_within(limit);
+         limit = std::min(2 * limit, kLongestTurn))
+      move_on();
+  }
+  // Looking at the network's work ends a wait there with an exception, which is not for nothing.
+  static constexpr std::chrono::milliseconds kLongestTurn{16};
 };
 
 // An operation of one of the transports alone; its failure ends the others, too.
@@ -45,10 +59,8 @@ class OneLevelWork : public Pending {
       : levels_(std::move(levels)), work_(std::move(work)) {}
 
  private:
-  void finish() override {
-    levels_->guarded([&] { work_.wait(); });
-  }
-  bool advance() override { return work_.is_completed(); }
+  void finish() override;
+  bool advance() override;
 
   const std::shared_ptr<TwoLevels> levels_;
   Work work_;

@@ -1,5 +1,6 @@
 #include "lockstep/comm/work.h"
 
+#include "comm/unfinished.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 
@@ -8,7 +9,8 @@ namespace {
 
 class Chain : public Pending {
  public:
-  Chain(Work first, std::function<Work()> next) : first_(std::move(first)), next_(std::move(next)) {}
+  Chain(Work first, std::function<Work()> next)
+      : first_(std::move(first)), next_(std::move(next)) {}
 
  private:
   void finish() override {
@@ -28,24 +30,43 @@ class Chain : public Pending {
 
 }  // namespace
 
-void Pending::wait() {
+// `finish` returns whether the operation is over.
+template <class Finish>
+bool Pending::end(const Finish& finish) {
   if (!over_) {
-    over_ = true;
+    bool over = true;
     const flight::Span blocked(flight::Activity::Communication, call_);
     try {
-      finish();
-      flight::end(call_);
+      over = finish();
+      if (over) flight::end(call_);
     } catch (const CommError& error) {
       flight::report_failure(error.what(), flight::Blame::Peer);
       error_ = std::current_exception();
     } catch (...) {
       error_ = std::current_exception();
     }
+    over_ = over;
   }
   if (error_) std::rethrow_exception(error_);
+  // Also where it was over before, so that ranks that wait alike finish what was dropped at the same place.
+  if (over_ && group_) group_->finish_all();
+  return over_;
 }
 
-bool Pending::poll() {
+void Pending::wait() {
+  end([this] {
+    finish();
+    return true;
+  });
+}
+
+bool Pending::wait_within(std::chrono::microseconds limit) {
+  return end([&] { return finish_within(limit); });
+}
+
+bool Pending::poll() { return poll_alone() && (error_ || !group_ || group_->poll()); }
+
+bool Pending::poll_alone() {
   if (over_) return true;
   try {
     return advance();
@@ -56,8 +77,23 @@ bool Pending::poll() {
   }
 }
 
+void Pending::belong_to(std::shared_ptr<Unfinished> group, const Uses& uses) {
+  group_ = std::move(group);
+  number_ = group_->next_number();
+  uses_ = uses;
+}
+
+void Work::drop() noexcept {
+  const std::shared_ptr<Pending> pending = std::move(pending_);
+  if (pending->over_ || !pending->group_) return;
+  pending->group_->keep(pending);
+}
+
 Work then(Work first, std::function<Work()> next) {
-  return Work(std::make_shared<Chain>(std::move(first), std::move(next)));
+  const std::shared_ptr<Unfinished> group = first.pending() ? first.pending()->group() : nullptr;
+  auto chain = std::make_shared<Chain>(std::move(first), std::move(next));
+  if (group) chain->belong_to(group, {.unknown = true});
+  return Work(std::move(chain));
 }
 
 void Work::set_call(uint32_t call) const {

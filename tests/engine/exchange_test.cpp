@@ -61,6 +61,18 @@ Piece piece(std::vector<T>& values) {
   return {reinterpret_cast<char*>(values.data()), static_cast<int64_t>(values.size() * sizeof(T))};
 }
 
+std::shared_ptr<Parcel> parcel_of(std::vector<int32_t>& values, int peer, bool sending) {
+  auto parcel = std::make_shared<Parcel>();
+  *parcel = {.sending = sending,
+             .peer = peer,
+             .dtype = "int32",
+             .count = static_cast<int64_t>(values.size()),
+             .bytes = piece(values).bytes,
+             .data = piece(values).data,
+             .timeout = 60s};
+  return parcel;
+}
+
 constexpr Reduction kSum{Element::Int32, Combine::Sum};
 
 class Engine : public testing::TestWithParam<int> {};
@@ -140,26 +152,92 @@ TEST_P(Engine, MessagesCrossEachOther) {
       for (int peer = 0; peer < size; ++peer) {
         if (peer == rank) continue;
         for (const bool sending : {true, false}) {
-          auto parcel = std::make_shared<Parcel>();
-          const Piece data = piece(sending ? out[peer] : in[peer]);
-          *parcel = {.sending = sending,
-                     .peer = peer,
-                     .dtype = "int32",
-                     .count = count,
-                     .bytes = data.bytes,
-                     .data = data.data,
-                     .timeout = 60s};
-          exchange.mailbox().start(parcel);
-          parcels.push_back(parcel);
+          parcels.push_back(parcel_of(sending ? out[peer] : in[peer], peer, sending));
+          exchange.start(parcels.back());
         }
       }
-      for (const auto& parcel : parcels) exchange.mailbox().finish(parcel);
+      for (const auto& parcel : parcels) exchange.finish(parcel);
       for (int peer = 0; peer < size; ++peer) {
         if (peer != rank) {
           EXPECT_EQ(in[peer], std::vector<int32_t>(count, peer));
         }
       }
     }
+  });
+}
+
+// Each rank waits first for what the other one needs last.
+TEST(EngineOrder, WhoWaitsForAMessageMovesCollectivesOn) {
+  for (const int64_t count : {100, 1000000}) {
+    with_ranks(2, 0, [&](Exchange& exchange, char*) {
+      std::vector<int32_t> sum(count, 1), told(count, exchange.rank()),
+          text(count, exchange.rank());
+      const auto first = all_reduce(kSum, piece(sum)),
+                 second = broadcast(1, exchange.rank(), piece(told));
+      for (const auto& operation : {first, second}) {
+        name(*operation, "collective", count);
+        exchange.start(operation);
+      }
+      const auto parcel = parcel_of(text, 1 - exchange.rank(), exchange.rank() == 1);
+      if (exchange.rank() == 0) {
+        exchange.start(parcel);
+        exchange.finish(parcel);
+      }
+      exchange.finish(second);
+      exchange.finish(first);
+      if (exchange.rank() == 1) {
+        exchange.start(parcel);
+        exchange.finish(parcel);
+      }
+      EXPECT_EQ(sum, std::vector<int32_t>(count, 2));
+      EXPECT_EQ(told, std::vector<int32_t>(count, 1));
+      EXPECT_EQ(text, std::vector<int32_t>(count, 1));
+    });
+  }
+}
+
+// Asking takes a collective of many meetings to its end, and never waits for a rank that is
+// somewhere else.
+TEST_P(Engine, AskingIsEnough) {
+  const int size = GetParam();
+  std::atomic<int> over = 0;
+  with_ranks(size, 0, [&](Exchange& exchange, char*) {
+    std::vector<int32_t> sum(1000000, 1);
+    const auto operation = all_reduce(kSum, piece(sum));
+    name(*operation, "all_reduce", 1000000);
+    exchange.start(operation);
+    while (!exchange.advance(*operation)) std::this_thread::yield();
+    EXPECT_EQ(sum, std::vector<int32_t>(1000000, size));
+    // Rank 0 leaves the others alone in an operation that it comes to only when they have asked.
+    const auto late = barrier();
+    name(*late, "barrier", 0);
+    if (exchange.rank() != 0) {
+      exchange.start(late);
+      EXPECT_FALSE(exchange.advance(*late));
+      ++over;
+    }
+    while (over < size - 1) std::this_thread::yield();
+    if (exchange.rank() == 0) exchange.start(late);
+    exchange.finish(late);
+  });
+}
+
+TEST(EngineOrder, AWaitThatIsCutShortGoesOnLater) {
+  std::atomic<int> turn = 0;
+  with_ranks(2, 0, [&](Exchange& exchange, char*) {
+    std::vector<int32_t> sum(10, 1);
+    const auto operation = all_reduce(kSum, piece(sum));
+    name(*operation, "all_reduce", 10);
+    if (exchange.rank() == 0) {
+      exchange.start(operation);
+      EXPECT_FALSE(exchange.finish(operation, Exchange::Clock::now() + 3ms));
+      turn = 1;
+    } else {
+      while (turn == 0) std::this_thread::yield();
+      exchange.start(operation);
+    }
+    EXPECT_TRUE(exchange.finish(operation));
+    EXPECT_EQ(sum, std::vector<int32_t>(10, 2));
   });
 }
 

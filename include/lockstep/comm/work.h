@@ -1,12 +1,29 @@
 // A collective in flight.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <utility>
 
 namespace lockstep::comm {
+
+class Unfinished;
+
+// Memory that an operation reads and writes: addresses from `begin` to `end`. Private to the
+// library.
+struct Memory {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+struct Uses {
+  Memory reads;
+  Memory writes;
+  bool unknown = false;  // may use any
+};
 
 // What a transport keeps of an operation until it is over. Private to the library.
 class Pending {
@@ -14,26 +31,60 @@ class Pending {
   virtual ~Pending() = default;
 
   void wait();
+  // As wait(), but returns false when the operation is not over after about `limit`.
+  bool wait_within(std::chrono::microseconds limit);
   bool poll();
+  const std::shared_ptr<Unfinished>& group() const { return group_; }
   // The number that the flight recorder gave the call.
   void set_call(uint32_t call) { call_ = call; }
+  // Whose operation it is, if it is to be finished when its handles are dropped.
+  void belong_to(std::shared_ptr<Unfinished> group, const Uses& uses);
+
+ protected:
+  void set_over() { over_ = true; }
 
  private:
+  friend class Unfinished;
+  friend class Work;
+
   // Blocks until the operation is over; throws CommError. Not called again.
   virtual void finish() = 0;
+  // The same for a part of the time: false when the operation is not over yet.
+  virtual bool finish_within(std::chrono::microseconds) {
+    finish();
+    return true;
+  }
   // Takes the operation further without blocking; true when finish() would not block.
   virtual bool advance() = 0;
+  template <class Finish>
+  bool end(const Finish& finish);
+  // poll() without the group's dropped operations.
+  bool poll_alone();
 
   bool over_ = false;
-  std::exception_ptr error_;
+  std::atomic<int> handles_ = 1;
   uint32_t call_ = 0;
+  std::exception_ptr error_;
+  std::shared_ptr<Unfinished> group_;
+  uint64_t number_ = 0;  // among the group's operations
+  Uses uses_;
 };
 
 // Handle of an operation that was started. Until wait() has returned, the operation's tensors may
-// be neither read nor written (the operation itself keeps their storage alive). Dropping it
-// unwaited is allowed: the group's next call finishes the operation. Copies share the operation.
-// Over shared memory an operation moves on only inside calls on its own group, so a rank that waits
-// for operations of several groups waits for them in the same order as the other ranks do.
+// be neither read nor written (the operation itself keeps their storage alive). Copies share the
+// operation.
+//
+// Whatever wait() of a group's operation waits for, it moves on everything that was started in the
+// group, so ranks may wait in different orders. Over shared memory and between hosts operations
+// move on only inside calls on their own group, so a rank that waits for operations of several
+// groups waits for them in the same order as the other ranks do.
+//
+// Dropping it unwaited is allowed: the group keeps the operation and finishes it, with all its
+// effects. It is over when a later wait() on the group has returned, which therefore also waits for
+// it; a call on the group whose tensors share memory with those of a dropped operation finishes
+// that first, and any call finishes a dropped then(). What is dropped last of all, before the group
+// goes away, is not finished. Dropping itself never communicates.
+//
 // For tensors on a device, wait() blocks no thread: it makes the stream that is current on the
 // device when it is first called wait for the operation, and what the operation still runs into is
 // thrown by the group's next call. is_completed() asks the device.
@@ -41,6 +92,17 @@ class [[nodiscard]] Work {
  public:
   Work() = default;  // an operation that is over
   explicit Work(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {}
+  Work(const Work& other) : pending_(other.pending_) {
+    if (pending_) pending_->handles_.fetch_add(1, std::memory_order_relaxed);
+  }
+  Work(Work&& other) noexcept : pending_(std::move(other.pending_)) {}
+  Work& operator=(Work other) noexcept {
+    std::swap(pending_, other.pending_);
+    return *this;
+  }
+  ~Work() {
+    if (pending_ && pending_->handles_.fetch_sub(1, std::memory_order_acq_rel) == 1) drop();
+  }
 
   // Blocks until the operation is over on this rank. Throws CommError (peer lost, deadline,
   // mismatch), on every copy and every call alike.
@@ -48,20 +110,29 @@ class [[nodiscard]] Work {
     if (pending_) pending_->wait();
   }
 
-  // Private to the library.
-  void set_call(uint32_t call) const;
-
-  // True when wait() would return or throw at once. Never blocks, never throws; drives the
-  // operation forward, so calling it between pieces of other work overlaps the two.
+  // True when wait() would return or throw at once, but for a dropped then(). Never blocks, never
+  // throws; drives the group's operations forward, so calling it between pieces of other work
+  // overlaps the two.
   bool is_completed() { return !pending_ || pending_->poll(); }
 
+  // Private to the library.
+  bool wait_within(std::chrono::microseconds limit) {
+    return !pending_ || pending_->wait_within(limit);
+  }
+  void set_call(uint32_t call) const;
+  const std::shared_ptr<Pending>& pending() const { return pending_; }
+
  private:
+  void drop() noexcept;
+
   std::shared_ptr<Pending> pending_;
 };
 
 // The operation that is over when `first` is, `next` was called and the operation it returned is
-// over. `next` runs inside wait() and never inside is_completed(), so collectives that it starts come
-// in the order in which this rank waits, which has to be the other ranks' order too.
+// over. `next` runs inside wait() and never inside is_completed(), so collectives that it starts
+// come in the order in which this rank waits, which has to be the other ranks' order too. Where it
+// was dropped, it runs before the next call on the group of `first`, or at the end of the next
+// wait().
 Work then(Work first, std::function<Work()> next);
 
 }  // namespace lockstep::comm

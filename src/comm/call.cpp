@@ -1,0 +1,137 @@
+#include "comm/call.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
+
+namespace lockstep::comm {
+namespace {
+
+template <size_t N>
+void put_text(std::array<char, N>& to, std::string_view text) {
+  std::memcpy(to.data(), text.data(), std::min(text.size(), N - 1));  // the rest stays zero
+}
+
+flight::Operation operation_of(const Request& request) {
+  flight::Operation operation;
+  put_text(operation.what, name_of(request.what));
+  if (reduces(request.what)) {
+    const size_t length = std::strlen(operation.what.data());
+    operation.what[length] = ' ';
+    const std::string_view op = name_of(request.op);
+    std::memcpy(operation.what.data() + length + 1, op.data(),
+                std::min(op.size(), operation.what.size() - length - 2));
+  }
+  put_text(operation.tag, request.tag);
+  if (request.what == Collective::Barrier) return operation;
+  put_text(operation.dtype, name_of(request.dtype()));
+  operation.count = 0;
+  for (const at::Tensor& tensor : request.outputs.empty() ? request.inputs : request.outputs) {
+    operation.count += tensor.numel();
+  }
+  const bool has_peer = request.what == Collective::Reduce ||
+                        request.what == Collective::Broadcast ||
+                        request.what == Collective::Gather || request.what == Collective::Scatter ||
+                        request.what == Collective::Send || request.what == Collective::Recv;
+  if (has_peer) operation.peer = request.peer;
+  return operation;
+}
+
+// What it is, when it began and that it is waited in is recorded.
+Work start_recorded(Transport& transport, Request request) {
+  if (transport.size() == 1) return transport.start(std::move(request));
+  const uint32_t call = flight::begin(operation_of(request));
+  const flight::Span blocked(flight::Activity::Communication, call);
+  try {
+    Work work = transport.start(std::move(request));
+    work.set_call(call);
+    return work;
+  } catch (const CommError& error) {
+    flight::report_failure(error.what(), flight::Blame::Peer);
+    throw;
+  }
+}
+
+// A contiguous tensor as transports take it. One element or none counts as contiguous with any
+// strides, which does not mean that it can be viewed as bytes.
+at::Tensor plain(const at::Tensor& tensor) {
+  const bool is_odd =
+      tensor.numel() <= 1 && tensor.dim() > 0 && (tensor.dim() > 1 || tensor.stride(0) != 1);
+  return is_odd ? tensor.detach().as_strided({tensor.numel()}, {1}) : tensor;
+}
+
+// All memory between the first and the last element of the tensors.
+Memory memory_of(const std::vector<at::Tensor>& tensors) {
+  Memory memory;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.numel() == 0) continue;
+    int64_t last = 0;
+    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+    const char* begin = static_cast<const char*>(tensor.const_data_ptr());
+    const char* end = begin + (last + 1) * tensor.element_size();
+    memory.begin = memory.begin == nullptr ? begin : std::min(memory.begin, begin);
+    memory.end = std::max(memory.end, end);
+  }
+  return memory;
+}
+
+// An operation that is over, of a group.
+class Over : public Pending {
+ public:
+  Over() { set_over(); }
+
+ private:
+  void finish() override {}
+  bool advance() override { return true; }
+};
+
+// An operation on copies of tensors that are not contiguous: copies the results back when it is
+// over.
+class CopyBack : public Pending {
+ public:
+  CopyBack(Work work, std::vector<std::pair<at::Tensor, at::Tensor>> copies)
+      : work_(std::move(work)), copies_(std::move(copies)) {}
+
+ private:
+  void finish() override {
+    work_.wait();
+    const at::NoGradGuard no_grad;
+    for (auto& [target, source] : copies_) target.copy_(source);
+  }
+  bool advance() override { return work_.is_completed(); }
+
+  Work work_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+};
+
+}  // namespace
+
+Work start_call(Transport& transport, Request request) {
+  const Uses uses{memory_of(request.inputs), memory_of(request.outputs)};
+  transport.unfinished()->finish_before(uses);
+  for (at::Tensor& input : request.inputs) {
+    input = input.is_contiguous() ? plain(input) : input.detach().contiguous();
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  for (at::Tensor& output : request.outputs) {
+    if (output.is_contiguous()) {
+      output = plain(output);
+      continue;
+    }
+    at::Tensor target = output.detach();
+    output = target.contiguous();
+    copies.emplace_back(target, output);
+  }
+  Work work = start_recorded(transport, std::move(request));
+  if (!copies.empty()) work = Work(std::make_shared<CopyBack>(std::move(work), std::move(copies)));
+  if (!work.pending()) work = Work(std::make_shared<Over>());
+  work.pending()->belong_to(transport.unfinished(), uses);
+  return work;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,88 @@
+#include "comm/unfinished.h"
+
+#include <algorithm>
+
+namespace lockstep::comm {
+namespace {
+
+bool overlap(const Memory& a, const Memory& b) { return a.begin < b.end && b.begin < a.end; }
+
+bool conflict(const Uses& a, const Uses& b) {
+  return a.unknown || b.unknown || overlap(a.writes, b.writes) || overlap(a.writes, b.reads) ||
+         overlap(a.reads, b.writes);
+}
+
+}  // namespace
+
+void Unfinished::keep(std::shared_ptr<Pending> dropped) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    dropped_.push_back(dropped);
+    any_.store(true, std::memory_order_release);
+  } catch (const std::bad_alloc&) {
+    // Then it is not finished.
+  }
+}
+
+std::shared_ptr<Pending> Unfinished::take_first(const Uses* conflicting) {
+  const std::lock_guard lock(mutex_);
+  auto first = dropped_.end();
+  for (auto at = dropped_.begin(); at != dropped_.end(); ++at) {
+    if (conflicting != nullptr && !conflict((*at)->uses_, *conflicting)) continue;
+    if (first == dropped_.end() || (*at)->number_ < (*first)->number_) first = at;
+  }
+  if (first == dropped_.end()) return nullptr;
+  std::shared_ptr<Pending> pending = std::move(*first);
+  dropped_.erase(first);
+  any_.store(!dropped_.empty(), std::memory_order_release);
+  return pending;
+}
+
+void Unfinished::finish_before(const Uses& uses) {
+  if (!any_.load(std::memory_order_acquire)) return;
+  // What it waits for is to finish no others: they may need this rank's call.
+  const bool outer = std::exchange(finishing_, true);
+  try {
+    while (const auto pending = take_first(&uses)) pending->wait();
+  } catch (...) {
+    finishing_ = outer;
+    throw;
+  }
+  finishing_ = outer;
+}
+
+void Unfinished::finish_all() {
+  if (finishing_ || !any_.load(std::memory_order_acquire)) return;
+  finishing_ = true;
+  try {
+    while (const auto pending = take_first(nullptr)) pending->wait();
+  } catch (...) {
+    finishing_ = false;
+    throw;
+  }
+  finishing_ = false;
+}
+
+bool Unfinished::poll() {
+  if (finishing_ || !any_.load(std::memory_order_acquire)) return true;
+  std::vector<std::shared_ptr<Pending>> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    dropped = dropped_;
+  }
+  bool all = true;
+  for (const auto& pending : dropped) {
+    if (!pending->uses_.unknown) all = pending->poll_alone() && all;
+  }
+  return all;
+}
+
+void Unfinished::close() noexcept {
+  std::vector<std::shared_ptr<Pending>> dropped;
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  dropped.swap(dropped_);
+}
+
+}  // namespace lockstep::comm
