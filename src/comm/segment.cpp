@@ -137,6 +137,8 @@ void Segment::close_handle() {
   fd_ = -1;
 }
 
+void Segment::discard(int64_t offset, int64_t bytes) const noexcept { madvise(data_ + offset, bytes, MADV_REMOVE); }
+
 void Segment::populate(int64_t offset, int64_t bytes) const {
   if (bytes == 0) return;
   const int64_t begin = offset / kPage * kPage, end = std::min(bytes_, (offset + bytes + kPage - 1) / kPage * kPage);

@@ -39,6 +39,8 @@ class Segment {
   // Gives [offset, offset + bytes) its pages now, huge ones where the system has them, so that a full machine is an
   // error here and not a SIGBUS in the middle of training. Throws CommError.
   void populate(int64_t offset, int64_t bytes) const;
+  // Gives the pages of [offset, offset + bytes) back to the system, for all who map them.
+  void discard(int64_t offset, int64_t bytes) const noexcept;
 
  private:
   static Segment map(int fd, int64_t bytes);

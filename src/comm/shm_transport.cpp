@@ -145,9 +145,12 @@ class ShmTransport : public Transport {
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     const int64_t bytes = bytes_of(sizes, options);
     if (bytes == 0) return at::zeros(sizes, options);
-    Segment segment = segment_of_all("empty", sizes, options, bytes * size(), {rank() * bytes, (rank() + 1) * bytes});
-    auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, index_);
-    return at::from_blob(memory->part(rank()), sizes, [memory](void*) {}, options);
+    const auto [begin, end] = GroupMemory::own_extent(bytes, rank(), size());
+    Segment segment =
+        segment_of_all("empty", sizes, options, GroupMemory::bytes_for(bytes, size()), {begin, end});
+    char* own = segment.data() + begin;
+    auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, rank(), size(), index_);
+    return at::from_blob(own, sizes, [memory](void*) {}, options);
   }
 
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options) override {

@@ -129,7 +129,7 @@ class Group {
   std::string broadcast_bytes(std::string_view mine, int root = 0, const CallOptions& options = {}) const;
 
   // A zeroed contiguous tensor in the transport's own memory (for a device: registered with NCCL); collectives on it make no copies. Every rank calls it with the
-  // same sizes and dtype. Freed with its last reference, on each rank by itself.
+  // same sizes and dtype. Freed with its last reference, on each rank by itself; other ranks may go on using theirs.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the others see after the next
