@@ -140,6 +140,7 @@ class Writer {
     op.fill = !traits_.tree_order || dice_.one_in(2);
     op.small = !traits_.tree_order || dice_.one_in(3);
     op.drops = traits_.drops && dice_.one_in(5);
+    op.late = dice_.one_in(2);
     op.polls = traits_.polls && dice_.one_in(4);
     op.labelled = dice_.one_in(4);
     op.refused = dice_.one_in(8);
@@ -171,12 +172,14 @@ class Writer {
     // became so.
     if (next) {
       next->follows = true;
-      next->drops = next->polls = op.drops = op.polls = false;
+      next->drops = next->polls = op.polls = false;
       op.then = static_cast<int>(program_.ops.size()) + 1;
       hold(*next, op.then - 1);
     }
-    start(op);
-    if (next) program_.ops.push_back(*next);
+    const int index = start(op);
+    if (!next) return;
+    program_.ops.push_back(*next);
+    if (op.drops) go_on_with(index);
   }
 
   // The operation's group, memory and buffers are there, and its own from now on.
@@ -201,26 +204,36 @@ class Writer {
     program_.steps.push_back({.kind = Step::Kind::Allocate, .which = arena});
   }
 
-  void start(const Op& op) {
+  int start(const Op& op) {
     const int index = static_cast<int>(program_.ops.size());
     hold(op, index);
     program_.ops.push_back(op);
     program_.steps.push_back({.kind = Step::Kind::Start, .which = index});
-    // A call finishes what was dropped before it, which is to wait for it: so the others wait here,
-    // too.
-    std::vector<int> dropped;
-    for (const int other : under_way_) {
-      const Op& before = program_.ops[other];
-      if (op.what != What::Message && before.drops && before.group == op.group &&
-          (op.only < 0 || op.only == before.only)) {
-        dropped.push_back(other);
-      }
+    if (is_bytes(op.what)) {
+      finish_dropped(Op(op));
+    } else {
+      under_way_.push_back(index);
     }
-    if (!is_bytes(op.what)) under_way_.push_back(index);
-    for (const int other : dropped) wait({other});
+    return index;
   }
 
-  void barrier(int group) { start({.what = What::Barrier, .group = group, .seed = dice_.next()}); }
+  void barrier(int group) {
+    wait({start({.what = What::Barrier, .group = group, .seed = dice_.next()})});
+  }
+
+  // What was dropped with a then() goes on in the next wait, or in the next call on its group.
+  void go_on_with(int chain) {
+    const Op op = program_.ops[chain];
+    for (const int other : under_way_) {
+      const Op& what = program_.ops[other];
+      if (other != chain && what.then < 0 && finishes(what, op) && dice_.one_in(2))
+        return wait({other});
+    }
+    std::erase(under_way_, chain);
+    program_.steps.push_back({.kind = Step::Kind::Wait, .ops = {chain}});
+    barrier(op.group);
+    std::erase_if(held_, [&](const auto& held) { return held.second == chain; });
+  }
 
   bool has_dropped(int group) const {
     return std::any_of(under_way_.begin(), under_way_.end(), [&](int op) {
@@ -228,29 +241,64 @@ class Writer {
     });
   }
 
+  void release(int op) {
+    std::erase(under_way_, op);
+    std::erase_if(held_, [&](const auto& held) { return held.second == op; });
+  }
+
   void wait(const std::vector<int>& ops) {
-    for (const int op : ops) {
-      std::erase(under_way_, op);
-      std::erase_if(held_, [&](const auto& held) { return held.second == op; });
-    }
+    for (const int op : ops) release(op);
     program_.steps.push_back({.kind = Step::Kind::Wait, .ops = ops, .seed = dice_.next()});
+    for (const int op : ops) finish_dropped(program_.ops[op]);
+  }
+
+  // Whoever dropped something has waited for it when this is over, so the others wait here, too.
+  void finish_dropped(const Op& op) {
+    std::vector<int> dropped;
+    for (const int other : under_way_) {
+      if (program_.ops[other].drops && finishes(op, program_.ops[other])) dropped.push_back(other);
+    }
+    // The latest first: that is the then(), if there is one, whose other half comes at once.
+    std::reverse(dropped.begin(), dropped.end());
+    for (const int other : dropped) {
+      release(other);
+      program_.steps.push_back({.kind = Step::Kind::Wait, .ops = {other}, .settled = true});
+    }
   }
 
   // Waits for one operation, or for some of its group in any order.
   void wait_for_some() {
     const int first = dice_.pick(under_way_);
-    const Op& op = program_.ops[first];
-    if (op.drops) return barrier(op.group);
+    const Op op = program_.ops[first];
+    if (op.drops) {
+      if (op.then < 0 && traits_.tree_order && dice_.one_in(2)) return use_memory_of(first);
+      return barrier(op.group);
+    }
     std::vector<int> ops{first};
     if (op.then < 0 && traits_.any_order && dice_.one_in(2)) {
       for (const int other : under_way_) {
         const Op& what = program_.ops[other];
-        if (other != first && what.group == op.group && what.then < 0 && !what.drops &&
-            !dice_.one_in(3))
-          ops.push_back(other);
+        const bool fits = what.group == op.group && what.then < 0 && !what.drops;
+        if (other != first && fits && !dice_.one_in(3)) ops.push_back(other);
       }
     }
     wait(ops);
+  }
+
+  // The others wait for what was dropped; then a call on its memory finishes it everywhere.
+  void use_memory_of(int dropped) {
+    const Op before = program_.ops[dropped];
+    if (before.what == What::Barrier) return barrier(before.group);
+    Op op = before;
+    op.seed = dice_.next();
+    op.what = dice_.pick<What>(
+        {What::AllReduce, What::Broadcast, What::AllGather, What::ReduceScatter, What::AllToAll});
+    op.op = random_reduction(program_.arenas[program_.buffers[op.inputs[0]].arena].dtype);
+    if (dice_.one_in(2)) std::swap(op.inputs, op.outputs);
+    op.drops = op.fill = false;
+    std::erase(under_way_, dropped);
+    program_.steps.push_back({.kind = Step::Kind::Wait, .ops = {dropped}});
+    start(op);
   }
 
   void poll() {

@@ -17,6 +17,9 @@ class Flight {
   explicit Flight(const Program& program) : program_(program) {}
 
   std::optional<std::string> take(const Step& step) {
+    if (chain_ >= 0 && step.kind != Step::Kind::Poll) {
+      if (auto fault = follow_chain(step)) return fault;
+    }
     switch (step.kind) {
       case Step::Kind::Split:
         if (!knows(program_.splits[step.which].parent))
@@ -30,34 +33,59 @@ class Flight {
       case Step::Kind::Start:
         return start(step.which);
       case Step::Kind::Wait:
-        return wait(step.ops);
+        return wait(step);
       case Step::Kind::Poll:
-        if (!under_way_.count(step.which))
-          return fmt::format("op{} is asked but not under way", step.which);
-        return {};
+        if (under_way_.count(step.which)) return {};
+        return fmt::format("op{} is asked but not under way", step.which);
     }
     return {};
   }
 
   std::optional<std::string> end() const {
-    if (under_way_.empty()) return {};
-    return fmt::format("op{} is never waited for", *under_way_.begin());
+    if (!under_way_.empty()) return fmt::format("op{} is never waited for", *under_way_.begin());
+    if (!loose_.empty())
+      return fmt::format("op{} is dropped, and nothing finishes it", *loose_.begin());
+    return {};
   }
 
  private:
   bool knows(int group) const { return group == 0 || groups_.count(group) > 0; }
+
+  // A dropped then() goes on in the next call on its group, or in the next wait: the others wait
+  // for it just there.
+  std::optional<std::string> follow_chain(const Step& step) {
+    const std::string fault = fmt::format("op{} is dropped and not gone on with at once", chain_);
+    const Op& chain = program_.ops[chain_];
+    const bool waits = step.kind == Step::Kind::Wait && step.ops.size() == 1;
+    if (under_way_.count(chain_)) {
+      if (waits && (step.ops[0] == chain_ || finishes(program_.ops[step.ops[0]], chain))) return {};
+      return fault;
+    }
+    if (loose_.count(chain_) &&
+        (step.kind != Step::Kind::Start || !finishes(program_.ops[step.which], chain))) {
+      return fault;
+    }
+    chain_ = -1;
+    return {};
+  }
 
   std::optional<std::string> hold(int op) {
     const Op& what = program_.ops[op];
     if (!knows(what.group)) return fmt::format("op{}'s group is not there", op);
     if (what.what == What::Barrier || is_bytes(what.what)) return {};
     for (const int buffer : {what.inputs[0], what.inputs[1], what.outputs[0], what.outputs[1]}) {
-      if (!arenas_.count(program_.buffers[buffer].arena))
+      if (!arenas_.count(program_.buffers[buffer].arena)) {
         return fmt::format("op{}'s memory is not there", op);
-      const auto [holder, is_new] = holders_.try_emplace(buffer, op);
-      if (!is_new && holder->second != op) {
-        return fmt::format("op{} uses memory that op{} has", op, holder->second);
       }
+      const auto [holder, is_new] = holders_.try_emplace(buffer, op);
+      if (is_new || holder->second == op) continue;
+      const Op& before = program_.ops[holder->second];
+      // A call on memory of a dropped operation finishes that first.
+      if (loose_.count(holder->second) && before.then < 0 && finishes(what, before) && !what.fill) {
+        holder->second = op;
+        continue;
+      }
+      return fmt::format("op{} uses memory that op{} has", op, holder->second);
     }
     return {};
   }
@@ -68,37 +96,62 @@ class Flight {
     if (auto fault = hold(op)) return fault;
     if (what.then >= 0) {
       if (auto fault = hold(what.then)) return fault;
+      if (what.drops) chain_ = op;
     }
-    if (what.what != What::Message) {
-      for (const int other : under_way_) {
-        const Op& before = program_.ops[other];
-        if (before.group == what.group && (what.only < 0 || what.only == before.only))
-          flushed_.insert(other);
-      }
+    if (is_bytes(what.what)) {
+      finish_dropped(what);
+    } else {
+      under_way_.insert(op);
     }
-    if (!is_bytes(what.what)) under_way_.insert(op);
     return {};
   }
 
-  std::optional<std::string> wait(const std::vector<int>& ops) {
-    for (const int op : ops) {
+  void finish_dropped(const Op& what) {
+    for (const int op : under_way_) {
+      if (program_.ops[op].drops && finishes(what, program_.ops[op])) finished_.insert(op);
+    }
+    for (auto op = loose_.begin(); op != loose_.end();) {
+      if (finishes(what, program_.ops[*op])) {
+        release(*op);
+        op = loose_.erase(op);
+      } else {
+        ++op;
+      }
+    }
+  }
+
+  void release(int op) {
+    std::erase_if(holders_, [&](const auto& held) {
+      return held.second == op || held.second == program_.ops[op].then;
+    });
+  }
+
+  std::optional<std::string> wait(const Step& step) {
+    for (const int op : step.ops) {
       const Op& what = program_.ops[op];
       if (!under_way_.erase(op)) return fmt::format("op{} is not under way", op);
-      if (what.drops && !flushed_.count(op))
-        return fmt::format("op{} is dropped, and no call follows", op);
-      const bool alone = ops.size() == 1;
-      if (!alone && (what.then >= 0 || what.group != program_.ops[ops[0]].group)) {
+      const bool alone = step.ops.size() == 1;
+      if (!alone &&
+          (what.then >= 0 || what.drops || what.group != program_.ops[step.ops[0]].group)) {
         return fmt::format("op{} may not be waited for in any order", op);
       }
-      std::erase_if(holders_, [&](const auto& held) {
-        return held.second == op || held.second == what.then;
-      });
+      if (what.drops && !step.settled) {
+        loose_.insert(op);
+        continue;
+      }
+      if (what.drops && !finished_.count(op))
+        return fmt::format("op{} is dropped, and nothing finishes it", op);
+      release(op);
     }
+    for (const int op : step.ops) finish_dropped(program_.ops[op]);
     return {};
   }
 
   const Program& program_;
-  std::set<int> groups_, arenas_, under_way_, flushed_;
+  std::set<int> groups_, arenas_, under_way_;
+  std::set<int> finished_;      // dropped, and under way on ranks that did not drop it
+  std::set<int> loose_;         // the reverse
+  int chain_ = -1;              // a then() that was dropped
   std::map<int, int> holders_;  // by buffer
 };
 
@@ -110,6 +163,11 @@ bool is_bytes(What what) {
 
 bool is_reduction(What what) {
   return what == What::AllReduce || what == What::Reduce || what == What::ReduceScatter;
+}
+
+bool finishes(const Op& op, const Op& dropped) {
+  return !op.drops && op.what != What::Message && op.group == dropped.group &&
+         (op.only < 0 || op.only == dropped.only);
 }
 
 bool drops(const Program& program, int op, int rank) {

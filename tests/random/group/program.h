@@ -72,6 +72,7 @@ struct Op {
   bool fill = false;      // new values before the call
   bool small = false;     // whole numbers from 0 to 2
   bool drops = false;     // some ranks drop the Work
+  bool late = false;      // a message that some ranks start after the collective that follows it
   bool polls = false;     // some ranks ask is_completed() until it says so, before they wait
   bool labelled = false;  // some ranks give a tag and a deadline of their own
   bool refused = false;   // some ranks try a call that Group refuses first
@@ -86,6 +87,9 @@ struct Step {
   int which = 0;         // Split, Allocate: of which; Start, Poll: of which operation
   std::vector<int> ops;  // Wait
   uint64_t seed = 0;     // Wait: each rank's order
+  // Wait for an operation that some ranks dropped: it is over there, too, since they have waited
+  // for something else.
+  bool settled = false;
 };
 
 struct Program {
@@ -120,6 +124,8 @@ std::string text_of(const Program& program);
 
 bool is_bytes(What what);
 bool is_reduction(What what);
+// Whether all ranks that call `dropped` have finished it when they have waited for `op`.
+bool finishes(const Op& op, const Op& dropped);
 // Whether `rank` (an index into program.ranks) drops the Work.
 bool drops(const Program& program, int op, int rank);
 // The ranks in the group of `rank` that `group` stands for, in order; all are indices into

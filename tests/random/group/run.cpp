@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "lockstep/core/error.h"
 #include "random/group/dice.h"
@@ -66,14 +67,15 @@ class Runner {
       case Step::Kind::Allocate:
         allocate(step.which);
         break;
-      case Step::Kind::Start: {
+      case Step::Kind::Start:
         reference_.run(step.which);
-        const int next = program_.ops[step.which].then;
-        Work work = start(step.which);
-        if (next >= 0) work = comm::then(std::move(work), [this, next] { return start(next); });
-        if (!drops(program_, step.which, rank_)) works_[step.which] = std::move(work);
+        if (starts_late(step.which)) {
+          late_ = step.which;
+          break;
+        }
+        start_step(step.which);
+        if (late_) start_step(*std::exchange(late_, std::nullopt));
         break;
-      }
       case Step::Kind::Wait:
         wait(step);
         break;
@@ -81,6 +83,26 @@ class Runner {
         (void)works_[step.which].is_completed();
         break;
     }
+  }
+
+  void start_step(int op) {
+    const int next = program_.ops[op].then;
+    Work work = start(op);
+    if (next >= 0) work = comm::then(std::move(work), [this, next] { return start(next); });
+    if (!drops(program_, op, rank_)) works_[op] = std::move(work);
+  }
+
+  // Messages and collectives may be started in different orders.
+  bool starts_late(int op) const {
+    const Op& what = program_.ops[op];
+    if (!what.late || what.what != What::Message || what.drops || what.then >= 0 || late_ ||
+        !chance(what, 12))
+      return false;
+    if (at_ + 1 == program_.steps.size()) return false;
+    const Step& next = program_.steps[at_ + 1];
+    if (next.kind != Step::Kind::Start) return false;
+    const Op& other = program_.ops[next.which];
+    return other.what != What::Message && !is_bytes(other.what) && other.then < 0 && !other.drops;
   }
 
   void allocate(int index) {
@@ -206,8 +228,10 @@ class Runner {
     for (const int op : order) {
       const int next = program_.ops[op].then;
       if (next >= 0) reference_.run(next);
-      if (!drops(program_, op, rank_)) wait_for(op);
+      const bool dropped = drops(program_, op, rank_);
+      if (!dropped) wait_for(op);
       works_[op] = Work();
+      if (dropped && !step.settled) continue;
       check(op);
       if (next >= 0) check(next);
     }
@@ -275,6 +299,7 @@ class Runner {
   std::vector<at::Tensor> arenas_, whole_;
   std::vector<Work> works_;
   size_t at_ = 0;
+  std::optional<int> late_;
 };
 
 }  // namespace

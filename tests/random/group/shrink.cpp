@@ -172,8 +172,8 @@ class Shrinker {
     bool any = false;
     for (const int op : ops) {
       const Op before = best_.program.ops[op];
-      for (bool Op::*field : {&Op::drops, &Op::polls, &Op::labelled, &Op::refused, &Op::in_place,
-                              &Op::fill, &Op::list}) {
+      for (bool Op::*field : {&Op::drops, &Op::late, &Op::polls, &Op::labelled, &Op::refused,
+                              &Op::in_place, &Op::fill, &Op::list}) {
         any |= set(op, field, false);
       }
       any |= set(op, &Op::plain, true) | set(op, &Op::small, true) | set(op, &Op::only, -1) |

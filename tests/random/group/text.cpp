@@ -59,6 +59,7 @@ std::string head_of(const Program& program, int index) {
   if (is_reduction(op.what)) text += fmt::format(" {}", comm::name_of(op.op));
   if (op.fill) text += op.small ? ", new small values" : ", new values";
   if (op.only >= 0) text += fmt::format(", on color {}", op.only);
+  if (op.late) text += ", some start it after what follows";
   if (op.polls) text += ", some ask is_completed() until it is";
   if (op.labelled) text += ", some give a tag and a deadline";
   if (op.refused) text += ", some first make a call that is refused";
@@ -112,8 +113,9 @@ std::string text_of(const Program& program, const Plan& plan, const Step& step) 
              (op.then >= 0 ? "  " + calls_of(program, plan, op.then) : "");
     }
     case Step::Kind::Wait:
-      return fmt::format("wait for op{}{}\n", fmt::join(step.ops, ", op"),
-                         step.ops.size() > 1 ? " in an order of each rank's own" : "");
+      return fmt::format("wait for op{}{}{}\n", fmt::join(step.ops, ", op"),
+                         step.ops.size() > 1 ? " in an order of each rank's own" : "",
+                         step.settled ? ", over where it was dropped, too" : "");
     case Step::Kind::Poll:
       return fmt::format("ask whether op{} is over\n", step.which);
   }
