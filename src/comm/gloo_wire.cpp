@@ -30,7 +30,9 @@ bool is_any(ReduceOp op) {
 
 }  // namespace
 
-at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.detach().view({-1}).view(at::kByte); }
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return tensor.detach().as_strided({tensor.numel()}, {1}).view(at::kByte);
+}
 
 std::vector<int64_t> byte_counts(const std::vector<at::Tensor>& tensors) {
   std::vector<int64_t> counts;

@@ -11,7 +11,8 @@
 
 namespace lockstep::comm {
 
-// The bytes of a contiguous tensor, as a flat uint8 tensor that shares them.
+// The bytes of a contiguous tensor, as a flat uint8 tensor that shares them. One element counts as
+// contiguous with any strides, which view() would keep: a row of a matrix of one column, say.
 at::Tensor bytes_of(const at::Tensor& tensor);
 std::vector<int64_t> byte_counts(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> bytes_of(const std::vector<at::Tensor>& tensors);
