@@ -87,6 +87,13 @@ void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_valu
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);
   if (gradients.empty()) return;
+  for (const auto& gradient : gradients) {
+    if (!gradient.is_complex()) continue;
+    throw ConfigError(
+        "[clip_grad_value_] a gradient is complex, and complex numbers have no order: "
+        "clip_grad_norm_ "
+        "scales them");
+  }
   at::_foreach_clamp_min_(gradients, -max_value);
   at::_foreach_clamp_max_(gradients, max_value);
 }

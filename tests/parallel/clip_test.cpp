@@ -100,6 +100,53 @@ TEST(ClipGradNorm, SparseAndNarrowGradients) {
   });
 }
 
+// As of one vector of everything, whatever it consists of.
+TEST(ClipGradNorm, MixedDtypesLayoutsAndComplexGradientsAreOneVector) {
+  isolated([] {
+    for (const double p : {1.0, 2.0, 3.0, kInf}) {
+      SCOPED_TRACE(p);
+      auto generator = at::detail::createCPUGenerator(5);
+      const auto dense = parameter(at::randn({3, 4}, generator).t());
+      const auto wide = parameter(at::randn({7}, generator).to(at::kDouble));
+      const auto narrow = parameter(at::randn({6}, generator).to(at::kBFloat16));
+      const auto complex = parameter(at::randn({4}, generator, at::kComplexFloat));
+      // Uncoalesced: one index twice.
+      auto sparse = torch::zeros({5, 2}).requires_grad_();
+      sparse.mutable_grad() =
+          at::sparse_coo_tensor(torch::tensor({{3, 3, 1}}), at::ones({3, 2}), {5, 2});
+      const std::vector<at::Tensor> all{dense,   wide,   narrow,
+                                        complex, sparse, torch::ones({2}).requires_grad_()};
+      const auto flat = [&] {
+        std::vector<at::Tensor> parts;
+        for (const auto& each : all) {
+          if (!each.grad().defined()) continue;
+          const at::Tensor values =
+              each.grad().layout() == at::kSparse ? each.grad().to_dense() : each.grad();
+          parts.push_back(values.abs().flatten().to(at::kDouble));
+        }
+        return at::cat(parts);
+      };
+      const double want = at::linalg_vector_norm(flat(), p).item<double>();
+      EXPECT_NEAR(clip_grad_norm_(all, want / 2, {.norm_type = p}).item<double>(), want,
+                  1e-2 * want);
+      EXPECT_NEAR(at::linalg_vector_norm(flat(), p).item<double>(), want / 2, 1e-2 * want);
+      EXPECT_FALSE(all.back().grad().defined());
+    }
+  });
+}
+
+TEST(ClipGradNorm, ARankWithoutGradientsHearsTheNormOfTheOthers) {
+  spawn(3, [](World& world) {
+    for (const double p : {1.0, 2.0, kInf}) {
+      std::vector<at::Tensor> mine{torch::ones({3}).requires_grad_()};
+      if (world.rank() > 0) mine.push_back(parameter(at::full({4}, 3.0)));
+      const double want = p == 1.0 ? 24 : p == 2.0 ? std::sqrt(72) : 3;
+      const auto norm = clip_grad_norm_(mine, 1, {.norm_type = p, .group = world.group()});
+      EXPECT_NEAR(norm.item<double>(), want, 1e-5);
+    }
+  });
+}
+
 TEST(ClipGradNorm, ANormThatIsNotFiniteIsAnErrorOnAllRanksIfAsked) {
   spawn(2, [](World& world) {
     const auto bad = parameter(at::full({2}, world.rank() == 1 ? kNan : 3.0));
@@ -130,6 +177,7 @@ TEST(ClipGradValue, ClampsWhatIsFiniteAndKeepsNaN) {
   isolated([] {
     const auto some = parameter(at::tensor({-3.0, 0.5, 2.0, kNan, kInf}));
     clip_grad_value_({some, torch::ones({2})}, 1);
+    EXPECT_THROW(clip_grad_value_({parameter(at::ones({1}, at::kComplexFloat))}, 1), ConfigError);
     EXPECT_TRUE(at::equal(some.grad().slice(0, 0, 3), at::tensor({-1.0, 0.5, 1.0})));
     EXPECT_TRUE(std::isnan(some.grad()[3].item<double>()));
     EXPECT_EQ(some.grad()[4].item<double>(), 1);

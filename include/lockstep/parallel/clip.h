@@ -32,7 +32,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
                            const ClipOptions& options = {});
 
 // Clamps every element of every gradient to [-max_value, max_value]; a NaN stays one. Throws
-// ConfigError for a max_value that is negative or NaN.
+// ConfigError for a max_value that is negative or NaN, and for a complex gradient.
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_value);
 
 // Throws Error when any rank has a gradient with a NaN or an infinity, on all ranks with the same
