@@ -21,6 +21,7 @@
 #include "lockstep/parallel/hooks.h"
 #include "lockstep/parallel/join.h"
 #include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/metrics.h"
 #include "lockstep/parallel/random.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"

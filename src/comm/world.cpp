@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iostream>
 
 #include "comm/device.h"
 #include "comm/gloo_transport.h"
@@ -266,6 +267,11 @@ int World::local_rank() const { return state_->local_rank; }
 int World::local_size() const { return state_->local_size; }
 at::Device World::device() const { return state_->device; }
 const Group& World::group() const { return state_->group; }
+
+std::ostream& World::main_out() const {
+  thread_local std::ostream silent(nullptr);
+  return is_main() ? std::cout : silent;
+}
 
 std::string World::describe() const {
   const auto count = [](int n, const char* noun) {

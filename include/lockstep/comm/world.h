@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
@@ -62,6 +63,8 @@ class World {
   int local_rank() const;
   int local_size() const;
   bool is_main() const { return rank() == 0; }
+  // std::cout on rank 0; on the others a stream that takes everything and writes nothing.
+  std::ostream& main_out() const;
 
   // Where this rank's tensors go: cpu, or the GPU whose number is its local rank (the only one, where it sees one), which
   // from_env() has made the current device. Programs that do not link libtorch's CUDA part call from_env() before the first libtorch call
