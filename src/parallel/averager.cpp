@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include <set>
+
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
@@ -18,8 +20,13 @@ Averager::Averager(const torch::nn::Module& module, std::vector<AverageLevel> le
           fmt::format("[averager] period {} of level {} is no multiple of {}", period, i, before));
     }
   }
+  std::set<const at::TensorImpl*> seen;
   for (const auto& parameter : module.parameters()) {
-    if (parameter.is_floating_point()) parameters_.push_back(parameter);
+    const bool averaged = parameter.is_floating_point() || parameter.is_complex();
+    // One that has several names would be in two collectives at once.
+    if (averaged && parameter.numel() > 0 && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      parameters_.push_back(parameter);
+    }
   }
 }
 
@@ -32,7 +39,9 @@ bool Averager::step() {
     const at::NoGradGuard no_grad;
     std::vector<comm::Work> works;
     for (const auto& parameter : parameters_) {
-      works.push_back(group.all_reduce(parameter.detach(), ReduceOp::Average, {.tag = "averager"}));
+      const at::Tensor values = parameter.detach();
+      works.push_back(group.all_reduce(values.is_complex() ? at::view_as_real(values) : values,
+                                       ReduceOp::Average, {.tag = "averager"}));
     }
     for (auto& work : works) work.wait();
     return true;

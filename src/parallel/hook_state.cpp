@@ -68,7 +68,16 @@ void HookState::rescale(double factor) {
 }
 
 void HookState::attach(Layout layout) {
-  check(tensors_, layout);
+  if (attached_) {
+    // Of a model that was changed since: what it still has goes on, what it has not is gone.
+    std::erase_if(tensors_, [&](const auto& item) {
+      const auto found = layout.find(item.first);
+      return found == layout.end() || item.second.sizes() != found->second.sizes;
+    });
+    for (auto& [name, tensor] : tensors_) tensor = tensor.to(layout.at(name).dtype);
+  } else {
+    check(tensors_, layout);
+  }
   layout_ = std::move(layout);
   attached_ = true;
   for (auto& [name, tensor] : tensors_) tensor = tensor.to(layout_.at(name).device);

@@ -64,6 +64,10 @@ void stage_residuals(const Bucket& bucket, const at::Tensor& sent, HookState& re
 // Of gradients that all have one.
 HookState::Layout residual_layout(const Tensors& parameters);
 
+// Throws ConfigError when a parameter's gradients go through a hook that leaves ranks with
+// gradients of their own. `address` begins the message.
+void refuse_local_gradients(const std::vector<at::Tensor>& parameters, std::string_view address);
+
 // The number in state[name]. Throws ConfigError when it is not there, or no count.
 int64_t number_in(std::string_view hook, const Tensors& state, const std::string& name);
 

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
+#include "parallel/accumulator.h"
 #include "parallel/hook_state.h"
 
 namespace lockstep::parallel {
@@ -14,6 +16,17 @@ comm::Work LocalSgd::start(const Group& group, const Bucket& bucket) {
   bytes_ += static_cast<int64_t>(bucket.flat.nbytes());
   return over.all_reduce(bucket.flat, ReduceOp::Average,
                          {.tag = fmt::format("bucket {}", bucket.index)});
+}
+
+void refuse_local_gradients(const std::vector<at::Tensor>& parameters, std::string_view address) {
+  for (const auto& parameter : parameters) {
+    const auto hook = hook_of(parameter);
+    if (!hook || !hook->subgroup()) continue;
+    throw ConfigError(fmt::format(
+        "[{}] the hook {} leaves ranks with gradients and parameters of their own, and here each "
+        "rank updates a part of them for all: use an ordinary optimizer beside it",
+        address, hook->name()));
+  }
 }
 
 Tensors LocalSgd::state() const {

@@ -183,8 +183,9 @@ void Reducer::launch(size_t bucket) {
   if (options_.hook) {
     const at::NoGradGuard no_grad;
     works_.push_back(options_.hook->start(group_, buckets_.bucket(bucket)));
-    if (last && !quiet_)
-      works_.push_back(group_.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")));
+    const Group over = averaged_over();
+    if (last && over.size() > 1)
+      works_.push_back(over.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")));
   } else {
     const ReduceOp op = divides_by_present() ? ReduceOp::Sum : ReduceOp::Average;
     works_.push_back(group_.all_reduce(flat, op, call(tags_[bucket])));
@@ -220,11 +221,7 @@ void Reducer::finish() {
     find_present();
   }
   finish_buffers();
-  if (!sparse_.empty() && !quiet_) {
-    const auto mine = reached();
-    sparse_.average({mine.begin() + static_cast<std::ptrdiff_t>(dense_), mine.end()},
-                    divides_by_present() ? static_cast<int64_t>(present_.size()) : group_.size());
-  }
+  if (!sparse_.empty()) average_sparse();
   if (options_.unused == Unused::Error) refuse_unreached();
   if (!unreached.empty()) settle(unreached);
   if (!rebuilt_ && !quiet_) rebuild();
@@ -246,6 +243,25 @@ void Reducer::finish_buffers() {
   if (!join_) buffers_.warn_of_own_changes(shares);
   buffers_.start(present_);
   buffers_.finish(shares);
+}
+
+Group Reducer::averaged_over() const {
+  return quiet_ ? options_.hook->subgroup().value_or(Group()) : group_;
+}
+
+void Reducer::average_sparse() {
+  const auto first_sparse = static_cast<std::ptrdiff_t>(dense_);
+  const auto all = reached();
+  const std::vector<char> mine(all.begin() + first_sparse, all.end());
+  if (!quiet_) {
+    sparse_.average(mine,
+                    divides_by_present() ? static_cast<int64_t>(present_.size()) : group_.size());
+    return;
+  }
+  const Group over = averaged_over();
+  if (over.size() == 1) return;
+  SparseGradients(over, {parameters_.begin() + first_sparse, parameters_.end()})
+      .average(mine, over.size());
 }
 
 void Reducer::write_flags() {

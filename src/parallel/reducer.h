@@ -93,6 +93,9 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   Flags::Presence presence() const;
   void note_prior(size_t parameter);
   void find_present();
+  // The ranks that this pass meets.
+  Group averaged_over() const;
+  void average_sparse();
   void add_priors();
   void refuse_uneven() const;
   bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }

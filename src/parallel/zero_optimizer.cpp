@@ -12,6 +12,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
 #include "parallel/fused.h"
+#include "parallel/hook_state.h"
 #include "parallel/model.h"
 #include "parallel/packed.h"
 
@@ -254,6 +255,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
   const at::Device device = communicated_on(group, all.front());
   for (size_t i = 0; i < all.size(); ++i) check(all[i], i, device);
   if (group.size() > 1) {
+    refuse_local_gradients(all, "zero");
     parts_->lay_out(options.share_parameters);
     parts_->places.resize(all.size());
     for (const auto& flat : parts_->flats) parts_->own_portions(flat);
@@ -317,6 +319,7 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
     parts.optimizer->step();
     return loss;
   }
+  refuse_local_gradients(parts.parameters, "zero");
   parts.check_gradients();
   parts.point_to_gradients();
   if (parts.any_elsewhere()) {

@@ -26,8 +26,9 @@ class Averager {
   // level.
   Averager(const torch::nn::Module& module, std::vector<AverageLevel> levels, int64_t warm_up = 0);
 
-  // Every rank calls it after every step. True when parameters were averaged. Parameters of integer
-  // dtypes and buffers are left alone.
+  // Every rank calls it after every step. True when parameters were averaged: real and complex
+  // ones, frozen ones too, each once. Parameters of integer dtypes and bool, and buffers, are left
+  // alone, as in PyTorch.
   bool step();
 
   // For a checkpoint.

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,9 +42,13 @@ class CommHook {
   virtual comm::Work start(const Group& group, const Bucket& bucket) = 0;
 
   // Asked at the begin of a pass, answered alike by all ranks. When false, start() does not meet
-  // the other ranks in this pass, and neither does Ddp: buffers are left alone, and a parameter
-  // that this rank did not reach keeps its gradient. Not possible within a Join.
+  // ranks outside subgroup() in this pass, and neither does Ddp: buffers are left alone, and a
+  // parameter that none of them reached keeps its gradient. Not possible within a Join.
   virtual bool communicates() const { return true; }
+  // For a hook that does not communicate in every pass: the ranks among which start() averages in
+  // the others, a group of one where it does not. Ddp then treats unused parameters and sparse
+  // gradients as if those were all ranks. None for a hook that always communicates.
+  virtual std::optional<Group> subgroup() const { return std::nullopt; }
 
   // Called by Ddp's constructor on every rank: the parameters whose gradients the hook will see, by
   // name. A ConfigError, as for a state restored before that is not of these parameters, is thrown

@@ -116,6 +116,7 @@ struct LocalSgdOptions {
 
 // Lin, Stich, Patel and Jaggi, "Don't Use Large Mini-Batches, Use Local SGD" (post-local SGD), ICLR
 // 2020. Ranks drift apart after the start: average the parameters with an Averager now and then.
+// Not with ZeroOptimizer, whose ranks update parts for all of them; it refuses.
 class LocalSgd : public CommHook {
  public:
   explicit LocalSgd(LocalSgdOptions options = {}) : options_(std::move(options)) {}
@@ -123,6 +124,7 @@ class LocalSgd : public CommHook {
   std::string_view name() const override { return "local_sgd"; }
   comm::Work start(const Group& group, const Bucket& bucket) override;
   bool communicates() const override { return iteration_ < options_.start_iteration; }
+  std::optional<Group> subgroup() const override { return options_.subgroup; }
   // "iteration".
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
