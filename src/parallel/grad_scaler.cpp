@@ -64,7 +64,9 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
-  if (!scale_.defined()) misused("unscale_", "scale() comes first, for the loss");
+  if (!scale_.defined() && group_.size() == 1) {
+    misused("unscale_", "scale() comes first, for the loss");
+  }
   if (const auto found = optimizers_.find(&optimizer); found != optimizers_.end()) {
     misused("unscale_", found->second.stage == Stage::Unscaled
                             ? "already called for this optimizer since the last update()"
@@ -77,13 +79,34 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
       if (const auto hook = hook_of(parameter)) hooks_[hook.get()] = hook;
     }
   }
-  const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  at::Tensor overflow = at::zeros({1}, scale_.options());
+  // Within a Join a rank may have had no loss so far.
+  const bool scaled = scale_.defined();
+  at::Tensor scale = scale_;
+  if (!scaled) {
+    const at::Device device =
+        gradients.empty() ? at::kCPU : gradients.begin()->second.front().device();
+    scale = at::full({}, initial_.scale, at::TensorOptions(device).dtype(at::kFloat));
+  }
+  const at::Tensor inverse = scale.to(at::kDouble).reciprocal().to(at::kFloat);
+  at::Tensor overflow = at::zeros({1}, scale.options());
   for (const auto& [dtype, list] : gradients) {
-    at::_amp_foreach_non_finite_check_and_unscale_(list, overflow, inverse);
+    at::_amp_foreach_non_finite_check_and_unscale_(list, overflow,
+                                                   scaled ? inverse : at::ones_like(inverse));
   }
   if (group_.size() > 1) {
-    group_.all_reduce(overflow, ReduceOp::Max, {.tag = "GradScaler overflow"}).wait();
+    at::Tensor both = at::cat({overflow, at::full({1}, scaled ? 1.0 : 0.0, overflow.options())});
+    group_.all_reduce(both, ReduceOp::Max, {.tag = "GradScaler overflow"}).wait();
+    if (!scaled && both[1].item<float>() == 0) {
+      misused("unscale_", "scale() comes first, for the loss, and no rank has called it");
+    }
+    overflow = both.narrow(0, 0, 1).clone();
+  }
+  if (!scaled) {
+    place_on(scale.device());
+    at::Tensor ignored = at::zeros_like(overflow);
+    for (const auto& [dtype, list] : gradients) {
+      at::_amp_foreach_non_finite_check_and_unscale_(list, ignored, inverse);
+    }
   }
   optimizers_[&optimizer] = {Stage::Unscaled, overflow};
 }

@@ -1,6 +1,7 @@
 #include "lockstep/parallel/join.h"
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel/zero_optimizer.h"
 
 namespace lockstep::parallel {
 
@@ -10,7 +11,13 @@ Join::Join(std::vector<std::reference_wrapper<Joinable>> joinables, JoinOptions 
   for (Joinable& joinable : joinables_) joinable.join(options_);
 }
 
-void Join::finish() {
+void Join::finish(const std::function<void()>& rest_of_step) {
+  for (Joinable& joinable : joinables_) {
+    if (!rest_of_step || dynamic_cast<Optimizer*>(&joinable) == nullptr) continue;
+    throw ConfigError(
+        "[join] an optimizer is joined, and finish() is given the rest of the step: let the one or "
+        "the other make the optimizer's steps");
+  }
   while (joinables_.front().get().shadow()) {
     if (options_.uneven == Uneven::Throw) {
       throw DataError(
@@ -18,6 +25,7 @@ void Join::finish() {
           "many (a sampler that pads or drops), or use Uneven::Continue");
     }
     for (size_t i = 1; i < joinables_.size(); ++i) joinables_[i].get().shadow();
+    if (rest_of_step) rest_of_step();
   }
   for (Joinable& joinable : joinables_) joinable.leave();
 }

@@ -148,6 +148,40 @@ TEST(GradScaler, CallsOutOfOrderAreRefused) {
   });
 }
 
+// A rank of several may have had no loss (within a Join); all of them not.
+TEST(GradScaler, WithoutAnyScaledLossAllRanksRefuseAndChangeNothing) {
+  spawn(2, [](World& world) {
+    const auto weight = torch::ones({2}).requires_grad_(true);
+    torch::optim::SGD sgd({weight}, 0.5);
+    GradScaler scaler(world.group(), {.init_scale = 3});
+    weight.sum().backward();
+    EXPECT_THROW(scaler.step(sgd), ConfigError);
+    EXPECT_TRUE(at::equal(weight, at::ones({2})));
+    EXPECT_TRUE(at::equal(weight.grad(), at::ones({2})));
+    // Now rank 1 alone has one.
+    sgd.zero_grad();
+    if (world.rank() == 1) {
+      scaler.scale(weight.sum()).backward();
+    } else {
+      weight.mutable_grad() = at::full({2}, 3.0F);
+    }
+    EXPECT_TRUE(scaler.step(sgd));
+    scaler.update();
+    EXPECT_TRUE(at::allclose(weight, at::full({2}, 0.5)));
+    EXPECT_EQ(scaler.factor(), 3);
+  });
+}
+
+TEST(GradScaler, LbfgsIsRefused) {
+  isolated([] {
+    const auto weight = torch::ones({2}).requires_grad_(true);
+    torch::optim::LBFGS lbfgs({weight}, 0.5);
+    GradScaler scaler;
+    scaler.scale(weight.sum()).backward();
+    EXPECT_THROW(scaler.step(lbfgs), ConfigError);
+  });
+}
+
 TEST(GradScaler, Float16GradientsAreRefused) {
   isolated([] {
     const auto weight = torch::ones({2}, at::kHalf).requires_grad_(true);

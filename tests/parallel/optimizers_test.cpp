@@ -108,6 +108,48 @@ TEST_P(OptimizerWorlds, ScaledClippedAndScheduledItTakesTheStepsOfOneProcess) {
   });
 }
 
+TEST_P(OptimizerWorlds, MicroBatchesUnderHoldAreScaledAndClippedOnce) {
+  spawn(GetParam(), [](World& world) {
+    const auto make = zero<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01));
+    Mlp net, one;
+    net.to(at::kDouble);
+    one.to(at::kDouble);
+    Ddp ddp(net, world.group());
+    ZeroOptimizer parts(net.parameters(), world.group(), make);
+    const auto whole = make({one.parameters()});
+    GradScaler scaler(world.group(), {.init_scale = 64, .growth_interval = 1});
+    GradScaler single({}, {.init_scale = 64, .growth_interval = 1});
+    const auto loss_of = [](Mlp& of, const at::Tensor& x) {
+      return of.forward(x.to(at::kDouble)).square().mean() / 2;
+    };
+    for (int step = 0; step < 4; ++step) {
+      ddp.zero_grad();
+      {
+        const auto hold = ddp.hold();
+        scaler.scale(loss_of(net, rows_for(world.rank(), world.size(), 2 * step))).backward();
+      }
+      scaler.scale(loss_of(net, rows_for(world.rank(), world.size(), 2 * step + 1))).backward();
+      scaler.unscale_(parts);
+      const double norm = clip_grad_norm_(net.parameters(), 0.1).item<double>();
+      scaler.step(parts);
+      scaler.update();
+
+      whole->zero_grad();
+      for (int half = 0; half < 2; ++half) {
+        single.scale(loss_of(one, rows_for(-1, world.size(), 2 * step + half))).backward();
+      }
+      single.unscale_(*whole);
+      EXPECT_NEAR(norm, clip_grad_norm_(one.parameters(), 0.1).item<double>(), 1e-9 * norm);
+      single.step(*whole);
+      single.update();
+    }
+    EXPECT_EQ(scaler.factor(), single.factor());
+    for (size_t i = 0; i < one.parameters().size(); ++i) {
+      EXPECT_TRUE(at::allclose(net.parameters()[i], one.parameters()[i], 1e-8, 1e-10));
+    }
+  });
+}
+
 TEST(ZeroAsAnOptimizer, SchedulersAndClosuresOfTorchTakeIt) {
   spawn(2, [](World& world) {
     Mlp net, usual;

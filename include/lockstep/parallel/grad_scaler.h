@@ -37,7 +37,7 @@ struct GradScalerState {
 // one on all, also where ranks hold different gradients (shards, averaging less often than every
 // step). Scales, steps and skips are those of PyTorch, to the bit. Ranks: all of the group call the
 // same methods in the same order; unscale_() (or the step() that implies it) is one all_reduce of
-// one float32, none in a group of one. Methods called out of order throw ConfigError and change
+// two float32, none in a group of one. Methods called out of order throw ConfigError and change
 // nothing.
 class GradScaler {
  public:

@@ -63,11 +63,22 @@ class [[nodiscard]] Join {
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
 
+  // `rest_of_step` is what the loop does after backward() in each step, when that communicates or
+  // changes more than the parameters: GlobalMean, clipping over a group, GradScaler, the
+  // optimizer's step, schedulers, an Averager. It runs after each step of the others in which this
+  // rank took part, on the averaged gradients, so that its collectives meet theirs and optimizers
+  // make the same steps on all ranks. What it does may not be among the joinables, too. GlobalMean
+  // goes with Divisor::World.
+  //
+  //   const auto rest = [&] { scaler.step(adam); scaler.update(); schedule.step(); };
+  //   for (each batch) { adam.zero_grad(); scaler.scale(loss).backward(); rest(); }
+  //   join.finish(rest);
+  //
   // Takes part in the other ranks' steps until none has a batch left. Then parameters and buffers
-  // are alike on all ranks; optimizers of ranks that ran out early have made fewer steps, unless it
-  // is a ZeroOptimizer that joined. Throws DataError as Uneven::Throw says, and what backward()
-  // throws.
-  void finish();
+  // are alike on all ranks; without `rest_of_step` optimizers of ranks that ran out early have made
+  // fewer steps, unless it is a ZeroOptimizer that joined. Throws DataError as Uneven::Throw says,
+  // and what backward() throws.
+  void finish(const std::function<void()>& rest_of_step = nullptr);
 
  private:
   std::vector<std::reference_wrapper<Joinable>> joinables_;

@@ -1,0 +1,120 @@
+// A rank without a batch takes part in what follows backward(), too.
+#include <limits>
+
+#include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/clip.h"
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/global_mean.h"
+#include "lockstep/parallel/grad_scaler.h"
+#include "lockstep/parallel/join.h"
+#include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/reference.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+// Batches of rank 0, 1 and 2, and rows of each; the third step overflows.
+constexpr int kBatchesByRank[] = {2, 4, 0};
+constexpr int kOverflowingStep = 2;
+int64_t rows_in_batch(int rank, int step) { return 1 + rank + step; }
+
+at::Tensor summed_loss_of(Mlp& net, const std::vector<int>& ranks, int step) {
+  std::vector<at::Tensor> rows;
+  for (const int rank : ranks) rows.push_back(input(rank, step, rows_in_batch(rank, step)));
+  const at::Tensor loss = net.forward(at::cat(rows).to(at::kDouble)).square().sum();
+  return step == kOverflowingStep ? loss * std::numeric_limits<double>::infinity() : loss;
+}
+
+// One process with the rows of all ranks that have a batch.
+double train_on_all(Mlp& net, torch::optim::Optimizer& optimizer, int ranks) {
+  GradScaler scaler({}, {.init_scale = 256, .growth_interval = 2});
+  LrScheduler schedule(optimizer, exponential_lr(0.5));
+  for (int step = 0;; ++step) {
+    std::vector<int> active;
+    int64_t rows = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (step >= kBatchesByRank[rank]) continue;
+      active.push_back(rank);
+      rows += rows_in_batch(rank, step);
+    }
+    if (active.empty()) return scaler.factor();
+    optimizer.zero_grad();
+    scaler.scale(summed_loss_of(net, active, step) / rows).backward();
+    scaler.unscale_(optimizer);
+    clip_grad_norm_(net.parameters(), 0.2);
+    scaler.step(optimizer);
+    scaler.update();
+    schedule.step();
+  }
+}
+
+TEST(JoinRest, MeansScalersClippingSchedulersAndOptimizersMakeTheSameStepsOnAllRanks) {
+  for (const int ranks : {1, 2, 3}) {
+    spawn(ranks, [](World& world) {
+      const auto make = zero<FusedAdam>(torch::optim::AdamOptions(0.01));
+      for (const bool divided : {false, true}) {
+        Mlp net, one;
+        net.to(at::kDouble);
+        one.to(at::kDouble);
+        Ddp ddp(net, world.group());
+        std::unique_ptr<torch::optim::Optimizer> adam;
+        if (divided) {
+          adam = std::make_unique<ZeroOptimizer>(net.parameters(), world.group(), make);
+        } else {
+          adam = make({net.parameters()});
+        }
+        GlobalMean mean(world.group());
+        GradScaler scaler(world.group(), {.init_scale = 256, .growth_interval = 2});
+        LrScheduler schedule(*adam, exponential_lr(0.5));
+        parallel::Averager averager(net, {{world.group(), 2}});
+        int steps = 0;
+        const auto rest = [&] {
+          mean.scale_gradients_(net.parameters());
+          scaler.unscale_(*adam);
+          clip_grad_norm_(net.parameters(), 0.2);
+          clip_grad_norm_(net.parameters(), 1e9, {.group = world.group()});
+          EXPECT_EQ(scaler.step(*adam), steps != kOverflowingStep);
+          scaler.update();
+          schedule.step();
+          averager.step();
+          ++steps;
+        };
+        Join join({ddp});
+        for (int step = 0; step < kBatchesByRank[world.rank()]; ++step) {
+          ddp.zero_grad();
+          scaler.scale(summed_loss_of(net, {world.rank()}, step)).backward();
+          mean.add(rows_in_batch(world.rank(), step));
+          rest();
+        }
+        join.finish(rest);
+
+        const auto whole = make({one.parameters()});
+        const double factor = train_on_all(one, *whole, world.size());
+        EXPECT_EQ(steps, world.size() == 1 ? 2 : 4);
+        EXPECT_EQ(scaler.factor(), factor);
+        EXPECT_EQ(adam->param_groups()[0].options().get_lr(),
+                  whole->param_groups()[0].options().get_lr());
+        for (size_t i = 0; i < one.parameters().size(); ++i) {
+          EXPECT_TRUE(at::allclose(net.parameters()[i], one.parameters()[i], 1e-8, 1e-10)) << i;
+        }
+      }
+    });
+  }
+}
+
+TEST(JoinRest, AnOptimizerIsJoinedOrSteppedByTheRestNotBoth) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    ZeroOptimizer adam(net.parameters(), world.group(),
+                       zero<FusedAdam>(torch::optim::AdamOptions(0.01)));
+    Join join({ddp, adam});
+    EXPECT_THROW(join.finish([&] { adam.step(); }), ConfigError);
+    join.finish();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
