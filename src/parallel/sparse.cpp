@@ -7,11 +7,13 @@
 #include <bit>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::parallel {
 namespace {
 
-constexpr int64_t kUnreached = -1;
+// In place of a number of entries.
+constexpr int64_t kUnreached = -1, kDense = -2, kBroken = -3;
 
 // In the order of all transports: n addends are split at the largest power of two below n.
 at::Tensor tree_sum(const std::vector<at::Tensor>& addends, size_t begin, size_t end) {
@@ -25,6 +27,14 @@ at::Tensor as_real(const at::Tensor& values) {
   return values.is_complex() ? at::view_as_real(values) : values;
 }
 
+// Each index once. Checked, because the kernels would read past the end.
+at::Tensor summed_up(const at::Tensor& gradient, const at::Tensor& parameter) {
+  TORCH_CHECK(gradient.sizes() == parameter.sizes(), "its sizes are ", gradient.sizes(),
+              ", the parameter's ", parameter.sizes());
+  at::_validate_sparse_coo_tensor_args(gradient._indices(), gradient._values(), gradient.sizes());
+  return gradient.coalesce();
+}
+
 }  // namespace
 
 void SparseGradients::average(const std::vector<char>& reached, int64_t divisor) const {
@@ -36,19 +46,22 @@ void SparseGradients::average(const std::vector<char>& reached, int64_t divisor)
   for (int64_t i = 0; i < count; ++i) {
     const at::Tensor& gradient = parameters_[i].tensor.grad();
     if (!reached[i] || !gradient.defined()) continue;
-    if (!gradient.is_sparse()) {
-      throw ConfigError(fmt::format(
-          "[ddp] the gradient of parameter '{}' on rank {} is dense, but it belongs to a layer "
-          "with sparse = true or is named in "
-          "DdpOptions::sparse: a table that is also used elsewhere needs sparse = false",
-          parameters_[i].name, group_.rank()));
+    own[i][0] = kDense;
+    if (!gradient.is_sparse()) continue;
+    try {
+      mine[i] = summed_up(gradient, parameters_[i].tensor);
+    } catch (const std::exception& error) {
+      own[i][0] = kBroken;
+      log::warn(fmt::format("[ddp] the sparse gradient of parameter '{}': {}", parameters_[i].name,
+                            error.what()));
+      continue;
     }
-    mine[i] = gradient.coalesce();
     own[i][0] = mine[i]._nnz();
     own[i][1] = mine[i].sparse_dim();
   }
   at::Tensor all = at::empty({ranks, count, 2}, at::kLong);
   group_.all_gather(all, own, {.tag = "sparse gradients: counts"}).wait();
+  refuse_unfit(all);
   for (int64_t i = 0; i < count; ++i) {
     const at::Tensor nnz = all.select(1, i).select(1, 0).contiguous();
     const int64_t sparse_dim = all.select(1, i).select(1, 1).max().item<int64_t>();
@@ -57,6 +70,40 @@ void SparseGradients::average(const std::vector<char>& reached, int64_t divisor)
                                 nnz.const_data_ptr<int64_t>() + ranks);
     parameters_[i].tensor.mutable_grad() =
         sum(parameters_[i], mine[i], counts, sparse_dim).div_(divisor);
+  }
+}
+
+// `all`: by rank and parameter. The others wait for this rank's entries unless all are told.
+void SparseGradients::refuse_unfit(const at::Tensor& all) const {
+  for (int64_t i = 0; i < all.size(1); ++i) {
+    const std::string& name = parameters_[i].name;
+    int64_t dimensions = kUnreached;
+    for (int64_t rank = 0; rank < all.size(0); ++rank) {
+      const auto entries = all[rank][i][0].item<int64_t>(),
+                 sparse = all[rank][i][1].item<int64_t>();
+      if (entries == kDense) {
+        throw ConfigError(fmt::format(
+            "[ddp] the gradient of parameter '{}' on rank {} is dense, but it belongs to a layer "
+            "with sparse = true or is named in DdpOptions::sparse: a table that is also used "
+            "elsewhere needs sparse = false",
+            name, rank));
+      }
+      if (entries == kBroken) {
+        throw ConfigError(fmt::format(
+            "[ddp] the sparse gradient of parameter '{}' on rank {} has indices outside of the "
+            "parameter or values of other sizes: look at what computes it (that rank's log says "
+            "more)",
+            name, rank));
+      }
+      if (entries == kUnreached) continue;
+      if (dimensions != kUnreached && dimensions != sparse) {
+        throw ConfigError(fmt::format(
+            "[ddp] the gradient of parameter '{}' has {} sparse dimensions on rank {} and {} on a "
+            "rank below: compute it alike on all ranks",
+            name, sparse, rank, dimensions));
+      }
+      dimensions = sparse;
+    }
   }
 }
 

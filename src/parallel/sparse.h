@@ -19,10 +19,11 @@ class SparseGradients {
 
   // The gradients of those with reached[i] become the sum over ranks divided by `divisor`; others'
   // count as zero. One that no rank reached is not touched. Every rank calls it. Throws ConfigError
-  // for a dense gradient.
+  // on all ranks for a gradient that is dense or does not fit on any.
   void average(const std::vector<char>& reached, int64_t divisor) const;
 
  private:
+  void refuse_unfit(const at::Tensor& all) const;
   at::Tensor sum(const Named& parameter, const at::Tensor& mine, const std::vector<int64_t>& counts,
                  int64_t sparse_dim) const;
 

@@ -2,6 +2,7 @@
 #include "lockstep/parallel/hooks.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -160,6 +161,48 @@ TEST(Sparse, UnusedErrorCountsATableThatWasReachedLast) {
           net.head(at::ones({1, 4})).sum().backward();
         },
         ::testing::ThrowsMessage<ConfigError>(::testing::HasSubstr("table.weight")));
+  });
+}
+
+// What only rank 1 of 3 does wrong all ranks are told, and the next pass is right.
+TEST(Sparse, AGradientThatDoesNotFitOnOneRankIsRefusedOnAll) {
+  struct Own : torch::nn::Module {
+    Own() { table = register_parameter("table", at::ones({6, 2})); }
+    at::Tensor table;
+  };
+  // A gradient of its choice for the table.
+  struct Gives : torch::autograd::Function<Gives> {
+    static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& table,
+                              const at::Tensor& gradient) {
+      ctx->saved_data["gradient"] = gradient;
+      return table.sum();
+    }
+    static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                   const torch::autograd::variable_list&) {
+      return {ctx->saved_data["gradient"].toTensor(), at::Tensor()};
+    }
+  };
+  spawn(3, [](World& world) {
+    const auto rows = [](int64_t row) {
+      return at::sparse_coo_tensor(torch::tensor({{row}}), at::ones({1, 2}), {6, 2});
+    };
+    const auto outside = at::_sparse_coo_tensor_unsafe(torch::tensor({{int64_t{9}}}),
+                                                       at::ones({1, 2}), {6, 2});
+    Own own;
+    Ddp ddp(own, world.group(), {.sparse = {"table"}});
+    const auto refused = [&](const at::Tensor& bad) {
+      ddp.zero_grad();
+      return message_of<ConfigError>([&] {
+        Gives::apply(own.table, world.rank() == 1 ? bad : rows(world.rank())).backward();
+      });
+    };
+    EXPECT_THAT(refused(at::ones({6, 2})),
+                ::testing::HasSubstr("parameter 'table' on rank 1 is dense"));
+    EXPECT_THAT(refused(at::eye(6, 2).to_sparse()),
+                ::testing::HasSubstr("has 2 sparse dimensions on rank 1 and 1 on a rank below"));
+    EXPECT_THAT(refused(outside), ::testing::HasSubstr("'table' on rank 1 has indices outside"));
+    EXPECT_EQ(refused(rows(5)), "nothing");
+    EXPECT_EQ(own.table.grad().to_dense().sum().item<float>(), 2.F);
   });
 }
 
