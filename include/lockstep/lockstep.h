@@ -11,6 +11,7 @@
 #include "lockstep/data/torch_sampler.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/determinism.h"

@@ -1,0 +1,17 @@
+// A number that tells whether two tensors have the same bytes, without sending them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+
+namespace lockstep::parallel {
+
+// Four chains of multiplications, for about as many bytes a cycle as memory gives. Not meant to
+// withstand somebody who looks for collisions.
+uint64_t fingerprint(std::string_view bytes);
+// Of the elements in the order of their indices, with dtype and sizes. One on a device is copied.
+uint64_t fingerprint(const at::Tensor& tensor);
+
+}  // namespace lockstep::parallel
