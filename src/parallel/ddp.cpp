@@ -14,6 +14,7 @@
 #include "parallel/join_gate.h"
 #include "parallel/model.h"
 #include "parallel/packed.h"
+#include "parallel/rank_stream.h"
 #include "parallel/reducer.h"
 
 namespace lockstep::parallel {
@@ -122,6 +123,7 @@ Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   check(state_->module.model(), group, shared_with_another(state_->module.model()));
   state_->attach_hook(state_->module.model());
   state_->attach();
+  if (group.size() > 1) begin_rank_stream();
 }
 
 Ddp::Ddp(const ModuleRef& module, const World& world, DdpOptions options)

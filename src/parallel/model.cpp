@@ -11,7 +11,10 @@
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "parallel/fingerprint.h"
 #include "parallel/packed.h"
+#include "parallel/rank_stream.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -88,6 +91,21 @@ std::string complaint(const Model& model, at::Device device) {
         model.parameters.size());
   }
   return {};
+}
+
+constexpr size_t kPrintWidth = 16;
+
+// Tells whether ranks were seeded differently, by the first elements of each parameter: that costs
+// a microsecond a parameter, however large.
+std::string first_values(const Model& model) {
+  constexpr int64_t kElements = 64;
+  uint64_t print = 0;
+  for (const auto& [name, tensor, sparse, statistic_of] : model.parameters) {
+    if (!tensor.is_non_overlapping_and_dense()) continue;
+    const int64_t count = std::min(kElements, tensor.numel());
+    print = print * 31 + fingerprint(tensor.detach().as_strided({count}, {1}));
+  }
+  return fmt::format("{:0{}x}", print, kPrintWidth);
 }
 
 // Weights of the layers that were built with sparse = true.
@@ -219,18 +237,30 @@ at::Device communicated_on(const Group& group, const at::Tensor& tensor) {
 
 void verify(const Model& model, const Group& group, at::Device device, std::string mine) {
   if (mine.empty()) mine = complaint(model, device);
-  mine = mine.empty() ? fmt::format("{}", fmt::join(describe(model), "\n")) : kComplaint + mine;
+  mine = mine.empty() ? first_values(model) + fmt::format("{}", fmt::join(describe(model), "\n"))
+                      : kComplaint + mine;
   std::vector<std::vector<std::string>> ranks;
   const auto texts = group.all_gather_bytes(mine, {.tag = "Ddp: comparing models"});
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].empty() && texts[rank].front() == kComplaint) {
       throw ConfigError(fmt::format("[ddp] rank {}: {}", rank, texts[rank].substr(1)));
     }
-    ranks.push_back(lines_of(texts[rank]));
+    ranks.push_back(lines_of(std::string_view(texts[rank]).substr(kPrintWidth)));
   }
   if (const auto text = first_difference(ranks); !text.empty()) {
     throw ConfigError("[ddp] " + text);
   }
+  const auto differs = [&](const std::string& text) {
+    return text.compare(0, kPrintWidth, texts[0], 0, kPrintWidth) != 0;
+  };
+  const auto other = std::ranges::find_if(texts, differs);
+  if (group.rank() != 0 || other == texts.end() || is_seeded_for_ranks()) return;
+  log::warn(fmt::format(
+      "[ddp] rank {} begins with other parameters than rank 0, whose will be everybody's. If the "
+      "ranks were not meant to be seeded differently, call seed_everything(seed, world.group()) "
+      "before the "
+      "module is built; nothing is wrong if rank 0 alone loaded a checkpoint",
+      other - texts.begin()));
 }
 
 }  // namespace lockstep::parallel

@@ -7,8 +7,48 @@
 #include <mutex>
 
 #include "core/mix.h"
+#include "parallel/rank_stream.h"
 
 namespace lockstep::parallel {
+namespace {
+
+// Beside libtorch's default generators, which are the process's as well.
+struct RankSeed {
+  std::mutex mutex;
+  bool given = false, pending = false;
+  uint64_t seed = 0;
+  int rank = 0;
+};
+
+RankSeed& rank_seed() {
+  static RankSeed instance;
+  return instance;
+}
+
+}  // namespace
+
+void seed_everything(uint64_t seed, const Group& group) {
+  seed_everything(seed);
+  auto& [mutex, given, pending, its_seed, rank] = rank_seed();
+  const std::lock_guard lock(mutex);
+  given = true;
+  pending = group.size() > 1;
+  its_seed = seed;
+  rank = group.rank();
+}
+
+bool is_seeded_for_ranks() {
+  const std::lock_guard lock(rank_seed().mutex);
+  return rank_seed().given;
+}
+
+void begin_rank_stream() {
+  auto& [mutex, given, pending, seed, rank] = rank_seed();
+  const std::lock_guard lock(mutex);
+  if (pending && rank > 0) seed_everything(stream_seed({.seed = seed, .lane = rank}));
+  pending = false;
+}
+
 void seed_everything(uint64_t seed) {
   at::manual_seed(seed);
   std::srand(static_cast<unsigned>(mix(seed)));

@@ -36,6 +36,47 @@ TEST(SeedEverything, RepeatsTensorsAndCsOwn) {
   });
 }
 
+TEST(SeedEverything, RanksBuildTheSameModuleAndThenDrawTheirOwn) {
+  spawn(3, [](World& world) {
+    const auto said_by_ddp = [&](auto seed) {
+      seed();
+      torch::nn::Linear net(6, 4);
+      const at::Tensor weight = net->weight.detach().clone();
+      at::Tensor all = at::empty({3, 4, 6});
+      world.group().all_gather(all, weight).wait();
+      ::testing::internal::CaptureStderr();
+      Ddp ddp(*net, world.group());
+      const std::string said = ::testing::internal::GetCapturedStderr();
+      EXPECT_TRUE(at::equal(net->weight, all[0]));
+      EXPECT_EQ(at::equal(all[1], all[0]), said.empty() || world.rank() > 0) << said;
+      return said;
+    };
+    EXPECT_EQ(said_by_ddp([] { seed_everything(7); }), "");
+    EXPECT_EQ(said_by_ddp([&] {
+                seed_everything(7 + world.rank());
+              }).find("rank 1 begins with other parameters") != std::string::npos,
+              world.rank() == 0);
+    EXPECT_EQ(said_by_ddp([&] { seed_everything(7, world.group()); }), "");
+    at::Tensor own = at::randn({8}), all = at::empty({3, 8});
+    world.group().all_gather(all, own).wait();
+    EXPECT_FALSE(at::equal(all[0], all[1]));
+    EXPECT_FALSE(at::equal(all[1], all[2]));
+    // Rank 0 draws what a process by itself does.
+    seed_everything(7);
+    const torch::nn::Linear alone(6, 4);
+    EXPECT_TRUE(at::equal(all[0], at::randn({8})));
+    if (world.rank() > 0) {
+      seed_everything(stream_seed({.seed = 7, .lane = world.rank()}));
+      EXPECT_TRUE(at::equal(own, at::randn({8})));
+    }
+    // A second model: no warning, though the ranks have drawn different numbers by now.
+    ::testing::internal::CaptureStderr();
+    torch::nn::Linear second(6, 4);
+    Ddp ddp(*second, world.group());
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  });
+}
+
 TEST(RandomStream, PutsTheGeneratorBackAlsoAfterAnException) {
   isolated([] {
     seed_everything(5);

@@ -1,0 +1,11 @@
+// What seed_everything(seed, group) leaves for Ddp to do.
+#pragma once
+
+namespace lockstep::parallel {
+
+// Whether it was called in this process.
+bool is_seeded_for_ranks();
+// Once after each such call: from now on this rank draws numbers of its own.
+void begin_rank_stream();
+
+}  // namespace lockstep::parallel
