@@ -5,6 +5,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
+#include "parallel/batch_norm_override.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -49,8 +50,12 @@ std::shared_ptr<JoinGate> gate_of_layers(const ModuleRef& module, const Group& g
   if (module.module() == nullptr || module.has_expired()) return nullptr;
   auto gate = std::make_shared<JoinGate>(group);
   bool is_needed = false;
+  if (gate_batch_norm(*module.module(), gate)) is_needed = true;
   for (const auto& layer : module.module()->modules(/*include_self=*/false)) {
-    if (give<1>(*layer, gate) || give<2>(*layer, gate) || give<3>(*layer, gate)) is_needed = true;
+    if (give<1>(*layer, gate) || give<2>(*layer, gate) || give<3>(*layer, gate) ||
+        gate_batch_norm(*layer, gate)) {
+      is_needed = true;
+    }
   }
   return is_needed ? gate : nullptr;
 }

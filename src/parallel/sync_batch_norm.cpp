@@ -7,7 +7,7 @@
 #include <torch/nn/init.h>
 
 #include "lockstep/core/error.h"
-#include "parallel/join_gate.h"
+#include "parallel/batch_norm_override.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -152,6 +152,32 @@ void check_input(const at::Tensor& input, size_t dimensions, int64_t channels) {
 
 }  // namespace
 
+at::Tensor synchronous_batch_norm(const at::Tensor& input, const at::Tensor& weight,
+                                  const at::Tensor& bias, const at::Tensor& running_mean,
+                                  const at::Tensor& running_var, double factor, double eps,
+                                  const Group& group) {
+  const Statistics all = [&] {
+    const at::NoGradGuard no_grad;
+    return statistics(input.detach(), group);
+  }();
+  if (all.count == 1) {
+    throw ConfigError(fmt::format(
+        "[sync_batch_norm] the batches of all {} ranks hold one value a channel together, which "
+        "has no variance: train on more",
+        group.size()));
+  }
+  if (running_mean.defined() && all.count > 0) {
+    const at::NoGradGuard no_grad;
+    average_into(running_mean, all.mean, factor);
+    average_into(running_var, all.variance * (all.count / (all.count - 1)), factor);
+  }
+  // Without affine there is nothing to differentiate by.
+  const auto parameter = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional(tensor) : std::nullopt;
+  };
+  return Normalize::apply(input, parameter(weight), parameter(bias), all, eps, group);
+}
+
 template <size_t D>
 SyncBatchNormImpl<D>::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_,
                                         const Group& group)
@@ -204,26 +230,8 @@ at::Tensor SyncBatchNormImpl<D>::forward(const at::Tensor& input) {
                           at::globalContext().userEnabledCuDNN());
   }
   if (const auto gate = gate_.lock()) gate->begin_step();
-  const Statistics all = [&] {
-    const at::NoGradGuard no_grad;
-    return statistics(input.detach(), group_);
-  }();
-  if (all.count == 1) {
-    throw ConfigError(fmt::format(
-        "[sync_batch_norm] the batches of all {} ranks hold one value a channel together, which "
-        "has no variance: train on more",
-        group_.size()));
-  }
-  if (running_mean.defined() && all.count > 0) {
-    const at::NoGradGuard no_grad;
-    average_into(running_mean, all.mean, factor);
-    average_into(running_var, all.variance * (all.count / (all.count - 1)), factor);
-  }
-  // Without affine there is nothing to differentiate by.
-  const auto parameter = [](const at::Tensor& tensor) {
-    return tensor.defined() ? std::optional(tensor) : std::nullopt;
-  };
-  return Normalize::apply(input, parameter(weight), parameter(bias), all, options.eps(), group_);
+  return synchronous_batch_norm(input, weight, bias, running_mean, running_var, factor,
+                                options.eps(), group_);
 }
 
 template <size_t D>

@@ -1,4 +1,5 @@
-// convert_sync_batch_norm(): finds every place that holds a layer, checks them all, then replaces.
+// convert_sync_batch_norm(): finds every place that holds a layer, checks them all, then replaces
+// each layer that nothing else holds and overrides batch_norm() for the others.
 #include <fmt/format.h>
 #include <torch/nn/modules/container/moduledict.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -10,6 +11,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
+#include "parallel/batch_norm_override.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -43,17 +45,31 @@ template <typename... Args>
   throw ConfigError("[convert_sync_batch_norm] " + fmt::format(text, std::forward<Args>(args)...));
 }
 
-bool is_torch_batch_norm(const Module& module, const std::string& name) {
-  return any_dimension([&]<size_t D>() {
-    if (dynamic_cast<const TorchBatchNormImpl<D>*>(&module) == nullptr) return false;
-    if (typeid(module) != typeid(TorchBatchNormImpl<D>)) {
-      refuse(
-          "'{}' is of a class derived from BatchNorm{}d, whose own behaviour would be lost: "
-          "derive it from lockstep::parallel::SyncBatchNorm{}dImpl",
-          name, D, D);
+bool is_torch_batch_norm(const Module& module) {
+  return any_dimension(
+      [&]<size_t D>() { return dynamic_cast<const TorchBatchNormImpl<D>*>(&module) != nullptr; });
+}
+
+// Neither a derived class, whose own behaviour would be lost, nor held by a member variable, which
+// would go on with the old layer.
+bool is_replaceable(const std::shared_ptr<Module>& layer, const Found& found) {
+  const long here = 1 + static_cast<long>(found.places.size());  // 1: the key itself
+  return !found.places.empty() && layer.use_count() <= here &&
+         any_dimension([&]<size_t D>() { return typeid(*layer) == typeid(TorchBatchNormImpl<D>); });
+}
+
+// By which batch_norm() knows the layer.
+std::vector<at::Tensor> tensors_of(const Module& module) {
+  std::vector<at::Tensor> tensors;
+  any_dimension([&]<size_t D>() {
+    const auto* layer = dynamic_cast<const TorchBatchNormImpl<D>*>(&module);
+    if (layer == nullptr) return false;
+    for (const auto& tensor : {layer->weight, layer->running_mean}) {
+      if (tensor.defined()) tensors.push_back(tensor);
     }
     return true;
   });
+  return tensors;
 }
 
 bool is_synchronous(const Module& module) {
@@ -84,7 +100,7 @@ void search(Module& module, const std::string& prefix, Layers& layers) {
   std::ptrdiff_t index = 0;
   for (const auto& item : module.named_children()) {
     const std::string name = prefix + item.key();
-    if (is_torch_batch_norm(*item.value(), name)) {
+    if (is_torch_batch_norm(*item.value())) {
       Found& found = layers.torch[item.value()];
       if (found.places.empty()) found.name = name;
       found.places.emplace_back([&module, key = item.key()](const auto& layer, const AnyModule&) {
@@ -98,15 +114,14 @@ void search(Module& module, const std::string& prefix, Layers& layers) {
   }
 }
 
-void refuse_handles_elsewhere(const Layers& layers) {
+void refuse_unknowable(const Layers& layers) {
   for (const auto& [layer, found] : layers.torch) {
-    const long here = 1 + static_cast<long>(found.places.size());  // 1: the key itself
-    if (layer.use_count() == here) continue;
+    if (is_replaceable(layer, found) || !tensors_of(*layer).empty()) continue;
     refuse(
-        "'{}' has {} more handle(s), as of a member variable, which would go on without "
-        "synchronising because C++ binds forward() at compile time: declare it as "
-        "lockstep::SyncBatchNorm1d, 2d or 3d, which is a BatchNorm until it is converted",
-        found.name, layer.use_count() - here);
+        "'{}' has neither weights nor running statistics, and a member variable holds it: nothing "
+        "tells its calls from others'. Declare it as lockstep::SyncBatchNorm1d, 2d or 3d, which is "
+        "a BatchNorm until it is converted",
+        found.name);
   }
 }
 
@@ -123,18 +138,25 @@ void replace(const Module& layer, const Found& found, const Group& group) {
 }  // namespace
 
 size_t convert_sync_batch_norm(Module& module, const Group& group) {
-  if (is_torch_batch_norm(module, "the module itself")) {
-    refuse(
-        "the module is a BatchNorm itself, which cannot become another class where it is: "
-        "construct a lockstep::SyncBatchNorm from it");
-  }
   Layers layers;
-  search(module, "", layers);
-  refuse_handles_elsewhere(layers);
+  if (is_torch_batch_norm(module)) {
+    const auto itself = module.weak_from_this().lock();
+    if (!itself) refuse("the module is a BatchNorm that no shared_ptr holds: construct one that is");
+    layers.torch[itself].name = "the module itself";
+  } else {
+    search(module, "", layers);
+  }
+  refuse_unknowable(layers);
   const size_t count = layers.torch.size() + layers.synchronous.size();
   if (count == 0) return 0;
   const Group own = group.size() == 1 ? group : group.split(0, group.rank());
-  for (const auto& [layer, found] : layers.torch) replace(*layer, found, own);
+  for (const auto& [layer, found] : layers.torch) {
+    if (is_replaceable(layer, found)) {
+      replace(*layer, found, own);
+    } else if (own.size() > 1) {
+      override_batch_norm(layer, tensors_of(*layer), own);
+    }
+  }
   for (Module* layer : layers.synchronous) {
     any_dimension([&]<size_t D>() {
       auto* synchronous = dynamic_cast<SyncBatchNormImpl<D>*>(layer);

@@ -107,11 +107,73 @@ struct WithTorchMember : Zoo {
   BatchNorm2d norm{nullptr};
 };
 
-TEST(ConvertSyncBatchNorm, B64_ATorchLayerThatAMemberHoldsIsRefusedAndNothingChanged) {
+// What a ResNet looks like whose header knows nothing of Lockstep.
+struct Fixed : torch::nn::Module {
+  explicit Fixed(const BatchNormOptions& options) : norm(options) { register_module("norm", norm); }
+  at::Tensor forward(const at::Tensor& x) { return norm(x); }
+  BatchNorm2d norm;
+};
+
+struct Synchronous : torch::nn::Module {
+  explicit Synchronous(const BatchNormOptions& options) : norm(options) {
+    register_module("norm", norm);
+  }
+  at::Tensor forward(const at::Tensor& x) { return norm(x); }
+  SyncBatchNorm2d norm;
+};
+
+TEST(ConvertSyncBatchNorm, B64_ATorchLayerThatAMemberHoldsIsSynchronisedWhereItIs) {
+  for (const auto& options : {BatchNormOptions(4), BatchNormOptions(4).affine(false),
+                              BatchNormOptions(4).momentum(std::nullopt),
+                              BatchNormOptions(4).track_running_stats(false)}) {
+    spawn(3, [&](World& world) {
+      Fixed net(options), untouched(options);
+      Synchronous want(options);
+      EXPECT_EQ(convert_sync_batch_norm(net, world.group()), 1U);
+      convert_sync_batch_norm(want, world.group());
+      EXPECT_NE(net.named_children()["norm"]->as<torch::nn::BatchNorm2dImpl>(), nullptr);
+      const auto run = [&](auto& module, const at::Tensor& x) {
+        const at::Tensor leaf = x.clone().requires_grad_();
+        const at::Tensor y = module.forward(leaf);
+        y.pow(3).sum().backward();
+        std::vector<at::Tensor> all{y.detach(), leaf.grad()};
+        for (const auto& each : module.parameters()) all.push_back(each.grad().clone());
+        for (const auto& each : module.buffers()) all.push_back(each.clone());
+        return all;
+      };
+      auto generator = at::detail::createCPUGenerator(world.rank());
+      // One rank has no sample in the second step.
+      for (const int64_t rows : {3, world.rank() == 1 ? 0 : 2}) {
+        const at::Tensor x = at::randn({rows, 4, 2, 2}, generator);
+        expect_equal(run(net, x), run(want, x));
+      }
+      const at::Tensor x = at::randn({5, 4, 2, 2}, generator);
+      EXPECT_FALSE(at::equal(run(untouched, x)[0], run(net, x)[0])) << "this rank's statistics";
+      run(want, x);
+      for (auto* module :
+           {static_cast<torch::nn::Module*>(&net), static_cast<torch::nn::Module*>(&want)})
+        module->eval();
+      expect_equal(run(net, x), run(want, x));
+      // Without gradients, and in inference mode, statistics of all ranks as well.
+      net.train();
+      want.train();
+      {
+        const at::NoGradGuard no_grad;
+        EXPECT_TRUE(at::equal(net.forward(x), want.forward(x)));
+      }
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(at::equal(net.forward(x), want.forward(x)));
+    });
+  }
+}
+
+TEST(ConvertSyncBatchNorm, B64_ALayerThatNothingTellsFromOthersIsRefusedAndNothingChanged) {
   isolated([] {
     WithTorchMember net;
-    expect_refused(net, AllOf(HasSubstr("'block.0' has 1 more handle"),
-                              HasSubstr("declare it as lockstep::SyncBatchNorm1d, 2d or 3d")));
+    Fixed bare(BatchNormOptions(4).affine(false).track_running_stats(false));
+    net.register_module("bare", std::make_shared<Fixed>(bare));
+    expect_refused(net, AllOf(HasSubstr("'bare.norm' has neither weights nor running statistics"),
+                              HasSubstr("Declare it as lockstep::SyncBatchNorm1d, 2d or 3d")));
     EXPECT_NE(net.named_children()["plain"]->as<torch::nn::BatchNorm2dImpl>(), nullptr);
   });
 }
@@ -120,12 +182,17 @@ struct Derived : torch::nn::BatchNorm2dImpl {
   using BatchNorm2dImpl::BatchNorm2dImpl;
 };
 
-TEST(ConvertSyncBatchNorm, B64_ADerivedClassAndARootLayerAreRefused) {
-  isolated([] {
+TEST(ConvertSyncBatchNorm, B64_ADerivedClassAndARootLayerStayWhatTheyAre) {
+  spawn(2, [](World& world) {
     Mlp net;
-    net.register_module("odd", std::make_shared<Derived>(4));
-    expect_refused(net, HasSubstr("'odd' is of a class derived from BatchNorm2d"));
-    expect_refused(*BatchNorm2d(4), HasSubstr("BatchNorm itself"));
+    const auto odd = net.register_module("odd", std::make_shared<Derived>(4));
+    BatchNorm2d root(4);
+    EXPECT_EQ(convert_sync_batch_norm(net, world.group()), 1U);
+    EXPECT_EQ(convert_sync_batch_norm(*root, world.group()), 1U);
+    const at::Tensor x = at::full({2, 4, 3, 3}, 1.0 * world.rank());
+    for (auto* layer : {static_cast<torch::nn::BatchNorm2dImpl*>(odd.get()), root.get()}) {
+      EXPECT_NEAR(layer->forward(x).mean().item<double>(), world.rank() == 0 ? -1 : 1, 1e-4);
+    }
   });
 }
 

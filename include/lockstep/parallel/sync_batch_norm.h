@@ -84,10 +84,11 @@ TORCH_MODULE(SyncBatchNorm3d);
 // they do not meet.
 //
 // C++ binds a layer's forward() at compile time, so a torch BatchNorm that a member variable (or
-// any other handle) still holds would go on without synchronising. That throws ConfigError which
-// names the layer, before anything has changed: declare such a member as lockstep::SyncBatchNorm2d,
-// which is a BatchNorm2d until then. Classes derived from BatchNorm, and `module` being one itself,
-// throw too.
+// any other handle) holds, one of a derived class, and `module` being one itself, stay where they
+// are; from then on aten::batch_norm() is synchronous for their weights and running statistics, with
+// the same results. A clone() of such a layer is not synchronous. One that has neither throws
+// ConfigError which names it, before anything has changed: declare it as lockstep::SyncBatchNorm2d,
+// which is a BatchNorm2d until then.
 size_t convert_sync_batch_norm(torch::nn::Module& module, const Group& group);
 
 }  // namespace lockstep::parallel
