@@ -26,14 +26,15 @@ FusedKind fused_kind(const std::string& name, const Options& options) {
 }
 
 std::vector<FusedKind> fused_kinds() {
-  using namespace torch::optim;
+  // Another file of a unity build may have an Adam of its own.
+  namespace optim = torch::optim;
   return {
-      fused_kind<FusedAdam, torch::optim::Adam>("Adam", AdamOptions(0.01).weight_decay(0.1)),
-      fused_kind<FusedAdam, torch::optim::Adam>("Adam with amsgrad", AdamOptions(0.01).amsgrad(true)),
-      fused_kind<FusedAdamW, torch::optim::AdamW>("AdamW", AdamWOptions(0.01)),
-      fused_kind<FusedAdamW, torch::optim::AdamW>("AdamW with amsgrad", AdamWOptions(0.01).amsgrad(true)),
-      fused_kind<FusedSGD, SGD>("SGD", SGDOptions(0.1)),
-      fused_kind<FusedSGD, SGD>("SGD with momentum", SGDOptions(0.1).momentum(0.9)),
+      fused_kind<FusedAdam, optim::Adam>("Adam", AdamOptions(0.01).weight_decay(0.1)),
+      fused_kind<FusedAdam, optim::Adam>("Adam with amsgrad", AdamOptions(0.01).amsgrad(true)),
+      fused_kind<FusedAdamW, optim::AdamW>("AdamW", AdamWOptions(0.01)),
+      fused_kind<FusedAdamW, optim::AdamW>("AdamW with amsgrad", AdamWOptions(0.01).amsgrad(true)),
+      fused_kind<FusedSGD, optim::SGD>("SGD", SGDOptions(0.1)),
+      fused_kind<FusedSGD, optim::SGD>("SGD with momentum", SGDOptions(0.1).momentum(0.9)),
   };
 }
 
