@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <torch/types.h>
 
+#include <bit>
 #include <cstring>
 #include <unordered_map>
 

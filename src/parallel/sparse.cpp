@@ -50,10 +50,10 @@ void SparseGradients::average(const std::vector<char>& reached, int64_t divisor)
     if (!gradient.is_sparse()) continue;
     try {
       mine[i] = summed_up(gradient, parameters_[i].tensor);
-    } catch (const std::exception& error) {
+    } catch (const c10::Error& error) {
       own[i][0] = kBroken;
       log::warn(fmt::format("[ddp] the sparse gradient of parameter '{}': {}", parameters_[i].name,
-                            error.what()));
+                            error.what_without_backtrace()));
       continue;
     }
     own[i][0] = mine[i]._nnz();
