@@ -197,7 +197,7 @@ TEST(Sparse, AGradientThatDoesNotFitOnOneRankIsRefusedOnAll) {
       });
     };
     EXPECT_THAT(refused(at::ones({6, 2})),
-                ::testing::HasSubstr("parameter 'table' on rank 1 is dense"));
+                ::testing::HasSubstr("rank 1: the gradient of parameter 'table' is dense"));
     EXPECT_THAT(refused(at::eye(6, 2).to_sparse()),
                 ::testing::HasSubstr("has 2 sparse dimensions on rank 1 and 1 on a rank below"));
     EXPECT_THAT(refused(outside), ::testing::HasSubstr("'table' on rank 1 has indices outside"));
