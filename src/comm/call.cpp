@@ -57,11 +57,14 @@ Work start_recorded(Transport& transport, Request request) {
   }
 }
 
-// A contiguous tensor as transports take it. One element or none counts as contiguous with any
-// strides, which does not mean that it can be viewed as bytes.
+// A contiguous tensor as transports take it. A dimension of one element, or of a tensor without
+// any, counts as contiguous with any stride, but then its parts cannot be viewed as bytes.
 at::Tensor plain(const at::Tensor& tensor) {
-  const bool is_odd =
-      tensor.numel() <= 1 && tensor.dim() > 0 && (tensor.dim() > 1 || tensor.stride(0) != 1);
+  int64_t stride = 1;
+  bool is_odd = false;
+  for (int64_t d = tensor.dim() - 1; d >= 0; stride *= std::max<int64_t>(1, tensor.size(d--))) {
+    is_odd = is_odd || tensor.stride(d) != stride;
+  }
   return is_odd ? tensor.detach().as_strided({tensor.numel()}, {1}) : tensor;
 }
 

@@ -249,6 +249,24 @@ TEST_P(Views, AllToAll) {
   });
 }
 
+// A dimension of one element has any stride.
+TEST_P(Views, OneColumn) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    const int64_t size = group.size(), rank = group.rank();
+    const at::Tensor column = at::zeros({1, size}).t(),
+                     one = at::full({1, 7}, float(rank)).t().narrow(0, 3, 1);
+    ASSERT_TRUE(column.is_contiguous() && column.stride(1) == size);
+    group.all_gather(column, one).wait();
+    EXPECT_TRUE(at::equal(column.view({size}), at::arange(size, at::kFloat)));
+    at::Tensor sum = at::zeros({1, 5}).t().narrow(0, 2, 1);
+    group.reduce_scatter(sum, column).wait();
+    EXPECT_EQ(sum.item<float>(), float(size * rank));
+    group.all_to_all(column, column.clone()).wait();
+    EXPECT_TRUE(at::equal(column.view({size}), at::full({size}, float(rank))));
+  });
+}
+
 TEST_P(Views, Messages) {
   run({0, 1, 400}, itself, itself,
       [](const Group& group, int64_t count, Area& input, Area& output) {
