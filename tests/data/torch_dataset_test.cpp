@@ -12,6 +12,7 @@
 #include "data/files.h"
 #include "lockstep/core/error.h"
 #include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
 
 namespace lockstep::data {
 namespace {
