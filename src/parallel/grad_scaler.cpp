@@ -38,7 +38,9 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimiz
               "a gradient is float16, and would lose what scaling saved: keep the parameters "
               "in float32 and let Autocast narrow them");
     }
-    gradients[gradient.scalar_type()].push_back(gradient);
+    // libtorch unscales no complex numbers.
+    const at::Tensor values = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+    gradients[values.scalar_type()].push_back(values);
   }
   return gradients;
 }

@@ -41,8 +41,11 @@ comm::Work TopK::start(const Group& group, const Bucket& bucket) {
     stage_residuals(bucket, at::zeros_like(flat).index_copy_(0, places, values), *residuals_);
   }
   if (places.numel() == 0) {
-    residuals_->settle(bucket);
-    return {};
+    // As the last bucket it settles for the others, whose sums have to be there.
+    return then(comm::Work(), [bucket, residuals = residuals_] {
+      residuals->settle(bucket);
+      return comm::Work();
+    });
   }
   const at::Tensor sent_places = places.to(index);
   const auto all_places = at::empty({group.size(), places.numel()}, sent_places.options());

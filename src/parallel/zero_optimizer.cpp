@@ -237,8 +237,10 @@ void ZeroOptimizer::Parts::spread() {
   for (const auto& flat : flats) {
     std::vector<at::Tensor> parts;
     for (int rank = 0; rank < group.size(); ++rank) {
-      parts.push_back(
-          flat.memory.narrow(0, flat.cuts[rank], flat.cuts[rank + 1] - flat.cuts[rank]));
+      const auto part =
+          flat.memory.narrow(0, flat.cuts[rank], flat.cuts[rank + 1] - flat.cuts[rank]);
+      // Collectives know no complex numbers.
+      parts.push_back(part.is_complex() ? at::view_as_real(part) : part);
     }
     group.all_gather(parts, parts[group.rank()].clone(), {.tag = "zero: updated"}).wait();
   }

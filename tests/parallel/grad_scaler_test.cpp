@@ -182,6 +182,22 @@ TEST(GradScaler, LbfgsIsRefused) {
   });
 }
 
+TEST(GradScaler, ComplexGradientsAreUnscaledToo) {
+  isolated([] {
+    const auto parameter = torch::ones({2}, at::kComplexFloat).requires_grad_(true);
+    torch::optim::SGD sgd({parameter}, 1.0);
+    GradScaler scaler;
+    scaler.scale(at::view_as_real(parameter).sum()).backward();
+    EXPECT_TRUE(scaler.step(sgd));
+    scaler.update();
+    EXPECT_TRUE(at::equal(at::view_as_real(parameter.detach()),
+                          torch::tensor({{0.0F, -1.0F}, {0.0F, -1.0F}})));
+    sgd.zero_grad();
+    scaler.scale(at::view_as_real(parameter).sum() * INFINITY).backward();
+    EXPECT_FALSE(scaler.step(sgd));
+  });
+}
+
 TEST(GradScaler, Float16GradientsAreRefused) {
   isolated([] {
     const auto weight = torch::ones({2}, at::kHalf).requires_grad_(true);

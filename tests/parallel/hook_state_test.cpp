@@ -82,6 +82,32 @@ TEST(HookState, AnOverflowLeavesItAsItWasBeforeThePass) {
   });
 }
 
+TEST(HookState, ALastBucketWithoutElementsWaitsForTheOthers) {
+  spawn(2, [](World& world) {
+    for (const auto& [name, make] : makers_of_hooks()) {
+      SCOPED_TRACE(name);
+      Mlp net;
+      const auto nothing = net.register_parameter("nothing", torch::zeros({0, 4}));
+      const auto hook = make();
+      Ddp ddp(net, world.group(), {.bucket_bytes = {1}, .hook = hook});
+      const auto pass = [&](int step, float scale) {
+        ddp.zero_grad();
+        // The sum of nothing comes first in forward, so its gradient is the last.
+        const auto x = input(world.rank(), step) + nothing.sum();
+        (net.forward(x).square().mean() * scale).backward();
+      };
+      for (int step = 0; step < 3; ++step) pass(step, 1);
+      std::map<std::string, at::Tensor> before;
+      for (const auto& [key, tensor] : hook->state()) before[key] = tensor.clone();
+      pass(3, std::numeric_limits<float>::infinity());
+      for (const auto& [key, tensor] : hook->state()) {
+        if (key == "iteration") continue;
+        EXPECT_TRUE(at::equal(tensor, before.at(key))) << key;
+      }
+    }
+  });
+}
+
 // Powers of two change no digit (but a float16's, whose exponents are few).
 TEST(HookState, FollowsTheLossScale) {
   spawn(2, [](World& world) {

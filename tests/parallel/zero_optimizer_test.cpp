@@ -90,6 +90,35 @@ TEST_P(ZeroWorlds, WhatAllRanksDoToParametersBetweenStepsCountsOnce) {
   });
 }
 
+TEST(Zero, ComplexParametersToo) {
+  for (const std::string backend : {"shm", "gloo"}) {
+    spawn(2,
+          [](World& world) {
+            const auto make = [] {
+              torch::manual_seed(0);
+              auto module = std::make_shared<torch::nn::Module>();
+              module->register_parameter("p", torch::randn({40, 50}, at::kComplexFloat));
+              return module;
+            };
+            const auto net = make(), usual = make();
+            Ddp ddp(*net, world.group());
+            const auto sgd = zero<torch::optim::SGD>(SGDOptions(0.1).momentum(0.9));
+            ZeroOptimizer divided(net->parameters(), world.group(), sgd);
+            const auto whole = sgd({torch::optim::OptimizerParamGroup(usual->parameters())});
+            for (int step = 0; step < 3; ++step) {
+              ddp.zero_grad();
+              at::view_as_real(net->parameters()[0]).square().sum().backward();
+              divided.step();
+              usual->zero_grad();
+              at::view_as_real(usual->parameters()[0]).square().sum().backward();
+              whole->step();
+            }
+            expect_equal(net->parameters(), usual->parameters());
+          },
+          {.backend = backend});
+  }
+}
+
 TEST(Zero, EachRankHoldsItsPartOfTheState) {
   spawn(3, [](World& world) {
     Wide net;

@@ -21,8 +21,22 @@ void add_refusal(Program& program, Random& random) {
   std::erase_if(refused, [](const Conflict& conflict) { return conflict.refusal.empty(); });
   const auto& pair = refused[static_cast<size_t>(random.below(std::ssize(refused)))];
   program.features.clear();
-  for (const auto& name : {pair.one, pair.other})
-    program.features.push_back({name, random.next() % 1000});
+  program.layers.clear();
+  if (program.ranks == 1) {
+    program.ranks = 2;
+    program.backend = "shm";
+  }
+  const auto is_in = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::ranges::count(names, name) > 0;
+  };
+  for (const auto& name : {pair.one, pair.other}) {
+    const Part part{name, random.next() % 1000};
+    if (is_in(optimizer_names(), name)) {
+      program.optimizer = part;
+    } else {
+      (is_in(block_names(), name) ? program.layers : program.features).push_back(part);
+    }
+  }
   program.steps = 4;
 }
 
@@ -35,6 +49,8 @@ const std::vector<FeatureKind>& all_features() {
     add_data_features(made);
     add_communication_features(made);
     add_gradient_features(made);
+    add_input_features(made);
+    add_lifetime_features(made);
     add_optimizer_features(made);
     return made;
   }();
@@ -53,6 +69,19 @@ Compared compared_with(const Program& program) {
     compared = std::max(compared, kind_of(part.name).compared);
   }
   return program.ranks == 1 && compared == Compared::Nothing ? Compared::Ranks : compared;
+}
+
+bool knows_only_samples(const Program& program) {
+  for (const std::string_view layer : {"batch_norm", "dropout", "counter"}) {
+    if (program.has_layer(layer)) return false;
+  }
+  // Roundings of a narrow dtype depend on the order of additions.
+  for (const std::string_view layer :
+       {"linear_float32", "linear_bfloat16", "linear_float16", "complex"}) {
+    if (program.has_layer(layer)) return false;
+  }
+  return std::ranges::all_of(program.features,
+                             [](const Part& part) { return kind_of(part.name).splits; });
 }
 
 void place(Program& program, std::string_view backend, Random& random) {
@@ -86,8 +115,8 @@ Program compose(uint64_t seed) {
   if (program.ranks > 1) {
     place(program, program.ranks == 2 && backend == "host-then-net" ? "gloo" : backend, random);
   }
-  program.optimizer = {random.pick({"sgd", "plain_sgd", "adam", "amsgrad", "adamw", "rmsprop",
-                                    "adagrad", "fused_sgd", "fused_adam", "fused_adamw"}),
+  const auto optimizers = optimizer_names();
+  program.optimizer = {optimizers[static_cast<size_t>(random.below(std::ssize(optimizers)))],
                        random.next() % 1000};
   const auto names = block_names();
   for (auto count = random.between(0, 4); count > 0; --count) {

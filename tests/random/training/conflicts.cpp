@@ -30,14 +30,37 @@ const std::vector<Conflict>& conflicts() {
         {"join", "local_sgd", kSilent, {}},
         {"unused_error", "unused", {}, "refused, where a block is left out"},
         {"join", "sync_batch_norm", {}, "such a model needs equal numbers of batches"},
-        {"sync_batch_norm", "create_graph", {}, "refused, where the rank has others"},
-        {"embedding_sparse", "zero", {}, "refused, where the table is used"},
+        {"sync_batch_norm",
+         "unused",
+         {},
+         "refused or late, where some ranks' input has no gradient"},
+        {"sync_batch_norm", "create_graph", "backward(create_graph = true)", {}},
+        {"embedding_sparse", "zero", "is sparse: give such parameters an", {}},
         {"embedding_sparse", "clip_value", {}, "libtorch clamps no sparse tensor"},
         {"complex", "amsgrad", {}, "libtorch knows no maximum of complex numbers"},
         {"complex", "clip_value", {}, "libtorch clamps no complex tensor"},
-        {"complex", "grad_scaler", {}, "libtorch unscales no complex tensor"},
-        {"linear_float16", "grad_scaler", {}, "refused: float16 gradients"},
+        {"linear_float16", "grad_scaler", "a gradient is float16", {}},
+        {"optimizer_broadcast", "join", {}, "ranks without a batch do not load"},
+        {"optimizer_broadcast", "zero", "state is divided over the ranks", {}},
+        {"check_same", "join", {}, "ranks without a batch are not alike until finish()"},
+        {"check_same", "local_sgd", {}, "ranks are not alike on purpose"},
+        {"check_same", "ignore", {}, "ranks are not alike on purpose"},
+        {"check_same", "buffers", {}, "ranks are not alike on purpose"},
+        {"check_same", "evaluation", {}, "a counter counts in it, too, each rank in its own way"},
+        {"refresh", "join", {}, "ranks without a batch are in no such step"},
+        {"freeze_later", "join", {}, "ranks without a batch are in no such step"},
+        {"freeze_later", "unused_error", {}, "refused, as a parameter without a gradient"},
+        {"refresh", "frozen", {}, "would thaw what is to stay frozen"},
+        {"refresh", "freeze_later", {}, "would freeze and thaw the same"},
+        {"load", "join", {}, "ranks without a batch are in no such step"},
+        {"reattach", "join", {}, "a Join refers to its Ddps"},
         {"tied", "checkpoint", {}, "refused, where both are used in a backward"},
+        {"ignore", "optimizer_broadcast", {}, "its state is each rank's own, too"},
+        {"ignore", "sync_batch_norm", {}, "weights of ranks' own beside statistics of all"},
+        {"ignore", "averager", {}, "an Averager takes all parameters"},
+        {"ignore", "hook_cast", {}, "ranks are not alike, which is what is compared"},
+        {"ignore", "hook_power_sgd", {}, "ranks are not alike, which is what is compared"},
+        {"ignore", "hook_top_k", {}, "ranks are not alike, which is what is compared"},
         {"ignore", "zero", {}, "ignored gradients are not alike"},
         {"local_sgd", "zero", {}, "gradients of ranks' own are not alike"},
     };
@@ -46,6 +69,7 @@ const std::vector<Conflict>& conflicts() {
                                          "hook_top_k", "local_sgd"};
     for (size_t i = 0; i < hooks.size(); ++i) {
       made.push_back({hooks[i], "reduce_dtype", kTwoAverages, {}});
+      made.push_back({hooks[i], "reattach", {}, "a hook belongs to one Ddp"});
       made.push_back({hooks[i], "two_models", {}, "a hook belongs to one Ddp"});
       for (size_t j = 0; j < i; ++j) made.push_back({hooks[i], hooks[j], {}, "one hook at a time"});
     }
@@ -53,7 +77,8 @@ const std::vector<Conflict>& conflicts() {
       made.push_back({"embedding_sparse", optimizer, {}, "libtorch's has no sparse step"});
     }
     for (const std::string optimizer : {"fused_sgd", "fused_adam", "fused_adamw"}) {
-      made.push_back({"embedding_sparse", optimizer, {}, "refused, where the table is used"});
+      made.push_back({"embedding_sparse", optimizer, "has a sparse gradient", {}});
+      made.push_back({"complex", optimizer, "is of no floating-point dtype", {}});
     }
     return made;
   }();
@@ -61,28 +86,29 @@ const std::vector<Conflict>& conflicts() {
 }
 
 const std::vector<Conflict>& open_defects() {
-  static const std::vector<Conflict> all{
-      {"join", "plateau", {}, "no shadow of what communicates beside Ddp"},
-      {"join", "grad_scaler", {}, "no shadow of what communicates beside Ddp"},
-      {"join", "global_mean", {}, "no shadow of what communicates beside Ddp"},
-      {"join", "two_backwards", {}, "a shadow is one pass"},
-      {"hook_cast", "grad_scaler", {}, "an overflow stays in the residuals"},
-      {"hook_power_sgd", "grad_scaler", {}, "an overflow stays in the residuals"},
-      {"hook_top_k", "grad_scaler", {}, "an overflow stays in the residuals"},
-      {"hook_top_k", kAll, {}, "elements are chosen per bucket"},
-      {"ignore", kAll, {}, "ddp.zero_grad() does not clear them"},
-      {"complex", "zero", {}, "gloo gathers no complex numbers"},
-      {"join", "clip_norm", {}, "with a ZeroOptimizer, ranks without a batch do not clip"},
-      {"join", "clip_value", {}, "with a ZeroOptimizer, ranks without a batch do not clip"},
-      {"complex", "fused_sgd", {}, "a raw c10::Error"},
-      {"complex", "fused_adam", {}, "a raw c10::Error"},
-      {"complex", "fused_adamw", {}, "a raw c10::Error"},
-  };
+  static const std::vector<Conflict> all{};
   return all;
 }
 
+// A rank without a batch takes part in each backward of the others. What they do once a step, it
+// would do once a backward; a sparse gradient is refused there by name; and with two models it
+// takes turns, where these programs run two backwards of one.
+bool several_backwards_in_a_join(Program program, std::string_view name) {
+  program.features.push_back({std::string(name)});
+  const auto has_one_of = [&](std::initializer_list<std::string_view> names) {
+    return std::ranges::any_of(names, [&](std::string_view each) { return program.has(each); });
+  };
+  if (program.has("join") && program.has("backward_twice") && program.has("two_models"))
+    return true;
+  return program.has("join") && has_one_of({"two_backwards", "backward_twice"}) &&
+         (program.has_layer("embedding_sparse") ||
+          has_one_of({"zero", "global_mean", "grad_scaler", "plateau", "averager", "schedule",
+                      "clip_norm", "clip_value"}));
+}
+
 bool conflicts_with(const Program& program, std::string_view name) {
-  return clashes(conflicts(), program, name) || clashes(open_defects(), program, name);
+  return several_backwards_in_a_join(program, name) || clashes(conflicts(), program, name) ||
+         clashes(open_defects(), program, name);
 }
 
 std::string refusal_of(const Program& program) {

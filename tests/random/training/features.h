@@ -23,13 +23,17 @@ struct FeatureKind {
   bool (*applies)(const Program&);
   std::unique_ptr<Feature> (*make)(const Part&);
   Compared compared = Compared::OneProcess;
+  // Whether it does to a rank's part of a batch what it would do to the whole.
+  bool splits = false;
 };
 
+enum class Splits { No, Yes };
+
 template <class Kind>
-FeatureKind feature(std::string name, Compared compared = Compared::OneProcess) {
+FeatureKind feature(std::string name, Splits splits, Compared compared = Compared::OneProcess) {
   return {std::move(name), &Kind::applies,
           [](const Part& part) -> std::unique_ptr<Feature> { return std::make_unique<Kind>(part); },
-          compared};
+          compared, splits == Splits::Yes};
 }
 
 // By topic, each in a file of its own.
@@ -37,11 +41,16 @@ void add_model_features(std::vector<FeatureKind>& kinds);
 void add_data_features(std::vector<FeatureKind>& kinds);
 void add_communication_features(std::vector<FeatureKind>& kinds);
 void add_gradient_features(std::vector<FeatureKind>& kinds);
+void add_input_features(std::vector<FeatureKind>& kinds);
+void add_lifetime_features(std::vector<FeatureKind>& kinds);
 void add_optimizer_features(std::vector<FeatureKind>& kinds);
 
 const std::vector<FeatureKind>& all_features();
 std::vector<std::unique_ptr<Feature>> make_features(const Program& program);
 Compared compared_with(const Program& program);
+// Whether one model that sees the whole batch at once does the same: nothing in the program depends
+// on which rank a sample is on.
+bool knows_only_samples(const Program& program);
 
 // A pair of names (features, layers or optimizers) that does not go together.
 struct Conflict {

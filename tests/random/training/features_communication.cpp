@@ -1,6 +1,8 @@
 // How gradients and buffers travel: sizes of buckets, dtypes, hooks.
 #include <torch/torch.h>
 
+#include <set>
+
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/hooks.h"
 #include "random/training/features.h"
@@ -52,12 +54,14 @@ struct ReduceDtype : Feature {
 struct Ignored : Feature {
   explicit Ignored(const Part& part) : seed(part.seed) {}
   static bool applies(const Program& program) { return !program.layers.empty(); }
-  void build(Training& training, Lane&, Net& net) override {
+  void built(Training& training, const Net& net) override {
     auto& ignored = training.options.ignore;
     ignored.clear();
     Random random(seed);
+    std::set<const void*> seen;  // a tied parameter goes by its first name
     for (const auto& item : net.named_parameters()) {
-      if (item.key() != "head" && random.chance(0.3)) ignored.push_back(item.key());
+      const bool first = seen.insert(item.value().unsafeGetTensorImpl()).second;
+      if (first && item.key() != "head" && random.chance(0.3)) ignored.push_back(item.key());
     }
   }
   uint64_t seed;
@@ -126,12 +130,15 @@ struct LocalSteps : Feature {
   static bool applies(const Program& program) { return !program.has("two_models"); }
   void plan(Training& training) override {
     Random random(seed);
-    training.options.hook = std::make_shared<parallel::LocalSgd>(
-        parallel::LocalSgdOptions{.start_iteration = random.between(0, 2)});
+    // With a Join its silence is refused, which is to happen in the first pass.
+    const int64_t start = training.program.has("join") ? 0 : random.between(0, 2);
+    training.options.hook =
+        std::make_shared<parallel::LocalSgd>(parallel::LocalSgdOptions{.start_iteration = start});
     period = random.between(1, 2);
   }
   void begin(Training& training) override {
-    if (training.alone) return;
+    // With a Join this is refused.
+    if (training.alone || training.program.has("join")) return;
     averager = std::make_unique<parallel::Averager>(
         *training.lanes[0].models[0].net,
         std::vector<parallel::AverageLevel>{{.group = training.group, .period = period}});
@@ -147,16 +154,16 @@ struct LocalSteps : Feature {
 }  // namespace
 
 void add_communication_features(std::vector<FeatureKind>& kinds) {
-  kinds.push_back(feature<BucketSizes>("bucket_bytes"));
-  kinds.push_back(feature<BufferModes>("buffers"));
-  kinds.push_back(feature<UnusedError>("unused_error"));
-  kinds.push_back(feature<ReduceDtype>("reduce_dtype"));
-  kinds.push_back(feature<Ignored>("ignore"));
-  kinds.push_back(feature<AllReduceHook>("hook_all_reduce"));
-  kinds.push_back(feature<CastingHook>("hook_cast", Compared::Ranks));
-  kinds.push_back(feature<PowerSgdHook>("hook_power_sgd", Compared::Ranks));
-  kinds.push_back(feature<TopKHook>("hook_top_k", Compared::Ranks));
-  kinds.push_back(feature<LocalSteps>("local_sgd", Compared::Nothing));
+  kinds.push_back(feature<BucketSizes>("bucket_bytes", Splits::Yes));
+  kinds.push_back(feature<BufferModes>("buffers", Splits::Yes));
+  kinds.push_back(feature<UnusedError>("unused_error", Splits::Yes));
+  kinds.push_back(feature<ReduceDtype>("reduce_dtype", Splits::No));
+  kinds.push_back(feature<Ignored>("ignore", Splits::No));
+  kinds.push_back(feature<AllReduceHook>("hook_all_reduce", Splits::Yes));
+  kinds.push_back(feature<CastingHook>("hook_cast", Splits::No, Compared::Ranks));
+  kinds.push_back(feature<PowerSgdHook>("hook_power_sgd", Splits::No, Compared::Ranks));
+  kinds.push_back(feature<TopKHook>("hook_top_k", Splits::No, Compared::Ranks));
+  kinds.push_back(feature<LocalSteps>("local_sgd", Splits::No, Compared::Nothing));
 }
 
 }  // namespace lockstep::test::training

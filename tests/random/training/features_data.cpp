@@ -34,7 +34,7 @@ struct Ragged : Feature {
   explicit Ragged(const Part&) {}
   static bool applies(const Program&) { return true; }
   void batch(Training&, const Lane& lane, const Moment& moment, Batch& batch) override {
-    const auto rows = 2 + (lane.rank + moment.step) % 2;
+    const auto rows = std::min<int64_t>(2 + (lane.rank + moment.step) % 2, batch.data.size(0));
     batch = {batch.data.narrow(0, 0, rows), batch.target.narrow(0, 0, rows)};
   }
 };
@@ -46,8 +46,18 @@ struct Joined : Feature {
   void plan(Training& training) override {
     Random random(seed);
     options.divisor = random.chance(0.5) ? parallel::Divisor::Active : parallel::Divisor::World;
+    const Program& program = training.program;
+    if (program.has("global_mean")) options.divisor = parallel::Divisor::World;
     training.rules.divides_by_active = options.divisor == parallel::Divisor::Active;
-    training.rules.everybody_steps = training.program.has("zero");
+    // What else communicates, or changes gradients before a divided optimizer's step, is for
+    // finish() to repeat.
+    rest = random.chance(0.5) && !program.has("two_backwards") && !program.has("backward_twice");
+    for (const std::string_view name : {"global_mean", "grad_scaler", "plateau", "averager",
+                                        "schedule", "clip_norm", "clip_value"}) {
+      rest = rest || program.has(name);
+    }
+    training.rules.everybody_rests = rest;
+    training.rules.everybody_updates = rest || program.has("zero");
   }
   void build(Training& training, Lane& lane, Net&) override {
     Random random(seed + static_cast<uint64_t>(lane.rank) + 1);
@@ -58,16 +68,22 @@ struct Joined : Feature {
     std::vector<std::reference_wrapper<parallel::Joinable>> joinables;
     for (auto& model : training.lanes[0].models) joinables.emplace_back(*model.ddp);
     for (auto& model : training.lanes[0].models) {
-      if (model.zero) joinables.emplace_back(*model.zero);
+      if (model.zero && !rest) joinables.emplace_back(*model.zero);
     }
     join.emplace(std::move(joinables), options);
   }
   void after_step(Training& training) override {
+    if (training.active().empty()) return;
     present.clear();
     for (const Lane* lane : training.active()) present.push_back(lane->rank);
   }
   void end(Training& training) override {
-    if (join) {
+    if (join && rest) {
+      join->finish([&] {
+        rest_of_step(training);
+        ++training.step;
+      });
+    } else if (join) {
       join->finish();
     } else if (!present.empty()) {
       take_over(training, present);
@@ -76,6 +92,7 @@ struct Joined : Feature {
   uint64_t seed;
   parallel::JoinOptions options;
   std::optional<parallel::Join> join;
+  bool rest = false;
   std::vector<int> present;  // in the last step
 };
 
@@ -121,11 +138,11 @@ struct GlobalMeans : Feature {
 }  // namespace
 
 void add_data_features(std::vector<FeatureKind>& kinds) {
-  kinds.push_back(feature<HeldBackwards>("hold"));
-  kinds.push_back(feature<TwoBackwards>("two_backwards"));
-  kinds.push_back(feature<Ragged>("ragged"));
-  kinds.push_back(feature<Joined>("join"));
-  kinds.push_back(feature<GlobalMeans>("global_mean"));
+  kinds.push_back(feature<HeldBackwards>("hold", Splits::No));
+  kinds.push_back(feature<TwoBackwards>("two_backwards", Splits::Yes));
+  kinds.push_back(feature<Ragged>("ragged", Splits::No));
+  kinds.push_back(feature<Joined>("join", Splits::No));
+  kinds.push_back(feature<GlobalMeans>("global_mean", Splits::No));
 }
 
 }  // namespace lockstep::test::training

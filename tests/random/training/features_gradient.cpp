@@ -14,7 +14,8 @@ struct Clearing : Feature {
   static bool applies(const Program&) { return true; }
   bool clear(Training& training, Lane&, Model& model) override {
     Random random(seed + static_cast<uint64_t>(training.step));
-    const auto kind = random.below(6);
+    // Within a Join a rank without a batch has none of what is left of earlier gradients.
+    const auto kind = training.program.has("join") ? 2 * random.below(2) : random.below(6);
     if (kind == 4) return true;
     // In one process ddp.zero_grad() is this, too.
     if (kind == 5) return false;
@@ -29,15 +30,6 @@ struct Clearing : Feature {
   uint64_t seed;
 };
 
-struct CreateGraph : Feature {
-  explicit CreateGraph(const Part&) {}
-  static bool applies(const Program&) { return true; }
-  bool backward(Training&, const at::Tensor& loss) override {
-    loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-    return true;
-  }
-};
-
 std::vector<at::Tensor> parameters_of(const Lane& lane) {
   std::vector<at::Tensor> parameters;
   for (const auto& model : lane.models) {
@@ -47,6 +39,40 @@ std::vector<at::Tensor> parameters_of(const Lane& lane) {
   return parameters;
 }
 
+struct CreateGraph : Feature {
+  explicit CreateGraph(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  bool backward(Training&, const at::Tensor& loss) override {
+    loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    return true;
+  }
+};
+
+// The same graph twice.
+struct BackwardTwice : Feature {
+  explicit BackwardTwice(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  bool backward(Training&, const at::Tensor& loss) override {
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    return true;
+  }
+};
+
+// Between steps users put tensors of their own in the gradients' place.
+struct GradientClones : Feature {
+  explicit GradientClones(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void after_step(Training& training) override {
+    const at::NoGradGuard no_grad;
+    for (Lane* lane : training.stepping()) {
+      for (const auto& parameter : parameters_of(*lane)) {
+        if (parameter.grad().defined()) parameter.mutable_grad() = parameter.grad().clone();
+      }
+    }
+  }
+};
+
 struct ClipNorm : Feature {
   explicit ClipNorm(const Part& part) : seed(part.seed) {}
   static bool applies(const Program&) { return true; }
@@ -54,7 +80,7 @@ struct ClipNorm : Feature {
     Random random(seed);
     const double most = random.pick({0.05, 0.5, 5.0});
     const double type = random.pick({2.0, 1.0, std::numeric_limits<double>::infinity()});
-    for (Lane* lane : training.active()) {
+    for (Lane* lane : training.stepping()) {
       parallel::clip_grad_norm_(parameters_of(*lane), most, {.norm_type = type});
     }
   }
@@ -65,7 +91,7 @@ struct ClipValue : Feature {
   explicit ClipValue(const Part&) {}
   static bool applies(const Program&) { return true; }
   void after_backward(Training& training) override {
-    for (Lane* lane : training.active()) parallel::clip_grad_value_(parameters_of(*lane), 0.02);
+    for (Lane* lane : training.stepping()) parallel::clip_grad_value_(parameters_of(*lane), 0.02);
   }
 };
 
@@ -81,6 +107,8 @@ struct Scaling : Feature {
     for (size_t i = 0; i < training.lanes.size(); ++i) {
       scalers.push_back(std::make_unique<parallel::GradScaler>(
           training.group, parallel::GradScalerOptions{.init_scale = 1024, .growth_interval = 2}));
+      // In one process nobody else tells that there was a loss.
+      if (training.alone) scalers.back()->scale(at::ones({}));
     }
   }
   void loss(Training& training, Lane& lane, const at::Tensor&, at::Tensor& loss) override {
@@ -91,7 +119,7 @@ struct Scaling : Feature {
   }
   void after_backward(Training& training) override {
     if (!unscales) return;
-    for (Lane* lane : training.active()) {
+    for (Lane* lane : training.stepping()) {
       for (Model& model : lane->models) scaler_of(training, *lane).unscale_(*model.optimizer);
     }
   }
@@ -100,7 +128,7 @@ struct Scaling : Feature {
     return true;
   }
   void after_step(Training& training) override {
-    for (Lane* lane : training.active()) {
+    for (Lane* lane : training.stepping()) {
       scaler_of(training, *lane).update();
       lane->losses.push_back(scaler_of(training, *lane).factor());
     }
@@ -117,11 +145,13 @@ struct Scaling : Feature {
 }  // namespace
 
 void add_gradient_features(std::vector<FeatureKind>& kinds) {
-  kinds.push_back(feature<Clearing>("zero_grad"));
-  kinds.push_back(feature<CreateGraph>("create_graph"));
-  kinds.push_back(feature<Scaling>("grad_scaler"));
-  kinds.push_back(feature<ClipNorm>("clip_norm"));
-  kinds.push_back(feature<ClipValue>("clip_value"));
+  kinds.push_back(feature<Clearing>("zero_grad", Splits::Yes));
+  kinds.push_back(feature<BackwardTwice>("backward_twice", Splits::Yes));
+  kinds.push_back(feature<GradientClones>("gradient_clones", Splits::Yes));
+  kinds.push_back(feature<CreateGraph>("create_graph", Splits::Yes));
+  kinds.push_back(feature<Scaling>("grad_scaler", Splits::No));
+  kinds.push_back(feature<ClipNorm>("clip_norm", Splits::Yes));
+  kinds.push_back(feature<ClipValue>("clip_value", Splits::Yes));
 }
 
 }  // namespace lockstep::test::training

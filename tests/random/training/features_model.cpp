@@ -98,7 +98,7 @@ struct Evaluation : Feature {
       std::vector<Net*> nets;
       std::vector<Batch> batches;
       std::vector<Moment> moments;
-      for (Lane* lane : training.active()) {
+      for (Lane* lane : training.stepping()) {
         nets.push_back(lane->models[model].net.get());
         nets.back()->eval();
         batches.push_back({at::ones({2, kFeatures}, at::kDouble), {}});
@@ -106,7 +106,7 @@ struct Evaluation : Feature {
       }
       const auto outputs = Net::forward(nets, batches, moments);
       size_t i = 0;
-      for (Lane* lane : training.active()) {
+      for (Lane* lane : training.stepping()) {
         lane->losses.push_back(outputs[i++].sum().item<double>());
       }
       for (Net* net : nets) net->train();
@@ -117,12 +117,12 @@ struct Evaluation : Feature {
 }  // namespace
 
 void add_model_features(std::vector<FeatureKind>& kinds) {
-  kinds.push_back(feature<TwoModels>("two_models"));
-  kinds.push_back(feature<UnusedBlocks>("unused"));
-  kinds.push_back(feature<Frozen>("frozen"));
-  kinds.push_back(feature<Tied>("tied"));
-  kinds.push_back(feature<TensorHooks>("tensor_hooks"));
-  kinds.push_back(feature<Evaluation>("evaluation"));
+  kinds.push_back(feature<TwoModels>("two_models", Splits::Yes));
+  kinds.push_back(feature<UnusedBlocks>("unused", Splits::No));
+  kinds.push_back(feature<Frozen>("frozen", Splits::Yes));
+  kinds.push_back(feature<Tied>("tied", Splits::Yes));
+  kinds.push_back(feature<TensorHooks>("tensor_hooks", Splits::No));
+  kinds.push_back(feature<Evaluation>("evaluation", Splits::No));
 }
 
 }  // namespace lockstep::test::training

@@ -26,7 +26,7 @@ struct Schedules : Feature {
   }
   void after_step(Training& training) override {
     for (auto& [lane, scheduler] : schedulers) {
-      if (lane->active || training.rules.everybody_steps) scheduler->step();
+      if (lane->active || training.rules.everybody_rests) scheduler->step();
     }
   }
   parallel::Schedule schedule() const {
@@ -81,9 +81,9 @@ struct Plateau : Feature {
 }  // namespace
 
 void add_optimizer_features(std::vector<FeatureKind>& kinds) {
-  kinds.push_back(feature<Zero>("zero"));
-  kinds.push_back(feature<Schedules>("schedule"));
-  kinds.push_back(feature<Plateau>("plateau"));
+  kinds.push_back(feature<Zero>("zero", Splits::Yes));
+  kinds.push_back(feature<Schedules>("schedule", Splits::Yes));
+  kinds.push_back(feature<Plateau>("plateau", Splits::Yes));
 }
 
 }  // namespace lockstep::test::training

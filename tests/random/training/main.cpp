@@ -2,7 +2,7 @@
 // same.
 //
 // random_training [--seed N] [--count N | --minutes M] [--backend NAME] [--ranks N]
-//                 [--program TEXT] [--shrink N]
+//                 [--program TEXT] [--shrink N] [--list parts]
 #include <fmt/format.h>
 
 #include <chrono>
@@ -25,6 +25,7 @@ struct Options {
   int ranks = 0;
   std::string program;
   int shrink = 60;
+  std::string list;
 };
 
 Options options_from(int count, char** words) {
@@ -43,6 +44,8 @@ Options options_from(int count, char** words) {
       options.ranks = std::stoi(value);
     } else if (name == "--program") {
       options.program = value;
+    } else if (name == "--list") {
+      options.list = value;
     } else if (name == "--shrink") {
       options.shrink = std::stoi(value);
     } else {
@@ -159,6 +162,16 @@ int run_program(const Options& options) {
   return one[0].error().empty() ? 0 : 1;
 }
 
+// For tests/combinations.py: what programs are composed of, and which pairs are never together.
+int list_parts() {
+  for (const auto& name : block_names()) fmt::print("part {}\n", name);
+  for (const auto& name : optimizer_names()) fmt::print("part {}\n", name);
+  for (const auto& kind : all_features()) fmt::print("part {}\n", kind.name);
+  for (const auto& pair : conflicts()) fmt::print("apart {} {}\n", pair.one, pair.other);
+  for (const auto& pair : open_defects()) fmt::print("apart {} {}\n", pair.one, pair.other);
+  return 0;
+}
+
 }  // namespace
 }  // namespace lockstep::test::training
 
@@ -166,6 +179,7 @@ int main(int count, char** words) {
   using namespace lockstep::test::training;
   try {
     const auto options = options_from(count, words);
+    if (!options.list.empty()) return list_parts();
     return options.program.empty() ? run_all(options) : run_program(options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "random_training: {}\n", error.what());

@@ -45,11 +45,21 @@ void average_gradient(Training& training, size_t model, const std::string& name)
     sparse = sparse || (gradient.defined() && gradient.is_sparse());
   }
   if (!reached) return;
+  // What an earlier backward left is the same average on all ranks, with a batch or without.
+  Model& front = training.active()[0]->models[model];
+  const at::Tensor own = front.net->named_parameters()[name];
+  at::Tensor earlier;
+  if (!training.rules.divides_by_active) {
+    const void* key = own.unsafeGetTensorImpl();
+    earlier = front.reached[key] ? front.earlier[key] : own.grad();
+  }
   std::vector<at::Tensor> addends;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& gradient = parameters[i].grad();
     if (training.lanes[i].active && gradient.defined()) {
       addends.push_back(gradient.detach());
+    } else if (!training.lanes[i].active && earlier.defined()) {
+      addends.push_back(earlier);
     } else {
       const auto zero = at::zeros_like(parameters[i].detach());
       addends.push_back(sparse ? at::zeros(zero.sizes(), zero.options().layout(at::kSparse))
@@ -60,7 +70,7 @@ void average_gradient(Training& training, size_t model, const std::string& name)
       training.rules.divides_by_active ? training.active().size() : training.lanes.size();
   const auto result = average_of(addends, static_cast<int64_t>(divisor), training.options);
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (training.lanes[i].active || training.rules.everybody_steps) {
+    if (training.lanes[i].active || training.rules.everybody_updates) {
       parameters[i].mutable_grad() = result.clone();
     }
   }
@@ -89,14 +99,21 @@ void average_buffers(Training& training, size_t model) {
 
 }  // namespace
 
+void watch(Model& model, const at::Tensor& parameter) {
+  at::TensorImpl* key = parameter.unsafeGetTensorImpl();
+  parameter.register_hook([&model, key](const at::Tensor& gradient) {
+    if (!std::exchange(model.reached[key], true)) {
+      // A hook that held the parameter would keep it alive.
+      const at::Tensor self(c10::intrusive_ptr<at::TensorImpl>::reclaim_copy(key));
+      model.earlier[key] = self.grad().defined() ? self.grad().detach().clone() : at::Tensor();
+    }
+    return gradient;
+  });
+}
+
 void watch(Model& model) {
   for (const auto& parameter : model.net->parameters()) {
-    if (!parameter.requires_grad()) continue;
-    const void* key = parameter.unsafeGetTensorImpl();
-    parameter.register_hook([&model, key](const at::Tensor& gradient) {
-      model.reached[key] = true;
-      return gradient;
-    });
+    if (parameter.requires_grad()) watch(model, parameter);
   }
 }
 
@@ -106,12 +123,15 @@ void average(Training& training, size_t model) {
   const auto& ignored = training.options.ignore;
   std::set<const void*> done;  // a tied parameter has two names
   for (const auto& item : net.named_parameters()) {
-    if (!item.value().requires_grad() || std::ranges::count(ignored, item.key())) continue;
     if (!done.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    if (!item.value().requires_grad() || std::ranges::count(ignored, item.key())) continue;
     average_gradient(training, model, item.key());
   }
   average_buffers(training, model);
-  for (auto& lane : training.lanes) lane.models[model].reached.clear();
+  for (auto& lane : training.lanes) {
+    lane.models[model].reached.clear();
+    lane.models[model].earlier.clear();
+  }
 }
 
 void take_over(Training& training, const std::vector<int>& present) {
@@ -122,6 +142,7 @@ void take_over(Training& training, const std::vector<int>& present) {
     for (auto& lane : training.lanes) {
       const Net& to = *lane.models[model].net;
       for (const auto& item : from.named_parameters()) {
+        if (std::ranges::count(training.options.ignore, item.key())) continue;
         to.named_parameters()[item.key()].copy_(item.value());
       }
       for (const auto& item : from.named_buffers()) {

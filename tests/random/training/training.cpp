@@ -28,12 +28,23 @@ Batch default_batch(const Program& program, const Moment& moment) {
           at::randn({kRows}, generator, at::kDouble)};
 }
 
+Batch whole_batch(const Program& program, Moment moment) {
+  std::vector<at::Tensor> data, targets;
+  for (moment.lane = 0; moment.lane < program.ranks; ++moment.lane) {
+    const auto batch = default_batch(program, moment);
+    data.push_back(batch.data);
+    targets.push_back(batch.target);
+  }
+  return {at::cat(data), at::cat(targets)};
+}
+
 Lane make_lane(Training& training, int rank) {
   Lane lane{.rank = rank, .steps = training.program.steps, .models = {}, .losses = {}};
   for (int i = 0; i < training.models; ++i) {
     Model model;
     model.net = std::make_shared<Net>(training.program, static_cast<uint64_t>(i), training.group);
     for (const auto& feature : training.features) feature->build(training, lane, *model.net);
+    for (const auto& feature : training.features) feature->built(training, *model.net);
     lane.models.push_back(std::move(model));
   }
   return lane;
@@ -80,7 +91,8 @@ at::Tensor losses(Training& training, const std::vector<Lane*>& lanes, size_t mo
                        .micro = micro,
                        .seed = training.program.seed});
     nets.push_back(lane->models[model].net.get());
-    batches.push_back(default_batch(training.program, moments.back()));
+    batches.push_back(training.whole_batch ? whole_batch(training.program, moments.back())
+                                           : default_batch(training.program, moments.back()));
     for (const auto& feature : training.features) {
       feature->batch(training, *lane, moments.back(), batches.back());
     }
@@ -103,6 +115,11 @@ at::Tensor losses(Training& training, const std::vector<Lane*>& lanes, size_t mo
 }
 
 void clear_gradients(Training& training) {
+  for (auto& lane : training.lanes) {
+    if (lane.active) continue;
+    // As its part of the others' step does.
+    for (Model& model : lane.models) model.net->zero_grad();
+  }
   for (Lane* lane : training.active()) {
     for (Model& model : lane->models) {
       bool cleared = false;
@@ -121,8 +138,8 @@ void clear_gradients(Training& training) {
 }
 
 void update(Training& training) {
-  for (auto& lane : training.lanes) {
-    if (!lane.active && !training.rules.everybody_steps) continue;
+  for (Lane& lane : training.lanes) {
+    if (!lane.active && !training.rules.everybody_updates) continue;
     for (Model& model : lane.models) {
       bool updated = false;
       for (const auto& feature : training.features) {
@@ -132,6 +149,16 @@ void update(Training& training) {
     }
   }
 }
+
+}  // namespace
+
+void rest_of_step(Training& training) {
+  for (const auto& feature : training.features) feature->after_backward(training);
+  update(training);
+  for (const auto& feature : training.features) feature->after_step(training);
+}
+
+namespace {
 
 void run_step(Training& training) {
   for (const auto& feature : training.features) feature->begin_step(training);
@@ -158,9 +185,7 @@ void run_step(Training& training) {
       }
     }
   }
-  for (const auto& feature : training.features) feature->after_backward(training);
-  update(training);
-  for (const auto& feature : training.features) feature->after_step(training);
+  rest_of_step(training);
 }
 
 State state_of(const Lane& lane) {
@@ -194,6 +219,18 @@ std::vector<Lane*> Training::active() {
   return some;
 }
 
+std::vector<Lane*> Training::stepping() {
+  if (!rules.everybody_rests) return active();
+  std::vector<Lane*> all;
+  for (auto& lane : lanes) all.push_back(&lane);
+  return all;
+}
+
+std::vector<std::string> optimizer_names() {
+  return {"sgd",     "plain_sgd", "adam",      "amsgrad",    "adamw",
+          "rmsprop", "adagrad",   "fused_sgd", "fused_adam", "fused_adamw"};
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const Part& part, Groups groups) {
   using namespace torch::optim;
   Random random(part.seed);
@@ -217,16 +254,18 @@ std::unique_ptr<Optimizer> make_optimizer(const Part& part, Groups groups) {
   throw std::invalid_argument("there is no optimizer " + part.name);
 }
 
-std::vector<State> train(const Program& program, const Group& group, bool alone) {
+std::vector<State> train(const Program& program, const Group& group, Who who) {
+  const bool alone = who != Who::Rank;
   Training training{.program = program,
                     .group = alone ? Group() : group,
                     .alone = alone,
+                    .whole_batch = who == Who::WholeBatch,
                     .options = {},
                     .rules = {},
                     .lanes = {},
                     .features = make_features(program)};
   for (const auto& feature : training.features) feature->plan(training);
-  const int first = alone ? 0 : group.rank(), count = alone ? program.ranks : 1;
+  const int first = alone ? 0 : group.rank(), count = who == Who::AllRanks ? program.ranks : 1;
   for (int i = 0; i < count; ++i) training.lanes.push_back(make_lane(training, first + i));
   for (auto& lane : training.lanes) {
     for (auto& model : lane.models) attach(training, model);

@@ -26,6 +26,8 @@ struct Model {
   parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, if it is one
   // In one process: which parameters got a gradient since the last average.
   std::unordered_map<const void*, bool> reached;
+  // And what gradient it had before.
+  std::unordered_map<const void*, at::Tensor> earlier;
 };
 
 // What belongs to one rank.
@@ -41,7 +43,10 @@ struct Lane {
 // How Ddp averages, for the process that does it by hand.
 struct Rules {
   bool divides_by_active = false;
-  bool everybody_steps = false;  // also ranks without a batch, as within a Join of a ZeroOptimizer
+  // Within a Join, of ranks without a batch: whether their optimizers step, and whether they do
+  // all that follows a backward.
+  bool everybody_updates = false;
+  bool everybody_rests = false;
   bool averages_gradients = true;
 };
 
@@ -49,6 +54,7 @@ struct Training {
   const Program& program;
   Group group;  // of one in one process
   bool alone = false;
+  bool whole_batch = false;  // one lane computes with all ranks' samples
   int models = 1;
   int backwards = 1;  // in each round of micro-batches
   int step = 0;
@@ -58,7 +64,10 @@ struct Training {
   std::vector<std::unique_ptr<Feature>> features;
 
   bool on_rank() const { return !alone; }
+  // Lanes that have a batch in this step.
   std::vector<Lane*> active();
+  // Lanes that do what follows a backward: these, or all.
+  std::vector<Lane*> stepping();
 };
 
 // One thing that a program may do besides. Every function is called in the order of the program's
@@ -71,6 +80,8 @@ class Feature {
   virtual void plan(Training&) {}
   // A net was made, before anything is attached to it.
   virtual void build(Training&, Lane&, Net&) {}
+  // All features have built theirs: names are what they will be.
+  virtual void built(Training&, const Net&) {}
   // All is constructed.
   virtual void begin(Training&) {}
   virtual void begin_step(Training&) {}
@@ -97,9 +108,17 @@ class Feature {
 // Numbers that a test may compare, in a fixed order, each with its name.
 using State = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Trains. On a rank with `group`; alone with a group of one: the states of all ranks.
-std::vector<State> train(const Program& program, const Group& group, bool alone);
+enum class Who {
+  Rank,        // this one of the group; the state is its own
+  AllRanks,    // one process with a replica for each; the states of all
+  WholeBatch,  // one process with one model, which sees all ranks' samples at once; its state
+};
+std::vector<State> train(const Program& program, const Group& group, Who who);
 
+// What follows the backwards of a step.
+void rest_of_step(Training& training);
+
+std::vector<std::string> optimizer_names();
 std::unique_ptr<Optimizer> make_optimizer(const Part& part,
                                           std::vector<torch::optim::OptimizerParamGroup> groups);
 
@@ -108,7 +127,8 @@ std::unique_ptr<Optimizer> make_optimizer(const Part& part,
 void average(Training& training, size_t model);
 // At the end of a Join, lanes that are out of batches take over a lane's state that was not.
 void take_over(Training& training, const std::vector<int>& present);
-// Notes which parameters receive gradients.
+// Notes whether a parameter, or which of all, receives gradients.
+void watch(Model& model, const at::Tensor& parameter);
 void watch(Model& model);
 
 }  // namespace lockstep::test::training

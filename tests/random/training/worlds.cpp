@@ -75,6 +75,8 @@ std::vector<Report> take_reports(std::string& bytes) {
   } else {
     store.fd.reset();
   }
+  // Some programs do on purpose what is warned of.
+  setenv("LOCKSTEP_LOG", "error", /*overwrite=*/0);
   at::set_num_threads(1);
   Silence silence;
   const c10::WarningUtils::WarningHandlerGuard guard(&silence);

@@ -1,0 +1,222 @@
+// What is saved, loaded, taken down and put up again while a training goes on.
+#include <torch/torch.h>
+
+#include <sstream>
+
+#include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/check_same.h"
+#include "random/training/features.h"
+
+namespace lockstep::test::training {
+namespace {
+
+template <class Saved>
+std::string saved(const Saved& object) {
+  torch::serialize::OutputArchive archive;
+  object.save(archive);
+  std::ostringstream out;
+  archive.save_to(out);
+  return out.str();
+}
+
+template <class Loaded>
+void load(Loaded& object, const std::string& bytes) {
+  std::istringstream in(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(in);
+  object.load(archive);
+}
+
+// As when a Ddp is constructed.
+void become_rank_zeros(Training& training) {
+  const at::NoGradGuard no_grad;
+  const auto& ignored = training.options.ignore;
+  for (auto& lane : training.lanes) {
+    for (size_t i = 0; i < lane.models.size() && lane.rank > 0; ++i) {
+      const Net& from = *training.lanes[0].models[i].net;
+      const auto parameters = from.named_parameters(), buffers = from.named_buffers();
+      for (const auto& item : lane.models[i].net->named_parameters()) {
+        if (std::ranges::count(ignored, item.key())) continue;
+        item.value().copy_(parameters[item.key()]);
+      }
+      for (const auto& item : lane.models[i].net->named_buffers()) {
+        item.value().copy_(buffers[item.key()]);
+      }
+    }
+  }
+}
+
+// The first parameters once more, into the modules that Ddp is attached to.
+struct LoadWhileAttached : Feature {
+  explicit LoadWhileAttached(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return program.steps > 1; }
+  void begin(Training& training) override {
+    for (const auto& lane : training.lanes) {
+      for (const auto& model : lane.models) first.push_back(saved(*model.net));
+    }
+  }
+  void begin_step(Training& training) override {
+    if (training.step != 1 + Random(seed).below(training.program.steps - 1)) return;
+    size_t i = 0;
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) load(*model.net, first[i++]);
+    }
+  }
+  uint64_t seed;
+  std::vector<std::string> first;
+};
+
+struct OptimizerReload : Feature {
+  explicit OptimizerReload(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void after_step(Training& training) override {
+    if (training.step != Random(seed).below(training.program.steps)) return;
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) load(*model.optimizer, saved(*model.optimizer));
+    }
+  }
+  uint64_t seed;
+};
+
+// One rank alone loads, and the others take it over.
+struct OptimizerBroadcast : Feature {
+  explicit OptimizerBroadcast(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void after_step(Training& training) override {
+    if (training.step != Random(seed).below(training.program.steps)) return;
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        if (lane.rank == 0) load(*model.optimizer, saved(*model.optimizer));
+        if (training.on_rank()) parallel::broadcast_optimizer(*model.optimizer, training.group);
+      }
+    }
+  }
+  uint64_t seed;
+};
+
+// Finds nothing.
+struct CheckedSame : Feature {
+  explicit CheckedSame(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void after_step(Training& training) override {
+    if (training.alone) return;
+    for (auto& model : training.lanes[0].models) {
+      parallel::check_same(*model.net, *model.optimizer, training.group);
+    }
+  }
+};
+
+// Another Ddp follows the first, which leaves gradients behind.
+struct Reattached : Feature {
+  explicit Reattached(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void begin_step(Training& training) override {
+    if (training.step != Random(seed).below(training.program.steps)) return;
+    const at::NoGradGuard no_grad;
+    for (auto& lane : training.lanes) {
+      for (size_t i = 0; i < lane.models.size(); ++i) {
+        Model& model = lane.models[i];
+        if (training.on_rank()) {
+          model.ddp.reset();
+          model.ddp = std::make_unique<parallel::Ddp>(*model.net, training.group, training.options);
+        }
+      }
+    }
+    if (training.alone) become_rank_zeros(training);
+  }
+  uint64_t seed;
+};
+
+// Frozen until some step, and then told to Ddp.
+struct Unfrozen : Feature {
+  explicit Unfrozen(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return !program.layers.empty(); }
+  void build(Training&, Lane&, Net& net) override {
+    for (const auto& parameter : chosen(net)) parameter.set_requires_grad(false);
+  }
+  void begin_step(Training& training) override {
+    if (training.step != Random(seed).below(training.program.steps)) return;
+    for (auto& lane : training.lanes) {
+      for (auto& model : lane.models) {
+        for (const auto& parameter : chosen(*model.net)) {
+          parameter.set_requires_grad(true);
+          if (training.alone) watch(model, parameter);
+        }
+        if (model.ddp) model.ddp->refresh();
+      }
+    }
+    if (training.alone) become_rank_zeros(training);
+  }
+  std::vector<at::Tensor> chosen(const Net& net) const {
+    std::vector<at::Tensor> some;
+    Random random(seed);
+    for (const auto& parameter : net.blocks()[0]->parameters()) {
+      if (random.chance(0.5)) some.push_back(parameter);
+    }
+    return some;
+  }
+  uint64_t seed;
+};
+
+// From some step on, and Ddp is not told.
+struct FrozenLater : Feature {
+  explicit FrozenLater(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program& program) { return !program.layers.empty(); }
+  void begin_step(Training& training) override {
+    Random random(seed);
+    if (training.step != random.below(training.program.steps)) return;
+    for (auto& lane : training.lanes) {
+      Random same(random);
+      for (auto& model : lane.models) {
+        for (const auto& parameter : model.net->blocks()[0]->parameters()) {
+          if (same.chance(0.5)) parameter.set_requires_grad(false);
+        }
+      }
+    }
+  }
+  uint64_t seed;
+};
+
+// A group of the same ranks, of its own.
+struct SplitGroup : Feature {
+  explicit SplitGroup(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void plan(Training& training) override {
+    if (training.on_rank()) training.group = training.group.split(0, training.group.rank());
+  }
+};
+
+// Of parameters that are alike, which stay so.
+struct Averaging : Feature {
+  explicit Averaging(const Part&) {}
+  static bool applies(const Program&) { return true; }
+  void begin(Training& training) override {
+    for (const auto& lane : training.lanes) {
+      for (const auto& model : lane.models) {
+        averagers.push_back(std::make_unique<parallel::Averager>(
+            *model.net,
+            std::vector<parallel::AverageLevel>{{.group = training.group, .period = 2}}));
+      }
+    }
+  }
+  void after_step(Training&) override {
+    for (auto& averager : averagers) averager->step();
+  }
+  std::vector<std::unique_ptr<parallel::Averager>> averagers;
+};
+
+}  // namespace
+
+void add_lifetime_features(std::vector<FeatureKind>& kinds) {
+  kinds.push_back(feature<LoadWhileAttached>("load", Splits::Yes));
+  kinds.push_back(feature<Unfrozen>("refresh", Splits::Yes));
+  kinds.push_back(feature<FrozenLater>("freeze_later", Splits::Yes));
+  kinds.push_back(feature<OptimizerReload>("optimizer_reload", Splits::Yes));
+  kinds.push_back(feature<OptimizerBroadcast>("optimizer_broadcast", Splits::Yes));
+  kinds.push_back(feature<CheckedSame>("check_same", Splits::Yes));
+  kinds.push_back(feature<Reattached>("reattach", Splits::Yes));
+  kinds.push_back(feature<SplitGroup>("split_group", Splits::Yes));
+  kinds.push_back(feature<Averaging>("averager", Splits::Yes));
+}
+
+}  // namespace lockstep::test::training
