@@ -13,8 +13,7 @@ namespace lockstep::parallel {
 // is well. Every rank calls it, outside of backward(), when the ranks ought to be alike: after a
 // step, or after loading a checkpoint. Throws ConfigError on all ranks when they are not, with the
 // ranks that differ from rank 0 and the first parameter, buffer or state that does. Of a
-// ZeroOptimizer, whose state is divided, it compares the options only. It reads all parameters: at
-// 5 to 20 GB/s.
+// ZeroOptimizer, whose state is divided, it compares the options only. It reads all parameters.
 void check_same(const torch::nn::Module& module, const Group& group);
 void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
                 const Group& group);

@@ -67,8 +67,8 @@ class [[nodiscard]] Join {
   // changes more than the parameters: GlobalMean, clipping over a group, GradScaler, the
   // optimizer's step, schedulers, an Averager. It runs after each step of the others in which this
   // rank took part, on the averaged gradients, so that its collectives meet theirs and optimizers
-  // make the same steps on all ranks. What it does may not be among the joinables, too. GlobalMean
-  // goes with Divisor::World.
+  // make the same steps on all ranks. What it does may not be among the joinables, too. A step has
+  // one backward() outside of hold(). GlobalMean goes with Divisor::World.
   //
   //   const auto rest = [&] { scaler.step(adam); scaler.update(); schedule.step(); };
   //   for (each batch) { adam.zero_grad(); scaler.scale(loss).backward(); rest(); }
