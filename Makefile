@@ -59,12 +59,12 @@ fuzz: fuzz-$(1)
 endef
 PLACE := $(patsubst src/%,%,$(wildcard src/core/place*.cpp))
 $(eval $(call fuzzer,idx,data/idx.cpp,-lz))
-$(eval $(call fuzzer,rendezvous,launch/codec.cpp launch/conversation.cpp launch/tls.cpp launch/token.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,rendezvous,launch/codec.cpp launch/conversation.cpp core/tls.cpp core/token.cpp core/environment.cpp,-lssl -lcrypto))
 $(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/node_list.cpp $(PLACE) launch/slurm.cpp \
   launch/rendezvous.cpp launch/streams.cpp,-lspdlog))
 $(eval $(call fuzzer,accelerate,launch/accelerate.cpp,-lyaml-cpp))
 $(eval $(call fuzzer,symbols,launch/symbols.cpp,))
-$(eval $(call fuzzer,store,comm/store_protocol.cpp,))
+$(eval $(call fuzzer,store,comm/store_protocol.cpp core/tls.cpp core/token.cpp core/environment.cpp,-lssl -lcrypto))
 fuzz-tools:
 	@scripts/setup.sh --dev
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says

@@ -95,7 +95,7 @@ std::shared_ptr<StoreServer> serve(const StoreOptions& options) {
   static auto& servers = *new std::map<int, std::weak_ptr<StoreServer>>;
   const std::lock_guard lock(mutex);
   if (auto running = servers[options.port].lock()) return running;
-  auto server = std::make_shared<StoreServer>(listening(options));
+  auto server = std::make_shared<StoreServer>(listening(options), options.key);
   servers[options.port] = server;
   return server;
 }
@@ -131,13 +131,15 @@ std::unique_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) co
                                        [verdict = verdict_]() -> std::optional<std::string> {
                                          if (!verdict->is_out()) return std::nullopt;
                                          return verdict->given_up_with_fates();
-                                       });
+                                       },
+                                       key_);
 }
 
 Store Store::connect(const StoreOptions& options) {
   Store store;
   store.host_ = options.host;
   store.port_ = options.port;
+  store.key_ = options.key;
   store.timeout_ = options.timeout;
   store.verdict_ = std::make_shared<Verdict>();
   if (options.server) store.server_ = serve(options);

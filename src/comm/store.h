@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/verdict.h"
+#include "core/token.h"
 
 namespace lockstep::comm {
 
@@ -29,10 +30,13 @@ struct StoreOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // A socket that already listens on `port`, which the server takes over.
   std::optional<int> listen_fd = std::nullopt;
+  // What the ranks of the job have in common: then client and server prove to each other that they
+  // have it, and all is encrypted. Python ranks cannot.
+  std::optional<Digest> key = std::nullopt;
 };
 
 // A value handle: copies are the same connection, which any thread may use; a call that waits holds
-// up those of other threads. Whoever reaches the port may read and write: there is no password.
+// up those of other threads. Without a key, whoever reaches the port may read and write.
 // Every call throws CommError that names the store and the key when the server is gone, when the
 // deadline passes, and when the launcher reports a failure while it waits. The server lives as long
 // as a handle of the process that serves.
@@ -81,6 +85,7 @@ class Store {
   std::shared_ptr<const Verdict> verdict_;
   std::string host_;
   int port_ = 0;
+  std::optional<Digest> key_;
   std::chrono::milliseconds timeout_{};
   std::string prefix_;
 };

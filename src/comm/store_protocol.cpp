@@ -86,6 +86,10 @@ StoreRequest read_request(Reader& in) {
   uint64_t texts = shape.texts < 0 ? in.number<uint64_t>() : shape.texts;
   if (texts > kMostTexts) throw Error(fmt::format("{} keys", texts));
   if (shape.texts == -2) texts *= 2;
+  // Nothing is copied before all of it is there: what is read is looked at anew after each piece.
+  Reader ahead = in;
+  for (uint64_t i = 0; i < texts; ++i) (void)ahead.text();
+  for (int i = 0; i < shape.number; ++i) (void)ahead.number<char>();
   for (uint64_t i = 0; i < texts; ++i) request.texts.emplace_back(in.text());
   if (shape.number == 4) request.number = in.number<uint32_t>();
   if (shape.number == 8) request.number = in.number<int64_t>();

@@ -48,7 +48,10 @@ constexpr std::string_view kArrivals = "init/";
 constexpr std::string_view kUsers = "/";
 
 // Beyond what anybody keeps in a store: a stranger's bytes are not taken for a length.
-constexpr uint64_t kMostText = uint64_t{1} << 28;
+constexpr uint64_t kMostText = uint64_t{64} << 20;
+// What a server that has the job's secret says to a client that begins without: no client sends it
+// as a ping.
+constexpr uint32_t kNeedsKey = 0x4B45594E;
 
 // What is to be sent, field by field.
 class StoreMessage {

@@ -3,23 +3,30 @@
 // client while all others wait: where the name server is out of reach each costs ten seconds.
 #pragma once
 
-#include <deque>
 #include <list>
-#include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/store_protocol.h"
+#include "comm/store_values.h"
 #include "core/fd.h"
+#include "core/tls.h"
 
 namespace lockstep::comm {
 
 class StoreServer {
  public:
-  // Serves whoever connects to `listening`, until it is destroyed. Throws CommError when the system
-  // gives no descriptor or thread.
-  explicit StoreServer(Fd listening);
+  // Of what has been read or is to be sent, for all clients.
+  static constexpr size_t kMostBuffered = size_t{256} << 20;
+
+  // Serves whoever connects to `listening`, until it is destroyed; with a key, only clients that
+  // have it, over TLS. Of those that have not said yet who they are a few hundred are kept, less
+  // where the process may have few descriptors: the oldest makes room for the next. Throws
+  // CommError when the system gives no descriptor or thread.
+  explicit StoreServer(Fd listening, std::optional<Digest> key = std::nullopt);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -27,7 +34,8 @@ class StoreServer {
  private:
   struct Client {
     Fd fd;
-    std::string in, out;
+    std::unique_ptr<Tls> tls = nullptr;
+    std::string in = {}, out = {};
     bool known = false;  // has sent the magic
     bool gone = false;
     bool full = false;  // `out` waits for the network
@@ -41,15 +49,13 @@ class StoreServer {
   void serve();
   bool watch(const Fd& fd, uint32_t events, const void* who);
   bool accept_all();
+  bool drop_oldest_stranger();
   void drop(Client& client);
   void read_from(Client& client);
+  void take(Client& client, std::string_view bytes);
   void say(Client& client, const StoreMessage& message);
   void flush(Client& client);
   void answer(Client& client, const StoreRequest& request);
-  std::string& value(const std::string& key);
-  int64_t number(const std::string& key) const;
-  int64_t add(const std::string& key, int64_t amount);
-  bool has(const std::string& key) const;
   bool is_over(const Client& client) const;
   void wait(Client& client);
   void end_waits();
@@ -57,11 +63,13 @@ class StoreServer {
   const Fd listening_;
   const Fd stop_;  // an eventfd
   const Fd events_;
+  const std::optional<Digest> key_;
+  const size_t most_strangers_;
   std::list<Client> clients_;
-  std::map<std::string, std::string> values_;
-  std::map<std::string, std::deque<std::string>> queues_;
-  bool changed_ = false;  // since waits were last looked at
-  bool lost_ = false;     // a client that is still in the list
+  size_t strangers_ = 0;  // of clients_: not known and not gone
+  size_t buffered_ = 0;
+  StoreValues values_;
+  bool lost_ = false;  // a client that is still in the list
   std::thread thread_;
 };
 

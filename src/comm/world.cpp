@@ -15,6 +15,7 @@
 #include "comm/nccl_transport.h"
 #include "comm/roster.h"
 #include "comm/threads.h"
+#include "core/token.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
@@ -107,14 +108,16 @@ void survive_broken_connections() {
 }
 
 // The store, under keys that belong to this incarnation of the job and this world of the process.
-Store meet_at_store(const Place& place, std::chrono::milliseconds timeout) {
+Store meet_at_store(const Place& place, const WorldOptions& world) {
   StoreOptions options{.host = place.host,
                        .port = place.port,
                        .for_others = !place.local_size || *place.local_size < place.size,
-                       .timeout = timeout};
+                       .timeout = world.timeout};
   // torchrun serves the store itself.
-  options.server =
-      place.rank == 0 && env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
+  const bool of_torchrun = env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  options.server = place.rank == 0 && !of_torchrun;
+  // Python's clients and servers have no use for a key.
+  if (!of_torchrun && !world.python_peers) options.key = job_key_from_env(place.job);
   static bool took_socket = false;
   if (options.server && !took_socket) {
     const auto fd = env_int("LOCKSTEP_STORE_FD", 3, kMost);
@@ -210,7 +213,7 @@ World World::from_env(WorldOptions options) {
   auto state = std::make_shared<State>();
   state->rank = place.rank;
   state->size = place.size;
-  const Store store = meet_at_store(place, options.timeout);
+  const Store store = meet_at_store(place, options);
   state->store = store;
   if (options.python_peers) {
     share_cores_with_python(place);

@@ -67,6 +67,7 @@ Agent::Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, M
       host_(host_name()),
       max_restarts_(session.options.max_restarts),
       patience_(rendezvous.heartbeat_timeout / 4),
+      job_key_(keys.ranks),
       network_(std::move(meeting.socket), keys, rendezvous.heartbeat_timeout, *this),
       store_(listen_for_store(own_)),
       node_(node_options(session, rendezvous, meeting, local_address(store_.get()).port()), now()) {
@@ -129,6 +130,7 @@ void Agent::run_epoch(const Launch& launch) {
             .nodes = launch.nodes,
             .master_addr = launch.master_addr,
             .master_port = launch.master_port,
+            .job_key = job_key_,
             .restarts = static_cast<int>(launch.epoch) - 1,
             .max_restarts = max_restarts_};
   if (plan.master_addr.starts_with('[')) {

@@ -58,6 +58,7 @@ class Agent : private Outside, private Network::Listener {
   const std::string host_;
   const int max_restarts_;
   const std::chrono::milliseconds patience_;
+  const Digest job_key_;
   Network network_;
   Fd store_;
   Node node_;

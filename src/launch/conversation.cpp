@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "launch/tls.h"
+#include "core/tls.h"
 
 namespace lockstep::launch {
 namespace {
@@ -39,7 +39,7 @@ std::string quoted(std::string_view bytes) {
 }  // namespace
 
 Keys Keys::of(const Token& token, std::string_view run_id) {
-  return {token.key("proof", run_id), token.key("tls", run_id)};
+  return {token.key("proof", run_id), token.key("tls", run_id), token.key("ranks", run_id)};
 }
 
 Conversation::Conversation(Side side, const Keys& keys, uint16_t version)
@@ -81,7 +81,13 @@ std::string Conversation::take_output() {
 void Conversation::feed(std::string_view bytes) {
   if (state_ == State::Failed) return;
   if (tls_) {
-    input_ += tls_->feed(bytes);
+    try {
+      input_ += tls_->feed(bytes);
+    } catch (const TlsError& error) {
+      throw ProtocolError(fmt::format(
+          "[rendezvous] {}: do both launchers have --rdzv-conf tls=1 and the same token?",
+          error.what()));
+    }
   } else {
     input_ += bytes;
   }

@@ -12,16 +12,19 @@
 
 #include "launch/codec.h"
 #include "launch/message.h"
-#include "launch/token.h"
+#include "core/token.h"
+
+namespace lockstep {
+class Tls;
+}
 
 namespace lockstep::launch {
-
-class Tls;
 
 // Whoever knows these belongs to the job.
 struct Keys {
   Digest proof;  // of belonging, and of each message
   Digest tls;
+  Digest ranks;  // for the ranks among themselves
   bool use_tls = false;
 
   static Keys of(const Token& token, std::string_view run_id);

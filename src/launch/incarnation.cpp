@@ -100,6 +100,7 @@ pid_t Starter::start(int local) {
   Variables variables = rank_variables(options_, plan_, local);
   variables[Control::kVariable] = std::to_string(control_.fd());
   variables[Guard::kVariable] = session_.mark;
+  variables[kJobKeyVariable] = hex_of(plan_.job_key);
   variables[flight::kVariable] = std::to_string(flight_.fd());
   if (session_.logs.is_on()) {
     variables["TORCHELASTIC_ERROR_FILE"] =

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/fd.h"
+#include "core/token.h"
 
 namespace lockstep::launch {
 
@@ -20,6 +21,8 @@ struct Plan {
   // Already listens at master_addr:master_port. For rank 0 alone; empty where rank 0 is not of this
   // host, or binds the port itself.
   Fd listener = {};
+  // What the ranks of the job have in common (core/token.h).
+  Digest job_key = random_bytes();
   int restarts = 0;      // how many incarnations there were before
   int max_restarts = 0;  // how many there may be
 };

@@ -3,10 +3,11 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
-namespace lockstep::launch {
+namespace lockstep {
 
 using Digest = std::array<uint8_t, 32>;
 
@@ -40,4 +41,17 @@ class Token {
   std::string secret_;
 };
 
-}  // namespace lockstep::launch
+// 64 hexadecimal digits, and back; nothing for any other text.
+std::string hex_of(const Digest& digest);
+std::optional<Digest> digest_of_hex(std::string_view text);
+
+// The variable in which `lockstep run` gives the ranks of a job their secret. It is not the token:
+// it follows from that, or is random, and opens nothing but the ranks' own connections.
+constexpr const char* kJobKeyVariable = "LOCKSTEP_JOB_KEY";
+
+// What the ranks of a job have in common and nobody else: what kJobKeyVariable says, else what
+// follows from the job's token (Token::from_env) and `job`; nothing where there is neither. Throws
+// ConfigError, as Token does.
+std::optional<Digest> job_key_from_env(std::string_view job);
+
+}  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "launch/tls.h"
+#include "core/tls.h"
 
 #include <fmt/format.h>
 #include <openssl/err.h>
@@ -8,9 +8,7 @@
 #include <cstring>
 #include <utility>
 
-#include "launch/codec.h"
-
-namespace lockstep::launch {
+namespace lockstep {
 
 struct Tls::State {
   Digest key;
@@ -29,9 +27,7 @@ constexpr std::array<unsigned char, 2> kAes128GcmSha256 = {0x13, 0x01};
   std::array<char, 256> text{};
   ERR_error_string_n(ERR_get_error(), text.data(), text.size());
   ERR_clear_error();
-  throw ProtocolError(fmt::format(
-      "[rendezvous] TLS: {} ({}): do both launchers have --rdzv-conf tls=1 and the same token?",
-      what, text.data()));
+  throw TlsError(fmt::format("TLS: {} ({})", what, text.data()));
 }
 
 // The key as the session that TLS 1.3 resumes.
@@ -136,6 +132,8 @@ std::string Tls::feed(std::string_view bytes) {
   }
 }
 
+bool Tls::is_open() const { return SSL_is_init_finished(state_->ssl.get()) == 1; }
+
 void Tls::write(std::string_view plain) {
   if (plain.empty()) return;
   SSL* ssl = state_->ssl.get();
@@ -152,4 +150,4 @@ std::string Tls::take_output() {
   return bytes;
 }
 
-}  // namespace lockstep::launch
+}  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "launch/token.h"
+#include "core/token.h"
 
 #include <fmt/format.h>
 #include <openssl/crypto.h>
@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -15,7 +16,7 @@
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
-namespace lockstep::launch {
+namespace lockstep {
 namespace {
 
 constexpr size_t kFewest = 16;
@@ -95,4 +96,37 @@ Digest Token::key(std::string_view purpose, std::string_view run_id) const {
   return hmac(secret_, {"lockstep rendezvous", purpose, run_id});
 }
 
-}  // namespace lockstep::launch
+std::string hex_of(const Digest& digest) {
+  std::string text;
+  for (const uint8_t byte : digest) text += fmt::format("{:02x}", byte);
+  return text;
+}
+
+std::optional<Digest> digest_of_hex(std::string_view text) {
+  Digest digest;
+  if (text.size() != 2 * digest.size()) return std::nullopt;
+  for (size_t i = 0; i < digest.size(); ++i) {
+    const char* const begin = text.data() + 2 * i;
+    const auto [stop, status] = std::from_chars(begin, begin + 2, digest[i], 16);
+    if (status != std::errc() || stop != begin + 2) return std::nullopt;
+  }
+  return digest;
+}
+
+std::optional<Digest> job_key_from_env(std::string_view job) {
+  if (const auto text = env_text(kJobKeyVariable)) {
+    const auto key = digest_of_hex(*text);
+    if (!key) {
+      // Not quoted: it may be a secret with one digit too many.
+      throw ConfigError(fmt::format(
+          "[token] {} has {} characters where {} hexadecimal digits are due: leave it to "
+          "the launcher",
+          kJobKeyVariable, text->size(), 2 * Digest().size()));
+    }
+    return key;
+  }
+  if (!env_text("LOCKSTEP_TOKEN") && !env_text("LOCKSTEP_TOKEN_FILE")) return std::nullopt;
+  return Token::from_env().key("ranks", job);
+}
+
+}  // namespace lockstep

@@ -1,4 +1,4 @@
-// TLS 1.3 from the job's token alone: a pre-shared key with an ephemeral exchange of keys, no
+// TLS 1.3 from a secret alone: a pre-shared key with an ephemeral exchange of keys, no
 // certificates. Pure: bytes in, bytes out.
 #pragma once
 
@@ -6,9 +6,16 @@
 #include <string>
 #include <string_view>
 
-#include "launch/token.h"
+#include "core/token.h"
+#include "lockstep/core/error.h"
 
-namespace lockstep::launch {
+namespace lockstep {
+
+// The peer speaks no TLS, has another key, or somebody has changed what it sent.
+class TlsError : public Error {
+ public:
+  using Error::Error;
+};
 
 class Tls {
  public:
@@ -19,9 +26,10 @@ class Tls {
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 
-  // What the peer has sent; returns what it means, as far as it is complete. Throws ProtocolError
-  // when the peer speaks no TLS, or has another key.
+  // What the peer has sent; returns what it means, as far as it is complete. Throws TlsError.
   std::string feed(std::string_view bytes);
+  // Whether the peer has proved that it has the key.
+  bool is_open() const;
   // Before the handshake is over it is kept for later.
   void write(std::string_view plain);
   // Bytes for the peer.
@@ -32,4 +40,4 @@ class Tls {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace lockstep::launch
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+// Rank 0, which serves the store, stands still while the ranks meet.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <thread>
+
+#include "comm/store.h"
+#include "lockstep/core/error.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Pause : public testing::TestWithParam<Ranks> {};
+
+INSTANTIATE_TEST_SUITE_P(Transports, Pause,
+                         testing::Values(Ranks{"shm", 3}, Ranks{"gloo", 3},
+                                         Ranks{"auto", 3, {0, 0, 1}}),
+                         name_of);
+
+// For longer than the store's clients wait for the answer to what they have cancelled; it begins
+// when the last rank comes.
+TEST_P(Pause, OfRankZeroWhileRanksMeetIsNoFailure) {
+  auto* const leader = static_cast<std::atomic<pid_t>*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(leader, MAP_FAILED);
+  spawn_bare(
+      3,
+      [&](int rank) {
+        if (rank == 0) *leader = getpid();
+        std::jthread pauses;
+        if (rank == 2) {
+          const auto store = comm::Store::connect(
+              {.host = "127.0.0.1", .port = std::atoi(std::getenv("MASTER_PORT")), .timeout = 60s});
+          pauses = std::jthread([leader] {
+            kill(*leader, SIGSTOP);
+            std::this_thread::sleep_for(1300ms);
+            kill(*leader, SIGCONT);
+          });
+        }
+        World world = World::from_env({.timeout = 60s});
+        at::Tensor t = at::ones({4});
+        world.group().all_reduce(t).wait();
+        EXPECT_EQ(t[3].item<float>(), 3.f);
+      },
+      {.backend = GetParam().backend, .hosts = GetParam().hosts});
+  munmap(leader, 4096);
+}
+
+}  // namespace
+}  // namespace lockstep::test
