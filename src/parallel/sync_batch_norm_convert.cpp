@@ -137,11 +137,17 @@ void replace(const Module& layer, const Found& found, const Group& group) {
 
 }  // namespace
 
+size_t convert_sync_batch_norm(const std::shared_ptr<Module>& module, const Group& group) {
+  if (module == nullptr) refuse("there is no module: construct it first");
+  return convert_sync_batch_norm(*module, group);
+}
+
 size_t convert_sync_batch_norm(Module& module, const Group& group) {
   Layers layers;
   if (is_torch_batch_norm(module)) {
     const auto itself = module.weak_from_this().lock();
-    if (!itself) refuse("the module is a BatchNorm that no shared_ptr holds: construct one that is");
+    if (!itself)
+      refuse("the module is a BatchNorm that no shared_ptr holds: construct one that is");
     layers.torch[itself].name = "the module itself";
   } else {
     search(module, "", layers);

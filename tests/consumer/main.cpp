@@ -13,7 +13,7 @@ int main() {
   torch::nn::Sequential net(torch::nn::Linear(784, 256), torch::nn::ReLU(),
                             torch::nn::Linear(256, 10));
   net->to(device);
-  lockstep::Ddp ddp(*net, world.group());  // attaches; does not wrap or rename
+  lockstep::Ddp ddp(net, world);  // attaches; does not wrap or rename
   torch::optim::Adam adam(net->parameters(), 1e-3);
 
   for (int64_t epoch = 0; epoch < 2; ++epoch) {

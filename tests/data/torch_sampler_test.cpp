@@ -72,7 +72,7 @@ TEST(TorchSampler, TakesTheWorldsRankAndSize) {
 }
 
 TEST(TorchSampler, TheEpochMayBeSetFromOutside) {
-  TorchSampler sampler(kRows, Shard{0, 2}, {.seed = 4});
+  lockstep::TorchSampler sampler(kRows, Shard{0, 2}, {.seed = 4});
   auto loader = loader_of(sampler, 4);
   for (const int64_t epoch : {5, 2, 2}) {
     sampler.set_epoch(epoch);

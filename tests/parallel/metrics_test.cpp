@@ -64,18 +64,18 @@ TEST_P(MetricWorlds, GatheredRowsAreTheSamplesEachOnceInTheirOrder) {
 TEST_P(MetricWorlds, SumsAndVerdictsAreAlikeOnAllRanks) {
   spawn(GetParam(), [](World& world) {
     const int n = world.size();
-    EXPECT_EQ(sum_over_ranks(1.5 + world.rank(), world.group()), 1.5 * n + n * (n - 1) / 2);
+    EXPECT_EQ(sum_over_ranks(1.5 + world.rank(), world), 1.5 * n + n * (n - 1) / 2);
     const at::Tensor confusion = at::full({2, 2}, world.rank() + 1, at::kLong);
-    const at::Tensor sum = sum_over_ranks(confusion, world.group());
+    const at::Tensor sum = sum_over_ranks(confusion, world);
     EXPECT_TRUE(at::equal(sum, at::full({2, 2}, n * (n + 1) / 2, at::kLong)));
     EXPECT_EQ(confusion[0][0].item<int64_t>(), world.rank() + 1);
-    EXPECT_TRUE(any_rank(world.rank() == n - 1, world.group()));
-    EXPECT_EQ(every_rank(world.rank() == 0, world.group()), n == 1);
-    EXPECT_FALSE(any_rank(false, world.group()));
-    EXPECT_TRUE(every_rank(true, world.group()));
+    EXPECT_TRUE(any_rank(world.rank() == n - 1, world));
+    EXPECT_EQ(every_rank(world.rank() == 0, world), n == 1);
+    EXPECT_FALSE(any_rank(false, world));
+    EXPECT_TRUE(every_rank(true, world));
     const at::Tensor loss = at::full({}, world.rank(), at::kDouble).requires_grad_();
-    EXPECT_EQ(global_loss(loss, world.group()).item<double>(), (n - 1) / 2.0);
-    EXPECT_FALSE(global_loss(loss, world.group()).requires_grad());
+    EXPECT_EQ(global_loss(loss, world).item<double>(), (n - 1) / 2.0);
+    EXPECT_FALSE(global_loss(loss, world).requires_grad());
   });
 }
 

@@ -53,6 +53,18 @@ TEST(ConvertSyncBatchNorm, B64_EveryContainerHoldsTheSameTensorsUnderTheSameName
   });
 }
 
+TEST(ConvertSyncBatchNorm, TakesHoldersAndSharedPointers) {
+  spawn(2, [](World& world) {
+    const auto zoo = std::make_shared<Zoo>();
+    EXPECT_EQ(convert_sync_batch_norm(zoo, world), 5U);
+    torch::nn::Sequential layers{BatchNorm2d(4)}, empty{nullptr};
+    EXPECT_EQ(convert_sync_batch_norm(layers, world), 1U);
+    EXPECT_NE(layers->ptr(0)->as<parallel::SyncBatchNorm2dImpl>(), nullptr);
+    EXPECT_THROW(convert_sync_batch_norm(empty, world), ConfigError);
+    EXPECT_THROW(convert_sync_batch_norm(std::shared_ptr<Zoo>(), world), ConfigError);
+  });
+}
+
 TEST(ConvertSyncBatchNorm, B64_ContainersCallTheNewLayers) {
   spawn(2, [](World& world) {
     Zoo zoo;

@@ -71,6 +71,8 @@ class World {
   // that asks for CUDA: libtorch remembers that there was none.
   at::Device device() const;
   const Group& group() const;
+  // Whatever takes a group takes a world, as the group of all ranks.
+  operator const Group&() const { return group(); }  // NOLINT(google-explicit-constructor)
 
   // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each", and where this rank may use a part of the host's
   // cores only ", rank 0 on cores 0-3".

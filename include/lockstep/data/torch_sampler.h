@@ -61,3 +61,7 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
 };
 
 }  // namespace lockstep::data
+
+namespace lockstep {
+using data::TorchSampler;
+}  // namespace lockstep

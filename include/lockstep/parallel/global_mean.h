@@ -2,7 +2,7 @@
 // different numbers of them. The mean of the ranks' means, which Ddp alone gives, is then another
 // number.
 //
-//   GlobalMean mean(world.group());
+//   GlobalMean mean(world);
 //   ddp.zero_grad();
 //   for (each micro-batch) {                                  // all but the last under ddp.hold()
 //     cross_entropy(net(x), y, reduction = sum).backward();

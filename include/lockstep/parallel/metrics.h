@@ -49,7 +49,7 @@ bool every_rank(bool here, const Group& group);
 //     lbfgs.zero_grad();
 //     const auto loss = ...;                        // of this rank's batch
 //     loss.backward();                              // Ddp averages the gradients
-//     return global_loss(loss, world.group());      // and this the value: all ranks step alike
+//     return global_loss(loss, world);              // and this the value: all ranks step alike
 //   });
 //
 // And for schedulers that take a metric, as torch's ReduceLROnPlateauScheduler (ReduceLrOnPlateau

@@ -4,6 +4,7 @@
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/pimpl.h>
 
 #include <memory>
 #include <type_traits>
@@ -85,11 +86,21 @@ TORCH_MODULE(SyncBatchNorm3d);
 //
 // C++ binds a layer's forward() at compile time, so a torch BatchNorm that a member variable (or
 // any other handle) holds, one of a derived class, and `module` being one itself, stay where they
-// are; from then on aten::batch_norm() is synchronous for their weights and running statistics, with
-// the same results. A clone() of such a layer is not synchronous. One that has neither throws
+// are; from then on aten::batch_norm() is synchronous for their weights and running statistics,
+// with the same results. A clone() of such a layer is not synchronous. One that has neither throws
 // ConfigError which names it, before anything has changed: declare it as lockstep::SyncBatchNorm2d,
 // which is a BatchNorm2d until then.
+//
+// The module may also be given as a std::shared_ptr or a module holder; ConfigError for an empty
+// one.
 size_t convert_sync_batch_norm(torch::nn::Module& module, const Group& group);
+size_t convert_sync_batch_norm(const std::shared_ptr<torch::nn::Module>& module,
+                               const Group& group);
+template <class Contained>
+size_t convert_sync_batch_norm(const torch::nn::ModuleHolder<Contained>& holder,
+                               const Group& group) {
+  return convert_sync_batch_norm(holder.is_empty() ? nullptr : holder.ptr(), group);
+}
 
 }  // namespace lockstep::parallel
 

@@ -26,7 +26,7 @@ struct ZeroOptions {
 // Each rank updates a contiguous 1/size() of all parameters' elements with an optimizer of its own,
 // which holds the state of those only, and sends them to all.
 //
-//   ZeroOptimizer adam(net->parameters(), world.group(), zero<FusedAdamW>(AdamWOptions(1e-3)));
+//   ZeroOptimizer adam(net->parameters(), world, zero<FusedAdamW>(AdamWOptions(1e-3)));
 //
 // It is an Optimizer of the whole parameters and their gradients: GradScaler, clip_grad_norm_ and
 // schedulers, libtorch's too, take it as any other. Learning rates and other options are set in its
