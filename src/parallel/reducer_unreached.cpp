@@ -34,6 +34,9 @@ std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
     note_prior(i);
     unreached.push_back(std::move(item));
   }
+  for (size_t i = dense_; i < parameters_.size(); ++i) {
+    if (steps_[i] != Step::Ready) note_prior(i);
+  }
   return unreached;
 }
 

@@ -35,17 +35,24 @@ at::Tensor summed_up(const at::Tensor& gradient, const at::Tensor& parameter) {
   return gradient.coalesce();
 }
 
+// `all`: by rank and parameter.
+bool reached_by_any(const at::Tensor& all, int64_t parameter) {
+  return all.select(1, parameter).select(1, 2).max().item<int64_t>() == 1;
+}
+
 }  // namespace
 
 void SparseGradients::average(const std::vector<char>& reached, int64_t divisor) const {
   const at::NoGradGuard no_grad;
   const int64_t count = static_cast<int64_t>(parameters_.size()), ranks = group_.size();
   std::vector<at::Tensor> mine(parameters_.size());
-  // By parameter: how many entries, and how many of the dimensions are sparse.
-  at::Tensor own = at::full({count, 2}, kUnreached, at::kLong);
+  // By parameter: how many entries, how many of the dimensions are sparse, and whether this rank
+  // reached it. One that did not contributes what an earlier backward left, as with dense ones.
+  at::Tensor own = at::full({count, 3}, kUnreached, at::kLong);
   for (int64_t i = 0; i < count; ++i) {
     const at::Tensor& gradient = parameters_[i].tensor.grad();
-    if (!reached[i] || !gradient.defined()) continue;
+    if (!gradient.defined()) continue;
+    own[i][2] = static_cast<int64_t>(reached[i] ? 1 : 0);
     own[i][0] = kDense;
     if (!gradient.is_sparse()) continue;
     try {
@@ -59,13 +66,13 @@ void SparseGradients::average(const std::vector<char>& reached, int64_t divisor)
     own[i][0] = mine[i]._nnz();
     own[i][1] = mine[i].sparse_dim();
   }
-  at::Tensor all = at::empty({ranks, count, 2}, at::kLong);
+  at::Tensor all = at::empty({ranks, count, 3}, at::kLong);
   group_.all_gather(all, own, {.tag = "sparse gradients: counts"}).wait();
   refuse_unfit(all);
   for (int64_t i = 0; i < count; ++i) {
+    if (!reached_by_any(all, i)) continue;
     const at::Tensor nnz = all.select(1, i).select(1, 0).contiguous();
     const int64_t sparse_dim = all.select(1, i).select(1, 1).max().item<int64_t>();
-    if (sparse_dim == kUnreached) continue;
     std::vector<int64_t> counts(nnz.const_data_ptr<int64_t>(),
                                 nnz.const_data_ptr<int64_t>() + ranks);
     parameters_[i].tensor.mutable_grad() =
@@ -77,6 +84,7 @@ void SparseGradients::average(const std::vector<char>& reached, int64_t divisor)
 void SparseGradients::refuse_unfit(const at::Tensor& all) const {
   for (int64_t i = 0; i < all.size(1); ++i) {
     const std::string& name = parameters_[i].name;
+    if (!reached_by_any(all, i)) continue;
     int64_t dimensions = kUnreached;
     for (int64_t rank = 0; rank < all.size(0); ++rank) {
       const auto entries = all[rank][i][0].item<int64_t>(),

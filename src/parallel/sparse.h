@@ -17,9 +17,9 @@ class SparseGradients {
 
   bool empty() const { return parameters_.empty(); }
 
-  // The gradients of those with reached[i] become the sum over ranks divided by `divisor`; others'
-  // count as zero. One that no rank reached is not touched. Every rank calls it. Throws ConfigError
-  // on all ranks for a gradient that is dense or does not fit on any.
+  // Gradients of those that some rank reached become the sum over ranks divided by `divisor`; an
+  // undefined one counts as zero. One that no rank reached is not touched. Every rank calls it.
+  // Throws ConfigError on all ranks for a gradient that is dense or does not fit on any.
   void average(const std::vector<char>& reached, int64_t divisor) const;
 
  private:

@@ -1,5 +1,6 @@
 // Sparse gradients of embeddings.
 #include "lockstep/parallel/hooks.h"
+#include "lockstep/parallel/join.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -100,6 +101,37 @@ TEST(Sparse, B54_ATableThatOneRankDoesNotReachIsAveragedAndOneThatNobodyReachesI
   });
 }
 
+TEST(Sparse, WhatAnEarlierBackwardLeftCountsOnARankThatDoesNotReachTheTable) {
+  spawn(2, [](World& world) {
+    Words sparse(true), dense(false);
+    Ddp one(sparse, world.group()), other(dense, world.group());
+    for (int pass = 0; pass < 2; ++pass) {
+      for (Words* net : {&sparse, &dense}) {
+        (world.rank() == 0 ? words_loss(*net, 0) : net->head(at::ones({1, 4})).sum()).backward();
+      }
+    }
+    EXPECT_TRUE(at::equal(sparse.table->weight.grad().to_dense(), dense.table->weight.grad()));
+  });
+}
+
+// Rank 2 has no batch; rank 0, which speaks for what there was before, does not reach the table in
+// the second backward.
+TEST(Sparse, WhatAnEarlierBackwardLeftIsRefusedWithinAJoin) {
+  spawn(3, [](World& world) {
+    Words net(true);
+    Ddp ddp(net, world);
+    Join join({ddp});
+    const auto message = message_of<ConfigError>([&] {
+      for (int pass = 0; world.rank() < 2 && pass < 2; ++pass) {
+        const bool reaches = pass == 0 || world.rank() == 1;
+        (reaches ? words_loss(net, 0) : net.head(at::ones({1, 4})).sum()).backward();
+      }
+      join.finish();
+    });
+    EXPECT_THAT(message, ::testing::HasSubstr("'table.weight' has a sparse gradient and got one"));
+  });
+}
+
 TEST(Sparse, B54_AModuleWithNothingElse) {
   spawn(2, [](World& world) {
     torch::nn::EmbeddingBag bag(
@@ -186,8 +218,8 @@ TEST(Sparse, AGradientThatDoesNotFitOnOneRankIsRefusedOnAll) {
     const auto rows = [](int64_t row) {
       return at::sparse_coo_tensor(torch::tensor({{row}}), at::ones({1, 2}), {6, 2});
     };
-    const auto outside = at::_sparse_coo_tensor_unsafe(torch::tensor({{int64_t{9}}}),
-                                                       at::ones({1, 2}), {6, 2});
+    const auto outside =
+        at::_sparse_coo_tensor_unsafe(torch::tensor({{int64_t{9}}}), at::ones({1, 2}), {6, 2});
     Own own;
     Ddp ddp(own, world.group(), {.sparse = {"table"}});
     const auto refused = [&](const at::Tensor& bad) {

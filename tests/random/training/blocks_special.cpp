@@ -119,6 +119,7 @@ struct CounterBlock : Block {
     mean = register_buffer("mean", at::zeros({3}, at::kFloat));
   }
   at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment& moment) override {
+    if (!is_training()) return x;
     count += 1 + moment.lane;
     mean += 0.5 + moment.lane;
     return x;

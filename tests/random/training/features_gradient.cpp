@@ -52,8 +52,9 @@ struct CreateGraph : Feature {
 struct BackwardTwice : Feature {
   explicit BackwardTwice(const Part&) {}
   static bool applies(const Program&) { return true; }
-  bool backward(Training&, const at::Tensor& loss) override {
+  bool backward(Training& training, const at::Tensor& loss) override {
     loss.backward({}, /*retain_graph=*/true);
+    if (training.alone && training.round == 0) average(training, training.model);
     loss.backward();
     return true;
   }

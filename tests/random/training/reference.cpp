@@ -92,7 +92,8 @@ void average_buffers(Training& training, size_t model) {
     }
     value = value.clone();
     for (auto& lane : training.lanes) {
-      lane.models[model].net->named_buffers()[item.key()].copy_(value);
+      // A graph that has saved it may run backward once more.
+      lane.models[model].net->named_buffers()[item.key()].variable_data().copy_(value);
     }
   }
 }

@@ -166,13 +166,15 @@ void run_step(Training& training) {
   const auto active = training.active();
   int rounds = 0;
   for (const Lane* lane : active) rounds = std::max(rounds, lane->micros);
-  for (int round = rounds; round-- > 0;) {
+  for (training.round = rounds; training.round-- > 0;) {
+    const int round = training.round;
     std::vector<Lane*> taking;
     for (Lane* lane : active) {
       if (lane->micros > round) taking.push_back(lane);
     }
     for (int backward = 0; backward < training.backwards; ++backward) {
       for (int model = 0; model < training.models; ++model) {
+        training.model = model;
         std::optional<parallel::Hold> hold;
         if (round > 0 && training.on_rank()) hold.emplace(taking[0]->models[model].ddp->hold());
         const auto loss = losses(training, taking, model, round + 10 * backward + 50 * model);

@@ -58,6 +58,8 @@ struct Training {
   int models = 1;
   int backwards = 1;  // in each round of micro-batches
   int step = 0;
+  int round = 0;  // of micro-batches, down to 0, which is not under hold()
+  int model = 0;  // whose backward runs
   DdpOptions options;
   Rules rules;
   std::vector<Lane> lanes;  // one on a rank
