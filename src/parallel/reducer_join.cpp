@@ -85,7 +85,8 @@ bool Reducer::shadow() {
   const at::NoGradGuard no_grad;
   shadows_ = true;
   if (presence() == Flags::Presence::Absent) {
-    for (const auto& item : parameters_) item.tensor.mutable_grad().reset();
+    // Of ignored parameters, too: the step that follows would use what an earlier one left there.
+    module_.zero_grad();
     forget();
   }
   try {

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/global_mean.h"
@@ -102,6 +103,26 @@ TEST(JoinRest, MeansScalersClippingSchedulersAndOptimizersMakeTheSameStepsOnAllR
       }
     });
   }
+}
+
+// It took a step with what its last batch had left there in each step of the others.
+TEST(JoinRest, AnIgnoredParameterStaysAsItIsOnARankWithoutABatch) {
+  spawn(3, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world, {.ignore = {"third.bias"}});
+    torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
+    Join join({ddp});
+    for (int step = 0; step <= world.rank(); ++step) {
+      sgd.zero_grad();
+      square_loss(net, world.rank(), step).backward();
+      sgd.step();
+    }
+    const at::Tensor own = net.third->bias.detach().clone();
+    join.finish([&] { sgd.step(); });
+    EXPECT_TRUE(at::equal(net.third->bias, own));
+    net.third->bias.data().zero_();
+    check_same(net, world);
+  });
 }
 
 TEST(JoinRest, AnOptimizerIsJoinedOrSteppedByTheRestNotBoth) {
