@@ -141,6 +141,10 @@ Log Segment::read(int local_rank) const {
     log.failure = {block.failed_at_ns, failed == 1 ? Blame::Own : Blame::Peer,
                    text_of(block.failure)};
   }
+  const uint32_t compared = block.compared.load(std::memory_order_acquire);
+  if (compared != 0 && compared % 2 == 0) {
+    log.comparison = {block.compared_at_ns, text_of(block.comparison)};
+  }
   log.stack = stack_of(block.trace);
   return log;
 }

@@ -42,7 +42,10 @@ struct Block {
   uint64_t failed_at_ns;
   char failure[1000];
   Trace trace;
-  Operation ring[kOperations];  // call n is in ring[n % kOperations]
+  Operation ring[kOperations];     // call n is in ring[n % kOperations]
+  std::atomic<uint32_t> compared;  // how often; odd while the two below are written
+  uint64_t compared_at_ns;
+  char comparison[200];
 };
 
 // Readies this process to tell `block` where it is.

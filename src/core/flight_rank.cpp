@@ -135,6 +135,21 @@ Span::~Span() {
   }
 }
 
+void note_comparison(std::string_view text) noexcept try {
+  Block* const own = block();
+  if (own == nullptr) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  own->compared.fetch_add(1, std::memory_order_acq_rel);
+  own->compared_at_ns = now_ns();
+  const size_t length = std::min(text.size(), sizeof own->comparison - 1);
+  std::memcpy(own->comparison, text.data(), length);
+  own->comparison[length] = '\0';
+  own->compared.fetch_add(1, std::memory_order_release);
+} catch (const std::exception&) {
+  // It is for people who look for a cause; training goes on.
+}
+
 void report_failure(std::string_view text, Blame blame) noexcept try {
   static std::mutex mutex;
   static Blame reported{};

@@ -58,6 +58,11 @@ std::string failure_page(const Outcome& outcome, const std::map<int, std::string
       page += fmt::format("  {}: {}\n", relative(seen.log.failure->at_ns, outcome.failed_ns),
                           seen.log.failure->text);
     }
+    if (seen.log.comparison) {
+      page += fmt::format("  {}: compared with the other ranks, {}\n",
+                          relative(seen.log.comparison->at_ns, outcome.failed_ns),
+                          seen.log.comparison->text);
+    }
     if (const auto* stack = outcome.stack_of(seen)) add_stack(page, *stack, outcome.failed_ns);
     add_operations(page, seen, outcome.failed_ns);
     const auto words = last_words.find(seen.rank);

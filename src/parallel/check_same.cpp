@@ -9,12 +9,15 @@
 #include <unordered_map>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
+#include "parallel/compare_ranks.h"
 #include "parallel/fingerprint.h"
-#include "parallel/model.h"
 #include "parallel/optimizer_pieces.h"
 
 namespace lockstep::parallel {
 namespace {
+
+enum class Foreign : uint8_t { Skip, Include };
 
 // Names and fingerprints, in an order that all ranks have.
 struct Inventory {
@@ -25,15 +28,15 @@ struct Inventory {
     names.push_back(std::move(name));
     prints.push_back(print);
   }
-  void add(const torch::nn::Module& module);
-  void add(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer);
+  void add(const Model& model);
+  // `foreign`: also the state of parameters that the model does not have.
+  void add(const Model& model, const torch::optim::Optimizer& optimizer, Foreign foreign);
   std::string_view bytes() const {
     return {reinterpret_cast<const char*>(prints.data()), prints.size() * sizeof(uint64_t)};
   }
 };
 
-void Inventory::add(const torch::nn::Module& module) {
-  const Model model = Model::of(module);
+void Inventory::add(const Model& model) {
   for (const auto& item : model.parameters) {
     add(fmt::format("parameter '{}'", item.name), fingerprint(item.tensor));
   }
@@ -42,10 +45,10 @@ void Inventory::add(const torch::nn::Module& module) {
   }
 }
 
-void Inventory::add(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
+void Inventory::add(const Model& model, const torch::optim::Optimizer& optimizer, Foreign foreign) {
   std::unordered_map<const void*, std::string> names_of;
-  for (const auto& item : module.named_parameters()) {
-    names_of.try_emplace(item.value().unsafeGetTensorImpl(), "'" + item.key() + "'");
+  for (const auto& item : model.parameters) {
+    names_of.try_emplace(item.tensor.unsafeGetTensorImpl(), "'" + item.name + "'");
   }
   for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
     const auto& group = optimizer.param_groups()[g];
@@ -56,6 +59,7 @@ void Inventory::add(const torch::nn::Module& module, const torch::optim::Optimiz
       const void* key = group.params()[i].unsafeGetTensorImpl();
       const auto state = optimizer.state().find(const_cast<void*>(key));
       const auto name = names_of.find(key);
+      if (foreign == Foreign::Skip && name == names_of.end()) continue;
       const std::string of =
           name != names_of.end() ? name->second : fmt::format("{} of group {}", i, g);
       uint64_t print = 0;
@@ -74,14 +78,15 @@ void Inventory::add(const torch::nn::Module& module, const torch::optim::Optimiz
   }
 }
 
-void compare(const Inventory& mine, const Group& group) {
+// The sentence of what differs; empty when nothing does.
+std::string difference(const Inventory& mine, const Group& group) {
   const uint64_t all = fingerprint(mine.bytes());
   at::Tensor prints = at::empty({group.size()}, at::kLong);
   group
       .all_gather(prints, at::scalar_tensor(std::bit_cast<int64_t>(all), at::kLong),
                   {.tag = "check_same"})
       .wait();
-  if ((prints == prints[0]).all().item<bool>()) return;
+  if ((prints == prints[0]).all().item<bool>()) return {};
 
   std::vector<std::vector<uint64_t>> by_rank;
   for (const auto& bytes : group.all_gather_bytes(mine.bytes(), {.tag = "check_same: details"})) {
@@ -106,32 +111,49 @@ void compare(const Inventory& mine, const Group& group) {
   const std::string name = group.broadcast_bytes(
       first < mine.names.size() ? mine.names[first] : "the number of parameters and buffers", 0,
       {.tag = "check_same: name"});
-  throw ConfigError(
-      fmt::format("[check_same] the ranks no longer train the same: rank{} {} of {} differ{} from "
-                  "rank 0, first "
-                  "in {}. Look for what one rank alone did: loading (broadcast_optimizer), a "
-                  "decision by its own "
-                  "loss, random numbers, a write to a parameter",
-                  ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), group.size(),
-                  ranks.size() == 1 ? "s" : "", name));
+  return fmt::format("rank{} {} of {} differ{} from rank 0, first in {}",
+                     ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), group.size(),
+                     ranks.size() == 1 ? "s" : "", name);
 }
 
+void compare(const Inventory& mine, const Group& group, std::string_view when) {
+  const std::string text = difference(mine, group);
+  flight::note_comparison(fmt::format("{}: {}", when, text.empty() ? "the ranks are alike" : text));
+  if (text.empty()) return;
+  throw ConfigError(
+      fmt::format("[check_same] {}: the ranks no longer train the same: {}. Look for what one rank "
+                  "alone did: loading (broadcast_optimizer), a decision by its own loss, random "
+                  "numbers, a write to a parameter",
+                  when, text));
+}
+
+constexpr std::string_view kCall = "a call of check_same()";
+
 }  // namespace
+
+void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer, const Group& group,
+                   std::string_view when) {
+  Inventory mine;
+  mine.add(model);
+  if (optimizer != nullptr) mine.add(model, *optimizer, Foreign::Skip);
+  compare(mine, group, when);
+}
 
 void check_same(const torch::nn::Module& module, const Group& group) {
   if (group.size() == 1) return;
   Inventory mine;
-  mine.add(module);
-  compare(mine, group);
+  mine.add(Model::of(module));
+  compare(mine, group, kCall);
 }
 
 void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
                 const Group& group) {
   if (group.size() == 1) return;
+  const Model model = Model::of(module);
   Inventory mine;
-  mine.add(module);
-  mine.add(module, optimizer);
-  compare(mine, group);
+  mine.add(model);
+  mine.add(model, optimizer, Foreign::Include);
+  compare(mine, group, kCall);
 }
 
 }  // namespace lockstep::parallel

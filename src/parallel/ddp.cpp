@@ -28,6 +28,10 @@ void check(const DdpOptions& options) {
         fmt::format("[ddp] bucket_bytes = {{{}}}: there must be a number, and none below 1",
                     fmt::join(options.bucket_bytes, ", ")));
   }
+  if (options.check_same_every < 0) {
+    throw ConfigError(fmt::format("[ddp] check_same_every = {}: a number of passes, or 0 for never",
+                                  options.check_same_every));
+  }
   if (options.hook && options.reduce_dtype) {
     throw ConfigError(fmt::format(
         "[ddp] both the hook {} and reduce_dtype {} say how gradients are averaged: choose one",
@@ -63,6 +67,7 @@ struct Ddp::State {
   std::optional<JoinOptions> joined;
   std::shared_ptr<JoinGate> gate;  // while joined, when layers communicate in forward()
   AttachedModule module;
+  const torch::optim::Optimizer* optimizer = nullptr;  // that include_in_check() was given
   std::vector<Named> parameters;  // trainable: those with dense gradients, then the others
   // Nothing of these in a group of one.
   std::optional<BufferSync> buffers;
@@ -106,6 +111,7 @@ void Ddp::State::attach() {
       std::make_shared<Reducer>(group, std::vector<Named>(parameters.begin(), first_sparse.begin()),
                                 std::vector<Named>(first_sparse.begin(), first_sparse.end()),
                                 options, module, *buffers, holds);
+  reducer->include_in_check(optimizer);
   accumulators.reserve(model.parameters.size());
   for (const auto& item : parameters) {
     accumulators.emplace_back(item.tensor, accumulators.size(), *reducer);
@@ -125,9 +131,6 @@ Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   state_->attach();
   if (group.size() > 1) begin_rank_stream();
 }
-
-Ddp::Ddp(const ModuleRef& module, const World& world, DdpOptions options)
-    : Ddp(module, world.group(), std::move(options)) {}
 
 Ddp::~Ddp() = default;
 Ddp::Ddp(Ddp&&) noexcept = default;
@@ -153,6 +156,11 @@ Hold Ddp::hold() { return Hold(state_->holds); }
 
 void Ddp::sync_buffers() {
   if (state_->buffers) state_->buffers->sync();
+}
+
+void Ddp::include_in_check(const torch::optim::Optimizer& optimizer) {
+  state_->optimizer = &optimizer;
+  if (state_->reducer) state_->reducer->include_in_check(&optimizer);
 }
 
 std::vector<BucketInfo> Ddp::buckets() const {

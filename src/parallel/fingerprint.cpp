@@ -32,6 +32,8 @@ uint64_t fingerprint(std::string_view bytes) {
   const size_t size = bytes.size();
   size_t i = 0;
   for (; i + 32 <= size; i += 32) {
+// Chains in registers: 25 GB/s. Without, -O2 leaves them in memory: 5 GB/s.
+#pragma GCC unroll 4
     for (size_t lane = 0; lane < 4; ++lane) {
       // A product alone never moves a high bit downward.
       chains[lane] =

@@ -14,11 +14,13 @@
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "parallel/backward_end.h"
+#include "parallel/compare_ranks.h"
 
 namespace lockstep::parallel {
 namespace {
 
-constexpr std::string_view kAdvice = "or one rank skipped a batch or ran out of them: see Join";
+constexpr std::string_view kAdvice =
+    "or a rank skipped a batch or left the loop: see Join, any_rank";
 
 // Gradients arrive roughly in the reverse of the order in which layers were registered.
 std::vector<size_t> reverse_registration(size_t count) {
@@ -229,6 +231,19 @@ void Reducer::finish() {
   clock_.end();
   if (gate_) gate_->end_step();
   if (join_) refuse_uneven();
+  if (options_.check_same_every > 0) check_same();
+}
+
+// The parameters are those that the forward used.
+void Reducer::check_same() {
+  const bool all_have_a_batch = static_cast<int>(in_backward_.size()) == group_.size();
+  if (quiet_ || shadows_ || (join_ && !all_have_a_batch)) return;
+  if (++unchecked_ < options_.check_same_every) return;
+  unchecked_ = 0;
+  Model model = module_.model();
+  if (options_.buffers == Buffers::None) model.buffers.clear();
+  compare_ranks(model, optimizer_, group_,
+                fmt::format("pass {} of Ddp {}", clock_.count(), caller_));
 }
 
 // The flags say which buffers some rank changed.

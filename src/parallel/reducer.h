@@ -55,6 +55,9 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
     join_ = options;
     gate_ = std::move(gate);
   }
+  // For DdpOptions::check_same_every.
+  void include_in_check(const torch::optim::Optimizer* optimizer) { optimizer_ = optimizer; }
+
   // Until leave(), which returns the ranks that were in the last backward() that any was in.
   std::vector<int> leave();
   // A pass without a backward() of this rank, with what it has accumulated under hold() since the
@@ -98,6 +101,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   void average_sparse();
   void add_priors();
   void refuse_uneven() const;
+  void check_same();
   bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }
   void settle(const std::vector<Unreached>& unreached);
   void refuse_unreached() const;
@@ -127,6 +131,8 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   // By parameter, while joined: what the gradient was when the first of the pass was added to it.
   std::vector<at::Tensor> priors_;
   PassClock clock_;
+  const torch::optim::Optimizer* optimizer_ = nullptr;  // to compare
+  int64_t unchecked_ = 0;  // passes that count since check_same() compared the ranks
 
   // Of the pass.
   bool in_pass_ = false;

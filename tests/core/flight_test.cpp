@@ -123,6 +123,19 @@ TEST(Flight, TheFirstFailureStaysUnlessItWasAnEcho) {
   EXPECT_EQ(segment.read(2).failure->blame, Blame::Own);
 }
 
+TEST(Flight, KeepsTheLastComparison) {
+  const Segment segment(2);
+  as_rank(segment, 0, [] {
+    note_comparison("pass 1: the ranks are alike");
+    note_comparison("pass 2: the ranks are alike");
+  });
+  as_rank(segment, 1, [] { note_comparison(std::string(5000, 'x')); });
+  EXPECT_EQ(segment.read(0).comparison->text, "pass 2: the ranks are alike");
+  EXPECT_GT(segment.read(0).comparison->at_ns, 0u);
+  EXPECT_EQ(segment.read(1).comparison->text.size(), 199u);
+  EXPECT_FALSE(Segment(1).read(0).comparison.has_value());
+}
+
 TEST(Flight, ALongFailureIsCut) {
   const Segment segment(1);
   as_rank(segment, 0, [] { report_failure(std::string(5000, 'x')); });

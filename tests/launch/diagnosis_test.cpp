@@ -10,6 +10,7 @@
 
 #include "launch/job.h"
 #include "launch/outcome.h"
+#include "launch/page.h"
 #include "launch/report.h"
 
 namespace lockstep::launch::testing {
@@ -70,6 +71,16 @@ TEST(FirstFailure, NotWhatTheLauncherEnded) {
   outcome.cause = first_failure(outcome);
   EXPECT_EQ(outcome.cause, 0);
   EXPECT_EQ(outcome.exit_code(), 1);
+}
+
+TEST(FailurePage, SaysWhetherTheRanksWereAlikeWhenLastCompared) {
+  Outcome outcome = two_failures();
+  outcome.cause = 0;
+  outcome.failed_ns = 3'000'000'000;
+  outcome.seen[1].log.comparison = {1'000'000'000, "pass 300 of Ddp 1: the ranks are alike"};
+  EXPECT_THAT(failure_page(outcome, {}),
+              HasSubstr("rank 1\n  -2.000000 s: compared with the other ranks, pass 300 of Ddp 1: "
+                        "the ranks are alike\n"));
 }
 
 TEST(Straggling, NamesWhoTheOthersWaitForAndInWhat) {

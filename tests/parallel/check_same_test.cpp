@@ -3,6 +3,7 @@
 
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/fused_sgd.h"
+#include "lockstep/parallel/metrics.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/fingerprint.h"
 #include "parallel/reference.h"
@@ -120,6 +121,34 @@ TEST(BroadcastOptimizer, WhatOneRankLoadedComesToAll) {
     compare([](Parameters p) { return std::make_unique<FusedAdamW>(p, AdamWOptions(0.01)); });
     compare(
         [](Parameters p) { return std::make_unique<FusedSGD>(p, SGDOptions(0.01).momentum(0.9)); });
+  });
+}
+
+TEST(BroadcastOptimizer, TheHistoryOfLbfgsComesToAll) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world);
+    const auto search = [&](Optimizer& lbfgs, int number) {
+      lbfgs.step([&] {
+        lbfgs.zero_grad();
+        const at::Tensor loss = square_loss(net, world.rank(), number);
+        loss.backward();
+        return global_loss(loss, world);
+      });
+    };
+    const auto options = LBFGSOptions(0.5).max_iter(4).history_size(3);
+    LBFGS loaded(net.parameters(), options), fresh(net.parameters(), options);
+    for (int i = 0; i < 2; ++i) search(loaded, i);
+    if (world.rank() == 0) loaded.param_groups()[0].options().set_lr(0.25);
+    LBFGS& mine = world.rank() == 0 ? loaded : fresh;
+    EXPECT_NE(message_of([&] { check_same(net, mine, world); }), "nothing");
+    broadcast_optimizer(mine, world);
+    check_same(net, mine, world);
+    EXPECT_EQ(mine.param_groups()[0].options().get_lr(), 0.25);
+    const at::Tensor before = net.first->weight.detach().clone();
+    search(mine, 2);
+    EXPECT_FALSE(at::equal(net.first->weight, before));
+    check_same(net, mine, world);
   });
 }
 

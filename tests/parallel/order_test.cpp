@@ -42,6 +42,27 @@ TEST(DdpOrder, ARankThatSkipsABatchIsTold) {
   });
 }
 
+// Of optimizer.zero_grad() nothing can be counted. Its next batch goes with the others' earlier
+// one, and all ranks still make the same steps, until it has none left.
+TEST(DdpOrder, ARankThatSkipsABatchWithoutDdpsZeroGradStaysAlikeAndIsMissedAtTheEnd) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world, {.check_same_every = 1});
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    const auto message = message_of<CommError>([&] {
+      for (int step = 0; step < 4; ++step) {
+        sgd.zero_grad();
+        const auto loss = square_loss(net, world.rank(), step);
+        if (world.rank() == 1 && step == 1) continue;
+        loss.backward();
+        sgd.step();
+      }
+    });
+    EXPECT_EQ(ddp.log().pass_count, 3);
+    EXPECT_THAT(message, HasSubstr(world.rank() == 0 ? "see Join, any_rank" : "nothing"));
+  });
+}
+
 TEST(DdpOrder, ZeroGradMayBeCalledMoreOftenOnAllRanks) {
   spawn(2, [](World& world) {
     Mlp net;

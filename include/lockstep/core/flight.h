@@ -72,7 +72,15 @@ class [[nodiscard]] Span {
 // and CommErrors get here by themselves.
 void report_failure(std::string_view text, Blame blame = Blame::Own) noexcept;
 
+// What the last comparison of the ranks found: `text` as "pass 300 of Ddp 1: the ranks are alike".
+void note_comparison(std::string_view text) noexcept;
+
 // The launcher's side.
+
+struct Comparison {
+  uint64_t at_ns = 0;
+  std::string text;
+};
 
 struct Failure {
   uint64_t at_ns = 0;
@@ -103,7 +111,8 @@ struct Log {
   uint64_t blocked_since_ns = 0;
   std::array<uint64_t, 2> busy_ns{};  // by Activity, up to now
   std::optional<Failure> failure;
-  std::optional<Stack> stack;  // the last that it told
+  std::optional<Comparison> comparison;  // the last
+  std::optional<Stack> stack;            // the last that it told
 
   // "in all_reduce sum (bucket 3, float32 x 8), its call 412, for 0.31 s", or "in no collective;
   // the last was ..., call 411, 1.20 s ago", at `now_ns`; empty when it has called none.

@@ -4,6 +4,8 @@
 // this differs.
 #pragma once
 
+#include <torch/optim/optimizer.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,7 +13,6 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/world.h"
 #include "lockstep/parallel/comm_hook.h"
 #include "lockstep/parallel/ddp_log.h"
 #include "lockstep/parallel/join.h"
@@ -31,8 +32,9 @@ enum class Unused {
 // The module's buffers (as BatchNorm's running statistics). At construction they become rank 0's in
 // any case. PyTorch broadcasts them before each forward; here they are when backward() returns, so
 // that what an evaluation or a checkpoint sees between two steps is the same on all ranks. The next
-// forward sees the same as in PyTorch, unless they were changed between the steps on some ranks only:
-// sync_buffers() before that forward brings rank 0's to all (a warning says where it was missing).
+// forward sees the same as in PyTorch, unless they were changed between the steps on some ranks
+// only: sync_buffers() before that forward brings rank 0's to all (a warning says where it was
+// missing).
 //
 // A buffer is written only after some rank changed it; a graph that has saved it cannot run
 // backward any more, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
@@ -62,6 +64,13 @@ struct DdpOptions {
   // EmbeddingBag with sparse = true, which are found. They go to all ranks after the buckets, past
   // any hook: each rank's indices and values only.
   std::vector<std::string> sparse = {};
+  // Every so many passes all ranks compare their parameters and buffers, as check_same() does, and
+  // those that include_in_check() adds; 0: never. backward() throws ConfigError on all ranks when
+  // they differ, which names the ranks and the first parameter. What takes no part (`ignore`,
+  // Buffers::None) is not compared. Passes are not counted that do not communicate (LocalSgd) or,
+  // within a Join, for which some rank has no batch. Alike on all ranks. It reads all parameters on
+  // one thread, 22 GB a second.
+  int64_t check_same_every = 0;
 };
 
 // Gradients that travel in one all_reduce.
@@ -94,7 +103,8 @@ class [[nodiscard]] Hold {
 // attached and nothing costs.
 //
 // On a GPU (the module is on World::device()) backward() returns when all of that is enqueued: what
-// the current stream does next comes after it, and a failure is thrown by a later call of the group.
+// the current stream does next comes after it, and a failure is thrown by a later call of the
+// group.
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
 // same order for several models on one group. A rank whose loss reaches no parameter does not take
@@ -103,10 +113,11 @@ class [[nodiscard]] Hold {
 //
 // Gradients are aliases of the buckets, which the next backward overwrites: clone what you keep.
 // They carry no history: after backward(create_graph = true) they cannot be differentiated;
-// torch::autograd::grad() is not affected. A gradient that was replaced is copied in; one of another
-// dtype, size or device is refused. optimizer.zero_grad() is fine, with set_to_none and without.
-// Hooks on tensors run before the gradient is averaged, post-accumulate hooks too. A parameter may
-// receive one gradient in a backward (activation checkpointing that reaches it twice is refused).
+// torch::autograd::grad() is not affected. A gradient that was replaced is copied in; one of
+// another dtype, size or device is refused. optimizer.zero_grad() is fine, with set_to_none and
+// without. Hooks on tensors run before the gradient is averaged, post-accumulate hooks too. A
+// parameter may receive one gradient in a backward (activation checkpointing that reaches it twice
+// is refused).
 //
 // While Ddp is attached, values may change freely: torch::load() of the module or any part of it is
 // fine, and so is freezing parameters. Other changes need refresh(): parameters that were unfrozen,
@@ -115,8 +126,8 @@ class [[nodiscard]] Hold {
 // gradient.
 //
 // What is refused is refused on all ranks by ConfigError, which names the rank where it was found
-// and the parameter. (On a device that rank alone throws ConfigError, and the group ends.) Parameters
-// belong to one Ddp at a time. One thread at a time may use a Ddp and its group.
+// and the parameter. (On a device that rank alone throws ConfigError, and the group ends.)
+// Parameters belong to one Ddp at a time. One thread at a time may use a Ddp and its group.
 class Ddp : public Joinable {
  public:
   // Throws ConfigError on all ranks when names, shapes, strides, dtypes or requires_grad of
@@ -129,8 +140,6 @@ class Ddp : public Joinable {
   // The module may also be given as a std::shared_ptr, a module holder or a torch::jit::Module; one
   // that no shared_ptr owns must outlive the last backward().
   Ddp(const ModuleRef& module, const Group& group, DdpOptions options = {});
-  // On the group of all ranks.
-  Ddp(const ModuleRef& module, const World& world, DdpOptions options = {});
   // Detaches; the gradients stay valid. Does not communicate.
   ~Ddp() override;
   Ddp(Ddp&&) noexcept;
@@ -142,7 +151,9 @@ class Ddp : public Joinable {
   void refresh();
 
   // Makes the gradients of all of the module's parameters undefined, which costs nothing: the next
-  // backward writes over the buckets.
+  // backward writes over the buckets. Called once a step, it also tells a rank that leaves out a
+  // batch after it at the next backward; of an optimizer's zero_grad() Ddp sees nothing
+  // (docs/architecture.md).
   void zero_grad();
 
   // Several may live at once; the last to go ends it.
@@ -151,6 +162,11 @@ class Ddp : public Joinable {
   // Buffers become rank 0's (or averages), with one small collective when no rank has changed any.
   // Every rank calls it, outside of backward().
   void sync_buffers();
+
+  // From now on check_same_every also compares this optimizer's options and its state of the
+  // module's parameters. It has to stay where it is for as long as this does; another one takes its
+  // place. Called alike on all ranks. Does not communicate.
+  void include_in_check(const torch::optim::Optimizer& optimizer);
 
   // In the order in which they are reduced; none in a group of one.
   std::vector<BucketInfo> buckets() const;

@@ -46,7 +46,6 @@ const std::vector<Conflict>& conflicts() {
         {"check_same", "local_sgd", {}, "ranks are not alike on purpose"},
         {"check_same", "ignore", {}, "ranks are not alike on purpose"},
         {"check_same", "buffers", {}, "ranks are not alike on purpose"},
-        {"check_same", "evaluation", {}, "a counter counts in it, too, each rank in its own way"},
         {"refresh", "join", {}, "ranks without a batch are in no such step"},
         {"freeze_later", "join", {}, "ranks without a batch are in no such step"},
         {"freeze_later", "unused_error", {}, "refused, as a parameter without a gradient"},

@@ -42,6 +42,20 @@ struct UnusedError : Feature {
   void plan(Training& training) override { training.options.unused = Unused::Error; }
 };
 
+// Nothing is found: ranks are alike, but for what is their own.
+struct CheckedEvery : Feature {
+  explicit CheckedEvery(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void plan(Training& training) override {
+    training.options.check_same_every = Random(seed).between(1, 3);
+  }
+  void begin(Training& training) override {
+    if (training.alone || !Random(seed + 1).chance(0.5)) return;
+    for (auto& model : training.lanes[0].models) model.ddp->include_in_check(*model.optimizer);
+  }
+  uint64_t seed;
+};
+
 struct ReduceDtype : Feature {
   explicit ReduceDtype(const Part& part) : seed(part.seed) {}
   static bool applies(const Program&) { return true; }
@@ -157,6 +171,7 @@ void add_communication_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<BucketSizes>("bucket_bytes", Splits::Yes));
   kinds.push_back(feature<BufferModes>("buffers", Splits::Yes));
   kinds.push_back(feature<UnusedError>("unused_error", Splits::Yes));
+  kinds.push_back(feature<CheckedEvery>("check_same_every", Splits::Yes));
   kinds.push_back(feature<ReduceDtype>("reduce_dtype", Splits::No));
   kinds.push_back(feature<Ignored>("ignore", Splits::No));
   kinds.push_back(feature<AllReduceHook>("hook_all_reduce", Splits::Yes));
