@@ -44,8 +44,8 @@ Result train(const World& world, const lockstep::data::TensorDataset& samples,
   lockstep::Loader loader(samples, world, {.batch_size = options.batch_size, .seed = options.seed});
   torch::manual_seed(options.seed);
   nn::Linear line(1, 1);
-  lockstep::Ddp ddp(*line, world.group());
-  torch::optim::SGD sgd(line->parameters(), scaled_rate(options, world.group()));
+  lockstep::Ddp ddp(line, world);
+  torch::optim::SGD sgd(line->parameters(), scaled_rate(options, world));
 
   const auto start = std::chrono::steady_clock::now();
   for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {

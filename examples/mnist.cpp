@@ -63,7 +63,7 @@ Training train(const World& world, Net net, const Options& options) {
   const auto device = world.device();
   lockstep::Loader loader(
       images, world, {.batch_size = options.batch_size, .seed = options.seed, .device = device});
-  lockstep::Ddp ddp(*net, world.group());
+  lockstep::Ddp ddp(net, world);
   const auto adam = make_adam(net, device, options.learning_rate);
 
   const int64_t all_steps = options.epochs * loader.batches();

@@ -59,6 +59,8 @@ struct DdpOptions {
   // together with a hook.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   // Parameters and buffers that take no part: neither broadcast nor averaged, and free to differ.
+  // Clip their gradients apart from the others: a norm over both is another one on each rank, and
+  // with it what all parameters become.
   std::vector<std::string> ignore = {};
   // Parameters whose gradients are sparse (layout at::kSparse), beside the tables of Embedding and
   // EmbeddingBag with sparse = true, which are found. They go to all ranks after the buckets, past

@@ -28,7 +28,11 @@ std::vector<Program> smaller(const Program& program) {
     if (all.back().ranks == 1) all.back().backend = "solo";
     if (!all.back().hosts.empty()) all.back().hosts.pop_back();
     const auto& hosts = all.back().hosts;
-    if (!hosts.empty() && std::ranges::count(hosts, hosts[0]) == std::ssize(hosts)) all.pop_back();
+    const bool on_one = !hosts.empty() && std::ranges::count(hosts, hosts[0]) == std::ssize(hosts);
+    const bool on_one_each =
+        std::ranges::all_of(hosts, [&](int host) { return std::ranges::count(hosts, host) == 1; });
+    // host-then-net is refused where there is nothing for it to do.
+    if (on_one || (on_one_each && all.back().backend == "host-then-net")) all.pop_back();
   }
   if (program.ranks > 1 && program.backend != "shm") {
     all.push_back(program);
