@@ -307,6 +307,24 @@ def test_a_signal_to_one_launcher_ends_all(folder):
         hosts.expect_nothing_left()
 
 
+def test_a_signal_after_a_failure_ends_all_and_nothing_is_restarted(folder):
+    for signalled in (1, 2):  # the host of the failed rank, and the other one
+        with Hosts(folder, 2) as hosts:
+            # The others have seen the failure, and do not stop before they may.
+            go = folder + "/go" + str(signalled)
+            others = f"{BIN}/test_launch rank watch; trap '' TERM; echo known; until test -e {go}; do sleep 0.02; done"
+            launchers = both(hosts, f"test $RANK = 3 && exit 9; {others}", "--max-restarts", 2, "--grace", 60)
+            for launcher in launchers:
+                launcher.await_text("known")
+            hosts.on(signalled, "pkill", "-TERM", "-x", "lockstep")
+            launchers[signalled - 1].await_text("no rank is started again")
+            pathlib.Path(go).touch()
+            for launcher in launchers:
+                launcher.expect(143, f"the launcher on host{signalled} got SIGTERM")
+                assert "restart 1" not in launcher.text, launcher
+            hosts.expect_nothing_left()
+
+
 def sample(hosts, host, *words, **variables):
     """A script of examples/launch, on a host, with `lockstep` in PATH."""
     path = f"{BIN}:{os.environ['PATH']}"

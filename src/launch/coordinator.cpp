@@ -115,6 +115,10 @@ void Coordinator::on(const Ready& ready, Time now) {
 
 void Coordinator::on(const Failed& failed, Time now) {
   if (!has_seat(failed.id) || failed.epoch != epoch_) return;
+  // No rank runs any more, and none is to run again.
+  if (phase_ == Phase::Gathering && failed.failure.is_final()) {
+    return end(failed.failure.status, failed.failure.what);
+  }
   if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(failed.id, failed.failure, now);
   if (phase_ == Phase::Running) stop(failed.failure.what, now);
 }

@@ -75,7 +75,12 @@ void Node::follow(const Message& message, Time now) {
       }
       launch.world_size += start->seats[i].ranks;
     }
-    if (launch.node_rank < 0) return;
+    seated_ = launch.node_rank >= 0;
+    if (!seated_) return;
+    if (interrupted_) {  // while the order to start was on its way
+      done_ = true;
+      return rank_failed(*interrupted_, now);
+    }
     ranks_ = true;
     halted_ = false;
     actions_.emplace_back(std::move(launch));
@@ -233,6 +238,7 @@ void Node::orphaned(const std::string& why, Time now) {
   // Also when a signal is stopping them: the lease leaves less time than that would.
   if (ranks_) actions_.emplace_back(Halt{what, 0});
   halted_ = halted_ || ranks_;
+  if (interrupted_) return end(interrupted_->status, interrupted_->what, now);
   if (had_part && options_.self.terms.max_restarts == 0) return end(1, what, now);
   actions_.emplace_back(Say{what});
   done_ = false;
@@ -276,7 +282,7 @@ void Node::rank_failed(const Failure& failure, Time now) {
 void Node::ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now) {
   ranks_ = false;
   store_port_ = store_port;
-  if (failure) {
+  if (failure && !interrupted_) {
     failure_ = failure;
     failed_at_ = now - failure->ago;
   }
@@ -292,7 +298,8 @@ void Node::interrupt(const Failure& failure, Time now) {
   if (is_root()) {
     coordinator_->interrupt(failure, now);
     broadcast(now);
-  } else if (ranks_ && phase_ == Phase::Member) {
+  } else if (seated_ && phase_ == Phase::Member) {
+    interrupted_ = failure;
     rank_failed(failure, now);
   } else {
     // Whoever is below us has not heard of an end, and must not count on us any more.

@@ -139,10 +139,12 @@ class Node {
   bool ranks_ = false;   // some run here
   bool halted_ = false;  // and were told to stop
   bool done_ = false;    // the epoch's have all exited with 0
+  bool seated_ = false;  // it has ranks in that epoch, or had some
   uint32_t epoch_ = 0;   // of them
   uint16_t store_port_ = 0;
   std::optional<Failure> failure_;  // of that epoch, here
   Time failed_at_{};
+  std::optional<Failure> interrupted_;  // this launcher was asked to end
 
   uint64_t pings_ = 0;
   bool held_ = false;  // the lease has been extended since we attached

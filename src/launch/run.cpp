@@ -47,6 +47,11 @@ int run(const Options& options) {
     }
     const auto start = Restarts::Clock::now();
     const Outcome outcome = run_incarnation(session, std::move(plan));
+    // It came after a failure, and there is no restart because of it.
+    if (outcome.signal && outcome.cause && count < options.max_restarts) {
+      if (const auto signal = session.drain()) return 128 + *signal;
+      return 128 + *outcome.signal;
+    }
     const auto verdict = restarts.after(outcome, Restarts::Clock::now() - start);
     if (!verdict.text.empty()) session.output.say(verdict.text);
     if (verdict.pause) {

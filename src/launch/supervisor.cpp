@@ -163,17 +163,20 @@ void Supervisor::on_signal(int signal) {
     default:
       break;
   }
-  if (phase_ == Phase::Running) {
-    outcome_.signal = signal;
+  const bool is_first = !outcome_.signal;
+  if (is_first) outcome_.signal = signal;
+  if (phase_ == Phase::Running || phase_ == Phase::Leaving) {
     const auto grace = options_.grace.value_or(kGraceAfterSignal);
     output_.say(fmt::format(
         "{}: asking {} ranks to stop; in {:g} s, or at once on Ctrl-C, they are killed",
         signal_name(signal), running_.size(), std::chrono::duration<double>(grace).count()));
     stop(signal, grace);
-    if (outside_ != nullptr) outside_->on_signal(signal);
-  } else if (phase_ == Phase::Leaving || signal == SIGINT) {
-    kill_all();
+  } else {
+    // The ranks are being stopped already; what the signal changes is that none are started again.
+    if (is_first) output_.say(fmt::format("{}: no rank is started again", signal_name(signal)));
+    if (signal == SIGINT) kill_all();
   }
+  if (is_first && outside_ != nullptr) outside_->on_signal(signal);
 }
 
 void Supervisor::on_children() {

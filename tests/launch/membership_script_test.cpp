@@ -72,6 +72,26 @@ TEST(MembershipScript, ARestartKeepsEveryRankWhereItWas) {
   EXPECT_THAT(simulation.said, Contains("host3: a rank on host2 failed; restart 1 of 1, now"));
 }
 
+TEST(MembershipScript, ASignalAfterAFailureEndsTheJobWhicheverHostGetsIt) {
+  for (const int host : {0, 1, 2}) {
+    Simulation simulation(calm(3, 5), 4);
+    simulation.at(ms(10'000), [&] { simulation.fail_rank(2, Failure::Kind::Exited); });
+    simulation.at(ms(10'050), [&] { simulation.interrupt(host); });
+    expect_all_end(simulation, 3, 143, fmt::format("host{} got SIGTERM", host));
+    EXPECT_EQ(simulation.epochs, 1U);
+  }
+}
+
+TEST(MembershipScript, ASignalWhileTheJobWaitsForALostHostEndsIt) {
+  for (const int host : {0, 1}) {
+    Simulation simulation(calm(3, 5), 4);
+    simulation.at(ms(10'000), [&] { simulation.power_off(2); });
+    simulation.at(ms(60'000), [&] { simulation.interrupt(host); });
+    expect_all_end(simulation, 2, 143, fmt::format("host{} got SIGTERM", host));
+    EXPECT_LT(simulation.now, ms(80'000));
+  }
+}
+
 TEST(MembershipScript, RestartsRunOut) {
   Simulation simulation(calm(2, 1), 5);
   for (const int at : {10'000, 25'000}) {
