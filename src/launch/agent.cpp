@@ -84,7 +84,7 @@ int Agent::run() {
   }
   network_.finish(1s);
   if (!leave_->why.empty() && leave_->why != said_) session_.output.say(leave_->why);
-  if (const auto signal = session_.drain()) return 128 + *signal;
+  if (const auto signal = session_.drain(signal_)) return 128 + *signal;
   return leave_->status;
 }
 
@@ -188,6 +188,7 @@ void Agent::on_failure(const RankEnd& end) {
 }
 
 void Agent::on_signal(int signal) {
+  signal_ = signal;
   node_.interrupt(failure_of(signal), now());
   act();
 }
@@ -230,7 +231,10 @@ int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   Keys keys = Keys::of(token, options.run_id);
   keys.use_tls = rendezvous.tls;
   Meeting meeting = prepare_meeting(rendezvous, session);
-  if (meeting.signal) return 128 + *meeting.signal;
+  if (meeting.signal) {
+    session.drain(meeting.signal);
+    return 128 + *meeting.signal;
+  }
   return Agent(session, rendezvous, keys, std::move(meeting)).run();
 }
 

@@ -49,7 +49,10 @@ class Agent : private Outside, private Network::Listener {
   void perform(const Send& send) { network_.send(send.link, send.message); }
   void perform(const Hang& hang) { network_.hang_up(hang.link); }
   void perform(const Launch& launch) { launch_ = launch; }
-  void perform(const Halt& halt) { halt_ = Order{halt.why, halt.signal}; }
+  void perform(const Halt& halt) {
+    halt_ = Order{halt.why, halt.signal};
+    if (halt.signal != 0) signal_ = halt.signal;
+  }
   void perform(const Say& say) { session_.output.say(say.text); }
   void perform(const Leave& leave) { leave_ = leave; }
 
@@ -66,6 +69,7 @@ class Agent : private Outside, private Network::Listener {
   std::optional<Order> halt_;
   std::string said_;  // by the supervisor, why the epoch has ended
   std::optional<Leave> leave_;
+  std::optional<int> signal_;  // to this launcher or another one, which ends the job
 };
 
 }  // namespace lockstep::launch

@@ -5,11 +5,16 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "launch/aside.h"
 #include "launch/binding.h"
 #include "launch/child.h"
 #include "launch/environment.h"
+#include "launch/report.h"
 #include "launch/supervisor.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/flight.h"
@@ -38,19 +43,22 @@ std::string host_name() {
 // Starts the ranks of one incarnation.
 class Starter {
  public:
-  Starter(Session& session, Plan& plan, const Control& control, const flight::Segment& flight)
+  // `files`: one for each local rank.
+  Starter(Session& session, Plan& plan, const Control& control, const flight::Segment& flight,
+          std::vector<Logs::Files> files)
       : session_(session),
         options_(session.options),
         plan_(plan),
         control_(control),
-        flight_(flight) {}
+        flight_(flight),
+        files_(std::move(files)) {}
 
   // Returns the rank's process; its streams are attached to the session's output.
   pid_t start(int local);
 
  private:
-  // A stream's way, and the file that takes it or a copy of it.
-  Fd direct(Target& target, int local, StreamChoice::Stream stream);
+  // Chooses a stream's way; `file` takes it, or a copy of it.
+  void direct(Target& target, int local, StreamChoice::Stream stream, const Fd& file);
   void attach(int local, bool is_error, Fd pipe, Fd file);
   bool is_shown(int local) const {
     const auto& shown = options_.shown_ranks;
@@ -62,24 +70,18 @@ class Starter {
   Plan& plan_;
   const Control& control_;
   const flight::Segment& flight_;
+  std::vector<Logs::Files> files_;
 };
 
-Fd Starter::direct(Target& target, int local, StreamChoice::Stream stream) {
+void Starter::direct(Target& target, int local, StreamChoice::Stream stream, const Fd& file) {
   const bool tee = options_.tee.covers(local, stream);
-  const bool redirect = options_.redirects.covers(local, stream) && !tee;
-  Fd file;
-  if (tee || redirect) {
-    const char* name = stream == StreamChoice::Out ? "stdout.log" : "stderr.log";
-    file = Logs::open_file(session_.logs.of_rank(plan_.restarts, local) + "/" + name);
-  }
-  if (redirect) {
+  if (options_.redirects.covers(local, stream) && !tee) {
     target = {Target::File, file.get()};
   } else if (plan_.world_size == 1 && !tee && is_shown(local) && options_.line_prefix.empty()) {
     // One rank is its program as if started by hand: a terminal stays a terminal, and nothing needs
     // a tag.
     target = {Target::Shared};
   }
-  return file;
 }
 
 void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
@@ -88,10 +90,16 @@ void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
                                                    {"local_rank", std::to_string(local)},
                                                    {"rank", std::to_string(rank)},
                                                    {"hostname", host_name()}});
+  Writer::Shared copy;
+  if (file) {
+    const std::string folder = session_.logs.of_rank(plan_.restarts, local);
+    copy = std::make_shared<Writer::Target>(std::move(file),
+                                            folder + (is_error ? Logs::kErr : Logs::kOut));
+  }
   session_.output.attach({.rank = rank,
                           .is_error = is_error,
                           .pipe = std::move(pipe),
-                          .file = std::move(file),
+                          .file = std::move(copy),
                           .shown = is_shown(local),
                           .tag = tag});
 }
@@ -117,23 +125,40 @@ pid_t Starter::start(int local) {
     spec.inherited.push_back(plan_.listener.get());
   }
   spec.environment = environment_with(variables);
-  Fd out_file = direct(spec.out, local, StreamChoice::Out);
-  Fd err_file = direct(spec.err, local, StreamChoice::Err);
+  Logs::Files files = std::move(files_[static_cast<size_t>(local)]);
+  direct(spec.out, local, StreamChoice::Out, files.out);
+  direct(spec.err, local, StreamChoice::Err, files.err);
   Child child = start_child(spec, session_.signals);
   // Rank 0 alone keeps the socket: when it is gone, so is the port, and nobody waits for an answer.
   plan_.listener.reset();
-  attach(local, false, std::move(child.out), std::move(out_file));
-  attach(local, true, std::move(child.err), std::move(err_file));
+  attach(local, false, std::move(child.out), std::move(files.out));
+  attach(local, true, std::move(child.err), std::move(files.err));
   return child.pid;
 }
 
 }  // namespace
 
 Outcome run_incarnation(Session& session, Plan plan, Outside* outside) {
+  std::vector<Logs::Files> files(static_cast<size_t>(plan.local_ranks));
+  if (session.logs.is_on()) {
+    // Shared, since the files may still be on their way when nobody wants them any more.
+    const auto opened = std::make_shared<std::vector<Logs::Files>>();
+    Outcome early;
+    const bool is_done = do_aside(
+        session, outside, early,
+        [opened, logs = session.logs, options = session.options, restarts = plan.restarts] {
+          *opened = logs.open_all(options, restarts);
+        });
+    if (!is_done) {
+      for (const std::string& line : report(early)) session.output.say(line);
+      return early;
+    }
+    files = std::move(*opened);
+  }
   Control control = Control::create(plan.local_ranks);
   const flight::Segment flight(plan.local_ranks);
   Supervisor supervisor(session, plan, control, flight, outside);
-  Starter starter(session, plan, control, flight);
+  Starter starter(session, plan, control, flight, std::move(files));
   try {
     for (int local = 0; local < plan.local_ranks; ++local) {
       supervisor.watch(local, starter.start(local));

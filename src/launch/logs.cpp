@@ -26,6 +26,13 @@ void make(const std::string& path) {
   if (error) refuse(path, error.message());
 }
 
+// For appending: the rank and the launcher may both write to it.
+Fd open_file(const std::string& path) {
+  Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!file) refuse(path, std::strerror(errno));
+  return file;
+}
+
 }  // namespace
 
 Logs::Logs(const Options& options) {
@@ -47,15 +54,24 @@ std::string Logs::attempt(int restarts) const {
 }
 
 std::string Logs::of_rank(int restarts, int local_rank) const {
-  const std::string path = fmt::format("{}/{}", attempt(restarts), local_rank);
-  make(path);
-  return path;
+  return fmt::format("{}/{}", attempt(restarts), local_rank);
 }
 
-Fd Logs::open_file(const std::string& path) {
-  Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!file) refuse(path, std::strerror(errno));
-  return file;
+std::vector<Logs::Files> Logs::open_all(const Options& options, int restarts) const {
+  std::vector<Files> all(static_cast<size_t>(options.ranks));
+  for (int local = 0; is_on() && local < options.ranks; ++local) {
+    const std::string folder = of_rank(restarts, local);
+    make(folder);
+    const auto open_one = [&](StreamChoice::Stream stream, const char* name) {
+      const bool wanted =
+          options.redirects.covers(local, stream) || options.tee.covers(local, stream);
+      return wanted ? open_file(folder + name) : Fd();
+    };
+    Files& files = all[static_cast<size_t>(local)];
+    files.out = open_one(StreamChoice::Out, kOut);
+    files.err = open_one(StreamChoice::Err, kErr);
+  }
+  return all;
 }
 
 }  // namespace lockstep::launch

@@ -2,8 +2,8 @@
 //   LOG_DIR/RUN_ID_xxxxxxxx/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}
 #pragma once
 
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "core/fd.h"
 #include "lockstep/launch/run.h"
@@ -21,10 +21,20 @@ class Logs {
   const std::string& folder() const { return folder_; }
   // "FOLDER/attempt_0"
   std::string attempt(int restarts) const;
-  // "FOLDER/attempt_0/3", which is there on return.
+  // "FOLDER/attempt_0/3"
   std::string of_rank(int restarts, int local_rank) const;
-  // Opens a new file for appending: the rank and the launcher may both write to it.
-  static Fd open_file(const std::string& path);
+
+  // What one rank has in an attempt: its folder, and the files that take a stream or a copy of it.
+  struct Files {
+    Fd out, err;
+  };
+  // Makes and opens what the options ask for, for each local rank; nothing when is_on() is false.
+  // May wait for the disk. Throws ConfigError.
+  std::vector<Files> open_all(const Options& options, int restarts) const;
+
+  // Below of_rank().
+  static constexpr const char* kOut = "/stdout.log";
+  static constexpr const char* kErr = "/stderr.log";
 
  private:
   std::string folder_;

@@ -49,7 +49,7 @@ int run(const Options& options) {
     const Outcome outcome = run_incarnation(session, std::move(plan));
     // It came after a failure, and there is no restart because of it.
     if (outcome.signal && outcome.cause && count < options.max_restarts) {
-      if (const auto signal = session.drain()) return 128 + *signal;
+      session.drain(outcome.signal);
       return 128 + *outcome.signal;
     }
     const auto verdict = restarts.after(outcome, Restarts::Clock::now() - start);
@@ -58,9 +58,10 @@ int run(const Options& options) {
       const auto signal = session.pause(*verdict.pause);
       if (!signal) continue;
       session.output.say(fmt::format("stopped by {}", signal_name(*signal)));
+      session.drain(signal);
       return 128 + *signal;
     }
-    if (const auto signal = session.drain()) return 128 + *signal;
+    if (const auto signal = session.drain(outcome.signal)) return 128 + *signal;
     return outcome.exit_code();
   }
 }

@@ -4,14 +4,23 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "launch/descendants.h"
 #include "launch/environment.h"
 #include "launch/program.h"
+#include "lockstep/core/environment.h"
 
 namespace lockstep::launch {
 namespace {
+
+constexpr std::chrono::milliseconds kFlushAfterSignal{1000};
+
+std::chrono::milliseconds flush_time() {
+  return std::chrono::seconds(env_int("LOCKSTEP_OUTPUT_TIMEOUT", 1, 1'000'000).value_or(60));
+}
 
 void check_local_rank(std::string_view flag, int local_rank, const Options& options) {
   if (local_rank < options.ranks) return;
@@ -31,6 +40,7 @@ void open_standard_streams() {
 Options completed(Options options) {
   check(options);
   open_standard_streams();
+  static_cast<void>(flush_time());  // a wrong value is an error now
   if (options.run_id.empty()) options.run_id = random_run_id();
   return options;
 }
@@ -56,9 +66,9 @@ void check(const Options& options) {
 Session::Session(const Options& given)
     : options(completed(given)),
       program(find_program(options.command.front())),
-      logs(options),
       mark(random_run_id()),
-      guard(mark) {
+      guard(mark),
+      logs(options) {
   adopt_orphans();
 }
 
@@ -82,17 +92,47 @@ std::optional<int> Session::next_end() {
   return std::nullopt;
 }
 
-std::optional<int> Session::drain() {
-  if (output.lost_bytes() > 0 && !output.is_abandoned()) {
+bool Session::is_drained(std::chrono::milliseconds patience, std::optional<int>& signal) {
+  using Clock = std::chrono::steady_clock;
+  auto progress = Clock::now();
+  size_t left = std::numeric_limits<size_t>::max();
+  for (;;) {
+    output.await_progress();
+    output.pump();
+    const size_t pending = output.pending();
+    if (pending == 0) return true;
+    if (pending < std::exchange(left, pending)) progress = Clock::now();
+    const auto rest =
+        std::chrono::ceil<std::chrono::milliseconds>(progress + patience - Clock::now()).count();
+    if (rest <= 0) return false;
+    std::vector<pollfd> events = {{signals.fd(), POLLIN, 0}};
+    output.await_progress();
+    output.await(events);
+    poll(events.data(), events.size(), static_cast<int>(rest));
+    signal = next_end();
+    if (signal) return false;
+  }
+}
+
+std::optional<int> Session::drain(std::optional<int> signal) {
+  const auto patience = signal ? kFlushAfterSignal : flush_time();
+  std::optional<int> late;
+  const bool all = is_drained(patience, late);
+  if (!all) {
+    const std::string lost = output.give_up();
+    if (!lost.empty()) {
+      output.say(fmt::format("not written: {}{}", lost,
+                             late ? ""
+                                  : fmt::format("; nothing was taken for {:g} s{}",
+                                                std::chrono::duration<double>(patience).count(),
+                                                signal ? "" : " (LOCKSTEP_OUTPUT_TIMEOUT)")));
+    }
+  } else if (output.lost_bytes() > 0 && !output.is_abandoned()) {
     output.say(fmt::format("{} bytes of output could not be written", output.lost_bytes()));
   }
-  for (output.pump(); output.has_pending(); output.pump()) {
-    std::vector<pollfd> events = {{signals.fd(), POLLIN, 0}};
-    output.await(events);
-    poll(events.data(), events.size(), -1);
-    if (const auto signal = next_end()) return signal;
-  }
-  return std::nullopt;
+  std::optional<int> again;
+  is_drained(kFlushAfterSignal, again);
+  return late;
 }
 
 std::optional<int> Session::pause(std::chrono::milliseconds time) {

@@ -21,9 +21,10 @@ struct Session {
   // signals, streams and orphans. Throws StartError, ConfigError.
   explicit Session(const Options& given);
 
-  // Waits until the readers of our output have taken it all, as long as the user lets them: returns
-  // the signal that came instead.
-  std::optional<int> drain();
+  // Waits until the readers of our output and the log files have taken it all, but no longer than
+  // they take nothing for LOCKSTEP_OUTPUT_TIMEOUT seconds (60), or one after the `signal` that has
+  // ended the job; then says how much was not written. Returns the signal that came meanwhile.
+  std::optional<int> drain(std::optional<int> signal = std::nullopt);
   // Waits for so long, or until a signal comes that ends the job: returns that.
   std::optional<int> pause(std::chrono::milliseconds time);
   // While no rank runs here: the next signal that has come and ends the job. Others are answered.
@@ -32,10 +33,14 @@ struct Session {
   Options options;
   std::string program;  // the file that the command's first word names
   Signals signals;
+  const std::string mark;  // of this job's processes, in their environment
+  Guard guard;             // before there are threads: it goes on with a copy of this process
   Output output;
   Logs logs;
-  const std::string mark;  // of this job's processes, in their environment
-  Guard guard;
+
+ private:
+  // Whether all is written; a signal ends the wait.
+  bool is_drained(std::chrono::milliseconds patience, std::optional<int>& signal);
 };
 
 }  // namespace lockstep::launch

@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <string>
 #include <utility>
@@ -302,9 +301,7 @@ void Supervisor::write_page() const {
   std::map<int, std::string> words;
   for (const Seen& seen : outcome_.seen) words[seen.rank] = output_.last_words(seen.rank);
   const std::string path = session_.logs.attempt(restarts_) + "/failure.txt";
-  std::ofstream file(path);
-  file << failure_page(outcome_, words);
-  if (file.flush()) output_.say(fmt::format("more in {}", path));
+  output_.write_file(path, failure_page(outcome_, words), fmt::format("more in {}", path));
 }
 
 void Supervisor::end_everything() {

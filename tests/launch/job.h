@@ -29,6 +29,8 @@ struct Settings {
   int extra_fd = -1;
   // RLIMIT_FSIZE; none when negative.
   long most_file_bytes = -1;
+  // stdout is a pipe that the launcher may write to and not open, as after sudo or su.
+  bool is_output_anothers = false;
 };
 
 // `lockstep ARGS`, running. Killed and reaped when it goes out of scope.
@@ -43,6 +45,9 @@ class Job {
   void write_input(const std::string& text);
   void close_input();
   void stop_reading();
+  // Leaves what comes on stdout in the pipe, until the job has ended.
+  void leave_unread() { is_unread_ = true; }
+  int unread_bytes() const;
   // Waits until `text` has come `count` times on stdout. False when the output ended without it.
   [[nodiscard]] bool await(const std::string& text, int count = 1);
   // The same on stderr, behind what was there `after` so many bytes.
@@ -59,6 +64,7 @@ class Job {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   pid_t pid_ = -1;
   int input_ = -1, output_ = -1, errors_ = -1;
+  bool is_unread_ = false;
   std::string out_, err_;
 };
 
@@ -69,6 +75,19 @@ std::vector<std::string> script_args(int ranks, const std::string& script);
 std::vector<std::string> rank_args(const std::string& mode, std::vector<std::string> flags = {});
 
 std::vector<std::string> lines_of(const std::string& text);
+
+// The flags with which two launchers of this machine meet, as if they were two hosts; the first is
+// the coordinator.
+class TwoHosts {
+ public:
+  TwoHosts();
+  // `lockstep run` of host 0 or 1, with two ranks there.
+  std::vector<std::string> args(int host, std::vector<std::string> flags_and_program) const;
+  static Settings with_token(Settings settings = {});
+
+ private:
+  int port_ = 0;
+};
 
 // Processes sign in by opening path() for writing, and are gone when nobody holds it open any more.
 class Presence {

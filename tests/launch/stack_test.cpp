@@ -66,6 +66,9 @@ TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
     job.forget_errors();
     kill(job.pid(), signal);
     ASSERT_TRUE(job.await_error("wait_for_ever < "));
+    // Of both ranks: what comes later would be taken for the answer below.
+    ASSERT_TRUE(job.await_error("stuck < main\n"));
+    ASSERT_TRUE(job.await_error("stuck < main\n", job.err().find("stuck < main\n") + 1));
   }
   job.forget_errors();
   std::ofstream(gate) << "go\n";
