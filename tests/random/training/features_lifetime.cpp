@@ -30,13 +30,12 @@ void load(Loaded& object, const std::string& bytes) {
 // As when a Ddp is constructed.
 void become_rank_zeros(Training& training) {
   const at::NoGradGuard no_grad;
-  const auto& ignored = training.options.ignore;
   for (auto& lane : training.lanes) {
     for (size_t i = 0; i < lane.models.size() && lane.rank > 0; ++i) {
       const Net& from = *training.lanes[0].models[i].net;
       const auto parameters = from.named_parameters(), buffers = from.named_buffers();
       for (const auto& item : lane.models[i].net->named_parameters()) {
-        if (std::ranges::count(ignored, item.key())) continue;
+        if (is_ignored(training, *lane.models[i].net, item.value())) continue;
         item.value().copy_(parameters[item.key()]);
       }
       for (const auto& item : lane.models[i].net->named_buffers()) {

@@ -135,6 +135,13 @@ void average(Training& training, size_t model) {
   }
 }
 
+bool is_ignored(const Training& training, const Net& net, const at::Tensor& parameter) {
+  const auto parameters = net.named_parameters();
+  return std::ranges::any_of(training.options.ignore, [&](const std::string& name) {
+    return parameters.contains(name) && parameters[name].is_same(parameter);
+  });
+}
+
 void take_over(Training& training, const std::vector<int>& present) {
   const at::NoGradGuard no_grad;
   if (present.size() == training.lanes.size()) return;
@@ -143,7 +150,7 @@ void take_over(Training& training, const std::vector<int>& present) {
     for (auto& lane : training.lanes) {
       const Net& to = *lane.models[model].net;
       for (const auto& item : from.named_parameters()) {
-        if (std::ranges::count(training.options.ignore, item.key())) continue;
+        if (is_ignored(training, from, item.value())) continue;
         to.named_parameters()[item.key()].copy_(item.value());
       }
       for (const auto& item : from.named_buffers()) {
