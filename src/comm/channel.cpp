@@ -156,7 +156,7 @@ void Channel::advance(Counter& counter) {
 uint32_t Channel::post(const Announcement& announcement) {
   check_alive();
   const uint32_t sequence = ++posted_;
-  blocks_[rank_].ring[sequence % RankBlock::kRing] = announcement;
+  static_cast<Announcement&>(blocks_[rank_].ring[sequence % RankBlock::kRing]) = announcement;
   advance(blocks_[rank_].posted);
   return sequence;
 }

@@ -35,9 +35,9 @@ struct Patience {
 // What a waiting rank found when it looked for something else to do.
 enum class Idle { Nothing, Waits, Moved };
 
-// What a rank announces before it waits for anybody. What all ranks must agree on comes first, in a cache line of its own: the
-// others read no more of it, unless the data is in group memory.
-struct alignas(64) Announcement {
+// What a rank announces before it waits for anybody. What all ranks must agree on comes first, in a cache line of its own (in the
+// ring): the others read no more of it, unless the data is in group memory.
+struct Announcement {
   // Agreed.
   char what[24] = {};     // "all_reduce sum"
   char dtype[12] = {};    // "float32"
@@ -75,7 +75,9 @@ struct RankBlock {
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> gave_up;  // this rank threw; `reason` is valid
   char reason[496];
-  Announcement ring[kRing];
+  // Only here, since a type aligned to more than malloc gives would make each operation's memory slow to get.
+  struct alignas(64) Entry : Announcement {};
+  Entry ring[kRing];
 };
 
 class Channel {
