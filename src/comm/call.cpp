@@ -43,7 +43,7 @@ flight::Operation operation_of(const Request& request) {
 }
 
 // What it is, when it began and that it is waited in is recorded.
-Work start_recorded(Transport& transport, Request request) {
+Work start_recorded(Transport& transport, Request&& request) {
   if (transport.size() == 1) return transport.start(std::move(request));
   const uint32_t call = flight::begin(operation_of(request));
   const flight::Span blocked(flight::Activity::Communication, call);
@@ -114,7 +114,7 @@ class CopyBack : public Pending {
 
 }  // namespace
 
-Work start_call(Transport& transport, Request request) {
+Work start_call(Transport& transport, Request&& request) {
   const Uses uses{memory_of(request.inputs), memory_of(request.outputs)};
   transport.unfinished()->finish_before(uses);
   for (at::Tensor& input : request.inputs) {

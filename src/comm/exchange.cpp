@@ -116,7 +116,11 @@ bool Exchange::run_head() {
   if (!over) return false;
   channel_.set_done();
   head->ran = true;
-  lingering_.push_back(std::move(queue_.front()));
+  if (head->uses_slots()) {
+    head->keep.reset();
+  } else {
+    lingering_.push_back(std::move(queue_.front()));
+  }
   queue_.pop_front();
   while (!lingering_.empty() && channel_.all_done(lingering_.front()->sequence)) {
     lingering_.front()->keep.reset();

@@ -92,7 +92,9 @@ Work Group::start(Request request, const CallOptions& options) const {
   // A deadline that far off is none; more would overflow the clock.
   request.timeout = std::min<std::chrono::milliseconds>(options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
   request.tag = options.tag;
-  request.context = {std::string(options.context.name), options.context.number, options.context.pass};
+  request.context.name = options.context.name;
+  request.context.number = options.context.number;
+  request.context.pass = options.context.pass;
   request.advice = options.advice;
   if (request.peer < 0 || request.peer >= size()) {
     refuse(request.what, "rank {} is not in this group of {}", request.peer, size());

@@ -42,7 +42,7 @@ template <size_t N>
 void set_text(char (&to)[N], std::string_view text) {
   const size_t length = std::min(text.size(), N - 1);
   std::memcpy(to, text.data(), length);
-  to[length] = '\0';
+  std::memset(to + length, 0, N - length);
 }
 
 // A segment's whereabouts, or why there is none, as one rank tells the others.
@@ -206,7 +206,7 @@ class ShmTransport : public Transport {
         const at::Tensor& data = request.outputs.front();
         auto operation = comm::all_reduce(reduction, piece_of(data));
         operation->announcement.count = data.numel();
-        in_group_memory(*operation, {data});
+        in_group_memory(*operation, piece_of(data), data);
         return operation;
       }
       case Collective::Reduce:
@@ -216,12 +216,12 @@ class ShmTransport : public Transport {
         const std::vector<Range> everybody{{0, size()}};
         auto operation = comm::reduce_scatter(reduction, list(request.outputs), inputs(),
                                               request.runs.empty() ? everybody : request.runs);
-        in_group_memory(*operation, request.inputs);
+        in_group_memory(*operation, whole_of(request.inputs), request.inputs.front());
         return with_counts(std::move(operation), inputs(), total(request.inputs));
       }
       case Collective::AllGather: {
         auto operation = comm::all_gather(outputs(), piece_of(request.inputs.front()));
-        in_group_memory(*operation, request.inputs);
+        in_group_memory(*operation, piece_of(request.inputs.front()), request.inputs.front());
         return with_counts(std::move(operation), outputs(), total(request.outputs));
       }
       case Collective::Broadcast:
@@ -241,12 +241,11 @@ class ShmTransport : public Transport {
     }
   }
 
-  // Announces where in group memory the tensors lie, if they lie there one after another.
-  void in_group_memory(Operation& operation, const std::vector<at::Tensor>& tensors) const {
-    const Piece whole = whole_of(tensors);
+  // Announces where in group memory the tensors lie, of which `first` is one, if they lie there one after another.
+  void in_group_memory(Operation& operation, const Piece& whole, const at::Tensor& first) const {
     if (whole.bytes < 0) return;
     // Without elements there is no address; the storage says whether the others have to wait for private data.
-    const void* address = whole.bytes > 0 ? whole.data : tensors.front().storage().data();
+    const void* address = whole.bytes > 0 ? whole.data : first.storage().data();
     if (const auto place = index_->find(address, whole.bytes, rank())) {
       operation.announcement.segment = place->segment;
       operation.announcement.offset = place->offset;
