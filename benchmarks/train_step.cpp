@@ -288,20 +288,20 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   app.add_option("--steps", options.steps, "in each turn, where there are several modes")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--turns", options.turns, "of several modes")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--warmup", options.warmup)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--warmup", options.warmup)->check(CLI::Range(1, 1'000'000))->capture_default_str();
   app.add_option("--batch", options.batch, "per rank")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--accumulate", options.accumulate, "batches per step")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--threads", options.threads, "per rank")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
   app.add_option("--bucket-kib", options.bucket_kib, "of the first bucket, the next and so on")
       ->delimiter(',');

@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
   CLI::App app("Linear regression: y = 2 x + 3 + noise");
   Options options;
   bool compare = false;
-  app.add_option("--epochs", options.epochs)->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--epochs", options.epochs)->check(example::not_negative())->capture_default_str();
   app.add_option("--batch-size", options.batch_size, "per rank")
       ->check(example::positive())
       ->capture_default_str();

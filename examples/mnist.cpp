@@ -179,9 +179,9 @@ int main(int argc, char** argv) {
   app.add_option("--lr", options.learning_rate, "learning rate")
       ->check(example::positive())
       ->capture_default_str();
-  app.add_option("--seed", options.seed)->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--seed", options.seed)->check(example::not_negative())->capture_default_str();
   app.add_option("--steps", options.steps, "stop after so many; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      ->check(example::not_negative());
   app.add_option("--json", options.json, "write the figures to this file, as one line");
 
   return example::run(app, argc, argv, [&] {

@@ -23,13 +23,22 @@ inline int fail(const std::string& text, int status,
   return status;
 }
 
-// For options that have to be above zero.
+// For options that have to be above zero, and for those that may be zero.
 inline CLI::Validator positive() {
   return CLI::Validator(
       [](std::string& text) {
         double value = 0;
         const bool good = CLI::detail::lexical_cast(text, value) && value > 0;
         return good ? std::string() : "has to be a number above 0, not " + text;
+      },
+      "");
+}
+inline CLI::Validator not_negative() {
+  return CLI::Validator(
+      [](std::string& text) {
+        double value = 0;
+        const bool good = CLI::detail::lexical_cast(text, value) && value >= 0;
+        return good ? std::string() : "has to be a number, 0 or above, not " + text;
       },
       "");
 }

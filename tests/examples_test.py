@@ -42,6 +42,12 @@ def test_linear_regression_scales_the_learning_rate(_):
     run(BIN / "linear_regression", "--lr-scaling", "cubic").expect(2, err=r"error: --lr-scaling: cubic not in \{none")
 
 
+def test_a_wrong_number_is_told_what_it_may_be(_):
+    done = run(BIN / "mnist", "--seed", "-1")
+    done.expect(2, err=r"error: --seed: has to be a number, 0 or above, not -1 \(see --help\)$")
+    run(BIN / "linear_regression", "--epochs", "x").expect(2, err=r"error: --epochs: has to be a number, 0 or above, not x")
+
+
 def check_mnist(done, figures):
     done.expect(out=[r"step \d+/\d+  loss", r"test accuracy .* of 10000 images"])
     line = json.loads(pathlib.Path(figures).read_text())

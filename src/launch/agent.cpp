@@ -218,11 +218,7 @@ void Agent::on_disagreement(const std::string& text) {
 }
 
 int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
-  if (rendezvous.endpoint.empty()) {
-    throw ConfigError(
-        "[run] several hosts need a place to meet: --rdzv-endpoint HOST:PORT, or --master-addr "
-        "with --node-rank, the same on each");
-  }
+  meeting_place(rendezvous);
   const Token token = Token::from_env();
   Options options = given;
   if (options.run_id.empty())

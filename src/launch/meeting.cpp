@@ -69,8 +69,23 @@ Address given_address(const std::string& text) {
 
 }  // namespace
 
-Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
+Endpoint meeting_place(const Rendezvous& rendezvous) {
+  if (rendezvous.endpoint.empty()) {
+    throw ConfigError(
+        "[run] several hosts need a place to meet: --rdzv-endpoint HOST:PORT, or --master-addr "
+        "with --node-rank, the same on each");
+  }
   const Endpoint endpoint = Endpoint::parse("--rdzv-endpoint", rendezvous.endpoint, kDefaultPort);
+  if (endpoint.port == 0) {
+    throw ConfigError(fmt::format(
+        "[run] --rdzv-endpoint '{}': give HOST or HOST:PORT, with a port that all hosts know",
+        rendezvous.endpoint));
+  }
+  return endpoint;
+}
+
+Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
+  const Endpoint endpoint = meeting_place(rendezvous);
   Meeting meeting{.coordinator = endpoint.text()};
   const auto found = resolve_in_time(endpoint, rendezvous, session, meeting.signal);
   if (meeting.signal) return meeting;

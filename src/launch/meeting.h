@@ -17,6 +17,10 @@ struct Meeting {
   std::optional<int> signal = std::nullopt;  // came first; nothing else is set then
 };
 
+// The place where the launchers meet. Throws ConfigError when there is none, or none that another
+// host could find.
+Endpoint meeting_place(const Rendezvous& rendezvous);
+
 // Finds out who this launcher is, and listens. Waits for the endpoint's name to be known, as a
 // Kubernetes pod's is only after a while: no longer than the join time-out. Throws ConfigError when
 // it cannot be.

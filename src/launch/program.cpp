@@ -49,6 +49,15 @@ std::string interpreter_of(const std::string& path) {
   return line.substr(begin, line.find_first_of(" \t\r", begin) - begin);
 }
 
+// A script that names no interpreter: the kernel does not run it, and the shell would take it for
+// one of its own.
+void refuse_python(const std::string& path) {
+  struct stat status;
+  const bool is_file = stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+  if (!is_file || !path.ends_with(".py") || !interpreter_of(path).empty()) return;
+  refuse(path, fmt::format("it is a Python script: write python3 {}", path), kNotExecutable);
+}
+
 std::string search_path(const std::string& name) {
   const char* variable = std::getenv("PATH");
   const std::string path = variable ? variable : "/bin:/usr/bin";
@@ -63,6 +72,7 @@ std::string search_path(const std::string& name) {
     begin = end + 1;
   }
   if (!refused.empty()) refuse_program(refused, EACCES);
+  refuse_python(name);  // torchrun takes one of this folder
   const bool here = obstacle("./" + name) == 0;
   refuse(name,
          here ? fmt::format("it is not in PATH; for the one in this folder say ./{}", name)
@@ -76,6 +86,7 @@ std::string find_program(const std::string& name) {
   if (name.empty()) refuse(name, "the name is empty", kNotFound);
   const bool is_path = name.find('/') != std::string::npos;
   const std::string path = is_path ? name : search_path(name);
+  refuse_python(path);
   if (const int error = obstacle(path)) refuse_program(path, error);
   const std::string interpreter = interpreter_of(path);
   if (!interpreter.empty() && obstacle(interpreter) != 0) refuse_program(path, ENOENT);

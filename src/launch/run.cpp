@@ -6,6 +6,7 @@
 #include "launch/environment.h"
 #include "launch/incarnation.h"
 #include "launch/listener.h"
+#include "launch/meeting.h"
 #include "launch/program.h"
 #include "launch/restarts.h"
 #include "lockstep/core/environment.h"
@@ -26,6 +27,17 @@ std::string options_threads(const Options& options) {
   const auto variables = rank_variables(options, plan_on_this_host(options), 0);
   const auto own = variables.find("OMP_NUM_THREADS");
   return own != variables.end() ? own->second : *env_text("OMP_NUM_THREADS");
+}
+
+// `where`: what is said of the place where rank 0 listens.
+std::string describe_ranks(const Options& options, std::string_view where) {
+  check(options);
+  const auto arguments = options.command.begin() + 1;
+  return fmt::format("{} rank{} on this host, OMP_NUM_THREADS={}{}: {}{}{}", options.ranks,
+                     options.ranks == 1 ? "" : "s", options_threads(options), where,
+                     find_program(options.command.front()),
+                     arguments == options.command.end() ? "" : " ",
+                     fmt::join(arguments, options.command.end(), " "));
 }
 
 }  // namespace
@@ -67,13 +79,18 @@ int run(const Options& options) {
 }
 
 std::string describe(const Options& options) {
-  check(options);
-  const std::string where =
-      options.master_port ? fmt::format(":{}", *options.master_port) : ", a free port";
-  return fmt::format("{} rank{} on this host, OMP_NUM_THREADS={}, rank 0 at 127.0.0.1{}: {} {}",
-                     options.ranks, options.ranks == 1 ? "" : "s", options_threads(options), where,
-                     find_program(options.command.front()),
-                     fmt::join(options.command.begin() + 1, options.command.end(), " "));
+  return describe_ranks(options, options.master_port
+                                     ? fmt::format(", rank 0 at 127.0.0.1:{}", *options.master_port)
+                                     : ", rank 0 at 127.0.0.1, a free port");
+}
+
+std::string describe_on_hosts(const Options& options, const Rendezvous& rendezvous) {
+  const std::string count =
+      rendezvous.min_nodes == rendezvous.max_nodes
+          ? std::to_string(rendezvous.max_nodes)
+          : fmt::format("{} to {}", rendezvous.min_nodes, rendezvous.max_nodes);
+  return fmt::format("one of {} hosts, whose launchers meet at {}; on this one:\n{}", count,
+                     meeting_place(rendezvous).text(), describe_ranks(options, ""));
 }
 
 std::string describe_environment(const Options& given) {

@@ -166,7 +166,7 @@ TEST_F(AccelerateJob, ItsFlagsWorkWithoutAFile) {
 TEST_F(AccelerateJob, AMissingFileIsNamed) {
   const Result result = Job({"run", "--config_file", "/no/such.yaml", "true"}).wait();
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--config_file /no/such.yaml: cannot be read"));
+  EXPECT_THAT(result.err, HasSubstr("--config_file /no/such.yaml: No such file"));
 }
 
 }  // namespace

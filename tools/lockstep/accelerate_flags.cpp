@@ -10,23 +10,22 @@ namespace lockstep::tool {
 
 void AccelerateFlags::add_to(CLI::App& command) {
   const auto option = [&command](const std::string& name, auto& value, const char* type) {
-    return command.add_option(both_spellings(name), value)->type_name(type)->group("");
+    return command.add_option(both_spellings(name), value)->type_name(type)->group(kHidden);
   };
   command
       .add_option("--config-file,--config_file", file_,
                   "A file of `accelerate config`; its flags are taken, too")
       ->type_name("FILE");
-  option("--num-processes", processes_, "N")->check(CLI::PositiveNumber);
-  option("--num-machines", machines_, "N")->check(CLI::PositiveNumber);
-  option("--machine-rank", rank_, "N")->check(CLI::NonNegativeNumber);
+  option("--num-processes", processes_, "N")->check(whole_number(1, 1'000'000));
+  option("--num-machines", machines_, "N")->check(whole_number(1, 50'000));
+  option("--machine-rank", rank_, "N")->check(whole_number(0, 49'999));
   option("--main-process-ip", ip_, "HOST");
-  option("--main-process-port", port_, "PORT")->check(CLI::Range(0, 65535));
-  option("--num-cpu-threads-per-process", threads_, "N")->check(CLI::PositiveNumber);
-  option("--mixed-precision", precision_, "NAME")
-      ->check(CLI::IsMember({"no", "fp16", "bf16", "fp8"}));
+  option("--main-process-port", port_, "PORT")->check(whole_number(0, 65535));
+  option("--num-cpu-threads-per-process", threads_, "N")->check(whole_number(1, 100'000));
+  option("--mixed-precision", precision_, "NAME")->check(one_of({"no", "fp16", "bf16", "fp8"}));
   option("--gpu-ids", gpus_, "LIST");
   const auto flag = [&command](const std::string& name, bool& value) {
-    command.add_flag(both_spellings(name), value)->group("");
+    command.add_flag(both_spellings(name), value)->group(kHidden);
   };
   flag("--cpu", cpu_);
   flag("--multi-gpu", gpu_);

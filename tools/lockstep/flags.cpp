@@ -3,6 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <charconv>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
 #include "lockstep/core/error.h"
 #include "lockstep/core/nearest.h"
 
@@ -19,18 +24,120 @@ class Formatter : public CLI::Formatter {
 
  private:
   std::string make_option_name(const CLI::Option* option, bool) const override {
-    return "--" + option->get_lnames().front();  // one of the spellings is enough
+    const auto& letters = option->get_snames();
+    return (letters.empty() ? "" : "-" + letters.front() + ", ") + "--" +
+           option->get_lnames().front();  // one of the spellings is enough
   }
   std::string make_option_opts(const CLI::Option* option) const override {
-    const std::string type = option->get_type_name();  // "PORT:INT in [0 - 65535]"
-    return option->get_expected_max() == 0 ? "" : " " + type.substr(0, type.find(':'));
+    return option->get_expected_max() == 0 ? "" : " " + option->get_type_name();
+  }
+  std::string make_group(std::string group, bool is_positional,
+                         std::vector<const CLI::Option*> options) const override {
+    return group == kHidden ? "" : CLI::Formatter::make_group(group, is_positional, options);
   }
   std::string make_usage(const CLI::App*, std::string) const override {
     return "Usage: lockstep run [FLAGS] PROGRAM [ARGS]\n";
   }
 };
 
+// Flags by which other launchers are told the same, and what to write here; {} is the value.
+const std::map<std::string, std::string>& flags_of_others() {
+  static const std::string ranks =
+      "it is mpirun's: write --nproc-per-node {}, the ranks on this host";
+  static const std::string hosts =
+      "a launcher starts the ranks of its own host: run the same command on each, with --nnodes "
+      "and "
+      "--rdzv-endpoint (docs/launching.md, Several hosts)";
+  static const std::string variable =
+      "ranks get the launcher's environment: write NAME=VALUE before lockstep run";
+  static const std::string needless = "it is mpirun's and not needed here: leave it out";
+  static const std::map<std::string, std::string> flags = {
+      {"-n", ranks},
+      {"-np", ranks},
+      {"--np", ranks},
+      {"-c", ranks},
+      {"--n", ranks},
+      {"-N", ranks},
+      {"-ppn", ranks},
+      {"--npernode", ranks},
+      {"-npernode", ranks},
+      {"--ntasks", ranks},
+      {"-H", hosts},
+      {"--host", hosts},
+      {"-host", hosts},
+      {"--hosts", hosts},
+      {"-hosts", hosts},
+      {"-f", hosts},
+      {"--hostfile", hosts},
+      {"-hostfile", hosts},
+      {"-x", variable},
+      {"--env", variable},
+      {"-env", variable},
+      {"-genv", variable},
+      {"--export", variable},
+      {"--machinefile", hosts},
+      {"-machinefile", hosts},
+      {"--bind-to", "it is mpirun's: write --bind cores or --bind numa"},
+      {"--oversubscribe", needless},
+      {"--allow-run-as-root", needless},
+      {"--tag-output", needless},
+      {"-l", needless},
+      {"--mca", needless},
+      {"-mca", needless},
+  };
+  return flags;
+}
+
+CLI::Validator validator(std::function<bool(const std::string&)> is_good, const std::string& what) {
+  return CLI::Validator(
+      [is_good = std::move(is_good), what](std::string& text) {
+        return is_good(text) ? std::string() : fmt::format("'{}': give {}", text, what);
+      },
+      "");
+}
+
+std::optional<double> number_of(const std::string& text) {
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0') return std::nullopt;
+  return value;
+}
+
 }  // namespace
+
+CLI::Validator whole_number(int least, int most) {
+  const auto is_good = [least, most](const std::string& text) {
+    int value = 0;
+    const auto [stop, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return status == std::errc() && stop == text.data() + text.size() && value >= least &&
+           value <= most;
+  };
+  return validator(is_good, fmt::format("a whole number from {} to {}", least, most));
+}
+
+CLI::Validator seconds(double most) {
+  const auto is_good = [most](const std::string& text) {
+    const auto value = number_of(text);
+    return value && *value >= 0 && *value <= most;
+  };
+  return validator(is_good, fmt::format("seconds, from 0 to {:g}", most));
+}
+
+CLI::Validator some_seconds(double most) {
+  const auto is_good = [most](const std::string& text) {
+    const auto value = number_of(text);
+    return value && *value > 0 && *value <= most;
+  };
+  return validator(is_good, fmt::format("seconds, above 0 and at most {:g}", most));
+}
+
+CLI::Validator one_of(std::initializer_list<const char*> words) {
+  const std::vector<std::string> known(words.begin(), words.end());
+  const auto is_good = [known](const std::string& text) {
+    return std::find(known.begin(), known.end(), text) != known.end();
+  };
+  return validator(is_good, fmt::format("one of {}", fmt::join(known, ", ")));
+}
 
 std::string both_spellings(const std::string& name) {
   std::string other = name.substr(name.find("--"));
@@ -60,7 +167,8 @@ const std::vector<Limited>& limited_flags() {
       {"--virtual-local-rank", {}, "a program asks World::device() for its device", false},
       {"--signals-to-handle",
        {"SIGTERM,SIGINT,SIGHUP,SIGQUIT", "SIGTERM,SIGINT,SIGHUP"},
-       "SIGTERM, SIGINT and SIGHUP stop the job, SIGUSR1 is passed on, SIGUSR2 and SIGQUIT ask where "
+       "SIGTERM, SIGINT and SIGHUP stop the job, SIGUSR1 is passed on, SIGUSR2 and SIGQUIT ask "
+       "where "
        "the ranks are"},
   };
   return flags;
@@ -70,7 +178,7 @@ void add_limited_flags(CLI::App& command) {
   for (const Limited& limited : limited_flags()) {
     CLI::Option* option = limited.takes_value ? command.add_option(both_spellings(limited.name))
                                               : command.add_flag(both_spellings(limited.name));
-    option->envname(variable_of(limited.name))->group("");
+    option->envname(variable_of(limited.name))->group(kHidden);
   }
 }
 
@@ -98,8 +206,21 @@ const CLI::Option* option_of(const CLI::App& command, const std::string& word,
   return option;
 }
 
-void refuse_flag(const CLI::App& command, const std::string& word) {
-  const std::string name = word.substr(0, word.find('='));
+void refuse_flag(const CLI::App& command, const std::string& word, const std::string& next) {
+  const size_t equals = word.find('=');
+  const std::string name = word.substr(0, equals);
+  const auto& others = flags_of_others();
+  const auto refuse_as = [&](const std::string& flag, const std::string& value) {
+    const auto found = others.find(flag);
+    if (found == others.end()) return;
+    throw ConfigError(
+        fmt::format("[run] {}: {}", flag, fmt::format(fmt::runtime(found->second), value)));
+  };
+  refuse_as(name, equals == word.npos ? (number_of(next) ? next : "N") : word.substr(equals + 1));
+  if (!word.starts_with("--")) {
+    if (number_of(word.substr(2))) refuse_as(word.substr(0, 2), word.substr(2));
+    throw ConfigError(fmt::format("[run] unknown flag {} (lockstep run --help)", name));
+  }
   std::vector<std::string> known;
   for (const CLI::Option* option : command.get_options()) {
     for (const auto& one : option->get_lnames()) known.push_back("--" + one);

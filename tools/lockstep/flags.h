@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -39,10 +40,22 @@ void refuse_limited_flags(const CLI::App& command);
 // `value_follows`: the next word is its value.
 const CLI::Option* option_of(const CLI::App& command, const std::string& word, bool& value_follows);
 
-// Throws ConfigError that names the nearest known flag.
-[[noreturn]] void refuse_flag(const CLI::App& command, const std::string& word);
+// Throws ConfigError that says what mpirun's and srun's flag `word` is called here, or names the
+// nearest known flag. `next`: the word behind it, if any.
+[[noreturn]] void refuse_flag(const CLI::App& command, const std::string& word,
+                              const std::string& next);
 
-// Help with one spelling of each flag.
+// The group of the flags that are taken but not shown by --help. CLI11's own way of hiding them, an
+// empty group, also takes their names out of error messages.
+constexpr const char* kHidden = "Hidden";
+
+// What a flag's value may be. Their errors quote the value and say what would do.
+CLI::Validator whole_number(int least, int most);
+CLI::Validator seconds(double most);       // 0 and more
+CLI::Validator some_seconds(double most);  // more than 0
+CLI::Validator one_of(std::initializer_list<const char*> words);
+
+// Help with one spelling of each flag, and its short name.
 std::shared_ptr<CLI::FormatterBase> flag_formatter();
 
 }  // namespace lockstep::tool

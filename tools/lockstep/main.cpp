@@ -1,5 +1,6 @@
 // The program `lockstep`: argument parsing, and errors made into exit statuses.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -23,6 +24,25 @@ int complain(const char* what, int exit_code) {
   return exit_code;
 }
 
+// The first word is no command: what was meant?
+[[noreturn]] void refuse_command(const tool::RunCommand& command,
+                                 const std::vector<std::string>& words) {
+  const std::string& first = words.front();
+  const std::string line = fmt::format("lockstep run {}", fmt::join(words, " "));
+  if (first.starts_with('-') && command.knows(first)) {
+    throw ConfigError(fmt::format("{} is a flag of the command run; write: {}", first, line));
+  }
+  if (first.starts_with('-')) {
+    throw ConfigError(fmt::format("unknown flag {} (lockstep --help, lockstep run --help)", first));
+  }
+  if (first.find('/') != first.npos) {
+    throw ConfigError(fmt::format("'{}' is no command; to start it, write: {}", first, line));
+  }
+  throw ConfigError(
+      fmt::format("unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
+                  nearest(first, {"run", "doctor", "help"}), line));
+}
+
 int run(std::vector<std::string> words) {
   CLI::App program("Data-parallel training of libtorch models from C++.", "lockstep");
   program.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION, "Print the version and exit");
@@ -31,13 +51,17 @@ int run(std::vector<std::string> words) {
   tool::RunCommand command(program);
   tool::add_doctor(program);
   if (words.empty()) words = {"--help"};
+  if (words.front() == "help") {
+    words.erase(words.begin());
+    words.emplace_back("--help");
+  }
   if (words.front() == "run") {
     const auto flags = command.take_program({words.begin() + 1, words.end()});
     words.assign({"run"});
     words.insert(words.end(), flags.begin(), flags.end());
-  } else if (words.front() != "doctor" && !words.front().starts_with('-')) {
-    throw ConfigError(fmt::format("unknown command '{}'; the nearest is {} (lockstep --help)",
-                                  words.front(), nearest(words.front(), {"run", "doctor"})));
+  } else if (words.front() != "doctor" && words.front() != "-h" && words.front() != "--help" &&
+             words.front() != "--version") {
+    refuse_command(command, words);
   }
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {

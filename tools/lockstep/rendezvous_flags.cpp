@@ -28,7 +28,7 @@ void RendezvousFlags::add_to(CLI::App& command) {
          "join_timeout=600 last_call_timeout=30 heartbeat_timeout=5\nkeep_alive_interval=1 "
          "rejoin_timeout=30 seconds; tls=0 is_host=1");
   option("--node-rank", node_rank_, "N", "This host's number; 0 leads")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, 49'999));
   option("--master-addr", master_addr_, "HOST",
          "With --node-rank: the leading host (see --master-port)");
   option("--local-addr", local_addr_, "ADDRESS",

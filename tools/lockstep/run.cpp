@@ -16,10 +16,14 @@ constexpr const char* kFooter =
 failure ends the job, or restarts it, and is reported; nothing is left behind. Flags of torchrun are taken in
 both spellings (--nproc_per_node) and from PET_... variables; docs/launching.md lists them all.
 
+On several hosts start one launcher on each. They prove to each other that they belong together by a
+secret that LOCKSTEP_TOKEN_FILE names on each host: openssl rand -hex 32 > job.token; chmod 600 job.token.
+
 Exit status: 0; the first failing rank's own; 128 + the signal that killed it, or stopped the job;
 127 and 126 when the program is not there or cannot be executed; 2 for a wrong flag.
 
   lockstep run --nproc-per-node 4 ./mnist --epochs 2
+  lockstep run --nnodes 2 --nproc-per-node 4 --rdzv-endpoint node1:29400 ./mnist
 )";
 
 // "0,2,5"
@@ -38,15 +42,23 @@ std::vector<int> numbers_of(std::string_view flag, std::string_view text) {
   return numbers;
 }
 
-// --bind, or torchrun's --numa-binding for the same.
-launch::Binding binding_of(const std::string& bind, const std::string& numa) {
-  if (bind == "cores" || (bind.empty() && numa == "exclusive")) return launch::Binding::Cores;
-  if (bind == "numa" || (bind.empty() && numa == "node")) return launch::Binding::Numa;
-  if (!bind.empty() || numa.empty()) return launch::Binding::None;
+constexpr int kMostRestarts = 1'000'000;
+constexpr double kLongestGrace = 86400;
+
+// torchrun's word for --bind.
+std::string bind_of(const std::string& numa) {
+  if (numa.empty()) return "";
+  if (numa == "exclusive") return "cores";
+  if (numa == "node") return "numa";
   throw ConfigError(fmt::format(
       "[run] --numa-binding {} (or PET_NUMA_BINDING) is not supported: ranks are bound to "
       "NUMA nodes or to cores (what works: node, exclusive)",
       numa));
+}
+
+[[noreturn]] void refuse_both(const char* one, const char* other) {
+  throw ConfigError(fmt::format(
+      "[run] {} and {} say different things about the same: give one of them", one, other));
 }
 
 }  // namespace
@@ -67,6 +79,8 @@ RunCommand::RunCommand(CLI::App& program)
     : command_(*program.add_subcommand("run", "Start the ranks of a job on this host")) {
   command_.formatter(flag_formatter());
   command_.footer(kFooter);
+  // As argparse has it, which torchrun parses with; take_program() says so.
+  command_.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_job_flags();
   rendezvous_.add_to(command_);
   add_output_flags();
@@ -80,25 +94,25 @@ void RunCommand::add_job_flags() {
          "otherwise cpu");
   option("--max-restarts", options_.max_restarts, "N",
          "Start all ranks again, at most so often, after one has failed (0)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0, kMostRestarts));
   option("--master-port", port_, "PORT",
          "Where rank 0 listens, on loopback only (a free port); with\n--master-addr, where the "
          "launchers meet (29500)")
-      ->check(CLI::Range(0, 65535));
-  option("--shutdown-timeout", grace_, "SECONDS", "The same as --grace")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->group("");
+      ->check(whole_number(0, 65535));
+  option("--shutdown-timeout", shutdown_, "SECONDS", "The same as --grace")
+      ->check(seconds(kLongestGrace))
+      ->group(kHidden);
   option(
       "--grace", grace_, "SECONDS",
       "From asking ranks to stop until they are killed\n(1.5 after a failure, 10 after a signal)")
-      ->check(CLI::Range(0.0, 86400.0));
+      ->check(seconds(kLongestGrace));
   option("--rdzv-id", options_.run_id, "TEXT", "Name of the job: TORCHELASTIC_RUN_ID (random)");
   option("--role", options_.role, "TEXT", "Name of the ranks' role: ROLE_NAME (default)");
   option("--bind", bind_, "HOW",
          "none; cores: each rank gets an equal part of them for itself; numa: those of\none NUMA "
          "node (--numa-binding exclusive and node mean the same)")
-      ->check(CLI::IsMember({"none", "cores", "numa"}));
-  option("--numa-binding", numa_, "HOW", "")->group("");
+      ->check(one_of({"none", "cores", "numa"}));
+  option("--numa-binding", numa_, "HOW", "")->group(kHidden);
   option("--memory-allocator", allocator_, "NAME",
          "system, tcmalloc, jemalloc, or a library's path: what the ranks get memory from;\nit is "
          "loaded before any other library (LD_PRELOAD)");
@@ -127,7 +141,7 @@ void RunCommand::add_accepted_flags() {
   flag("--use-env", accepted_, "Accepted: ranks find LOCAL_RANK in their environment");
   option("--monitor-interval", accepted_number_, "SECONDS",
          "Accepted: the end of a rank is known at once")
-      ->check(CLI::PositiveNumber);
+      ->check(some_seconds(kLongestGrace));
 }
 
 std::vector<std::string> RunCommand::take_program(const std::vector<std::string>& words) {
@@ -135,18 +149,52 @@ std::vector<std::string> RunCommand::take_program(const std::vector<std::string>
   for (; word != words.end() && word->size() > 1 && word->starts_with('-') && *word != "--";
        ++word) {
     bool value_follows = false;
-    if (option_of(command_, *word, value_follows) == nullptr) refuse_flag(command_, *word);
-    if (value_follows && word + 1 != words.end()) ++word;
+    const CLI::Option* option = option_of(command_, *word, value_follows);
+    const bool is_last = word + 1 == words.end();
+    if (option == nullptr) refuse_flag(command_, *word, is_last ? "" : word[1]);
+    ++given_[option];
+    if (value_follows && !is_last) ++word;
   }
   const auto program = word != words.end() && *word == "--" ? word + 1 : word;
   options_.command.assign(program, words.end());
   return {words.begin(), word};
 }
 
+void RunCommand::choose_grace() {
+  const bool own = is_given("--grace"), torchruns = is_given("--shutdown-timeout");
+  if (own && torchruns && grace_ != shutdown_) refuse_both("--grace", "--shutdown-timeout");
+  const double chosen = torchruns && !own ? shutdown_ : grace_ >= 0 ? grace_ : shutdown_;
+  if (chosen < 0) return;
+  options_.grace = std::chrono::milliseconds(static_cast<int64_t>(chosen * 1000));
+}
+
+void RunCommand::choose_binding() {
+  const std::string torchruns = bind_of(numa_);
+  if (is_given("--bind") && is_given("--numa-binding") && bind_ != torchruns) {
+    refuse_both("--bind", "--numa-binding");
+  }
+  const bool numa = bind_.empty() || (is_given("--numa-binding") && !is_given("--bind"));
+  const std::string& chosen = numa ? torchruns : bind_;
+  options_.binding = chosen == "cores"  ? launch::Binding::Cores
+                     : chosen == "numa" ? launch::Binding::Numa
+                                        : launch::Binding::None;
+}
+
+bool RunCommand::knows(const std::string& word) const {
+  bool value_follows = false;
+  return option_of(command_, word, value_follows) != nullptr;
+}
+
 int RunCommand::carry_out() {
+  for (const auto& [option, times] : given_) {
+    if (times < 2 || option->get_expected_max() == 0) continue;
+    fmt::print(stderr, "lockstep: {} is given {} times; the last one counts: {}\n",
+               "--" + option->get_lnames().front(), times, option->results().back());
+  }
   refuse_limited_flags(command_);
   accelerate_.apply(command_, options_);
-  options_.binding = binding_of(bind_, numa_);
+  choose_binding();
+  choose_grace();
   if (allocator_ != "system") options_.preload = launch::find_allocator(allocator_);
   options_.ranks = launch::count_ranks(ranks_);
   options_.redirects = launch::StreamChoice::parse("--redirects", redirects_);
@@ -155,23 +203,16 @@ int RunCommand::carry_out() {
   // torchrun's word for no files.
   if (options_.log_dir == "/dev/null") options_.log_dir.clear();
   if (port_ > 0) options_.master_port = static_cast<uint16_t>(port_);
-  if (grace_ >= 0) {
-    options_.grace = std::chrono::milliseconds(static_cast<int64_t>(grace_ * 1000));
-  }
   const auto rendezvous = rendezvous_.chosen(port_);
   if (print_env_ && rendezvous) {
     throw ConfigError(
         "[run] --print-env: with several hosts a rank's variables are known when the launchers "
-        "have "
-        "met; leave --nnodes out to see those of one host");
+        "have met; leave --nnodes out to see those of one host");
   }
   if (print_env_) fmt::print("{}", launch::describe_environment(options_));
   if (dry_run_) {
-    if (rendezvous) {
-      fmt::print("one of {} to {} hosts, which meet at {}:\n", rendezvous->min_nodes,
-                 rendezvous->max_nodes, rendezvous->endpoint);
-    }
-    fmt::print("{}\n", launch::describe(options_));
+    fmt::print("{}\n", rendezvous ? launch::describe_on_hosts(options_, *rendezvous)
+                                  : launch::describe(options_));
   }
   if (print_env_ || dry_run_) return 0;
   return rendezvous ? launch::run_on_hosts(options_, *rendezvous) : launch::run(options_);

@@ -53,4 +53,8 @@ struct Rendezvous {
 // LOCKSTEP_TOKEN or LOCKSTEP_TOKEN_FILE.
 int run_on_hosts(const Options& options, const Rendezvous& rendezvous);
 
+// What run_on_hosts() would start on this host, for people. Throws ConfigError and StartError as it
+// does, but looks up no host and needs no token; starts nothing.
+std::string describe_on_hosts(const Options& options, const Rendezvous& rendezvous);
+
 }  // namespace lockstep::launch

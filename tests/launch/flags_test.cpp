@@ -1,0 +1,198 @@
+// The command line of `lockstep`: what is taken, and what is refused with words that help.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "launch/job.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+void expect_usage_error(const std::vector<std::string>& args, const std::string& reason) {
+  const Result result = Job(args).wait();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(lines_of(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(reason));
+}
+
+TEST(Flags, AnUnknownOneNamesTheNearest) {
+  expect_usage_error({"run", "--nproc_per_nod", "2", "true"},
+                     "unknown flag --nproc_per_nod; the nearest is --nproc_per_node");
+  expect_usage_error({"run", "--nprocs=2", "true"}, "the nearest is --nproc-per-node");
+}
+TEST(Flags, AnUnknownCommandNamesTheNearest) {
+  expect_usage_error({"runn"}, "unknown command 'runn'; the nearest is run");
+}
+TEST(Flags, NoProgram) { expect_usage_error({"run"}, "no program given"); }
+TEST(Flags, NoValue) { expect_usage_error({"run", "--nproc-per-node"}, "--nproc-per-node"); }
+TEST(Flags, WrongCounts) {
+  for (const std::string count : {"0", "-1", "two", "1.5", "", "99999999999"}) {
+    expect_usage_error({"run", "--nproc-per-node=" + count, "true"}, "--nproc-per-node");
+  }
+}
+TEST(Flags, WrongPort) { expect_usage_error({"run", "--master-port", "65536", "true"}, "65536"); }
+TEST(Flags, WrongGrace) { expect_usage_error({"run", "--grace", "-1", "true"}, "--grace"); }
+TEST(Flags, GpusAreRefusedWhereThereAreNone) {
+  const Result result = Job({"run", "--nproc-per-node", "gpu", "true"},
+                            {.environment = {{"CUDA_VISIBLE_DEVICES", ""}}})
+                            .wait();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("no NVIDIA device is visible here"));
+}
+TEST(Flags, SeveralHostsNeedAPlaceToMeetAndASecret) {
+  expect_usage_error({"run", "--nnodes=2", "true"}, "--rdzv-endpoint HOST:PORT");
+  expect_usage_error({"run", "--nnodes=2", "--rdzv-endpoint=localhost", "true"},
+                     "openssl rand -hex 32");
+}
+TEST(Flags, WrongWordsAboutHostsAreNamed) {
+  expect_usage_error({"run", "--nnodes=0", "true"}, "--nnodes '0'");
+  expect_usage_error({"run", "--nnodes=3:2", "true"}, "--nnodes '3:2'");
+  expect_usage_error({"run", "--rdzv-backend=etcd", "true"}, "--rdzv-backend etcd");
+  expect_usage_error({"run", "--rdzv-conf=join_timeout", "true"}, "KEY=VALUE");
+  expect_usage_error({"run", "--rdzv-conf=join_timeouts=3", "true"}, "known are join_timeout");
+  expect_usage_error({"run", "--rdzv-conf=join_timeout=soon", "true"}, "give seconds");
+  expect_usage_error({"run", "--rdzv-conf=heartbeat_timeout=1,keep_alive_interval=0.9", "true"},
+                     "two heartbeats within the time-out");
+  expect_usage_error({"run", "--nnodes=2", "--node-rank=2", "true"}, "they count from 0");
+  expect_usage_error({"run", "--nnodes=2", "--print-env", "true"}, "leave --nnodes out");
+}
+TEST(Flags, OneHostNeedsNoRendezvousWhateverIsSaidAboutIt) {
+  EXPECT_EQ(Job({"run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
+                 "--node_rank=0", "--master-addr=localhost", "echo", "x"})
+                .wait()
+                .out,
+            "x\n");
+}
+TEST(Flags, WhatIsOnlyForPythonIsRefusedByName) {
+  expect_usage_error({"run", "--run-path", "true"},
+                     "--run-path (or PET_RUN_PATH) is not supported: "
+                     "it is about Python programs");
+  expect_usage_error({"run", "-m", "true"}, "--module");
+  expect_usage_error({"run", "--logs_specs=x", "true"}, "--logs-specs x");
+  expect_usage_error({"run", "--event-log-handler=console", "true"}, "what works: null");
+}
+TEST(Flags, TorchrunsThatChangeNothingHereAreAccepted) {
+  EXPECT_EQ(Job({"run", "--monitor-interval=5", "--start-method", "spawn", "--use-env", "-r0", "-t",
+                 "0", "echo", "x"})
+                .wait()
+                .out,
+            "x\n");
+  expect_usage_error({"run", "--monitor_interval=0", "true"}, "--monitor-interval");
+}
+
+TEST(Flags, BothSpellingsAndTorchrunsHarmlessOnes) {
+  for (const char* flag : {"--nproc-per-node=2", "--nproc_per_node=2"}) {
+    const Result result =
+        Job({"run", "--standalone", "--nnodes=1", "--no_python", flag, "echo", "x"}).wait();
+    EXPECT_EQ(lines_of(result.out).size(), 2u) << result.err;
+  }
+}
+TEST(Flags, VariablesStandInForThem) {
+  const Result result =
+      Job({"run", "echo", "x"}, {.environment = {{"PET_NPROC_PER_NODE", "3"}}}).wait();
+  EXPECT_EQ(lines_of(result.out).size(), 3u);
+}
+TEST(Flags, CpuIsOneRankPerCore) {
+  const std::string script = "echo $WORLD_SIZE $(env -u OMP_NUM_THREADS nproc)";
+  for (const std::string& line :
+       lines_of(Job({"run", "--nproc-per-node=cpu", "sh", "-c", script}).wait().out)) {
+    const std::string numbers = line.starts_with('[') ? line.substr(line.find("] ") + 2) : line;
+    const size_t space = numbers.find(' ');
+    EXPECT_EQ(numbers.substr(0, space), numbers.substr(space + 1));
+  }
+}
+TEST(Flags, ThoseAfterTheProgramAreItsOwn) {
+  EXPECT_EQ(Job({"run", "echo", "--nproc_per_node", "3", "--", "-x"}).wait().out,
+            "--nproc_per_node 3 -- -x\n");
+  EXPECT_EQ(Job({"run", "--nproc-per-node", "1", "--", "printf", "%s", "--help"}).wait().out,
+            "--help");
+}
+TEST(Flags, HelpAndVersionAreNoErrors) {
+  EXPECT_THAT(Job({"run", "--help"}).wait().out,
+              HasSubstr("Usage: lockstep run [FLAGS] PROGRAM [ARGS]"));
+  const Result version = Job({"--version"}).wait();
+  EXPECT_EQ(version.exit_code, 0);
+  EXPECT_THAT(version.out, StartsWith("lockstep "));
+}
+
+TEST(Flags, AFlagWithoutTheCommandSaysWhatToWrite) {
+  expect_usage_error({"--nproc-per-node", "2", "./p", "--epochs", "3"},
+                     "lockstep run --nproc-per-node 2 ./p --epochs 3");
+  expect_usage_error({"./train", "2"}, "lockstep run ./train 2");
+  EXPECT_EQ(Job({"--frobnicate"}).wait().exit_code, 2);
+  EXPECT_THAT(Job({"help", "run"}).wait().out, HasSubstr("--nproc-per-node N"));
+}
+TEST(Flags, ThoseOfMpirunSayWhatToWrite) {
+  expect_usage_error({"run", "-np", "2", "true"}, "write --nproc-per-node 2");
+  expect_usage_error({"run", "-n", "2", "true"}, "write --nproc-per-node 2");
+  expect_usage_error({"run", "-n2", "true"}, "write --nproc-per-node 2");
+  expect_usage_error({"run", "--np=2", "true"}, "write --nproc-per-node 2");
+  expect_usage_error({"run", "-H", "a,b", "true"}, "--nnodes");
+  expect_usage_error({"run", "--hostfile=hosts", "true"}, "--nnodes");
+  expect_usage_error({"run", "-x", "A=1", "true"}, "the launcher's environment");
+  expect_usage_error({"run", "--oversubscribe", "true"}, "leave it out");
+  expect_usage_error({"run", "-q", "true"}, "unknown flag -q (lockstep run --help)");
+}
+TEST(Flags, AWrongNumberIsToldWhatItMayBe) {
+  expect_usage_error({"run", "--max-restarts", "x", "true"},
+                     "--max-restarts: 'x': give a whole number from 0 to 1000000");
+  expect_usage_error({"run", "--max-restarts", "99999999999", "true"}, "from 0 to 1000000");
+  expect_usage_error({"run", "--max-restarts=1.5", "true"}, "from 0 to 1000000");
+  expect_usage_error({"run", "--monitor-interval", "-1", "true"},
+                     "--monitor-interval: '-1': give seconds, above 0 and at most 86400");
+  expect_usage_error({"run", "--grace", "1e400", "true"}, "give seconds, from 0 to 86400");
+  expect_usage_error({"run", "--grace", "nan", "true"}, "give seconds, from 0 to 86400");
+  expect_usage_error({"run", "--node-rank=-2", "true"}, "--node-rank: '-2'");
+  expect_usage_error({"run", "--shutdown-timeout=x", "true"}, "--shutdown-timeout: 'x'");
+}
+TEST(Flags, AWrongChoiceNamesItsFlag) {
+  expect_usage_error({"run", "--mixed-precision", "bf17", "true"},
+                     "--mixed-precision: 'bf17': give one of no, fp16, bf16, fp8");
+  expect_usage_error({"run", "--bind", "core", "true"}, "give one of none, cores, numa");
+  expect_usage_error({"run", "--num-processes=0", "true"}, "--num-processes: '0'");
+}
+TEST(Flags, OfARepeatedOneTheLastCountsAndThatIsSaid) {
+  const Result result =
+      Job({"run", "--nproc-per-node", "2", "--nproc_per_node=3", "echo", "x"}).wait();
+  EXPECT_EQ(lines_of(result.out).size(), 3u) << result.out;
+  EXPECT_THAT(result.err, HasSubstr("--nproc-per-node is given 2 times; the last one counts: 3"));
+  // Both spellings of the same thing, with different values.
+  expect_usage_error({"run", "--grace=1", "--shutdown-timeout=2", "true"},
+                     "--grace and --shutdown-timeout");
+  expect_usage_error({"run", "--bind=cores", "--numa-binding=node", "true"},
+                     "--bind and --numa-binding");
+}
+TEST(Flags, AConfigurationThatIsNoFileIsRefused) {
+  expect_usage_error({"run", "--config-file", "/tmp", "true"}, "it is a directory");
+  expect_usage_error({"run", "--config-file", "/no/such", "true"}, "No such file");
+}
+TEST(Flags, HelpShowsWholeNamesShortOnesAndTheToken) {
+  const std::string help = Job({"run", "--help"}).wait().out;
+  for (const char* part : {"-h, --help", "--nnodes N|MIN:MAX", "--rdzv-endpoint HOST:PORT",
+                           "-r, --redirects WHICH", "-t, --tee WHICH", "LOCKSTEP_TOKEN_FILE"}) {
+    EXPECT_THAT(help, HasSubstr(part));
+  }
+  for (const char* hidden : {"--mixed-precision", "--numa-binding HOW", "--run-path", "Hidden"}) {
+    EXPECT_THAT(help, Not(HasSubstr(hidden)));
+  }
+}
+TEST(Flags, ADryRunOnSeveralHostsSaysWhereTheyMeet) {
+  expect_usage_error({"run", "--nnodes=2", "--dry-run", "true"}, "need a place to meet");
+  expect_usage_error({"run", "--nnodes=2", "--rdzv-endpoint=a:", "--dry-run", "true"},
+                     "give HOST or HOST:PORT");
+  expect_usage_error({"run", "--nnodes=2", "--rdzv-endpoint=a:0", "--dry-run", "true"},
+                     "give HOST or HOST:PORT");
+  EXPECT_THAT(Job({"run", "--nnodes=2", "--rdzv-endpoint=a", "--dry-run", "true"}).wait().out,
+              StartsWith("one of 2 hosts, whose launchers meet at a:29400; on this one:\n"));
+  EXPECT_THAT(Job({"run", "--nnodes=2:4", "--master-addr=b", "--dry-run", "true"}).wait().out,
+              StartsWith("one of 2 to 4 hosts, whose launchers meet at b:29500; on this one:\n"));
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
