@@ -52,7 +52,7 @@ def test_F1_a_rank_is_killed(_):
     for place, step in PLACES:
         everywhere(lambda backend, ranks: fail_in_time(
             backend, ranks, ("1", step, place, "kill"), 128 + signal.SIGKILL,
-            [r"rank 1 failed first: it was killed by SIGKILL", "hint: if nobody sent that, the kernel was out of memory"]))
+            [r"rank 1 failed first: it was killed by SIGKILL", "hint: (if nobody|meanwhile|the kernel has ended nothing)"]))
 
 
 def test_F2_all_ranks_but_one_are_killed(_):

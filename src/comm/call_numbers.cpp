@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "comm/text.h"
+#include "lockstep/core/flight.h"
 
 namespace lockstep::comm {
 
@@ -16,6 +17,7 @@ Notice CallNumbers::next(const Request& request) {
     notice.number = ++received_[request.peer];
   } else {
     notice.number = ++collectives_;
+    flight::number(request.call, notice.number);
   }
   notice.text = text_of(request, notice.number);
   return notice;

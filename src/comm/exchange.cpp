@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "lockstep/core/flight.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -81,6 +83,7 @@ bool Exchange::announce_ready() {
       if (!channel_.all_done(channel_.next_sequence() - RankBlock::kRing)) return moved;
       operation->stage(*this);
       operation->sequence = channel_.post(operation->announcement);
+      flight::number(operation->call, operation->sequence);
       moved = true;
     }
     head = false;

@@ -36,6 +36,7 @@ class Operation {
 
   Announcement announcement;
   std::chrono::milliseconds timeout{0};
+  uint32_t call = 0;           // the flight recorder's, which is told the sequence
   std::shared_ptr<void> keep;  // what owns the buffers
 
  protected:

@@ -213,6 +213,7 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
   const bool over_net = transport == levels_->column;
   part.timeout = request.timeout + (over_net ? milliseconds(0) : kHearsay);
   part.tag = request.tag;
+  part.call = request.call;
   part.context = request.context;
   part.advice = request.advice;
   if (!part.step_of) {

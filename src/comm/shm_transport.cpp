@@ -135,6 +135,7 @@ class ShmTransport : public Transport {
     if (!request.advice.empty()) set_text(said.advice, request.advice);
     if (request.what != Collective::Barrier) set_text(said.dtype, name_of(request.dtype()));
     operation->timeout = request.timeout;
+    operation->call = request.call;
     operation->keep = std::make_shared<Request>(std::move(request));
     exchange_->start(operation);
     return Work(std::make_shared<ShmWork>(exchange_, std::move(operation)));

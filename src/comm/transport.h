@@ -56,6 +56,7 @@ struct Request {
   ReduceOp op = ReduceOp::Sum;
   int peer = 0;  // root, receiver or sender
   int message = 0;
+  uint32_t call = 0;  // as the flight recorder counts; 0 when it does not record
   std::chrono::milliseconds timeout{0};
   std::string tag = {};
   // As in CallOptions.

@@ -60,7 +60,8 @@ std::string Operation::text() const {
   const std::string type = text_of(dtype);
   if (!type.empty()) add(count >= 0 ? fmt::format("{} x {}", type, count) : type);
   if (peer >= 0) add(fmt::format("rank {}", peer));
-  const std::string name = text_of(what);
+  const std::string name =
+      number == 0 ? text_of(what) : fmt::format("{} #{}", text_of(what), number);
   return inside.empty() ? name : fmt::format("{} ({})", name, inside);
 }
 
@@ -69,12 +70,11 @@ std::string Log::where(uint64_t at_ns) const {
   if (blocked_in != 0) {
     const uint32_t back = calls - blocked_in;
     const std::string what = back < last.size() ? last[last.size() - 1 - back].text() : "a call";
-    return fmt::format("in {}, its call {}, for {:.2f} s", what, blocked_in,
-                       seconds(blocked_since_ns, at_ns));
+    return fmt::format("in {}, for {:.2f} s", what, seconds(blocked_since_ns, at_ns));
   }
   const Operation& latest = last.back();
-  return fmt::format("in no collective; the last was {}, call {}, {:.2f} s before", latest.text(),
-                     calls, seconds(std::max(latest.start_ns, latest.end_ns), at_ns));
+  return fmt::format("in no collective; the last was {}, {:.2f} s before", latest.text(),
+                     seconds(std::max(latest.start_ns, latest.end_ns), at_ns));
 }
 
 Segment::Segment(int local_ranks) : ranks_(local_ranks) {

@@ -103,13 +103,24 @@ uint32_t begin(const Operation& operation) noexcept {
   return call;
 }
 
-void end(uint32_t call) noexcept {
+namespace {
+
+// That call's; null where nothing is recorded, or when its place has gone to a later one.
+Operation* entry_of(uint32_t call) noexcept {
   Block* const own = block();
-  if (own == nullptr || call == 0) return;
-  // Its place may have gone to a later one.
-  if (own->calls.load(std::memory_order_relaxed) - call < kOperations) {
-    own->ring[call % kOperations].end_ns = now_ns();
-  }
+  if (own == nullptr || call == 0) return nullptr;
+  const bool is_there = own->calls.load(std::memory_order_relaxed) - call < kOperations;
+  return is_there ? &own->ring[call % kOperations] : nullptr;
+}
+
+}  // namespace
+
+void number(uint32_t call, uint64_t in_group) noexcept {
+  if (Operation* const entry = entry_of(call)) entry->number = static_cast<uint32_t>(in_group);
+}
+
+void end(uint32_t call) noexcept {
+  if (Operation* const entry = entry_of(call)) entry->end_ns = now_ns();
 }
 
 Span::Span(Activity activity, uint32_t call) noexcept : activity_(activity), outermost_(false) {

@@ -2,6 +2,7 @@
 
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
@@ -36,10 +37,15 @@ std::optional<int> first_failure(const Outcome& outcome) {
 
 const flight::Stack* Outcome::stack_of(const Seen& rank) const {
   const auto& stack = rank.log.stack;
+  if (!stack) return nullptr;
+  if (stack->signal != 0) return &*stack;
   // An older one answered a question of the user's.
-  const bool counts =
-      stack && (stack->signal != 0 || (failed_ns != 0 && stack->at_ns >= failed_ns));
-  return counts ? &*stack : nullptr;
+  if (failed_ns == 0 || stack->at_ns < failed_ns) return nullptr;
+  const auto& said = rank.log.failure;
+  const bool left = std::any_of(ends.begin(), ends.end(), [&](const RankEnd& end) {
+    return end.rank == rank.rank && end.push == Push::None;
+  });
+  return left && said && said->at_ns <= stack->at_ns ? nullptr : &*stack;
 }
 
 int Outcome::exit_code() const {

@@ -36,8 +36,12 @@ struct Outcome {
   // The same when the first failure was seen, and that time; empty and 0 without one.
   std::vector<Seen> seen_first = {};
   uint64_t failed_ns = 0;
+  // How many processes of this machine the kernel has ended meanwhile because memory was short;
+  // nothing where it does not say.
+  std::optional<int64_t> out_of_memory = {};
 
-  // Where that rank died, or was when the first failure was seen; null when it did not say.
+  // Where that rank died, or was when the first failure was seen; null when it did not say, and of
+  // one that had already reported its failure, and only went on to its end.
   const flight::Stack* stack_of(const Seen& rank) const;
 
   bool succeeded() const { return !cause && !signal && !outside; }

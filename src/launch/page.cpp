@@ -20,10 +20,8 @@ void add_operations(std::string& page, const Seen& seen, uint64_t failed_ns) {
   if (seen.log.last.empty()) return;
   page += fmt::format("  last {} of {} calls (start, end; 0 is the first failure)\n",
                       seen.log.last.size(), seen.log.calls);
-  uint32_t call = seen.log.calls - static_cast<uint32_t>(seen.log.last.size());
   for (const flight::Operation& operation : seen.log.last) {
-    page += fmt::format("    {:>8}  {:>18}  {:>18}  {}\n", ++call,
-                        relative(operation.start_ns, failed_ns),
+    page += fmt::format("    {:>18}  {:>18}  {}\n", relative(operation.start_ns, failed_ns),
                         operation.end_ns == 0 ? "not over" : relative(operation.end_ns, failed_ns),
                         operation.text());
   }

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "launch/page.h"
+#include "launch/last_words.h"
 #include "launch/report.h"
 #include "launch/stacks.h"
 
@@ -257,10 +257,12 @@ void Supervisor::on_deadline() {
 std::vector<Seen> Supervisor::look() const {
   std::vector<Seen> ranks;
   for (int local = 0; local < ranks_; ++local) {
-    ranks.push_back({first_rank_ + local, flight_.read(local), 'Z'});
+    ranks.push_back({.rank = first_rank_ + local, .log = flight_.read(local), .state = 'Z'});
   }
   for (const auto& [pid, rank] : running_) {
-    ranks[static_cast<size_t>(rank.local_rank)].state = process_state(pid);
+    Seen& seen = ranks[static_cast<size_t>(rank.local_rank)];
+    seen.state = process_state(pid);
+    seen.pid = pid;
   }
   return ranks;
 }
@@ -292,16 +294,17 @@ void Supervisor::conclude() {
   output_.finish();
   outcome_.seen = look();
   if (outcome_.cause) outcome_.cause = first_failure(outcome_);
+  const auto out_of_memory = out_of_memory_kills();
+  if (out_of_memory && out_of_memory_before_) {
+    outcome_.out_of_memory = *out_of_memory - *out_of_memory_before_;
+  }
   for (const std::string& line : report(outcome_)) output_.say(line);
-  if (outcome_.cause && session_.logs.is_on()) write_page();
+  if (outcome_.cause) {
+    const LastWords words(session_, first_rank_, restarts_);
+    for (const std::string& line : words.unseen(*outcome_.cause)) output_.say(line);
+    if (session_.logs.is_on()) words.write_page(outcome_, output_);
+  }
   output_.pump();
-}
-
-void Supervisor::write_page() const {
-  std::map<int, std::string> words;
-  for (const Seen& seen : outcome_.seen) words[seen.rank] = output_.last_words(seen.rank);
-  const std::string path = session_.logs.attempt(restarts_) + "/failure.txt";
-  output_.write_file(path, failure_page(outcome_, words), fmt::format("more in {}", path));
 }
 
 void Supervisor::end_everything() {

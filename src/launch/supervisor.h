@@ -64,7 +64,6 @@ class Supervisor {
   // The same, with the stacks of those that answer within the time.
   std::vector<Seen> ask(std::chrono::milliseconds limit) const;
   void say_where_ranks_are();
-  void write_page() const;
 
   Session& session_;
   const Options& options_;
@@ -80,6 +79,7 @@ class Supervisor {
   std::optional<Clock::time_point> deadline_;
   std::map<pid_t, Running> running_;
   Outcome outcome_;
+  const std::optional<int64_t> out_of_memory_before_ = out_of_memory_kills();
   int kill_rounds_ = 0;
 };
 

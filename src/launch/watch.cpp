@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
 
 namespace lockstep::launch {
 namespace {
@@ -10,18 +11,29 @@ namespace {
 // Below that the ranks are as even as a machine with other work lets them be.
 constexpr double kNotable = 0.10;
 
+constexpr const char* kNowhere = "in no collective so far";
+
 size_t index_of(flight::Activity activity) { return static_cast<size_t>(activity); }
 
 }  // namespace
 
 std::string whereabouts(const Seen& seen, uint64_t now_ns) {
   std::string text = seen.log.where(now_ns);
-  const char* state = seen.state == 'T' || seen.state == 't' ? "stopped"
-                      : seen.state == 'D'                    ? "in an uninterruptible wait"
-                                                             : nullptr;
+  const char* state = seen.is_stopped()   ? "stopped, by SIGSTOP or a debugger"
+                      : seen.state == 'D' ? "in an uninterruptible wait"
+                                          : nullptr;
   if (state == nullptr) return text;
-  if (text.empty()) text = "in no collective so far";
-  return fmt::format("{} (its process is {})", text, state);
+  if (text.empty()) text = kNowhere;
+  return fmt::format("{} (its process was {})", text, state);
+}
+
+std::optional<int64_t> out_of_memory_kills() {
+  std::ifstream counters("/proc/vmstat");
+  std::string name;
+  for (int64_t value = 0; counters >> name >> value;) {
+    if (name == "oom_kill") return value;
+  }
+  return std::nullopt;
 }
 
 Straggling::Straggling(int ranks)
@@ -47,14 +59,28 @@ std::vector<std::string> Straggling::lines(const std::vector<Seen>& ranks) {
   std::vector<Share> shares;
   for (size_t i = 0; i < ranks.size(); ++i) {
     shares.push_back(share_of(i, ranks[i], now));
-    const std::string where = whereabouts(ranks[i], now);
-    text.push_back(fmt::format(
-        "  rank {}: {}; {:.0f} % communication, {:.0f} % data, {:.0f} % computing", ranks[i].rank,
-        where.empty() ? "in no collective so far" : where, 100 * shares[i].communication,
-        100 * shares[i].data, 100 * shares[i].computing()));
     before_[i] = ranks[i].log.busy_ns;
+    if (ranks[i].is_stopped()) {
+      const std::string where = ranks[i].log.where(now);
+      text.push_back(fmt::format("  rank {}: {}; stopped (kill -CONT {})", ranks[i].rank,
+                                 where.empty() ? kNowhere : where, ranks[i].pid));
+      continue;
+    }
+    const std::string where = whereabouts(ranks[i], now);
+    text.push_back(
+        fmt::format("  rank {}: {}; {:.0f} % communication, {:.0f} % data, {:.0f} % computing",
+                    ranks[i].rank, where.empty() ? kNowhere : where, 100 * shares[i].communication,
+                    100 * shares[i].data, 100 * shares[i].computing()));
   }
   since_ns_ = now;
+  const auto stopped =
+      std::find_if(ranks.begin(), ranks.end(), [](const Seen& one) { return one.is_stopped(); });
+  if (stopped != ranks.end()) {
+    text.push_back(
+        fmt::format("  the others wait for rank {}, which is stopped, by SIGSTOP or a debugger",
+                    stopped->rank));
+    return text;
+  }
   // Who waits least for the others is the one they wait for.
   const auto [least, most] = std::minmax_element(
       shares.begin(), shares.end(),

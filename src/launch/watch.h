@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,10 +17,18 @@ struct Seen {
   int rank = 0;  // of the world
   flight::Log log = {};
   char state = '?';  // of its process, as in /proc/PID/stat; 'Z' when it has ended
+  pid_t pid = 0;     // while it runs
+
+  bool is_stopped() const { return state == 'T' || state == 't'; }
 };
 
-// "in all_reduce ..., for 0.31 s (its process is stopped)"; empty when there is nothing to say.
+// "in all_reduce #7 ..., for 0.31 s (its process was stopped, by SIGSTOP or a debugger)"; empty when
+// there is nothing to say.
 std::string whereabouts(const Seen& seen, uint64_t now_ns);
+
+// How many processes the kernel has ended so far because memory was short, on this machine or in a
+// container of it; nothing where it does not say.
+std::optional<int64_t> out_of_memory_kills();
 
 // The lines of a report on a running job: where each rank is and what it has spent its time with
 // since the last report, and who keeps the others waiting.

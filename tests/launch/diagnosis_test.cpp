@@ -16,10 +16,12 @@
 namespace lockstep::launch::testing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 std::string content(const std::string& path) {
@@ -109,13 +111,85 @@ TEST(Diagnosis, TheCauseIsNamedAndNotTheEcho) {
                           "[lockstep]   rank 0: exited with status 1; it said: rank 1 gave up"));
 }
 
+TEST(Report, EchoesThatDifferInTheirRankAloneShareALine) {
+  auto args = rank_args("chorus");
+  args[1] = "--nproc-per-node=6";
+  const Result result = Job(args).wait();
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err,
+              HasSubstr("  ranks 0, 3-5: exited with status 1; each said: all_reduce #9 "
+                        "cannot go on: rank 1 exited\n"));
+  EXPECT_THAT(result.err,
+              HasSubstr("  rank 2: exited with status 1; it said: all_reduce #9 on rank "
+                        "2 (rank 1 of its group) cannot go on"));
+}
+
+TEST(Report, PlacesThatDifferInTheirTimeAloneShareALine) {
+  Outcome outcome = two_failures();
+  outcome.cause = 1;
+  outcome.failed_ns = 1'000'000'000;
+  flight::Operation operation{.start_ns = 1, .number = 7};
+  std::snprintf(operation.what.data(), operation.what.size(), "barrier");
+  for (int rank = 0; rank < 4; ++rank) {
+    Seen seen{.rank = rank};
+    seen.log = {.calls = 1, .last = {operation}, .blocked_in = 1};
+    seen.log.blocked_since_ns = 500'000'000 + static_cast<uint64_t>(rank) * 100'000'000;
+    outcome.seen_first.push_back(seen);
+  }
+  EXPECT_THAT(report(outcome), Contains("  ranks 0-3: in barrier #7, for 0.20 to 0.50 s"));
+}
+
+TEST(Report, SaysWhetherMemoryWasShort) {
+  Outcome outcome = two_failures();
+  outcome.ends[0].wait_status = SIGKILL;
+  outcome.cause = 0;
+  EXPECT_THAT(report(outcome), Contains(HasSubstr("hint: if nobody sent that")));
+  outcome.out_of_memory = 0;
+  EXPECT_THAT(report(outcome), Contains(HasSubstr("somebody has sent that")));
+  outcome.out_of_memory = 1;
+  EXPECT_THAT(report(outcome), Contains(HasSubstr("because memory was short")));
+}
+
+TEST(Report, SaysOfAStoppedRankThatItWasStopped) {
+  Outcome outcome = two_failures();
+  outcome.cause = 0;
+  outcome.seen_first = {{.rank = 0}, {.rank = 1, .state = 'T'}};
+  const auto lines = report(outcome);
+  EXPECT_THAT(lines,
+              Contains("  rank 1: in no collective so far (its process was stopped, by SIGSTOP "
+                       "or a debugger)"));
+  EXPECT_THAT(lines, Not(Contains(HasSubstr("kill -CONT"))));  // there is nobody left
+}
+
+TEST(Report, WhereARankLeavesAfterItHasSaidWhyIsNoPlace) {
+  Outcome outcome = two_failures();
+  outcome.cause = 1;
+  outcome.failed_ns = 500;
+  outcome.seen[0].log.failure = {600, flight::Blame::Peer, "rank 1 is gone"};
+  outcome.seen[0].log.stack = flight::Stack{.at_ns = 700, .frames = {{"/no/such", 1}}};
+  EXPECT_THAT(report(outcome), Not(Contains(HasSubstr("/no/such"))));
+  EXPECT_THAT(report(outcome), Not(Contains(HasSubstr("stacks"))));
+  outcome.ends[0].push = Push::Killed;  // it has not ended by itself: where does it hang?
+  EXPECT_THAT(report(outcome), Contains(HasSubstr("stacks")));
+}
+
+TEST(Straggling, AStoppedRankIsNotComputing) {
+  std::vector<Seen> ranks = {{.rank = 0}, {.rank = 1, .state = 'T', .pid = 4711}};
+  ranks[0].log.busy_ns = {uint64_t{1} << 60, 0};
+  const auto lines = Straggling(2).lines(ranks);
+  EXPECT_THAT(lines, Contains("  rank 1: in no collective so far; stopped (kill -CONT 4711)"));
+  EXPECT_THAT(lines.back(), HasSubstr("the others wait for rank 1, which is stopped"));
+}
+
 TEST(Diagnosis, AnExceptionThatNobodyCatchesIsQuoted) {
   const Result result = Job(rank_args("uncaught")).wait();
   EXPECT_EQ(result.exit_code, 128 + SIGABRT);
   EXPECT_THAT(result.err, HasSubstr("it was killed by SIGABRT"));
   EXPECT_THAT(result.err,
               HasSubstr("it said: an exception that nobody caught: nobody catches this"));
-  EXPECT_THAT(result.err, HasSubstr("hint: for the place: lockstep run"));
+  // The stack is there already.
+  EXPECT_THAT(result.err, HasSubstr("their stacks"));
+  EXPECT_THAT(result.err, Not(HasSubstr("hint: for the place")));
 }
 
 class StuckTest : public ::testing::Test {
@@ -141,9 +215,9 @@ TEST_F(StuckTest, TheReportSaysWhereTheRanksWere) {
   EXPECT_THAT(
       result.err,
       HasSubstr("[lockstep] where they were when the first failure was seen:\n[lockstep]   rank 0: "
-                "in barrier, its call 3, for "));
-  EXPECT_THAT(result.err, HasSubstr("rank 1: in no collective; the last was all_reduce sum "
-                                    "(float32 x 2), call 2, "));
+                "in barrier #30, for "));
+  EXPECT_THAT(result.err, HasSubstr("rank 1: in no collective; the last was all_reduce sum #20 "
+                                    "(float32 x 2), "));
 }
 
 TEST_F(StuckTest, ASignalAsksWhereTheRanksAreAndDisturbsNothing) {
@@ -152,7 +226,7 @@ TEST_F(StuckTest, ASignalAsksWhereTheRanksAreAndDisturbsNothing) {
   for (const int signal : {SIGUSR2, SIGQUIT}) {
     job.forget_errors();
     kill(job.pid(), signal);
-    ASSERT_TRUE(job.await_error("rank 0: in barrier, its call 3, for "));
+    ASSERT_TRUE(job.await_error("rank 0: in barrier #30, for "));
     ASSERT_TRUE(job.await_error("rank 1: in no collective; the last was all_reduce sum"));
   }
   open_gate();
@@ -171,10 +245,10 @@ TEST_F(StuckTest, TheFolderHoldsAPageAndEachRanksError) {
   const std::string page = content(path);
   EXPECT_THAT(page, HasSubstr("rank 1 failed first: it exited with status 7"));
   EXPECT_THAT(page, HasSubstr("last 3 of 3 calls"));
-  EXPECT_THAT(page, HasSubstr("not over  barrier"));
+  EXPECT_THAT(page, HasSubstr("not over  barrier #30"));
   // Relative to the failure, so before it.
-  EXPECT_THAT(page, ContainsRegex("\n +3 +-[0-9]+\\.[0-9]+ s +not over  barrier"));
-  EXPECT_THAT(page, HasSubstr("all_reduce sum (float32 x 2)"));
+  EXPECT_THAT(page, ContainsRegex("\n +-[0-9]+\\.[0-9]+ s +not over  barrier"));
+  EXPECT_THAT(page, HasSubstr("all_reduce sum #20 (float32 x 2)"));
 }
 
 TEST_F(StuckTest, TheErrorFileIsTorchrunsJson) {
@@ -194,6 +268,40 @@ TEST(Diagnosis, LastWordsAreOnThePage) {
                             .wait();
   const std::string path = lines_of(result.err.substr(result.err.find("more in ") + 8))[0];
   EXPECT_THAT(content(path), HasSubstr("  last on stderr\n    | oh no\n"));
+  fs::remove_all(folder);
+}
+
+TEST(Diagnosis, APageThatCannotBeWrittenIsSaid) {
+  std::string folder = ::testing::TempDir() + "lockstep-page-XXXXXX";
+  folder = mkdtemp(folder.data());
+  const Result result = Job({"run", "--log-dir", folder, "sh", "-c",
+                             "ln -s /dev/full $(dirname $TORCHELASTIC_ERROR_FILE)/../failure.txt; "
+                             "exit 3"})
+                            .wait();
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err,
+              ContainsRegex("failure.txt: No space left on device"));
+  EXPECT_THAT(result.err, Not(HasSubstr("more in")));
+  fs::remove_all(folder);
+}
+
+TEST(Diagnosis, WhatWasRedirectedIsQuotedAndItsFileNamed) {
+  std::string folder = ::testing::TempDir() + "lockstep-quote-XXXXXX";
+  folder = mkdtemp(folder.data());
+  const std::string script = "test $RANK = 0 && exec sleep 1000; echo oh no >&2; exit 2";
+  const Result result =
+      Job({"run", "--nproc-per-node=2", "--redirects=3", "--rdzv-id=job", "sh", "-c", script},
+          {.environment = {{"TMPDIR", folder}}})
+          .wait();
+  EXPECT_THAT(result.err, ContainsRegex("output of the ranks goes to " + folder + "/job_"));
+  EXPECT_THAT(result.err, ContainsRegex("the end of its stderr \\(all of it in " + folder +
+                                        "/job_[^ ]*/attempt_0/1/stderr.log\\):\n.*  \\| oh no\n"));
+  const std::string path = lines_of(result.err.substr(result.err.find("more in ") + 8))[0];
+  EXPECT_THAT(content(path), HasSubstr("  last on stderr\n    | oh no\n"));
+  // Of one whose output is not shown, too.
+  const Result hidden =
+      Job({"run", "--nproc-per-node=2", "--local-ranks-filter=0", "sh", "-c", script}).wait();
+  EXPECT_THAT(hidden.err, HasSubstr("the end of its stderr:\n[lockstep]   | oh no\n"));
   fs::remove_all(folder);
 }
 

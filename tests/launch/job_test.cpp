@@ -239,6 +239,7 @@ void announce(const char* what, int64_t count) {
   std::snprintf(operation.what.data(), operation.what.size(), "%s", what);
   std::snprintf(operation.dtype.data(), operation.dtype.size(), "float32");
   const uint32_t call = flight::begin(operation);
+  flight::number(call, 10 * call);
   flight::end(call);
 }
 
@@ -256,7 +257,9 @@ int stuck() {
   if (env_int("RANK", 0, 9) == 0) {
     flight::Operation third{.count = 3};
     std::snprintf(third.what.data(), third.what.size(), "barrier");
-    const flight::Span blocked(flight::Activity::Communication, flight::begin(third));
+    const uint32_t call = flight::begin(third);
+    flight::number(call, 30);
+    const flight::Span blocked(flight::Activity::Communication, call);
     wait_for_ever();
   }
   fmt::print("stuck\n");
@@ -265,6 +268,21 @@ int stuck() {
   std::string line;
   std::getline(gate, line);
   return 7;
+}
+
+// `test_launch rank chorus`: rank 1 fails, all others say so in much the same words.
+int chorus() {
+  const auto rank = *env_int("RANK", 0, 99);
+  if (rank == 1) {
+    flight::report_failure("bad data in row 17");
+    return 3;
+  }
+  const auto control = Control::from_env();
+  while (!control->fate(1)) std::this_thread::yield();
+  const std::string who = rank == 2 ? "rank 2 (rank 1 of its group)" : fmt::format("rank {}", rank);
+  flight::report_failure(fmt::format("all_reduce #9 on {} cannot go on: rank 1 exited", who),
+                         flight::Blame::Peer);
+  return 1;
 }
 
 // `test_launch rank echo`: rank 1 fails, and takes its time to end; rank 0 sees it and ends before.
@@ -325,6 +343,7 @@ int main(int argc, char** argv) {
     const std::string mode = argv[2];
     if (mode == "watch") return lockstep::launch::testing::watch();
     if (mode == "stuck") return lockstep::launch::testing::stuck();
+    if (mode == "chorus") return lockstep::launch::testing::chorus();
     if (mode == "echo") return lockstep::launch::testing::echo();
     if (mode == "overflow") return lockstep::launch::testing::overflow();
     if (mode == "crash") return lockstep::launch::testing::crash();

@@ -21,11 +21,12 @@ struct Operation {
   uint64_t start_ns = 0, end_ns = 0;  // CLOCK_MONOTONIC; end 0 until somebody has waited for it
   int64_t count = -1;                 // elements; -1 where that says nothing
   int32_t peer = -1;                  // root, receiver or sender; -1 for none
+  uint32_t number = 0;                // of the call in its group, as errors quote it; 0: none yet
   std::array<char, 24> what{};        // "all_reduce sum"
   std::array<char, 12> dtype{};
   std::array<char, 40> tag{};
 
-  // "all_reduce sum (bucket 3, float32 x 1048576)"
+  // "all_reduce sum #412 (bucket 3, float32 x 1048576)"
   std::string text() const;
 };
 
@@ -50,6 +51,8 @@ void attach() noexcept;
 
 // Announces a call; returns its number, from 1; 0 when nothing is recorded.
 uint32_t begin(const Operation& operation) noexcept;
+// The transport has given that call its number in the group.
+void number(uint32_t call, uint64_t in_group) noexcept;
 void end(uint32_t call) noexcept;
 
 // From construction to destruction this rank is blocked in `call` (0: in none that has a number),
@@ -114,8 +117,8 @@ struct Log {
   std::optional<Comparison> comparison;  // the last
   std::optional<Stack> stack;            // the last that it told
 
-  // "in all_reduce sum (bucket 3, float32 x 8), its call 412, for 0.31 s", or "in no collective;
-  // the last was ..., call 411, 1.20 s ago", at `now_ns`; empty when it has called none.
+  // "in all_reduce sum #412 (bucket 3, float32 x 8), for 0.31 s", or "in no collective; the last
+  // was broadcast #411 (float32 x 8), 1.20 s before", at `now_ns`; empty when it has called none.
   std::string where(uint64_t now_ns) const;
 };
 
