@@ -8,6 +8,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::comm {
 namespace {
@@ -46,6 +47,8 @@ flight::Operation operation_of(const Request& request) {
 Work start_recorded(Transport& transport, Request&& request) {
   if (transport.size() == 1) return transport.start(std::move(request));
   const uint32_t call = flight::begin(operation_of(request));
+  request.call = call;
+  if (call == 1) log::info("first call: " + request.name());
   const flight::Span blocked(flight::Activity::Communication, call);
   try {
     Work work = transport.start(std::move(request));

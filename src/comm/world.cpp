@@ -210,6 +210,10 @@ World World::from_env(WorldOptions options) {
     return World(std::move(alone));
   }
 
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
   auto state = std::make_shared<State>();
   state->rank = place.rank;
   state->size = place.size;
@@ -230,6 +234,8 @@ World World::from_env(WorldOptions options) {
       own, place.rank,
       this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
       options.timeout);
+  log::info(fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size,
+                        seconds()));
   share_cores(members, place.rank);
   Layout layout;
   for (int r = 0; r < place.size; ++r) {
@@ -261,7 +267,9 @@ World World::from_env(WorldOptions options) {
     leave(own, place.rank, place.size - 1);
     throw;
   }
-  return World(std::move(state));
+  const World world(std::move(state));
+  log::info(fmt::format("{}; connected after {:.2f} s", world.describe(), seconds()));
+  return world;
 }
 
 int World::rank() const { return state_->rank; }

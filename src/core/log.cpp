@@ -25,8 +25,15 @@ spdlog::logger& logger() {
   static spdlog::logger instance = [] {
     spdlog::logger made("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     const char* wanted = std::getenv("LOCKSTEP_LOG");
-    made.set_level(wanted ? spdlog::level::from_str(wanted) : spdlog::level::warn);
     made.set_pattern("[lockstep] %l: %v");
+    made.set_level(spdlog::level::warn);
+    if (wanted == nullptr) return made;
+    const auto level = spdlog::level::from_str(wanted);  // off for what it does not know
+    if (level == spdlog::level::off && std::string(wanted) != "off") {
+      made.warn("LOCKSTEP_LOG='{}' is none of trace, debug, info, warn, error, off", wanted);
+    } else {
+      made.set_level(level);
+    }
     return made;
   }();
   return instance;

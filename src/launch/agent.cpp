@@ -7,6 +7,7 @@
 #include <random>
 
 #include "launch/incarnation.h"
+#include "launch/secret.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/environment.h"
 
@@ -47,6 +48,7 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
   node.timing.stop_after_signal = options.grace.value_or(10'000ms) + 3800ms;
   node.coordinator = meeting.coordinator;
   node.is_coordinator = meeting.is_coordinator;
+  node.spares = rendezvous.spares;
   node.store_port = store_port;
   return node;
 }
@@ -122,6 +124,20 @@ void Agent::act() {
   }
 }
 
+void Agent::perform(const Dial& dial) {
+  session_.tell("connecting to the launcher at " + dial.address);
+  network_.dial(dial.link, dial.address);
+}
+
+void Agent::perform(const Launch& launch) {
+  session_.tell(
+      fmt::format("epoch {}: {} ranks on {} hosts, of which this one is number {}; rank 0 "
+                  "listens at {}:{}",
+                  launch.epoch, launch.world_size, launch.nodes, launch.node_rank,
+                  launch.master_addr, launch.master_port));
+  launch_ = launch;
+}
+
 void Agent::run_epoch(const Launch& launch) {
   Plan plan{.local_ranks = session_.options.ranks,
             .world_size = launch.world_size,
@@ -193,9 +209,13 @@ void Agent::on_signal(int signal) {
   act();
 }
 
-Link Agent::on_accept() { return node_.accept(now()); }
+Link Agent::on_accept() {
+  session_.tell("a launcher has connected, which knows the token");
+  return node_.accept(now());
+}
 
 void Agent::on_connect(Link link) {
+  session_.tell("connected: both launchers know the token");
   node_.connected(link, now());
   act();
 }
@@ -220,6 +240,7 @@ void Agent::on_disagreement(const std::string& text) {
 int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   meeting_place(rendezvous);
   const Token token = Token::from_env();
+  conceal_token();
   Options options = given;
   if (options.run_id.empty())
     options.run_id = rendezvous.run_id;  // a random one would differ on each host

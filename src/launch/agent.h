@@ -45,10 +45,10 @@ class Agent : private Outside, private Network::Listener {
   Failure failure_of(const RankEnd& end) const;
   Failure failure_of(int signal) const;
   void act();
-  void perform(const Dial& dial) { network_.dial(dial.link, dial.address); }
+  void perform(const Dial& dial);
   void perform(const Send& send) { network_.send(send.link, send.message); }
   void perform(const Hang& hang) { network_.hang_up(hang.link); }
-  void perform(const Launch& launch) { launch_ = launch; }
+  void perform(const Launch& launch);
   void perform(const Halt& halt) {
     halt_ = Order{halt.why, halt.signal};
     if (halt.signal != 0) signal_ = halt.signal;

@@ -27,7 +27,8 @@ Coordinator::Coordinator(const Terms& terms, const Timing& timing, int fanout, T
       timing_(timing),
       fanout_(fanout),
       restarts_(terms.max_restarts),
-      gathering_since_(now) {}
+      gathering_since_(now),
+      remarks_(now) {}
 
 void Coordinator::set_state(Host& host, State state) {
   --counts_[static_cast<size_t>(std::exchange(host.state, state))];
@@ -35,6 +36,12 @@ void Coordinator::set_state(Host& host, State state) {
 }
 
 Message Coordinator::place(const Join& join, Time now) {
+  Message message = answer(join, now);
+  remarks_.on_answer(join, message);
+  return message;
+}
+
+Message Coordinator::answer(const Join& join, Time now) {
   if (phase_ == Phase::Ended) return Refuse{"the job has ended"};
   if (join.terms != terms_) {
     return Refuse{fmt::format("{} was started with {}, the job has {}: start all hosts alike",
@@ -53,6 +60,12 @@ Message Coordinator::place(const Join& join, Time now) {
     const Join& other = hosts_.at(taken->second).join;
     return Wait{
         fmt::format("node rank {} is {}'s ({})", join.node_rank, other.host, other.address)};
+  }
+  const size_t places = static_cast<size_t>(terms_.max_nodes);
+  if (spares_ && hosts_.size() >= places + static_cast<size_t>(*spares_)) {
+    return Refuse{fmt::format(
+        "all {} places of the job are taken, and --spares {} keeps no more launchers waiting",
+        terms_.max_nodes, *spares_)};
   }
   Host host{.join = join, .placed = now};
   if (last_id_ > 0) {
@@ -110,6 +123,9 @@ void Coordinator::on(const Ready& ready, Time now) {
     settle(now);
   } else if (seated_.size() < static_cast<size_t>(terms_.max_nodes) && in(State::Done) == 0) {
     stop(host.join.host + " joins", now);
+  } else {
+    remarks_.on_spare(host.join, seated_.size());
+    broadcasts_.push_back(Wait{words_for_a_spare(seated_.size())});
   }
 }
 
@@ -242,6 +258,7 @@ Failure Coordinator::cause() const {
 void Coordinator::gather(Time now) {
   phase_ = Phase::Gathering;
   gathering_since_ = now;
+  remarks_.on_gathering(now);
   enough_since_.reset();
   consider_start(now);
 }
@@ -275,13 +292,16 @@ void Coordinator::start(Time now) {
     guests.push_back({id, host.join.launcher, host.join.host, host.join.node_rank});
   }
   Start message{.epoch = ++epoch_, .why = std::exchange(why_, "")};
+  const auto before = std::exchange(had_seat_, {});
   seated_.clear();
   for (const NodeId id : seating_.seat(std::move(guests), terms_.max_nodes)) {
     Host& host = hosts_.at(id);
     set_state(host, State::Running);
     message.seats.push_back({id, host.join.ranks});
     seated_.insert(id);
+    had_seat_[host.join.launcher] = host.join.host;
   }
+  message.why += successors(before, had_seat_);
   const Host& first = hosts_.at(message.seats.front().id);
   message.master_addr = first.join.address.substr(0, first.join.address.rfind(':'));
   message.master_port = first.store_port;
@@ -313,6 +333,16 @@ std::string Coordinator::who_is_here() const {
                          : fmt::format("; missing: node rank {}", fmt::join(missing, ", ")));
 }
 
+// For the user, as long as nothing runs.
+void Coordinator::remark_on_waiting(Time now) {
+  if (phase_ != Phase::Gathering || hosts_.empty()) return;
+  remarks_.on_waiting({.where = hosts_.begin()->second.join.address,
+                       .who = who_is_here(),
+                       .ready = in(State::Ready),
+                       .is_fenced = now < fenced_until()},
+                      terms_, timing_, now);
+}
+
 void Coordinator::tick(Time now) {
   if (phase_ == Phase::Gathering) {
     drop_unattached(now);
@@ -324,6 +354,7 @@ void Coordinator::tick(Time now) {
                          in(State::Ready), terms_.min_nodes, seconds(timing_.join), who_is_here(),
                          why_.empty() ? "" : "; before: ", why_));
     }
+    remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {
     std::vector<std::string> late;
     for (const auto& [id, host] : hosts_) {
@@ -340,6 +371,7 @@ std::optional<Time> Coordinator::deadline(Time now) const {
   if (phase_ != Phase::Gathering) return std::nullopt;
   Time next = enough_since_ ? *enough_since_ + timing_.last_call : gathering_since_ + timing_.join;
   if (in(State::Placed) > 0) next = std::min(next, now + 2 * timing_.lease);
+  next = std::min(next, remarks_.due());
   return enough_since_ && fenced_until() > now ? fenced_until() : next;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "launch/message.h"
+#include "launch/remarks.h"
 #include "launch/restarts.h"
 #include "launch/seating.h"
 #include "launch/timing.h"
@@ -43,7 +44,11 @@ class Coordinator {
   void tick(Time now);
   std::optional<Time> deadline(Time now) const;
 
-  // Start, Forget, Stop, End: for every member, in this order.
+  // How many hosts beyond the places of the job may wait; any number when empty.
+  void limit_spares(std::optional<int> most) { spares_ = most; }
+  // Lines for the coordinator's user: what it waits for, whom it has refused, who is a spare.
+  std::vector<std::string> take_remarks() { return remarks_.take(); }
+  // Start, Forget, Stop, End, Wait (for those without ranks): for every member, in this order.
   std::vector<Message> take_broadcasts() { return std::exchange(broadcasts_, {}); }
 
   Phase phase() const { return phase_; }
@@ -87,6 +92,8 @@ class Coordinator {
   Time fenced_until() const;
   Failure cause() const;
   std::string who_is_here() const;
+  Message answer(const Join& join, Time now);
+  void remark_on_waiting(Time now);
 
   const Terms terms_;
   const Timing timing_;
@@ -114,6 +121,9 @@ class Coordinator {
   Time started_{}, gathering_since_{}, not_before_{}, stop_until_{}, next_drop_{};
   std::optional<Time> enough_since_;  // hosts are ready
   std::string why_;                   // for the next start
+  std::optional<int> spares_;
+  std::map<uint64_t, std::string> had_seat_;  // in the last epoch: launchers and their hosts
+  Remarks remarks_;
   std::vector<Message> broadcasts_;
 };
 

@@ -1,5 +1,6 @@
 #include "launch/incarnation.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -161,7 +162,9 @@ Outcome run_incarnation(Session& session, Plan plan, Outside* outside) {
   Starter starter(session, plan, control, flight, std::move(files));
   try {
     for (int local = 0; local < plan.local_ranks; ++local) {
-      supervisor.watch(local, starter.start(local));
+      const pid_t pid = starter.start(local);
+      supervisor.watch(local, pid);
+      session.tell(fmt::format("started rank {} as process {}", plan.first_rank + local, pid));
     }
   } catch (...) {
     Supervisor::end_everything();

@@ -76,7 +76,8 @@ Endpoint meeting_place(const Rendezvous& rendezvous) {
         "with --node-rank, the same on each");
   }
   const Endpoint endpoint = Endpoint::parse("--rdzv-endpoint", rendezvous.endpoint, kDefaultPort);
-  if (endpoint.port == 0) {
+  // A coordinator that is told to be one may take any port, for launchers that are told of it later.
+  if (endpoint.port == 0 && !rendezvous.is_host.value_or(false)) {
     throw ConfigError(fmt::format(
         "[run] --rdzv-endpoint '{}': give HOST or HOST:PORT, with a port that all hosts know",
         rendezvous.endpoint));
@@ -107,6 +108,8 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
       meeting.is_coordinator = true;
       meeting.own = local_address(socket->get());
       meeting.socket = std::move(*socket);
+      session.tell(fmt::format("listening at {}: this launcher is the coordinator",
+                               Endpoint{meeting.own.host(), meeting.own.port()}.text()));
       return meeting;
     }
   }
@@ -124,6 +127,9 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
   }
   meeting.own = local_address(socket->get());
   meeting.socket = std::move(*socket);
+  session.tell(fmt::format("listening at {}; the coordinator is at {} ({})",
+                           Endpoint{meeting.own.host(), meeting.own.port()}.text(),
+                           meeting.coordinator, found.front().host()));
   return meeting;
 }
 

@@ -8,9 +8,8 @@ namespace lockstep::launch {
 namespace {
 
 constexpr Time kFirstPause = std::chrono::milliseconds(50);
-constexpr Time kMostPause = std::chrono::seconds(1);
-
-double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
+constexpr Time kQuiet =
+    std::chrono::milliseconds(1500);  // then people want to know what is awaited
 
 }  // namespace
 
@@ -22,6 +21,7 @@ Node::Node(const NodeOptions& options, Time now)
     return;
   }
   coordinator_.emplace(options.self.terms, options.timing, options.fanout, now);
+  coordinator_->limit_spares(options.spares);
   answered(coordinator_->place(options.self, now), now);
 }
 
@@ -45,6 +45,7 @@ void Node::broadcast(Time now) {
   for (Message& message : coordinator_->take_broadcasts()) {
     down(std::make_shared<const Message>(std::move(message)), now);
   }
+  for (std::string& remark : coordinator_->take_remarks()) actions_.emplace_back(Say{remark});
 }
 
 void Node::down(const Shared& message, Time now) {
@@ -75,8 +76,10 @@ void Node::follow(const Message& message, Time now) {
       }
       launch.world_size += start->seats[i].ranks;
     }
+    quiet_until_.reset();
     seated_ = launch.node_rank >= 0;
-    if (!seated_) return;
+    if (!seated_) return obstructed(words_for_a_spare(start->seats.size()));
+    waiting_for_.clear();
     if (interrupted_) {  // while the order to start was on its way
       done_ = true;
       return rank_failed(*interrupted_, now);
@@ -93,6 +96,10 @@ void Node::follow(const Message& message, Time now) {
     }
   } else if (const auto* end_of_job = std::get_if<End>(&message)) {
     end(end_of_job->status, end_of_job->why, now);
+  } else if (const auto* wait = std::get_if<Wait>(&message)) {
+    if (ranks_ || done_) return;
+    quiet_until_.reset();
+    obstructed(wait->reason);
   } else if (const auto* forget = std::get_if<Forget>(&message)) {
     if (forget->id == id_) orphaned("the coordinator has given it up", now);
   }
@@ -127,6 +134,7 @@ void Node::closed(Link link, bool refused, Time now) {
         1, fmt::format("the coordinator at {} has ended; before: {}", options_.coordinator, why_),
         now);
   }
+  nobody_listens_ = refused;
   if (phase_ != Phase::Ending && phase_ != Phase::Over) retry(now);
 }
 
@@ -204,7 +212,10 @@ void Node::answered(const Message& message, Time now) {
     hang_up(*std::exchange(parent_, std::nullopt));
     retry(now);
   } else if (const auto* refuse = std::get_if<Refuse>(&message)) {
-    end(2, refuse->reason, now);
+    end(2,
+        fmt::format("the coordinator at {} refuses this host: {}", options_.coordinator,
+                    refuse->reason),
+        now);
   } else {
     hang_up(*std::exchange(parent_, std::nullopt));
     retry(now);
@@ -218,6 +229,7 @@ void Node::attached(Time now) {
   lease_from_ = now;
   next_ping_ = now + options_.timing.interval;
   held_ = false;
+  if (!is_root()) expect_a_start(now);
   report_ready(now);
 }
 
@@ -248,24 +260,6 @@ void Node::orphaned(const std::string& why, Time now) {
   retry(now);
 }
 
-void Node::look_for_coordinator(Time patience, Time now) {
-  patience_ = patience;
-  dialling_until_ = now + patience;
-}
-
-void Node::retry(Time now) {
-  phase_ = Phase::Pausing;
-  next_dial_ = now + pause_;
-  pause_ = std::min(2 * pause_, kMostPause);
-}
-
-void Node::dial(Time now) {
-  phase_ = Phase::Dialling;
-  parent_ = ++last_link_;
-  dialled_ = now;
-  actions_.emplace_back(Dial{*parent_, options_.coordinator});
-}
-
 void Node::drop_child(Link link, bool silent, Time now) {
   const NodeId id = children_.extract(link).mapped().id;
   hang_up(link);
@@ -291,74 +285,6 @@ void Node::ranks_over(const std::optional<Failure>& failure, uint16_t store_port
   if (failure_ || halted_) return report_ready(now);
   done_ = true;
   up(Done{id_, epoch_}, now);
-}
-
-bool Node::lease_is_over(Time now) const {
-  return phase_ == Phase::Member && !is_root() && now >= lease_from_ + options_.timing.lease;
-}
-
-void Node::tick(Time now) {
-  const Timing& timing = options_.timing;
-  if (phase_ == Phase::Over) return;
-  std::vector<Link> silent;
-  for (const auto& [link, child] : children_) {
-    if (now >= child.heard + timing.lease) silent.push_back(link);
-  }
-  for (const Link link : silent) {
-    if (children_.contains(link)) drop_child(link, true, now);
-  }
-  if (is_root()) {
-    coordinator_->tick(now);
-    broadcast(now);
-  }
-  if (phase_ == Phase::Ending && now >= end_by_) {
-    while (!children_.empty()) hang_up(children_.extract(children_.begin()).key());
-    leave_if_alone();
-  }
-  const bool dialling =
-      phase_ == Phase::Dialling || phase_ == Phase::Asking || phase_ == Phase::Attaching;
-  if (dialling && now >= dialled_ + timing.lease) {
-    if (parent_) hang_up(*std::exchange(parent_, std::nullopt));
-    retry(now);
-  }
-  if ((dialling || phase_ == Phase::Pausing) && !ranks_ && now >= dialling_until_) {
-    if (parent_) hang_up(*std::exchange(parent_, std::nullopt));
-    return end(
-        1,
-        fmt::format("no coordinator at {} within {:g} s{}{}", options_.coordinator,
-                    seconds(patience_), waiting_for_.empty() ? "" : "; last: " + waiting_for_,
-                    why_.empty() ? "" : "; before: " + why_),
-        now);
-  }
-  if (phase_ == Phase::Pausing && !ranks_ && now >= next_dial_) dial(now);
-  if (phase_ == Phase::Member && !is_root()) {
-    if (lease_is_over(now)) {
-      return orphaned(fmt::format("no answer for {:g} s", seconds(timing.lease)), now);
-    }
-    if (now >= next_ping_) {
-      next_ping_ = now + timing.interval;
-      unanswered_[++pings_] = now;
-      send(*parent_, Ping{pings_});
-    }
-  }
-}
-
-Time Node::deadline(Time now) const {
-  const Timing& timing = options_.timing;
-  Time next = now + std::chrono::hours(1);
-  const auto by = [&next](Time time) { next = std::min(next, time); };
-  for (const auto& [link, child] : children_) by(child.heard + timing.lease);
-  if (is_root()) {
-    if (const auto time = coordinator_->deadline(now)) by(*time);
-  }
-  if (phase_ == Phase::Ending) by(end_by_);
-  if (phase_ == Phase::Dialling || phase_ == Phase::Asking || phase_ == Phase::Attaching) {
-    by(dialled_ + timing.lease);
-    if (!ranks_) by(dialling_until_);
-  }
-  if (phase_ == Phase::Pausing && !ranks_) by(std::min(next_dial_, dialling_until_));
-  if (phase_ == Phase::Member && !is_root()) by(std::min(lease_from_ + timing.lease, next_ping_));
-  return next;
 }
 
 }  // namespace lockstep::launch

@@ -58,6 +58,7 @@ struct NodeOptions {
   std::string coordinator;  // its address
   bool is_coordinator = false;
   int fanout = 32;
+  std::optional<int> spares = std::nullopt;  // see Rendezvous
   uint16_t store_port = 0;  // see Ready
 };
 
@@ -124,6 +125,8 @@ class Node {
   void leave_if_alone();
   bool lease_is_over(Time now) const;
   void report_ready(Time now);
+  void expect_a_start(Time now);
+  void say_what_is_awaited(Time now);
   bool is_root() const { return coordinator_.has_value(); }
 
   const NodeOptions options_;
@@ -152,6 +155,10 @@ class Node {
   Time lease_from_{}, next_ping_{}, dialling_until_{}, patience_{}, next_dial_{}, pause_{},
       dialled_{};
   std::string waiting_for_;  // said already
+  // When it is worth a line that the coordinator has not been reached, or that no epoch has begun;
+  // none once that has been said.
+  std::optional<Time> quiet_until_;
+  bool nobody_listens_ = false;  // at the coordinator's address, at the last try
   Time end_by_{};
   int status_ = 0;
   std::string why_;

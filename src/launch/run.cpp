@@ -9,6 +9,7 @@
 #include "launch/meeting.h"
 #include "launch/program.h"
 #include "launch/restarts.h"
+#include "launch/secret.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::launch {
@@ -44,6 +45,7 @@ std::string describe_ranks(const Options& options, std::string_view where) {
 
 int run(const Options& options) {
   check(options);
+  conceal_token();  // one host needs none
   Session session(options);
   Restarts restarts(options.max_restarts);
   for (int count = 0;; ++count) {
@@ -52,6 +54,7 @@ int run(const Options& options) {
     plan.max_restarts = options.max_restarts;
     Listener listener = listen_on_loopback(options.master_port);
     plan.master_port = listener.port;
+    session.tell(fmt::format("rank 0 is to listen at 127.0.0.1:{}", listener.port));
     if (python_serves()) {
       listener.socket.reset();
     } else {

@@ -70,6 +70,19 @@ Session::Session(const Options& given)
       guard(mark),
       logs(options) {
   adopt_orphans();
+  // Nobody could guess it.
+  if (logs.is_on() && options.log_dir.empty()) {
+    output.say(fmt::format("output of the ranks goes to {}", logs.folder()));
+  }
+  tell(fmt::format("job {}: {} rank{} of {} on this host{}", options.run_id, options.ranks,
+                   options.ranks == 1 ? "" : "s", program,
+                   logs.is_on() ? ", files in " + logs.folder() : ""));
+}
+
+void Session::tell(std::string_view text) {
+  if (!options.verbose) return;
+  const std::chrono::duration<double> since = std::chrono::steady_clock::now() - start_;
+  output.say(fmt::format("{:.3f} s: {}", since.count(), text));
 }
 
 std::optional<int> Session::next_end() {

@@ -27,6 +27,8 @@ struct Session {
   std::optional<int> drain(std::optional<int> signal = std::nullopt);
   // Waits for so long, or until a signal comes that ends the job: returns that.
   std::optional<int> pause(std::chrono::milliseconds time);
+  // With --verbose: a line with the seconds since the start.
+  void tell(std::string_view text);
   // While no rank runs here: the next signal that has come and ends the job. Others are answered.
   std::optional<int> next_end();
 
@@ -41,6 +43,8 @@ struct Session {
  private:
   // Whether all is written; a signal ends the wait.
   bool is_drained(std::chrono::milliseconds patience, std::optional<int>& signal);
+
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 }  // namespace lockstep::launch

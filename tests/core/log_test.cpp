@@ -1,6 +1,9 @@
 #include "lockstep/core/log.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
 
 namespace lockstep {
 namespace {
@@ -21,6 +24,19 @@ TEST(Log, WarningsAreShownAndDetailsAreNot) {
 
 TEST(Log, BracesAndPercentSignsAreText) {
   EXPECT_NE(printed([] { log::warn("{} %d %v"); }).find("{} %d %v\n"), std::string::npos);
+}
+
+// The level is read once a process, so in one of its own.
+TEST(Log, AWordThatIsNoLevelIsNotSilence) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        setenv("LOCKSTEP_LOG", "verbose", 1);
+        log::warn("still here");
+        _exit(log::enabled(log::Level::Info) ? 1 : 0);
+      },
+      ::testing::ExitedWithCode(0),
+      "LOCKSTEP_LOG='verbose' is none of trace, debug, info, warn, error, off\n(.|\n)*still here");
 }
 
 TEST(Log, LinesCarryTheRank) {

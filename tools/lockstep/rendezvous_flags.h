@@ -19,7 +19,7 @@ class RendezvousFlags {
  private:
   static constexpr const char* kNoNodes = "1:1";
   std::string nodes_ = kNoNodes, backend_, endpoint_, conf_, master_addr_, local_addr_;
-  int node_rank_ = -1;
+  int node_rank_ = -1, spares_ = -1;
 };
 
 }  // namespace lockstep::tool

@@ -117,6 +117,8 @@ void RunCommand::add_job_flags() {
          "system, tcmalloc, jemalloc, or a library's path: what the ranks get memory from;\nit is "
          "loaded before any other library (LD_PRELOAD)");
   accelerate_.add_to(command_);
+  flag("-v,--verbose", options_.verbose,
+       "Say how the start proceeds, here and on the ranks (LOCKSTEP_LOG=info)");
   flag("--dry-run", dry_run_, "Show what would be started, and start nothing");
   flag("--print-env", print_env_, "Show the variables of each rank, and start nothing");
 }
@@ -193,6 +195,7 @@ int RunCommand::carry_out() {
   }
   refuse_limited_flags(command_);
   accelerate_.apply(command_, options_);
+  if (options_.verbose) options_.environment.emplace("LOCKSTEP_LOG", "info");
   choose_binding();
   choose_grace();
   if (allocator_ != "system") options_.preload = launch::find_allocator(allocator_);

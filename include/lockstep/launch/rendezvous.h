@@ -26,6 +26,9 @@ struct Rendezvous {
   // endpoint's address and gets its port.
   std::optional<bool> is_host = std::nullopt;
   bool tls = false;
+  // How many launchers beyond max_nodes may wait for the place of a host that is lost; any number
+  // when not given. The coordinator's counts.
+  std::optional<int> spares = std::nullopt;
   // TORCHELASTIC_RUN_ID where the options give none.
   std::string run_id = "none";
 

@@ -55,6 +55,8 @@ struct Options {
   Binding binding = Binding::None;
   // A library that the ranks load before any other, ahead of what LD_PRELOAD names: find_allocator()'s.
   std::string preload = {};
+  // Says how the start proceeds: a line for each stage, with the seconds since the launcher's start.
+  bool verbose = false;
 };
 
 // The program cannot be started. exit_code() is the shell's: 127 when it is not there, 126 when it
