@@ -65,6 +65,9 @@ $(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/node_lis
 $(eval $(call fuzzer,accelerate,launch/accelerate.cpp,-lyaml-cpp))
 $(eval $(call fuzzer,symbols,launch/symbols.cpp,))
 $(eval $(call fuzzer,store,comm/store_protocol.cpp core/tls.cpp core/token.cpp core/environment.cpp,-lssl -lcrypto))
+CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)
+$(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
+$(eval $(call fuzzer,manifest,$(CHECKPOINT),))
 fuzz-tools:
 	@scripts/setup.sh --dev
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says

@@ -61,9 +61,10 @@ install_peers() {
   installed deps/peers.txt .deps/peers/installed.txt && return
   install_uv
   say "PyTorch for Python, the peer of tests and benchmarks, into .deps/peers (3 GB to fetch when not in the cache)"
-  rm -rf .deps/peers
-  .deps/tools/bin/uv venv -q --python /usr/bin/python3 .deps/peers
-  .deps/tools/bin/uv pip install -q --require-hashes --python .deps/peers/bin/python -r deps/peers.txt
+  rm -f .deps/peers/installed.txt
+  # What an earlier list has in common with this one stays.
+  [ -x .deps/peers/bin/python ] || .deps/tools/bin/uv venv -q --python /usr/bin/python3 .deps/peers
+  .deps/tools/bin/uv pip sync -q --require-hashes --python .deps/peers/bin/python deps/peers.txt
   # Without byte code `import torch` takes twice as long: no honest peer.
   .deps/peers/bin/python -m compileall -q -j 0 .deps/peers/lib >/dev/null || true
   cp deps/peers.txt .deps/peers/installed.txt

@@ -1,0 +1,15 @@
+// What goes wrong with checkpoints.
+#pragma once
+
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+
+// A checkpoint could not be saved, or is damaged, missing, or of something else. Those that were
+// saved before are as they were.
+class CheckpointError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace lockstep

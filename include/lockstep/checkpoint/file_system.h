@@ -1,0 +1,88 @@
+// What checkpoints ask of a file system: the one place where it is called.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace lockstep::checkpoint {
+
+// Each function is the system call of its name: -1 (map: MAP_FAILED) and errno when it fails. Tests
+// put another one in its place that fails, ends the process or records. Any thread may call it.
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  virtual int open(const std::string& path, int flags);  // with O_CLOEXEC; mode 0644
+  virtual ssize_t write(int fd, const char* bytes, size_t count);
+  virtual int fsync(int fd);
+  virtual int close(int fd);
+  virtual int rename(const std::string& from, const std::string& to);
+  virtual int unlink(const std::string& path);
+  virtual int make_directory(const std::string& path);
+  virtual int remove_directory(const std::string& path);
+  virtual void* map(int fd, size_t bytes);  // to read, from the file's begin
+  virtual int unmap(void* address, size_t bytes);
+  virtual int lock(int fd);  // exclusive; fails with EWOULDBLOCK when another has it
+  virtual int64_t size(int fd);
+  // The names in a folder, sorted; nothing, and errno, when it fails.
+  virtual std::optional<std::vector<std::string>> list(const std::string& path);
+};
+
+// The machine's.
+FileSystem& system_files();
+
+// A file that is written from its begin to its end. Everything throws CheckpointError with the
+// path, and what the system says.
+class OutputFile {
+ public:
+  OutputFile(FileSystem& files, std::string path);  // replaces a file that is there
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+
+  void write(std::string_view bytes);
+  // On the disk, and closed.
+  void finish();
+
+ private:
+  FileSystem& files_;
+  std::string path_;
+  int fd_;
+};
+
+// A file's bytes, mapped to be read. They are read from the disk when they are looked at: a file
+// that is cut short, or a disk that fails, while it is mapped ends the process with SIGBUS.
+class MappedFile {
+ public:
+  // Throws CheckpointError when it cannot be opened.
+  MappedFile(FileSystem& files, const std::string& path);
+  ~MappedFile();
+  MappedFile(MappedFile&& other) noexcept
+      : files_(other.files_), bytes_(std::exchange(other.bytes_, {})) {}
+  MappedFile& operator=(MappedFile&&) = delete;
+
+  std::string_view bytes() const { return bytes_; }
+
+ private:
+  FileSystem& files_;
+  std::string_view bytes_;
+};
+
+// What follows throws CheckpointError as above.
+// The names in a folder are on the disk.
+void sync_directory(FileSystem& files, const std::string& path);
+void rename(FileSystem& files, const std::string& from, const std::string& to);
+// The folder with its files, but for what is gone already. Folders within it are refused.
+void remove_folder(FileSystem& files, const std::string& path);
+std::vector<std::string> names_in(FileSystem& files, const std::string& path);
+
+// CheckpointError "[checkpoint] /path: cannot be renamed: No space left on device".
+[[noreturn]] void throw_system_error(const std::string& path, std::string_view what);
+
+}  // namespace lockstep::checkpoint

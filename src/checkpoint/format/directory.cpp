@@ -1,0 +1,268 @@
+#include "lockstep/checkpoint/directory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cmath>
+#include <set>
+#include <system_error>
+
+#include "checkpoint/format/checksum.h"
+#include "checkpoint/format/names.h"
+#include "lockstep/checkpoint/error.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+std::string this_process() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  return fmt::format("process {} on {}", getpid(), host.data());
+}
+
+void write_file(FileSystem& files, const std::string& path, std::string_view bytes) {
+  OutputFile file(files, path);
+  file.write(bytes);
+  file.finish();
+}
+
+// With all folders above it, each on the disk.
+void make_directories(FileSystem& files, const std::string& path) {
+  if (files.make_directory(path) != 0) {
+    if (errno == EEXIST) return;
+    const size_t slash = path.find_last_of('/');
+    if (errno != ENOENT || slash == std::string::npos || slash == 0) {
+      throw_system_error(path, "cannot be made");
+    }
+    make_directories(files, path.substr(0, slash));
+    if (files.make_directory(path) != 0 && errno != EEXIST) {
+      throw_system_error(path, "cannot be made");
+    }
+  }
+  const size_t slash = path.find_last_of('/');
+  sync_directory(files, slash == std::string::npos ? "."
+                        : slash == 0               ? "/"
+                                                   : path.substr(0, slash));
+}
+
+std::string without_end_slash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// The name that `latest` holds, with the manifest's checksum: "step-00001200 0123456789abcdef\n".
+std::string latest_text(const std::string& name, std::string_view manifest) {
+  return fmt::format("{} {}\n", name, hex(checksum(manifest)));
+}
+
+std::string manifest_path(const std::string& directory, const std::string& name) {
+  return fmt::format("{}/{}/{}", directory, name, kManifestName);
+}
+
+// Whether `latest` is whole and of a checkpoint that is. Then one that cannot be read is older,
+// since a newer one is published before `latest` is replaced and nothing damages it in that moment.
+bool names_a_readable_one(const std::string& directory, const Listing& listing, FileSystem& files) {
+  try {
+    const MappedFile latest(files, fmt::format("{}/{}", directory, kLatestName));
+    const std::string name(latest.bytes().substr(0, latest.bytes().find(' ')));
+    const bool listed = std::any_of(listing.checkpoints.begin(), listing.checkpoints.end(),
+                                    [&](const auto& one) { return one.name == name; });
+    return listed && latest_text(name, MappedFile(files, manifest_path(directory, name)).bytes()) ==
+                         latest.bytes();
+  } catch (const CheckpointError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+Listing list_checkpoints(const std::string& directory, FileSystem& files) {
+  Listing listing;
+  for (const auto& name : names_in(files, directory)) {
+    if (!name.starts_with(kStep)) continue;
+    const std::string path = manifest_path(directory, name);
+    try {
+      const MappedFile file(files, path);
+      const Manifest manifest = manifest_from(file.bytes(), "[checkpoint] " + path);
+      listing.checkpoints.push_back({name, manifest.step, manifest.save, manifest.metrics});
+    } catch (const CheckpointError&) {
+      listing.unreadable.push_back(name);
+    }
+  }
+  std::sort(listing.checkpoints.begin(), listing.checkpoints.end(),
+            [](const auto& a, const auto& b) {
+              return std::pair(a.save, a.name) < std::pair(b.save, b.name);
+            });
+  return listing;
+}
+
+std::optional<std::string> newest_checkpoint(const std::string& directory, FileSystem& files) {
+  const auto names = files.list(directory);
+  if (!names && errno == ENOENT) return std::nullopt;
+  if (!names) throw_system_error(directory, "cannot be listed");
+  const Listing listing = list_checkpoints(directory, files);
+  if (!listing.unreadable.empty() && !names_a_readable_one(directory, listing, files)) {
+    // It may be the newest. Reading it says what is wrong.
+    const std::string path = manifest_path(directory, listing.unreadable.back());
+    try {
+      const MappedFile file(files, path);
+      manifest_from(file.bytes(), "[checkpoint] " + path);
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(
+          fmt::format("{}. The newest readable checkpoint of {} is {}", error.what(), directory,
+                      listing.checkpoints.empty() ? "none" : listing.checkpoints.back().name));
+    }
+  }
+  if (listing.checkpoints.empty()) return std::nullopt;
+  return directory + "/" + listing.checkpoints.back().name;
+}
+
+std::vector<std::string> to_remove(const std::vector<Published>& checkpoints,
+                                   const Retention& retention) {
+  if (retention.keep_last == 0) return {};
+  std::set<std::string> kept;
+  for (size_t i = 0; i < checkpoints.size(); ++i) {
+    const auto& checkpoint = checkpoints[i];
+    const bool last = static_cast<int64_t>(checkpoints.size() - i) <= retention.keep_last;
+    if (last || (retention.keep_every > 0 && checkpoint.step % retention.keep_every == 0)) {
+      kept.insert(checkpoint.name);
+    }
+  }
+  if (retention.best) {
+    std::vector<std::pair<double, std::string>> ranked;
+    for (auto i = checkpoints.rbegin(); i != checkpoints.rend(); ++i) {
+      const auto metric = i->metrics.find(retention.best->metric);
+      if (metric == i->metrics.end() || std::isnan(metric->second)) continue;
+      ranked.emplace_back(retention.best->higher_is_better ? -metric->second : metric->second,
+                          i->name);
+    }
+    std::stable_sort(ranked.begin(), ranked.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (size_t i = 0; i < ranked.size() && static_cast<int64_t>(i) < retention.best->keep; ++i) {
+      kept.insert(ranked[i].second);
+    }
+  }
+  std::vector<std::string> names;
+  for (const auto& checkpoint : checkpoints) {
+    if (!kept.contains(checkpoint.name)) names.push_back(checkpoint.name);
+  }
+  return names;
+}
+
+Directory::Directory(std::string path, FileSystem& files)
+    : path_(without_end_slash(std::move(path))), files_(files) {
+  make_directories(files_, path_);
+  lock();
+  try {
+    checkpoints_ = list_checkpoints(path_, files_).checkpoints;
+  } catch (...) {
+    files_.close(lock_);
+    throw;
+  }
+}
+
+Directory::~Directory() {
+  abandon();
+  if (lock_ >= 0) files_.close(lock_);
+}
+
+void Directory::lock() {
+  const std::string path = fmt::format("{}/{}", path_, kLockName);
+  lock_ = files_.open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+  if (lock_ < 0) throw_system_error(path, "cannot be opened");
+  const auto fail = [&](const std::string& what) {
+    files_.close(std::exchange(lock_, -1));
+    throw CheckpointError(what);
+  };
+  if (files_.lock(lock_) != 0) {
+    const int error = errno;
+    if (error != EWOULDBLOCK) {
+      fail(
+          fmt::format("[checkpoint] {}: cannot be locked: {}. The file system has to support "
+                      "flock()",
+                      path, std::generic_category().message(error)));
+    }
+    std::string holder(256, '\0');
+    const ssize_t count = ::pread(lock_, holder.data(), holder.size(), 0);
+    holder.resize(count > 0 ? count : 0);
+    while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+    fail(
+        fmt::format("[checkpoint] {}: {} writes checkpoints here already: give this job another "
+                    "directory, or end that one",
+                    path_, holder.empty() ? "another process" : holder));
+  }
+  // Who holds it is for people only: the lock is the kernel's, and gone with its holder.
+  const std::string holder = this_process() + "\n";
+  if (::ftruncate(lock_, 0) != 0 || files_.write(lock_, holder.data(), holder.size()) < 0) {
+    const int error = errno;
+    fail(fmt::format("[checkpoint] {}: cannot be written: {}", path,
+                     std::generic_category().message(error)));
+  }
+}
+
+std::string Directory::begin(int64_t step) {
+  abandon();
+  for (const auto& name : names_in(files_, path_)) {
+    if (!name.starts_with(kTemporary)) continue;
+    const std::string stale = path_ + "/" + name;
+    if (files_.unlink(stale) != 0) remove_folder(files_, stale);
+  }
+  const std::string folder = fmt::format("{}/{}{}{:08}", path_, kTemporary, kStep, step);
+  if (files_.make_directory(folder) != 0) throw_system_error(folder, "cannot be made");
+  temporary_ = folder;
+  return folder;
+}
+
+std::string Directory::publish(Manifest manifest) {
+  manifest.save = checkpoints_.empty() ? 1 : checkpoints_.back().save + 1;
+  const std::string text = to_json(manifest);
+  write_file(files_, fmt::format("{}/{}", temporary_, kManifestName), text);
+  sync_directory(files_, temporary_);
+  // A step that is saved again, after a restart from before it, does not replace the earlier one.
+  const auto names = names_in(files_, path_);
+  const std::string plain = fmt::format("{}{:08}", kStep, manifest.step);
+  std::string name = plain;
+  for (int again = 1; std::find(names.begin(), names.end(), name) != names.end(); ++again) {
+    name = fmt::format("{}.{}", plain, again);
+  }
+  const std::string folder = path_ + "/" + name;
+  rename(files_, temporary_, folder);
+  temporary_.clear();
+  checkpoints_.push_back({name, manifest.step, manifest.save, manifest.metrics});
+  sync_directory(files_, path_);
+  const std::string latest = fmt::format("{}/{}{}", path_, kTemporary, kLatestName);
+  write_file(files_, latest, latest_text(name, text));
+  rename(files_, latest, fmt::format("{}/{}", path_, kLatestName));
+  sync_directory(files_, path_);
+  return folder;
+}
+
+void Directory::abandon() noexcept {
+  if (temporary_.empty()) return;
+  try {
+    remove_folder(files_, std::exchange(temporary_, {}));
+  } catch (const std::exception&) {
+    // The next begin() tries again.
+  }
+}
+
+void Directory::remove(const std::string& name) {
+  // Under another name first: what is removed in part must not pass for a checkpoint.
+  const std::string doomed = fmt::format("{}/{}{}", path_, kTemporary, name);
+  rename(files_, path_ + "/" + name, doomed);
+  sync_directory(files_, path_);
+  remove_folder(files_, doomed);
+}
+
+void Directory::retain(const Retention& retention) {
+  for (const auto& name : to_remove(checkpoints_, retention)) {
+    remove(name);
+    std::erase_if(checkpoints_, [&](const Published& one) { return one.name == name; });
+  }
+}
+
+}  // namespace lockstep::checkpoint

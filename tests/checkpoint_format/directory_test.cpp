@@ -1,0 +1,161 @@
+#include "lockstep/checkpoint/directory.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "checkpoint_format/folder.h"
+#include "checkpoint_format/small_checkpoint.h"
+#include "lockstep/checkpoint/error.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using checkpoint::Directory;
+using checkpoint::newest_checkpoint;
+using checkpoint::Published;
+using checkpoint::Retention;
+using checkpoint::to_remove;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<std::string> names(const std::string& path) {
+  return checkpoint::names_in(checkpoint::system_files(), path);
+}
+
+TEST(Directory, PublishesAndFindsTheNewest) {
+  const Folder folder;
+  const std::string path = folder / "a/b/";
+  EXPECT_EQ(newest_checkpoint(path), std::nullopt);
+  Directory directory(path);
+  EXPECT_EQ(newest_checkpoint(path), std::nullopt);
+  EXPECT_EQ(save(directory, 10, 1), folder / "a/b/step-00000010");
+  EXPECT_EQ(save(directory, 20, 2), folder / "a/b/step-00000020");
+  EXPECT_EQ(value_of(*newest_checkpoint(directory.path())), 2);
+  EXPECT_THAT(contents(path + "latest"), testing::StartsWith("step-00000020 "));
+  EXPECT_THAT(names(path), ElementsAre(".lock", "latest", "step-00000010", "step-00000020"));
+}
+
+// After a restart from an earlier step the newest is what was saved last, not the highest step.
+TEST(Directory, AStepThatIsSavedAgainReplacesNone) {
+  const Folder folder;
+  Directory directory(folder.path());
+  save(directory, 20, 1);
+  save(directory, 30, 2);
+  EXPECT_EQ(save(directory, 20, 3), folder / "step-00000020.1");
+  EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 3);
+  EXPECT_EQ(save(directory, 20, 4), folder / "step-00000020.2");
+  directory.retain({.keep_last = 2});
+  EXPECT_THAT(names(folder.path()),
+              ElementsAre(".lock", "latest", "step-00000020.1", "step-00000020.2"));
+}
+
+TEST(Directory, ASecondWriterIsToldWhoIsFirst) {
+  const Folder folder;
+  {
+    const Directory first(folder.path());
+    EXPECT_THAT(
+        message_of<CheckpointError>([&] { Directory second(folder.path()); }),
+        testing::AllOf(HasSubstr(folder.path()), HasSubstr(fmt::format("process {} on ", getpid())),
+                       HasSubstr("writes checkpoints here already")));
+    const pid_t pid = fork();
+    if (pid == 0) {
+      const auto told = message_of<CheckpointError>([&] { Directory second(folder.path()); });
+      _exit(told.find(fmt::format("process {} on ", getppid())) == std::string::npos);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    EXPECT_EQ(status, 0);
+  }
+  Directory after(folder.path());
+}
+
+TEST(Directory, LeftoversOfAnEarlierSaveGo) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / ".tmp-step-00000005");
+  write(folder / ".tmp-step-00000005/shard-0-of-1.safetensors", "half");
+  write(folder / ".tmp-latest", "half");
+  write(folder / "mine.txt", "not ours");
+  Directory directory(folder.path());
+  save(directory, 5, 1);
+  EXPECT_THAT(names(folder.path()), ElementsAre(".lock", "latest", "mine.txt", "step-00000005"));
+}
+
+TEST(Directory, WhatIsAbandonedLeavesNothing) {
+  const Folder folder;
+  {
+    Directory directory(folder.path());
+    write(directory.begin(5) + "/x", "half");
+    directory.abandon();
+    EXPECT_THAT(names(folder.path()), ElementsAre(".lock"));
+    directory.begin(6);
+  }
+  EXPECT_THAT(names(folder.path()), ElementsAre(".lock"));
+}
+
+TEST(Directory, AnUnreadableManifestIsAnErrorUnlessLatestSaysItIsOld) {
+  const Folder folder;
+  Directory directory(folder.path());
+  save(directory, 10, 1);
+  save(directory, 20, 2);
+  const std::string old = folder / "step-00000010/manifest.json";
+  const std::string kept = contents(old);
+  write(old, "{}");
+  EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 2);
+  write(old, kept);
+  write(folder / "step-00000020/manifest.json", "{}");
+  EXPECT_THAT(
+      message_of<CheckpointError>([&] { newest_checkpoint(folder.path()); }),
+      testing::AllOf(HasSubstr("step-00000020/manifest.json: is damaged"),
+                     HasSubstr("The newest readable checkpoint"), HasSubstr("is step-00000010")));
+}
+
+TEST(Directory, ADamagedLatestDoesNotMatter) {
+  const Folder folder;
+  Directory directory(folder.path());
+  save(directory, 10, 1);
+  save(directory, 20, 2);
+  for (const char* text : {"", "step-00000010", "step-00000010 0000000000000000\n"}) {
+    write(folder / "latest", text);
+    EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 2);
+  }
+  std::filesystem::remove(folder / "latest");
+  EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 2);
+}
+
+std::vector<Published> history() {
+  std::vector<Published> all;
+  const double losses[] = {3, 1, 2, 1, 5};
+  for (int i = 0; i < 5; ++i) {
+    all.push_back({std::to_string(i), (i + 1) * 10, i, {{"loss", losses[i]}}});
+  }
+  return all;
+}
+
+TEST(Retention, KeepsTheNewestTheMultiplesAndTheBest) {
+  EXPECT_THAT(to_remove(history(), {}), ElementsAre());
+  EXPECT_THAT(to_remove(history(), {.keep_last = 2}), ElementsAre("0", "1", "2"));
+  EXPECT_THAT(to_remove(history(), {.keep_last = 9}), ElementsAre());
+  EXPECT_THAT(to_remove(history(), {.keep_last = 1, .keep_every = 20}), ElementsAre("0", "2"));
+  // Of two that are as good the newer.
+  EXPECT_THAT(to_remove(history(), {.keep_last = 1, .best = Retention::Best{"loss"}}),
+              ElementsAre("0", "1", "2"));
+  EXPECT_THAT(to_remove(history(), {.keep_last = 1, .best = Retention::Best{"loss", 3}}),
+              ElementsAre("0"));
+  EXPECT_THAT(to_remove(history(), {.keep_last = 1, .best = Retention::Best{"loss", 2, true}}),
+              ElementsAre("1", "2", "3"));
+  EXPECT_THAT(to_remove(history(), {.keep_last = 1, .best = Retention::Best{"accuracy"}}),
+              ElementsAre("0", "1", "2", "3"));
+  auto with_nan = history();
+  with_nan[1].metrics["loss"] = std::nan("");
+  EXPECT_THAT(to_remove(with_nan, {.keep_last = 1, .best = Retention::Best{"loss"}}),
+              ElementsAre("0", "1", "2"));
+}
+
+}  // namespace
+}  // namespace lockstep::test

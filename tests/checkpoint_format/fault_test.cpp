@@ -1,0 +1,154 @@
+// F14 and F15: whatever call of a save fails or is the process's last, nothing that was saved is
+// lost.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "checkpoint_format/faulty_files.h"
+#include "checkpoint_format/folder.h"
+#include "checkpoint_format/small_checkpoint.h"
+#include "lockstep/checkpoint/error.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using checkpoint::Directory;
+using checkpoint::newest_checkpoint;
+using Fault = FaultyFiles::Fault;
+
+// Two checkpoints of steps 1 and 2, of which the second save is watched and removes the first.
+void save_second(const std::string& path, checkpoint::FileSystem& files) {
+  Directory directory(path, files);
+  save(directory, 2, 2, files);
+  directory.retain({.keep_last = 1});
+}
+
+void save_first(const std::string& path) {
+  Directory directory(path);
+  save(directory, 1, 1);
+}
+
+int calls_of_a_save() {
+  const Folder folder;
+  save_first(folder / "ck");
+  FaultyFiles files(Fault::None, 0, 0);
+  save_second(folder / "ck", files);
+  return files.calls();
+}
+
+// Complete checkpoints only, and no litter once another save has been made.
+void expect_intact(const std::string& path, const std::string& what) {
+  const auto newest = newest_checkpoint(path);
+  ASSERT_TRUE(newest) << what;
+  for (const auto& one : checkpoint::list_checkpoints(path).checkpoints) {
+    EXPECT_EQ(checkpoint::verify(path + "/" + one.name), std::vector<std::string>()) << what;
+    EXPECT_EQ(value_of(path + "/" + one.name), static_cast<float>(one.step)) << what;
+  }
+  EXPECT_TRUE(checkpoint::list_checkpoints(path).unreadable.empty()) << what;
+  {
+    Directory directory(path);
+    save(directory, 3, 3);
+    directory.retain({.keep_last = 1});
+  }
+  EXPECT_EQ(value_of(*newest_checkpoint(path)), 3) << what;
+  EXPECT_THAT(checkpoint::names_in(checkpoint::system_files(), path),
+              testing::ElementsAre(".lock", "latest", "step-00000003"))
+      << what;
+}
+
+TEST(Faults, EveryCallFailsInEveryWay) {
+  const int calls = calls_of_a_save();
+  ASSERT_GT(calls, 40);
+  for (const int error : {EIO, ENOSPC, EDQUOT, 0}) {
+    for (const Fault fault : {Fault::Once, Fault::FromThenOn}) {
+      for (int at = 0; at < calls; ++at) {
+        const Folder folder;
+        const std::string path = folder / "ck";
+        save_first(path);
+        FaultyFiles files(fault, at, error);
+        const std::string told = message_of<CheckpointError>([&] { save_second(path, files); });
+        const std::string what = fmt::format("{} at call {} ({}){}: {}", std::strerror(error), at,
+                                             files.names()[std::min(at, files.calls() - 1)],
+                                             fault == Fault::Once ? "" : " and after", told);
+        // A short write is no failure: the rest is written next.
+        EXPECT_TRUE(error != 0 || told == "nothing") << what;
+        if (told == "nothing") {
+          EXPECT_EQ(value_of(*newest_checkpoint(path)), 2) << what;
+        } else {
+          EXPECT_THAT(told, testing::StartsWith("[checkpoint] /")) << what;
+        }
+        expect_intact(path, what);
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+// What a test asks for, done by a process that is killed at a call.
+TEST(Faults, KilledAtEveryCall) {
+  const int calls = calls_of_a_save();
+  for (int at = 0; at < calls; ++at) {
+    const Folder folder;
+    const std::string path = folder / "ck";
+    save_first(path);
+    const pid_t pid = fork();
+    if (pid == 0) {
+      FaultyFiles files(Fault::Kill, at, 0);
+      save_second(path, files);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << at;
+    expect_intact(path, fmt::format("killed at call {}", at));
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// The first save of all, into a directory that is not there.
+TEST(Faults, KilledInTheFirstSaveThereIsNone) {
+  for (int at = 0;; ++at) {
+    const Folder folder;
+    const std::string path = folder / "a/b/ck";
+    const pid_t pid = fork();
+    if (pid == 0) {
+      FaultyFiles files(Fault::Kill, at, 0);
+      Directory directory(path, files);
+      save(directory, 2, 2, files);
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    if (!WIFSIGNALED(status)) break;
+    const auto newest = newest_checkpoint(path);
+    EXPECT_TRUE(!newest || value_of(*newest) == 2) << at;
+    Directory directory(path);
+    save(directory, 3, 3);
+    EXPECT_EQ(value_of(*newest_checkpoint(path)), 3);
+  }
+}
+
+TEST(Faults, ReadingFailsByName) {
+  const Folder folder;
+  const std::string path = folder / "ck";
+  save_first(path);
+  const std::string one = path + "/step-00000001";
+  FaultyFiles counting(Fault::None, 0, 0);
+  EXPECT_TRUE(checkpoint::verify(one, counting).empty());
+  for (int at = 0; at < counting.calls(); ++at) {
+    if (counting.names()[at] == "munmap" || counting.names()[at] == "close") continue;
+    FaultyFiles files(Fault::Once, at, EIO);
+    const auto findings = checkpoint::verify(one, files);
+    ASSERT_EQ(findings.size(), 1u) << at << counting.names()[at];
+    EXPECT_THAT(findings[0], testing::AllOf(testing::StartsWith("[checkpoint] " + one),
+                                            testing::HasSubstr("Input/output error")));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::test
