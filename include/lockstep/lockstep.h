@@ -1,6 +1,7 @@
 // Everything a training program needs.
 #pragma once
 
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"
@@ -24,5 +25,6 @@
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/parallel/metrics.h"
 #include "lockstep/parallel/random.h"
+#include "lockstep/parallel/stateful.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"

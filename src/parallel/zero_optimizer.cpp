@@ -15,6 +15,7 @@
 #include "parallel/hook_state.h"
 #include "parallel/model.h"
 #include "parallel/packed.h"
+#include "parallel/zero_parts.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -22,21 +23,6 @@ namespace {
 // Parameters are cut at multiples of this many elements from their first, so that a vectorised
 // kernel meets the same vectors and the same remainder as over the whole: the same bits.
 constexpr int64_t kGrid = 1024;
-
-// Part of a parameter that one rank updates.
-struct Portion {
-  size_t parameter;
-  Range range;  // of its elements in memory
-  at::Tensor leaf;
-};
-
-// All parameters of one dtype in one memory, the last first: nearly as their gradients lie in Ddp's
-// buckets, so that a rank mostly updates with what it has just added up.
-struct Flat {
-  at::Tensor memory;
-  std::vector<std::pair<size_t, int64_t>> places;  // parameter and first element
-  std::vector<int64_t> cuts;                       // by rank, and the end
-};
 
 void check(const at::Tensor& parameter, size_t index, at::Device device) {
   const auto refuse = [&](std::string_view why) {
@@ -91,27 +77,6 @@ at::Tensor laid_out_as(const at::Tensor& place, const at::Tensor& tensor) {
 }
 
 }  // namespace
-
-struct ZeroOptimizer::Parts {
-  Group group;
-  std::vector<at::Tensor> parameters;
-  std::vector<at::Tensor> places;  // of the parameters in the flats
-  std::vector<Flat> flats;
-  std::vector<Portion> portions;
-  std::unique_ptr<Optimizer> optimizer;
-  bool shared = false;
-
-  void lay_out(bool share);
-  void own_portions(const Flat& flat);
-  bool is_elsewhere(size_t parameter) const;
-  bool any_elsewhere() const;
-  void copy_in();
-  void alias();
-  std::vector<OptimizerParamGroup> own_groups(std::vector<OptimizerParamGroup>& groups);
-  void check_gradients() const;
-  void point_to_gradients();
-  void spread();
-};
 
 void ZeroOptimizer::Parts::lay_out(bool share) {
   std::map<at::ScalarType, Flat> by_dtype;

@@ -82,6 +82,7 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   bool shadow() override;
 
  private:
+  friend class ZeroState;  // lockstep/parallel/stateful.h
   struct Parts;
   void check_groups() const;
   void give_options() const;

@@ -1,0 +1,132 @@
+// Saves and restores all that a run must remember, on any number of ranks.
+//
+//   Checkpointer checkpoints(world.group(), "runs/a", {.retention = {.keep_last = 3}});
+//   checkpoints.track("net", net);
+//   checkpoints.track("adam", adam);
+//   checkpoints.track("loader", loader);
+//   checkpoints.track_generators();
+//   auto found = checkpoints.restore_latest();       // nothing on the first start
+//   for (int64_t step = found ? found->step : 0; ...; ++step) {
+//     ...
+//     if (step % 1000 == 0) checkpoints.save(step);
+//   }
+//   checkpoints.finish();
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/directory.h"
+#include "lockstep/checkpoint/error.h"
+#include "lockstep/checkpoint/state.h"
+#include "lockstep/checkpoint/stateful.h"
+#include "lockstep/comm/group.h"
+
+namespace lockstep::checkpoint {
+
+struct CheckpointerOptions {
+  Retention retention = {};
+  // save() copies this rank's share into memory of its own, which it keeps for the next time, and
+  // returns; a thread of low priority writes it. Otherwise save() returns when the checkpoint is
+  // published.
+  bool async = false;
+  // How long ranks wait for each other while files are written or read.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  // For tests. Has to outlive the checkpointer.
+  FileSystem* files = nullptr;
+};
+
+// What to do when the newest checkpoint is damaged.
+enum class Damaged {
+  Error,
+  FallBack,  // restore the newest one that is not, and log a warning
+};
+
+struct RestoreOptions {
+  // Patterns as the shell's ("adam/*"): what the checkpoint does not have and stays as it is, and
+  // what it has beside what is tracked.
+  std::vector<std::string> allow_missing = {};
+  std::vector<std::string> allow_unexpected = {};
+  Damaged damaged = Damaged::Error;
+};
+
+struct Restored {
+  std::string folder;
+  int64_t step = 0;
+  std::map<std::string, double> metrics = {};
+};
+
+// Every rank constructs it, tracks the same objects in the same order under the same names, and
+// calls save(), finish() and the restoring functions together. What any rank meets is thrown on all
+// ranks, with its reason.
+class Checkpointer {
+ public:
+  // Nothing is made or locked before the first save().
+  Checkpointer(const comm::Group& group, std::string directory, CheckpointerOptions options = {});
+  // Waits for what its thread is writing. Call finish() before, to learn whether that went well.
+  ~Checkpointer();
+  Checkpointer(const Checkpointer&) = delete;
+  Checkpointer& operator=(const Checkpointer&) = delete;
+
+  // Adds an object, which has to outlive this: a module (or what holds one), an optimizer, a
+  // Loader, DistributedSampler or TorchSampler's state, a number, bool, text or tensor, what
+  // lockstep/parallel/stateful.h lists, or any other for which stateful(object) finds a function by
+  // argument-dependent lookup. Optimizers call their state by the names of parameters of modules
+  // that are tracked (before or after them). Throws ConfigError for a name that is empty, has a "/"
+  // or is there already.
+  template <class T>
+    requires requires(T& any) { stateful(any); }
+  void track(const std::string& name, T& object) {
+    track(name, stateful(object));
+  }
+  void track(const std::string& name, std::shared_ptr<Stateful> object);
+  template <class Contained>
+  void track(const std::string& name, torch::nn::ModuleHolder<Contained>& holder) {
+    track(name, static_cast<torch::nn::Module&>(*holder));
+  }
+  template <std::derived_from<torch::nn::Module> M>
+  void track(const std::string& name, const std::shared_ptr<M>& module) {
+    track(name, static_cast<torch::nn::Module&>(*module));
+  }
+  // libtorch's default CPU generator of each rank, as "generators". A rank that was not there when
+  // it was saved begins with numbers that no other rank has.
+  void track_generators();
+
+  // Saves everything as step `step`, between two steps of training. Throws CheckpointError on all
+  // ranks when any of them failed (and when the writing of the one before failed: that one is not
+  // there then); CommError when a rank is gone. What was saved before stays as it is.
+  void save(int64_t step, std::map<std::string, double> metrics = {});
+
+  // Waits until everything is published. Throws as save().
+  void finish();
+
+  // Restores the newest checkpoint; nothing when there is none. Tensors are read where they lie;
+  // their bytes are verified before anything changes. Throws CheckpointError on all ranks, and then
+  // nothing has changed, when a file is damaged (it names file and tensor), and when names are
+  // missing or unexpected, or have other sizes or dtypes (it lists them).
+  std::optional<Restored> restore_latest(const RestoreOptions& options = {});
+  // The same for one checkpoint's folder.
+  Restored restore(const std::string& folder, const RestoreOptions& options = {});
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep::checkpoint
+
+namespace lockstep {
+using checkpoint::Checkpointer;
+using checkpoint::CheckpointerOptions;
+using checkpoint::RestoreOptions;
+}  // namespace lockstep

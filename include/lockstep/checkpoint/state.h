@@ -1,0 +1,116 @@
+// How whatever a run must remember describes itself to a checkpoint: as named tensors, of which
+// this rank may hold parts, and named values.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/box.h"
+#include "lockstep/checkpoint/manifest.h"
+
+namespace lockstep::checkpoint {
+
+// A box of a tensor, and its elements: a tensor of the box's sizes, with any strides, on any
+// device.
+struct Part {
+  Box box;
+  at::Tensor tensor;
+};
+
+// Who has a tensor.
+enum class Held {
+  ByAll,    // every rank all of it, alike: each writes a part
+  InParts,  // the ranks' parts together are the whole, each element once
+};
+
+struct Piece {
+  std::string name;
+  at::ScalarType dtype;
+  Sizes sizes;  // of the whole
+  std::vector<Part> parts;
+  Held held = Held::ByAll;
+};
+
+// A piece of which every rank has all.
+Piece whole_piece(std::string name, const at::Tensor& tensor);
+
+struct State {
+  std::vector<Piece> pieces = {};
+  Values values = {};  // alike on all ranks
+  // Further names of pieces (tied parameters): name, and the piece's.
+  std::map<std::string, std::string> aliases = {};
+  // Of destination(): patterns of names that a checkpoint may have beside those, as what belongs to
+  // other ranks.
+  std::vector<std::string> others = {};
+};
+
+// What a checkpoint has of an object.
+struct Saved {
+  struct Tensor {
+    at::ScalarType dtype;
+    Sizes sizes;
+  };
+  std::map<std::string, Tensor> tensors;  // aliases too
+  Values values;
+  int64_t world = 1;  // ranks that saved
+};
+
+// What tracked modules call their parameters: "net/fc.weight".
+class Names {
+ public:
+  void add(const at::Tensor& tensor, const std::string& name) {
+    names_.try_emplace(tensor.unsafeGetTensorImpl(), name);
+  }
+  std::optional<std::string> of(const at::Tensor& tensor) const {
+    const auto found = names_.find(tensor.unsafeGetTensorImpl());
+    return found == names_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  std::map<const at::TensorImpl*, std::string> names_;
+};
+
+// Something that a checkpoint saves and restores. Called on every rank alike; communicates nothing;
+// throws ConfigError or CheckpointError.
+class Stateful {
+ public:
+  virtual ~Stateful() = default;
+
+  // What there is to save now. Parts are the live tensors: they are read before save() returns.
+  virtual State state(const Names& names) const = 0;
+
+  // Where to put what was saved, with the same names: parts that this rank wants, each as large as
+  // it likes, and values that it expects (whatever they are). Called before anything is read. Names
+  // that are missing on either side, other sizes and other dtypes are found by the caller. By
+  // default what state() has.
+  virtual State destination(const Saved&, const Names& names) { return state(names); }
+
+  // The parts of destination() are filled, and the values are those saved. Called on all ranks
+  // after all have verified what they read.
+  virtual void restored(const State&) {}
+
+  // Adds what others call the tensors of this one, which is tracked as `prefix`.
+  virtual void add_names(const std::string&, Names&) const {}
+};
+
+// The value of a name. Throws CheckpointError when it is missing or of another type.
+template <class T>
+T value_of(const Values& values, const std::string& name);
+
+extern template bool value_of(const Values&, const std::string&);
+extern template int64_t value_of(const Values&, const std::string&);
+extern template double value_of(const Values&, const std::string&);
+extern template std::string value_of(const Values&, const std::string&);
+extern template std::vector<double> value_of(const Values&, const std::string&);
+
+// libtorch's name for a dtype of the manifest, and back. Throw CheckpointError for one that has no
+// counterpart.
+at::ScalarType scalar_type_of(const std::string& dtype);
+std::string dtype_of(at::ScalarType type);
+
+}  // namespace lockstep::checkpoint

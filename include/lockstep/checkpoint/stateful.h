@@ -1,0 +1,50 @@
+// What Checkpointer::track() makes of an object. Other types: write a function of this name beside
+// them.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "lockstep/checkpoint/state.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/sampler.h"
+
+namespace lockstep::checkpoint {
+
+// Parameters and buffers by the module's own names; a tensor that has several is stored once.
+std::shared_ptr<Stateful> stateful(torch::nn::Module& module);
+
+// torch::optim's Adam, AdamW, SGD, RMSprop and Adagrad, and what is derived from them: options of
+// each group ("group/0/lr"), and the state by parameter ("exp_avg/net/fc.weight"; "exp_avg/0/3"
+// where no tracked module has it: group and index). Throws ConfigError for another class.
+std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer);
+
+// Where the loop stands.
+std::shared_ptr<Stateful> stateful(data::Loader& loader);
+std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler);
+
+// Alike on all ranks.
+std::shared_ptr<Stateful> stateful(int64_t& value);
+std::shared_ptr<Stateful> stateful(double& value);
+std::shared_ptr<Stateful> stateful(bool& value);
+std::shared_ptr<Stateful> stateful(std::string& value);
+std::shared_ptr<Stateful> stateful(at::Tensor& tensor);
+
+// An object of a few numbers: `get` gives them, `set` takes the same back.
+template <class Get, class Set>
+std::shared_ptr<Stateful> stateful_values(Get get, Set set) {
+  struct Numbers : Stateful {
+    Numbers(Get g, Set s) : get_(std::move(g)), set_(std::move(s)) {}
+    State state(const Names&) const override { return {.values = get_()}; }
+    void restored(const State& state) override { set_(state.values); }
+    Get get_;
+    Set set_;
+  };
+  return std::make_shared<Numbers>(std::move(get), std::move(set));
+}
+
+}  // namespace lockstep::checkpoint

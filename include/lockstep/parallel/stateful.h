@@ -1,0 +1,38 @@
+// What Checkpointer::track() makes of the objects of this room
+// (lockstep/checkpoint/checkpointer.h).
+#pragma once
+
+#include <memory>
+
+#include "lockstep/checkpoint/state.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/comm_hook.h"
+#include "lockstep/parallel/grad_scaler.h"
+#include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/zero_optimizer.h"
+
+namespace lockstep::parallel {
+
+using checkpoint::Stateful;
+
+// Each rank's part, under the names that the same optimizer without ZeRO has: either restores what
+// the other saved, on any number of ranks.
+std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer);
+
+std::shared_ptr<Stateful> stateful(GradScaler& scaler);
+std::shared_ptr<Stateful> stateful(LrScheduler& scheduler);
+std::shared_ptr<Stateful> stateful(ReduceLrOnPlateau& scheduler);
+std::shared_ptr<Stateful> stateful(Averager& averager);
+
+// What the hook keeps on each rank of Ddp's group: checkpoints.track("hook", stateful(*hook,
+// group)). As many ranks as saved it get their own back; another number of ranks gets the mean of
+// all residuals on each, so that what error feedback owes to the average is the same, and rank 0's
+// of the rest.
+std::shared_ptr<Stateful> stateful(CommHook& hook, const Group& group);
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::stateful;
+}  // namespace lockstep

@@ -1,0 +1,265 @@
+#include "lockstep/checkpoint/checkpointer.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <exception>
+#include <thread>
+
+#include "checkpoint/format/checksum.h"
+#include "checkpoint/generators.h"
+#include "checkpoint/restore.h"
+#include "checkpoint/save.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr char kWell = '+', kFailed = '-', kDamaged = 'd';
+
+// What the ranks that failed say; once where all say the same. Empty when none did.
+std::string reasons(const std::vector<std::string>& reports) {
+  std::string text;
+  const bool same = std::all_of(reports.begin(), reports.end(),
+                                [&](const std::string& one) { return one == reports.front(); });
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank].front() == kWell) continue;
+    if (same) return reports[rank].substr(1);
+    text += fmt::format("{}rank {}: {}", text.empty() ? "" : "\n  ", rank, reports[rank].substr(1));
+  }
+  return text;
+}
+
+// A line that two ranks do not have alike.
+std::string first_difference(const std::vector<std::string>& texts) {
+  const auto lines = [](const std::string& text) {
+    std::vector<std::string> all;
+    for (size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+      end = std::min(text.find('\n', begin), text.size());
+      all.push_back(text.substr(begin, end - begin));
+    }
+    return all;
+  };
+  const auto first = lines(texts[0]);
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    const auto other = lines(texts[rank]);
+    for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
+      const auto at = [i](const auto& all) { return i < all.size() ? all[i] : "nothing more"; };
+      if (at(first) == at(other)) continue;
+      return fmt::format("\n  rank 0 has {}\n  rank {} has {}", at(first), rank, at(other));
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+struct Checkpointer::Impl {
+  comm::Group group;  // of its own: a thread uses it while training uses the caller's
+  std::string path;
+  CheckpointerOptions options;
+  FileSystem& files;
+  Tracked tracked = {};
+  std::unique_ptr<Directory> directory = {};  // on rank 0, from the first save on
+  at::Tensor memory = {};                     // of asynchronous saves
+  std::thread thread = {};
+  std::exception_ptr failure = {};  // of the thread
+
+  comm::CallOptions call(const char* tag) const { return {.timeout = options.timeout, .tag = tag}; }
+
+  void join() {
+    if (thread.joinable()) thread.join();
+    if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+  }
+
+  Save agreed(int64_t step, const std::map<std::string, double>& metrics);
+  Manifest manifest_of(const State& state, int64_t step) const;
+  std::vector<std::string> candidates(const RestoreOptions& restore_options);
+  std::optional<Restored> attempt(const std::string& folder, const RestoreOptions& restore_options,
+                                  std::string& damage);
+};
+
+Manifest Checkpointer::Impl::manifest_of(const State& state, int64_t step) const {
+  Manifest manifest{
+      .step = step, .world = group.size(), .values = state.values, .aliases = state.aliases};
+  for (const auto& piece : state.pieces) {
+    manifest.tensors[piece.name] = {dtype_of(piece.dtype), piece.sizes, {}};
+  }
+  return manifest;
+}
+
+// The ranks save the same, and rank 0 has a folder for it.
+Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double>& metrics) {
+  State state;
+  Share share;
+  std::string mine, text;
+  try {
+    if (step < 0) throw ConfigError(fmt::format("[checkpoint] save() of step {}", step));
+    state = described(tracked);
+    text = fmt::format("step {}\n{}\n", step, fmt::join(common_lines(state), "\n"));
+    for (const auto& [name, value] : metrics) text += fmt::format("metric {}: {}\n", name, value);
+    share = share_of(state, Shard{group.rank(), group.size()});
+    if (options.async) copy_into(share, memory);
+    mine = kWell + hex(checksum(text));
+    if (group.rank() == 0) {
+      if (!directory) directory = std::make_unique<Directory>(path, files);
+      mine += directory->begin(step);
+    }
+  } catch (const std::exception& error) {
+    mine = kFailed + std::string(error.what());
+  }
+  const auto reports = group.all_gather_bytes(mine, call("checkpoint: begins"));
+  const auto end = [&](const std::string& fault) {
+    if (directory) directory->abandon();
+    throw CheckpointError(fmt::format("[checkpoint] step {} was not saved: {}", step, fault));
+  };
+  bool all_well = true;
+  for (const auto& report : reports) all_well = all_well && report.front() == kWell;
+  if (!all_well) end(reasons(reports));
+  for (const auto& report : reports) {
+    if (report.substr(1, 16) == reports[0].substr(1, 16)) continue;
+    end("the ranks would save different things" +
+        first_difference(group.all_gather_bytes(text, call("checkpoint: differs"))));
+  }
+  Save save{.group = group,
+            .timeout = options.timeout,
+            .files = &files,
+            .directory = directory.get(),
+            .retention = options.retention,
+            .folder = reports[0].substr(17),
+            .manifest = manifest_of(state, step),
+            .share = std::move(share)};
+  save.manifest.metrics = metrics;
+  return save;
+}
+
+std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& restore_options) {
+  std::string mine(1, kWell);
+  if (group.rank() == 0) {
+    try {
+      if (restore_options.damaged == Damaged::Error) {
+        if (const auto newest = newest_checkpoint(path, files)) mine += *newest + "\n";
+      } else if (files.list(path)) {
+        const auto listing = list_checkpoints(path, files);
+        for (const auto& name : listing.unreadable) {
+          log::warn(
+              fmt::format("[checkpoint] {}/{} has no manifest that can be read: an older "
+                          "checkpoint is restored",
+                          path, name));
+        }
+        for (auto i = listing.checkpoints.rbegin(); i != listing.checkpoints.rend(); ++i) {
+          mine += fmt::format("{}/{}\n", path, i->name);
+        }
+      }
+    } catch (const std::exception& error) {
+      mine = kFailed + std::string(error.what());
+    }
+  }
+  const std::string text = group.broadcast_bytes(mine, 0, call("checkpoint: newest"));
+  if (text.front() == kFailed) throw CheckpointError(text.substr(1));
+  std::vector<std::string> folders;
+  for (size_t begin = 1, end; begin < text.size(); begin = end + 1) {
+    end = text.find('\n', begin);
+    folders.push_back(text.substr(begin, end - begin));
+  }
+  return folders;
+}
+
+// Nothing when the checkpoint is damaged; `damage` says how.
+std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
+                                                    const RestoreOptions& restore_options,
+                                                    std::string& damage) {
+  Restore restore(tracked, restore_options, files);
+  const auto [fault, reason] = restore.prepare(folder);
+  const char kind = fault == Restore::Fault::None      ? kWell
+                    : fault == Restore::Fault::Damaged ? kDamaged
+                                                       : kFailed;
+  auto reports = group.all_gather_bytes(kind + reason, call("checkpoint: compared"));
+  bool damaged = false;
+  for (const auto& report : reports) damaged = damaged || report.front() == kDamaged;
+  if (const auto text = reasons(reports); !text.empty()) {
+    if (!damaged) throw CheckpointError(text);
+    damage = text;
+    return std::nullopt;
+  }
+  std::string mine(1, kWell);
+  try {
+    restore.finish();
+  } catch (const std::exception& error) {
+    mine = kFailed + std::string(error.what());
+  }
+  reports = group.all_gather_bytes(mine, call("checkpoint: restored"));
+  if (const auto text = reasons(reports); !text.empty()) throw CheckpointError(text);
+  return Restored{folder, restore.manifest().step, restore.manifest().metrics};
+}
+
+Checkpointer::Checkpointer(const comm::Group& group, std::string directory,
+                           CheckpointerOptions options)
+    : impl_(new Impl{.group = group.split(0, group.rank()),
+                     .path = std::move(directory),
+                     .options = options,
+                     .files = options.files == nullptr ? system_files() : *options.files}) {}
+
+Checkpointer::~Checkpointer() {
+  if (impl_->thread.joinable()) impl_->thread.join();
+}
+
+void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> object) {
+  if (name.empty() || name.find('/') != std::string::npos) {
+    throw ConfigError(
+        fmt::format("[checkpoint] '{}' cannot be tracked: a name has a letter at "
+                    "least, and no '/'",
+                    name));
+  }
+  for (const auto& [known, other] : impl_->tracked) {
+    if (known == name) {
+      throw ConfigError(
+          fmt::format("[checkpoint] '{}' is tracked already: choose another name", name));
+    }
+  }
+  impl_->tracked.emplace_back(name, std::move(object));
+}
+
+void Checkpointer::track_generators() { track("generators", generators(impl_->group.rank())); }
+
+void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {
+  impl_->join();
+  Save save = impl_->agreed(step, metrics);
+  if (!impl_->options.async) return save.run();
+  impl_->thread = std::thread([this, save = std::move(save)] {
+    setpriority(PRIO_PROCESS, 0, 10);  // of this thread alone, on Linux
+    try {
+      save.run();
+    } catch (...) {
+      impl_->failure = std::current_exception();
+    }
+  });
+}
+
+void Checkpointer::finish() { impl_->join(); }
+
+std::optional<Restored> Checkpointer::restore_latest(const RestoreOptions& options) {
+  impl_->join();
+  std::string damage;
+  for (const auto& folder : impl_->candidates(options)) {
+    if (auto restored = impl_->attempt(folder, options, damage)) return restored;
+    if (options.damaged == Damaged::Error) break;
+    if (impl_->group.rank() == 0) {
+      log::warn(damage + "\n  an older checkpoint is restored");
+    }
+  }
+  if (!damage.empty()) throw CheckpointError(damage);
+  return std::nullopt;
+}
+
+Restored Checkpointer::restore(const std::string& folder, const RestoreOptions& options) {
+  impl_->join();
+  std::string damage;
+  if (auto restored = impl_->attempt(folder, options, damage)) return *restored;
+  throw CheckpointError(damage);
+}
+
+}  // namespace lockstep::checkpoint

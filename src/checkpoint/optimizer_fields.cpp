@@ -1,0 +1,140 @@
+#include "checkpoint/optimizer_fields.h"
+
+#include <fmt/format.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <typeinfo>
+
+#include "lockstep/checkpoint/state.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using torch::optim::Optimizer;
+using Betas = std::tuple<double, double>;
+using Option = std::pair<const char*, std::variant<double*, bool*, Betas*>>;
+
+template <class State>
+std::vector<StateField> adam_fields(State& state) {
+  return {{"step", &state.step()},
+          {"exp_avg", &state.exp_avg()},
+          {"exp_avg_sq", &state.exp_avg_sq()},
+          {"max_exp_avg_sq", &state.max_exp_avg_sq()}};
+}
+
+template <class Options>
+std::vector<Option> adam_options(Options& options) {
+  return {{"lr", &options.lr()},
+          {"betas", &options.betas()},
+          {"eps", &options.eps()},
+          {"weight_decay", &options.weight_decay()},
+          {"amsgrad", &options.amsgrad()}};
+}
+
+// Refers into `options`.
+std::vector<Option> options_of(torch::optim::OptimizerOptions& options) {
+  using namespace torch::optim;
+  if (auto* adam = dynamic_cast<AdamOptions*>(&options)) return adam_options(*adam);
+  if (auto* adamw = dynamic_cast<AdamWOptions*>(&options)) return adam_options(*adamw);
+  if (auto* sgd = dynamic_cast<SGDOptions*>(&options)) {
+    return {{"lr", &sgd->lr()},
+            {"momentum", &sgd->momentum()},
+            {"dampening", &sgd->dampening()},
+            {"weight_decay", &sgd->weight_decay()},
+            {"nesterov", &sgd->nesterov()}};
+  }
+  if (auto* rmsprop = dynamic_cast<RMSpropOptions*>(&options)) {
+    return {{"lr", &rmsprop->lr()},
+            {"alpha", &rmsprop->alpha()},
+            {"eps", &rmsprop->eps()},
+            {"weight_decay", &rmsprop->weight_decay()},
+            {"momentum", &rmsprop->momentum()},
+            {"centered", &rmsprop->centered()}};
+  }
+  if (auto* adagrad = dynamic_cast<AdagradOptions*>(&options)) {
+    return {{"lr", &adagrad->lr()},
+            {"lr_decay", &adagrad->lr_decay()},
+            {"weight_decay", &adagrad->weight_decay()},
+            {"initial_accumulator_value", &adagrad->initial_accumulator_value()},
+            {"eps", &adagrad->eps()}};
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state) {
+  using namespace torch::optim;
+  if (auto* adam = dynamic_cast<AdamParamState*>(&state)) return adam_fields(*adam);
+  if (auto* adamw = dynamic_cast<AdamWParamState*>(&state)) return adam_fields(*adamw);
+  if (auto* sgd = dynamic_cast<SGDParamState*>(&state)) {
+    return {{"momentum_buffer", &sgd->momentum_buffer()}};
+  }
+  if (auto* rmsprop = dynamic_cast<RMSpropParamState*>(&state)) {
+    return {{"step", &rmsprop->step()},
+            {"square_avg", &rmsprop->square_avg()},
+            {"momentum_buffer", &rmsprop->momentum_buffer()},
+            {"grad_avg", &rmsprop->grad_avg()}};
+  }
+  if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) {
+    return {{"step", &adagrad->step()}, {"sum", &adagrad->sum()}};
+  }
+  return {};
+}
+
+std::unique_ptr<torch::optim::OptimizerParamState> new_state(const Optimizer& optimizer) {
+  using namespace torch::optim;
+  if (dynamic_cast<const Adam*>(&optimizer)) return std::make_unique<AdamParamState>();
+  if (dynamic_cast<const AdamW*>(&optimizer)) return std::make_unique<AdamWParamState>();
+  if (dynamic_cast<const SGD*>(&optimizer)) return std::make_unique<SGDParamState>();
+  if (dynamic_cast<const RMSprop*>(&optimizer)) return std::make_unique<RMSpropParamState>();
+  if (dynamic_cast<const Adagrad*>(&optimizer)) return std::make_unique<AdagradParamState>();
+  throw ConfigError(fmt::format(
+      "[checkpoint] an optimizer of class {} cannot be tracked: torch's Adam, AdamW, SGD, RMSprop "
+      "and "
+      "Adagrad can, and what is derived from them. For another, write a function stateful() beside "
+      "it; a ZeroOptimizer needs lockstep/parallel/stateful.h",
+      typeid(optimizer).name()));
+}
+
+Values option_values(const Optimizer& optimizer) {
+  Values values;
+  size_t number = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    auto options = group.options().clone();
+    for (const auto& [name, value] : options_of(*options)) {
+      const std::string path = fmt::format("group/{}/{}", number, name);
+      if (const auto* real = std::get_if<double*>(&value)) values[path] = **real;
+      if (const auto* flag = std::get_if<bool*>(&value)) values[path] = **flag;
+      if (const auto* betas = std::get_if<Betas*>(&value)) {
+        values[path] = std::vector<double>{std::get<0>(**betas), std::get<1>(**betas)};
+      }
+    }
+    ++number;
+  }
+  return values;
+}
+
+void set_options(Optimizer& optimizer, const Values& values) {
+  size_t number = 0;
+  for (auto& group : optimizer.param_groups()) {
+    for (const auto& [name, value] : options_of(group.options())) {
+      const std::string path = fmt::format("group/{}/{}", number, name);
+      if (const auto* real = std::get_if<double*>(&value)) {
+        **real = value_of<double>(values, path);
+      } else if (const auto* flag = std::get_if<bool*>(&value)) {
+        **flag = value_of<bool>(values, path);
+      } else if (const auto pair = value_of<std::vector<double>>(values, path); pair.size() == 2) {
+        *std::get<Betas*>(value) = {pair[0], pair[1]};
+      }
+    }
+    ++number;
+  }
+}
+
+}  // namespace lockstep::checkpoint

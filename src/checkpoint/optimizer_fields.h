@@ -1,0 +1,34 @@
+// What is in an optimizer, by name.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "lockstep/checkpoint/manifest.h"
+
+namespace lockstep::checkpoint {
+
+// A parameter's tensor (undefined where there is none yet), of the parameter's sizes and dtype, or
+// its count of steps.
+struct StateField {
+  std::string name;
+  std::variant<at::Tensor*, int64_t*> value;
+};
+
+// Refers into `state`. Of a class that is not known: nothing.
+std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state);
+
+// An empty state of the class that the optimizer uses. Throws ConfigError for an optimizer that is
+// not known.
+std::unique_ptr<torch::optim::OptimizerParamState> new_state(
+    const torch::optim::Optimizer& optimizer);
+
+// Options of all groups: "group/0/lr".
+Values option_values(const torch::optim::Optimizer& optimizer);
+void set_options(torch::optim::Optimizer& optimizer, const Values& values);
+
+}  // namespace lockstep::checkpoint

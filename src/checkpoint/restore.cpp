@@ -1,0 +1,224 @@
+#include "checkpoint/restore.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+#include <torch/types.h>
+
+#include <algorithm>
+
+#include "lockstep/checkpoint/error.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+bool matches(const std::string& name, const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+// What of a map has a prefix, without it.
+template <class T, class Convert>
+auto below(const std::map<std::string, T>& all, const std::string& prefix, const Convert& convert) {
+  std::map<std::string, decltype(convert(all.begin()->second))> own;
+  for (auto i = all.lower_bound(prefix); i != all.end() && i->first.starts_with(prefix); ++i) {
+    own.emplace(i->first.substr(prefix.size()), convert(i->second));
+  }
+  return own;
+}
+
+std::string text_of(at::ScalarType dtype, const Sizes& sizes) {
+  return fmt::format("{} [{}]", c10::toString(dtype), fmt::join(sizes, ", "));
+}
+
+bool is_list(const Value& value) { return value.index() >= 4; }
+
+}  // namespace
+
+Restore::Outcome Restore::prepare(const std::string& folder) {
+  Fault kind = Fault::Damaged;
+  try {
+    checkpoint_.emplace(folder, files_);
+    kind = Fault::Other;
+    compare();
+    if (!faults_.empty()) {
+      constexpr size_t kMost = 20;
+      const size_t shown = std::min(faults_.size(), kMost);
+      return {kind, fmt::format("[checkpoint] {} does not fit what is tracked:\n    {}{}", folder,
+                                fmt::join(faults_.begin(), faults_.begin() + shown, "\n    "),
+                                shown < faults_.size()
+                                    ? fmt::format("\n    and {} more", faults_.size() - shown)
+                                    : "")};
+    }
+    kind = Fault::Damaged;
+    plan();
+    verify();
+    return {};
+  } catch (const std::exception& error) {
+    return {kind, error.what()};
+  }
+}
+
+const std::string* Restore::primary(const std::string& name) const {
+  const auto tensor = manifest().tensors.find(name);
+  if (tensor != manifest().tensors.end()) return &tensor->first;
+  const auto alias = manifest().aliases.find(name);
+  return alias == manifest().aliases.end() ? nullptr : &alias->second;
+}
+
+void Restore::compare() {
+  const Names names = names_of(tracked_);
+  for (const auto& [name, object] : tracked_) {
+    const std::string prefix = name + "/";
+    Saved saved{
+        .tensors = below(manifest().tensors, prefix,
+                         [](const ManifestTensor& tensor) {
+                           return Saved::Tensor{scalar_type_of(tensor.dtype), tensor.sizes};
+                         }),
+        .values = below(manifest().values, prefix, [](const Value& value) { return value; }),
+        .world = manifest().world};
+    for (const auto& [alias, target] :
+         below(manifest().aliases, prefix, [](const std::string& text) { return text; })) {
+      const auto& tensor = manifest().tensors.at(target);
+      saved.tensors[alias] = {scalar_type_of(tensor.dtype), tensor.sizes};
+    }
+    Wanted wanted{object.get(), object->destination(saved, names),
+                  !saved.tensors.empty() || !saved.values.empty()};
+    compare(prefix, wanted);
+    compare_values(prefix, wanted);
+    wanted_.push_back(std::move(wanted));
+  }
+  find_unexpected();
+}
+
+void Restore::compare(const std::string& prefix, Wanted& wanted) {
+  for (const auto& pattern : wanted.state.others) others_.push_back(prefix + pattern);
+  for (const auto& [alias, target] : wanted.state.aliases) {
+    // A tensor that here is the same as another.
+    if (const std::string* name = primary(prefix + alias);
+        name && *name == prefix + alias && !primary(prefix + target)) {
+      used_.insert(*name);
+    }
+  }
+  std::erase_if(wanted.state.pieces, [&](Piece& piece) {
+    piece.name = prefix + piece.name;
+    const std::string* name = primary(piece.name);
+    if (name == nullptr) {
+      if (!matches(piece.name, options_.allow_missing)) {
+        faults_.push_back(
+            fmt::format("{} is missing: {} here", piece.name, text_of(piece.dtype, piece.sizes)));
+      }
+      return true;
+    }
+    used_.insert(*name);
+    const auto& saved = manifest().tensors.at(*name);
+    if (saved.sizes != piece.sizes || saved.dtype != dtype_of(piece.dtype)) {
+      faults_.push_back(fmt::format("{} differs: {} there, {} here", piece.name,
+                                    text_of(scalar_type_of(saved.dtype), saved.sizes),
+                                    text_of(piece.dtype, piece.sizes)));
+    }
+    for (const auto& part : piece.parts) {
+      if (at::has_internal_overlap(part.tensor) == at::MemOverlap::Yes) {
+        faults_.push_back(
+            fmt::format("{} cannot be written to here: elements of it share memory", piece.name));
+      }
+    }
+    piece.name = *name;
+    return false;
+  });
+}
+
+void Restore::compare_values(const std::string& prefix, Wanted& wanted) {
+  for (auto& [key, value] : wanted.state.values) {
+    const std::string name = prefix + key;
+    const auto saved = manifest().values.find(name);
+    if (saved == manifest().values.end()) {
+      if (!matches(name, options_.allow_missing)) {
+        faults_.push_back(fmt::format("value {} is missing", name));
+      }
+      continue;  // keeps what it is
+    }
+    used_.insert(name);
+    if (saved->second.index() != value.index() && !(is_list(saved->second) && is_list(value))) {
+      faults_.push_back(fmt::format("value {} is of another type there", name));
+    }
+    value = saved->second;
+  }
+}
+
+void Restore::find_unexpected() {
+  const auto look = [&](const std::string& name, const char* kind) {
+    if (used_.contains(name) || matches(name, others_) ||
+        matches(name, options_.allow_unexpected)) {
+      return;
+    }
+    faults_.push_back(fmt::format("{}{} is unexpected: nothing here has that name", kind, name));
+  };
+  for (const auto& [name, tensor] : manifest().tensors) look(name, "");
+  for (const auto& [name, value] : manifest().values) look(name, "value ");
+}
+
+void Restore::plan() {
+  for (const auto& wanted : wanted_) {
+    for (const auto& piece : wanted.state.pieces) {
+      const auto& [name, tensor] = *manifest().tensors.find(piece.name);
+      for (const auto& part : piece.parts) {
+        if (part.tensor.numel() == 0) continue;
+        for (const auto& box : tensor.boxes) {
+          if (!intersection(part.box, box.box)) continue;
+          checkpoint_->prepare(box.file);
+          reads_.push_back({&name, &box, piece.dtype, &part});
+        }
+      }
+    }
+  }
+}
+
+void Restore::verify() {
+  std::map<const ManifestBox*, const std::string*> boxes;
+  for (const auto& read : reads_) boxes[read.from] = read.tensor;
+  const std::vector<std::pair<const ManifestBox*, const std::string*>> list(boxes.begin(),
+                                                                            boxes.end());
+  at::parallel_for(0, static_cast<int64_t>(list.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) checkpoint_->check(*list[i].second, *list[i].first);
+  });
+}
+
+void Restore::fill(const Read& read) {
+  const std::string_view bytes = checkpoint_->bytes(*read.tensor, *read.from);
+  const Box& box = read.from->box;
+  const bool is_complex = c10::isComplexType(read.dtype);
+  Sizes sizes = box.size;
+  if (is_complex) sizes.push_back(2);
+  const auto plain = is_complex ? c10::toRealValueType(read.dtype) : read.dtype;
+  at::Tensor from = at::from_blob(const_cast<char*>(bytes.data()), sizes, at::dtype(plain));
+  if (is_complex) from = at::view_as_complex(from);
+  const Box common = *intersection(read.to->box, box);
+  const auto within = [&common](const Box& outer) {
+    Box inner = common;
+    for (size_t d = 0; d < inner.offset.size(); ++d) inner.offset[d] -= outer.offset[d];
+    return inner;
+  };
+  narrowed(read.to->tensor, within(read.to->box)).copy_(narrowed(from, within(box)));
+}
+
+void Restore::finish() {
+  const auto tell = [&](bool with_tensors) {
+    for (auto& wanted : wanted_) {
+      if (wanted.any && wanted.state.pieces.empty() != with_tensors) {
+        wanted.object->restored(wanted.state);
+      }
+    }
+  };
+  tell(false);
+  at::parallel_for(0, static_cast<int64_t>(reads_.size()), 1, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;
+    for (int64_t i = begin; i < end; ++i) fill(reads_[i]);
+  });
+  tell(true);
+}
+
+}  // namespace lockstep::checkpoint

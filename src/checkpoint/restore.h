@@ -1,0 +1,70 @@
+// What is read of a checkpoint, and where it goes.
+#pragma once
+
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/share.h"
+#include "lockstep/checkpoint/checkpoint.h"
+#include "lockstep/checkpoint/checkpointer.h"
+
+namespace lockstep::checkpoint {
+
+// This rank's part of restoring: prepare(), and when all ranks are well, finish().
+class Restore {
+ public:
+  Restore(const Tracked& tracked, const RestoreOptions& options, FileSystem& files)
+      : tracked_(tracked), options_(options), files_(files) {}
+
+  enum class Fault { None, Damaged, Other };
+  struct Outcome {
+    Fault fault = Fault::None;
+    std::string reason = {};
+  };
+  // Opens the checkpoint, compares it with what is tracked, and verifies the checksum of all that
+  // will be read. Changes nothing.
+  Outcome prepare(const std::string& folder);
+
+  // Reads. Objects that have no tensors come first: what they refuse is known before any tensor is
+  // changed.
+  void finish();
+
+  const Manifest& manifest() const { return checkpoint_->manifest(); }
+
+ private:
+  // A box in a file that has elements of a part.
+  struct Read {
+    const std::string* tensor;  // its name in the manifest
+    const ManifestBox* from;
+    at::ScalarType dtype;
+    const Part* to;
+  };
+  struct Wanted {
+    Stateful* object;
+    State state;
+    bool any = false;  // the checkpoint has something of it
+  };
+
+  void compare();
+  void compare(const std::string& prefix, Wanted& wanted);
+  void compare_values(const std::string& prefix, Wanted& wanted);
+  void find_unexpected();
+  const std::string* primary(const std::string& name) const;
+  void plan();
+  void verify();
+  void fill(const Read& read);
+
+  const Tracked& tracked_;
+  const RestoreOptions& options_;
+  FileSystem& files_;
+  std::optional<Checkpoint> checkpoint_;
+  std::vector<Wanted> wanted_;
+  std::set<std::string> used_;       // tensors and values of the manifest
+  std::vector<std::string> others_;  // patterns of what belongs to other ranks
+  std::vector<std::string> faults_;
+  std::vector<Read> reads_;
+};
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,171 @@
+#include "checkpoint/share.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr int64_t kLeastCut = 256 << 10;  // bytes
+
+bool is_complex(const std::string& dtype) { return dtype == "C64" || dtype == "C128"; }
+
+int64_t bytes_of(const Piece& piece) {
+  return elements(piece.sizes) * static_cast<int64_t>(c10::elementSize(piece.dtype));
+}
+
+// The elements of a tensor at bytes [place, place + bytes_of(piece)) of all that are in `range`.
+Range cut(const Piece& piece, int64_t place, const Range& range) {
+  const int64_t bytes = bytes_of(piece), count = elements(piece.sizes);
+  if (bytes < kLeastCut) {
+    const bool own = place >= range.begin && place < range.end;
+    return own ? Range{0, count} : Range{};
+  }
+  const int64_t width = bytes / count;
+  const auto element = [&](int64_t at) {
+    return std::clamp((at - place) / width, int64_t{0}, count);
+  };
+  return {element(range.begin), element(range.end)};
+}
+
+void add_box(Share& share, const Piece& piece, const Box& box, const at::Tensor& values) {
+  const std::string dtype = dtype_of(piece.dtype);
+  at::Tensor plain = values.detach().resolve_conj().resolve_neg().to(at::kCPU).contiguous();
+  if (is_complex(dtype)) plain = at::view_as_real(plain);
+  const bool is_whole = box == whole(piece.sizes);
+  const std::string element = dtype == "C64" ? "F32" : dtype == "C128" ? "F64" : dtype;
+  share.boxes.push_back({piece.name, dtype, piece.sizes, box});
+  share.entries.push_back({is_whole ? piece.name : piece.name + text_of(box),
+                           *Dtype::named(element),
+                           plain.sizes().vec(),
+                           {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()}});
+  share.kept.push_back(std::move(plain));
+}
+
+void check(const Piece& piece) {
+  for (const auto& [box, tensor] : piece.parts) {
+    if (tensor.layout() != at::kStrided || tensor.sizes() != at::IntArrayRef(box.size) ||
+        tensor.scalar_type() != piece.dtype) {
+      throw ConfigError(fmt::format(
+          "[checkpoint] {}: {} is given by a tensor of {} [{}], or one that is not dense",
+          piece.name, text_of(box), c10::toString(tensor.scalar_type()),
+          fmt::join(tensor.sizes(), ", ")));
+    }
+  }
+  dtype_of(piece.dtype);
+}
+
+struct ValueText {
+  std::string operator()(const std::string& value) const { return "text " + value; }
+  // The shortest text that gives the same bits.
+  std::string operator()(double value) const { return fmt::format("{}", value); }
+  std::string operator()(const std::vector<double>& value) const {
+    return fmt::format("reals {}", fmt::join(value, " "));
+  }
+  std::string operator()(const std::vector<int64_t>& value) const {
+    return fmt::format("{}", fmt::join(value, " "));
+  }
+  template <class T>
+  std::string operator()(T value) const {
+    return fmt::format("{}", value);
+  }
+};
+
+}  // namespace
+
+Names names_of(const Tracked& tracked) {
+  Names names;
+  for (const auto& [name, object] : tracked) object->add_names(name, names);
+  return names;
+}
+
+State described(const Tracked& tracked) {
+  const Names names = names_of(tracked);
+  State all;
+  std::set<std::string> seen;
+  for (const auto& [name, object] : tracked) {
+    const std::string prefix = name + "/";
+    State state = object->state(names);
+    for (auto& piece : state.pieces) {
+      piece.name = prefix + piece.name;
+      check(piece);
+      if (!seen.insert(piece.name).second) {
+        throw ConfigError(fmt::format("[checkpoint] {} comes twice", piece.name));
+      }
+      all.pieces.push_back(std::move(piece));
+    }
+    for (auto& [key, value] : state.values) all.values[prefix + key] = std::move(value);
+    for (auto& [key, target] : state.aliases) all.aliases[prefix + key] = prefix + target;
+  }
+  return all;
+}
+
+std::vector<std::string> common_lines(const State& state) {
+  std::vector<std::string> lines;
+  for (const auto& piece : state.pieces) {
+    if (piece.held != Held::ByAll) continue;
+    lines.push_back(fmt::format("tensor {}: {} [{}]", piece.name, dtype_of(piece.dtype),
+                                fmt::join(piece.sizes, ", ")));
+  }
+  for (const auto& [name, value] : state.values) {
+    lines.push_back(fmt::format("value {}: {}", name, std::visit(ValueText(), value)));
+  }
+  for (const auto& [name, target] : state.aliases) {
+    lines.push_back(fmt::format("{} is {}", name, target));
+  }
+  return lines;
+}
+
+Share share_of(const State& state, const Shard& rank) {
+  const at::NoGradGuard no_grad;
+  int64_t total = 0;
+  for (const auto& piece : state.pieces) {
+    if (piece.held == Held::ByAll) total += bytes_of(piece);
+  }
+  const Range own = rank.of(total);
+  Share share;
+  int64_t place = 0;
+  for (const auto& piece : state.pieces) {
+    if (piece.held == Held::InParts) {
+      for (const auto& [box, values] : piece.parts) {
+        if (values.numel() > 0) add_box(share, piece, box, values);
+      }
+      continue;
+    }
+    for (const auto& box : boxes_of(piece.sizes, cut(piece, place, own))) {
+      add_box(share, piece, box, narrowed(piece.parts.front().tensor, box));
+    }
+    place += bytes_of(piece);
+  }
+  return share;
+}
+
+void copy_into(Share& share, at::Tensor& memory) {
+  int64_t total = 0;
+  for (const auto& entry : share.entries) total += static_cast<int64_t>(entry.bytes.size());
+  if (!memory.defined() || memory.numel() < total) memory = at::empty({total}, at::kByte);
+  char* to = static_cast<char*>(memory.mutable_data_ptr());
+  for (auto& entry : share.entries) {
+    std::memcpy(to, entry.bytes.data(), entry.bytes.size());
+    entry.bytes = {to, entry.bytes.size()};
+    to += entry.bytes.size();
+  }
+  share.kept.assign(1, memory);
+}
+
+at::Tensor narrowed(at::Tensor tensor, const Box& box) {
+  for (size_t d = 0; d < box.size.size(); ++d) {
+    const auto dimension = static_cast<int64_t>(d);
+    tensor = tensor.narrow(dimension, box.offset[d], box.size[d]);
+  }
+  return tensor;
+}
+
+}  // namespace lockstep::checkpoint

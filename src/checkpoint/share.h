@@ -1,0 +1,50 @@
+// Which part of the state a rank writes.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/state.h"
+
+namespace lockstep::checkpoint {
+
+// What is tracked, by name.
+using Tracked = std::vector<std::pair<std::string, std::shared_ptr<Stateful>>>;
+
+Names names_of(const Tracked& tracked);
+
+// Everything that a rank has, under the names of the checkpoint. Throws ConfigError for a name that
+// comes twice, and parts that do not have their box's sizes.
+State described(const Tracked& tracked);
+
+// Texts that are the same on all ranks that save the same: of what all ranks have, a line each.
+std::vector<std::string> common_lines(const State& state);
+
+// A box that this rank writes: entry i of the file.
+struct OwnBox {
+  std::string tensor;
+  std::string dtype;
+  Sizes sizes;  // of the tensor
+  Box box;
+};
+
+struct Share {
+  std::vector<OwnBox> boxes;
+  std::vector<TensorToWrite> entries;
+  std::vector<at::Tensor> kept;  // what the entries refer to
+};
+
+// Of the tensors that all ranks have about 1/world by bytes: those below 256 KiB are not cut. Of
+// the others the rank's parts.
+Share share_of(const State& state, const Shard& rank);
+
+// The entries' bytes are copied, one after another, into `memory`, which grows as it has to, and
+// from then on refer to that.
+void copy_into(Share& share, at::Tensor& memory);
+
+// Part of a tensor.
+at::Tensor narrowed(at::Tensor tensor, const Box& box);
+
+}  // namespace lockstep::checkpoint

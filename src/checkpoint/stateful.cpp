@@ -1,0 +1,199 @@
+#include "lockstep/checkpoint/stateful.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <set>
+
+#include "checkpoint/optimizer_fields.h"
+#include "lockstep/checkpoint/error.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+class ModuleState : public Stateful {
+ public:
+  explicit ModuleState(torch::nn::Module& module) : module_(module) {}
+
+  State state(const Names&) const override {
+    State state;
+    std::map<const at::TensorImpl*, std::string> seen;
+    each([&](const std::string& name, const at::Tensor& tensor) {
+      const auto [first, fresh] = seen.try_emplace(tensor.unsafeGetTensorImpl(), name);
+      if (fresh) {
+        state.pieces.push_back(whole_piece(name, tensor));
+      } else {
+        state.aliases[name] = first->second;
+      }
+    });
+    return state;
+  }
+
+  void add_names(const std::string& prefix, Names& names) const override {
+    each([&](const std::string& name, const at::Tensor& tensor) {
+      names.add(tensor, prefix + "/" + name);
+    });
+  }
+
+ private:
+  template <class Look>
+  void each(const Look& look) const {
+    for (const auto& tensors : {module_.named_parameters(), module_.named_buffers()}) {
+      for (const auto& item : tensors) {
+        if (item.value().defined()) look(item.key(), item.value());
+      }
+    }
+  }
+
+  torch::nn::Module& module_;
+};
+
+// Fields that a parameter's state may do without.
+bool is_optional(const std::string& field) {
+  return field == "max_exp_avg_sq" || field == "momentum_buffer" || field == "grad_avg";
+}
+
+class OptimizerState : public Stateful {
+ public:
+  explicit OptimizerState(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
+    new_state(optimizer);  // refuses one that is not known
+  }
+
+  State state(const Names& names) const override {
+    State state{.values = option_values(optimizer_)};
+    each(names, [&](const std::string& name, const at::Tensor& parameter) {
+      const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer_.state().end()) return;
+      for (const auto& [field, value] : fields_of(*found->second)) {
+        const auto* tensor = std::get_if<at::Tensor*>(&value);
+        const std::string path = field + "/" + name;
+        if (tensor == nullptr) {
+          state.pieces.push_back(
+              whole_piece(path, at::scalar_tensor(*std::get<int64_t*>(value), at::kLong)));
+        } else if ((*tensor)->defined()) {
+          state.pieces.push_back(whole_piece(path, **tensor));
+        }
+      }
+    });
+    return state;
+  }
+
+  State destination(const Saved& saved, const Names& names) override {
+    const at::NoGradGuard no_grad;
+    State state{.values = option_values(optimizer_)};
+    next_.clear();
+    counts_.clear();
+    each(names, [&](const std::string& name, const at::Tensor& parameter) {
+      auto next = new_state(optimizer_);
+      const auto fields = fields_of(*next);
+      const bool any = std::any_of(fields.begin(), fields.end(), [&](const auto& field) {
+        return saved.tensors.contains(field.name + "/" + name);
+      });
+      if (!any) return;  // it had no gradient yet
+      for (const auto& [field, value] : fields) {
+        const std::string path = field + "/" + name;
+        if (is_optional(field) && !saved.tensors.contains(path)) continue;
+        if (const auto* tensor = std::get_if<at::Tensor*>(&value)) {
+          **tensor = at::zeros_like(parameter);
+          state.pieces.push_back(whole_piece(path, **tensor));
+        } else {
+          const auto count = at::zeros({}, at::kLong);
+          counts_.emplace_back(std::get<int64_t*>(value), count);
+          state.pieces.push_back(whole_piece(path, count));
+        }
+      }
+      next_.emplace_back(parameter, std::move(next));
+    });
+    return state;
+  }
+
+  void restored(const State& state) override {
+    set_options(optimizer_, state.values);
+    for (const auto& [place, count] : counts_) *place = count.item<int64_t>();
+    optimizer_.state().clear();
+    for (auto& [parameter, next] : next_) {
+      optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(next);
+    }
+    next_.clear();
+    counts_.clear();
+  }
+
+ private:
+  // Each parameter once.
+  template <class Look>
+  void each(const Names& names, const Look& look) const {
+    std::set<const at::TensorImpl*> seen;
+    const auto& groups = optimizer_.param_groups();
+    for (size_t group = 0; group < groups.size(); ++group) {
+      for (size_t i = 0; i < groups[group].params().size(); ++i) {
+        const auto& parameter = groups[group].params()[i];
+        if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+        look(names.of(parameter).value_or(fmt::format("{}/{}", group, i)), parameter);
+      }
+    }
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  // Between destination() and restored().
+  std::vector<std::pair<at::Tensor, std::unique_ptr<torch::optim::OptimizerParamState>>> next_;
+  std::vector<std::pair<int64_t*, at::Tensor>> counts_;
+};
+
+class TensorState : public Stateful {
+ public:
+  explicit TensorState(at::Tensor& tensor) : tensor_(tensor) {}
+  State state(const Names&) const override { return {.pieces = {whole_piece("tensor", tensor_)}}; }
+
+ private:
+  at::Tensor& tensor_;
+};
+
+template <class T>
+std::shared_ptr<Stateful> number(T& value) {
+  return stateful_values(
+      [&value] {
+        return Values{{"value", value}};
+      },
+      [&value](const Values& values) { value = value_of<T>(values, "value"); });
+}
+
+template <class Source>
+std::shared_ptr<Stateful> place_in_data(Source& source) {
+  const auto get = [&source] {
+    const data::SamplerState state = source.state();
+    return Values{{"epoch", state.epoch},
+                  {"position", state.position},
+                  {"seed", state.seed},
+                  {"length", state.length},
+                  {"shuffle", state.shuffle}};
+  };
+  const auto set = [&source](const Values& values) {
+    source.restore({value_of<int64_t>(values, "epoch"), value_of<int64_t>(values, "position"),
+                    value_of<int64_t>(values, "seed"), value_of<int64_t>(values, "length"),
+                    value_of<bool>(values, "shuffle")});
+  };
+  return stateful_values(get, set);
+}
+
+}  // namespace
+
+std::shared_ptr<Stateful> stateful(torch::nn::Module& module) {
+  return std::make_shared<ModuleState>(module);
+}
+std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer) {
+  return std::make_shared<OptimizerState>(optimizer);
+}
+std::shared_ptr<Stateful> stateful(data::Loader& loader) { return place_in_data(loader); }
+std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler) {
+  return place_in_data(sampler);
+}
+std::shared_ptr<Stateful> stateful(int64_t& value) { return number(value); }
+std::shared_ptr<Stateful> stateful(double& value) { return number(value); }
+std::shared_ptr<Stateful> stateful(bool& value) { return number(value); }
+std::shared_ptr<Stateful> stateful(std::string& value) { return number(value); }
+std::shared_ptr<Stateful> stateful(at::Tensor& tensor) {
+  return std::make_shared<TensorState>(tensor);
+}
+
+}  // namespace lockstep::checkpoint

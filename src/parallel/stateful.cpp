@@ -1,0 +1,140 @@
+#include "lockstep/parallel/stateful.h"
+
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include "lockstep/checkpoint/stateful.h"
+
+namespace lockstep::parallel {
+namespace {
+
+using checkpoint::Names;
+using checkpoint::Piece;
+using checkpoint::Saved;
+using checkpoint::State;
+using checkpoint::stateful_values;
+using checkpoint::value_of;
+using checkpoint::Values;
+
+// Not the sum over ranks, as an error left to send, but alike on all.
+bool is_common(const std::string& name) { return name == "iteration" || name.starts_with("q/"); }
+
+class HookOfRank : public Stateful {
+ public:
+  HookOfRank(CommHook& hook, const Group& group) : hook_(hook), group_(group) {}
+
+  State state(const Names&) const override {
+    State state;
+    for (const auto& [name, tensor] : hook_.state()) {
+      state.pieces.push_back(piece(group_.rank(), name, tensor));
+    }
+    return state;
+  }
+
+  State destination(const Saved& saved, const Names&) override {
+    const int size = group_.size();
+    same_ranks_ = saved.world == size;
+    ranks_ = static_cast<int>(saved.world);
+    next_.clear();
+    State state{.others = {"rank-*"}};
+    const auto want = [&](int rank) {
+      const std::string prefix = fmt::format("rank-{}/", rank);
+      for (const auto& [path, tensor] : saved.tensors) {
+        if (!path.starts_with(prefix)) continue;
+        const std::string name = path.substr(prefix.size());
+        if (rank != group_.rank() && rank != 0 && is_common(name)) continue;
+        auto& to = next_[name].emplace_back(at::empty(tensor.sizes, tensor.dtype));
+        state.pieces.push_back(piece(rank, name, to));
+      }
+    };
+    if (same_ranks_) {
+      want(group_.rank());
+    } else {
+      for (int rank = 0; rank < ranks_; ++rank) want(rank);
+    }
+    return state;
+  }
+
+  void restored(const State&) override {
+    std::map<std::string, at::Tensor> state;
+    for (const auto& [name, tensors] : next_) {
+      if (same_ranks_ || is_common(name)) {
+        state[name] = tensors.front();
+        continue;
+      }
+      at::Tensor sum = tensors.front().clone();
+      for (size_t i = 1; i < tensors.size(); ++i) sum.add_(tensors[i]);
+      state[name] = sum.div_(ranks_);
+    }
+    next_.clear();
+    hook_.restore(state);
+  }
+
+ private:
+  static Piece piece(int rank, const std::string& name, const at::Tensor& tensor) {
+    Piece piece = checkpoint::whole_piece(fmt::format("rank-{}/{}", rank, name), tensor);
+    piece.held = checkpoint::Held::InParts;
+    return piece;
+  }
+
+  CommHook& hook_;
+  Group group_;
+  bool same_ranks_ = true;
+  int ranks_ = 1;
+  std::map<std::string, std::vector<at::Tensor>> next_;
+};
+
+}  // namespace
+
+std::shared_ptr<Stateful> stateful(GradScaler& scaler) {
+  return stateful_values(
+      [&scaler] {
+        const auto state = scaler.state();
+        return Values{{"scale", state.scale}, {"growth_tracker", state.growth_tracker}};
+      },
+      [&scaler](const Values& values) {
+        scaler.restore(
+            {value_of<double>(values, "scale"), value_of<int64_t>(values, "growth_tracker")});
+      });
+}
+
+std::shared_ptr<Stateful> stateful(LrScheduler& scheduler) {
+  return stateful_values(
+      [&scheduler] {
+        return Values{{"step", scheduler.state().step}, {"base_lrs", scheduler.state().base_lrs}};
+      },
+      [&scheduler](const Values& values) {
+        scheduler.restore(
+            {value_of<int64_t>(values, "step"), value_of<std::vector<double>>(values, "base_lrs")});
+      });
+}
+
+std::shared_ptr<Stateful> stateful(ReduceLrOnPlateau& scheduler) {
+  return stateful_values(
+      [&scheduler] {
+        const auto& state = scheduler.state();
+        return Values{{"best", state.best},
+                      {"bad_steps", state.bad_steps},
+                      {"cooldown_left", state.cooldown_left}};
+      },
+      [&scheduler](const Values& values) {
+        scheduler.restore({value_of<double>(values, "best"), value_of<int64_t>(values, "bad_steps"),
+                           value_of<int64_t>(values, "cooldown_left")});
+      });
+}
+
+std::shared_ptr<Stateful> stateful(Averager& averager) {
+  return stateful_values(
+      [&averager] {
+        return Values{{"steps", averager.steps()}};
+      },
+      [&averager](const Values& values) {
+        averager.set_steps(value_of<int64_t>(values, "steps"));
+      });
+}
+
+std::shared_ptr<Stateful> stateful(CommHook& hook, const Group& group) {
+  return std::make_shared<HookOfRank>(hook, group);
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,49 @@
+// How a ZeroOptimizer divides its parameters.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/shard.h"
+#include "lockstep/parallel/zero_optimizer.h"
+
+namespace lockstep::parallel {
+
+// Part of a parameter that one rank updates.
+struct Portion {
+  size_t parameter;
+  Range range;  // of its elements in memory
+  at::Tensor leaf;
+};
+
+// All parameters of one dtype in one memory, the last first: nearly as their gradients lie in Ddp's
+// buckets, so that a rank mostly updates with what it has just added up.
+struct Flat {
+  at::Tensor memory;
+  std::vector<std::pair<size_t, int64_t>> places;  // parameter and first element
+  std::vector<int64_t> cuts;                       // by rank, and the end
+};
+
+struct ZeroOptimizer::Parts {
+  Group group;
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> places;  // of the parameters in the flats
+  std::vector<Flat> flats;
+  std::vector<Portion> portions;
+  std::unique_ptr<Optimizer> optimizer;
+  bool shared = false;
+
+  void lay_out(bool share);
+  void own_portions(const Flat& flat);
+  bool is_elsewhere(size_t parameter) const;
+  bool any_elsewhere() const;
+  void copy_in();
+  void alias();
+  std::vector<OptimizerParamGroup> own_groups(std::vector<OptimizerParamGroup>& groups);
+  void check_gradients() const;
+  void point_to_gradients();
+  void spread();
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,283 @@
+// Every kind of object that is tracked goes on as if nothing had been.
+#include "lockstep/checkpoint/stateful.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "checkpoint/model.h"
+#include "checkpoint_format/folder.h"
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/hooks.h"
+#include "lockstep/parallel/stateful.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using testing::HasSubstr;
+
+template <class Kind, class Options>
+void expect_same_optimizer(Options options) {
+  const Folder folder;
+  Everything net, expected;
+  Kind kind(net.trained(), options), other(expected.trained(), options);
+  Checkpointer checkpoints(World::solo(), folder.path());
+  checkpoints.track("net", net);
+  checkpoints.track("optimizer", kind);
+  train(net, kind, 2);
+  checkpoints.save(2);
+  train(net, kind, 3);
+  checkpoints.restore_latest();
+  train(expected, other, 2);
+  train(net, kind, 2);
+  train(expected, other, 2);
+  EXPECT_TRUE(same(net, expected));
+}
+
+TEST(Stateful, EveryOptimizerGoesOnAsIfNothingHadBeen) {
+  isolated([] {
+    expect_same_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
+    expect_same_optimizer<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
+    expect_same_optimizer<torch::optim::AdamW>(torch::optim::AdamWOptions(0.1));
+    expect_same_optimizer<FusedAdam>(torch::optim::AdamOptions(0.1));
+  });
+}
+
+TEST(Stateful, OptimizersOfRealNumbersToo) {
+  isolated([] {
+    const Folder folder;
+    torch::nn::Linear net(3, 3), expected(3, 3);
+    const auto loss = [](torch::nn::Linear& linear) {
+      return linear(torch::ones({2, 3})).square().mean();
+    };
+    const auto check = [&](auto make, const std::string& name) {
+      {
+        const at::NoGradGuard no_grad;
+        for (size_t i = 0; i < 2; ++i) expected->parameters()[i].copy_(net->parameters()[i]);
+      }
+      auto one = make(net), other = make(expected);
+      Checkpointer checkpoints(World::solo(), folder / name);
+      checkpoints.track("net", net);
+      checkpoints.track("optimizer", *one);
+      const auto step = [&](torch::nn::Linear& linear, torch::optim::Optimizer& optimizer) {
+        optimizer.zero_grad();
+        loss(linear).backward();
+        optimizer.step();
+      };
+      step(net, *one);
+      checkpoints.save(1);
+      step(net, *one);
+      checkpoints.restore_latest();
+      step(expected, *other);
+      step(net, *one);
+      step(expected, *other);
+      EXPECT_TRUE(same(*net, *expected)) << name;
+    };
+    check(
+        [](auto& linear) {
+          return std::make_unique<torch::optim::RMSprop>(
+              linear->parameters(),
+              torch::optim::RMSpropOptions(0.01).momentum(0.9).centered(true));
+        },
+        "rmsprop");
+    check(
+        [](auto& linear) {
+          return std::make_unique<torch::optim::Adagrad>(linear->parameters(),
+                                                         torch::optim::AdagradOptions(0.1));
+        },
+        "adagrad");
+  });
+}
+
+// Saved with ZeRO on some ranks, restored with or without on others: the names are the same.
+struct Zero {
+  const char* name;
+  int saved, restored;
+  bool divided_before, divided_after;
+};
+class ZeroAndPlain : public testing::TestWithParam<Zero> {};
+INSTANTIATE_TEST_SUITE_P(, ZeroAndPlain,
+                         testing::Values(Zero{"From3To2", 3, 2, true, true},
+                                         Zero{"From2ToPlain", 2, 1, true, false},
+                                         Zero{"FromPlainTo4", 1, 4, false, true},
+                                         Zero{"From1To3", 1, 3, true, true}),
+                         [](const auto& test) { return test.param.name; });
+
+std::unique_ptr<torch::optim::Optimizer> make_adam(Everything& net, World& world, bool divided) {
+  const auto options = torch::optim::AdamOptions(0.01);
+  if (!divided) return std::make_unique<torch::optim::Adam>(net.trained(), options);
+  return std::make_unique<ZeroOptimizer>(net.trained(), world.group(),
+                                         zero<torch::optim::Adam>(options));
+}
+
+void track(Checkpointer& checkpoints, torch::optim::Optimizer& optimizer) {
+  if (auto* divided = dynamic_cast<ZeroOptimizer*>(&optimizer)) {
+    checkpoints.track("adam", *divided);
+  } else {
+    checkpoints.track("adam", optimizer);
+  }
+}
+
+TEST_P(ZeroAndPlain, RestoreEachOthersState) {
+  const auto [name, saved, restored, divided_before, divided_after] = GetParam();
+  const Folder folder;
+  spawn(saved, [&](World& world) {
+    Everything net;
+    const auto adam = make_adam(net, world, divided_before);
+    Checkpointer checkpoints(world.group(), folder.path());
+    checkpoints.track("net", net);
+    track(checkpoints, *adam);
+    train(net, *adam, 2);
+    adam->param_groups()[0].options().set_lr(0.002);
+    checkpoints.save(2);
+  });
+  spawn(restored, [&](World& world) {
+    Everything net, expected;
+    const auto adam = make_adam(net, world, divided_after);
+    const auto other = make_adam(expected, world, false);
+    Checkpointer checkpoints(world.group(), folder.path());
+    track(checkpoints, *adam);
+    checkpoints.track("net", net);
+    EXPECT_EQ(checkpoints.restore_latest()->step, 2);
+    train(expected, *other, 2);
+    other->param_groups()[0].options().set_lr(0.002);
+    train(net, *adam, 2);
+    train(expected, *other, 2);
+    EXPECT_TRUE(same(net, expected));
+  });
+}
+
+TEST(Stateful, AZeroOptimizerAsAnOrdinaryOneIsRefused) {
+  isolated([] {
+    torch::nn::Linear net(2, 2);
+    ZeroOptimizer adam(net->parameters(), Group(),
+                       zero<torch::optim::Adam>(torch::optim::AdamOptions(0.1)));
+    EXPECT_THAT(message_of<ConfigError>(
+                    [&] { checkpoint::stateful(static_cast<torch::optim::Optimizer&>(adam)); }),
+                HasSubstr("lockstep/parallel/stateful.h"));
+  });
+}
+
+TEST(Stateful, SchedulersScalersAveragersLoadersAndNumbers) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    torch::nn::Linear net(2, 2);
+    torch::optim::SGD sgd(net->parameters(), 0.5);
+    GradScaler scaler(world.group());
+    LrScheduler scheduler(sgd, step_lr({.size = 2, .gamma = 0.5}));
+    ReduceLrOnPlateau plateau(sgd, world.group());
+    Averager averager(*net, {{world.group(), 2}});
+    data::TensorDataset set(torch::arange(20), torch::arange(20));
+    Loader loader(set, world, {.batch_size = 2, .seed = 3});
+    int64_t count = 1;
+    double real = std::numeric_limits<double>::infinity();
+    bool flag = true;
+    std::string text = "one";
+    at::Tensor tensor = torch::ones({3});
+    Checkpointer checkpoints(world.group(), folder.path());
+    checkpoints.track("net", net);
+    checkpoints.track("sgd", sgd);
+    checkpoints.track("scaler", scaler);
+    checkpoints.track("scheduler", scheduler);
+    checkpoints.track("plateau", plateau);
+    checkpoints.track("averager", averager);
+    checkpoints.track("loader", loader);
+    checkpoints.track("count", count);
+    checkpoints.track("real", real);
+    checkpoints.track("flag", flag);
+    checkpoints.track("text", text);
+    checkpoints.track("tensor", tensor);
+    scaler.restore({1024, 7});
+    for (int i = 0; i < 3; ++i) scheduler.step();
+    averager.set_steps(5);
+    auto state = loader.state();
+    state.epoch = 2;
+    state.position = 8;
+    loader.restore(state);
+    checkpoints.save(1);
+    scaler.restore({2, 0});
+    scheduler.step();
+    plateau.step(3);
+    averager.set_steps(0);
+    state.epoch = 0;
+    loader.restore(state);
+    count = 0, real = 0, flag = false, text = "";
+    tensor.zero_();
+    checkpoints.restore_latest();
+    EXPECT_EQ(scaler.state().scale, 1024);
+    EXPECT_EQ(scaler.state().growth_tracker, 7);
+    EXPECT_EQ(scheduler.state().step, 3);
+    EXPECT_EQ(sgd.param_groups()[0].options().get_lr(), 0.25);
+    EXPECT_EQ(plateau.state().best, std::numeric_limits<double>::infinity());
+    EXPECT_EQ(averager.steps(), 5);
+    EXPECT_EQ(loader.state().epoch, 2);
+    EXPECT_EQ(loader.state().position, 8);
+    EXPECT_EQ(count, 1);
+    EXPECT_EQ(real, std::numeric_limits<double>::infinity());
+    EXPECT_TRUE(flag);
+    EXPECT_EQ(text, "one");
+    EXPECT_TRUE(at::equal(tensor, torch::ones({3})));
+  });
+}
+
+std::string file_of(std::string name) {
+  std::replace(name.begin(), name.end(), '/', '_');
+  return name;
+}
+
+// Residuals are a rank's own; another number of ranks shares their mean.
+TEST(Stateful, WhatAHookKeepsIsEachRanksOwn) {
+  const Folder folder;
+  const auto with = [&](World& world, const auto& body) {
+    torch::manual_seed(0);
+    torch::nn::Linear net(8, 8);
+    const auto hook = std::make_shared<TopK>(TopKOptions{.fraction = 0.1});
+    Ddp ddp(net, world.group(), {.hook = hook});
+    Checkpointer checkpoints(world.group(), folder.path());
+    checkpoints.track("hook", stateful(*hook, world.group()));
+    body(net, *hook, checkpoints);
+  };
+  const auto mean_of = [](World& world, at::Tensor tensor) {
+    tensor = tensor.clone();
+    world.group().all_reduce(tensor, ReduceOp::Average).wait();
+    return tensor;
+  };
+  spawn(2, [&](World& world) {
+    with(world, [&](auto& net, TopK& hook, Checkpointer& checkpoints) {
+      net(torch::full({1, 8}, 1.0 + world.rank())).square().sum().backward();
+      const auto before = hook.state();
+      ASSERT_FALSE(before.empty());
+      checkpoints.save(1);
+      net(torch::ones({1, 8})).square().sum().backward();
+      checkpoints.restore_latest();
+      for (const auto& [name, tensor] : hook.state()) {
+        EXPECT_TRUE(at::equal(tensor, before.at(name))) << name;
+        const auto mean = mean_of(world, tensor);
+        if (world.rank() == 0) torch::save(mean, folder / file_of(name));
+      }
+    });
+  });
+  spawn(3, [&](World& world) {
+    with(world, [&](auto&, TopK& hook, Checkpointer& checkpoints) {
+      checkpoints.restore_latest();
+      ASSERT_FALSE(hook.state().empty());
+      for (const auto& [name, tensor] : hook.state()) {
+        at::Tensor mean;
+        torch::load(mean, folder / file_of(name));
+        EXPECT_TRUE(at::allclose(tensor, mean)) << name;
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
