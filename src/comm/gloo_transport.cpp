@@ -70,7 +70,8 @@ class GlooTransport : public Transport {
   int rank() const override { return state_->rank(); }
   int size() const override { return state_->size(); }
   std::chrono::milliseconds timeout() const override { return state_->options().timeout; }
-  bool keeps_tree_order() const override { return state_->options().peers == GlooPeers::Lockstep; }
+  bool keeps_tree_order() const override { return !has_python_ranks(); }
+  bool has_python_ranks() const override { return state_->options().peers == GlooPeers::Python; }
 
   Work start(Request request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {

@@ -302,7 +302,17 @@ at::Tensor Group::shared(at::IntArrayRef sizes, at::TensorOptions options) const
   return transport_->shared(sizes, options);
 }
 
+bool Group::has_python_ranks() const { return transport_->has_python_ranks(); }
+
+void Group::refuse_python_ranks(std::string_view who) const {
+  if (!has_python_ranks()) return;
+  throw ConfigError(fmt::format("[{}] {} works among ranks that run Lockstep, and this group has Python ranks, which would not make its calls: let all "
+                                "ranks call the group's collectives, as all_reduce for gradients",
+                                backend(), who));
+}
+
 Group Group::split(int color, int key) const {
+  refuse_python_ranks("split()");
   const Choice mine{color, key};
   const auto all = all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.tag = "split"});
   std::vector<std::pair<int, int>> members;  // (key, rank)

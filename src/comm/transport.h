@@ -95,6 +95,8 @@ class Transport {
   // Where it carries tensors beside the CPU's, if anywhere.
   virtual at::Device device() const { return at::kCPU; }
   virtual bool carries(at::Device device) const { return device.is_cpu() || device == this->device(); }
+  // Whether it speaks to torch.distributed.
+  virtual bool has_python_ranks() const { return false; }
   uint32_t next_caller() { return ++callers_; }
   // Starts the operation. May block (a transport without background progress runs it here or in wait()).
   virtual Work start(Request request) = 0;

@@ -14,6 +14,7 @@ Averager::Averager(const torch::nn::Module& module, std::vector<AverageLevel> le
     : levels_(std::move(levels)), warm_up_(warm_up) {
   if (levels_.empty()) throw ConfigError("[averager] no group to average over");
   for (size_t i = 0; i < levels_.size(); ++i) {
+    levels_[i].group.refuse_python_ranks("Averager");
     const int64_t period = levels_[i].period, before = i == 0 ? 1 : levels_[i - 1].period;
     if (period < 1 || period % before != 0) {
       throw ConfigError(

@@ -70,6 +70,7 @@ void together(const Group& group, std::string_view tag, Step step) {
 
 void broadcast_optimizer(torch::optim::Optimizer& optimizer, const Group& group) {
   if (group.size() == 1) return;
+  group.refuse_python_ranks("broadcast_optimizer()");
   compare(optimizer, group);
   std::string bytes;
   together(group, "broadcast_optimizer: saving", [&] {

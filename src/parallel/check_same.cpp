@@ -141,6 +141,7 @@ void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer,
 
 void check_same(const torch::nn::Module& module, const Group& group) {
   if (group.size() == 1) return;
+  group.refuse_python_ranks("check_same()");
   Inventory mine;
   mine.add(Model::of(module));
   compare(mine, group, kCall);
@@ -149,6 +150,7 @@ void check_same(const torch::nn::Module& module, const Group& group) {
 void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
                 const Group& group) {
   if (group.size() == 1) return;
+  group.refuse_python_ranks("check_same()");
   const Model model = Model::of(module);
   Inventory mine;
   mine.add(model);

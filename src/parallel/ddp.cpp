@@ -123,6 +123,7 @@ void Ddp::State::attach() {
 }
 
 Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
+  group.refuse_python_ranks("Ddp");
   check(options);
   if (options.reduce_dtype) options.hook = std::make_shared<CastHook>(*options.reduce_dtype);
   state_ = std::make_unique<State>(module, group, std::move(options));

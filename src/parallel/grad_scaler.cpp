@@ -49,6 +49,7 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimiz
 
 GradScaler::GradScaler(const Group& group, const GradScalerOptions& options)
     : group_(group), options_(options), initial_{.scale = options.init_scale, .growth_tracker = 0} {
+  group.refuse_python_ranks("GradScaler over a group");
   check_options(options);
 }
 

@@ -182,6 +182,7 @@ template <size_t D>
 SyncBatchNormImpl<D>::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options_,
                                         const Group& group)
     : options(options_), group_(group) {
+  group.refuse_python_ranks("SyncBatchNorm");
   SyncBatchNormImpl::reset();
 }
 

@@ -143,6 +143,7 @@ size_t convert_sync_batch_norm(const std::shared_ptr<Module>& module, const Grou
 }
 
 size_t convert_sync_batch_norm(Module& module, const Group& group) {
+  group.refuse_python_ranks("SyncBatchNorm");
   Layers layers;
   if (is_torch_batch_norm(module)) {
     const auto itself = module.weak_from_this().lock();

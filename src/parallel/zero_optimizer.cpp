@@ -214,6 +214,7 @@ void ZeroOptimizer::Parts::spread() {
 ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group,
                              const Make& make, const ZeroOptions& options)
     : Optimizer(std::vector<OptimizerParamGroup>(), nullptr), parts_(std::make_unique<Parts>()) {
+  group.refuse_python_ranks("ZeroOptimizer");
   const at::NoGradGuard no_grad;
   parts_->group = group;
   parts_->parameters = listed_once(groups);

@@ -6,55 +6,18 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "device/on_device.h"
+#include "device/training.h"
 #include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/fused_sgd.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/hooks.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
-#include "parallel/reference.h"
 
 namespace lockstep::test {
 namespace {
 
 using parallel::DdpOptions;
-
-using Step = std::function<void(Mlp&, Ddp&, torch::optim::Optimizer&, const at::Tensor& batch)>;
-
-void plain_step(Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer, const at::Tensor& batch) {
-  ddp.zero_grad();
-  net.forward(batch).square().mean().backward();
-  optimizer.step();
-}
-
-std::vector<at::Tensor> trained_on(World& world, at::Device device, const DdpOptions& options,
-                                   const Step& step) {
-  Mlp net(world.rank());
-  net.to(device);
-  Ddp ddp(net, world.group(), options);
-  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  for (int i = 0; i < 20; ++i) step(net, ddp, sgd, input(world.rank(), i).to(device));
-  std::vector<at::Tensor> parameters;
-  for (const auto& parameter : net.parameters()) {
-    EXPECT_EQ(parameter.device(), device);
-    parameters.push_back(parameter.detach().cpu());
-  }
-  return parameters;
-}
-
-void expect_same_training(const std::function<DdpOptions()>& options,
-                          const Step& step = plain_step) {
-  spawn_on_device(2, [&](World& world) {
-    const auto there = [&] { return trained_on(world, world.device(), options(), step); };
-    const auto here = trained_on(world, at::kCPU, options(), step);
-    expect_equal(there(), here);
-    fake::shut_gate();
-    expect_equal(there(), here);
-  });
-}
-
-DdpOptions small_buckets() { return {.bucket_bytes = {100, 300}}; }
 
 TEST(DdpOnDevice, TwentyStepsAreThoseOfTheCpu) { expect_same_training(small_buckets); }
 
@@ -91,8 +54,8 @@ TEST(DdpOnDevice, CompressedOnesToo) {
 TEST(DdpOnDevice, ApproximatedOnesToo) {
   expect_same_training([] {
     return DdpOptions{.bucket_bytes = {100, 300},
-                      .hook = std::make_shared<parallel::PowerSgd>(parallel::PowerSgdOptions{
-                          .start_iteration = 2, .least_compression = 1})};
+                      .hook = std::make_shared<parallel::PowerSgd>(
+                          parallel::PowerSgdOptions{.start_iteration = 2, .least_compression = 1})};
   });
 }
 
@@ -105,29 +68,22 @@ TEST(DdpOnDevice, TheLargestOnesToo) {
 }
 
 TEST(DdpOnDevice, SynchronousNormalisationToo) {
-  spawn_on_device(2, [](World& world) {
-    const auto trained = [&](at::Device device) {
-      torch::manual_seed(3);
-      torch::nn::Sequential net(torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8),
-                                torch::nn::Linear(8, 3));
-      EXPECT_EQ(convert_sync_batch_norm(*net, world.group()), 1u);
-      net->to(device);
-      Ddp ddp(*net, world.group(), small_buckets());
-      torch::optim::SGD sgd(net->parameters(), 0.1);
-      for (int i = 0; i < 5; ++i) {
-        ddp.zero_grad();
-        net->forward(input(world.rank(), i, 3 + world.rank()).to(device)).square().mean().backward();
-        sgd.step();
-      }
-      std::vector<at::Tensor> state;
-      for (const auto& tensor : net->parameters()) state.push_back(tensor.detach().cpu());
-      for (const auto& tensor : net->buffers()) state.push_back(tensor.cpu());
-      return state;
-    };
-    const auto here = trained(at::kCPU);
-    expect_equal(trained(world.device()), here);
-    fake::shut_gate();
-    expect_equal(trained(world.device()), here);
+  expect_same_on_both([](World& world, at::Device device) {
+    torch::manual_seed(3);
+    torch::nn::Sequential net(torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8),
+                              torch::nn::Linear(8, 3));
+    EXPECT_EQ(convert_sync_batch_norm(*net, world.group()), 1u);
+    net->to(device);
+    Ddp ddp(*net, world.group(), small_buckets());
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    for (int i = 0; i < 5; ++i) {
+      ddp.zero_grad();
+      net->forward(input(world.rank(), i, 3 + world.rank()).to(device)).square().mean().backward();
+      sgd.step();
+    }
+    auto state = parameters_on_cpu(*net);
+    for (const auto& tensor : net->buffers()) state.push_back(tensor.cpu());
+    return state;
   });
 }
 
@@ -142,20 +98,16 @@ TEST(DdpOnDevice, ParametersOutOfUseKeepTheirValues) {
 }
 
 TEST(DdpOnDevice, AScaledLossToo) {
-  spawn_on_device(2, [](World& world) {
-    fake::shut_gate();
-    const auto scaled = [&](at::Device device) {
-      GradScaler scaler(world.group());
-      return trained_on(
-          world, device, small_buckets(),
-          [&](Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer, const at::Tensor& batch) {
-            ddp.zero_grad();
-            scaler.scale(net.forward(batch).square().mean()).backward();
-            scaler.step(optimizer);
-            scaler.update();
-          });
-    };
-    expect_equal(scaled(world.device()), scaled(at::kCPU));
+  expect_same_on_both([](World& world, at::Device device) {
+    GradScaler scaler(world.group());
+    return trained_mlp(
+        world, device, small_buckets(),
+        [&](Mlp& net, Ddp& ddp, torch::optim::Optimizer& optimizer, const at::Tensor& batch) {
+          ddp.zero_grad();
+          scaler.scale(net.forward(batch).square().mean()).backward();
+          scaler.step(optimizer);
+          scaler.update();
+        });
   });
 }
 
@@ -231,9 +183,9 @@ TEST(DdpOnDevice, WhatIsForCpusIsRefused) {
                 testing::HasSubstr("parameter 0 of group 0 is on " + world.device().str() +
                                    ", and this is for CPUs"));
     net.second->to(at::kCPU);
-    EXPECT_THAT(message_of([&] { Ddp ddp(net, world.group()); }),
-                testing::HasSubstr(
-                    "'second.weight' is on cpu but the group communicates on fake:"));
+    EXPECT_THAT(
+        message_of([&] { Ddp ddp(net, world.group()); }),
+        testing::HasSubstr("'second.weight' is on cpu but the group communicates on fake:"));
   });
 }
 

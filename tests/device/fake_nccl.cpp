@@ -12,6 +12,7 @@
 #include <ctime>
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "comm/nccl_api.h"
@@ -66,8 +67,9 @@ size_t size_of(DataType type) {
 
 template <class T>
 void scale(char* data, size_t count, int size) {
+  using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
   for (T* at = reinterpret_cast<T*>(data); count-- > 0; ++at)
-    *at = static_cast<T>(static_cast<float>(*at) * (1.0f / static_cast<float>(size)));
+    *at = static_cast<T>(static_cast<Wide>(*at) * (Wide(1) / static_cast<Wide>(size)));
 }
 
 template <class T>

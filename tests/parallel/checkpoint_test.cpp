@@ -1,4 +1,5 @@
 // Activation checkpointing: a backward that runs another backward inside.
+#include "parallel/recomputed.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 
@@ -7,24 +8,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// Runs the layer without keeping its activations, and once more in backward.
-struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, int64_t layer) {
-    context->save_for_backward({x});
-    context->saved_data["layer"] = layer;
-    return reinterpret_cast<torch::nn::LinearImpl*>(layer)->forward(x);
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    auto* layer = reinterpret_cast<torch::nn::LinearImpl*>(context->saved_data["layer"].toInt());
-    const auto x = context->get_saved_variables()[0].detach().requires_grad_(true);
-    {
-      const at::AutoGradMode enable_grad(true);
-      layer->forward(x).backward(gradients[0]);
-    }
-    return {x.grad(), {}};
-  }
-};
 
 // A checkpoint around a checkpoint.
 struct CheckpointedBlock : torch::autograd::Function<CheckpointedBlock> {
@@ -43,10 +26,6 @@ struct CheckpointedBlock : torch::autograd::Function<CheckpointedBlock> {
     return {x.grad(), {}};
   }
 };
-
-at::Tensor checkpointed(torch::nn::Linear& layer, const at::Tensor& x) {
-  return Checkpoint::apply(x, reinterpret_cast<int64_t>(layer.get()));
-}
 
 TEST(Checkpoint, B38_ALayerRecomputedInBackwardIsAveraged) {
   spawn(2, [](World& world) {

@@ -5,7 +5,8 @@ usage: python_peer.py RANKS [CASE...]   CASE: sgd|adam|adamw, plain|accumulate|c
        step the ranks' losses, then the hash of the final parameters.
 usage: python_peer.py mixed CASE
        Is one rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) of a group whose others need not be Python: averages the gradients by one
-       all_reduce a step. Exits with 0 when all ranks end with the same parameters.
+       all_reduce a step. Exits with 0 when all ranks end with the same parameters. CASE: adamw-plain, adamw-all (with what a program
+       has beside), nothing (leaves when all have met).
 """
 
 import contextlib
@@ -76,19 +77,49 @@ def train(rank, ranks, case):
         print(fnv1a(net.parameters()), flush=True)
 
 
-def mixed(case):
-    dist.init_process_group("gloo")
-    net = make_net()
-    optimizer = make_optimizer(case.split("-")[0], net.parameters())
+def average_by_hand(net):
+    flat = torch.cat([p.grad.flatten() for p in net.parameters()])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for p, part in zip(net.parameters(), flat.split([p.numel() for p in net.parameters()])):
+        p.grad.copy_(part.view_as(p))
+
+
+def train_plainly(net, optimizer):
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(net, dist.get_rank(), step).backward()
-        flat = torch.cat([p.grad.flatten() for p in net.parameters()])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        for p, part in zip(net.parameters(), flat.split([p.numel() for p in net.parameters()])):
-            p.grad.copy_(part.view_as(p))
+        average_by_hand(net)
         optimizer.step()
+
+
+def train_with_all(net, optimizer):
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.5)
+    samples = torch.randn((18, 6), generator=torch.Generator().manual_seed(7))
+    sampler = torch.utils.data.DistributedSampler(samples, seed=1)
+    loader = torch.utils.data.DataLoader(samples, batch_size=4, sampler=sampler)
+    for epoch in range(8):
+        sampler.set_epoch(epoch)
+        for x in loader:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = net(x).square().sum()
+            count = torch.tensor([len(x)])
+            dist.all_reduce(count)
+            optimizer.zero_grad()
+            (loss * (dist.get_world_size() / count.item())).backward()
+            average_by_hand(net)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+            optimizer.step()
+            scheduler.step()
+
+
+def mixed(case):
+    dist.init_process_group("gloo")
+    if case == "nothing":
+        return 0
+    net = make_net()
+    name, what = case.split("-")
+    {"plain": train_plainly, "all": train_with_all}[what](net, make_optimizer(name, net.parameters()))
     own = torch.cat([p.detach().flatten() for p in net.parameters()])
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, own)

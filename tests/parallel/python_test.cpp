@@ -7,10 +7,21 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/parallel/autocast.h"
+#include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/global_mean.h"
+#include "lockstep/parallel/grad_scaler.h"
+#include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -100,48 +111,130 @@ TEST_P(Python, B16_TrainsAsPythonsDdpDoes) {
   });
 }
 
-[[noreturn]] void become_python_rank() {
+[[noreturn]] void become_python_rank(const char* what) {
   // Python opens the port itself.
   if (const char* socket = std::getenv("LOCKSTEP_STORE_FD")) close(std::atoi(socket));
   const char* script = LOCKSTEP_SOURCE_DIR "/tests/parallel/python_peer.py";
-  execl(LOCKSTEP_PEERS_PYTHON, LOCKSTEP_PEERS_PYTHON, script, "mixed", "adamw-plain", nullptr);
+  execl(LOCKSTEP_PEERS_PYTHON, LOCKSTEP_PEERS_PYTHON, script, "mixed", what, nullptr);
   throw std::runtime_error("cannot start " LOCKSTEP_PEERS_PYTHON ": run `make bench-setup`");
+}
+
+// A rank of each kind; `body` is C++'s.
+void beside_python(int python, const char* what, const std::function<void(World&)>& body) {
+  spawn_bare(2,
+             [&](int rank) {
+               if (rank == python) become_python_rank(what);
+               at::set_num_threads(1);
+               World world = World::from_env({.python_peers = true});
+               body(world);
+             },
+             {.backend = "gloo"});
+}
+
+// By one all_reduce, as python_peer.py does.
+void average_by_hand(const Mlp& net, const Group& group) {
+  std::vector<at::Tensor> parts;
+  for (const auto& gradient : gradients(net)) parts.push_back(gradient.flatten());
+  const at::Tensor flat = at::cat(parts);
+  group.all_reduce(flat, ReduceOp::Average).wait();
+  int64_t offset = 0;
+  for (const auto& gradient : gradients(net)) {
+    gradient.copy_(flat.narrow(0, offset, gradient.numel()).view(gradient.sizes()));
+    offset += gradient.numel();
+  }
+}
+
+void expect_same_parameters(const Mlp& net, const Group& group) {
+  std::vector<at::Tensor> parts;
+  for (const auto& parameter : net.parameters()) parts.push_back(parameter.flatten());
+  const at::Tensor own = at::cat(parts).detach();
+  std::vector<at::Tensor> all{at::empty_like(own), at::empty_like(own)};
+  group.all_gather(all, own).wait();
+  EXPECT_TRUE(at::equal(all[0], all[1]));
 }
 
 // Ranks of both kinds train one model; each averages gradients by hand.
 TEST(MixedGroup, RanksOfCppAndOfPythonTrainOneModel) {
   for (const int python : {0, 1}) {
-    spawn_bare(
-        2,
-        [&](int rank) {
-          if (rank == python) become_python_rank();
-          at::set_num_threads(1);
-          const World world = World::from_env({.python_peers = true});
-          Mlp net;
-          const auto adamw = make_optimizer("adamw", net.parameters());
-          for (int step = 0; step < kSteps; ++step) {
-            adamw->zero_grad();
-            square_loss(net, world.rank(), step).backward();
-            std::vector<at::Tensor> parts;
-            for (const auto& gradient : gradients(net)) parts.push_back(gradient.flatten());
-            const at::Tensor flat = at::cat(parts);
-            world.group().all_reduce(flat, ReduceOp::Average).wait();
-            int64_t offset = 0;
-            for (const auto& gradient : gradients(net)) {
-              gradient.copy_(flat.narrow(0, offset, gradient.numel()).view(gradient.sizes()));
-              offset += gradient.numel();
-            }
-            adamw->step();
-          }
-          std::vector<at::Tensor> parts;
-          for (const auto& parameter : net.parameters()) parts.push_back(parameter.flatten());
-          const at::Tensor own = at::cat(parts).detach();
-          std::vector<at::Tensor> all{at::empty_like(own), at::empty_like(own)};
-          world.group().all_gather(all, own).wait();
-          EXPECT_TRUE(at::equal(all[0], all[1]));
-        },
-        {.backend = "gloo"});
+    beside_python(python, "adamw-plain", [](World& world) {
+      Mlp net;
+      const auto adamw = make_optimizer("adamw", net.parameters());
+      for (int step = 0; step < kSteps; ++step) {
+        adamw->zero_grad();
+        square_loss(net, world.rank(), step).backward();
+        average_by_hand(net, world.group());
+        adamw->step();
+      }
+      expect_same_parameters(net, world.group());
+    });
   }
+}
+
+// What computes on its own rank, and what makes the one collective that its header names.
+TEST(MixedGroup, WithLoaderAutocastClippingSchedulerAndGlobalMean) {
+  beside_python(1, "adamw-all", [](World& world) {
+    Mlp net;
+    const auto adamw = make_optimizer("adamw", net.parameters());
+    LrScheduler scheduler(*adamw, step_lr({.size = 5, .gamma = 0.5}));
+    auto generator = at::detail::createCPUGenerator(7);
+    const at::Tensor samples = at::randn({18, 6}, generator);
+    Loader loader(data::TensorDataset(samples, samples), world,
+                  {.batch_size = 4, .seed = 1, .prefetch = 2});
+    for (int64_t epoch = 0; epoch < 8; ++epoch) {
+      for (const auto& [x, y] : loader.epoch(epoch)) {
+        at::Tensor loss;
+        {
+          const Autocast autocast(at::kCPU, at::kBFloat16);
+          loss = net.forward(x).square().sum();
+        }
+        const double scale = parallel::global_mean_scale(world.group(), x.size(0));
+        adamw->zero_grad();
+        (loss * scale).backward();
+        average_by_hand(net, world.group());
+        clip_grad_norm_(net.parameters(), 0.05);
+        adamw->step();
+        scheduler.step();
+      }
+    }
+    expect_same_parameters(net, world.group());
+  });
+}
+
+// Python's rank leaves at once: nobody may wait for it.
+TEST(MixedGroup, WhatNeedsRanksOfLockstepIsRefused) {
+  beside_python(1, "nothing", [](World& world) {
+    const Group& group = world.group();
+    Mlp net;
+    torch::optim::SGD sgd(net.parameters(), 0.1);
+    const std::vector<std::pair<const char*, std::function<void()>>> calls{
+        {"Ddp", [&] { Ddp ddp(net, group); }},
+        {"SyncBatchNorm",
+         [&] {
+           torch::nn::Sequential s(torch::nn::BatchNorm1d(8));
+           (void)convert_sync_batch_norm(*s, group);
+         }},
+        {"SyncBatchNorm", [&] { SyncBatchNorm1d layer(torch::nn::BatchNormOptions(8), group); }},
+        {"ZeroOptimizer",
+         [&] {
+           ZeroOptimizer zero(net.parameters(), group, [](auto groups) {
+             return std::make_unique<torch::optim::SGD>(std::move(groups), 0.1);
+           });
+         }},
+        {"Averager", [&] { Averager averager(net, {{.group = group, .period = 2}}); }},
+        {"GradScaler over a group", [&] { GradScaler scaler(group); }},
+        {"check_same()", [&] { check_same(net, group); }},
+        {"check_same()", [&] { check_same(net, sgd, group); }},
+        {"broadcast_optimizer()", [&] { broadcast_optimizer(sgd, group); }},
+        {"split()", [&] { (void)group.split(0); }},
+    };
+    for (const auto& [who, call] : calls) {
+      EXPECT_THAT(
+          message_of<ConfigError>(call),
+          testing::HasSubstr(fmt::format("[gloo] {} works among ranks that run Lockstep, and "
+                                         "this group has Python ranks",
+                                         who)));
+    }
+  });
 }
 
 }  // namespace

@@ -78,6 +78,11 @@ class Group {
   // Numbers those who use this group, or a copy of it, for CallContext: 1, 2 and so on. Called in the same order on every
   // rank; communicates nothing.
   uint32_t next_caller() const;
+  // Whether ranks of Python's torch.distributed are in it (WorldOptions::python_peers). They make the calls that their program makes and no others: what makes
+  // calls of its own (split(), Ddp and the like) refuses such a group.
+  bool has_python_ranks() const;
+  // Throws ConfigError if there are; `who` is refused, as "Ddp".
+  void refuse_python_ranks(std::string_view who) const;
 
   // Combines `tensor` elementwise over all ranks, in place on all.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
