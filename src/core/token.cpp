@@ -33,10 +33,12 @@ std::string read_secret(const std::string& path) {
     throw ConfigError(
         fmt::format("[token] LOCKSTEP_TOKEN_FILE={}: {}", path, std::strerror(errno)));
   }
-  if ((status.st_mode & (S_IRGRP | S_IROTH)) != 0 && S_ISREG(status.st_mode)) {
+  const bool is_read = (status.st_mode & (S_IRGRP | S_IROTH)) != 0;
+  const bool is_written = (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+  if ((is_read || is_written) && S_ISREG(status.st_mode)) {
     throw ConfigError(
-        fmt::format("[token] LOCKSTEP_TOKEN_FILE={}: others may read it (mode {:o}): chmod 600 {}",
-                    path, status.st_mode & 0777, path));
+        fmt::format("[token] LOCKSTEP_TOKEN_FILE={}: others may {} it (mode {:04o}): chmod 600 {}",
+                    path, is_read ? "read" : "replace", status.st_mode & 0777, path));
   }
   std::string secret{std::istreambuf_iterator<char>(file), {}};
   secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
@@ -75,6 +77,11 @@ Digest random_bytes() {
 }
 
 Token::Token(std::string_view secret) : secret_(secret) {
+  if (!secret.empty() && secret.find_first_not_of(" \t\r\n") == secret.npos) {
+    throw ConfigError(
+        fmt::format("[token] the job's token is nothing but {} bytes of white space; {}",
+                    secret.size(), kHow));
+  }
   if (secret.size() < kFewest) {
     throw ConfigError(
         fmt::format("[token] the job's token has {} bytes, too few to be a secret: "

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <linux/close_range.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include <cstring>
 
 #include "launch/binding.h"
+#include "launch/descriptors.h"
 #include "launch/program.h"
 #include "lockstep/launch/run.h"
 
@@ -72,8 +72,9 @@ bool take_stream(const Target& target, const Pipe& pipe, int as) {
   ready = ready && take_stream(spec.out, out, STDOUT_FILENO);
   ready = ready && take_stream(spec.err, err, STDERR_FILENO);
   // Whatever else the launcher has inherited itself stays out of the ranks.
-  ready = ready && close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC) == 0;
+  ready = ready && close_on_exec_from(STDERR_FILENO + 1);
   for (const int fd : spec.inherited) ready = ready && fcntl(fd, F_SETFD, 0) == 0;
+  restore_open_files();  // no sooner: what this process opens may lie beyond it
   if (ready) {
     execve(spec.path.c_str(), command.data(), environment.data());
     if (errno == ENOEXEC && is_plain_script(spec.path)) {

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <string>
 #include <vector>
 
 namespace lockstep::launch {
@@ -11,6 +12,7 @@ struct Process {
   pid_t pid = 0;
   pid_t group = 0;
   char state = '?';  // as in /proc/PID/stat: R, S, D, Z, T, ...
+  std::string name = {};
 };
 
 // Orphans below this process become its children from now on, instead of init's: a process that
@@ -20,8 +22,10 @@ void adopt_orphans();
 // All of them at this moment, from /proc: children before their own children.
 std::vector<Process> descendants();
 
-// A descendant that descendants() does not list from now on; 0 for none.
+// A descendant that descendants() does not list from now on, nor what is below it.
 void leave_out(pid_t pid);
+// All that are there now: the children that a shell has left us with its exec.
+void leave_out_present();
 
 // As Process::state; 'Z' when there is no such process.
 char process_state(pid_t pid);

@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "launch/descendants.h"
+#include "launch/descriptors.h"
 
 namespace lockstep::launch {
 namespace {
@@ -54,7 +55,7 @@ int kill_marked(const std::string& variable) {
   // Of all that the launcher had open only the pipe stays: whoever waits for the end of its output
   // must not wait for this process.
   if (alive != STDIN_FILENO) dup2(alive, STDIN_FILENO);
-  syscall(SYS_close_range, 1U, ~0U, 0U);
+  close_from(STDIN_FILENO + 1);
   char end = 0;
   ssize_t got;
   do {
@@ -90,8 +91,9 @@ Guard::Guard(const std::string& mark) {
 Guard::~Guard() {
   if (pid_ <= 0) return;
   [[maybe_unused]] const ssize_t written = write(alive_.get(), &kWell, 1);
+  // Nothing is left for it to do; and somebody may have stopped it.
+  kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, __WCLONE);
-  leave_out(0);
 }
 
 }  // namespace lockstep::launch

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "launch/descendants.h"
+#include "launch/descriptors.h"
 #include "launch/environment.h"
 #include "launch/program.h"
 #include "lockstep/core/environment.h"
@@ -40,6 +41,8 @@ void open_standard_streams() {
 Options completed(Options options) {
   check(options);
   open_standard_streams();
+  leave_out_present();
+  raise_open_files();
   static_cast<void>(flush_time());  // a wrong value is an error now
   if (options.run_id.empty()) options.run_id = random_run_id();
   return options;

@@ -26,6 +26,7 @@ Signals::Signals() {
   struct sigaction action {};
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, &pipe_before_);
+  sigaction(SIGXFSZ, &action, &size_before_);
   // An ignored SIGCHLD, inherited from a careless parent, would make the kernel throw the exit
   // statuses away.
   action.sa_handler = SIG_DFL;
@@ -48,6 +49,7 @@ std::optional<int> Signals::next() {
 
 void Signals::restore() const {
   sigaction(SIGPIPE, &pipe_before_, nullptr);
+  sigaction(SIGXFSZ, &size_before_, nullptr);
   sigaction(SIGCHLD, &child_before_, nullptr);
   sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
 }

@@ -13,7 +13,7 @@ namespace lockstep::launch {
 std::string signal_name(int number);
 
 // While it lives, the signals that stop or tell a job are read from fd() and do nothing else, and
-// writing to a closed pipe is an error and no signal. One that was ignored when the launcher was
+// writing to a closed pipe, or beyond RLIMIT_FSIZE, is an error and no signal. One that was ignored when the launcher was
 // started (nohup) stays ignored.
 class Signals {
  public:
@@ -30,7 +30,7 @@ class Signals {
 
  private:
   sigset_t mask_before_;
-  struct sigaction pipe_before_, child_before_;
+  struct sigaction pipe_before_, size_before_, child_before_;
   Fd fd_;
 };
 

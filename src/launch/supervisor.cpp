@@ -1,6 +1,7 @@
 #include "launch/supervisor.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -34,6 +35,10 @@ constexpr auto kAnswerAfterFailure = 300ms;
 // die at all.
 constexpr auto kKillRound = 100ms;
 constexpr int kKillRounds = 20;
+// Between two looks for ranks that are stopped; who is so in two of them is named.
+constexpr auto kLook = 1s;
+// From a rank's good end until the others that are still at work are named.
+constexpr std::chrono::nanoseconds kMissing = 30s;
 
 }  // namespace
 
@@ -73,6 +78,7 @@ Outcome Supervisor::run() {
       outcome_.signal = SIGPIPE;
       stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
     }
+    if (phase_ == Phase::Running && Clock::now() >= next_look_) look_for_absent();
     if (deadline_ && Clock::now() >= *deadline_) on_deadline();
   }
   conclude();
@@ -83,6 +89,7 @@ void Supervisor::wait_for_events() {
   std::vector<pollfd> events = {{signals_.fd(), POLLIN, 0}};
   output_.await(events);
   std::optional<Clock::time_point> until = deadline_;
+  if (phase_ == Phase::Running) until = next_look_;
   if (outside_ != nullptr) {
     const auto call = outside_->await(events);
     if (call && (!until || *call < *until)) until = call;
@@ -193,7 +200,8 @@ void Supervisor::on_children() {
   });
   for (const auto& [one, its_status] : ended) record(one, its_status);
 
-  if (nobody_left) {
+  // What was there before us may outlive the job.
+  if (nobody_left || (running_.empty() && descendants().empty())) {
     phase_ = Phase::Over;
   } else if (phase_ == Phase::Killing) {
     // An orphan of the one that has just ended may be new among our children.
@@ -206,7 +214,8 @@ void Supervisor::on_children() {
 }
 
 void Supervisor::record(pid_t pid, int wait_status) {
-  const auto [local_rank, since] = running_.extract(pid).mapped();
+  const Running ended = running_.extract(pid).mapped();
+  const int local_rank = ended.local_rank;
   control_.record_exit(local_rank, wait_status);
   const Push push = phase_ == Phase::Killing    ? Push::Killed
                     : phase_ == Phase::Stopping ? Push::Asked
@@ -214,7 +223,7 @@ void Supervisor::record(pid_t pid, int wait_status) {
   outcome_.ends.push_back({.rank = first_rank_ + local_rank,
                            .pid = pid,
                            .wait_status = wait_status,
-                           .ran = Clock::now() - since,
+                           .ran = Clock::now() - ended.since,
                            .push = push,
                            .at_ns = flight::now_ns()});
   if (is_success(wait_status)) return;
@@ -236,7 +245,11 @@ void Supervisor::on_deadline() {
     case Phase::Telling:
       return stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
     case Phase::Leaving:
+      say_of_leftovers("the ranks have ended well and left processes at work, asked to stop now");
+      has_leftovers_ = true;
+      return stop(SIGTERM, options_.grace.value_or(kGraceAfterSignal));
     case Phase::Stopping:
+      if (has_leftovers_) say_of_leftovers("killed, since they do not stop");
       return kill_all();
     case Phase::Killing:
       if (++kill_rounds_ < kKillRounds) return kill_all();
@@ -290,6 +303,52 @@ void Supervisor::say_where_ranks_are() {
   }
 }
 
+void Supervisor::say_of_leftovers(std::string_view what) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> names;
+  size_t more = 0;
+  for (const Process& process : descendants()) {
+    if (process.state == 'Z') continue;
+    if (names.size() < kMost) {
+      names.push_back(fmt::format("{} (pid {})", process.name, process.pid));
+    } else {
+      ++more;
+    }
+  }
+  if (names.empty()) return;
+  output_.say(fmt::format("{}: {}{}", what, fmt::join(names, ", "),
+                          more == 0 ? "" : fmt::format(" and {} more", more)));
+}
+
+// Peers in a collective name a stopped rank at their deadline. Where nobody is in one, as after the
+// last, nobody else looks.
+void Supervisor::look_for_absent() {
+  next_look_ = Clock::now() + kLook;
+  for (auto& [pid, rank] : running_) {
+    const bool was_stopped = std::exchange(rank.is_stopped, process_state(pid) == 'T');
+    if (!rank.is_stopped || !was_stopped || std::exchange(rank.is_said, true)) continue;
+    output_.say(fmt::format("rank {} is stopped (state T, pid {}); it goes on with kill -CONT {}",
+                            first_rank_ + rank.local_rank, pid, pid));
+  }
+  if (outcome_.ends.empty() || said_missing_ ||
+      flight::now_ns() < outcome_.ends.back().at_ns + kMissing.count()) {
+    return;
+  }
+  said_missing_ = true;
+  const uint64_t now = flight::now_ns();
+  std::vector<std::string> missing;
+  for (const Seen& seen : look()) {
+    if (seen.state == 'Z' || missing.size() == 8) continue;
+    const std::string where = whereabouts(seen, now);
+    missing.push_back(
+        fmt::format("rank {} ({})", seen.rank, where.empty() ? "in no collective" : where));
+  }
+  output_.say(fmt::format("{} of {} ranks of this host have ended well; still at work after {} s: {}",
+                          outcome_.ends.size(), ranks_,
+                          std::chrono::duration_cast<std::chrono::seconds>(kMissing).count(),
+                          fmt::join(missing, ", ")));
+}
+
 void Supervisor::conclude() {
   output_.finish();
   outcome_.seen = look();
@@ -308,9 +367,12 @@ void Supervisor::conclude() {
 }
 
 void Supervisor::end_everything() {
-  do {
-    for (const Process& process : descendants()) kill(process.pid, SIGKILL);
-  } while (waitpid(-1, nullptr, 0) > 0);
+  for (;;) {
+    const auto all = descendants();
+    if (all.empty()) return;
+    for (const Process& process : all) kill(process.pid, SIGKILL);
+    if (waitpid(-1, nullptr, 0) < 0) return;
+  }
 }
 
 }  // namespace lockstep::launch

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "launch/descendants.h"
@@ -45,6 +46,7 @@ class Supervisor {
   struct Running {
     int local_rank;
     Clock::time_point since;
+    bool is_stopped = false, is_said = false;
   };
 
   void enter(Phase phase, Clock::duration limit);
@@ -64,6 +66,8 @@ class Supervisor {
   // The same, with the stacks of those that answer within the time.
   std::vector<Seen> ask(std::chrono::milliseconds limit) const;
   void say_where_ranks_are();
+  void say_of_leftovers(std::string_view what);
+  void look_for_absent();
 
   Session& session_;
   const Options& options_;
@@ -81,6 +85,9 @@ class Supervisor {
   Outcome outcome_;
   const std::optional<int64_t> out_of_memory_before_ = out_of_memory_kills();
   int kill_rounds_ = 0;
+  Clock::time_point next_look_ = Clock::now();
+  bool has_leftovers_ = false;  // the ranks have ended well, and what they left was asked to stop
+  bool said_missing_ = false;
 };
 
 }  // namespace lockstep::launch

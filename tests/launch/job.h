@@ -31,6 +31,13 @@ struct Settings {
   long most_file_bytes = -1;
   // stdout is a pipe that the launcher may write to and not open, as after sudo or su.
   bool is_output_anothers = false;
+  // RLIMIT_NOFILE, soft and hard; none when negative.
+  long most_open_files = -1, most_open_files_ever = -1;
+  // System calls that fail for the launcher and its ranks, as on an old kernel or in a sandbox.
+  std::vector<int> refused_calls = {};
+  int refusal = 38;  // ENOSYS
+  // A child that the launcher has from the start, with this file open; none when empty.
+  std::string child_holds = {};
 };
 
 // `lockstep ARGS`, running. Killed and reaped when it goes out of scope.

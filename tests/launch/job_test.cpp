@@ -8,6 +8,8 @@
 #include <poll.h>
 #include <arpa/inet.h>
 #include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
@@ -18,6 +20,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdlib>
 #include <fstream>
 #include <thread>
@@ -30,6 +33,40 @@
 #include "lockstep/core/preemption.h"
 
 namespace lockstep::launch::testing {
+
+namespace {
+
+void limit(__rlimit_resource what, long soft, long hard) {
+  const rlimit both{static_cast<rlim_t>(soft), static_cast<rlim_t>(hard)};
+  setrlimit(what, &both);
+}
+
+void refuse(const std::vector<int>& calls, int error) {
+  std::vector<sock_filter> filter = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
+  for (const int call : calls) {
+    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1));
+    filter.push_back(
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)));
+  }
+  filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+  const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0) _exit(98);
+}
+
+// Ends by itself some time.
+void leave_a_child(const std::string& holding) {
+  const int held = open(holding.c_str(), O_WRONLY);
+  if (fork() == 0) {
+    for (const int fd : {0, 1, 2}) close(fd);
+    execlp("sleep", "sleep", "30", nullptr);
+    _exit(99);
+  }
+  close(held);
+}
+
+}  // namespace
 
 Job::Job(std::vector<std::string> args, Settings settings) {
   std::array<int, 2> in, out, err;
@@ -46,17 +83,19 @@ Job::Job(std::vector<std::string> args, Settings settings) {
     dup2(err[1], 2);
     if (settings.extra_fd >= 0) dup2(0, settings.extra_fd);
     for (const int number : settings.ignored_signals) std::signal(number, SIG_IGN);
+    if (!settings.child_holds.empty()) leave_a_child(settings.child_holds);
     if (settings.most_file_bytes >= 0) {
-      const rlimit limit{static_cast<rlim_t>(settings.most_file_bytes),
-                         static_cast<rlim_t>(settings.most_file_bytes)};
-      setrlimit(RLIMIT_FSIZE, &limit);
-      std::signal(SIGXFSZ, SIG_IGN);
+      limit(RLIMIT_FSIZE, settings.most_file_bytes, settings.most_file_bytes);
+    }
+    if (settings.most_open_files >= 0) {
+      limit(RLIMIT_NOFILE, settings.most_open_files, settings.most_open_files_ever);
     }
     // Root opens what it likes, unless that is taken from it.
     if (settings.is_output_anothers && fchown(1, 65534, 65534) == 0) {
       prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE);
     }
     for (const auto& [name, value] : settings.environment) setenv(name.c_str(), value.c_str(), 1);
+    if (!settings.refused_calls.empty()) refuse(settings.refused_calls, settings.refusal);
     execv(LOCKSTEP_BINARY_DIR "/bin/lockstep", argv.data());
     _exit(99);
   }

@@ -237,6 +237,7 @@ TEST(Conversation, PlainAndTlsDoNotMeet) {
 
 TEST(Token, IsLongEnoughAndComesFromOnePlace) {
   EXPECT_THROW(Token("short"), ConfigError);
+  EXPECT_THROW(Token(std::string(32, ' ')), ConfigError);
   unsetenv("LOCKSTEP_TOKEN");
   unsetenv("LOCKSTEP_TOKEN_FILE");
   try {
@@ -252,6 +253,10 @@ TEST(Token, IsLongEnoughAndComesFromOnePlace) {
   fclose(file);
   setenv("LOCKSTEP_TOKEN_FILE", path.c_str(), 1);
   EXPECT_THROW((void)Token::from_env(), ConfigError);  // others may read it
+  for (const mode_t mode : {0620, 0602}) {
+    chmod(path.c_str(), mode);
+    EXPECT_THROW((void)Token::from_env(), ConfigError) << mode;  // or replace it
+  }
   chmod(path.c_str(), 0600);
   EXPECT_EQ(Token::from_env().key("a", "b"), Token(kSecret).key("a", "b"));
   setenv("LOCKSTEP_TOKEN", kSecret.c_str(), 1);

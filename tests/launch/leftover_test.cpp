@@ -1,0 +1,86 @@
+// What ranks leave behind when they end well, what the launcher has not started itself, and ranks
+// that do not come to an end.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "launch/job.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Leftover, ThatIsAskedEndsByItselfAndIsNamed) {
+  const Result result =
+      Job({"run", "--nproc-per-node=2", "--grace=0.3", "sh", "-c",
+           "test $RANK = 0 || exit 0; (trap 'echo asked; exit 0' TERM; while :; do sleep 0.01; "
+           "done) & exit 0"})
+          .wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] asked"));
+  EXPECT_THAT(result.err, ContainsRegex("left processes at work, asked to stop now: .*sh \\(pid"));
+}
+
+TEST(Leftover, ThatDoesNotStopIsKilledAndNamed) {
+  const Result result =
+      Job({"run", "--nproc-per-node=2", "--grace=0.1", "sh", "-c",
+           "setsid sh -c 'trap \"\" TERM; exec sleep 1000' & exit 0"})
+          .wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, ContainsRegex("killed, since they do not stop: sleep \\(pid"));
+}
+
+TEST(Leftover, ThatTheLauncherHadBeforeIsLeftAlone) {
+  for (const std::string script : {"true", "test $RANK = 0 || exit 3; exec sleep 1000"}) {
+    Presence before;
+    const Result result = run_script(2, script, {.child_holds = before.path()});
+    EXPECT_EQ(result.exit_code, script == "true" ? 0 : 3);
+    EXPECT_FALSE(before.everybody_left(std::chrono::milliseconds(0)));
+    EXPECT_THAT(result.err, Not(HasSubstr("sleep (pid")));
+  }
+}
+
+TEST(StoppedRank, IsNamedWhenTheOthersHaveEnded) {
+  Job job(script_args(2, "test $RANK = 0 && exit 0; echo pid=$$.; kill -STOP $$; echo went on"));
+  ASSERT_TRUE(job.await_error("rank 1 is stopped (state T, pid "));
+  const size_t at = job.err().find("kill -CONT ");
+  ASSERT_TRUE(job.await_error("\n", at));
+  kill(std::stoi(job.err().substr(at + 11)), SIGCONT);
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] went on"));
+}
+
+// The children of a process, by name.
+pid_t child_of(pid_t parent, const std::string& name) {
+  std::ifstream children("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +
+                         "/children");
+  for (pid_t child; children >> child;) {
+    std::ifstream file("/proc/" + std::to_string(child) + "/comm");
+    std::string text;
+    if (std::getline(file, text) && text == name) return child;
+  }
+  return 0;
+}
+
+TEST(StoppedGuard, DoesNotKeepAFinishedLauncher) {
+  for (const int signal : {SIGSTOP, SIGKILL}) {
+    Job job(script_args(2, "echo ready; test $RANK = 0 && read x; exit 0"));
+    ASSERT_TRUE(job.await("ready", 2));
+    pid_t guard = 0;
+    while ((guard = child_of(job.pid(), "lockstep-guard")) == 0) std::this_thread::yield();
+    kill(guard, signal);
+    EXPECT_EQ(job.wait().exit_code, 0);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing

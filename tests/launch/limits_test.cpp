@@ -1,0 +1,67 @@
+// Limits, old kernels and sandboxes: a job works there, or says at the start what is missing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <string>
+
+#include "launch/job.h"
+
+namespace lockstep::launch::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+TEST(OldKernel, WithoutSomeSystemCallsRunsAJobAllTheSame) {
+  for (const int refusal : {ENOSYS, EPERM, EINVAL}) {
+    // Nothing but the standard streams is open in a rank all the same, and the directory that ls
+    // reads, and what the launcher hands over.
+    const Result result = run_script(2, "test -e /proc/self/fd/57 && exit 4; exit $((3 * RANK))",
+                                     {.extra_fd = 57,
+                                      .refused_calls = {SYS_close_range, SYS_pidfd_open},
+                                      .refusal = refusal});
+    EXPECT_EQ(result.exit_code, 3) << result.err;
+  }
+}
+
+TEST(OldKernel, WithoutSharedMemoryIsOneClearError) {
+  const Result result = run_script(2, "true", {.refused_calls = {SYS_memfd_create}});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("memfd_create: Function not implemented"));
+  EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
+}
+
+TEST(OpenFiles, AreRaisedForTheLauncherAndNotForItsRanks) {
+  // Two pipes for each of 40 ranks.
+  const Result result = run_script(
+      40, "ulimit -Sn", {.most_open_files = 64, .most_open_files_ever = 1024});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[rank 39] 64\n"));
+}
+
+TEST(OpenFiles, TooFewAreOneClearError) {
+  const Result result =
+      run_script(40, "true", {.most_open_files = 64, .most_open_files_ever = 64});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("raise the limit (ulimit -n)"));
+  EXPECT_EQ(run_script(8, "true", {.most_open_files = 64, .most_open_files_ever = 64}).exit_code, 0);
+}
+
+TEST(FileSize, ThatIsLimitedCostsTheFileAndNotTheJob) {
+  std::string folder = ::testing::TempDir() + "lockstep-size-XXXXXX";
+  folder = mkdtemp(folder.data());
+  const Result result =
+      Job({"run", "--nproc-per-node=2", "--tee=1", "--log-dir", folder, "sh", "-c", "seq 30000"},
+          {.most_file_bytes = 1 << 16})
+          .wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(lines_of(result.out).size(), 60'000U);
+  EXPECT_THAT(result.err, HasSubstr("/0/stdout.log: File too large; the job goes on without"));
+  fs::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing
