@@ -170,9 +170,15 @@ class Writer {
     }
     // Waiting for room may have taken time: what was chosen first is still free, since only more
     // became so.
+    prepare(op);
     if (next) {
+      prepare(*next);
       next->follows = true;
-      next->drops = next->polls = op.polls = false;
+      next->drops = next->polls = op.polls = op.drops = false;
+      if (op.drops) finish_all_dropped(next->group);
+    }
+    if (is_bytes(op.what) || (next && op.drops)) finish_all_dropped(op.group);
+    if (next) {
       op.then = static_cast<int>(program_.ops.size()) + 1;
       hold(*next, op.then - 1);
     }
@@ -182,19 +188,25 @@ class Writer {
     if (op.drops) go_on_with(index);
   }
 
-  // The operation's group, memory and buffers are there, and its own from now on.
-  void hold(const Op& op, int holder) {
+  // The operation's group and memory are there.
+  void prepare(const Op& op) {
     split(op.group);
     if (op.what == What::Barrier || is_bytes(op.what)) return;
     for (const int buffer : {op.inputs[0], op.outputs[0], op.inputs[1], op.outputs[1]}) {
       allocate(program_.buffers[buffer].arena);
-      held_[buffer] = holder;
     }
+  }
+
+  void hold(const Op& op, int holder) {
+    if (op.what == What::Barrier || is_bytes(op.what)) return;
+    for (const int buffer : {op.inputs[0], op.outputs[0], op.inputs[1], op.outputs[1]})
+      held_[buffer] = holder;
   }
 
   void split(int group) {
     if (group == 0 || !split_.insert(group).second) return;
     split(program_.splits[group - 1].parent);
+    finish_all_dropped(program_.splits[group - 1].parent);
     program_.steps.push_back({.kind = Step::Kind::Split, .which = group - 1});
   }
 
@@ -233,6 +245,12 @@ class Writer {
     program_.steps.push_back({.kind = Step::Kind::Wait, .ops = {chain}});
     barrier(op.group);
     std::erase_if(held_, [&](const auto& held) { return held.second == chain; });
+  }
+
+  // Whoever waits for anything of a group waits for what it has dropped there, too: so the others
+  // have to, at that place.
+  void finish_all_dropped(int group) {
+    if (has_dropped(group)) barrier(group);
   }
 
   bool has_dropped(int group) const {
@@ -274,6 +292,8 @@ class Writer {
       if (op.then < 0 && traits_.tree_order && dice_.one_in(2)) return use_memory_of(first);
       return barrier(op.group);
     }
+    if (has_dropped(op.group)) return barrier(op.group);
+    if (op.then >= 0) finish_all_dropped(program_.ops[op.then].group);
     std::vector<int> ops{first};
     if (op.then < 0 && traits_.any_order && dice_.one_in(2)) {
       for (const int other : under_way_) {
@@ -297,6 +317,10 @@ class Writer {
     if (dice_.one_in(2)) std::swap(op.inputs, op.outputs);
     op.drops = op.fill = false;
     std::erase(under_way_, dropped);
+    if (has_dropped(op.group)) {
+      under_way_.push_back(dropped);
+      return barrier(op.group);
+    }
     program_.steps.push_back({.kind = Step::Kind::Wait, .ops = {dropped}});
     start(op);
   }

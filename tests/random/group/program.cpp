@@ -25,7 +25,7 @@ class Flight {
         if (!knows(program_.splits[step.which].parent))
           return "a split of a group that is not there";
         groups_.insert(step.which + 1);
-        return {};
+        return leaves_dropped({.group = program_.splits[step.which].parent, .drops = true});
       case Step::Kind::Allocate:
         if (!knows(program_.arenas[step.which].group)) return "memory of a group that is not there";
         arenas_.insert(step.which);
@@ -106,6 +106,18 @@ class Flight {
     return {};
   }
 
+  // Whoever waits for anything of a group waits for what it has dropped there, too, which the
+  // others do not know.
+  std::optional<std::string> leaves_dropped(const Op& waited) const {
+    for (const int op : under_way_) {
+      const Op& what = program_.ops[op];
+      if (what.drops && what.group == waited.group && !finishes(waited, what)) {
+        return fmt::format("op{} is dropped, and only some ranks finish it", op);
+      }
+    }
+    return {};
+  }
+
   void finish_dropped(const Op& what) {
     for (const int op : under_way_) {
       if (program_.ops[op].drops && finishes(what, program_.ops[op])) finished_.insert(op);
@@ -144,6 +156,15 @@ class Flight {
       release(op);
     }
     for (const int op : step.ops) finish_dropped(program_.ops[op]);
+    if (step.settled) return {};
+    for (const int op : step.ops) {
+      if (auto fault = leaves_dropped(program_.ops[op])) return fault;
+      const int next = program_.ops[op].then;
+      if (next >= 0 && program_.ops[op].group != program_.ops[next].group) {
+        if (auto fault = leaves_dropped({.group = program_.ops[next].group, .drops = true}))
+          return fault;
+      }
+    }
     return {};
   }
 
