@@ -71,7 +71,7 @@ at::Tensor plain(const at::Tensor& tensor) {
   return is_odd ? tensor.detach().as_strided({tensor.numel()}, {1}) : tensor;
 }
 
-// All memory between the first and the last element of the tensors.
+// All memory between the first and the last element of each tensor.
 Memory memory_of(const std::vector<at::Tensor>& tensors) {
   Memory memory;
   for (const at::Tensor& tensor : tensors) {
@@ -79,9 +79,10 @@ Memory memory_of(const std::vector<at::Tensor>& tensors) {
     int64_t last = 0;
     for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
     const char* begin = static_cast<const char*>(tensor.const_data_ptr());
-    const char* end = begin + (last + 1) * tensor.element_size();
-    memory.begin = memory.begin == nullptr ? begin : std::min(memory.begin, begin);
-    memory.end = std::max(memory.end, end);
+    const Span part{begin, begin + (last + 1) * tensor.element_size()};
+    Span& whole = memory.whole;
+    whole = {whole.begin == nullptr ? begin : std::min(whole.begin, begin), std::max(whole.end, part.end)};
+    if (tensors.size() > 1) memory.parts.push_back(part);
   }
   return memory;
 }
@@ -118,8 +119,9 @@ class CopyBack : public Pending {
 }  // namespace
 
 Work start_call(Transport& transport, Request&& request) {
-  const Uses uses{memory_of(request.inputs), memory_of(request.outputs)};
+  Uses uses{memory_of(request.inputs), memory_of(request.outputs)};
   transport.unfinished()->finish_before(uses);
+  Unfinished::of_this_thread().finish_all();
   for (at::Tensor& input : request.inputs) {
     input = input.is_contiguous() ? plain(input) : input.detach().contiguous();
   }
@@ -136,7 +138,7 @@ Work start_call(Transport& transport, Request&& request) {
   Work work = start_recorded(transport, std::move(request));
   if (!copies.empty()) work = Work(std::make_shared<CopyBack>(std::move(work), std::move(copies)));
   if (!work.pending()) work = Work(std::make_shared<Over>());
-  work.pending()->belong_to(transport.unfinished(), uses);
+  work.pending()->belong_to(transport.unfinished(), std::move(uses));
   return work;
 }
 

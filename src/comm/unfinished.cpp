@@ -5,7 +5,20 @@
 namespace lockstep::comm {
 namespace {
 
-bool overlap(const Memory& a, const Memory& b) { return a.begin < b.end && b.begin < a.end; }
+bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.begin < a.end; }
+
+bool overlap(const Memory& a, const Memory& b) {
+  if (!overlap(a.whole, b.whole)) return false;
+  const auto parts = [](const Memory& memory) {
+    return memory.parts.empty() ? std::vector<Span>{memory.whole} : memory.parts;
+  };
+  for (const Span& one : parts(a)) {
+    for (const Span& other : parts(b)) {
+      if (overlap(one, other)) return true;
+    }
+  }
+  return false;
+}
 
 bool conflict(const Uses& a, const Uses& b) {
   return a.unknown || b.unknown || overlap(a.writes, b.writes) || overlap(a.writes, b.reads) ||
@@ -13,6 +26,11 @@ bool conflict(const Uses& a, const Uses& b) {
 }
 
 }  // namespace
+
+const std::shared_ptr<Unfinished>& Unfinished::shared_by_this_thread() {
+  thread_local const std::shared_ptr<Unfinished> own = std::make_shared<Unfinished>();
+  return own;
+}
 
 void Unfinished::keep(std::shared_ptr<Pending> dropped) noexcept {
   try {

@@ -12,6 +12,10 @@ namespace lockstep::comm {
 
 class Unfinished {
  public:
+  // What belongs to no group, of this thread: it is finished in the thread's next call or wait on any.
+  static Unfinished& of_this_thread() { return *shared_by_this_thread(); }
+  static const std::shared_ptr<Unfinished>& shared_by_this_thread();
+
   // The next of the group's operations; dropped ones are finished in this order.
   uint64_t next_number() { return ++numbers_; }
 

@@ -49,7 +49,11 @@ bool Pending::end(const Finish& finish) {
   }
   if (error_) std::rethrow_exception(error_);
   // Also where it was over before, so that ranks that wait alike finish what was dropped at the same place.
-  if (over_ && group_) group_->finish_all();
+  // Not inside a transport, whose own parts belong to no group.
+  if (over_ && group_) {
+    group_->finish_all();
+    Unfinished::of_this_thread().finish_all();
+  }
   return over_;
 }
 
@@ -77,10 +81,10 @@ bool Pending::poll_alone() {
   }
 }
 
-void Pending::belong_to(std::shared_ptr<Unfinished> group, const Uses& uses) {
+void Pending::belong_to(std::shared_ptr<Unfinished> group, Uses uses) {
   group_ = std::move(group);
   number_ = group_->next_number();
-  uses_ = uses;
+  uses_ = std::move(uses);
 }
 
 void Work::drop() noexcept {
@@ -92,7 +96,7 @@ void Work::drop() noexcept {
 Work then(Work first, std::function<Work()> next) {
   const std::shared_ptr<Unfinished> group = first.pending() ? first.pending()->group() : nullptr;
   auto chain = std::make_shared<Chain>(std::move(first), std::move(next));
-  if (group) chain->belong_to(group, {.unknown = true});
+  chain->belong_to(group ? group : Unfinished::shared_by_this_thread(), {.unknown = true});
   return Work(std::move(chain));
 }
 

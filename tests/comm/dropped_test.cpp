@@ -68,6 +68,25 @@ TEST_P(Dropped, ACallOnTheSameTensorComesAfterIt) {
   });
 }
 
+// Rank 0 would wait for the others, which wait for its message.
+TEST_P(Dropped, ACallOnMemoryOnBothSidesOfItsMemoryDoesNotWaitForIt) {
+  if (GetParam().count == 1) return;  // nobody to wait for
+  run([](const Group& group) {
+    const Group other = group.split(0);
+    at::Tensor all = at::ones({group.size() + 1}), token = at::ones({1});
+    at::Tensor middle = all.narrow(0, 1, 1);
+    std::vector<at::Tensor> around{all.narrow(0, 0, 1)};
+    for (int r = 1; r < group.size(); ++r) around.push_back(all.narrow(0, r + 1, 1));
+    if (group.rank() > 0) other.recv(token, 0).wait();
+    { const Work dropped = group.all_reduce(middle); }
+    Work gathered = group.all_gather(around, filled(1, group.rank()));
+    for (int r = 1; r < group.size() && group.rank() == 0; ++r) other.send(token, r).wait();
+    gathered.wait();
+    EXPECT_TRUE(is_all(middle, group.size()));
+    for (int r = 0; r < group.size(); ++r) EXPECT_TRUE(is_all(around[r], r));
+  });
+}
+
 TEST_P(Dropped, MessagesAreOverAfterTheNextWait) {
   if (GetParam().count == 1) return;  // nobody to write to
   run([](const Group& group) {
@@ -126,6 +145,36 @@ TEST_P(Dropped, ThenRunsBeforeTheNextCallOrAtTheEndOfTheNextWait) {
     EXPECT_EQ(order, "ab");
     EXPECT_TRUE(is_all(second, size * size));
     EXPECT_TRUE(is_all(first, size * size));
+  });
+}
+
+// On a rank that has nothing to do first: Work() belongs to no group.
+TEST_P(Dropped, ThenBehindNothingRunsBeforeTheNextCallOrAtTheEndOfTheNextWait) {
+  run([](const Group& group) {
+    const Group alone = group.split(group.rank());
+    const int64_t size = group.size();
+    std::string order;
+    at::Tensor data = at::ones({7});
+    const auto drop = [&](Work first, const char* name) {
+      const Work dropped = then(std::move(first), [&order, &data, &group, name] {
+        order += name;
+        return group.all_reduce(data);
+      });
+    };
+    Work kept = group.barrier();
+    drop(Work(), "a");
+    EXPECT_EQ(order, "");
+    Work next = group.barrier();
+    EXPECT_EQ(order, "a");
+    drop(Work(), "b");
+    drop(then(Work(), [] { return Work(); }), "c");
+    next.wait();
+    EXPECT_EQ(order, "abc");
+    drop(alone.barrier(), "d");
+    alone.barrier().wait();
+    EXPECT_EQ(order, "abcd");
+    EXPECT_TRUE(is_all(data, size * size * size * size));
+    kept.wait();
   });
 }
 

@@ -8,16 +8,20 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace lockstep::comm {
 
 class Unfinished;
 
-// Memory that an operation reads and writes: addresses from `begin` to `end`. Private to the
-// library.
-struct Memory {
+// Memory that an operation reads or writes, as addresses. Private to the library.
+struct Span {
   const char* begin = nullptr;
   const char* end = nullptr;
+};
+struct Memory {
+  Span whole;               // from the first to the last element
+  std::vector<Span> parts;  // a tensor each; none where there is only one
 };
 struct Uses {
   Memory reads;
@@ -38,7 +42,7 @@ class Pending {
   // The number that the flight recorder gave the call.
   void set_call(uint32_t call) { call_ = call; }
   // Whose operation it is, if it is to be finished when its handles are dropped.
-  void belong_to(std::shared_ptr<Unfinished> group, const Uses& uses);
+  void belong_to(std::shared_ptr<Unfinished> group, Uses uses);
 
  protected:
   void set_over() { over_ = true; }
@@ -132,7 +136,8 @@ class [[nodiscard]] Work {
 // over. `next` runs inside wait() and never inside is_completed(), so collectives that it starts
 // come in the order in which this rank waits, which has to be the other ranks' order too. Where it
 // was dropped, it runs before the next call on the group of `first`, or at the end of the next
-// wait().
+// wait() on it; where `first` is of no group, as Work() is, of this thread's next call or wait on
+// any.
 Work then(Work first, std::function<Work()> next);
 
 }  // namespace lockstep::comm
