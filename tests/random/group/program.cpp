@@ -20,6 +20,7 @@ class Flight {
     if (chain_ >= 0 && step.kind != Step::Kind::Poll) {
       if (auto fault = follow_chain(step)) return fault;
     }
+    if (auto fault = follow_loose(step)) return fault;
     switch (step.kind) {
       case Step::Kind::Split:
         if (!knows(program_.splits[step.which].parent))
@@ -66,6 +67,19 @@ class Flight {
       return fault;
     }
     chain_ = -1;
+    return {};
+  }
+
+  // Ranks that have waited for what others have dropped are in its group until a call there is
+  // waited for: the others may wait nowhere else meanwhile.
+  std::optional<std::string> follow_loose(const Step& step) const {
+    if (step.kind == Step::Kind::Poll) return {};
+    for (const int op : loose_) {
+      const bool follows =
+          (step.kind == Step::Kind::Start && finishes(program_.ops[step.which], program_.ops[op])) ||
+          (step.kind == Step::Kind::Wait && finishes(program_.ops[step.ops[0]], program_.ops[op]));
+      if (!follows) return fmt::format("op{} is dropped, and only some ranks have waited", op);
+    }
     return {};
   }
 
