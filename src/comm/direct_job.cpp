@@ -1,5 +1,6 @@
 #include "comm/direct_job.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "comm/exchange.h"
@@ -8,16 +9,22 @@
 namespace lockstep::comm {
 namespace {
 
-// Up to here every rank sends all it has to all others and adds up everything itself: one step
-// instead of two.
-constexpr int64_t kOneShot = 16 << 10;
+// Up to so many bytes every rank sends all it has to all others and adds up everything itself: one
+// step instead of two, while what it then sends in all stays small.
+constexpr int64_t kMostOneShot = 16 << 10;
+constexpr int64_t kLeastOneShot = 512;
+constexpr int64_t kMostSent = 48 << 10;
+
+int64_t one_shot_bytes(int size) {
+  return std::clamp(kMostSent / std::max(1, size - 1), kLeastOneShot, kMostOneShot);
+}
 
 DirectJob all_reduce_job(const Request& request, int rank, int size, int ranks) {
   const at::Tensor& tensor = request.outputs[0];
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const std::vector<at::Tensor>& nodes = request.inputs.empty() ? request.outputs : request.inputs;
   DirectCall call{.reduction = reduction_of(request.op, tensor.scalar_type(), ranks)};
-  if (bytes <= kOneShot) {
+  if (bytes <= one_shot_bytes(size)) {
     const auto whole = std::make_shared<std::vector<char>>(bytes);
     for (const at::Tensor& node : nodes) call.parts.emplace_back(size, data_of(node));
     call.bytes.assign(size, bytes);

@@ -77,13 +77,22 @@ class GlooTransport : public Transport {
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return at::zeros(sizes, options);
   }
+  void set_idle_work(std::function<void()> work) override { idle_work_ = std::move(work); }
   void give_up(std::string_view why) noexcept override { state_->give_up(why); }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:
+  void await(const WireWork& work, GlooStep& step);
+
   const std::shared_ptr<GlooState> state_;
   CallNumbers numbers_;
+  std::function<void()> idle_work_ = [] {};
 };
+
+void GlooTransport::await(const WireWork& work, GlooStep& step) {
+  constexpr std::chrono::milliseconds kTurn{2};
+  while (!state_->await(work, step, std::chrono::steady_clock::now() + kTurn)) idle_work_();
+}
 
 Work GlooTransport::start(Request request) {
   state_->check_alive();
@@ -93,7 +102,7 @@ Work GlooTransport::start(Request request) {
   try {
     call =
         state_->ops().launch(request, checksum_of(step.notice.signature), request.timeout + kGrace,
-                             [&](const WireWork& work) { state_->await(work, step); });
+                             [&](const WireWork& work) { await(work, step); });
   } catch (const CommError& error) {
     if (state_->is_dead()) throw;
     state_->fail(step, error.what());

@@ -17,8 +17,10 @@ namespace {
 using std::chrono::milliseconds;
 
 // A piece of a large all_reduce: while it is between the hosts, the next is summed up within.
-// docs/log.md has the measurement.
-constexpr int64_t kPiece = 1 << 20;
+// docs/log.md has the measurement. A piece is divided among columns and hosts: it grows with them,
+// since slices of a few hundred bytes cost as many messages and carry nothing.
+constexpr int64_t kLeastPiece = 1 << 20;
+constexpr int64_t kLeastSlice = 16 << 10;
 
 // How much longer a rank waits for those of its own host, since they may be about to say that the
 // network has failed them.
@@ -29,6 +31,14 @@ std::vector<std::vector<Range>> nodes_of(const std::vector<std::vector<int>>& ho
   for (const auto& ranks : hosts) nodes.push_back(maximal_nodes(ranks, size));
   return nodes;
 }
+
+}  // namespace
+
+int64_t piece_bytes(int columns, int hosts) {
+  return std::max(kLeastPiece, int64_t{columns} * hosts * kLeastSlice);
+}
+
+namespace {
 
 class HostThenNet : public Transport {
  public:
@@ -87,7 +97,7 @@ class HostThenNet : public Transport {
   std::vector<Range> runs_;  // this host's nodes of the tree, in its own ranks
   size_t own_run_ = 0;       // the one that this rank is in
   const std::shared_ptr<TwoLevels> levels_ = std::make_shared<TwoLevels>();
-  int collectives_ = 0;
+  uint64_t collectives_ = 0;
 };
 
 int index_of(const std::vector<int>& list, int value) {
@@ -135,6 +145,8 @@ HostThenNet::HostThenNet(const Store& store, int rank, Layout layout, millisecon
     levels_->up = make_shm_transport(own.prefix("up"), local_, local_size(), options);
     levels_->down = make_shm_transport(own.prefix("down"), local_, local_size(), options);
   }
+  // Ranks of this host may wait for an earlier operation before they come to the call that blocks.
+  levels_->all->set_idle_work([levels = levels_.get()] { levels->move_on(); });
   if (local_ >= columns_) return;
   NetGroup column{.rank = host_, .nodes = nodes, .ranks = size()};
   for (const auto& ranks : hosts_) column.members.push_back(layout_.members[ranks[local_]]);
@@ -241,7 +253,7 @@ std::function<Work()> HostThenNet::sum_within(const Request& request,
 
 HostThenNet::Pieces HostThenNet::all_reduce(const Request& request, const at::Tensor& tensor) {
   const at::Tensor flat = tensor.detach().view({-1});
-  const int64_t most = kPiece / flat.element_size();
+  const int64_t most = piece_bytes(columns_, static_cast<int>(hosts_.size())) / flat.element_size();
   Pieces pieces;
   for (int64_t at = 0; at < flat.numel(); at += most) {
     pieces.push_back(reduce_piece(request, flat.narrow(0, at, std::min(most, flat.numel() - at))));

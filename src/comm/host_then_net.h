@@ -4,6 +4,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -23,6 +24,9 @@ struct NetGroup {
   int ranks = 0;
 };
 using MakeNet = std::function<std::shared_ptr<Transport>(const Store&, const NetGroup&)>;
+
+// Bytes of a large all_reduce that go through the two levels together.
+int64_t piece_bytes(int columns, int hosts);
 
 // Every rank calls it, with a store under the same prefix. The transport that suits the layout: shm
 // for one host, the network's for ranks that are all on hosts of their own, else both. Throws what

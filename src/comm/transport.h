@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -102,6 +103,8 @@ class Transport {
   virtual Work start(Request request) = 0;
   // Takes what is under way further without waiting, where that needs calls. Throws CommError.
   virtual void move_on() {}
+  // What start() calls now and then where it blocks. For a transport that is a part of another.
+  virtual void set_idle_work(std::function<void()>) {}
   virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;
   // Undefined where ranks have no memory in common.
   virtual at::Tensor shared(at::IntArrayRef, at::TensorOptions) { return {}; }

@@ -53,6 +53,28 @@ TEST(HostThenNet, PartsTakeTheTransportThatSuitsThem) {
         {.hosts = {0, 0, 0, 1, 1, 1}});
 }
 
+// Ranks compare the sizes of lists before they send them: those that have come to that move on what
+// rank 1 waits for first.
+TEST(HostThenNet, ACallThatComparesSizesHoldsUpNoEarlierOne) {
+  spawn(4,
+        [](World& world) {
+          const Group& group = world.group();
+          at::Tensor told = at::full({100000}, static_cast<float>(world.rank()));
+          std::vector<at::Tensor> in, out;
+          for (int r = 0; r < 4; ++r) {
+            in.push_back(at::full({r + 1}, static_cast<float>(world.rank())));
+            out.push_back(at::zeros({world.rank() + 1}));
+          }
+          comm::Work broadcast = group.broadcast(told, 2);
+          if (world.rank() == 1) broadcast.wait();
+          group.all_to_all(out, in).wait();
+          broadcast.wait();
+          EXPECT_EQ(told[99999].item<float>(), 2.f);
+          for (int r = 0; r < 4; ++r) EXPECT_EQ(out[r][0].item<float>(), static_cast<float>(r));
+        },
+        {.hosts = kTwoByTwo, .timeout = 20s});
+}
+
 TEST(HostThenNet, IsRefusedOnOneHost) {
   spawn_bare(
       2,
