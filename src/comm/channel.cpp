@@ -3,18 +3,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <linux/futex.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <climits>
 #include <cstring>
 #include <fstream>
 #include <thread>
 
+#include "comm/cgroup.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -31,8 +30,6 @@ constexpr int kYields = 50;
 constexpr std::chrono::microseconds kNap(20000);
 // While something else is under way, of whose moves it is not told.
 constexpr std::chrono::microseconds kShortNap(500);
-// In place of the descriptor of a process that had ended before it could be watched.
-constexpr int kGone = -2;
 
 void relax() {
 #if defined(__x86_64__)
@@ -52,10 +49,12 @@ void futex_wake(std::atomic<uint32_t>& word) {
 // Counters wrap: "at least" is by distance.
 bool reached(uint32_t value, uint32_t target) { return static_cast<int32_t>(value - target) >= 0; }
 
+// By affinity, and by the quota of the control groups: who spins spends it.
 int usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  const int bound = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return static_cast<int>(std::min<double>(bound, group_cores().value_or(bound)));
 }
 
 bool is_stopped(pid_t pid) {
@@ -124,8 +123,9 @@ std::string Announcement::text(uint32_t sequence) const {
 
 Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bool watch_processes,
                  std::vector<int> members, std::vector<int> called)
-    : blocks_(blocks), rank_(rank), size_(size), spin_(size <= usable_cores()), pidfds_(size, -1),
-      members_(std::move(members)), called_(std::move(called)) {
+    : blocks_(blocks), rank_(rank), size_(size), spin_(size <= usable_cores()), processes_(size),
+      members_(std::move(members)), called_(std::move(called)), posted_(blocks[rank].posted.value.load()),
+      phase_(blocks[rank].phase.value.load()) {
   if (watch_processes) verdict_.emplace();
   blocks_[rank].pid.store(getpid());
   Announcement hello;
@@ -133,20 +133,12 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bo
   const uint32_t joined = post(hello);
   await_counter(&RankBlock::posted, joined, joined, {timeout});
   for (int peer = 0; watch_processes && peer < size; ++peer) {
-    if (peer == rank) continue;
-    pidfds_[peer] = static_cast<int>(syscall(SYS_pidfd_open, blocks_[peer].pid.load(), 0));
-    if (pidfds_[peer] < 0 && errno == ESRCH) pidfds_[peer] = kGone;
+    if (peer != rank) processes_[peer] = Process::watch(blocks_[peer].pid.load());
   }
   // Nobody passes before all have opened the others, so a process that is gone here is gone for good.
   arrive();
   await_met(joined, {timeout});
   set_done();
-}
-
-Channel::~Channel() {
-  for (int fd : pidfds_) {
-    if (fd >= 0) close(fd);
-  }
 }
 
 void Channel::advance(Counter& counter) {
@@ -283,10 +275,7 @@ bool Channel::await_bell(const std::function<bool()>& ready, const std::function
 
 void Channel::ring(int rank) { advance(blocks_[rank].bell); }
 
-bool Channel::is_gone(int peer) const {
-  pollfd end{pidfds_[peer], POLLIN, 0};
-  return pidfds_[peer] == kGone || (pidfds_[peer] >= 0 && poll(&end, 1, 0) == 1);
-}
+bool Channel::is_gone(int peer) const { return processes_[peer] && processes_[peer]->has_ended(); }
 
 std::string Channel::fate_of(int peer, milliseconds patience) const {
   // The launcher reaps the process a moment after its end is seen here.
@@ -326,7 +315,7 @@ std::string Channel::where_is(int peer) const {
   const uint32_t posted = block.posted.value.load(), done = block.done.value.load();
   if (is_gone(peer)) return fate_of(peer, milliseconds(0));
   const char* stopped = is_stopped(block.pid.load()) ? " (its process is stopped)" : "";
-  if (posted == 0) return fmt::format("rank {} has not come yet{}", name_of(peer), stopped);
+  if (block.pid.load() == 0) return fmt::format("rank {} has not come yet{}", name_of(peer), stopped);
   const std::string last = block.ring[posted % RankBlock::kRing].text(posted);
   if (done == posted) return fmt::format("rank {} is past {} and in no collective since{}", name_of(peer), last, stopped);
   return fmt::format("rank {} is at {}{}", name_of(peer), last, stopped);

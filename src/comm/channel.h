@@ -1,7 +1,7 @@
 // How ranks that share memory meet: what each is about to do, who has arrived, who is gone. No torch, so that sanitizers can
 // watch all of it.
 //
-// Each rank owns one RankBlock and alone writes it. Its three counters only grow:
+// Each rank owns one RankBlock and alone writes it. Its three counters only grow, and wrap:
 //   posted   operations announced (the announcement of operation s is in ring[s % kRing])
 //   phase    meetings within operations
 //   done     operations whose part on this rank is over
@@ -13,11 +13,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "comm/processes.h"
 #include "comm/verdict.h"
 
 namespace lockstep::comm {
@@ -84,12 +86,12 @@ class Channel {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The world calls rank r members[r], messages called[r] (r, where a list is empty). `blocks` are the ranks' blocks, in memory that all map and that was zero when the first came. Returns after all ranks have
+  // The world calls rank r members[r], messages called[r] (r, where a list is empty). `blocks` are the ranks' blocks, in memory that all map and that was zero when the first came
+  // (or had all counters at one number, at which they go on). Returns after all ranks have
   // arrived. `watch_processes`: peers are processes of this machine whose death is noticed (false in tests that run ranks as
   // threads). Throws CommError.
   Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
           std::vector<int> members = {}, std::vector<int> called = {});
-  ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -153,7 +155,7 @@ class Channel {
   RankBlock* blocks_;
   int rank_, size_;
   bool spin_;
-  std::vector<int> pidfds_;
+  std::vector<std::shared_ptr<const Process>> processes_;  // by rank; none where it is not watched
   std::vector<int> members_;
   std::vector<int> called_;
   std::optional<Verdict> verdict_;

@@ -77,12 +77,13 @@ void Exchange::start(std::shared_ptr<Parcel> parcel) {
 bool Exchange::announce_ready() {
   bool head = true, moved = false;
   for (const auto& operation : queue_) {
-    if (operation->sequence == 0) {
+    if (!operation->announced) {
       if (!head && operation->uses_slots()) return moved;
       // The ring's entry is free when all ranks are done with the operation that had it.
       if (!channel_.all_done(channel_.next_sequence() - RankBlock::kRing)) return moved;
       operation->stage(*this);
       operation->sequence = channel_.post(operation->announcement);
+      operation->announced = true;
       flight::number(operation->call, operation->sequence);
       moved = true;
     }
@@ -110,7 +111,7 @@ void Exchange::move_on() {
 // True when it is over.
 bool Exchange::run_head() {
   const std::shared_ptr<Operation>& head = queue_.front();
-  if (head->sequence == 0) return false;
+  if (!head->announced) return false;
   head->agreed = head->agreed || channel_.all_posted(head->sequence);
   if (!head->agreed) return false;
   const uint32_t meetings = channel_.meetings();
@@ -135,7 +136,7 @@ bool Exchange::run_head() {
 // Waits for what the head of the queue waits for.
 bool Exchange::await_head(const Patience& patience) {
   const std::shared_ptr<Operation> head = queue_.front();
-  if (head->sequence == 0) return channel_.await_done(channel_.next_sequence() - RankBlock::kRing, patience);
+  if (!head->announced) return channel_.await_done(channel_.next_sequence() - RankBlock::kRing, patience);
   if (head->agreed) return channel_.await_met(head->sequence, patience);
   if (!channel_.await_posted(head->sequence, patience)) return false;
   head->agreed = true;

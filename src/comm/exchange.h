@@ -50,7 +50,8 @@ class Operation {
   // have not run, and is over only when all ranks have run it.
   virtual bool uses_slots() const { return true; }
 
-  uint32_t sequence = 0;  // 0: not announced
+  bool announced = false;
+  uint32_t sequence = 0;  // once it is announced
   bool agreed = false;    // all have announced it alike
   bool ran = false;
 };

@@ -10,6 +10,13 @@ namespace {
 
 constexpr uint32_t kSlots = 2;
 constexpr int64_t kSlotBytes = 32 << 10;
+// Large slots of a sender, which any of its messages may use. A box for each pair has small ones of its own, so that a message
+// gets on whatever the others wait for.
+constexpr int kMostLarge = 16;
+constexpr int64_t kSmallBytes = 512;
+constexpr int32_t kSmall = -1;
+
+int large_slots(int size) { return std::min(kMostLarge, static_cast<int>(kSlots) * (size - 1)); }
 
 }  // namespace
 
@@ -23,7 +30,8 @@ struct Mailbox::Box {
   alignas(128) std::atomic<uint32_t> put;
   alignas(128) std::atomic<uint32_t> taken;
   alignas(128) Header header;  // of the message whose first piece is in the slots
-  char slots[kSlots][kSlotBytes];
+  int32_t large[kSlots];       // which of the sender's large slots holds the piece, or kSmall
+  char small[kSlots][kSmallBytes];
 };
 
 std::string Parcel::text() const {
@@ -31,12 +39,33 @@ std::string Parcel::text() const {
                      tag.empty() ? "" : tag + ", ", message, dtype, count);
 }
 
-int64_t Mailbox::bytes_for(int size) { return int64_t{size} * size * static_cast<int64_t>(sizeof(Box)); }
+int64_t Mailbox::bytes_for(int size) {
+  return boxes_bytes(size) + int64_t{size} * large_slots(size) * kSlotBytes;
+}
 
-Mailbox::Mailbox(char* memory, Channel& channel) : memory_(memory), channel_(channel), lanes_(2 * channel.size()) {}
+int64_t Mailbox::boxes_bytes(int size) { return int64_t{size} * size * static_cast<int64_t>(sizeof(Box)); }
+
+Mailbox::Mailbox(char* memory, Channel& channel)
+    : memory_(memory), channel_(channel), lanes_(2 * channel.size()), uses_(large_slots(channel.size())) {}
 
 Mailbox::Box& Mailbox::box(int from, int to) const {
   return *reinterpret_cast<Box*>(memory_ + (int64_t{from} * channel_.size() + to) * static_cast<int64_t>(sizeof(Box)));
+}
+
+char* Mailbox::large_slot(int from, int32_t slot) const {
+  const int64_t index = int64_t{from} * large_slots(channel_.size()) + slot;
+  return memory_ + boxes_bytes(channel_.size()) + index * kSlotBytes;
+}
+
+// One of this rank's own that nobody has to read any more, or kSmall.
+int32_t Mailbox::free_large_slot() const {
+  for (size_t slot = 0; slot < uses_.size(); ++slot) {
+    const Use& use = uses_[slot];
+    if (use.peer < 0) return static_cast<int32_t>(slot);
+    const uint32_t taken = box(channel_.rank(), use.peer).taken.load(std::memory_order_acquire);
+    if (static_cast<int32_t>(taken - use.put) > 0) return static_cast<int32_t>(slot);
+  }
+  return kSmall;
 }
 
 void Mailbox::start(std::shared_ptr<Parcel> parcel) {
@@ -80,8 +109,13 @@ bool Mailbox::put(Parcel& parcel) {
     std::strncpy(to.header.dtype, parcel.dtype.c_str(), sizeof to.header.dtype - 1);
     parcel.started = true;
   }
-  const int64_t piece = std::min(kSlotBytes, parcel.bytes - parcel.moved);
-  if (piece > 0) std::memcpy(to.slots[put % kSlots], parcel.data + parcel.moved, piece);
+  const int64_t left = parcel.bytes - parcel.moved;
+  const int32_t large = left > kSmallBytes ? free_large_slot() : kSmall;
+  if (large != kSmall) uses_[large] = {parcel.peer, put};
+  to.large[put % kSlots] = large;
+  const int64_t piece = std::min(left, large == kSmall ? kSmallBytes : kSlotBytes);
+  char* const slot = large == kSmall ? to.small[put % kSlots] : large_slot(channel_.rank(), large);
+  if (piece > 0) std::memcpy(slot, parcel.data + parcel.moved, piece);
   parcel.moved += piece;
   parcel.over = parcel.moved == parcel.bytes;
   to.put.store(put + 1, std::memory_order_release);
@@ -100,8 +134,10 @@ bool Mailbox::take(Parcel& parcel) {
     }
     parcel.started = true;
   }
-  const int64_t piece = std::min(kSlotBytes, parcel.bytes - parcel.moved);
-  if (piece > 0) std::memcpy(parcel.data + parcel.moved, from.slots[taken % kSlots], piece);
+  const int32_t large = from.large[taken % kSlots];
+  const int64_t piece = std::min(parcel.bytes - parcel.moved, large == kSmall ? kSmallBytes : kSlotBytes);
+  const char* const slot = large == kSmall ? from.small[taken % kSlots] : large_slot(parcel.peer, large);
+  if (piece > 0) std::memcpy(parcel.data + parcel.moved, slot, piece);
   parcel.moved += piece;
   parcel.over = parcel.moved == parcel.bytes;
   from.taken.store(taken + 1, std::memory_order_release);

@@ -1,4 +1,5 @@
 // Messages between two ranks that share memory: for each ordered pair two slots, which the sender fills and the receiver empties in turn.
+// Large pieces lie in memory of the sender that all its messages share, since most pairs of many ranks never talk.
 // Messages of one pair arrive in the order in which they were sent; those of different pairs do not wait for each other.
 #pragma once
 
@@ -53,7 +54,15 @@ class Mailbox {
  private:
   struct Box;
   struct Header;
+  // Of a large slot: until `peer` has taken the piece that was put in as number `put`.
+  struct Use {
+    int peer = -1;
+    uint32_t put = 0;
+  };
+  static int64_t boxes_bytes(int size);
   Box& box(int from, int to) const;
+  char* large_slot(int from, int32_t slot) const;
+  int32_t free_large_slot() const;
   bool step(Parcel& parcel);
   bool put(Parcel& parcel);
   bool take(Parcel& parcel);
@@ -61,6 +70,7 @@ class Mailbox {
   char* memory_;
   Channel& channel_;
   std::vector<std::deque<std::shared_ptr<Parcel>>> lanes_;  // 2 * peer + sending
+  std::vector<Use> uses_;  // of this rank's large slots
   int waiting_ = 0;
 };
 

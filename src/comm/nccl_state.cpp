@@ -182,7 +182,11 @@ void NcclState::examine(const Calls& calls) {
     look(*first);
     if (ended_) return;
   }
-  if (const auto reason = ended_otherwise()) return fail(first->notice, *reason);
+  if (const auto reason = ended_otherwise()) {
+    // A rank may have done its part and ended since it was looked at.
+    if (!first->recorded || !first->end.query()) fail(first->notice, *reason);
+    return;
+  }
   for (const auto& call : calls) {
     if (call->over || now - call->start < call->timeout) continue;
     return fail(call->notice, fmt::format("timed out after {}", text_of(call->timeout)));

@@ -94,7 +94,8 @@ void attach() noexcept { block(); }
 uint32_t begin(const Operation& operation) noexcept {
   Block* const own = block();
   if (own == nullptr) return 0;
-  const uint32_t call = own->calls.load(std::memory_order_relaxed) + 1;
+  uint32_t call = own->calls.load(std::memory_order_relaxed) + 1;
+  if (call == 0) ++call;  // the number of no call
   Operation& entry = own->ring[call % kOperations];
   entry = operation;
   entry.start_ns = now_ns();

@@ -2,14 +2,17 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
 
 #include "lockstep/core/error.h"
+#include "support/refuse.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 
@@ -51,6 +54,25 @@ TEST_P(Failure, AKilledPeerIsKnownLongBeforeTheDeadline) {
                       HasSubstr("dead since"));
         },
         {.doomed = {1}});
+}
+
+// Without process descriptors, as under old kernels and containers' filters, or with none left.
+TEST_P(Failure, AKilledPeerIsKnownWhereTheKernelGivesNoProcessDescriptors) {
+  for (const int error : {ENOSYS, EPERM, EMFILE}) {
+    spawn_bare(
+        GetParam(),
+        [&](int rank) {
+          test::refuse_system_call(SYS_pidfd_open, error);
+          World world = World::from_env({.timeout = 60s});
+          world.group().barrier().wait();
+          if (rank == 1) raise(SIGKILL);
+          const auto start = Clock::now();
+          const auto said = message_of<CommError>([&] { world.group().barrier().wait(); });
+          EXPECT_LT(Clock::now() - start, kSoon);
+          EXPECT_THAT(said, AnyOf(HasSubstr("rank 1 (process"), HasSubstr("gave up")));
+        },
+        {.doomed = {1}});
+  }
 }
 
 TEST_P(Failure, APeerKilledInTheMiddleOfManyOperations) {

@@ -114,6 +114,79 @@ TEST_P(Engine, StagedCollectivesOfEverySize) {
   });
 }
 
+// More pieces than a sender has large slots for, to ranks that receive only when the last one has.
+TEST(ManyRanks, MessagesToRanksThatDoNotReceiveYet) {
+  constexpr int kSize = 13, kCount = 60000;
+  with_ranks(kSize, 0, [&](Exchange& exchange, char*) {
+    const int rank = exchange.rank();
+    std::vector<int32_t> text(kCount), word(1);
+    std::iota(text.begin(), text.end(), 0);
+    if (rank == 0) {
+      std::vector<std::shared_ptr<Parcel>> parcels;
+      for (int peer = 1; peer < kSize; ++peer) {
+        parcels.push_back(parcel_of(text, peer, true));
+        exchange.start(parcels.back());
+      }
+      for (const auto& parcel : parcels) exchange.finish(parcel);
+      return;
+    }
+    const auto pass = [&](std::vector<int32_t>& values, int peer, bool sending) {
+      const auto parcel = parcel_of(values, peer, sending);
+      exchange.start(parcel);
+      exchange.finish(parcel);
+    };
+    std::vector<int32_t> got(kCount);
+    if (rank + 1 < kSize) pass(word, rank + 1, false);
+    pass(got, 0, false);
+    EXPECT_EQ(got, text);
+    if (rank > 1) pass(word, rank - 1, true);
+  });
+}
+
+TEST(ManyRanks, SharedMemoryGrowsSlowlyWithTheRanks) {
+  EXPECT_LT(Exchange::bytes_for(2), 2 << 20);
+  EXPECT_LT(Exchange::bytes_for(8), 10 << 20);
+  EXPECT_LT(Exchange::bytes_for(128), 170 << 20);
+}
+
+// Counters of operations and meetings have 32 bits.
+TEST_P(Engine, CountersMayWrap) {
+  constexpr uint32_t kBefore = 20, kCount = 40;
+  const int size = GetParam();
+  const auto memory = shared_memory(Exchange::bytes_for(size));
+  auto* const blocks = reinterpret_cast<RankBlock*>(memory.get());
+  for (int r = 0; r < size; ++r) {
+    for (Counter* counter : {&blocks[r].posted, &blocks[r].phase, &blocks[r].done})
+      counter->value = -kBefore;
+  }
+  const auto group = shared_memory(std::max<int64_t>(1, size) * 4096);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < size; ++rank) {
+    ranks.emplace_back([&, rank] {
+      Exchange exchange(memory.get(), rank, size, 60s, false);
+      exchange.set_group_memory([&](int64_t, int r) { return group.get() + r * 4096; });
+      auto* const own = reinterpret_cast<int32_t*>(group.get() + rank * 4096);
+      std::vector<std::shared_ptr<Operation>> in_place;
+      for (uint32_t i = 0; i < 2 * kBefore; ++i) {
+        own[16 * i] = rank + 1;
+        in_place.push_back(all_reduce(kSum, {reinterpret_cast<char*>(own + 16 * i), 4}));
+        in_place.back()->announcement.segment = 0;
+        in_place.back()->announcement.offset = 64 * i;
+        name(*in_place.back(), "all_reduce", 1);
+        exchange.start(in_place.back());
+      }
+      for (const auto& operation : in_place) exchange.finish(operation);
+      for (uint32_t i = 0; i < 2 * kBefore; ++i) EXPECT_EQ(own[16 * i], size * (size + 1) / 2);
+      for (uint32_t i = 0; i < kCount; ++i) {
+        std::vector<int32_t> sum(1 + i % 4 * 20000, rank + 1);
+        run(exchange, all_reduce(kSum, piece(sum)), "all_reduce", static_cast<int64_t>(sum.size()));
+        EXPECT_EQ(sum.back(), size * (size + 1) / 2);
+      }
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+}
+
 TEST_P(Engine, GroupMemoryIsReducedInPlaceWhileOthersAreInFlight) {
   constexpr int64_t kCount = 10000, kBuckets = 5;
   const int size = GetParam();

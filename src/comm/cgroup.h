@@ -1,0 +1,19 @@
+// What the control groups around this process leave it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace lockstep::comm {
+
+// Of version 1 and 2, and of all groups that this process is in, one inside the other. Nothing
+// where none sets a limit. `root`: the directory of proc and sys.
+//
+// Bytes that may still be taken. Pages of files that the kernel would give up for them count as
+// free.
+std::optional<int64_t> group_memory_left(const std::filesystem::path& root = "/");
+// How many cores' time may be used.
+std::optional<double> group_cores(const std::filesystem::path& root = "/");
+
+}  // namespace lockstep::comm
