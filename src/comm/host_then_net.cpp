@@ -139,7 +139,10 @@ HostThenNet::HostThenNet(const Store& store, int rank, Layout layout, millisecon
     levels_->up = levels_->down = make_solo_transport();
   } else {
     ShmOptions options{.timeout = timeout, .index = std::make_shared<GroupMemoryIndex>()};
-    for (const int member : hosts_[host_]) options.members.push_back(layout_.members[member]);
+    for (const int member : hosts_[host_]) {
+      options.members.push_back(layout_.members[member]);
+      options.doors.push_back(layout_.doors[member]);
+    }
     options.called = options.members;
     const Store own = store.prefix(fmt::format("host/{}", host_));
     levels_->up = make_shm_transport(own.prefix("up"), local_, local_size(), options);
@@ -384,7 +387,7 @@ std::shared_ptr<Transport> make_transport(const Store& store, int rank, const La
   const auto hosts = layout.by_host();
   if (hosts.size() == 1) {
     return make_shm_transport(store, rank, layout.size(),
-                              {.timeout = timeout, .members = layout.members});
+                              {.timeout = timeout, .members = layout.members, .doors = layout.doors});
   }
   if (static_cast<int>(hosts.size()) == layout.size()) {
     return make_net(store, {.rank = rank, .members = layout.members});

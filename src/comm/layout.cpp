@@ -29,6 +29,7 @@ Layout Layout::of(const std::vector<int>& ranks) const {
   for (const int rank : ranks) {
     result.members.push_back(members[rank]);
     result.hosts.push_back(hosts[rank]);
+    result.doors.push_back(doors[rank]);
   }
   return result;
 }

@@ -11,6 +11,7 @@ struct Layout {
   // By rank of the group.
   std::vector<int> members;        // what the world calls it
   std::vector<std::string> hosts;  // equal for ranks that share memory
+  std::vector<std::string> doors;  // where it is handed memory (see door.h)
 
   int size() const { return static_cast<int>(members.size()); }
   // The ranks of each host, in order; hosts in the order of their first ranks.

@@ -18,6 +18,7 @@ struct Member {
   std::string version;  // of this library
   Devices devices;
   Cores cores;
+  std::string door;  // where this process is handed memory (see door.h); empty: nowhere
 };
 
 // This process, as `local_rank` of a world of `world_size`.

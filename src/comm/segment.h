@@ -1,27 +1,31 @@
 // Memory that the processes of one host share: an anonymous file, which is gone with the last process that maps it.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "comm/door.h"
+#include "core/fd.h"
 
 namespace lockstep::comm {
 
-// How another process of this host finds a segment while its creator holds it open.
+// How another process of this host finds a segment while its creator holds it open, and knows it.
 struct SegmentHandle {
-  pid_t pid = 0;  // 0: there is none
-  int fd = -1;
-  int64_t bytes = 0;
+  int64_t bytes = -1;  // -1: there is none
+  uint64_t device = 0, inode = 0;
+  Cookie cookie{};     // what its descriptor comes with
+  char path[64] = {};  // where it has a name instead
 };
 
 class Segment {
  public:
   Segment() = default;
 
-  // A zeroed segment of `bytes`. Throws CommError that says how much is needed and how much there is.
-  static Segment create(int64_t bytes);
-  // Maps what another process created. Throws CommError.
+  // A zeroed segment of `bytes`, handed to the processes with these doors (see door.h); where one of them is out of reach, it
+  // has a name until close_handle(). Throws CommError that says how much is needed and how much there is.
+  static Segment create(int64_t bytes, const std::vector<std::string>& doors);
+  // Maps what another process created for this one, and nothing else. Throws CommError.
   static Segment attach(const SegmentHandle& handle);
 
   Segment(Segment&& other) noexcept;
@@ -33,7 +37,7 @@ class Segment {
 
   // Where others find it; valid on the creator until close_handle(), which is called once all have attached: from then on
   // no name, descriptor or file refers to the memory.
-  SegmentHandle handle() const;
+  const SegmentHandle& handle() const { return handle_; }
   void close_handle();
 
   // Gives [offset, offset + bytes) its pages now, huge ones where the system has them, so that a full machine is an
@@ -44,10 +48,12 @@ class Segment {
 
  private:
   static Segment map(int fd, int64_t bytes);
+  static Segment sized(Fd fd, int64_t bytes);
 
   char* data_ = nullptr;
   int64_t bytes_ = 0;
-  int fd_ = -1;
+  Fd fd_;
+  SegmentHandle handle_;
 };
 
 // Rounds up to pages, or to huge pages when it is large enough for those to pay.

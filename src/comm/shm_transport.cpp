@@ -51,11 +51,11 @@ struct Offer {
   char problem[300];
 };
 
-// Creates a segment if it can; the offer says so either way.
-Offer make_offer(Segment& segment, int64_t bytes) {
+// Creates a segment for the processes with these doors if it can; the offer says so either way.
+Offer make_offer(Segment& segment, int64_t bytes, const std::vector<std::string>& doors) {
   Offer offer{};
   try {
-    segment = Segment::create(bytes);
+    segment = Segment::create(bytes, doors);
     offer.handle = segment.handle();
   } catch (const CommError& error) {
     set_text(offer.problem, error.what());
@@ -63,8 +63,11 @@ Offer make_offer(Segment& segment, int64_t bytes) {
   return offer;
 }
 
+// All but rank 0's, which makes the memory.
+std::vector<std::string> others_of(const std::vector<std::string>& doors) { return {doors.begin() + 1, doors.end()}; }
+
 Segment accept(const Offer& offer) {
-  if (offer.handle.pid == 0) throw CommError(offer.problem);
+  if (offer.handle.bytes < 0) throw CommError(offer.problem);
   return Segment::attach(offer.handle);
 }
 
@@ -175,15 +178,18 @@ class ShmTransport : public Transport {
     const int new_rank = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
     Segment segment;
     Offer offer{};
+    ShmOptions options{.timeout = options_.timeout};
+    for (int member : members) {
+      options.members.push_back(options_.members[member]);
+      options.doors.push_back(options_.doors[member]);
+    }
     if (new_rank == 0) {
-      offer = make_offer(segment, Exchange::bytes_for(size));
+      offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
       for (int r = 1; r < size; ++r) pass(offer, true, members[r]);
     } else {
       pass(offer, false, members[0]);
     }
-    if (new_rank != 0 || offer.handle.pid == 0) segment = accept(offer);
-    ShmOptions options{.timeout = options_.timeout};
-    for (int member : members) options.members.push_back(options_.members[member]);
+    if (new_rank != 0 || offer.handle.bytes < 0) segment = accept(offer);
     return std::make_shared<ShmTransport>(std::move(segment), new_rank, size, std::move(options));
   }
 
@@ -304,10 +310,10 @@ class ShmTransport : public Transport {
                          Range own) {
     Segment segment;
     Offer offer{};
-    if (rank() == 0) offer = make_offer(segment, bytes);
+    if (rank() == 0) offer = make_offer(segment, bytes, others_of(options_.doors));
     share(offer, fmt::format("{} {}", what, name_of(c10::typeMetaToScalarType(options.dtype()))),
           c10::multiply_integers(sizes));
-    if (rank() != 0 || offer.handle.pid == 0) segment = accept(offer);
+    if (rank() != 0 || offer.handle.bytes < 0) segment = accept(offer);
     segment.populate(own.begin, own.end - own.begin);
     meet(what);
     segment.close_handle();
@@ -359,9 +365,9 @@ std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int 
   const std::string key = "segment";
   Segment segment;
   if (rank == 0) {
-    const Offer offer = make_offer(segment, Exchange::bytes_for(size));
+    const Offer offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
     store.set(key, {reinterpret_cast<const char*>(&offer), sizeof offer});
-    if (offer.handle.pid == 0) throw CommError(offer.problem);
+    if (offer.handle.bytes < 0) throw CommError(offer.problem);
   } else {
     const std::string text = store.get(key, options.timeout);
     Offer offer;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/group_memory.h"
@@ -15,6 +16,8 @@ struct ShmOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // What the world calls rank r.
   std::vector<int> members = {};
+  // Where rank r is handed memory (see door.h).
+  std::vector<std::string> doors = {};
   // What messages call rank r; empty: r.
   std::vector<int> called = {};
   // Where group memory is found; one for several transports over the same ranks, all of whose memory the

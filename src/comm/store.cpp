@@ -194,6 +194,8 @@ int64_t Store::add(const std::string& key, int64_t amount) const {
   });
 }
 
+uint64_t Store::requests() const { return server_ ? server_->requests() : 0; }
+
 Store Store::prefix(const std::string& name) const {
   Store store = *this;
   store.prefix_ += name + "/";

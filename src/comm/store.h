@@ -63,6 +63,9 @@ class Store {
   // The same for c10d's groups.
   c10::intrusive_ptr<c10d::Store> for_c10d() const;
 
+  // Requests that the server has answered, where this process serves; 0 elsewhere.
+  uint64_t requests() const;
+
   // What the launcher says, as all calls heed it. Never null.
   const std::shared_ptr<const Verdict>& verdict() const { return verdict_; }
   // "10.0.0.1:29500".

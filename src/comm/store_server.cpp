@@ -236,6 +236,7 @@ void StoreServer::flush(Client& client) {
 
 void StoreServer::answer(Client& client, const StoreRequest& request) {
   const auto& texts = request.texts;
+  ++requests_;
   switch (request.query) {
     case StoreQuery::Validate:
       if (request.number != kMagic) throw Error("another magic number");

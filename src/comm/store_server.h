@@ -3,6 +3,8 @@
 // client while all others wait: where the name server is out of reach each costs ten seconds.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <list>
 #include <memory>
 #include <optional>
@@ -30,6 +32,9 @@ class StoreServer {
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
+
+  // Answered so far.
+  uint64_t requests() const { return requests_; }
 
  private:
   struct Client {
@@ -60,6 +65,7 @@ class StoreServer {
   void wait(Client& client);
   void end_waits();
 
+  std::atomic<uint64_t> requests_ = 0;
   const Fd listening_;
   const Fd stop_;  // an eventfd
   const Fd events_;

@@ -14,7 +14,9 @@
 #include "comm/host_then_net.h"
 #include "comm/nccl_transport.h"
 #include "comm/roster.h"
+#include "comm/sharing.h"
 #include "comm/threads.h"
+#include "core/descriptors.h"
 #include "core/token.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
@@ -171,6 +173,27 @@ std::string own_cores() {
   return fmt::format("{} {}", ids.size() == 1 ? "core" : "cores", text_of_cores(ids));
 }
 
+// Ranks of one host that cannot share memory talk over the network, unless that was ruled out.
+void check_sharing(Backend asked, const std::string& problem, int rank) {
+  if (problem.empty()) return;
+  if (asked == Backend::Shm || asked == Backend::HostThenNet) {
+    throw CommError(fmt::format("[comm] the {} backend was asked for, but {}: use auto or gloo",
+                                asked == Backend::Shm ? "shm" : "host-then-net", problem));
+  }
+  if (rank == 0) log::warn(fmt::format("[comm] {}: they communicate over TCP, which is slower", problem));
+}
+
+// Without one, connections fail, and the others wait for them until the deadline.
+void check_descriptors(int ranks) {
+  const auto [used, limit] = descriptors();
+  constexpr int kSpare = 16;  // of the group itself
+  if (used + ranks + kSpare <= limit) return;
+  throw CommError(fmt::format(
+      "[comm] connections to {} ranks need {} more descriptors, but {} of at most {} are in use: raise the limit (ulimit -n, "
+      "LimitNOFILE= of systemd, --ulimit nofile= of a container)",
+      ranks, ranks + kSpare, used, limit));
+}
+
 // Whether ranks that are so distributed can have the transport that was asked for.
 void check_layout(Backend asked, int hosts, int ranks) {
   if (asked == Backend::Shm && hosts > 1) {
@@ -191,6 +214,7 @@ World World::solo() { return World(std::make_shared<State>()); }
 
 World World::from_env(WorldOptions options) {
   flight::attach();
+  raise_descriptor_limit();
   const Place place = place_from_env();
   settle_malloc();
   const Backend asked = backend_from_env(options.backend);
@@ -241,12 +265,14 @@ World World::from_env(WorldOptions options) {
   for (int r = 0; r < place.size; ++r) {
     layout.members.push_back(r);
     layout.hosts.push_back(members[r].host);
+    layout.doors.push_back(members[r].door);
   }
   const auto seats = layout.seats();
   state->local_rank = seats[place.rank].place;
   state->local_size = seats[place.rank].count;
   state->hosts = static_cast<int>(layout.by_host().size());
   const MakeNet make_net = [timeout = options.timeout](const Store& at, const NetGroup& net) {
+    check_descriptors(static_cast<int>(net.members.size()));
     return make_gloo_transport(
         at, net.rank, static_cast<int>(net.members.size()),
         {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
@@ -255,6 +281,11 @@ World World::from_env(WorldOptions options) {
     check_layout(asked, state->hosts, place.size);
     state->device = own_device(members, seats, place.rank);
     take(state->device);
+    if (asked != Backend::Gloo) {
+      const Sharing sharing = try_sharing(own, place.rank, std::move(layout), options.timeout);
+      layout = sharing.layout;
+      check_sharing(asked, sharing.problem, place.rank);
+    }
     auto transport = asked == Backend::Gloo
                          ? make_net(own, {.rank = place.rank, .members = layout.members})
                          : make_transport(own, place.rank, layout, options.timeout, make_net);

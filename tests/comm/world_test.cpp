@@ -5,14 +5,18 @@
 #include <gmock/gmock.h>
 #include <malloc.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <map>
 #include <optional>
+#include <vector>
 
+#include "core/fd.h"
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
 
@@ -184,6 +188,38 @@ TEST(World, ABrokenConnectionIsNotTheEndOfARank) {
       world.group().barrier().wait();
     });
   }
+}
+
+TEST(World, RaisesTheLimitOfDescriptors) {
+  spawn_bare(2, [](int) {
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = std::min<rlim_t>(64, limit.rlim_max);
+    setrlimit(RLIMIT_NOFILE, &limit);
+    const World world = World::from_env();
+    getrlimit(RLIMIT_NOFILE, &limit);
+    EXPECT_EQ(limit.rlim_cur, std::min<rlim_t>(limit.rlim_max, 524288));
+    world.group().barrier().wait();
+  });
+}
+
+TEST(World, NamesTheLimitOfDescriptorsWhereItIsTooLow) {
+  spawn_bare(
+      3,
+      [](int) {
+        const rlimit limit{24, 24};
+        setrlimit(RLIMIT_NOFILE, &limit);
+        std::vector<Fd> used;
+        for (int i = 0; i < 8; ++i) used.emplace_back(dup(1));
+        try {
+          (void)World::from_env({.timeout = 20s});
+          ADD_FAILURE() << "nothing was thrown";
+        } catch (const CommError& error) {
+          EXPECT_THAT(std::string(error.what()),
+                      AnyOf(AllOf(HasSubstr("of at most 24"), HasSubstr("ulimit -n")), HasSubstr("[store]")));
+        }
+      },
+      {.backend = "gloo"});
 }
 
 TEST(World, TwoProcessesWithOneRankAreTold) {

@@ -1,0 +1,44 @@
+// How processes of one host hand each other descriptors: over sockets of the kernel's own name
+// space, which ask neither for a user, nor for a user or pid namespace, nor for /proc.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "core/fd.h"
+
+namespace lockstep::comm {
+
+// Tells one descriptor from all others; nobody can guess it.
+using Cookie = std::array<uint64_t, 2>;
+Cookie new_cookie();
+
+class Door {
+ public:
+  // This process's.
+  static Door& own();
+
+  // What others send to; empty where the kernel gives this process no such socket.
+  const std::string& address() const { return address_; }
+  // Puts `fd` with `cookie` where the process with the door at `address` finds it. Nothing, or why
+  // not.
+  static std::optional<std::string> hand_over(const std::string& address, const Cookie& cookie,
+                                              int fd);
+  // What came with `cookie`, if it has. What came with others stays.
+  std::optional<Fd> take(const Cookie& cookie);
+
+ private:
+  Door();
+  bool receive();
+
+  Fd socket_;
+  std::string address_;
+  std::mutex mutex_;
+  std::map<Cookie, Fd> came_;
+};
+
+}  // namespace lockstep::comm

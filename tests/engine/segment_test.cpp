@@ -1,0 +1,69 @@
+// Memory that is handed from process to process: what comes is what was meant, or nothing is
+// mapped.
+#include "comm/segment.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr int64_t kBytes = 8192;
+
+TEST(SharedSegment, IsHandedOver) {
+  const std::string door = Door::own().address();
+  ASSERT_FALSE(door.empty());
+  const Segment one = Segment::create(kBytes, {door}), two = Segment::create(kBytes, {door});
+  const SegmentHandle first = one.handle(), second = two.handle();
+  one.data()[0] = 'a';
+  two.data()[0] = 'b';
+  // In any order, and once.
+  EXPECT_EQ(Segment::attach(second).data()[0], 'b');
+  const Segment again = Segment::attach(first);
+  EXPECT_EQ(again.data()[0], 'a');
+  again.data()[1] = 'c';
+  EXPECT_EQ(one.data()[1], 'c');
+  EXPECT_THROW((void)Segment::attach(first), CommError);
+}
+
+TEST(SharedSegment, HasANameUntilAllHaveItWhereADoorIsOutOfReach) {
+  Segment segment = Segment::create(kBytes, {"lockstep-nobody"});
+  const SegmentHandle handle = segment.handle();
+  ASSERT_NE(handle.path[0], '\0');
+  segment.data()[5] = 'x';
+  EXPECT_EQ(Segment::attach(handle).data()[5], 'x');
+  segment.close_handle();
+  EXPECT_FALSE(std::filesystem::exists(handle.path));
+  EXPECT_THROW((void)Segment::attach(handle), CommError);
+}
+
+TEST(SharedSegment, AStrangersDescriptorIsNotMapped) {
+  const Segment segment = Segment::create(kBytes, {});
+  const std::string file =
+      std::filesystem::temp_directory_path() / ("lockstep_stranger_" + std::to_string(getpid()));
+  std::ofstream(file) << std::string(kBytes, 's');
+  const Fd fd(open(file.c_str(), O_RDWR | O_CLOEXEC));
+  EXPECT_FALSE(Door::hand_over(Door::own().address(), segment.handle().cookie, fd.get()));
+  EXPECT_THROW((void)Segment::attach(segment.handle()), CommError);
+  SegmentHandle named = segment.handle();
+  std::copy(file.begin(), file.end(), named.path);
+  EXPECT_THROW((void)Segment::attach(named), CommError);
+  std::filesystem::remove(file);
+}
+
+TEST(SharedSegment, StrangersMessagesAreNoUse) {
+  const Segment segment = Segment::create(kBytes, {Door::own().address()});
+  for (int i = 0; i < 5; ++i) EXPECT_FALSE(Door::hand_over(Door::own().address(), new_cookie(), 0));
+  EXPECT_EQ(Segment::attach(segment.handle()).size(), kBytes);
+}
+
+}  // namespace
+}  // namespace lockstep::comm
