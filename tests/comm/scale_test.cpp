@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <chrono>
+#include <cstdio>
 #include <functional>
 #include <numeric>
 #include <optional>
@@ -12,6 +14,7 @@
 #include "comm/direct_job.h"
 #include "comm/host_then_net.h"
 #include "comm/roster.h"
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/spawn.h"
@@ -21,8 +24,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Enough to show how it grows; 1,024 are in docs/log.md.
-constexpr int kMany = 128;
+// Enough to show how it grows; docs/log.md has 1,024.
+const int kMany = static_cast<int>(env_int("LOCKSTEP_SCALE_RANKS", 2, 4096).value_or(128));
 
 Store served() {
   test::LoopbackSocket socket;
@@ -40,11 +43,16 @@ uint64_t requests_of(int count, const std::function<void(const Store&, int rank)
   std::vector<Store> stores;
   for (int rank = 0; rank < count; ++rank) stores.push_back(store.clone(60s));
   const uint64_t before = store.requests();
+  const auto start = std::chrono::steady_clock::now();
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < count; ++rank)
     ranks.emplace_back([&, rank] { body(stores[rank], rank); });
   for (std::thread& rank : ranks) rank.join();
-  return store.requests() - before;
+  const uint64_t requests = store.requests() - before;
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  fmt::print("{} ranks: {} requests in {:.2f} s\n", count, requests, taken.count());
+  std::fflush(stdout);
+  return requests;
 }
 
 TEST(Scale, ARankMeetsTheOthersWithAFewRequests) {
