@@ -125,7 +125,7 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bo
                  std::vector<int> members, std::vector<int> called)
     : blocks_(blocks), rank_(rank), size_(size), spin_(size <= usable_cores()), processes_(size),
       members_(std::move(members)), called_(std::move(called)), posted_(blocks[rank].posted.value.load()),
-      phase_(blocks[rank].phase.value.load()) {
+      phase_(blocks[rank].phase.value.load()), all_done_(blocks[rank].done.value.load()) {
   if (watch_processes) verdict_.emplace();
   blocks_[rank].pid.store(getpid());
   Announcement hello;

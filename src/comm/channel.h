@@ -159,9 +159,9 @@ class Channel {
   std::vector<int> members_;
   std::vector<int> called_;
   std::optional<Verdict> verdict_;
-  uint32_t posted_ = 0, phase_ = 0;
+  uint32_t posted_, phase_;
   // All are known to have done it; who looks takes a cache line from each of the others.
-  mutable uint32_t all_done_ = 0;
+  mutable uint32_t all_done_;
   std::function<Idle()> move_messages_ = [] { return Idle::Nothing; };
   std::function<Idle()> move_everything_ = move_messages_;
   std::string dead_;
