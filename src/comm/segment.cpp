@@ -92,7 +92,7 @@ Segment Segment::create(int64_t bytes, const std::vector<std::string>& doors) {
   }
   // Another network namespace, or a filter of system calls: a name that they can open.
   const Cookie name = new_cookie();
-  const std::string path = fmt::format("/dev/shm/lockstep-{:016x}{:016x}", name[0], name[1]);
+  const std::string path = fmt::format("/dev/shm/lockstep-segment-{:016x}{:016x}", name[0], name[1]);
   Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd) {
     throw CommError(fmt::format(

@@ -55,7 +55,7 @@ void use_all_memory(const Group& group) {
 // Tests that run beside this one have theirs for a moment.
 bool nothing_is_left_in_shared_memory() {
   const auto is_ours = [](const auto& file) {
-    return file.path().filename().string().starts_with("lockstep-");
+    return file.path().filename().string().starts_with("lockstep-segment-");
   };
   const auto end = std::chrono::steady_clock::now() + 20s;
   do {
