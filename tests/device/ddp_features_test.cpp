@@ -114,6 +114,25 @@ TEST(FeaturesOnDevice, RanksWithUnequalNumbersOfBatches) {
   });
 }
 
+TEST(FeaturesOnDevice, ComparedParameters) {
+  expect_same_training([] {
+    auto options = small_buckets();
+    options.check_same_every = 3;
+    return options;
+  });
+  spawn_on_device(2, [](World& world) {
+    Mlp net;
+    net.to(world.device());
+    Ddp ddp(net, world.group(), {.check_same_every = 1});
+    {
+      const at::NoGradGuard no_grad;
+      if (world.rank() == 1) net.third->bias.add_(1);
+    }
+    const auto loss = net.forward(input(world.rank()).to(world.device())).square().mean();
+    EXPECT_THAT(message_of([&] { loss.backward(); }), testing::HasSubstr("'third.bias'"));
+  });
+}
+
 struct Halving : parallel::CommHook {
   std::string_view name() const override { return "halving"; }
   comm::Work start(const Group& group, const parallel::Bucket& bucket) override {
