@@ -23,8 +23,8 @@ const std::map<std::string, std::string> kPlain = {{"ASAN_OPTIONS", "handle_segv
                                                    {"TSAN_OPTIONS", "handle_segv=0"}};
 
 TEST(Stack, OfARankThatCrashesNamesTheFunction) {
-  const std::string folder = fs::path(::testing::TempDir()) / "lockstep-stack";
-  fs::remove_all(folder);
+  std::string folder = ::testing::TempDir() + "lockstep-stack-XXXXXX";
+  folder = mkdtemp(folder.data());
   const Result result =
       Job(rank_args("crash", {"--log-dir", folder}), {.environment = kPlain}).wait();
   EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
