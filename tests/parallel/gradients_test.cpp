@@ -1,6 +1,7 @@
 // Whatever happens to a gradient between two backwards, the next average is right.
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -34,6 +35,21 @@ TEST(DdpGradients, OptimizerZeroGradFillsWithZeros) {
       step(net, world);
     }
     expect_equal(gradients(net), averages(2));
+  });
+}
+
+TEST(DdpGradients, AGraphThatSavedOneNoticesThatTheNextBackwardOverwritesIt) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    torch::optim::SGD sgd(net.parameters(), 0.0);
+    step(net, world);
+    const at::Tensor weight = at::ones({8, 6}, at::kFloat).requires_grad_(true);
+    const at::Tensor sum = (weight * net.first->weight.grad()).sum();
+    sgd.zero_grad();
+    step(net, world);
+    EXPECT_THAT(message_of([&] { sum.backward(); }),
+                testing::HasSubstr("modified by an inplace operation"));
   });
 }
 
