@@ -51,7 +51,7 @@ class Writer {
 
  private:
   void make_splits() {
-    if (program_.size() == 1) return;
+    if (program_.size() == 1 || !traits_.splits) return;
     for (int64_t left = dice_.below(3); left > 0; --left) {
       Split split;
       split.parent =

@@ -112,6 +112,7 @@ struct Traits {
   bool bitwise = true;
   bool drops = true, polls = true;  // what becomes of Works
   bool any_order = true;            // works of one group are waited for in any order
+  bool splits = true;               // groups are split
 };
 
 Program generate(uint64_t seed, int ranks, const Traits& traits);

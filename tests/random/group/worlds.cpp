@@ -76,7 +76,8 @@ Traits Setting::traits() const {
           .bitwise = backend != "nccl",
           .drops = true,
           .polls = true,
-          .any_order = true};
+          .any_order = true,
+          .splits = backend != "python"};
 }
 
 std::optional<Failure> run_in_world(const Setting& setting, const std::vector<Program>& programs,
