@@ -12,7 +12,7 @@ using namespace lockstep::launch;
 using Side = Conversation::Side;
 
 Keys keys(bool tls) {
-  static const Token token("a token of the fuzzer's");
+  static const lockstep::Token token("a token of the fuzzer's");
   Keys keys = Keys::of(token, "fuzz");
   keys.use_tls = tls;
   return keys;
