@@ -63,12 +63,12 @@ def test_F2_all_ranks_but_one_are_killed(_):
 
 def test_F3_a_rank_is_stopped(_):
     everywhere(lambda backend, ranks: fail_in_time(
-        backend, ranks, ("1", 3, "barrier", "stop"), 1, [r"timed out after 2 s", r"rank 1: .*\(its process is stopped\)"],
+        backend, ranks, ("1", 3, "barrier", "stop"), 1, [r"timed out after 2 s", r"rank 1: .*\(its process was stopped"],
         bound_s=3 + OVER_S * SLACK, timeout_s=2))
     # The one that serves the store, before it does: the kernel answers for it. There is no transport yet.
     for backend, ranks in (("shm", 2), ("gloo", 4)):
         fail_in_time(backend, ranks, ("0", 0, "rendezvous", "stop"), 1,
-                     ["no answer: the process that serves it", r"rank 0: .*\(its process is stopped\)"],
+                     ["no answer: the process that serves it", r"rank 0: .*\(its process was stopped"],
                      bound_s=4 + OVER_S * SLACK, timeout_s=2)
 
 

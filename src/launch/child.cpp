@@ -22,12 +22,14 @@ struct Pipe {
   Fd read, write;
 };
 
+[[noreturn]] void refuse_files(int error) {
+  throw Error(fmt::format("[run] no open file for a rank: {}; raise the limit (ulimit -n)",
+                          std::strerror(error)));
+}
+
 Pipe make_pipe() {
   std::array<int, 2> ends;
-  if (pipe2(ends.data(), O_CLOEXEC) != 0) {
-    throw Error(fmt::format("[run] no pipe for a rank: {}; raise the limit (ulimit -n)",
-                            std::strerror(errno)));
-  }
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) refuse_files(errno);
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
@@ -108,6 +110,7 @@ Child start_child(const ChildSpec& spec, const Signals& signals) {
   } while (got < 0 && errno == EINTR);
   if (got > 0) {
     waitpid(pid, nullptr, 0);
+    if (error == EMFILE || error == ENFILE) refuse_files(error);  // of the child, not the program
     refuse_program(spec.path, error);
   }
   return {pid, std::move(out.read), std::move(err.read)};

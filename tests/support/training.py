@@ -124,8 +124,17 @@ class Training:
             left += [f"shared memory in process {folder.name}" for folder in pathlib.Path("/proc").glob("[0-9]*")
                      if shared_memory_of(folder.name) & self.segments]
         left += [f"port {port}" for port, _ in self.sockets & listening()]
-        left += [f"file {name}" for name in shared_files() - self.files_before if self.run_id in name or "lockstep" in name]
+        left += [f"file {name}" for name in self.files_left()]
         return left
+
+    def files_left(self):
+        """New files of ours. Tests that run beside this one have theirs for a moment."""
+        end = time.monotonic() + 20
+        while True:
+            left = {name for name in shared_files() - self.files_before if self.run_id in name or "lockstep" in name}
+            if not left or time.monotonic() > end:
+                return left
+            time.sleep(0.05)
 
     def end(self):
         if self.process.poll() is None:
