@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/descriptors.h"
 #include "launch/descendants.h"
 #include "launch/descriptors.h"
 #include "launch/environment.h"
@@ -73,7 +72,6 @@ Session::Session(const Options& given)
       mark(random_run_id()),
       guard(mark),
       logs(options) {
-  raise_descriptor_limit();  // a rank takes several, and inherits it
   adopt_orphans();
   // Nobody could guess it.
   if (logs.is_on() && options.log_dir.empty()) {
