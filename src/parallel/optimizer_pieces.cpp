@@ -1,14 +1,13 @@
 #include "parallel/optimizer_pieces.h"
 
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <sstream>
+#include <variant>
+
+#include "checkpoint/optimizer_fields.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -22,35 +21,20 @@ std::string saved(const Kind& what) {
   return stream.str();
 }
 
-at::Tensor number(int64_t value) { return at::scalar_tensor(value, at::kLong); }
-
-template <class Adam>
-std::vector<OptimizerPiece> of_adam(const Adam& state) {
-  return {{"step", number(state.step())},
-          {"exp_avg", state.exp_avg()},
-          {"exp_avg_sq", state.exp_avg_sq()},
-          {"max_exp_avg_sq", state.max_exp_avg_sq()}};
-}
-
 }  // namespace
 
 std::vector<OptimizerPiece> pieces_of(const torch::optim::OptimizerParamState& state) {
-  using namespace torch::optim;
   std::vector<OptimizerPiece> pieces;
-  if (const auto* adam = dynamic_cast<const AdamParamState*>(&state)) {
-    pieces = of_adam(*adam);
-  } else if (const auto* adamw = dynamic_cast<const AdamWParamState*>(&state)) {
-    pieces = of_adam(*adamw);
-  } else if (const auto* sgd = dynamic_cast<const SGDParamState*>(&state)) {
-    pieces = {{"momentum_buffer", sgd->momentum_buffer()}};
-  } else if (const auto* rmsprop = dynamic_cast<const RMSpropParamState*>(&state)) {
-    pieces = {{"step", number(rmsprop->step())},
-              {"square_avg", rmsprop->square_avg()},
-              {"momentum_buffer", rmsprop->momentum_buffer()},
-              {"grad_avg", rmsprop->grad_avg()}};
-  } else if (const auto* adagrad = dynamic_cast<const AdagradParamState*>(&state)) {
-    pieces = {{"step", number(adagrad->step())}, {"sum", adagrad->sum()}};
-  } else {
+  // Nothing is changed by way of these references.
+  for (const auto& field :
+       checkpoint::fields_of(const_cast<torch::optim::OptimizerParamState&>(state))) {
+    const auto* tensor = std::get_if<at::Tensor*>(&field.value);
+    pieces.push_back(
+        {field.name, tensor != nullptr
+                         ? **tensor
+                         : at::scalar_tensor(*std::get<int64_t*>(field.value), at::kLong)});
+  }
+  if (pieces.empty()) {  // of no class that is known
     const std::string bytes = saved(state);
     pieces = {{"state", at::empty({static_cast<int64_t>(bytes.size())}, at::kByte)}};
     std::copy(bytes.begin(), bytes.end(), pieces.front().tensor.mutable_data_ptr<uint8_t>());
