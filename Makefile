@@ -10,7 +10,7 @@ NINJA := NINJA_STATUS="[build %f/%t] " ninja
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak random format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak random docs format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -79,6 +79,11 @@ random: configured ## random programs of collectives, then of training, against 
 	@$(NINJA) -C $(BUILD) random_group random_training
 	@$(BUILD)/bin/random_group --minutes $(MINUTES) --seed $$(date +%s)
 	@$(BUILD)/bin/random_training --minutes $(MINUTES) --seed $$(date +%s)
+
+docs: ## writes the API reference into build/docs/api/html, and checks it and the spelling of all pages
+	@scripts/setup.sh --dev
+	@python3 docs/api/make.py .
+	@python3 scripts/spelling.py
 
 format: ## formats the sources with clang-format
 	@scripts/setup.sh --dev

@@ -3,7 +3,7 @@
 # what is there already is left alone, and then no network is needed.
 #   scripts/setup.sh            what `make train` needs
 #   scripts/setup.sh --peers    also what tests and benchmarks compare with: Python peers, MPI, Slurm
-#   scripts/setup.sh --dev      also clang, for fuzzing and formatting
+#   scripts/setup.sh --dev      also clang, for fuzzing and formatting, and what writes and checks the documentation
 # LOCKSTEP_TORCH=DIR (or Torch_DIR, CMAKE_PREFIX_PATH) uses that libtorch instead of fetching one.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 // The collectives of ranks that share memory, on plain pointers. No torch.
 //
 // Data in group memory is reduced where it lies: rank r adds slice r of all ranks' buffers in tree order and writes the sum back to
-// all (all_reduce of DESIGN section 4; the direct-exchange all-reduce of Rabenseifner, 2004, without the exchange). Everything else is staged:
+// all (the direct-exchange all-reduce of Rabenseifner, 2004, without the exchange). Everything else is staged:
 // each rank copies a chunk into its own slot, all meet, each reads what it needs from the others' slots. Two slots a rank
 // alternate, so one meeting a chunk is enough.
 //

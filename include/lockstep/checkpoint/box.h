@@ -10,6 +10,7 @@
 
 namespace lockstep::checkpoint {
 
+// A tensor's sizes, dimension by dimension.
 using Sizes = std::vector<int64_t>;
 
 // Elements [offset[d], offset[d] + size[d]) of each dimension d. Of a scalar: no dimensions, one

@@ -19,6 +19,7 @@ class Checkpoint {
   // `folder` is a checkpoint's own. Throws CheckpointError when the manifest is missing or damaged.
   explicit Checkpoint(std::string folder, FileSystem& files = system_files());
 
+  // Where it is, and what it holds.
   const std::string& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
 

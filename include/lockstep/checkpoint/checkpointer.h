@@ -34,6 +34,7 @@
 
 namespace lockstep::checkpoint {
 
+// How checkpoints are kept and written.
 struct CheckpointerOptions {
   Retention retention = {};
   // save() copies this rank's share into memory of its own, which it keeps for the next time, and
@@ -52,6 +53,7 @@ enum class Damaged {
   FallBack,  // restore the newest one that is not, and log a warning
 };
 
+// What may differ between a checkpoint and what is tracked.
 struct RestoreOptions {
   // Patterns as the shell's ("adam/*"): what the checkpoint does not have and stays as it is, and
   // what it has beside what is tracked.
@@ -60,6 +62,7 @@ struct RestoreOptions {
   Damaged damaged = Damaged::Error;
 };
 
+// The checkpoint that was restored.
 struct Restored {
   std::string folder;
   int64_t step = 0;
@@ -89,11 +92,14 @@ class Checkpointer {
   void track(const std::string& name, T& object) {
     track(name, stateful(object));
   }
+  // The same for what describes itself, a module holder, and a shared module.
   void track(const std::string& name, std::shared_ptr<Stateful> object);
+  // A module holder.
   template <class Contained>
   void track(const std::string& name, torch::nn::ModuleHolder<Contained>& holder) {
     track(name, static_cast<torch::nn::Module&>(*holder));
   }
+  // A module that is shared.
   template <std::derived_from<torch::nn::Module> M>
   void track(const std::string& name, const std::shared_ptr<M>& module) {
     track(name, static_cast<torch::nn::Module&>(*module));

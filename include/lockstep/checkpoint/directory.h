@@ -39,6 +39,7 @@ struct Listing {
   std::vector<Published> checkpoints;
   std::vector<std::string> unreadable;
 };
+// What is in a directory; nothing when it is not there.
 Listing list_checkpoints(const std::string& directory, FileSystem& files = system_files());
 
 // The folder of the newest checkpoint that was published completely, whatever was killed when;
@@ -63,6 +64,7 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
 
+  // The directory, as it was given.
   const std::string& path() const { return path_; }
 
   // Removes what earlier saves left unfinished, and makes a folder for the files of a new one.

@@ -19,6 +19,8 @@ class FileSystem {
  public:
   virtual ~FileSystem() = default;
   virtual int open(const std::string& path, int flags);  // with O_CLOEXEC; mode 0644
+
+  // The system calls of their names; a folder's are mkdir and rmdir.
   virtual ssize_t write(int fd, const char* bytes, size_t count);
   virtual int fsync(int fd);
   virtual int close(int fd);
@@ -26,10 +28,11 @@ class FileSystem {
   virtual int unlink(const std::string& path);
   virtual int make_directory(const std::string& path);
   virtual int remove_directory(const std::string& path);
+
   virtual void* map(int fd, size_t bytes);  // to read, from the file's begin
-  virtual int unmap(void* address, size_t bytes);
+  virtual int unmap(void* address, size_t bytes);  // what map() gave
   virtual int lock(int fd);  // exclusive; fails with EWOULDBLOCK when another has it
-  virtual int64_t size(int fd);
+  virtual int64_t size(int fd);  // of a file, in bytes
   // The names in a folder, sorted; nothing, and errno, when it fails.
   virtual std::optional<std::vector<std::string>> list(const std::string& path);
 };
@@ -46,6 +49,7 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
+  // Appends.
   void write(std::string_view bytes);
   // On the disk, and closed.
   void finish();
@@ -67,6 +71,7 @@ class MappedFile {
       : files_(other.files_), bytes_(std::exchange(other.bytes_, {})) {}
   MappedFile& operator=(MappedFile&&) = delete;
 
+  // Valid as long as this.
   std::string_view bytes() const { return bytes_; }
 
  private:
@@ -77,9 +82,11 @@ class MappedFile {
 // What follows throws CheckpointError as above.
 // The names in a folder are on the disk.
 void sync_directory(FileSystem& files, const std::string& path);
+// Renames, and replaces what is there.
 void rename(FileSystem& files, const std::string& from, const std::string& to);
 // The folder with its files, but for what is gone already. Folders within it are refused.
 void remove_folder(FileSystem& files, const std::string& path);
+// The names in a folder, sorted.
 std::vector<std::string> names_in(FileSystem& files, const std::string& path);
 
 // CheckpointError "[checkpoint] /path: cannot be renamed: No space left on device".

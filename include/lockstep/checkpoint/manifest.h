@@ -16,13 +16,16 @@ namespace lockstep::checkpoint {
 // (but for a NaN's).
 using Value =
     std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>>;
+// Values by name.
 using Values = std::map<std::string, Value>;
 
+// A file of a checkpoint.
 struct ManifestFile {
   int64_t bytes = 0;
   uint64_t checksum = 0;  // XXH3-64
 };
 
+// Where the elements of a box lie.
 struct ManifestBox {
   Box box;
   std::string file;
@@ -30,6 +33,7 @@ struct ManifestBox {
   uint64_t checksum = 0;  // XXH3-64 of its bytes
 };
 
+// A tensor of a checkpoint, whole.
 struct ManifestTensor {
   // As safetensors has it; C64 and C128 stand in the files as F32 and F64 with a last dimension
   // of 2.
@@ -38,6 +42,7 @@ struct ManifestTensor {
   std::vector<ManifestBox> boxes;  // each element once
 };
 
+// All that a checkpoint holds.
 struct Manifest {
   int64_t step = 0;
   // Counts the saves into a directory, whatever their steps are.
@@ -51,6 +56,7 @@ struct Manifest {
   std::map<std::string, ManifestTensor> tensors = {};
 };
 
+// The version of the format that this library writes.
 inline constexpr int kManifestVersion = 1;
 
 // The file's bytes. Throws CheckpointError for a text that is not UTF-8.

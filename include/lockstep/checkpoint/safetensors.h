@@ -20,6 +20,7 @@ class Dtype {
   // Nothing for a name that the format does not have.
   static std::optional<Dtype> named(std::string_view name);
 
+  // The format's own name.
   const std::string& name() const { return name_; }
   int64_t bytes() const { return bytes_; }  // of an element
   bool operator==(const Dtype&) const = default;
@@ -54,14 +55,17 @@ SafetensorsHeader parse_safetensors(std::string_view bytes, int64_t file_bytes,
 // A file that is read, by memory map: opening it reads the header only.
 class Safetensors {
  public:
+  // Opens the file. Throws CheckpointError when it cannot be read or is damaged.
   explicit Safetensors(const std::string& path, FileSystem& files = system_files());
 
+  // What the header says.
   const std::map<std::string, FileTensor>& tensors() const { return header_.tensors; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   // Valid as long as this.
   std::string_view bytes(const FileTensor& tensor) const {
     return file_.bytes().substr(tensor.begin, tensor.end - tensor.begin);
   }
+  // The whole file.
   std::string_view all_bytes() const { return file_.bytes(); }
 
  private:
@@ -77,6 +81,7 @@ struct TensorToWrite {
   std::string_view bytes;
 };
 
+// What was written.
 struct WrittenFile {
   int64_t bytes = 0;
   uint64_t checksum = 0;                    // XXH3-64 of the file

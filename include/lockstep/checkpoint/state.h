@@ -28,6 +28,7 @@ enum class Held {
   InParts,  // the ranks' parts together are the whole, each element once
 };
 
+// A tensor that is saved, and what this rank has of it.
 struct Piece {
   std::string name;
   at::ScalarType dtype;
@@ -39,6 +40,7 @@ struct Piece {
 // A piece of which every rank has all.
 Piece whole_piece(std::string name, const at::Tensor& tensor);
 
+// All that one object wants saved.
 struct State {
   std::vector<Piece> pieces = {};
   Values values = {};  // alike on all ranks
@@ -51,6 +53,7 @@ struct State {
 
 // What a checkpoint has of an object.
 struct Saved {
+  // What the checkpoint has under a name.
   struct Tensor {
     at::ScalarType dtype;
     Sizes sizes;
@@ -63,9 +66,11 @@ struct Saved {
 // What tracked modules call their parameters: "net/fc.weight".
 class Names {
  public:
+  // The first name of a tensor stays.
   void add(const at::Tensor& tensor, const std::string& name) {
     names_.try_emplace(tensor.unsafeGetTensorImpl(), name);
   }
+  // A tensor's name; nothing when no tracked module has it.
   std::optional<std::string> of(const at::Tensor& tensor) const {
     const auto found = names_.find(tensor.unsafeGetTensorImpl());
     return found == names_.end() ? std::nullopt : std::optional(found->second);

@@ -39,8 +39,12 @@ struct CallContext {
   uint32_t pass = 0;           // 0: not said
 };
 
+// What a call may be told beside its tensors.
 struct CallOptions {
-  // How long a rank waits for the others, in place of the group's own deadline.
+  // How long a rank waits for the others, in place of the group's own deadline. It bounds a wait, not the operation: over shared memory it is
+  // counted anew whenever the ranks have met, so that an operation that moves on may take longer in all; over gloo and nccl it is counted
+  // from the call, so that time between the call and wait() counts too. Calls that consist of several collectives (the _bytes
+  // calls, for instance) have it for each.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   // What error messages call this call, as "bucket 3". May differ between ranks.
   std::string_view tag = {};
@@ -54,18 +58,26 @@ struct CallOptions {
 
 // A value handle: copies are the same group. One thread at a time may call a group; different groups are independent.
 // Every collective is called by every rank of the group, in the same order, with the same dtype and counts; ranks that
-// disagree all get CommError with both sides quoted (at once on one host, at the deadline elsewhere). After any CommError
+// disagree all get CommError with both sides quoted (at once on one host, after a second elsewhere). After any CommError
 // the group is dead and further calls throw at once. Wrong arguments on this rank alone throw ConfigError and leave the group as it was.
 //
 // Tensors: any layout (what is not contiguous goes through a copy), all on the CPU or all on a device that the group carries; float32/64,
 // float16, bfloat16, int8/16/32/64, uint8, bool. On a device, the operations begin after what is on the caller's current stream (all of
 // it, on the device of the tensors), and wait() makes the current stream wait, not the caller; failures are thrown by the next call or
 // wait(). So only barrier() or reading a result tells that everything before it went well.
+//
+// Aliasing: the tensors of one call share no memory, with two exceptions: the `input` of an all_gather may be this rank's part of `output`,
+// and the `output` of a reduce_scatter may be this rank's part of `input` (single contiguous tensors, not lists). Inputs may overlap each
+// other. An output whose own elements overlap (an expanded tensor) is refused. Until its Work is over, the memory of an operation belongs to it:
+// no other operation may write what it reads, nor read or write what it writes.
+//
+// In a group of one nothing is communicated and nothing waits: outputs become copies of the inputs, on any device. Arguments are checked all the same.
 class Group {
  public:
   // A group of one, which needs no others and no transport.
   Group();
 
+  // This process's number in the group, from 0, and how many ranks the group has.
   int rank() const;
   int size() const;
   // "solo", "shm", "gloo", "host-then-net", "nccl".
@@ -120,13 +132,18 @@ class Group {
 
   // One rank to another, called by those two only. `message` tells apart messages between the same pair: the receiver asks
   // for them in the order in which they were sent, and a different number is a mismatch.
+  //
+  // Whether send's Work is over before the receiver has asked is the transport's affair: over shared memory a message of up to 512 bytes
+  // is over as soon as the one before it has been taken, a longer one may need its receiver; over gloo a send is over when the receiver has taken it;
+  // over nccl messages leave when somebody waits, asks or calls the group's next collective. A program that is right everywhere starts its sends,
+  // then its receives, and waits for both.
   Work send(const at::Tensor& tensor, int to, int message = 0, const CallOptions& options = {}) const;
   Work recv(const at::Tensor& tensor, int from, int message = 0, const CallOptions& options = {}) const;
 
   // Returns after every rank has called it; over nccl, also after this rank's device has done all operations before it.
   Work barrier(const CallOptions& options = {}) const;
 
-  // Byte strings, as of any serialised object; lengths may differ. They block.
+  // Byte strings, as of any serialised object; lengths may differ. They block. Two collectives each: of the lengths, then of the bytes.
   std::vector<std::string> all_gather_bytes(std::string_view mine, const CallOptions& options = {}) const;
   // On `root` the ranks' strings in order, elsewhere nothing.
   std::vector<std::string> gather_bytes(std::string_view mine, int root = 0, const CallOptions& options = {}) const;
@@ -134,16 +151,18 @@ class Group {
   std::string broadcast_bytes(std::string_view mine, int root = 0, const CallOptions& options = {}) const;
 
   // A zeroed contiguous tensor in the transport's own memory (for a device: registered with NCCL); collectives on it make no copies. Every rank calls it with the
-  // same sizes and dtype. Freed with its last reference, on each rank by itself; other ranks may go on using theirs.
+  // same sizes and dtype. Ranks that share memory meet for it (a broadcast and a barrier); over gloo and on a device nothing is communicated. Freed with its last reference, on
+  // each rank by itself; other ranks may go on using theirs. A child that fork() makes does not have this memory: it may exec, or leave it alone.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the others see after the next
   // barrier() or other collective of all. Undefined when the ranks do not all share a memory (backend() gloo, or a device). Every rank calls
-  // it with the same sizes and dtype; no more than one rank may write an element between two meetings.
+  // it with the same sizes and dtype; no more than one rank may write an element between two meetings. So it is no output of a collective, such as
+  // all_reduce: all ranks would write the same elements. It may be an input. As empty(), it is not there after fork().
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // Every rank calls it; ranks of equal `color` form a new group, ordered by (key, rank). A negative color joins none and
-  // gets a group of one.
+  // gets a group of one. Communicates in this group (an all_gather_bytes) and sets up the new one; blocks.
   Group split(int color, int key = 0) const;
 
   // The transport below. Private to the library.

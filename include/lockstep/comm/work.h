@@ -19,10 +19,12 @@ struct Span {
   const char* begin = nullptr;
   const char* end = nullptr;
 };
+// The memory of several tensors. Private to the library.
 struct Memory {
   Span whole;               // from the first to the last element
   std::vector<Span> parts;  // a tensor each; none where there is only one
 };
+// All that an operation touches. Private to the library.
 struct Uses {
   Memory reads;
   Memory writes;
@@ -34,10 +36,13 @@ class Pending {
  public:
   virtual ~Pending() = default;
 
+  // As Work::wait().
   void wait();
   // As wait(), but returns false when the operation is not over after about `limit`.
   bool wait_within(std::chrono::microseconds limit);
+  // As Work::is_completed().
   bool poll();
+  // Where the operation goes when it is dropped.
   const std::shared_ptr<Unfinished>& group() const { return group_; }
   // The number that the flight recorder gave the call.
   void set_call(uint32_t call) { call_ = call; }
@@ -45,6 +50,7 @@ class Pending {
   void belong_to(std::shared_ptr<Unfinished> group, Uses uses);
 
  protected:
+  // For one that is over from the start.
   void set_over() { over_ = true; }
 
  private:
@@ -89,12 +95,17 @@ class Pending {
 // that first, and any call finishes a dropped then(). What is dropped last of all, before the group
 // goes away, is not finished. Dropping itself never communicates.
 //
+// Threads: wait(), is_completed() and then() belong to the thread that calls the group. The last
+// copy may be destroyed on any thread: an operation that is not over then goes to the group, which
+// finishes it in a call of its own thread.
+//
 // For tensors on a device, wait() blocks no thread: it makes the stream that is current on the
 // device when it is first called wait for the operation, and what the operation still runs into is
 // thrown by the group's next call. is_completed() asks the device.
 class [[nodiscard]] Work {
  public:
   Work() = default;  // an operation that is over
+  // Private to the library.
   explicit Work(std::shared_ptr<Pending> pending) : pending_(std::move(pending)) {}
   Work(const Work& other) : pending_(other.pending_) {
     if (pending_) pending_->handles_.fetch_add(1, std::memory_order_relaxed);
@@ -123,6 +134,7 @@ class [[nodiscard]] Work {
   bool wait_within(std::chrono::microseconds limit) {
     return !pending_ || pending_->wait_within(limit);
   }
+  // Private to the library.
   void set_call(uint32_t call) const;
   const std::shared_ptr<Pending>& pending() const { return pending_; }
 

@@ -29,19 +29,23 @@ enum class DeviceKind {
   Cuda,
 };
 
+// How the ranks of a job meet. A variable of the environment, where it is set, goes before its option.
 struct WorldOptions {
   // LOCKSTEP_BACKEND (auto, shm, gloo, host-then-net, nccl) overrides it.
   Backend backend = Backend::Auto;
   // LOCKSTEP_DEVICE (auto, cpu, cuda) overrides it. Alike on all ranks.
   DeviceKind device = DeviceKind::Auto;
-  // The deadline of every wait. LOCKSTEP_TIMEOUT (seconds) overrides it.
+  // How long a rank waits for the others before the wait fails (CallOptions::timeout says what counts as a wait). LOCKSTEP_TIMEOUT (seconds) overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // Some ranks are Python processes that called torch.distributed.init_process_group("gloo"). Needs Gloo; the ranks then do
   // not check each other's world size and versions at the start. LOCKSTEP_PYTHON_PEERS=1 sets it.
   bool python_peers = false;
 };
 
-// A value handle. There may be several worlds in a process, but each from_env() of one incarnation meets the other ranks' same one.
+// A value handle: copies are the same world. A process may make several worlds: the n-th call of from_env() on one rank meets the n-th call on every other
+// rank.
+//
+// A world of one rank opens no socket and no shared memory, none of its calls waits, and libtorch keeps its own number of threads.
 class World {
  public:
   // This process's place is what its launcher's variables say: `lockstep run`'s, torchrun's, mpirun's, srun's
@@ -57,6 +61,7 @@ class World {
   // A world of one, whatever the environment says.
   static World solo();
 
+  // This process's number in the job, from 0, and how many ranks the job has.
   int rank() const;
   int size() const;
   // This rank among those of its host, and how many those are.
@@ -70,6 +75,7 @@ class World {
   // from_env() has made the current device. Programs that do not link libtorch's CUDA part call from_env() before the first libtorch call
   // that asks for CUDA: libtorch remembers that there was none.
   at::Device device() const;
+  // All ranks of the job.
   const Group& group() const;
   // Whatever takes a group takes a world, as the group of all ranks.
   operator const Group&() const { return group(); }  // NOLINT(google-explicit-constructor)

@@ -14,6 +14,7 @@ namespace lockstep::flight {
 
 // The environment variable in which a rank finds the number of the inherited descriptor.
 constexpr const char* kVariable = "LOCKSTEP_FLIGHT_FD";
+// How many of its last calls each rank keeps.
 constexpr uint32_t kOperations = 32;
 
 // A call of a collective, as it was announced. Texts are cut to fit.
@@ -53,12 +54,14 @@ void attach() noexcept;
 uint32_t begin(const Operation& operation) noexcept;
 // The transport has given that call its number in the group.
 void number(uint32_t call, uint64_t in_group) noexcept;
+// The call is over.
 void end(uint32_t call) noexcept;
 
 // From construction to destruction this rank is blocked in `call` (0: in none that has a number),
 // or busy with `activity`. Nested ones count once.
 class [[nodiscard]] Span {
  public:
+  // Begins it.
   explicit Span(Activity activity, uint32_t call = 0) noexcept;
   ~Span();
   Span(const Span&) = delete;

@@ -6,14 +6,18 @@
 
 namespace lockstep::log {
 
+// From the finest to the coarsest.
 enum class Level { Trace, Debug, Info, Warn, Error };
 
 // From now on lines carry `rank`.
 void set_rank(int rank);
 
+// Whether lines of this level are written.
 bool enabled(Level level);
+// Writes one line, if its level is enabled. From any thread.
 void write(Level level, std::string_view text);
 
+// write() at the level of that name.
 inline void debug(std::string_view text) { write(Level::Debug, text); }
 inline void info(std::string_view text) { write(Level::Info, text); }
 inline void warn(std::string_view text) { write(Level::Warn, text); }

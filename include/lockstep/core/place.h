@@ -6,6 +6,7 @@
 
 namespace lockstep {
 
+// A rank, the size of its job, and where the ranks meet.
 struct Place {
   int rank = 0;
   int size = 1;

@@ -20,6 +20,7 @@ namespace lockstep {
 // program that has saved is on its way out. Safe to poll from any thread. Throws ConfigError when there is one already, or for a signal that cannot be handled.
 class PreemptionNotice {
  public:
+  // Handles these signals from now on.
   explicit PreemptionNotice(std::initializer_list<int> signals = {SIGUSR1, SIGTERM});
   ~PreemptionNotice();
   PreemptionNotice(const PreemptionNotice&) = delete;

@@ -10,6 +10,7 @@ struct Range {
   int64_t begin = 0;
   int64_t end = 0;
 
+  // How many indices those are.
   int64_t size() const { return end - begin; }
   bool operator==(const Range&) const = default;
 };

@@ -18,6 +18,7 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
 
+  // How many samples there are. Does not change.
   virtual int64_t size() const = 0;
 
   // Samples indices[0], indices[1], ... in that order; an index may come twice. Throws DataError

@@ -9,6 +9,7 @@
 
 namespace lockstep::data {
 
+// What a file holds.
 struct IdxArray {
   std::vector<int64_t> sizes;
   std::vector<uint8_t> bytes;  // as many as the product of sizes

@@ -20,6 +20,7 @@
 
 namespace lockstep::data {
 
+// How a Loader divides, orders and makes batches.
 struct LoaderOptions {
   // Samples per rank and step; all ranks together take size() times as many.
   int64_t batch_size = 64;
@@ -116,17 +117,21 @@ class Loader {
   std::shared_ptr<Shared> shared_;
 };
 
+// The batches of one epoch, as a range for one loop.
 class Loader::Epoch {
   struct Cursor;
 
  public:
+  // An input iterator: one pass, in one thread.
   class Iterator {
    public:
+    // What std::input_iterator asks for.
     using iterator_concept = std::input_iterator_tag;
     using value_type = Batch;
     using difference_type = std::ptrdiff_t;
 
     const Batch& operator*() const;  // throws what ++ threw
+    // Makes or fetches the next batch; what goes wrong is thrown by *.
     Iterator& operator++();
     void operator++(int) { ++*this; }
     bool operator==(std::default_sentinel_t) const;
@@ -143,6 +148,7 @@ class Loader::Epoch {
   // Batches still to come.
   int64_t batches() const;
 
+  // Call begin() once.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 

@@ -11,8 +11,10 @@
 
 namespace lockstep::data {
 
+// Which of the data set's two parts.
 enum class Split { Train, Test };
 
+// How bytes become tensors.
 struct ImageOptions {
   // A pixel v of 0..255 becomes (v / 255 - mean) / deviation; when not given, mean and standard
   // deviation of the data set's training images.
@@ -44,6 +46,7 @@ class Mnist : public Dataset {
     float deviation;
     std::string_view advice;  // where to get it
   };
+  // For data sets of the same form.
   Mnist(const std::filesystem::path& folder, Split split, const ImageOptions& options,
         const Traits& traits);
 
@@ -58,6 +61,7 @@ class Mnist : public Dataset {
 // Debian's package dataset-fashion-mnist puts it into /usr/share/datasets/fashion-mnist.
 class FashionMnist : public Mnist {
  public:
+  // Reads and throws as Mnist does.
   FashionMnist(const std::filesystem::path& folder, Split split, const ImageOptions& options = {});
 };
 

@@ -10,6 +10,7 @@
 
 namespace lockstep::data {
 
+// How an epoch is ordered and divided among ranks.
 struct SamplerOptions {
   // The order of an epoch is a function of (seed, epoch, length) alone.
   int64_t seed = 0;
@@ -66,6 +67,7 @@ class DistributedSampler {
   // Every rank takes `count` more of its samples, or those that it still has.
   void advance(int64_t count);
 
+  // Where it stands.
   SamplerState state() const {
     return {epoch_, position_, options_.seed, length_, options_.shuffle};
   }
@@ -73,6 +75,7 @@ class DistributedSampler {
   // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
   void restore(const SamplerState& state);
 
+  // Of the options.
   int64_t seed() const { return options_.seed; }
 
  private:

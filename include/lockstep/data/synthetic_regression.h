@@ -7,6 +7,7 @@
 
 namespace lockstep::data {
 
+// The line, and its noise.
 struct SyntheticRegressionOptions {
   double slope = 2.0;
   double intercept = 3.0;
@@ -20,6 +21,7 @@ struct SyntheticRegressionOptions {
 // 1, generator=g). Throws ConfigError when size < 1 or noise < 0.
 class SyntheticRegression : public TensorDataset {
  public:
+  // Makes all samples.
   explicit SyntheticRegression(int64_t size, const SyntheticRegressionOptions& options = {});
 };
 

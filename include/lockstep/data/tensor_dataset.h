@@ -20,6 +20,7 @@ class TensorDataset : public Dataset {
   Batch get_batch(at::IntArrayRef indices) const override { return refill({}, indices); }
   Batch refill(Batch spare, at::IntArrayRef indices) const override;
 
+  // The two tensors.
   const at::Tensor& data() const { return data_; }
   const at::Tensor& target() const { return target_; }
 

@@ -33,6 +33,7 @@ std::string describe_precision(at::Device device, at::ScalarType dtype);
 // Throws ConfigError for a dtype other than bfloat16, float16 and float32.
 class [[nodiscard]] Autocast {
  public:
+  // Begins it, on this thread.
   Autocast(at::Device device, at::ScalarType dtype);
   ~Autocast();
   Autocast(const Autocast&) = delete;

@@ -10,6 +10,7 @@
 
 namespace lockstep::parallel {
 
+// How a norm is taken.
 struct ClipOptions {
   // The p of the p-norm, above 0; infinity for the largest magnitude.
   double norm_type = 2.0;

@@ -33,6 +33,7 @@ struct Bucket {
 class CommHook {
  public:
   virtual ~CommHook() = default;
+  // What logs and errors call it.
   virtual std::string_view name() const = 0;
 
   // Starts to replace bucket.flat by its average over the group (or what the hook has for it).

@@ -46,6 +46,7 @@ enum class Buffers {
   None,       // each rank keeps its own from then on
 };
 
+// How gradients are cut into buckets and averaged. Alike on all ranks.
 struct DdpOptions {
   // A bucket is closed when it holds at least this many bytes of gradients: each dtype's first
   // bucket, its second, and so on; the last number holds for all further ones. The first is small,
@@ -86,6 +87,7 @@ struct BucketInfo {
 // the sum of everything.
 class [[nodiscard]] Hold {
  public:
+  // Ddp::hold() makes one.
   explicit Hold(std::shared_ptr<int> count) : count_(std::move(count)) { ++*count_; }
   ~Hold() {
     if (count_) --*count_;
@@ -98,11 +100,12 @@ class [[nodiscard]] Hold {
 };
 
 // Attaches to a module, which stays what it is: same type, same names, same forward. From then on,
-// when backward() returns, no rank is computing in its own any more, and every gradient it
-// accumulated into is the average over the ranks; or it threw (CommError: a rank failed, disagreed
+// when backward() returns, each rank has finished the computation of its own backward pass, and
+// every gradient that the pass accumulated into is the average over the ranks; or it threw (CommError: a rank failed, disagreed
 // or came late, and the group is dead; ConfigError: see below). After a throw the gradients are
 // unspecified: zero_grad() before the next backward. When the group has one rank nothing is
-// attached and nothing costs.
+// attached, nothing is communicated and backward() is libtorch's own: only the options and the module
+// are checked.
 //
 // On a GPU (the module is on World::device()) backward() returns when all of that is enqueued: what
 // the current stream does next comes after it, and a failure is thrown by a later call of the

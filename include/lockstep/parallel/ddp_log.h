@@ -27,6 +27,7 @@ struct PassTimes {
   std::chrono::steady_clock::time_point over;
   std::vector<BucketTimes> buckets;
 
+  // In microseconds.
   using Duration = std::chrono::duration<double, std::micro>;
   // Data, forward, and backward up to the first parameter's gradient.
   Duration forward() const { return first_gradient - since; }

@@ -15,6 +15,7 @@ namespace lockstep::parallel {
 class FusedAdam : public torch::optim::Adam {
  public:
   using Adam::Adam;
+  // As Optimizer::step().
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
@@ -23,6 +24,7 @@ class FusedAdam : public torch::optim::Adam {
 class FusedAdamW : public torch::optim::AdamW {
  public:
   using AdamW::AdamW;
+  // As Optimizer::step().
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

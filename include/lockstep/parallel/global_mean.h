@@ -37,6 +37,7 @@ double global_mean(const Group& group, const at::Tensor& sum, int64_t count);
 // Turns gradients of summed losses, which Ddp has averaged over ranks, into those of the mean.
 class GlobalMean {
  public:
+  // The ranks whose samples count.
   explicit GlobalMean(const Group& group) : group_(group) {}
 
   // Samples of a micro-batch of this rank. Throws ConfigError when below 0.

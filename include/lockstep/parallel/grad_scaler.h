@@ -67,6 +67,7 @@ class GradScaler {
   // The current factor, 1 when disabled. Waits for the device.
   double factor() const;
 
+  // For a checkpoint: what restore() takes back.
   GradScalerState state() const;
   void restore(const GradScalerState& state);
 

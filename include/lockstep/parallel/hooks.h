@@ -15,6 +15,7 @@ namespace lockstep::parallel {
 using Tensors = std::map<std::string, at::Tensor>;
 class HookState;
 
+// Of CastHook.
 struct CastOptions {
   // What rounding took from a gradient is added to the next one.
   bool error_feedback = false;
@@ -26,6 +27,7 @@ struct CastOptions {
 // does not overflow.
 class CastHook : public CommHook {
  public:
+  // Throws ConfigError for a dtype that is not of floating point.
   explicit CastHook(at::ScalarType dtype, CastOptions options = {});
 
   std::string_view name() const override { return name_; }
@@ -45,6 +47,7 @@ class CastHook : public CommHook {
   int64_t bytes_ = 0;
 };
 
+// Of PowerSgd.
 struct PowerSgdOptions {
   int64_t rank = 1;              // of the approximation
   int64_t start_iteration = 10;  // passes before it are averaged exactly
@@ -79,6 +82,7 @@ class PowerSgd : public CommHook {
   int64_t bytes_ = 0;
 };
 
+// Of TopK.
 struct TopKOptions {
   double fraction =
       0.01;  // of each gradient's elements that are sent, the largest ones, at least one
@@ -107,6 +111,7 @@ class TopK : public CommHook {
   int64_t bytes_ = 0;
 };
 
+// Of LocalSgd.
 struct LocalSgdOptions {
   int64_t start_iteration = 100;  // passes before it are averaged over all ranks
   // Over which gradients are averaged from then on, as the ranks of one host; a group of one:
@@ -119,6 +124,7 @@ struct LocalSgdOptions {
 // Not with ZeroOptimizer, whose ranks update parts for all of them; it refuses.
 class LocalSgd : public CommHook {
  public:
+  // Counts passes from 0.
   explicit LocalSgd(LocalSgdOptions options = {}) : options_(std::move(options)) {}
 
   std::string_view name() const override { return "local_sgd"; }

@@ -19,6 +19,7 @@ enum class Uneven {
   Throw,     // backward() on them, and finish() on the others, throws DataError
 };
 
+// How steps are counted in which some ranks have no batch.
 struct JoinOptions {
   Divisor divisor = Divisor::World;
   Uneven uneven = Uneven::Continue;

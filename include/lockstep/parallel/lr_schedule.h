@@ -16,38 +16,45 @@ struct Schedule {
   std::function<double(int64_t step)> momentum = nullptr;
 };
 
+// Of constant_lr().
 struct ConstantOptions {
   double factor = 1.0 / 3;
   int64_t steps = 5;  // then the group's own rate
 };
 
+// Of linear_lr().
 struct LinearOptions {
   double start_factor = 1.0 / 3;
   double end_factor = 1.0;
   int64_t steps = 5;  // then end_factor
 };
 
+// Of step_lr().
 struct StepOptions {
   int64_t size = 1;  // steps between two multiplications
   double gamma = 0.1;
 };
 
+// Of polynomial_lr().
 struct PolynomialOptions {
   int64_t steps = 5;  // then 0
   double power = 1.0;
 };
 
+// Of cosine_lr().
 struct CosineOptions {
   int64_t steps = 1;  // from the group's rate to the lowest; then up again
   double lowest_lr = 0;
 };
 
+// Of cosine_restarts_lr().
 struct CosineRestartsOptions {
   int64_t first_steps = 1;  // until the first restart
   int64_t multiplier = 1;   // of the steps until each next one
   double lowest_lr = 0;
 };
 
+// The curve between two rates.
 enum class Anneal { Cosine, Linear };
 
 // Smith and Topin, "Super-Convergence", 2017. The group's own rate is the peak.
@@ -63,18 +70,24 @@ struct OneCycleOptions {
   double max_momentum = 0.95;
 };
 
-// All throw ConfigError for numbers that make no schedule.
+// A schedule for an LrScheduler, named as PyTorch's. Each of these functions throws ConfigError for numbers that make no
+// schedule.
 Schedule constant_lr(const ConstantOptions& options = {});
 // Warm-up: linear_lr({.start_factor = 0.01, .steps = 1000}).
 Schedule linear_lr(const LinearOptions& options = {});
+// Multiplied by gamma every `size` steps.
 Schedule step_lr(const StepOptions& options);
 // Multiplied by gamma at each milestone, which are in increasing order.
 Schedule multi_step_lr(std::vector<int64_t> milestones, double gamma = 0.1);
+// Multiplied by gamma at each step.
 Schedule exponential_lr(double gamma);
+// Down to 0 as a power of the steps that are left.
 Schedule polynomial_lr(const PolynomialOptions& options = {});
+// Down to the lowest rate along half a cosine wave.
 Schedule cosine_lr(const CosineOptions& options);
 // Loshchilov and Hutter, "SGDR", ICLR 2017.
 Schedule cosine_restarts_lr(const CosineRestartsOptions& options);
+// Up to the peak, then far down, in one cycle.
 Schedule one_cycle_lr(const OneCycleOptions& options);
 // The i-th schedule from milestone i - 1 on, which is its step 0: one milestone fewer than
 // schedules.

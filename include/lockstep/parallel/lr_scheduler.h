@@ -18,6 +18,7 @@ enum class LrScaling {
   Sqrt,    // Krizhevsky, "One weird trick", 2014; the usual choice for Adam
 };
 
+// The rate for the ranks' batches together: `lr`, times size(), or times its square root.
 double scaled_lr(double lr, const Group& group, LrScaling scaling);
 
 // For a checkpoint.
@@ -41,6 +42,7 @@ class LrScheduler {
   // The group's current rate.
   double lr(size_t group = 0) const;
 
+  // For a checkpoint: what restore() takes back.
   const LrSchedulerState& state() const { return state_; }
   // Sets step and rates. Throws ConfigError when the number of groups differs.
   void restore(const LrSchedulerState& state);
@@ -53,7 +55,9 @@ class LrScheduler {
   LrSchedulerState state_;
 };
 
+// Which metric is the better one.
 enum class Better { Lower, Higher };
+// Whether PlateauOptions::threshold is a share of the best metric or a distance from it.
 enum class Threshold { Relative, Absolute };
 
 // PyTorch's defaults.
@@ -86,6 +90,7 @@ class ReduceLrOnPlateau {
   // rank calls it: one all_reduce of one float64. Returns that average.
   double step(double metric);
 
+  // For a checkpoint: what restore() takes back.
   const PlateauState& state() const { return state_; }
   void restore(const PlateauState& state) { state_ = state; }
 

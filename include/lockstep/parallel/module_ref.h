@@ -20,16 +20,19 @@ namespace lockstep::parallel {
 // is used. A torch::jit::Module is itself a handle, which this keeps.
 class ModuleRef {
  public:
+  // Tensors with their names.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
   // Implicit, so that Ddp(net, world) takes each of them.
   ModuleRef(const torch::nn::Module& module);  // NOLINT(google-explicit-constructor)
+  // A scripted module.
   ModuleRef(const torch::jit::Module& module)  // NOLINT(google-explicit-constructor)
       : script_(module) {}
   // Both throw ConfigError when there is no module inside.
   template <std::derived_from<torch::nn::Module> M>
   ModuleRef(const std::shared_ptr<M>& module)  // NOLINT(google-explicit-constructor)
       : ModuleRef(checked(module.get())) {}
+  // What TORCH_MODULE makes.
   template <class Contained>
   ModuleRef(
       const torch::nn::ModuleHolder<Contained>& holder)  // NOLINT(google-explicit-constructor)

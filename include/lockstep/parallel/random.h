@@ -43,6 +43,7 @@ uint64_t stream_seed(const Stream& stream);
 // nest. Threads share these generators: one thread at a time may have one.
 class [[nodiscard]] RandomStream {
  public:
+  // Begins it.
   explicit RandomStream(const Stream& stream, at::Device device = at::kCPU);
   ~RandomStream();
   RandomStream(const RandomStream&) = delete;

@@ -20,6 +20,7 @@ using checkpoint::Stateful;
 // the other saved, on any number of ranks.
 std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer);
 
+// Alike on all ranks.
 std::shared_ptr<Stateful> stateful(GradScaler& scaler);
 std::shared_ptr<Stateful> stateful(LrScheduler& scheduler);
 std::shared_ptr<Stateful> stateful(ReduceLrOnPlateau& scheduler);

@@ -15,6 +15,7 @@ namespace lockstep::parallel {
 
 class JoinGate;
 
+// libtorch's layer of D dimensions.
 template <size_t D>
 using TorchBatchNormImpl = std::conditional_t<
     D == 1, torch::nn::BatchNorm1dImpl,
@@ -44,10 +45,14 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl<D>> {
   // Shares the layer's tensors and takes its options and mode.
   SyncBatchNormImpl(const TorchBatchNormImpl<D>& layer, const Group& group);
 
+  // Input of N x C x D further dimensions (1d: none, too). In training a collective.
   at::Tensor forward(const at::Tensor& input);
+  // As BatchNorm's: makes the tensors anew.
   void reset() override;
+  // As BatchNorm's.
   void pretty_print(std::ostream& stream) const override;
 
+  // Over which it normalises.
   const Group& group() const { return group_; }
   void set_group(const Group& group) { group_ = group; }
   // Asked before forward() communicates. Private to Join.
@@ -67,6 +72,7 @@ extern template class SyncBatchNormImpl<1>;
 extern template class SyncBatchNormImpl<2>;
 extern template class SyncBatchNormImpl<3>;
 
+// What the holders SyncBatchNorm1d, SyncBatchNorm2d and SyncBatchNorm3d hold.
 using SyncBatchNorm1dImpl = SyncBatchNormImpl<1>;
 using SyncBatchNorm2dImpl = SyncBatchNormImpl<2>;
 using SyncBatchNorm3dImpl = SyncBatchNormImpl<3>;
@@ -96,6 +102,7 @@ TORCH_MODULE(SyncBatchNorm3d);
 size_t convert_sync_batch_norm(torch::nn::Module& module, const Group& group);
 size_t convert_sync_batch_norm(const std::shared_ptr<torch::nn::Module>& module,
                                const Group& group);
+// The same for a module holder.
 template <class Contained>
 size_t convert_sync_batch_norm(const torch::nn::ModuleHolder<Contained>& holder,
                                const Group& group) {
