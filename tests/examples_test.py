@@ -4,7 +4,11 @@ python3 examples_test.py SOURCE_DIR BUILD_DIR
 """
 import gzip
 import json
+import os
 import pathlib
+import re
+import signal
+import subprocess
 import sys
 
 from support.program import run, run_cases
@@ -16,6 +20,38 @@ IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
 
 def launch(ranks, program, *arguments, **variables):
     return run(BIN / "lockstep", "run", "--nproc-per-node", ranks, BIN / program, *arguments, **variables)
+
+
+def preempt(folder, signal, who):
+    """A training that gets the signal while it runs; returns the step after which it has left, and where it had begun."""
+    job = subprocess.Popen([BIN / "lockstep", "run", "--nproc-per-node", "2", BIN / "resume", "--directory", folder + "/runs",
+                            "--steps", "1000000000", "--save-every", "50"], stdout=subprocess.PIPE, text=True,
+                           env=os.environ | {"OMP_NUM_THREADS": "1"})
+    begun = re.match(r"\[rank 0\] \w+ at step (\d+)", job.stdout.readline())
+    who(job, signal)
+    out, _ = job.communicate(timeout=180)
+    assert job.returncode == 75, (job.returncode, out)
+    return int(re.search(r"saved and leaves after step (\d+)", out).group(1)), int(begun.group(1))
+
+
+def test_a_preempted_training_leaves_together_and_resumes(folder):
+    def launcher(job, number):
+        job.send_signal(number)
+
+    def one_rank(job, number):
+        ranks = pathlib.Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        names = {pid: pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in ranks}
+        os.kill(next(int(pid) for pid, words in names.items() if b"RANK=1" in words), number)
+
+    steps = 0
+    for number, who in ((signal.SIGUSR1, launcher), (signal.SIGUSR1, one_rank), (signal.SIGTERM, launcher)):
+        left, begun = preempt(folder, number, who)
+        assert begun == steps and left > steps, (begun, steps, left)
+        steps = left
+    done = launch(2, "resume", "--directory", folder + "/runs", "--steps", steps + 10)
+    done.expect(out=[rf"resumes at step {steps}$", rf"trained after step {steps + 10}, "])
+    alone = run(BIN / "resume", "--directory", folder + "/runs", "--steps", steps + 20)
+    alone.expect(out=[rf"resumes at step {steps + 10}$", rf"trained after step {steps + 20}, "])
 
 
 def check_line(match, number=r"(-?[\d.]+)"):

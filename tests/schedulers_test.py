@@ -211,6 +211,35 @@ def test_slurms_preemption_notice_and_requeue(folder):
         await_log("saved on SIGUSR1", 2)
 
 
+def test_a_preempted_training_is_requeued_and_resumes_over_two_hosts(folder):
+    log = pathlib.Path(folder) / "out"
+
+    def await_log(pattern, count=1):
+        for _ in range(LIMIT_S * 20):
+            text = log.read_text() if log.exists() else ""
+            found = re.findall(pattern, text, re.MULTILINE)
+            if len(found) >= count:
+                return int(found[-1])
+            time.sleep(0.05)
+        raise AssertionError(f"not {count} times /{pattern}/:\n{text}")
+
+    with Cluster(folder) as cluster:
+        runs = pathlib.Path(folder) / "runs"
+        submitted = cluster.client("sbatch", "-o", log, SOURCE / "examples/launch/slurm.sh", BIN / "resume", "--directory", runs,
+                                   "--steps", 10**9, "--save-every", 1000, PATH=f"{BIN}:{os.environ['PATH']}", RANKS="2")
+        job = submitted.expect(out=r"job (\d+)").group(1)
+        await_log(r"^\[rank 0\] starts at step (\d+)")
+        # What Slurm does before the time limit: every rank gets it, sooner or later.
+        cluster.client("scancel", "--signal=USR1", job).expect()
+        left = await_log(r"saved and leaves after step (\d+)")
+        assert await_log(r"resumes at step (\d+)") == left, log.read_text()
+        # The job is taken away: SIGTERM.
+        cluster.client("scontrol", "requeue", job).expect()
+        again = await_log(r"saved and leaves after step (\d+)", 2)
+        assert again > left and await_log(r"resumes at step (\d+)", 2) == again, log.read_text()
+        cluster.client("scancel", job).expect()
+
+
 if __name__ == "__main__":
     wanted = sys.argv[3:]
     run_cases([case for name, case in list(globals().items())

@@ -5,6 +5,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/preemption.h"
 #include "lockstep/core/shard.h"
 #include "lockstep/data/datasets.h"
 #include "lockstep/data/loader.h"

@@ -10,6 +10,7 @@
 #include "launch/secret.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/environment.h"
+#include "lockstep/core/preemption.h"
 
 namespace lockstep::launch {
 namespace {
@@ -86,8 +87,9 @@ int Agent::run() {
   }
   network_.finish(1s);
   if (!leave_->why.empty() && leave_->why != said_) session_.output.say(leave_->why);
-  if (const auto signal = session_.drain(signal_)) return 128 + *signal;
-  return leave_->status;
+  const auto signal = session_.drain(signal_);
+  if (asks_for_requeue_) return kRequeueStatus;
+  return signal ? 128 + *signal : leave_->status;
 }
 
 void Agent::wait_without_ranks() {
@@ -158,10 +160,12 @@ void Agent::run_epoch(const Launch& launch) {
   store_.reset();
   halt_.reset();
   said_.clear();
+  asks_for_requeue_ = false;
   std::optional<Failure> failure;
   try {
     const Outcome outcome = run_incarnation(session_, std::move(plan), this);
     if (!outcome.cause) said_ = outcome.outside.value_or("");
+    asks_for_requeue_ = outcome.asks_for_requeue();
     failure = failure_of(outcome);
   } catch (const Error& error) {
     const auto* start = dynamic_cast<const StartError*>(&error);

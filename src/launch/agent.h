@@ -69,7 +69,8 @@ class Agent : private Outside, private Network::Listener {
   std::optional<Order> halt_;
   std::string said_;  // by the supervisor, why the epoch has ended
   std::optional<Leave> leave_;
-  std::optional<int> signal_;  // to this launcher or another one, which ends the job
+  bool asks_for_requeue_ = false;  // as the ranks of the last epoch here
+  std::optional<int> signal_;      // to this launcher or another one, which ends the job
 };
 
 }  // namespace lockstep::launch

@@ -45,7 +45,9 @@ struct Outcome {
   const flight::Stack* stack_of(const Seen& rank) const;
 
   bool succeeded() const { return !cause && !signal && !outside; }
-  // For the shell: 0; the cause's status, or 128 + its signal; 128 + `signal`; 1.
+  // Every rank of this host ended with kRequeueStatus (one at least) or 0.
+  bool asks_for_requeue() const;
+  // For the shell: 0; the cause's status, or 128 + its signal; kRequeueStatus; 128 + `signal`; 1.
   int exit_code() const;
 };
 
@@ -56,6 +58,8 @@ std::optional<int> first_failure(const Outcome& outcome);
 
 // Exit status 0.
 bool is_success(int wait_status);
+// Exit status kRequeueStatus: no failure, but nothing that is done.
+bool is_requeue(int wait_status);
 
 // The shell's number for it: the status, or 128 + the signal.
 int exit_code_of(int wait_status);

@@ -13,6 +13,7 @@
 #include "launch/signals.h"
 #include "launch/stacks.h"
 #include "lockstep/core/control.h"
+#include "lockstep/core/preemption.h"
 
 namespace lockstep::launch {
 namespace {
@@ -211,7 +212,11 @@ void add_stacks(std::vector<std::string>& lines, const Outcome& outcome) {
 
 std::vector<std::string> report(const Outcome& outcome) {
   std::vector<std::string> lines;
-  if (outcome.succeeded()) return lines;
+  if (outcome.succeeded()) {
+    if (!outcome.asks_for_requeue()) return lines;
+    return {fmt::format("the ranks have ended with status {}: they ask to be started again later",
+                        kRequeueStatus)};
+  }
   Echoes echoes;
   Places places;
   std::string advice;

@@ -76,8 +76,8 @@ int run(const Options& options) {
       session.drain(signal);
       return 128 + *signal;
     }
-    if (const auto signal = session.drain(outcome.signal)) return 128 + *signal;
-    return outcome.exit_code();
+    const auto signal = session.drain(outcome.signal);
+    return signal && !outcome.asks_for_requeue() ? 128 + *signal : outcome.exit_code();
   }
 }
 

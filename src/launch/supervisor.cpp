@@ -226,7 +226,7 @@ void Supervisor::record(pid_t pid, int wait_status) {
                            .ran = Clock::now() - ended.since,
                            .push = push,
                            .at_ns = flight::now_ns()});
-  if (is_success(wait_status)) return;
+  if (is_success(wait_status) || is_requeue(wait_status)) return;
   if (phase_ == Phase::Running) {
     outcome_.cause = outcome_.ends.back().rank;
     outcome_.failed_ns = outcome_.ends.back().at_ns;

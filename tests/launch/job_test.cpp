@@ -273,6 +273,20 @@ int preempted() {
   return 0;
 }
 
+// `test_launch rank requeued`: is told to save, and asks to be started again. Rank 1 ends after
+// rank 0 and without a signal, as one that hears of it from rank 0.
+int requeued() {
+  const PreemptionNotice notice;
+  const auto control = Control::from_env();
+  const bool first = env_int("LOCAL_RANK", 0, 9) == 0;
+  fmt::print("ready\n");
+  std::fflush(stdout);
+  while (first ? !notice.received() : !control->fate(0)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return kRequeueStatus;
+}
+
 void announce(const char* what, int64_t count) {
   flight::Operation operation{.count = count};
   std::snprintf(operation.what.data(), operation.what.size(), "%s", what);
@@ -390,6 +404,7 @@ int main(int argc, char** argv) {
     if (mode == "crash") return lockstep::launch::testing::crash();
     if (mode == "uncaught") return lockstep::launch::testing::uncaught();
     if (mode == "preempted") return lockstep::launch::testing::preempted();
+    if (mode == "requeued") return lockstep::launch::testing::requeued();
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -1,4 +1,5 @@
 // Signals to the launcher.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -9,6 +10,7 @@
 #include <thread>
 
 #include "launch/job.h"
+#include "lockstep/core/preemption.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -153,6 +155,33 @@ TEST_F(SignalTest, APreemptionNoticeReachesProgramsThatPollForIt) {
     EXPECT_EQ(result.exit_code, signal == SIGUSR1 ? 0 : 128 + SIGTERM);
     EXPECT_THAT(result.out, HasSubstr("[rank 0] saved on"));
     EXPECT_THAT(result.out, HasSubstr("[rank 1] saved on"));
+  }
+}
+
+TEST_F(SignalTest, RanksThatAskForARequeueAreNoFailureAndNotStartedAgain) {
+  for (const int signal : {SIGUSR1, SIGTERM}) {
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+    Job job({"run", "--nproc-per-node=2", "--max-restarts=1", self, "rank", "requeued"});
+    ASSERT_TRUE(job.await("ready", 2));
+    kill(job.pid(), signal);
+    const Result result = job.wait();
+    EXPECT_EQ(result.exit_code, kRequeueStatus);
+    EXPECT_THAT(result.err, Not(HasSubstr("failed")));
+    EXPECT_EQ(lines_of(result.out).size(), 2u);
+  }
+}
+
+// One that does not save in time, or fails meanwhile, is none.
+TEST_F(SignalTest, ARequeueIsAskedForByAllRanks) {
+  for (const char* other : {"exit 3", "kill -KILL $$"}) {
+    Job job(script_args(2, fmt::format("trap 'test $RANK = 1 && exit 75; {}' USR1; echo ready; "
+                                       "while :; do sleep 0.01; done",
+                                       other)));
+    ASSERT_TRUE(job.await("ready", 2));
+    kill(job.pid(), SIGUSR1);
+    const Result result = job.wait();
+    EXPECT_EQ(result.exit_code, other[0] == 'e' ? 3 : 128 + SIGKILL);
+    EXPECT_THAT(result.err, HasSubstr("rank 0 failed first"));
   }
 }
 

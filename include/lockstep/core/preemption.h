@@ -8,16 +8,29 @@
 
 namespace lockstep {
 
+// The exit status of a program that has saved and wants to be started again: EX_TEMPFAIL of
+// sysexits.h. `lockstep run` lets the other ranks end by themselves, starts none again, and ends
+// with this status when all its ranks have ended with it or with 0. A batch script then requeues
+// the job (examples/launch/slurm.sh).
+inline constexpr int kRequeueStatus = 75;
+
 // While it lives, the signals it is given are noticed instead of ending the process: a program
 // polls it once a step, saves, and ends by itself. Slurm sends SIGUSR1 before the time limit with
 // `--signal=USR1@60` (up to a minute earlier than that) and SIGTERM when it takes the nodes away;
 // Kubernetes sends SIGTERM; `lockstep run` passes both on to every rank. The ranks hear of it at
-// slightly different times: agree on the step with a collective before acting.
+// slightly different times, and some not at all: agree on the step before acting.
+//
+//   if (any_rank(notice.received(), world)) {  // every rank, in every step
+//     checkpoints.save(step);
+//     checkpoints.finish();
+//     return kRequeueStatus;
+//   }
 //
 // One at a time in a process. The destructor restores the handling from before, but for a signal
 // that has come and would now end the process: that one is ignored from then on, since the same
 // word may come twice (Slurm tells every process of a step, the launcher among them) while a
-// program that has saved is on its way out. Safe to poll from any thread. Throws ConfigError when there is one already, or for a signal that cannot be handled.
+// program that has saved is on its way out. Safe to poll from any thread. Throws ConfigError when
+// there is one already, or for a signal that cannot be handled.
 class PreemptionNotice {
  public:
   // Handles these signals from now on.
