@@ -1,4 +1,4 @@
-"""Each fault that a job on one host has to survive or report, by its number in docs/launching.md, on shm and gloo, on 2 and 4 ranks.
+"""Each fault that a job on one host has to survive or report, by its number in docs/launching_faults.md, on shm and gloo, on 2 and 4 ranks.
 
 python3 faults_test.py SOURCE_DIR BUILD_DIR [PATTERN]
 """

@@ -1,6 +1,6 @@
 // Two launchers talking over a stream of bytes: a handshake in which both prove that they know the
 // job's token, then messages, each with a code that only they can make. Pure: bytes in, bytes and
-// messages out. docs/launching.md has the format.
+// messages out. docs/launching_protocol.md has the format.
 #pragma once
 
 #include <memory>

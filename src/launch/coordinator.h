@@ -1,6 +1,6 @@
 // The authority over a job's membership: who belongs to it, which epoch runs, when it starts, stops
 // and ends. Pure: events and the time go in, messages come out; no socket, no clock. Its states are
-// drawn in docs/launching.md.
+// drawn in docs/launching_protocol.md.
 #pragma once
 
 #include <array>

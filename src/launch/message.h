@@ -1,4 +1,4 @@
-// What the launchers of a job say to each other. docs/launching.md draws who says what when.
+// What the launchers of a job say to each other. docs/launching_protocol.md draws who says what when.
 #pragma once
 
 #include <chrono>

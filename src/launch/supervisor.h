@@ -1,5 +1,5 @@
 // Stays with a running job until nothing of it is left. The states and their bounds are in
-// docs/launching.md.
+// docs/launching_protocol.md.
 #pragma once
 
 #include <chrono>

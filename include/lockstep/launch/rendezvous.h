@@ -1,5 +1,5 @@
 // How the launchers of a job on several hosts find each other and stay together. What they agree
-// on, and how, is written in docs/launching.md.
+// on, and how, is written in docs/launching_protocol.md.
 #pragma once
 
 #include <chrono>
