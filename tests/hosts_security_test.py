@@ -1,4 +1,4 @@
-"""What strangers can do to a job on several pretend hosts: nothing.
+"""What strangers and other jobs can do to a job on several pretend hosts: nothing.
 
 python3 hosts_security_test.py SOURCE_DIR BUILD_DIR [CASE...]        (as root: the hosts' namespaces need it)
 """
@@ -13,9 +13,9 @@ LOCKSTEP = pathlib.Path(sys.argv[2]).resolve() / "bin/lockstep"
 CONF = "heartbeat_timeout=2,keep_alive_interval=0.2,join_timeout=100"
 
 
-def launch(hosts, host, script, *, conf=CONF, **more):
+def launch(hosts, host, script, *flags, conf=CONF, **more):
     return hosts.launch(host, LOCKSTEP, "run", "--nnodes", 2, "--nproc-per-node", 1, "--rdzv-endpoint", "host1:29400",
-                        "--rdzv-conf", conf, "sh", "-c", script, **more)
+                        "--rdzv-conf", conf, *flags, "sh", "-c", script, **more)
 
 
 def speak(hosts, host, code):
@@ -66,13 +66,51 @@ def test_strangers_cost_a_line_and_not_the_job(folder):
             launcher.expect(0, "ran")
 
 
+def test_a_coordinator_that_is_replaced_at_once_starts_nothing_beside_ranks_of_the_one_before(folder):
+    """host2's ranks take their time to end; host3 is new to the job and would make it complete."""
+    with Hosts(folder, 3) as hosts:
+        conf = CONF + ",same_command=0"
+        slow = "echo here; trap '' TERM; while :; do sleep 0.1; done"
+        first, second = (launch(hosts, host, slow, "--grace", 3, conf=conf) for host in (1, 2))
+        for launcher in (first, second):
+            launcher.await_text("here")
+        hosts.on(1, "pkill", "-KILL", "-x", "lockstep")
+        again, third = (launch(hosts, host, "echo again", "--grace", 3, conf=conf) for host in (1, 3))
+        again.expect(0, r"host2 .* has to wait: its ranks of an earlier start are being stopped", "again")
+        third.expect(0, "again")
+        second.expect(1)
+        hosts.expect_nothing_left()
+
+
+def test_two_jobs_at_one_endpoint(folder):
+    with Hosts(folder, 2) as hosts:
+        go = folder + "/go"
+        script = f"echo here; until test -e {go}; do sleep 0.05; done"
+        first = [launch(hosts, host, script) for host in (1, 2)]
+        for launcher in first:
+            launcher.await_text("here")
+        # Another program, on both hosts: refused on both, with both commands.
+        for launcher in [launch(hosts, host, "echo another") for host in (1, 2)]:
+            launcher.expect(2, r"the coordinator at host1:29400 refuses this host: host\d was started with the command "
+                            "'sh -c echo another', the job has the command 'sh -c echo here")
+        first[0].await_text(r"refused host2 \(10\.77\.0\.2:\d+\): host2 was started with the command 'sh -c echo another'")
+        # The same program: no different from a spare, and told that it is one.
+        spare = launch(hosts, 2, script)
+        spare.await_text("all 2 places of the job are taken: this launcher is a spare")
+        first[0].await_text("host2 .* is a spare")
+        pathlib.Path(go).touch()
+        for launcher in [*first, spare]:
+            launcher.expect(0)
+        hosts.expect_nothing_left()
+
+
 def test_another_version_is_named(folder):
     with Hosts(folder, 2) as hosts:
         first = launch(hosts, 1, "echo ran")
         await_listening(hosts)
         answer = speak(hosts, 2, "c = connect(); c.sendall(b'LOCKSTEP' + bytes([0, 9]) + bytes(32)); print(c.recv(10))")
-        assert answer == "b'LOCKSTEP\\x00\\x01'\n", answer
-        first.await_text("the other launcher speaks version 9 of the protocol, this one version 1: install the same lockstep")
+        assert answer == "b'LOCKSTEP\\x00\\x02'\n", answer
+        first.await_text("the other launcher speaks version 9 of the protocol, this one version 2: install the same lockstep")
 
 
 def test_tls_by_option(folder):

@@ -8,6 +8,7 @@
 
 #include "launch/incarnation.h"
 #include "launch/secret.h"
+#include "launch/terms.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/preemption.h"
@@ -37,7 +38,12 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
                .node_rank = rendezvous.node_rank.value_or(-1),
                .ranks = options.ranks,
                .address = Endpoint{meeting.own.host(), meeting.own.port()}.text(),
-               .terms = {rendezvous.min_nodes, rendezvous.max_nodes, options.max_restarts}};
+               .terms = {.min_nodes = rendezvous.min_nodes,
+                         .max_nodes = rendezvous.max_nodes,
+                         .max_restarts = options.max_restarts,
+                         .lease = rendezvous.heartbeat_timeout,
+                         .grace = options.grace}};
+  if (rendezvous.same_command) set_command(node.self.terms, options.command);
   node.timing.join = rendezvous.join_timeout;
   node.timing.last_call = rendezvous.last_call_timeout;
   node.timing.interval = rendezvous.keep_alive_interval;
@@ -148,7 +154,8 @@ void Agent::run_epoch(const Launch& launch) {
             .nodes = launch.nodes,
             .master_addr = launch.master_addr,
             .master_port = launch.master_port,
-            .job_key = job_key_,
+            .job_key = hmac(text_of(job_key_), {"epoch", std::to_string(launch.coordinator),
+                                                std::to_string(launch.epoch)}),
             .restarts = static_cast<int>(launch.epoch) - 1,
             .max_restarts = max_restarts_};
   if (plan.master_addr.starts_with('[')) {

@@ -17,7 +17,12 @@ void fields(Io&, One&) = delete;
 
 template <class Io>
 void fields(Io& io, Terms& one) {
-  io(one.min_nodes), io(one.max_nodes), io(one.max_restarts);
+  io(one.min_nodes), io(one.max_nodes), io(one.max_restarts), io(one.lease), io(one.grace);
+  io(one.command_hash), io(one.command);
+}
+template <class Io>
+void fields(Io& io, Past& one) {
+  io(one.coordinator), io(one.epoch), io(one.hosts), io(one.id), io(one.has_ranks);
 }
 template <class Io>
 void fields(Io& io, Failure& one) {
@@ -30,10 +35,12 @@ void fields(Io& io, Seat& one) {
 template <class Io>
 void fields(Io& io, Join& one) {
   io(one.launcher), io(one.host), io(one.node_rank), io(one.ranks), io(one.address), io(one.terms);
+  io(one.past);
 }
 template <class Io>
 void fields(Io& io, Welcome& one) {
-  io(one.id), io(one.parent), io(one.parent_launcher);
+  io(one.id), io(one.parent), io(one.parent_launcher), io(one.coordinator);
+  io(one.epoch), io(one.hosts);
 }
 template <class Io>
 void fields(Io& io, Wait& one) {

@@ -32,7 +32,7 @@ struct Keys {
 
 class Conversation {
  public:
-  static constexpr uint16_t kVersion = 1;
+  static constexpr uint16_t kVersion = 2;
   enum class Side { Caller, Called };
 
   // `version`: this side's, for tests.

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "launch/terms.h"
+
 namespace lockstep::launch {
 namespace {
 
@@ -15,11 +17,6 @@ constexpr int kSigkill = 128 + 9;  // as an exit status: it comes from outside
 
 double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
 
-std::string text_of(const Terms& terms) {
-  return fmt::format("--nnodes {}:{} --max-restarts {}", terms.min_nodes, terms.max_nodes,
-                     terms.max_restarts);
-}
-
 }  // namespace
 
 Coordinator::Coordinator(const Terms& terms, const Timing& timing, int fanout, Time now)
@@ -28,6 +25,7 @@ Coordinator::Coordinator(const Terms& terms, const Timing& timing, int fanout, T
       fanout_(fanout),
       restarts_(terms.max_restarts),
       gathering_since_(now),
+      not_before_(now + timing.survivors),
       remarks_(now) {}
 
 void Coordinator::set_state(Host& host, State state) {
@@ -43,9 +41,19 @@ Message Coordinator::place(const Join& join, Time now) {
 
 Message Coordinator::answer(const Join& join, Time now) {
   if (phase_ == Phase::Ended) return Refuse{"the job has ended"};
-  if (join.terms != terms_) {
-    return Refuse{fmt::format("{} was started with {}, the job has {}: start all hosts alike",
-                              join.host, text_of(join.terms), text_of(terms_))};
+  if (last_id_ == 0) own_launcher_ = join.launcher;
+  predecessors_.note(join.past, own_launcher_, now + timing_.lease + timing_.stop);
+  if (join.past.has_ranks) {
+    fences_.emplace(join.launcher, now + timing_.stop);
+    return Wait{"its ranks of an earlier start are being stopped"};
+  }
+  if (const std::string theirs = difference(join.terms, terms_); !theirs.empty()) {
+    return Refuse{fmt::format("{} was started with {}, the job has {}: start all hosts alike{}",
+                              join.host, theirs, difference(terms_, join.terms),
+                              join.terms.command_hash == terms_.command_hash
+                                  ? ""
+                                  : ", and jobs with another --rdzv-id (where hosts are to run "
+                                    "different commands: --rdzv-conf same_command=0)")};
   }
   if (join.node_rank >= terms_.max_nodes) {
     return Refuse{fmt::format("--node-rank {} with --nnodes {}: they count from 0", join.node_rank,
@@ -77,7 +85,10 @@ Message Coordinator::answer(const Join& join, Time now) {
   }
   const NodeId id = ++last_id_;
   const bool direct = host.parent <= 1;
-  Welcome place{.id = id};
+  Welcome place{.id = id,
+                .coordinator = own_launcher_,
+                .epoch = epoch_,
+                .hosts = static_cast<uint32_t>(seated_.size())};
   if (!direct) {
     place.parent = hosts_.at(host.parent).join.address;
     place.parent_launcher = hosts_.at(host.parent).join.launcher;
@@ -264,7 +275,7 @@ void Coordinator::gather(Time now) {
 }
 
 Time Coordinator::fenced_until() const {
-  Time until = not_before_;
+  Time until = std::max(not_before_, predecessors_.fenced_until());
   for (const auto& [launcher, time] : fences_) until = std::max(until, time);
   return until;
 }
@@ -307,6 +318,7 @@ void Coordinator::start(Time now) {
   message.master_port = first.store_port;
   failures_.clear();
   fences_.clear();
+  predecessors_.clear();
   started_ = now;
   phase_ = Phase::Running;
   broadcasts_.push_back(std::move(message));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "launch/message.h"
+#include "launch/predecessors.h"
 #include "launch/remarks.h"
 #include "launch/restarts.h"
 #include "launch/seating.h"
@@ -101,6 +102,7 @@ class Coordinator {
   Phase phase_ = Phase::Gathering;
   uint32_t epoch_ = 0;
   NodeId last_id_ = 0;
+  uint64_t own_launcher_ = 0;
   std::map<NodeId, Host> hosts_;
   std::array<size_t, 4> counts_{};  // of hosts in each state
   std::map<uint64_t, NodeId> by_launcher_;
@@ -118,6 +120,7 @@ class Coordinator {
   std::vector<Event> failures_;  // of this epoch
   // Launchers that were lost with ranks, and when these must have ended, wherever they are.
   std::map<uint64_t, Time> fences_;
+  Predecessors predecessors_;
   Time started_{}, gathering_since_{}, not_before_{}, stop_until_{}, next_drop_{};
   std::optional<Time> enough_since_;  // hosts are ready
   std::string why_;                   // for the next start

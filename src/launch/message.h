@@ -22,6 +22,12 @@ struct Terms {
   int min_nodes = 1;
   int max_nodes = 1;
   int max_restarts = 0;
+  // The bound by which a lost host's ranks have ended follows from these two.
+  Time lease = std::chrono::seconds(5);         // heartbeat_timeout
+  std::optional<Time> grace = std::nullopt;     // --grace
+  // Of the program's name and its arguments; 0 where hosts may have different ones.
+  uint64_t command_hash = 0;
+  std::string command = {};  // the begin of it, for people
   bool operator==(const Terms&) const = default;
 };
 
@@ -45,6 +51,17 @@ struct Failure {
   bool is_final() const { return kind == Kind::Signalled || kind == Kind::Unstarted; }
 };
 
+// The last epoch of which a launcher knows. A coordinator that has taken another one's place learns
+// from it whose ranks may still be alive.
+struct Past {
+  uint64_t coordinator = 0;  // its launcher's number; 0: there was none
+  uint32_t epoch = 0;
+  uint32_t hosts = 0;  // with ranks in that epoch
+  NodeId id = 0;       // this launcher's, if it was one of them; else 0
+  bool has_ranks = false;  // still, which are being stopped: it wants no place yet
+  bool operator==(const Past&) const = default;
+};
+
 // From a launcher to the coordinator, over a connection of its own.
 struct Join {
   uint64_t launcher = 0;  // a random number for this process
@@ -53,6 +70,7 @@ struct Join {
   int ranks = 1;
   std::string address;  // "10.0.0.2:40001", where other launchers reach this one
   Terms terms;
+  Past past = {};
   bool operator==(const Join&) const = default;
 };
 
@@ -61,6 +79,9 @@ struct Welcome {  // a member from now on
   NodeId id = 0;
   std::string parent;  // the address of the launcher to attach to; empty: this connection stays
   uint64_t parent_launcher = 0;  // and its number: another may have come to that address
+  uint64_t coordinator = 0;      // the number of the coordinator's launcher
+  uint32_t epoch = 0;            // the last one that was started, and its hosts (see Past)
+  uint32_t hosts = 0;
   bool operator==(const Welcome&) const = default;
 };
 struct Wait {  // ask again

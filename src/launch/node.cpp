@@ -62,13 +62,11 @@ void Node::follow(const Message& message, Time now) {
     done_ = false;
     failure_.reset();
     if (!start->why.empty()) actions_.emplace_back(Say{start->why});
-    Launch launch{epoch_,
-                  0,
-                  0,
-                  -1,
-                  static_cast<int>(start->seats.size()),
-                  start->master_addr,
-                  start->master_port};
+    Launch launch{.coordinator = coordinator_launcher_,
+                  .epoch = epoch_,
+                  .nodes = static_cast<int>(start->seats.size()),
+                  .master_addr = start->master_addr,
+                  .master_port = start->master_port};
     for (size_t i = 0; i < start->seats.size(); ++i) {
       if (start->seats[i].id == id_) {
         launch.node_rank = static_cast<int>(i);
@@ -78,6 +76,10 @@ void Node::follow(const Message& message, Time now) {
     }
     quiet_until_.reset();
     seated_ = launch.node_rank >= 0;
+    past_ = {.coordinator = coordinator_launcher_,
+             .epoch = epoch_,
+             .hosts = static_cast<uint32_t>(start->seats.size()),
+             .id = seated_ ? id_ : 0};
     if (!seated_) return obstructed(words_for_a_spare(start->seats.size()));
     waiting_for_.clear();
     if (interrupted_) {  // while the order to start was on its way
@@ -116,7 +118,10 @@ void Node::connected(Link link, Time now) {
   dialled_ = now;
   if (phase_ == Phase::Dialling) {
     phase_ = Phase::Asking;
-    send(link, options_.self);
+    Join join = options_.self;
+    join.past = past_;
+    join.past.has_ranks = asked_with_ranks_ = ranks_;
+    send(link, std::move(join));
   } else if (phase_ == Phase::Attaching) {
     send(link, Attach{id_, parent_launcher_});
     attached(now);
@@ -129,7 +134,7 @@ void Node::closed(Link link, bool refused, Time now) {
   parent_.reset();
   if (phase_ == Phase::Member) return orphaned("its connection was closed", now);
   // It listens for as long as it lives.
-  if (refused && epoch_ > 0 && phase_ == Phase::Dialling) {
+  if (refused && epoch_ > 0 && phase_ == Phase::Dialling && !ranks_) {
     return end(
         1, fmt::format("the coordinator at {} has ended; before: {}", options_.coordinator, why_),
         now);
@@ -195,9 +200,15 @@ void Node::obstructed(const std::string& why) {
 }
 
 void Node::answered(const Message& message, Time now) {
+  if (asked_with_ranks_) {  // there was nothing to ask for
+    hang_up(*std::exchange(parent_, std::nullopt));
+    return retry(now);
+  }
   if (const auto* place = std::get_if<Welcome>(&message)) {
     id_ = place->id;
     parent_launcher_ = place->parent_launcher;
+    coordinator_launcher_ = place->coordinator;
+    past_ = {.coordinator = place->coordinator, .epoch = place->epoch, .hosts = place->hosts};
     if (is_root() || place->parent.empty()) {
       phase_ = Phase::Member;
       return attached(now);
@@ -251,7 +262,10 @@ void Node::orphaned(const std::string& why, Time now) {
   if (ranks_) actions_.emplace_back(Halt{what, 0});
   halted_ = halted_ || ranks_;
   if (interrupted_) return end(interrupted_->status, interrupted_->what, now);
-  if (had_part && options_.self.terms.max_restarts == 0) return end(1, what, now);
+  if (had_part && options_.self.terms.max_restarts == 0) {
+    if (!ranks_) return end(1, what, now);
+    ends_with_ranks_ = what;
+  }
   actions_.emplace_back(Say{what});
   done_ = false;
   why_ = what;
@@ -281,7 +295,12 @@ void Node::ranks_over(const std::optional<Failure>& failure, uint16_t store_port
     failed_at_ = now - failure->ago;
   }
   if (phase_ == Phase::Ending) return leave_if_alone();
-  if (phase_ != Phase::Member) return;  // next_dial_ waits for that
+  if (ends_with_ranks_) {
+    if (parent_) hang_up(*std::exchange(parent_, std::nullopt));
+    return end(1, *ends_with_ranks_, now);
+  }
+  pause_ = kFirstPause;
+  if (phase_ != Phase::Member) return;
   if (failure_ || halted_) return report_ready(now);
   done_ = true;
   up(Done{id_, epoch_}, now);

@@ -31,6 +31,7 @@ struct Hang {
   Link link;
 };
 struct Launch {
+  uint64_t coordinator = 0;  // its launcher's number: with the epoch it is one of its kind
   uint32_t epoch = 0;
   int first_rank = 0;
   int world_size = 0;
@@ -138,6 +139,8 @@ class Node {
   std::map<Link, Child> children_;
   NodeId id_ = 0;
   uint64_t parent_launcher_ = 0;
+  uint64_t coordinator_launcher_ = 0;
+  Past past_;  // of the last order to start
 
   bool ranks_ = false;   // some run here
   bool halted_ = false;  // and were told to stop
@@ -148,6 +151,10 @@ class Node {
   std::optional<Failure> failure_;  // of that epoch, here
   Time failed_at_{};
   std::optional<Failure> interrupted_;  // this launcher was asked to end
+  // Why it ends as soon as its ranks have: until then it says to whoever has taken the
+  // coordinator's place that there are some.
+  std::optional<std::string> ends_with_ranks_;
+  bool asked_with_ranks_ = false;  // at the last try
 
   uint64_t pings_ = 0;
   bool held_ = false;  // the lease has been extended since we attached

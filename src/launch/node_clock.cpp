@@ -32,6 +32,10 @@ void Node::look_for_coordinator(Time patience, Time now) {
 
 void Node::retry(Time now) {
   phase_ = Phase::Pausing;
+  if (ranks_) {
+    next_dial_ = now + options_.timing.survivor_interval;
+    return;
+  }
   next_dial_ = now + pause_;
   pause_ = std::min(2 * pause_, kMostPause);
 }
@@ -93,7 +97,7 @@ void Node::tick(Time now) {
         now);
   }
   say_what_is_awaited(now);
-  if (phase_ == Phase::Pausing && !ranks_ && now >= next_dial_) dial(now);
+  if (phase_ == Phase::Pausing && now >= next_dial_) dial(now);
   if (phase_ == Phase::Member && !is_root()) {
     if (lease_is_over(now)) {
       return orphaned(fmt::format("no answer for {:g} s", seconds(timing.lease)), now);
@@ -120,7 +124,7 @@ Time Node::deadline(Time now) const {
     by(dialled_ + timing.lease);
     if (!ranks_) by(dialling_until_);
   }
-  if (phase_ == Phase::Pausing && !ranks_) by(std::min(next_dial_, dialling_until_));
+  if (phase_ == Phase::Pausing) by(ranks_ ? next_dial_ : std::min(next_dial_, dialling_until_));
   if (phase_ == Phase::Member && !is_root()) by(std::min(lease_from_ + timing.lease, next_ping_));
   return next;
 }

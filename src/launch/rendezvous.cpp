@@ -71,6 +71,8 @@ void Rendezvous::set_conf(std::string_view text) {
       *time->second = seconds_of(key, value);
     } else if (key == "tls") {
       tls = flag_of(key, value);
+    } else if (key == "same_command") {
+      same_command = flag_of(key, value);
     } else if (key == "is_host") {
       is_host = flag_of(key, value);
     } else if (key == "rank") {
@@ -80,7 +82,8 @@ void Rendezvous::set_conf(std::string_view text) {
     } else {
       throw ConfigError(
           fmt::format("[run] --rdzv-conf {}: unknown; known are join_timeout, last_call_timeout, "
-                      "heartbeat_timeout, keep_alive_interval, rejoin_timeout, tls, is_host, rank",
+                      "heartbeat_timeout, keep_alive_interval, rejoin_timeout, tls, same_command, "
+                      "is_host, rank",
                       key));
     }
   }

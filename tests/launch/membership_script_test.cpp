@@ -219,8 +219,8 @@ TEST(CoordinatorPlace, RefusesOtherTermsAndWaitsForATakenNodeRank) {
   ASSERT_TRUE(std::holds_alternative<Welcome>(coordinator.place(joining(0, {2, 2, 0}), ms(0))));
   const Message terms = coordinator.place(joining(1, {2, 2, 3}), ms(1));
   EXPECT_EQ(std::get<Refuse>(terms).reason,
-            "h1 was started with --nnodes 2:2 --max-restarts 3, the job has --nnodes 2:2 "
-            "--max-restarts 0: start all hosts alike");
+            "h1 was started with --max-restarts 3, the job has --max-restarts 0: start all hosts "
+            "alike");
   EXPECT_THAT(std::get<Refuse>(coordinator.place(joining(2, {2, 2, 0}), ms(1))).reason,
               HasSubstr("--node-rank 2"));
   Join twin = joining(0, {2, 2, 0});

@@ -27,8 +27,9 @@ std::vector<Message> one_of_each() {
                         std::chrono::milliseconds(3)};
   Start start{7, {}, "10.0.0.1", 40000, "rank 3 failed"};
   for (NodeId id = 1; id <= 300; ++id) start.seats.push_back({id * 1000, 8});
-  return {Join{0xFFFF'FFFF'FFFF'FFFF, "host2", -1, 4, "10.0.0.2:4000", {1, 2, 3}},
-          Welcome{7, "10.0.0.3:1", 99},
+  return {Join{0xFFFF'FFFF'FFFF'FFFF, "host2", -1, 4, "10.0.0.2:4000", {1, 2, 3, std::chrono::seconds(7), std::chrono::seconds(2), 99, "train --lr 1"},
+               {0xFFFF'FFFF'FFFF'FFFF, 7, 3, 12, true}},
+          Welcome{7, "10.0.0.3:1", 99, 100, 4, 12},
           Wait{"why"},
           Refuse{""},
           Attach{0xFFFF'FFFF, 1},
@@ -142,9 +143,9 @@ TEST_P(Talk, AnotherVersionIsNamedByBoth) {
   Conversation caller(Conversation::Side::Caller, keys(), 9);
   Conversation called(Conversation::Side::Called, keys());
   EXPECT_THAT(refusal(caller, called),
-              HasSubstr("speaks version 9 of the protocol, this one version 1"));
+              HasSubstr("speaks version 9 of the protocol, this one version 2"));
   EXPECT_THAT(refusal(caller, called),
-              HasSubstr("speaks version 1 of the protocol, this one version 9"));
+              HasSubstr("speaks version 2 of the protocol, this one version 9"));
 }
 
 TEST_P(Talk, EveryChangedBitEndsTheConversation) {

@@ -36,6 +36,7 @@ class Crowd {
                       .terms = {hosts, hosts, 0}};
       options.timing.lease = std::chrono::hours(1);  // no heartbeats: they are counted by hand
       options.timing.interval = std::chrono::minutes(20);
+      options.timing.survivors = Time(0);
       options.coordinator = "0";
       options.is_coordinator = i == 0;
       options.fanout = fanout;

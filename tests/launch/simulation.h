@@ -44,6 +44,7 @@ struct Scenario {
   double rank_failures = 0;  // chances that a host's rank fails in an epoch
   int crashes = 0, power_offs = 0, partitions = 0, freezes = 0, newcomers = 0, interrupts = 0;
   Time chaos_until = ms(60'000);  // faults come before
+  bool coordinator_comes_back = false;  // a new one, when it has crashed
   Planted planted = Planted::None;
 };
 
@@ -63,6 +64,10 @@ class Simulation {
   std::map<int, End> ends;
   uint32_t epochs = 0;
   std::map<uint32_t, std::map<int, Launch>> launches;  // by epoch and host
+  // Of the coordinators that come after the first, epochs count from 1000, 2000 and so on.
+  static uint32_t number_of(const Launch& launch) {
+    return launch.epoch + 1000 * (static_cast<uint32_t>(launch.coordinator) - 1);
+  }
   std::vector<std::string> said;
   // Of every kind of event.
   size_t messages = 0, coordinator_messages = 0;

@@ -66,7 +66,7 @@ inline void Simulation::boot(int index) {
   options.is_coordinator = index == 0;
   options.fanout = scenario_.fanout;
   options.store_port = static_cast<uint16_t>(1000 + index);
-  if (index == 0 && host.boots > 1) return;  // nobody starts the coordinator again
+  if (index == 0 && host.boots > 1 && !scenario_.coordinator_comes_back) return;
   if (scenario_.planted == Planted::HastyCoordinator && index == 0) {
     options.timing.lease = ms(2'000);
     options.timing.stop = ms(0);
@@ -117,23 +117,24 @@ inline void Simulation::perform(int index, const Say& say) {
 
 inline void Simulation::perform(int index, const Launch& launch) {
   Host& host = hosts_[index];
+  const uint32_t epoch = number_of(launch);
   if (host.ranks != 0)
-    violation(fmt::format("{} starts epoch {} over epoch {}", host.name, launch.epoch, host.ranks));
+    violation(fmt::format("{} starts epoch {} over epoch {}", host.name, epoch, host.ranks));
   for (const Host& other : hosts_) {
     const bool was_frozen = now < other.frozen_until ||
                             now < other.thawed + scenario_.timing.stop + scenario_.timing.lease;
-    if (other.ranks != 0 && other.ranks != launch.epoch && !was_frozen) {
+    if (other.ranks != 0 && other.ranks != epoch && !was_frozen) {
       violation(fmt::format("{} starts epoch {} while {} still has ranks of epoch {}", host.name,
-                            launch.epoch, other.name, other.ranks));
+                            epoch, other.name, other.ranks));
     }
   }
-  host.ranks = launch.epoch;
-  note(fmt::format("{} starts epoch {} as node {} of {}", host.name, launch.epoch, launch.node_rank,
+  host.ranks = epoch;
+  note(fmt::format("{} starts epoch {} as node {} of {}", host.name, epoch, launch.node_rank,
                    launch.nodes));
   ++host.generation;
-  epochs = std::max(epochs, launch.epoch);
-  launches[launch.epoch].emplace(index, launch);
-  check_epoch(launch.epoch);
+  epochs = std::max(epochs, epoch);
+  launches[epoch].emplace(index, launch);
+  check_epoch(epoch);
   if (chance(scenario_.rank_failures)) {
     const uint64_t generation = host.generation;
     at(now + random(scenario_.work), [=, this] {

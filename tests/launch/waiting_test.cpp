@@ -73,7 +73,7 @@ TEST(WaitingCoordinator, SaysWhomItRefusesAndWhoHasToWait) {
 
 TEST(WaitingCoordinator, KeepsAsManySparesAsItIsTold) {
   const Terms terms{1, 1, 1};
-  Coordinator coordinator(terms, {}, 4, ms(0));
+  Coordinator coordinator(terms, {.survivors = ms(0)}, 4, ms(0));
   coordinator.limit_spares(1);
   for (int number = 0; number < 2; ++number) {
     Join join = host(number, terms);

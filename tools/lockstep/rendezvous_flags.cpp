@@ -26,7 +26,7 @@ void RendezvousFlags::add_to(CLI::App& command) {
          "static: the host of --node-rank 0 leads; c10d: see above");
   option("--rdzv-conf", conf_, "K=V,K=V",
          "join_timeout=600 last_call_timeout=30 heartbeat_timeout=5\nkeep_alive_interval=1 "
-         "rejoin_timeout=30 seconds; tls=0 is_host=1");
+         "rejoin_timeout=30 seconds; tls=0 same_command=1 is_host=1");
   option("--spares", spares_, "N",
          "So many launchers beyond --nnodes may wait for the place of a host\nthat is lost; others "
          "are "

@@ -26,6 +26,8 @@ struct Rendezvous {
   // endpoint's address and gets its port.
   std::optional<bool> is_host = std::nullopt;
   bool tls = false;
+  // Whether a host that runs another command (the program's name and its arguments) is refused.
+  bool same_command = true;
   // How many launchers beyond max_nodes may wait for the place of a host that is lost; any number
   // when not given. The coordinator's counts.
   std::optional<int> spares = std::nullopt;
