@@ -1,4 +1,4 @@
-// Saves and restores all that a run must remember, on any number of ranks.
+// Saves and restores everything that a run needs to go on, on any number of ranks.
 //
 //   Checkpointer checkpoints(world.group(), "runs/a", {.retention = {.keep_last = 3}});
 //   checkpoints.track("net", net);

@@ -1,4 +1,4 @@
-// What goes wrong with checkpoints.
+// The error of checkpoints.
 #pragma once
 
 #include "lockstep/core/error.h"

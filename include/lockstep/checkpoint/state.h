@@ -1,4 +1,4 @@
-// How whatever a run must remember describes itself to a checkpoint: as named tensors, of which
+// How an object describes to a checkpoint what has to be saved of it: as named tensors, of which
 // this rank may hold parts, and named values.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Ranks that communicate, and what they can say to each other.
+// Groups of ranks, and their collectives and messages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,11 +32,11 @@ enum class ReduceOp {
   BitwiseOr,
 };
 
-// Which object makes a call, and in which of its passes. Alike on all ranks.
+// Which object makes a call, and in which of its passes. The same on all ranks.
 struct CallContext {
   std::string_view name = {};  // what errors call the object, as "Ddp"; up to 15 characters
   uint32_t number = 0;         // which of them (Group::next_caller()); 0: the call has no context
-  uint32_t pass = 0;           // 0: not said
+  uint32_t pass = 0;           // 0: not given
 };
 
 // What a call may be told beside its tensors.
@@ -48,23 +48,23 @@ struct CallOptions {
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   // What error messages call this call, as "bucket 3". May differ between ranks.
   std::string_view tag = {};
-  // Compared between the ranks of a collective as its dtype and counts are, so that ranks that have come apart (one has
-  // skipped a pass, or uses two objects in another order) are told at the first call that shows it.
+  // Compared between the ranks of a collective like its dtype and counts, so that ranks which have diverged (one has skipped a pass, or uses two
+  // objects in another order) get an error at the first call that shows it.
   CallContext context = {};
-  // What errors add when ranks disagree about this call or one does not come to it: "or one rank ran out of batches: see
+  // A likely cause that errors add when ranks disagree about this call, or one does not make it: "or one rank ran out of batches: see
   // Join". Up to 63 characters.
   std::string_view advice = {};
 };
 
-// A value handle: copies are the same group. One thread at a time may call a group; different groups are independent.
-// Every collective is called by every rank of the group, in the same order, with the same dtype and counts; ranks that
-// disagree all get CommError with both sides quoted (at once on one host, after a second elsewhere). After any CommError
+// A value handle: copies refer to the same group. One thread at a time may call a group; different groups are independent.
+// Every rank of the group calls every collective, in the same order, with the same dtype and counts; if ranks
+// disagree, all get a CommError that quotes both calls (at once on one host, after a second elsewhere). After any CommError
 // the group is dead and further calls throw at once. Wrong arguments on this rank alone throw ConfigError and leave the group as it was.
 //
-// Tensors: any layout (what is not contiguous goes through a copy), all on the CPU or all on a device that the group carries; float32/64,
+// Tensors: of any strides (those that are not contiguous go through a copy), all on the CPU or all on a device that the group carries; float32/64,
 // float16, bfloat16, int8/16/32/64, uint8, bool. On a device, the operations begin after what is on the caller's current stream (all of
 // it, on the device of the tensors), and wait() makes the current stream wait, not the caller; failures are thrown by the next call or
-// wait(). So only barrier() or reading a result tells that everything before it went well.
+// wait(). So only a barrier(), or reading a result, shows that everything before it has succeeded.
 //
 // Aliasing: the tensors of one call share no memory, with two exceptions: the `input` of an all_gather may be this rank's part of `output`,
 // and the `output` of a reduce_scatter may be this rank's part of `input` (single contiguous tensors, not lists). Inputs may overlap each
@@ -74,7 +74,7 @@ struct CallOptions {
 // In a group of one nothing is communicated and nothing waits: outputs become copies of the inputs, on any device. Arguments are checked all the same.
 class Group {
  public:
-  // A group of one, which needs no others and no transport.
+  // A group of one, which needs no transport.
   Group();
 
   // This process's number in the group, from 0, and how many ranks the group has.
@@ -82,18 +82,17 @@ class Group {
   int size() const;
   // "solo", "shm", "gloo", "host-then-net", "nccl".
   std::string_view backend() const;
-  // Whether sums are taken in the fixed tree, so that they do not depend on how the data was cut or timed.
+  // Whether sums are taken in the fixed tree, so that they depend neither on how the data was divided nor on timing.
   bool keeps_tree_order() const;
   // Whether tensors there can be communicated: on the CPU always; over nccl also on World::device(); in a group of one anywhere.
   bool carries(at::Device device) const;
   std::chrono::milliseconds timeout() const;
-  // Numbers those who use this group, or a copy of it, for CallContext: 1, 2 and so on. Called in the same order on every
-  // rank; communicates nothing.
+  // The next number for CallContext::number: 1, 2 and so on. Call it in the same order on every rank; communicates nothing.
   uint32_t next_caller() const;
-  // Whether ranks of Python's torch.distributed are in it (WorldOptions::python_peers). They make the calls that their program makes and no others: what makes
-  // calls of its own (split(), Ddp and the like) refuses such a group.
+  // Whether ranks of Python's torch.distributed are in it (WorldOptions::python_peers). Such a rank makes only the calls that its program
+  // makes, so everything that communicates by itself (split(), Ddp and the like) refuses the group.
   bool has_python_ranks() const;
-  // Throws ConfigError if there are; `who` is refused, as "Ddp".
+  // Throws ConfigError if there are, which says that `who` ("Ddp", for instance) is refused.
   void refuse_python_ranks(std::string_view who) const;
 
   // Combines `tensor` elementwise over all ranks, in place on all.
@@ -130,8 +129,8 @@ class Group {
   Work all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                   const CallOptions& options = {}) const;
 
-  // One rank to another, called by those two only. `message` tells apart messages between the same pair: the receiver asks
-  // for them in the order in which they were sent, and a different number is a mismatch.
+  // From one rank to another; only these two call it. `message` tells apart messages between the same two ranks: the receiver has to ask
+  // for them in the order in which they were sent, and a different number is an error.
   //
   // Whether send's Work is over before the receiver has asked is the transport's affair: over shared memory a message of up to 512 bytes
   // is over as soon as the one before it has been taken, a longer one may need its receiver; over gloo a send is over when the receiver has taken it;

@@ -84,10 +84,10 @@ class Pending {
 // be neither read nor written (the operation itself keeps their storage alive). Copies share the
 // operation.
 //
-// Whatever wait() of a group's operation waits for, it moves on everything that was started in the
-// group, so ranks may wait in different orders. Over shared memory and between hosts operations
-// move on only inside calls on their own group, so a rank that waits for operations of several
-// groups waits for them in the same order as the other ranks do.
+// While wait() waits, it drives everything that was started in the same group, so ranks may wait in
+// different orders. Over shared memory and between hosts operations progress only inside calls on
+// their own group: a rank that waits for operations of several groups has to wait for them in the
+// same order as the other ranks.
 //
 // Dropping it unwaited is allowed: the group keeps the operation and finishes it, with all its
 // effects. It is over when a later wait() on the group has returned, which therefore also waits for
@@ -125,9 +125,9 @@ class [[nodiscard]] Work {
     if (pending_) pending_->wait();
   }
 
-  // True when wait() would return or throw at once, but for a dropped then(). Never blocks, never
-  // throws; drives the group's operations forward, so calling it between pieces of other work
-  // overlaps the two.
+  // True when wait() would return or throw at once (unless a dropped then() has to run first).
+  // Never blocks, never throws. Drives the group's operations, so calling it between pieces of
+  // other work overlaps the two.
   bool is_completed() { return !pending_ || pending_->poll(); }
 
   // Private to the library.

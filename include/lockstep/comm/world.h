@@ -51,8 +51,8 @@ class World {
   // This process's place is what its launcher's variables say: `lockstep run`'s, torchrun's, mpirun's, srun's
   // (lockstep/core/place.h); without any, a world of one. Where OMP_NUM_THREADS is not set, libtorch computes with the same number of
   // threads on all ranks, at most this rank's share of the cores that it may use, and at most what at::set_num_threads() was given before;
-  // that holds for every thread of the process from the first memory on that it takes for a tensor. glibc's malloc keeps up to 64 MiB of what it was given back, unless it has
-  // settings of the user's. Every rank calls it; blocks until all have. Throws ConfigError for variables
+  // that holds for every thread of the process from the first memory on that it takes for a tensor. glibc's malloc keeps up to 64 MiB of freed memory, unless the user has set its
+  // thresholds. Every rank calls it; blocks until all have. Throws ConfigError for variables
   // that are missing or contradict each other, or when there are fewer GPUs than ranks on a host; CommError when ranks do not come
   // within the deadline or disagree on the world's size. In a world of several the process ignores SIGPIPE from then on, unless it has
   // a handler: a peer that is gone is an error, not this rank's end.
@@ -68,10 +68,10 @@ class World {
   int local_rank() const;
   int local_size() const;
   bool is_main() const { return rank() == 0; }
-  // std::cout on rank 0; on the others a stream that takes everything and writes nothing.
+  // std::cout on rank 0; on the other ranks a stream that writes nothing.
   std::ostream& main_out() const;
 
-  // Where this rank's tensors go: cpu, or the GPU whose number is its local rank (the only one, where it sees one), which
+  // The device of this rank's tensors: cpu, or the GPU whose number is its local rank (the only one, where it sees one), which
   // from_env() has made the current device. Programs that do not link libtorch's CUDA part call from_env() before the first libtorch call
   // that asks for CUDA: libtorch remembers that there was none.
   at::Device device() const;

@@ -31,17 +31,17 @@ struct Operation {
   std::string text() const;
 };
 
-// What an error says of its rank.
+// Whose fault an error is.
 enum class Blame : uint32_t {
   Own = 1,   // the rank's own: bad data, a failed check, an exception of the program
   Peer = 2,  // of a collective: often the echo of what happened on another rank
 };
 
-// What a rank spends its time with; everything else counts as computing.
+// What a rank spends its time on; everything else counts as computing.
 enum class Activity : uint32_t { Communication = 0, Data = 1 };
 
-// The rank's side, for the one process that is a rank. All of it costs next to nothing without a
-// launcher of ours, may be called from any thread, and never throws.
+// The rank's side, for the one process that is a rank. Without `lockstep run` all of it costs next
+// to nothing. It may be called from any thread, and never throws.
 
 // From now on this rank can say where its code is: when the launcher asks for it, when an exception
 // is not caught, and when it dies of a signal of its own (SIGSEGV, SIGBUS, SIGFPE, SIGILL,

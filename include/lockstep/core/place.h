@@ -1,4 +1,4 @@
-// This process's place in its job, from the variables of whatever started it.
+// This process's rank in its job, from the variables of whatever started it.
 #pragma once
 
 #include <optional>
@@ -18,10 +18,10 @@ struct Place {
   // On rank 0, where the meeting place was found without being given: a socket that listens there
   // already, and belongs to the caller; -1 otherwise.
   int listen_fd = -1;
-  // Who said so: "the launcher's variables", "Open MPI", "MPICH", "Slurm"; empty for a process that
-  // nobody launched.
+  // Where this was found: "the launcher's variables", "Open MPI", "MPICH", "Slurm"; empty for a
+  // process that nobody launched.
   std::string source = {};
-  // Tells apart jobs, and incarnations of one job, that meet at the same address.
+  // Tells apart jobs, and attempts of one job, that meet at the same address.
   std::string job = "job";
 
   // "rank 1 of 4 (Slurm), meeting at node1:23456"
@@ -33,8 +33,8 @@ struct Place {
 //     torchrun, Kubernetes' training operator
 //   Open MPI's mpirun: OMPI_COMM_WORLD_*; MPICH's: PMI_RANK, PMI_SIZE, MPI_LOCAL*; MVAPICH's:
 //     MV2_COMM_WORLD_*
-//   a task of Slurm's srun: SLURM_PROCID and the like, believed only with SLURM_STEP_ID, since a
-//     batch script's own shell has a SLURM_PROCID, too
+//   a task of Slurm's srun: SLURM_PROCID and the like, used only together with SLURM_STEP_ID, since
+//     a batch script's own shell has a SLURM_PROCID, too
 // MASTER_ADDR and MASTER_PORT count with all of them. Where they are not given: on one host the
 // loopback interface, over several the first of Slurm's nodes; and a port from 20000 to 29999 that
 // follows from the job's id, so that all ranks name the same. Under an mpirun over several hosts

@@ -1,4 +1,4 @@
-// A scheduler's word that this job is to end soon.
+// A scheduler's notice that it is about to end this job.
 #pragma once
 
 #include <csignal>
@@ -14,10 +14,10 @@ namespace lockstep {
 // the job (examples/launch/slurm.sh).
 inline constexpr int kRequeueStatus = 75;
 
-// While it lives, the signals it is given are noticed instead of ending the process: a program
-// polls it once a step, saves, and ends by itself. Slurm sends SIGUSR1 before the time limit with
+// While it exists, the given signals are recorded and do not end the process: a program polls it
+// once per step, saves, and ends by itself. Slurm sends SIGUSR1 before the time limit with
 // `--signal=USR1@60` (up to a minute earlier than that) and SIGTERM when it takes the nodes away;
-// Kubernetes sends SIGTERM; `lockstep run` passes both on to every rank. The ranks hear of it at
+// Kubernetes sends SIGTERM; `lockstep run` passes both on to every rank. The ranks receive it at
 // slightly different times, and some not at all: agree on the step before acting.
 //
 //   if (any_rank(notice.received(), world)) {  // every rank, in every step
@@ -28,7 +28,7 @@ inline constexpr int kRequeueStatus = 75;
 //
 // One at a time in a process. The destructor restores the handling from before, but for a signal
 // that has come and would now end the process: that one is ignored from then on, since the same
-// word may come twice (Slurm tells every process of a step, the launcher among them) while a
+// signal may come twice (Slurm signals every process of a step, including the launcher) while a
 // program that has saved is on its way out. Safe to poll from any thread. Throws ConfigError when
 // there is one already, or for a signal that cannot be handled.
 class PreemptionNotice {

@@ -27,9 +27,9 @@ struct LoaderOptions {
   // The order depends on (seed, epoch) alone.
   int64_t seed = 0;
   bool shuffle = true;
-  // What to do when the global batch does not divide the data. Neither: the last batch is short,
-  // and the first samples come again where ranks would differ, so that all ranks have the same
-  // batches.
+  // What to do when the data are not a multiple of the global batch. With neither of the two: the
+  // last batch is short, and the first samples come again where ranks would differ, so that all
+  // ranks have the same number of batches.
   bool drop_last = false;  // leave the rest out: full batches only, no sample twice
   bool exact = false;  // every sample once: ranks may differ by a sample, and so by a last batch.
                        // For evaluation
@@ -46,8 +46,8 @@ struct LoaderOptions {
   // Applied to each batch in this order, outside autograd; on the background threads when there are
   // any.
   std::vector<Transform> transforms = {};
-  // Where the loop gets its batches, for instance world.device(); as the data set and the
-  // transforms made them when not given. On CUDA they go through pinned memory and the copy is
+  // The device on which the loop gets its batches, for instance world.device(); as the data set and
+  // the transforms made them when not given. On CUDA they go through pinned memory and the copy is
   // asynchronous: it runs on the stream that is current in the loop.
   std::optional<at::Device> device = std::nullopt;
 };
@@ -60,8 +60,8 @@ struct LoaderOptions {
 // What the data set or a transform throws comes out of the loop as DataError that names rank,
 // epoch, batch and the sample that cannot be read (or, when it is not one sample's fault, the
 // batch's samples); a batch that does not have as many samples as it should is such an error, too.
-// A loop that goes on all the same gets the same error again: no batch is left out that other ranks
-// have. A new epoch() works.
+// A loop that goes on nevertheless gets the same error again, so that no rank skips a batch which
+// the others have. A new epoch() works.
 //
 // A loader and its epochs belong to one thread.
 class Loader {

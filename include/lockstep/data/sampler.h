@@ -15,19 +15,19 @@ struct SamplerOptions {
   // The order of an epoch is a function of (seed, epoch, length) alone.
   int64_t seed = 0;
   bool shuffle = true;
-  // What to do when the ranks do not divide the samples. Neither: the first ones of the order come
-  // again, so that all ranks have the same number.
+  // What to do when the number of samples is not a multiple of the number of ranks. With neither of
+  // the two, the first samples of the order come again, so that all ranks have the same number.
   bool drop_last = false;  // leave out the last ones, so that all ranks have the same number
   bool exact = false;      // every sample once: ranks may differ by one. For evaluation
 };
 
-// Where in the data a training stands. Alike on all ranks, and free of their number.
+// Where in the data a training stands. The same on all ranks, and independent of their number.
 struct SamplerState {
   int64_t epoch = 0;
   // Samples that all ranks together have taken from the epoch's order, from its front; repeated
   // ones are not counted.
   int64_t position = 0;
-  // Of which order: with another one the same position has other samples before it.
+  // Which order the position belongs to: in another one, other samples come before it.
   int64_t seed = 0;
   int64_t length = 0;  // samples in the data set
   bool shuffle = true;

@@ -15,8 +15,8 @@
 
 namespace lockstep::data {
 
-// DistributedSampler's samples for libtorch's own data loader, an epoch each time that it is gone
-// through: 0, 1, 2, ... from its construction, set_epoch() or restore() on. (libtorch's
+// DistributedSampler's samples for libtorch's own data loader. Each pass over the loader is another
+// epoch: 0, 1, 2, ... from construction, set_epoch() or restore() on. (libtorch's
 // DistributedRandomSampler repeats one order for ever: the data loader keeps a copy, which
 // set_epoch() of the original does not reach. Copies of this one share their state.)
 //
@@ -38,8 +38,8 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   // The one that the data loader is in, or will begin with.
   int64_t epoch() const;
 
-  // Where a loop stands that has taken so many batches of this epoch. The loop counts them: a data
-  // loader with workers has asked for more than it has given away.
+  // The state of a loop that has taken this many batches of the epoch. The loop has to count them:
+  // a data loader with workers has asked for more than it has handed out.
   SamplerState state_after(int64_t batches) const;
   // The next begin() goes on from there, on any number of ranks and with any batch size. Throws
   // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.

@@ -1,4 +1,4 @@
-// Averages parameters over ranks that train on their own for a while: local SGD.
+// Averages parameters over ranks that train independently between the averages: local SGD.
 #pragma once
 
 #include <torch/nn/module.h>

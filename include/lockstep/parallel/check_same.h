@@ -1,4 +1,4 @@
-// Whether the ranks still train the same model: what drifts apart without an error is found here.
+// Whether the ranks still train the same model: finds ranks that have diverged without an error.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -10,12 +10,12 @@ namespace lockstep::parallel {
 
 // Compares parameters, buffers and, where one is given, the optimizer's options (learning rates)
 // and state of all ranks, byte by byte, through a hash of each: 8 bytes a rank are sent while all
-// is well. Every rank calls it, outside of backward(), when the ranks ought to be alike: after a
+// is well. Every rank calls it, outside of backward(), when the ranks should be equal: after a
 // step, or after loading a checkpoint. Throws ConfigError on all ranks when they are not, with the
 // ranks that differ from rank 0 and the first parameter, buffer or state that does. Of a
 // ZeroOptimizer, whose state is divided, it compares the options only. It reads all parameters on
 // one thread, 22 GB a second (measured on AVX-512 cores, in memory). DdpOptions::check_same_every
-// does it every so many steps. What was found last stands on the launcher's failure page.
+// does it every so many steps. The launcher's failure report shows the last result.
 void check_same(const torch::nn::Module& module, const Group& group);
 void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
                 const Group& group);

@@ -1,4 +1,4 @@
-// What may be done to gradients between backward() and step(): clipping and a check for NaN.
+// What a program does to gradients between backward() and step(): clipping, and a check for NaN.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -14,7 +14,7 @@
 
 namespace lockstep::parallel {
 
-// Gradients that travel together. The order and number of buckets change once, after the first
+// Gradients that are reduced together. The order and number of buckets change once, after the first
 // pass; a parameter's name and the shape of its gradient do not.
 struct Bucket {
   size_t index = 0;

@@ -22,7 +22,7 @@ namespace lockstep::parallel {
 
 class Reducer;
 
-// What becomes of a parameter that this rank's backward did not reach.
+// What happens to a parameter that this rank's backward did not reach.
 enum class Unused {
   Zero,   // it counts as zero; when no rank reached it, its gradient is not touched
   Error,  // backward() throws ConfigError on all ranks, listing the parameters that some rank did
@@ -36,8 +36,8 @@ enum class Unused {
 // only: sync_buffers() before that forward brings rank 0's to all (a warning says where it was
 // missing).
 //
-// A buffer is written only after some rank changed it; a graph that has saved it cannot run
-// backward any more, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
+// A buffer is written only when some rank has changed it. A graph that has saved it can then no longer run
+// backward, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
 // run all but the last backward() of such a graph under hold(). The running statistics of a
 // BatchNorm layer in training do not count, because its gradient does not depend on them.
 enum class Buffers {
@@ -67,8 +67,8 @@ struct DdpOptions {
   // EmbeddingBag with sparse = true, which are found. They go to all ranks after the buckets, past
   // any hook: each rank's indices and values only.
   std::vector<std::string> sparse = {};
-  // Every so many passes all ranks compare their parameters and buffers, as check_same() does, and
-  // those that include_in_check() adds; 0: never. backward() throws ConfigError on all ranks when
+  // After this many passes all ranks compare their parameters and buffers, as check_same() does, and
+  // the state that include_in_check() adds; 0: never. backward() throws ConfigError on all ranks when
   // they differ, which names the ranks and the first parameter. What takes no part (`ignore`,
   // Buffers::None) is not compared. Passes are not counted that do not communicate (LocalSgd) or,
   // within a Join, for which some rank has no batch. Alike on all ranks. It reads all parameters on
@@ -83,8 +83,8 @@ struct BucketInfo {
   std::vector<std::string> names;
 };
 
-// While it lives, backward() only accumulates on this rank. The next backward() after it reduces
-// the sum of everything.
+// While one exists, backward() only accumulates on this rank. The next backward() after it reduces
+// the sum of everything that was accumulated.
 class [[nodiscard]] Hold {
  public:
   // Ddp::hold() makes one.
@@ -99,7 +99,7 @@ class [[nodiscard]] Hold {
   std::shared_ptr<int> count_;
 };
 
-// Attaches to a module, which stays what it is: same type, same names, same forward. From then on,
+// Attaches to a module, which stays as it is: same type, same names, same forward. From then on,
 // when backward() returns, each rank has finished the computation of its own backward pass, and
 // every gradient that the pass accumulated into is the average over the ranks; or it threw (CommError: a rank failed, disagreed
 // or came late, and the group is dead; ConfigError: see below). After a throw the gradients are
@@ -178,7 +178,7 @@ class Ddp : public Joinable {
   // Whether the buckets follow the order in which gradients arrived on rank 0, which the first
   // reducing backward finds.
   bool rebuilt() const;
-  // What happened in the last passes, for people and for tracing; empty in a group of one.
+  // Times of the last passes, to be read or traced; empty in a group of one.
   DdpLog log() const;
 
   void join(const JoinOptions& options) override;

@@ -1,4 +1,4 @@
-// What has to stay the same for a run to repeat to the bit, and what of it does.
+// What has to stay the same for a run to repeat to the bit, and a report of it.
 #pragma once
 
 #include <string>

@@ -13,7 +13,7 @@ enum class Divisor {
   Active,  // the number of ranks that still have one
 };
 
-// What becomes of ranks that have batches when others have none left.
+// What happens to ranks that have batches when others have none left.
 enum class Uneven {
   Continue,  // they train on
   Throw,     // backward() on them, and finish() on the others, throws DataError
@@ -25,7 +25,7 @@ struct JoinOptions {
   Uneven uneven = Uneven::Continue;
 };
 
-// What communicates once a step, so that a rank without a batch has to take its part: Ddp and
+// Something that communicates once per step, so that a rank without a batch has to take part: Ddp and
 // ZeroOptimizer. Join calls it in the order in which it was given the joinables.
 class Joinable {
  public:

@@ -1,4 +1,4 @@
-// What ranks find out together beside gradients: sums and means of metrics, samples of an
+// What ranks compute together besides gradients: sums and means of metrics, samples of an
 // evaluation, whether to stop, the loss that a line search sees. Every rank of the group calls each
 // of them, and gets the same bits. In a group of one they cost nothing.
 //

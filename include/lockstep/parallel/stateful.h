@@ -1,4 +1,4 @@
-// What Checkpointer::track() makes of the objects of this room
+// What Checkpointer::track() saves of this library's training objects
 // (lockstep/checkpoint/checkpointer.h).
 #pragma once
 

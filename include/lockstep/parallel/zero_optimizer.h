@@ -38,9 +38,9 @@ struct ZeroOptions {
 // all ranks, as Ddp leaves them. A parameter that a group lists twice is updated once.
 //
 // Each rank has parameters of its own, which all ranks may change alike between two steps
-// (clamp_(), an average over time, loading a checkpoint). Of what one rank alone changes, its own
-// part survives the next step. Parameters that got memory of their own, as Module::load() gives
-// them, move back then.
+// (clamp_(), an average over time, loading a checkpoint). If one rank alone
+// changes parameters, only the change to its own part survives the next step. Parameters that were
+// given other memory, as by Module::load(), move back in that step.
 class ZeroOptimizer : public Optimizer, public Joinable {
  public:
   // Makes this rank's optimizer from groups of 1-D leaves, aliases of the parameters' memory; a
@@ -50,7 +50,7 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   // Every rank constructs it with the same parameters, in the same order, and the same values.
   // Throws ConfigError for a parameter that is not dense, is on another device than the group's,
   // has overlapping or gapped memory, or is in two groups. References to the parameters stay valid,
-  // data pointers do not: construct it before anything that keeps those.
+  // data pointers do not: construct it before anything that keeps data pointers.
   ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make,
                 const ZeroOptions& options = {});
   ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group, const Make& make,
@@ -59,12 +59,12 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   ZeroOptimizer(ZeroOptimizer&&) noexcept;
   ZeroOptimizer& operator=(ZeroOptimizer&&) = delete;
 
-  // Updates all parameters; every rank calls it, after a backward() under Ddp or another collective
-  // of all that follows this rank's last look at the parameters (their memory may be the other
-  // ranks', which do not wait again). A parameter without a gradient is left as it is; all ranks
-  // must agree on which those are. A closure is run once, before; its loss is returned. Throws
-  // CommError, and ConfigError for a sparse gradient, and for parameters added to the groups since
-  // construction, before anything changed.
+  // Updates all parameters. Every rank calls it, after a backward() under Ddp or another collective
+  // of all ranks: with share_parameters the ranks have one copy of the parameters, and a rank that
+  // still reads them would see the others' updates. A parameter without a gradient is left as it
+  // is; all ranks must agree on which those are. A closure is run once, before; its loss is
+  // returned. Throws CommError, and ConfigError for a sparse gradient, and for parameters added to
+  // the groups since construction, before anything changed.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   // Elements whose state this rank holds.
