@@ -1,4 +1,5 @@
-"""Holds docs/ddp_behaviours.md to the tests: every row is there, and a test with a row's number stands in that row.
+"""Holds docs/ddp_behaviours.md to the tests: every row is there and names tests that exist, or says why it does not apply; a test with a
+row's number stands in that row.
 
 python3 behaviours.py SOURCE_DIR BUILD_DIR
 """
@@ -19,9 +20,9 @@ def faults(source):
     for row, named, why in lines:
         named = set(re.findall(r"`(\w+\.\w+)`", named))
         numbered = {test for test in tests if row in test.split(".")[1].split("_")}
-        if not numbered and not why.strip():
-            yield f"{row}: neither a test nor a reason"
-        yield from (f"{row}: there is no test {test} with this number" for test in sorted(named - numbered))
+        if not named and not re.match(r"\s*does not apply: \S", why):
+            yield f"{row}: neither a test nor a reason why it does not apply"
+        yield from (f"{row}: there is no test {test}" for test in sorted(named - tests))
         yield from (f"{row}: {test} is not in the table" for test in sorted(numbered - named))
 
 
