@@ -13,6 +13,10 @@ readme = (source / "README.md").read_text()
 faults = [f"README.md does not show {name} as it is" for name in ("tests/consumer/main.cpp", "tests/consumer/CMakeLists.txt")
           if (source / name).read_text() not in readme]
 
+version = re.search(r"project\(lockstep VERSION (\d+\.\d+)", (source / "CMakeLists.txt").read_text()).group(1)
+if f"find_package(lockstep {version} " not in readme:
+    faults.append(f"README.md does not ask for version {version}, which CMakeLists.txt states")
+
 commands = re.search(r"## Two commands\n.*?```\n(.*?)```", readme, re.DOTALL).group(1).splitlines()
 for command in (line.split("#")[0].split() for line in commands):
     if command[:1] != ["make"] or subprocess.run([*command, "-n", "-C", source], capture_output=True).returncode != 0:

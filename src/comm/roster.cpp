@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "comm/door.h"
+#include "core/version.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -21,8 +22,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
-
-constexpr const char* kVersion = "0.1.0";
 
 std::string encode(const Member& member) {
   const Devices& devices = member.devices;
@@ -96,7 +95,7 @@ void leave(const Store& store, int rank, int others) noexcept {
 }
 
 Member this_member(int world_size, int local_rank, Devices devices) {
-  return {world_size, local_rank, host_key(), kVersion, std::move(devices), this_process_cores(), Door::own().address()};
+  return {world_size, local_rank, host_key(), std::string(version()), std::move(devices), this_process_cores(), Door::own().address()};
 }
 
 namespace {
