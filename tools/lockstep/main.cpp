@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint_flags.h"
 #include "doctor.h"
+#include "lockstep/checkpoint/error.h"
 #include "lockstep/core/nearest.h"
 #include "run.h"
 
@@ -38,9 +40,10 @@ int complain(const char* what, int exit_code) {
   if (first.find('/') != first.npos) {
     throw ConfigError(fmt::format("'{}' is no command; to start it, write: {}", first, line));
   }
-  throw ConfigError(
-      fmt::format("unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
-                  nearest(first, {"run", "doctor", "help"}), line));
+  throw ConfigError(fmt::format(
+      "unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
+      nearest(first, {"run", "doctor", "help", "inspect", "verify", "merge", "export", "diff"}),
+      line));
 }
 
 int run(std::vector<std::string> words) {
@@ -50,6 +53,7 @@ int run(std::vector<std::string> words) {
   program.footer("lockstep run --help says more.");
   tool::RunCommand command(program);
   tool::add_doctor(program);
+  tool::CheckpointFlags checkpoints(program);
   if (words.empty()) words = {"--help"};
   if (words.front() == "help") {
     words.erase(words.begin());
@@ -59,10 +63,11 @@ int run(std::vector<std::string> words) {
     const auto flags = command.take_program({words.begin() + 1, words.end()});
     words.assign({"run"});
     words.insert(words.end(), flags.begin(), flags.end());
-  } else if (words.front() != "doctor" && words.front() != "-h" && words.front() != "--help" &&
-             words.front() != "--version") {
+  } else if (words.front() != "doctor" && !tool::CheckpointFlags::is_command(words.front()) &&
+             words.front() != "-h" && words.front() != "--help" && words.front() != "--version") {
     refuse_command(command, words);
   }
+  const bool is_diff = words.front() == "diff";
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
     program.parse(words);
@@ -71,7 +76,13 @@ int run(std::vector<std::string> words) {
   } catch (const CLI::ParseError& error) {
     return complain(error.what(), kWrongUsage);
   }
-  return program.got_subcommand("doctor") ? tool::examine() : command.carry_out();
+  if (program.got_subcommand("doctor")) return tool::examine();
+  if (program.got_subcommand("run")) return command.carry_out();
+  try {
+    return checkpoints.carry_out();
+  } catch (const CheckpointError& error) {
+    return complain(error.what(), is_diff ? 2 : 1);  // 1 means that there are differences
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -79,6 +80,9 @@ struct TensorToWrite {
   Dtype dtype;
   Sizes sizes;
   std::string_view bytes;
+  // Where there is one it gives the bytes, valid until the next tensor is asked: so that not all of
+  // them need memory at once.
+  std::function<std::string_view()> read = nullptr;
 };
 
 // What was written.

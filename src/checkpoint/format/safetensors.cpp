@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <tuple>
 
@@ -109,7 +108,7 @@ std::string header_of(std::vector<TensorToWrite>& tensors,
   if (!metadata.empty()) json["__metadata__"] = metadata;
   int64_t end = 0;
   for (const auto& tensor : tensors) {
-    const auto size = static_cast<int64_t>(tensor.bytes.size());
+    const int64_t size = tensor.dtype.bytes() * elements(tensor.sizes);
     json[tensor.name] = {{"dtype", tensor.dtype.name()},
                          {"shape", tensor.sizes},
                          {"data_offsets", {end, end + size}}};
@@ -130,22 +129,12 @@ std::string header_of(std::vector<TensorToWrite>& tensors,
 }  // namespace
 
 std::optional<Dtype> Dtype::named(std::string_view name) {
-  // F8 and the unsigned ones are newer than the others.
-  static constexpr std::array<std::pair<std::string_view, int64_t>, 15> kAll = {{{"BOOL", 1},
-                                                                                 {"U8", 1},
-                                                                                 {"I8", 1},
-                                                                                 {"F8_E5M2", 1},
-                                                                                 {"F8_E4M3", 1},
-                                                                                 {"I16", 2},
-                                                                                 {"U16", 2},
-                                                                                 {"F16", 2},
-                                                                                 {"BF16", 2},
-                                                                                 {"I32", 4},
-                                                                                 {"U32", 4},
-                                                                                 {"F32", 4},
-                                                                                 {"I64", 8},
-                                                                                 {"U64", 8},
-                                                                                 {"F64", 8}}};
+  // F8, C64 and the unsigned ones are newer than the others.
+  static constexpr std::pair<std::string_view, int64_t> kAll[] = {
+      {"BOOL", 1},    {"U8", 1},          {"I8", 1},          {"F8_E5M2", 1}, {"F8_E4M3", 1},
+      {"F8_E8M0", 1}, {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}, {"I16", 2},     {"U16", 2},
+      {"F16", 2},     {"BF16", 2},        {"I32", 4},         {"U32", 4},     {"F32", 4},
+      {"I64", 8},     {"U64", 8},         {"F64", 8},         {"C64", 8}};
   for (const auto& [known, bytes] : kAll) {
     if (known == name) return Dtype(known, bytes);
   }
@@ -216,16 +205,16 @@ WrittenFile write_safetensors(const std::string& path, std::vector<TensorToWrite
   for (int i = 0; i < kLengthBytes; ++i) begin[i] = static_cast<char>(header.size() >> (8 * i));
   put(begin + header);
   for (const auto& tensor : tensors) {
-    if (static_cast<int64_t>(tensor.bytes.size()) !=
-        tensor.dtype.bytes() * elements(tensor.sizes)) {
+    const std::string_view bytes = tensor.read ? tensor.read() : tensor.bytes;
+    if (static_cast<int64_t>(bytes.size()) != tensor.dtype.bytes() * elements(tensor.sizes)) {
       throw CheckpointError(
           fmt::format("[checkpoint] {}: {} has {} bytes, which its shape and "
                       "dtype do not make",
-                      path, in_quotes(tensor.name), tensor.bytes.size()));
+                      path, in_quotes(tensor.name), bytes.size()));
     }
     Checksum own;
-    for (size_t i = 0; i < tensor.bytes.size(); i += kPiece) {
-      const auto piece = tensor.bytes.substr(i, kPiece);
+    for (size_t i = 0; i < bytes.size(); i += kPiece) {
+      const auto piece = bytes.substr(i, kPiece);
       own.add(piece);
       put(piece);
     }

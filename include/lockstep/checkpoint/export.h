@@ -1,0 +1,49 @@
+// Tensors of files, written as plain safetensors.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/tensor_files.h"
+
+namespace lockstep::checkpoint {
+
+// Tensors chosen by patterns. "net" is everything below "net/" or "net.", called without that;
+// a pattern as the shell's ("net/fc*", "*.bias") is what it matches, by its full name.
+struct Selected {
+  std::map<std::string, std::string> tensors;  // name: the name in TensorFiles::tensors()
+  std::map<std::string, std::string> aliases;  // name: the name in `tensors`
+};
+// All for no patterns. Throws CheckpointError when a pattern chooses nothing, or two tensors would
+// have one name.
+Selected select(const TensorFiles& files, const std::vector<std::string>& patterns);
+
+struct FolderOptions {
+  int64_t max_shard_bytes = 5'000'000'000;  // as Hugging Face's libraries have it
+  std::map<std::string, std::string> metadata = {};
+};
+
+// Writes one file by another name first, so that `path` is whole or as it was. `replace`: what is
+// there may be replaced, otherwise it is an error.
+enum class Existing { Error, Replace };
+void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
+                const std::map<std::string, std::string>& metadata, Existing existing,
+                FileSystem& files = system_files());
+
+// Writes a folder as Hugging Face's libraries do: model.safetensors, or, when that would be larger
+// than a shard may be, model-00001-of-00003.safetensors ... and model.safetensors.index.json. A
+// tensor that is larger has a shard of its own. Makes the folder; the index (or the only file)
+// comes last. With Existing::Replace, files that an earlier one leaves behind are removed.
+void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
+                  const FolderOptions& options, Existing existing,
+                  FileSystem& files = system_files());
+
+// What to write of a selection, read when it is written. Aliases become metadata, as
+// safetensors.torch.save_model writes them. C128 is written as F64 with a last dimension of 2,
+// since safetensors has no such dtype. `files` has to outlive the result.
+std::vector<TensorToWrite> to_write(TensorFiles& files, const Selected& selected);
+
+}  // namespace lockstep::checkpoint

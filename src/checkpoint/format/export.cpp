@@ -1,0 +1,219 @@
+#include "lockstep/checkpoint/export.h"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "checkpoint/format/json.h"
+#include "checkpoint/format/names.h"
+#include "checkpoint/format/tensor_kinds.h"
+#include "lockstep/checkpoint/error.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+bool is_pattern(const std::string& text) { return text.find_first_of("*?[") != std::string::npos; }
+
+// The name that a pattern gives to what it chooses; "" for what it does not.
+std::string chosen_name(const std::string& name, const std::string& pattern) {
+  if (is_pattern(pattern)) return fnmatch(pattern.c_str(), name.c_str(), 0) == 0 ? name : "";
+  if (name == pattern) return name;
+  if (!name.starts_with(pattern)) return "";
+  const std::string rest = name.substr(pattern.size());
+  const bool is_prefix_whole = pattern.ends_with('/') || pattern.ends_with('.');
+  if (is_prefix_whole) return rest;
+  return rest.front() == '/' || rest.front() == '.' ? rest.substr(1) : "";
+}
+
+std::string chosen_name(const std::string& name, const std::vector<std::string>& patterns) {
+  for (const auto& pattern : patterns) {
+    if (std::string chosen = chosen_name(name, pattern); !chosen.empty()) return chosen;
+  }
+  return patterns.empty() ? name : "";
+}
+
+// model-00001-of-00003.safetensors
+std::string shard_name(size_t index, size_t count) {
+  return count == 1 ? "model.safetensors"
+                    : fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
+}
+
+constexpr char kIndexName[] = "model.safetensors.index.json";
+
+void refuse(const std::string& path) {
+  throw CheckpointError(fmt::format(
+      "[checkpoint] {}: is there already: remove it, or say that it may be replaced", path));
+}
+
+std::string above(const std::string& path) {
+  const size_t slash = path.find_last_of('/');
+  return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+}
+
+bool is_there(FileSystem& files, const std::string& path) {
+  const auto names = files.list(above(path));
+  return names && std::find(names->begin(), names->end(),
+                            path.substr(path.find_last_of('/') + 1)) != names->end();
+}
+
+std::string temporary_for(const std::string& path) {
+  return fmt::format("{}/{}{}", above(path), kTemporary, path.substr(path.find_last_of('/') + 1));
+}
+
+// `write` makes a file of the name that it is given.
+template <class Write>
+void write_and_rename(const std::string& path, FileSystem& files, const Write& write) {
+  const std::string temporary = temporary_for(path);
+  try {
+    write(temporary);
+    rename(files, temporary, path);
+  } catch (...) {
+    files.unlink(temporary);
+    throw;
+  }
+  sync_directory(files, above(path));
+}
+
+void write_index(const std::string& path, const std::map<std::string, std::string>& file_of,
+                 int64_t total, FileSystem& files) {
+  nlohmann::ordered_json index;
+  index["metadata"] = {{"total_size", total}};
+  index["weight_map"] = file_of;
+  write_and_rename(path, files, [&](const std::string& temporary) {
+    OutputFile file(files, temporary);
+    file.write(index.dump(2) + "\n");
+    file.finish();
+  });
+}
+
+int64_t bytes_of(const TensorToWrite& tensor) {
+  return tensor.dtype.bytes() * elements(tensor.sizes);
+}
+
+// As many tensors to a shard, in their order, as it has room for.
+std::vector<std::vector<TensorToWrite>> shards_of(std::vector<TensorToWrite> tensors,
+                                                  int64_t most) {
+  std::vector<std::vector<TensorToWrite>> shards(1);
+  int64_t used = 0;
+  for (auto& tensor : tensors) {
+    const int64_t bytes = bytes_of(tensor);
+    if (!shards.back().empty() && bytes > most - used) {
+      shards.emplace_back();
+      used = 0;
+    }
+    used += bytes;
+    shards.back().push_back(std::move(tensor));
+  }
+  return shards;
+}
+
+bool is_ours(const std::string& name) {
+  return name == kIndexName || name == "model.safetensors" ||
+         (name.starts_with("model-") && name.ends_with(".safetensors"));
+}
+
+}  // namespace
+
+Selected select(const TensorFiles& files, const std::vector<std::string>& patterns) {
+  Selected selected;
+  std::map<std::string, std::string> new_names;  // of TensorFiles::tensors()
+  for (const auto& [name, tensor] : files.tensors()) {
+    const std::string chosen = chosen_name(name, patterns);
+    if (chosen.empty()) continue;
+    if (!selected.tensors.emplace(chosen, name).second) {
+      throw CheckpointError(fmt::format("[checkpoint] {}: both {} and {} would be called {}",
+                                        files.path(), in_quotes(selected.tensors.at(chosen)),
+                                        in_quotes(name), in_quotes(chosen)));
+    }
+    new_names[name] = chosen;
+  }
+  for (const auto& [alias, target] : files.aliases()) {
+    const std::string chosen = chosen_name(alias, patterns);
+    if (chosen.empty() || selected.tensors.contains(chosen)) continue;
+    const auto stored = new_names.find(target);
+    if (stored != new_names.end()) {
+      selected.aliases[chosen] = stored->second;
+    } else {  // only another name of it was chosen
+      selected.tensors[chosen] = target;
+      new_names[target] = chosen;
+    }
+  }
+  for (const auto& pattern : patterns) {
+    const auto chooses = [&](const auto& entry) {
+      return !chosen_name(entry.first, pattern).empty();
+    };
+    if (std::none_of(files.tensors().begin(), files.tensors().end(), chooses) &&
+        std::none_of(files.aliases().begin(), files.aliases().end(), chooses)) {
+      throw CheckpointError(fmt::format("[checkpoint] {}: no tensor is called {}, or is below it",
+                                        files.path(), in_quotes(pattern)));
+    }
+  }
+  return selected;
+}
+
+std::vector<TensorToWrite> to_write(TensorFiles& files, const Selected& selected) {
+  std::vector<TensorToWrite> tensors;
+  const auto bytes = std::make_shared<std::optional<TensorBytes>>();
+  for (const auto& [name, stored] : selected.tensors) {
+    const StoredTensor& tensor = files.tensors().at(stored);
+    Sizes sizes = tensor.sizes;
+    if (tensor.dtype == "C128") sizes.push_back(2);
+    tensors.push_back({name,
+                       *Dtype::named(tensor.dtype == "C128" ? "F64" : tensor.dtype),
+                       std::move(sizes),
+                       {},
+                       [&files, bytes, from = stored]() -> std::string_view {
+                         bytes->reset();
+                         bytes->emplace(files.read(from));
+                         return (*bytes)->view();
+                       }});
+  }
+  return tensors;
+}
+
+void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
+                const std::map<std::string, std::string>& metadata, Existing existing,
+                FileSystem& files) {
+  if (existing == Existing::Error && is_there(files, path)) refuse(path);
+  write_and_rename(path, files, [&](const std::string& temporary) {
+    write_safetensors(temporary, std::move(tensors), metadata, files);
+  });
+}
+
+void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
+                  const FolderOptions& options, Existing existing, FileSystem& files) {
+  if (files.make_directory(folder) != 0 && errno != EEXIST) {
+    throw_system_error(folder, "cannot be made");
+  }
+  const auto before = names_in(files, folder);
+  for (const auto& name : before) {
+    if (existing == Existing::Error && is_ours(name)) refuse(folder + "/" + name);
+  }
+  // Without its index a folder is not taken for whole while its files are replaced.
+  files.unlink(fmt::format("{}/{}", folder, kIndexName));
+  auto shards = shards_of(std::move(tensors), options.max_shard_bytes);
+  std::map<std::string, std::string> file_of;
+  int64_t total = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const std::string name = shard_name(i, shards.size());
+    for (const auto& tensor : shards[i]) {
+      file_of[tensor.name] = name;
+      total += bytes_of(tensor);
+    }
+    write_file(folder + "/" + name, std::move(shards[i]), options.metadata, Existing::Replace,
+               files);
+  }
+  for (const auto& name : before) {
+    const bool is_stale =
+        is_ours(name) && std::none_of(file_of.begin(), file_of.end(),
+                                      [&](const auto& one) { return one.second == name; });
+    if (is_stale) files.unlink(folder + "/" + name);
+  }
+  if (shards.size() > 1) {
+    write_index(fmt::format("{}/{}", folder, kIndexName), file_of, total, files);
+  }
+}
+
+}  // namespace lockstep::checkpoint

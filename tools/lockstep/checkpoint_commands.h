@@ -1,0 +1,48 @@
+// What the commands about checkpoints do. Each prints to stdout and returns the exit status.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/difference.h"
+#include "lockstep/checkpoint/manifest.h"
+
+namespace lockstep::tool {
+
+struct Inspection {
+  std::string path;
+  std::vector<std::string> only;
+  bool json = false;
+};
+int inspect(const Inspection& inspection);
+
+// 1 when anything is damaged.
+int verify(const std::string& path);
+
+struct Output {
+  std::string from, to;
+  std::vector<std::string> only;
+  int64_t max_shard_bytes = 0;  // 0: as large as Hugging Face's libraries make them
+  bool force = false;
+};
+// One file.
+int merge(const Output& output);
+// One file, or a folder of shards.
+int export_tensors(const Output& output);
+
+struct Comparison {
+  std::string a, b;
+  std::vector<std::string> only;
+  checkpoint::Tolerance tolerance;
+};
+// 0 when both are the same, 1 when they differ.
+int compare(const Comparison& comparison);
+
+std::string text_of(const checkpoint::Value& value);
+// "12.3 MB".
+std::string text_of_bytes(int64_t bytes);
+// "500MB", "2GiB", "1000". Throws ConfigError.
+int64_t bytes_in(const std::string& flag, const std::string& text);
+
+}  // namespace lockstep::tool
