@@ -13,6 +13,7 @@ struct Tolerance {
   double relative = 0;
 };
 
+// What difference() found.
 struct Difference {
   int64_t elements = 0;
   int64_t differ = 0;  // numbers that differ by more than the tolerance, or NaN on one side only
@@ -21,6 +22,7 @@ struct Difference {
   int64_t only_bits = 0;
   double largest = 0;   // |a - b| over numbers that differ
   double relative = 0;  // and |a - b| / max(|a|, |b|)
+  // Of numbers or of bits.
   bool any() const { return differ > 0 || only_bits > 0; }
 };
 

@@ -21,14 +21,17 @@ struct Selected {
 // have one name.
 Selected select(const TensorFiles& files, const std::vector<std::string>& patterns);
 
+// Of write_folder().
 struct FolderOptions {
   int64_t max_shard_bytes = 5'000'000'000;  // as Hugging Face's libraries have it
   std::map<std::string, std::string> metadata = {};
 };
 
-// Writes one file by another name first, so that `path` is whole or as it was. `replace`: what is
-// there may be replaced, otherwise it is an error.
+// What to do with a file of the same name: an error, or it is replaced.
 enum class Existing { Error, Replace };
+
+// Writes one file under another name first, so that `path` is whole or as it was. Throws
+// CheckpointError when that fails.
 void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
                 const std::map<std::string, std::string>& metadata, Existing existing,
                 FileSystem& files = system_files());

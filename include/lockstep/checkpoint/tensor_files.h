@@ -18,6 +18,7 @@ namespace lockstep::checkpoint {
 struct StoredTensor {
   std::string dtype;  // as a manifest has it: "F32", "C128"
   Sizes sizes;
+  // A box of it.
   struct Part {
     std::string file;   // its path within path()
     std::string entry;  // the name there
@@ -33,7 +34,9 @@ int64_t bytes_of(const StoredTensor& tensor);
 // A tensor's bytes, row-major: in a file that is mapped, or put together in memory of its own.
 class TensorBytes {
  public:
+  // In a file.
   explicit TensorBytes(std::string_view mapped) : view_(mapped) {}
+  // In `memory`, `count` bytes.
   TensorBytes(std::unique_ptr<char[]> memory, size_t count)
       : memory_(std::move(memory)), view_(memory_.get(), count) {}
   std::string_view view() const { return view_; }  // valid as long as this, and the files
@@ -43,17 +46,20 @@ class TensorBytes {
   std::string_view view_;
 };
 
+// What open_tensors() opens. For one thread at a time.
 class TensorFiles {
  public:
   virtual ~TensorFiles() = default;
 
   const std::string& path() const { return path_; }  // a file, or a folder
   const std::string& kind() const { return kind_; }  // "checkpoint", "safetensors file"
+  // By name, each tensor once.
   const std::map<std::string, StoredTensor>& tensors() const { return tensors_; }
   // Another name of a tensor, and its name in tensors().
   const std::map<std::string, std::string>& aliases() const { return aliases_; }
   // Numbers and texts beside them.
   const Values& values() const { return values_; }
+  // As safetensors files have it: texts.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::map<std::string, int64_t>& files() const { return files_; }  // and their bytes
   // Of a checkpoint; null for others.
@@ -68,6 +74,7 @@ class TensorFiles {
   virtual std::vector<std::string> verify() = 0;
 
  protected:
+  // Fills in nothing but these.
   TensorFiles(std::string path, std::string kind)
       : path_(std::move(path)), kind_(std::move(kind)) {}
 
@@ -88,12 +95,14 @@ std::unique_ptr<TensorFiles> open_tensors(const std::string& path,
 // Whether a folder holds checkpoints, or would once a save into it has ended.
 bool is_directory_of_checkpoints(const std::string& path, FileSystem& files = system_files());
 
-// All checkpoints of such a directory, and whether `latest` names the newest.
+// What is wrong in a directory of checkpoints.
 struct DirectoryFindings {
   std::map<std::string, std::vector<std::string>> checkpoints;  // by name of the folder
   std::vector<std::string> directory;                           // about `latest`
   std::vector<std::string> unfinished;                          // saves that did not end: no fault
 };
+
+// Verifies all checkpoints of a directory, and that `latest` names the newest.
 DirectoryFindings verify_directory(const std::string& path, FileSystem& files = system_files());
 
 }  // namespace lockstep::checkpoint
