@@ -97,7 +97,7 @@ class Pending {
 //
 // Threads: wait(), is_completed() and then() belong to the thread that calls the group. The last
 // copy may be destroyed on any thread: an operation that is not over then goes to the group, which
-// finishes it in a call of its own thread.
+// finishes it in a later call.
 //
 // For tensors on a device, wait() blocks no thread: it makes the stream that is current on the
 // device when it is first called wait for the operation, and what the operation still runs into is
