@@ -3,6 +3,7 @@
 RANKS ?= 2
 SECONDS_EACH ?= 60
 MINUTES ?= 10
+KILLS ?= 100
 RESULTS ?= $(BUILD)/soak.json
 BUILD := build/release
 RUN := $(BUILD)/bin/lockstep run --nproc-per-node
@@ -10,7 +11,7 @@ NINJA := NINJA_STATUS="[build %f/%t] " ninja
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak random docs format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume random docs format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -74,6 +75,10 @@ fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a ti
 
 soak: build ## random faults in training jobs for $MINUTES (10), added to $RESULTS; a table, and status 1 for a hang or leftover
 	@python3 tests/support/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)
+
+resume: configured ## trainings killed at random moments, $KILLS (100) times, and resumed, against undisturbed ones; the seed is the time
+	@$(NINJA) -C $(BUILD) resume_trainer lockstep_tool
+	@python3 tests/resume_test.py . $(BUILD) --kills $(KILLS) --steps 200 --seed $$(date +%s)
 
 random: configured ## random programs of collectives, then of training, against one process: $MINUTES (10) of each; the seed is the time
 	@$(NINJA) -C $(BUILD) random_group random_training

@@ -68,6 +68,7 @@ struct Checkpointer::Impl {
   std::thread thread = {};
   std::exception_ptr failure = {};  // of the thread
 
+  EachRank each_rank() const { return {options.each_rank, group.rank()}; }
   comm::CallOptions call(const char* tag) const { return {.timeout = options.timeout, .tag = tag}; }
 
   void join() {
@@ -98,7 +99,7 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
   std::string mine, text;
   try {
     if (step < 0) throw ConfigError(fmt::format("[checkpoint] save() of step {}", step));
-    state = described(tracked);
+    state = described(tracked, each_rank());
     text = fmt::format("step {}\n{}\n", step, fmt::join(common_lines(state), "\n"));
     for (const auto& [name, value] : metrics) text += fmt::format("metric {}: {}\n", name, value);
     share = share_of(state, Shard{group.rank(), group.size()});
@@ -121,8 +122,13 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
   if (!all_well) end(reasons(reports));
   for (const auto& report : reports) {
     if (report.substr(1, 16) == reports[0].substr(1, 16)) continue;
-    end("the ranks would save different things" +
-        first_difference(group.all_gather_bytes(text, call("checkpoint: differs"))));
+    const auto difference =
+        first_difference(group.all_gather_bytes(text, call("checkpoint: differs")));
+    const bool is_content = difference.find(" with the bits ") != std::string::npos;
+    end("the ranks would save different things" + difference +
+        (is_content ? "\n  Make them alike before saving (Ddp::sync_buffers(), Averager), or name "
+                      "in CheckpointerOptions::each_rank what each rank has of its own"
+                    : ""));
   }
   Save save{.group = group,
             .timeout = options.timeout,
@@ -172,7 +178,7 @@ std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& re
 std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
                                                     const RestoreOptions& restore_options,
                                                     std::string& damage) {
-  Restore restore(tracked, restore_options, files);
+  Restore restore(tracked, each_rank(), restore_options, files);
   const auto [fault, reason] = restore.prepare(folder);
   const char kind = fault == Restore::Fault::None      ? kWell
                     : fault == Restore::Fault::Damaged ? kDamaged
@@ -223,7 +229,12 @@ void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> obje
   impl_->tracked.emplace_back(name, std::move(object));
 }
 
-void Checkpointer::track_generators() { track("generators", generators(impl_->group.rank())); }
+void Checkpointer::track_generators() {
+  track("generators", generators(default_generators(), impl_->group.rank()));
+}
+void Checkpointer::track(const std::string& name, const at::Generator& generator) {
+  track(name, generators({{"state", generator}}, impl_->group.rank()));
+}
 
 void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {
   impl_->join();

@@ -1,12 +1,25 @@
-// libtorch's default CPU generator of each rank.
+// Random generators, of which each rank has its own.
 #pragma once
 
+#include <ATen/core/Generator.h>
+
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/state.h"
 
 namespace lockstep::checkpoint {
 
-std::shared_ptr<Stateful> generators(int rank);
+using NamedGenerators = std::vector<std::pair<std::string, at::Generator>>;
+
+// libtorch's default ones: "cpu", and "cuda" for the current device where there are any.
+NamedGenerators default_generators();
+std::shared_ptr<Stateful> generators(NamedGenerators all, int rank);
+
+// How often default generators of this process were restored.
+int64_t generators_restored();
 
 }  // namespace lockstep::checkpoint

@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fnmatch.h>
 #include <torch/types.h>
 
 #include <algorithm>
@@ -13,12 +12,6 @@
 
 namespace lockstep::checkpoint {
 namespace {
-
-bool matches(const std::string& name, const std::vector<std::string>& patterns) {
-  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-  });
-}
 
 // What of a map has a prefix, without it.
 template <class T, class Convert>
@@ -85,6 +78,7 @@ void Restore::compare() {
       const auto& tensor = manifest().tensors.at(target);
       saved.tensors[alias] = {scalar_type_of(tensor.dtype), tensor.sizes};
     }
+    add_own(prefix, saved);
     Wanted wanted{object.get(), object->destination(saved, names),
                   !saved.tensors.empty() || !saved.values.empty()};
     compare(prefix, wanted);
@@ -92,6 +86,22 @@ void Restore::compare() {
     wanted_.push_back(std::move(wanted));
   }
   find_unexpected();
+}
+
+std::string Restore::own_name(const std::string& name) const {
+  return EachRank::name_of(name, each_rank_.rank % manifest().world);
+}
+
+// What is this rank's own is there by its plain name, too.
+void Restore::add_own(const std::string& prefix, Saved& saved) {
+  Saved own;
+  for (const auto& [name, tensor] : saved.tensors) {
+    const auto slash = name.rfind("/rank-");
+    if (slash == std::string::npos) continue;
+    const std::string plain = name.substr(0, slash), path = prefix + plain;
+    if (each_rank_.has(path) && own_name(path) == prefix + name) own.tensors[plain] = tensor;
+  }
+  saved.tensors.merge(own.tensors);
 }
 
 void Restore::compare(const std::string& prefix, Wanted& wanted) {
@@ -105,6 +115,10 @@ void Restore::compare(const std::string& prefix, Wanted& wanted) {
   }
   std::erase_if(wanted.state.pieces, [&](Piece& piece) {
     piece.name = prefix + piece.name;
+    if (piece.held == Held::ByAll && each_rank_.has(piece.name) && primary(own_name(piece.name))) {
+      others_.push_back(piece.name + "/rank-*");
+      piece.name = own_name(piece.name);
+    }
     const std::string* name = primary(piece.name);
     if (name == nullptr) {
       if (!matches(piece.name, options_.allow_missing)) {

@@ -15,8 +15,9 @@ namespace lockstep::checkpoint {
 // This rank's part of restoring: prepare(), and when all ranks are well, finish().
 class Restore {
  public:
-  Restore(const Tracked& tracked, const RestoreOptions& options, FileSystem& files)
-      : tracked_(tracked), options_(options), files_(files) {}
+  Restore(const Tracked& tracked, EachRank each_rank, const RestoreOptions& options,
+          FileSystem& files)
+      : tracked_(tracked), each_rank_(std::move(each_rank)), options_(options), files_(files) {}
 
   enum class Fault { None, Damaged, Other };
   struct Outcome {
@@ -49,6 +50,8 @@ class Restore {
 
   void compare();
   void compare(const std::string& prefix, Wanted& wanted);
+  std::string own_name(const std::string& name) const;
+  void add_own(const std::string& prefix, Saved& saved);
   void compare_values(const std::string& prefix, Wanted& wanted);
   void find_unexpected();
   const std::string* primary(const std::string& name) const;
@@ -57,6 +60,7 @@ class Restore {
   void fill(const Read& read);
 
   const Tracked& tracked_;
+  const EachRank each_rank_;
   const RestoreOptions& options_;
   FileSystem& files_;
   std::optional<Checkpoint> checkpoint_;

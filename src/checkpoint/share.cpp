@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 #include <torch/types.h>
 
 #include <algorithm>
 #include <cstring>
 #include <set>
 
+#include "checkpoint/format/checksum.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::checkpoint {
@@ -62,6 +64,27 @@ void check(const Piece& piece) {
   dtype_of(piece.dtype);
 }
 
+// The bits of all elements of a small tensor, and of some that lie far apart in a large one: enough
+// to see that ranks have trained apart. Reading all would take as long as copying them.
+std::string bits_of(const at::Tensor& tensor) {
+  constexpr int64_t kAll = 256, kSome = 32;
+  const int64_t count = tensor.numel();
+  if (!tensor.device().is_cpu() || count == 0) return "";
+  const int64_t looks = count <= kAll ? count : kSome;
+  const auto width = static_cast<int64_t>(tensor.element_size());
+  const auto* data = static_cast<const char*>(tensor.const_data_ptr());
+  std::string bytes;
+  for (int64_t look = 0; look < looks; ++look) {
+    int64_t index = looks == 1 ? 0 : look * (count - 1) / (looks - 1), offset = 0;
+    for (int64_t d = tensor.dim() - 1; d >= 0; --d) {
+      offset += index % tensor.size(d) * tensor.stride(d);
+      index /= tensor.size(d);
+    }
+    bytes.append(data + offset * width, width);
+  }
+  return " with the bits " + hex(checksum(bytes));
+}
+
 struct ValueText {
   std::string operator()(const std::string& value) const { return "text " + value; }
   // The shortest text that gives the same bits.
@@ -86,7 +109,19 @@ Names names_of(const Tracked& tracked) {
   return names;
 }
 
-State described(const Tracked& tracked) {
+bool matches(const std::string& name, const std::vector<std::string>& patterns) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+bool EachRank::has(const std::string& name) const { return matches(name, patterns); }
+
+std::string EachRank::name_of(const std::string& name, int64_t rank) {
+  return fmt::format("{}/rank-{}", name, rank);
+}
+
+State described(const Tracked& tracked, const EachRank& each_rank) {
   const Names names = names_of(tracked);
   State all;
   std::set<std::string> seen;
@@ -96,13 +131,19 @@ State described(const Tracked& tracked) {
     for (auto& piece : state.pieces) {
       piece.name = prefix + piece.name;
       check(piece);
+      if (piece.held == Held::ByAll && each_rank.has(piece.name)) {
+        piece.name = EachRank::name_of(piece.name, each_rank.rank);
+        piece.held = Held::InParts;
+      }
       if (!seen.insert(piece.name).second) {
         throw ConfigError(fmt::format("[checkpoint] {} comes twice", piece.name));
       }
       all.pieces.push_back(std::move(piece));
     }
     for (auto& [key, value] : state.values) all.values[prefix + key] = std::move(value);
-    for (auto& [key, target] : state.aliases) all.aliases[prefix + key] = prefix + target;
+    for (auto& [key, target] : state.aliases) {
+      if (!each_rank.has(prefix + target)) all.aliases[prefix + key] = prefix + target;
+    }
   }
   return all;
 }
@@ -111,8 +152,8 @@ std::vector<std::string> common_lines(const State& state) {
   std::vector<std::string> lines;
   for (const auto& piece : state.pieces) {
     if (piece.held != Held::ByAll) continue;
-    lines.push_back(fmt::format("tensor {}: {} [{}]", piece.name, dtype_of(piece.dtype),
-                                fmt::join(piece.sizes, ", ")));
+    lines.push_back(fmt::format("tensor {}: {} [{}]{}", piece.name, dtype_of(piece.dtype),
+                                fmt::join(piece.sizes, ", "), bits_of(piece.parts.front().tensor)));
   }
   for (const auto& [name, value] : state.values) {
     lines.push_back(fmt::format("value {}: {}", name, std::visit(ValueText(), value)));

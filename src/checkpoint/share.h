@@ -15,11 +15,25 @@ using Tracked = std::vector<std::pair<std::string, std::shared_ptr<Stateful>>>;
 
 Names names_of(const Tracked& tracked);
 
+// Which tensors this rank has of its own (CheckpointerOptions::each_rank).
+struct EachRank {
+  std::vector<std::string> patterns;
+  int rank = 0;
+
+  bool has(const std::string& name) const;
+  // The name of a rank's.
+  static std::string name_of(const std::string& name, int64_t rank);
+};
+
+// A name and patterns as the shell's.
+bool matches(const std::string& name, const std::vector<std::string>& patterns);
+
 // Everything that a rank has, under the names of the checkpoint. Throws ConfigError for a name that
 // comes twice, and parts that do not have their box's sizes.
-State described(const Tracked& tracked);
+State described(const Tracked& tracked, const EachRank& each_rank);
 
-// Texts that are the same on all ranks that save the same: of what all ranks have, a line each.
+// Texts that are the same on all ranks that save the same: of what all ranks have, a line each, of
+// a tensor with the bits of some elements.
 std::vector<std::string> common_lines(const State& state);
 
 // A box that this rank writes: entry i of the file.

@@ -158,20 +158,22 @@ std::shared_ptr<Stateful> number(T& value) {
       [&value](const Values& values) { value = value_of<T>(values, "value"); });
 }
 
-template <class Source>
-std::shared_ptr<Stateful> place_in_data(Source& source) {
-  const auto get = [&source] {
-    const data::SamplerState state = source.state();
+// `place` gives a SamplerState, `restore` takes it.
+template <class Place, class Back>
+std::shared_ptr<Stateful> place_in_data(const Place& place, const Back& restore) {
+  const auto get = [place] {
+    const data::SamplerState state = place();
     return Values{{"epoch", state.epoch},
                   {"position", state.position},
                   {"seed", state.seed},
                   {"length", state.length},
                   {"shuffle", state.shuffle}};
   };
-  const auto set = [&source](const Values& values) {
-    source.restore({value_of<int64_t>(values, "epoch"), value_of<int64_t>(values, "position"),
-                    value_of<int64_t>(values, "seed"), value_of<int64_t>(values, "length"),
-                    value_of<bool>(values, "shuffle")});
+  const auto set = [restore](const Values& values) {
+    restore(
+        data::SamplerState{value_of<int64_t>(values, "epoch"),
+                           value_of<int64_t>(values, "position"), value_of<int64_t>(values, "seed"),
+                           value_of<int64_t>(values, "length"), value_of<bool>(values, "shuffle")});
   };
   return stateful_values(get, set);
 }
@@ -184,9 +186,20 @@ std::shared_ptr<Stateful> stateful(torch::nn::Module& module) {
 std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer) {
   return std::make_shared<OptimizerState>(optimizer);
 }
-std::shared_ptr<Stateful> stateful(data::Loader& loader) { return place_in_data(loader); }
+std::shared_ptr<Stateful> stateful(data::Loader& loader) {
+  return place_in_data([&loader] { return loader.state(); },
+                       [&loader](const data::SamplerState& state) { loader.restore(state); });
+}
 std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler) {
-  return place_in_data(sampler);
+  return place_in_data([&sampler] { return sampler.state(); },
+                       [&sampler](const data::SamplerState& state) { sampler.restore(state); });
+}
+std::shared_ptr<Stateful> stateful(data::TorchSampler& sampler, int64_t& taken) {
+  return place_in_data([&] { return sampler.state_after(taken); },
+                       [&](const data::SamplerState& state) {
+                         sampler.restore(state);
+                         taken = 0;
+                       });
 }
 std::shared_ptr<Stateful> stateful(int64_t& value) { return number(value); }
 std::shared_ptr<Stateful> stateful(double& value) { return number(value); }

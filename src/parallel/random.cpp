@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "checkpoint/generators.h"
 #include "core/mix.h"
 #include "parallel/rank_stream.h"
 
@@ -16,6 +17,7 @@ namespace {
 struct RankSeed {
   std::mutex mutex;
   bool given = false, pending = false;
+  int64_t restored = 0;  // checkpoint::generators_restored() at that time
   uint64_t seed = 0;
   int rank = 0;
 };
@@ -29,10 +31,11 @@ RankSeed& rank_seed() {
 
 void seed_everything(uint64_t seed, const Group& group) {
   seed_everything(seed);
-  auto& [mutex, given, pending, its_seed, rank] = rank_seed();
+  auto& [mutex, given, pending, restored, its_seed, rank] = rank_seed();
   const std::lock_guard lock(mutex);
   given = true;
   pending = group.size() > 1;
+  restored = checkpoint::generators_restored();
   its_seed = seed;
   rank = group.rank();
 }
@@ -43,8 +46,10 @@ bool is_seeded_for_ranks() {
 }
 
 void begin_rank_stream() {
-  auto& [mutex, given, pending, seed, rank] = rank_seed();
+  auto& [mutex, given, pending, restored, seed, rank] = rank_seed();
   const std::lock_guard lock(mutex);
+  // A checkpoint has each rank's own generator, which goes on where it was.
+  pending = pending && restored == checkpoint::generators_restored();
   if (pending && rank > 0) seed_everything(stream_seed({.seed = seed, .lane = rank}));
   pending = false;
 }

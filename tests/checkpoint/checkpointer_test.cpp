@@ -123,6 +123,7 @@ std::string refused(Checkpointer& checkpoints, int64_t step) {
 TEST(Checkpointer, RanksThatSaveDifferentThingsAreToldSo) {
   const Folder folder;
   spawn(2, [&](World& world) {
+    torch::manual_seed(1);
     torch::nn::Linear net(2, 2);
     double rate = world.rank();
     Checkpointer checkpoints(world, folder.path());

@@ -170,6 +170,7 @@ TEST(Stateful, AZeroOptimizerAsAnOrdinaryOneIsRefused) {
 TEST(Stateful, SchedulersScalersAveragersLoadersAndNumbers) {
   const Folder folder;
   spawn(2, [&](World& world) {
+    torch::manual_seed(1);
     torch::nn::Linear net(2, 2);
     torch::optim::SGD sgd(net->parameters(), 0.5);
     GradScaler scaler(world.group());

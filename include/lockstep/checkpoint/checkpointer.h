@@ -13,6 +13,7 @@
 //   checkpoints.finish();
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
@@ -36,6 +37,13 @@ namespace lockstep::checkpoint {
 
 // How checkpoints are kept and written.
 struct CheckpointerOptions {
+  // Patterns as the shell's ("optimizer/*") of tensors of which each rank has its own: what
+  // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp ignores. Each rank's is
+  // saved, as NAME/rank-R, and goes back to that rank; with more ranks than saved it, rank r gets
+  // that of r modulo their number. Alike on all ranks. (save() refuses other tensors that differ
+  // between ranks, as far as it sees it: it compares up to 256 elements of each, and on a device
+  // none.)
+  std::vector<std::string> each_rank = {};
   Retention retention = {};
   // save() copies this rank's share into memory of its own, which it keeps for the next time, and
   // returns; a thread of low priority writes it. Otherwise save() returns when the checkpoint is
@@ -82,11 +90,11 @@ class Checkpointer {
   Checkpointer& operator=(const Checkpointer&) = delete;
 
   // Adds an object, which has to outlive this: a module (or what holds one), an optimizer, a
-  // Loader, DistributedSampler or TorchSampler's state, a number, bool, text or tensor, what
-  // lockstep/parallel/stateful.h lists, or any other for which stateful(object) finds a function by
-  // argument-dependent lookup. Optimizers call their state by the names of parameters of modules
-  // that are tracked (before or after them). Throws ConfigError for a name that is empty, has a "/"
-  // or is there already.
+  // Loader or DistributedSampler (a TorchSampler: stateful(sampler, taken)), a number, bool, text
+  // or tensor, what lockstep/parallel/stateful.h lists, or any other for which stateful(object)
+  // finds a function by argument-dependent lookup. Optimizers call their state by the names of
+  // parameters of modules that are tracked (before or after them). Throws ConfigError for a name
+  // that is empty, has a "/" or is there already.
   template <class T>
     requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) {
@@ -104,9 +112,13 @@ class Checkpointer {
   void track(const std::string& name, const std::shared_ptr<M>& module) {
     track(name, static_cast<torch::nn::Module&>(*module));
   }
-  // libtorch's default CPU generator of each rank, as "generators". A rank that was not there when
-  // it was saved begins with numbers that no other rank has.
+  // libtorch's default generators of each rank, of the CPU and, where there are any, of its current
+  // CUDA device, as "generators". A rank that was not there when they were saved begins with
+  // numbers that no other rank has. What is drawn after restoring goes on where it was, also when a
+  // Ddp is constructed only then (seed_everything() with a group).
   void track_generators();
+  // A generator of one's own, of which each rank has another.
+  void track(const std::string& name, const at::Generator& generator);
 
   // Saves everything as step `step`, between two steps of training. Throws CheckpointError on all
   // ranks when any of them failed (and when the writing of the one before failed: that one is not

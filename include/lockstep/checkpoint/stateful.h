@@ -12,6 +12,7 @@
 #include "lockstep/checkpoint/state.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/torch_sampler.h"
 
 namespace lockstep::checkpoint {
 
@@ -26,6 +27,11 @@ std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer);
 // Where the loop stands.
 std::shared_ptr<Stateful> stateful(data::Loader& loader);
 std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler);
+
+// The loop counts the batches that it has taken of the sampler's epoch, alike on all ranks:
+// checkpoints.track("sampler", stateful(sampler, taken)). After restoring the data loader's next
+// begin() goes on behind them, and `taken` is 0.
+std::shared_ptr<Stateful> stateful(data::TorchSampler& sampler, int64_t& taken);
 
 // Alike on all ranks.
 std::shared_ptr<Stateful> stateful(int64_t& value);
@@ -48,3 +54,7 @@ std::shared_ptr<Stateful> stateful_values(Get get, Set set) {
 }
 
 }  // namespace lockstep::checkpoint
+
+namespace lockstep {
+using checkpoint::stateful;
+}  // namespace lockstep

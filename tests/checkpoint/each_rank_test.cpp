@@ -1,0 +1,205 @@
+// What ranks do not have alike: told, or saved for each of them.
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <set>
+#include <sstream>
+
+#include "checkpoint/model.h"
+#include "checkpoint_format/folder.h"
+#include "lockstep/checkpoint/checkpoint.h"
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/data/torch_sampler.h"
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/random.h"
+#include "lockstep/parallel/stateful.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Small tensors are compared element by element, large ones at some.
+TEST(EachRank, RanksThatHaveTrainedApartAreToldSo) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Everything net;
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("net", net);
+    const auto changed = [&](at::Tensor tensor, int64_t element) {
+      const at::NoGradGuard no_grad;
+      if (world.rank() == 1) tensor.view(-1)[element] += 1;
+      return message_of<CheckpointError>([&] { checkpoints.save(1); });
+    };
+    EXPECT_THAT(changed(net.half, 5),
+                AllOf(HasSubstr("rank 0 has tensor net/half: BF16 [7] with the bits "),
+                      HasSubstr("rank 1 has tensor net/half: BF16 [7] with the bits "),
+                      HasSubstr("CheckpointerOptions::each_rank")));
+    net.half.zero_();
+    checkpoints.save(1);
+    const at::NoGradGuard no_grad;
+    net.large.mul_(1.0 + world.rank());
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.save(2); }),
+                HasSubstr("tensor net/large"));
+    EXPECT_EQ(checkpoints.restore_latest()->step, 1);
+  });
+}
+
+TEST(EachRank, WhatARankHasOfItsOwnGoesBackToIt) {
+  const Folder folder;
+  const auto with = [&](World& world, const auto& body) {
+    Everything net;
+    torch::optim::Adam adam(net.trained(), torch::optim::AdamOptions(0.01));
+    Checkpointer checkpoints(world, folder.path(),
+                             {.each_rank = {"net/ti*", "net/large", "adam/*"}});
+    checkpoints.track("net", net);
+    checkpoints.track("adam", adam);
+    body(net, adam, checkpoints);
+  };
+  const auto moment = [](Everything& net, torch::optim::Adam& adam) {
+    auto& state = *adam.state().at(net.large.unsafeGetTensorImpl());
+    return dynamic_cast<torch::optim::AdamParamState&>(state).exp_avg();
+  };
+  // As LocalSgd: gradients, moments and some parameters of each rank's own.
+  const auto apart = [](Everything& net, int rank) {
+    const at::NoGradGuard no_grad;
+    net.first->weight.mul_(1.0 + rank);
+    net.large.mul_(1.0 + rank);
+  };
+  spawn(2, [&](World& world) {
+    with(world, [&](Everything& net, torch::optim::Adam& adam, Checkpointer& checkpoints) {
+      apart(net, world.rank());
+      for (auto& one : net.trained()) one.mutable_grad() = at::zeros_like(one);
+      net.large.mutable_grad().fill_(1.0 + world.rank());
+      adam.step();
+      checkpoints.save(1);
+      const auto weight = net.first->weight.clone(), large = net.large.clone();
+      const auto mean = moment(net, adam).clone();
+      net.scramble();
+      moment(net, adam).zero_();
+      checkpoints.restore_latest();
+      EXPECT_TRUE(at::equal(net.first->weight, weight));
+      EXPECT_TRUE(at::equal(net.large, large));
+      EXPECT_TRUE(at::equal(moment(net, adam), mean));
+    });
+  });
+  EXPECT_THAT(checkpoint::verify(folder / "step-00000001"), testing::ElementsAre());
+  spawn(3, [&](World& world) {
+    with(world, [&](Everything& net, torch::optim::Adam& adam, Checkpointer& checkpoints) {
+      Everything saved;
+      net.scramble();
+      checkpoints.restore_latest();
+      const int source = world.rank() % 2;
+      EXPECT_FLOAT_EQ(moment(net, adam).view(-1)[0].item<float>(), 0.1F * (1.0F + source));
+      EXPECT_TRUE(at::allclose(net.large, saved.large * (1.0 + source), 0.1, 0.1));
+      EXPECT_TRUE(at::equal(net.second->weight, saved.second->weight));
+    });
+  });
+}
+
+// Saved when all were alike: each takes it as its own from now on.
+TEST(EachRank, TakesWhatAllHadAlike) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Everything net, expected;
+    Checkpointer alike(world, folder.path());
+    alike.track("net", net);
+    alike.save(1);
+    net.scramble();
+    Checkpointer own(world, folder.path(), {.each_rank = {"*"}});
+    own.track("net", net);
+    own.restore_latest();
+    EXPECT_TRUE(same(net, expected));
+  });
+}
+
+TEST(Generators, OfOnesOwnAndWithoutADdpThatSeedsThemAgain) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(world.rank());
+    const auto numbers = [&] { return at::cat({torch::rand({3}), at::rand({3}, generator)}); };
+    const auto build = [&](bool restores_first, const auto& body) {
+      seed_everything(4, world);
+      torch::nn::Linear net(2, 2);
+      Checkpointer checkpoints(world, folder.path());
+      checkpoints.track("net", net);
+      checkpoints.track("noise", generator);
+      checkpoints.track_generators();
+      if (restores_first) checkpoints.restore_latest();
+      Ddp ddp(net, world);
+      body(checkpoints);
+    };
+    at::Tensor expected;
+    build(false, [&](Checkpointer& checkpoints) {
+      numbers();
+      checkpoints.save(1);
+      expected = numbers();
+    });
+    build(true, [&](Checkpointer&) { EXPECT_TRUE(at::equal(numbers(), expected)); });
+    build(false, [&](Checkpointer& checkpoints) {
+      checkpoints.restore_latest();
+      EXPECT_TRUE(at::equal(numbers(), expected));
+    });
+  });
+}
+
+TEST(Stateful, ATorchSamplerGoesOnBehindTheBatchesThatTheLoopHasTaken) {
+  const Folder folder;
+  const auto with = [&](World& world, const auto& body) {
+    TorchSampler sampler(24, world, {.seed = 2});
+    int64_t taken = 0;
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("sampler", stateful(sampler, taken));
+    body(sampler, taken, checkpoints);
+  };
+  const auto gathered = [](World& world, const std::vector<size_t>& mine) {
+    std::multiset<size_t> all;
+    for (const auto& text :
+         world.group().all_gather_bytes(fmt::format("{}", fmt::join(mine, " ")))) {
+      std::istringstream in(text);
+      for (size_t i = 0; in >> i;) all.insert(i);
+    }
+    return all;
+  };
+  spawn(2, [&](World& world) {
+    with(world, [&](TorchSampler& sampler, int64_t& taken, Checkpointer& checkpoints) {
+      sampler.set_epoch(3);
+      sampler.reset();
+      const auto first = *sampler.next(3), second = *sampler.next(3);
+      sampler.next(3);  // asked for ahead of the loop
+      taken = 2;
+      checkpoints.save(1);
+      std::vector<size_t> seen = first;
+      seen.insert(seen.end(), second.begin(), second.end());
+      const auto all = gathered(world, seen);
+      if (world.rank() == 0) write(folder / "seen", fmt::format("{}", fmt::join(all, " ")));
+    });
+  });
+  spawn(3, [&](World& world) {
+    with(world, [&](TorchSampler& sampler, int64_t& taken, Checkpointer& checkpoints) {
+      taken = 7;
+      checkpoints.restore_latest();
+      EXPECT_EQ(taken, 0);
+      EXPECT_EQ(sampler.epoch(), 3);
+      sampler.reset();
+      std::vector<size_t> rest;
+      while (const auto batch = sampler.next(2))
+        rest.insert(rest.end(), batch->begin(), batch->end());
+      auto all = gathered(world, rest);
+      std::istringstream in(contents(folder / "seen"));
+      for (size_t i = 0; in >> i;) all.insert(i);
+      EXPECT_EQ(all.size(), 24U);
+      EXPECT_EQ(std::set<size_t>(all.begin(), all.end()).size(), 24U);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
