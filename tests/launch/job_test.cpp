@@ -2,15 +2,15 @@
 // launched process can use the library.
 #include "launch/job.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <arpa/inet.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -46,8 +46,7 @@ void refuse(const std::vector<int>& calls, int error) {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
   for (const int call : calls) {
     filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1));
-    filter.push_back(
-        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)));
+    filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | static_cast<uint32_t>(error)));
   }
   filter.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
   const sock_fprog program{static_cast<unsigned short>(filter.size()), filter.data()};
@@ -134,8 +133,7 @@ int Job::unread_bytes() const {
 }
 
 bool Job::read_some() {
-  std::array<pollfd, 2> events = {
-      {{is_unread_ ? -1 : output_, POLLIN, 0}, {errors_, POLLIN, 0}}};
+  std::array<pollfd, 2> events = {{{is_unread_ ? -1 : output_, POLLIN, 0}, {errors_, POLLIN, 0}}};
   if (poll(events.data(), 2, static_cast<int>(kPatience / std::chrono::milliseconds(1))) <= 0) {
     ADD_FAILURE() << "the job says nothing and does not end; so far:\n" << out_ << err_;
     return false;
@@ -222,8 +220,7 @@ TwoHosts::TwoHosts() {
 
 std::vector<std::string> TwoHosts::args(int host, std::vector<std::string> more) const {
   std::vector<std::string> args = {
-      "run", "--nnodes=2", "--nproc-per-node=2",
-      fmt::format("--rdzv-endpoint=127.0.0.1:{}", port_),
+      "run", "--nnodes=2", "--nproc-per-node=2", fmt::format("--rdzv-endpoint=127.0.0.1:{}", port_),
       fmt::format("--rdzv-conf=is_host={},join_timeout=600,heartbeat_timeout=10", 1 - host)};
   args.insert(args.end(), more.begin(), more.end());
   return args;
@@ -263,28 +260,18 @@ int watch() {
   return 1;
 }
 
-// `test_launch rank preempted`: works until it is told to save, and then ends well.
-int preempted() {
+// `test_launch rank preempted`: works until it is told to save, and then ends well. `requeued`:
+// asks to be started again; rank 1 ends after rank 0 and without a signal, as one that hears of it
+// from that.
+int preempted(bool requeued) {
   const PreemptionNotice notice;
+  const bool follows = requeued && env_int("LOCAL_RANK", 0, 9) == 1;
   fmt::print("ready\n");
   std::fflush(stdout);
-  while (!notice.received()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (follows ? !Control::from_env()->fate(0) : !notice.received()) usleep(1000);
+  if (requeued) return kRequeueStatus;
   fmt::print("saved on SIG{}\n", sigabbrev_np(*notice.signal()));
   return 0;
-}
-
-// `test_launch rank requeued`: is told to save, and asks to be started again. Rank 1 ends after
-// rank 0 and without a signal, as one that hears of it from rank 0.
-int requeued() {
-  const PreemptionNotice notice;
-  const auto control = Control::from_env();
-  const bool first = env_int("LOCAL_RANK", 0, 9) == 0;
-  fmt::print("ready\n");
-  std::fflush(stdout);
-  while (first ? !notice.received() : !control->fate(0)) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return kRequeueStatus;
 }
 
 void announce(const char* what, int64_t count) {
@@ -403,8 +390,9 @@ int main(int argc, char** argv) {
     if (mode == "overflow") return lockstep::launch::testing::overflow();
     if (mode == "crash") return lockstep::launch::testing::crash();
     if (mode == "uncaught") return lockstep::launch::testing::uncaught();
-    if (mode == "preempted") return lockstep::launch::testing::preempted();
-    if (mode == "requeued") return lockstep::launch::testing::requeued();
+    if (mode == "preempted" || mode == "requeued") {
+      return lockstep::launch::testing::preempted(mode == "requeued");
+    }
   }
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
