@@ -51,7 +51,7 @@ asan tsan: bench-setup ## runs the tests of the rooms without torch (asan: comm,
 define fuzzer
 fuzz-$(1): fuzz-tools
 	@mkdir -p build/fuzz/corpus/$(1)
-	clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc \
+	clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc -Itests \
 	  tests/fuzz/$(1)_fuzz.cpp $(addprefix src/,$(2)) -o build/fuzz/$(1) $(3) -lfmt
 	build/fuzz/$(1) -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
 	  -artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1)
@@ -66,6 +66,7 @@ $(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/node_lis
 $(eval $(call fuzzer,accelerate,launch/accelerate.cpp,-lyaml-cpp))
 $(eval $(call fuzzer,symbols,launch/symbols.cpp,))
 $(eval $(call fuzzer,store,comm/store_protocol.cpp core/tls.cpp core/token.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,door,comm/door.cpp core/descriptors.cpp,))
 CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)
 $(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
 $(eval $(call fuzzer,manifest,$(CHECKPOINT),))

@@ -14,6 +14,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/error.h"
 
@@ -96,8 +97,8 @@ std::optional<std::string> Door::hand_over(const std::string& address, const Coo
   return std::nullopt;
 }
 
-// One more message; false when there is none.
-bool Door::receive() {
+// One more message; false when there is none. One with `wanted` is kept however many others have come.
+bool Door::receive(const Cookie& wanted) {
   Cookie cookie{};
   iovec data{cookie.data(), sizeof cookie};
   Control control{};
@@ -111,15 +112,18 @@ bool Door::receive() {
     length = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
   } while (length < 0 && errno == EINTR);
   if (length < 0) return false;
-  Fd fd;
+  std::vector<Fd> all;  // as many as whoever sends them likes and the memory for them holds
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    int number = -1;
-    std::memcpy(&number, CMSG_DATA(header), sizeof number);
-    fd = Fd(number);
+    for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int number = -1;
+      std::memcpy(&number, CMSG_DATA(header) + at, sizeof number);
+      all.emplace_back(number);
+    }
   }
-  if (length == sizeof cookie && fd && came_.size() < kMostKept) came_[cookie] = std::move(fd);
+  if (length != sizeof cookie || all.size() != 1) return true;
+  if (came_.size() < kMostKept || cookie == wanted) came_[cookie] = std::move(all.front());
   return true;
 }
 
@@ -132,7 +136,7 @@ std::optional<Fd> Door::take(const Cookie& cookie) {
       came_.erase(found);
       return fd;
     }
-    if (!socket_ || !receive()) return std::nullopt;
+    if (!socket_ || !receive(cookie)) return std::nullopt;
   }
 }
 

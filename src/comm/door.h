@@ -33,7 +33,7 @@ class Door {
 
  private:
   Door();
-  bool receive();
+  bool receive(const Cookie& wanted);
 
   Fd socket_;
   std::string address_;

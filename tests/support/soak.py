@@ -3,10 +3,11 @@ leftover or wrong end.
 
 python3 soak.py BUILD_DIR MINUTES [--seed N] [--jobs N] [--results FILE]
 
-Each job is the trainer of faults_test.py on 2 to 4 ranks of this host, over shm or gloo, or (as root) on two pretend hosts. It meets one
-to four faults, one in each incarnation. They come from outside (SIGKILL and SIGSTOP of ranks, SIGKILL and SIGTERM of the launcher, a pulled
-cable, frames that are lost one way, resets) at a random moment, or from inside (exceptions, crashes, early exits, mismatched collectives) at
-a random step and place. --jobs run at the same time: most of a fault's time is waiting. With --results the counts are added to what
+Each job is the trainer of faults_test.py on 2 to 4 ranks of this host, over shm or gloo, or (as root) on two or three pretend hosts. It
+meets one to four faults, one in each incarnation. They come from outside (SIGKILL and SIGSTOP of ranks, SIGKILL and SIGTERM of the launcher,
+a pulled cable, frames that are lost one way, resets) at a random moment, or from inside (exceptions, crashes, early exits, mismatched
+collectives) at a random step and place; or they meet what is around the ranks: the launcher, its guard, the disk of its log files, the reader
+of its output, the first moments of the job (soak_launcher.py). --jobs run at the same time: most of a fault's time is waiting. With --results the counts are added to what
 the file holds, and the table is the sum, so that one long soak may be several short ones.
 """
 import argparse
@@ -14,22 +15,25 @@ import datetime
 import os
 import pathlib
 import random
+import signal
 import sys
 import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from support import soak_jobs  # noqa: E402
+from support import soak_jobs, soak_launcher  # noqa: E402
 from support.soak_tally import Tally  # noqa: E402
 
-PARTITIONED = 0.15  # of the jobs, since they start more processes than others
+# How often each kind of job is chosen. Those on several hosts, which start more processes than others, need root.
+JOBS = {soak_jobs.run_on_one_host: 4, soak_launcher.run_in_the_start: 3}
+JOBS_OF_ROOT = {soak_jobs.run_on_two_hosts: 1, soak_launcher.run_launchers_of_hosts: 2, soak_launcher.run_with_trouble_around: 3}
 
 
 def work(arguments, seed, tally, until):
     chance = random.Random(seed)
     while time.monotonic() < until:
-        partitioned = os.geteuid() == 0 and chance.random() < PARTITIONED
-        run = soak_jobs.run_on_two_hosts if partitioned else soak_jobs.run_on_one_host
+        jobs = JOBS | (JOBS_OF_ROOT if os.geteuid() == 0 else {})
+        run = chance.choices(list(jobs), jobs.values())[0]
         try:
             trouble = run(chance, arguments.build, tally)
         except AssertionError as wrong:  # it did not even begin
@@ -47,8 +51,10 @@ def main():
     parser.add_argument("--jobs", type=int, default=2 * len(os.sched_getaffinity(0)))
     parser.add_argument("--results")
     arguments = parser.parse_args()
+    # The jobs' launchers would leave a signal ignored that was so from the start, as in a shell's background.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.geteuid() != 0:
-        print("not root: no pretend hosts, and so no partitions")
+        print("not root: no pretend hosts, and so no partitions; no full disks")
     print(f"seed {arguments.seed}, {arguments.jobs} jobs at a time", flush=True)
     tally, start = Tally(), time.monotonic()
     workers = [threading.Thread(target=work, args=(arguments, f"{arguments.seed}/{index}", tally, start + arguments.minutes * 60))

@@ -10,7 +10,7 @@ from support.hosts import Hosts
 from support.training import Training, is_alive
 
 HANG_S = 90         # nothing here takes that long, on however busy a machine
-TIMEOUT_S = 3       # a collective's deadline
+TIMEOUT_S = 8       # a collective's deadline: ranks of a busy machine may be seconds apart
 STEPS = 60          # of the incarnation that trains to its end
 MOST_FAULTS = 4     # of a job, one in each incarnation
 PLACES = ["loader", "forward", "backward", "optimizer", "barrier"]
@@ -23,7 +23,7 @@ STATUS = {"kill": 137, "kill two": 137, "stop": 1, "kill launcher": -9, "stop la
 PARTITIONS = ["cable", "first cable", "one way", "reset"]
 # Ranks whose connections have broken may be seen to fail before the launchers miss each other.
 LOST = re.compile(r"was lost|lost the way|coordinator .* has ended|failed first")
-LAUNCHERS = "heartbeat_timeout=1,keep_alive_interval=0.2,last_call_timeout=0.2,join_timeout=60,rejoin_timeout=30"
+LAUNCHERS = "heartbeat_timeout=2,keep_alive_interval=0.2,last_call_timeout=0.2,join_timeout=60,rejoin_timeout=30"
 
 
 class Trouble(Exception):

@@ -48,11 +48,11 @@ class Tally:
         pathlib.Path(path).write_text(json.dumps({"runs": self.runs, "rows": self.rows}, indent=1))
 
     def __str__(self):
-        lines = [f"{'fault':16} {'over':6}" + "".join(f"{name:>10}" for name in COUNTS) +
+        lines = [f"{'fault':24} {'over':6}" + "".join(f"{name:>10}" for name in COUNTS) +
                  "".join(f"{name + ', median':>15} {'worst':>7}" for name in TIMES)]
         for key, row in sorted(self.rows.items()):
             kind, where = key.split("/")
-            line = f"{kind:16} {where:6}" + "".join(f"{row[name]:10}" for name in COUNTS)
+            line = f"{kind:24} {where:6}" + "".join(f"{row[name]:10}" for name in COUNTS)
             for name in TIMES:
                 values = row[name]
                 line += f"{statistics.median(values):13.2f} s {max(values):5.2f} s" if values else f"{'-':>15} {'-':>7}"
