@@ -34,6 +34,9 @@ def faults(source, parts, apart):
             yield f"{number}: {kind} is none of {sorted(KINDS)}, or there is no text"
         named = re.findall(r"`(\w+\.\w+)`", what)
         yield from (f"{number}: there is no test {test}" for test in named if test not in tests)
+        programs = re.findall(r"`(tests/\w+\.py)`", what)
+        yield from (f"{number}: there is no {program}" for program in programs if not (source / program).exists())
+        named += programs
         if kind == "test" and not named:
             yield f"{number}: names no test"
         quoted = re.match(r'"([^"]+)"', what)

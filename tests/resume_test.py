@@ -36,7 +36,7 @@ def drawn(dice):
         words -= {"sparse"}
     if "adagrad" not in words:
         words -= {"sparse"}  # the others have no sparse step
-    return dice.choice([1, 2, 2, 4]), sorted(words)
+    return dice.choice([1, 2, 2, 4]), sorted(words | {dice.choice(["shm", "gloo"])})
 
 
 class Run:
@@ -47,6 +47,8 @@ class Run:
 
     def start(self, *flags):
         environment = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)} | {"OMP_NUM_THREADS": "1"}
+        if "gloo" in self.arguments and self.world > 1:
+            environment |= {"LOCKSTEP_BACKEND": "gloo"}
         self.log = open(self.folder / "log", "ab")
         command = [self.binaries / "lockstep", "run", "--nproc-per-node", self.world, *flags, self.binaries / "resume_trainer", *self.arguments]
         return subprocess.Popen([str(word) for word in command], env=environment, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)

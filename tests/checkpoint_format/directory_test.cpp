@@ -55,6 +55,37 @@ TEST(Directory, AStepThatIsSavedAgainReplacesNone) {
               ElementsAre(".lock", "latest", "step-00000020.1", "step-00000020.2"));
 }
 
+// By hand, while a job saves: it is not to be removed twice.
+TEST(Directory, ACheckpointThatSomebodyHasRemovedIsGone) {
+  const Folder folder;
+  Directory directory(folder.path());
+  for (int step = 1; step <= 3; ++step) save(directory, step, 1.0F * step);
+  std::filesystem::remove_all(folder / "step-00000001");
+  directory.retain({.keep_last = 2});
+  save(directory, 4, 4);
+  directory.retain({.keep_last = 2});
+  EXPECT_THAT(names(folder.path()),
+              ElementsAre(".lock", "latest", "step-00000003", "step-00000004"));
+}
+
+// With all that was saved: nothing is written to a directory that has been made again since, which
+// another job may hold.
+TEST(Directory, OneThatIsRemovedWhileAJobSavesIsAnError) {
+  const Folder folder;
+  const std::string path = folder / "runs";
+  Directory directory(path);
+  save(directory, 1, 1);
+  std::filesystem::remove_all(path);
+  EXPECT_THAT(message_of<CheckpointError>([&] { save(directory, 2, 2); }),
+              testing::AllOf(HasSubstr(path), HasSubstr("No such file or directory")));
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(Directory, OneThatCannotBeWrittenIsAnError) {
+  EXPECT_THAT(message_of<CheckpointError>([] { Directory directory("/proc/lockstep/runs"); }),
+              HasSubstr("[checkpoint] /proc/lockstep: cannot be made: "));
+}
+
 TEST(Directory, ASecondWriterIsToldWhoIsFirst) {
   const Folder folder;
   {

@@ -252,8 +252,12 @@ void Directory::abandon() noexcept {
 
 void Directory::remove(const std::string& name) {
   // Under another name first: what is removed in part must not pass for a checkpoint.
+  const std::string own = path_ + "/" + name;
   const std::string doomed = fmt::format("{}/{}{}", path_, kTemporary, name);
-  rename(files_, path_ + "/" + name, doomed);
+  if (files_.rename(own, doomed) != 0) {
+    if (errno == ENOENT) return;  // somebody has removed it
+    throw_system_error(own, fmt::format("cannot be renamed to {}", doomed));
+  }
   sync_directory(files_, path_);
   remove_folder(files_, doomed);
 }
