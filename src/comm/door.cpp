@@ -122,7 +122,8 @@ bool Door::receive(const Cookie& wanted) {
       all.emplace_back(number);
     }
   }
-  if (length != sizeof cookie || all.size() != 1) return true;
+  const bool is_cut = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  if (length != sizeof cookie || is_cut || all.size() != 1) return true;
   if (came_.size() < kMostKept || cookie == wanted) came_[cookie] = std::move(all.front());
   return true;
 }

@@ -27,6 +27,8 @@ TEST(Door, DescriptorsThatNobodyAskedForAreClosed) {
     EXPECT_EQ(descriptors().used, before) << count;
   }
   ASSERT_TRUE(test::send_to_door(Door::own().address(), "too short", null.get(), 1));
+  ASSERT_TRUE(
+      test::send_to_door(Door::own().address(), bytes_of(cookie) + "too long", null.get(), 1));
   ASSERT_TRUE(test::send_to_door(Door::own().address(), bytes_of(cookie), null.get(), 0));
   EXPECT_FALSE(Door::own().take(cookie));
   EXPECT_EQ(descriptors().used, before);
