@@ -70,6 +70,8 @@ $(eval $(call fuzzer,door,comm/door.cpp core/descriptors.cpp,))
 CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)
 $(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
 $(eval $(call fuzzer,manifest,$(CHECKPOINT),))
+$(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/,gather.cpp pickle.cpp pickle_calls.cpp stored_tensor.cpp \
+  torch_file.cpp zip.cpp),-Itests -lz))
 fuzz-tools:
 	@scripts/setup.sh --dev
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says

@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kWhat =
     R"(CHECKPOINT is a checkpoint's folder, a directory of checkpoints (the newest counts), a .safetensors
-file, or a folder with model.safetensors.index.json. docs/checkpoints.md says more.
+file, a folder with model.safetensors.index.json, or a file of Python's or C++'s torch.save. docs/checkpoints.md.
 )";
 constexpr const char* kVerifyFooter =
     R"(Of a directory all checkpoints are verified, and the file `latest`. Each finding names the file, and the tensor
@@ -30,6 +30,7 @@ or shards and model.safetensors.index.json when it would be larger than a shard 
 
   lockstep export runs/a --only net --to net.safetensors
   lockstep export runs/a --only net --to model/ --max-shard-size 500MB
+  lockstep export model.pt --to model.safetensors
 )";
 constexpr const char* kDiffFooter =
     R"(Numbers are compared, NaN is the same as NaN; tensors whose numbers are equal but not their bits (-0 and 0) are named, too,

@@ -1,4 +1,5 @@
-// Named tensors in files, whatever wrote them: a checkpoint, safetensors, a Hugging Face folder.
+// Named tensors in files, whatever wrote them: a checkpoint, safetensors, a Hugging Face folder,
+// torch.save.
 #pragma once
 
 #include <cstdint>
@@ -87,8 +88,9 @@ class TensorFiles {
 };
 
 // Opens what lies at `path`: a checkpoint, a directory of checkpoints (its newest), a safetensors
-// file, a folder of Hugging Face's (or its model.safetensors.index.json). Reads headers only.
-// Throws CheckpointError that says what is there when that is none of these, or damaged.
+// file, a folder of Hugging Face's (or its model.safetensors.index.json), a file of torch.save (of
+// Python's since 1.6, or C++'s; nothing in it is executed: docs/checkpoints.md). Reads headers
+// only. Throws CheckpointError that says what is there when that is none of these, or damaged.
 std::unique_ptr<TensorFiles> open_tensors(const std::string& path,
                                           FileSystem& files = system_files());
 

@@ -7,7 +7,6 @@
 #include <cerrno>
 
 #include "checkpoint/format/gather.h"
-#include "checkpoint/format/json.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/format/tensor_kinds.h"
 #include "lockstep/checkpoint/checkpoint.h"
@@ -151,6 +150,7 @@ std::unique_ptr<TensorFiles> open_file(const std::string& path, FileSystem& file
   }
   if (path.ends_with(".index.json")) return open_index(path, files);
   if (path.ends_with(".distcp")) refuse_dcp(path);
+  if (auto file = open_torch_file(path, files)) return file;
   return open_safetensors(path, files);
 }
 
@@ -168,17 +168,6 @@ std::map<std::string, std::string> aliases_in(const std::map<std::string, std::s
 StoredTensor stored_whole(const FileTensor& tensor, const std::string& file,
                           const std::string& entry) {
   return {tensor.dtype.name(), tensor.sizes, {{file, entry, whole(tensor.sizes)}}};
-}
-
-int64_t element_bytes(const std::string& dtype) {
-  if (dtype == "C128") return 16;
-  const auto known = Dtype::named(dtype);
-  if (!known) throw CheckpointError(fmt::format("[checkpoint] unknown dtype {}", in_quotes(dtype)));
-  return known->bytes();
-}
-
-int64_t bytes_of(const StoredTensor& tensor) {
-  return element_bytes(tensor.dtype) * elements(tensor.sizes);
 }
 
 std::unique_ptr<TensorFiles> open_checkpoint(const std::string& folder, FileSystem& files) {

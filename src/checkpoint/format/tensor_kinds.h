@@ -12,6 +12,10 @@ std::unique_ptr<TensorFiles> open_checkpoint(const std::string& folder, FileSyst
 std::unique_ptr<TensorFiles> open_safetensors(const std::string& path, FileSystem& files);
 // An index of safetensors files beside it.
 std::unique_ptr<TensorFiles> open_index(const std::string& path, FileSystem& files);
+// A file of torch.save; null for what cannot be one.
+std::unique_ptr<TensorFiles> open_torch_file(const std::string& path, FileSystem& files);
+// The same of bytes, which have to outlive it. Messages begin with `where`.
+std::unique_ptr<TensorFiles> parse_torch_file(std::string_view bytes, std::string_view where);
 
 StoredTensor stored_whole(const FileTensor& tensor, const std::string& file,
                           const std::string& entry);
