@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/interchange.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"
