@@ -23,7 +23,7 @@ DirectJob all_reduce_job(const Request& request, int rank, int size, int ranks) 
   const at::Tensor& tensor = request.outputs[0];
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   const std::vector<at::Tensor>& nodes = request.inputs.empty() ? request.outputs : request.inputs;
-  DirectCall call{.reduction = reduction_of(request.op, tensor.scalar_type(), ranks)};
+  DirectCall call{.reduction = reduction_of(request, ranks)};
   if (bytes <= one_shot_bytes(size)) {
     const auto whole = std::make_shared<std::vector<char>>(bytes);
     for (const at::Tensor& node : nodes) call.parts.emplace_back(size, data_of(node));
@@ -48,7 +48,7 @@ DirectJob all_reduce_job(const Request& request, int rank, int size, int ranks) 
 
 DirectJob reduce_job(const Request& request, int rank, int size, int ranks) {
   const at::Tensor& tensor = request.outputs[0];
-  DirectCall call{.reduction = reduction_of(request.op, tensor.scalar_type(), ranks)};
+  DirectCall call{.reduction = reduction_of(request, ranks)};
   call.parts.emplace_back();
   for (int r = 0; r < size; ++r) {
     const Range slice = slice_of(r, size, tensor.numel(), tensor.element_size());
@@ -70,7 +70,7 @@ DirectJob reduce_scatter_job(const Request& request, int size, int ranks) {
   const at::Tensor& output = request.outputs[0];
   const auto& inputs = request.inputs;
   const bool one = inputs.size() == 1 && size > 1;
-  DirectCall call{.reduction = reduction_of(request.op, output.scalar_type(), ranks)};
+  DirectCall call{.reduction = reduction_of(request, ranks)};
   call.parts.resize(one ? 1 : inputs.size() / size);
   for (int r = 0; r < size; ++r) {
     call.bytes.push_back(static_cast<int64_t>(one ? output.nbytes() : inputs[r].nbytes()));

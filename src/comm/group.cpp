@@ -96,6 +96,7 @@ Work Group::start(Request request, const CallOptions& options) const {
   request.context.number = options.context.number;
   request.context.pass = options.context.pass;
   request.advice = options.advice;
+  request.divide_by = options.divide_by;
   if (request.peer < 0 || request.peer >= size()) {
     refuse(request.what, "rank {} is not in this group of {}", request.peer, size());
   }
@@ -111,6 +112,9 @@ Work Group::start(Request request, const CallOptions& options) const {
         refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(tensor.scalar_type()));
       }
     }
+  }
+  if (request.divide_by != 0 && (request.divide_by < 0 || !device.is_cpu() || has_python_ranks())) {
+    refuse(request.what, "divide_by = {}: a number above 0, for tensors on the CPU, in a group without Python ranks", request.divide_by);
   }
   for (const at::Tensor& output : request.outputs) {
     if (!output.is_contiguous() && at::has_internal_overlap(output) == at::MemOverlap::Yes) {

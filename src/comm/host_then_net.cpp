@@ -231,6 +231,7 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
   part.call = request.call;
   part.context = request.context;
   part.advice = request.advice;
+  part.divide_by = request.divide_by;
   if (!part.step_of) {
     int64_t count = 0;
     for (const at::Tensor& tensor :

@@ -20,12 +20,13 @@ Element element_of(at::ScalarType dtype) {
 
 }  // namespace
 
-Reduction reduction_of(ReduceOp op, at::ScalarType dtype, int ranks) {
+Reduction reduction_of(const Request& request, int ranks) {
+  const at::ScalarType dtype = request.dtype();
   const bool is_bool = dtype == at::kBool;
   const Element element = element_of(dtype);
-  switch (op) {
+  switch (request.op) {
     case ReduceOp::Sum: return {element, is_bool ? Combine::Or : Combine::Sum};
-    case ReduceOp::Average: return {element, Combine::Sum, ranks};
+    case ReduceOp::Average: return {element, Combine::Sum, request.divide_by > 0 ? request.divide_by : ranks};
     case ReduceOp::Min: return {element, is_bool ? Combine::And : Combine::Min};
     case ReduceOp::Max: return {element, is_bool ? Combine::Or : Combine::Max};
     case ReduceOp::Product: return {element, is_bool ? Combine::And : Combine::Product};

@@ -6,7 +6,7 @@
 
 namespace lockstep::comm {
 
-// For tensors of `dtype` of `ranks` ranks.
-Reduction reduction_of(ReduceOp op, at::ScalarType dtype, int ranks);
+// For the request's tensors, of `ranks` ranks.
+Reduction reduction_of(const Request& request, int ranks);
 
 }  // namespace lockstep::comm

@@ -195,7 +195,7 @@ class ShmTransport : public Transport {
 
  private:
   std::shared_ptr<Operation> operation_for(const Request& request) {
-    const Reduction reduction = reduction_of(request.op, request.dtype(), size());
+    const Reduction reduction = reduction_of(request, size());
     const auto with_counts = [](std::shared_ptr<Operation> operation, const std::vector<Piece>& counts, int64_t count) {
       operation->announcement.counts_hash = hash_of(counts);
       operation->announcement.count = count;

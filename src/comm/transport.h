@@ -76,6 +76,8 @@ struct Request {
     int64_t count = 0;
   };
   std::optional<Whole> step_of = std::nullopt;
+  // What Average divides by, if not by the number of ranks.
+  int divide_by = 0;
   // ReduceScatter: outputs[j] is combined over the ranks of runs[j] only. Empty: over all, one output.
   std::vector<Range> runs = {};
 
@@ -99,6 +101,14 @@ class Transport {
   // Whether it speaks to torch.distributed.
   virtual bool has_python_ranks() const { return false; }
   uint32_t next_caller() { return ++callers_; }
+  // Over how many lanes the group's ranks sum up instead of over ranks; 0: over ranks. Said by those
+  // who do, while they do, for those who count addends.
+  int64_t lanes() const { return lane_users_ > 0 ? lanes_ : 0; }
+  void begin_lanes(int64_t lanes) {
+    lanes_ = lanes;
+    ++lane_users_;
+  }
+  void end_lanes() { --lane_users_; }
   // Starts the operation. May block (a transport without background progress runs it here or in wait()).
   virtual Work start(Request request) = 0;
   // Takes what is under way further without waiting, where that needs calls. Throws CommError.
@@ -121,6 +131,8 @@ class Transport {
  private:
   const std::shared_ptr<Unfinished> unfinished_ = std::make_shared<Unfinished>();
   uint32_t callers_ = 0;
+  int64_t lanes_ = 0;
+  int lane_users_ = 0;
 };
 
 std::shared_ptr<Transport> make_solo_transport();

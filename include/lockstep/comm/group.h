@@ -54,6 +54,8 @@ struct CallOptions {
   // A likely cause that errors add when ranks disagree about this call, or one does not make it: "or one rank ran out of batches: see
   // Join". Up to 63 characters.
   std::string_view advice = {};
+  // What ReduceOp::Average divides the sum by, where a rank brings the sum of several addends; 0: size(). On the CPU.
+  int divide_by = 0;
 };
 
 // A value handle: copies refer to the same group. One thread at a time may call a group; different groups are independent.
