@@ -69,11 +69,12 @@ void check_batch(const Batch& batch, size_t count) {
 }  // namespace
 
 BatchMaker::BatchMaker(const Dataset& dataset, const std::vector<Transform>& transforms,
-                       DistributedSampler sampler, Shard part, int64_t batch_size, int64_t count)
+                       DistributedSampler sampler, std::string whose, int64_t batch_size,
+                       int64_t count)
     : dataset_(dataset),
       transforms_(transforms),
       sampler_(std::move(sampler)),
-      part_(part),
+      whose_(std::move(whose)),
       batch_size_(batch_size),
       count_(count) {}
 
@@ -125,8 +126,8 @@ void BatchMaker::fail_reading(int64_t number, const std::vector<int64_t>& indice
 }
 
 std::string BatchMaker::address(int64_t number) const {
-  return fmt::format("[loader] rank {} of {}, epoch {}, batch {} of {}", part_.index, part_.count,
-                     sampler_.state().epoch, number, count_);
+  return fmt::format("[loader] {}, epoch {}, batch {} of {}", whose_, sampler_.state().epoch,
+                     number, count_);
 }
 
 }  // namespace lockstep::data

@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/shard.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/data/transform.h"
@@ -15,8 +14,9 @@ namespace lockstep::data {
 class BatchMaker {
  public:
   // Batches of the samples that `sampler` still has. `dataset` and `transforms` must outlive it.
+  // Errors call it `whose`, as "rank 1 of 2".
   BatchMaker(const Dataset& dataset, const std::vector<Transform>& transforms,
-             DistributedSampler sampler, Shard part, int64_t batch_size, int64_t count);
+             DistributedSampler sampler, std::string whose, int64_t batch_size, int64_t count);
 
   int64_t count() const { return count_; }
 
@@ -33,7 +33,7 @@ class BatchMaker {
   const Dataset& dataset_;
   const std::vector<Transform>& transforms_;
   DistributedSampler sampler_;
-  Shard part_;
+  std::string whose_;
   int64_t batch_size_;
   int64_t count_;
 };

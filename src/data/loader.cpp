@@ -12,6 +12,8 @@
 
 #include "data/ahead.h"
 #include "data/batch_maker.h"
+#include "data/loader_shared.h"
+#include "data/step_cursor.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 
@@ -30,6 +32,9 @@ void check(int64_t samples, const LoaderOptions& options) {
         fmt::format("[loader] batch_size {}, prefetch {} and workers {}: need at least 1, 0 and 0",
                     options.batch_size, options.prefetch, options.workers));
   }
+  if (options.lanes < 0) {
+    throw ConfigError(fmt::format("[loader] lanes = {}: a number of lanes, or 0", options.lanes));
+  }
   if (samples < 1) {
     throw ConfigError(fmt::format(
         "[loader] the data set has {} samples: nothing to train on; check its path and filters",
@@ -42,24 +47,12 @@ void check(int64_t samples, const LoaderOptions& options) {
   }
 }
 
-// Threads that make batches ahead, or none.
-AheadPlan plan_of(int64_t count, const LoaderOptions& options) {
-  const int64_t depth = options.prefetch > 0 ? options.prefetch : 2 * options.workers;
-  return {count, depth, std::max<int64_t>(options.workers, 1)};
-}
-
 // A data set that the caller keeps.
 std::shared_ptr<const Dataset> refer_to(const Dataset& dataset) {
   return {std::shared_ptr<const Dataset>(), &dataset};
 }
 
-// A new thread's operators would take all cores: it learns here what this rank's share is.
-Batch make_in_thread(const BatchMaker& maker, int64_t number, std::optional<Batch> spare) {
-  at::internal::lazy_init_num_threads();
-  return maker.make(number, std::move(spare).value_or(Batch{}));
-}
-
-at::Tensor on_device(const at::Tensor& tensor, const LoaderOptions& options) {
+at::Tensor on_device_of(const at::Tensor& tensor, const LoaderOptions& options) {
   if (!options.device || !tensor.defined() || tensor.device() == *options.device) return tensor;
   // From pinned memory a copy to CUDA does not hold up the host; libtorch keeps that memory until
   // the copy is over. Other devices would read our memory after it serves for another batch.
@@ -67,36 +60,62 @@ at::Tensor on_device(const at::Tensor& tensor, const LoaderOptions& options) {
   return tensor.pin_memory().to(*options.device, /*non_blocking=*/true);
 }
 
+// The part that the sampler deals to: a rank, or with lanes the first that this rank runs.
+Shard part_of(Shard rank, const LoaderOptions& options) {
+  if (options.lanes == 0) return rank;
+  if (options.lanes < rank.count) {
+    throw ConfigError(
+        fmt::format("[loader] lanes = {} on {} ranks: each needs one, so run at most as "
+                    "many ranks as there are lanes",
+                    options.lanes, rank.count));
+  }
+  if (options.exact) {
+    throw ConfigError(
+        "[loader] exact gives lanes different numbers of batches: set either lanes or exact, and "
+        "evaluate with a loader without lanes");
+  }
+  return {rank.of(options.lanes).begin, options.lanes};
+}
+
 }  // namespace
 
-// What the loader and its epochs have in common.
-struct Loader::Shared {
-  std::shared_ptr<const Dataset> dataset;
-  Shard part;
-  LoaderOptions options;
-  DistributedSampler sampler;
-  SamplerState state = {};
-  std::optional<SamplerState> restored = std::nullopt;
-};
+AheadPlan plan_of(int64_t count, const LoaderOptions& options) {
+  const int64_t depth = options.prefetch > 0 ? options.prefetch : 2 * options.workers;
+  return {count, depth, std::max<int64_t>(options.workers, 1)};
+}
+
+void start_ahead(std::optional<Ahead<Batch>>& ahead, Ahead<Batch>::Make make,
+                 const AheadPlan& plan) {
+  try {
+    ahead.emplace(std::move(make), plan);
+  } catch (const std::system_error& refused) {
+    throw Error(fmt::format("[loader] cannot start {} threads: {}; lower workers", plan.threads,
+                            refused.what()));
+  }
+}
+
+// A new thread's operators would take all cores: it learns here what this rank's share is.
+void prepare_thread() { at::internal::lazy_init_num_threads(); }
+
+Batch on_device(const Batch& batch, const LoaderOptions& options) {
+  return {on_device_of(batch.data, options), on_device_of(batch.target, options)};
+}
 
 // One pass through an epoch.
 struct Loader::Epoch::Cursor {
   Cursor(std::shared_ptr<Shared> loader, int64_t count)
       : shared(std::move(loader)),
         sampler(shared->sampler),
-        maker(*shared->dataset, shared->options.transforms, sampler, shared->part,
+        maker(*shared->dataset, shared->options.transforms, sampler,
+              fmt::format("rank {} of {}", shared->part.index, shared->part.count),
               shared->options.batch_size, count) {
     const AheadPlan plan = plan_of(count, shared->options);
     if (plan.depth == 0 || count == 0) return;
     const auto make = [this](int64_t number, std::optional<Batch> spare) {
-      return make_in_thread(maker, number, std::move(spare));
+      prepare_thread();
+      return maker.make(number, std::move(spare).value_or(Batch{}));
     };
-    try {
-      ahead.emplace(make, plan);
-    } catch (const std::system_error& refused) {
-      throw Error(fmt::format("[loader] cannot start {} threads: {}; lower workers", plan.threads,
-                              refused.what()));
-    }
+    start_ahead(ahead, make, plan);
   }
 
   bool done() const { return taken > maker.count(); }
@@ -114,7 +133,7 @@ struct Loader::Epoch::Cursor {
     try {
       current = {};
       made = next();
-      current = {on_device(made.data, shared->options), on_device(made.target, shared->options)};
+      current = on_device(made, shared->options);
     } catch (...) {
       error = std::current_exception();
       throw;
@@ -154,9 +173,10 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, const comm::World& world,
                LoaderOptions options)
     : Loader(std::move(dataset), Shard{world.rank(), world.size()}, std::move(options)) {}
 
-Loader::Loader(std::shared_ptr<const Dataset> dataset, Shard part, LoaderOptions options) {
+Loader::Loader(std::shared_ptr<const Dataset> dataset, Shard rank, LoaderOptions options) {
   const int64_t samples = dataset->size();
   check(samples, options);
+  const Shard part = part_of(rank, options);
   const DistributedSampler sampler(samples, part,
                                    {.seed = options.seed,
                                     .shuffle = options.shuffle,
@@ -164,12 +184,13 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, Shard part, LoaderOptions
                                     .exact = options.exact});
   shared_ = std::make_shared<Shared>(
       Shared{std::move(dataset), part, std::move(options), sampler, sampler.state()});
+  if (shared_->options.lanes > 0) shared_->lanes = rank.of(shared_->options.lanes);
   if (batches() == 0 && shared_->options.drop_last) {
     throw ConfigError(fmt::format(
-        "[loader] batch_size {} on {} ranks needs {} samples, the data set has {}, and drop_last "
+        "[loader] batch_size {} on {} {} needs {} samples, the data set has {}, and drop_last "
         "leaves none: lower batch_size or do not set drop_last",
-        shared_->options.batch_size, part.count, shared_->options.batch_size * part.count,
-        samples));
+        shared_->options.batch_size, part.count, shared_->options.lanes > 0 ? "lanes" : "ranks",
+        shared_->options.batch_size * part.count, samples));
   }
 }
 
@@ -179,15 +200,35 @@ int64_t Loader::batches() const {
   return batches_of(whole.size(), shared_->options);
 }
 
-Loader::Epoch Loader::epoch(int64_t epoch) {
+int64_t Loader::begin(int64_t epoch) {
   Shared& shared = *shared_;
   shared.sampler.set_epoch(epoch);
   if (shared.restored && shared.restored->epoch == epoch) {
     shared.sampler.restore(*std::exchange(shared.restored, std::nullopt));
   }
   shared.state = shared.sampler.state();
-  return Epoch(
-      std::make_unique<Epoch::Cursor>(shared_, batches_of(shared.sampler.size(), shared.options)));
+  return batches_of(shared.sampler.size(), shared.options);
+}
+
+Loader::Epoch Loader::epoch(int64_t epoch) {
+  if (shared_->options.lanes > 0) {
+    throw ConfigError(fmt::format(
+        "[loader] a loader with lanes = {} has a batch for each lane of a step: for (auto step : "
+        "loader.steps(epoch)) for (auto [x, y] : ddp.lanes(step)) ...",
+        shared_->options.lanes));
+  }
+  const int64_t count = begin(epoch);
+  return Epoch(std::make_unique<Epoch::Cursor>(shared_, count));
+}
+
+Steps Loader::steps(int64_t epoch) {
+  if (shared_->options.lanes == 0) {
+    throw ConfigError(
+        "[loader] steps() is for a loader with lanes: set LoaderOptions::lanes, or loop over "
+        "epoch()");
+  }
+  const int64_t count = begin(epoch);
+  return Steps(std::make_unique<StepCursor>(shared_, count));
 }
 
 SamplerState Loader::state() const { return shared_->state; }

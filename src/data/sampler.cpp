@@ -54,6 +54,13 @@ void DistributedSampler::set_position(int64_t position) {
   if (!options_.exact || part_.index < left_over) ++size_;
 }
 
+DistributedSampler DistributedSampler::of_part(int64_t index) const {
+  DistributedSampler other = *this;
+  other.part_.index = index;
+  other.set_position(position_);
+  return other;
+}
+
 std::vector<int64_t> DistributedSampler::indices() const {
   std::vector<int64_t> all(static_cast<size_t>(size_));
   for (int64_t i = 0; i < size_; ++i) all[static_cast<size_t>(i)] = (*this)[i];

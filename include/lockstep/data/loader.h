@@ -15,6 +15,7 @@
 #include "lockstep/core/shard.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/steps.h"
 #include "lockstep/data/torch_dataset.h"
 #include "lockstep/data/transform.h"
 
@@ -22,7 +23,7 @@ namespace lockstep::data {
 
 // How a Loader divides, orders and makes batches.
 struct LoaderOptions {
-  // Samples per rank and step; all ranks together take size() times as many.
+  // Samples per rank and step; all ranks together take size() times as many. With lanes: per lane.
   int64_t batch_size = 64;
   // The order depends on (seed, epoch) alone.
   int64_t seed = 0;
@@ -50,6 +51,10 @@ struct LoaderOptions {
   // the transforms made them when not given. On CUDA they go through pinned memory and the copy is
   // asynchronous: it runs on the stream that is current in the loop.
   std::optional<at::Device> device = std::nullopt;
+  // A step's batch is cut into so many lanes, whatever the number of ranks, which is at most that:
+  // lane l has the samples that rank l of so many ranks would have, and rank r of W runs lanes
+  // Shard{r, W}.of(lanes). The loop is then over steps() (lockstep/parallel/lanes.h). 0: without.
+  int64_t lanes = 0;
 };
 
 // for (auto [x, y] : loader.epoch(e)) ...
@@ -93,13 +98,17 @@ class Loader {
   Loader(D set, Shard part, LoaderOptions options = {})
       : Loader(from_torch(std::move(set)), part, std::move(options)) {}
 
-  // Batches of a whole epoch on this rank.
+  // Batches of a whole epoch on this rank; with lanes, steps.
   int64_t batches() const;
 
   // The epoch's batches, to be gone through once: from its front, or, for the epoch of a restored
   // state, once from where it stood. May outlive the loader. Throws ConfigError for a negative
   // epoch.
   Epoch epoch(int64_t epoch);
+
+  // The same for a loader with lanes, of which epoch() throws ConfigError, as this does of one
+  // without: each step has a batch for each lane of this rank.
+  Steps steps(int64_t epoch);
 
   // Where the loop stands: the batch that it works on counts as taken, so save after the
   // optimizer's step. After the last batch's body: the front of the next epoch. After an error:
@@ -113,7 +122,11 @@ class Loader {
   void restore(const SamplerState& state);
 
  private:
+  friend class StepCursor;
   struct Shared;
+  // Returns how many batches the epoch still has.
+  int64_t begin(int64_t epoch);
+
   std::shared_ptr<Shared> shared_;
 };
 

@@ -78,6 +78,9 @@ class DistributedSampler {
   // Of the options.
   int64_t seed() const { return options_.seed; }
 
+  // This sampler as another of the part.count ranks has it: it shares the shuffled order.
+  DistributedSampler of_part(int64_t index) const;
+
  private:
   void set_position(int64_t position);
 

@@ -1,0 +1,36 @@
+// What a loader has in common with its epochs and steps.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "data/ahead.h"
+#include "data/batch_maker.h"
+#include "lockstep/data/loader.h"
+
+namespace lockstep::data {
+
+struct Loader::Shared {
+  std::shared_ptr<const Dataset> dataset;
+  Shard part;  // with lanes, of the first that this rank runs
+  LoaderOptions options;
+  DistributedSampler sampler;
+  SamplerState state = {};
+  std::optional<SamplerState> restored = std::nullopt;
+  Range lanes = {};  // that this rank runs; none without
+};
+
+// Threads that make batches ahead, or none.
+AheadPlan plan_of(int64_t count, const LoaderOptions& options);
+
+// Starts the plan's threads.
+void start_ahead(std::optional<Ahead<Batch>>& ahead, Ahead<Batch>::Make make,
+                 const AheadPlan& plan);
+
+// Before a thread other than the caller's computes.
+void prepare_thread();
+
+Batch on_device(const Batch& batch, const LoaderOptions& options);
+
+}  // namespace lockstep::data
