@@ -24,6 +24,7 @@
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/hooks.h"
 #include "lockstep/parallel/join.h"
+#include "lockstep/parallel/lanes.h"
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/parallel/metrics.h"
 #include "lockstep/parallel/random.h"

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "lockstep/core/error.h"
+#include "parallel/lane_rules.h"
 
 namespace lockstep::parallel {
 
@@ -32,6 +33,9 @@ Averager::Averager(const torch::nn::Module& module, std::vector<AverageLevel> le
 }
 
 bool Averager::step() {
+  for (const auto& level : levels_) {
+    refuse_lanes(level.group, "averager", "leave it out, Ddp keeps the parameters alike");
+  }
   ++steps_;
   if (steps_ <= warm_up_) return false;
   for (size_t level = levels_.size(); level-- > 0;) {

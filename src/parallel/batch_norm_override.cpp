@@ -3,6 +3,7 @@
 #include <ATen/ops/batch_norm_native.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -99,6 +100,13 @@ bool gate_batch_norm(const torch::nn::Module& layer, const std::shared_ptr<JoinG
     is_overridden = true;
   }
   return is_overridden;
+}
+
+bool is_batch_norm_overridden(const torch::nn::Module& layer) {
+  auto& [mutex, by_tensor, kernels] = layers();
+  const std::lock_guard lock(mutex);
+  return std::ranges::any_of(
+      by_tensor, [&](const auto& item) { return item.second.module.lock().get() == &layer; });
 }
 
 }  // namespace lockstep::parallel

@@ -22,6 +22,9 @@ void override_batch_norm(const std::shared_ptr<torch::nn::Module>& layer,
 // The layer, if it is such a one, asks the gate before it communicates. False when it is none.
 bool gate_batch_norm(const torch::nn::Module& layer, const std::shared_ptr<JoinGate>& gate);
 
+// Whether it is such a one.
+bool is_batch_norm_overridden(const torch::nn::Module& layer);
+
 // SyncBatchNorm's forward in training, once `factor` is known. Undefined tensors are options that
 // are off.
 at::Tensor synchronous_batch_norm(const at::Tensor& input, const at::Tensor& weight,

@@ -69,25 +69,32 @@ BufferSync::BufferSync(const Group& group, std::vector<Named> buffers, Buffers m
         buffers_[members.front()].tensor.options().dtype(c10::toRealValueType(dtype));
     const at::Tensor flat = group.empty({numel * per_element}, options.requires_grad(false));
     const at::Tensor elements = per_element == 2 ? at::view_as_complex(flat.view({-1, 2})) : flat;
+    std::vector<int64_t> offsets;
     int64_t offset = 0;
     for (const size_t i : members) {
+      offsets.push_back(offset);
       const at::Tensor own = own_elements(buffers_[i].tensor);
       places_[i] = elements.narrow(0, offset, own.numel()).view(own.sizes());
       offset += own.numel();
       averaged_buffers_.push_back(i);
     }
-    averaged_.push_back({.flat = flat, .work = {}});
+    averaged_.push_back({.flat = flat, .work = {}, .members = members, .offsets = offsets});
   }
   for (size_t i = 0; i < buffers_.size(); ++i) places_[i].copy_(own_elements(buffers_[i].tensor));
 }
 
 const std::vector<char>& BufferSync::find_changed() {
+  if (lanes_) return changed_ = lanes_->changed;
+  compare();
+  return changed_;
+}
+
+void BufferSync::compare() {
   changed_.resize(buffers_.size());
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const at::Tensor& tensor = buffers_[i].tensor;
     changed_[i] = !tensor.is_cpu() || !same_bytes(tensor, places_[i]);
   }
-  return changed_;
 }
 
 void BufferSync::start(const std::vector<int>& present) {
@@ -96,7 +103,7 @@ void BufferSync::start(const std::vector<int>& present) {
   const bool counts = std::ranges::find(present, group_.rank()) != present.end();
   copied_.start(present.front(), "buffers");
   for (const size_t i : averaged_buffers_) places_[i].copy_(own_elements(buffers_[i].tensor));
-  for (auto& [flat, work] : averaged_) {
+  for (auto& [flat, work, members, offsets] : averaged_) {
     if (!counts) flat.zero_();
     work = group_.all_reduce(flat, ReduceOp::Sum, {.tag = "buffers"});
   }
@@ -104,17 +111,17 @@ void BufferSync::start(const std::vector<int>& present) {
 
 // The layer writes to its running statistics without counting a version, because the gradient in
 // training does not depend on them: two forwards may come before their backwards. So it is here.
-void BufferSync::write(size_t buffer) const {
+void BufferSync::write(size_t buffer, const at::Tensor& value) const {
   const Named& item = buffers_[buffer];
   const auto layer = item.statistic_of.lock();
   const bool counts = !layer || !layer->is_training();
-  own_elements(counts ? item.tensor : item.tensor.variable_data()).copy_(places_[buffer]);
+  own_elements(counts ? item.tensor : item.tensor.variable_data()).copy_(value);
 }
 
 void BufferSync::finish(const std::vector<double>& shares) {
   const at::NoGradGuard no_grad;
   copied_.wait();
-  for (auto& [flat, work] : averaged_) {
+  for (auto& [flat, work, members, offsets] : averaged_) {
     work.wait();
     flat.div_(divisor_);
   }
@@ -142,7 +149,8 @@ void BufferSync::warn_of_own_changes(const std::vector<double>& shares) {
 
 void BufferSync::sync() {
   if (buffers_.empty()) return;
-  const auto& mine = find_changed();
+  compare();
+  const auto& mine = changed_;
   std::vector<double> shares(mine.size());
   for (const auto& theirs :
        group_.all_gather_bytes({mine.data(), mine.size()}, {.tag = "buffers: which changed"})) {

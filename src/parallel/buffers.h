@@ -1,10 +1,13 @@
 // Keeps the ranks' buffers alike.
 #pragma once
 
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
+#include "parallel/lane_plan.h"
 #include "parallel/model.h"
 #include "parallel/packed.h"
 
@@ -40,14 +43,37 @@ class BufferSync {
   // All of that by itself. Every rank calls it.
   void sync();
 
+  // With a plan: every lane begins with the buffers that the step began with, and those that it
+  // leaves count as a rank's do. The first lane's are the source of what is broadcast; averages are
+  // taken over lanes. find_changed() then tells of all lanes.
+  void use_lanes(std::shared_ptr<const LanePlan> plan);
+  void begin_lanes();  // the first one
+  void begin_lane();   // a further one
+  void end_lane(int64_t own_lane);
+  // In the place of start() and finish(), after the last.
+  void finish_lanes(const std::vector<double>& shares);
+
  private:
   // Buffers of one dtype in one memory.
   struct Flat {
     at::Tensor flat;
     comm::Work work;
+    std::vector<size_t> members;   // buffers
+    std::vector<int64_t> offsets;  // of their elements
   };
 
-  void write(size_t buffer) const;
+  void write(size_t buffer) const { write(buffer, places_[buffer]); }
+  void write(size_t buffer, const at::Tensor& value) const;
+  void compare();
+  // This rank's buffers become those that the first of all lanes left.
+  void restore_first_lane();
+
+  struct Lanes {
+    std::shared_ptr<const LanePlan> plan;
+    std::vector<at::Tensor> start, first;  // by buffer
+    std::vector<char> changed;
+    std::vector<std::vector<at::Tensor>> slots;  // by averaged flat
+  };
 
   Group group_;
   std::vector<Named> buffers_;
@@ -59,6 +85,7 @@ class BufferSync {
   std::vector<char> changed_;
   Buffers mode_;
   bool warned_ = false;
+  std::optional<Lanes> lanes_;
 };
 
 }  // namespace lockstep::parallel

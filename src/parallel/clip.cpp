@@ -9,6 +9,7 @@
 
 #include "lockstep/core/error.h"
 #include "parallel/gradients.h"
+#include "parallel/lane_rules.h"
 #include "parallel/model.h"
 
 namespace lockstep::parallel {
@@ -62,6 +63,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);
   at::Tensor norm = norm_of(gradients, options.norm_type);
+  if (options.group) refuse_lanes(*options.group, "clip", "leave out ClipOptions::group");
   if (options.group) norm = norm_over(norm, options.norm_type, *options.group);
   if (options.error_if_nonfinite && !std::isfinite(norm.item<double>())) {
     throw Error(

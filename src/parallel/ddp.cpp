@@ -11,7 +11,9 @@
 #include "parallel/accumulator.h"
 #include "parallel/attached_module.h"
 #include "parallel/buffers.h"
+#include "parallel/fingerprint.h"
 #include "parallel/join_gate.h"
+#include "parallel/lane_rules.h"
 #include "parallel/model.h"
 #include "parallel/packed.h"
 #include "parallel/rank_stream.h"
@@ -22,7 +24,7 @@ namespace {
 
 constexpr int64_t kMessageBytes = int64_t{25} << 20;
 
-void check(const DdpOptions& options) {
+void check(const DdpOptions& options, const Group& group) {
   if (options.bucket_bytes.empty() || std::ranges::min(options.bucket_bytes) < 1) {
     throw ConfigError(
         fmt::format("[ddp] bucket_bytes = {{{}}}: there must be a number, and none below 1",
@@ -32,6 +34,7 @@ void check(const DdpOptions& options) {
     throw ConfigError(fmt::format("[ddp] check_same_every = {}: a number of passes, or 0 for never",
                                   options.check_same_every));
   }
+  check_lane_options(options, group);
   if (options.hook && options.reduce_dtype) {
     throw ConfigError(fmt::format(
         "[ddp] both the hook {} and reduce_dtype {} say how gradients are averaged: choose one",
@@ -74,8 +77,14 @@ struct Ddp::State {
   std::shared_ptr<Reducer> reducer;
   std::vector<Accumulator> accumulators;  // destroyed before the reducer they speak to
 
+  std::shared_ptr<const LanePlan> plan;  // with lanes
+
   State(const ModuleRef& ref, const Group& g, DdpOptions o)
-      : group(g), options(std::move(o)), module(ref, {options.ignore, options.sparse}) {}
+      : group(g), options(std::move(o)), module(ref, {options.ignore, options.sparse}) {
+    if (options.lanes > 0) plan = std::make_shared<LanePlan>(group, options.lanes);
+  }
+  // A group of one has nobody to average with, but lanes to add up.
+  bool is_alone() const { return group.size() == 1 && !plan; }
 
   void attach();
   void attach_hook(const Model& model) const;
@@ -102,15 +111,16 @@ void Ddp::State::attach_hook(const Model& model) const {
 void Ddp::State::attach() {
   const Model& model = module.model();
   parameters = model.trainable();
-  if (group.size() == 1) return;
+  if (is_alone()) return;
   broadcast_all(group, model.tensors(), kMessageBytes, 0, "Ddp: first state");
   buffers.emplace(group, model.buffers, options.buffers);
+  if (plan) buffers->use_lanes(plan);
   const auto first_sparse =
       std::ranges::stable_partition(parameters, [](const Named& item) { return !item.sparse; });
   reducer =
       std::make_shared<Reducer>(group, std::vector<Named>(parameters.begin(), first_sparse.begin()),
                                 std::vector<Named>(first_sparse.begin(), first_sparse.end()),
-                                options, module, *buffers, holds);
+                                options, module, *buffers, holds, plan);
   reducer->include_in_check(optimizer);
   accumulators.reserve(model.parameters.size());
   for (const auto& item : parameters) {
@@ -124,13 +134,19 @@ void Ddp::State::attach() {
 
 Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   group.refuse_python_ranks("Ddp");
-  check(options);
+  check(options, group);
   if (options.reduce_dtype) options.hook = std::make_shared<CastHook>(*options.reduce_dtype);
   state_ = std::make_unique<State>(module, group, std::move(options));
-  check(state_->module.model(), group, shared_with_another(state_->module.model()));
+  const Model& model = state_->module.model();
+  std::string complaint = shared_with_another(model);
+  if (complaint.empty() && state_->plan)
+    complaint = unfit_for_lanes(model, state_->options, module);
+  check(model, group, std::move(complaint));
+  if (state_->plan) begin_lanes(group, state_->options);
   state_->attach_hook(state_->module.model());
   state_->attach();
-  if (group.size() > 1) begin_rank_stream();
+  // What is drawn outside of lanes is drawn alike on all ranks.
+  if (group.size() > 1 && !state_->plan) begin_rank_stream();
 }
 
 Ddp::~Ddp() = default;
@@ -156,6 +172,11 @@ void Ddp::zero_grad() {
 Hold Ddp::hold() { return Hold(state_->holds); }
 
 void Ddp::sync_buffers() {
+  if (state_->plan && state_->options.buffers == Buffers::Average) {
+    throw ConfigError(
+        "[ddp] sync_buffers() would average buffers over ranks, which with lanes gives other bits "
+        "on another number of them: change buffers alike on all ranks, or use Buffers::Broadcast");
+  }
   if (state_->buffers) state_->buffers->sync();
 }
 
@@ -194,6 +215,11 @@ DdpLog Ddp::log() const {
 }
 
 void Ddp::join(const JoinOptions& options) {
+  if (state_->plan) {
+    throw ConfigError(
+        "[join] a Ddp with lanes cannot be joined: every step has all lanes, so give all the same "
+        "number of batches (Loader does)");
+  }
   state_->joined = options;
   if (!state_->reducer) return;
   state_->gate = gate_of_layers(state_->module.module(), state_->group);
@@ -214,6 +240,36 @@ void Ddp::leave() {
   broadcast_all(state_->group, state_->module.model().tensors(), kMessageBytes, present.front(),
                 "Join: last state");
 }
+
+uint64_t Ddp::fingerprint() const {
+  return parallel::fingerprint(state_->module.model().tensors());
+}
+
+int64_t Ddp::lane_count() const { return state_->plan ? state_->plan->lanes : 0; }
+
+std::shared_ptr<const LanePlan> Ddp::plan() const {
+  if (state_->plan) return state_->plan;
+  throw ConfigError("[ddp] this Ddp has no lanes: set DdpOptions::lanes as the loader's");
+}
+
+void Ddp::check_lanes(int64_t of_step) const {
+  if (plan()->lanes == of_step) return;
+  throw ConfigError(
+      fmt::format("[ddp] a step of {} lanes for a Ddp of {}: give LoaderOptions::lanes "
+                  "and DdpOptions::lanes the same number",
+                  of_step, plan()->lanes));
+}
+
+std::vector<std::shared_ptr<Reducer>> Ddp::reducers_of(const std::vector<const Ddp*>& ddps) const {
+  std::vector<std::shared_ptr<Reducer>> reducers;
+  for (const Ddp* ddp : ddps) {
+    ddp->check_lanes(plan()->lanes);
+    reducers.push_back(ddp->state_->reducer);
+  }
+  return reducers;
+}
+
+at::Device Ddp::device() const { return state_->parameters.front().tensor.device(); }
 
 bool Ddp::rebuilt() const { return state_->reducer && state_->reducer->rebuilt(); }
 

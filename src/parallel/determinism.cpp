@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 
+#include "comm/transport.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::parallel {
@@ -38,6 +39,9 @@ std::string mode_name() {
 }
 
 std::string sums(const Group& group) {
+  if (const int64_t lanes = group.transport().lanes()) {
+    return fmt::format("fixed tree over {} lanes", lanes);
+  }
   if (group.size() == 1) return "none";
   return fmt::format("{} over {} ranks ({})",
                      group.keeps_tree_order() ? "fixed tree" : "the library's order", group.size(),

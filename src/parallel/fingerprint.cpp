@@ -61,4 +61,10 @@ uint64_t fingerprint(const at::Tensor& tensor) {
                                                   plain.nbytes())));
 }
 
+uint64_t fingerprint(const std::vector<at::Tensor>& tensors) {
+  uint64_t sum = mixed(tensors.size());
+  for (const auto& tensor : tensors) sum = mixed(sum ^ fingerprint(tensor));
+  return sum;
+}
+
 }  // namespace lockstep::parallel

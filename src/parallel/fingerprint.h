@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::parallel {
 
@@ -13,5 +14,7 @@ namespace lockstep::parallel {
 uint64_t fingerprint(std::string_view bytes);
 // Of the elements in the order of their indices, with dtype and sizes. One on a device is copied.
 uint64_t fingerprint(const at::Tensor& tensor);
+// Of all of them, in order.
+uint64_t fingerprint(const std::vector<at::Tensor>& tensors);
 
 }  // namespace lockstep::parallel

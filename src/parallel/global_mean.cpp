@@ -5,6 +5,7 @@
 
 #include "lockstep/core/error.h"
 #include "parallel/gradients.h"
+#include "parallel/lane_plan.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -34,7 +35,7 @@ int64_t global_count(const Group& group, int64_t count) {
 }
 
 double global_mean_scale(const Group& group, int64_t count) {
-  return group.size() / static_cast<double>(global_count(group, count));
+  return static_cast<double>(addends_of(group)) / static_cast<double>(global_count(group, count));
 }
 
 double global_mean(const Group& group, const at::Tensor& sum, int64_t count) {
@@ -56,7 +57,8 @@ int64_t GlobalMean::scale_gradients_(const std::vector<at::Tensor>& parameters) 
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);
   if (!gradients.empty()) {
-    at::_foreach_mul_(gradients, group_.size() / static_cast<double>(total));
+    at::_foreach_mul_(gradients,
+                      static_cast<double>(addends_of(group_)) / static_cast<double>(total));
   }
   count_ = 0;
   return total;

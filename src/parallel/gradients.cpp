@@ -1,7 +1,9 @@
 #include "parallel/gradients.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
+#include <cstring>
 #include <set>
 
 namespace lockstep::parallel {
@@ -23,6 +25,22 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
     }
   }
   return gradients;
+}
+
+// copy_() takes 18 us for the 0.8 MB that memcpy() copies in 14.
+void copy_into(const at::Tensor& target, const at::Tensor& source) {
+  const bool same = target.device().is_cpu() && source.device().is_cpu() &&
+                    target.scalar_type() == source.scalar_type() &&
+                    target.strides() == source.strides() && target.sizes() == source.sizes() &&
+                    target.is_non_overlapping_and_dense() && !source.is_conj() &&
+                    !source.is_neg() && !source._is_zerotensor();
+  // Above the grain several threads are faster.
+  if (!same || (at::get_num_threads() > 1 && source.numel() >= at::internal::GRAIN_SIZE)) {
+    target.copy_(source);
+    return;
+  }
+  std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
+  target.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace lockstep::parallel

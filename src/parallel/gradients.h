@@ -14,4 +14,7 @@ at::Tensor gradient_values(const at::Tensor& parameter);
 // Of all parameters that have a gradient, each once.
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters);
 
+// target.copy_(source), or a faster way to the same.
+void copy_into(const at::Tensor& target, const at::Tensor& source);
+
 }  // namespace lockstep::parallel

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
@@ -113,10 +114,25 @@ bool ReduceLrOnPlateau::is_better(double metric) const {
   return sign * metric < sign * bar;
 }
 
-double ReduceLrOnPlateau::step(double metric) {
+// An average of equal numbers may be another one, which depends on how many they are.
+double ReduceLrOnPlateau::agree(double metric) const {
   at::Tensor average = at::full({1}, metric, at::kDouble);
-  group_.all_reduce(average, ReduceOp::Average, {.tag = "ReduceLrOnPlateau"}).wait();
-  const double agreed = average.item<double>();
+  if (group_.transport().lanes() == 0) {
+    group_.all_reduce(average, ReduceOp::Average, {.tag = "ReduceLrOnPlateau"}).wait();
+    return average.item<double>();
+  }
+  at::Tensor least_and_most = at::tensor({metric, -metric}, at::kDouble);
+  group_.all_reduce(least_and_most, ReduceOp::Min, {.tag = "ReduceLrOnPlateau"}).wait();
+  const double least = least_and_most[0].item<double>(), most = -least_and_most[1].item<double>();
+  if (least == most || least != least) return least;
+  throw ConfigError(
+      fmt::format("[reduce_lr_on_plateau] the metric is {} on one rank and {} on another, and with "
+                  "lanes it may not depend on the number of ranks: give LaneMean::mean()",
+                  least, most));
+}
+
+double ReduceLrOnPlateau::step(double metric) {
+  const double agreed = agree(metric);
   if (is_better(agreed)) {
     state_.best = agreed;
     state_.bad_steps = 0;

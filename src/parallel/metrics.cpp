@@ -10,6 +10,7 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "parallel/lane_rules.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -115,6 +116,7 @@ at::Tensor global_loss(const at::Tensor& loss, const Group& group) {
     throw ConfigError(
         fmt::format("[global_loss] a loss of {} elements: it must have one", loss.numel()));
   }
+  refuse_lanes(group, "global_loss", "use LaneMean");
   at::Tensor mean = loss.detach().clone();
   if (group.size() > 1) group.all_reduce(mean, ReduceOp::Average, {.tag = "global_loss"}).wait();
   return mean;

@@ -1,6 +1,5 @@
 #include "parallel/reducer.h"
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/variable.h>
@@ -13,9 +12,13 @@
 #include <utility>
 
 #include "comm/transport.h"
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "parallel/backward_end.h"
 #include "parallel/compare_ranks.h"
+#include "parallel/fingerprint.h"
+#include "parallel/gradients.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -30,27 +33,11 @@ std::vector<size_t> reverse_registration(size_t count) {
   return order;
 }
 
-// target.copy_(source), which takes 18 us for the 0.8 MB that memcpy() copies in 14.
-void copy_into(const at::Tensor& target, const at::Tensor& source) {
-  const bool same = target.device().is_cpu() && source.device().is_cpu() &&
-                    target.scalar_type() == source.scalar_type() &&
-                    target.strides() == source.strides() && target.sizes() == source.sizes() &&
-                    target.is_non_overlapping_and_dense() && !source.is_conj() &&
-                    !source.is_neg() && !source._is_zerotensor();
-  // Above the grain several threads are faster.
-  if (!same || (at::get_num_threads() > 1 && source.numel() >= at::internal::GRAIN_SIZE)) {
-    target.copy_(source);
-    return;
-  }
-  std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(), source.nbytes());
-  target.unsafeGetTensorImpl()->bump_version();
-}
-
 }  // namespace
 
 Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector<Named>& sparse,
                  const DdpOptions& options, AttachedModule& module, BufferSync& buffers,
-                 std::shared_ptr<const int> holds)
+                 std::shared_ptr<const int> holds, std::shared_ptr<const LanePlan> plan)
     : group_(group),
       parameters_(std::move(dense)),
       dense_(parameters_.size()),
@@ -65,13 +52,20 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
       sparse_(group, sparse),
       buffers_(buffers),
       holds_(std::move(holds)),
+      plan_(std::move(plan)),
       caller_(group.next_caller()) {
   parameters_.insert(parameters_.end(), sparse.begin(), sparse.end());
   held_.resize(parameters_.size());
   steps_.resize(parameters_.size());
   priors_.resize(parameters_.size());
   flags_ = Flags(buckets_.flags(), flag_counts_, options.unused);
+  if (plan_) {
+    lanes_ = std::make_unique<LaneGradients>(plan_, parameters_.size(), dense_);
+    make_lane_slots();
+  }
   present_ = in_backward_ = all_ranks(group_);
+  const auto every = env_int("LOCKSTEP_FINGERPRINT", 0, 1'000'000'000);
+  if (group_.rank() == 0) fingerprint_every_ = static_cast<uint32_t>(every.value_or(0));
 }
 
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
@@ -91,6 +85,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   }
   note_prior(parameter);
   if (held) {
+    if (lanes_) object_unless_in_lane();
     held_[parameter] = true;
   } else if (steps_[parameter] == Step::Absent) {
     steps_[parameter] = Step::Arriving;
@@ -102,6 +97,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
         item.name));
     return gradient;
   }
+  if (lanes_) return arriving_in_lane(parameter, gradient);
   // The node adds, with create_graph it records history, and it runs the user's post-accumulate
   // hook (once or not at all, as the libtorch is, when given nothing to add). arrived() then takes
   // the values.
@@ -118,10 +114,12 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
 }
 
 void Reducer::arrived(size_t parameter) {
-  if (!in_pass_ || parameter >= parameters_.size() || steps_[parameter] != Step::Arriving) return;
+  if (!in_pass_ || parameter >= parameters_.size()) return;
+  const bool is_placed = steps_[parameter] == Step::Placed;
+  if (!is_placed && steps_[parameter] != Step::Arriving) return;
   const at::Tensor& tensor = parameters_[parameter].tensor;
   // A post-accumulate hook that took the gradient away leaves a parameter unreached.
-  if (!tensor.grad().defined()) {
+  if (!is_placed && !tensor.grad().defined()) {
     steps_[parameter] = Step::Absent;
     return;
   }
@@ -136,8 +134,13 @@ void Reducer::arrived(size_t parameter) {
                       "sparse = false",
                       parameters_[parameter].name));
     }
+    if (lanes_) take_in_lane(parameter);
   } else {
-    if (fits(tensor.grad(), parameter)) {
+    if (is_placed) {
+      // Its bucket has it.
+    } else if (lanes_) {
+      take_in_lane(parameter);
+    } else if (fits(tensor.grad(), parameter)) {
       buckets_.adopt(tensor, parameter);
     } else {
       object_to_gradient(parameter);
@@ -154,7 +157,7 @@ void Reducer::arrived(size_t parameter) {
 // The last bucket carries the flags of all parameters, and waits for the end of backward(): whoever
 // has its average knows that no rank computes any more.
 bool Reducer::is_due(size_t bucket) const {
-  return bucket + 1 < buckets_.size() && waiting_[bucket] == 0;
+  return bucket + 1 < buckets_.size() && waiting_[bucket] == 0 && is_last_lane();
 }
 
 void Reducer::begin() {
@@ -174,8 +177,9 @@ void Reducer::begin() {
         "[join] the hook {} does not communicate in every pass, so ranks cannot join others' steps",
         options_.hook->name()));
   }
-  if (!quiet_) ++pass_;
-  zeroed_in_a_pass_ = std::max(zeroed_in_a_pass_, std::exchange(zeroed_, 0));
+  if (lanes_) begin_lane();
+  if (!quiet_ && is_last_lane()) ++pass_;
+  if (is_last_lane()) zeroed_in_a_pass_ = std::max(zeroed_in_a_pass_, std::exchange(zeroed_, 0));
   if (shadows_) return;
 
   in_pass_ = true;
@@ -205,6 +209,8 @@ void Reducer::launch(size_t bucket) {
     const Group over = averaged_over();
     if (last && over.size() > 1)
       works_.push_back(over.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")));
+  } else if (lanes_) {
+    works_.push_back(lanes_->average(buckets_, bucket, call(tags_[bucket])));
   } else {
     const ReduceOp op = divides_by_present() ? ReduceOp::Sum : ReduceOp::Average;
     works_.push_back(group_.all_reduce(flat, op, call(tags_[bucket])));
@@ -232,7 +238,13 @@ void Reducer::finish() {
   clock_.last_gradient();
   if (auto change = module_.change(); !change.empty()) object(std::move(change));
   std::vector<Unreached> unreached;
-  if (!all_ready()) unreached = contribute_unreached();
+  if (lanes_) {
+    const bool is_last = is_last_lane();
+    complete_lane();
+    if (!is_last) return;
+  } else if (!all_ready()) {
+    unreached = contribute_unreached();
+  }
   while (launched_ < buckets_.size()) launch(launched_);
   refuse_objected();
   if (join_) {
@@ -240,8 +252,9 @@ void Reducer::finish() {
     find_present();
   }
   finish_buffers();
-  if (!sparse_.empty()) average_sparse();
+  if (!sparse_.empty()) lanes_ ? average_sparse_lanes() : average_sparse();
   if (options_.unused == Unused::Error) refuse_unreached();
+  if (lanes_) settle_lanes();
   if (!unreached.empty()) settle(unreached);
   if (!rebuilt_ && !quiet_) rebuild();
   std::fill(held_.begin(), held_.end(), false);
@@ -249,6 +262,10 @@ void Reducer::finish() {
   if (gate_) gate_->end_step();
   if (join_) refuse_uneven();
   if (options_.check_same_every > 0) check_same();
+  if (fingerprint_every_ > 0 && pass_ % fingerprint_every_ == 0) {
+    log::info(fmt::format("[ddp] Ddp {}, pass {}: parameters and buffers {:016x}", caller_, pass_,
+                          fingerprint(module_.model().tensors())));
+  }
 }
 
 // The parameters are those that the forward used.
@@ -272,6 +289,7 @@ void Reducer::finish_buffers() {
     for (double& share : shares) share /= group_.size();
   }
   if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
+  if (lanes_) return buffers_.finish_lanes(shares);
   if (!join_) buffers_.warn_of_own_changes(shares);
   buffers_.start(present_);
   buffers_.finish(shares);
@@ -303,7 +321,7 @@ void Reducer::write_flags() {
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_.find_changed());
   if (mine == Flags::Presence::Absent) {
     // Nothing is reached, and nothing is lacking.
-  } else if (all_ready()) {
+  } else if (all_ready() && !lanes_) {
     flags_.write_all_reached();
   } else {
     flags_.write(reached());
@@ -314,6 +332,13 @@ void Reducer::write_flags() {
 }
 
 void Reducer::zeroed() {
+  if (is_in_lane()) {
+    object(
+        fmt::format("zero_grad() in {}, where gradients are being added up: call it before the "
+                    "loop over the lanes",
+                    lane_text(plan_->open)));
+    return;
+  }
   forget();
   if (zeroed_in_a_pass_ > 0 && zeroed_ > 0 && zeroed_ % zeroed_in_a_pass_ == 0) ++pass_;
   ++zeroed_;
@@ -322,6 +347,7 @@ void Reducer::zeroed() {
 void Reducer::forget() {
   std::fill(held_.begin(), held_.end(), false);
   std::fill(priors_.begin(), priors_.end(), at::Tensor());
+  if (lanes_ && !is_in_lane()) lanes_->reset();
   clock_.idle();
 }
 
@@ -341,6 +367,7 @@ void Reducer::write(DdpLog& log) const {
 
 void Reducer::rebuild() {
   rebuilt_ = true;
+  if (group_.size() == 1) return;
   std::vector<size_t> order;
   std::copy_if(order_.begin(), order_.end(), std::back_inserter(order),
                [&](size_t i) { return !is_sparse(i); });
@@ -365,6 +392,7 @@ void Reducer::rebuild() {
   }
   buckets_ = std::move(fresh);
   flags_ = Flags(buckets_.flags(), flag_counts_, options_.unused);
+  if (lanes_) make_lane_slots();
 }
 
 }  // namespace lockstep::parallel

@@ -16,6 +16,7 @@
 #include "parallel/buffers.h"
 #include "parallel/flags.h"
 #include "parallel/join_gate.h"
+#include "parallel/lane_gradients.h"
 #include "parallel/pass_clock.h"
 #include "parallel/sparse.h"
 
@@ -35,11 +36,18 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   // guards that are alive.
   Reducer(const Group& group, std::vector<Named> dense, const std::vector<Named>& sparse,
           const DdpOptions& options, AttachedModule& module, BufferSync& buffers,
-          std::shared_ptr<const int> holds);
+          std::shared_ptr<const int> holds, std::shared_ptr<const LanePlan> plan);
 
   at::Tensor arriving(size_t parameter, const at::Tensor& gradient) override;
   void arrived(size_t parameter) override;
   std::shared_ptr<CommHook> hook() const override { return options_.hook; }
+
+  // With a plan: a loop comes to one of this rank's lanes, and leaves it. What is wrong with it the
+  // next pass refuses.
+  void enter_lane(int64_t lane);
+  void leave_lane();
+  // After the last. Throws ConfigError on all ranks when a lane of this rank has had no backward().
+  void end_lanes();
 
   const Buckets& buckets() const { return buckets_; }
   bool rebuilt() const { return rebuilt_; }
@@ -65,7 +73,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   bool shadow();
 
  private:
-  enum class Step : uint8_t { Absent, Arriving, Ready };
+  enum class Step : uint8_t { Absent, Arriving, Placed, Ready };
   // A dense parameter this rank's backward did not reach, and its gradient from before if the
   // bucket holds it.
   struct Unreached {
@@ -102,6 +110,23 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   void add_priors();
   void refuse_uneven() const;
   void check_same();
+  bool is_in_lane() const;
+  // Whether this backward() meets the other ranks; always, without lanes.
+  bool is_last_lane() const;
+  std::string lane_text(int64_t own_lane) const;
+  void begin_lane();
+  void object_unless_in_lane();
+  void object_to_missing_lane();
+  // A pass to which this rank comes without a backward().
+  void meet_without_backward();
+  at::Tensor arriving_in_lane(size_t parameter, const at::Tensor& gradient);
+  // Its gradient is what the lane contributes.
+  void take_in_lane(size_t parameter);
+  void complete_lane();
+  // Gradients become what the lanes' averages are.
+  void settle_lanes();
+  void average_sparse_lanes();
+  void make_lane_slots();
   bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }
   void settle(const std::vector<Unreached>& unreached);
   void refuse_unreached() const;
@@ -118,8 +143,11 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   SparseGradients sparse_;
   BufferSync& buffers_;
   std::shared_ptr<const int> holds_;
+  std::shared_ptr<const LanePlan> plan_;  // both null without lanes
+  std::unique_ptr<LaneGradients> lanes_;
   std::vector<std::string> tags_;
   uint32_t caller_;                        // which Ddp of the group this is
+  uint32_t fingerprint_every_ = 0;         // passes of rank 0; 0: never
   uint32_t pass_ = 0;                      // passes so far that met the other ranks
   int zeroed_ = 0, zeroed_in_a_pass_ = 0;  // calls since the last pass, and the most there were
   std::vector<char> held_;                 // accumulated under hold() since the last pass

@@ -89,6 +89,12 @@ bool Reducer::shadow() {
     module_.zero_grad();
     forget();
   }
+  meet_without_backward();
+  return somebody_;
+}
+
+void Reducer::meet_without_backward() {
+  shadows_ = true;
   try {
     begin();
     finish();
@@ -97,7 +103,6 @@ bool Reducer::shadow() {
     throw;
   }
   shadows_ = false;
-  return somebody_;
 }
 
 void Reducer::refuse_uneven() const {

@@ -39,6 +39,7 @@ bool Reducer::fits(const at::Tensor& gradient, size_t parameter) const {
 void Reducer::refuse_objected() {
   if (!flags_.elements().is_cpu() || quiet_) {
     if (objection_.empty()) return;
+    if (lanes_) lanes_->reset();
     const auto text =
         fmt::format("[ddp] rank {}: {}", group_.rank(), std::exchange(objection_, {}));
     if (!quiet_) group_.transport().give_up(text);
@@ -48,6 +49,7 @@ void Reducer::refuse_objected() {
   if (!flags_.objected()) return;
   flags_.clear_objection();
   forget();
+  if (lanes_) lanes_->reset();
   const auto texts = group_.all_gather_bytes(std::exchange(objection_, {}), call("objections"));
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].empty())

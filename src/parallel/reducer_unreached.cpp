@@ -9,6 +9,9 @@
 namespace lockstep::parallel {
 
 std::vector<char> Reducer::reached() const {
+  if (lanes_) {
+    return options_.unused == Unused::Error ? lanes_->all_reached() : lanes_->any_reached();
+  }
   std::vector<char> reached(parameters_.size());
   for (size_t i = 0; i < reached.size(); ++i) reached[i] = steps_[i] == Step::Ready || held_[i];
   return reached;

@@ -1,9 +1,11 @@
 // Averages sparse gradients: what differs from rank to rank is sent, the rest of the table is not.
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/core/shard.h"
 #include "parallel/model.h"
 
 namespace lockstep::parallel {
@@ -22,9 +24,26 @@ class SparseGradients {
   // Throws ConfigError on all ranks for a gradient that is dense or does not fit on any.
   void average(const std::vector<char>& reached, int64_t divisor) const;
 
+  // The same over lanes: mine[i][l] is what this rank's l-th lane of Shard{rank, size()}.of(lanes)
+  // has for parameter i, undefined where it has nothing. Lanes go to all ranks one by one: what a
+  // rank adds to nothing may be another zero than what it does not add.
+  void average_lanes(const std::vector<std::vector<at::Tensor>>& mine,
+                     const std::vector<char>& reached, int64_t lanes) const;
+
  private:
-  void refuse_unfit(const at::Tensor& all) const;
-  at::Tensor sum(const Named& parameter, const at::Tensor& mine, const std::vector<int64_t>& counts,
+  // How many addends there are, this rank's among them, and who brings one, as "rank".
+  struct Addends {
+    std::vector<Range> of_ranks;
+    std::string_view unit;
+    int64_t count() const { return of_ranks.back().end; }
+  };
+  using Mine = std::vector<std::vector<at::Tensor>>;
+
+  void average(Mine mine, const std::vector<char>& reached, const Addends& addends,
+               int64_t divisor) const;
+  void refuse_unfit(const at::Tensor& all, std::string_view unit) const;
+  at::Tensor sum(const Named& parameter, const std::vector<at::Tensor>& mine,
+                 const Addends& addends, const std::vector<int64_t>& counts,
                  int64_t sparse_dim) const;
 
   Group group_;

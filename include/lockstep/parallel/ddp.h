@@ -6,16 +6,19 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/comm_hook.h"
 #include "lockstep/parallel/ddp_log.h"
 #include "lockstep/parallel/join.h"
+#include "lockstep/parallel/lanes.h"
 #include "lockstep/parallel/module_ref.h"
 
 namespace lockstep::parallel {
@@ -36,8 +39,8 @@ enum class Unused {
 // only: sync_buffers() before that forward brings rank 0's to all (a warning says where it was
 // missing).
 //
-// A buffer is written only when some rank has changed it. A graph that has saved it can then no longer run
-// backward, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
+// A buffer is written only when some rank has changed it. A graph that has saved it can then no
+// longer run backward, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
 // run all but the last backward() of such a graph under hold(). The running statistics of a
 // BatchNorm layer in training do not count, because its gradient does not depend on them.
 enum class Buffers {
@@ -67,13 +70,20 @@ struct DdpOptions {
   // EmbeddingBag with sparse = true, which are found. They go to all ranks after the buckets, past
   // any hook: each rank's indices and values only.
   std::vector<std::string> sparse = {};
-  // After this many passes all ranks compare their parameters and buffers, as check_same() does, and
-  // the state that include_in_check() adds; 0: never. backward() throws ConfigError on all ranks when
-  // they differ, which names the ranks and the first parameter. What takes no part (`ignore`,
-  // Buffers::None) is not compared. Passes are not counted that do not communicate (LocalSgd) or,
-  // within a Join, for which some rank has no batch. Alike on all ranks. It reads all parameters on
-  // one thread, 22 GB a second.
+  // After this many passes all ranks compare their parameters and buffers, as check_same() does,
+  // and the state that include_in_check() adds; 0: never. backward() throws ConfigError on all
+  // ranks when they differ, which names the ranks and the first parameter. What takes no part
+  // (`ignore`, Buffers::None) is not compared. Passes are not counted that do not communicate
+  // (LocalSgd) or, within a Join, for which some rank has no batch. Alike on all ranks. It reads
+  // all parameters on one thread, 22 GB a second.
   int64_t check_same_every = 0;
+  // A step's batch is cut into so many lanes, and the result is the same bits for every number of
+  // ranks up to that (lockstep/parallel/lanes.h). Every backward() is then within a loop over
+  // lanes(). Alike on all ranks. 0: each rank runs its own batch.
+  int64_t lanes = 0;
+  // With lanes: how many threads each rank computes with, which the constructor sets for the whole
+  // process. Kernels divide their sums by it, so it belongs to a run as its seed does.
+  int threads = 1;
 };
 
 // Gradients that travel in one all_reduce.
@@ -101,11 +111,11 @@ class [[nodiscard]] Hold {
 
 // Attaches to a module, which stays as it is: same type, same names, same forward. From then on,
 // when backward() returns, each rank has finished the computation of its own backward pass, and
-// every gradient that the pass accumulated into is the average over the ranks; or it threw (CommError: a rank failed, disagreed
-// or came late, and the group is dead; ConfigError: see below). After a throw the gradients are
-// unspecified: zero_grad() before the next backward. When the group has one rank nothing is
-// attached, nothing is communicated and backward() is libtorch's own: only the options and the module
-// are checked.
+// every gradient that the pass accumulated into is the average over the ranks; or it threw
+// (CommError: a rank failed, disagreed or came late, and the group is dead; ConfigError: see
+// below). After a throw the gradients are unspecified: zero_grad() before the next backward. When
+// the group has one rank nothing is attached, nothing is communicated and backward() is libtorch's
+// own: only the options and the module are checked.
 //
 // On a GPU (the module is on World::device()) backward() returns when all of that is enqueued: what
 // the current stream does next comes after it, and a failure is thrown by a later call of the
@@ -129,6 +139,13 @@ class [[nodiscard]] Hold {
 // added or replaced (replace_module), a module converted by to(dtype) or to(device). Until then
 // backward() throws. It cannot notice a change after which no parameter that it knows gets a
 // gradient.
+//
+// With lanes, Ddp attaches in a group of one, too, and gradients are averages over lanes: undefined
+// within a step, and set when the last lane's backward() returns. What was in them before the step
+// counts as a part of every lane's. Each rank keeps up to log2 of its lanes copies of the
+// gradients. Under hold() a lane may run several backward(), of which the last is outside of it.
+// Refused are a hook and reduce_dtype, Buffers::None for a module with buffers, SyncBatchNorm,
+// Join, Averager and Python ranks: none of them is a function of lanes alone.
 //
 // What is refused is refused on all ranks by ConfigError, which names the rank where it was found
 // and the parameter. (On a device that rank alone throws ConfigError, and the group ends.)
@@ -168,6 +185,28 @@ class Ddp : public Joinable {
   // Every rank calls it, outside of backward().
   void sync_buffers();
 
+  // This rank's lanes of a step, one after another: for (auto [x, y] : ddp.lanes(step)). Other Ddps
+  // whose gradients the body computes are named, too. Throws ConfigError when one has not as many
+  // lanes as the step. One loop at a time.
+  template <std::same_as<Ddp>... Others>
+  LaneRange<BatchOfLane> lanes(const data::Step& step, const Others&... others) const {
+    check_lanes(step.lane_count());
+    return range({this, &others...}, step.next_key(), BatchOfLane{step});
+  }
+  // The same for a program that makes its batches itself, the one of lane l from nothing but the
+  // step and l: for (Lane lane : ddp.lanes(StepKey{.seed = 1, .step = k})).
+  template <std::same_as<Ddp>... Others>
+  LaneRange<NumberOfLane> lanes(const StepKey& key, const Others&... others) const {
+    return range({this, &others...}, key, NumberOfLane{lane_count()});
+  }
+  // 0 without.
+  int64_t lane_count() const;
+
+  // A hash of this rank's parameters and buffers, to compare runs by: docs/reproducibility.md. It
+  // reads all of them on one thread, 22 GB a second. With LOCKSTEP_FINGERPRINT=n in the environment
+  // rank 0 logs it at the end of every n-th reducing backward().
+  uint64_t fingerprint() const;
+
   // From now on check_same_every also compares this optimizer's options and its state of the
   // module's parameters. It has to stay where it is for as long as this does; another one takes its
   // place. Called alike on all ranks. Does not communicate.
@@ -186,7 +225,18 @@ class Ddp : public Joinable {
   bool shadow() override;
 
  private:
+  friend class LaneMean;
   struct State;
+
+  void check_lanes(int64_t of_step) const;
+  std::vector<std::shared_ptr<Reducer>> reducers_of(const std::vector<const Ddp*>& ddps) const;
+  std::shared_ptr<const LanePlan> plan() const;
+  at::Device device() const;
+  template <class Item>
+  LaneRange<Item> range(const std::vector<const Ddp*>& ddps, StepKey key, Item item) const {
+    return {reducers_of(ddps), plan(), key, device(), std::move(item)};
+  }
+
   std::unique_ptr<State> state_;
 };
 

@@ -26,8 +26,8 @@ namespace lockstep::parallel {
 int64_t global_count(const Group& group, int64_t count);
 
 // What to multiply a summed loss by when the counts of the whole step are known before its first
-// backward(): size() / global_count. Ddp's average of the gradients is then the mean over all
-// samples, and nothing needs to be scaled afterwards.
+// backward(): size() / global_count, or with lanes their number / global_count. Ddp's average of
+// the gradients is then the mean over all samples, and nothing needs to be scaled afterwards.
 double global_mean_scale(const Group& group, int64_t count);
 
 // The mean of a summed loss or metric over all ranks' samples, the same bits on all of them. `sum`
@@ -43,7 +43,8 @@ class GlobalMean {
   // Samples of a micro-batch of this rank. Throws ConfigError when below 0.
   void add(int64_t count);
 
-  // Multiplies the gradients by size() / global count of what was added since the last call, and
+  // Multiplies the gradients by size() / global count of what was added since the last call (where
+  // Ddps of the group have lanes: by their number in the place of size()), and
   // returns that count. Every rank calls it once a step, after the backward() outside hold().
   // Throws as global_count() does; the gradients and the count are then as they were.
   int64_t scale_gradients_(const std::vector<at::Tensor>& parameters);
@@ -58,6 +59,6 @@ class GlobalMean {
 namespace lockstep {
 using parallel::global_count;
 using parallel::global_mean;
-using parallel::GlobalMean;
 using parallel::global_mean_scale;
+using parallel::GlobalMean;
 }  // namespace lockstep

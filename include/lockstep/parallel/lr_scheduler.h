@@ -86,7 +86,8 @@ class ReduceLrOnPlateau {
   ReduceLrOnPlateau(torch::optim::Optimizer& optimizer, const Group& group,
                     const PlateauOptions& options = {});
 
-  // The metric is averaged over the group, so that all ranks decide alike from the same bits. Every
+  // The metric is averaged over the group, so that all ranks decide alike from the same bits; with
+  // lanes it must be the same number on all (ConfigError), as LaneMean::mean() is. Every
   // rank calls it: one all_reduce of one float64. Returns that average.
   double step(double metric);
 
@@ -95,6 +96,7 @@ class ReduceLrOnPlateau {
   void restore(const PlateauState& state) { state_ = state; }
 
  private:
+  double agree(double metric) const;
   bool is_better(double metric) const;
 
   torch::optim::Optimizer& optimizer_;
