@@ -11,7 +11,7 @@ NINJA := NINJA_STATUS="[build %f/%t] " ninja
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume random docs format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes random docs format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -82,6 +82,10 @@ soak: build ## random faults in training jobs for $MINUTES (10), added to $RESUL
 resume: configured ## trainings killed at random moments, $KILLS (100) times, and resumed, against undisturbed ones; the seed is the time
 	@$(NINJA) -C $(BUILD) resume_trainer lockstep_tool
 	@python3 tests/resume_test.py . $(BUILD) --kills $(KILLS) --steps 200 --seed $$(date +%s)
+
+lanes: configured ## whether a run with lanes leaves one hash on 1 to 8 ranks, for every model, optimizer and transport (half an hour)
+	@$(NINJA) -C $(BUILD) test_lanes
+	@$(BUILD)/bin/test_lanes --gtest_also_run_disabled_tests --gtest_filter='LaneBars.*:RandomLanes.*'
 
 random: configured ## random programs of collectives, then of training, against one process: $MINUTES (10) of each; the seed is the time
 	@$(NINJA) -C $(BUILD) random_group random_training

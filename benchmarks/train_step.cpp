@@ -131,7 +131,11 @@ class Training {
     DdpOptions ddp_options;
     if (!options.bucket_kib.empty()) ddp_options.bucket_bytes.clear();
     for (const int64_t kib : options.bucket_kib) ddp_options.bucket_bytes.push_back(kib << 10);
-    const bool attached = mode == "ddp";
+    const bool attached = mode == "ddp" || mode == "lanes";
+    if (mode == "lanes") {
+      ddp_options.lanes = options.accumulate * world.size();
+      ddp_options.threads = static_cast<int>(options.threads);
+    }
     if (attached) ddp_.emplace(*work_.module, world.group(), ddp_options);
     const bool divides = options.optimizer == "zero";
     optimizer_ = optimizer_of(divides && !attached ? "fused" : options.optimizer, *work_.module,
@@ -167,12 +171,15 @@ class Training {
     } else {
       for (const auto& parameter : parameters_) parameter.mutable_grad().reset();
     }
-    for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
-      std::optional<parallel::Hold> hold;
-      if (ddp_ && micro + 1 < options_.accumulate) hold.emplace(ddp_->hold());
-      const Tensor loss = loss_of(work_.batches[next_ % work_.batches.size()]);
-      loss.backward();
-      losses_[next_++ % losses_.size()] = loss.detach();
+    if (ddp_ && ddp_->lane_count() > 0) {
+      const StepKey key{.seed = options_.seed, .step = static_cast<int64_t>(next_)};
+      for ([[maybe_unused]] const Lane lane : ddp_->lanes(key)) micro_batch();
+    } else {
+      for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
+        std::optional<parallel::Hold> hold;
+        if (ddp_ && micro + 1 < options_.accumulate) hold.emplace(ddp_->hold());
+        micro_batch();
+      }
     }
     const auto computed = Clock::now();
     if (barrier_) barrier_->barrier().wait();
@@ -180,6 +187,12 @@ class Training {
     const auto end = Clock::now();
     steps_.push_back(us(end - start));
     updates_.push_back(us(end - computed));
+  }
+
+  void micro_batch() {
+    const Tensor loss = loss_of(work_.batches[next_ % work_.batches.size()]);
+    loss.backward();
+    losses_[next_++ % losses_.size()] = loss.detach();
   }
 
   Tensor loss_of(const bench::Batch& batch) const {
@@ -275,9 +288,11 @@ int main(int argc, char** argv) {
   app.add_option(
          "--mode", options.modes,
          "bare: ranks that know nothing of each other, without Ddp; barrier: the same, but they "
-         "wait for each other in each step; several of these by turns")
+         "wait for each other in each step; lanes: as many a rank as batches accumulate; several "
+         "of "
+         "these by turns")
       ->delimiter(',')
-      ->check(CLI::IsMember({"ddp", "bare", "barrier"}))
+      ->check(CLI::IsMember({"ddp", "bare", "barrier", "lanes"}))
       ->capture_default_str();
   app.add_option(
          "--optimizer", options.optimizer,
@@ -293,7 +308,9 @@ int main(int argc, char** argv) {
   app.add_option("--turns", options.turns, "of several modes")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--warmup", options.warmup)->check(CLI::Range(1, 1'000'000))->capture_default_str();
+  app.add_option("--warmup", options.warmup)
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str();
   app.add_option("--batch", options.batch, "per rank")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();

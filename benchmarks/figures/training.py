@@ -92,6 +92,15 @@ def accumulation(bench):
               [r["reducing_us"] for r in each], "us/batch", 0.25 * 1.1, upper=True)
 
 
+def lanes(bench):
+    """Lanes beside what they take the place of: plain Ddp, or accumulation under hold(), of as many batches."""
+    row = lambda name, pair, bar: bench.row(name, *pair, "samples/s", bar, lower_is_better=False, paired=True)
+    flags = ["--optimizer", "fused", "--batch", "2"]
+    row("transformer, 2 ranks: 2 lanes / plain Ddp", by_turns(bench, 2, ["lanes", "ddp"], "gpt", 8, *flags), 0.99)
+    row("transformer, 1 rank: 8 lanes / accumulation over 8", by_turns(bench, 1, ["lanes", "ddp"], "gpt", 2, *flags, "--accumulate", "8"), 0.97)
+    row("transformer, 2 ranks: 8 lanes / accumulation over 4", by_turns(bench, 2, ["lanes", "ddp"], "gpt", 2, *flags, "--accumulate", "4"), 0.97)
+
+
 def scaling(bench):
     """Weak: the batch per rank stays. Strong: the batch of all ranks stays."""
     print("\n  scaling              ranks   samples/s   of ideal   step us   compute   waiting   reducing   overlapped")
@@ -110,4 +119,4 @@ def scaling(bench):
 
 
 FIGURES = {"transformer": transformer, "bfloat16": bfloat16, "bare": with_and_without, "optimizer": optimizer,
-           "divided": divided_optimizer, "accumulation": accumulation, "scaling": scaling}
+           "divided": divided_optimizer, "accumulation": accumulation, "lanes": lanes, "scaling": scaling}
