@@ -11,7 +11,7 @@ NINJA := NINJA_STATUS="[build %f/%t] " ninja
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes random docs format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes random docs format check-format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -58,15 +58,15 @@ fuzz-$(1): fuzz-tools
 fuzz: fuzz-$(1)
 .PHONY: fuzz-$(1)
 endef
-PLACE := $(patsubst src/%,%,$(wildcard src/core/place*.cpp))
+PLACE := $(filter-out core/place/node_list.cpp,$(patsubst src/%,%,$(wildcard src/core/place/*.cpp)))
 $(eval $(call fuzzer,idx,data/idx.cpp,-lz))
-$(eval $(call fuzzer,rendezvous,launch/codec.cpp launch/conversation.cpp core/tls.cpp core/token.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/node_list.cpp $(PLACE) launch/slurm.cpp \
-  launch/rendezvous.cpp launch/streams.cpp,-lspdlog))
-$(eval $(call fuzzer,accelerate,launch/accelerate.cpp,-lyaml-cpp))
-$(eval $(call fuzzer,symbols,launch/symbols.cpp,))
-$(eval $(call fuzzer,store,comm/store_protocol.cpp core/tls.cpp core/token.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,door,comm/door.cpp core/descriptors.cpp,))
+$(eval $(call fuzzer,rendezvous,launch/rendezvous/codec.cpp launch/rendezvous/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
+  launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))
+$(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp,-lyaml-cpp))
+$(eval $(call fuzzer,symbols,launch/diagnosis/symbols.cpp,))
+$(eval $(call fuzzer,store,comm/store/protocol.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,door,comm/shm/door.cpp core/descriptors.cpp,))
 CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)
 $(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
 $(eval $(call fuzzer,manifest,$(CHECKPOINT),))
@@ -77,11 +77,11 @@ fuzz-tools:
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says
 
 soak: build ## random faults in training jobs for $MINUTES (10), added to $RESULTS; a table, and status 1 for a hang or leftover
-	@python3 tests/support/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)
+	@python3 tests/system/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)
 
 resume: configured ## trainings killed at random moments, $KILLS (100) times, and resumed, against undisturbed ones; the seed is the time
 	@$(NINJA) -C $(BUILD) resume_trainer lockstep_tool
-	@python3 tests/resume_test.py . $(BUILD) --kills $(KILLS) --steps 200 --seed $$(date +%s)
+	@python3 tests/system/resume_test.py . $(BUILD) --kills $(KILLS) --steps 200 --seed $$(date +%s)
 
 lanes: configured ## whether a run with lanes leaves one hash on 1 to 8 ranks, for every model, optimizer and transport (half an hour)
 	@$(NINJA) -C $(BUILD) test_lanes
@@ -99,7 +99,11 @@ docs: ## writes the API reference into build/docs/api/html, and checks it and th
 
 format: ## formats the sources with clang-format
 	@scripts/setup.sh --dev
-	@git ls-files '*.h' '*.cpp' | xargs clang-format -i
+	@git ls-files '*.h' '*.cpp' '*.inl' | xargs clang-format -i
+
+check-format: ## fails for sources that `make format` would change
+	@scripts/setup.sh --dev
+	@git ls-files '*.h' '*.cpp' '*.inl' | xargs clang-format --dry-run -Werror
 
 clean: ## removes what was built; .deps and the caches stay
 	@rm -rf build

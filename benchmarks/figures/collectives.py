@@ -6,7 +6,7 @@ import tempfile
 
 from bench import HERE
 
-sys.path.append(os.path.join(HERE, "..", "tests"))
+sys.path.append(os.path.join(HERE, "..", "tests", "system"))
 from support.hosts import Hosts  # noqa: E402
 
 

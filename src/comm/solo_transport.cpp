@@ -1,7 +1,7 @@
 // A group of one: every collective is a copy from the inputs to the outputs, or nothing.
 #include <ATen/ATen.h>
 
-#include "comm/reduction.h"
+#include "comm/reduce/reduction.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 

@@ -1,5 +1,5 @@
 // What is particular to ranks on several hosts, which are pretended by LOCKSTEP_HOST;
-// tests/comm/collectives_test.cpp runs every collective on them, tests/wire_test.py real networks.
+// tests/comm/collectives_test.cpp runs every collective on them, tests/system/wire_test.py real networks.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 

@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "comm/board.h"
-#include "comm/gloo_device.h"
+#include "comm/health/board.h"
+#include "comm/gloo/device.h"
 
 namespace lockstep::comm {
 namespace {

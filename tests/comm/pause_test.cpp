@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "comm/store.h"
+#include "comm/store/store.h"
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
 

@@ -10,10 +10,10 @@
 #include <optional>
 #include <thread>
 
-#include "comm/board.h"
-#include "comm/direct_job.h"
-#include "comm/host_then_net.h"
-#include "comm/roster.h"
+#include "comm/health/board.h"
+#include "comm/direct/job.h"
+#include "comm/hierarchical/transport.h"
+#include "comm/world/roster.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"

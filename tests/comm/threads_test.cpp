@@ -1,5 +1,5 @@
 // How many threads a rank computes with, and each of its threads.
-#include "comm/threads.h"
+#include "comm/host/threads.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -1,5 +1,5 @@
-// One word for all ranks, through MPICH's process manager. The real ones: tests/schedulers_test.py.
-#include "core/place_exchange.h"
+// One word for all ranks, through MPICH's process manager. The real ones: tests/system/schedulers_test.py.
+#include "core/place/exchange.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -15,7 +15,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "comm/nccl_api.h"
+#include "comm/nccl/api.h"
 #include "device/fake_stream.h"
 #include "device/fake_wire.h"
 

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "comm/nccl_api.h"
+#include "comm/nccl/api.h"
 
 namespace lockstep::comm::nccl {
 namespace {

@@ -6,7 +6,7 @@
 #include <map>
 #include <sstream>
 
-#include "comm/libraries.h"
+#include "comm/host/libraries.h"
 #include "device/on_device.h"
 
 namespace lockstep::test {

@@ -1,5 +1,5 @@
 // Limits of control groups, in directories as the kernel shows them.
-#include "comm/cgroup.h"
+#include "comm/host/cgroup.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // What strangers of this host can do to the socket over which ranks hand each other memory: nothing.
-#include "comm/door.h"
+#include "comm/shm/door.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

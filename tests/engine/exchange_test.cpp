@@ -1,6 +1,6 @@
 // The shared-memory engine with ranks as threads of one process, where sanitizers see every access
 // of every rank. The collectives of real processes are in tests/comm.
-#include "comm/exchange.h"
+#include "comm/shm/exchange.h"
 
 #include <gtest/gtest.h>
 

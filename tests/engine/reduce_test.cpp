@@ -1,5 +1,5 @@
 // The kernels of every instruction set give the bits of the definition.
-#include "comm/reduce.h"
+#include "comm/reduce/reduce.h"
 
 #include <gtest/gtest.h>
 

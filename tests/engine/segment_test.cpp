@@ -1,6 +1,6 @@
 // Memory that is handed from process to process: what comes is what was meant, or nothing is
 // mapped.
-#include "comm/segment.h"
+#include "comm/shm/segment.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

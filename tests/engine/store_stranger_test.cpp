@@ -8,9 +8,9 @@
 #include <optional>
 #include <thread>
 
-#include "comm/store_client.h"
-#include "comm/store_server.h"
-#include "core/token.h"
+#include "comm/store/client.h"
+#include "comm/store/server.h"
+#include "core/security/token.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/thrown.h"

@@ -5,8 +5,8 @@
 #include <optional>
 #include <thread>
 
-#include "comm/store_client.h"
-#include "comm/store_server.h"
+#include "comm/store/client.h"
+#include "comm/store/server.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/thrown.h"

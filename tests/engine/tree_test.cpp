@@ -1,5 +1,5 @@
 // The tree above partial sums, against the kernels' own tree over all ranks.
-#include "comm/tree.h"
+#include "comm/reduce/tree.h"
 
 #include <gmock/gmock.h>
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "comm/door.h"
+#include "comm/shm/door.h"
 #include "core/descriptors.h"
 #include "support/door_stranger.h"
 

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "launch/conversation.h"
+#include "launch/rendezvous/conversation.h"
 
 namespace {
 

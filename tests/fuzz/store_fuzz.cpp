@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "comm/store_protocol.h"
-#include "core/tls.h"
+#include "comm/store/protocol.h"
+#include "core/security/tls.h"
 #include "lockstep/core/error.h"
 
 namespace {

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "launch/symbols.h"
+#include "launch/diagnosis/symbols.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
   const std::string elf(reinterpret_cast<const char*>(data), size);

@@ -1,5 +1,5 @@
 // An average over lanes has the same bits whichever ranks have which lanes.
-#include "comm/node_sum.h"
+#include "comm/reduce/node_sum.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

@@ -3,11 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/coordinator.h"
+#include "launch/rendezvous/coordinator.h"
 #include "launch/job.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"
-#include "launch/terms.h"
+#include "launch/rendezvous/terms.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -1,5 +1,5 @@
 // The memory allocators that ranks are started with.
-#include "launch/allocator.h"
+#include "launch/process/allocator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "launch/environment.h"
-#include "launch/host.h"
+#include "launch/process/environment.h"
+#include "launch/rendezvous/host.h"
 #include "launch/job.h"
 #include "lockstep/core/error.h"
 #include "lockstep/launch/run.h"

@@ -1,12 +1,12 @@
 // Cores of ranks, and what the doctor says of a host.
-#include "launch/binding.h"
+#include "launch/process/binding.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include "launch/host.h"
+#include "launch/rendezvous/host.h"
 #include "launch/job.h"
 #include "lockstep/launch/doctor.h"
 

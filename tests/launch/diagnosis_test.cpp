@@ -9,9 +9,9 @@
 #include <sstream>
 
 #include "launch/job.h"
-#include "launch/outcome.h"
-#include "launch/page.h"
-#include "launch/report.h"
+#include "launch/job/outcome.h"
+#include "launch/diagnosis/page.h"
+#include "launch/diagnosis/report.h"
 
 namespace lockstep::launch::testing {
 namespace {

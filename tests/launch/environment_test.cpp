@@ -9,7 +9,7 @@
 #include <string>
 
 #include "core/fd.h"
-#include "launch/host.h"
+#include "launch/rendezvous/host.h"
 #include "launch/job.h"
 
 namespace lockstep::launch::testing {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "launch/job.h"
-#include "launch/lines.h"
+#include "launch/output/lines.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "launch/conversation.h"
+#include "launch/rendezvous/conversation.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <filesystem>
 
 #include "launch/job.h"
-#include "launch/restarts.h"
+#include "launch/job/restarts.h"
 
 namespace lockstep::launch::testing {
 namespace {

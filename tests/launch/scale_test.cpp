@@ -10,8 +10,8 @@
 #include <queue>
 #include <unordered_map>
 
-#include "launch/codec.h"
-#include "launch/node.h"
+#include "launch/rendezvous/codec.h"
+#include "launch/rendezvous/node.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/node.h"
+#include "launch/rendezvous/node.h"
 
 namespace lockstep::launch::testing {
 

@@ -1,4 +1,4 @@
-// Launchers that srun has started, by its variables. A real Slurm: tests/schedulers_test.py.
+// Launchers that srun has started, by its variables. A real Slurm: tests/system/schedulers_test.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "launch/job.h"
-#include "launch/symbols.h"
+#include "launch/diagnosis/symbols.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/coordinator.h"
+#include "launch/rendezvous/coordinator.h"
 #include "launch/job.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"

@@ -1,5 +1,5 @@
 // Which parameters travel together, in which order, and when.
-#include "parallel/buckets.h"
+#include "parallel/ddp/buckets.h"
 
 #include "parallel/fake_transport.h"
 #include "parallel/reference.h"

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "parallel/model.h"
+#include "parallel/ddp/model.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 

@@ -1,0 +1,55 @@
+// Reductions by direct exchange: each member receives its slice from all others, adds in tree order
+// and gives the sum to whoever wants it. The same bytes as a ring, in two steps instead of
+// 2 (n - 1), and the one order of summation. (The direct-exchange algorithm of Rabenseifner, 2004.)
+// No torch.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "comm/direct/link.h"
+#include "comm/reduce/reduce.h"
+#include "comm/reduce/tree.h"
+
+namespace lockstep::comm {
+
+// What one member brings to a reduction and takes from it. "Slice s" is what member s sums up.
+struct DirectCall {
+  Reduction reduction;
+  // parts[j][s]: slice s of this member's j-th node.
+  std::vector<std::vector<const char*>> parts;
+  // Of each slice.
+  std::vector<int64_t> bytes;
+  // Where the sum of this member's slice goes. May be parts[0][rank].
+  char* sum = nullptr;
+  // results[s]: where the sum of slice s goes here; nullptr (or an empty list): not wanted here.
+  std::vector<char*> results = {};
+  // Members to whom this one's sum goes.
+  std::vector<int> takers = {};
+  // Of 31 bits: of the slices on their way to whoever sums them up, and of the sums.
+  uint32_t slice_tag = 0;
+  uint32_t sum_tag = 0;
+};
+
+class Direct {
+ public:
+  // nodes[m]: the nodes of the tree over [0, ranks) that member m brings. All members' together
+  // cover it.
+  Direct(const std::vector<std::vector<Range>>& nodes, int ranks);
+  // Every member brings itself.
+  static Direct of_ranks(int ranks);
+
+  // Blocks until this member's part is done and its memory may be used again. Throws what the link
+  // throws.
+  void run(Link& link, const DirectCall& call) const;
+
+ private:
+  class Incoming;
+  Direct(std::vector<std::pair<Range, int>> owned, int ranks);
+
+  // The member that brings node k of the tree.
+  std::vector<int> owners_;
+  Tree tree_;
+};
+
+}  // namespace lockstep::comm

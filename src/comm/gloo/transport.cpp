@@ -1,0 +1,145 @@
+#include "comm/gloo/transport.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "comm/health/call_numbers.h"
+#include "comm/gloo/state.h"
+#include "comm/text.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+// How much longer than us Gloo waits, so that it is our deadline that ends a wait and says why.
+constexpr std::chrono::seconds kGrace{10};
+
+// FNV-1a: the same on every rank, whatever it was compiled with.
+uint32_t checksum_of(std::string_view text) {
+  uint32_t hash = 2166136261u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash ^ hash >> 20;
+}
+
+class GlooPending : public Pending {
+ public:
+  GlooPending(std::shared_ptr<GlooState> state, GlooStep step, GlooCall call)
+      : state_(std::move(state)), step_(std::move(step)), call_(std::move(call)) {}
+  // Only a group that goes away has unfinished operations; it must not wait for them.
+  ~GlooPending() override {
+    if (!all_over()) state_->abandon();
+  }
+
+ private:
+  void finish() override { finish_until(std::chrono::steady_clock::time_point::max()); }
+  bool finish_within(std::chrono::microseconds limit) override {
+    return finish_until(std::chrono::steady_clock::now() + limit);
+  }
+  bool finish_until(std::chrono::steady_clock::time_point until) {
+    for (const WireWork& work : call_.works) {
+      if (!state_->await(work, step_, until)) return false;
+    }
+    state_->done(step_);
+    const at::NoGradGuard no_grad;
+    call_.finish();
+    call_ = {};
+    return true;
+  }
+
+  bool advance() override { return state_->is_dead() || all_over(); }
+
+  bool all_over() const {
+    return std::all_of(call_.works.begin(), call_.works.end(),
+                       [](const WireWork& work) { return work->isCompleted(); });
+  }
+
+  const std::shared_ptr<GlooState> state_;
+  GlooStep step_;
+  GlooCall call_;
+};
+
+class GlooTransport : public Transport {
+ public:
+  explicit GlooTransport(std::shared_ptr<GlooState> state)
+      : state_(std::move(state)), numbers_(rank(), size()) {}
+
+  std::string_view name() const override { return "gloo"; }
+  int rank() const override { return state_->rank(); }
+  int size() const override { return state_->size(); }
+  std::chrono::milliseconds timeout() const override { return state_->options().timeout; }
+  bool keeps_tree_order() const override { return !has_python_ranks(); }
+  bool has_python_ranks() const override { return state_->options().peers == GlooPeers::Python; }
+
+  Work start(Request request) override;
+  at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
+    return at::zeros(sizes, options);
+  }
+  void set_idle_work(std::function<void()> work) override { idle_work_ = std::move(work); }
+  void give_up(std::string_view why) noexcept override { state_->give_up(why); }
+  std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
+
+ private:
+  void await(const WireWork& work, GlooStep& step);
+
+  const std::shared_ptr<GlooState> state_;
+  CallNumbers numbers_;
+  std::function<void()> idle_work_ = [] {};
+};
+
+void GlooTransport::await(const WireWork& work, GlooStep& step) {
+  constexpr std::chrono::milliseconds kTurn{2};
+  while (!state_->await(work, step, std::chrono::steady_clock::now() + kTurn)) idle_work_();
+}
+
+Work GlooTransport::start(Request request) {
+  state_->check_alive();
+  const at::NoGradGuard no_grad;
+  GlooStep step{.notice = numbers_.next(request), .timeout = request.timeout};
+  GlooCall call;
+  try {
+    call =
+        state_->ops().launch(request, checksum_of(step.notice.signature), request.timeout + kGrace,
+                             [&](const WireWork& work) { await(work, step); });
+  } catch (const CommError& error) {
+    if (state_->is_dead()) throw;
+    state_->fail(step, error.what());
+  } catch (const std::exception& error) {
+    state_->fail(step, fmt::format("failed ({})", first_line(error)));
+  }
+  if (call.works.empty()) return {};
+  return Work(std::make_shared<GlooPending>(state_, std::move(step), std::move(call)));
+}
+
+std::shared_ptr<Transport> GlooTransport::subset(const std::vector<int>& members, int color) {
+  state_->check_alive();
+  std::vector<int> of_world;
+  for (const int member : members) of_world.push_back(state_->members()[member]);
+  const auto own = std::find(members.begin(), members.end(), rank());
+  // The number of collectives so far tells apart the splits of this group.
+  const Store store =
+      state_->store().prefix(fmt::format("split/{}/{}", numbers_.collectives(), color));
+  return std::make_shared<GlooTransport>(std::make_shared<GlooState>(
+      store, static_cast<int>(own - members.begin()), std::move(of_world), state_->options()));
+}
+
+}  // namespace
+
+Store python_group_keys(const Store& store) {
+  return store.prefix("default_pg").prefix("0/").prefix("cpu/");
+}
+
+std::shared_ptr<Transport> make_gloo_transport(const Store& store, int rank, int size,
+                                               const GlooOptions& options) {
+  std::vector<int> members = options.members;
+  if (members.empty()) {
+    members.resize(size);
+    std::iota(members.begin(), members.end(), 0);
+  }
+  return std::make_shared<GlooTransport>(
+      std::make_shared<GlooState>(store, rank, std::move(members), options));
+}
+
+}  // namespace lockstep::comm

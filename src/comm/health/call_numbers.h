@@ -1,0 +1,26 @@
+// Numbers the calls of a group, so that ranks can compare them.
+#pragma once
+
+#include <vector>
+
+#include "comm/health/board.h"
+#include "comm/transport.h"
+
+namespace lockstep::comm {
+
+class CallNumbers {
+ public:
+  CallNumbers(int rank, int size) : rank_(rank), sent_(size), received_(size) {}
+
+  // What the others are told of the next call. Collectives count in one sequence, messages in one
+  // for each pair and direction.
+  Notice next(const Request& request);
+  uint64_t collectives() const { return collectives_; }
+
+ private:
+  const int rank_;
+  uint64_t collectives_ = 0;
+  std::vector<uint64_t> sent_, received_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,399 @@
+#include "comm/hierarchical/transport.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "comm/shm/exchange.h"
+#include "comm/shm/transport.h"
+#include "comm/reduce/tree.h"
+#include "comm/hierarchical/two_levels.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A piece of a large all_reduce: while it is between the hosts, the next is summed up within.
+// docs/log.md has the measurement. A piece is divided among columns and hosts: it grows with them,
+// since slices of a few hundred bytes cost as many messages and carry nothing.
+constexpr int64_t kLeastPiece = 1 << 20;
+constexpr int64_t kLeastSlice = 16 << 10;
+
+// How much longer a rank waits for those of its own host, since they may be about to say that the
+// network has failed them.
+constexpr milliseconds kHearsay{1000};
+
+std::vector<std::vector<Range>> nodes_of(const std::vector<std::vector<int>>& hosts, int size) {
+  std::vector<std::vector<Range>> nodes;
+  for (const auto& ranks : hosts) nodes.push_back(maximal_nodes(ranks, size));
+  return nodes;
+}
+
+}  // namespace
+
+int64_t piece_bytes(int columns, int hosts) {
+  return std::max(kLeastPiece, int64_t{columns} * hosts * kLeastSlice);
+}
+
+namespace {
+
+class HostThenNet : public Transport {
+ public:
+  HostThenNet(const Store& store, int rank, Layout layout, milliseconds timeout, MakeNet make_net);
+
+  std::string_view name() const override { return "host-then-net"; }
+  int rank() const override { return rank_; }
+  int size() const override { return layout_.size(); }
+  milliseconds timeout() const override { return timeout_; }
+  bool keeps_tree_order() const override { return true; }
+  Work start(Request request) override;
+  at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
+    return levels_->guarded([&] { return levels_->up->empty(sizes, options); });
+  }
+  void move_on() override {
+    levels_->guarded([&] { levels_->move_on(); });
+  }
+  void give_up(std::string_view why) noexcept override { levels_->give_up(why); }
+  std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
+
+ private:
+  using Pieces = TwoLevelWork::Pieces;
+
+  Work two_levels(const Request& request);
+  Pieces all_reduce(const Request& request, const at::Tensor& tensor);
+  std::shared_ptr<Pipeline::Piece> reduce_piece(const Request& request, const at::Tensor& data);
+  Pieces reduce_scatter(const Request& request);
+  Pieces all_gather(const Request& request);
+  Pieces broadcast(const Request& request);
+  Pieces barrier(const Request& request);
+  Work message(Request request);
+
+  // A step of `request` by `transport`.
+  std::function<Work()> step(const std::shared_ptr<Transport>& transport, const Request& request,
+                             Request part) const;
+  // Each rank of this host sums up its part over the host: one sum for each of its nodes.
+  std::function<Work()> sum_within(const Request& request, const std::vector<at::Tensor>& parts,
+                                   const std::vector<at::Tensor>& sums) const;
+  std::vector<at::Tensor> of_ranks(const std::vector<at::Tensor>& tensors) const;
+  std::vector<at::Tensor> of_host(const std::vector<at::Tensor>& of_ranks, int host) const;
+  bool on_two_levels(const Request& request) const;
+  int local_size() const { return static_cast<int>(hosts_[host_].size()); }
+  int local_of(int rank) const;
+  int host_of(int rank) const;
+
+  const Store store_;
+  const int rank_;
+  const Layout layout_;
+  const milliseconds timeout_;
+  const MakeNet make_net_;
+  const std::vector<std::vector<int>> hosts_;
+  const int host_;           // of this rank
+  const int local_;          // this rank on its host
+  const int columns_;        // ranks of each host that talk to other hosts' in sums
+  const bool even_;          // every host has as many ranks
+  std::vector<Range> runs_;  // this host's nodes of the tree, in its own ranks
+  size_t own_run_ = 0;       // the one that this rank is in
+  const std::shared_ptr<TwoLevels> levels_ = std::make_shared<TwoLevels>();
+  uint64_t collectives_ = 0;
+};
+
+int index_of(const std::vector<int>& list, int value) {
+  return static_cast<int>(std::find(list.begin(), list.end(), value) - list.begin());
+}
+
+int host_with(const std::vector<std::vector<int>>& hosts, int rank) {
+  int host = 0;
+  while (index_of(hosts[host], rank) == static_cast<int>(hosts[host].size())) ++host;
+  return host;
+}
+
+int fewest(const std::vector<std::vector<int>>& hosts) {
+  size_t least = hosts.front().size();
+  for (const auto& ranks : hosts) least = std::min(least, ranks.size());
+  return static_cast<int>(least);
+}
+
+HostThenNet::HostThenNet(const Store& store, int rank, Layout layout, milliseconds timeout,
+                         MakeNet make_net)
+    : store_(store),
+      rank_(rank),
+      layout_(std::move(layout)),
+      timeout_(timeout),
+      make_net_(std::move(make_net)),
+      hosts_(layout_.by_host()),
+      host_(host_with(hosts_, rank)),
+      local_(index_of(hosts_[host_], rank)),
+      columns_(fewest(hosts_)),
+      even_(columns_ * static_cast<int>(hosts_.size()) == layout_.size()) {
+  const auto nodes = nodes_of(hosts_, size());
+  for (const Range& node : nodes[host_]) {
+    const int first = index_of(hosts_[host_], static_cast<int>(node.begin));
+    if (first <= local_ && local_ < first + node.size()) own_run_ = runs_.size();
+    runs_.push_back({first, first + node.size()});
+  }
+  levels_->all = make_net_(store.prefix("all"), {.rank = rank, .members = layout_.members});
+  if (local_size() == 1) {
+    levels_->up = levels_->down = make_solo_transport();
+  } else {
+    ShmOptions options{.timeout = timeout, .index = std::make_shared<GroupMemoryIndex>()};
+    for (const int member : hosts_[host_]) {
+      options.members.push_back(layout_.members[member]);
+      options.doors.push_back(layout_.doors[member]);
+    }
+    options.called = options.members;
+    const Store own = store.prefix(fmt::format("host/{}", host_));
+    levels_->up = make_shm_transport(own.prefix("up"), local_, local_size(), options);
+    levels_->down = make_shm_transport(own.prefix("down"), local_, local_size(), options);
+  }
+  // Ranks of this host may wait for an earlier operation before they come to the call that blocks.
+  levels_->all->set_idle_work([levels = levels_.get()] { levels->move_on(); });
+  if (local_ >= columns_) return;
+  NetGroup column{.rank = host_, .nodes = nodes, .ranks = size()};
+  for (const auto& ranks : hosts_) column.members.push_back(layout_.members[ranks[local_]]);
+  levels_->column = make_net_(store.prefix(fmt::format("column/{}", local_)), column);
+}
+
+int HostThenNet::host_of(int rank) const { return host_with(hosts_, rank); }
+int HostThenNet::local_of(int rank) const { return index_of(hosts_[host_of(rank)], rank); }
+
+// What the others gain nothing by goes plainly over the network.
+bool HostThenNet::on_two_levels(const Request& request) const {
+  switch (request.what) {
+    case Collective::AllReduce:
+    case Collective::Reduce:
+    case Collective::Barrier:
+      return true;
+    case Collective::ReduceScatter:
+    case Collective::AllGather:
+      return even_;
+    case Collective::Broadcast:
+      return local_of(request.peer) < columns_;
+    default:
+      return false;
+  }
+}
+
+Work HostThenNet::start(Request request) {
+  return levels_->guarded([&]() -> Work {
+    const at::NoGradGuard no_grad;
+    if (on_two_levels(request)) {
+      ++collectives_;
+      return two_levels(request);
+    }
+    const bool to_one = request.what == Collective::Send || request.what == Collective::Recv;
+    if (!to_one) ++collectives_;
+    return Work(std::make_shared<OneLevelWork>(
+        levels_, to_one ? message(std::move(request)) : levels_->all->start(std::move(request))));
+  });
+}
+
+Work HostThenNet::message(Request request) {
+  if (host_of(request.peer) != host_) return levels_->all->start(std::move(request));
+  request.peer = local_of(request.peer);
+  return levels_->up->start(std::move(request));
+}
+
+Work HostThenNet::two_levels(const Request& request) {
+  Pieces pieces;
+  switch (request.what) {
+    case Collective::AllReduce:
+      pieces = all_reduce(request, request.outputs[0]);
+      break;
+    case Collective::Reduce: {
+      // Everybody's sum is as cheap between hosts; the others' tensors keep their values.
+      const at::Tensor& own = request.outputs[0];
+      pieces = all_reduce(request, rank_ == request.peer ? own : own.clone());
+      break;
+    }
+    case Collective::ReduceScatter:
+      pieces = reduce_scatter(request);
+      break;
+    case Collective::AllGather:
+      pieces = all_gather(request);
+      break;
+    case Collective::Broadcast:
+      pieces = broadcast(request);
+      break;
+    default:
+      pieces = barrier(request);
+  }
+  return Work(std::make_shared<TwoLevelWork>(levels_, std::move(pieces)));
+}
+
+std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transport,
+                                        const Request& request, Request part) const {
+  const bool over_net = transport == levels_->column;
+  part.timeout = request.timeout + (over_net ? milliseconds(0) : kHearsay);
+  part.tag = request.tag;
+  part.call = request.call;
+  part.context = request.context;
+  part.advice = request.advice;
+  part.divide_by = request.divide_by;
+  if (!part.step_of) {
+    int64_t count = 0;
+    for (const at::Tensor& tensor :
+         request.what == Collective::ReduceScatter ? request.inputs : request.outputs) {
+      count += tensor.numel();
+    }
+    part.step_of = Request::Whole{request.name(), count};
+  }
+  return [transport, part = std::move(part)] { return transport->start(part); };
+}
+
+// An average is divided once, between the hosts.
+std::function<Work()> HostThenNet::sum_within(const Request& request,
+                                              const std::vector<at::Tensor>& parts,
+                                              const std::vector<at::Tensor>& sums) const {
+  return step(levels_->up, request,
+              {.what = Collective::ReduceScatter,
+               .inputs = parts,
+               .outputs = sums,
+               .op = request.op == ReduceOp::Average ? ReduceOp::Sum : request.op,
+               .runs = runs_});
+}
+
+HostThenNet::Pieces HostThenNet::all_reduce(const Request& request, const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.detach().view({-1});
+  const int64_t most = piece_bytes(columns_, static_cast<int>(hosts_.size())) / flat.element_size();
+  Pieces pieces;
+  for (int64_t at = 0; at < flat.numel(); at += most) {
+    pieces.push_back(reduce_piece(request, flat.narrow(0, at, std::min(most, flat.numel() - at))));
+  }
+  return pieces;
+}
+
+// The data is cut among the columns. Each sums its region over the host, then over the hosts, and
+// the ranks of the host put the regions together.
+std::shared_ptr<Pipeline::Piece> HostThenNet::reduce_piece(const Request& request,
+                                                           const at::Tensor& data) {
+  std::vector<at::Tensor> regions;
+  for (int local = 0; local < local_size(); ++local) {
+    const Range region =
+        local < columns_ ? slice_of(local, columns_, data.numel(), data.element_size()) : Range{};
+    regions.push_back(data.narrow(0, region.begin, region.size()));
+  }
+  const at::Tensor& mine = regions[local_];
+  std::vector<at::Tensor> sums;
+  for (size_t run = 0; run < runs_.size(); ++run) {
+    sums.push_back(run == own_run_ ? mine : at::empty_like(mine));
+  }
+  Staircase steps;
+  steps.within = sum_within(request, regions, sums);
+  if (mine.numel() > 0) {
+    steps.across =
+        step(levels_->column, request,
+             {.what = Collective::AllReduce, .inputs = sums, .outputs = {mine}, .op = request.op});
+  }
+  steps.back = step(levels_->down, request,
+                    {.what = Collective::AllGather, .inputs = {mine}, .outputs = regions});
+  return levels_->pipeline.add(std::move(steps));
+}
+
+// One tensor of size() equal parts, or the list as it is.
+std::vector<at::Tensor> HostThenNet::of_ranks(const std::vector<at::Tensor>& tensors) const {
+  if (tensors.size() != 1) return tensors;
+  if (tensors[0].numel() == 0) return std::vector<at::Tensor>(size(), tensors[0]);
+  return tensors[0].detach().view({size(), -1}).unbind(0);
+}
+
+std::vector<at::Tensor> HostThenNet::of_host(const std::vector<at::Tensor>& of_ranks,
+                                             int host) const {
+  std::vector<at::Tensor> tensors;
+  for (const int member : hosts_[host]) tensors.push_back(of_ranks[member]);
+  return tensors;
+}
+
+// The host sums up each other host's slices for itself; then the columns exchange the sums.
+HostThenNet::Pieces HostThenNet::reduce_scatter(const Request& request) {
+  const std::vector<at::Tensor> inputs = of_ranks(request.inputs);
+  const auto host_count = static_cast<int>(hosts_.size());
+  std::vector<at::Tensor> sums(runs_.size() * host_count);
+  Pieces pieces;
+  for (int host = 0; host < host_count; ++host) {
+    const std::vector<at::Tensor> slices = of_host(inputs, host);
+    std::vector<at::Tensor> own;
+    for (size_t run = 0; run < runs_.size(); ++run) {
+      own.push_back(sums[run * host_count + host] = at::empty_like(slices[local_]));
+    }
+    Staircase steps;
+    steps.within = sum_within(request, slices, own);
+    if (host + 1 == host_count) {
+      steps.across = step(levels_->column, request,
+                          {.what = Collective::ReduceScatter,
+                           .inputs = sums,
+                           .outputs = request.outputs,
+                           .op = request.op});
+    }
+    pieces.push_back(levels_->pipeline.add(std::move(steps)));
+  }
+  return pieces;
+}
+
+HostThenNet::Pieces HostThenNet::all_gather(const Request& request) {
+  const std::vector<at::Tensor> outputs = of_ranks(request.outputs);
+  std::vector<at::Tensor> column;
+  for (const auto& ranks : hosts_) column.push_back(outputs[ranks[local_]]);
+  Pieces pieces;
+  for (size_t host = 0; host < hosts_.size(); ++host) {
+    Staircase steps;
+    if (host == 0) {
+      steps.across =
+          step(levels_->column, request,
+               {.what = Collective::AllGather, .inputs = request.inputs, .outputs = column});
+    }
+    steps.back = step(levels_->down, request,
+                      {.what = Collective::AllGather,
+                       .inputs = {column[host]},
+                       .outputs = of_host(outputs, static_cast<int>(host))});
+    pieces.push_back(levels_->pipeline.add(std::move(steps)));
+  }
+  return pieces;
+}
+
+HostThenNet::Pieces HostThenNet::broadcast(const Request& request) {
+  const int column = local_of(request.peer);
+  Staircase steps;
+  if (local_ == column) {
+    steps.across = step(
+        levels_->column, request,
+        {.what = Collective::Broadcast, .outputs = request.outputs, .peer = host_of(request.peer)});
+  }
+  steps.back = step(levels_->down, request,
+                    {.what = Collective::Broadcast, .outputs = request.outputs, .peer = column});
+  return {levels_->pipeline.add(std::move(steps))};
+}
+
+HostThenNet::Pieces HostThenNet::barrier(const Request& request) {
+  Staircase steps;
+  steps.within = step(levels_->up, request, {.what = Collective::Barrier});
+  if (local_ == 0) steps.across = step(levels_->column, request, {.what = Collective::Barrier});
+  steps.back = step(levels_->down, request, {.what = Collective::Barrier});
+  return {levels_->pipeline.add(std::move(steps))};
+}
+
+std::shared_ptr<Transport> HostThenNet::subset(const std::vector<int>& members, int color) {
+  return levels_->guarded([&] {
+    return make_transport(store_.prefix(fmt::format("split/{}/{}", collectives_, color)),
+                          index_of(members, rank_), layout_.of(members), timeout_, make_net_);
+  });
+}
+
+}  // namespace
+
+std::shared_ptr<Transport> make_transport(const Store& store, int rank, const Layout& layout,
+                                          milliseconds timeout, const MakeNet& make_net) {
+  const auto hosts = layout.by_host();
+  if (hosts.size() == 1) {
+    return make_shm_transport(store, rank, layout.size(),
+                              {.timeout = timeout, .members = layout.members, .doors = layout.doors});
+  }
+  if (static_cast<int>(hosts.size()) == layout.size()) {
+    return make_net(store, {.rank = rank, .members = layout.members});
+  }
+  return std::make_shared<HostThenNet>(store, rank, layout, timeout, make_net);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,38 @@
+// CPU ranks of several hosts, several on a host: shared memory within a host, a network between
+// hosts. Bytes that cross between hosts are as few as can be: each host's sum goes out once, cut
+// among its ranks, which exchange their slices with the other hosts' at the same time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/world/layout.h"
+#include "comm/store/store.h"
+#include "comm/transport.h"
+
+namespace lockstep::comm {
+
+// Makes the transport between hosts: `members` are who is in it, as the world counts them; nodes
+// and ranks are as in GlooOptions.
+struct NetGroup {
+  int rank = 0;
+  std::vector<int> members;
+  std::vector<std::vector<Range>> nodes = {};
+  int ranks = 0;
+};
+using MakeNet = std::function<std::shared_ptr<Transport>(const Store&, const NetGroup&)>;
+
+// Bytes of a large all_reduce that go through the two levels together.
+int64_t piece_bytes(int columns, int hosts);
+
+// Every rank calls it, with a store under the same prefix. The transport that suits the layout: shm
+// for one host, the network's for ranks that are all on hosts of their own, else both. Throws what
+// they throw.
+std::shared_ptr<Transport> make_transport(const Store& store, int rank, const Layout& layout,
+                                          std::chrono::milliseconds timeout,
+                                          const MakeNet& make_net);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,277 @@
+#include "comm/nccl/state.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "comm/text.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+// How often the watch looks at what is under way.
+constexpr milliseconds kTick{10};
+// How often a rank asks whether another has failed, once a call takes that long.
+constexpr milliseconds kPeek{200};
+// What a rank that ended well has sent may still be on its way through this one's device.
+constexpr milliseconds kGrace{300};
+
+}  // namespace
+
+NcclState::NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store& store,
+                     const Setup& setup)
+    : setup_(setup),
+      store_(store),
+      roll_(setup.rank, setup.members, store.verdict()),
+      board_(store.clone(Board::kInquiry), setup.rank, setup.members),
+      processes_(setup.pids),
+      comm_(api),
+      watch_([this] { watch(); }) {
+  const Notice notice{.lane = "start", .signature = "start", .text = "its start"};
+  const auto start = begin(notice, {.timeout = setup.timeout});
+  try {
+    comm_.connect(id, setup.rank, roll_.size());
+    start->over = true;
+  } catch (const CommError& error) {
+    fail(notice, fmt::format("failed ({})", error.what()));
+  }
+  try {
+    check_alive();
+  } catch (...) {
+    {
+      const std::lock_guard lock(mutex_);
+      closing_ = true;
+    }
+    changed_.notify_all();
+    watch_.join();
+    throw;
+  }
+}
+
+NcclState::~NcclState() {
+  finish_awaited();
+  bool clean = !ended_;
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+    for (const auto& call : calls_)
+      clean = clean && (call->over || (call->recorded && call->end.query()));
+  }
+  changed_.notify_all();
+  watch_.join();
+  if (clean) comm_.close();
+  comm_.abort();
+}
+
+// The program has been told that these are over, and the other ranks need this one's part of them.
+// The deadline ends it.
+void NcclState::finish_awaited() {
+  for (const auto& call : under_way()) {
+    if (!call->awaited) continue;
+    while (!ended_ && !(call->recorded && call->end.query())) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+}
+
+std::shared_ptr<DeviceCall> NcclState::begin(Notice notice, Request request) {
+  check_alive();
+  const milliseconds timeout = request.timeout;
+  auto call = std::make_shared<DeviceCall>(setup_.device.type(), std::move(notice), timeout);
+  call->request = std::move(request);
+  {
+    const std::lock_guard lock(mutex_);
+    calls_.push_back(call);
+  }
+  changed_.notify_all();
+  return call;
+}
+
+void NcclState::enqueued(DeviceCall& call, const c10::Stream& stream) {
+  call.end.record(stream);
+  call.recorded = true;
+}
+
+void NcclState::wait(DeviceCall& call) {
+  check_alive();
+  call.awaited = true;
+  const c10::impl::VirtualGuardImpl device(setup_.device.type());
+  call.end.block(device.getStream(setup_.device));
+}
+
+bool NcclState::is_over(const DeviceCall& call) const {
+  return ended_ || call.over || (call.recorded && call.end.query());
+}
+
+void NcclState::drain() {
+  for (const auto& call : under_way()) {
+    if (call->recorded) call->end.synchronize();
+  }
+  check_alive();
+}
+
+// Let go of here and outside the lock: whose last reference it is, frees memory of the group.
+void NcclState::sweep() {
+  std::vector<std::optional<Request>> requests;
+  const std::lock_guard lock(mutex_);
+  std::erase_if(calls_, [&](const std::shared_ptr<DeviceCall>& call) {
+    // What the watch has told the others of it also says to them when it is over.
+    const bool is_done = call->over || ended_ || (!call->looked && is_over(*call));
+    if (is_done) requests.push_back(std::move(call->request));
+    return is_done;
+  });
+}
+
+NcclState::Calls NcclState::under_way() {
+  const std::lock_guard lock(mutex_);
+  Calls calls;
+  for (const auto& call : calls_) {
+    if (!call->over) calls.push_back(call);
+  }
+  return calls;
+}
+
+bool NcclState::is_idle() {
+  const Calls calls = under_way();
+  return std::all_of(calls.begin(), calls.end(), [&](const auto& call) { return is_over(*call); });
+}
+
+void NcclState::watch() {
+  // Or CUDA would make a context on device 0 for this thread.
+  c10::impl::VirtualGuardImpl(setup_.device.type()).setDevice(setup_.device);
+  std::unique_lock lock(mutex_);
+  while (!closing_ && !ended_) {
+    const bool busy =
+        std::any_of(calls_.begin(), calls_.end(), [](const auto& call) { return !call->over; });
+    if (!busy) {
+      changed_.wait(lock);
+      continue;
+    }
+    const Calls calls = calls_;
+    lock.unlock();
+    examine(calls);
+    lock.lock();
+    if (!closing_ && !ended_) changed_.wait_for(lock, kTick);
+  }
+}
+
+void NcclState::examine(const Calls& calls) {
+  DeviceCall* first = nullptr;
+  for (const auto& call : calls) {
+    if (call->over) continue;
+    if (!call->recorded || !call->end.query()) {
+      if (first == nullptr) first = call.get();
+      continue;
+    }
+    if (call->looked) {
+      Notice notice = call->notice;
+      notice.state = Notice::State::Running;
+      board_.post(notice);
+    }
+    call->over = true;
+  }
+  if (first == nullptr) return;
+  const auto now = steady_clock::now();
+  const bool late = now - first->start > Board::kLongWait && now - last_look_ > Board::kLongWait;
+  if (late || (now - first->start > kPeek && now - last_peek_ > kPeek && peek(now))) {
+    look(*first);
+    if (ended_) return;
+  }
+  if (const auto reason = ended_otherwise()) {
+    // A rank may have done its part and ended since it was looked at.
+    if (!first->recorded || !first->end.query()) fail(first->notice, *reason);
+    return;
+  }
+  for (const auto& call : calls) {
+    if (call->over || now - call->start < call->timeout) continue;
+    return fail(call->notice, fmt::format("timed out after {}", text_of(call->timeout)));
+  }
+}
+
+bool NcclState::peek(steady_clock::time_point now) {
+  last_peek_ = now;
+  return board_.peek();
+}
+
+// What ends the group whatever the call.
+std::optional<std::string> NcclState::ended_otherwise() {
+  if (const auto error = comm_.async_error()) return fmt::format("failed ({})", *error);
+  if (roll_.launcher_reports()) return roll_.given_up();
+  const auto lost = processes_.lost(kGrace);
+  if (!lost) return std::nullopt;
+  const auto fate = roll_.fate(*lost);
+  return fate ? fmt::format("lost {}, which {}", roll_.name(*lost), *fate)
+              : fmt::format("lost {}: its process {} has ended", roll_.name(*lost),
+                            setup_.pids[*lost]);
+}
+
+// NCCL neither notices different calls, which wait for each other, nor tells one rank that another
+// has given up.
+void NcclState::look(DeviceCall& call) {
+  last_look_ = steady_clock::now();
+  call.looked = true;
+  const Board::Notices notices = board_.exchange(call.notice, milliseconds(0));
+  for (int peer = 0; peer < roll_.size(); ++peer) {
+    const auto& notice = notices[peer];
+    if (!notice) continue;
+    if (notice->contradicts(call.notice)) return fail(call.notice, "is not what the others called");
+    if (notice->state != Notice::State::Failed) continue;
+    return fail(call.notice, fmt::format("was given up on {}, whose {} {}", roll_.name(peer),
+                                         notice->text, notice->reason));
+  }
+}
+
+bool NcclState::claim_end() {
+  const std::lock_guard lock(mutex_);
+  return !ended_.exchange(true);
+}
+
+void NcclState::publish_end(std::string text) {
+  {
+    const std::lock_guard lock(mutex_);
+    dead_ = std::move(text);
+  }
+  changed_.notify_all();
+}
+
+void NcclState::fail(const Notice& at, const std::string& reason) {
+  if (!claim_end()) return;
+  Notice notice = at;
+  notice.state = Notice::State::Failed;
+  notice.reason = reason;
+  board_.post(notice);
+  comm_.abort();
+  const Board::Notices notices = board_.exchange(notice, Board::kInquiry);
+  publish_end(roll_.end(at, reason, notices));
+}
+
+void NcclState::give_up(std::string_view why) noexcept {
+  if (!claim_end()) return;
+  std::string reason(why);
+  try {
+    // Said, and time given to hear it, before this process ends, as it may.
+    board_.exchange(
+        {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = reason},
+        Board::kInquiry);
+  } catch (const std::exception&) {
+    // The others learn of it by the deadline.
+  }
+  comm_.abort();
+  publish_end(std::move(reason));
+}
+
+void NcclState::check_alive() {
+  if (!ended_) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return dead_.has_value(); });
+  const bool first = !std::exchange(told_, true);
+  throw CommError(first ? "[nccl] " + *dead_
+                        : "[nccl] this group is dead, make a new one; it ended when " + *dead_);
+}
+
+}  // namespace lockstep::comm

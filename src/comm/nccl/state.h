@@ -1,0 +1,113 @@
+// What a NCCL transport and its operations share: the communicator, what is under way on it, and
+// how a failure becomes an error on every rank.
+#pragma once
+
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/health/call_numbers.h"
+#include "comm/health/board.h"
+#include "comm/nccl/communicator.h"
+#include "comm/host/processes.h"
+#include "comm/health/roll.h"
+#include "comm/transport.h"
+
+namespace lockstep::comm {
+
+// A call on its way through the device.
+struct DeviceCall {
+  DeviceCall(c10::DeviceType type, Notice the_notice, std::chrono::milliseconds the_timeout)
+      : notice(std::move(the_notice)), timeout(the_timeout), end(type) {}
+
+  const Notice notice;
+  const std::chrono::milliseconds timeout;
+  const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  std::optional<Request> request;  // keeps the memory until the device is done with it
+  c10::Event end;
+  bool awaited = false;               // by the program, which may go on before the device does
+  std::atomic<bool> looked{false};    // the watch has told the others of it
+  std::atomic<bool> recorded{false};  // `end` is in the stream
+  std::atomic<bool> over{false};
+};
+
+class NcclState {
+ public:
+  struct Setup {
+    at::Device device;
+    std::vector<int> members;  // the group's ranks as the world counts them
+    int rank = 0;
+    std::chrono::milliseconds timeout;
+    std::vector<int> pids;  // of the ranks on this host; 0 for the others
+  };
+
+  // Meets the other ranks, which all call it with the same id. Throws CommError.
+  NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store& store, const Setup& setup);
+  // Lets calls that were waited for come to their end on the device; others are cut off.
+  ~NcclState();
+
+  // Registers a call, which is watched from here on; all on the one thread that calls the group.
+  std::shared_ptr<DeviceCall> begin(Notice notice, Request request);
+  // After its last step was put into the stream.
+  void enqueued(DeviceCall& call, const c10::Stream& stream);
+  // Makes the caller's current stream wait for it. Throws CommError when the group has failed.
+  void wait(DeviceCall& call);
+  bool is_over(const DeviceCall& call) const;
+  // Blocks the caller until the device has done everything that was enqueued.
+  void drain();
+  // Whether it has.
+  bool is_idle();
+  // Lets go of the memory of calls that are over.
+  void sweep();
+
+  // Ends the group: whoever is or comes here gets an error. Any thread.
+  void fail(const Notice& at, const std::string& reason);
+  void give_up(std::string_view why) noexcept;
+  // Throws when the group has ended.
+  void check_alive();
+
+  const Roll& roll() const { return roll_; }
+  at::Device device() const { return setup_.device; }
+  std::chrono::milliseconds timeout() const { return setup_.timeout; }
+  const Store& store() const { return store_; }
+  NcclComm& comm() { return comm_; }
+
+ private:
+  using Calls = std::vector<std::shared_ptr<DeviceCall>>;
+
+  void watch();
+  Calls under_way();
+  void examine(const Calls& calls);
+  bool peek(std::chrono::steady_clock::time_point now);
+  void look(DeviceCall& call);
+  std::optional<std::string> ended_otherwise();
+  void finish_awaited();
+  bool claim_end();
+  void publish_end(std::string text);
+
+  const Setup setup_;
+  const Store store_;
+  const Roll roll_;
+  Board board_;
+  Processes processes_;
+  NcclComm comm_;
+  std::chrono::steady_clock::time_point last_look_, last_peek_;  // the watch's own
+  std::mutex mutex_;                                             // of what follows
+  std::condition_variable changed_;
+  Calls calls_;
+  bool closing_ = false;
+  std::atomic<bool> ended_{false};
+  std::optional<std::string> dead_;  // follows ended_, once it is known what the others say
+  bool told_ = false;
+  std::thread watch_;
+};
+
+}  // namespace lockstep::comm

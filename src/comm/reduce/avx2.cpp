@@ -1,0 +1,2 @@
+#define LOCKSTEP_ISA avx2
+#include "comm/reduce/kernels.inl"

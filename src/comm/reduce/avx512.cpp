@@ -1,0 +1,2 @@
+#define LOCKSTEP_ISA avx512
+#include "comm/reduce/kernels.inl"

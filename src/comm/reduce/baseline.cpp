@@ -1,0 +1,2 @@
+#define LOCKSTEP_ISA baseline
+#include "comm/reduce/kernels.inl"

@@ -1,2 +1,0 @@
-#define LOCKSTEP_ISA avx2
-#include "comm/reduce_kernels.inl"

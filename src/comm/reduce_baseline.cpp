@@ -1,2 +1,0 @@
-#define LOCKSTEP_ISA baseline
-#include "comm/reduce_kernels.inl"

@@ -1,0 +1,340 @@
+#include "comm/shm/channel.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <fstream>
+#include <thread>
+
+#include "comm/host/cgroup.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Spinning pays only while every rank has a core of its own; measured 400 times slower at 4 ranks on 2 cores. Then it pays for long:
+// whoever yields or sleeps while a stranger wants the core waits for the stranger's whole time slice of 3 ms (measured: a step
+// of 1.3 ms took 3.3 ms with a spin of 100 us beside one compiler, 1.5 ms with this).
+constexpr auto kSpin = std::chrono::microseconds(2000);
+constexpr int kYields = 50;
+// A sleeper looks around this often: a lost peer is known well within half a second.
+constexpr std::chrono::microseconds kNap(20000);
+// While something else is under way, of whose moves it is not told.
+constexpr std::chrono::microseconds kShortNap(500);
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds nap) {
+  const timespec limit{0, nap.count()};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &limit, nullptr, 0);
+}
+
+void futex_wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Counters wrap: "at least" is by distance.
+bool reached(uint32_t value, uint32_t target) { return static_cast<int32_t>(value - target) >= 0; }
+
+// By affinity, and by the quota of the control groups: who spins spends it.
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const int bound = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return static_cast<int>(std::min<double>(bound, group_cores().value_or(bound)));
+}
+
+bool is_stopped(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');
+  return name_end != std::string::npos && name_end + 2 < line.size() &&
+         (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
+}
+
+// Waits for `ready` until `stop`: spins for kSpin from `since` on, then yields, then sleeps on `sleeper` in naps, after each of
+// which `look_around` is called, which may throw. False when `stop` came first.
+template <class Ready, class LookAround>
+bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock::time_point since,
+                Channel::Clock::time_point stop, const std::function<Idle()>& idle, const LookAround& look_around) {
+  const auto spin_end = std::min(stop, since + kSpin);
+  while (spin && Channel::Clock::now() < spin_end) {
+    for (int i = 0; i < 64; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+  }
+  for (int i = 0; i < kYields; ++i) {
+    if (ready()) return true;
+    idle();
+    sched_yield();
+  }
+  for (;;) {
+    const uint32_t seen = sleeper.value.load(std::memory_order_seq_cst);
+    sleeper.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    // Whoever advances the counter either finds a sleeper counted, or was seen here.
+    const bool now_ready = ready();
+    if (!now_ready && sleeper.value.load(std::memory_order_seq_cst) == seen) {
+      const Idle found = idle();
+      const auto left = std::chrono::ceil<std::chrono::microseconds>(stop - Channel::Clock::now());
+      const auto nap = std::clamp(left, std::chrono::microseconds(0), found == Idle::Waits ? kShortNap : kNap);
+      if (found != Idle::Moved) futex_wait(sleeper.value, seen, nap);
+    }
+    sleeper.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (now_ready || ready()) return true;
+    look_around();
+    if (ready()) return true;
+    if (Channel::Clock::now() >= stop) return false;
+  }
+}
+
+}  // namespace
+
+bool Announcement::agrees_with(const Announcement& other) const {
+  constexpr size_t kAgreed = offsetof(Announcement, segment);
+  static_assert(kAgreed == 64, "one cache line without gaps");
+  return std::memcmp(this, &other, kAgreed) == 0;  // texts end in zeros
+}
+
+std::string Announcement::text(uint32_t sequence) const {
+  std::vector<std::string> inside;
+  if (tag[0]) inside.emplace_back(tag);
+  if (caller != 0) inside.push_back(fmt::format("{} {}", caller_name, caller));
+  if (pass != 0) inside.push_back(fmt::format("pass {}", pass));
+  if (dtype[0]) inside.push_back(count >= 0 ? fmt::format("{} x {}", dtype, count) : dtype);
+  if (root >= 0) inside.push_back(fmt::format("root {}", root));
+  const std::string name = fmt::format("{} #{}", what, sequence);
+  return inside.empty() ? name : fmt::format("{} ({})", name, fmt::join(inside, ", "));
+}
+
+Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bool watch_processes,
+                 std::vector<int> members, std::vector<int> called)
+    : blocks_(blocks), rank_(rank), size_(size), spin_(size <= usable_cores()), processes_(size),
+      members_(std::move(members)), called_(std::move(called)), posted_(blocks[rank].posted.value.load()),
+      phase_(blocks[rank].phase.value.load()), all_done_(blocks[rank].done.value.load()) {
+  if (watch_processes) verdict_.emplace();
+  blocks_[rank].pid.store(getpid());
+  Announcement hello;
+  std::strcpy(hello.what, "join");
+  const uint32_t joined = post(hello);
+  await_counter(&RankBlock::posted, joined, joined, {timeout});
+  for (int peer = 0; watch_processes && peer < size; ++peer) {
+    if (peer != rank) processes_[peer] = Process::watch(blocks_[peer].pid.load());
+  }
+  // Nobody passes before all have opened the others, so a process that is gone here is gone for good.
+  arrive();
+  await_met(joined, {timeout});
+  set_done();
+}
+
+void Channel::advance(Counter& counter) {
+  counter.value.fetch_add(1, std::memory_order_seq_cst);
+  if (counter.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(counter.value);
+}
+
+uint32_t Channel::post(const Announcement& announcement) {
+  check_alive();
+  const uint32_t sequence = ++posted_;
+  static_cast<Announcement&>(blocks_[rank_].ring[sequence % RankBlock::kRing]) = announcement;
+  advance(blocks_[rank_].posted);
+  return sequence;
+}
+
+const Announcement& Channel::announcement(int rank, uint32_t sequence) const {
+  return blocks_[rank].ring[sequence % RankBlock::kRing];
+}
+
+bool Channel::all_posted(uint32_t sequence) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!reached(blocks_[peer].posted.value.load(std::memory_order_acquire), sequence)) return false;
+  }
+  for (int i = 1; i < size_; ++i) compare((rank_ + i) % size_, sequence);
+  return true;
+}
+
+bool Channel::await_posted(uint32_t sequence, const Patience& patience) {
+  return await_counter(&RankBlock::posted, sequence, sequence, patience);
+}
+
+void Channel::compare(int peer, uint32_t sequence) {
+  const Announcement& mine = announcement(rank_, sequence);
+  const Announcement& theirs = announcement(peer, sequence);
+  if (mine.agrees_with(theirs)) return;
+  fail(fmt::format(
+      "[shm] the ranks disagree: rank {} calls {}, rank {} calls {}. Every rank must make the same calls in the same order "
+      "with the same dtype and counts{}",
+      name_of(rank_), mine.text(sequence), name_of(peer), theirs.text(sequence), advice(sequence, peer)));
+}
+
+std::string Channel::advice(uint32_t sequence, int peer) const {
+  const Announcement& mine = announcement(rank_, sequence);
+  const Announcement& theirs = announcement(peer, sequence);
+  const char* said = mine.advice[0] ? mine.advice : theirs.advice;
+  return said[0] ? fmt::format(" ({})", said) : "";
+}
+
+void Channel::arrive() {
+  ++phase_;
+  advance(blocks_[rank_].phase);
+}
+
+bool Channel::all_met() const {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!reached(blocks_[peer].phase.value.load(std::memory_order_acquire), phase_)) return false;
+  }
+  return true;
+}
+
+bool Channel::await_met(uint32_t sequence, const Patience& patience) {
+  return await_counter(&RankBlock::phase, phase_, sequence, patience);
+}
+
+void Channel::set_done() { advance(blocks_[rank_].done); }
+
+bool Channel::all_done(uint32_t sequence) const {
+  if (reached(all_done_, sequence)) return true;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (!reached(blocks_[peer].done.value.load(std::memory_order_acquire), sequence)) return false;
+  }
+  all_done_ = sequence;
+  return true;
+}
+
+bool Channel::await_done(uint32_t sequence, const Patience& patience) {
+  return all_done(sequence) || await_counter(&RankBlock::done, sequence, sequence, patience);
+}
+
+bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence, const Patience& patience) {
+  const auto behind = [&](int peer) {
+    return !reached((blocks_[peer].*counter).value.load(std::memory_order_acquire), value);
+  };
+  // An operation that is under way cannot be overtaken, and its announcement must stay until it has been compared.
+  const std::function<Idle()>& idle = counter == &RankBlock::done ? move_everything_ : move_messages_;
+  Clock::time_point own_since{};
+  Clock::time_point& since = patience.since ? *patience.since : own_since;  // set by the first wait that is not over at once
+  for (int i = 1; i < size_; ++i) {
+    const int peer = (rank_ + i) % size_;
+    if (behind(peer)) {
+      if (since == Clock::time_point{}) since = Clock::now();
+      const auto deadline = since + patience.timeout;
+      const bool came = wait_until(
+          [&] { return !behind(peer); }, blocks_[peer].*counter, spin_, since, std::min(deadline, patience.until), idle,
+          [&] {
+            for (int other = 0; other < size_; ++other) {
+              if (other == rank_ || !behind(other)) continue;
+              check_peer(other, [&] { return behind(other); }, announcement(rank_, sequence).text(sequence),
+                         advice(sequence, rank_));
+            }
+          });
+      if (!came && patience.until < deadline) return false;
+      std::string late;
+      for (int other = 0; !came && other < size_; ++other) {
+        if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
+      }
+      if (!late.empty()) {
+        fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}{}", announcement(rank_, sequence).text(sequence),
+                         patience.timeout.count() / 1000.0, name_of(rank_), late, advice(sequence, rank_)));
+      }
+    }
+    // Two that disagree know it before the others have come.
+    if (counter == &RankBlock::posted) compare(peer, sequence);
+  }
+  since = Clock::time_point{};
+  return true;
+}
+
+bool Channel::await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what, int peer,
+                         const Patience& patience) {
+  if (ready()) return true;
+  Clock::time_point own_since{};
+  Clock::time_point& since = patience.since ? *patience.since : own_since;
+  if (since == Clock::time_point{}) since = Clock::now();
+  const auto deadline = since + patience.timeout;
+  const bool came =
+      wait_until(ready, blocks_[rank_].bell, spin_, since, std::min(deadline, patience.until), move_everything_,
+                 [&] { check_peer(peer, [&] { return !ready(); }, what()); });
+  if (came) return true;
+  if (patience.until < deadline) return false;
+  fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(), patience.timeout.count() / 1000.0,
+                   name_of(rank_), where_is(peer)));
+}
+
+void Channel::ring(int rank) { advance(blocks_[rank].bell); }
+
+bool Channel::is_gone(int peer) const { return processes_[peer] && processes_[peer]->has_ended(); }
+
+std::string Channel::fate_of(int peer, milliseconds patience) const {
+  // The launcher reaps the process a moment after its end is seen here.
+  const auto until = Clock::now() + patience;
+  while (verdict_ && verdict_->has_launcher()) {
+    const auto fate = verdict_->fate(members_.empty() ? peer : members_[peer]);
+    if (fate) return fmt::format("rank {} {}", name_of(peer), *fate);
+    if (Clock::now() >= until) break;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return fmt::format("rank {} (process {}) has ended", name_of(peer), blocks_[peer].pid.load());
+}
+
+void Channel::check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
+                         const std::string& advice) {
+  const RankBlock& block = blocks_[peer];
+  // Asked first: what a process does before its end is seen after its end.
+  const bool gone = is_gone(peer);
+  const bool gave_up = block.gave_up.load(std::memory_order_acquire);
+  if ((gone || gave_up) && !needed()) return;
+  if (gave_up) {
+    fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, name_of(rank_), name_of(peer), block.reason));
+  }
+  if (gone) {
+    const std::string fate = fate_of(peer, milliseconds(100));
+    // A signal needs no other cause.
+    const bool is_killed = fate.find("was killed") != std::string::npos;
+    fail(fmt::format("[shm] {} on rank {} cannot go on: {}{}", doing, name_of(rank_), fate, is_killed ? "" : advice));
+  }
+  if (verdict_ && verdict_->is_out()) {
+    fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_), verdict_->given_up_with_fates()));
+  }
+}
+
+std::string Channel::where_is(int peer) const {
+  const RankBlock& block = blocks_[peer];
+  const uint32_t posted = block.posted.value.load(), done = block.done.value.load();
+  if (is_gone(peer)) return fate_of(peer, milliseconds(0));
+  const char* stopped = is_stopped(block.pid.load()) ? " (its process is stopped)" : "";
+  if (block.pid.load() == 0) return fmt::format("rank {} has not come yet{}", name_of(peer), stopped);
+  const std::string last = block.ring[posted % RankBlock::kRing].text(posted);
+  if (done == posted) return fmt::format("rank {} is past {} and in no collective since{}", name_of(peer), last, stopped);
+  return fmt::format("rank {} is at {}{}", name_of(peer), last, stopped);
+}
+
+void Channel::check_alive() const {
+  if (!dead_.empty()) throw CommError(fmt::format("{} (the group is dead since then)", dead_));
+}
+
+void Channel::fail(const std::string& text) {
+  RankBlock& block = blocks_[rank_];
+  if (dead_.empty()) {
+    dead_ = text;
+    const size_t length = std::min(text.size(), sizeof block.reason - 1);
+    std::memcpy(block.reason, text.data(), length);
+    block.reason[length] = '\0';
+    block.gave_up.store(1, std::memory_order_release);
+  }
+  throw CommError(text);
+}
+
+}  // namespace lockstep::comm

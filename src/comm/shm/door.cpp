@@ -1,0 +1,144 @@
+#include "comm/shm/door.h"
+
+#include <fmt/format.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+// What came and was not taken; more of it comes from strangers.
+constexpr size_t kMostKept = 256;
+// How long a full door is tried again.
+constexpr std::chrono::seconds kFull{5};
+
+// In the abstract name space: there is no file that could be left.
+std::pair<sockaddr_un, socklen_t> abstract(const std::string& name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(),
+              std::min(name.size(), sizeof address.sun_path - 1));
+  return {address, static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size())};
+}
+
+union Control {
+  char bytes[CMSG_SPACE(sizeof(int))];
+  cmsghdr align;
+};
+
+}  // namespace
+
+Cookie new_cookie() {
+  Cookie cookie;
+  if (getrandom(cookie.data(), sizeof cookie, 0) != sizeof cookie)
+    throw CommError(fmt::format("[shm] no random numbers: {}", std::strerror(errno)));
+  return cookie;
+}
+
+Door& Door::own() {
+  static std::mutex mutex;
+  static std::map<pid_t, std::unique_ptr<Door>> doors;  // a forked child needs another
+  const std::lock_guard lock(mutex);
+  auto& door = doors[getpid()];
+  if (!door) door.reset(new Door);
+  return *door;
+}
+
+Door::Door() : socket_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+  if (!socket_) return;
+  const Cookie name = new_cookie();
+  const std::string wanted = fmt::format("lockstep-{:016x}{:016x}", name[0], name[1]);
+  const auto [address, length] = abstract(wanted);
+  if (bind(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0)
+    address_ = wanted;
+}
+
+std::optional<std::string> Door::hand_over(const std::string& address, const Cookie& cookie,
+                                           int fd) {
+  if (address.empty()) return "it has no socket";
+  const Fd own(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!own) return fmt::format("no socket: {}", std::strerror(errno));
+  auto [to, length] = abstract(address);
+  Cookie said = cookie;
+  iovec data{said.data(), sizeof said};
+  Control control{};
+  msghdr message{};
+  message.msg_name = &to;
+  message.msg_namelen = length;
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof control.bytes;
+  cmsghdr* const header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
+  const auto until = std::chrono::steady_clock::now() + kFull;
+  while (sendmsg(own.get(), &message, MSG_NOSIGNAL) < 0) {
+    const bool full = errno == EAGAIN || errno == EINTR || errno == ETOOMANYREFS;
+    if (!full || std::chrono::steady_clock::now() >= until) return std::strerror(errno);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return std::nullopt;
+}
+
+// One more message; false when there is none. One with `wanted` is kept however many others have come.
+bool Door::receive(const Cookie& wanted) {
+  Cookie cookie{};
+  iovec data{cookie.data(), sizeof cookie};
+  Control control{};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes;
+  message.msg_controllen = sizeof control.bytes;
+  ssize_t length = 0;
+  do {
+    length = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  } while (length < 0 && errno == EINTR);
+  if (length < 0) return false;
+  std::vector<Fd> all;  // as many as whoever sends them likes and the memory for them holds
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    for (size_t at = 0; at + sizeof(int) <= header->cmsg_len - CMSG_LEN(0); at += sizeof(int)) {
+      int number = -1;
+      std::memcpy(&number, CMSG_DATA(header) + at, sizeof number);
+      all.emplace_back(number);
+    }
+  }
+  const bool is_cut = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  if (length != sizeof cookie || is_cut || all.size() != 1) return true;
+  if (came_.size() < kMostKept || cookie == wanted) came_[cookie] = std::move(all.front());
+  return true;
+}
+
+std::optional<Fd> Door::take(const Cookie& cookie) {
+  const std::lock_guard lock(mutex_);
+  for (;;) {
+    const auto found = came_.find(cookie);
+    if (found != came_.end()) {
+      Fd fd = std::move(found->second);
+      came_.erase(found);
+      return fd;
+    }
+    if (!socket_ || !receive(cookie)) return std::nullopt;
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,187 @@
+#include "comm/shm/exchange.h"
+
+#include <algorithm>
+
+#include "lockstep/core/flight.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr int64_t kAlign = 4096;
+
+int64_t aligned(int64_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+int64_t blocks_bytes(int size) { return aligned(size * static_cast<int64_t>(sizeof(RankBlock))); }
+int64_t mailbox_bytes(int size) { return aligned(Mailbox::bytes_for(size)); }
+
+}  // namespace
+
+Range slice_of(int rank, int size, int64_t count, int64_t element_bytes) {
+  const int64_t line = std::max<int64_t>(1, 64 / element_bytes);
+  const Range lines = Shard{rank, size}.of((count + line - 1) / line);
+  return {std::min(count, lines.begin * line), std::min(count, lines.end * line)};
+}
+
+int64_t Exchange::bytes_for(int size) {
+  return blocks_bytes(size) + mailbox_bytes(size) + 2 * (size + 1) * kChunk;
+}
+
+Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
+                   std::vector<int> members, std::vector<int> called)
+    : slots_(memory + blocks_bytes(size) + mailbox_bytes(size)),
+      channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout, watch_processes, std::move(members),
+               std::move(called)),
+      mailbox_(memory + blocks_bytes(size), channel_) {
+  channel_.set_idle_work(
+      [this] {
+        return mailbox_.step() ? Idle::Moved : mailbox_.waiting() > 0 ? Idle::Waits : Idle::Nothing;
+      },
+      [this] { return move() ? Idle::Moved : mailbox_.waiting() > 0 || !queue_.empty() ? Idle::Waits : Idle::Nothing; });
+}
+
+char* Exchange::slot(int rank, int64_t at_turn) const { return slots_ + (2 * rank + at_turn % 2) * kChunk; }
+char* Exchange::result(int64_t at_turn) const { return slots_ + (2 * size_t(channel_.size()) + at_turn % 2) * kChunk; }
+
+bool Exchange::all_in_group_memory(uint32_t sequence) const {
+  for (int r = 0; r < channel_.size(); ++r) {
+    if (channel_.announcement(r, sequence).segment < 0) return false;
+  }
+  return true;
+}
+
+bool Exchange::none_in_group_memory(uint32_t sequence) const {
+  for (int r = 0; r < channel_.size(); ++r) {
+    if (channel_.announcement(r, sequence).segment >= 0) return false;
+  }
+  return true;
+}
+
+char* Exchange::part_of(int rank, uint32_t sequence) const {
+  const Announcement& announcement = channel_.announcement(rank, sequence);
+  return part_(announcement.segment, rank) + announcement.offset;
+}
+
+void Exchange::start(std::shared_ptr<Operation> operation) {
+  channel_.check_alive();
+  queue_.push_back(std::move(operation));
+  move();
+}
+
+void Exchange::start(std::shared_ptr<Parcel> parcel) {
+  channel_.check_alive();
+  mailbox_.start(std::move(parcel));
+  move();
+}
+
+// Announces what may be announced: in order, and staged operations only at the head, where the slots are theirs.
+bool Exchange::announce_ready() {
+  bool head = true, moved = false;
+  for (const auto& operation : queue_) {
+    if (!operation->announced) {
+      if (!head && operation->uses_slots()) return moved;
+      // The ring's entry is free when all ranks are done with the operation that had it.
+      if (!channel_.all_done(channel_.next_sequence() - RankBlock::kRing)) return moved;
+      operation->stage(*this);
+      operation->sequence = channel_.post(operation->announcement);
+      operation->announced = true;
+      flight::number(operation->call, operation->sequence);
+      moved = true;
+    }
+    head = false;
+  }
+  return moved;
+}
+
+// Does all that can be done without waiting; true when that was something.
+bool Exchange::move() {
+  bool moved = mailbox_.step();
+  moved = announce_ready() || moved;
+  while (!queue_.empty() && run_head()) {
+    announce_ready();
+    moved = true;
+  }
+  return moved;
+}
+
+void Exchange::move_on() {
+  channel_.check_alive();
+  move();
+}
+
+// True when it is over.
+bool Exchange::run_head() {
+  const std::shared_ptr<Operation>& head = queue_.front();
+  if (!head->announced) return false;
+  head->agreed = head->agreed || channel_.all_posted(head->sequence);
+  if (!head->agreed) return false;
+  const uint32_t meetings = channel_.meetings();
+  const bool over = head->step(*this);
+  if (over || channel_.meetings() != meetings) waiting_since_ = {};
+  if (!over) return false;
+  channel_.set_done();
+  head->ran = true;
+  if (head->uses_slots()) {
+    head->keep.reset();
+  } else {
+    lingering_.push_back(std::move(queue_.front()));
+  }
+  queue_.pop_front();
+  while (!lingering_.empty() && channel_.all_done(lingering_.front()->sequence)) {
+    lingering_.front()->keep.reset();
+    lingering_.pop_front();
+  }
+  return true;
+}
+
+// Waits for what the head of the queue waits for.
+bool Exchange::await_head(const Patience& patience) {
+  const std::shared_ptr<Operation> head = queue_.front();
+  if (!head->announced) return channel_.await_done(channel_.next_sequence() - RankBlock::kRing, patience);
+  if (head->agreed) return channel_.await_met(head->sequence, patience);
+  if (!channel_.await_posted(head->sequence, patience)) return false;
+  head->agreed = true;
+  return true;
+}
+
+bool Exchange::is_over(const Operation& operation) const {
+  return operation.ran && (operation.uses_slots() || channel_.all_done(operation.sequence));
+}
+
+bool Exchange::finish(const std::shared_ptr<Operation>& operation, Clock::time_point until) {
+  channel_.check_alive();
+  if (until == Clock::time_point::max()) waiting_since_ = {};
+  const Patience patience{operation->timeout, until, &waiting_since_};
+  while (!operation->ran) {
+    announce_ready();
+    while (!operation->ran && run_head()) announce_ready();
+    if (!operation->ran && !await_head(patience)) return false;
+  }
+  if (!is_over(*operation) && !channel_.await_done(operation->sequence, patience)) return false;
+  waiting_since_ = {};
+  operation->keep.reset();
+  return true;
+}
+
+bool Exchange::finish(const std::shared_ptr<Parcel>& parcel, Clock::time_point until) {
+  if (parcel->over) return true;
+  channel_.check_alive();
+  const auto is_over = [&] {
+    mailbox_.step();
+    if (!parcel->over && !queue_.empty()) move();
+    return parcel->over;
+  };
+  return channel_.await_bell(is_over, [&] { return parcel->text(); }, parcel->peer,
+                             {parcel->timeout, until, &parcel->waiting_since});
+}
+
+bool Exchange::advance(const Operation& operation) {
+  move_on();
+  return is_over(operation);
+}
+
+bool Exchange::advance(const Parcel& parcel) {
+  move_on();
+  return parcel.over;
+}
+
+}  // namespace lockstep::comm

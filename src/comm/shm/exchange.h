@@ -1,0 +1,130 @@
+// The collectives of ranks that share memory, on plain pointers. No torch.
+//
+// Data in group memory is reduced where it lies: rank r adds slice r of all ranks' buffers in tree order and writes the sum back to
+// all (the direct-exchange all-reduce of Rabenseifner, 2004, without the exchange). Everything else is staged:
+// each rank copies a chunk into its own slot, all meet, each reads what it needs from the others' slots. Two slots a rank
+// alternate, so one meeting a chunk is enough.
+//
+// Operations run in the order in which they were started. There is no thread of our own: they move on inside the calls, all that
+// can, whichever of them a call waits for.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/shm/channel.h"
+#include "comm/shm/mailbox.h"
+#include "comm/reduce/reduce.h"
+#include "lockstep/core/shard.h"
+
+namespace lockstep::comm {
+
+// One rank's buffer for the elements [0, bytes).
+struct Piece {
+  char* data = nullptr;
+  int64_t bytes = 0;
+};
+
+// An operation that was started.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+
+  Announcement announcement;
+  std::chrono::milliseconds timeout{0};
+  uint32_t call = 0;           // the flight recorder's, which is told the sequence
+  std::shared_ptr<void> keep;  // what owns the buffers
+
+ protected:
+  friend class Exchange;
+  // Fills this rank's slot with what others need first; before the announcement.
+  virtual void stage(class Exchange&) {}
+  // Everything after the announcement, as far as it goes without waiting; all ranks have announced. False when it cannot go on
+  // before all have come to the meeting at which this rank is: it is called again then.
+  virtual bool step(class Exchange& exchange) = 0;
+  // False for an operation that works on group memory alone: it may be announced while earlier ones
+  // have not run, and is over only when all ranks have run it.
+  virtual bool uses_slots() const { return true; }
+
+  bool announced = false;
+  uint32_t sequence = 0;  // once it is announced
+  bool agreed = false;    // all have announced it alike
+  bool ran = false;
+};
+
+class Exchange {
+ public:
+  static constexpr int64_t kChunk = 256 << 10;
+
+  // Shared memory for `size` ranks.
+  static int64_t bytes_for(int size);
+
+  // `memory` is as Channel's blocks: zero when the first rank comes.
+  Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
+           std::vector<int> members = {}, std::vector<int> called = {});
+
+  int rank() const { return channel_.rank(); }
+  int size() const { return channel_.size(); }
+  Channel& channel() { return channel_; }
+
+  // Queues the operation, or the message, and takes all that was started as far as it goes without waiting.
+  void start(std::shared_ptr<Operation> operation);
+  void start(std::shared_ptr<Parcel> parcel);
+  // Blocks until the operation is over on this rank, or the message has been put in whole (sender) or taken out whole (receiver).
+  // False when `until` came first. Throws CommError.
+  using Clock = Channel::Clock;
+  bool finish(const std::shared_ptr<Operation>& operation, Clock::time_point until = Clock::time_point::max());
+  bool finish(const std::shared_ptr<Parcel>& parcel, Clock::time_point until = Clock::time_point::max());
+  // Takes all that was started as far as it goes without waiting; true when finish() would not wait.
+  bool advance(const Operation& operation);
+  bool advance(const Parcel& parcel);
+  void move_on();
+
+  // Where group memory lies: part(segment, rank) for announcements with segment >= 0.
+  void set_group_memory(std::function<char*(int64_t segment, int rank)> part) { part_ = std::move(part); }
+  char* part_of(int rank, uint32_t sequence) const;
+  bool all_in_group_memory(uint32_t sequence) const;
+  bool none_in_group_memory(uint32_t sequence) const;
+
+  // For operations. slot() is the chunk that `rank` staged in the current turn; result() a chunk all ranks may write slices of.
+  char* slot(int rank, int64_t turn) const;
+  char* result(int64_t turn) const;
+  int64_t turn = 0;
+
+ private:
+  bool announce_ready();
+  bool move();
+  bool run_head();
+  bool await_head(const Patience& patience);
+  bool is_over(const Operation& operation) const;
+
+  char* slots_;
+  Channel channel_;
+  Mailbox mailbox_;
+  std::function<char*(int64_t, int)> part_;
+  std::deque<std::shared_ptr<Operation>> queue_;      // not run yet
+  std::deque<std::shared_ptr<Operation>> lingering_;  // run, but others may still use the buffers
+  Clock::time_point waiting_since_{};                 // for the head, or for others' part of what has run
+};
+
+// The elements [begin, end) of `count` that rank r of n reduces: whole cache lines.
+Range slice_of(int rank, int size, int64_t count, int64_t element_bytes);
+
+// Makers of the operations; buffers are this rank's.
+std::shared_ptr<Operation> all_reduce(const Reduction& reduction, Piece data);
+std::shared_ptr<Operation> reduce_to(int root, const Reduction& reduction, Piece data);
+// outputs[j]: combined over the ranks in runs[j], which are in order.
+std::shared_ptr<Operation> reduce_scatter(const Reduction& reduction, std::vector<Piece> outputs,
+                                          std::vector<Piece> inputs, std::vector<Range> runs);
+std::shared_ptr<Operation> all_gather(std::vector<Piece> outputs, Piece input);
+std::shared_ptr<Operation> broadcast(int root, int rank, Piece data);
+std::shared_ptr<Operation> gather(int root, int rank, std::vector<Piece> outputs, Piece input);
+std::shared_ptr<Operation> scatter(int root, int rank, Piece output, std::vector<Piece> inputs);
+std::shared_ptr<Operation> all_to_all(std::vector<Piece> outputs, std::vector<Piece> inputs);
+std::shared_ptr<Operation> barrier();
+
+}  // namespace lockstep::comm

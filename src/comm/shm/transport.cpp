@@ -1,0 +1,381 @@
+#include "comm/shm/transport.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cstring>
+#include <sstream>
+
+#include "comm/shm/exchange.h"
+#include "comm/shm/group_memory.h"
+#include "comm/reduce/reduction.h"
+#include "comm/shm/segment.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using std::chrono::milliseconds;
+
+Piece piece_of(const at::Tensor& tensor) { return {data_of(tensor), static_cast<int64_t>(tensor.nbytes())}; }
+
+// One contiguous tensor as `count` equal parts, or the list as it is.
+std::vector<Piece> pieces_of(const std::vector<at::Tensor>& tensors, int count) {
+  std::vector<Piece> pieces;
+  if (tensors.size() == 1) {
+    const Piece whole = piece_of(tensors.front());
+    for (int r = 0; r < count; ++r) pieces.push_back({whole.data + whole.bytes / count * r, whole.bytes / count});
+  } else {
+    for (const at::Tensor& tensor : tensors) pieces.push_back(piece_of(tensor));
+  }
+  return pieces;
+}
+
+// The counts of a list that all ranks give alike, as one number.
+uint64_t hash_of(const std::vector<Piece>& pieces) {
+  uint64_t hash = 0;
+  for (const Piece& piece : pieces) hash = (hash ^ static_cast<uint64_t>(piece.bytes)) * 0x9e3779b97f4a7c15;
+  return hash;
+}
+
+template <size_t N>
+void set_text(char (&to)[N], std::string_view text) {
+  const size_t length = std::min(text.size(), N - 1);
+  std::memcpy(to, text.data(), length);
+  std::memset(to + length, 0, N - length);
+}
+
+// A segment's whereabouts, or why there is none, as one rank tells the others.
+struct Offer {
+  SegmentHandle handle;
+  char problem[300];
+};
+
+// Creates a segment for the processes with these doors if it can; the offer says so either way.
+Offer make_offer(Segment& segment, int64_t bytes, const std::vector<std::string>& doors) {
+  Offer offer{};
+  try {
+    segment = Segment::create(bytes, doors);
+    offer.handle = segment.handle();
+  } catch (const CommError& error) {
+    set_text(offer.problem, error.what());
+  }
+  return offer;
+}
+
+// All but rank 0's, which makes the memory.
+std::vector<std::string> others_of(const std::vector<std::string>& doors) { return {doors.begin() + 1, doors.end()}; }
+
+Segment accept(const Offer& offer) {
+  if (offer.handle.bytes < 0) throw CommError(offer.problem);
+  return Segment::attach(offer.handle);
+}
+
+class ShmTransport;
+
+class ShmWork : public Pending {
+ public:
+  ShmWork(std::shared_ptr<Exchange> exchange, std::shared_ptr<Operation> operation)
+      : exchange_(std::move(exchange)), operation_(std::move(operation)) {}
+
+ private:
+  void finish() override { exchange_->finish(operation_); }
+  bool finish_within(std::chrono::microseconds limit) override {
+    return exchange_->finish(operation_, Exchange::Clock::now() + limit);
+  }
+  bool advance() override { return exchange_->advance(*operation_); }
+  std::shared_ptr<Exchange> exchange_;
+  std::shared_ptr<Operation> operation_;
+};
+
+class ShmMessage : public Pending {
+ public:
+  ShmMessage(std::shared_ptr<Exchange> exchange, std::shared_ptr<Parcel> parcel)
+      : exchange_(std::move(exchange)), parcel_(std::move(parcel)) {}
+
+ private:
+  void finish() override { exchange_->finish(parcel_); }
+  bool finish_within(std::chrono::microseconds limit) override {
+    return exchange_->finish(parcel_, Exchange::Clock::now() + limit);
+  }
+  bool advance() override { return exchange_->advance(*parcel_); }
+  std::shared_ptr<Exchange> exchange_;
+  std::shared_ptr<Parcel> parcel_;
+};
+
+class ShmTransport : public Transport {
+ public:
+  // `segment` is mapped by all ranks; closes its handle once they have it.
+  ShmTransport(Segment segment, int rank, int size, ShmOptions options)
+      : segment_(std::make_shared<Segment>(std::move(segment))),
+        options_(std::move(options)),
+        index_(options_.index ? options_.index : std::make_shared<GroupMemoryIndex>()) {
+    // The operations of an abandoned Work may outlive the transport: they own the segment with the exchange.
+    exchange_ = std::shared_ptr<Exchange>(
+        new Exchange(segment_->data(), rank, size, options_.timeout, true, options_.members, options_.called),
+        [segment = segment_](Exchange* exchange) { delete exchange; });
+    segment_->close_handle();
+    segment_->populate(exchange_->slot(rank, 0) - segment_->data(), 2 * Exchange::kChunk);
+    exchange_->set_group_memory([index = index_](int64_t id, int r) { return index->part(id, r); });
+  }
+
+  std::string_view name() const override { return "shm"; }
+  int rank() const override { return exchange_->rank(); }
+  int size() const override { return exchange_->size(); }
+  milliseconds timeout() const override { return options_.timeout; }
+  bool keeps_tree_order() const override { return true; }
+
+  Work start(Request request) override {
+    if (request.what == Collective::Send || request.what == Collective::Recv) return start_message(std::move(request));
+    std::shared_ptr<Operation> operation = operation_for(request);
+    Announcement& said = operation->announcement;
+    set_text(said.what, request.name());
+    if (request.step_of) said.count = request.step_of->count;
+    set_text(said.tag, request.tag);
+    said.caller = request.context.number;
+    said.pass = request.context.pass;
+    if (said.caller != 0) set_text(said.caller_name, request.context.name);
+    if (!request.advice.empty()) set_text(said.advice, request.advice);
+    if (request.what != Collective::Barrier) set_text(said.dtype, name_of(request.dtype()));
+    operation->timeout = request.timeout;
+    operation->call = request.call;
+    operation->keep = std::make_shared<Request>(std::move(request));
+    exchange_->start(operation);
+    return Work(std::make_shared<ShmWork>(exchange_, std::move(operation)));
+  }
+
+  void move_on() override { exchange_->move_on(); }
+
+  at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
+    const int64_t bytes = bytes_of(sizes, options);
+    if (bytes == 0) return at::zeros(sizes, options);
+    const auto [begin, end] = GroupMemory::own_extent(bytes, rank(), size());
+    Segment segment =
+        segment_of_all("empty", sizes, options, GroupMemory::bytes_for(bytes, size()), {begin, end});
+    char* own = segment.data() + begin;
+    auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, rank(), size(), index_);
+    return at::from_blob(own, sizes, [memory](void*) {}, options);
+  }
+
+  at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options) override {
+    const int64_t bytes = bytes_of(sizes, options);
+    if (bytes == 0) return at::zeros(sizes, options);
+    const Range own = Shard{rank(), size()}.of(bytes);
+    auto segment = std::make_shared<Segment>(segment_of_all("shared", sizes, options, bytes, own));
+    return at::from_blob(segment->data(), sizes, [segment](void*) {}, options);
+  }
+
+  void give_up(std::string_view why) noexcept override {
+    try {
+      exchange_->channel().fail(std::string(why));
+    } catch (const CommError&) {
+      // That is how it says it.
+    }
+  }
+
+  std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
+    const int size = static_cast<int>(members.size());
+    const int new_rank = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+    Segment segment;
+    Offer offer{};
+    ShmOptions options{.timeout = options_.timeout};
+    for (int member : members) {
+      options.members.push_back(options_.members[member]);
+      options.doors.push_back(options_.doors[member]);
+    }
+    if (new_rank == 0) {
+      offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
+      for (int r = 1; r < size; ++r) pass(offer, true, members[r]);
+    } else {
+      pass(offer, false, members[0]);
+    }
+    if (new_rank != 0 || offer.handle.bytes < 0) segment = accept(offer);
+    return std::make_shared<ShmTransport>(std::move(segment), new_rank, size, std::move(options));
+  }
+
+ private:
+  std::shared_ptr<Operation> operation_for(const Request& request) {
+    const Reduction reduction = reduction_of(request, size());
+    const auto with_counts = [](std::shared_ptr<Operation> operation, const std::vector<Piece>& counts, int64_t count) {
+      operation->announcement.counts_hash = hash_of(counts);
+      operation->announcement.count = count;
+      return operation;
+    };
+    const auto rooted = [&](std::shared_ptr<Operation> operation, int64_t count) {
+      operation->announcement.root = exchange_->channel().name_of(request.peer);
+      operation->announcement.count = count;
+      return operation;
+    };
+    const auto inputs = [&] { return pieces_of(request.inputs, size()); };
+    const auto outputs = [&] { return pieces_of(request.outputs, size()); };
+    switch (request.what) {
+      case Collective::AllReduce: {
+        const at::Tensor& data = request.outputs.front();
+        auto operation = comm::all_reduce(reduction, piece_of(data));
+        operation->announcement.count = data.numel();
+        in_group_memory(*operation, piece_of(data), data);
+        return operation;
+      }
+      case Collective::Reduce:
+        return rooted(reduce_to(request.peer, reduction, piece_of(request.outputs.front())),
+                      request.outputs.front().numel());
+      case Collective::ReduceScatter: {
+        const std::vector<Range> everybody{{0, size()}};
+        auto operation = comm::reduce_scatter(reduction, list(request.outputs), inputs(),
+                                              request.runs.empty() ? everybody : request.runs);
+        in_group_memory(*operation, whole_of(request.inputs), request.inputs.front());
+        return with_counts(std::move(operation), inputs(), total(request.inputs));
+      }
+      case Collective::AllGather: {
+        auto operation = comm::all_gather(outputs(), piece_of(request.inputs.front()));
+        in_group_memory(*operation, piece_of(request.inputs.front()), request.inputs.front());
+        return with_counts(std::move(operation), outputs(), total(request.outputs));
+      }
+      case Collective::Broadcast:
+        return rooted(comm::broadcast(request.peer, rank(), piece_of(request.outputs.front())),
+                      request.outputs.front().numel());
+      case Collective::Gather:
+        return rooted(comm::gather(request.peer, rank(), list(request.outputs), piece_of(request.inputs.front())), -1);
+      case Collective::Scatter:
+        return rooted(comm::scatter(request.peer, rank(), piece_of(request.outputs.front()), list(request.inputs)), -1);
+      case Collective::AllToAll: {
+        auto operation = comm::all_to_all(outputs(), inputs());
+        operation->announcement.count = -1;
+        return operation;
+      }
+      default:
+        return comm::barrier();
+    }
+  }
+
+  // Announces where in group memory the tensors lie, of which `first` is one, if they lie there one after another.
+  void in_group_memory(Operation& operation, const Piece& whole, const at::Tensor& first) const {
+    if (whole.bytes < 0) return;
+    // Without elements there is no address; the storage says whether the others have to wait for private data.
+    const void* address = whole.bytes > 0 ? whole.data : first.storage().data();
+    if (const auto place = index_->find(address, whole.bytes, rank())) {
+      operation.announcement.segment = place->segment;
+      operation.announcement.offset = place->offset;
+    }
+  }
+
+  // All elements of tensors that follow each other, where empty ones lie anywhere; -1 bytes when they do not.
+  static Piece whole_of(const std::vector<at::Tensor>& tensors) {
+    Piece whole;
+    for (const Piece& piece : list(tensors)) {
+      if (piece.bytes == 0) continue;
+      if (whole.bytes == 0) whole.data = piece.data;
+      if (piece.data != whole.data + whole.bytes) return {nullptr, -1};
+      whole.bytes += piece.bytes;
+    }
+    return whole;
+  }
+
+  static std::vector<Piece> list(const std::vector<at::Tensor>& tensors) {
+    std::vector<Piece> pieces;
+    for (const at::Tensor& tensor : tensors) pieces.push_back(piece_of(tensor));
+    return pieces;
+  }
+
+  static int64_t total(const std::vector<at::Tensor>& tensors) {
+    int64_t count = 0;
+    for (const at::Tensor& tensor : tensors) count += tensor.numel();
+    return count;
+  }
+
+  Work start_message(Request request) {
+    auto parcel = std::make_shared<Parcel>();
+    const at::Tensor& tensor = request.what == Collective::Send ? request.inputs.front() : request.outputs.front();
+    parcel->sending = request.what == Collective::Send;
+    parcel->peer = request.peer;
+    parcel->message = request.message;
+    parcel->dtype = std::string(name_of(tensor.scalar_type()));
+    parcel->count = tensor.numel();
+    parcel->bytes = static_cast<int64_t>(tensor.nbytes());
+    parcel->data = data_of(tensor);
+    parcel->timeout = request.timeout;
+    parcel->tag = request.tag;
+    parcel->keep = std::make_shared<Request>(std::move(request));
+    exchange_->start(parcel);
+    return Work(std::make_shared<ShmMessage>(exchange_, std::move(parcel)));
+  }
+
+  static int64_t bytes_of(at::IntArrayRef sizes, const at::TensorOptions& options) {
+    const int64_t count = c10::multiply_integers(sizes);
+    return count == 0 ? 0 : page_rounded(count * static_cast<int64_t>(options.dtype().itemsize()));
+  }
+
+  // Mapped by every rank; this one gives its `own` bytes their pages.
+  Segment segment_of_all(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options, int64_t bytes,
+                         Range own) {
+    Segment segment;
+    Offer offer{};
+    if (rank() == 0) offer = make_offer(segment, bytes, others_of(options_.doors));
+    share(offer, fmt::format("{} {}", what, name_of(c10::typeMetaToScalarType(options.dtype()))),
+          c10::multiply_integers(sizes));
+    if (rank() != 0 || offer.handle.bytes < 0) segment = accept(offer);
+    segment.populate(own.begin, own.end - own.begin);
+    meet(what);
+    segment.close_handle();
+    return segment;
+  }
+
+  // Rank 0's offer, on every rank.
+  void share(Offer& offer, const std::string& what, int64_t count) {
+    auto operation = comm::broadcast(0, rank(), {reinterpret_cast<char*>(&offer), sizeof offer});
+    set_text(operation->announcement.what, what);
+    operation->announcement.count = count;
+    finish(std::move(operation));
+  }
+
+  void meet(std::string_view what) {
+    auto operation = comm::barrier();
+    set_text(operation->announcement.what, what);
+    finish(std::move(operation));
+  }
+
+  void finish(std::shared_ptr<Operation> operation) {
+    operation->timeout = options_.timeout;
+    exchange_->start(operation);
+    exchange_->finish(operation);
+  }
+
+  void pass(Offer& offer, bool sending, int peer) {
+    auto parcel = std::make_shared<Parcel>();
+    parcel->sending = sending;
+    parcel->peer = peer;
+    parcel->dtype = "split";
+    parcel->bytes = parcel->count = sizeof offer;
+    parcel->data = reinterpret_cast<char*>(&offer);
+    parcel->timeout = options_.timeout;
+    exchange_->start(parcel);
+    exchange_->finish(parcel);
+  }
+
+  std::shared_ptr<Segment> segment_;
+  ShmOptions options_;
+  std::shared_ptr<GroupMemoryIndex> index_;
+  std::shared_ptr<Exchange> exchange_;
+  int64_t memories_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, ShmOptions options) {
+  const std::string key = "segment";
+  Segment segment;
+  if (rank == 0) {
+    const Offer offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
+    store.set(key, {reinterpret_cast<const char*>(&offer), sizeof offer});
+    if (offer.handle.bytes < 0) throw CommError(offer.problem);
+  } else {
+    const std::string text = store.get(key, options.timeout);
+    Offer offer;
+    if (text.size() != sizeof offer) throw CommError("[shm] the store's key 'segment' was written by another version");
+    std::memcpy(&offer, text.data(), sizeof offer);
+    segment = accept(offer);
+  }
+  return std::make_shared<ShmTransport>(std::move(segment), rank, size, std::move(options));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,32 @@
+// CPU ranks of one host, over memory they share.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/shm/group_memory.h"
+#include "comm/store/store.h"
+#include "comm/transport.h"
+
+namespace lockstep::comm {
+
+struct ShmOptions {
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // What the world calls rank r.
+  std::vector<int> members = {};
+  // Where rank r is handed memory (see door.h).
+  std::vector<std::string> doors = {};
+  // What messages call rank r; empty: r.
+  std::vector<int> called = {};
+  // Where group memory is found; one for several transports over the same ranks, all of whose memory the
+  // first one gives.
+  std::shared_ptr<GroupMemoryIndex> index = nullptr;
+};
+
+// Every rank of the host calls it. `store` is read and written under keys of its own. Throws CommError on all ranks when the
+// memory cannot be had.
+std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, ShmOptions options);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,244 @@
+#include "comm/store/connection.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+#include "comm/later.h"
+#include "comm/store/resolve.h"
+#include "comm/store/protocol.h"
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = StorePatience::Clock;
+
+// Between two tries to connect: at first, and at most.
+constexpr auto kFirstPause = 10ms;
+constexpr auto kLongestPause = 500ms;
+// How long an address is tried: behind it may be another, or a host that has only just started.
+constexpr auto kEach = 3s;
+// Between two looks whether waiting is in vain, and what an answer may take once it is.
+constexpr auto kSlice = 50ms;
+constexpr auto kLastAnswer = 100ms;
+
+[[noreturn]] void closed(std::string_view why) {
+  throw StoreFailure(
+      fmt::format("the connection is closed ({}): the process that serves it has ended", why));
+}
+
+// Waits until the socket can be read from (POLLIN) or written to (POLLOUT); false when it is over.
+bool is_ready(int fd, short event, StorePatience& patience) {
+  for (;;) {
+    pollfd one{fd, event, 0};
+    const int64_t slice = std::min<int64_t>(patience.slice().count(), 1'000'000);
+    const int ready = poll(&one, 1, static_cast<int>(slice));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) closed(std::strerror(errno));
+    patience.look();
+    if (patience.left() == 0ms) return false;
+  }
+}
+
+void await(int fd, short event, StorePatience& patience) {
+  if (!is_ready(fd, event, patience)) patience.fail(StoreLine::kUnanswered);
+}
+
+// A lookup has no deadline of its own; an address needs none.
+Found look_up_within(const std::string& host, int port, StorePatience& patience) {
+  Found found = look_up(host, port, AI_NUMERICHOST);
+  if (found.error != 0) {
+    Later later([host, port] { return look_up(host, port); });
+    while (!later.is_over(patience.slice())) {
+      patience.look();
+      if (patience.left() == 0ms) patience.fail("the name server does not answer");
+    }
+    found = later.get();
+  }
+  if (found.error == 0) return found;
+  throw StoreFailure(fmt::format("the name is not known ({})", gai_strerror(found.error)));
+}
+
+Fd connect_to(const addrinfo& there, StorePatience& patience) {
+  Fd fd(socket(there.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) throw StoreFailure(fmt::format("no socket ({})", std::strerror(errno)));
+  int error = 0;
+  if (connect(fd.get(), there.ai_addr, there.ai_addrlen) != 0) {
+    error = errno;
+    if (error == EINPROGRESS || error == EINTR) {
+      await(fd.get(), POLLOUT, patience);
+      socklen_t length = sizeof error;
+      getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    }
+  }
+  if (error != 0) throw StoreFailure(fmt::format("no connection ({})", std::strerror(error)));
+  const int on = 1;
+  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  return fd;
+}
+
+// A connection on which the server has answered: it may accept before it serves.
+std::unique_ptr<StoreLine> greeted(const addrinfo& there, const std::optional<Digest>& key,
+                                   StorePatience& patience) {
+  StorePatience shorter = patience.at_most(kEach);
+  auto line = std::make_unique<StoreLine>(connect_to(there, shorter), key);
+  const uint32_t ping = static_cast<uint32_t>(getpid());
+  line->send(StoreMessage(StoreQuery::Validate).number(kMagic).bytes() +
+                 StoreMessage(StoreQuery::Ping).number(ping).bytes(),
+             patience);
+  const auto answer = line->number<uint32_t>(patience);
+  if (answer == kNeedsKey) {
+    throw StoreFailure(fmt::format(
+        "it serves only ranks that have the job's secret, and this one has no {} and no "
+        "LOCKSTEP_TOKEN_FILE",
+        kJobKeyVariable));
+  }
+  if (answer != ping) throw StoreFailure("who answers is no store");
+  return line;
+}
+
+}  // namespace
+
+std::chrono::milliseconds StorePatience::left() const {
+  return std::max(0ms, std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now()));
+}
+
+std::chrono::milliseconds StorePatience::slice() const {
+  return heed_ ? std::min(left(), 0ms + kSlice) : left();
+}
+
+void StorePatience::extend(Clock::duration time) {
+  deadline_ = Clock::now() + (why_ ? std::min<Clock::duration>(time, kLastAnswer) : time);
+}
+
+StorePatience StorePatience::at_most(Clock::duration time) const {
+  StorePatience shorter = *this;
+  shorter.deadline_ = std::min(deadline_, Clock::now() + time);
+  return shorter;
+}
+
+void StorePatience::look() {
+  if (!heed_ || why_) return;
+  why_ = heed_();
+  if (why_) deadline_ = std::min(deadline_, Clock::now() + kLastAnswer);
+}
+
+void StorePatience::fail(const std::string& otherwise) const {
+  if (why_) throw StoreGivenUp(*why_);
+  throw StoreFailure(otherwise);
+}
+
+StoreLine::StoreLine(Fd fd, const std::optional<Digest>& key) : fd_(std::move(fd)) {
+  if (key) tls_ = std::make_unique<Tls>(Tls::Role::Client, *key);
+}
+
+void StoreLine::send(std::string_view bytes, StorePatience& patience) {
+  if (!tls_) return send_raw(bytes, patience);
+  tls_->write(bytes);
+  send_raw(tls_->take_output(), patience);
+}
+
+std::string StoreLine::receive(size_t count, StorePatience& patience) {
+  while (in_.size() - used_ < count) more(patience);
+  std::string bytes = in_.substr(used_, count);
+  used_ += count;
+  if (used_ == in_.size()) {
+    in_.clear();
+    used_ = 0;
+  }
+  return bytes;
+}
+
+std::string StoreLine::text(StorePatience& patience) {
+  const auto length = number<uint64_t>(patience);
+  if (length > kMostText) {
+    throw StoreFailure(fmt::format("an answer of {} bytes is none", length));
+  }
+  return receive(length, patience);
+}
+
+bool StoreLine::is_answered(StorePatience& patience) {
+  while (in_.size() == used_) {
+    if (!is_ready(fd_.get(), POLLIN, patience)) return false;
+    more(patience);
+  }
+  return true;
+}
+
+void StoreLine::send_raw(std::string_view bytes, StorePatience& patience) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (count >= 0) {
+      bytes.remove_prefix(static_cast<size_t>(count));
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      await(fd_.get(), POLLOUT, patience);
+    } else if (errno != EINTR) {
+      closed(std::strerror(errno));
+    }
+  }
+}
+
+void StoreLine::more(StorePatience& patience) {
+  char buffer[1 << 16];
+  const ssize_t got = recv(fd_.get(), buffer, sizeof buffer, 0);
+  if (got > 0) {
+    const std::string_view bytes(buffer, static_cast<size_t>(got));
+    if (!tls_) {
+      in_ += bytes;
+      return;
+    }
+    try {
+      in_ += tls_->feed(bytes);
+    } catch (const TlsError& error) {
+      throw StoreFailure(
+          fmt::format("who answers does not have this job's secret ({})", error.what()));
+    }
+    send_raw(tls_->take_output(), patience);
+  } else if (got == 0) {
+    if (tls_ && !tls_->is_open()) {
+      throw StoreFailure(
+          "who answers hung up on a rank that has the job's secret: it has none, or another");
+    }
+    closed("its end");
+  } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+    await(fd_.get(), POLLIN, patience);
+  } else if (errno != EINTR) {
+    closed(std::strerror(errno));
+  }
+}
+
+std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
+                                           const std::optional<Digest>& key,
+                                           StorePatience& patience) {
+  std::string failure;
+  for (auto pause = std::chrono::milliseconds(kFirstPause);;
+       pause = std::min(2 * pause, kLongestPause + 0ms)) {
+    try {
+      const Found found = look_up_within(host, port, patience);
+      for (const addrinfo* one = found.addresses.get(); one != nullptr; one = one->ai_next) {
+        try {
+          return greeted(*one, key, patience);
+        } catch (const StoreFailure& error) {
+          failure = error.what();
+        }
+      }
+    } catch (const StoreFailure& error) {
+      failure = error.what();
+    }
+    for (auto left = pause; left > 0ms && patience.left() > 0ms; left -= kSlice) {
+      std::this_thread::sleep_for(std::min({left, kSlice + 0ms, patience.left()}));
+      patience.look();
+    }
+    if (patience.left() == 0ms) patience.fail(failure);
+  }
+}
+
+}  // namespace lockstep::comm

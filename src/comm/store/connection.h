@@ -1,0 +1,92 @@
+// A connection to a key-value store, and how long it is waited for.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "core/fd.h"
+#include "core/security/tls.h"
+
+namespace lockstep::comm {
+
+// Why a call failed, in words that end a sentence.
+class StoreFailure : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// What a call waited for is not going to come: why.
+class StoreGivenUp : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// How long a call waits.
+class StorePatience {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Deadline = Clock::time_point;
+  // Asked every 50 ms: why to wait is in vain, if it is. From then on 0.1 s are left.
+  using Heed = std::function<std::optional<std::string>()>;
+
+  StorePatience(Deadline deadline, const Heed& heed) : heed_(heed), deadline_(deadline) {}
+
+  std::chrono::milliseconds left() const;
+  bool is_over() const { return left() == std::chrono::milliseconds(0); }
+  // For one wait, before the next look().
+  std::chrono::milliseconds slice() const;
+  // What comes in addition; what has been heard stays.
+  void extend(Clock::duration time);
+  StorePatience at_most(Clock::duration time) const;
+  void look();
+  // It is over.
+  [[noreturn]] void fail(const std::string& otherwise) const;
+
+ private:
+  const Heed& heed_;
+  Deadline deadline_;
+  std::optional<std::string> why_;
+};
+
+// A connection, and over it TLS where there is a key. All calls throw StoreFailure, and
+// StoreGivenUp where they are told.
+class StoreLine {
+ public:
+  static constexpr const char* kUnanswered =
+      "no answer: the process that serves it has ended or is stopped, or its host is cut off";
+
+  // Tries until a store answers there; with a key, one that has it. A name is looked up anew each
+  // time.
+  static std::unique_ptr<StoreLine> meet(const std::string& host, int port,
+                                         const std::optional<Digest>& key, StorePatience& patience);
+
+  StoreLine(Fd fd, const std::optional<Digest>& key);
+
+  void send(std::string_view bytes, StorePatience& patience);
+  std::string receive(size_t count, StorePatience& patience);
+  template <class T>
+  T number(StorePatience& patience) {
+    T value;
+    std::memcpy(&value, receive(sizeof value, patience).data(), sizeof value);
+    return value;
+  }
+  std::string text(StorePatience& patience);
+  // False when it is over before anything has come.
+  bool is_answered(StorePatience& patience);
+
+ private:
+  void send_raw(std::string_view bytes, StorePatience& patience);
+  void more(StorePatience& patience);
+
+  const Fd fd_;
+  std::unique_ptr<Tls> tls_;
+  std::string in_;
+  size_t used_ = 0;
+};
+
+}  // namespace lockstep::comm

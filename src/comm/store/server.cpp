@@ -1,0 +1,336 @@
+#include "comm/store/server.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+// While no descriptor is left for a new client.
+constexpr int kPauseMs = 100;
+
+// Who have not said yet who they are: as many as the ranks of a host that all come at once, and no
+// more than a quarter of the descriptors.
+size_t most_strangers() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
+  return static_cast<size_t>(std::clamp<rlim_t>(limit.rlim_cur / 4, 8, 256));
+}
+
+// Of a client that is not known yet: a handshake is shorter.
+constexpr size_t kMostFromStranger = 16 << 10;
+
+bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+StoreServer::StoreServer(Fd listening, std::optional<Digest> key)
+    : listening_(std::move(listening)),
+      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      events_(epoll_create1(EPOLL_CLOEXEC)),
+      key_(std::move(key)),
+      most_strangers_(most_strangers()) {
+  if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, &stop_) ||
+      !watch(listening_, EPOLLIN, &listening_)) {
+    throw CommError(fmt::format("[store] cannot serve: {}", std::strerror(errno)));
+  }
+  // The program's signals are for its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::exception& error) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw CommError(fmt::format("[store] cannot serve: {}", error.what()));
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+StoreServer::~StoreServer() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
+  thread_.join();
+}
+
+// Tells of `events` at `fd`, from now on or, for one that is watched, instead of what it told
+// before; `who` is a client, or the descriptor itself.
+bool StoreServer::watch(const Fd& fd, uint32_t events, const void* who) {
+  epoll_event event{.events = events, .data = {.ptr = const_cast<void*>(who)}};
+  return epoll_ctl(events_.get(), EPOLL_CTL_ADD, fd.get(), &event) == 0 ||
+         (errno == EEXIST && epoll_ctl(events_.get(), EPOLL_CTL_MOD, fd.get(), &event) == 0);
+}
+
+void StoreServer::serve() {
+  bool accepts = true;
+  for (;;) {
+    epoll_event events[64];
+    const int count = epoll_wait(events_.get(), events, 64, accepts ? -1 : kPauseMs);
+    bool knocks = !accepts;
+    for (int i = 0; i < count; ++i) {
+      void* const who = events[i].data.ptr;
+      if (who == &stop_) return;
+      if (who == &listening_) {
+        knocks = true;
+        continue;
+      }
+      Client& client = *static_cast<Client*>(who);
+      if (client.gone) continue;
+      if ((events[i].events & EPOLLOUT) != 0) flush(client);
+      if ((events[i].events & ~EPOLLOUT) != 0) read_from(client);
+    }
+    if (knocks) {
+      const bool can = accept_all();
+      if (can != accepts) watch(listening_, can ? uint32_t{EPOLLIN} : 0, &listening_);
+      accepts = can;
+    }
+    end_waits();
+    if (std::exchange(lost_, false)) {
+      clients_.remove_if([](const Client& client) { return client.gone; });
+    }
+  }
+}
+
+// False when the system has no descriptor or memory for a client that waits for one.
+bool StoreServer::accept_all() {
+  for (;;) {
+    Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd) {
+      const bool full = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+      if (full && drop_oldest_stranger()) continue;
+      return !full;
+    }
+    const int on = 1;
+    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    // A host that is gone for good takes its connections along in time.
+    setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    Client& client = clients_.emplace_back(Client{.fd = std::move(fd)});
+    if (!watch(client.fd, EPOLLIN, &client)) {
+      clients_.pop_back();
+      continue;
+    }
+    ++strangers_;
+    while (strangers_ > most_strangers_ && drop_oldest_stranger()) {
+    }
+  }
+}
+
+// One that has only just said who it is stays; false when there was none to go.
+bool StoreServer::drop_oldest_stranger() {
+  for (Client& client : clients_) {
+    if (client.known || client.gone) continue;
+    read_from(client);
+    if (client.known) continue;
+    if (!client.gone) drop(client);
+    client.fd.reset();  // the next may be waiting for it
+    return true;
+  }
+  return false;
+}
+
+void StoreServer::drop(Client& client) {
+  if (client.gone) return;
+  client.gone = lost_ = true;
+  client.waits = false;
+  if (!client.known) --strangers_;
+  buffered_ -= client.in.size() + client.out.size();
+  client.in.clear();
+  client.out.clear();
+}
+
+void StoreServer::read_from(Client& client) {
+  char buffer[1 << 16];
+  const ssize_t count = recv(client.fd.get(), buffer, sizeof buffer, 0);
+  if (count < 0 && is_temporary(errno)) return;
+  if (count <= 0) return drop(client);
+  std::string_view bytes(buffer, static_cast<size_t>(count));
+  try {
+    if (!key_) return take(client, bytes);
+    if (!client.tls) {
+      if (bytes[0] == static_cast<char>(StoreQuery::Validate)) {
+        say(client, StoreMessage().number(kNeedsKey));
+        throw Error("has no key");
+      }
+      client.tls = std::make_unique<Tls>(Tls::Role::Server, *key_);
+    }
+    const std::string plain = client.tls->feed(bytes);
+    say(client, StoreMessage());
+    if (!plain.empty()) take(client, plain);
+  } catch (const std::exception&) {
+    // Not one of ours, or out of step: there is no way back.
+    drop(client);
+  }
+}
+
+// Answers all requests that are complete.
+void StoreServer::take(Client& client, std::string_view bytes) {
+  const size_t before = client.in.size();
+  client.in.append(bytes);
+  std::string_view left = client.in;
+  try {
+    // Before it has said what it is, no more is kept of it than that takes.
+    if (!client.known && client.in[0] != static_cast<char>(StoreQuery::Validate))
+      throw Error("a stranger");
+    while (const auto request = take_request(left)) {
+      answer(client, *request);
+      if (client.gone) break;
+    }
+    if (!client.known && left.size() > kMostFromStranger) throw Error("a stranger");
+    if (left.size() > kMostText + kMostFromStranger) throw Error("a request without end");
+  } catch (const std::exception&) {
+    client.in.resize(before);  // as it was counted
+    return drop(client);
+  }
+  if (client.gone) return;
+  const size_t rest = left.size();
+  client.in.erase(0, client.in.size() - rest);
+  buffered_ += rest - before;
+  if (buffered_ > kMostBuffered) drop(client);
+}
+
+void StoreServer::say(Client& client, const StoreMessage& message) {
+  if (client.gone) return;
+  const size_t before = client.out.size();
+  if (client.tls) {
+    client.tls->write(message.bytes());
+    client.out += client.tls->take_output();
+  } else {
+    client.out += message.bytes();
+  }
+  buffered_ += client.out.size() - before;
+  if (buffered_ > kMostBuffered) return drop(client);
+  if (before == 0 && !client.out.empty()) flush(client);
+}
+
+void StoreServer::flush(Client& client) {
+  const bool was_full = client.full;
+  while (!client.out.empty() && !client.gone) {
+    const ssize_t count = send(client.fd.get(), client.out.data(), client.out.size(), MSG_NOSIGNAL);
+    if (count >= 0) {
+      client.out.erase(0, static_cast<size_t>(count));
+      buffered_ -= static_cast<size_t>(count);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    } else if (errno != EINTR) {
+      drop(client);
+    }
+  }
+  client.full = !client.out.empty();
+  if (client.full != was_full)
+    watch(client.fd, client.full ? EPOLLIN | EPOLLOUT : EPOLLIN, &client);
+}
+
+void StoreServer::answer(Client& client, const StoreRequest& request) {
+  const auto& texts = request.texts;
+  ++requests_;
+  switch (request.query) {
+    case StoreQuery::Validate:
+      if (request.number != kMagic) throw Error("another magic number");
+      if (!client.known) --strangers_;
+      client.known = true;
+      return;
+    case StoreQuery::Set:
+      return values_.put(texts[0], texts[1]);
+    case StoreQuery::CompareSet: {
+      const std::string* const found = values_.find(texts[0]);
+      if (found == nullptr && !texts[1].empty()) return say(client, StoreMessage().text(texts[1]));
+      if (found != nullptr && *found != texts[1]) return say(client, StoreMessage().text(*found));
+      values_.put(texts[0], texts[2]);
+      return say(client, StoreMessage().text(texts[2]));
+    }
+    case StoreQuery::Get:
+      return say(client, StoreMessage().text(values_.at(texts[0])));
+    case StoreQuery::Add:
+      return say(client, StoreMessage().number(values_.add(texts[0], request.number)));
+    case StoreQuery::Check: {
+      const bool all =
+          std::all_of(texts.begin(), texts.end(), [this](auto& key) { return values_.has(key); });
+      return say(client, StoreMessage().number(all ? kReady : kNotReady));
+    }
+    case StoreQuery::Wait:
+      client.keys = texts;
+      return wait(client);
+    case StoreQuery::CountKeys:
+      return say(client, StoreMessage().number(static_cast<int64_t>(values_.all().size())));
+    case StoreQuery::Delete:
+      return say(client, StoreMessage().number(int64_t{values_.erase(texts[0]) ? 1 : 0}));
+    case StoreQuery::Append:
+      return values_.append(texts[0], texts[1]);
+    case StoreQuery::MultiGet: {
+      StoreMessage values;
+      for (const std::string& key : texts) values.text(values_.at(key));
+      return say(client, values);
+    }
+    case StoreQuery::MultiSet:
+      for (size_t i = 0; i < texts.size(); i += 2) values_.put(texts[i], texts[i + 1]);
+      return;
+    case StoreQuery::CancelWait:
+      client.waits = false;
+      client.barrier.clear();
+      return say(client, StoreMessage().number(kWaitCancelled));
+    case StoreQuery::Ping:
+      return say(client, StoreMessage().number(static_cast<uint32_t>(request.number)));
+    case StoreQuery::Push:
+      return values_.push(texts[0], texts[1]);
+    case StoreQuery::Pop: {
+      const auto oldest = values_.pop(texts[0]);
+      if (!oldest) return say(client, StoreMessage().number(int64_t{0}));
+      return say(client, StoreMessage().number(int64_t{1}).text(*oldest));
+    }
+    case StoreQuery::QueueLength:
+      return say(client,
+                 StoreMessage().number(static_cast<int64_t>(values_.queue_length(texts[0]))));
+    case StoreQuery::ListKeys: {
+      StoreMessage list;
+      list.number(static_cast<int64_t>(values_.all().size()));
+      for (const auto& [key, value] : values_.all()) list.text(key);
+      return say(client, list);
+    }
+    case StoreQuery::Barrier:
+      values_.add(texts[0], 1);
+      client.barrier = texts[0];
+      client.sum = request.number;
+      return wait(client);
+  }
+}
+
+bool StoreServer::is_over(const Client& client) const {
+  if (client.barrier.empty()) {
+    return std::all_of(client.keys.begin(), client.keys.end(),
+                       [this](auto& key) { return values_.has(key); });
+  }
+  return values_.number(client.barrier) >= client.sum;
+}
+
+// Says so when what it waits for is there; otherwise it is looked at again whenever something
+// changes.
+void StoreServer::wait(Client& client) {
+  client.waits = !is_over(client);
+  if (client.waits) return;
+  client.keys.clear();
+  client.barrier.clear();
+  say(client, StoreMessage().number(kStopWaiting));
+}
+
+void StoreServer::end_waits() {
+  if (!values_.take_changed()) return;
+  for (Client& client : clients_) {
+    if (client.waits) wait(client);
+  }
+}
+
+}  // namespace lockstep::comm

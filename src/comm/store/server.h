@@ -1,0 +1,82 @@
+// The key-value store itself: what its clients ask for, one thread for all. Speaks the protocol of
+// torch.distributed's TCPStore (store_protocol.h). libtorch's own server looks up the name of every
+// client while all others wait: where the name server is out of reach each costs ten seconds.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/store/protocol.h"
+#include "comm/store/values.h"
+#include "core/fd.h"
+#include "core/security/tls.h"
+
+namespace lockstep::comm {
+
+class StoreServer {
+ public:
+  // Of what has been read or is to be sent, for all clients.
+  static constexpr size_t kMostBuffered = size_t{256} << 20;
+
+  // Serves whoever connects to `listening`, until it is destroyed; with a key, only clients that
+  // have it, over TLS. Of those that have not said yet who they are a few hundred are kept, less
+  // where the process may have few descriptors: the oldest makes room for the next. Throws
+  // CommError when the system gives no descriptor or thread.
+  explicit StoreServer(Fd listening, std::optional<Digest> key = std::nullopt);
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  // Answered so far.
+  uint64_t requests() const { return requests_; }
+
+ private:
+  struct Client {
+    Fd fd;
+    std::unique_ptr<Tls> tls = nullptr;
+    std::string in = {}, out = {};
+    bool known = false;  // has sent the magic
+    bool gone = false;
+    bool full = false;  // `out` waits for the network
+    // What it waits for: keys, or a barrier's sum.
+    bool waits = false;
+    std::vector<std::string> keys = {};
+    std::string barrier = {};
+    int64_t sum = 0;
+  };
+
+  void serve();
+  bool watch(const Fd& fd, uint32_t events, const void* who);
+  bool accept_all();
+  bool drop_oldest_stranger();
+  void drop(Client& client);
+  void read_from(Client& client);
+  void take(Client& client, std::string_view bytes);
+  void say(Client& client, const StoreMessage& message);
+  void flush(Client& client);
+  void answer(Client& client, const StoreRequest& request);
+  bool is_over(const Client& client) const;
+  void wait(Client& client);
+  void end_waits();
+
+  std::atomic<uint64_t> requests_ = 0;
+  const Fd listening_;
+  const Fd stop_;  // an eventfd
+  const Fd events_;
+  const std::optional<Digest> key_;
+  const size_t most_strangers_;
+  std::list<Client> clients_;
+  size_t strangers_ = 0;  // of clients_: not known and not gone
+  size_t buffered_ = 0;
+  StoreValues values_;
+  bool lost_ = false;  // a client that is still in the list
+  std::thread thread_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,281 @@
+#include "comm/store/store.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "comm/store/resolve.h"
+#include "comm/store/client.h"
+#include "comm/store/server.h"
+#include "comm/text.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+std::string advice(const StoreOptions& options, int error) {
+  if (error == EADDRINUSE) {
+    return fmt::format(
+        "another process listens on port {}: end it, or set MASTER_PORT to a free one on every "
+        "rank",
+        options.port);
+  }
+  if (options.server) {
+    return fmt::format(
+        "this rank serves it, so {} must be an address of this host: set MASTER_ADDR",
+        options.host);
+  }
+  return fmt::format(
+      "nobody answered within {}: look at whether rank 0 runs there, whether MASTER_ADDR and "
+      "MASTER_PORT are the same on every rank, and whether a firewall closes the port",
+      text_of(options.timeout));
+}
+
+[[noreturn]] void unreachable(const StoreOptions& options, std::string_view reason, int error = 0) {
+  throw CommError(fmt::format("[store] {}:{} cannot be {}: {}; {}", options.host, options.port,
+                              options.server ? "opened" : "reached", reason,
+                              advice(options, error)));
+}
+
+// A socket that listens at this address; empty, with errno set, when it cannot.
+Fd listening_at(const sockaddr* address, socklen_t length) {
+  Fd fd(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  if (fd && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
+      bind(fd.get(), address, length) == 0 && listen(fd.get(), SOMAXCONN) == 0) {
+    return fd;
+  }
+  return Fd();
+}
+
+// Of a name that hosts have for themselves alone, as Debian's 127.0.1.1 for its own; "localhost"
+// and addresses mean what they say.
+bool is_only_for_itself(const std::string& host, const addrinfo& found) {
+  const bool says_so = host == "localhost" || host.find_first_not_of("0123456789.") == host.npos ||
+                       host.find(':') != host.npos;
+  if (says_so || found.ai_family != AF_INET) return false;
+  const auto address = reinterpret_cast<const sockaddr_in*>(found.ai_addr)->sin_addr.s_addr;
+  return ntohl(address) >> 24 == IN_LOOPBACKNET;
+}
+
+// Listens on the one interface that `host` names; on all where it names none of this host, as the
+// address of a Kubernetes service or one that a router translates, or none that others can reach.
+Fd listening(const StoreOptions& options) {
+  if (options.listen_fd) return Fd(*options.listen_fd);
+  const Found found = look_up(options.host, options.port);
+  if (found.error != 0)
+    unreachable(options, fmt::format("the name is not known ({})", gai_strerror(found.error)));
+  // IPv4 first, as clients of every kind then find it.
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const addrinfo* one = found.addresses.get(); one != nullptr; one = one->ai_next) {
+      if (one->ai_family != family) continue;
+      if (options.for_others && is_only_for_itself(options.host, *one)) continue;
+      if (Fd fd = listening_at(one->ai_addr, one->ai_addrlen)) return fd;
+      if (errno != EADDRNOTAVAIL) unreachable(options, std::strerror(errno), errno);
+    }
+  }
+  sockaddr_in any{};
+  any.sin_family = AF_INET;
+  any.sin_port = htons(static_cast<uint16_t>(options.port));
+  if (Fd fd = listening_at(reinterpret_cast<const sockaddr*>(&any), sizeof any)) return fd;
+  unreachable(options, std::strerror(errno), errno);
+}
+
+// One per port and process: its worlds, which come one after the other or side by side, meet in
+// one.
+std::shared_ptr<StoreServer> serve(const StoreOptions& options) {
+  static std::mutex mutex;
+  static auto& servers = *new std::map<int, std::weak_ptr<StoreServer>>;
+  const std::lock_guard lock(mutex);
+  if (auto running = servers[options.port].lock()) return running;
+  auto server = std::make_shared<StoreServer>(listening(options), options.key);
+  servers[options.port] = server;
+  return server;
+}
+
+StoreClient::Deadline after(std::chrono::milliseconds timeout) {
+  return StoreClient::Clock::now() + timeout;
+}
+
+}  // namespace
+
+// Whatever the client throws becomes a CommError that says what was tried.
+template <class Call>
+auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
+                    const Call& call) const {
+  try {
+    return call(*client_, after(timeout));
+  } catch (const StoreGivenUp& error) {
+    throw CommError(fmt::format("[store] {} at {} {}", what, address(), error.what()));
+  } catch (const StoreFailure& error) {
+    // Those who serve it may have ended for the same reason.
+    if (verdict_->is_out()) {
+      throw CommError(
+          fmt::format("[store] {} at {} {}", what, address(), verdict_->given_up_with_fates()));
+    }
+    throw CommError(fmt::format(
+        "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
+        what, address(), error.what()));
+  }
+}
+
+std::unique_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) const {
+  return std::make_unique<StoreClient>(host_, port_, after(timeout),
+                                       [verdict = verdict_]() -> std::optional<std::string> {
+                                         if (!verdict->is_out()) return std::nullopt;
+                                         return verdict->given_up_with_fates();
+                                       },
+                                       key_);
+}
+
+Store Store::connect(const StoreOptions& options) {
+  Store store;
+  store.host_ = options.host;
+  store.port_ = options.port;
+  store.key_ = options.key;
+  store.timeout_ = options.timeout;
+  store.verdict_ = std::make_shared<Verdict>();
+  if (options.server) store.server_ = serve(options);
+  try {
+    store.client_ = store.client(options.timeout);
+    // A server of Python's waits until it has counted all; one of ours waits for nobody: ranks wait
+    // for each other when they join a group, with an error that names who is missing.
+    if (!options.server) store.client_->add(kArrivals, 1, after(options.timeout));
+  } catch (const StoreGivenUp& error) {
+    throw CommError(fmt::format("[store] the way to {} {}", store.address(), error.what()));
+  } catch (const StoreFailure& error) {
+    unreachable(options, error.what());
+  }
+  return store;
+}
+
+std::string Store::full(const std::string& key) const {
+  return std::string(kUsers) + prefix_ + key;
+}
+
+std::vector<std::string> Store::full(const std::vector<std::string>& keys) const {
+  std::vector<std::string> all;
+  for (const std::string& key : keys) all.push_back(full(key));
+  return all;
+}
+
+void Store::set(const std::string& key, std::string_view value) const {
+  guarded("set " + key, timeout_,
+          [&](auto& client, auto deadline) { client.set(full(key), value, deadline); });
+}
+
+std::string Store::get(const std::string& key, std::chrono::milliseconds timeout) const {
+  wait({key}, timeout);
+  return guarded("get " + key, timeout_, [&](auto& client, auto deadline) {
+    return client.get({full(key)}, deadline).front();
+  });
+}
+
+void Store::wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) const {
+  guarded(fmt::format("wait for {}", fmt::join(keys, ", ")), timeout,
+          [&](auto& client, auto deadline) { client.wait(full(keys), deadline); });
+}
+
+bool Store::check(const std::vector<std::string>& keys) const {
+  return guarded(fmt::format("check of {}", fmt::join(keys, ", ")), timeout_,
+                 [&](auto& client, auto deadline) { return client.check(full(keys), deadline); });
+}
+
+int64_t Store::add(const std::string& key, int64_t amount) const {
+  return guarded("add to " + key, timeout_, [&](auto& client, auto deadline) {
+    return client.add(full(key), amount, deadline);
+  });
+}
+
+uint64_t Store::requests() const { return server_ ? server_->requests() : 0; }
+
+Store Store::prefix(const std::string& name) const {
+  Store store = *this;
+  store.prefix_ += name + "/";
+  return store;
+}
+
+Store Store::clone(std::chrono::milliseconds timeout) const {
+  Store store = *this;
+  store.timeout_ = timeout;
+  store.client_ =
+      guarded("a second connection", timeout_, [&](auto&, auto) { return client(timeout_); });
+  return store;
+}
+
+class Store::C10d final : public c10d::Store {
+ public:
+  explicit C10d(comm::Store store) : c10d::Store(store.timeout_), store_(std::move(store)) {}
+
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::make_intrusive<C10d>(store_.clone(timeout_));
+  }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_.set(key, text(value));
+  }
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& wanted) override {
+    return store_.guarded("compare_set " + key, timeout_, [&](auto& client, auto deadline) {
+      return bytes(client.compare_set(store_.full(key), text(expected), text(wanted), deadline));
+    });
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    return bytes(store_.get(key, timeout_));
+  }
+  int64_t add(const std::string& key, int64_t amount) override { return store_.add(key, amount); }
+  bool deleteKey(const std::string& key) override {
+    return store_.guarded("delete " + key, timeout_, [&](auto& client, auto deadline) {
+      return client.erase(store_.full(key), deadline);
+    });
+  }
+  bool check(const std::vector<std::string>& keys) override { return store_.check(keys); }
+  int64_t getNumKeys() override {
+    return store_.guarded("count of keys", timeout_,
+                          [](auto& client, auto deadline) { return client.count_keys(deadline); });
+  }
+  void wait(const std::vector<std::string>& keys) override { store_.wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    store_.wait(keys, timeout);
+  }
+
+  // With these, Gloo asks for all addresses at once.
+  bool hasExtendedApi() const override { return true; }
+  void append(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_.guarded("append to " + key, timeout_, [&](auto& client, auto deadline) {
+      client.append(store_.full(key), text(value), deadline);
+    });
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    store_.wait(keys, timeout_);
+    return store_.guarded("multi_get", timeout_, [&](auto& client, auto deadline) {
+      std::vector<std::vector<uint8_t>> values;
+      for (const std::string& value : client.get(store_.full(keys), deadline))
+        values.push_back(bytes(value));
+      return values;
+    });
+  }
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<uint8_t>>& values) override {
+    for (size_t i = 0; i < keys.size(); ++i) set(keys[i], values.at(i));
+  }
+
+ private:
+  static std::string_view text(const std::vector<uint8_t>& bytes) {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  static std::vector<uint8_t> bytes(std::string_view text) { return {text.begin(), text.end()}; }
+
+  const comm::Store store_;
+};
+
+c10::intrusive_ptr<c10d::Store> Store::for_c10d() const { return c10::make_intrusive<C10d>(*this); }
+
+}  // namespace lockstep::comm

@@ -1,0 +1,96 @@
+// The key-value store in which ranks find each other: a server in one process (the launcher's or
+// rank 0's), clients everywhere. Private.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "comm/health/verdict.h"
+#include "core/security/token.h"
+
+namespace lockstep::comm {
+
+class StoreClient;
+class StoreServer;
+
+struct StoreOptions {
+  std::string host;
+  int port = 0;
+  // Whether this process also runs the server.
+  bool server = false;
+  // Whether ranks of other hosts come, too.
+  bool for_others = true;
+  // How long connect() and every later call wait.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // A socket that already listens on `port`, which the server takes over.
+  std::optional<int> listen_fd = std::nullopt;
+  // What the ranks of the job have in common: then client and server prove to each other that they
+  // have it, and all is encrypted. Python ranks cannot.
+  std::optional<Digest> key = std::nullopt;
+};
+
+// A value handle: copies are the same connection, which any thread may use; a call that waits holds
+// up those of other threads. Without a key, whoever reaches the port may read and write.
+// Every call throws CommError that names the store and the key when the server is gone, when the
+// deadline passes, and when the launcher reports a failure while it waits. The server lives as long
+// as a handle of the process that serves.
+class Store {
+ public:
+  // As torch.distributed's env:// makes it, so that Python ranks meet the same store, whether they
+  // or this library serve it. Throws CommError with the address and what to do.
+  static Store connect(const StoreOptions& options);
+
+  void set(const std::string& key, std::string_view value) const;
+  // The value, once somebody has set it.
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) const;
+  // Blocks until all keys have been set.
+  void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) const;
+  // Whether all keys have been set. At once.
+  bool check(const std::vector<std::string>& keys) const;
+  // Adds to the number under `key`, which starts at 0; returns the sum.
+  int64_t add(const std::string& key, int64_t amount) const;
+
+  // The same store seen through keys that begin with `name` and "/".
+  Store prefix(const std::string& name) const;
+  // The same keys over a connection of its own, so that neither waits for the other.
+  Store clone(std::chrono::milliseconds timeout) const;
+  // The same for c10d's groups.
+  c10::intrusive_ptr<c10d::Store> for_c10d() const;
+
+  // Requests that the server has answered, where this process serves; 0 elsewhere.
+  uint64_t requests() const;
+
+  // What the launcher says, as all calls heed it. Never null.
+  const std::shared_ptr<const Verdict>& verdict() const { return verdict_; }
+  // "10.0.0.1:29500".
+  std::string address() const { return host_ + ":" + std::to_string(port_); }
+  const std::string& host() const { return host_; }
+  int port() const { return port_; }
+
+ private:
+  class C10d;
+
+  Store() = default;
+  std::string full(const std::string& key) const;
+  std::vector<std::string> full(const std::vector<std::string>& keys) const;
+  template <class Call>
+  auto guarded(std::string_view what, std::chrono::milliseconds timeout, const Call& call) const;
+  std::unique_ptr<StoreClient> client(std::chrono::milliseconds timeout) const;
+
+  std::shared_ptr<StoreServer> server_;
+  std::shared_ptr<StoreClient> client_;
+  std::shared_ptr<const Verdict> verdict_;
+  std::string host_;
+  int port_ = 0;
+  std::optional<Digest> key_;
+  std::chrono::milliseconds timeout_{};
+  std::string prefix_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,35 @@
+// Who is who: what the ranks of a world tell each other before they have a group.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "comm/device/device.h"
+#include "comm/store/store.h"
+#include "comm/host/threads.h"
+
+namespace lockstep::comm {
+
+struct Member {
+  int world_size = 1;
+  int local_rank = -1;  // as the launcher calls it; -1 when it says none
+  std::string host;     // equal for ranks that can share memory
+  std::string version;  // of this library
+  Devices devices;
+  Cores cores;
+  std::string door;  // where this process is handed memory (see door.h); empty: nowhere
+};
+
+// This process, as `local_rank` of a world of `world_size`.
+Member this_member(int world_size, int local_rank, Devices devices);
+
+// Every rank calls it; returns all members by rank. Throws ConfigError, on all ranks that have come, when they disagree about the world's
+// size or the library's version, and CommError that lists the ranks that have not come within the deadline.
+std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine, std::chrono::milliseconds timeout);
+
+// Called by a rank that fails before the world is complete: the rank that serves the store keeps it, for two seconds at most, until the
+// `others` have read why.
+void leave(const Store& store, int rank, int others) noexcept;
+
+}  // namespace lockstep::comm

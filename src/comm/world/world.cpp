@@ -1,0 +1,328 @@
+#include "lockstep/comm/world.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+
+#include "comm/device/device.h"
+#include "comm/gloo/transport.h"
+#include "comm/hierarchical/transport.h"
+#include "comm/nccl/transport.h"
+#include "comm/world/roster.h"
+#include "comm/world/sharing.h"
+#include "comm/host/threads.h"
+#include "core/descriptors.h"
+#include "core/security/token.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
+#include "lockstep/core/log.h"
+#include "lockstep/core/place.h"
+
+namespace lockstep::comm {
+
+struct World::State {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  int hosts = 1;
+  at::Device device = at::kCPU;
+  std::optional<Store> store = std::nullopt;  // rank 0's serves the others
+  Group group = Group();
+};
+
+namespace {
+
+constexpr int kMost = 1 << 20;
+
+template <class... Args>
+[[noreturn]] void contradiction(fmt::format_string<Args...> text, Args&&... args) {
+  throw ConfigError("[environment] " + fmt::format(text, std::forward<Args>(args)...));
+}
+
+Backend backend_from_env(Backend asked) {
+  const auto text = env_text("LOCKSTEP_BACKEND");
+  if (!text || *text == "auto") return asked;
+  if (*text == "shm") return Backend::Shm;
+  if (*text == "gloo") return Backend::Gloo;
+  if (*text == "host-then-net") return Backend::HostThenNet;
+  if (*text == "nccl") return Backend::Nccl;
+  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, gloo, host-then-net, nccl", *text);
+}
+
+// What was asked for by way of the backend, too.
+DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
+  const bool on_cpu = python_peers || (backend != Backend::Auto && backend != Backend::Nccl);
+  if (on_cpu && asked == DeviceKind::Cuda) {
+    contradiction(
+        "LOCKSTEP_DEVICE=cuda needs the nccl backend, and ranks of this library alone: use "
+        "LOCKSTEP_BACKEND=auto");
+  }
+  if (backend == Backend::Nccl && asked == DeviceKind::Cpu) {
+    contradiction(
+        "LOCKSTEP_BACKEND=nccl is for GPUs, but LOCKSTEP_DEVICE=cpu: use auto for one of them");
+  }
+  if (on_cpu) return DeviceKind::Cpu;
+  return backend == Backend::Nccl ? DeviceKind::Cuda : asked;
+}
+
+// This rank's device, once each rank is known to have one, all of the same kind.
+at::Device own_device(const std::vector<Member>& members, const std::vector<Layout::Seat>& seats,
+                      int rank) {
+  std::vector<at::Device> devices;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const Member& member = members[i];
+    try {
+      // A launcher may call every rank local rank 0, each with a device of its own.
+      devices.push_back(
+          device_at(member.devices,
+                    {member.local_rank < 0 ? seats[i].place : member.local_rank, seats[i].count}));
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{} (rank {})", error.what(), i));
+    }
+  }
+  const auto kind = [&](size_t i) {
+    return c10::DeviceTypeName(devices[i].type(), /*lower_case=*/true);
+  };
+  for (size_t i = 1; i < devices.size(); ++i) {
+    if (devices[i].type() == devices[0].type()) continue;
+    throw ConfigError(
+        fmt::format("[device] rank 0 computes on {}, rank {} on {}: set LOCKSTEP_DEVICE=cpu for "
+                    "all, or give every "
+                    "host GPUs",
+                    kind(0), i, kind(i)));
+  }
+  return devices[rank];
+}
+
+// Gloo writes to peers that may be gone, without MSG_NOSIGNAL; Python, which it was made for,
+// ignores the signal from the start.
+void survive_broken_connections() {
+  struct sigaction now {};
+  sigaction(SIGPIPE, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
+}
+
+// The store, under keys that belong to this incarnation of the job and this world of the process.
+Store meet_at_store(const Place& place, const WorldOptions& world) {
+  StoreOptions options{.host = place.host,
+                       .port = place.port,
+                       .for_others = !place.local_size || *place.local_size < place.size,
+                       .timeout = world.timeout};
+  // torchrun serves the store itself.
+  const bool of_torchrun = env_text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  options.server = place.rank == 0 && !of_torchrun;
+  // Python's clients and servers have no use for a key.
+  if (!of_torchrun && !world.python_peers) options.key = job_key_from_env(place.job);
+  static bool took_socket = false;
+  if (options.server && !took_socket) {
+    const auto fd = env_int("LOCKSTEP_STORE_FD", 3, kMost);
+    if (fd) options.listen_fd = static_cast<int>(*fd);
+    if (place.listen_fd >= 0) options.listen_fd = place.listen_fd;
+    took_socket = true;
+  }
+  survive_broken_connections();
+  return Store::connect(options);
+}
+
+std::string incarnation(const Place& place) {
+  static int worlds = 0;
+  return fmt::format("lockstep/{}/{}", place.job, worlds++);
+}
+
+// Without a launcher of ours nobody has divided the cores of a machine among its ranks, and every one would start a
+// thread for each.
+void share_cores(const std::vector<Member>& members, int rank) {
+  std::vector<Cores> cores;
+  for (const Member& member : members) cores.push_back(member.cores);
+  if (!cores[rank].is_fixed) compute_with(fair_threads(cores));
+  const std::string uneven = uneven_threads(cores);
+  if (rank == 0 && !uneven.empty()) log::warn(uneven);
+}
+
+// The same where ranks do not tell each other: those that are bound to a part of the cores keep that part.
+void share_cores_with_python(const Place& place) {
+  Cores own = this_process_cores();
+  if (own.is_fixed || own.ids.empty()) return;
+  const bool is_bound = static_cast<int>(own.ids.size()) < sysconf(_SC_NPROCESSORS_ONLN);
+  compute_with(fair_threads(std::vector<Cores>(is_bound ? 1 : place.local_size.value_or(1), own)));
+}
+
+// glibc gives the end of its heap back to the kernel once it is longer than twice the largest piece
+// that it has ever had to map and was given back, 32 MiB of them at most (mallopt(3),
+// M_MMAP_THRESHOLD). A training step frees and takes the same memory again and again; with such a
+// piece at the start most of it stays. Thresholds that the user has set do not move.
+void settle_malloc() {
+#ifdef __GLIBC__
+  constexpr size_t kLargest = (32 << 20) - (64 << 10);  // with glibc's own words below the limit
+  void* volatile piece = std::malloc(kLargest);
+  std::free(piece);
+#endif
+}
+
+// "cores 0-3,8", where this process is bound to a part of them; empty where it may use all.
+std::string own_cores() {
+  const auto ids = this_process_cores().ids;
+  if (ids.empty() || static_cast<int>(ids.size()) >= sysconf(_SC_NPROCESSORS_ONLN)) return "";
+  return fmt::format("{} {}", ids.size() == 1 ? "core" : "cores", text_of_cores(ids));
+}
+
+// Ranks of one host that cannot share memory talk over the network, unless that was ruled out.
+void check_sharing(Backend asked, const std::string& problem, int rank) {
+  if (problem.empty()) return;
+  if (asked == Backend::Shm || asked == Backend::HostThenNet) {
+    throw CommError(fmt::format("[comm] the {} backend was asked for, but {}: use auto or gloo",
+                                asked == Backend::Shm ? "shm" : "host-then-net", problem));
+  }
+  if (rank == 0) log::warn(fmt::format("[comm] {}: they communicate over TCP, which is slower", problem));
+}
+
+// Without one, connections fail, and the others wait for them until the deadline.
+void check_descriptors(int ranks) {
+  const auto [used, limit] = descriptors();
+  constexpr int kSpare = 16;  // of the group itself
+  if (used + ranks + kSpare <= limit) return;
+  throw CommError(fmt::format(
+      "[comm] connections to {} ranks need {} more descriptors, but {} of at most {} are in use: raise the limit (ulimit -n, "
+      "LimitNOFILE= of systemd, --ulimit nofile= of a container)",
+      ranks, ranks + kSpare, used, limit));
+}
+
+// Whether ranks that are so distributed can have the transport that was asked for.
+void check_layout(Backend asked, int hosts, int ranks) {
+  if (asked == Backend::Shm && hosts > 1) {
+    contradiction(
+        "the shm backend was asked for, but the {} ranks are on {} hosts: use auto or gloo", ranks,
+        hosts);
+  }
+  if (asked == Backend::HostThenNet && (hosts == 1 || hosts == ranks)) {
+    contradiction(
+        "the host-then-net backend was asked for, but the {} ranks are on {} {}: use auto", ranks,
+        hosts, hosts == 1 ? "host" : "hosts, one on each");
+  }
+}
+
+}  // namespace
+
+World World::solo() { return World(std::make_shared<State>()); }
+
+World World::from_env(WorldOptions options) {
+  flight::attach();
+  raise_descriptor_limit();
+  const Place place = place_from_env();
+  settle_malloc();
+  const Backend asked = backend_from_env(options.backend);
+  if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600))
+    options.timeout = std::chrono::seconds(*seconds);
+  if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1) options.python_peers = true;
+  if (options.python_peers && asked != Backend::Auto && asked != Backend::Gloo) {
+    contradiction("Python ranks can join a group over gloo only: set LOCKSTEP_BACKEND=gloo");
+  }
+  const DeviceKind kind =
+      check_device(device_from_env(options.device), asked, options.python_peers);
+  log::set_rank(place.rank);
+  if (place.size == 1) {
+    auto alone = std::make_shared<State>();
+    alone->device = device_at(find_devices(kind), {});
+    take(alone->device);
+    return World(std::move(alone));
+  }
+
+  const auto start = std::chrono::steady_clock::now();
+  const auto seconds = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  auto state = std::make_shared<State>();
+  state->rank = place.rank;
+  state->size = place.size;
+  const Store store = meet_at_store(place, options);
+  state->store = store;
+  if (options.python_peers) {
+    share_cores_with_python(place);
+    state->local_rank = static_cast<int>(place.local_rank.value_or(0));
+    state->local_size = static_cast<int>(place.local_size.value_or(1));
+    state->group =
+        Group(make_gloo_transport(python_group_keys(store), place.rank, place.size,
+                                  {.timeout = options.timeout, .peers = GlooPeers::Python}));
+    return World(std::move(state));
+  }
+
+  const Store own = store.prefix(incarnation(place));
+  const auto members = exchange_members(
+      own, place.rank,
+      this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
+      options.timeout);
+  log::info(fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size,
+                        seconds()));
+  share_cores(members, place.rank);
+  Layout layout;
+  for (int r = 0; r < place.size; ++r) {
+    layout.members.push_back(r);
+    layout.hosts.push_back(members[r].host);
+    layout.doors.push_back(members[r].door);
+  }
+  const auto seats = layout.seats();
+  state->local_rank = seats[place.rank].place;
+  state->local_size = seats[place.rank].count;
+  state->hosts = static_cast<int>(layout.by_host().size());
+  const MakeNet make_net = [timeout = options.timeout](const Store& at, const NetGroup& net) {
+    check_descriptors(static_cast<int>(net.members.size()));
+    return make_gloo_transport(
+        at, net.rank, static_cast<int>(net.members.size()),
+        {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
+  };
+  try {
+    check_layout(asked, state->hosts, place.size);
+    state->device = own_device(members, seats, place.rank);
+    take(state->device);
+    if (asked != Backend::Gloo) {
+      const Sharing sharing = try_sharing(own, place.rank, std::move(layout), options.timeout);
+      layout = sharing.layout;
+      check_sharing(asked, sharing.problem, place.rank);
+    }
+    auto transport = asked == Backend::Gloo
+                         ? make_net(own, {.rank = place.rank, .members = layout.members})
+                         : make_transport(own, place.rank, layout, options.timeout, make_net);
+    if (!state->device.is_cpu()) {
+      transport = make_nccl_transport(own.prefix("nccl"), std::move(transport),
+                                      {state->device, layout, options.timeout});
+    }
+    state->group = Group(std::move(transport));
+  } catch (...) {
+    leave(own, place.rank, place.size - 1);
+    throw;
+  }
+  const World world(std::move(state));
+  log::info(fmt::format("{}; connected after {:.2f} s", world.describe(), seconds()));
+  return world;
+}
+
+int World::rank() const { return state_->rank; }
+int World::size() const { return state_->size; }
+int World::local_rank() const { return state_->local_rank; }
+int World::local_size() const { return state_->local_size; }
+at::Device World::device() const { return state_->device; }
+const Group& World::group() const { return state_->group; }
+
+std::ostream& World::main_out() const {
+  thread_local std::ostream silent(nullptr);
+  return is_main() ? std::cout : silent;
+}
+
+std::string World::describe() const {
+  const auto count = [](int n, const char* noun) {
+    return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
+  };
+  const std::string cores = own_cores();
+  return fmt::format("{} on {}, {}, {} each{}", count(size(), "rank"), count(state_->hosts, "host"),
+                     group().backend(), count(at::get_num_threads(), "thread"),
+                     cores.empty() ? "" : fmt::format(", rank {} on {}", rank(), cores));
+}
+
+}  // namespace lockstep::comm

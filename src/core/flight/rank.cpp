@@ -1,0 +1,184 @@
+// The rank's side of the flight recorder.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <limits>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <typeinfo>
+
+#include "core/flight/block.h"
+#include "lockstep/core/environment.h"
+
+namespace lockstep::flight {
+namespace {
+
+std::terminate_handler g_before = nullptr;
+
+Block* block() noexcept;
+
+// What nobody caught, before the process aborts. The stack is still that of the throw.
+[[noreturn]] void on_terminate() {
+  if (Block* const own = block()) tell_last_stack(*own);
+  if (const auto error = std::current_exception()) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& known) {
+      report_failure(fmt::format("an exception that nobody caught: {}", known.what()));
+    } catch (...) {
+      report_failure("an exception that nobody caught, of no standard type");
+    }
+  }
+  if (g_before != nullptr) g_before();
+  std::abort();
+}
+
+// This rank's part of the launcher's segment; null when there is none, or it is something else.
+Block* find_block() noexcept try {
+  const auto fd = env_int(kVariable, 3, std::numeric_limits<int>::max());
+  const auto rank = env_int("LOCAL_RANK", 0, 1 << 16);
+  if (!fd || !rank) return nullptr;
+  struct stat status {};
+  const off_t offset = static_cast<off_t>(*rank) * static_cast<off_t>(kBlockBytes);
+  if (fstat(static_cast<int>(*fd), &status) != 0 ||
+      status.st_size < offset + static_cast<off_t>(kBlockBytes)) {
+    return nullptr;
+  }
+  void* memory =
+      mmap(nullptr, kBlockBytes, PROT_READ | PROT_WRITE, MAP_SHARED, static_cast<int>(*fd), offset);
+  if (memory == MAP_FAILED) return nullptr;
+  if (static_cast<Block*>(memory)->magic != Block::kMagic) {
+    munmap(memory, kBlockBytes);
+    return nullptr;
+  }
+  g_before = std::set_terminate(on_terminate);
+  watch_stack(*static_cast<Block*>(memory));
+  return static_cast<Block*>(memory);
+} catch (const std::exception&) {
+  return nullptr;  // a variable of somebody else's: recording is no reason to fail
+}
+
+Block* block() noexcept {
+  static Block* const instance = find_block();
+  return instance;
+}
+
+// The file of torchrun's workers, {"message": {"message": ..., "extraInfo": {...}}}, whole or not
+// at all: torchrun stumbles over half of one.
+void write_error_file(std::string_view text) {
+  const auto path = env_text("TORCHELASTIC_ERROR_FILE");
+  if (!path) return;
+  const nlohmann::json error = {
+      {"message",
+       {{"message", text},
+        {"extraInfo",
+         {{"py_callstack", text}, {"timestamp", std::to_string(std::time(nullptr))}}}}}};
+  const std::string unfinished = fmt::format("{}.{}", *path, getpid());
+  std::ofstream file(unfinished);
+  file << error.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  file.close();
+  if (!file || std::rename(unfinished.c_str(), path->c_str()) != 0) unlink(unfinished.c_str());
+}
+
+}  // namespace
+
+void attach() noexcept { block(); }
+
+uint32_t begin(const Operation& operation) noexcept {
+  Block* const own = block();
+  if (own == nullptr) return 0;
+  uint32_t call = own->calls.load(std::memory_order_relaxed) + 1;
+  if (call == 0) ++call;  // the number of no call
+  Operation& entry = own->ring[call % kOperations];
+  entry = operation;
+  entry.start_ns = now_ns();
+  entry.end_ns = 0;
+  own->calls.store(call, std::memory_order_release);
+  return call;
+}
+
+namespace {
+
+// That call's; null where nothing is recorded, or when its place has gone to a later one.
+Operation* entry_of(uint32_t call) noexcept {
+  Block* const own = block();
+  if (own == nullptr || call == 0) return nullptr;
+  const bool is_there = own->calls.load(std::memory_order_relaxed) - call < kOperations;
+  return is_there ? &own->ring[call % kOperations] : nullptr;
+}
+
+}  // namespace
+
+void number(uint32_t call, uint64_t in_group) noexcept {
+  if (Operation* const entry = entry_of(call)) entry->number = static_cast<uint32_t>(in_group);
+}
+
+void end(uint32_t call) noexcept {
+  if (Operation* const entry = entry_of(call)) entry->end_ns = now_ns();
+}
+
+Span::Span(Activity activity, uint32_t call) noexcept : activity_(activity), outermost_(false) {
+  Block* const own = block();
+  if (own == nullptr) return;
+  Block::Busy& busy = own->busy[static_cast<uint32_t>(activity)];
+  uint64_t expected = 0;
+  const uint64_t now = now_ns();
+  outermost_ = busy.since_ns.compare_exchange_strong(expected, now, std::memory_order_relaxed);
+  if (call == 0 || activity != Activity::Communication || !outermost_) return;
+  own->blocked_since_ns.store(now, std::memory_order_relaxed);
+  own->blocked_in.store(call, std::memory_order_release);
+}
+
+Span::~Span() {
+  if (!outermost_) return;
+  Block* const own = block();
+  Block::Busy& busy = own->busy[static_cast<uint32_t>(activity_)];
+  const uint64_t since = busy.since_ns.exchange(0, std::memory_order_relaxed);
+  busy.total_ns.fetch_add(now_ns() - since, std::memory_order_relaxed);
+  if (activity_ == Activity::Communication) {
+    own->blocked_in.store(0, std::memory_order_release);
+  }
+}
+
+void note_comparison(std::string_view text) noexcept try {
+  Block* const own = block();
+  if (own == nullptr) return;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  own->compared.fetch_add(1, std::memory_order_acq_rel);
+  own->compared_at_ns = now_ns();
+  const size_t length = std::min(text.size(), sizeof own->comparison - 1);
+  std::memcpy(own->comparison, text.data(), length);
+  own->comparison[length] = '\0';
+  own->compared.fetch_add(1, std::memory_order_release);
+} catch (const std::exception&) {
+  // It is for people who look for a cause; training goes on.
+}
+
+void report_failure(std::string_view text, Blame blame) noexcept try {
+  static std::mutex mutex;
+  static Blame reported{};
+  const std::lock_guard lock(mutex);
+  if (reported == Blame::Own || reported == blame) return;
+  reported = blame;
+  if (Block* const own = block()) {
+    own->failed.store(0, std::memory_order_release);
+    own->failed_at_ns = now_ns();
+    const size_t length = std::min(text.size(), sizeof own->failure - 1);
+    std::memcpy(own->failure, text.data(), length);
+    own->failure[length] = '\0';
+    own->failed.store(static_cast<uint32_t>(blame), std::memory_order_release);
+  }
+  write_error_file(text);
+} catch (const std::exception&) {
+  // There is no better place to say it.
+}
+
+}  // namespace lockstep::flight

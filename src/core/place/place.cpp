@@ -1,0 +1,103 @@
+#include "lockstep/core/place.h"
+
+#include "core/place/sources.h"
+#include "lockstep/core/environment.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kLoopback = "127.0.0.1";
+
+std::optional<int> number(const char* name, int low, int high) {
+  const auto value = env_int(name, low, high);
+  if (!value) return std::nullopt;
+  return static_cast<int>(*value);
+}
+
+std::optional<Place> place_from_launcher() {
+  const auto rank = number("RANK", 0, kMostRanks), size = number("WORLD_SIZE", 1, kMostRanks);
+  if (rank.has_value() != size.has_value()) {
+    contradiction("{} is set, but {} is not: set both, or neither for a single process",
+                  rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK");
+  }
+  if (!rank) return std::nullopt;
+  Place place{.rank = *rank,
+              .size = *size,
+              .local_rank = number("LOCAL_RANK", 0, kMostRanks),
+              .local_size = number("LOCAL_WORLD_SIZE", 1, kMostRanks),
+              .source = "the launcher's variables"};
+  place.job = fmt::format("{}/{}", env_text("TORCHELASTIC_RUN_ID").value_or("job"),
+                          env_text("TORCHELASTIC_RESTART_COUNT").value_or("0"));
+  if (place.rank >= place.size) {
+    contradiction("RANK={} with WORLD_SIZE={}: ranks count from 0", place.rank, place.size);
+  }
+  if (place.local_size && *place.local_size > place.size) {
+    contradiction("LOCAL_WORLD_SIZE={} with WORLD_SIZE={}: a host has no more ranks than the world",
+                  *place.local_size, place.size);
+  }
+  if (place.local_rank && place.local_size && *place.local_rank >= *place.local_size) {
+    contradiction("LOCAL_RANK={} with LOCAL_WORLD_SIZE={}: local ranks count from 0",
+                  *place.local_rank, *place.local_size);
+  }
+  return place;
+}
+
+// The manager talks to a process once.
+Place met_over_mpirun(Place place) {
+  static std::optional<Place> met;
+  if (met) return *met;
+  meet_over_mpirun(place);
+  met = place;
+  met->listen_fd = -1;
+  return place;
+}
+
+}  // namespace
+
+int port_of(std::string_view job_id) {
+  // FNV-1a: the same on every host.
+  uint32_t hash = 2166136261u;
+  for (const char c : job_id) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return 20'000 + static_cast<int>((hash ^ hash >> 16) % 10'000);
+}
+
+int required(const char* name, const char* because, int low, int high) {
+  const auto value = number(name, low, high);
+  if (!value)
+    contradiction("{} is set, but {} is not: unset the one or set the other", because, name);
+  return *value;
+}
+
+std::string Place::describe() const {
+  if (source.empty()) return "a single process";
+  const std::string where = size > 1 ? fmt::format(", meeting at {}:{}", host, port) : "";
+  return fmt::format("rank {} of {} ({}){}", rank, size, source, where);
+}
+
+Place place_from_env() {
+  auto found = place_from_launcher();
+  if (!found) found = place_from_mpi();
+  if (!found) found = place_from_slurm();
+  if (!found) return {};
+  Place& place = *found;
+  if (place.size == 1) {
+    place.host.clear();
+    place.port = 0;
+    return place;
+  }
+  if (place.host.empty() && place.local_size == place.size && place.port != 0) {
+    place.host = kLoopback;
+  }
+  if (const auto host = env_text("MASTER_ADDR")) place.host = *host;
+  if (const auto port = number("MASTER_PORT", 1, 65535)) place.port = *port;
+  if (place.host.empty() && can_meet_over_mpirun(place)) return met_over_mpirun(place);
+  if (place.host.empty() || place.port == 0) {
+    contradiction(
+        "WORLD_SIZE={} needs {}: where the ranks meet, the same on all of them ({}; a launcher "
+        "such as `lockstep run` sets it)",
+        place.size, place.host.empty() ? "MASTER_ADDR" : "MASTER_PORT", place.source);
+  }
+  return place;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+// TLS 1.3 from a secret alone: a pre-shared key with an ephemeral exchange of keys, no
+// certificates. Pure: bytes in, bytes out.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/security/token.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep {
+
+// The peer speaks no TLS, has another key, or somebody has changed what it sent.
+class TlsError : public Error {
+ public:
+  using Error::Error;
+};
+
+class Tls {
+ public:
+  enum class Role { Client, Server };
+
+  Tls(Role role, const Digest& key);
+  ~Tls();
+  Tls(const Tls&) = delete;
+  Tls& operator=(const Tls&) = delete;
+
+  // What the peer has sent; returns what it means, as far as it is complete. Throws TlsError.
+  std::string feed(std::string_view bytes);
+  // Whether the peer has proved that it has the key.
+  bool is_open() const;
+  // Before the handshake is over it is kept for later.
+  void write(std::string_view plain);
+  // Bytes for the peer.
+  std::string take_output();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,80 @@
+#include "launch/diagnosis/remarks.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::launch {
+namespace {
+
+// Waiting for others is worth a line after the first, and one about changes after the second.
+constexpr Time kQuiet = std::chrono::milliseconds(1500);
+constexpr Time kBetween = std::chrono::seconds(10);
+constexpr size_t kMostTold = 1000;
+constexpr size_t kMostNames = 10;
+
+double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+void Remarks::on_answer(const Join& join, const Message& answer) {
+  if (const auto* refusal = std::get_if<Refuse>(&answer)) {
+    lines_.push_back(fmt::format("refused {} ({}): {}", join.host, join.address, refusal->reason));
+  } else if (const auto* wait = std::get_if<Wait>(&answer)) {
+    if (told_to_wait_.size() >= kMostTold) told_to_wait_.clear();
+    if (!told_to_wait_.insert(join.launcher).second) return;
+    lines_.push_back(fmt::format("{} ({}) has to wait: {}", join.host, join.address, wait->reason));
+  }
+}
+
+void Remarks::on_spare(const Join& join, size_t places) {
+  lines_.push_back(
+      fmt::format("{} ({}) is a spare: all {} places are taken", join.host, join.address, places));
+}
+
+void Remarks::on_gathering(Time now) {
+  due_ = now + kQuiet;
+  last_.clear();
+}
+
+void Remarks::on_waiting(const Gathered& gathered, const Terms& terms, const Timing& timing,
+                         Time now) {
+  if (now < due_) return;
+  due_ = now + kBetween;
+  std::string line = "waiting at " + gathered.where;
+  if (gathered.ready < static_cast<size_t>(terms.min_nodes)) {
+    line +=
+        fmt::format(": {} of {} hosts have come ({}); for {:g} s in all (--rdzv-conf join_timeout)",
+                    gathered.ready, terms.min_nodes, gathered.who, seconds(timing.join));
+  } else if (gathered.is_fenced) {
+    line += " until no rank of the last start can be alive on a host that was lost";
+  } else {
+    line += fmt::format(
+        ": {} hosts have come, {} may; starting without more after {:g} s (--rdzv-conf "
+        "last_call_timeout)",
+        gathered.ready, terms.max_nodes, seconds(timing.last_call));
+  }
+  if (line != last_) lines_.push_back(line);
+  last_ = std::move(line);
+}
+
+std::string words_for_a_spare(size_t places) {
+  return fmt::format(
+      "all {} places of the job are taken: this launcher is a spare, and starts when a host is "
+      "lost",
+      places);
+}
+
+std::string successors(const std::map<uint64_t, std::string>& before,
+                       const std::map<uint64_t, std::string>& now) {
+  std::vector<std::string> gone, come;
+  for (const auto& [launcher, host] : before) {
+    if (!now.contains(launcher)) gone.push_back(host);
+  }
+  for (const auto& [launcher, host] : now) {
+    if (!before.contains(launcher)) come.push_back(host);
+  }
+  if (gone.empty() || come.empty() || gone.size() + come.size() > kMostNames) return "";
+  return fmt::format("; {} in place of {}", fmt::join(come, ", "), fmt::join(gone, ", "));
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,51 @@
+// What a coordinator says to its user about other launchers.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/timing.h"
+
+namespace lockstep::launch {
+
+// Pure, as the coordinator.
+class Remarks {
+ public:
+  explicit Remarks(Time now) { on_gathering(now); }
+
+  // The coordinator's answer to a launcher: a refusal is worth a line, the first Wait, too.
+  void on_answer(const Join& join, const Message& answer);
+  void on_spare(const Join& join, size_t places);
+
+  struct Gathered {
+    std::string where;  // the coordinator's address
+    std::string who;    // is here, and missing
+    size_t ready = 0;
+    bool is_fenced = false;  // ranks of a lost host may be alive
+  };
+  // No rank runs: a line once that has taken a while, and others, not too many, about changes.
+  void on_gathering(Time now);
+  void on_waiting(const Gathered& gathered, const Terms& terms, const Timing& timing, Time now);
+  Time due() const { return due_; }
+
+  std::vector<std::string> take() { return std::exchange(lines_, {}); }
+
+ private:
+  Time due_{};
+  std::string last_;
+  std::set<uint64_t> told_to_wait_;  // launchers
+  std::vector<std::string> lines_;
+};
+
+// What a launcher is told for which there is no place in the job.
+std::string words_for_a_spare(size_t places);
+
+// "; host4 in place of host1": who has come for those that are gone, each by launcher and host.
+std::string successors(const std::map<uint64_t, std::string>& before,
+                       const std::map<uint64_t, std::string>& now);
+
+}  // namespace lockstep::launch

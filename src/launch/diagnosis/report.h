@@ -1,0 +1,15 @@
+// How a job that did not end well ended: the cause first, then what the others did.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launch/job/outcome.h"
+
+namespace lockstep::launch {
+
+// The lines of the report: the cause, then the others, where the ranks were, and what to do. None
+// for a success.
+std::vector<std::string> report(const Outcome& outcome);
+
+}  // namespace lockstep::launch

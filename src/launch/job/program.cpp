@@ -1,0 +1,125 @@
+#include "launch/job/program.h"
+
+#include <elf.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string_view>
+
+#include "lockstep/launch/run.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr int kNotFound = 127, kNotExecutable = 126;
+
+[[noreturn]] void refuse(const std::string& name, std::string_view reason, int exit_code) {
+  throw StartError(fmt::format("[run] cannot start '{}': {}", name, reason), exit_code);
+}
+
+// 0, or the errno that execve() would give for the file itself.
+int obstacle(const std::string& path) {
+  struct stat status;
+  if (stat(path.c_str(), &status) != 0) return errno;
+  if (S_ISDIR(status.st_mode)) return EISDIR;
+  if (!S_ISREG(status.st_mode)) return EACCES;
+  return access(path.c_str(), X_OK) == 0 ? 0 : EACCES;
+}
+
+std::string first_bytes(const std::string& path) {
+  std::string bytes(256, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  bytes.resize(static_cast<size_t>(file.gcount()));
+  return bytes;
+}
+
+// The interpreter of a #! line; empty when there is none.
+std::string interpreter_of(const std::string& path) {
+  const std::string bytes = first_bytes(path);
+  if (!bytes.starts_with("#!")) return "";
+  const std::string line = bytes.substr(2, bytes.find('\n') - 2);
+  const size_t begin = line.find_first_not_of(" \t");
+  if (begin == std::string::npos) return "";
+  return line.substr(begin, line.find_first_of(" \t\r", begin) - begin);
+}
+
+// A script that names no interpreter: the kernel does not run it, and the shell would take it for
+// one of its own.
+void refuse_python(const std::string& path) {
+  struct stat status;
+  const bool is_file = stat(path.c_str(), &status) == 0 && S_ISREG(status.st_mode);
+  if (!is_file || !path.ends_with(".py") || !interpreter_of(path).empty()) return;
+  refuse(path, fmt::format("it is a Python script: write python3 {}", path), kNotExecutable);
+}
+
+std::string search_path(const std::string& name) {
+  const char* variable = std::getenv("PATH");
+  const std::string path = variable ? variable : "/bin:/usr/bin";
+  std::string refused;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find(':', begin), path.size());
+    const std::string folder = path.substr(begin, end - begin);
+    const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
+    const int error = obstacle(candidate);
+    if (error == 0) return candidate;
+    if (error == EACCES && refused.empty()) refused = candidate;
+    begin = end + 1;
+  }
+  if (!refused.empty()) refuse_program(refused, EACCES);
+  refuse_python(name);  // torchrun takes one of this folder
+  const bool here = obstacle("./" + name) == 0;
+  refuse(name,
+         here ? fmt::format("it is not in PATH; for the one in this folder say ./{}", name)
+              : "no such program in PATH; check the spelling, or give its path",
+         kNotFound);
+}
+
+}  // namespace
+
+std::string find_program(const std::string& name) {
+  if (name.empty()) refuse(name, "the name is empty", kNotFound);
+  const bool is_path = name.find('/') != std::string::npos;
+  const std::string path = is_path ? name : search_path(name);
+  refuse_python(path);
+  if (const int error = obstacle(path)) refuse_program(path, error);
+  const std::string interpreter = interpreter_of(path);
+  if (!interpreter.empty() && obstacle(interpreter) != 0) refuse_program(path, ENOENT);
+  return path;
+}
+
+void refuse_program(const std::string& path, int error) {
+  const std::string interpreter = interpreter_of(path);
+  struct stat status;
+  if (error == ENOENT && stat(path.c_str(), &status) == 0) {
+    refuse(path,
+           interpreter.empty()
+               ? "the file is there, but the loader it was linked for is not on this machine"
+               : fmt::format("its first line asks for '{}', which cannot be run; correct the line "
+                             "or install that interpreter",
+                             interpreter),
+           kNotExecutable);
+  }
+  if (error == EISDIR) refuse(path, "it is a directory; name the program in it", kNotExecutable);
+  if (error == EACCES) {
+    refuse(path, fmt::format("permission denied; if it is a program: chmod +x {}", path),
+           kNotExecutable);
+  }
+  if (error == ENOEXEC) {
+    refuse(path, "it was built for another kind of machine, or is damaged", kNotExecutable);
+  }
+  refuse(path, std::strerror(error),
+         error == ENOENT || error == ENOTDIR ? kNotFound : kNotExecutable);
+}
+
+bool is_plain_script(const std::string& path) {
+  const std::string bytes = first_bytes(path);
+  return !bytes.starts_with(ELFMAG) && bytes.find('\0') == std::string::npos;
+}
+
+}  // namespace lockstep::launch

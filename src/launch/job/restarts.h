@@ -1,0 +1,45 @@
+// When a job that has failed is started again.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "launch/job/outcome.h"
+
+namespace lockstep::launch {
+
+// A failure within kQuick of its start is a quick one. The first restart comes at once; between
+// quick failures in a row the pauses double, from 0.25 to 30 s. The same rank failing in the same
+// way kLoop times in a row, quickly, is a crash loop: more restarts would only repeat it. SIGKILL
+// comes from outside and never counts as a loop.
+class Restarts {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kQuick{5};
+  static constexpr int kLoop = 3;
+
+  explicit Restarts(int most) : most_(most) {}
+
+  struct Verdict {
+    // The pause before the next start; nothing when there is none.
+    std::optional<std::chrono::milliseconds> pause;
+    std::string text;  // for the user; empty when nobody asked for restarts
+  };
+  struct Fault {
+    int rank = -1;   // that failed first; none when a host was lost
+    int status = 0;  // how it ended, in any one way of telling that
+    bool from_outside = false;
+  };
+  // After an incarnation that ran for `ran`.
+  Verdict after(const Outcome& outcome, Clock::duration ran);
+  Verdict after(const Fault& fault, Clock::duration ran);
+
+ private:
+  int most_, used_ = 0;
+  int quick_ = 0;  // failures in a row
+  int same_ = 0;   // of those, alike
+  int last_rank_ = -1, last_status_ = 0;
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,113 @@
+#include "lockstep/launch/run.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "launch/process/environment.h"
+#include "launch/job/incarnation.h"
+#include "launch/rendezvous/listener.h"
+#include "launch/rendezvous/meeting.h"
+#include "launch/job/program.h"
+#include "launch/job/restarts.h"
+#include "launch/process/secret.h"
+#include "lockstep/core/environment.h"
+
+namespace lockstep::launch {
+namespace {
+
+// A Python rank 0 binds the port itself, so that it must be left free.
+bool python_serves() { return env_text("LOCKSTEP_PYTHON_PEERS").value_or("0") != "0"; }
+
+Plan plan_on_this_host(const Options& options) {
+  Plan plan;
+  plan.local_ranks = plan.world_size = options.ranks;
+  return plan;
+}
+
+std::string options_threads(const Options& options) {
+  const auto variables = rank_variables(options, plan_on_this_host(options), 0);
+  const auto own = variables.find("OMP_NUM_THREADS");
+  return own != variables.end() ? own->second : *env_text("OMP_NUM_THREADS");
+}
+
+// `where`: what is said of the place where rank 0 listens.
+std::string describe_ranks(const Options& options, std::string_view where) {
+  check(options);
+  const auto arguments = options.command.begin() + 1;
+  return fmt::format("{} rank{} on this host, OMP_NUM_THREADS={}{}: {}{}{}", options.ranks,
+                     options.ranks == 1 ? "" : "s", options_threads(options), where,
+                     find_program(options.command.front()),
+                     arguments == options.command.end() ? "" : " ",
+                     fmt::join(arguments, options.command.end(), " "));
+}
+
+}  // namespace
+
+int run(const Options& options) {
+  check(options);
+  conceal_token();  // one host needs none
+  Session session(options);
+  Restarts restarts(options.max_restarts);
+  for (int count = 0;; ++count) {
+    Plan plan = plan_on_this_host(options);
+    plan.restarts = count;
+    plan.max_restarts = options.max_restarts;
+    Listener listener = listen_on_loopback(options.master_port);
+    plan.master_port = listener.port;
+    session.tell(fmt::format("rank 0 is to listen at 127.0.0.1:{}", listener.port));
+    if (python_serves()) {
+      listener.socket.reset();
+    } else {
+      plan.listener = std::move(listener.socket);
+    }
+    const auto start = Restarts::Clock::now();
+    const Outcome outcome = run_incarnation(session, std::move(plan));
+    // It came after a failure, and there is no restart because of it.
+    if (outcome.signal && outcome.cause && count < options.max_restarts) {
+      session.drain(outcome.signal);
+      return 128 + *outcome.signal;
+    }
+    const auto verdict = restarts.after(outcome, Restarts::Clock::now() - start);
+    if (!verdict.text.empty()) session.output.say(verdict.text);
+    if (verdict.pause) {
+      const auto signal = session.pause(*verdict.pause);
+      if (!signal) continue;
+      session.output.say(fmt::format("stopped by {}", signal_name(*signal)));
+      session.drain(signal);
+      return 128 + *signal;
+    }
+    const auto signal = session.drain(outcome.signal);
+    return signal && !outcome.asks_for_requeue() ? 128 + *signal : outcome.exit_code();
+  }
+}
+
+std::string describe(const Options& options) {
+  return describe_ranks(options, options.master_port
+                                     ? fmt::format(", rank 0 at 127.0.0.1:{}", *options.master_port)
+                                     : ", rank 0 at 127.0.0.1, a free port");
+}
+
+std::string describe_on_hosts(const Options& options, const Rendezvous& rendezvous) {
+  const std::string count =
+      rendezvous.min_nodes == rendezvous.max_nodes
+          ? std::to_string(rendezvous.max_nodes)
+          : fmt::format("{} to {}", rendezvous.min_nodes, rendezvous.max_nodes);
+  return fmt::format("one of {} hosts, whose launchers meet at {}; on this one:\n{}", count,
+                     meeting_place(rendezvous).text(), describe_ranks(options, ""));
+}
+
+std::string describe_environment(const Options& given) {
+  Options options = given;
+  if (options.run_id.empty()) options.run_id = random_run_id();
+  Plan plan = plan_on_this_host(options);
+  plan.master_port = listen_on_loopback(options.master_port).port;
+  std::string text;
+  for (int rank = 0; rank < options.ranks; ++rank) {
+    for (const auto& [name, value] : rank_variables(options, plan, rank)) {
+      text += fmt::format("rank {}: {}={}\n", rank, name, value);
+    }
+  }
+  return text;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,50 @@
+// What a launcher keeps over all incarnations of its job.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "launch/process/guard.h"
+#include "launch/output/logs.h"
+#include "launch/output/output.h"
+#include "launch/process/signals.h"
+#include "lockstep/launch/run.h"
+
+namespace lockstep::launch {
+
+// Throws ConfigError for what no job can be started with.
+void check(const Options& options);
+
+struct Session {
+  // Looks the program up, chooses a run id when there is none, and takes over the process's
+  // signals, streams and orphans. Throws StartError, ConfigError.
+  explicit Session(const Options& given);
+
+  // Waits until the readers of our output and the log files have taken it all, but no longer than
+  // they take nothing for LOCKSTEP_OUTPUT_TIMEOUT seconds (60), or one after the `signal` that has
+  // ended the job; then says how much was not written. Returns the signal that came meanwhile.
+  std::optional<int> drain(std::optional<int> signal = std::nullopt);
+  // Waits for so long, or until a signal comes that ends the job: returns that.
+  std::optional<int> pause(std::chrono::milliseconds time);
+  // With --verbose: a line with the seconds since the start.
+  void tell(std::string_view text);
+  // While no rank runs here: the next signal that has come and ends the job. Others are answered.
+  std::optional<int> next_end();
+
+  Options options;
+  std::string program;  // the file that the command's first word names
+  Signals signals;
+  const std::string mark;  // of this job's processes, in their environment
+  Guard guard;             // before there are threads: it goes on with a copy of this process
+  Output output;
+  Logs logs;
+
+ private:
+  // Whether all is written; a signal ends the wait.
+  bool is_drained(std::chrono::milliseconds patience, std::optional<int>& signal);
+
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,61 @@
+// Launchers that Slurm's srun has started, one on each node.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/place/sources.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/node_list.h"
+#include "lockstep/launch/rendezvous.h"
+
+namespace lockstep::launch {
+namespace {
+
+// Whether an inner launcher has started this one, whose variables then count.
+bool is_somebody_elses() {
+  for (const char* name :
+       {"RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MPI_LOCALNRANKS"}) {
+    if (env_text(name)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<Rendezvous> Rendezvous::from_slurm() {
+  constexpr const char* kRank = "SLURM_PROCID";
+  const auto step = env_text("SLURM_STEP_ID");
+  if (!step || !env_text(kRank) || is_somebody_elses()) return std::nullopt;
+  const int tasks = required("SLURM_STEP_NUM_TASKS", kRank, 1, kMostRanks);
+  if (tasks == 1) return std::nullopt;
+  const auto list = env_text("SLURM_STEP_NODELIST"), counts = env_text("SLURM_STEP_TASKS_PER_NODE");
+  if (!list || !counts) {
+    throw ConfigError(fmt::format("[run] SLURM_STEP_ID is set, but {} is not",
+                                  list ? "SLURM_STEP_TASKS_PER_NODE" : "SLURM_STEP_NODELIST"));
+  }
+  const auto each = expand_task_counts(*counts);
+  if (std::any_of(each.begin(), each.end(), [](int count) { return count != 1; })) {
+    throw ConfigError(fmt::format(
+        "[run] srun has started {} launchers on {} node{} ({}={}), where one on each starts all "
+        "ranks of its node: write srun --ntasks-per-node=1 lockstep run --nproc-per-node N "
+        "PROGRAM; "
+        "or srun PROGRAM, a task for each rank and no launcher",
+        tasks, each.size(), each.size() == 1 ? "" : "s", "SLURM_STEP_TASKS_PER_NODE", *counts));
+  }
+  if (!env_text("LOCKSTEP_TOKEN") && !env_text("LOCKSTEP_TOKEN_FILE")) {
+    throw ConfigError(fmt::format(
+        "[run] srun has started {} launchers, which prove to each other that they belong together "
+        "by a secret of the job: write export LOCKSTEP_TOKEN=$(openssl rand -hex 32) before srun",
+        tasks));
+  }
+  const std::string id = fmt::format("slurm-{}.{}", env_text("SLURM_JOB_ID").value_or("0"), *step);
+  Rendezvous rendezvous;
+  rendezvous.min_nodes = rendezvous.max_nodes = tasks;
+  rendezvous.node_rank = required("SLURM_NODEID", kRank, 0, tasks - 1);
+  rendezvous.endpoint =
+      fmt::format("{}:{}", expand_node_list(*list).front(), port_of(id + "/launchers"));
+  rendezvous.run_id = id;
+  return rendezvous;
+}
+
+}  // namespace lockstep::launch

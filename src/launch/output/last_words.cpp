@@ -1,0 +1,97 @@
+#include "launch/output/last_words.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <future>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <system_error>
+#include <thread>
+
+#include "launch/diagnosis/page.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr size_t kMostLines = 10;
+
+// Beyond that a file system is out of order, and the report has to go on without the file.
+constexpr auto kPatience = std::chrono::milliseconds(300);
+
+std::string read_end(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) return "";
+  const std::streamoff size = file.tellg();
+  file.seekg(std::max<std::streamoff>(0, size - static_cast<std::streamoff>(Output::kLastWords)));
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+// On a thread of its own: this one sends heartbeats.
+std::string LastWords::end_of(const std::string& path) const {
+  if (stalled_) return "";
+  const auto promise = std::make_shared<std::promise<std::string>>();
+  auto words = promise->get_future();
+  sigset_t all, before;  // signals are the other thread's
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread([promise, path] { promise->set_value(read_end(path)); }).detach();
+  } catch (const std::system_error&) {
+    promise->set_value("");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  stalled_ = words.wait_for(kPatience) != std::future_status::ready;
+  return stalled_ ? "" : words.get();
+}
+
+bool LastWords::is_redirected(int rank) const {
+  const Options& options = session_.options;
+  const int local = rank - first_rank_;
+  return options.redirects.covers(local, StreamChoice::Err) &&
+         !options.tee.covers(local, StreamChoice::Err);
+}
+
+std::string LastWords::file_of(int rank) const {
+  return session_.logs.of_rank(restarts_, rank - first_rank_) + Logs::kErr;
+}
+
+std::string LastWords::of(int rank) const {
+  return is_redirected(rank) ? end_of(file_of(rank)) : session_.output.last_words(rank);
+}
+
+std::vector<std::string> LastWords::unseen(int rank) const {
+  const auto& shown = session_.options.shown_ranks;
+  const bool redirected = is_redirected(rank);
+  const bool hidden =
+      !shown.empty() && std::find(shown.begin(), shown.end(), rank - first_rank_) == shown.end();
+  if (!redirected && !hidden) return {};
+  const std::string words = of(rank);
+  if (words.empty()) return {};
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < words.size();) {
+    const size_t end = std::min(words.find('\n', begin), words.size());
+    lines.push_back("  | " + words.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  if (lines.size() > kMostLines) lines.erase(lines.begin(), lines.end() - kMostLines);
+  lines.insert(lines.begin(),
+               redirected ? fmt::format("the end of its stderr (all of it in {}):", file_of(rank))
+                          : "the end of its stderr:");
+  return lines;
+}
+
+void LastWords::write_page(const Outcome& outcome, Output& output) const {
+  std::map<int, std::string> words;
+  for (const Seen& seen : outcome.seen) words[seen.rank] = of(seen.rank);
+  const std::string path = session_.logs.attempt(restarts_) + "/failure.txt";
+  output.write_file(path, failure_page(outcome, words), fmt::format("more in {}", path));
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,35 @@
+// What ranks wrote last, for the report on a job that has failed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launch/job/outcome.h"
+#include "launch/job/session.h"
+
+namespace lockstep::launch {
+
+class LastWords {
+ public:
+  // Of the ranks from `first_rank` on, after `restarts` restarts. The session must outlive it.
+  LastWords(const Session& session, int first_rank, int restarts)
+      : session_(session), first_rank_(first_rank), restarts_(restarts) {}
+
+  // The end of the rank's stderr, wherever that went; empty when it went past the launcher.
+  std::string of(int rank) const;
+  // The lines that quote it where the user has not seen it: in a file only, or not shown.
+  std::vector<std::string> unseen(int rank) const;
+  // Hands failure.txt to `output`, which says where it is, or why it is not.
+  void write_page(const Outcome& outcome, Output& output) const;
+
+ private:
+  bool is_redirected(int rank) const;
+  std::string file_of(int rank) const;
+  std::string end_of(const std::string& path) const;
+
+  const Session& session_;
+  const int first_rank_, restarts_;
+  mutable bool stalled_ = false;  // the file system does not answer in time: it is not asked again
+};
+
+}  // namespace lockstep::launch

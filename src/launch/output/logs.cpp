@@ -1,0 +1,77 @@
+#include "launch/output/logs.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "lockstep/core/environment.h"
+
+namespace lockstep::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+[[noreturn]] void refuse(const std::string& path, std::string_view reason) {
+  throw ConfigError(fmt::format("[run] --log-dir: cannot write to '{}': {}", path, reason));
+}
+
+void make(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) refuse(path, error.message());
+}
+
+// For appending: the rank and the launcher may both write to it.
+Fd open_file(const std::string& path) {
+  Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (!file) refuse(path, std::strerror(errno));
+  return file;
+}
+
+}  // namespace
+
+Logs::Logs(const Options& options) {
+  if (options.log_dir.empty() && options.redirects.is_empty() && options.tee.is_empty()) return;
+  std::string parent = options.log_dir;
+  if (parent.empty()) {
+    parent = env_text("TMPDIR").value_or("/tmp");
+  } else {
+    make(parent);
+  }
+  std::string name = options.run_id;
+  std::replace(name.begin(), name.end(), '/', '_');
+  folder_ = fmt::format("{}/{}_XXXXXX", parent, name);
+  if (mkdtemp(folder_.data()) == nullptr) refuse(parent, std::strerror(errno));
+}
+
+std::string Logs::attempt(int restarts) const {
+  return fmt::format("{}/attempt_{}", folder_, restarts);
+}
+
+std::string Logs::of_rank(int restarts, int local_rank) const {
+  return fmt::format("{}/{}", attempt(restarts), local_rank);
+}
+
+std::vector<Logs::Files> Logs::open_all(const Options& options, int restarts) const {
+  std::vector<Files> all(static_cast<size_t>(options.ranks));
+  for (int local = 0; is_on() && local < options.ranks; ++local) {
+    const std::string folder = of_rank(restarts, local);
+    make(folder);
+    const auto open_one = [&](StreamChoice::Stream stream, const char* name) {
+      const bool wanted =
+          options.redirects.covers(local, stream) || options.tee.covers(local, stream);
+      return wanted ? open_file(folder + name) : Fd();
+    };
+    Files& files = all[static_cast<size_t>(local)];
+    files.out = open_one(StreamChoice::Out, kOut);
+    files.err = open_one(StreamChoice::Err, kErr);
+  }
+  return all;
+}
+
+}  // namespace lockstep::launch

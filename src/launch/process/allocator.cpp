@@ -1,0 +1,87 @@
+#include "launch/process/allocator.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <link.h>
+
+#include <algorithm>
+#include <array>
+
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+#include "lockstep/launch/run.h"
+
+namespace lockstep::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Allocator {
+  std::string_view name, package;
+  std::array<const char*, 2> libraries;  // the first that is there
+};
+
+constexpr std::array<Allocator, 2> kKnown = {{
+    {"tcmalloc", "libtcmalloc-minimal4", {"libtcmalloc_minimal.so.4", "libtcmalloc.so.4"}},
+    {"jemalloc", "libjemalloc2", {"libjemalloc.so.2", "libjemalloc.so.1"}},
+}};
+
+// LD_LIBRARY_PATH's, the system's own, and those that the linker only has in its cache.
+std::vector<fs::path> library_folders() {
+  std::vector<fs::path> folders;
+  void* self = dlopen(nullptr, RTLD_NOW);
+  Dl_serinfo size{};
+  if (dlinfo(self, RTLD_DI_SERINFOSIZE, &size) == 0) {
+    std::vector<std::max_align_t> memory(size.dls_size / sizeof(std::max_align_t) + 1);
+    auto* found = reinterpret_cast<Dl_serinfo*>(memory.data());
+    found->dls_size = size.dls_size;
+    found->dls_cnt = size.dls_cnt;
+    if (dlinfo(self, RTLD_DI_SERINFO, found) == 0) {
+      for (unsigned i = 0; i < found->dls_cnt; ++i)
+        folders.emplace_back(found->dls_serpath[i].dls_name);
+    }
+  }
+  dlclose(self);
+  folders.emplace_back("/usr/local/lib");
+  if (const auto conda = env_text("CONDA_PREFIX")) folders.push_back(fs::path(*conda) / "lib");
+  return folders;
+}
+
+bool is_file(const fs::path& path) {
+  std::error_code error;
+  return fs::is_regular_file(path, error);
+}
+
+}  // namespace
+
+std::string find_allocator(std::string_view name, const std::vector<fs::path>& folders) {
+  if (name.find('/') != name.npos) {
+    if (is_file(name)) return fs::absolute(name);
+    throw ConfigError(fmt::format("[run] --memory-allocator {}: there is no such file", name));
+  }
+  const auto known = std::ranges::find(kKnown, name, &Allocator::name);
+  if (known == kKnown.end()) {
+    throw ConfigError(
+        fmt::format("[run] --memory-allocator {} is none of system, tcmalloc, jemalloc and the "
+                    "path of a library",
+                    name));
+  }
+  for (const char* library : known->libraries) {
+    for (const auto& folder : folders) {
+      if (is_file(folder / library)) return folder / library;
+    }
+  }
+  std::vector<std::string> looked;
+  for (const auto& folder : folders) looked.push_back(folder);
+  throw ConfigError(fmt::format(
+      "[run] --memory-allocator {}: no {} in {}: install it (Debian: {}), or give the library's "
+      "path",
+      name, fmt::join(known->libraries, " or "), fmt::join(looked, ", "), known->package));
+}
+
+std::string find_allocator(std::string_view name) {
+  return find_allocator(name, library_folders());
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,84 @@
+#include "launch/process/aside.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <exception>
+#include <memory>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "launch/output/writer.h"
+
+namespace lockstep::launch {
+namespace {
+
+struct Work {
+  Bell bell;
+  std::function<void()> task;
+  std::exception_ptr error;
+  std::atomic<bool> over{false};
+};
+
+void start(const std::shared_ptr<Work>& work) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the other thread's
+  try {
+    std::thread([work] {
+      try {
+        work->task();
+      } catch (...) {
+        work->error = std::current_exception();
+      }
+      work->over = true;
+      work->bell.ring();
+    }).detach();
+  } catch (const std::system_error&) {
+    work->task();  // no thread to spare: then this one has to wait
+    work->over = true;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace
+
+bool do_aside(Session& session, Outside* outside, Outcome& outcome, std::function<void()> task) {
+  const auto work = std::make_shared<Work>();
+  work->task = std::move(task);
+  start(work);
+  while (!work->over) {
+    std::vector<pollfd> events = {{session.signals.fd(), POLLIN, 0}, {work->bell.fd.get(), POLLIN, 0}};
+    session.output.await(events);
+    int timeout = -1;
+    if (outside != nullptr) {
+      if (const auto until = outside->await(events)) {
+        const auto left =
+            std::chrono::ceil<std::chrono::milliseconds>(*until - Outside::Clock::now());
+        timeout = static_cast<int>(std::max<int64_t>(0, left.count()));
+      }
+    }
+    poll(events.data(), events.size(), timeout);
+    session.output.pump();
+    if (work->over) break;
+    if (const auto signal = session.next_end()) {
+      outcome.signal = signal;
+      if (outside != nullptr) outside->on_signal(*signal);
+      return false;
+    }
+    if (outside == nullptr) continue;
+    if (const auto order = outside->attend()) {
+      outcome.outside = order->why;
+      return false;
+    }
+  }
+  if (work->error) std::rethrow_exception(work->error);
+  return true;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,19 @@
+// What may wait for a disk, done beside the launcher's thread.
+#pragma once
+
+#include <functional>
+
+#include "launch/job/outcome.h"
+#include "launch/rendezvous/outside.h"
+#include "launch/job/session.h"
+
+namespace lockstep::launch {
+
+// Runs `task` on a thread of its own and waits for its end, while this thread goes on to hear
+// signals and `outside` (which may be null). Rethrows what the task throws. False when a signal or
+// an order from outside came first, which `outcome` says then; the task may still be at work, and
+// must own what it uses.
+[[nodiscard]] bool do_aside(Session& session, Outside* outside, Outcome& outcome,
+                            std::function<void()> task);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,100 @@
+#include "launch/process/binding.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <tuple>
+
+#include "launch/rendezvous/host.h"
+#include "lockstep/core/shard.h"
+
+namespace lockstep::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The number in a file of one; 0 where there is none.
+int number_in(const std::string& path) {
+  int value = 0;
+  std::ifstream(path) >> value;
+  return value;
+}
+
+// /sys/devices/system/cpu/cpuN/node3 -> 3
+int node_of(const std::string& cpu_folder) {
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(cpu_folder, error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("node") && name.size() > 4) return std::atoi(name.c_str() + 4);
+  }
+  return 0;
+}
+
+Range part(int index, int count, size_t length) {
+  return Shard{index, count}.of(static_cast<int64_t>(length));
+}
+
+}  // namespace
+
+std::vector<Core> usable_cores() {
+  cpu_set_t mask;
+  std::vector<Core> found;
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return found;
+  for (int id = 0; id < CPU_SETSIZE; ++id) {
+    if (!CPU_ISSET(id, &mask)) continue;
+    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}", id);
+    // A core's number counts within its socket.
+    const int physical = number_in(folder + "/topology/physical_package_id") * 65'536 +
+                         number_in(folder + "/topology/core_id");
+    found.push_back({id, node_of(folder), physical});
+  }
+  std::sort(found.begin(), found.end(), [](const Core& a, const Core& b) {
+    return std::tie(a.node, a.physical, a.id) < std::tie(b.node, b.physical, b.id);
+  });
+  return found;
+}
+
+std::vector<int> cores_of(Binding binding, int local, int ranks, const std::vector<Core>& cores) {
+  std::vector<int> ids;
+  if (binding == Binding::None || cores.empty()) return ids;
+  if (binding == Binding::Cores) {
+    const auto count = static_cast<int>(cores.size());
+    if (ranks > count) return {cores[static_cast<size_t>(local % count)].id};
+    const Range own = part(local, ranks, cores.size());
+    for (int64_t i = own.begin; i < own.end; ++i) ids.push_back(cores[static_cast<size_t>(i)].id);
+    return ids;
+  }
+  std::set<int> nodes;
+  for (const Core& core : cores) nodes.insert(core.node);
+  const auto at = static_cast<int64_t>(local) * static_cast<int64_t>(nodes.size()) / ranks;
+  const int node = *std::next(nodes.begin(), at);
+  for (const Core& core : cores) {
+    if (core.node == node) ids.push_back(core.id);
+  }
+  return ids;
+}
+
+std::vector<int> cores_of(Binding binding, int local, int ranks) {
+  return binding == Binding::None ? std::vector<int>{}
+                                  : cores_of(binding, local, ranks, usable_cores());
+}
+
+int threads_of(Binding binding, int local, int ranks) {
+  if (binding != Binding::Cores) return std::max(1, cores() / ranks);
+  return static_cast<int>(std::max<size_t>(1, cores_of(binding, local, ranks).size()));
+}
+
+void bind_to(const std::vector<int>& cores) {
+  if (cores.empty()) return;
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  for (const int id : cores) CPU_SET(id, &mask);
+  sched_setaffinity(0, sizeof mask, &mask);
+}
+
+}  // namespace lockstep::launch

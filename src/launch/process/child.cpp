@@ -1,0 +1,119 @@
+#include "launch/process/child.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "launch/process/binding.h"
+#include "launch/process/descriptors.h"
+#include "launch/job/program.h"
+#include "lockstep/launch/run.h"
+
+namespace lockstep::launch {
+namespace {
+
+struct Pipe {
+  Fd read, write;
+};
+
+[[noreturn]] void refuse_files(int error) {
+  throw Error(fmt::format("[run] no open file for a rank: {}; raise the limit (ulimit -n)",
+                          std::strerror(error)));
+}
+
+Pipe make_pipe() {
+  std::array<int, 2> ends;
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) refuse_files(errno);
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
+// To the launcher, where the target is one.
+Pipe make_pipe(const Target& target) {
+  if (target.kind != Target::Piped) return {};
+  Pipe pipe = make_pipe();
+  fcntl(pipe.read.get(), F_SETFL, O_NONBLOCK);
+  return pipe;
+}
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
+bool take_stream(const Target& target, const Pipe& pipe, int as) {
+  if (target.kind == Target::Shared) return true;
+  return dup2(target.kind == Target::File ? target.fd : pipe.write.get(), as) >= 0;
+}
+
+// A failed start travels over `failure` as its errno; end of file is success.
+[[noreturn]] void become(const ChildSpec& spec, const Signals& signals, pid_t launcher,
+                         const Pipe& out, const Pipe& err, int failure) {
+  std::vector<char*> command = pointers(spec.command), environment = pointers(spec.environment);
+  // A session rather than only a process group: rank 0 may then read from the user's terminal,
+  // which would stop a group in the background, and the terminal's Ctrl-C reaches the ranks through
+  // the launcher alone, once.
+  setsid();
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != launcher) _exit(1);  // it died before prctl() could see that
+  signals.restore();
+  bind_to(spec.cores);
+
+  bool ready = true;
+  if (spec.input == ChildSpec::Input::None) {
+    const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    ready = null >= 0 && dup2(null, STDIN_FILENO) >= 0;
+  }
+  ready = ready && take_stream(spec.out, out, STDOUT_FILENO);
+  ready = ready && take_stream(spec.err, err, STDERR_FILENO);
+  // Whatever else the launcher has inherited itself stays out of the ranks.
+  ready = ready && close_on_exec_from(STDERR_FILENO + 1);
+  for (const int fd : spec.inherited) ready = ready && fcntl(fd, F_SETFD, 0) == 0;
+  restore_open_files();  // no sooner: what this process opens may lie beyond it
+  if (ready) {
+    execve(spec.path.c_str(), command.data(), environment.data());
+    if (errno == ENOEXEC && is_plain_script(spec.path)) {
+      command.insert(command.begin(), const_cast<char*>("/bin/sh"));
+      command[1] = const_cast<char*>(spec.path.c_str());
+      execve("/bin/sh", command.data(), environment.data());
+    }
+  }
+  const int error = errno;
+  [[maybe_unused]] const ssize_t sent = write(failure, &error, sizeof error);
+  _exit(127);
+}
+
+}  // namespace
+
+Child start_child(const ChildSpec& spec, const Signals& signals) {
+  Pipe out = make_pipe(spec.out), err = make_pipe(spec.err);
+  Pipe failure = make_pipe();
+  const pid_t launcher = getpid();
+  const pid_t pid = fork();
+  if (pid < 0) {
+    throw Error(fmt::format("[run] no process for a rank: {}; raise the limit (ulimit -u)",
+                            std::strerror(errno)));
+  }
+  if (pid == 0) become(spec, signals, launcher, out, err, failure.write.get());
+  failure.write.reset();
+  int error = 0;
+  ssize_t got;
+  do {
+    got = read(failure.read.get(), &error, sizeof error);
+  } while (got < 0 && errno == EINTR);
+  if (got > 0) {
+    waitpid(pid, nullptr, 0);
+    if (error == EMFILE || error == ENFILE) refuse_files(error);  // of the child, not the program
+    refuse_program(spec.path, error);
+  }
+  return {pid, std::move(out.read), std::move(err.read)};
+}
+
+}  // namespace lockstep::launch

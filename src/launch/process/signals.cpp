@@ -1,0 +1,57 @@
+#include "launch/process/signals.h"
+
+#include <fmt/format.h>
+#include <sys/signalfd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::launch {
+
+std::string signal_name(int number) {
+  const char* name = sigabbrev_np(number);
+  return name ? fmt::format("SIG{}", name) : fmt::format("signal {}", number);
+}
+
+Signals::Signals() {
+  sigset_t wanted;
+  sigemptyset(&wanted);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP}) {
+    struct sigaction now;
+    sigaction(number, nullptr, &now);
+    if (now.sa_handler != SIG_IGN) sigaddset(&wanted, number);
+  }
+  struct sigaction action {};
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &action, &pipe_before_);
+  sigaction(SIGXFSZ, &action, &size_before_);
+  // An ignored SIGCHLD, inherited from a careless parent, would make the kernel throw the exit
+  // statuses away.
+  action.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &action, &child_before_);
+  sigaddset(&wanted, SIGCHLD);
+  sigprocmask(SIG_BLOCK, &wanted, &mask_before_);
+  fd_ = Fd(signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!fd_) {
+    const int error = errno;
+    restore();
+    throw Error(fmt::format("[run] signalfd: {}", std::strerror(error)));
+  }
+}
+
+std::optional<int> Signals::next() {
+  signalfd_siginfo info;
+  if (read(fd_.get(), &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return std::nullopt;
+  return static_cast<int>(info.ssi_signo);
+}
+
+void Signals::restore() const {
+  sigaction(SIGPIPE, &pipe_before_, nullptr);
+  sigaction(SIGXFSZ, &size_before_, nullptr);
+  sigaction(SIGCHLD, &child_before_, nullptr);
+  sigprocmask(SIG_SETMASK, &mask_before_, nullptr);
+}
+
+}  // namespace lockstep::launch

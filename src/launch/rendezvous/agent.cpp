@@ -1,0 +1,269 @@
+#include "launch/rendezvous/agent.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <random>
+
+#include "launch/job/incarnation.h"
+#include "launch/process/secret.h"
+#include "launch/rendezvous/terms.h"
+#include "lockstep/core/control.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/preemption.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+Time now() { return std::chrono::steady_clock::now().time_since_epoch(); }
+
+std::chrono::steady_clock::time_point point_of(Time time) {
+  return std::chrono::steady_clock::time_point(time);
+}
+
+uint64_t random_number() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
+                         const Meeting& meeting, uint16_t store_port) {
+  const Options& options = session.options;
+  NodeOptions node;
+  node.self = {.launcher = random_number(),
+               .host = host_name(),
+               .node_rank = rendezvous.node_rank.value_or(-1),
+               .ranks = options.ranks,
+               .address = Endpoint{meeting.own.host(), meeting.own.port()}.text(),
+               .terms = {.min_nodes = rendezvous.min_nodes,
+                         .max_nodes = rendezvous.max_nodes,
+                         .max_restarts = options.max_restarts,
+                         .lease = rendezvous.heartbeat_timeout,
+                         .grace = options.grace}};
+  if (rendezvous.same_command) set_command(node.self.terms, options.command);
+  node.timing.join = rendezvous.join_timeout;
+  node.timing.last_call = rendezvous.last_call_timeout;
+  node.timing.interval = rendezvous.keep_alive_interval;
+  node.timing.lease = rendezvous.heartbeat_timeout;
+  node.timing.rejoin = rendezvous.rejoin_timeout;
+  // What the supervisor may take (docs/launching_protocol.md) and a second for a busy machine: 0.8 s
+  // of telling, the grace, 2 s of killing.
+  node.timing.stop = options.grace.value_or(1500ms) + 3800ms;
+  node.timing.stop_after_signal = options.grace.value_or(10'000ms) + 3800ms;
+  node.coordinator = meeting.coordinator;
+  node.is_coordinator = meeting.is_coordinator;
+  node.spares = rendezvous.spares;
+  node.store_port = store_port;
+  return node;
+}
+
+// rank 0's socket: as a program's own would be, it blocks.
+Fd listen_for_store(const Address& own) {
+  auto socket = listen_at(own.with_port(0));
+  if (!socket) throw Error(fmt::format("[run] no port to listen on at {}", own.host()));
+  fcntl(socket->get(), F_SETFL, 0);
+  return std::move(*socket);
+}
+
+}  // namespace
+
+Agent::Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, Meeting meeting)
+    : session_(session),
+      own_(meeting.own),
+      host_(host_name()),
+      max_restarts_(session.options.max_restarts),
+      patience_(rendezvous.heartbeat_timeout / 4),
+      job_key_(keys.ranks),
+      network_(std::move(meeting.socket), keys, rendezvous.heartbeat_timeout, *this),
+      store_(listen_for_store(own_)),
+      node_(node_options(session, rendezvous, meeting, local_address(store_.get()).port()), now()) {
+}
+
+int Agent::run() {
+  act();
+  while (!leave_) {
+    if (launch_) {
+      run_epoch(*std::exchange(launch_, std::nullopt));
+    } else {
+      wait_without_ranks();
+    }
+  }
+  network_.finish(1s);
+  if (!leave_->why.empty() && leave_->why != said_) session_.output.say(leave_->why);
+  const auto signal = session_.drain(signal_);
+  if (asks_for_requeue_) return kRequeueStatus;
+  return signal ? 128 + *signal : leave_->status;
+}
+
+void Agent::wait_without_ranks() {
+  std::vector<pollfd> events = {{session_.signals.fd(), POLLIN, 0}};
+  session_.output.await(events);
+  const auto until = Agent::await(events);
+  const auto left =
+      std::chrono::ceil<std::chrono::milliseconds>(*until - std::chrono::steady_clock::now());
+  poll(events.data(), events.size(), static_cast<int>(std::max<int64_t>(0, left.count())));
+  session_.output.pump();
+  while (const auto signal = session_.next_end()) on_signal(*signal);
+  Agent::attend();
+}
+
+std::optional<Outside::Clock::time_point> Agent::await(std::vector<pollfd>& events) {
+  network_.await(events);
+  const auto next = point_of(node_.deadline(now()));
+  const auto limit = network_.deadline();
+  return limit && *limit < next ? *limit : next;
+}
+
+std::optional<Outside::Order> Agent::attend() {
+  network_.pump();
+  node_.tick(now());
+  act();
+  return std::exchange(halt_, std::nullopt);
+}
+
+void Agent::act() {
+  for (auto actions = node_.take_actions(); !actions.empty(); actions = node_.take_actions()) {
+    for (const Action& action : actions) {
+      std::visit([this](const auto& one) { perform(one); }, action);
+    }
+  }
+}
+
+void Agent::perform(const Dial& dial) {
+  session_.tell("connecting to the launcher at " + dial.address);
+  network_.dial(dial.link, dial.address);
+}
+
+void Agent::perform(const Launch& launch) {
+  session_.tell(
+      fmt::format("epoch {}: {} ranks on {} hosts, of which this one is number {}; rank 0 "
+                  "listens at {}:{}",
+                  launch.epoch, launch.world_size, launch.nodes, launch.node_rank,
+                  launch.master_addr, launch.master_port));
+  launch_ = launch;
+}
+
+void Agent::run_epoch(const Launch& launch) {
+  Plan plan{.local_ranks = session_.options.ranks,
+            .world_size = launch.world_size,
+            .first_rank = launch.first_rank,
+            .node_rank = launch.node_rank,
+            .nodes = launch.nodes,
+            .master_addr = launch.master_addr,
+            .master_port = launch.master_port,
+            .job_key = hmac(text_of(job_key_), {"epoch", std::to_string(launch.coordinator),
+                                                std::to_string(launch.epoch)}),
+            .restarts = static_cast<int>(launch.epoch) - 1,
+            .max_restarts = max_restarts_};
+  if (plan.master_addr.starts_with('[')) {
+    plan.master_addr = plan.master_addr.substr(1, plan.master_addr.size() - 2);
+  }
+  // A Python rank 0 binds the port itself, so that it must be left free.
+  const bool python_serves = env_text("LOCKSTEP_PYTHON_PEERS").value_or("0") != "0";
+  if (launch.node_rank == 0 && !python_serves) plan.listener = std::move(store_);
+  store_.reset();
+  halt_.reset();
+  said_.clear();
+  asks_for_requeue_ = false;
+  std::optional<Failure> failure;
+  try {
+    const Outcome outcome = run_incarnation(session_, std::move(plan), this);
+    if (!outcome.cause) said_ = outcome.outside.value_or("");
+    asks_for_requeue_ = outcome.asks_for_requeue();
+    failure = failure_of(outcome);
+  } catch (const Error& error) {
+    const auto* start = dynamic_cast<const StartError*>(&error);
+    failure = Failure{.kind = Failure::Kind::Unstarted,
+                      .rank = launch.first_rank,
+                      .status = start != nullptr ? start->exit_code() : 1,
+                      .what = fmt::format("{} cannot start its ranks: {}", host_, error.what())};
+  }
+  store_ = listen_for_store(own_);
+  node_.ranks_over(failure, local_address(store_.get()).port(), now());
+  act();
+}
+
+std::optional<Failure> Agent::failure_of(const Outcome& outcome) const {
+  if (outcome.signal) return failure_of(*outcome.signal);
+  for (const RankEnd& end : outcome.ends) {
+    if (end.rank == outcome.cause) return failure_of(end);
+  }
+  return std::nullopt;
+}
+
+Failure Agent::failure_of(const RankEnd& end) const {
+  return {.kind = WIFSIGNALED(end.wait_status) ? Failure::Kind::Killed : Failure::Kind::Exited,
+          .rank = end.rank,
+          .status = exit_code_of(end.wait_status),
+          .what = fmt::format("rank {} on {} {} after {:.2f} s (pid {})", end.rank, host_,
+                              describe_exit(end.wait_status),
+                              std::chrono::duration<double>(end.ran).count(), end.pid)};
+}
+
+Failure Agent::failure_of(int signal) const {
+  return {.kind = Failure::Kind::Signalled,
+          .status = 128 + signal,
+          .what = fmt::format("the launcher on {} got {}", host_, signal_name(signal))};
+}
+
+void Agent::on_failure(const RankEnd& end) {
+  node_.rank_failed(failure_of(end), now());
+  act();
+}
+
+void Agent::on_signal(int signal) {
+  signal_ = signal;
+  node_.interrupt(failure_of(signal), now());
+  act();
+}
+
+Link Agent::on_accept() {
+  session_.tell("a launcher has connected, which knows the token");
+  return node_.accept(now());
+}
+
+void Agent::on_connect(Link link) {
+  session_.tell("connected: both launchers know the token");
+  node_.connected(link, now());
+  act();
+}
+
+void Agent::on_message(Link link, const Shared& message) {
+  node_.receive(link, message, now());
+  act();
+}
+
+void Agent::on_close(Link link, bool refused) {
+  node_.closed(link, refused, now());
+  act();
+}
+
+void Agent::on_stranger(const std::string& text) { session_.output.say(text); }
+
+void Agent::on_disagreement(const std::string& text) {
+  node_.obstructed(text);
+  act();
+}
+
+int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
+  meeting_place(rendezvous);
+  const Token token = Token::from_env();
+  conceal_token();
+  Options options = given;
+  if (options.run_id.empty())
+    options.run_id = rendezvous.run_id;  // a random one would differ on each host
+  Session session(options);
+  Keys keys = Keys::of(token, options.run_id);
+  keys.use_tls = rendezvous.tls;
+  Meeting meeting = prepare_meeting(rendezvous, session);
+  if (meeting.signal) {
+    session.drain(meeting.signal);
+    return 128 + *meeting.signal;
+  }
+  return Agent(session, rendezvous, keys, std::move(meeting)).run();
+}
+
+}  // namespace lockstep::launch

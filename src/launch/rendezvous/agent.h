@@ -1,0 +1,76 @@
+// The launcher of one host of several: does what its node decides, with sockets, processes and a
+// clock.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "launch/rendezvous/meeting.h"
+#include "launch/rendezvous/network.h"
+#include "launch/rendezvous/node.h"
+#include "launch/rendezvous/outside.h"
+#include "launch/job/session.h"
+#include "lockstep/launch/rendezvous.h"
+
+namespace lockstep::launch {
+
+class Agent : private Outside, private Network::Listener {
+ public:
+  Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, Meeting meeting);
+
+  // Returns the launcher's exit status when the job has ended, here and, as far as this host can
+  // tell, everywhere.
+  int run();
+
+ private:
+  // Outside: while ranks run.
+  std::optional<Outside::Clock::time_point> await(std::vector<pollfd>& events) override;
+  std::optional<Order> attend() override;
+  std::chrono::milliseconds patience() const override { return patience_; }
+  void on_failure(const RankEnd& end) override;
+  void on_signal(int signal) override;
+
+  // Network::Listener
+  Link on_accept() override;
+  void on_connect(Link link) override;
+  void on_message(Link link, const Shared& message) override;
+  void on_close(Link link, bool refused) override;
+  void on_stranger(const std::string& text) override;
+  void on_disagreement(const std::string& text) override;
+
+  void wait_without_ranks();
+  void run_epoch(const Launch& launch);
+  std::optional<Failure> failure_of(const Outcome& outcome) const;
+  Failure failure_of(const RankEnd& end) const;
+  Failure failure_of(int signal) const;
+  void act();
+  void perform(const Dial& dial);
+  void perform(const Send& send) { network_.send(send.link, send.message); }
+  void perform(const Hang& hang) { network_.hang_up(hang.link); }
+  void perform(const Launch& launch);
+  void perform(const Halt& halt) {
+    halt_ = Order{halt.why, halt.signal};
+    if (halt.signal != 0) signal_ = halt.signal;
+  }
+  void perform(const Say& say) { session_.output.say(say.text); }
+  void perform(const Leave& leave) { leave_ = leave; }
+
+  Session& session_;
+  const Address own_;
+  const std::string host_;
+  const int max_restarts_;
+  const std::chrono::milliseconds patience_;
+  const Digest job_key_;
+  Network network_;
+  Fd store_;
+  Node node_;
+  std::optional<Launch> launch_;
+  std::optional<Order> halt_;
+  std::string said_;  // by the supervisor, why the epoch has ended
+  std::optional<Leave> leave_;
+  bool asks_for_requeue_ = false;  // as the ranks of the last epoch here
+  std::optional<int> signal_;      // to this launcher or another one, which ends the job
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,390 @@
+#include "launch/rendezvous/coordinator.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "launch/rendezvous/terms.h"
+
+namespace lockstep::launch {
+namespace {
+
+// Failures that lie closer together than this are one, and the echo may have come first.
+constexpr Time kEcho = std::chrono::seconds(1);
+
+constexpr int kSigkill = 128 + 9;  // as an exit status: it comes from outside
+
+double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
+
+}  // namespace
+
+Coordinator::Coordinator(const Terms& terms, const Timing& timing, int fanout, Time now)
+    : terms_(terms),
+      timing_(timing),
+      fanout_(fanout),
+      restarts_(terms.max_restarts),
+      gathering_since_(now),
+      not_before_(now + timing.survivors),
+      remarks_(now) {}
+
+void Coordinator::set_state(Host& host, State state) {
+  --counts_[static_cast<size_t>(std::exchange(host.state, state))];
+  ++counts_[static_cast<size_t>(state)];
+}
+
+Message Coordinator::place(const Join& join, Time now) {
+  Message message = answer(join, now);
+  remarks_.on_answer(join, message);
+  return message;
+}
+
+Message Coordinator::answer(const Join& join, Time now) {
+  if (phase_ == Phase::Ended) return Refuse{"the job has ended"};
+  if (last_id_ == 0) own_launcher_ = join.launcher;
+  predecessors_.note(join.past, own_launcher_, now + timing_.lease + timing_.stop);
+  if (join.past.has_ranks) {
+    fences_.emplace(join.launcher, now + timing_.stop);
+    return Wait{"its ranks of an earlier start are being stopped"};
+  }
+  if (const std::string theirs = difference(join.terms, terms_); !theirs.empty()) {
+    return Refuse{fmt::format("{} was started with {}, the job has {}: start all hosts alike{}",
+                              join.host, theirs, difference(terms_, join.terms),
+                              join.terms.command_hash == terms_.command_hash
+                                  ? ""
+                                  : ", and jobs with another --rdzv-id (where hosts are to run "
+                                    "different commands: --rdzv-conf same_command=0)")};
+  }
+  if (join.node_rank >= terms_.max_nodes) {
+    return Refuse{fmt::format("--node-rank {} with --nnodes {}: they count from 0", join.node_rank,
+                              terms_.max_nodes)};
+  }
+  drop_unattached(now);
+  if (const auto known = by_launcher_.find(join.launcher); known != by_launcher_.end()) {
+    lost(known->second, false, now);  // it has noticed that before its parent did
+  }
+  fences_.erase(join.launcher);  // it asks only when none of its ranks is left
+  if (const auto taken = by_node_rank_.find(join.node_rank); taken != by_node_rank_.end()) {
+    const Join& other = hosts_.at(taken->second).join;
+    return Wait{
+        fmt::format("node rank {} is {}'s ({})", join.node_rank, other.host, other.address)};
+  }
+  const size_t places = static_cast<size_t>(terms_.max_nodes);
+  if (spares_ && hosts_.size() >= places + static_cast<size_t>(*spares_)) {
+    return Refuse{fmt::format(
+        "all {} places of the job are taken, and --spares {} keeps no more launchers waiting",
+        terms_.max_nodes, *spares_)};
+  }
+  Host host{.join = join, .placed = now};
+  if (last_id_ > 0) {
+    if (open_parents_.empty()) return Wait{"no launcher has room for another one yet"};
+    host.parent = *open_parents_.begin();
+    Host& parent = hosts_.at(host.parent);
+    host.depth = parent.depth + 1;
+    if (++parent.children >= fanout_) open_parents_.erase(host.parent);
+  }
+  const NodeId id = ++last_id_;
+  const bool direct = host.parent <= 1;
+  Welcome place{.id = id,
+                .coordinator = own_launcher_,
+                .epoch = epoch_,
+                .hosts = static_cast<uint32_t>(seated_.size())};
+  if (!direct) {
+    place.parent = hosts_.at(host.parent).join.address;
+    place.parent_launcher = hosts_.at(host.parent).join.launcher;
+  }
+  if (direct) open_parents_.insert(id);
+  by_launcher_[join.launcher] = id;
+  if (join.node_rank >= 0) by_node_rank_[join.node_rank] = id;
+  ++counts_[static_cast<size_t>(State::Placed)];
+  hosts_.emplace(id, std::move(host));
+  return place;
+}
+
+void Coordinator::receive(const Message& message, Time now) {
+  if (const auto* one = std::get_if<Lost>(&message)) return lost(one->id, one->silent, now);
+  std::visit([&](const auto& one) { on(one, now); }, message);
+}
+
+void Coordinator::on(const Ready& ready, Time now) {
+  const auto found = hosts_.find(ready.id);
+  if (found == hosts_.end()) {
+    broadcasts_.push_back(Forget{ready.id});
+    return;
+  }
+  Host& host = found->second;
+  const bool ran = has_seat(ready.id) && ready.epoch == epoch_;
+  if (has_seat(ready.id) && !ran) return;
+  if (host.state == State::Placed && host.children < fanout_) open_parents_.insert(ready.id);
+  set_state(host, State::Ready);
+  host.store_port = ready.store_port;
+  const bool over = phase_ == Phase::Gathering || phase_ == Phase::Ended;
+  if (ran && ready.failure && !over) {
+    // It knows more by now than when it said that one of its ranks had failed.
+    std::erase_if(failures_, [&](const Event& event) { return event.host == ready.id; });
+    note(ready.id, *ready.failure, now);
+  }
+  if (phase_ == Phase::Gathering) return consider_start(now);
+  if (phase_ == Phase::Stopping) return settle(now);
+  if (phase_ != Phase::Running) return;
+  if (ran) {
+    std::string what = host.join.host + " has stopped by itself";
+    if (!ready.failure) note(ready.id, Failure{.what = what}, now);
+    stop(ready.failure ? ready.failure->what : what, now);
+    settle(now);
+  } else if (seated_.size() < static_cast<size_t>(terms_.max_nodes) && in(State::Done) == 0) {
+    stop(host.join.host + " joins", now);
+  } else {
+    remarks_.on_spare(host.join, seated_.size());
+    broadcasts_.push_back(Wait{words_for_a_spare(seated_.size())});
+  }
+}
+
+void Coordinator::on(const Failed& failed, Time now) {
+  if (!has_seat(failed.id) || failed.epoch != epoch_) return;
+  // No rank runs any more, and none is to run again.
+  if (phase_ == Phase::Gathering && failed.failure.is_final()) {
+    return end(failed.failure.status, failed.failure.what);
+  }
+  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(failed.id, failed.failure, now);
+  if (phase_ == Phase::Running) stop(failed.failure.what, now);
+}
+
+void Coordinator::on(const Done& done, Time) {
+  const auto found = hosts_.find(done.id);
+  if (found == hosts_.end() || !has_seat(done.id) || done.epoch != epoch_ ||
+      phase_ != Phase::Running || found->second.state != State::Running) {
+    return;
+  }
+  set_state(found->second, State::Done);
+  if (in(State::Running) == 0) end(0, "");
+}
+
+void Coordinator::interrupt(const Failure& failure, Time now) {
+  if (phase_ == Phase::Gathering) return end(failure.status, failure.what);
+  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(0, failure, now);
+  if (phase_ == Phase::Running) stop(failure.what, now);
+}
+
+void Coordinator::lost(NodeId id, bool silent, Time now) {
+  if (!hosts_.contains(id)) return;
+  // One that is silent has had no answer for as long, and has given up by now.
+  if (silent) {
+    const std::string how = fmt::format(
+        "no sign of life for {:g} s (--rdzv-conf heartbeat_timeout)", seconds(timing_.lease));
+    remove(id, now + timing_.stop, how, now);
+  } else {
+    remove(id, now + timing_.lease + timing_.stop, "its launcher has ended, or was cut off", now);
+  }
+  if (phase_ == Phase::Stopping) settle(now);
+  if (phase_ == Phase::Gathering) consider_start(now);
+}
+
+void Coordinator::remove(NodeId id, Time fence, const std::string& how, Time now) {
+  const Host host = hosts_.extract(id).mapped();
+  --counts_[static_cast<size_t>(host.state)];
+  by_launcher_.erase(host.join.launcher);
+  if (host.join.node_rank >= 0) by_node_rank_.erase(host.join.node_rank);
+  open_parents_.erase(id);
+  if (const auto parent = hosts_.find(host.parent); parent != hosts_.end()) {
+    --parent->second.children;
+    open_parents_.insert(host.parent);
+  }
+  if (host.state == State::Running) {
+    fences_[host.join.launcher] = fence;
+    const Failure failure{
+        .kind = Failure::Kind::Lost,
+        .what = fmt::format("{} ({}) was lost: {}", host.join.host, host.join.address, how)};
+    if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(id, failure, now);
+    if (phase_ == Phase::Running) stop(failure.what, now);
+  }
+  // Whoever is below it has lost the way to us, too. A launcher whose own lease has run out lets go
+  // of its children, whose leases run out in turn.
+  std::vector<NodeId> below;
+  for (const auto& [child, other] : hosts_) {
+    if (other.parent == id) below.push_back(child);
+  }
+  for (const NodeId child : below) {
+    remove(child, fence + timing_.lease, "the way to it went over " + host.join.host, now);
+  }
+}
+
+// A launcher that was sent to a parent and has never got there may be gone.
+void Coordinator::drop_unattached(Time now) {
+  if (in(State::Placed) == 0 || now < next_drop_) return;
+  next_drop_ = now + timing_.lease;
+  std::vector<NodeId> gone;
+  for (const auto& [id, host] : hosts_) {
+    if (host.state == State::Placed && now >= host.placed + 2 * timing_.lease) gone.push_back(id);
+  }
+  for (const NodeId id : gone) remove(id, now, "it has not attached", now);
+}
+
+void Coordinator::note(NodeId host, const Failure& failure, Time now) {
+  failures_.push_back({now - failure.ago, host, failure});
+}
+
+void Coordinator::stop(const std::string& why, Time now) {
+  const auto is_signal = [](const Event& event) {
+    return event.failure.kind == Failure::Kind::Signalled;
+  };
+  const auto signal = std::find_if(failures_.begin(), failures_.end(), is_signal);
+  const bool signalled = signal != failures_.end();
+  phase_ = Phase::Stopping;
+  stop_until_ = now + timing_.lease + (signalled ? timing_.stop_after_signal : timing_.stop);
+  broadcasts_.push_back(Stop{epoch_, signalled ? signal->failure.status - 128 : 0, why});
+  why_ = why;
+}
+
+void Coordinator::settle(Time now) {
+  if (phase_ != Phase::Stopping || in(State::Running) + in(State::Done) > 0) return;
+  if (failures_.empty()) return gather(now);
+  const Failure first = cause();
+  if (first.is_final()) return end(first.status, first.what);
+  const bool from_outside = first.kind == Failure::Kind::Lost || first.status == kSigkill;
+  const auto verdict =
+      restarts_.after(Restarts::Fault{first.rank, first.status, from_outside}, now - started_);
+  const std::string text =
+      verdict.text.empty() ? first.what : fmt::format("{}; {}", first.what, verdict.text);
+  if (!verdict.pause) return end(first.status, text);
+  why_ = text;
+  not_before_ = now + *verdict.pause;
+  gather(now);
+}
+
+// The earliest one; but a rank that was killed, or a host that was lost, comes before another's
+// exit, which may well be its echo.
+Failure Coordinator::cause() const {
+  Time earliest = failures_.front().time;
+  for (const Event& event : failures_) earliest = std::min(earliest, event.time);
+  const auto order = [earliest](const Event& event) {
+    const bool echo = event.failure.kind == Failure::Kind::Exited || event.time > earliest + kEcho;
+    return std::make_tuple(!event.failure.is_final(), echo, event.time);
+  };
+  return std::min_element(failures_.begin(), failures_.end(),
+                          [&](const Event& a, const Event& b) { return order(a) < order(b); })
+      ->failure;
+}
+
+void Coordinator::gather(Time now) {
+  phase_ = Phase::Gathering;
+  gathering_since_ = now;
+  remarks_.on_gathering(now);
+  enough_since_.reset();
+  consider_start(now);
+}
+
+Time Coordinator::fenced_until() const {
+  Time until = std::max(not_before_, predecessors_.fenced_until());
+  for (const auto& [launcher, time] : fences_) until = std::max(until, time);
+  return until;
+}
+
+void Coordinator::consider_start(Time now) {
+  const size_t ready = in(State::Ready);
+  if (ready < static_cast<size_t>(terms_.min_nodes)) {
+    enough_since_.reset();
+    return;
+  }
+  if (!enough_since_) enough_since_ = now;
+  if (now < fenced_until()) return;
+  // All of the last epoch are back, and whoever wanted to join has joined: nobody to wait for.
+  const bool complete = epoch_ > 0 && ready >= seated_.size() && ready == hosts_.size();
+  if (ready >= static_cast<size_t>(terms_.max_nodes) || complete ||
+      now >= *enough_since_ + timing_.last_call) {
+    start(now);
+  }
+}
+
+void Coordinator::start(Time now) {
+  std::vector<Guest> guests;
+  for (const auto& [id, host] : hosts_) {
+    if (host.state != State::Ready) continue;
+    guests.push_back({id, host.join.launcher, host.join.host, host.join.node_rank});
+  }
+  Start message{.epoch = ++epoch_, .why = std::exchange(why_, "")};
+  const auto before = std::exchange(had_seat_, {});
+  seated_.clear();
+  for (const NodeId id : seating_.seat(std::move(guests), terms_.max_nodes)) {
+    Host& host = hosts_.at(id);
+    set_state(host, State::Running);
+    message.seats.push_back({id, host.join.ranks});
+    seated_.insert(id);
+    had_seat_[host.join.launcher] = host.join.host;
+  }
+  message.why += successors(before, had_seat_);
+  const Host& first = hosts_.at(message.seats.front().id);
+  message.master_addr = first.join.address.substr(0, first.join.address.rfind(':'));
+  message.master_port = first.store_port;
+  failures_.clear();
+  fences_.clear();
+  predecessors_.clear();
+  started_ = now;
+  phase_ = Phase::Running;
+  broadcasts_.push_back(std::move(message));
+}
+
+void Coordinator::end(int status, const std::string& why) {
+  phase_ = Phase::Ended;
+  broadcasts_.push_back(End{status, why});
+}
+
+std::string Coordinator::who_is_here() const {
+  constexpr size_t kMost = 20;
+  std::vector<std::string> here;
+  std::vector<int> missing;
+  for (const auto& [id, host] : hosts_) {
+    if (here.size() < kMost) here.push_back(host.join.host);
+  }
+  for (int rank = 0; rank < terms_.max_nodes && missing.size() < kMost; ++rank) {
+    if (!by_node_rank_.contains(rank)) missing.push_back(rank);
+  }
+  return fmt::format("here: {}{}", fmt::join(here, ", "),
+                     by_node_rank_.empty()
+                         ? ""
+                         : fmt::format("; missing: node rank {}", fmt::join(missing, ", ")));
+}
+
+// For the user, as long as nothing runs.
+void Coordinator::remark_on_waiting(Time now) {
+  if (phase_ != Phase::Gathering || hosts_.empty()) return;
+  remarks_.on_waiting({.where = hosts_.begin()->second.join.address,
+                       .who = who_is_here(),
+                       .ready = in(State::Ready),
+                       .is_fenced = now < fenced_until()},
+                      terms_, timing_, now);
+}
+
+void Coordinator::tick(Time now) {
+  if (phase_ == Phase::Gathering) {
+    drop_unattached(now);
+    consider_start(now);
+    const bool few = in(State::Ready) < static_cast<size_t>(terms_.min_nodes);
+    if (phase_ == Phase::Gathering && few && now >= gathering_since_ + timing_.join) {
+      end(1, fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
+                         "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}",
+                         in(State::Ready), terms_.min_nodes, seconds(timing_.join), who_is_here(),
+                         why_.empty() ? "" : "; before: ", why_));
+    }
+    remark_on_waiting(now);
+  } else if (phase_ == Phase::Stopping && now >= stop_until_) {
+    std::vector<std::string> late;
+    for (const auto& [id, host] : hosts_) {
+      if (host.state == State::Running) late.push_back(host.join.host);
+    }
+    end(failures_.empty() ? 1 : cause().status,
+        fmt::format("{}; then the ranks on {} did not end in time",
+                    failures_.empty() ? why_ : cause().what, fmt::join(late, ", ")));
+  }
+}
+
+std::optional<Time> Coordinator::deadline(Time now) const {
+  if (phase_ == Phase::Stopping) return stop_until_;
+  if (phase_ != Phase::Gathering) return std::nullopt;
+  Time next = enough_since_ ? *enough_since_ + timing_.last_call : gathering_since_ + timing_.join;
+  if (in(State::Placed) > 0) next = std::min(next, now + 2 * timing_.lease);
+  next = std::min(next, remarks_.due());
+  return enough_since_ && fenced_until() > now ? fenced_until() : next;
+}
+
+}  // namespace lockstep::launch

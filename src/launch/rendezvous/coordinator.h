@@ -1,0 +1,133 @@
+// The authority over a job's membership: who belongs to it, which epoch runs, when it starts, stops
+// and ends. Pure: events and the time go in, messages come out; no socket, no clock. Its states are
+// drawn in docs/launching_protocol.md.
+#pragma once
+
+#include <array>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/predecessors.h"
+#include "launch/diagnosis/remarks.h"
+#include "launch/job/restarts.h"
+#include "launch/rendezvous/seating.h"
+#include "launch/rendezvous/timing.h"
+
+namespace lockstep::launch {
+
+class Coordinator {
+ public:
+  enum class Phase {
+    Gathering,  // no rank runs anywhere; hosts come, and the next epoch starts when they are enough
+    Running,
+    Stopping,  // until no rank of the epoch can be alive
+    Ended,
+  };
+
+  // `fanout`: how many other launchers one launcher talks to at most, itself included.
+  Coordinator(const Terms& terms, const Timing& timing, int fanout, Time now);
+
+  // A launcher asks to become a member: Welcome, Wait or Refuse. The first one is the coordinator's
+  // own.
+  Message place(const Join& join, Time now);
+  // Ready, Failed, Done, Lost; others are ignored, as is whatever comes from nobody or from an
+  // epoch that is over.
+  void receive(const Message& message, Time now);
+  void lost(NodeId id, bool silent, Time now);
+  // Its own launcher was asked to end.
+  void interrupt(const Failure& failure, Time now);
+  // To be called at deadline(), or any time.
+  void tick(Time now);
+  std::optional<Time> deadline(Time now) const;
+
+  // How many hosts beyond the places of the job may wait; any number when empty.
+  void limit_spares(std::optional<int> most) { spares_ = most; }
+  // Lines for the coordinator's user: what it waits for, whom it has refused, who is a spare.
+  std::vector<std::string> take_remarks() { return remarks_.take(); }
+  // Start, Forget, Stop, End, Wait (for those without ranks): for every member, in this order.
+  std::vector<Message> take_broadcasts() { return std::exchange(broadcasts_, {}); }
+
+  Phase phase() const { return phase_; }
+  uint32_t epoch() const { return epoch_; }
+
+ private:
+  enum class State { Placed, Ready, Running, Done };
+  struct Host {
+    Join join;
+    NodeId parent = 0;
+    int depth = 0;
+    int children = 0;
+    State state = State::Placed;
+    Time placed{};
+    uint16_t store_port = 0;
+  };
+
+  void on(const Ready& ready, Time now);
+  void on(const Failed& failed, Time now);
+  void on(const Done& done, Time now);
+  template <class Other>
+  void on(const Other&, Time) {}
+
+  void set_state(Host& host, State state);
+  size_t in(State state) const { return counts_[static_cast<size_t>(state)]; }
+  // With all that are below it. `fence`: when its ranks must have ended.
+  void remove(NodeId id, Time fence, const std::string& how, Time now);
+  void drop_unattached(Time now);
+  // No rank of the epoch is wanted any more.
+  void stop(const std::string& why, Time now);
+  // Of that host; 0 when it is none's.
+  void note(NodeId host, const Failure& failure, Time now);
+  // Once no host that is still with us has a rank: what now?
+  void settle(Time now);
+  void gather(Time now);
+  void consider_start(Time now);
+  void start(Time now);
+  void end(int status, const std::string& why);
+
+  bool has_seat(NodeId id) const { return seated_.contains(id); }
+  Time fenced_until() const;
+  Failure cause() const;
+  std::string who_is_here() const;
+  Message answer(const Join& join, Time now);
+  void remark_on_waiting(Time now);
+
+  const Terms terms_;
+  const Timing timing_;
+  const int fanout_;
+  Phase phase_ = Phase::Gathering;
+  uint32_t epoch_ = 0;
+  NodeId last_id_ = 0;
+  uint64_t own_launcher_ = 0;
+  std::map<NodeId, Host> hosts_;
+  std::array<size_t, 4> counts_{};  // of hosts in each state
+  std::map<uint64_t, NodeId> by_launcher_;
+  std::map<int, NodeId> by_node_rank_;
+  std::set<NodeId> open_parents_;  // attached, with room for more children; low ids are near us
+  Seating seating_;
+  Restarts restarts_;
+
+  std::set<NodeId> seated_;  // in the epoch that runs, or ran last
+  struct Event {
+    Time time{};
+    NodeId host = 0;
+    Failure failure;
+  };
+  std::vector<Event> failures_;  // of this epoch
+  // Launchers that were lost with ranks, and when these must have ended, wherever they are.
+  std::map<uint64_t, Time> fences_;
+  Predecessors predecessors_;
+  Time started_{}, gathering_since_{}, not_before_{}, stop_until_{}, next_drop_{};
+  std::optional<Time> enough_since_;  // hosts are ready
+  std::string why_;                   // for the next start
+  std::optional<int> spares_;
+  std::map<uint64_t, std::string> had_seat_;  // in the last epoch: launchers and their hosts
+  Remarks remarks_;
+  std::vector<Message> broadcasts_;
+};
+
+}  // namespace lockstep::launch

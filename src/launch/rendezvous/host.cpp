@@ -1,0 +1,69 @@
+#include "launch/rendezvous/host.h"
+
+#include <dirent.h>
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "lockstep/core/error.h"
+#include "lockstep/launch/run.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr int kMostRanks = 4096;
+
+// The driver's device nodes, so that no GPU library has to be loaded; fewer when the user hides
+// some.
+int gpus() {
+  const std::unique_ptr<DIR, int (*)(DIR*)> devices(opendir("/dev"), closedir);
+  int count = 0;
+  while (const dirent* entry = devices ? readdir(devices.get()) : nullptr) {
+    const std::string_view name = entry->d_name;
+    if (name.size() <= 6 || !name.starts_with("nvidia")) continue;
+    count += std::all_of(name.begin() + 6, name.end(), [](unsigned char c) { return isdigit(c); });
+  }
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return count;
+  const std::string_view list = visible;
+  if (list.empty() || list == "-1") return 0;
+  return std::min(count, 1 + static_cast<int>(std::count(list.begin(), list.end(), ',')));
+}
+
+}  // namespace
+
+int cores() {
+  cpu_set_t mask;
+  // A mask wider than cpu_set_t's 1024 cores is an error of the call.
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return 1024;
+  return CPU_COUNT(&mask);
+}
+
+int count_ranks(std::string_view text) {
+  if (text == "cpu") return cores();
+  if (text == "gpu" || text == "auto") {
+    const int found = gpus();
+    if (found > 0) return found;
+    if (text == "auto") return cores();
+    throw ConfigError(
+        "[run] --nproc-per-node gpu: no NVIDIA device is visible here (/dev/nvidia0, "
+        "CUDA_VISIBLE_DEVICES); give a number, or cpu for one rank per core");
+  }
+  int value = 0;
+  const auto [stop, status] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (status != std::errc() || stop != text.data() + text.size() || value < 1 ||
+      value > kMostRanks) {
+    throw ConfigError(
+        fmt::format("[run] --nproc-per-node '{}': give a number from 1 to {}, or auto, cpu, gpu",
+                    text, kMostRanks));
+  }
+  return value;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,136 @@
+#include "launch/rendezvous/meeting.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr uint16_t kDefaultPort = 29400;  // torchrun's
+
+double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
+
+// The addresses of `host` once somebody knows it; none after a signal.
+std::vector<Address> resolve_in_time(const Endpoint& endpoint, const Rendezvous& rendezvous,
+                                     Session& session, std::optional<int>& signal) {
+  const auto until = std::chrono::steady_clock::now() + rendezvous.join_timeout;
+  bool said = false;
+  for (;;) {
+    auto found = resolve(endpoint.host, endpoint.port);
+    if (!found.empty()) return found;
+    if (std::chrono::steady_clock::now() >= until) {
+      throw ConfigError(fmt::format(
+          "[run] --rdzv-endpoint {}: nobody knows the host '{}' after {:g} s: is the name right, "
+          "and in this host's DNS or /etc/hosts?",
+          endpoint.text(), endpoint.host, seconds(rendezvous.join_timeout)));
+    }
+    if (!std::exchange(said, true)) {
+      session.output.say(fmt::format("waiting for somebody to know the host '{}'", endpoint.host));
+    }
+    signal = session.pause(500ms);
+    if (signal) return {};
+  }
+}
+
+// The endpoint's, where this host has it and it is of use to others. Debian gives a host its own
+// name as 127.0.1.1, which no other host can reach.
+Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Address>& found) {
+  const auto outward = std::find_if(found.begin(), found.end(), [](const Address& one) {
+    return !one.is_loopback() && is_own(one);
+  });
+  if (outward != found.end()) return *outward;
+  if (!is_own(found.front())) return found.front();  // listening will say so
+  const bool meant = endpoint.host == "localhost" || found.front().host() == endpoint.host;
+  if (meant) return found.front();
+  std::vector<Address> others;
+  for (const Address& one : own_addresses()) {
+    if (!one.is_loopback() && one.storage.ss_family == AF_INET) others.push_back(one);
+  }
+  if (others.size() == 1) return others.front().with_port(endpoint.port);
+  throw ConfigError(fmt::format(
+      "[run] --rdzv-endpoint {}: this host knows itself under that name as {}, where no other host "
+      "reaches it; say which of its {} addresses is meant (--local-addr)",
+      endpoint.text(), found.front().host(), others.size()));
+}
+
+Address given_address(const std::string& text) {
+  const auto found = resolve(text, 0);
+  const auto own = std::find_if(found.begin(), found.end(), is_own);
+  if (own == found.end()) {
+    throw ConfigError(fmt::format("[run] --local-addr {}: no address of this host", text));
+  }
+  return *own;
+}
+
+}  // namespace
+
+Endpoint meeting_place(const Rendezvous& rendezvous) {
+  if (rendezvous.endpoint.empty()) {
+    throw ConfigError(
+        "[run] several hosts need a place to meet: --rdzv-endpoint HOST:PORT, or --master-addr "
+        "with --node-rank, the same on each");
+  }
+  const Endpoint endpoint = Endpoint::parse("--rdzv-endpoint", rendezvous.endpoint, kDefaultPort);
+  // A coordinator that is told to be one may take any port, for launchers that are told of it later.
+  if (endpoint.port == 0 && !rendezvous.is_host.value_or(false)) {
+    throw ConfigError(fmt::format(
+        "[run] --rdzv-endpoint '{}': give HOST or HOST:PORT, with a port that all hosts know",
+        rendezvous.endpoint));
+  }
+  return endpoint;
+}
+
+Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
+  const Endpoint endpoint = meeting_place(rendezvous);
+  Meeting meeting{.coordinator = endpoint.text()};
+  const auto found = resolve_in_time(endpoint, rendezvous, session, meeting.signal);
+  if (meeting.signal) return meeting;
+  const bool must = rendezvous.is_host.value_or(rendezvous.node_rank == 0);
+  const bool may = rendezvous.is_host || rendezvous.node_rank
+                       ? must
+                       : std::any_of(found.begin(), found.end(), is_own);
+  if (may) {
+    const Address wanted = rendezvous.local_addr.empty()
+                               ? address_of_coordinator(endpoint, found)
+                               : given_address(rendezvous.local_addr).with_port(endpoint.port);
+    auto socket = listen_at(wanted);
+    if (!socket && (must || errno != EADDRINUSE)) {
+      throw ConfigError(
+          fmt::format("[run] cannot listen at {}:{}, where the launchers are to meet: {}",
+                      wanted.host(), endpoint.port, std::strerror(errno)));
+    }
+    if (socket) {
+      meeting.is_coordinator = true;
+      meeting.own = local_address(socket->get());
+      meeting.socket = std::move(*socket);
+      session.tell(fmt::format("listening at {}: this launcher is the coordinator",
+                               Endpoint{meeting.own.host(), meeting.own.port()}.text()));
+      return meeting;
+    }
+  }
+  const auto own = rendezvous.local_addr.empty()
+                       ? source_towards(found.front())
+                       : std::optional(given_address(rendezvous.local_addr).with_port(0));
+  if (!own) {
+    throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: no way to {} from here: {}",
+                                  endpoint.text(), found.front().host(), std::strerror(errno)));
+  }
+  auto socket = listen_at(*own);
+  if (!socket) {
+    throw ConfigError(
+        fmt::format("[run] cannot listen at {}: {}", own->host(), std::strerror(errno)));
+  }
+  meeting.own = local_address(socket->get());
+  meeting.socket = std::move(*socket);
+  session.tell(fmt::format("listening at {}; the coordinator is at {} ({})",
+                           Endpoint{meeting.own.host(), meeting.own.port()}.text(),
+                           meeting.coordinator, found.front().host()));
+  return meeting;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,29 @@
+// Where the launchers of a job meet, seen from this one.
+#pragma once
+
+#include <string>
+
+#include "launch/rendezvous/address.h"
+#include "launch/job/session.h"
+#include "lockstep/launch/rendezvous.h"
+
+namespace lockstep::launch {
+
+struct Meeting {
+  std::string coordinator;  // "host1:29400"
+  bool is_coordinator = false;
+  Address own;  // where the others reach this host; its port is the socket's
+  Fd socket;    // listens there
+  std::optional<int> signal = std::nullopt;  // came first; nothing else is set then
+};
+
+// The place where the launchers meet. Throws ConfigError when there is none, or none that another
+// host could find.
+Endpoint meeting_place(const Rendezvous& rendezvous);
+
+// Finds out who this launcher is, and listens. Waits for the endpoint's name to be known, as a
+// Kubernetes pod's is only after a while: no longer than the join time-out. Throws ConfigError when
+// it cannot be.
+Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session);
+
+}  // namespace lockstep::launch

@@ -1,0 +1,91 @@
+// Connections with other launchers: a listening socket, and a conversation on each connection.
+// Nothing here waits.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/rendezvous/address.h"
+#include "launch/rendezvous/conversation.h"
+#include "launch/rendezvous/node.h"
+
+namespace lockstep::launch {
+
+class Network {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Hears what happens. May call the network back.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    // Somebody who knows the token has connected: the number of that link.
+    virtual Link on_accept() = 0;
+    virtual void on_connect(Link link) = 0;
+    virtual void on_message(Link link, const Shared& message) = 0;
+    // Nothing more comes from it. `refused`: nobody listens there.
+    virtual void on_close(Link link, bool refused) = 0;
+    // A line for the log: who was refused, and why.
+    virtual void on_stranger(const std::string& text) = 0;
+    // The one whom we have dialled does not take us for one of the job, or is none of it itself.
+    // on_close() follows.
+    virtual void on_disagreement(const std::string& text) = 0;
+  };
+
+  // `socket` listens and does not block. `patience`: for a connection to be opened and the
+  // handshake to be over.
+  Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener);
+
+  void dial(Link link, const std::string& address);
+  void send(Link link, const Shared& message);
+  // Closes it when what was sent is on its way.
+  void hang_up(Link link);
+
+  void await(std::vector<pollfd>& events) const;
+  std::optional<Clock::time_point> deadline() const;
+  // After each poll().
+  void pump();
+  // The launcher ends: sends what was sent, for at most so long.
+  void finish(Clock::duration limit);
+
+ private:
+  struct Connection {
+    Fd socket;
+    std::optional<Link> link;  // none: a stranger so far
+    std::string peer;          // its address
+    Conversation conversation;
+    bool connecting = false;
+    bool closing = false;     // once the output is gone
+    Clock::time_point until;  // the handshake's end, or the closing's
+    std::string output = {};
+    bool over = false;
+  };
+
+  void accept_all();
+  void pump(Connection& connection);
+  void read(Connection& connection);
+  void flush(Connection& connection);
+  void close(Connection& connection, bool refused = false);
+  void deliver(Connection& connection);
+  void say(const std::string& text);
+  void say_what_is_due();
+  Connection* find(Link link);
+
+  Fd socket_;
+  const Keys keys_;
+  const Clock::duration patience_;
+  Listener& listener_;
+  std::vector<std::unique_ptr<Connection>> connections_;
+  Clock::time_point last_said_{};
+  Shared encoded_;  // into bytes_: a word to all is made once
+  std::string bytes_;
+  int unsaid_ = 0;
+  std::string last_text_;
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,174 @@
+// A launcher as a member of its job: it finds the coordinator (or is it), keeps its place in the
+// tree of launchers, runs its ranks when told to, and sees to it that they end when it has lost the
+// way to the coordinator. Pure, as the coordinator: events and the time go in, actions come out.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "launch/rendezvous/coordinator.h"
+
+namespace lockstep::launch {
+
+using Link = int;  // a connection, by a number that is never used twice
+
+// What a node wants done. Dial is answered by connected() or closed(); Launch by ranks_over(),
+// perhaps after rank_failed(); after Hang nothing more comes from that link. Leave is the last one.
+struct Dial {
+  Link link;
+  std::string address;
+};
+struct Send {
+  Link link;
+  Shared message;
+};
+struct Hang {
+  Link link;
+};
+struct Launch {
+  uint64_t coordinator = 0;  // its launcher's number: with the epoch it is one of its kind
+  uint32_t epoch = 0;
+  int first_rank = 0;
+  int world_size = 0;
+  int node_rank = -1;
+  int nodes = 0;
+  std::string master_addr;
+  uint16_t master_port = 0;
+};
+struct Halt {
+  std::string why;
+  int signal;  // to be handed on to the ranks; 0 after a failure
+};
+struct Say {
+  std::string text;
+};
+struct Leave {
+  int status;
+  std::string why;
+};
+using Action = std::variant<Dial, Send, Hang, Launch, Halt, Say, Leave>;
+
+struct NodeOptions {
+  Join self;
+  Timing timing;
+  std::string coordinator;  // its address
+  bool is_coordinator = false;
+  int fanout = 32;
+  std::optional<int> spares = std::nullopt;  // see Rendezvous
+  uint16_t store_port = 0;  // see Ready
+};
+
+class Node {
+ public:
+  Node(const NodeOptions& options, Time now);
+
+  // Somebody who knows the token has connected.
+  Link accept(Time now);
+  void connected(Link link, Time now);
+  // Of its own accord, or because it could not be opened. `refused`: nobody listens there.
+  void closed(Link link, bool refused, Time now);
+  void receive(Link link, const Shared& message, Time now);
+  // Why the coordinator could not be joined so far; said once, and again when time has run out.
+  void obstructed(const std::string& why);
+
+  void rank_failed(const Failure& failure, Time now);
+  // No rank of this host is left; with a failure, or every rank has exited with 0, or none of that
+  // because of Halt. `store_port` is for the next epoch.
+  void ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now);
+  // The launcher was asked to end, and so are its ranks, if any, by whoever asked.
+  void interrupt(const Failure& failure, Time now);
+
+  void tick(Time now);
+  // When tick() is to be called at the latest.
+  Time deadline(Time now) const;
+  std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
+
+  bool is_over() const { return phase_ == Phase::Over; }
+  bool has_ranks() const { return ranks_; }
+  uint32_t epoch() const { return epoch_; }
+  const Coordinator* coordinator() const { return coordinator_ ? &*coordinator_ : nullptr; }
+
+ private:
+  enum class Phase {
+    Dialling,   // the coordinator
+    Asking,     // it for a place
+    Attaching,  // to the parent
+    Member,
+    Pausing,  // before dialling again
+    Ending,   // until no rank runs here and no child is left
+    Over,
+  };
+  struct Child {
+    NodeId id = 0;  // 0: has not said who it is
+    Time heard{};
+  };
+
+  void send(Link link, Message message);
+  void up(const Message& message, Time now);
+  void down(const Shared& message, Time now);
+  void broadcast(Time now);
+  void follow(const Message& message, Time now);
+  void from_child(Link link, const Shared& message, Time now);
+  void answered(const Message& message, Time now);
+  void attached(Time now);
+  void orphaned(const std::string& why, Time now);
+  void retry(Time now);
+  void look_for_coordinator(Time patience, Time now);
+  void dial(Time now);
+  void hang_up(Link link);
+  void drop_child(Link link, bool silent, Time now);
+  void end(int status, const std::string& why, Time now);
+  void leave_if_alone();
+  bool lease_is_over(Time now) const;
+  void report_ready(Time now);
+  void expect_a_start(Time now);
+  void say_what_is_awaited(Time now);
+  bool is_root() const { return coordinator_.has_value(); }
+
+  const NodeOptions options_;
+  std::optional<Coordinator> coordinator_;
+  Phase phase_ = Phase::Dialling;
+  std::vector<Action> actions_;
+  Link last_link_ = 0;
+  std::optional<Link> parent_;
+  std::map<Link, Child> children_;
+  NodeId id_ = 0;
+  uint64_t parent_launcher_ = 0;
+  uint64_t coordinator_launcher_ = 0;
+  Past past_;  // of the last order to start
+
+  bool ranks_ = false;   // some run here
+  bool halted_ = false;  // and were told to stop
+  bool done_ = false;    // the epoch's have all exited with 0
+  bool seated_ = false;  // it has ranks in that epoch, or had some
+  uint32_t epoch_ = 0;   // of them
+  uint16_t store_port_ = 0;
+  std::optional<Failure> failure_;  // of that epoch, here
+  Time failed_at_{};
+  std::optional<Failure> interrupted_;  // this launcher was asked to end
+  // Why it ends as soon as its ranks have: until then it says to whoever has taken the
+  // coordinator's place that there are some.
+  std::optional<std::string> ends_with_ranks_;
+  bool asked_with_ranks_ = false;  // at the last try
+
+  uint64_t pings_ = 0;
+  bool held_ = false;  // the lease has been extended since we attached
+  std::map<uint64_t, Time> unanswered_;
+  Time lease_from_{}, next_ping_{}, dialling_until_{}, patience_{}, next_dial_{}, pause_{},
+      dialled_{};
+  std::string waiting_for_;  // said already
+  // When it is worth a line that the coordinator has not been reached, or that no epoch has begun;
+  // none once that has been said.
+  std::optional<Time> quiet_until_;
+  bool nobody_listens_ = false;  // at the coordinator's address, at the last try
+  Time end_by_{};
+  int status_ = 0;
+  std::string why_;
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,41 @@
+// What a launcher attends to while its ranks run, beside them: the launchers of other hosts.
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launch/job/outcome.h"
+
+namespace lockstep::launch {
+
+// Called from the supervisor's loop, on its only thread. None of it may wait.
+class Outside {
+ public:
+  // Ends the incarnation here, too.
+  struct Order {
+    std::string why;
+    // Handed on to the ranks, which may take their time; 0 after a failure elsewhere, which the
+    // ranks see in the control segment before they are stopped.
+    int signal = 0;
+  };
+
+  using Clock = std::chrono::steady_clock;
+
+  virtual ~Outside() = default;
+  // Adds what poll() has to wait for. Returns when attend() is to be called at the latest.
+  virtual std::optional<Clock::time_point> await(std::vector<pollfd>& events) = 0;
+  // After each poll(), whatever it woke up for.
+  virtual std::optional<Order> attend() = 0;
+  // For how long at most neither is called without anybody taking this launcher for lost.
+  virtual std::chrono::milliseconds patience() const = 0;
+  // A rank of this host is the first to fail; the other ranks of this host have just been told.
+  virtual void on_failure(const RankEnd& end) = 0;
+  // A signal to this launcher ends the incarnation; the ranks of this host have just been asked.
+  virtual void on_signal(int signal) = 0;
+};
+
+}  // namespace lockstep::launch

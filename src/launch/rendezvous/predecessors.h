@@ -1,0 +1,33 @@
+// What a coordinator learns of those that were there before it: one that was killed and replaced at
+// once must not start ranks beside those of its predecessor.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+
+#include "launch/rendezvous/message.h"
+
+namespace lockstep::launch {
+
+// Pure, as the coordinator.
+class Predecessors {
+ public:
+  // `own`: the coordinator's launcher. A launcher asks for a place; what it knows of another
+  // coordinator counts, and whoever had ranks then is known to have none when it says so.
+  void note(const Past& past, uint64_t own, Time fence);
+  // When the last ranks of earlier coordinators must have ended.
+  Time fenced_until() const;
+  void clear() { epochs_.clear(); }
+
+ private:
+  struct Epoch {
+    uint32_t number = 0;  // the last one that anybody knows of
+    uint32_t hosts = 0;
+    std::set<NodeId> over;  // have no ranks left
+    Time until{};
+  };
+  std::map<uint64_t, Epoch> epochs_;  // by coordinator
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,24 @@
+// How long launchers wait for each other. The names are torchrun's where it has one (--rdzv-conf).
+#pragma once
+
+#include "launch/rendezvous/message.h"
+
+namespace lockstep::launch {
+
+struct Timing {
+  Time join = std::chrono::seconds(600);      // until enough hosts have come (join_timeout)
+  Time last_call = std::chrono::seconds(30);  // for more of them, once they are enough
+  Time interval = std::chrono::seconds(1);    // between two heartbeats (keep_alive_interval)
+  Time lease = std::chrono::seconds(5);       // without one a host is lost (heartbeat_timeout)
+  Time rejoin = std::chrono::seconds(30);     // for a host that has lost its job to find it again
+  // From the begin of a coordinator to the first start. Launchers whose coordinator was killed, and
+  // that have ranks left, say so to the one in its place; they try each `survivor_interval`.
+  Time survivors = std::chrono::milliseconds(150);
+  Time survivor_interval = std::chrono::milliseconds(50);
+  // From the order to stop until every rank has surely ended: after a failure, and after a signal,
+  // when programs may save.
+  Time stop = std::chrono::seconds(5);
+  Time stop_after_signal = std::chrono::seconds(14);
+};
+
+}  // namespace lockstep::launch

@@ -1,2 +1,0 @@
-#define LOCKSTEP_ISA avx512
-#include "parallel/adam_kernel.inl"

@@ -1,0 +1,104 @@
+#include "parallel/ddp/attached_module.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "comm/transport.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::parallel {
+namespace {
+
+const Named* find(const std::vector<Named>& items, const std::string& name) {
+  const auto found = std::ranges::find(items, name, &Named::name);
+  return found == items.end() ? nullptr : &*found;
+}
+
+std::string describe(at::ScalarType dtype, at::Device device, at::IntArrayRef sizes) {
+  return fmt::format("{} [{}] on {}", comm::name_of(dtype), fmt::join(sizes, ", "), device.str());
+}
+
+// The first of `now` that was not there, or was another tensor; or of `before` that is gone.
+std::string first_replaced(std::string_view kind, const std::vector<Named>& before,
+                           const std::vector<Named>& now) {
+  for (const auto& item : now) {
+    const Named* was = find(before, item.name);
+    if (was == nullptr) return fmt::format("{} '{}' was added", kind, item.name);
+    if (!was->tensor.is_same(item.tensor)) {
+      return fmt::format("{} '{}' was replaced by another tensor", kind, item.name);
+    }
+  }
+  for (const auto& item : before) {
+    if (find(now, item.name) == nullptr) return fmt::format("{} '{}' was removed", kind, item.name);
+  }
+  return {};
+}
+
+}  // namespace
+
+AttachedModule::AttachedModule(ModuleRef module, ModelNotes notes)
+    : module_(std::move(module)), notes_(std::move(notes)), model_(Model::of(module_, notes_)) {
+  for (const at::Tensor& tensor : model_.tensors()) {
+    was_.push_back({tensor, tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
+                    tensor.requires_grad()});
+  }
+  tensors_ = module_.tensors();
+}
+
+bool AttachedModule::is_same(const Was& was) {
+  return was.tensor.scalar_type() == was.dtype && was.tensor.device() == was.device &&
+         was.tensor.sizes() == was.sizes && (was.is_trainable || !was.tensor.requires_grad());
+}
+
+std::string AttachedModule::change() {
+  auto text = difference();
+  if (!text.empty()) {
+    text += " after Ddp was attached: call ddp.refresh() on every rank after such a change";
+  }
+  return text;
+}
+
+std::string AttachedModule::difference() {
+  for (size_t i = 0; i < was_.size(); ++i) {
+    const Was& was = was_[i];
+    if (is_same(was)) continue;
+    const bool is_parameter = i < model_.parameters.size();
+    const Named& item =
+        is_parameter ? model_.parameters[i] : model_.buffers[i - model_.parameters.size()];
+    const auto now = describe(was.tensor.scalar_type(), was.tensor.device(), was.tensor.sizes());
+    const auto before = describe(was.dtype, was.device, was.sizes);
+    return fmt::format(
+        "{} '{}' was {}", is_parameter ? "parameter" : "buffer", item.name,
+        now == before ? "unfrozen" : fmt::format("{} and was converted to {}", before, now));
+  }
+  if (module_.has_expired()) return {};
+  auto tensors = module_.tensors();
+  const auto is_same_tensor = [](const at::Tensor& one, const at::Tensor& other) {
+    return one.is_same(other);
+  };
+  if (std::ranges::equal(tensors, tensors_, is_same_tensor)) return {};
+  try {
+    const Model now = Model::of(module_, notes_);
+    if (auto text = first_replaced("parameter", model_.parameters, now.parameters); !text.empty())
+      return text;
+    if (auto text = first_replaced("buffer", model_.buffers, now.buffers); !text.empty())
+      return text;
+  } catch (const ConfigError& error) {
+    return error.what();  // what DdpOptions names is gone
+  }
+  tensors_ = std::move(tensors);  // only what is ignored has changed
+  return {};
+}
+
+void AttachedModule::zero_grad() const {
+  const auto reset = [](const at::Tensor& tensor) {
+    if (tensor.grad().defined()) tensor.mutable_grad().reset();
+  };
+  for (const auto& item : model_.parameters) reset(item.tensor);
+  if (module_.has_expired()) return;
+  for (const auto& tensor : module_.tensors()) reset(tensor);
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,48 @@
+// Notices that a module is not what it was when Ddp was attached.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parallel/ddp/model.h"
+
+namespace lockstep::parallel {
+
+class AttachedModule {
+ public:
+  AttachedModule(ModuleRef module, ModelNotes notes);
+
+  const Model& model() const { return model_; }
+  const ModelNotes& notes() const { return notes_; }
+  const ModuleRef& module() const { return module_; }
+
+  // What has become different since construction, as an error's text; empty when nothing has, or
+  // when the module has been destroyed. A parameter that was frozen since does not count: it gets
+  // no gradients. Takes some ten nanoseconds a tensor when nothing has.
+  std::string change();
+
+  // Makes the gradients of all of the module's parameters undefined, also of those that were
+  // ignored or came later.
+  void zero_grad() const;
+
+ private:
+  // A parameter or buffer as it was.
+  struct Was {
+    at::Tensor tensor;
+    at::ScalarType dtype;
+    at::Device device;
+    std::vector<int64_t> sizes;
+    bool is_trainable;
+  };
+
+  static bool is_same(const Was& was);
+  std::string difference();
+
+  ModuleRef module_;
+  ModelNotes notes_;
+  Model model_;
+  std::vector<Was> was_;             // of model_: parameters, then buffers
+  std::vector<at::Tensor> tensors_;  // all of the module, ignored ones too
+};
+
+}  // namespace lockstep::parallel

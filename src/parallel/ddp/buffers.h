@@ -1,0 +1,91 @@
+// Keeps the ranks' buffers alike.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/parallel/ddp.h"
+#include "parallel/lanes/plan.h"
+#include "parallel/ddp/model.h"
+#include "parallel/ddp/packed.h"
+
+namespace lockstep::parallel {
+
+std::vector<int> all_ranks(const Group& group);
+
+// Broadcast, or (Buffers::Average) floating-point and complex ones averaged and the rest broadcast.
+class BufferSync {
+ public:
+  // The ranks' buffers are alike.
+  BufferSync(const Group& group, std::vector<Named> buffers, Buffers mode);
+
+  size_t size() const { return buffers_.size(); }
+
+  // By buffer: whether this rank's differs from what they were at first and the last finish() left.
+  // Looked at byte by byte, because batch_norm() writes to buffers without counting a version; on a
+  // device that would make this thread wait, so there it is always true.
+  const std::vector<char>& find_changed();
+
+  // start() on all ranks, then finish(). `present` are the ranks whose buffers count; the first of
+  // them is the source of what is broadcast.
+  void start(const std::vector<int>& present);
+  // Writes those buffers only that some rank changed, which is those with a share of the ranks
+  // above 0, and counts a version of them on every rank: a graph that saved one of them must not
+  // run backward on some ranks only.
+  void finish(const std::vector<double>& shares);
+
+  // What a forward does to buffers all ranks do. What was done between two steps may be one rank's,
+  // which is said there, once.
+  void warn_of_own_changes(const std::vector<double>& shares);
+
+  // All of that by itself. Every rank calls it.
+  void sync();
+
+  // With a plan: every lane begins with the buffers that the step began with, and those that it
+  // leaves count as a rank's do. The first lane's are the source of what is broadcast; averages are
+  // taken over lanes. find_changed() then tells of all lanes.
+  void use_lanes(std::shared_ptr<const LanePlan> plan);
+  void begin_lanes();  // the first one
+  void begin_lane();   // a further one
+  void end_lane(int64_t own_lane);
+  // In the place of start() and finish(), after the last.
+  void finish_lanes(const std::vector<double>& shares);
+
+ private:
+  // Buffers of one dtype in one memory.
+  struct Flat {
+    at::Tensor flat;
+    comm::Work work;
+    std::vector<size_t> members;   // buffers
+    std::vector<int64_t> offsets;  // of their elements
+  };
+
+  void write(size_t buffer) const { write(buffer, places_[buffer]); }
+  void write(size_t buffer, const at::Tensor& value) const;
+  void compare();
+  // This rank's buffers become those that the first of all lanes left.
+  void restore_first_lane();
+
+  struct Lanes {
+    std::shared_ptr<const LanePlan> plan;
+    std::vector<at::Tensor> start, first;  // by buffer
+    std::vector<char> changed;
+    std::vector<std::vector<at::Tensor>> slots;  // by averaged flat
+  };
+
+  Group group_;
+  std::vector<Named> buffers_;
+  std::vector<at::Tensor> places_;  // by buffer: what finish() left, in a flat
+  Packed copied_;
+  std::vector<Flat> averaged_;
+  std::vector<size_t> averaged_buffers_;
+  int64_t divisor_ = 1;
+  std::vector<char> changed_;
+  Buffers mode_;
+  bool warned_ = false;
+  std::optional<Lanes> lanes_;
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,19 @@
+// check_same() for Ddp, which knows what takes part.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <string_view>
+
+#include "lockstep/comm/group.h"
+#include "parallel/ddp/model.h"
+
+namespace lockstep::parallel {
+
+// Compares the model of all ranks and, unless it is null, the optimizer's options and its state of
+// the model's parameters. Every rank calls it. Throws ConfigError on all ranks when they differ,
+// which begins with `when`, as "pass 300 of Ddp 1".
+void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer, const Group& group,
+                   std::string_view when);
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,276 @@
+#include "lockstep/parallel/ddp.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/hooks.h"
+#include "parallel/ddp/accumulator.h"
+#include "parallel/ddp/attached_module.h"
+#include "parallel/ddp/buffers.h"
+#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/join_gate.h"
+#include "parallel/lanes/rules.h"
+#include "parallel/ddp/model.h"
+#include "parallel/ddp/packed.h"
+#include "parallel/step/rank_stream.h"
+#include "parallel/ddp/reducer.h"
+
+namespace lockstep::parallel {
+namespace {
+
+constexpr int64_t kMessageBytes = int64_t{25} << 20;
+
+void check(const DdpOptions& options, const Group& group) {
+  if (options.bucket_bytes.empty() || std::ranges::min(options.bucket_bytes) < 1) {
+    throw ConfigError(
+        fmt::format("[ddp] bucket_bytes = {{{}}}: there must be a number, and none below 1",
+                    fmt::join(options.bucket_bytes, ", ")));
+  }
+  if (options.check_same_every < 0) {
+    throw ConfigError(fmt::format("[ddp] check_same_every = {}: a number of passes, or 0 for never",
+                                  options.check_same_every));
+  }
+  check_lane_options(options, group);
+  if (options.hook && options.reduce_dtype) {
+    throw ConfigError(fmt::format(
+        "[ddp] both the hook {} and reduce_dtype {} say how gradients are averaged: choose one",
+        options.hook->name(), c10::toString(*options.reduce_dtype)));
+  }
+}
+
+// What keeps this rank alone from attaching to a module that all ranks have; empty when nothing
+// does.
+std::string shared_with_another(const Model& model) {
+  for (const auto& item : model.parameters) {
+    if (Accumulator::listener_of(item.tensor) == nullptr) continue;
+    return fmt::format(
+        "parameter '{}' belongs to another Ddp already, which would average its gradient too: "
+        "destroy that one first, or name the parameter in DdpOptions::ignore",
+        item.name);
+  }
+  return {};
+}
+
+void check(const Model& model, const Group& group, std::string complaint) {
+  const auto& all = model.parameters;
+  const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
+  verify(model, group, device, std::move(complaint));
+}
+
+}  // namespace
+
+struct Ddp::State {
+  Group group;
+  DdpOptions options;
+  std::shared_ptr<int> holds = std::make_shared<int>(0);
+  std::optional<JoinOptions> joined;
+  std::shared_ptr<JoinGate> gate;  // while joined, when layers communicate in forward()
+  AttachedModule module;
+  const torch::optim::Optimizer* optimizer = nullptr;  // that include_in_check() was given
+  std::vector<Named> parameters;  // trainable: those with dense gradients, then the others
+  // Nothing of these in a group of one.
+  std::optional<BufferSync> buffers;
+  std::shared_ptr<Reducer> reducer;
+  std::vector<Accumulator> accumulators;  // destroyed before the reducer they speak to
+
+  std::shared_ptr<const LanePlan> plan;  // with lanes
+
+  State(const ModuleRef& ref, const Group& g, DdpOptions o)
+      : group(g), options(std::move(o)), module(ref, {options.ignore, options.sparse}) {
+    if (options.lanes > 0) plan = std::make_shared<LanePlan>(group, options.lanes);
+  }
+  // A group of one has nobody to average with, but lanes to add up.
+  bool is_alone() const { return group.size() == 1 && !plan; }
+
+  void attach();
+  void attach_hook(const Model& model) const;
+};
+
+// A state that was restored may fit on one rank only.
+void Ddp::State::attach_hook(const Model& model) const {
+  if (!options.hook || group.size() == 1) return;
+  std::map<std::string, at::Tensor> by_name;
+  for (const auto& item : model.trainable()) {
+    if (!item.sparse) by_name[item.name] = item.tensor;
+  }
+  std::string fault;
+  try {
+    options.hook->attach(by_name);
+  } catch (const ConfigError& error) {
+    fault = fmt::format("{} (rank {})", error.what(), group.rank());
+  }
+  for (const auto& each : group.all_gather_bytes(fault, {.tag = "Ddp: hook"})) {
+    if (!each.empty()) throw ConfigError(each);
+  }
+}
+
+void Ddp::State::attach() {
+  const Model& model = module.model();
+  parameters = model.trainable();
+  if (is_alone()) return;
+  broadcast_all(group, model.tensors(), kMessageBytes, 0, "Ddp: first state");
+  buffers.emplace(group, model.buffers, options.buffers);
+  if (plan) buffers->use_lanes(plan);
+  const auto first_sparse =
+      std::ranges::stable_partition(parameters, [](const Named& item) { return !item.sparse; });
+  reducer =
+      std::make_shared<Reducer>(group, std::vector<Named>(parameters.begin(), first_sparse.begin()),
+                                std::vector<Named>(first_sparse.begin(), first_sparse.end()),
+                                options, module, *buffers, holds, plan);
+  reducer->include_in_check(optimizer);
+  accumulators.reserve(model.parameters.size());
+  for (const auto& item : parameters) {
+    accumulators.emplace_back(item.tensor, accumulators.size(), *reducer);
+  }
+  for (const auto& item : model.parameters) {
+    if (item.tensor.requires_grad()) continue;
+    accumulators.emplace_back(item.tensor, accumulators.size(), *reducer);
+  }
+}
+
+Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
+  group.refuse_python_ranks("Ddp");
+  check(options, group);
+  if (options.reduce_dtype) options.hook = std::make_shared<CastHook>(*options.reduce_dtype);
+  state_ = std::make_unique<State>(module, group, std::move(options));
+  const Model& model = state_->module.model();
+  std::string complaint = shared_with_another(model);
+  if (complaint.empty() && state_->plan)
+    complaint = unfit_for_lanes(model, state_->options, module);
+  check(model, group, std::move(complaint));
+  if (state_->plan) begin_lanes(group, state_->options);
+  state_->attach_hook(state_->module.model());
+  state_->attach();
+  // What is drawn outside of lanes is drawn alike on all ranks.
+  if (group.size() > 1 && !state_->plan) begin_rank_stream();
+}
+
+Ddp::~Ddp() = default;
+Ddp::Ddp(Ddp&&) noexcept = default;
+
+void Ddp::refresh() {
+  AttachedModule now(state_->module.module(), state_->module.notes());
+  check(now.model(), state_->group, {});
+  state_->attach_hook(now.model());
+  state_->accumulators.clear();
+  state_->reducer.reset();
+  state_->buffers.reset();
+  state_->module = std::move(now);
+  state_->attach();
+  if (state_->joined) join(*state_->joined);
+}
+
+void Ddp::zero_grad() {
+  state_->module.zero_grad();
+  if (state_->reducer) state_->reducer->zeroed();
+}
+
+Hold Ddp::hold() { return Hold(state_->holds); }
+
+void Ddp::sync_buffers() {
+  if (state_->plan && state_->options.buffers == Buffers::Average) {
+    throw ConfigError(
+        "[ddp] sync_buffers() would average buffers over ranks, which with lanes gives other bits "
+        "on another number of them: change buffers alike on all ranks, or use Buffers::Broadcast");
+  }
+  if (state_->buffers) state_->buffers->sync();
+}
+
+void Ddp::include_in_check(const torch::optim::Optimizer& optimizer) {
+  state_->optimizer = &optimizer;
+  if (state_->reducer) state_->reducer->include_in_check(&optimizer);
+}
+
+std::vector<BucketInfo> Ddp::buckets() const {
+  std::vector<BucketInfo> infos;
+  if (!state_->reducer) return infos;
+  for (const auto& members : state_->reducer->buckets().assignment()) {
+    if (members.empty()) continue;  // of a module whose gradients are all sparse
+    BucketInfo info{.dtype = state_->parameters[members.front()].tensor.scalar_type(), .names = {}};
+    for (size_t i : members) {
+      info.bytes += static_cast<int64_t>(state_->parameters[i].tensor.nbytes());
+      info.names.push_back(state_->parameters[i].name);
+    }
+    infos.push_back(std::move(info));
+  }
+  return infos;
+}
+
+DdpLog Ddp::log() const {
+  DdpLog log;
+  log.backend = state_->group.backend();
+  log.rank = state_->group.rank();
+  log.world_size = state_->group.size();
+  log.hook = state_->options.hook ? state_->options.hook->name() : "all_reduce";
+  for (const auto& item : state_->parameters) {
+    log.parameters += item.tensor.numel();
+    log.parameter_bytes += static_cast<int64_t>(item.tensor.nbytes());
+  }
+  if (state_->reducer) state_->reducer->write(log);
+  return log;
+}
+
+void Ddp::join(const JoinOptions& options) {
+  if (state_->plan) {
+    throw ConfigError(
+        "[join] a Ddp with lanes cannot be joined: every step has all lanes, so give all the same "
+        "number of batches (Loader does)");
+  }
+  state_->joined = options;
+  if (!state_->reducer) return;
+  state_->gate = gate_of_layers(state_->module.module(), state_->group);
+  state_->reducer->join(options, state_->gate);
+}
+
+bool Ddp::shadow() {
+  if (!state_->reducer) return false;
+  return state_->gate ? state_->gate->shadow() : state_->reducer->shadow();
+}
+
+void Ddp::leave() {
+  state_->joined.reset();
+  state_->gate.reset();
+  if (!state_->reducer) return;
+  const auto present = state_->reducer->leave();
+  if (static_cast<int>(present.size()) == state_->group.size()) return;
+  broadcast_all(state_->group, state_->module.model().tensors(), kMessageBytes, present.front(),
+                "Join: last state");
+}
+
+uint64_t Ddp::fingerprint() const {
+  return parallel::fingerprint(state_->module.model().tensors());
+}
+
+int64_t Ddp::lane_count() const { return state_->plan ? state_->plan->lanes : 0; }
+
+std::shared_ptr<const LanePlan> Ddp::plan() const {
+  if (state_->plan) return state_->plan;
+  throw ConfigError("[ddp] this Ddp has no lanes: set DdpOptions::lanes as the loader's");
+}
+
+void Ddp::check_lanes(int64_t of_step) const {
+  if (plan()->lanes == of_step) return;
+  throw ConfigError(
+      fmt::format("[ddp] a step of {} lanes for a Ddp of {}: give LoaderOptions::lanes "
+                  "and DdpOptions::lanes the same number",
+                  of_step, plan()->lanes));
+}
+
+std::vector<std::shared_ptr<Reducer>> Ddp::reducers_of(const std::vector<const Ddp*>& ddps) const {
+  std::vector<std::shared_ptr<Reducer>> reducers;
+  for (const Ddp* ddp : ddps) {
+    ddp->check_lanes(plan()->lanes);
+    reducers.push_back(ddp->state_->reducer);
+  }
+  return reducers;
+}
+
+at::Device Ddp::device() const { return state_->parameters.front().tensor.device(); }
+
+bool Ddp::rebuilt() const { return state_->reducer && state_->reducer->rebuilt(); }
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,266 @@
+#include "parallel/ddp/model.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/embedding.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "comm/transport.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/packed.h"
+#include "parallel/step/rank_stream.h"
+
+namespace lockstep::parallel {
+namespace {
+
+// A rank's own complaint travels in place of its description, so that all ranks throw it.
+constexpr char kComplaint = '!';
+
+std::vector<Named> once_each(const ModuleRef::NamedTensors& items) {
+  std::vector<Named> named;
+  std::unordered_set<const void*> seen;
+  for (const auto& [name, tensor] : items) {
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      named.push_back({.name = name, .tensor = tensor});
+    }
+  }
+  return named;
+}
+
+std::string describe(std::string_view kind, const Named& item, bool with_grad) {
+  const at::Tensor& tensor = item.tensor;
+  auto text = fmt::format("{} '{}': {} [{}]", kind, item.name, at::toString(tensor.scalar_type()),
+                          fmt::join(tensor.sizes(), ", "));
+  if (!tensor.is_contiguous()) {
+    text += fmt::format(" with strides [{}]", fmt::join(tensor.strides(), ", "));
+  }
+  if (with_grad) text += tensor.requires_grad() ? ", trainable" : ", frozen";
+  if (item.sparse) text += ", sparse gradient";
+  return text;
+}
+
+// What this rank alone can see to be wrong; empty when nothing is.
+std::string complaint(const Model& model, at::Device device) {
+  const auto refuse = [&](std::string_view kind, const Named& item) -> std::string {
+    const at::Tensor& tensor = item.tensor;
+    const auto because = [&](std::string_view why) {
+      return fmt::format("{} '{}' {}", kind, item.name, why);
+    };
+    if (tensor.layout() != at::kStrided) return because("is not dense");
+    if (tensor.is_quantized()) return because("is quantized: keep it out of the module");
+    if (tensor.is_inference()) {
+      return because("was made under InferenceMode and cannot be written to: clone() it outside");
+    }
+    // A buffer that repeats its elements is the same on all ranks when those are.
+    if (has_overlaps(tensor) || (tensor.requires_grad() && !own_elements(tensor).is_same(tensor))) {
+      return because(fmt::format(
+          "has elements that share a memory (sizes [{}], strides [{}]) and cannot be written to: "
+          "clone() it, contiguously, before it is registered",
+          fmt::join(tensor.sizes(), ", "), fmt::join(tensor.strides(), ", ")));
+    }
+    if (tensor.device() != device) {
+      return fmt::format("{} '{}' is on {} but the group communicates on {}: module.to({}) first",
+                         kind, item.name, tensor.device().str(), device.str(), device.str());
+    }
+    return {};
+  };
+  for (const auto& item : model.parameters) {
+    if (auto text = refuse("parameter", item); !text.empty()) return text;
+  }
+  for (const auto& item : model.buffers) {
+    if (auto text = refuse("buffer", item); !text.empty()) return text;
+  }
+  for (const auto& item : model.trainable()) {
+    const at::ScalarType real = c10::toRealValueType(item.tensor.scalar_type());
+    if (real == at::kFloat || real == at::kDouble || real == at::kHalf || real == at::kBFloat16) {
+      continue;
+    }
+    return fmt::format("parameter '{}' is of {}, whose gradients no collective adds", item.name,
+                       at::toString(item.tensor.scalar_type()));
+  }
+  if (model.trainable().empty()) {
+    return fmt::format(
+        "none of the module's {} parameters requires a gradient: there is nothing to average, so "
+        "train without Ddp or unfreeze some",
+        model.parameters.size());
+  }
+  return {};
+}
+
+constexpr size_t kPrintWidth = 16;
+
+// Tells whether ranks were seeded differently, by the first elements of each parameter: that costs
+// a microsecond a parameter, however large.
+std::string first_values(const Model& model) {
+  constexpr int64_t kElements = 64;
+  uint64_t print = 0;
+  for (const auto& [name, tensor, sparse, statistic_of] : model.parameters) {
+    if (!tensor.is_non_overlapping_and_dense()) continue;
+    const int64_t count = std::min(kElements, tensor.numel());
+    print = print * 31 + fingerprint(tensor.detach().as_strided({count}, {1}));
+  }
+  return fmt::format("{:0{}x}", print, kPrintWidth);
+}
+
+// Weights of the layers that were built with sparse = true.
+std::unordered_set<const void*> sparse_tables(const torch::nn::Module& module) {
+  std::unordered_set<const void*> tables;
+  const auto add = [&](const auto* layer) {
+    if (layer && layer->options.sparse()) tables.insert(layer->weight.unsafeGetTensorImpl());
+  };
+  for (const auto& layer : module.modules(/*include_self=*/false)) {
+    add(layer->as<torch::nn::EmbeddingImpl>());
+    add(layer->as<torch::nn::EmbeddingBagImpl>());
+  }
+  add(module.as<torch::nn::EmbeddingImpl>());
+  add(module.as<torch::nn::EmbeddingBagImpl>());
+  return tables;
+}
+
+// The running statistics of torch's layers. (Ours count the versions of theirs.)
+std::unordered_map<const void*, std::weak_ptr<const torch::nn::Module>> statistics(
+    const torch::nn::Module& module) {
+  std::unordered_map<const void*, std::weak_ptr<const torch::nn::Module>> layers;
+  const auto add = [&](const torch::nn::Module& owner, const auto* layer) {
+    if (layer == nullptr) return;
+    for (const auto& tensor : {layer->running_mean, layer->running_var}) {
+      if (tensor.defined()) layers[tensor.unsafeGetTensorImpl()] = owner.weak_from_this();
+    }
+  };
+  const auto add_any = [&](const torch::nn::Module& owner) {
+    add(owner, owner.as<torch::nn::BatchNorm1dImpl>());
+    add(owner, owner.as<torch::nn::BatchNorm2dImpl>());
+    add(owner, owner.as<torch::nn::BatchNorm3dImpl>());
+  };
+  add_any(module);
+  for (const auto& layer : module.modules(/*include_self=*/false)) add_any(*layer);
+  return layers;
+}
+
+[[noreturn]] void unknown(std::string_view option, std::string_view name, std::string_view kind,
+                          const std::vector<Named>& parameters) {
+  std::vector<std::string> names;
+  for (const auto& item : parameters) names.push_back("'" + item.name + "'");
+  throw ConfigError(fmt::format(
+      "[ddp] DdpOptions::{} names '{}', but the module has no such {}; its parameters are {}",
+      option, name, kind, fmt::join(names, ", ")));
+}
+
+std::vector<std::string> lines_of(std::string_view text) {
+  std::vector<std::string> lines;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return lines;
+}
+
+}  // namespace
+
+Model Model::of(const ModuleRef& ref, const ModelNotes& notes) {
+  Model model{once_each(ref.parameters()), once_each(ref.buffers())};
+  if (const torch::nn::Module* module = ref.module()) {
+    const auto sparse = sparse_tables(*module);
+    for (auto& item : model.parameters)
+      item.sparse = sparse.contains(item.tensor.unsafeGetTensorImpl());
+    const auto layers = statistics(*module);
+    for (auto& item : model.buffers) {
+      const auto layer = layers.find(item.tensor.unsafeGetTensorImpl());
+      if (layer != layers.end()) item.statistic_of = layer->second;
+    }
+  }
+  for (const auto& name : notes.sparse) {
+    const auto found = std::ranges::find(model.parameters, name, &Named::name);
+    if (found == model.parameters.end()) unknown("sparse", name, "parameter", model.parameters);
+    found->sparse = true;
+  }
+  for (const auto& name : notes.ignore) {
+    const auto is_it = [&](const Named& item) { return item.name == name; };
+    if (std::erase_if(model.parameters, is_it) + std::erase_if(model.buffers, is_it) == 0) {
+      unknown("ignore", name, "parameter or buffer", model.parameters);
+    }
+  }
+  return model;
+}
+
+std::vector<Named> Model::trainable() const {
+  std::vector<Named> named;
+  std::copy_if(parameters.begin(), parameters.end(), std::back_inserter(named),
+               [](const Named& item) { return item.tensor.requires_grad(); });
+  return named;
+}
+
+std::vector<at::Tensor> Model::tensors() const {
+  std::vector<at::Tensor> all;
+  for (const auto& item : parameters) all.push_back(item.tensor);
+  for (const auto& item : buffers) all.push_back(item.tensor);
+  return all;
+}
+
+std::vector<std::string> describe(const Model& model) {
+  std::vector<std::string> lines;
+  for (const auto& item : model.parameters) lines.push_back(describe("parameter", item, true));
+  for (const auto& item : model.buffers) lines.push_back(describe("buffer", item, false));
+  return lines;
+}
+
+std::string first_difference(const std::vector<std::vector<std::string>>& ranks) {
+  const auto line_of = [&](size_t rank, size_t index) -> std::string {
+    if (index < ranks[rank].size()) return ranks[rank][index];
+    return fmt::format("nothing (it has {} parameters and buffers)", ranks[rank].size());
+  };
+  size_t most = 0;
+  for (const auto& lines : ranks) most = std::max(most, lines.size());
+  for (size_t index = 0; index < most; ++index) {
+    for (size_t rank = 1; rank < ranks.size(); ++rank) {
+      const std::string first = line_of(0, index), other = line_of(rank, index);
+      if (first == other) continue;
+      return fmt::format(
+          "the ranks' models differ. First difference, at parameter or buffer {}:\n  rank 0 has "
+          "{}\n  rank {} has {}\nBuild the same module on every rank before Ddp",
+          index, first, rank, other);
+    }
+  }
+  return {};
+}
+
+at::Device communicated_on(const Group& group, const at::Tensor& tensor) {
+  return group.carries(tensor.device()) ? tensor.device() : group.transport().device();
+}
+
+void verify(const Model& model, const Group& group, at::Device device, std::string mine) {
+  if (mine.empty()) mine = complaint(model, device);
+  mine = mine.empty() ? first_values(model) + fmt::format("{}", fmt::join(describe(model), "\n"))
+                      : kComplaint + mine;
+  std::vector<std::vector<std::string>> ranks;
+  const auto texts = group.all_gather_bytes(mine, {.tag = "Ddp: comparing models"});
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty() && texts[rank].front() == kComplaint) {
+      throw ConfigError(fmt::format("[ddp] rank {}: {}", rank, texts[rank].substr(1)));
+    }
+    ranks.push_back(lines_of(std::string_view(texts[rank]).substr(kPrintWidth)));
+  }
+  if (const auto text = first_difference(ranks); !text.empty()) {
+    throw ConfigError("[ddp] " + text);
+  }
+  const auto differs = [&](const std::string& text) {
+    return text.compare(0, kPrintWidth, texts[0], 0, kPrintWidth) != 0;
+  };
+  const auto other = std::ranges::find_if(texts, differs);
+  if (group.rank() != 0 || other == texts.end() || is_seeded_for_ranks()) return;
+  log::warn(fmt::format(
+      "[ddp] rank {} begins with other parameters than rank 0, whose will be everybody's. If the "
+      "ranks were not meant to be seeded differently, call seed_everything(seed, world.group()) "
+      "before the "
+      "module is built; nothing is wrong if rank 0 alone loaded a checkpoint",
+      other - texts.begin()));
+}
+
+}  // namespace lockstep::parallel

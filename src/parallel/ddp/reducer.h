@@ -1,0 +1,179 @@
+// Averages gradients over ranks while backward() still runs.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/join.h"
+#include "parallel/ddp/accumulator.h"
+#include "parallel/ddp/attached_module.h"
+#include "parallel/ddp/buckets.h"
+#include "parallel/ddp/buffers.h"
+#include "parallel/ddp/flags.h"
+#include "parallel/ddp/join_gate.h"
+#include "parallel/lanes/gradients.h"
+#include "parallel/ddp/pass_clock.h"
+#include "parallel/ddp/sparse.h"
+
+namespace lockstep::parallel {
+
+// One pass = one backward(): it begins with the first gradient that arrives outside hold() and
+// finishes before the outermost backward() returns. A bucket is
+// started when its last gradient is in and all buckets before it are started, so that the ranks'
+// collectives come in one order whatever order their gradients take.
+//
+// What one rank finds wrong in a pass must not keep it from its collectives, for which the others
+// wait: it is an objection, which finish() throws on all ranks.
+class Reducer : public GradientListener, public std::enable_shared_from_this<Reducer> {
+ public:
+  // Parameters are numbered: first those of `dense`, then those of `sparse`; greater numbers stand
+  // for frozen ones. `module` and `buffers` are the caller's and outlive this; `holds` counts the
+  // guards that are alive.
+  Reducer(const Group& group, std::vector<Named> dense, const std::vector<Named>& sparse,
+          const DdpOptions& options, AttachedModule& module, BufferSync& buffers,
+          std::shared_ptr<const int> holds, std::shared_ptr<const LanePlan> plan);
+
+  at::Tensor arriving(size_t parameter, const at::Tensor& gradient) override;
+  void arrived(size_t parameter) override;
+  std::shared_ptr<CommHook> hook() const override { return options_.hook; }
+
+  // With a plan: a loop comes to one of this rank's lanes, and leaves it. What is wrong with it the
+  // next pass refuses.
+  void enter_lane(int64_t lane);
+  void leave_lane();
+  // After the last. Throws ConfigError on all ranks when a lane of this rank has had no backward().
+  void end_lanes();
+
+  const Buckets& buckets() const { return buckets_; }
+  bool rebuilt() const { return rebuilt_; }
+  // Gradients were made undefined: forgets what was accumulated under hold(). More such calls
+  // between two passes than there have been before mean that this rank skipped a batch; the number
+  // of the next pass then differs from the other ranks', which tells them.
+  void zeroed();
+  void write(DdpLog& log) const;
+
+  // From join() on a pass also finds out which ranks have gradients of their own for it.
+  // `gate` may be null.
+  void join(const JoinOptions& options, std::shared_ptr<JoinGate> gate) {
+    join_ = options;
+    gate_ = std::move(gate);
+  }
+  // For DdpOptions::check_same_every.
+  void include_in_check(const torch::optim::Optimizer* optimizer) { optimizer_ = optimizer; }
+
+  // Until leave(), which returns the ranks that were in the last backward() that any was in.
+  std::vector<int> leave();
+  // A pass without a backward() of this rank, with what it has accumulated under hold() since the
+  // last. Its gradients become the average all the same. False when no rank was in a backward().
+  bool shadow();
+
+ private:
+  enum class Step : uint8_t { Absent, Arriving, Placed, Ready };
+  // A dense parameter this rank's backward did not reach, and its gradient from before if the
+  // bucket holds it.
+  struct Unreached {
+    size_t parameter;
+    at::Tensor before;
+  };
+
+  void begin();
+  void forget();
+  comm::CallOptions call(std::string_view tag) const;
+  // Refuses the pass, or the next one. The first objection counts.
+  void object(std::string text);
+  void object_to_gradient(size_t parameter);
+  void refuse_objected();
+  // Whether the gradient could be copied to the parameter's place in a bucket as it is.
+  bool fits(const at::Tensor& gradient, size_t parameter) const;
+  void launch(size_t bucket);
+  void drive();
+  void wait_for_works();
+  void finish();
+  bool is_due(size_t bucket) const;
+  bool is_sparse(size_t parameter) const { return parameter >= dense_; }
+  bool all_ready() const { return order_.size() == parameters_.size(); }
+  std::vector<char> reached() const;
+  std::vector<Unreached> contribute_unreached();
+  void write_flags();
+  void finish_buffers();
+  Flags::Presence presence() const;
+  void note_prior(size_t parameter);
+  void find_present();
+  // The ranks that this pass meets.
+  Group averaged_over() const;
+  void average_sparse();
+  void add_priors();
+  void refuse_uneven() const;
+  void check_same();
+  bool is_in_lane() const;
+  // Whether this backward() meets the other ranks; always, without lanes.
+  bool is_last_lane() const;
+  std::string lane_text(int64_t own_lane) const;
+  void begin_lane();
+  void object_unless_in_lane();
+  void object_to_missing_lane();
+  // A pass to which this rank comes without a backward().
+  void meet_without_backward();
+  at::Tensor arriving_in_lane(size_t parameter, const at::Tensor& gradient);
+  // Its gradient is what the lane contributes.
+  void take_in_lane(size_t parameter);
+  void complete_lane();
+  // Gradients become what the lanes' averages are.
+  void settle_lanes();
+  void average_sparse_lanes();
+  void make_lane_slots();
+  bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }
+  void settle(const std::vector<Unreached>& unreached);
+  void refuse_unreached() const;
+  void rebuild();
+
+  Group group_;
+  std::vector<Named> parameters_;
+  size_t dense_;  // how many of them
+  DdpOptions options_;
+  AttachedModule& module_;
+  Flags::Counts flag_counts_;
+  Buckets buckets_;
+  Flags flags_;
+  SparseGradients sparse_;
+  BufferSync& buffers_;
+  std::shared_ptr<const int> holds_;
+  std::shared_ptr<const LanePlan> plan_;  // both null without lanes
+  std::unique_ptr<LaneGradients> lanes_;
+  std::vector<std::string> tags_;
+  uint32_t caller_;                        // which Ddp of the group this is
+  uint32_t fingerprint_every_ = 0;         // passes of rank 0; 0: never
+  uint32_t pass_ = 0;                      // passes so far that met the other ranks
+  int zeroed_ = 0, zeroed_in_a_pass_ = 0;  // calls since the last pass, and the most there were
+  std::vector<char> held_;                 // accumulated under hold() since the last pass
+  bool rebuilt_ = false;
+  std::optional<JoinOptions> join_;
+  std::shared_ptr<JoinGate> gate_;
+  std::vector<int> present_;      // ranks that had gradients of their own; all unless joined
+  std::vector<int> in_backward_;  // in the last pass in which any was
+  // By parameter, while joined: what the gradient was when the first of the pass was added to it.
+  std::vector<at::Tensor> priors_;
+  PassClock clock_;
+  const torch::optim::Optimizer* optimizer_ = nullptr;  // to compare
+  int64_t unchecked_ = 0;  // passes that count since check_same() compared the ranks
+
+  // Of the pass.
+  bool in_pass_ = false;
+  std::string objection_;
+  bool quiet_ = false;     // the hook does not communicate
+  bool shadows_ = false;   // this rank is in none
+  bool somebody_ = false;  // some rank was in a backward()
+  std::vector<Step> steps_;
+  std::vector<size_t> order_;    // in which parameters became ready
+  std::vector<size_t> waiting_;  // by bucket: parameters not yet ready
+  size_t launched_ = 0;          // buckets
+  std::vector<comm::Work> works_;
+  size_t completed_ = 0;  // of works_, from the front
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,44 @@
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/hooks.h"
+#include "parallel/ddp/accumulator.h"
+#include "parallel/hooks/state.h"
+
+namespace lockstep::parallel {
+
+comm::Work LocalSgd::start(const Group& group, const Bucket& bucket) {
+  const Group& over = communicates() ? group : options_.subgroup;
+  // A pass ends with its last bucket; the next one begins with bucket 0.
+  if (bucket.last) ++iteration_;
+  if (over.size() == 1) return {};
+  bytes_ += static_cast<int64_t>(bucket.flat.nbytes());
+  return over.all_reduce(bucket.flat, ReduceOp::Average,
+                         {.tag = fmt::format("bucket {}", bucket.index)});
+}
+
+void refuse_local_gradients(const std::vector<at::Tensor>& parameters, std::string_view address) {
+  for (const auto& parameter : parameters) {
+    const auto hook = hook_of(parameter);
+    if (!hook || !hook->subgroup()) continue;
+    throw ConfigError(fmt::format(
+        "[{}] the hook {} leaves ranks with gradients and parameters of their own, and here each "
+        "rank updates a part of them for all: use an ordinary optimizer beside it",
+        address, hook->name()));
+  }
+}
+
+Tensors LocalSgd::state() const {
+  return {{"iteration", at::scalar_tensor(iteration_, at::kLong)}};
+}
+
+void LocalSgd::restore(const Tensors& state) {
+  const int64_t iteration = number_in(name(), state, "iteration");
+  Tensors others = state;
+  others.erase("iteration");
+  CommHook::restore(others);
+  iteration_ = iteration;
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,186 @@
+#include "parallel/hooks/state.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::parallel {
+namespace {
+
+[[noreturn]] void refuse(std::string_view hook, const std::string& why) {
+  throw ConfigError(fmt::format(
+      "[{}] restore: {}: restore what state() of such a hook gave on this rank, for this model",
+      hook, why));
+}
+
+// "error/" of "error/first.weight"; nothing where names are plain.
+std::string_view family(std::string_view name) { return name.substr(0, name.find('/') + 1); }
+
+bool is_finite(const at::Tensor& tensor) {
+  return tensor.numel() == 0 || at::isfinite(tensor).all().item<bool>();
+}
+
+}  // namespace
+
+void HookState::begin(const Bucket& bucket) {
+  if (bucket.index != 0) return;
+  staged_.clear();
+  finite_.reset();
+}
+
+at::Tensor HookState::of(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? at::Tensor() : found->second;
+}
+
+void HookState::settle(const Bucket& bucket) {
+  if (bucket.flat.numel() > 0) {
+    const at::Tensor finite =
+        at::isfinite(at::linalg_vector_norm(bucket.flat, std::numeric_limits<double>::infinity()));
+    finite_ = finite_.defined() ? at::logical_and(finite_, finite) : finite;
+  }
+  if (!bucket.last) return;
+  // Nothing waits for a device.
+  const bool on_cpu = !finite_.defined() || finite_.is_cpu();
+  const bool accepted = !on_cpu || !finite_.defined() || finite_.item<bool>();
+  for (auto& [name, next] : staged_) {
+    if (!accepted) break;
+    at::Tensor& current = tensors_[name];
+    if (on_cpu) {
+      current = std::move(next);
+      continue;
+    }
+    if (!current.defined()) current = at::zeros_like(next);
+    current = at::where(finite_, next, current);
+  }
+  staged_.clear();
+  finite_.reset();
+}
+
+void HookState::rescale(double factor) {
+  // What becomes infinite is lost once; left there it would be added to every later gradient.
+  for (auto& [name, tensor] : tensors_) tensor = at::nan_to_num(tensor * factor, 0, 0, 0);
+}
+
+void HookState::attach(Layout layout) {
+  if (attached_) {
+    // Of a model that was changed since: what it still has goes on, what it has not is gone.
+    std::erase_if(tensors_, [&](const auto& item) {
+      const auto found = layout.find(item.first);
+      return found == layout.end() || item.second.sizes() != found->second.sizes;
+    });
+    for (auto& [name, tensor] : tensors_) tensor = tensor.to(layout.at(name).dtype);
+  } else {
+    check(tensors_, layout);
+  }
+  layout_ = std::move(layout);
+  attached_ = true;
+  for (auto& [name, tensor] : tensors_) tensor = tensor.to(layout_.at(name).device);
+}
+
+void HookState::check(const Tensors& state, const Layout& layout) const {
+  for (const auto& [name, tensor] : state) {
+    const auto found = layout.find(name);
+    if (found == layout.end()) refuse(hook_, fmt::format("this hook keeps no '{}'", name));
+    const auto& [sizes, dtype, device] = found->second;
+    if (tensor.sizes() != sizes || tensor.scalar_type() != dtype) {
+      refuse(hook_,
+             fmt::format("'{}' has shape [{}] and dtype {}, not [{}] and {}", name,
+                         fmt::join(tensor.sizes(), ", "), c10::toString(tensor.scalar_type()),
+                         fmt::join(sizes, ", "), c10::toString(dtype)));
+    }
+  }
+  for (const auto& [name, expected] : layout) {
+    const bool has_family = std::ranges::any_of(
+        state, [&](const auto& item) { return family(item.first) == family(name); });
+    if (has_family && !state.contains(name)) refuse(hook_, fmt::format("there is no '{}'", name));
+  }
+}
+
+void HookState::restore(const Tensors& state, std::initializer_list<std::string_view> prefixes) {
+  Tensors copies;
+  for (const auto& [name, tensor] : state) {
+    if (std::ranges::none_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); })) {
+      refuse(hook_, fmt::format("'{}' is not part of this hook's state ({})", name,
+                                fmt::join(prefixes.begin(), prefixes.end(), ", ")));
+    }
+    if (!tensor.defined()) refuse(hook_, fmt::format("'{}' is an undefined tensor", name));
+    if (!is_finite(tensor)) refuse(hook_, fmt::format("'{}' has a NaN or an infinity", name));
+    copies[name] = tensor.detach().clone();
+  }
+  if (attached_) {
+    check(copies, layout_);
+    for (auto& [name, tensor] : copies) tensor = tensor.to(layout_.at(name).device);
+  }
+  tensors_ = std::move(copies);
+  staged_.clear();
+}
+
+at::Tensor part_of(const at::Tensor& flat, const Bucket& bucket, size_t i) {
+  const at::Tensor& gradient = bucket.gradients[i];
+  const bool complex = gradient.is_complex();
+  const int64_t offset =
+      complex ? at::view_as_real(gradient).storage_offset() : gradient.storage_offset();
+  // In the order of memory, which is the one thing a gradient of any strides and `flat` share.
+  return flat.narrow(0, offset - bucket.flat.storage_offset(),
+                     gradient.numel() * (complex ? 2 : 1));
+}
+
+void add_residuals(const Bucket& bucket, const HookState& residuals) {
+  for (size_t i = 0; i < bucket.names.size(); ++i) {
+    const at::Tensor residual = residuals.of(bucket.names[i]);
+    if (residual.defined()) bucket.gradients[i].add_(residual);
+  }
+}
+
+void stage_residuals(const Bucket& bucket, const at::Tensor& sent, HookState& residuals) {
+  for (size_t i = 0; i < bucket.names.size(); ++i) {
+    at::Tensor next = bucket.gradients[i].clone();
+    at::Tensor real = next.is_complex() ? at::view_as_real(next) : next;
+    // clone() keeps the strides of whatever has no gaps, as gradients in buckets.
+    real.as_strided({real.numel()}, {1}, real.storage_offset()).sub_(part_of(sent, bucket, i));
+    residuals.stage(bucket.names[i], std::move(next));
+  }
+}
+
+HookState::Layout residual_layout(const Tensors& parameters) {
+  HookState::Layout layout;
+  for (const auto& [name, parameter] : parameters) {
+    layout.try_emplace(name, HookState::Expected{.sizes = parameter.sizes().vec(),
+                                                 .dtype = parameter.scalar_type(),
+                                                 .device = parameter.device()});
+  }
+  return layout;
+}
+
+int64_t number_in(std::string_view hook, const Tensors& state, const std::string& name) {
+  const auto found = state.find(name);
+  const bool good = found != state.end() && found->second.defined() && found->second.numel() == 1 &&
+                    at::isIntegralType(found->second.scalar_type(), /*includeBool=*/false) &&
+                    found->second.item<int64_t>() >= 0;
+  if (!good) refuse(hook, fmt::format("there is no count '{}'", name));
+  return found->second.item<int64_t>();
+}
+
+void CommHook::attach(const Tensors&) {}
+
+void CommHook::restore(const Tensors& state) {
+  if (!state.empty()) {
+    refuse(name(), fmt::format("this hook keeps no '{}'", state.begin()->first));
+  }
+}
+
+void CommHook::rescale(double) {
+  if (state().empty()) return;
+  throw ConfigError(fmt::format(
+      "[{}] the loss scale has changed, and what this hook keeps from pass to pass may be in the "
+      "old one: override CommHook::rescale()",
+      name()));
+}
+
+}  // namespace lockstep::parallel

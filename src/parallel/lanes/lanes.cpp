@@ -1,0 +1,88 @@
+#include "lockstep/parallel/lanes.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/ddp.h"
+#include "parallel/lanes/plan.h"
+#include "parallel/ddp/reducer.h"
+
+namespace lockstep::parallel {
+
+LaneTurn::LaneTurn(std::vector<std::shared_ptr<Reducer>> reducers,
+                   std::shared_ptr<const LanePlan> plan, StepKey key, at::Device device)
+    : reducers_(std::move(reducers)),
+      plan_(std::move(plan)),
+      key_(key),
+      device_(device),
+      lane_(plan_->sum.lanes().begin) {
+  if (plan_->open >= 0) {
+    throw ConfigError("[ddp] a loop over lanes within another of the same Ddp");
+  }
+  enter();
+}
+
+LaneTurn::~LaneTurn() { leave(); }
+
+bool LaneTurn::done() const { return lane_ == plan_->sum.lanes().end; }
+
+void LaneTurn::next() {
+  leave();
+  ++lane_;
+  if (!done()) return enter();
+  for (const auto& reducer : reducers_) reducer->end_lanes();
+}
+
+void LaneTurn::enter() {
+  stream_.emplace(Stream{.seed = key_.seed, .step = key_.step, .lane = lane_}, device_);
+  for (const auto& reducer : reducers_) reducer->enter_lane(lane_);
+}
+
+void LaneTurn::leave() {
+  if (done()) return;
+  for (const auto& reducer : reducers_) reducer->leave_lane();
+  stream_.reset();
+}
+
+LaneMean::LaneMean(const Ddp& ddp) : plan_(ddp.plan()), sums_(plan_->own_lanes()) {}
+
+void LaneMean::add(const at::Tensor& sum, int64_t count) {
+  if (sum.numel() != 1) {
+    throw ConfigError(
+        fmt::format("[lanes] LaneMean of a tensor of {} elements: it must have one", sum.numel()));
+  }
+  add(sum.item<double>(), count);
+}
+
+void LaneMean::add(double sum, int64_t count) {
+  if (plan_->open < 0 || count < 0) {
+    throw ConfigError(fmt::format(
+        "[lanes] LaneMean::add() with a count of {}{}: call it in a loop over ddp.lanes(), with a "
+        "count of 0 or more",
+        count, plan_->open < 0 ? " outside of a lane" : ""));
+  }
+  sums_[plan_->open].first += sum;
+  sums_[plan_->open].second += static_cast<double>(count);
+}
+
+double LaneMean::mean() {
+  if (plan_->open >= 0) {
+    throw ConfigError("[lanes] LaneMean::mean() within a lane: call it after the loop");
+  }
+  std::vector<at::Tensor> slots;
+  for (int slot = 0; slot < plan_->slots; ++slot) slots.push_back(at::zeros({2}, at::kDouble));
+  for (int64_t own = 0; own < plan_->own_lanes(); ++own) {
+    const auto& [sum, count] = sums_[own];
+    plan_->place(own, at::tensor({sum, count}, at::kDouble),
+                 [&](int slot) -> const at::Tensor& { return slots[slot]; });
+  }
+  slots.resize(plan_->sum.nodes().size());
+  plan_->sum.average(slots, {.tag = "LaneMean"}).wait();
+  sums_.assign(sums_.size(), {});
+  const double count = slots[0][1].item<double>();
+  if (count > 0) return slots[0][0].item<double>() / count;
+  throw ConfigError("[lanes] LaneMean::mean() of nothing: add a value in every lane");
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,128 @@
+#include "parallel/lanes/rules.h"
+
+#include <fmt/format.h>
+
+#include "comm/host/threads.h"
+#include "comm/transport.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "lockstep/parallel/comm_hook.h"
+#include "lockstep/parallel/determinism.h"
+#include "lockstep/parallel/sync_batch_norm.h"
+#include "parallel/nn/batch_norm_override.h"
+
+namespace lockstep::parallel {
+namespace {
+
+template <size_t D>
+bool is_synchronised(const torch::nn::Module& layer) {
+  return layer.as<SyncBatchNormImpl<D>>() != nullptr;
+}
+
+bool has_sync_batch_norm(const ModuleRef& module) {
+  if (module.module() == nullptr || module.has_expired()) return false;
+  const auto is_one = [](const torch::nn::Module& layer) {
+    return is_synchronised<1>(layer) || is_synchronised<2>(layer) || is_synchronised<3>(layer) ||
+           is_batch_norm_overridden(layer);
+  };
+  if (is_one(*module.module())) return true;
+  for (const auto& layer : module.module()->modules(/*include_self=*/false)) {
+    if (is_one(*layer)) return true;
+  }
+  return false;
+}
+
+// Of what differs between this rank and another; the processor itself only chooses kernels.
+bool is_decisive(const std::string& difference) { return !difference.starts_with("processor:"); }
+
+// A report, as a string to send.
+std::string packed(const DeterminismReport& report) {
+  std::string text;
+  for (const auto& [name, value] : report.items) text += name + '\t' + value + '\n';
+  return text;
+}
+
+DeterminismReport unpacked(const std::string& text) {
+  DeterminismReport report;
+  for (size_t at = 0; at < text.size();) {
+    const size_t tab = text.find('\t', at), end = text.find('\n', at);
+    report.items.emplace_back(text.substr(at, tab - at), text.substr(tab + 1, end - tab - 1));
+    at = end + 1;
+  }
+  return report;
+}
+
+}  // namespace
+
+void check_lane_options(const DdpOptions& options, const Group& group) {
+  if (options.lanes < 0) {
+    throw ConfigError(fmt::format("[ddp] lanes = {}: a number of lanes, or 0", options.lanes));
+  }
+  if (options.lanes == 0) return;
+  const int64_t others = group.transport().lanes();
+  if (others != 0 && others != options.lanes) {
+    throw ConfigError(fmt::format(
+        "[ddp] lanes = {}, but another Ddp of this group has {}: give all the same number",
+        options.lanes, others));
+  }
+  if (options.lanes < group.size()) {
+    throw ConfigError(
+        fmt::format("[ddp] lanes = {} on {} ranks: each needs one, so run at most as "
+                    "many ranks as there are lanes",
+                    options.lanes, group.size()));
+  }
+  if (options.threads < 1) {
+    throw ConfigError(fmt::format("[ddp] threads = {}: at least 1", options.threads));
+  }
+  if (options.hook || options.reduce_dtype) {
+    throw ConfigError(fmt::format(
+        "[ddp] lanes = {} together with {}: it averages over ranks, and with lanes the average has "
+        "to be the same for every number of ranks; leave out one of them",
+        options.lanes,
+        options.hook ? fmt::format("the hook {}", options.hook->name()) : "reduce_dtype"));
+  }
+}
+
+std::string unfit_for_lanes(const Model& model, const DdpOptions& options,
+                            const ModuleRef& module) {
+  if (options.buffers == Buffers::None && !model.buffers.empty()) {
+    return fmt::format(
+        "Buffers::None together with lanes: each rank would keep buffer '{}' of its own, and which "
+        "lanes a rank runs depends on the number of ranks; use Buffers::Broadcast or Average",
+        model.buffers.front().name);
+  }
+  if (has_sync_batch_norm(module)) {
+    return "SyncBatchNorm together with lanes: its statistics are over the ranks' batches of one "
+           "forward, and lanes of one rank are not in one; use BatchNorm, GroupNorm or LayerNorm";
+  }
+  return {};
+}
+
+void begin_lanes(const Group& group, const DdpOptions& options) {
+  comm::compute_with(options.threads);
+  const auto mine = determinism_report(group);
+  const auto all = group.all_gather_bytes(fmt::format("lanes\t{}\n{}", options.lanes, packed(mine)),
+                                          {.tag = "Ddp: lanes"});
+  const auto first = unpacked(all[0]);
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    for (const auto& difference : unpacked(all[rank]).differences(first)) {
+      const auto text =
+          fmt::format("rank {} differs from rank 0 in what bits depend on: {}", rank, difference);
+      if (is_decisive(difference)) {
+        throw ConfigError(fmt::format("[ddp] {}; with lanes all have to be alike", text));
+      }
+      if (group.rank() == 0) log::warn("[ddp] " + text);
+    }
+  }
+  if (group.rank() == 0) log::info(fmt::format("[ddp] {} lanes: {}", options.lanes, mine.text()));
+}
+
+void refuse_lanes(const Group& group, std::string_view who, std::string_view advice) {
+  if (group.transport().lanes() == 0) return;
+  throw ConfigError(fmt::format(
+      "[{}] the ranks of this group run {} lanes, and {} over ranks gives other bits on another "
+      "number of them: {}",
+      who, group.transport().lanes(), who, advice));
+}
+
+}  // namespace lockstep::parallel

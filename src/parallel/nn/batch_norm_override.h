@@ -1,0 +1,35 @@
+// Batch normalisation layers of libtorch that are synchronised where they are.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "parallel/ddp/join_gate.h"
+
+namespace lockstep::parallel {
+
+// From now on aten::batch_norm() in training is synchronous over `group` when it is called with one
+// of these tensors (a layer's weight, running mean) while `layer` lives and is in training. C++
+// binds a layer's forward() at compile time, but that calls batch_norm() through libtorch's
+// dispatcher, where a kernel of ours looks for the tensors and passes on every other call. The
+// process gets that kernel with the first layer; the dispatcher has one for the process, too.
+void override_batch_norm(const std::shared_ptr<torch::nn::Module>& layer,
+                         const std::vector<at::Tensor>& tensors, const Group& group);
+
+// The layer, if it is such a one, asks the gate before it communicates. False when it is none.
+bool gate_batch_norm(const torch::nn::Module& layer, const std::shared_ptr<JoinGate>& gate);
+
+// Whether it is such a one.
+bool is_batch_norm_overridden(const torch::nn::Module& layer);
+
+// SyncBatchNorm's forward in training, once `factor` is known. Undefined tensors are options that
+// are off.
+at::Tensor synchronous_batch_norm(const at::Tensor& input, const at::Tensor& weight,
+                                  const at::Tensor& bias, const at::Tensor& running_mean,
+                                  const at::Tensor& running_var, double factor, double eps,
+                                  const Group& group);
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,349 @@
+#include "lockstep/parallel/zero_optimizer.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/serialize/archive.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <map>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/shard.h"
+#include "parallel/optim/fused.h"
+#include "parallel/hooks/state.h"
+#include "parallel/ddp/model.h"
+#include "parallel/ddp/packed.h"
+#include "parallel/optim/zero_parts.h"
+
+namespace lockstep::parallel {
+namespace {
+
+// Parameters are cut at multiples of this many elements from their first, so that a vectorised
+// kernel meets the same vectors and the same remainder as over the whole: the same bits.
+constexpr int64_t kGrid = 1024;
+
+void check(const at::Tensor& parameter, size_t index, at::Device device) {
+  const auto refuse = [&](std::string_view why) {
+    throw ConfigError(fmt::format("[zero] parameter {} of shape [{}] {}", index,
+                                  fmt::join(parameter.sizes(), ", "), why));
+  };
+  if (parameter.layout() != at::kStrided) refuse("is not dense");
+  if (!parameter.is_non_overlapping_and_dense()) refuse("has overlapping or gapped memory");
+  if (parameter.device() != device) {
+    refuse(fmt::format("is on {}, but the group communicates on {}", parameter.device().str(),
+                       device.str()));
+  }
+}
+
+// Of all groups, which then list each once, too.
+std::vector<at::Tensor> listed_once(std::vector<OptimizerParamGroup>& groups) {
+  std::vector<at::Tensor> all;
+  std::map<const at::TensorImpl*, size_t> group_of;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    std::vector<at::Tensor> once;
+    for (const auto& parameter : groups[i].params()) {
+      const auto [place, fresh] = group_of.try_emplace(parameter.unsafeGetTensorImpl(), i);
+      if (fresh) once.push_back(parameter);
+      if (place->second == i) continue;
+      throw ConfigError(fmt::format("[zero] a parameter of shape [{}] is in groups {} and {}",
+                                    fmt::join(parameter.sizes(), ", "), place->second, i));
+    }
+    all.insert(all.end(), once.begin(), once.end());
+    groups[i].params() = std::move(once);
+  }
+  return all;
+}
+
+// The cut nearest below element `wanted` of the flat memory that is allowed.
+int64_t allowed_cut(const Flat& flat, const std::vector<at::Tensor>& parameters, int64_t wanted) {
+  int64_t cut = 0;
+  for (const auto& [parameter, start] : flat.places) {
+    if (start > wanted) break;
+    const int64_t inside = (wanted - start) / kGrid * kGrid;
+    cut = start + (inside < parameters[parameter].numel() ? inside : parameters[parameter].numel());
+  }
+  return cut;
+}
+
+// The elements in the order of memory.
+at::Tensor in_memory_order(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+}
+
+at::Tensor laid_out_as(const at::Tensor& place, const at::Tensor& tensor) {
+  return tensor.strides() == place.strides() ? tensor : at::empty_like(place).copy_(tensor);
+}
+
+}  // namespace
+
+void ZeroOptimizer::Parts::lay_out(bool share) {
+  std::map<at::ScalarType, Flat> by_dtype;
+  std::map<at::ScalarType, int64_t> lengths;
+  for (size_t i = parameters.size(); i-- > 0;) {
+    const at::Tensor& parameter = parameters[i];
+    int64_t& length = lengths[parameter.scalar_type()];
+    by_dtype[parameter.scalar_type()].places.emplace_back(i, length);
+    length += aligned(parameter.nbytes()) / parameter.element_size();
+  }
+  for (auto& [dtype, flat] : by_dtype) {
+    const int64_t length = lengths[dtype];
+    const auto options = parameters[flat.places.front().first].options().requires_grad(false);
+    for (int rank = 0; rank < group.size(); ++rank) {
+      flat.cuts.push_back(
+          allowed_cut(flat, parameters, Shard{rank, group.size()}.of(length).begin));
+    }
+    flat.cuts.push_back(length);
+    if (share) flat.memory = group.shared({length}, options);
+    shared = flat.memory.defined();
+    if (!shared) flat.memory = group.empty({length}, options);
+    flats.push_back(std::move(flat));
+  }
+}
+
+void ZeroOptimizer::Parts::own_portions(const Flat& flat) {
+  const int64_t begin = flat.cuts[group.rank()], end = flat.cuts[group.rank() + 1];
+  for (const auto& [index, start] : flat.places) {
+    const at::Tensor place = flat.memory.narrow(0, start, parameters[index].numel());
+    places[index] = flat.memory.as_strided(parameters[index].sizes(), parameters[index].strides(),
+                                           flat.memory.storage_offset() + start);
+    const Range range{std::max(begin, start) - start, std::min(end, start + place.numel()) - start};
+    if (range.size() <= 0) continue;
+    portions.push_back(
+        {index, range, place.narrow(0, range.begin, range.size()).detach().requires_grad_()});
+  }
+}
+
+// At the start, and again after a module was loaded: that gives its parameters memory of their own.
+bool ZeroOptimizer::Parts::is_elsewhere(size_t parameter) const {
+  return parameters[parameter].const_data_ptr() != places[parameter].const_data_ptr();
+}
+
+bool ZeroOptimizer::Parts::any_elsewhere() const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (is_elsewhere(i)) return true;
+  }
+  return false;
+}
+
+void ZeroOptimizer::Parts::copy_in() {
+  for (size_t i = 0; i < parameters.size() && !shared; ++i) {
+    if (is_elsewhere(i)) places[i].copy_(parameters[i]);
+  }
+  for (const auto& [index, range, leaf] : portions) {
+    if (!shared || !is_elsewhere(index)) continue;
+    const at::Tensor laid_out = laid_out_as(places[index], parameters[index]);
+    leaf.copy_(in_memory_order(laid_out).narrow(0, range.begin, range.size()));
+  }
+}
+
+// Once all ranks have copied in.
+void ZeroOptimizer::Parts::alias() {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (is_elsewhere(i)) parameters[i].set_data(places[i].detach());
+  }
+}
+
+std::vector<OptimizerParamGroup> ZeroOptimizer::Parts::own_groups(
+    std::vector<OptimizerParamGroup>& groups) {
+  if (group.size() == 1) return groups;
+  std::vector<OptimizerParamGroup> own;
+  size_t first = 0;
+  for (auto& given : groups) {
+    std::vector<at::Tensor> leaves;
+    for (const auto& portion : portions) {
+      if (portion.parameter >= first && portion.parameter < first + given.params().size())
+        leaves.push_back(portion.leaf);
+    }
+    first += given.params().size();
+    own.push_back(given.has_options()
+                      ? OptimizerParamGroup(std::move(leaves), given.options().clone())
+                      : OptimizerParamGroup(std::move(leaves)));
+  }
+  return own;
+}
+
+void ZeroOptimizer::Parts::check_gradients() const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& gradient = parameters[i].grad();
+    if (!gradient.defined() || gradient.layout() == at::kStrided) continue;
+    throw ConfigError(
+        fmt::format("[zero] the gradient of parameter {} is sparse: give such parameters an "
+                    "optimizer of their own",
+                    i));
+  }
+}
+
+void ZeroOptimizer::Parts::point_to_gradients() {
+  for (auto& [index, range, leaf] : portions) {
+    const at::Tensor& gradient = parameters[index].grad();
+    at::Tensor& own = leaf.mutable_grad();
+    if (!gradient.defined()) {
+      own.reset();
+      continue;
+    }
+    const bool alike = gradient.strides() == places[index].strides();
+    // Gradients stay where they are from step to step.
+    const auto* place =
+        static_cast<const char*>(gradient.const_data_ptr()) + range.begin * gradient.element_size();
+    if (alike && own.defined() && own.const_data_ptr() == place) continue;
+    own = in_memory_order(laid_out_as(places[index], gradient))
+              .narrow(0, range.begin, range.size())
+              .detach();
+  }
+}
+
+void ZeroOptimizer::Parts::spread() {
+  if (shared) {
+    group.barrier({.tag = "zero: updated"}).wait();
+    return;
+  }
+  for (const auto& flat : flats) {
+    std::vector<at::Tensor> parts;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const auto part =
+          flat.memory.narrow(0, flat.cuts[rank], flat.cuts[rank + 1] - flat.cuts[rank]);
+      // Collectives know no complex numbers.
+      parts.push_back(part.is_complex() ? at::view_as_real(part) : part);
+    }
+    group.all_gather(parts, parts[group.rank()].clone(), {.tag = "zero: updated"}).wait();
+  }
+}
+
+ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group,
+                             const Make& make, const ZeroOptions& options)
+    : Optimizer(std::vector<OptimizerParamGroup>(), nullptr), parts_(std::make_unique<Parts>()) {
+  group.refuse_python_ranks("ZeroOptimizer");
+  const at::NoGradGuard no_grad;
+  parts_->group = group;
+  parts_->parameters = listed_once(groups);
+  const auto& all = parts_->parameters;
+  if (all.empty()) throw ConfigError("[zero] no parameters to optimize");
+  const at::Device device = communicated_on(group, all.front());
+  for (size_t i = 0; i < all.size(); ++i) check(all[i], i, device);
+  if (group.size() > 1) {
+    refuse_local_gradients(all, "zero");
+    parts_->lay_out(options.share_parameters);
+    parts_->places.resize(all.size());
+    for (const auto& flat : parts_->flats) parts_->own_portions(flat);
+    parts_->copy_in();
+    group.barrier({.tag = "zero"}).wait();
+    parts_->alias();
+  }
+  parts_->optimizer = make(parts_->own_groups(groups));
+  if (dynamic_cast<torch::optim::LBFGS*>(parts_->optimizer.get()) != nullptr) {
+    throw ConfigError(
+        "[zero] LBFGS looks at all parameters together, so its work cannot be divided: use it as "
+        "it is");
+  }
+  defaults_ = parts_->optimizer->defaults().clone();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    param_groups_.emplace_back(groups[i].params(),
+                               parts_->optimizer->param_groups()[i].options().clone());
+  }
+}
+
+ZeroOptimizer::ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group,
+                             const Make& make, const ZeroOptions& options)
+    : ZeroOptimizer(std::vector<OptimizerParamGroup>{OptimizerParamGroup(std::move(parameters))},
+                    group, make, options) {}
+
+ZeroOptimizer::~ZeroOptimizer() = default;
+ZeroOptimizer::ZeroOptimizer(ZeroOptimizer&&) noexcept = default;
+
+void ZeroOptimizer::check_groups() const {
+  size_t i = 0;
+  bool same = true;
+  const auto& all = parts_->parameters;
+  for (const auto& group : param_groups_) {
+    for (const auto& parameter : group.params()) {
+      same = same && i < all.size() && parameter.is_same(all[i]);
+      ++i;
+    }
+  }
+  if (same && i == all.size() && param_groups_.size() == parts_->optimizer->param_groups().size()) {
+    return;
+  }
+  throw ConfigError(fmt::format(
+      "[zero] it divides {} parameters, and its groups now hold others or {}: construct "
+      "another ZeroOptimizer when parameters are added or replaced",
+      all.size(), i));
+}
+
+// What schedulers set is this rank's too.
+void ZeroOptimizer::give_options() const {
+  auto& own = parts_->optimizer->param_groups();
+  for (size_t i = 0; i < own.size(); ++i) own[i].set_options(param_groups_[i].options().clone());
+}
+
+at::Tensor ZeroOptimizer::step(LossClosure closure) {
+  const at::Tensor loss = loss_of(closure);
+  const at::NoGradGuard no_grad;
+  check_groups();
+  give_options();
+  Parts& parts = *parts_;
+  if (parts.group.size() == 1) {
+    parts.optimizer->step();
+    return loss;
+  }
+  refuse_local_gradients(parts.parameters, "zero");
+  parts.check_gradients();
+  parts.point_to_gradients();
+  if (parts.any_elsewhere()) {
+    parts.copy_in();
+    parts.group.barrier({.tag = "zero: loaded"}).wait();
+    parts.alias();
+  }
+  parts.optimizer->step();
+  parts.spread();
+  return loss;
+}
+
+bool ZeroOptimizer::shares_parameters() const { return parts_->shared; }
+
+int64_t ZeroOptimizer::own_elements() const {
+  int64_t count = 0;
+  if (parts_->group.size() == 1) {
+    for (const auto& parameter : parts_->parameters) count += parameter.numel();
+  }
+  for (const auto& portion : parts_->portions) count += portion.range.size();
+  return count;
+}
+
+bool ZeroOptimizer::shadow() {
+  step();
+  return true;
+}
+
+void ZeroOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  check_groups();
+  give_options();
+  archive.write("place", torch::tensor({int64_t{parts_->group.rank()},
+                                        int64_t{parts_->group.size()}, own_elements()}));
+  torch::serialize::OutputArchive own(archive.compilation_unit());
+  parts_->optimizer->save(own);
+  archive.write("optimizer", own);
+}
+
+void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
+  at::Tensor place;
+  archive.read("place", place);
+  const auto saved = [&](int64_t i) { return place[i].item<int64_t>(); };
+  if (saved(0) != parts_->group.rank() || saved(1) != parts_->group.size() ||
+      saved(2) != own_elements()) {
+    throw ConfigError(fmt::format(
+        "[zero] load: this is the part of rank {} of {} with {} elements, but here is rank {} of "
+        "{} with {}: load each rank's own "
+        "file, at the world size it was saved at",
+        saved(0), saved(1), saved(2), parts_->group.rank(), parts_->group.size(), own_elements()));
+  }
+  torch::serialize::InputArchive own;
+  archive.read("optimizer", own);
+  parts_->optimizer->load(own);
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    param_groups_[i].set_options(parts_->optimizer->param_groups()[i].options().clone());
+  }
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,181 @@
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "checkpoint/optimizer_fields.h"
+#include "lockstep/parallel/stateful.h"
+#include "parallel/optim/zero_parts.h"
+
+namespace lockstep::parallel {
+namespace {
+
+using checkpoint::Box;
+using checkpoint::Names;
+using checkpoint::Part;
+using checkpoint::Piece;
+using checkpoint::Saved;
+using checkpoint::Sizes;
+using checkpoint::State;
+
+// A parameter's dimensions from the one that is furthest apart in memory to the one that is
+// densest.
+std::vector<int64_t> memory_order(const at::Tensor& parameter) {
+  std::vector<int64_t> order(parameter.dim());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return parameter.stride(a) > parameter.stride(b); });
+  return order;
+}
+
+// The elements that come `range` in a parameter's memory, of which `values` is one value each, as
+// boxes.
+std::vector<Part> parts_of(const at::Tensor& parameter, const Range& range,
+                           const at::Tensor& values) {
+  const auto order = memory_order(parameter);
+  Sizes sizes;
+  std::vector<int64_t> back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    sizes.push_back(parameter.size(order[i]));
+    back[order[i]] = static_cast<int64_t>(i);
+  }
+  std::vector<Part> parts;
+  int64_t place = 0;
+  for (const auto& box : checkpoint::boxes_of(sizes, range)) {
+    const int64_t count = checkpoint::elements(box.size);
+    Part part{box, values.narrow(0, place, count).view(box.size).permute(back)};
+    for (size_t i = 0; i < order.size(); ++i) {
+      part.box.offset[order[i]] = box.offset[i];
+      part.box.size[order[i]] = box.size[i];
+    }
+    place += count;
+    parts.push_back(std::move(part));
+  }
+  return parts;
+}
+
+}  // namespace
+
+// The state of this rank's portions, named as that of whole parameters.
+class ZeroState : public Stateful {
+ public:
+  explicit ZeroState(ZeroOptimizer& optimizer) : zero_(optimizer) {
+    checkpoint::new_state(inner());  // refuses one that is not known
+  }
+
+  State state(const Names& names) const override {
+    State state{.values = checkpoint::option_values(zero_)};
+    each_portion([&](size_t index, const Range& range, const at::Tensor& leaf) {
+      const auto found = inner().state().find(leaf.unsafeGetTensorImpl());
+      if (found == inner().state().end()) return;
+      for (const auto& [field, value] : checkpoint::fields_of(*found->second)) {
+        const auto* tensor = std::get_if<at::Tensor*>(&value);
+        if (tensor == nullptr) {
+          // All ranks with a portion have the same count; the first one's is saved.
+          if (range.begin > 0) continue;
+          const auto count = at::scalar_tensor(*std::get<int64_t*>(value), at::kLong);
+          state.pieces.push_back(count_piece(field + "/" + name_of(index, names), count));
+        } else if ((*tensor)->defined()) {
+          state.pieces.push_back(piece(field, index, range, in_memory(**tensor), names));
+        }
+      }
+    });
+    return state;
+  }
+
+  State destination(const Saved& saved, const Names& names) override {
+    const at::NoGradGuard no_grad;
+    State state{.values = checkpoint::option_values(zero_)};
+    next_.clear();
+    counts_.clear();
+    for (size_t i = 0; i < parts().parameters.size(); ++i) {
+      state.others.push_back("*/" + name_of(i, names));
+    }
+    each_portion([&](size_t index, const Range& range, const at::Tensor& leaf) {
+      auto next = checkpoint::new_state(inner());
+      bool any = false;
+      for (const auto& [field, value] : checkpoint::fields_of(*next)) {
+        const std::string path = field + "/" + name_of(index, names);
+        if (!saved.tensors.contains(path)) continue;
+        any = true;
+        if (const auto* tensor = std::get_if<at::Tensor*>(&value)) {
+          **tensor = at::zeros_like(leaf);
+          state.pieces.push_back(piece(field, index, range, in_memory(**tensor), names));
+        } else {
+          const auto count = at::zeros({}, at::kLong);
+          counts_.emplace_back(std::get<int64_t*>(value), count);
+          state.pieces.push_back(count_piece(path, count));
+        }
+      }
+      if (any) next_.emplace_back(leaf, std::move(next));
+    });
+    return state;
+  }
+
+  void restored(const State& state) override {
+    checkpoint::set_options(zero_, state.values);
+    for (const auto& [place, count] : counts_) *place = count.item<int64_t>();
+    inner().state().clear();
+    for (auto& [leaf, next] : next_) inner().state()[leaf.unsafeGetTensorImpl()] = std::move(next);
+    next_.clear();
+    counts_.clear();
+  }
+
+ private:
+  ZeroOptimizer::Parts& parts() const { return *zero_.parts_; }
+  Optimizer& inner() const { return *parts().optimizer; }
+
+  // In a group of one the parameters are whole.
+  template <class Look>
+  void each_portion(const Look& look) const {
+    for (const auto& [index, range, leaf] : parts().portions) look(index, range, leaf);
+    if (parts().group.size() > 1) return;
+    for (size_t i = 0; i < parts().parameters.size(); ++i) {
+      const auto& parameter = parts().parameters[i];
+      look(i, Range{0, parameter.numel()}, parameter);
+    }
+  }
+
+  // The elements in the order of memory.
+  static at::Tensor in_memory(const at::Tensor& tensor) {
+    return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
+  }
+
+  // As the same optimizer without ZeRO calls it.
+  std::string name_of(size_t index, const Names& names) const {
+    const auto& parameter = parts().parameters[index];
+    if (const auto name = names.of(parameter)) return *name;
+    const auto& groups = zero_.param_groups();
+    for (size_t group = 0; group < groups.size(); ++group) {
+      const auto& all = groups[group].params();
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (all[i].is_same(parameter)) return fmt::format("{}/{}", group, i);
+      }
+    }
+    return fmt::format("parameter/{}", index);
+  }
+
+  Piece piece(const std::string& field, size_t index, const Range& range, const at::Tensor& values,
+              const Names& names) const {
+    const auto& parameter = parts().parameters[index];
+    return {field + "/" + name_of(index, names), parameter.scalar_type(), parameter.sizes().vec(),
+            parts_of(parameter, range, values.detach()), checkpoint::Held::InParts};
+  }
+  static Piece count_piece(const std::string& name, const at::Tensor& count) {
+    Piece piece = checkpoint::whole_piece(name, count);
+    piece.held = checkpoint::Held::InParts;
+    return piece;
+  }
+
+  ZeroOptimizer& zero_;
+  // Between destination() and restored().
+  std::vector<std::pair<at::Tensor, std::unique_ptr<torch::optim::OptimizerParamState>>> next_;
+  std::vector<std::pair<int64_t*, at::Tensor>> counts_;
+};
+
+std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer) {
+  return std::make_shared<ZeroState>(optimizer);
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,124 @@
+#include "lockstep/parallel/clip.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <limits>
+
+#include "lockstep/core/error.h"
+#include "parallel/ddp/gradients.h"
+#include "parallel/lanes/rules.h"
+#include "parallel/ddp/model.h"
+
+namespace lockstep::parallel {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double p) {
+  if (tensors.empty()) return at::zeros({});
+  // Tensors without elements have no largest one.
+  std::vector<at::Tensor> filled;
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() > 0) filled.push_back(tensor);
+  }
+  if (filled.empty()) return at::zeros({}, tensors.front().options().dtype(at::kFloat));
+  return at::linalg_vector_norm(at::stack(at::_foreach_norm(filled, p)), p);
+}
+
+// The p-norm of all ranks' vectors laid end to end.
+at::Tensor norm_over(const at::Tensor& mine, double p, const Group& group) {
+  at::Tensor sum = mine.to(at::kDouble);
+  if (p != kInfinity) sum = sum.pow(p);
+  sum = sum.reshape({1}).clone();
+  group.all_reduce(sum, p == kInfinity ? ReduceOp::Max : ReduceOp::Sum, {.tag = "clip_grad_norm_"})
+      .wait();
+  if (p != kInfinity) sum = sum.pow(1 / p);
+  return sum.squeeze(0).to(mine.scalar_type());
+}
+
+// The counts of one parameter's gradient as a line; empty when all is finite.
+std::string fault(const Named& item, int rank) {
+  const at::Tensor values = gradient_values(item.tensor);
+  const auto nans = at::isnan(values).sum().item<int64_t>();
+  const auto infinities = at::isinf(values).sum().item<int64_t>();
+  if (nans + infinities == 0) return {};
+  return fmt::format("'{}' on rank {} ({} NaN and {} infinite of {})\n", item.name, rank, nans,
+                     infinities, values.numel());
+}
+
+}  // namespace
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
+                           const ClipOptions& options) {
+  if (!(options.norm_type > 0) || !(max_norm >= 0)) {
+    throw ConfigError(
+        fmt::format("[clip_grad_norm_] max_norm = {} and norm_type = {}: the first must not be "
+                    "below, the second "
+                    "must be above 0 (infinity for the largest magnitude)",
+                    max_norm, options.norm_type));
+  }
+  const at::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters);
+  at::Tensor norm = norm_of(gradients, options.norm_type);
+  if (options.group) refuse_lanes(*options.group, "clip", "leave out ClipOptions::group");
+  if (options.group) norm = norm_over(norm, options.norm_type, *options.group);
+  if (options.error_if_nonfinite && !std::isfinite(norm.item<double>())) {
+    throw Error(
+        fmt::format("[clip_grad_norm_] the gradients' norm is {}, so they were left as they were: "
+                    "check_finite() "
+                    "names the parameters; a lower learning rate or loss scale may help",
+                    norm.item<double>()));
+  }
+  // As Python rounds max_norm / (norm + 1e-6).
+  const at::Tensor factor = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+  // Looking costs nothing on a CPU, and saves writing all gradients; a device would have to be
+  // waited for.
+  const bool unchanged = factor.is_cpu() && factor.item<double>() == 1;
+  if (!gradients.empty() && !unchanged) at::_foreach_mul_(gradients, factor);
+  return norm;
+}
+
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double max_value) {
+  if (!(max_value >= 0)) {
+    throw ConfigError(
+        fmt::format("[clip_grad_value_] max_value = {}: it must not be below 0", max_value));
+  }
+  const at::NoGradGuard no_grad;
+  const auto gradients = gradients_of(parameters);
+  if (gradients.empty()) return;
+  for (const auto& gradient : gradients) {
+    if (!gradient.is_complex()) continue;
+    throw ConfigError(
+        "[clip_grad_value_] a gradient is complex, and complex numbers have no order: "
+        "clip_grad_norm_ "
+        "scales them");
+  }
+  at::_foreach_clamp_min_(gradients, -max_value);
+  at::_foreach_clamp_max_(gradients, max_value);
+}
+
+void check_finite(const torch::nn::Module& module, const Group& group) {
+  const at::NoGradGuard no_grad;
+  const Model model = Model::of(module);
+  std::vector<at::Tensor> parameters;
+  for (const auto& item : model.parameters) parameters.push_back(item.tensor);
+  // The largest magnitude is NaN where a NaN is, and does not overflow.
+  at::Tensor finite =
+      at::isfinite(norm_of(gradients_of(parameters), kInfinity)).reshape({1}).to(at::kInt);
+  group.all_reduce(finite, ReduceOp::Min, {.tag = "check_finite"}).wait();
+  if (finite.item<int>() != 0) return;
+  std::string faults;
+  for (const auto& item : model.parameters) {
+    if (item.tensor.grad().defined()) faults += fault(item, group.rank());
+  }
+  const auto all = group.all_gather_bytes(faults, {.tag = "check_finite"});
+  throw Error(fmt::format(
+      "[check_finite] gradients are not finite:\n{}skip this step, or lower the learning rate or "
+      "loss scale",
+      fmt::join(all, "")));
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,48 @@
+"""Holds the rooms apart: includes point only left, the launcher stays free of torch, files stay short.
+
+python3 layers.py SOURCE_DIR BUILD_DIR
+"""
+import pathlib
+import re
+import sys
+
+ROOMS = ["core", "comm", "data", "checkpoint", "parallel", "train", "launch"]
+PLAIN = {"core", "launch", "tools"}  # need no torch, and of the rooms only core
+FORMAT = "checkpoint/format"  # its headers stand with those of the rest of the room
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
+MOST_LINES = 450
+
+
+def faults(source):
+    formats = {"error"} | {p.stem for p in (source / "src" / "checkpoint" / "format").glob("*.cpp")}
+    for path in sorted(p for folder in ("include", "src", "tools", "tests", "examples", "benchmarks")
+                       for p in (source / folder).rglob("*") if p.suffix in {".h", ".cpp", ".inl", ".py", ".sh"}):
+        text, name = path.read_text(), path.relative_to(source)
+        if (lines := text.count("\n")) > MOST_LINES:
+            yield f"{name}: {lines} lines, {MOST_LINES} are the most"
+        room = name.parts[2 if name.parts[0] == "include" else 1]
+        room = "tools" if name.parts[0] == "tools" else room
+        plain = room if room in PLAIN else FORMAT if room == "checkpoint" and (
+            "format" in name.parts or (name.parts[0] == "include" and name.stem in formats)) else None
+        if name.parts[0] not in ("include", "src", "tools") or room not in ROOMS + ["tools"]:
+            continue
+        for included in INCLUDE.findall(text):
+            first, _, rest = included.removeprefix("lockstep/").partition("/")
+            if plain and re.match(r"(torch|ATen|c10)/", included):
+                yield f"{name}: includes {included}, but {plain} is free of torch"
+            if plain == FORMAT and re.match(r"(checkpoint|lockstep)/", included) and not (
+                    included.startswith(("checkpoint/format/", "lockstep/core/")) or pathlib.Path(included).stem in formats):
+                yield f"{name}: includes {included}, which is not of {plain}"
+            if not rest or first not in ROOMS or first == room:
+                continue
+            if room == "tools" and first == "checkpoint" and pathlib.Path(included).stem in formats:
+                continue
+            allowed = {"core"} if room == "launch" else {"core", "launch"} if room == "tools" else ROOMS[:ROOMS.index(room)]
+            if first not in allowed:
+                yield f"{name}: includes {included}, and {first} is not left of {room}"
+
+
+if __name__ == "__main__":
+    found = list(faults(pathlib.Path(sys.argv[1])))
+    print("\n".join(found) or "every include points left")
+    sys.exit(1 if found else 0)

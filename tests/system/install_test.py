@@ -1,0 +1,82 @@
+"""`cmake --install`, then outside projects that find the package, build, and train on two ranks.
+
+python3 install_test.py SOURCE_DIR BUILD_DIR
+"""
+import pathlib
+import re
+import subprocess
+import sys
+
+from support.program import run, run_cases
+
+SOURCE, BUILD = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
+BESIDE_TORCH = SOURCE / "tests/system/consumer/beside_torch"
+LIBTORCH = pathlib.Path(re.search(r"^LockstepTorch_ROOT:.*=(.*)$", (BUILD / "CMakeCache.txt").read_text(), re.M)[1])
+LIBTORCH = LIBTORCH / "torch" if (LIBTORCH / "torch/lib").is_dir() else LIBTORCH
+
+
+def install(folder):
+    run("cmake", "--install", BUILD, "--prefix", folder + "/prefix").expect()
+    return folder + "/prefix"
+
+
+def configure(build, project, *flags):
+    return run("cmake", "-S", project, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *flags)
+
+
+def test_outside_project_trains(folder):
+    prefix, build = install(folder), folder + "/build"
+    configure(build, SOURCE / "tests/system/consumer", f"-DCMAKE_PREFIX_PATH={prefix}").expect()
+    run("cmake", "--build", build, limit_s=600).expect()
+
+    loss = run(prefix + "/bin/lockstep", "run", "--nproc-per-node", 2, build + "/train").expect(
+        out=r"^\[rank 0\] epoch 1: loss ([\d.]+)$").group(1)
+    assert float(loss) < 0.8, loss  # of the last batch; 2.3 before training
+    run(build + "/train").expect(out=r"^epoch 1: loss [\d.]+$")
+
+
+def beside_torch(build, packages, *flags, root=LIBTORCH):
+    return configure(build, BESIDE_TORCH, f"-DPACKAGES={packages}", f"-DTorch_DIR={BESIDE_TORCH / 'torch'}", f"-DTORCH_ROOT={root}", *flags)
+
+
+def expect_startable(build, configured):
+    """Nothing links libtorch_cuda.so where it cannot be loaded, and what is to be removed was said then."""
+    configured.expect()
+    cuda = LIBTORCH / "lib/libtorch_cuda.so"
+    if not cuda.exists() or "not found" not in subprocess.run(["ldd", cuda], capture_output=True, text=True).stdout:
+        return
+    configured.expect(err=r"Remove\s+find_package\(Torch\)\s+and\s+\$\{TORCH_LIBRARIES\}")
+    linked = run("ninja", "-C", build, "-t", "commands", "start").out
+    assert "libtorch_cpu.so" in linked and "libtorch_cuda.so" not in linked, linked[-3000:]
+
+
+def test_a_project_that_finds_torch_first(folder):
+    prefix, build = install(folder), folder + "/build"
+    expect_startable(build, beside_torch(build, "Torch;lockstep", f"-DCMAKE_PREFIX_PATH={prefix}"))
+    run("cmake", "--build", build, limit_s=600).expect()
+    run(build + "/start").expect(out="^1 rank on 1 host, solo")
+
+
+def test_a_project_that_finds_torch_last(folder):
+    prefix, build = install(folder), folder + "/build"
+    expect_startable(build, beside_torch(build, "lockstep;Torch", f"-DCMAKE_PREFIX_PATH={prefix}"))
+
+
+def test_a_project_with_another_libtorch_is_told(folder):
+    other = pathlib.Path(folder) / "other"
+    (other / "lib").mkdir(parents=True)
+    for library in "c10", "torch_cpu", "torch_cuda", "torch":
+        (other / f"lib/lib{library}.so").touch()
+    beside_torch(folder + "/build", "Torch;lockstep", f"-DCMAKE_PREFIX_PATH={install(folder)}", root=other).expect(
+        status=1, err=r"find_package\(Torch\)\s+found\s+\S+/other/lib/libtorch_cpu.so,\s+but\s+Lockstep\s+has")
+
+
+def test_a_project_with_the_sources_in_it(folder):
+    for packages in "Torch;lockstep", "lockstep;Torch":
+        build = f"{folder}/{packages[0]}"
+        expect_startable(build, beside_torch(build, packages, f"-DLOCKSTEP_SOURCE={SOURCE}"))
+
+
+if __name__ == "__main__":
+    run_cases([test_outside_project_trains, test_a_project_that_finds_torch_first, test_a_project_that_finds_torch_last,
+               test_a_project_with_another_libtorch_is_told, test_a_project_with_the_sources_in_it])
