@@ -1,5 +1,6 @@
-// all_reduce of float32 by size, as benchmarks/peers/allreduce.py measures Gloo: from the last rank's start to the last rank's end,
-// each call after a fresh fill and a barrier. Prints one JSON line on rank 0.
+// all_reduce of float32 by size, as benchmarks/peers/allreduce.py measures Gloo: from the last
+// rank's start to the last rank's end, each call after a fresh fill and a barrier. Prints one JSON
+// line on rank 0.
 #include <lockstep/lockstep.h>
 
 #include <algorithm>
@@ -13,12 +14,14 @@ namespace {
 using lockstep::World;
 
 double now_us() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();  // one clock for all processes of a machine
+  const auto now = std::chrono::steady_clock::now()
+                       .time_since_epoch();  // one clock for all processes of a machine
   return std::chrono::duration<double, std::micro>(now).count();
 }
 
 // The median over `steps` calls, on rank 0.
-double latency(const World& world, int steps, const std::function<void()>& fill, const std::function<void()>& call) {
+double latency(const World& world, int steps, const std::function<void()>& fill,
+               const std::function<void()>& call) {
   at::Tensor spans = at::empty({steps, 2}, at::kDouble);
   for (int i = -3; i < steps; ++i) {
     fill();
@@ -39,7 +42,8 @@ double latency(const World& world, int steps, const std::function<void()>& fill,
 // What the same bytes cost without any partner: each rank reads, adds to and writes its own.
 double read_add_write(const World& world, int steps, int64_t count) {
   at::Tensor data = at::empty({count});
-  return latency(world, steps, [&] { data.fill_(1); }, [&] { data.add_(1); });
+  return latency(
+      world, steps, [&] { data.fill_(1); }, [&] { data.add_(1); });
 }
 
 }  // namespace
@@ -49,12 +53,14 @@ int main() try {
   const World world = World::from_env();
   const auto& group = world.group();
   nlohmann::json rows = nlohmann::json::array();
-  for (int64_t bytes : {4l, 8l, 1024l, 16l << 10, 64l << 10, 256l << 10, 1l << 20, 4l << 20, 25l << 20}) {
+  for (int64_t bytes :
+       {4l, 8l, 1024l, 16l << 10, 64l << 10, 256l << 10, 1l << 20, 4l << 20, 25l << 20}) {
     const int64_t count = bytes / 4;
     const int steps = bytes <= 64 << 10 ? 200 : bytes <= 1 << 20 ? 60 : 25;
     at::Tensor shared = group.empty({count}), own = at::empty({count});
     const auto time = [&](at::Tensor& data) {
-      return latency(world, steps, [&] { data.fill_(1); }, [&] { group.all_reduce(data).wait(); });
+      return latency(
+          world, steps, [&] { data.fill_(1); }, [&] { group.all_reduce(data).wait(); });
     };
     const double in_place = time(shared), private_memory = time(own);
     rows.push_back({{"bytes", bytes},
@@ -63,7 +69,9 @@ int main() try {
                     {"read_add_write_us", read_add_write(world, steps, count)}});
   }
   if (world.is_main()) {
-    std::puts(nlohmann::json{{"world", world.size()}, {"backend", group.backend()}, {"rows", rows}}.dump().c_str());
+    std::puts(nlohmann::json{{"world", world.size()}, {"backend", group.backend()}, {"rows", rows}}
+                  .dump()
+                  .c_str());
   }
 } catch (const std::exception& error) {
   std::fprintf(stderr, "error: %s\n", error.what());

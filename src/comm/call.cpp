@@ -81,7 +81,8 @@ Memory memory_of(const std::vector<at::Tensor>& tensors) {
     const char* begin = static_cast<const char*>(tensor.const_data_ptr());
     const Span part{begin, begin + (last + 1) * tensor.element_size()};
     Span& whole = memory.whole;
-    whole = {whole.begin == nullptr ? begin : std::min(whole.begin, begin), std::max(whole.end, part.end)};
+    whole = {whole.begin == nullptr ? begin : std::min(whole.begin, begin),
+             std::max(whole.end, part.end)};
     if (tensors.size() > 1) memory.parts.push_back(part);
   }
   return memory;

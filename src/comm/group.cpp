@@ -21,8 +21,16 @@ template <class... Args>
 
 bool carried(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kFloat: case at::kDouble: case at::kHalf: case at::kBFloat16: case at::kChar: case at::kShort:
-    case at::kInt: case at::kLong: case at::kByte: case at::kBool:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte:
+    case at::kBool:
       return true;
     default:
       return false;
@@ -32,17 +40,22 @@ bool carried(at::ScalarType dtype) {
 void check_tensor(Collective what, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse(what, "a tensor is undefined");
   if (!carried(tensor.scalar_type())) {
-    refuse(what, "dtype {} is not supported; use float32/64, float16, bfloat16, int8/16/32/64, uint8 or bool",
+    refuse(what,
+           "dtype {} is not supported; use float32/64, float16, bfloat16, int8/16/32/64, uint8 or "
+           "bool",
            c10::toString(tensor.scalar_type()));
   }
   if (tensor.layout() != at::kStrided) refuse(what, "a tensor is not dense: use .to_dense()");
 }
 
-void check_device(Collective what, const at::Tensor& tensor, const Transport& transport, at::Device device) {
+void check_device(Collective what, const at::Tensor& tensor, const Transport& transport,
+                  at::Device device) {
   if (!transport.carries(tensor.device())) {
     const at::Device own = transport.device();
-    refuse(what, "a tensor is on {}, but this group communicates between {} tensors: move it with .{}", tensor.device().str(),
-           own.is_cpu() ? "CPU" : own.str() + " and CPU", own.is_cpu() ? "cpu()" : fmt::format("to({})", own.str()));
+    refuse(what,
+           "a tensor is on {}, but this group communicates between {} tensors: move it with .{}",
+           tensor.device().str(), own.is_cpu() ? "CPU" : own.str() + " and CPU",
+           own.is_cpu() ? "cpu()" : fmt::format("to({})", own.str()));
   }
   if (tensor.device() != device) {
     refuse(what, "tensors on {} and {} in one call", device.str(), tensor.device().str());
@@ -58,14 +71,17 @@ void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
 
 // The string's bytes as a tensor that shares them.
 at::Tensor as_tensor(std::string_view text) {
-  return at::from_blob(const_cast<char*>(text.data()), {static_cast<int64_t>(text.size())}, at::kByte);
+  return at::from_blob(const_cast<char*>(text.data()), {static_cast<int64_t>(text.size())},
+                       at::kByte);
 }
 
-void check_memory(std::string_view what, const at::TensorOptions& options, const Transport& transport) {
+void check_memory(std::string_view what, const at::TensorOptions& options,
+                  const Transport& transport) {
   if (transport.carries(options.device())) return;
-  throw ConfigError(fmt::format("[comm] {}: this group's memory is on {}, not on {}", what,
-                                transport.device().is_cpu() ? "the CPU" : transport.device().str() + " and the CPU",
-                                options.device().str()));
+  throw ConfigError(fmt::format(
+      "[comm] {}: this group's memory is on {}, not on {}", what,
+      transport.device().is_cpu() ? "the CPU" : transport.device().str() + " and the CPU",
+      options.device().str()));
 }
 
 // What each rank says in split().
@@ -90,7 +106,8 @@ uint32_t Group::next_caller() const { return transport_->next_caller(); }
 // Checks what this rank alone can check.
 Work Group::start(Request request, const CallOptions& options) const {
   // A deadline that far off is none; more would overflow the clock.
-  request.timeout = std::min<std::chrono::milliseconds>(options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
+  request.timeout = std::min<std::chrono::milliseconds>(
+      options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
   request.tag = options.tag;
   request.context.name = options.context.name;
   request.context.number = options.context.number;
@@ -109,12 +126,16 @@ Work Group::start(Request request, const CallOptions& options) const {
       check_tensor(request.what, tensor);
       check_device(request.what, tensor, *transport_, device);
       if (tensor.scalar_type() != dtype) {
-        refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype), c10::toString(tensor.scalar_type()));
+        refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype),
+               c10::toString(tensor.scalar_type()));
       }
     }
   }
   if (request.divide_by != 0 && (request.divide_by < 0 || !device.is_cpu() || has_python_ranks())) {
-    refuse(request.what, "divide_by = {}: a number above 0, for tensors on the CPU, in a group without Python ranks", request.divide_by);
+    refuse(
+        request.what,
+        "divide_by = {}: a number above 0, for tensors on the CPU, in a group without Python ranks",
+        request.divide_by);
   }
   for (const at::Tensor& output : request.outputs) {
     if (!output.is_contiguous() && at::has_internal_overlap(output) == at::MemOverlap::Yes) {
@@ -130,7 +151,8 @@ Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions&
   return start({.what = Collective::AllReduce, .outputs = {tensor}, .op = op}, options);
 }
 
-Work Group::reduce(const at::Tensor& tensor, int root, ReduceOp op, const CallOptions& options) const {
+Work Group::reduce(const at::Tensor& tensor, int root, ReduceOp op,
+                   const CallOptions& options) const {
   check_tensor(Collective::Reduce, tensor);
   check_reduction(Collective::Reduce, tensor.scalar_type(), op);
   return start({.what = Collective::Reduce, .outputs = {tensor}, .op = op, .peer = root}, options);
@@ -142,30 +164,34 @@ Work Group::reduce_scatter(const at::Tensor& output, const at::Tensor& input, Re
   check_tensor(Collective::ReduceScatter, input);
   check_reduction(Collective::ReduceScatter, output.scalar_type(), op);
   if (input.numel() != size() * output.numel()) {
-    refuse(Collective::ReduceScatter, "input has {} elements, output {}: {} ranks need {}", input.numel(),
-           output.numel(), size(), size() * output.numel());
+    refuse(Collective::ReduceScatter, "input has {} elements, output {}: {} ranks need {}",
+           input.numel(), output.numel(), size(), size() * output.numel());
   }
-  return start({.what = Collective::ReduceScatter, .inputs = {input}, .outputs = {output}, .op = op}, options);
+  return start(
+      {.what = Collective::ReduceScatter, .inputs = {input}, .outputs = {output}, .op = op},
+      options);
 }
 
-Work Group::reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op,
-                           const CallOptions& options) const {
+Work Group::reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                           ReduceOp op, const CallOptions& options) const {
   check_tensor(Collective::ReduceScatter, output);
   check_reduction(Collective::ReduceScatter, output.scalar_type(), op);
   check_list(Collective::ReduceScatter, inputs);
   if (inputs[rank()].numel() != output.numel()) {
-    refuse(Collective::ReduceScatter, "output has {} elements, this rank's part of the inputs {}", output.numel(),
-           inputs[rank()].numel());
+    refuse(Collective::ReduceScatter, "output has {} elements, this rank's part of the inputs {}",
+           output.numel(), inputs[rank()].numel());
   }
-  return start({.what = Collective::ReduceScatter, .inputs = inputs, .outputs = {output}, .op = op}, options);
+  return start({.what = Collective::ReduceScatter, .inputs = inputs, .outputs = {output}, .op = op},
+               options);
 }
 
-Work Group::all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
+Work Group::all_gather(const at::Tensor& output, const at::Tensor& input,
+                       const CallOptions& options) const {
   check_tensor(Collective::AllGather, output);
   check_tensor(Collective::AllGather, input);
   if (output.numel() != size() * input.numel()) {
-    refuse(Collective::AllGather, "output has {} elements, input {}: {} ranks need {}", output.numel(), input.numel(),
-           size(), size() * input.numel());
+    refuse(Collective::AllGather, "output has {} elements, input {}: {} ranks need {}",
+           output.numel(), input.numel(), size(), size() * input.numel());
   }
   return start({.what = Collective::AllGather, .inputs = {input}, .outputs = {output}}, options);
 }
@@ -198,7 +224,8 @@ Work Group::gather(const std::vector<at::Tensor>& outputs, const at::Tensor& inp
   } else if (!outputs.empty()) {
     refuse(Collective::Gather, "only the root, rank {}, gives outputs", root);
   }
-  return start({.what = Collective::Gather, .inputs = {input}, .outputs = outputs, .peer = root}, options);
+  return start({.what = Collective::Gather, .inputs = {input}, .outputs = outputs, .peer = root},
+               options);
 }
 
 Work Group::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root,
@@ -213,25 +240,29 @@ Work Group::scatter(const at::Tensor& output, const std::vector<at::Tensor>& inp
   } else if (!inputs.empty()) {
     refuse(Collective::Scatter, "only the root, rank {}, gives inputs", root);
   }
-  return start({.what = Collective::Scatter, .inputs = inputs, .outputs = {output}, .peer = root}, options);
+  return start({.what = Collective::Scatter, .inputs = inputs, .outputs = {output}, .peer = root},
+               options);
 }
 
-Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options) const {
+Work Group::all_to_all(const at::Tensor& output, const at::Tensor& input,
+                       const CallOptions& options) const {
   check_tensor(Collective::AllToAll, output);
   check_tensor(Collective::AllToAll, input);
   if (output.numel() != input.numel() || input.numel() % size() != 0) {
-    refuse(Collective::AllToAll, "input has {} elements, output {}: need equal counts that {} ranks divide",
+    refuse(Collective::AllToAll,
+           "input has {} elements, output {}: need equal counts that {} ranks divide",
            input.numel(), output.numel(), size());
   }
   return start({.what = Collective::AllToAll, .inputs = {input}, .outputs = {output}}, options);
 }
 
-Work Group::all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
-                       const CallOptions& options) const {
+Work Group::all_to_all(const std::vector<at::Tensor>& outputs,
+                       const std::vector<at::Tensor>& inputs, const CallOptions& options) const {
   check_list(Collective::AllToAll, outputs);
   check_list(Collective::AllToAll, inputs);
   if (outputs[rank()].numel() != inputs[rank()].numel()) {
-    refuse(Collective::AllToAll, "the part that stays here has {} elements in inputs, {} in outputs",
+    refuse(Collective::AllToAll,
+           "the part that stays here has {} elements in inputs, {} in outputs",
            inputs[rank()].numel(), outputs[rank()].numel());
   }
   return start({.what = Collective::AllToAll, .inputs = inputs, .outputs = outputs}, options);
@@ -240,13 +271,16 @@ Work Group::all_to_all(const std::vector<at::Tensor>& outputs, const std::vector
 Work Group::send(const at::Tensor& tensor, int to, int message, const CallOptions& options) const {
   check_tensor(Collective::Send, tensor);
   if (to == rank()) refuse(Collective::Send, "rank {} sends to itself", to);
-  return start({.what = Collective::Send, .inputs = {tensor}, .peer = to, .message = message}, options);
+  return start({.what = Collective::Send, .inputs = {tensor}, .peer = to, .message = message},
+               options);
 }
 
-Work Group::recv(const at::Tensor& tensor, int from, int message, const CallOptions& options) const {
+Work Group::recv(const at::Tensor& tensor, int from, int message,
+                 const CallOptions& options) const {
   check_tensor(Collective::Recv, tensor);
   if (from == rank()) refuse(Collective::Recv, "rank {} receives from itself", from);
-  return start({.what = Collective::Recv, .outputs = {tensor}, .peer = from, .message = message}, options);
+  return start({.what = Collective::Recv, .outputs = {tensor}, .peer = from, .message = message},
+               options);
 }
 
 Work Group::barrier(const CallOptions& options) const {
@@ -260,7 +294,8 @@ void Group::check_list(Collective what, const std::vector<at::Tensor>& tensors) 
   for (const at::Tensor& tensor : tensors) check_tensor(what, tensor);
 }
 
-std::vector<std::string> Group::all_gather_bytes(std::string_view mine, const CallOptions& options) const {
+std::vector<std::string> Group::all_gather_bytes(std::string_view mine,
+                                                 const CallOptions& options) const {
   at::Tensor lengths = at::empty({size()}, at::kLong);
   all_gather(lengths, at::full({1}, static_cast<int64_t>(mine.size()), at::kLong), options).wait();
   std::vector<std::string> all(size());
@@ -273,7 +308,8 @@ std::vector<std::string> Group::all_gather_bytes(std::string_view mine, const Ca
   return all;
 }
 
-std::vector<std::string> Group::gather_bytes(std::string_view mine, int root, const CallOptions& options) const {
+std::vector<std::string> Group::gather_bytes(std::string_view mine, int root,
+                                             const CallOptions& options) const {
   const bool is_root = rank() == root;
   at::Tensor lengths = at::empty({size()}, at::kLong);
   all_gather(lengths, at::full({1}, static_cast<int64_t>(mine.size()), at::kLong), options).wait();
@@ -287,7 +323,8 @@ std::vector<std::string> Group::gather_bytes(std::string_view mine, int root, co
   return all;
 }
 
-std::string Group::broadcast_bytes(std::string_view mine, int root, const CallOptions& options) const {
+std::string Group::broadcast_bytes(std::string_view mine, int root,
+                                   const CallOptions& options) const {
   at::Tensor length = at::full({1}, static_cast<int64_t>(mine.size()), at::kLong);
   broadcast(length, root, options).wait();
   std::string text(rank() == root ? mine : std::string_view());
@@ -310,15 +347,18 @@ bool Group::has_python_ranks() const { return transport_->has_python_ranks(); }
 
 void Group::refuse_python_ranks(std::string_view who) const {
   if (!has_python_ranks()) return;
-  throw ConfigError(fmt::format("[{}] {} works among ranks that run Lockstep, and this group has Python ranks, which would not make its calls: let all "
-                                "ranks call the group's collectives, as all_reduce for gradients",
-                                backend(), who));
+  throw ConfigError(
+      fmt::format("[{}] {} works among ranks that run Lockstep, and this group has Python ranks, "
+                  "which would not make its calls: let all "
+                  "ranks call the group's collectives, as all_reduce for gradients",
+                  backend(), who));
 }
 
 Group Group::split(int color, int key) const {
   refuse_python_ranks("split()");
   const Choice mine{color, key};
-  const auto all = all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.tag = "split"});
+  const auto all =
+      all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.tag = "split"});
   std::vector<std::pair<int, int>> members;  // (key, rank)
   for (int r = 0; r < size(); ++r) {
     Choice choice;

@@ -6,30 +6,48 @@ namespace lockstep::comm {
 
 std::string_view name_of(Collective what) {
   switch (what) {
-    case Collective::AllReduce: return "all_reduce";
-    case Collective::Reduce: return "reduce";
-    case Collective::ReduceScatter: return "reduce_scatter";
-    case Collective::AllGather: return "all_gather";
-    case Collective::Broadcast: return "broadcast";
-    case Collective::Gather: return "gather";
-    case Collective::Scatter: return "scatter";
-    case Collective::AllToAll: return "all_to_all";
-    case Collective::Send: return "send";
-    case Collective::Recv: return "recv";
-    case Collective::Barrier: return "barrier";
+    case Collective::AllReduce:
+      return "all_reduce";
+    case Collective::Reduce:
+      return "reduce";
+    case Collective::ReduceScatter:
+      return "reduce_scatter";
+    case Collective::AllGather:
+      return "all_gather";
+    case Collective::Broadcast:
+      return "broadcast";
+    case Collective::Gather:
+      return "gather";
+    case Collective::Scatter:
+      return "scatter";
+    case Collective::AllToAll:
+      return "all_to_all";
+    case Collective::Send:
+      return "send";
+    case Collective::Recv:
+      return "recv";
+    case Collective::Barrier:
+      return "barrier";
   }
   return "?";
 }
 
 std::string_view name_of(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Sum: return "sum";
-    case ReduceOp::Average: return "average";
-    case ReduceOp::Min: return "min";
-    case ReduceOp::Max: return "max";
-    case ReduceOp::Product: return "product";
-    case ReduceOp::BitwiseAnd: return "bitwise and";
-    case ReduceOp::BitwiseOr: return "bitwise or";
+    case ReduceOp::Sum:
+      return "sum";
+    case ReduceOp::Average:
+      return "average";
+    case ReduceOp::Min:
+      return "min";
+    case ReduceOp::Max:
+      return "max";
+    case ReduceOp::Product:
+      return "product";
+    case ReduceOp::BitwiseAnd:
+      return "bitwise and";
+    case ReduceOp::BitwiseOr:
+      return "bitwise or";
   }
   return "?";
 }

@@ -42,14 +42,17 @@ bool reduces(Collective what);
 // Where the elements are; some valid address for an empty tensor, too.
 char* data_of(const at::Tensor& tensor);
 
-// One call, checked by Group: tensors contiguous, of one dtype and on one device that the transport carries, lists of the right length, peer in range.
+// One call, checked by Group: tensors contiguous, of one dtype and on one device that the transport
+// carries, lists of the right length, peer in range.
 //   AllReduce, Reduce, Broadcast   outputs[0], in place (inputs empty)
-//   ReduceScatter                  outputs[0]; inputs: one contiguous tensor of all parts, or size() tensors
-//                                  (for `runs` and for nodes of a tree see shm_transport.h and gloo_transport.h)
-//   AllGather                      inputs[0]; outputs: one contiguous tensor of all parts, or size() tensors
-//   Gather / Scatter               as AllGather / ReduceScatter with lists, which are empty off the root
-//   AllToAll                       inputs and outputs: one tensor each, or size() tensors each
-//   Send / Recv                    inputs[0] / outputs[0]
+//   ReduceScatter                  outputs[0]; inputs: one contiguous tensor of all parts, or
+//   size() tensors
+//                                  (for `runs` and for nodes of a tree see shm_transport.h and
+//                                  gloo_transport.h)
+//   AllGather                      inputs[0]; outputs: one contiguous tensor of all parts, or
+//   size() tensors Gather / Scatter               as AllGather / ReduceScatter with lists, which
+//   are empty off the root AllToAll                       inputs and outputs: one tensor each, or
+//   size() tensors each Send / Recv                    inputs[0] / outputs[0]
 struct Request {
   Collective what = Collective::Barrier;
   std::vector<at::Tensor> inputs = {};
@@ -78,7 +81,8 @@ struct Request {
   std::optional<Whole> step_of = std::nullopt;
   // What Average divides by, if not by the number of ranks.
   int divide_by = 0;
-  // ReduceScatter: outputs[j] is combined over the ranks of runs[j] only. Empty: over all, one output.
+  // ReduceScatter: outputs[j] is combined over the ranks of runs[j] only. Empty: over all, one
+  // output.
   std::vector<Range> runs = {};
 
   // "all_reduce sum": the call, or the one it is a step of.
@@ -97,19 +101,22 @@ class Transport {
   virtual bool keeps_tree_order() const = 0;
   // Where it carries tensors beside the CPU's, if anywhere.
   virtual at::Device device() const { return at::kCPU; }
-  virtual bool carries(at::Device device) const { return device.is_cpu() || device == this->device(); }
+  virtual bool carries(at::Device device) const {
+    return device.is_cpu() || device == this->device();
+  }
   // Whether it speaks to torch.distributed.
   virtual bool has_python_ranks() const { return false; }
   uint32_t next_caller() { return ++callers_; }
-  // Over how many lanes the group's ranks sum up instead of over ranks; 0: over ranks. Said by those
-  // who do, while they do, for those who count addends.
+  // Over how many lanes the group's ranks sum up instead of over ranks; 0: over ranks. Said by
+  // those who do, while they do, for those who count addends.
   int64_t lanes() const { return lane_users_ > 0 ? lanes_ : 0; }
   void begin_lanes(int64_t lanes) {
     lanes_ = lanes;
     ++lane_users_;
   }
   void end_lanes() { --lane_users_; }
-  // Starts the operation. May block (a transport without background progress runs it here or in wait()).
+  // Starts the operation. May block (a transport without background progress runs it here or in
+  // wait()).
   virtual Work start(Request request) = 0;
   // Takes what is under way further without waiting, where that needs calls. Throws CommError.
   virtual void move_on() {}

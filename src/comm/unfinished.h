@@ -12,7 +12,8 @@ namespace lockstep::comm {
 
 class Unfinished {
  public:
-  // What belongs to no group, of this thread: it is finished in the thread's next call or wait on any.
+  // What belongs to no group, of this thread: it is finished in the thread's next call or wait on
+  // any.
   static Unfinished& of_this_thread() { return *shared_by_this_thread(); }
   static const std::shared_ptr<Unfinished>& shared_by_this_thread();
 

@@ -17,7 +17,8 @@ class Folder {
   Folder() {
     // In memory where that is possible: thousands of fsyncs would take minutes on a disk.
     const bool memory = access("/dev/shm", W_OK) == 0;
-    std::string name = (memory ? std::string("/dev/shm/") : testing::TempDir()) + "checkpoint-XXXXXX";
+    std::string name =
+        (memory ? std::string("/dev/shm/") : testing::TempDir()) + "checkpoint-XXXXXX";
     EXPECT_NE(mkdtemp(name.data()), nullptr);
     path_ = name;
   }

@@ -59,19 +59,18 @@ TEST_P(Failure, AKilledPeerIsKnownLongBeforeTheDeadline) {
 // Without process descriptors, as under old kernels and containers' filters, or with none left.
 TEST_P(Failure, AKilledPeerIsKnownWhereTheKernelGivesNoProcessDescriptors) {
   for (const int error : {ENOSYS, EPERM, EMFILE}) {
-    spawn_bare(
-        GetParam(),
-        [&](int rank) {
-          test::refuse_system_call(SYS_pidfd_open, error);
-          World world = World::from_env({.timeout = 60s});
-          world.group().barrier().wait();
-          if (rank == 1) raise(SIGKILL);
-          const auto start = Clock::now();
-          const auto said = message_of<CommError>([&] { world.group().barrier().wait(); });
-          EXPECT_LT(Clock::now() - start, kSoon);
-          EXPECT_THAT(said, AnyOf(HasSubstr("rank 1 (process"), HasSubstr("gave up")));
-        },
-        {.doomed = {1}});
+    spawn_bare(GetParam(),
+               [&](int rank) {
+                 test::refuse_system_call(SYS_pidfd_open, error);
+                 World world = World::from_env({.timeout = 60s});
+                 world.group().barrier().wait();
+                 if (rank == 1) raise(SIGKILL);
+                 const auto start = Clock::now();
+                 const auto said = message_of<CommError>([&] { world.group().barrier().wait(); });
+                 EXPECT_LT(Clock::now() - start, kSoon);
+                 EXPECT_THAT(said, AnyOf(HasSubstr("rank 1 (process"), HasSubstr("gave up")));
+               },
+               {.doomed = {1}});
   }
 }
 

@@ -24,7 +24,8 @@ TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
           if (world.rank() == 2) raise(SIGKILL);
           at::Tensor t = at::ones({1000});
           const auto start = steady_clock::now();
-          const std::string error = message_of<CommError>([&] { world.group().all_reduce(t).wait(); });
+          const std::string error =
+              message_of<CommError>([&] { world.group().all_reduce(t).wait(); });
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
           EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2"), HasSubstr("float32 x 1000"),
                                    HasSubstr("rank 2")));
@@ -60,21 +61,20 @@ TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
 TEST(LaunchersWord, IsQuotedOnEveryTransport) {
   for (const std::string backend : {"shm", "gloo"}) {
     PretendLauncher launcher(2);
-    spawn(
-        2,
-        [&](World& world) {
-          world.group().barrier().wait();
-          if (world.rank() == 1) {
-            launcher.control.explain("host2 was lost");
-            launcher.control.raise_epoch();
-          }
-          const std::string error = message_of<CommError>([&] {
-            if (world.rank() == 1) world.group().recv(at::ones({4}), 0).wait();
-            world.group().all_reduce(at::ones({4})).wait();
-          });
-          EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
-        },
-        {.backend = backend});
+    spawn(2,
+          [&](World& world) {
+            world.group().barrier().wait();
+            if (world.rank() == 1) {
+              launcher.control.explain("host2 was lost");
+              launcher.control.raise_epoch();
+            }
+            const std::string error = message_of<CommError>([&] {
+              if (world.rank() == 1) world.group().recv(at::ones({4}), 0).wait();
+              world.group().all_reduce(at::ones({4})).wait();
+            });
+            EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
+          },
+          {.backend = backend});
   }
 }
 
@@ -227,7 +227,8 @@ TEST(GlooFailure, AGroupThatGoesAwayWaitsForNobody) {
             world = World::solo();
           } else {
             // Ends when rank 0's connections do.
-            EXPECT_NE(message_of<CommError>([&] { world.group().recv(at::ones({4}), 0).wait(); }), "nothing");
+            EXPECT_NE(message_of<CommError>([&] { world.group().recv(at::ones({4}), 0).wait(); }),
+                      "nothing");
           }
         },
         {.backend = "gloo"});

@@ -1,5 +1,6 @@
 // What is particular to ranks on several hosts, which are pretended by LOCKSTEP_HOST;
-// tests/comm/collectives_test.cpp runs every collective on them, tests/system/wire_test.py real networks.
+// tests/comm/collectives_test.cpp runs every collective on them, tests/system/wire_test.py real
+// networks.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -147,7 +148,8 @@ TEST(HostThenNet, TheDeadlineNamesTheRankThatStaysAway) {
           group.barrier().wait();
           if (world.rank() == 0) {
             // Comes when the others have given up, over the network, too.
-            EXPECT_NE(message_of<CommError>([&] { group.recv(at::zeros({1}), 2).wait(); }), "nothing");
+            EXPECT_NE(message_of<CommError>([&] { group.recv(at::zeros({1}), 2).wait(); }),
+                      "nothing");
             return;
           }
           const std::string error = message_of<CommError>(
@@ -166,11 +168,12 @@ TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
           group.barrier().wait();
           const auto start = steady_clock::now();
           if (world.rank() == 0) {
-            EXPECT_NE(
-                message_of<CommError>([&] { group.recv(at::zeros({1}), 2, 0, {.timeout = 300ms}).wait(); }),
-                "nothing");
+            EXPECT_NE(message_of<CommError>(
+                          [&] { group.recv(at::zeros({1}), 2, 0, {.timeout = 300ms}).wait(); }),
+                      "nothing");
           }
-          const std::string error = message_of<CommError>([&] { group.all_reduce(at::ones({8})).wait(); });
+          const std::string error =
+              message_of<CommError>([&] { group.all_reduce(at::ones({8})).wait(); });
           EXPECT_THAT(error, HasSubstr("recv"));
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
         },

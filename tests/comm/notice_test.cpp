@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "comm/health/board.h"
 #include "comm/gloo/device.h"
+#include "comm/health/board.h"
 
 namespace lockstep::comm {
 namespace {

@@ -10,8 +10,8 @@
 #include <optional>
 #include <thread>
 
-#include "comm/health/board.h"
 #include "comm/direct/job.h"
+#include "comm/health/board.h"
 #include "comm/hierarchical/transport.h"
 #include "comm/world/roster.h"
 #include "lockstep/core/environment.h"

@@ -40,8 +40,9 @@ void apply(const Environment& environment) {
   }
 }
 
-const Environment kNothing = {{"RANK", ""},       {"WORLD_SIZE", ""},  {"LOCAL_RANK", ""},       {"LOCAL_WORLD_SIZE", ""},
-                              {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}, {"LOCKSTEP_STORE_FD", ""}, {"LOCKSTEP_BACKEND", ""}};
+const Environment kNothing = {
+    {"RANK", ""},        {"WORLD_SIZE", ""},  {"LOCAL_RANK", ""},        {"LOCAL_WORLD_SIZE", ""},
+    {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}, {"LOCKSTEP_STORE_FD", ""}, {"LOCKSTEP_BACKEND", ""}};
 
 // What from_env() throws in a process of its own with these variables alone.
 void expect_refused(const Environment& environment, const testing::Matcher<std::string>& says) {
@@ -69,7 +70,8 @@ TEST(World, IsOneRankWhenNothingLaunchedIt) {
   });
 }
 
-#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose malloc is their own
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // whose malloc is their own
 // Whether malloc maps a piece of its own for it.
 bool maps(size_t bytes) {
   const size_t before = mallinfo2().hblks;
@@ -102,7 +104,8 @@ TEST(World, SaysToWhichCoresItIsBound) {
     ASSERT_EQ(sched_setaffinity(0, sizeof mask, &mask), 0);
     const std::string told = ", rank 0 on core " + std::to_string(core);
     // With one core there is nothing to tell.
-    EXPECT_THAT(World::solo().describe(), EndsWith(sysconf(_SC_NPROCESSORS_ONLN) == 1 ? "each" : told));
+    EXPECT_THAT(World::solo().describe(),
+                EndsWith(sysconf(_SC_NPROCESSORS_ONLN) == 1 ? "each" : told));
   });
 }
 
@@ -127,7 +130,8 @@ TEST(World, ASecondOneMeetsTheSecondOnesOfTheOthers) {
 }
 
 TEST(World, RefusesVariablesThatContradictEachOther) {
-  const Environment base = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29999"}};
+  const Environment base = {
+      {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29999"}};
   const auto with = [&](Environment changes) {
     changes.insert(base.begin(), base.end());
     return changes;
@@ -138,13 +142,17 @@ TEST(World, RefusesVariablesThatContradictEachOther) {
   expect_refused(with({{"RANK", "-1"}}), HasSubstr("RANK='-1'"));
   expect_refused(with({{"RANK", "one"}}), HasSubstr("RANK='one' is not a whole number"));
   expect_refused(with({{"WORLD_SIZE", "0"}}), HasSubstr("WORLD_SIZE='0'"));
-  expect_refused(with({{"LOCAL_WORLD_SIZE", "3"}}), HasSubstr("LOCAL_WORLD_SIZE=3 with WORLD_SIZE=2"));
-  expect_refused(with({{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), HasSubstr("LOCAL_RANK=2 with LOCAL_WORLD_SIZE=2"));
+  expect_refused(with({{"LOCAL_WORLD_SIZE", "3"}}),
+                 HasSubstr("LOCAL_WORLD_SIZE=3 with WORLD_SIZE=2"));
+  expect_refused(with({{"LOCAL_RANK", "2"}, {"LOCAL_WORLD_SIZE", "2"}}),
+                 HasSubstr("LOCAL_RANK=2 with LOCAL_WORLD_SIZE=2"));
   expect_refused(with({{"MASTER_ADDR", ""}}), HasSubstr("needs MASTER_ADDR"));
   expect_refused(with({{"MASTER_PORT", ""}}), HasSubstr("needs MASTER_PORT"));
   expect_refused(with({{"MASTER_PORT", "70000"}}), HasSubstr("MASTER_PORT='70000'"));
-  expect_refused(with({{"LOCKSTEP_BACKEND", "smoke"}}), HasSubstr("LOCKSTEP_BACKEND='smoke' is none of auto, shm, gloo"));
-  expect_refused(with({{"LOCKSTEP_BACKEND", "shm"}, {"LOCKSTEP_PYTHON_PEERS", "1"}}), HasSubstr("gloo only"));
+  expect_refused(with({{"LOCKSTEP_BACKEND", "smoke"}}),
+                 HasSubstr("LOCKSTEP_BACKEND='smoke' is none of auto, shm, gloo"));
+  expect_refused(with({{"LOCKSTEP_BACKEND", "shm"}, {"LOCKSTEP_PYTHON_PEERS", "1"}}),
+                 HasSubstr("gloo only"));
   expect_refused(with({{"LOCKSTEP_TIMEOUT", "0"}}), HasSubstr("LOCKSTEP_TIMEOUT='0'"));
 }
 
@@ -158,7 +166,8 @@ TEST(World, NamesTheRanksThatDoNotCome) {
     } catch (const CommError& error) {
       // Rank 0 serves the store: when it gives up first, the other may see just that.
       EXPECT_THAT(std::string(error.what()),
-                  AnyOf(AllOf(HasSubstr("met 2 of 4 ranks"), HasSubstr("missing: 2, 3")), HasSubstr(rank == 1 ? "[store]" : "-")));
+                  AnyOf(AllOf(HasSubstr("met 2 of 4 ranks"), HasSubstr("missing: 2, 3")),
+                        HasSubstr(rank == 1 ? "[store]" : "-")));
     }
   });
 }
@@ -171,7 +180,8 @@ TEST(World, RanksWithDifferentWorldSizesAllSayWhich) {
         (void)World::from_env({.timeout = 20s});
         ADD_FAILURE() << "nothing was thrown";
       } catch (const ConfigError& error) {
-        EXPECT_THAT(std::string(error.what()), AllOf(HasSubstr("WORLD_SIZE=2"), HasSubstr("WORLD_SIZE=3")));
+        EXPECT_THAT(std::string(error.what()),
+                    AllOf(HasSubstr("WORLD_SIZE=2"), HasSubstr("WORLD_SIZE=3")));
       }
     });
   }
@@ -204,22 +214,22 @@ TEST(World, RaisesTheLimitOfDescriptors) {
 }
 
 TEST(World, NamesTheLimitOfDescriptorsWhereItIsTooLow) {
-  spawn_bare(
-      3,
-      [](int) {
-        const rlimit limit{24, 24};
-        setrlimit(RLIMIT_NOFILE, &limit);
-        std::vector<Fd> used;
-        for (int i = 0; i < 8; ++i) used.emplace_back(dup(1));
-        try {
-          (void)World::from_env({.timeout = 20s});
-          ADD_FAILURE() << "nothing was thrown";
-        } catch (const CommError& error) {
-          EXPECT_THAT(std::string(error.what()),
-                      AnyOf(AllOf(HasSubstr("of at most 24"), HasSubstr("ulimit -n")), HasSubstr("[store]")));
-        }
-      },
-      {.backend = "gloo"});
+  spawn_bare(3,
+             [](int) {
+               const rlimit limit{24, 24};
+               setrlimit(RLIMIT_NOFILE, &limit);
+               std::vector<Fd> used;
+               for (int i = 0; i < 8; ++i) used.emplace_back(dup(1));
+               try {
+                 (void)World::from_env({.timeout = 20s});
+                 ADD_FAILURE() << "nothing was thrown";
+               } catch (const CommError& error) {
+                 EXPECT_THAT(std::string(error.what()),
+                             AnyOf(AllOf(HasSubstr("of at most 24"), HasSubstr("ulimit -n")),
+                                   HasSubstr("[store]")));
+               }
+             },
+             {.backend = "gloo"});
 }
 
 TEST(World, TwoProcessesWithOneRankAreTold) {
@@ -241,7 +251,9 @@ TEST(World, TwoProcessesWithOneRankAreTold) {
         try {
           world = World::from_env();
         } catch (const ConfigError& error) {
-          status = std::string(error.what()).find("two processes have RANK=1") != std::string::npos ? 7 : 1;
+          status = std::string(error.what()).find("two processes have RANK=1") != std::string::npos
+                       ? 7
+                       : 1;
         } catch (const Error&) {
           status = 1;
         }
@@ -261,8 +273,9 @@ TEST(World, TwoProcessesWithOneRankAreTold) {
 }
 
 TEST(World, NobodyAtTheAddressIsSaidWithTheAddress) {
-  expect_refused({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}},
-                 AllOf(HasSubstr("127.0.0.1:1"), HasSubstr("MASTER_ADDR")));
+  expect_refused(
+      {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1"}},
+      AllOf(HasSubstr("127.0.0.1:1"), HasSubstr("MASTER_ADDR")));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
-// One word for all ranks, through MPICH's process manager. The real ones: tests/system/schedulers_test.py.
-#include "core/place/exchange.h"
-
+// One word for all ranks, through MPICH's process manager. The real ones:
+// tests/system/schedulers_test.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -11,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/place/exchange.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep {

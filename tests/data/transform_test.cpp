@@ -263,8 +263,8 @@ TEST(Transform, ABatchKeepsItsSize) {
 
 TEST(Transform, MayDropTheTarget) {
   Loader loader(blank_images(), Shard{0, 1}, {.transforms = {[](Sample s) {
-                                          return Sample{s.data, {}};
-                                        }}});
+                                                return Sample{s.data, {}};
+                                              }}});
   for (auto [x, y] : loader.epoch(0)) {
     EXPECT_EQ(x.size(0), kImages);
     EXPECT_FALSE(y.defined());

@@ -1,4 +1,5 @@
-// What strangers of this host can do to the socket over which ranks hand each other memory: nothing.
+// What strangers of this host can do to the socket over which ranks hand each other memory:
+// nothing.
 #include "comm/shm/door.h"
 
 #include <fcntl.h>

@@ -15,9 +15,12 @@ namespace {
 using Kernel = decltype(&baseline::reduce);
 
 std::vector<std::pair<const char*, Kernel>> kernels() {
-  std::vector<std::pair<const char*, Kernel>> all = {{"baseline", &baseline::reduce}, {"chosen", &reduce}};
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) all.emplace_back("avx2", &avx2::reduce);
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+  std::vector<std::pair<const char*, Kernel>> all = {{"baseline", &baseline::reduce},
+                                                     {"chosen", &reduce}};
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+    all.emplace_back("avx2", &avx2::reduce);
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl")) {
     all.emplace_back("avx512", &avx512::reduce);
   }
   return all;
@@ -43,11 +46,14 @@ void check_tree(Element element) {
           for (T& value : part) value = static_cast<T>(normal(random));
         }
         std::vector<T> expected(count);
-        for (size_t i = 0; i < count; ++i) expected[i] = tree(parts, 0, ranks, i) / static_cast<T>(ranks);
+        for (size_t i = 0; i < count; ++i)
+          expected[i] = tree(parts, 0, ranks, i) / static_cast<T>(ranks);
         std::vector<void*> pointers;
         for (auto& part : parts) pointers.push_back(part.data());
-        kernel({element, Combine::Sum, ranks}, pointers.data(), ranks, pointers.data(), ranks, static_cast<int64_t>(count));
-        for (const auto& part : parts) EXPECT_EQ(part, expected) << name << ", " << ranks << " ranks, " << count;
+        kernel({element, Combine::Sum, ranks}, pointers.data(), ranks, pointers.data(), ranks,
+               static_cast<int64_t>(count));
+        for (const auto& part : parts)
+          EXPECT_EQ(part, expected) << name << ", " << ranks << " ranks, " << count;
       }
     }
   }
@@ -56,7 +62,8 @@ void check_tree(Element element) {
 TEST(Reduce, SumsFloatsInTheTreeInPlace) { check_tree<float>(Element::Float32); }
 TEST(Reduce, SumsDoublesInTheTreeInPlace) { check_tree<double>(Element::Float64); }
 
-// Every 16-bit pattern plus zero: widening and rounding must give it back, on every instruction set alike.
+// Every 16-bit pattern plus zero: widening and rounding must give it back, on every instruction set
+// alike.
 TEST(Reduce, SixteenBitFloatsSurviveWidening) {
   for (const Element element : {Element::Float16, Element::BFloat16}) {
     std::vector<uint16_t> all(65536), zero(65536, 0);
@@ -81,7 +88,8 @@ TEST(Reduce, SixteenBitFloatsSurviveWidening) {
 
 TEST(Reduce, HalvesRoundToNearestEven) {
   for (const auto& [name, kernel] : kernels()) {
-    // 2048 + 1 lies between 2048 and 2050: to even. 65504 + 16 rounds up to infinity. The smallest subnormal doubles.
+    // 2048 + 1 lies between 2048 and 2050: to even. 65504 + 16 rounds up to infinity. The smallest
+    // subnormal doubles.
     const std::vector<uint16_t> a = {0x6800, 0x7bff, 0x0001}, b = {0x3c00, 0x4c00, 0x0001};
     std::vector<uint16_t> sum(3);
     const void* sources[] = {a.data(), b.data()};

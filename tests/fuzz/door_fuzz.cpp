@@ -1,5 +1,6 @@
 // Any messages at the socket over which ranks of a host hand each other memory, with any number of
-// descriptors: none is kept that was not handed over alone with a cookie, and not too many of those.
+// descriptors: none is kept that was not handed over alone with a cookie, and not too many of
+// those.
 #include <fcntl.h>
 
 #include <cstdint>

@@ -3,11 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/rendezvous/coordinator.h"
 #include "launch/job.h"
+#include "launch/rendezvous/coordinator.h"
+#include "launch/rendezvous/terms.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"
-#include "launch/rendezvous/terms.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -187,7 +187,8 @@ TEST(TwoJobsAtOneEndpoint, TheSecondIsRefusedWithBothCommandsNamedAndTheFirstGoe
 
   const Result other = Job(with(1, {}, {"eval", "--all"}), TwoHosts::with_token()).wait();
   EXPECT_EQ(other.exit_code, 127);  // no such program here: named before anybody is asked
-  const Result another = Job(with(1, {}, {"sh", "-c", "echo another"}), TwoHosts::with_token()).wait();
+  const Result another =
+      Job(with(1, {}, {"sh", "-c", "echo another"}), TwoHosts::with_token()).wait();
   EXPECT_EQ(another.exit_code, 2);
   EXPECT_THAT(another.err, AllOf(HasSubstr("refuses this host"), HasSubstr("'sh -c echo another'"),
                                  HasSubstr("'sh -c echo here; read line; exit 0'")));

@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "launch/job.h"
 #include "launch/process/environment.h"
 #include "launch/rendezvous/host.h"
-#include "launch/job.h"
 #include "lockstep/core/error.h"
 #include "lockstep/launch/run.h"
 #include "support/thrown.h"

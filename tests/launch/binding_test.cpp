@@ -6,8 +6,8 @@
 
 #include <set>
 
-#include "launch/rendezvous/host.h"
 #include "launch/job.h"
+#include "launch/rendezvous/host.h"
 #include "lockstep/launch/doctor.h"
 
 namespace lockstep::launch::testing {

@@ -8,10 +8,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "launch/job.h"
-#include "launch/job/outcome.h"
 #include "launch/diagnosis/page.h"
 #include "launch/diagnosis/report.h"
+#include "launch/job.h"
+#include "launch/job/outcome.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -279,8 +279,7 @@ TEST(Diagnosis, APageThatCannotBeWrittenIsSaid) {
                              "exit 3"})
                             .wait();
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.err,
-              ContainsRegex("failure.txt: No space left on device"));
+  EXPECT_THAT(result.err, ContainsRegex("failure.txt: No space left on device"));
   EXPECT_THAT(result.err, Not(HasSubstr("more in")));
   fs::remove_all(folder);
 }

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "core/fd.h"
-#include "launch/rendezvous/host.h"
 #include "launch/job.h"
+#include "launch/rendezvous/host.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -18,7 +18,12 @@ class LateSignal : public ::testing::TestWithParam<int> {
  protected:
   // Rank 1 has failed, which rank 0 has seen; rank 0 ends when it has read a line.
   static std::vector<std::string> failing(const std::string& restarts) {
-    return {"run", "--nproc-per-node=2", "--grace=60", "--max-restarts=" + restarts, "sh", "-c",
+    return {"run",
+            "--nproc-per-node=2",
+            "--grace=60",
+            "--max-restarts=" + restarts,
+            "sh",
+            "-c",
             "echo try $TORCHELASTIC_RESTART_COUNT; test $RANK = 1 && exit 3; trap '' TERM HUP; "
             "\"$SELF\" rank watch; echo known; read line"};
   }

@@ -30,10 +30,9 @@ TEST(Leftover, ThatIsAskedEndsByItselfAndIsNamed) {
 }
 
 TEST(Leftover, ThatDoesNotStopIsKilledAndNamed) {
-  const Result result =
-      Job({"run", "--nproc-per-node=2", "--grace=0.1", "sh", "-c",
-           "setsid sh -c 'trap \"\" TERM; exec sleep 1000' & exit 0"})
-          .wait();
+  const Result result = Job({"run", "--nproc-per-node=2", "--grace=0.1", "sh", "-c",
+                             "setsid sh -c 'trap \"\" TERM; exec sleep 1000' & exit 0"})
+                            .wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.err, ContainsRegex("killed, since they do not stop: sleep \\(pid"));
 }

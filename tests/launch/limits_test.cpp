@@ -19,10 +19,9 @@ TEST(OldKernel, WithoutSomeSystemCallsRunsAJobAllTheSame) {
   for (const int refusal : {ENOSYS, EPERM, EINVAL}) {
     // Nothing but the standard streams is open in a rank all the same, and the directory that ls
     // reads, and what the launcher hands over.
-    const Result result = run_script(2, "test -e /proc/self/fd/57 && exit 4; exit $((3 * RANK))",
-                                     {.extra_fd = 57,
-                                      .refused_calls = {SYS_close_range, SYS_pidfd_open},
-                                      .refusal = refusal});
+    const Result result = run_script(
+        2, "test -e /proc/self/fd/57 && exit 4; exit $((3 * RANK))",
+        {.extra_fd = 57, .refused_calls = {SYS_close_range, SYS_pidfd_open}, .refusal = refusal});
     EXPECT_EQ(result.exit_code, 3) << result.err;
   }
 }
@@ -36,18 +35,18 @@ TEST(OldKernel, WithoutSharedMemoryIsOneClearError) {
 
 TEST(OpenFiles, AreRaisedForTheLauncherAndNotForItsRanks) {
   // Two pipes for each of 40 ranks.
-  const Result result = run_script(
-      40, "ulimit -Sn", {.most_open_files = 64, .most_open_files_ever = 1024});
+  const Result result =
+      run_script(40, "ulimit -Sn", {.most_open_files = 64, .most_open_files_ever = 1024});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("[rank 39] 64\n"));
 }
 
 TEST(OpenFiles, TooFewAreOneClearError) {
-  const Result result =
-      run_script(40, "true", {.most_open_files = 64, .most_open_files_ever = 64});
+  const Result result = run_script(40, "true", {.most_open_files = 64, .most_open_files_ever = 64});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("raise the limit (ulimit -n)"));
-  EXPECT_EQ(run_script(8, "true", {.most_open_files = 64, .most_open_files_ever = 64}).exit_code, 0);
+  EXPECT_EQ(run_script(8, "true", {.most_open_files = 64, .most_open_files_ever = 64}).exit_code,
+            0);
 }
 
 TEST(FileSize, ThatIsLimitedCostsTheFileAndNotTheJob) {

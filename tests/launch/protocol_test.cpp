@@ -27,7 +27,12 @@ std::vector<Message> one_of_each() {
                         std::chrono::milliseconds(3)};
   Start start{7, {}, "10.0.0.1", 40000, "rank 3 failed"};
   for (NodeId id = 1; id <= 300; ++id) start.seats.push_back({id * 1000, 8});
-  return {Join{0xFFFF'FFFF'FFFF'FFFF, "host2", -1, 4, "10.0.0.2:4000", {1, 2, 3, std::chrono::seconds(7), std::chrono::seconds(2), 99, "train --lr 1"},
+  return {Join{0xFFFF'FFFF'FFFF'FFFF,
+               "host2",
+               -1,
+               4,
+               "10.0.0.2:4000",
+               {1, 2, 3, std::chrono::seconds(7), std::chrono::seconds(2), 99, "train --lr 1"},
                {0xFFFF'FFFF'FFFF'FFFF, 7, 3, 12, true}},
           Welcome{7, "10.0.0.3:1", 99, 100, 4, 12},
           Wait{"why"},

@@ -7,8 +7,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "launch/job.h"
 #include "launch/diagnosis/symbols.h"
+#include "launch/job.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -60,7 +60,8 @@ TEST_F(StalledOutput, AtTheEndIsWaitedForNoLongerThanItStandsStill) {
   EXPECT_THAT(said.back(), MatchesRegex("\\[lockstep\\] not written: .* bytes for stdout; nothing "
                                         "was taken for 1 s \\(LOCKSTEP_OUTPUT_TIMEOUT\\)"));
   const long lost = std::stol(said.back().substr(said.back().find(": ") + 2));
-  EXPECT_EQ(static_cast<long>(result.out.size()) + lost, 2 * 2000 * long{sizeof("[rank 0] ") + 100});
+  EXPECT_EQ(static_cast<long>(result.out.size()) + lost,
+            2 * 2000 * long{sizeof("[rank 0] ") + 100});
 }
 
 TEST_F(StalledOutput, AWrongTimeoutIsRefused) {
@@ -69,8 +70,8 @@ TEST_F(StalledOutput, AWrongTimeoutIsRefused) {
   EXPECT_THAT(result.err, HasSubstr("LOCKSTEP_OUTPUT_TIMEOUT"));
 }
 
-// In the second attempt a file of the second host's rank 2 is a pipe: opening it waits for a reader, writing
-// to it for one that reads.
+// In the second attempt a file of the second host's rank 2 is a pipe: opening it waits for a
+// reader, writing to it for one that reads.
 class StalledDisk : public StalledOutput, public ::testing::WithParamInterface<bool> {
  protected:
   static constexpr const char* kScript =
@@ -114,16 +115,15 @@ TEST_P(StalledDisk, OfOneHostIsNoReasonToLoseIt) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StalledDisk, ::testing::Bool(), [](const auto& one) {
-  return one.param ? "InAWrite" : "InAnOpen";
-});
+INSTANTIATE_TEST_SUITE_P(All, StalledDisk, ::testing::Bool(),
+                         [](const auto& one) { return one.param ? "InAWrite" : "InAnOpen"; });
 
 TEST_F(StalledOutput, AFailurePageThatCannotBeWrittenIsSaid) {
-  const Result result =
-      Job({"run", "--nproc-per-node=2", "--log-dir", folder_, "sh", "-c",
-           "test $RANK = 0 || exit 3; mkdir $(dirname $(dirname $TORCHELASTIC_ERROR_FILE))/failure.txt; "
-           "exec sleep 1000"})
-          .wait();
+  const Result result = Job({"run", "--nproc-per-node=2", "--log-dir", folder_, "sh", "-c",
+                             "test $RANK = 0 || exit 3; mkdir $(dirname $(dirname "
+                             "$TORCHELASTIC_ERROR_FILE))/failure.txt; "
+                             "exec sleep 1000"})
+                            .wait();
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.err, HasSubstr("failure.txt: Is a directory; the job goes on without"));
 }

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launch/rendezvous/coordinator.h"
 #include "launch/job.h"
+#include "launch/rendezvous/coordinator.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"
 

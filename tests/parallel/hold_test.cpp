@@ -63,9 +63,9 @@ TEST(Hold, B32_RanksMayHoldDifferentNumbersOfBackwards) {
     }
     square_loss(net, world.rank(), 0).backward();
     expect_rounded(gradients(net), average_gradients(2, make_mlp, [](Mlp& m, int r) {
-                   const auto loss = square_loss(m, r, 0);
-                   return r == 0 ? loss + square_loss(m, r, 1) : loss;
-                 }));
+                     const auto loss = square_loss(m, r, 0);
+                     return r == 0 ? loss + square_loss(m, r, 1) : loss;
+                   }));
   });
 }
 
@@ -98,8 +98,8 @@ TEST(Hold, WhatOnlyTheHeldBackwardReachedIsAveragedToo) {
     }
     body(net, world.rank()).backward();
     expect_rounded(gradients(net), average_gradients(2, make_mlp, [&](Mlp& m, int r) {
-                   return square_loss(m, r) + body(m, r);
-                 }));
+                     return square_loss(m, r) + body(m, r);
+                   }));
   });
 }
 

@@ -257,7 +257,8 @@ TEST(Join, TwoBackwardsAStep) {
           for (int rank = 0; rank < 3; ++rank) {
             if (step >= batches_of(rank)) continue;
             const double share = 1.0 / (divisor == Divisor::World ? 3 : active);
-            const auto loss = square_loss(whole, rank, step) + 2 * square_loss(whole, rank, step + 7) +
+            const auto loss = square_loss(whole, rank, step) +
+                              2 * square_loss(whole, rank, step + 7) +
                               whole.first(input(rank, step)).square().mean();
             (loss * share).backward();
           }

@@ -94,8 +94,9 @@ TEST(Unused, B18_ErrorListsTheNamesOnEveryRank) {
     }
     ddp.zero_grad();
     head_loss(net, world.rank(), true).backward();
-    expect_equal(gradients(net),
-                 average_gradients(3, make_mlp, [](Mlp& m, int r) { return head_loss(m, r, true); }));
+    expect_equal(gradients(net), average_gradients(3, make_mlp, [](Mlp& m, int r) {
+                   return head_loss(m, r, true);
+                 }));
   });
 }
 

@@ -148,8 +148,7 @@ TEST(Zero, GroupsKeepTheirOptions) {
     torch::optim::SGD whole(groups_of(usual), SGDOptions(0.1));
     for (int step = 0; step < 3; ++step) {
       // As a scheduler does.
-      for (auto* optimizer :
-           std::initializer_list<torch::optim::Optimizer*>{&divided, &whole}) {
+      for (auto* optimizer : std::initializer_list<torch::optim::Optimizer*>{&divided, &whole}) {
         optimizer->param_groups()[1].options().set_lr(0.02 * step);
       }
       ddp.zero_grad();

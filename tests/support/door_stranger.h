@@ -1,4 +1,5 @@
-// What a stranger of this host may send to a rank's door: any bytes, with any number of descriptors.
+// What a stranger of this host may send to a rank's door: any bytes, with any number of
+// descriptors.
 #pragma once
 
 #include <sys/socket.h>
@@ -16,8 +17,8 @@
 
 namespace lockstep::test {
 
-// `count` times a descriptor of /dev/null or whatever `fd` is; 250 at most. False when the door took
-// nothing.
+// `count` times a descriptor of /dev/null or whatever `fd` is; 250 at most. False when the door
+// took nothing.
 inline bool send_to_door(const std::string& address, std::string_view bytes, int fd, size_t count) {
   constexpr size_t kMost = 250;
   count = std::min(count, kMost);

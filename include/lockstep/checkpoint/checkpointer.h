@@ -96,10 +96,8 @@ class Checkpointer {
   // parameters of modules that are tracked (before or after them). Throws ConfigError for a name
   // that is empty, has a "/" or is there already.
   template <class T>
-    requires requires(T& any) { stateful(any); }
-  void track(const std::string& name, T& object) {
-    track(name, stateful(object));
-  }
+  requires requires(T& any) { stateful(any); }
+  void track(const std::string& name, T& object) { track(name, stateful(object)); }
   // The same for what describes itself, a module holder, and a shared module.
   void track(const std::string& name, std::shared_ptr<Stateful> object);
   // A module holder.

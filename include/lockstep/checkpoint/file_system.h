@@ -29,9 +29,9 @@ class FileSystem {
   virtual int make_directory(const std::string& path);
   virtual int remove_directory(const std::string& path);
 
-  virtual void* map(int fd, size_t bytes);  // to read, from the file's begin
+  virtual void* map(int fd, size_t bytes);         // to read, from the file's begin
   virtual int unmap(void* address, size_t bytes);  // what map() gave
-  virtual int lock(int fd);  // exclusive; fails with EWOULDBLOCK when another has it
+  virtual int lock(int fd);      // exclusive; fails with EWOULDBLOCK when another has it
   virtual int64_t size(int fd);  // of a file, in bytes
   // The names in a folder, sorted; nothing, and errno, when it fails.
   virtual std::optional<std::vector<std::string>> list(const std::string& path);

@@ -19,9 +19,10 @@ class Transport;
 enum class Collective : int;
 struct Request;
 
-// How elements of the ranks are combined. Sum and Product are taken in the fixed binary tree over ranks (n ranks
-// split at the largest power of two below n) by every transport that says keeps_tree_order(); each node of the tree rounds to the tensor's dtype. Integers wrap.
-// For bool, Sum and Max are "or", Product and Min "and".
+// How elements of the ranks are combined. Sum and Product are taken in the fixed binary tree over
+// ranks (n ranks split at the largest power of two below n) by every transport that says
+// keeps_tree_order(); each node of the tree rounds to the tensor's dtype. Integers wrap. For bool,
+// Sum and Max are "or", Product and Min "and".
 enum class ReduceOp {
   Sum,
   Average,  // Sum, then one division by size(); integers truncate toward zero; not for bool
@@ -41,39 +42,49 @@ struct CallContext {
 
 // What a call may be told beside its tensors.
 struct CallOptions {
-  // How long a rank waits for the others, in place of the group's own deadline. It bounds a wait, not the operation: over shared memory it is
-  // counted anew whenever the ranks have met, so that an operation that moves on may take longer in all; over gloo and nccl it is counted
-  // from the call, so that time between the call and wait() counts too. Calls that consist of several collectives (the _bytes
-  // calls, for instance) have it for each.
+  // How long a rank waits for the others, in place of the group's own deadline. It bounds a wait,
+  // not the operation: over shared memory it is counted anew whenever the ranks have met, so that
+  // an operation that moves on may take longer in all; over gloo and nccl it is counted from the
+  // call, so that time between the call and wait() counts too. Calls that consist of several
+  // collectives (the _bytes calls, for instance) have it for each.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   // What error messages call this call, as "bucket 3". May differ between ranks.
   std::string_view tag = {};
-  // Compared between the ranks of a collective like its dtype and counts, so that ranks which have diverged (one has skipped a pass, or uses two
-  // objects in another order) get an error at the first call that shows it.
+  // Compared between the ranks of a collective like its dtype and counts, so that ranks which have
+  // diverged (one has skipped a pass, or uses two objects in another order) get an error at the
+  // first call that shows it.
   CallContext context = {};
-  // A likely cause that errors add when ranks disagree about this call, or one does not make it: "or one rank ran out of batches: see
-  // Join". Up to 63 characters.
+  // A likely cause that errors add when ranks disagree about this call, or one does not make it:
+  // "or one rank ran out of batches: see Join". Up to 63 characters.
   std::string_view advice = {};
-  // What ReduceOp::Average divides the sum by, where a rank brings the sum of several addends; 0: size(). On the CPU.
+  // What ReduceOp::Average divides the sum by, where a rank brings the sum of several addends; 0:
+  // size(). On the CPU.
   int divide_by = 0;
 };
 
-// A value handle: copies refer to the same group. One thread at a time may call a group; different groups are independent.
-// Every rank of the group calls every collective, in the same order, with the same dtype and counts; if ranks
-// disagree, all get a CommError that quotes both calls (at once on one host, after a second elsewhere). After any CommError
-// the group is dead and further calls throw at once. Wrong arguments on this rank alone throw ConfigError and leave the group as it was.
+// A value handle: copies refer to the same group. One thread at a time may call a group; different
+// groups are independent. Every rank of the group calls every collective, in the same order, with
+// the same dtype and counts; if ranks disagree, all get a CommError that quotes both calls (at once
+// on one host, after a second elsewhere). After any CommError the group is dead and further calls
+// throw at once. Wrong arguments on this rank alone throw ConfigError and leave the group as it
+// was.
 //
-// Tensors: of any strides (those that are not contiguous go through a copy), all on the CPU or all on a device that the group carries; float32/64,
-// float16, bfloat16, int8/16/32/64, uint8, bool. On a device, the operations begin after what is on the caller's current stream (all of
-// it, on the device of the tensors), and wait() makes the current stream wait, not the caller; failures are thrown by the next call or
-// wait(). So only a barrier(), or reading a result, shows that everything before it has succeeded.
+// Tensors: of any strides (those that are not contiguous go through a copy), all on the CPU or all
+// on a device that the group carries; float32/64, float16, bfloat16, int8/16/32/64, uint8, bool. On
+// a device, the operations begin after what is on the caller's current stream (all of it, on the
+// device of the tensors), and wait() makes the current stream wait, not the caller; failures are
+// thrown by the next call or wait(). So only a barrier(), or reading a result, shows that
+// everything before it has succeeded.
 //
-// Aliasing: the tensors of one call share no memory, with two exceptions: the `input` of an all_gather may be this rank's part of `output`,
-// and the `output` of a reduce_scatter may be this rank's part of `input` (single contiguous tensors, not lists). Inputs may overlap each
-// other. An output whose own elements overlap (an expanded tensor) is refused. Until its Work is over, the memory of an operation belongs to it:
-// no other operation may write what it reads, nor read or write what it writes.
+// Aliasing: the tensors of one call share no memory, with two exceptions: the `input` of an
+// all_gather may be this rank's part of `output`, and the `output` of a reduce_scatter may be this
+// rank's part of `input` (single contiguous tensors, not lists). Inputs may overlap each other. An
+// output whose own elements overlap (an expanded tensor) is refused. Until its Work is over, the
+// memory of an operation belongs to it: no other operation may write what it reads, nor read or
+// write what it writes.
 //
-// In a group of one nothing is communicated and nothing waits: outputs become copies of the inputs, on any device. Arguments are checked all the same.
+// In a group of one nothing is communicated and nothing waits: outputs become copies of the inputs,
+// on any device. Arguments are checked all the same.
 class Group {
  public:
   // A group of one, which needs no transport.
@@ -84,36 +95,45 @@ class Group {
   int size() const;
   // "solo", "shm", "gloo", "host-then-net", "nccl".
   std::string_view backend() const;
-  // Whether sums are taken in the fixed tree, so that they depend neither on how the data was divided nor on timing.
+  // Whether sums are taken in the fixed tree, so that they depend neither on how the data was
+  // divided nor on timing.
   bool keeps_tree_order() const;
-  // Whether tensors there can be communicated: on the CPU always; over nccl also on World::device(); in a group of one anywhere.
+  // Whether tensors there can be communicated: on the CPU always; over nccl also on
+  // World::device(); in a group of one anywhere.
   bool carries(at::Device device) const;
   std::chrono::milliseconds timeout() const;
-  // The next number for CallContext::number: 1, 2 and so on. Call it in the same order on every rank; communicates nothing.
+  // The next number for CallContext::number: 1, 2 and so on. Call it in the same order on every
+  // rank; communicates nothing.
   uint32_t next_caller() const;
-  // Whether ranks of Python's torch.distributed are in it (WorldOptions::python_peers). Such a rank makes only the calls that its program
-  // makes, so everything that communicates by itself (split(), Ddp and the like) refuses the group.
+  // Whether ranks of Python's torch.distributed are in it (WorldOptions::python_peers). Such a rank
+  // makes only the calls that its program makes, so everything that communicates by itself
+  // (split(), Ddp and the like) refuses the group.
   bool has_python_ranks() const;
   // Throws ConfigError if there are, which says that `who` ("Ddp", for instance) is refused.
   void refuse_python_ranks(std::string_view who) const;
 
   // Combines `tensor` elementwise over all ranks, in place on all.
-  Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
+  Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum,
+                  const CallOptions& options = {}) const;
   // The same onto rank `root` only; the other ranks' tensors keep their values.
-  Work reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
+  Work reduce(const at::Tensor& tensor, int root, ReduceOp op = ReduceOp::Sum,
+              const CallOptions& options = {}) const;
 
-  // Rank r's output = the r-th of size() equal parts of `input` (along its elements in order), combined over ranks.
-  // input.numel() == size() * output.numel().
-  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op = ReduceOp::Sum,
-                      const CallOptions& options = {}) const;
-  // The same with parts of unequal size: inputs[r] has rank r's count of elements, alike on every rank.
-  Work reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, ReduceOp op = ReduceOp::Sum,
-                      const CallOptions& options = {}) const;
+  // Rank r's output = the r-th of size() equal parts of `input` (along its elements in order),
+  // combined over ranks. input.numel() == size() * output.numel().
+  Work reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                      ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
+  // The same with parts of unequal size: inputs[r] has rank r's count of elements, alike on every
+  // rank.
+  Work reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                      ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
 
   // output = the ranks' inputs one after another. output.numel() == size() * input.numel().
-  Work all_gather(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
+  Work all_gather(const at::Tensor& output, const at::Tensor& input,
+                  const CallOptions& options = {}) const;
   // The same with inputs of unequal size: outputs[r] has as many elements as rank r's input.
-  Work all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input, const CallOptions& options = {}) const;
+  Work all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                  const CallOptions& options = {}) const;
 
   // Every rank's `tensor` becomes rank `root`'s.
   Work broadcast(const at::Tensor& tensor, int root = 0, const CallOptions& options = {}) const;
@@ -125,45 +145,63 @@ class Group {
   Work scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs, int root = 0,
                const CallOptions& options = {}) const;
 
-  // Rank r's part s goes to rank s as its part r; size() equal parts. output.numel() == input.numel().
-  Work all_to_all(const at::Tensor& output, const at::Tensor& input, const CallOptions& options = {}) const;
-  // The same with parts of unequal size: outputs[s] has as many elements as rank s's inputs[rank()].
+  // Rank r's part s goes to rank s as its part r; size() equal parts. output.numel() ==
+  // input.numel().
+  Work all_to_all(const at::Tensor& output, const at::Tensor& input,
+                  const CallOptions& options = {}) const;
+  // The same with parts of unequal size: outputs[s] has as many elements as rank s's
+  // inputs[rank()].
   Work all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                   const CallOptions& options = {}) const;
 
-  // From one rank to another; only these two call it. `message` tells apart messages between the same two ranks: the receiver has to ask
-  // for them in the order in which they were sent, and a different number is an error.
+  // From one rank to another; only these two call it. `message` tells apart messages between the
+  // same two ranks: the receiver has to ask for them in the order in which they were sent, and a
+  // different number is an error.
   //
-  // Whether send's Work is over before the receiver has asked is the transport's affair: over shared memory a message of up to 512 bytes
-  // is over as soon as the one before it has been taken, a longer one may need its receiver; over gloo a send is over when the receiver has taken it;
-  // over nccl messages leave when somebody waits, asks or calls the group's next collective. A program that is right everywhere starts its sends,
-  // then its receives, and waits for both.
-  Work send(const at::Tensor& tensor, int to, int message = 0, const CallOptions& options = {}) const;
-  Work recv(const at::Tensor& tensor, int from, int message = 0, const CallOptions& options = {}) const;
+  // Whether send's Work is over before the receiver has asked is the transport's affair: over
+  // shared memory a message of up to 512 bytes is over as soon as the one before it has been taken,
+  // a longer one may need its receiver; over gloo a send is over when the receiver has taken it;
+  // over nccl messages leave when somebody waits, asks or calls the group's next collective. A
+  // program that is right everywhere starts its sends, then its receives, and waits for both.
+  Work send(const at::Tensor& tensor, int to, int message = 0,
+            const CallOptions& options = {}) const;
+  Work recv(const at::Tensor& tensor, int from, int message = 0,
+            const CallOptions& options = {}) const;
 
-  // Returns after every rank has called it; over nccl, also after this rank's device has done all operations before it.
+  // Returns after every rank has called it; over nccl, also after this rank's device has done all
+  // operations before it.
   Work barrier(const CallOptions& options = {}) const;
 
-  // Byte strings, as of any serialised object; lengths may differ. They block. Two collectives each: of the lengths, then of the bytes.
-  std::vector<std::string> all_gather_bytes(std::string_view mine, const CallOptions& options = {}) const;
+  // Byte strings, as of any serialised object; lengths may differ. They block. Two collectives
+  // each: of the lengths, then of the bytes.
+  std::vector<std::string> all_gather_bytes(std::string_view mine,
+                                            const CallOptions& options = {}) const;
   // On `root` the ranks' strings in order, elsewhere nothing.
-  std::vector<std::string> gather_bytes(std::string_view mine, int root = 0, const CallOptions& options = {}) const;
+  std::vector<std::string> gather_bytes(std::string_view mine, int root = 0,
+                                        const CallOptions& options = {}) const;
   // Rank root's string, on every rank.
-  std::string broadcast_bytes(std::string_view mine, int root = 0, const CallOptions& options = {}) const;
+  std::string broadcast_bytes(std::string_view mine, int root = 0,
+                              const CallOptions& options = {}) const;
 
-  // A zeroed contiguous tensor in the transport's own memory (for a device: registered with NCCL); collectives on it make no copies. Every rank calls it with the
-  // same sizes and dtype. Ranks that share memory meet for it (a broadcast and a barrier); over gloo and on a device nothing is communicated. Freed with its last reference, on
-  // each rank by itself; other ranks may go on using theirs. A child that fork() makes does not have this memory: it may exec, or leave it alone.
+  // A zeroed contiguous tensor in the transport's own memory (for a device: registered with NCCL);
+  // collectives on it make no copies. Every rank calls it with the same sizes and dtype. Ranks that
+  // share memory meet for it (a broadcast and a barrier); over gloo and on a device nothing is
+  // communicated. Freed with its last reference, on each rank by itself; other ranks may go on
+  // using theirs. A child that fork() makes does not have this memory: it may exec, or leave it
+  // alone.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
-  // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the others see after the next
-  // barrier() or other collective of all. Undefined when the ranks do not all share a memory (backend() gloo, or a device). Every rank calls
-  // it with the same sizes and dtype; no more than one rank may write an element between two meetings. So it is no output of a collective, such as
-  // all_reduce: all ranks would write the same elements. It may be an input. As empty(), it is not there after fork().
+  // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the
+  // others see after the next barrier() or other collective of all. Undefined when the ranks do not
+  // all share a memory (backend() gloo, or a device). Every rank calls it with the same sizes and
+  // dtype; no more than one rank may write an element between two meetings. So it is no output of a
+  // collective, such as all_reduce: all ranks would write the same elements. It may be an input. As
+  // empty(), it is not there after fork().
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
-  // Every rank calls it; ranks of equal `color` form a new group, ordered by (key, rank). A negative color joins none and
-  // gets a group of one. Communicates in this group (an all_gather_bytes) and sets up the new one; blocks.
+  // Every rank calls it; ranks of equal `color` form a new group, ordered by (key, rank). A
+  // negative color joins none and gets a group of one. Communicates in this group (an
+  // all_gather_bytes) and sets up the new one; blocks.
   Group split(int color, int key = 0) const;
 
   // The transport below. Private to the library.

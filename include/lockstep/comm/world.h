@@ -29,33 +29,40 @@ enum class DeviceKind {
   Cuda,
 };
 
-// How the ranks of a job meet. A variable of the environment, where it is set, goes before its option.
+// How the ranks of a job meet. A variable of the environment, where it is set, goes before its
+// option.
 struct WorldOptions {
   // LOCKSTEP_BACKEND (auto, shm, gloo, host-then-net, nccl) overrides it.
   Backend backend = Backend::Auto;
   // LOCKSTEP_DEVICE (auto, cpu, cuda) overrides it. Alike on all ranks.
   DeviceKind device = DeviceKind::Auto;
-  // How long a rank waits for the others before the wait fails (CallOptions::timeout says what counts as a wait). LOCKSTEP_TIMEOUT (seconds) overrides it.
+  // How long a rank waits for the others before the wait fails (CallOptions::timeout says what
+  // counts as a wait). LOCKSTEP_TIMEOUT (seconds) overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  // Some ranks are Python processes that called torch.distributed.init_process_group("gloo"). Needs Gloo; the ranks then do
-  // not check each other's world size and versions at the start. LOCKSTEP_PYTHON_PEERS=1 sets it.
+  // Some ranks are Python processes that called torch.distributed.init_process_group("gloo"). Needs
+  // Gloo; the ranks then do not check each other's world size and versions at the start.
+  // LOCKSTEP_PYTHON_PEERS=1 sets it.
   bool python_peers = false;
 };
 
-// A value handle: copies are the same world. A process may make several worlds: the n-th call of from_env() on one rank meets the n-th call on every other
-// rank.
+// A value handle: copies are the same world. A process may make several worlds: the n-th call of
+// from_env() on one rank meets the n-th call on every other rank.
 //
-// A world of one rank opens no socket and no shared memory, none of its calls waits, and libtorch keeps its own number of threads.
+// A world of one rank opens no socket and no shared memory, none of its calls waits, and libtorch
+// keeps its own number of threads.
 class World {
  public:
-  // This process's place is what its launcher's variables say: `lockstep run`'s, torchrun's, mpirun's, srun's
-  // (lockstep/core/place.h); without any, a world of one. Where OMP_NUM_THREADS is not set, libtorch computes with the same number of
-  // threads on all ranks, at most this rank's share of the cores that it may use, and at most what at::set_num_threads() was given before;
-  // that holds for every thread of the process from the first memory on that it takes for a tensor. glibc's malloc keeps up to 64 MiB of freed memory, unless the user has set its
-  // thresholds. Every rank calls it; blocks until all have. Throws ConfigError for variables
-  // that are missing or contradict each other, or when there are fewer GPUs than ranks on a host; CommError when ranks do not come
-  // within the deadline or disagree on the world's size. In a world of several the process ignores SIGPIPE from then on, unless it has
-  // a handler: a peer that is gone is an error, not this rank's end.
+  // This process's place is what its launcher's variables say: `lockstep run`'s, torchrun's,
+  // mpirun's, srun's (lockstep/core/place.h); without any, a world of one. Where OMP_NUM_THREADS is
+  // not set, libtorch computes with the same number of threads on all ranks, at most this rank's
+  // share of the cores that it may use, and at most what at::set_num_threads() was given before;
+  // that holds for every thread of the process from the first memory on that it takes for a tensor.
+  // glibc's malloc keeps up to 64 MiB of freed memory, unless the user has set its thresholds.
+  // Every rank calls it; blocks until all have. Throws ConfigError for variables that are missing
+  // or contradict each other, or when there are fewer GPUs than ranks on a host; CommError when
+  // ranks do not come within the deadline or disagree on the world's size. In a world of several
+  // the process ignores SIGPIPE from then on, unless it has a handler: a peer that is gone is an
+  // error, not this rank's end.
   static World from_env(WorldOptions options = {});
 
   // A world of one, whatever the environment says.
@@ -71,17 +78,18 @@ class World {
   // std::cout on rank 0; on the other ranks a stream that writes nothing.
   std::ostream& main_out() const;
 
-  // The device of this rank's tensors: cpu, or the GPU whose number is its local rank (the only one, where it sees one), which
-  // from_env() has made the current device. Programs that do not link libtorch's CUDA part call from_env() before the first libtorch call
-  // that asks for CUDA: libtorch remembers that there was none.
+  // The device of this rank's tensors: cpu, or the GPU whose number is its local rank (the only
+  // one, where it sees one), which from_env() has made the current device. Programs that do not
+  // link libtorch's CUDA part call from_env() before the first libtorch call that asks for CUDA:
+  // libtorch remembers that there was none.
   at::Device device() const;
   // All ranks of the job.
   const Group& group() const;
   // Whatever takes a group takes a world, as the group of all ranks.
   operator const Group&() const { return group(); }  // NOLINT(google-explicit-constructor)
 
-  // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each", and where this rank may use a part of the host's
-  // cores only ", rank 0 on cores 0-3".
+  // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each", and where this rank
+  // may use a part of the host's cores only ", rank 0 on cores 0-3".
   std::string describe() const;
 
  private:

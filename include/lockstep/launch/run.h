@@ -53,9 +53,11 @@ struct Options {
   std::map<std::string, std::string> environment = {};
   // Which cores each rank may use.
   Binding binding = Binding::None;
-  // A library that the ranks load before any other, ahead of what LD_PRELOAD names: find_allocator()'s.
+  // A library that the ranks load before any other, ahead of what LD_PRELOAD names:
+  // find_allocator()'s.
   std::string preload = {};
-  // Says how the start proceeds: a line for each stage, with the seconds since the launcher's start.
+  // Says how the start proceeds: a line for each stage, with the seconds since the launcher's
+  // start.
   bool verbose = false;
 };
 
@@ -75,8 +77,9 @@ class StartError : public Error {
 // otherwise cpu). Throws ConfigError.
 int count_ranks(std::string_view text);
 
-// The library of a memory allocator: `tcmalloc` or `jemalloc`, where the dynamic linker looks for libraries
-// or in /usr/local/lib or CONDA_PREFIX/lib, or the path of any. Throws ConfigError that says what to install when it is not there.
+// The library of a memory allocator: `tcmalloc` or `jemalloc`, where the dynamic linker looks for
+// libraries or in /usr/local/lib or CONDA_PREFIX/lib, or the path of any. Throws ConfigError that
+// says what to install when it is not there.
 std::string find_allocator(std::string_view name);
 
 // Runs the job, with its restarts, and returns the exit status for the launcher: 0 when every rank

@@ -25,31 +25,32 @@ struct JoinOptions {
   Uneven uneven = Uneven::Continue;
 };
 
-// Something that communicates once per step, so that a rank without a batch has to take part: Ddp and
-// ZeroOptimizer. Join calls it in the order in which it was given the joinables.
+// Something that communicates once per step, so that a rank without a batch has to take part: Ddp
+// and ZeroOptimizer. Join calls it in the order in which it was given the joinables.
 class Joinable {
  public:
   virtual ~Joinable() = default;
 
   // Every rank, before the first step. May communicate, alike on all ranks.
   virtual void join(const JoinOptions& options) = 0;
-  // Every rank, after the last step, when none has a batch. Ranks that had no batch in the last step
-  // take over the state of one that had.
+  // Every rank, after the last step, when none has a batch. Ranks that had no batch in the last
+  // step take over the state of one that had.
   virtual void leave() = 0;
   // This rank's part of a step for which it has no batch: the same collectives, in the same order
   // and of the same sizes, as on a rank that has one, with values that change no result. For what
-  // comes after the Ddp: gradients are the averages by now, and state that is alike on all ranks has
-  // to become what it becomes there. The first joinable's says whether it was a step: false when no
-  // rank had a batch. The others' are not called then, and what they return does not matter.
+  // comes after the Ddp: gradients are the averages by now, and state that is alike on all ranks
+  // has to become what it becomes there. The first joinable's says whether it was a step: false
+  // when no rank had a batch. The others' are not called then, and what they return does not
+  // matter.
   virtual bool shadow() = 0;
 };
 
 // auto join = Join({ddp}); for each batch {...}; join.finish();
 //
 // Every rank makes one, runs any number of steps (none, too), and calls finish(), which returns
-// when all ranks have. A step is one or more backward() of the Ddp, each of which counts. Micro-batches
-// under hold() when a rank runs out are its part of the others' next backward(); when no rank has
-// another batch, finish() leaves their average in the gradients and makes no step.
+// when all ranks have. A step is one or more backward() of the Ddp, each of which counts.
+// Micro-batches under hold() when a rank runs out are its part of the others' next backward(); when
+// no rank has another batch, finish() leaves their average in the gradients and makes no step.
 //
 // SyncBatchNorm, which communicates in forward(), needs equal numbers of batches: in the first step
 // for which a rank has none, forward() and that rank's finish() throw DataError, whatever `uneven`

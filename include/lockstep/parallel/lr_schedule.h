@@ -70,8 +70,8 @@ struct OneCycleOptions {
   double max_momentum = 0.95;
 };
 
-// A schedule for an LrScheduler, named as PyTorch's. Each of these functions throws ConfigError for numbers that make no
-// schedule.
+// A schedule for an LrScheduler, named as PyTorch's. Each of these functions throws ConfigError for
+// numbers that make no schedule.
 Schedule constant_lr(const ConstantOptions& options = {});
 // Warm-up: linear_lr({.start_factor = 0.01, .steps = 1000}).
 Schedule linear_lr(const LinearOptions& options = {});

@@ -16,8 +16,8 @@ DeviceKind device_from_env(DeviceKind asked);
 // What a process can compute on.
 struct Devices {
   c10::DeviceType type = c10::DeviceType::CPU;
-  int count = 0;            // that it sees, of that type; the CPU is not counted
-  bool is_own = false;      // the only one that it sees is its own, whatever its local rank
+  int count = 0;             // that it sees, of that type; the CPU is not counted
+  bool is_own = false;       // the only one that it sees is its own, whatever its local rank
   std::string problem = {};  // why there is none, where one was asked for
 };
 
@@ -30,8 +30,8 @@ struct Seat {
   int local_size = 1;
 };
 
-// The CPU, or the GPU whose number is the local rank. Throws ConfigError that says what is missing, or how many there are for how
-// many ranks.
+// The CPU, or the GPU whose number is the local rank. Throws ConfigError that says what is missing,
+// or how many there are for how many ranks.
 at::Device device_at(const Devices& devices, const Seat& seat);
 
 // Makes it the current device.

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/shm/exchange.h"
 #include "comm/reduce/reduction.h"
+#include "comm/shm/exchange.h"
 
 namespace lockstep::comm {
 namespace {

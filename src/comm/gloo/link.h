@@ -1,8 +1,8 @@
 // Messages over the connections of a c10d Gloo group.
 #pragma once
 
-#include "comm/gloo/group.h"
 #include "comm/direct/link.h"
+#include "comm/gloo/group.h"
 
 namespace lockstep::comm {
 

@@ -7,8 +7,8 @@
 #include "comm/direct/exchange.h"
 #include "comm/gloo/group.h"
 #include "comm/gloo/transport.h"
-#include "comm/transport.h"
 #include "comm/gloo/worker.h"
+#include "comm/transport.h"
 
 namespace lockstep::comm {
 

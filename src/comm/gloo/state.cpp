@@ -150,8 +150,8 @@ bool GlooState::await(const WireWork& work, GlooStep& step, steady_clock::time_p
   for (;;) {
     check_alive();
     const milliseconds left = left_of(step.timeout, step.start);
-    const auto limit = std::chrono::ceil<milliseconds>(std::min<steady_clock::duration>(
-        until - steady_clock::now(), std::min(kSlice, left)));
+    const auto limit = std::chrono::ceil<milliseconds>(
+        std::min<steady_clock::duration>(until - steady_clock::now(), std::min(kSlice, left)));
     try {
       work->wait(std::max(milliseconds(1), limit));
       return true;

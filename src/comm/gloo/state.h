@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/health/board.h"
 #include "comm/gloo/ops.h"
+#include "comm/health/board.h"
 #include "comm/health/roll.h"
 
 namespace lockstep::comm {
@@ -31,8 +31,9 @@ class GlooState {
   // deadline passes, when the launcher reports a dead rank, and when another rank turns out to do
   // something else.
   // False when `until` came first.
-  bool await(const WireWork& work, GlooStep& step,
-             std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max());
+  bool await(
+      const WireWork& work, GlooStep& step,
+      std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max());
   // Tells the others that this rank came out of a long operation.
   void done(const GlooStep& step);
   // Ends the group with an error that says what every rank was doing.

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "comm/health/call_numbers.h"
 #include "comm/gloo/state.h"
+#include "comm/health/call_numbers.h"
 #include "comm/text.h"
 #include "lockstep/core/error.h"
 

@@ -18,8 +18,8 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Begins `task` after those before it; two run at a time, so that the end of one and the beginning of
-  // the next share the wire. The work is over when it has returned or thrown.
+  // Begins `task` after those before it; two run at a time, so that the end of one and the
+  // beginning of the next share the wire. The work is over when it has returned or thrown.
   WireWork run(std::function<void()> task);
   // Runs `task` at once, in a thread of its own.
   static WireWork run_apart(std::function<void()> task);

@@ -18,7 +18,8 @@ constexpr std::chrono::milliseconds kRound{10};
 // at the same time.
 constexpr std::chrono::milliseconds kExplained{100};
 
-// What a rank that waits long calls, there for the others to compare with theirs; a call takes the place of an older one.
+// What a rank that waits long calls, there for the others to compare with theirs; a call takes the
+// place of an older one.
 std::string call_key(const Notice& notice) {
   constexpr uint64_t kPlaces = 64;
   return fmt::format("lockstep/call/{}/{}", notice.lane, notice.number % kPlaces);
@@ -142,15 +143,19 @@ void Board::Shared::say(const Notice& mine) {
   if (mine.state == Notice::State::Failed) store.set(kFailed, "1");
 }
 
-// A few requests, however many ranks there are: all of them may look each second, because one is slow.
+// A few requests, however many ranks there are: all of them may look each second, because one is
+// slow.
 void Board::Shared::compare(const Notice& mine) {
   const auto text = fmt::format("{}\n{}", rank, mine.packed());
-  const auto bytes = [](const std::string& said) { return std::vector<uint8_t>(said.begin(), said.end()); };
+  const auto bytes = [](const std::string& said) {
+    return std::vector<uint8_t>(said.begin(), said.end());
+  };
   const auto swap = [&](const std::string& before) {
     const auto there = store.for_c10d()->compareSet(call_key(mine), bytes(before), bytes(text));
     return std::string(there.begin(), there.end());
   };
-  for (std::string before, there = swap(before); there != text && there != before; there = swap(before)) {
+  for (std::string before, there = swap(before); there != text && there != before;
+       there = swap(before)) {
     std::istringstream in(there);
     int peer = 0;
     in >> peer;

@@ -24,7 +24,8 @@ std::string Roll::advice(const Notice& mine, const Board::Notices& notices) cons
   std::string said = mine.advice;
   for (int peer = 0; peer < size(); ++peer) {
     const auto end = fate(peer);
-    if (end && end->find("was killed") != std::string::npos) return "";  // a signal needs no other cause
+    if (end && end->find("was killed") != std::string::npos)
+      return "";  // a signal needs no other cause
     if (said.empty() && notices[peer]) said = notices[peer]->advice;
   }
   return said.empty() || verdict_->is_explained() ? "" : " (" + said + ")";

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
+#include "comm/hierarchical/two_levels.h"
+#include "comm/reduce/tree.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/transport.h"
-#include "comm/reduce/tree.h"
-#include "comm/hierarchical/two_levels.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -387,8 +387,9 @@ std::shared_ptr<Transport> make_transport(const Store& store, int rank, const La
                                           milliseconds timeout, const MakeNet& make_net) {
   const auto hosts = layout.by_host();
   if (hosts.size() == 1) {
-    return make_shm_transport(store, rank, layout.size(),
-                              {.timeout = timeout, .members = layout.members, .doors = layout.doors});
+    return make_shm_transport(
+        store, rank, layout.size(),
+        {.timeout = timeout, .members = layout.members, .doors = layout.doors});
   }
   if (static_cast<int>(hosts.size()) == layout.size()) {
     return make_net(store, {.rank = rank, .members = layout.members});

@@ -14,11 +14,11 @@
 #include <thread>
 #include <vector>
 
-#include "comm/health/call_numbers.h"
 #include "comm/health/board.h"
-#include "comm/nccl/communicator.h"
-#include "comm/host/processes.h"
+#include "comm/health/call_numbers.h"
 #include "comm/health/roll.h"
+#include "comm/host/processes.h"
+#include "comm/nccl/communicator.h"
 #include "comm/transport.h"
 
 namespace lockstep::comm {

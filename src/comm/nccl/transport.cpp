@@ -10,10 +10,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "comm/text.h"
 #include "comm/nccl/memory.h"
 #include "comm/nccl/ops.h"
 #include "comm/nccl/state.h"
+#include "comm/text.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

@@ -4,9 +4,9 @@
 
 #include <memory>
 
-#include "comm/world/layout.h"
 #include "comm/store/store.h"
 #include "comm/transport.h"
+#include "comm/world/layout.h"
 
 namespace lockstep::comm {
 

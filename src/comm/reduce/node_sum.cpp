@@ -9,9 +9,9 @@
 #include <string>
 #include <utility>
 
-#include "comm/shm/exchange.h"
 #include "comm/reduce/reduction.h"
 #include "comm/reduce/tree.h"
+#include "comm/shm/exchange.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

@@ -7,7 +7,8 @@ using Kernel = decltype(&baseline::reduce);
 
 Kernel best_kernel() {
 #ifdef __x86_64__
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl")) {
     return &avx512::reduce;
   }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return &avx2::reduce;
@@ -37,8 +38,8 @@ int64_t size_of(Element element) {
   return 0;
 }
 
-void reduce(const Reduction& reduction, const void* const* sources, int source_count, void* const* targets,
-            int target_count, int64_t count) {
+void reduce(const Reduction& reduction, const void* const* sources, int source_count,
+            void* const* targets, int target_count, int64_t count) {
   static const Kernel kernel = best_kernel();
   kernel(reduction, sources, source_count, targets, target_count, count);
 }

@@ -1,4 +1,5 @@
-// all_reduce and reduce over shared memory: in place, in one meeting, or as a pipeline through slots.
+// all_reduce and reduce over shared memory: in place, in one meeting, or as a pipeline through
+// slots.
 #include <algorithm>
 
 #include "comm/shm/chunks.h"
@@ -54,11 +55,13 @@ class AllReduce : public Operation {
     const int size = exchange.size();
     const Range slice = slice_of(exchange.rank(), size, data_.bytes / element_, element_);
     std::vector<void*> parts(size);
-    for (int r = 0; r < size; ++r) parts[r] = exchange.part_of(r, sequence) + slice.begin * element_;
+    for (int r = 0; r < size; ++r)
+      parts[r] = exchange.part_of(r, sequence) + slice.begin * element_;
     reduce(reduction_, parts.data(), size, parts.data(), size, slice.end - slice.begin);
   }
 
-  // Elements of `chunk` that this rank copies for the others: all, or all but the slice it reduces itself.
+  // Elements of `chunk` that this rank copies for the others: all, or all but the slice it reduces
+  // itself.
   void fill(Exchange& exchange, int64_t chunk) const {
     char* slot = exchange.slot(exchange.rank(), exchange.turn + chunk);
     if (one_shot()) return copy(slot, data_.data, data_.bytes);
@@ -71,7 +74,8 @@ class AllReduce : public Operation {
 
   // In bytes from the chunk's begin.
   Range own_slice(Exchange& exchange, Range bytes) const {
-    const Range s = slice_of(exchange.rank(), exchange.size(), (bytes.end - bytes.begin) / element_, element_);
+    const Range s =
+        slice_of(exchange.rank(), exchange.size(), (bytes.end - bytes.begin) / element_, element_);
     return {s.begin * element_, s.end * element_};
   }
 
@@ -85,8 +89,8 @@ class AllReduce : public Operation {
     ++exchange.turn;
   }
 
-  // A pipeline of three stages a chunk: copied in, reduced slice by slice into the result slot, copied out. In each round one chunk is in
-  // each stage, and one meeting ends the round.
+  // A pipeline of three stages a chunk: copied in, reduced slice by slice into the result slot,
+  // copied out. In each round one chunk is in each stage, and one meeting ends the round.
   bool step_two_shot(Exchange& exchange) {
     const bool wanted = root_ < 0 || root_ == exchange.rank();
     const int64_t count = chunks_in(data_.bytes, kChunk);
@@ -107,11 +111,13 @@ class AllReduce : public Operation {
     const Range bytes = chunk_of(data_.bytes, chunk, kChunk);
     const Range mine = own_slice(exchange, bytes);
     std::vector<const void*> sources(exchange.size());
-    for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.slot(r, exchange.turn + chunk) + mine.begin;
+    for (int r = 0; r < exchange.size(); ++r)
+      sources[r] = exchange.slot(r, exchange.turn + chunk) + mine.begin;
     char* own = data_.data + bytes.begin + mine.begin;
     sources[exchange.rank()] = own;
     void* targets[] = {exchange.result(exchange.turn + chunk) + mine.begin, own};
-    reduce(reduction_, sources.data(), exchange.size(), targets, wanted ? 2 : 1, (mine.end - mine.begin) / element_);
+    reduce(reduction_, sources.data(), exchange.size(), targets, wanted ? 2 : 1,
+           (mine.end - mine.begin) / element_);
   }
 
   void copy_out(Exchange& exchange, int64_t chunk) const {
@@ -126,7 +132,7 @@ class AllReduce : public Operation {
   Reduction reduction_;
   Piece data_;
   int64_t element_;
-  int root_;  // -1: everybody gets the result
+  int root_;           // -1: everybody gets the result
   int64_t round_ = 0;  // 0: not begun
   bool meets_ = false;
 };

@@ -21,9 +21,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Spinning pays only while every rank has a core of its own; measured 400 times slower at 4 ranks on 2 cores. Then it pays for long:
-// whoever yields or sleeps while a stranger wants the core waits for the stranger's whole time slice of 3 ms (measured: a step
-// of 1.3 ms took 3.3 ms with a spin of 100 us beside one compiler, 1.5 ms with this).
+// Spinning pays only while every rank has a core of its own; measured 400 times slower at 4 ranks
+// on 2 cores. Then it pays for long: whoever yields or sleeps while a stranger wants the core waits
+// for the stranger's whole time slice of 3 ms (measured: a step of 1.3 ms took 3.3 ms with a spin
+// of 100 us beside one compiler, 1.5 ms with this).
 constexpr auto kSpin = std::chrono::microseconds(2000);
 constexpr int kYields = 50;
 // A sleeper looks around this often: a lost peer is known well within half a second.
@@ -66,11 +67,13 @@ bool is_stopped(pid_t pid) {
          (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
 }
 
-// Waits for `ready` until `stop`: spins for kSpin from `since` on, then yields, then sleeps on `sleeper` in naps, after each of
-// which `look_around` is called, which may throw. False when `stop` came first.
+// Waits for `ready` until `stop`: spins for kSpin from `since` on, then yields, then sleeps on
+// `sleeper` in naps, after each of which `look_around` is called, which may throw. False when
+// `stop` came first.
 template <class Ready, class LookAround>
 bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock::time_point since,
-                Channel::Clock::time_point stop, const std::function<Idle()>& idle, const LookAround& look_around) {
+                Channel::Clock::time_point stop, const std::function<Idle()>& idle,
+                const LookAround& look_around) {
   const auto spin_end = std::min(stop, since + kSpin);
   while (spin && Channel::Clock::now() < spin_end) {
     for (int i = 0; i < 64; ++i) {
@@ -91,7 +94,8 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
     if (!now_ready && sleeper.value.load(std::memory_order_seq_cst) == seen) {
       const Idle found = idle();
       const auto left = std::chrono::ceil<std::chrono::microseconds>(stop - Channel::Clock::now());
-      const auto nap = std::clamp(left, std::chrono::microseconds(0), found == Idle::Waits ? kShortNap : kNap);
+      const auto nap =
+          std::clamp(left, std::chrono::microseconds(0), found == Idle::Waits ? kShortNap : kNap);
       if (found != Idle::Moved) futex_wait(sleeper.value, seen, nap);
     }
     sleeper.sleepers.fetch_sub(1, std::memory_order_seq_cst);
@@ -123,9 +127,16 @@ std::string Announcement::text(uint32_t sequence) const {
 
 Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bool watch_processes,
                  std::vector<int> members, std::vector<int> called)
-    : blocks_(blocks), rank_(rank), size_(size), spin_(size <= usable_cores()), processes_(size),
-      members_(std::move(members)), called_(std::move(called)), posted_(blocks[rank].posted.value.load()),
-      phase_(blocks[rank].phase.value.load()), all_done_(blocks[rank].done.value.load()) {
+    : blocks_(blocks),
+      rank_(rank),
+      size_(size),
+      spin_(size <= usable_cores()),
+      processes_(size),
+      members_(std::move(members)),
+      called_(std::move(called)),
+      posted_(blocks[rank].posted.value.load()),
+      phase_(blocks[rank].phase.value.load()),
+      all_done_(blocks[rank].done.value.load()) {
   if (watch_processes) verdict_.emplace();
   blocks_[rank].pid.store(getpid());
   Announcement hello;
@@ -135,7 +146,8 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bo
   for (int peer = 0; watch_processes && peer < size; ++peer) {
     if (peer != rank) processes_[peer] = Process::watch(blocks_[peer].pid.load());
   }
-  // Nobody passes before all have opened the others, so a process that is gone here is gone for good.
+  // Nobody passes before all have opened the others, so a process that is gone here is gone for
+  // good.
   arrive();
   await_met(joined, {timeout});
   set_done();
@@ -160,7 +172,8 @@ const Announcement& Channel::announcement(int rank, uint32_t sequence) const {
 
 bool Channel::all_posted(uint32_t sequence) {
   for (int peer = 0; peer < size_; ++peer) {
-    if (!reached(blocks_[peer].posted.value.load(std::memory_order_acquire), sequence)) return false;
+    if (!reached(blocks_[peer].posted.value.load(std::memory_order_acquire), sequence))
+      return false;
   }
   for (int i = 1; i < size_; ++i) compare((rank_ + i) % size_, sequence);
   return true;
@@ -174,10 +187,12 @@ void Channel::compare(int peer, uint32_t sequence) {
   const Announcement& mine = announcement(rank_, sequence);
   const Announcement& theirs = announcement(peer, sequence);
   if (mine.agrees_with(theirs)) return;
-  fail(fmt::format(
-      "[shm] the ranks disagree: rank {} calls {}, rank {} calls {}. Every rank must make the same calls in the same order "
-      "with the same dtype and counts{}",
-      name_of(rank_), mine.text(sequence), name_of(peer), theirs.text(sequence), advice(sequence, peer)));
+  fail(
+      fmt::format("[shm] the ranks disagree: rank {} calls {}, rank {} calls {}. Every rank must "
+                  "make the same calls in the same order "
+                  "with the same dtype and counts{}",
+                  name_of(rank_), mine.text(sequence), name_of(peer), theirs.text(sequence),
+                  advice(sequence, peer)));
 }
 
 std::string Channel::advice(uint32_t sequence, int peer) const {
@@ -218,36 +233,45 @@ bool Channel::await_done(uint32_t sequence, const Patience& patience) {
   return all_done(sequence) || await_counter(&RankBlock::done, sequence, sequence, patience);
 }
 
-bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence, const Patience& patience) {
+bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence,
+                            const Patience& patience) {
   const auto behind = [&](int peer) {
     return !reached((blocks_[peer].*counter).value.load(std::memory_order_acquire), value);
   };
-  // An operation that is under way cannot be overtaken, and its announcement must stay until it has been compared.
-  const std::function<Idle()>& idle = counter == &RankBlock::done ? move_everything_ : move_messages_;
+  // An operation that is under way cannot be overtaken, and its announcement must stay until it has
+  // been compared.
+  const std::function<Idle()>& idle =
+      counter == &RankBlock::done ? move_everything_ : move_messages_;
   Clock::time_point own_since{};
-  Clock::time_point& since = patience.since ? *patience.since : own_since;  // set by the first wait that is not over at once
+  Clock::time_point& since = patience.since
+                                 ? *patience.since
+                                 : own_since;  // set by the first wait that is not over at once
   for (int i = 1; i < size_; ++i) {
     const int peer = (rank_ + i) % size_;
     if (behind(peer)) {
       if (since == Clock::time_point{}) since = Clock::now();
       const auto deadline = since + patience.timeout;
-      const bool came = wait_until(
-          [&] { return !behind(peer); }, blocks_[peer].*counter, spin_, since, std::min(deadline, patience.until), idle,
-          [&] {
-            for (int other = 0; other < size_; ++other) {
-              if (other == rank_ || !behind(other)) continue;
-              check_peer(other, [&] { return behind(other); }, announcement(rank_, sequence).text(sequence),
-                         advice(sequence, rank_));
-            }
-          });
+      const bool came =
+          wait_until([&] { return !behind(peer); }, blocks_[peer].*counter, spin_, since,
+                     std::min(deadline, patience.until), idle,
+                     [&] {
+                       for (int other = 0; other < size_; ++other) {
+                         if (other == rank_ || !behind(other)) continue;
+                         check_peer(
+                             other, [&] { return behind(other); },
+                             announcement(rank_, sequence).text(sequence), advice(sequence, rank_));
+                       }
+                     });
       if (!came && patience.until < deadline) return false;
       std::string late;
       for (int other = 0; !came && other < size_; ++other) {
         if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
       }
       if (!late.empty()) {
-        fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}{}", announcement(rank_, sequence).text(sequence),
-                         patience.timeout.count() / 1000.0, name_of(rank_), late, advice(sequence, rank_)));
+        fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}{}",
+                         announcement(rank_, sequence).text(sequence),
+                         patience.timeout.count() / 1000.0, name_of(rank_), late,
+                         advice(sequence, rank_)));
       }
     }
     // Two that disagree know it before the others have come.
@@ -257,20 +281,23 @@ bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
   return true;
 }
 
-bool Channel::await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what, int peer,
+bool Channel::await_bell(const std::function<bool()>& ready,
+                         const std::function<std::string()>& what, int peer,
                          const Patience& patience) {
   if (ready()) return true;
   Clock::time_point own_since{};
   Clock::time_point& since = patience.since ? *patience.since : own_since;
   if (since == Clock::time_point{}) since = Clock::now();
   const auto deadline = since + patience.timeout;
-  const bool came =
-      wait_until(ready, blocks_[rank_].bell, spin_, since, std::min(deadline, patience.until), move_everything_,
-                 [&] { check_peer(peer, [&] { return !ready(); }, what()); });
+  const bool came = wait_until(ready, blocks_[rank_].bell, spin_, since,
+                               std::min(deadline, patience.until), move_everything_, [&] {
+                                 check_peer(
+                                     peer, [&] { return !ready(); }, what());
+                               });
   if (came) return true;
   if (patience.until < deadline) return false;
-  fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(), patience.timeout.count() / 1000.0,
-                   name_of(rank_), where_is(peer)));
+  fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(),
+                   patience.timeout.count() / 1000.0, name_of(rank_), where_is(peer)));
 }
 
 void Channel::ring(int rank) { advance(blocks_[rank].bell); }
@@ -297,16 +324,19 @@ void Channel::check_peer(int peer, const std::function<bool()>& needed, const st
   const bool gave_up = block.gave_up.load(std::memory_order_acquire);
   if ((gone || gave_up) && !needed()) return;
   if (gave_up) {
-    fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, name_of(rank_), name_of(peer), block.reason));
+    fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, name_of(rank_),
+                     name_of(peer), block.reason));
   }
   if (gone) {
     const std::string fate = fate_of(peer, milliseconds(100));
     // A signal needs no other cause.
     const bool is_killed = fate.find("was killed") != std::string::npos;
-    fail(fmt::format("[shm] {} on rank {} cannot go on: {}{}", doing, name_of(rank_), fate, is_killed ? "" : advice));
+    fail(fmt::format("[shm] {} on rank {} cannot go on: {}{}", doing, name_of(rank_), fate,
+                     is_killed ? "" : advice));
   }
   if (verdict_ && verdict_->is_out()) {
-    fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_), verdict_->given_up_with_fates()));
+    fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_),
+                     verdict_->given_up_with_fates()));
   }
 }
 
@@ -315,9 +345,12 @@ std::string Channel::where_is(int peer) const {
   const uint32_t posted = block.posted.value.load(), done = block.done.value.load();
   if (is_gone(peer)) return fate_of(peer, milliseconds(0));
   const char* stopped = is_stopped(block.pid.load()) ? " (its process is stopped)" : "";
-  if (block.pid.load() == 0) return fmt::format("rank {} has not come yet{}", name_of(peer), stopped);
+  if (block.pid.load() == 0)
+    return fmt::format("rank {} has not come yet{}", name_of(peer), stopped);
   const std::string last = block.ring[posted % RankBlock::kRing].text(posted);
-  if (done == posted) return fmt::format("rank {} is past {} and in no collective since{}", name_of(peer), last, stopped);
+  if (done == posted)
+    return fmt::format("rank {} is past {} and in no collective since{}", name_of(peer), last,
+                       stopped);
   return fmt::format("rank {} is at {}{}", name_of(peer), last, stopped);
 }
 

@@ -1,12 +1,13 @@
-// How ranks that share memory meet: what each is about to do, who has arrived, who is gone. No torch, so that sanitizers can
-// watch all of it.
+// How ranks that share memory meet: what each is about to do, who has arrived, who is gone. No
+// torch, so that sanitizers can watch all of it.
 //
 // Each rank owns one RankBlock and alone writes it. Its three counters only grow, and wrap:
 //   posted   operations announced (the announcement of operation s is in ring[s % kRing])
 //   phase    meetings within operations
 //   done     operations whose part on this rank is over
-// Every rank announces the same operations in the same order, so equal counters mean equal operations, and a rank that sees
-// another's announcement differ from its own knows at once that the two disagree.
+// Every rank announces the same operations in the same order, so equal counters mean equal
+// operations, and a rank that sees another's announcement differ from its own knows at once that
+// the two disagree.
 #pragma once
 
 #include <atomic>
@@ -19,8 +20,8 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/host/processes.h"
 #include "comm/health/verdict.h"
+#include "comm/host/processes.h"
 
 namespace lockstep::comm {
 
@@ -28,8 +29,8 @@ namespace lockstep::comm {
 struct Patience {
   using Clock = std::chrono::steady_clock;
 
-  std::chrono::milliseconds timeout;                       // then it is an error
-  Clock::time_point until = Clock::time_point::max();      // then the wait is given up for now
+  std::chrono::milliseconds timeout;                   // then it is an error
+  Clock::time_point until = Clock::time_point::max();  // then the wait is given up for now
   // When the wait began, of which this may be a later part.
   Clock::time_point* since = nullptr;
 };
@@ -37,31 +38,33 @@ struct Patience {
 // What a waiting rank found when it looked for something else to do.
 enum class Idle { Nothing, Waits, Moved };
 
-// What a rank announces before it waits for anybody. What all ranks must agree on comes first, in a cache line of its own (in the
-// ring): the others read no more of it, unless the data is in group memory.
+// What a rank announces before it waits for anybody. What all ranks must agree on comes first, in a
+// cache line of its own (in the ring): the others read no more of it, unless the data is in group
+// memory.
 struct Announcement {
   // Agreed.
-  char what[24] = {};     // "all_reduce sum"
-  char dtype[12] = {};    // "float32"
+  char what[24] = {};   // "all_reduce sum"
+  char dtype[12] = {};  // "float32"
   int32_t root = -1;
-  int64_t count = 0;      // elements
+  int64_t count = 0;         // elements
   uint64_t counts_hash = 0;  // of a list of counts
   uint32_t caller = 0;       // 0: not said
   uint32_t pass = 0;         // of the caller's
   // This rank's own.
-  int64_t segment = -1;   // of group memory that the data is in, -1 for private memory
-  int64_t offset = 0;     // in bytes, from the rank's part of it
+  int64_t segment = -1;  // of group memory that the data is in, -1 for private memory
+  int64_t offset = 0;    // in bytes, from the rank's part of it
   int64_t own_bytes = 0;
   char tag[40] = {};
   char caller_name[16] = {};
-  char advice[64] = {};   // for whoever finds that the ranks disagree
+  char advice[64] = {};  // for whoever finds that the ranks disagree
 
   bool agrees_with(const Announcement& other) const;
   // "all_reduce sum #412 (bucket 3, float32 x 1048576)"
   std::string text(uint32_t sequence) const;
 };
 
-// A counter that one rank advances and others wait for. Two cache lines: neighbours are fetched together.
+// A counter that one rank advances and others wait for. Two cache lines: neighbours are fetched
+// together.
 struct alignas(128) Counter {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
@@ -77,7 +80,8 @@ struct RankBlock {
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> gave_up;  // this rank threw; `reason` is valid
   char reason[496];
-  // Only here, since a type aligned to more than malloc gives would make each operation's memory slow to get.
+  // Only here, since a type aligned to more than malloc gives would make each operation's memory
+  // slow to get.
   struct alignas(64) Entry : Announcement {};
   Entry ring[kRing];
 };
@@ -86,12 +90,13 @@ class Channel {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The world calls rank r members[r], messages called[r] (r, where a list is empty). `blocks` are the ranks' blocks, in memory that all map and that was zero when the first came
-  // (or had all counters at one number, at which they go on). Returns after all ranks have
-  // arrived. `watch_processes`: peers are processes of this machine whose death is noticed (false in tests that run ranks as
-  // threads). Throws CommError.
-  Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
-          std::vector<int> members = {}, std::vector<int> called = {});
+  // The world calls rank r members[r], messages called[r] (r, where a list is empty). `blocks` are
+  // the ranks' blocks, in memory that all map and that was zero when the first came (or had all
+  // counters at one number, at which they go on). Returns after all ranks have arrived.
+  // `watch_processes`: peers are processes of this machine whose death is noticed (false in tests
+  // that run ranks as threads). Throws CommError.
+  Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout,
+          bool watch_processes, std::vector<int> members = {}, std::vector<int> called = {});
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -103,8 +108,9 @@ class Channel {
   uint32_t post(const Announcement& announcement);
   uint32_t next_sequence() const { return posted_ + 1; }
 
-  // The waits return false when `patience.until` came first. They throw CommError when a rank is lost or late.
-  // Waits until all ranks have announced operation `sequence`, and compares. Throws on all ranks when they disagree.
+  // The waits return false when `patience.until` came first. They throw CommError when a rank is
+  // lost or late. Waits until all ranks have announced operation `sequence`, and compares. Throws
+  // on all ranks when they disagree.
   bool await_posted(uint32_t sequence, const Patience& patience);
   // The same without waiting: false when some rank has not.
   bool all_posted(uint32_t sequence);
@@ -123,12 +129,12 @@ class Channel {
   bool await_done(uint32_t sequence, const Patience& patience);
 
   // Waits until `ready` holds; rung by `ring(rank)`. `what` says for the error what is waited for.
-  bool await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what, int peer,
-                  const Patience& patience);
+  bool await_bell(const std::function<bool()>& ready, const std::function<std::string()>& what,
+                  int peer, const Patience& patience);
   void ring(int rank);
 
-  // What to do now and then while waiting: `messages` where an operation cannot go on, `everything` elsewhere. After
-  // Idle::Waits it is called again soon.
+  // What to do now and then while waiting: `messages` where an operation cannot go on, `everything`
+  // elsewhere. After Idle::Waits it is called again soon.
   void set_idle_work(std::function<Idle()> messages, std::function<Idle()> everything) {
     move_messages_ = std::move(messages);
     move_everything_ = std::move(everything);
@@ -141,12 +147,15 @@ class Channel {
   [[noreturn]] void fail(const std::string& text);
 
  private:
-  bool await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence, const Patience& patience);
+  bool await_counter(Counter RankBlock::*counter, uint32_t value, uint32_t sequence,
+                     const Patience& patience);
   void compare(int peer, uint32_t sequence);
   // " (or one rank ran out of batches: see Join)": of this rank's announcement, or of the peer's.
   std::string advice(uint32_t sequence, int peer) const;
-  // Throws when `peer`, which is `needed`, has died or given up, or the launcher says that a rank has.
-  void check_peer(int peer, const std::function<bool()>& needed, const std::string& doing, const std::string& advice = {});
+  // Throws when `peer`, which is `needed`, has died or given up, or the launcher says that a rank
+  // has.
+  void check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
+                  const std::string& advice = {});
   bool is_gone(int peer) const;
   std::string fate_of(int peer, std::chrono::milliseconds patience) const;
   std::string where_is(int peer) const;

@@ -97,7 +97,8 @@ std::optional<std::string> Door::hand_over(const std::string& address, const Coo
   return std::nullopt;
 }
 
-// One more message; false when there is none. One with `wanted` is kept however many others have come.
+// One more message; false when there is none. One with `wanted` is kept however many others have
+// come.
 bool Door::receive(const Cookie& wanted) {
   Cookie cookie{};
   iovec data{cookie.data(), sizeof cookie};

@@ -26,21 +26,29 @@ int64_t Exchange::bytes_for(int size) {
   return blocks_bytes(size) + mailbox_bytes(size) + 2 * (size + 1) * kChunk;
 }
 
-Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
-                   std::vector<int> members, std::vector<int> called)
+Exchange::Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
+                   bool watch_processes, std::vector<int> members, std::vector<int> called)
     : slots_(memory + blocks_bytes(size) + mailbox_bytes(size)),
-      channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout, watch_processes, std::move(members),
-               std::move(called)),
+      channel_(reinterpret_cast<RankBlock*>(memory), rank, size, timeout, watch_processes,
+               std::move(members), std::move(called)),
       mailbox_(memory + blocks_bytes(size), channel_) {
   channel_.set_idle_work(
       [this] {
         return mailbox_.step() ? Idle::Moved : mailbox_.waiting() > 0 ? Idle::Waits : Idle::Nothing;
       },
-      [this] { return move() ? Idle::Moved : mailbox_.waiting() > 0 || !queue_.empty() ? Idle::Waits : Idle::Nothing; });
+      [this] {
+        return move()                                      ? Idle::Moved
+               : mailbox_.waiting() > 0 || !queue_.empty() ? Idle::Waits
+                                                           : Idle::Nothing;
+      });
 }
 
-char* Exchange::slot(int rank, int64_t at_turn) const { return slots_ + (2 * rank + at_turn % 2) * kChunk; }
-char* Exchange::result(int64_t at_turn) const { return slots_ + (2 * size_t(channel_.size()) + at_turn % 2) * kChunk; }
+char* Exchange::slot(int rank, int64_t at_turn) const {
+  return slots_ + (2 * rank + at_turn % 2) * kChunk;
+}
+char* Exchange::result(int64_t at_turn) const {
+  return slots_ + (2 * size_t(channel_.size()) + at_turn % 2) * kChunk;
+}
 
 bool Exchange::all_in_group_memory(uint32_t sequence) const {
   for (int r = 0; r < channel_.size(); ++r) {
@@ -73,7 +81,8 @@ void Exchange::start(std::shared_ptr<Parcel> parcel) {
   move();
 }
 
-// Announces what may be announced: in order, and staged operations only at the head, where the slots are theirs.
+// Announces what may be announced: in order, and staged operations only at the head, where the
+// slots are theirs.
 bool Exchange::announce_ready() {
   bool head = true, moved = false;
   for (const auto& operation : queue_) {
@@ -136,7 +145,8 @@ bool Exchange::run_head() {
 // Waits for what the head of the queue waits for.
 bool Exchange::await_head(const Patience& patience) {
   const std::shared_ptr<Operation> head = queue_.front();
-  if (!head->announced) return channel_.await_done(channel_.next_sequence() - RankBlock::kRing, patience);
+  if (!head->announced)
+    return channel_.await_done(channel_.next_sequence() - RankBlock::kRing, patience);
   if (head->agreed) return channel_.await_met(head->sequence, patience);
   if (!channel_.await_posted(head->sequence, patience)) return false;
   head->agreed = true;

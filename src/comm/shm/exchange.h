@@ -1,12 +1,13 @@
 // The collectives of ranks that share memory, on plain pointers. No torch.
 //
-// Data in group memory is reduced where it lies: rank r adds slice r of all ranks' buffers in tree order and writes the sum back to
-// all (the direct-exchange all-reduce of Rabenseifner, 2004, without the exchange). Everything else is staged:
-// each rank copies a chunk into its own slot, all meet, each reads what it needs from the others' slots. Two slots a rank
-// alternate, so one meeting a chunk is enough.
+// Data in group memory is reduced where it lies: rank r adds slice r of all ranks' buffers in tree
+// order and writes the sum back to all (the direct-exchange all-reduce of Rabenseifner, 2004,
+// without the exchange). Everything else is staged: each rank copies a chunk into its own slot, all
+// meet, each reads what it needs from the others' slots. Two slots a rank alternate, so one meeting
+// a chunk is enough.
 //
-// Operations run in the order in which they were started. There is no thread of our own: they move on inside the calls, all that
-// can, whichever of them a call waits for.
+// Operations run in the order in which they were started. There is no thread of our own: they move
+// on inside the calls, all that can, whichever of them a call waits for.
 #pragma once
 
 #include <chrono>
@@ -16,9 +17,9 @@
 #include <memory>
 #include <vector>
 
+#include "comm/reduce/reduce.h"
 #include "comm/shm/channel.h"
 #include "comm/shm/mailbox.h"
-#include "comm/reduce/reduce.h"
 #include "lockstep/core/shard.h"
 
 namespace lockstep::comm {
@@ -43,8 +44,9 @@ class Operation {
   friend class Exchange;
   // Fills this rank's slot with what others need first; before the announcement.
   virtual void stage(class Exchange&) {}
-  // Everything after the announcement, as far as it goes without waiting; all ranks have announced. False when it cannot go on
-  // before all have come to the meeting at which this rank is: it is called again then.
+  // Everything after the announcement, as far as it goes without waiting; all ranks have announced.
+  // False when it cannot go on before all have come to the meeting at which this rank is: it is
+  // called again then.
   virtual bool step(class Exchange& exchange) = 0;
   // False for an operation that works on group memory alone: it may be announced while earlier ones
   // have not run, and is over only when all ranks have run it.
@@ -64,33 +66,40 @@ class Exchange {
   static int64_t bytes_for(int size);
 
   // `memory` is as Channel's blocks: zero when the first rank comes.
-  Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout, bool watch_processes,
-           std::vector<int> members = {}, std::vector<int> called = {});
+  Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
+           bool watch_processes, std::vector<int> members = {}, std::vector<int> called = {});
 
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }
   Channel& channel() { return channel_; }
 
-  // Queues the operation, or the message, and takes all that was started as far as it goes without waiting.
+  // Queues the operation, or the message, and takes all that was started as far as it goes without
+  // waiting.
   void start(std::shared_ptr<Operation> operation);
   void start(std::shared_ptr<Parcel> parcel);
-  // Blocks until the operation is over on this rank, or the message has been put in whole (sender) or taken out whole (receiver).
-  // False when `until` came first. Throws CommError.
+  // Blocks until the operation is over on this rank, or the message has been put in whole (sender)
+  // or taken out whole (receiver). False when `until` came first. Throws CommError.
   using Clock = Channel::Clock;
-  bool finish(const std::shared_ptr<Operation>& operation, Clock::time_point until = Clock::time_point::max());
-  bool finish(const std::shared_ptr<Parcel>& parcel, Clock::time_point until = Clock::time_point::max());
-  // Takes all that was started as far as it goes without waiting; true when finish() would not wait.
+  bool finish(const std::shared_ptr<Operation>& operation,
+              Clock::time_point until = Clock::time_point::max());
+  bool finish(const std::shared_ptr<Parcel>& parcel,
+              Clock::time_point until = Clock::time_point::max());
+  // Takes all that was started as far as it goes without waiting; true when finish() would not
+  // wait.
   bool advance(const Operation& operation);
   bool advance(const Parcel& parcel);
   void move_on();
 
   // Where group memory lies: part(segment, rank) for announcements with segment >= 0.
-  void set_group_memory(std::function<char*(int64_t segment, int rank)> part) { part_ = std::move(part); }
+  void set_group_memory(std::function<char*(int64_t segment, int rank)> part) {
+    part_ = std::move(part);
+  }
   char* part_of(int rank, uint32_t sequence) const;
   bool all_in_group_memory(uint32_t sequence) const;
   bool none_in_group_memory(uint32_t sequence) const;
 
-  // For operations. slot() is the chunk that `rank` staged in the current turn; result() a chunk all ranks may write slices of.
+  // For operations. slot() is the chunk that `rank` staged in the current turn; result() a chunk
+  // all ranks may write slices of.
   char* slot(int rank, int64_t turn) const;
   char* result(int64_t turn) const;
   int64_t turn = 0;
@@ -108,7 +117,7 @@ class Exchange {
   std::function<char*(int64_t, int)> part_;
   std::deque<std::shared_ptr<Operation>> queue_;      // not run yet
   std::deque<std::shared_ptr<Operation>> lingering_;  // run, but others may still use the buffers
-  Clock::time_point waiting_since_{};                 // for the head, or for others' part of what has run
+  Clock::time_point waiting_since_{};  // for the head, or for others' part of what has run
 };
 
 // The elements [begin, end) of `count` that rank r of n reduces: whole cache lines.

@@ -13,7 +13,9 @@ constexpr int64_t kFlags = 4096;
 struct GroupMemoryIndex::Mapping {
   char* part(int r) const { return segment.data() + r * part_bytes; }
   // Whether rank r has freed its part.
-  std::atomic<uint8_t>& freed(int r) const { return reinterpret_cast<std::atomic<uint8_t>*>(part(size))[r]; }
+  std::atomic<uint8_t>& freed(int r) const {
+    return reinterpret_cast<std::atomic<uint8_t>*>(part(size))[r];
+  }
   bool freed_by_all() const {
     for (int r = 0; r < size; ++r) {
       if (freed(r).load(std::memory_order_acquire) == 0) return false;
@@ -30,12 +32,15 @@ struct GroupMemoryIndex::Mapping {
 GroupMemoryIndex::GroupMemoryIndex() = default;
 GroupMemoryIndex::~GroupMemoryIndex() = default;
 
-std::optional<GroupMemoryIndex::Place> GroupMemoryIndex::find(const void* address, int64_t bytes, int rank) const {
+std::optional<GroupMemoryIndex::Place> GroupMemoryIndex::find(const void* address, int64_t bytes,
+                                                              int rank) const {
   const std::lock_guard lock(mutex_);
   const char* begin = static_cast<const char*>(address);
   for (const auto& mapping : all_) {
     const char* part = mapping->part(rank);
-    if (begin < part || begin >= part + mapping->part_bytes || bytes > part + mapping->part_bytes - begin) continue;
+    if (begin < part || begin >= part + mapping->part_bytes ||
+        bytes > part + mapping->part_bytes - begin)
+      continue;
     return Place{mapping->id, begin - part};
   }
   return std::nullopt;
@@ -43,7 +48,8 @@ std::optional<GroupMemoryIndex::Place> GroupMemoryIndex::find(const void* addres
 
 char* GroupMemoryIndex::part(int64_t segment, int rank) const {
   const std::lock_guard lock(mutex_);
-  const auto found = std::find_if(all_.begin(), all_.end(), [&](const auto& mapping) { return mapping->id == segment; });
+  const auto found = std::find_if(all_.begin(), all_.end(),
+                                  [&](const auto& mapping) { return mapping->id == segment; });
   return found == all_.end() ? nullptr : (*found)->part(rank);
 }
 
@@ -72,8 +78,8 @@ GroupMemory::GroupMemory(Segment segment, int64_t id, int64_t part_bytes, int ra
     : id_(id), index_(std::move(index)) {
   const std::lock_guard lock(index_->mutex_);
   index_->sweep();
-  index_->all_.push_back(
-      std::unique_ptr<GroupMemoryIndex::Mapping>(new GroupMemoryIndex::Mapping{std::move(segment), id, part_bytes, rank, size}));
+  index_->all_.push_back(std::unique_ptr<GroupMemoryIndex::Mapping>(
+      new GroupMemoryIndex::Mapping{std::move(segment), id, part_bytes, rank, size}));
 }
 
 GroupMemory::~GroupMemory() { index_->release(id_); }

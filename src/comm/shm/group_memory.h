@@ -11,8 +11,8 @@
 
 namespace lockstep::comm {
 
-// Which group memory an address lies in. Tensors may be freed in any thread, and on each rank by itself: what others may still
-// name in a call stays mapped here until all ranks have freed theirs.
+// Which group memory an address lies in. Tensors may be freed in any thread, and on each rank by
+// itself: what others may still name in a call stays mapped here until all ranks have freed theirs.
 class GroupMemoryIndex {
  public:
   GroupMemoryIndex();
@@ -36,7 +36,8 @@ class GroupMemoryIndex {
   std::vector<std::unique_ptr<Mapping>> all_;
 };
 
-// One segment with a part for each of the ranks, and behind them where each says that it has freed its own. All ranks number it alike.
+// One segment with a part for each of the ranks, and behind them where each says that it has freed
+// its own. All ranks number it alike.
 class GroupMemory {
  public:
   // Bytes of a segment for `size` ranks, and those that `rank` gives their pages.
@@ -46,7 +47,8 @@ class GroupMemory {
   static int64_t bytes_for(int64_t part_bytes, int size);
   static Extent own_extent(int64_t part_bytes, int rank, int size);
 
-  GroupMemory(Segment segment, int64_t id, int64_t part_bytes, int rank, int size, std::shared_ptr<GroupMemoryIndex> index);
+  GroupMemory(Segment segment, int64_t id, int64_t part_bytes, int rank, int size,
+              std::shared_ptr<GroupMemoryIndex> index);
   ~GroupMemory();
   GroupMemory(const GroupMemory&) = delete;
   GroupMemory& operator=(const GroupMemory&) = delete;

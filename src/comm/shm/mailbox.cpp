@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint32_t kSlots = 2;
 constexpr int64_t kSlotBytes = 32 << 10;
-// Large slots of a sender, which any of its messages may use. A box for each pair has small ones of its own, so that a message
-// gets on whatever the others wait for.
+// Large slots of a sender, which any of its messages may use. A box for each pair has small ones of
+// its own, so that a message gets on whatever the others wait for.
 constexpr int kMostLarge = 16;
 constexpr int64_t kSmallBytes = 512;
 constexpr int32_t kSmall = -1;
@@ -35,21 +35,27 @@ struct Mailbox::Box {
 };
 
 std::string Parcel::text() const {
-  return fmt::format("{} rank {} ({}message {}, {} x {})", sending ? "send to" : "recv from", peer_name,
-                     tag.empty() ? "" : tag + ", ", message, dtype, count);
+  return fmt::format("{} rank {} ({}message {}, {} x {})", sending ? "send to" : "recv from",
+                     peer_name, tag.empty() ? "" : tag + ", ", message, dtype, count);
 }
 
 int64_t Mailbox::bytes_for(int size) {
   return boxes_bytes(size) + int64_t{size} * large_slots(size) * kSlotBytes;
 }
 
-int64_t Mailbox::boxes_bytes(int size) { return int64_t{size} * size * static_cast<int64_t>(sizeof(Box)); }
+int64_t Mailbox::boxes_bytes(int size) {
+  return int64_t{size} * size * static_cast<int64_t>(sizeof(Box));
+}
 
 Mailbox::Mailbox(char* memory, Channel& channel)
-    : memory_(memory), channel_(channel), lanes_(2 * channel.size()), uses_(large_slots(channel.size())) {}
+    : memory_(memory),
+      channel_(channel),
+      lanes_(2 * channel.size()),
+      uses_(large_slots(channel.size())) {}
 
 Mailbox::Box& Mailbox::box(int from, int to) const {
-  return *reinterpret_cast<Box*>(memory_ + (int64_t{from} * channel_.size() + to) * static_cast<int64_t>(sizeof(Box)));
+  return *reinterpret_cast<Box*>(memory_ + (int64_t{from} * channel_.size() + to) *
+                                               static_cast<int64_t>(sizeof(Box)));
 }
 
 char* Mailbox::large_slot(int from, int32_t slot) const {
@@ -102,7 +108,8 @@ bool Mailbox::put(Parcel& parcel) {
   Box& to = box(channel_.rank(), parcel.peer);
   const uint32_t put = to.put.load(std::memory_order_relaxed);
   const uint32_t filled = put - to.taken.load(std::memory_order_acquire);
-  // There is one header for both slots, so a message starts when the one before it has been taken out.
+  // There is one header for both slots, so a message starts when the one before it has been taken
+  // out.
   if (parcel.started ? filled >= kSlots : filled != 0) return false;
   if (!parcel.started) {
     to.header = {parcel.count, parcel.message, {}};
@@ -128,15 +135,20 @@ bool Mailbox::take(Parcel& parcel) {
   if (from.put.load(std::memory_order_acquire) == taken) return false;
   if (!parcel.started) {
     const Header& sent = from.header;
-    if (sent.count != parcel.count || sent.message != parcel.message || parcel.dtype != sent.dtype) {
-      channel_.fail(fmt::format("[shm] the ranks disagree: rank {} calls {}, rank {} sent message {}, {} x {}",
-                                channel_.name_of(channel_.rank()), parcel.text(), parcel.peer_name, sent.message, sent.dtype, sent.count));
+    if (sent.count != parcel.count || sent.message != parcel.message ||
+        parcel.dtype != sent.dtype) {
+      channel_.fail(fmt::format(
+          "[shm] the ranks disagree: rank {} calls {}, rank {} sent message {}, {} x {}",
+          channel_.name_of(channel_.rank()), parcel.text(), parcel.peer_name, sent.message,
+          sent.dtype, sent.count));
     }
     parcel.started = true;
   }
   const int32_t large = from.large[taken % kSlots];
-  const int64_t piece = std::min(parcel.bytes - parcel.moved, large == kSmall ? kSmallBytes : kSlotBytes);
-  const char* const slot = large == kSmall ? from.small[taken % kSlots] : large_slot(parcel.peer, large);
+  const int64_t piece =
+      std::min(parcel.bytes - parcel.moved, large == kSmall ? kSmallBytes : kSlotBytes);
+  const char* const slot =
+      large == kSmall ? from.small[taken % kSlots] : large_slot(parcel.peer, large);
   if (piece > 0) std::memcpy(parcel.data + parcel.moved, slot, piece);
   parcel.moved += piece;
   parcel.over = parcel.moved == parcel.bytes;

@@ -1,6 +1,7 @@
-// Messages between two ranks that share memory: for each ordered pair two slots, which the sender fills and the receiver empties in turn.
-// Large pieces lie in memory of the sender that all its messages share, since most pairs of many ranks never talk.
-// Messages of one pair arrive in the order in which they were sent; those of different pairs do not wait for each other.
+// Messages between two ranks that share memory: for each ordered pair two slots, which the sender
+// fills and the receiver empties in turn. Large pieces lie in memory of the sender that all its
+// messages share, since most pairs of many ranks never talk. Messages of one pair arrive in the
+// order in which they were sent; those of different pairs do not wait for each other.
 #pragma once
 
 #include <chrono>
@@ -70,7 +71,7 @@ class Mailbox {
   char* memory_;
   Channel& channel_;
   std::vector<std::deque<std::shared_ptr<Parcel>>> lanes_;  // 2 * peer + sending
-  std::vector<Use> uses_;  // of this rank's large slots
+  std::vector<Use> uses_;                                   // of this rank's large slots
   int waiting_ = 0;
 };
 

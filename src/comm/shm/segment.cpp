@@ -39,7 +39,8 @@ int64_t number_in(const char* path, const std::string& key) {
   return std::numeric_limits<int64_t>::max();
 }
 
-// Bytes that this process may still take, by the machine's, its control groups' and the process's own limit.
+// Bytes that this process may still take, by the machine's, its control groups' and the process's
+// own limit.
 int64_t available_bytes() {
   constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
   int64_t available = number_in("/proc/meminfo", "MemAvailable:");
@@ -54,7 +55,8 @@ int64_t available_bytes() {
 
 [[noreturn]] void too_little(int64_t bytes, const char* what, int error) {
   throw CommError(fmt::format(
-      "[shm] {} {} bytes of shared memory: {}; {} bytes are available to this process. Use fewer ranks, a smaller model or "
+      "[shm] {} {} bytes of shared memory: {}; {} bytes are available to this process. Use fewer "
+      "ranks, a smaller model or "
       "buckets, or raise the limit (memory of the machine or container, ulimit -f)",
       what, bytes, error ? std::strerror(error) : "too little memory", available_bytes()));
 }
@@ -73,12 +75,14 @@ Segment Segment::sized(Fd fd, int64_t bytes) {
   fstat(fd.get(), &file);
   Segment segment = map(fd.get(), bytes);
   segment.fd_ = std::move(fd);
-  segment.handle_ = {.bytes = bytes, .device = file.st_dev, .inode = file.st_ino, .cookie = new_cookie()};
+  segment.handle_ = {
+      .bytes = bytes, .device = file.st_dev, .inode = file.st_ino, .cookie = new_cookie()};
   return segment;
 }
 
 Segment Segment::create(int64_t bytes, const std::vector<std::string>& doors) {
-  // Checked first: growing a file over RLIMIT_FSIZE raises a signal, and overcommitted memory ends in a kill.
+  // Checked first: growing a file over RLIMIT_FSIZE raises a signal, and overcommitted memory ends
+  // in a kill.
   if (bytes < 0 || bytes > available_bytes()) too_little(bytes, "cannot get", 0);
   Segment segment;
   std::optional<std::string> problem;
@@ -92,12 +96,14 @@ Segment Segment::create(int64_t bytes, const std::vector<std::string>& doors) {
   }
   // Another network namespace, or a filter of system calls: a name that they can open.
   const Cookie name = new_cookie();
-  const std::string path = fmt::format("/dev/shm/lockstep-segment-{:016x}{:016x}", name[0], name[1]);
+  const std::string path =
+      fmt::format("/dev/shm/lockstep-segment-{:016x}{:016x}", name[0], name[1]);
   Fd fd(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd) {
-    throw CommError(fmt::format(
-        "[shm] cannot share memory: a process of this host cannot be handed a descriptor ({}), and {} cannot be made: {}",
-        *problem, path, std::strerror(errno)));
+    throw CommError(
+        fmt::format("[shm] cannot share memory: a process of this host cannot be handed a "
+                    "descriptor ({}), and {} cannot be made: {}",
+                    *problem, path, std::strerror(errno)));
   }
   try {
     segment = sized(std::move(fd), bytes);
@@ -115,13 +121,15 @@ Segment Segment::attach(const SegmentHandle& handle) {
     const std::string path(handle.path, strnlen(handle.path, sizeof handle.path));
     fd = Fd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
     if (!fd) {
-      throw CommError(fmt::format("[shm] cannot open {} to share memory: {}. Set LOCKSTEP_BACKEND=gloo", path,
-                                  std::strerror(errno)));
+      throw CommError(
+          fmt::format("[shm] cannot open {} to share memory: {}. Set LOCKSTEP_BACKEND=gloo", path,
+                      std::strerror(errno)));
     }
   } else if (auto came = Door::own().take(handle.cookie)) {
     fd = std::move(*came);
   } else {
-    throw CommError("[shm] the descriptor of shared memory has not come. Set LOCKSTEP_BACKEND=gloo");
+    throw CommError(
+        "[shm] the descriptor of shared memory has not come. Set LOCKSTEP_BACKEND=gloo");
   }
   // A stranger's file is not written to.
   struct stat file {};
@@ -165,11 +173,14 @@ void Segment::close_handle() {
   fd_.reset();
 }
 
-void Segment::discard(int64_t offset, int64_t bytes) const noexcept { madvise(data_ + offset, bytes, MADV_REMOVE); }
+void Segment::discard(int64_t offset, int64_t bytes) const noexcept {
+  madvise(data_ + offset, bytes, MADV_REMOVE);
+}
 
 void Segment::populate(int64_t offset, int64_t bytes) const {
   if (bytes == 0) return;
-  const int64_t begin = offset / kPage * kPage, end = std::min(bytes_, (offset + bytes + kPage - 1) / kPage * kPage);
+  const int64_t begin = offset / kPage * kPage,
+                end = std::min(bytes_, (offset + bytes + kPage - 1) / kPage * kPage);
   if (madvise(data_ + begin, end - begin, MADV_POPULATE_WRITE) == 0) return;
   if (errno != EINVAL) too_little(bytes, "cannot fill", errno);
   // Before Linux 5.14: touch each page; a full machine then ends in SIGBUS after all.

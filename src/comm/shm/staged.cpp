@@ -1,4 +1,5 @@
-// The operations but all_reduce: what each rank puts into its slot, and what it reads from the others'.
+// The operations but all_reduce: what each rank puts into its slot, and what it reads from the
+// others'.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +15,8 @@ constexpr int64_t kChunk = Exchange::kChunk;
 // Slots are divided among ranks when each gets something else.
 int64_t part_bytes(int size) { return kChunk / size / 64 * 64; }
 
-// An operation in which each rank in turn fills its slot, meets the others and reads theirs, chunk by chunk.
+// An operation in which each rank in turn fills its slot, meets the others and reads theirs, chunk
+// by chunk.
 class Staged : public Operation {
  protected:
   virtual void fill(Exchange& exchange, int64_t chunk, char* slot) = 0;
@@ -74,10 +76,11 @@ class Staged : public Operation {
 
   // The sizes that two ranks see differ: both are told.
   [[noreturn]] void disagree(Exchange& exchange, int peer, int64_t theirs, int64_t expected) const {
-    exchange.channel().fail(fmt::format(
-        "[shm] {}: rank {} gives {} bytes where rank {} expects {}. The sizes of a part must agree on both sides",
-        announcement.text(sequence), exchange.channel().name_of(peer), theirs,
-        exchange.channel().name_of(exchange.rank()), expected));
+    exchange.channel().fail(
+        fmt::format("[shm] {}: rank {} gives {} bytes where rank {} expects {}. The sizes of a "
+                    "part must agree on both sides",
+                    announcement.text(sequence), exchange.channel().name_of(peer), theirs,
+                    exchange.channel().name_of(exchange.rank()), expected));
   }
 
  private:
@@ -89,7 +92,10 @@ class ReduceScatter : public Staged {
  public:
   ReduceScatter(const Reduction& reduction, std::vector<Piece> outputs, std::vector<Piece> inputs,
                 std::vector<Range> runs)
-      : reduction_(reduction), outputs_(std::move(outputs)), inputs_(std::move(inputs)), runs_(std::move(runs)) {}
+      : reduction_(reduction),
+        outputs_(std::move(outputs)),
+        inputs_(std::move(inputs)),
+        runs_(std::move(runs)) {}
 
  private:
   int64_t chunks(Exchange& exchange) const override {
@@ -110,7 +116,8 @@ class ReduceScatter : public Staged {
     const int rank = exchange.rank();
     const Range s = chunk_of(inputs_[rank].bytes, chunk, each);
     std::vector<const void*> sources(exchange.size());
-    for (int r = 0; r < exchange.size(); ++r) sources[r] = exchange.slot(r, exchange.turn) + rank * each;
+    for (int r = 0; r < exchange.size(); ++r)
+      sources[r] = exchange.slot(r, exchange.turn) + rank * each;
     sources[rank] = inputs_[rank].data + s.begin;
     combine(sources, s);
   }
@@ -124,13 +131,13 @@ class ReduceScatter : public Staged {
     combine(sources, {0, inputs_[exchange.rank()].bytes});
   }
 
-  // `sources`: the ranks' bytes s of this rank's part. An output may be this rank's own input, which
-  // only the run that this rank is in reads.
+  // `sources`: the ranks' bytes s of this rank's part. An output may be this rank's own input,
+  // which only the run that this rank is in reads.
   void combine(const std::vector<const void*>& sources, Range s) const {
     for (size_t j = 0; j < runs_.size(); ++j) {
       void* target = outputs_[j].data + s.begin;
-      reduce(reduction_, sources.data() + runs_[j].begin, static_cast<int>(runs_[j].size()), &target, 1,
-             s.size() / size_of(reduction_.element));
+      reduce(reduction_, sources.data() + runs_[j].begin, static_cast<int>(runs_[j].size()),
+             &target, 1, s.size() / size_of(reduction_.element));
     }
   }
 
@@ -143,12 +150,15 @@ class ReduceScatter : public Staged {
 // Broadcast, gather and all_gather: some ranks' buffers go as they are to some ranks.
 class Spread : public Staged {
  public:
-  // outputs[r].data == nullptr: this rank does not want rank r's. `gives`: this rank has something to say.
+  // outputs[r].data == nullptr: this rank does not want rank r's. `gives`: this rank has something
+  // to say.
   Spread(std::vector<Piece> outputs, Piece input, bool gives)
       : outputs_(std::move(outputs)), input_(input), gives_(gives) {}
 
  private:
-  int64_t chunks(Exchange& exchange) const override { return chunks_in(most_bytes(exchange), kChunk); }
+  int64_t chunks(Exchange& exchange) const override {
+    return chunks_in(most_bytes(exchange), kChunk);
+  }
 
   void fill(Exchange&, int64_t chunk, char* slot) override {
     if (!gives_) return;
@@ -167,7 +177,8 @@ class Spread : public Staged {
       if (output.data == nullptr) continue;
       check_given(exchange, r);
       const Range s = chunk_of(output.bytes, chunk, kChunk);
-      const char* from = r == exchange.rank() ? input_.data + s.begin : exchange.slot(r, exchange.turn);
+      const char* from =
+          r == exchange.rank() ? input_.data + s.begin : exchange.slot(r, exchange.turn);
       copy(output.data + s.begin, from, s.end - s.begin);
     }
   }
@@ -176,7 +187,8 @@ class Spread : public Staged {
     for (int r = 0; r < static_cast<int>(outputs_.size()); ++r) {
       const Piece& output = outputs_[r];
       check_given(exchange, r);
-      copy(output.data, r == exchange.rank() ? input_.data : exchange.part_of(r, sequence), output.bytes);
+      copy(output.data, r == exchange.rank() ? input_.data : exchange.part_of(r, sequence),
+           output.bytes);
     }
   }
 
@@ -185,7 +197,8 @@ class Spread : public Staged {
   bool gives_;
 };
 
-// Scatter and all_to_all: rank r has something else for each rank. The sizes go first, so that both sides know when they differ.
+// Scatter and all_to_all: rank r has something else for each rank. The sizes go first, so that both
+// sides know when they differ.
 class Deal : public Staged {
  public:
   // Without inputs this rank gives nothing; an output without data takes nothing from that rank.
@@ -249,7 +262,8 @@ int64_t largest(const std::vector<Piece>& pieces) {
 std::shared_ptr<Operation> reduce_scatter(const Reduction& reduction, std::vector<Piece> outputs,
                                           std::vector<Piece> inputs, std::vector<Range> runs) {
   const int64_t most = largest(inputs);
-  return made<ReduceScatter>(most, reduction, std::move(outputs), std::move(inputs), std::move(runs));
+  return made<ReduceScatter>(most, reduction, std::move(outputs), std::move(inputs),
+                             std::move(runs));
 }
 
 std::shared_ptr<Operation> all_gather(std::vector<Piece> outputs, Piece input) {

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <sstream>
 
+#include "comm/reduce/reduction.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/group_memory.h"
-#include "comm/reduce/reduction.h"
 #include "comm/shm/segment.h"
 #include "lockstep/core/error.h"
 
@@ -17,14 +17,17 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Piece piece_of(const at::Tensor& tensor) { return {data_of(tensor), static_cast<int64_t>(tensor.nbytes())}; }
+Piece piece_of(const at::Tensor& tensor) {
+  return {data_of(tensor), static_cast<int64_t>(tensor.nbytes())};
+}
 
 // One contiguous tensor as `count` equal parts, or the list as it is.
 std::vector<Piece> pieces_of(const std::vector<at::Tensor>& tensors, int count) {
   std::vector<Piece> pieces;
   if (tensors.size() == 1) {
     const Piece whole = piece_of(tensors.front());
-    for (int r = 0; r < count; ++r) pieces.push_back({whole.data + whole.bytes / count * r, whole.bytes / count});
+    for (int r = 0; r < count; ++r)
+      pieces.push_back({whole.data + whole.bytes / count * r, whole.bytes / count});
   } else {
     for (const at::Tensor& tensor : tensors) pieces.push_back(piece_of(tensor));
   }
@@ -34,7 +37,8 @@ std::vector<Piece> pieces_of(const std::vector<at::Tensor>& tensors, int count) 
 // The counts of a list that all ranks give alike, as one number.
 uint64_t hash_of(const std::vector<Piece>& pieces) {
   uint64_t hash = 0;
-  for (const Piece& piece : pieces) hash = (hash ^ static_cast<uint64_t>(piece.bytes)) * 0x9e3779b97f4a7c15;
+  for (const Piece& piece : pieces)
+    hash = (hash ^ static_cast<uint64_t>(piece.bytes)) * 0x9e3779b97f4a7c15;
   return hash;
 }
 
@@ -64,7 +68,9 @@ Offer make_offer(Segment& segment, int64_t bytes, const std::vector<std::string>
 }
 
 // All but rank 0's, which makes the memory.
-std::vector<std::string> others_of(const std::vector<std::string>& doors) { return {doors.begin() + 1, doors.end()}; }
+std::vector<std::string> others_of(const std::vector<std::string>& doors) {
+  return {doors.begin() + 1, doors.end()};
+}
 
 Segment accept(const Offer& offer) {
   if (offer.handle.bytes < 0) throw CommError(offer.problem);
@@ -110,10 +116,12 @@ class ShmTransport : public Transport {
       : segment_(std::make_shared<Segment>(std::move(segment))),
         options_(std::move(options)),
         index_(options_.index ? options_.index : std::make_shared<GroupMemoryIndex>()) {
-    // The operations of an abandoned Work may outlive the transport: they own the segment with the exchange.
-    exchange_ = std::shared_ptr<Exchange>(
-        new Exchange(segment_->data(), rank, size, options_.timeout, true, options_.members, options_.called),
-        [segment = segment_](Exchange* exchange) { delete exchange; });
+    // The operations of an abandoned Work may outlive the transport: they own the segment with the
+    // exchange.
+    exchange_ =
+        std::shared_ptr<Exchange>(new Exchange(segment_->data(), rank, size, options_.timeout, true,
+                                               options_.members, options_.called),
+                                  [segment = segment_](Exchange* exchange) { delete exchange; });
     segment_->close_handle();
     segment_->populate(exchange_->slot(rank, 0) - segment_->data(), 2 * Exchange::kChunk);
     exchange_->set_group_memory([index = index_](int64_t id, int r) { return index->part(id, r); });
@@ -126,7 +134,8 @@ class ShmTransport : public Transport {
   bool keeps_tree_order() const override { return true; }
 
   Work start(Request request) override {
-    if (request.what == Collective::Send || request.what == Collective::Recv) return start_message(std::move(request));
+    if (request.what == Collective::Send || request.what == Collective::Recv)
+      return start_message(std::move(request));
     std::shared_ptr<Operation> operation = operation_for(request);
     Announcement& said = operation->announcement;
     set_text(said.what, request.name());
@@ -150,11 +159,13 @@ class ShmTransport : public Transport {
     const int64_t bytes = bytes_of(sizes, options);
     if (bytes == 0) return at::zeros(sizes, options);
     const auto [begin, end] = GroupMemory::own_extent(bytes, rank(), size());
-    Segment segment =
-        segment_of_all("empty", sizes, options, GroupMemory::bytes_for(bytes, size()), {begin, end});
+    Segment segment = segment_of_all("empty", sizes, options, GroupMemory::bytes_for(bytes, size()),
+                                     {begin, end});
     char* own = segment.data() + begin;
-    auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, rank(), size(), index_);
-    return at::from_blob(own, sizes, [memory](void*) {}, options);
+    auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, rank(),
+                                                size(), index_);
+    return at::from_blob(
+        own, sizes, [memory](void*) {}, options);
   }
 
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options) override {
@@ -162,7 +173,8 @@ class ShmTransport : public Transport {
     if (bytes == 0) return at::zeros(sizes, options);
     const Range own = Shard{rank(), size()}.of(bytes);
     auto segment = std::make_shared<Segment>(segment_of_all("shared", sizes, options, bytes, own));
-    return at::from_blob(segment->data(), sizes, [segment](void*) {}, options);
+    return at::from_blob(
+        segment->data(), sizes, [segment](void*) {}, options);
   }
 
   void give_up(std::string_view why) noexcept override {
@@ -175,7 +187,8 @@ class ShmTransport : public Transport {
 
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
     const int size = static_cast<int>(members.size());
-    const int new_rank = static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
+    const int new_rank =
+        static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
     Segment segment;
     Offer offer{};
     ShmOptions options{.timeout = options_.timeout};
@@ -196,7 +209,8 @@ class ShmTransport : public Transport {
  private:
   std::shared_ptr<Operation> operation_for(const Request& request) {
     const Reduction reduction = reduction_of(request, size());
-    const auto with_counts = [](std::shared_ptr<Operation> operation, const std::vector<Piece>& counts, int64_t count) {
+    const auto with_counts = [](std::shared_ptr<Operation> operation,
+                                const std::vector<Piece>& counts, int64_t count) {
       operation->announcement.counts_hash = hash_of(counts);
       operation->announcement.count = count;
       return operation;
@@ -235,9 +249,13 @@ class ShmTransport : public Transport {
         return rooted(comm::broadcast(request.peer, rank(), piece_of(request.outputs.front())),
                       request.outputs.front().numel());
       case Collective::Gather:
-        return rooted(comm::gather(request.peer, rank(), list(request.outputs), piece_of(request.inputs.front())), -1);
+        return rooted(comm::gather(request.peer, rank(), list(request.outputs),
+                                   piece_of(request.inputs.front())),
+                      -1);
       case Collective::Scatter:
-        return rooted(comm::scatter(request.peer, rank(), piece_of(request.outputs.front()), list(request.inputs)), -1);
+        return rooted(comm::scatter(request.peer, rank(), piece_of(request.outputs.front()),
+                                    list(request.inputs)),
+                      -1);
       case Collective::AllToAll: {
         auto operation = comm::all_to_all(outputs(), inputs());
         operation->announcement.count = -1;
@@ -248,10 +266,12 @@ class ShmTransport : public Transport {
     }
   }
 
-  // Announces where in group memory the tensors lie, of which `first` is one, if they lie there one after another.
+  // Announces where in group memory the tensors lie, of which `first` is one, if they lie there one
+  // after another.
   void in_group_memory(Operation& operation, const Piece& whole, const at::Tensor& first) const {
     if (whole.bytes < 0) return;
-    // Without elements there is no address; the storage says whether the others have to wait for private data.
+    // Without elements there is no address; the storage says whether the others have to wait for
+    // private data.
     const void* address = whole.bytes > 0 ? whole.data : first.storage().data();
     if (const auto place = index_->find(address, whole.bytes, rank())) {
       operation.announcement.segment = place->segment;
@@ -259,7 +279,8 @@ class ShmTransport : public Transport {
     }
   }
 
-  // All elements of tensors that follow each other, where empty ones lie anywhere; -1 bytes when they do not.
+  // All elements of tensors that follow each other, where empty ones lie anywhere; -1 bytes when
+  // they do not.
   static Piece whole_of(const std::vector<at::Tensor>& tensors) {
     Piece whole;
     for (const Piece& piece : list(tensors)) {
@@ -285,7 +306,8 @@ class ShmTransport : public Transport {
 
   Work start_message(Request request) {
     auto parcel = std::make_shared<Parcel>();
-    const at::Tensor& tensor = request.what == Collective::Send ? request.inputs.front() : request.outputs.front();
+    const at::Tensor& tensor =
+        request.what == Collective::Send ? request.inputs.front() : request.outputs.front();
     parcel->sending = request.what == Collective::Send;
     parcel->peer = request.peer;
     parcel->message = request.message;
@@ -306,8 +328,8 @@ class ShmTransport : public Transport {
   }
 
   // Mapped by every rank; this one gives its `own` bytes their pages.
-  Segment segment_of_all(std::string_view what, at::IntArrayRef sizes, const at::TensorOptions& options, int64_t bytes,
-                         Range own) {
+  Segment segment_of_all(std::string_view what, at::IntArrayRef sizes,
+                         const at::TensorOptions& options, int64_t bytes, Range own) {
     Segment segment;
     Offer offer{};
     if (rank() == 0) offer = make_offer(segment, bytes, others_of(options_.doors));
@@ -361,7 +383,8 @@ class ShmTransport : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, ShmOptions options) {
+std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size,
+                                              ShmOptions options) {
   const std::string key = "segment";
   Segment segment;
   if (rank == 0) {
@@ -371,7 +394,8 @@ std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int 
   } else {
     const std::string text = store.get(key, options.timeout);
     Offer offer;
-    if (text.size() != sizeof offer) throw CommError("[shm] the store's key 'segment' was written by another version");
+    if (text.size() != sizeof offer)
+      throw CommError("[shm] the store's key 'segment' was written by another version");
     std::memcpy(&offer, text.data(), sizeof offer);
     segment = accept(offer);
   }

@@ -20,13 +20,14 @@ struct ShmOptions {
   std::vector<std::string> doors = {};
   // What messages call rank r; empty: r.
   std::vector<int> called = {};
-  // Where group memory is found; one for several transports over the same ranks, all of whose memory the
-  // first one gives.
+  // Where group memory is found; one for several transports over the same ranks, all of whose
+  // memory the first one gives.
   std::shared_ptr<GroupMemoryIndex> index = nullptr;
 };
 
-// Every rank of the host calls it. `store` is read and written under keys of its own. Throws CommError on all ranks when the
-// memory cannot be had.
-std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size, ShmOptions options);
+// Every rank of the host calls it. `store` is read and written under keys of its own. Throws
+// CommError on all ranks when the memory cannot be had.
+std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size,
+                                              ShmOptions options);
 
 }  // namespace lockstep::comm

@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "comm/later.h"
-#include "comm/store/resolve.h"
 #include "comm/store/protocol.h"
+#include "comm/store/resolve.h"
 
 namespace lockstep::comm {
 namespace {

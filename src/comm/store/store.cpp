@@ -11,8 +11,8 @@
 #include <mutex>
 #include <utility>
 
-#include "comm/store/resolve.h"
 #include "comm/store/client.h"
+#include "comm/store/resolve.h"
 #include "comm/store/server.h"
 #include "comm/text.h"
 #include "lockstep/core/error.h"
@@ -127,12 +127,13 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
 }
 
 std::unique_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) const {
-  return std::make_unique<StoreClient>(host_, port_, after(timeout),
-                                       [verdict = verdict_]() -> std::optional<std::string> {
-                                         if (!verdict->is_out()) return std::nullopt;
-                                         return verdict->given_up_with_fates();
-                                       },
-                                       key_);
+  return std::make_unique<StoreClient>(
+      host_, port_, after(timeout),
+      [verdict = verdict_]() -> std::optional<std::string> {
+        if (!verdict->is_out()) return std::nullopt;
+        return verdict->given_up_with_fates();
+      },
+      key_);
 }
 
 Store Store::connect(const StoreOptions& options) {

@@ -25,9 +25,10 @@ using std::chrono::milliseconds;
 
 std::string encode(const Member& member) {
   const Devices& devices = member.devices;
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", member.world_size, member.local_rank, member.host, member.version,
-                     static_cast<int>(devices.type), devices.count, devices.is_own ? 1 : 0, member.cores.threads,
-                     member.cores.is_fixed ? 1 : 0, member.cores.ids.empty() ? "-" : text_of_cores(member.cores.ids),
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", member.world_size, member.local_rank,
+                     member.host, member.version, static_cast<int>(devices.type), devices.count,
+                     devices.is_own ? 1 : 0, member.cores.threads, member.cores.is_fixed ? 1 : 0,
+                     member.cores.ids.empty() ? "-" : text_of_cores(member.cores.ids),
                      member.door.empty() ? "-" : member.door, devices.problem);
 }
 
@@ -36,10 +37,12 @@ Member decode(const std::string& text, int rank) {
   std::istringstream in(text);
   int type = 0;
   std::string cores;
-  if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >> type >> member.devices.count >>
-        member.devices.is_own >> member.cores.threads >> member.cores.is_fixed >> cores >> member.door)) {
-    throw CommError(fmt::format("[comm] rank {} introduced itself with '{}': is it another version of this library?",
-                                rank, text.substr(0, 80)));
+  if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >> type >>
+        member.devices.count >> member.devices.is_own >> member.cores.threads >>
+        member.cores.is_fixed >> cores >> member.door)) {
+    throw CommError(fmt::format(
+        "[comm] rank {} introduced itself with '{}': is it another version of this library?", rank,
+        text.substr(0, 80)));
   }
   member.devices.type = static_cast<c10::DeviceType>(type);
   member.cores.machine = member.host.substr(0, member.host.find('/'));
@@ -49,8 +52,8 @@ Member decode(const std::string& text, int rank) {
   return member;
 }
 
-// Where this process may share memory: one kernel, one process table, one name of the host; and, where LOCKSTEP_HOST says a
-// name, only with ranks that say the same.
+// Where this process may share memory: one kernel, one process table, one name of the host; and,
+// where LOCKSTEP_HOST says a name, only with ranks that say the same.
 std::string host_key() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -58,7 +61,8 @@ std::string host_key() {
   const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof name - 1);
   const std::string own = length > 0 ? std::string(name, length) : "?";
   std::string said = env_text("LOCKSTEP_HOST").value_or("");
-  std::replace_if(said.begin(), said.end(), [](unsigned char c) { return std::isspace(c); }, '_');
+  std::replace_if(
+      said.begin(), said.end(), [](unsigned char c) { return std::isspace(c); }, '_');
   // Machines that were cloned while they ran have one boot id.
   utsname system{};
   uname(&system);
@@ -67,13 +71,15 @@ std::string host_key() {
 
 void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) {
   if (mine.world_size != theirs.world_size) {
-    throw ConfigError(fmt::format(
-        "[comm] rank {} has WORLD_SIZE={}, rank {} has WORLD_SIZE={}: start all ranks of a job with the same", rank,
-        mine.world_size, peer, theirs.world_size));
+    throw ConfigError(
+        fmt::format("[comm] rank {} has WORLD_SIZE={}, rank {} has WORLD_SIZE={}: start all ranks "
+                    "of a job with the same",
+                    rank, mine.world_size, peer, theirs.world_size));
   }
   if (mine.version != theirs.version) {
-    throw ConfigError(fmt::format("[comm] rank {} runs lockstep {}, rank {} runs {}: all ranks need the same", rank,
-                                  mine.version, peer, theirs.version));
+    throw ConfigError(
+        fmt::format("[comm] rank {} runs lockstep {}, rank {} runs {}: all ranks need the same",
+                    rank, mine.version, peer, theirs.version));
   }
 }
 
@@ -82,7 +88,9 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
 void leave(const Store& store, int rank, int others) noexcept {
   const auto start = Clock::now();
   // Who hears the launcher needs no store to know why.
-  const auto limit = [&] { return store.verdict()->is_out() ? milliseconds(200) : milliseconds(2000); };
+  const auto limit = [&] {
+    return store.verdict()->is_out() ? milliseconds(200) : milliseconds(2000);
+  };
   try {
     int64_t left = store.add("left", rank == 0 ? 0 : 1);
     for (; rank == 0 && left < others && Clock::now() < start + limit();
@@ -95,22 +103,26 @@ void leave(const Store& store, int rank, int others) noexcept {
 }
 
 Member this_member(int world_size, int local_rank, Devices devices) {
-  return {world_size, local_rank, host_key(), std::string(version()), std::move(devices), this_process_cores(), Door::own().address()};
+  return {world_size,         local_rank,           host_key(),           std::string(version()),
+          std::move(devices), this_process_cores(), Door::own().address()};
 }
 
 namespace {
 
-// A list to which every rank adds itself, how many have, and, once all have or two disagree, that it is over: a rank makes the
-// same few requests whatever the number of ranks.
+// A list to which every rank adds itself, how many have, and, once all have or two disagree, that
+// it is over: a rank makes the same few requests whatever the number of ranks.
 constexpr const char* kList = "members";
 constexpr const char* kCome = "members/come";
 constexpr const char* kFirst = "members/first";
 constexpr const char* kOver = "members/over";
 
-std::string line_of(int rank, const Member& member) { return fmt::format("{} {}\n", rank, encode(member)); }
+std::string line_of(int rank, const Member& member) {
+  return fmt::format("{} {}\n", rank, encode(member));
+}
 
 // Those that have come. Throws ConfigError when one of them disagrees with this rank.
-std::vector<std::optional<Member>> members_of(const std::string& list, int rank, const Member& mine) {
+std::vector<std::optional<Member>> members_of(const std::string& list, int rank,
+                                              const Member& mine) {
   std::vector<std::optional<Member>> members(mine.world_size);
   std::istringstream lines(list);
   for (std::string line; std::getline(lines, line);) {
@@ -140,18 +152,22 @@ int others(const Store& store) { return static_cast<int>(store.add(kCome, 0)) - 
     if (!members[peer]) absent.push_back(peer);
   }
   throw CommError(fmt::format(
-      "[comm] rank {} met {} of {} ranks at {} {}; missing: {}. Were they started, with the same MASTER_ADDR and "
+      "[comm] rank {} met {} of {} ranks at {} {}; missing: {}. Were they started, with the same "
+      "MASTER_ADDR and "
       "MASTER_PORT?",
       rank, mine.world_size - static_cast<int>(absent.size()), mine.world_size, store.address(),
-      failed ? "when the job " + verdict.given_up_with_fates() : fmt::format("in {} s", timeout.count() / 1000.0),
+      failed ? "when the job " + verdict.given_up_with_fates()
+             : fmt::format("in {} s", timeout.count() / 1000.0),
       fmt::join(absent, ", ")));
 }
 
 }  // namespace
 
-std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine, milliseconds timeout) {
+std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine,
+                                     milliseconds timeout) {
   if (store.add(fmt::format("taken/{}", rank), 1) > 1) {
-    throw ConfigError(fmt::format("[comm] two processes have RANK={}: each rank of a job needs its own", rank));
+    throw ConfigError(
+        fmt::format("[comm] two processes have RANK={}: each rank of a job needs its own", rank));
   }
   const std::string own = line_of(rank, mine);
   const auto more = store.for_c10d();
@@ -162,7 +178,8 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
   } else {
     const std::string first = store.get(kFirst, timeout);
     try {
-      check_agrees(mine, rank, decode(first.substr(first.find(' ') + 1), std::stoi(first)), std::stoi(first));
+      check_agrees(mine, rank, decode(first.substr(first.find(' ') + 1), std::stoi(first)),
+                   std::stoi(first));
     } catch (const ConfigError& error) {
       refuse_all(store, rank, error);
     }
@@ -180,7 +197,8 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
   }
   std::vector<Member> members;
   try {
-    for (auto& member : members_of(store.get(kList, timeout), rank, mine)) members.push_back(std::move(member.value()));
+    for (auto& member : members_of(store.get(kList, timeout), rank, mine))
+      members.push_back(std::move(member.value()));
   } catch (const ConfigError&) {
     leave(store, rank, others(store));
     throw;

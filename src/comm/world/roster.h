@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "comm/device/device.h"
-#include "comm/store/store.h"
 #include "comm/host/threads.h"
+#include "comm/store/store.h"
 
 namespace lockstep::comm {
 
@@ -24,12 +24,14 @@ struct Member {
 // This process, as `local_rank` of a world of `world_size`.
 Member this_member(int world_size, int local_rank, Devices devices);
 
-// Every rank calls it; returns all members by rank. Throws ConfigError, on all ranks that have come, when they disagree about the world's
-// size or the library's version, and CommError that lists the ranks that have not come within the deadline.
-std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine, std::chrono::milliseconds timeout);
+// Every rank calls it; returns all members by rank. Throws ConfigError, on all ranks that have
+// come, when they disagree about the world's size or the library's version, and CommError that
+// lists the ranks that have not come within the deadline.
+std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine,
+                                     std::chrono::milliseconds timeout);
 
-// Called by a rank that fails before the world is complete: the rank that serves the store keeps it, for two seconds at most, until the
-// `others` have read why.
+// Called by a rank that fails before the world is complete: the rank that serves the store keeps
+// it, for two seconds at most, until the `others` have read why.
 void leave(const Store& store, int rank, int others) noexcept;
 
 }  // namespace lockstep::comm

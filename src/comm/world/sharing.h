@@ -4,8 +4,8 @@
 #include <chrono>
 #include <string>
 
-#include "comm/world/layout.h"
 #include "comm/store/store.h"
+#include "comm/world/layout.h"
 
 namespace lockstep::comm {
 

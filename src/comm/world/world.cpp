@@ -12,10 +12,10 @@
 #include "comm/device/device.h"
 #include "comm/gloo/transport.h"
 #include "comm/hierarchical/transport.h"
+#include "comm/host/threads.h"
 #include "comm/nccl/transport.h"
 #include "comm/world/roster.h"
 #include "comm/world/sharing.h"
-#include "comm/host/threads.h"
 #include "core/descriptors.h"
 #include "core/security/token.h"
 #include "lockstep/core/environment.h"
@@ -136,8 +136,8 @@ std::string incarnation(const Place& place) {
   return fmt::format("lockstep/{}/{}", place.job, worlds++);
 }
 
-// Without a launcher of ours nobody has divided the cores of a machine among its ranks, and every one would start a
-// thread for each.
+// Without a launcher of ours nobody has divided the cores of a machine among its ranks, and every
+// one would start a thread for each.
 void share_cores(const std::vector<Member>& members, int rank) {
   std::vector<Cores> cores;
   for (const Member& member : members) cores.push_back(member.cores);
@@ -146,7 +146,8 @@ void share_cores(const std::vector<Member>& members, int rank) {
   if (rank == 0 && !uneven.empty()) log::warn(uneven);
 }
 
-// The same where ranks do not tell each other: those that are bound to a part of the cores keep that part.
+// The same where ranks do not tell each other: those that are bound to a part of the cores keep
+// that part.
 void share_cores_with_python(const Place& place) {
   Cores own = this_process_cores();
   if (own.is_fixed || own.ids.empty()) return;
@@ -180,7 +181,8 @@ void check_sharing(Backend asked, const std::string& problem, int rank) {
     throw CommError(fmt::format("[comm] the {} backend was asked for, but {}: use auto or gloo",
                                 asked == Backend::Shm ? "shm" : "host-then-net", problem));
   }
-  if (rank == 0) log::warn(fmt::format("[comm] {}: they communicate over TCP, which is slower", problem));
+  if (rank == 0)
+    log::warn(fmt::format("[comm] {}: they communicate over TCP, which is slower", problem));
 }
 
 // Without one, connections fail, and the others wait for them until the deadline.
@@ -188,10 +190,11 @@ void check_descriptors(int ranks) {
   const auto [used, limit] = descriptors();
   constexpr int kSpare = 16;  // of the group itself
   if (used + ranks + kSpare <= limit) return;
-  throw CommError(fmt::format(
-      "[comm] connections to {} ranks need {} more descriptors, but {} of at most {} are in use: raise the limit (ulimit -n, "
-      "LimitNOFILE= of systemd, --ulimit nofile= of a container)",
-      ranks, ranks + kSpare, used, limit));
+  throw CommError(
+      fmt::format("[comm] connections to {} ranks need {} more descriptors, but {} of at most {} "
+                  "are in use: raise the limit (ulimit -n, "
+                  "LimitNOFILE= of systemd, --ulimit nofile= of a container)",
+                  ranks, ranks + kSpare, used, limit));
 }
 
 // Whether ranks that are so distributed can have the transport that was asked for.
@@ -258,8 +261,8 @@ World World::from_env(WorldOptions options) {
       own, place.rank,
       this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
       options.timeout);
-  log::info(fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size,
-                        seconds()));
+  log::info(
+      fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size, seconds()));
   share_cores(members, place.rank);
   Layout layout;
   for (int r = 0; r < place.size; ++r) {

@@ -78,9 +78,8 @@ Digest random_bytes() {
 
 Token::Token(std::string_view secret) : secret_(secret) {
   if (!secret.empty() && secret.find_first_not_of(" \t\r\n") == secret.npos) {
-    throw ConfigError(
-        fmt::format("[token] the job's token is nothing but {} bytes of white space; {}",
-                    secret.size(), kHow));
+    throw ConfigError(fmt::format(
+        "[token] the job's token is nothing but {} bytes of white space; {}", secret.size(), kHow));
   }
   if (secret.size() < kFewest) {
     throw ConfigError(

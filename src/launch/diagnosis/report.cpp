@@ -10,8 +10,8 @@
 #include <map>
 #include <string_view>
 
-#include "launch/process/signals.h"
 #include "launch/diagnosis/stacks.h"
+#include "launch/process/signals.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/preemption.h"
 

@@ -12,8 +12,8 @@
 #include <set>
 #include <string_view>
 
-#include "launch/process/descendants.h"
 #include "launch/diagnosis/symbols.h"
+#include "launch/process/descendants.h"
 
 namespace lockstep::launch {
 namespace {

@@ -22,8 +22,8 @@ struct Seen {
   bool is_stopped() const { return state == 'T' || state == 't'; }
 };
 
-// "in all_reduce #7 ..., for 0.31 s (its process was stopped, by SIGSTOP or a debugger)"; empty when
-// there is nothing to say.
+// "in all_reduce #7 ..., for 0.31 s (its process was stopped, by SIGSTOP or a debugger)"; empty
+// when there is nothing to say.
 std::string whereabouts(const Seen& seen, uint64_t now_ns);
 
 // How many processes the kernel has ended so far because memory was short, on this machine or in a

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
+#include "launch/diagnosis/report.h"
+#include "launch/job/supervisor.h"
 #include "launch/process/aside.h"
 #include "launch/process/binding.h"
 #include "launch/process/child.h"
 #include "launch/process/environment.h"
-#include "launch/diagnosis/report.h"
-#include "launch/job/supervisor.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/flight.h"
 
@@ -145,11 +145,10 @@ Outcome run_incarnation(Session& session, Plan plan, Outside* outside) {
     // Shared, since the files may still be on their way when nobody wants them any more.
     const auto opened = std::make_shared<std::vector<Logs::Files>>();
     Outcome early;
-    const bool is_done = do_aside(
-        session, outside, early,
-        [opened, logs = session.logs, options = session.options, restarts = plan.restarts] {
-          *opened = logs.open_all(options, restarts);
-        });
+    const bool is_done =
+        do_aside(session, outside, early,
+                 [opened, logs = session.logs, options = session.options,
+                  restarts = plan.restarts] { *opened = logs.open_all(options, restarts); });
     if (!is_done) {
       for (const std::string& line : report(early)) session.output.say(line);
       return early;

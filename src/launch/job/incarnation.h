@@ -2,9 +2,9 @@
 #pragma once
 
 #include "launch/job/outcome.h"
-#include "launch/rendezvous/outside.h"
 #include "launch/job/plan.h"
 #include "launch/job/session.h"
+#include "launch/rendezvous/outside.h"
 
 namespace lockstep::launch {
 

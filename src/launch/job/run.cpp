@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launch/process/environment.h"
 #include "launch/job/incarnation.h"
-#include "launch/rendezvous/listener.h"
-#include "launch/rendezvous/meeting.h"
 #include "launch/job/program.h"
 #include "launch/job/restarts.h"
+#include "launch/process/environment.h"
 #include "launch/process/secret.h"
+#include "launch/rendezvous/listener.h"
+#include "launch/rendezvous/meeting.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::launch {

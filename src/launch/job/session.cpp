@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "launch/job/program.h"
 #include "launch/process/descendants.h"
 #include "launch/process/descriptors.h"
 #include "launch/process/environment.h"
-#include "launch/job/program.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::launch {

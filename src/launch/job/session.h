@@ -5,9 +5,9 @@
 #include <optional>
 #include <string>
 
-#include "launch/process/guard.h"
 #include "launch/output/logs.h"
 #include "launch/output/output.h"
+#include "launch/process/guard.h"
 #include "launch/process/signals.h"
 #include "lockstep/launch/run.h"
 

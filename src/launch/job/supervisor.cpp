@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "launch/output/last_words.h"
 #include "launch/diagnosis/report.h"
 #include "launch/diagnosis/stacks.h"
+#include "launch/output/last_words.h"
 
 namespace lockstep::launch {
 namespace {
@@ -343,10 +343,11 @@ void Supervisor::look_for_absent() {
     missing.push_back(
         fmt::format("rank {} ({})", seen.rank, where.empty() ? "in no collective" : where));
   }
-  output_.say(fmt::format("{} of {} ranks of this host have ended well; still at work after {} s: {}",
-                          outcome_.ends.size(), ranks_,
-                          std::chrono::duration_cast<std::chrono::seconds>(kMissing).count(),
-                          fmt::join(missing, ", ")));
+  output_.say(
+      fmt::format("{} of {} ranks of this host have ended well; still at work after {} s: {}",
+                  outcome_.ends.size(), ranks_,
+                  std::chrono::duration_cast<std::chrono::seconds>(kMissing).count(),
+                  fmt::join(missing, ", ")));
 }
 
 void Supervisor::conclude() {

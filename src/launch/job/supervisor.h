@@ -8,12 +8,12 @@
 #include <string_view>
 #include <vector>
 
-#include "launch/process/descendants.h"
+#include "launch/diagnosis/watch.h"
 #include "launch/job/outcome.h"
-#include "launch/rendezvous/outside.h"
 #include "launch/job/plan.h"
 #include "launch/job/session.h"
-#include "launch/diagnosis/watch.h"
+#include "launch/process/descendants.h"
+#include "launch/rendezvous/outside.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/flight.h"
 

@@ -22,12 +22,12 @@ struct Feed {
   bool is_error = false;  // stderr
   Fd pipe = {};
   Writer::Shared file = {};  // gets the bytes as they come; may be none
-  bool shown = true;     // on the launcher's stream of the same kind
-  std::string tag = {};  // before each line; "[rank N] " when empty
+  bool shown = true;         // on the launcher's stream of the same kind
+  std::string tag = {};      // before each line; "[rank N] " when empty
 };
 
-// What is written goes over threads of their own (launch/output/writer.h): none of this waits for a reader
-// or a disk.
+// What is written goes over threads of their own (launch/output/writer.h): none of this waits for a
+// reader or a disk.
 class Output {
  public:
   static constexpr size_t kLastWords = 2048;

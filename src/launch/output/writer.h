@@ -20,7 +20,7 @@ struct Bell {
   void ring() const;
   void silence() const;
 
-  Fd fd;  // readable after ring()
+  Fd fd;                             // readable after ring()
   std::atomic<bool> awaited{false};  // somebody wants to hear of the next progress
 };
 

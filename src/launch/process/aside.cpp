@@ -53,7 +53,8 @@ bool do_aside(Session& session, Outside* outside, Outcome& outcome, std::functio
   work->task = std::move(task);
   start(work);
   while (!work->over) {
-    std::vector<pollfd> events = {{session.signals.fd(), POLLIN, 0}, {work->bell.fd.get(), POLLIN, 0}};
+    std::vector<pollfd> events = {{session.signals.fd(), POLLIN, 0},
+                                  {work->bell.fd.get(), POLLIN, 0}};
     session.output.await(events);
     int timeout = -1;
     if (outside != nullptr) {

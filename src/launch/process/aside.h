@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "launch/job/outcome.h"
-#include "launch/rendezvous/outside.h"
 #include "launch/job/session.h"
+#include "launch/rendezvous/outside.h"
 
 namespace lockstep::launch {
 

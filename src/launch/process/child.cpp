@@ -10,9 +10,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "launch/job/program.h"
 #include "launch/process/binding.h"
 #include "launch/process/descriptors.h"
-#include "launch/job/program.h"
 #include "lockstep/launch/run.h"
 
 namespace lockstep::launch {

@@ -39,8 +39,7 @@ std::optional<Entry> entry_of(const std::string& pid) {
   // The start is field 22; the state, behind the name, is the third.
   if (std::sscanf(text.c_str() + name_end,
                   ") %c %d %d %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu",
-                  &entry.process.state, &entry.parent, &entry.process.group,
-                  &entry.started) != 4) {
+                  &entry.process.state, &entry.parent, &entry.process.group, &entry.started) != 4) {
     return std::nullopt;
   }
   return entry;

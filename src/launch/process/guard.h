@@ -11,8 +11,8 @@ namespace lockstep::launch {
 
 // A process that does nothing while its launcher lives. When the launcher is killed, the kernel
 // ends the ranks, and this process everything that they have started: whatever has the launcher's
-// mark in its environment. It is no descendant for launch/process/descendants.h, and waitpid(-1) does not
-// see it.
+// mark in its environment. It is no descendant for launch/process/descendants.h, and waitpid(-1)
+// does not see it.
 class Guard {
  public:
   static constexpr const char* kVariable = "LOCKSTEP_JOB";

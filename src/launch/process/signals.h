@@ -13,8 +13,8 @@ namespace lockstep::launch {
 std::string signal_name(int number);
 
 // While it lives, the signals that stop or tell a job are read from fd() and do nothing else, and
-// writing to a closed pipe, or beyond RLIMIT_FSIZE, is an error and no signal. One that was ignored when the launcher was
-// started (nohup) stays ignored.
+// writing to a closed pipe, or beyond RLIMIT_FSIZE, is an error and no signal. One that was ignored
+// when the launcher was started (nohup) stays ignored.
 class Signals {
  public:
   Signals();

@@ -49,8 +49,8 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
   node.timing.interval = rendezvous.keep_alive_interval;
   node.timing.lease = rendezvous.heartbeat_timeout;
   node.timing.rejoin = rendezvous.rejoin_timeout;
-  // What the supervisor may take (docs/launching_protocol.md) and a second for a busy machine: 0.8 s
-  // of telling, the grace, 2 s of killing.
+  // What the supervisor may take (docs/launching_protocol.md) and a second for a busy machine: 0.8
+  // s of telling, the grace, 2 s of killing.
   node.timing.stop = options.grace.value_or(1500ms) + 3800ms;
   node.timing.stop_after_signal = options.grace.value_or(10'000ms) + 3800ms;
   node.coordinator = meeting.coordinator;

@@ -6,11 +6,11 @@
 #include <optional>
 #include <string>
 
+#include "launch/job/session.h"
 #include "launch/rendezvous/meeting.h"
 #include "launch/rendezvous/network.h"
 #include "launch/rendezvous/node.h"
 #include "launch/rendezvous/outside.h"
-#include "launch/job/session.h"
 #include "lockstep/launch/rendezvous.h"
 
 namespace lockstep::launch {

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/security/token.h"
 #include "launch/rendezvous/codec.h"
 #include "launch/rendezvous/message.h"
-#include "core/security/token.h"
 
 namespace lockstep {
 class Tls;

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "launch/rendezvous/message.h"
-#include "launch/rendezvous/predecessors.h"
 #include "launch/diagnosis/remarks.h"
 #include "launch/job/restarts.h"
+#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/predecessors.h"
 #include "launch/rendezvous/seating.h"
 #include "launch/rendezvous/timing.h"
 

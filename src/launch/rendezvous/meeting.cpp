@@ -76,7 +76,8 @@ Endpoint meeting_place(const Rendezvous& rendezvous) {
         "with --node-rank, the same on each");
   }
   const Endpoint endpoint = Endpoint::parse("--rdzv-endpoint", rendezvous.endpoint, kDefaultPort);
-  // A coordinator that is told to be one may take any port, for launchers that are told of it later.
+  // A coordinator that is told to be one may take any port, for launchers that are told of it
+  // later.
   if (endpoint.port == 0 && !rendezvous.is_host.value_or(false)) {
     throw ConfigError(fmt::format(
         "[run] --rdzv-endpoint '{}': give HOST or HOST:PORT, with a port that all hosts know",

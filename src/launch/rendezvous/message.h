@@ -1,4 +1,5 @@
-// What the launchers of a job say to each other. docs/launching_protocol.md draws who says what when.
+// What the launchers of a job say to each other. docs/launching_protocol.md draws who says what
+// when.
 #pragma once
 
 #include <chrono>
@@ -23,8 +24,8 @@ struct Terms {
   int max_nodes = 1;
   int max_restarts = 0;
   // The bound by which a lost host's ranks have ended follows from these two.
-  Time lease = std::chrono::seconds(5);         // heartbeat_timeout
-  std::optional<Time> grace = std::nullopt;     // --grace
+  Time lease = std::chrono::seconds(5);      // heartbeat_timeout
+  std::optional<Time> grace = std::nullopt;  // --grace
   // Of the program's name and its arguments; 0 where hosts may have different ones.
   uint64_t command_hash = 0;
   std::string command = {};  // the begin of it, for people
@@ -56,8 +57,8 @@ struct Failure {
 struct Past {
   uint64_t coordinator = 0;  // its launcher's number; 0: there was none
   uint32_t epoch = 0;
-  uint32_t hosts = 0;  // with ranks in that epoch
-  NodeId id = 0;       // this launcher's, if it was one of them; else 0
+  uint32_t hosts = 0;      // with ranks in that epoch
+  NodeId id = 0;           // this launcher's, if it was one of them; else 0
   bool has_ranks = false;  // still, which are being stopped: it wants no place yet
   bool operator==(const Past&) const = default;
 };

@@ -60,7 +60,7 @@ struct NodeOptions {
   bool is_coordinator = false;
   int fanout = 32;
   std::optional<int> spares = std::nullopt;  // see Rendezvous
-  uint16_t store_port = 0;  // see Ready
+  uint16_t store_port = 0;                   // see Ready
 };
 
 class Node {

@@ -7,9 +7,9 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
-#include "parallel/lanes/plan.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/packed.h"
+#include "parallel/lanes/plan.h"
 
 namespace lockstep::parallel {
 

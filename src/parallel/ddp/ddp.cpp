@@ -13,11 +13,11 @@
 #include "parallel/ddp/buffers.h"
 #include "parallel/ddp/fingerprint.h"
 #include "parallel/ddp/join_gate.h"
-#include "parallel/lanes/rules.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/packed.h"
-#include "parallel/step/rank_stream.h"
 #include "parallel/ddp/reducer.h"
+#include "parallel/lanes/rules.h"
+#include "parallel/step/rank_stream.h"
 
 namespace lockstep::parallel {
 namespace {

@@ -16,9 +16,9 @@
 #include "parallel/ddp/buffers.h"
 #include "parallel/ddp/flags.h"
 #include "parallel/ddp/join_gate.h"
-#include "parallel/lanes/gradients.h"
 #include "parallel/ddp/pass_clock.h"
 #include "parallel/ddp/sparse.h"
+#include "parallel/lanes/gradients.h"
 
 namespace lockstep::parallel {
 

@@ -7,8 +7,8 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
-#include "parallel/hooks/state.h"
 #include "parallel/ddp/packed.h"
+#include "parallel/hooks/state.h"
 
 namespace lockstep::parallel {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/ddp.h"
-#include "parallel/lanes/plan.h"
 #include "parallel/ddp/reducer.h"
+#include "parallel/lanes/plan.h"
 
 namespace lockstep::parallel {
 

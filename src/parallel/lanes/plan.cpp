@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "comm/transport.h"
 #include "comm/reduce/tree.h"
+#include "comm/transport.h"
 #include "parallel/ddp/gradients.h"
 
 namespace lockstep::parallel {

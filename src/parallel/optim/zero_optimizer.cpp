@@ -11,10 +11,10 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
-#include "parallel/optim/fused.h"
-#include "parallel/hooks/state.h"
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/packed.h"
+#include "parallel/hooks/state.h"
+#include "parallel/optim/fused.h"
 #include "parallel/optim/zero_parts.h"
 
 namespace lockstep::parallel {

@@ -9,8 +9,8 @@
 
 #include "lockstep/core/error.h"
 #include "parallel/ddp/gradients.h"
-#include "parallel/lanes/rules.h"
 #include "parallel/ddp/model.h"
+#include "parallel/lanes/rules.h"
 
 namespace lockstep::parallel {
 namespace {

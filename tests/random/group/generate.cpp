@@ -322,7 +322,8 @@ class Writer {
       return barrier(op.group);
     }
     program_.steps.push_back({.kind = Step::Kind::Wait, .ops = {dropped}});
-    // Where it reads and writes nothing of what was dropped, as an empty tensor, only its wait does.
+    // Where it reads and writes nothing of what was dropped, as an empty tensor, only its wait
+    // does.
     wait({start(op)});
   }
 

@@ -76,7 +76,8 @@ class Flight {
     if (step.kind == Step::Kind::Poll) return {};
     for (const int op : loose_) {
       const bool follows =
-          (step.kind == Step::Kind::Start && finishes(program_.ops[step.which], program_.ops[op])) ||
+          (step.kind == Step::Kind::Start &&
+           finishes(program_.ops[step.which], program_.ops[op])) ||
           (step.kind == Step::Kind::Wait && finishes(program_.ops[step.ops[0]], program_.ops[op]));
       if (!follows) return fmt::format("op{} is dropped, and only some ranks have waited", op);
     }

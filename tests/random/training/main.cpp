@@ -162,7 +162,8 @@ int run_program(const Options& options) {
   return one[0].error().empty() ? 0 : 1;
 }
 
-// For tests/checks/combinations.py: what programs are composed of, and which pairs are never together.
+// For tests/checks/combinations.py: what programs are composed of, and which pairs are never
+// together.
 int list_parts() {
   for (const auto& name : block_names()) fmt::print("part {}\n", name);
   for (const auto& name : optimizer_names()) fmt::print("part {}\n", name);

@@ -1,10 +1,12 @@
-// A small training job in which one thing goes wrong: what tests/system/faults_test.py and tests/system/soak.py run.
+// A small training job in which one thing goes wrong: what tests/system/faults_test.py and
+// tests/system/soak.py run.
 //
 //   fault_trainer STEPS [RANKS STEP PLACE KIND]...
 //
-// At step STEP and place PLACE the ranks RANKS ("1" or "1,2") do KIND: the first four words in the first incarnation, the next four in
-// the second, and so on. With KIND outside they do nothing, and the incarnation trains until somebody ends it. Every rank says on stdout
-// when it does, and when it learns of somebody else's failure: "fault NS", "known NS" (CLOCK_MONOTONIC).
+// At step STEP and place PLACE the ranks RANKS ("1" or "1,2") do KIND: the first four words in the
+// first incarnation, the next four in the second, and so on. With KIND outside they do nothing, and
+// the incarnation trains until somebody ends it. Every rank says on stdout when it does, and when
+// it learns of somebody else's failure: "fault NS", "known NS" (CLOCK_MONOTONIC).
 #include <lockstep/core/flight.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -34,9 +36,11 @@ void say(const char* what) {
 class Trouble {
  public:
   Trouble(Fault fault, const std::string& rank)
-      : fault_(std::move(fault)), mine_(("," + fault_.ranks + ",").find("," + rank + ",") != std::string::npos) {}
+      : fault_(std::move(fault)),
+        mine_(("," + fault_.ranks + ",").find("," + rank + ",") != std::string::npos) {}
 
-  // Does it, when this is the place. The collectives go on as others' do, so that a mismatch meets them.
+  // Does it, when this is the place. The collectives go on as others' do, so that a mismatch meets
+  // them.
   void at(const char* place, long step, const lockstep::Group* group = nullptr) const {
     if (!mine_ || step != fault_.step || fault_.place != place) return;
     say("fault");
@@ -109,7 +113,8 @@ TORCH_MODULE(Net);
     sgd.step();
     trouble.at("barrier", step, &world.group());
     torch::Tensor sum = torch::ones({4});
-    if (!trouble.skips(step)) world.group().all_reduce(sum, lockstep::ReduceOp::Sum, {.tag = "metrics"}).wait();
+    if (!trouble.skips(step))
+      world.group().all_reduce(sum, lockstep::ReduceOp::Sum, {.tag = "metrics"}).wait();
     if (step % 10 == 9) world.group().barrier().wait();
   }
   trouble.at("shutdown", 0);
@@ -129,7 +134,8 @@ int main(int argc, char** argv) {
   const char* count = std::getenv("TORCHELASTIC_RESTART_COUNT");
   const int first = 2 + 4 * (count == nullptr ? 0 : std::atoi(count));
   Fault fault;
-  if (first + 3 < argc) fault = {argv[first], std::atol(argv[first + 1]), argv[first + 2], argv[first + 3]};
+  if (first + 3 < argc)
+    fault = {argv[first], std::atol(argv[first + 1]), argv[first + 2], argv[first + 3]};
   try {
     train(argc > 1 ? std::atol(argv[1]) : 100, fault);
     return 0;
