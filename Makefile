@@ -61,7 +61,7 @@ endef
 PLACE := $(filter-out core/place/node_list.cpp,$(patsubst src/%,%,$(wildcard src/core/place/*.cpp)))
 $(eval $(call fuzzer,idx,data/idx.cpp,-lz))
 $(eval $(call fuzzer,rendezvous,launch/rendezvous/codec.cpp launch/rendezvous/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
+$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/address.cpp core/process_stat.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
   launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))
 $(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp,-lyaml-cpp))
 $(eval $(call fuzzer,symbols,launch/diagnosis/symbols.cpp,))

@@ -75,7 +75,7 @@ void tour(const World& world) {
   // Tensors in the group's own memory need no copies; a Work can be left to run meanwhile.
   torch::Tensor shared = group.empty({2}, torch::kFloat);
   shared.fill_(1);
-  auto work = group.all_reduce(shared, ReduceOp::Sum, {.tag = "in place"});
+  auto work = group.all_reduce(shared, ReduceOp::Sum, {.label = "in place"});
   work.wait();
   show(group, "in group memory", shared);
 

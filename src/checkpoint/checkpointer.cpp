@@ -69,7 +69,9 @@ struct Checkpointer::Impl {
   std::exception_ptr failure = {};  // of the thread
 
   EachRank each_rank() const { return {options.each_rank, group.rank()}; }
-  comm::CallOptions call(const char* tag) const { return {.timeout = options.timeout, .tag = tag}; }
+  comm::CallOptions call(const char* label) const {
+    return {.timeout = options.timeout, .label = label};
+  }
 
   void join() {
     if (thread.joinable()) thread.join();

@@ -71,7 +71,7 @@ void Save::run() const {
     mine = kFailed + std::string(error.what());
   }
   const auto reports =
-      group.gather_bytes(mine, 0, {.timeout = timeout, .tag = "checkpoint: written"});
+      group.gather_bytes(mine, 0, {.timeout = timeout, .label = "checkpoint: written"});
   std::string fault;
   if (group.rank() == 0) {
     std::vector<std::string> own;
@@ -88,7 +88,7 @@ void Save::run() const {
     }
     directory->abandon();
   }
-  fault = group.broadcast_bytes(fault, 0, {.timeout = timeout, .tag = "checkpoint: published"});
+  fault = group.broadcast_bytes(fault, 0, {.timeout = timeout, .label = "checkpoint: published"});
   if (fault.empty()) return;
   throw CheckpointError(
       fmt::format("[checkpoint] step {} was not saved in full:{}", manifest.step, fault));

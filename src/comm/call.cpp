@@ -28,7 +28,7 @@ flight::Operation operation_of(const Request& request) {
     std::memcpy(operation.what.data() + length + 1, op.data(),
                 std::min(op.size(), operation.what.size() - length - 2));
   }
-  put_text(operation.tag, request.tag);
+  put_text(operation.label, request.label);
   if (request.what == Collective::Barrier) return operation;
   put_text(operation.dtype, name_of(request.dtype()));
   operation.count = 0;

@@ -108,7 +108,7 @@ Work Group::start(Request request, const CallOptions& options) const {
   // A deadline that far off is none; more would overflow the clock.
   request.timeout = std::min<std::chrono::milliseconds>(
       options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
-  request.tag = options.tag;
+  request.label = options.label;
   request.context.name = options.context.name;
   request.context.number = options.context.number;
   request.context.pass = options.context.pass;
@@ -268,19 +268,16 @@ Work Group::all_to_all(const std::vector<at::Tensor>& outputs,
   return start({.what = Collective::AllToAll, .inputs = inputs, .outputs = outputs}, options);
 }
 
-Work Group::send(const at::Tensor& tensor, int to, int message, const CallOptions& options) const {
+Work Group::send(const at::Tensor& tensor, int to, int tag, const CallOptions& options) const {
   check_tensor(Collective::Send, tensor);
   if (to == rank()) refuse(Collective::Send, "rank {} sends to itself", to);
-  return start({.what = Collective::Send, .inputs = {tensor}, .peer = to, .message = message},
-               options);
+  return start({.what = Collective::Send, .inputs = {tensor}, .peer = to, .tag = tag}, options);
 }
 
-Work Group::recv(const at::Tensor& tensor, int from, int message,
-                 const CallOptions& options) const {
+Work Group::recv(const at::Tensor& tensor, int from, int tag, const CallOptions& options) const {
   check_tensor(Collective::Recv, tensor);
   if (from == rank()) refuse(Collective::Recv, "rank {} receives from itself", from);
-  return start({.what = Collective::Recv, .outputs = {tensor}, .peer = from, .message = message},
-               options);
+  return start({.what = Collective::Recv, .outputs = {tensor}, .peer = from, .tag = tag}, options);
 }
 
 Work Group::barrier(const CallOptions& options) const {
@@ -358,7 +355,7 @@ Group Group::split(int color, int key) const {
   refuse_python_ranks("split()");
   const Choice mine{color, key};
   const auto all =
-      all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.tag = "split"});
+      all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.label = "split"});
   std::vector<std::pair<int, int>> members;  // (key, rank)
   for (int r = 0; r < size(); ++r) {
     Choice choice;

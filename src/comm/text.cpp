@@ -77,8 +77,7 @@ std::string signature_of(const Request& request) {
   switch (request.what) {
     case Collective::Send:
     case Collective::Recv:
-      return fmt::format("message {}{}", request.message,
-                         text.substr(name_of(request.what).size()));
+      return fmt::format("message {}{}", request.tag, text.substr(name_of(request.what).size()));
     case Collective::Reduce:
     case Collective::Broadcast:
     case Collective::Gather:
@@ -90,7 +89,7 @@ std::string signature_of(const Request& request) {
 }
 
 std::string text_of(const Request& request, uint64_t number) {
-  std::string inside = request.tag;
+  std::string inside = request.label;
   const auto add = [&inside](const std::string& part) {
     inside += inside.empty() || part.empty() ? part : ", " + part;
   };
@@ -103,10 +102,10 @@ std::string text_of(const Request& request, uint64_t number) {
     case Collective::Barrier:
       break;
     case Collective::Send:
-      add(fmt::format("to rank {}, message {}", request.peer, request.message));
+      add(fmt::format("to rank {}, message {}", request.peer, request.tag));
       break;
     case Collective::Recv:
-      add(fmt::format("from rank {}, message {}", request.peer, request.message));
+      add(fmt::format("from rank {}, message {}", request.peer, request.tag));
       break;
     case Collective::Reduce:
     case Collective::Broadcast:

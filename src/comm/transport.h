@@ -59,10 +59,10 @@ struct Request {
   std::vector<at::Tensor> outputs = {};
   ReduceOp op = ReduceOp::Sum;
   int peer = 0;  // root, receiver or sender
-  int message = 0;
+  int tag = 0;
   uint32_t call = 0;  // as the flight recorder counts; 0 when it does not record
   std::chrono::milliseconds timeout{0};
-  std::string tag = {};
+  std::string label = {};
   // As in CallOptions.
   struct Context {
     std::string name;

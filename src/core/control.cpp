@@ -37,8 +37,8 @@ struct Control::Segment {
   uint32_t local_ranks;
   std::atomic<uint32_t> reason_bytes;  // written after them
   char reason[256];
-  alignas(64) std::atomic<uint32_t> epoch;    // a line of its own: every waiting rank polls it
-  alignas(64) std::atomic<uint32_t> ends[1];  // one per rank: 0, or kEnded | wait status
+  alignas(64) std::atomic<uint32_t> failures;  // a line of its own: every waiting rank polls it
+  alignas(64) std::atomic<uint32_t> ends[1];   // one per rank: 0, or kEnded | wait status
 
   static size_t bytes(int local_ranks) {
     return sizeof(Segment) + (static_cast<size_t>(local_ranks) - 1) * sizeof(ends[0]);
@@ -68,7 +68,7 @@ Control Control::create(int local_ranks) {
   if (ftruncate(control.fd_, static_cast<off_t>(bytes)) != 0) fail("ftruncate");
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, control.fd_, 0);
   if (memory == MAP_FAILED) fail("mmap");
-  control.segment_ = static_cast<Segment*>(memory);  // zeros: epoch 0, nobody has ended
+  control.segment_ = static_cast<Segment*>(memory);  // zeros: failures 0, nobody has ended
   control.segment_->local_ranks = static_cast<uint32_t>(local_ranks);
   control.segment_->magic = kMagic;
   if (fcntl(control.fd_, F_ADD_SEALS, kSeals) != 0) fail("sealing a memfd");
@@ -130,7 +130,9 @@ Control::~Control() {
 
 int Control::local_ranks() const { return static_cast<int>(segment_->local_ranks); }
 
-uint32_t Control::epoch() const noexcept { return segment_->epoch.load(std::memory_order_acquire); }
+uint32_t Control::failures() const noexcept {
+  return segment_->failures.load(std::memory_order_acquire);
+}
 
 std::optional<std::string> Control::fate(int local_rank) const {
   check_rank(local_rank);
@@ -162,7 +164,7 @@ std::string Control::reason() const {
   return {segment_->reason, std::min(bytes, sizeof segment_->reason)};
 }
 
-void Control::raise_epoch() { writable().epoch.fetch_add(1, std::memory_order_release); }
+void Control::report_failure() { writable().failures.fetch_add(1, std::memory_order_release); }
 
 Control::Segment& Control::writable() const {
   if (!creator_) throw Error("[control] only the launcher that created a segment writes to it");

@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(On, Context,
                          name_of);
 
 CallOptions bucket(uint32_t model, uint32_t pass) {
-  return {.tag = "bucket 0", .context = {"Ddp", model, pass}, .advice = kAdvice};
+  return {.label = "bucket 0", .context = {"Ddp", model, pass}, .advice = kAdvice};
 }
 
 TEST_P(Context, RanksInDifferentPassesAreTold) {

@@ -43,7 +43,7 @@ TEST_P(Failure, AKilledPeerIsKnownLongBeforeTheDeadline) {
           const auto start = Clock::now();
           at::Tensor data = at::ones({1000});
           const auto said = message_of<CommError>(
-              [&] { world.group().all_reduce(data, ReduceOp::Sum, {.tag = "bucket 3"}).wait(); });
+              [&] { world.group().all_reduce(data, ReduceOp::Sum, {.label = "bucket 3"}).wait(); });
           EXPECT_LT(Clock::now() - start, kSoon);
           EXPECT_THAT(said,
                       AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 3, float32 x 1000"),
@@ -100,7 +100,7 @@ TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {
   spawn(GetParam(),
         [](World& world) {
           const auto pids = world.group().all_gather_bytes(std::to_string(getpid()));
-          world.group().barrier({.tag = "before"}).wait();
+          world.group().barrier({.label = "before"}).wait();
           if (world.rank() == 1) raise(SIGSTOP);
           const auto start = Clock::now();
           at::Tensor data = at::ones({3});

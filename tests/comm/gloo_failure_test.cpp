@@ -41,7 +41,7 @@ TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
           const auto start = steady_clock::now();
           if (world.rank() == 2) {
             launcher.control.record_exit(2, SIGKILL);
-            launcher.control.raise_epoch();
+            launcher.control.report_failure();
           }
           // Rank 2, which the launcher says is gone, waits for the others and so keeps its
           // connections.
@@ -66,7 +66,7 @@ TEST(LaunchersWord, IsQuotedOnEveryTransport) {
             world.group().barrier().wait();
             if (world.rank() == 1) {
               launcher.control.explain("host2 was lost");
-              launcher.control.raise_epoch();
+              launcher.control.report_failure();
             }
             const std::string error = message_of<CommError>([&] {
               if (world.rank() == 1) world.group().recv(at::ones({4}), 0).wait();
@@ -90,7 +90,7 @@ TEST(LaunchersWord, EndsAStart) {
                if (rank == 1) {
                  EXPECT_THAT(error, HasSubstr("GLOO_SOCKET_IFNAME"));
                  launcher.control.explain("host2 was lost");
-                 launcher.control.raise_epoch();
+                 launcher.control.report_failure();
                  return;
                }
                EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
@@ -116,7 +116,7 @@ TEST(LaunchersWord, EndsAStartThatWaitsForARank) {
   spawn_bare(2, [&](int rank) {
     if (rank == 1) {
       launcher.control.record_exit(1, SIGKILL);
-      launcher.control.raise_epoch();
+      launcher.control.report_failure();
       return;
     }
     const auto start = steady_clock::now();
@@ -127,29 +127,30 @@ TEST(LaunchersWord, EndsAStartThatWaitsForARank) {
 }
 
 TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {
-  spawn(
-      3,
-      [](World& world) {
-        world.group().barrier().wait();
-        // Rank 2 comes when the others have given up.
-        if (world.rank() == 2) {
-          const std::string late = message_of<CommError>([&] {
-            for (;;) world.group().recv(at::zeros({1}), 0, 0, {.tag = "elsewhere"}).wait();
+  spawn(3,
+        [](World& world) {
+          world.group().barrier().wait();
+          // Rank 2 comes when the others have given up.
+          if (world.rank() == 2) {
+            const std::string late = message_of<CommError>([&] {
+              for (;;) world.group().recv(at::zeros({1}), 0, 0, {.label = "elsewhere"}).wait();
+            });
+            EXPECT_NE(late, "nothing");
+            return;
+          }
+          at::Tensor t = at::ones({8}, at::kDouble);
+          // Longer than a rank waits before it says what it waits for.
+          const std::string error = message_of<CommError>([&] {
+            world.group()
+                .all_reduce(t, ReduceOp::Sum, {.timeout = 2500ms, .label = "bucket 3"})
+                .wait();
           });
-          EXPECT_NE(late, "nothing");
-          return;
-        }
-        at::Tensor t = at::ones({8}, at::kDouble);
-        // Longer than a rank waits before it says what it waits for.
-        const std::string error = message_of<CommError>([&] {
-          world.group().all_reduce(t, ReduceOp::Sum, {.timeout = 2500ms, .tag = "bucket 3"}).wait();
-        });
-        EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2 (bucket 3, sum, float64 x 8)"),
-                                 HasSubstr("rank 2 is at recv #1 (elsewhere, from rank 0")));
-        EXPECT_THAT(error, testing::AnyOf(HasSubstr("timed out after 2.5 s on rank"),
-                                          HasSubstr("failed (")));
-      },
-      {.backend = "gloo"});
+          EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2 (bucket 3, sum, float64 x 8)"),
+                                   HasSubstr("rank 2 is at recv #1 (elsewhere, from rank 0")));
+          EXPECT_THAT(error, testing::AnyOf(HasSubstr("timed out after 2.5 s on rank"),
+                                            HasSubstr("failed (")));
+        },
+        {.backend = "gloo"});
 }
 
 TEST(GlooFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {

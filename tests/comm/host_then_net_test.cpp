@@ -102,7 +102,7 @@ TEST(HostThenNet, ALostRankIsNamedOnEveryHost) {
           at::Tensor t = at::ones({100000});
           const auto start = steady_clock::now();
           const std::string error = message_of<CommError>([&] {
-            for (;;) world.group().all_reduce(t, ReduceOp::Sum, {.tag = "bucket 1"}).wait();
+            for (;;) world.group().all_reduce(t, ReduceOp::Sum, {.label = "bucket 1"}).wait();
           });
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
           EXPECT_THAT(error, AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 1"),

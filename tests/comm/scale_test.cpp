@@ -11,9 +11,9 @@
 #include <thread>
 
 #include "comm/direct/job.h"
-#include "comm/health/board.h"
+#include "comm/health/peer_status.h"
 #include "comm/hierarchical/transport.h"
-#include "comm/world/roster.h"
+#include "comm/world/rendezvous.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
@@ -85,7 +85,7 @@ TEST(Scale, ARankThatWaitsLongAsksAFewQuestions) {
     for (const int size : {2, kMany}) {
       std::vector<int> members(size);
       std::iota(members.begin(), members.end(), 0);
-      std::vector<std::optional<Board>> boards(size);
+      std::vector<std::optional<PeerStatus>> boards(size);
       const Notice notice{.lane = "all", .number = 7, .signature = "all_reduce", .text = "it"};
       const uint64_t requests = requests_of(size, [&](const Store& store, int rank) {
         boards[rank].emplace(store, rank, members);
@@ -101,9 +101,9 @@ TEST(Scale, DifferentCallsAreNoticedByTheLastThatLooks) {
   test::isolated([] {
     const Store store = served();
     Notice notice{.lane = "all", .number = 7, .signature = "all_reduce", .text = "it"};
-    Board first(store.clone(60s), 0, {0, 1, 2}), second(store.clone(60s), 1, {0, 1, 2});
-    const auto contradicted = [](Board& board, const Notice& mine) {
-      for (const auto& other : board.exchange(mine, 0ms)) {
+    PeerStatus first(store.clone(60s), 0, {0, 1, 2}), second(store.clone(60s), 1, {0, 1, 2});
+    const auto contradicted = [](PeerStatus& peer_status, const Notice& mine) {
+      for (const auto& other : peer_status.exchange(mine, 0ms)) {
         if (other && other->contradicts(mine)) return true;
       }
       return false;
@@ -138,9 +138,9 @@ TEST(Scale, SmallReductionsOverTheNetworkSendLittle) {
 }
 
 TEST(Scale, PiecesAreDividedIntoSlicesThatAreWorthAMessage) {
-  EXPECT_EQ(piece_bytes(2, 2), 1 << 20);
-  EXPECT_EQ(piece_bytes(8, 4), 1 << 20);
-  for (const int hosts : {64, 1000}) EXPECT_GE(piece_bytes(8, hosts) / 8 / hosts, 16 << 10);
+  EXPECT_EQ(chunk_bytes(2, 2), 1 << 20);
+  EXPECT_EQ(chunk_bytes(8, 4), 1 << 20);
+  for (const int hosts : {64, 1000}) EXPECT_GE(chunk_bytes(8, hosts) / 8 / hosts, 16 << 10);
 }
 
 }  // namespace

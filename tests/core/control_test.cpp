@@ -55,13 +55,13 @@ TEST_F(ControlTest, ARankSeesWhatTheLauncherRecords) {
   Control launcher = Control::create(3);
   const Control rank = attach(launcher.fd());
   EXPECT_EQ(rank.local_ranks(), 3);
-  EXPECT_EQ(rank.epoch(), 0u);
+  EXPECT_EQ(rank.failures(), 0u);
   EXPECT_EQ(rank.fate(1), std::nullopt);
 
   launcher.record_exit(1, wait_status_of([] { _exit(3); }));
-  EXPECT_EQ(rank.epoch(), 0u);
-  launcher.raise_epoch();
-  EXPECT_EQ(rank.epoch(), 1u);
+  EXPECT_EQ(rank.failures(), 0u);
+  launcher.report_failure();
+  EXPECT_EQ(rank.failures(), 1u);
   EXPECT_EQ(rank.fate(1), "exited with status 3");
   EXPECT_EQ(rank.fate(0), std::nullopt);
 
@@ -79,13 +79,13 @@ TEST_F(ControlTest, ItSeesThroughAForkAndOutlivesItsCreator) {
   Control launcher = Control::create(1);
   const Control rank = attach(launcher.fd());
   { const Control gone = std::move(launcher); }
-  EXPECT_EQ(rank.epoch(), 0u);
+  EXPECT_EQ(rank.failures(), 0u);
 }
 
 TEST_F(ControlTest, ARankCannotWrite) {
   Control launcher = Control::create(1);
   Control rank = attach(launcher.fd());
-  EXPECT_THROW(rank.raise_epoch(), Error);
+  EXPECT_THROW(rank.report_failure(), Error);
   EXPECT_THROW(rank.record_exit(0, 0), Error);
   EXPECT_EQ(mmap(nullptr, 1, PROT_WRITE, MAP_SHARED, launcher.fd(), 0), MAP_FAILED);
   EXPECT_NE(ftruncate(launcher.fd(), 0), 0);
@@ -137,7 +137,7 @@ TEST(Control, TheFirstReasonStays) {
   EXPECT_EQ(control.reason() + control.because(), "");
   control.explain("rank 3 on host2 was killed by SIGKILL");
   control.explain("an echo of it");
-  control.raise_epoch();
+  control.report_failure();
   EXPECT_EQ(control.reason(), "rank 3 on host2 was killed by SIGKILL");
   EXPECT_EQ(control.because(), " (rank 3 on host2 was killed by SIGKILL)");
   Control other = Control::create(1);

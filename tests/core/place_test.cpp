@@ -176,7 +176,7 @@ TEST_F(PlaceTest, APortBelongsToAStepOfSlurm) {
   EXPECT_NE(place_from_env().port, first);
 }
 
-TEST_F(PlaceTest, ARequeuedJobIsAnotherIncarnation) {
+TEST_F(PlaceTest, ARequeuedJobIsAnotherAttempt) {
   set(task());
   const std::string first = place_from_env().job;
   set({{"SLURM_RESTART_COUNT", "1"}});

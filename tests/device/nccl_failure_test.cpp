@@ -42,7 +42,7 @@ TEST(NcclFailure, AKilledPeerEndsTheOthers) {
         world.group().barrier().wait();
         if (world.rank() == 1) raise(SIGKILL);
         const auto start = steady_clock::now();
-        EXPECT_THAT(fate_of_all_reduce(world, 1000, {.tag = "bucket 3"}),
+        EXPECT_THAT(fate_of_all_reduce(world, 1000, {.label = "bucket 3"}),
                     AllOf(HasSubstr("[nccl] all_reduce #1 (bucket 3, sum, float32 x 1000)"),
                           HasSubstr("lost rank 1: its process"), HasSubstr("has ended on rank")));
         EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
@@ -62,7 +62,7 @@ TEST(NcclFailure, TheLaunchersWordEndsTheWait) {
     if (world.rank() == 2) {
       // Stays, though the launcher says that it is gone.
       launcher.control.record_exit(2, SIGKILL);
-      launcher.control.raise_epoch();
+      launcher.control.report_failure();
       EXPECT_NE(message_of([&] { world.group().recv(at::ones({4}), 0).wait(); }), "nothing");
     } else {
       EXPECT_THAT(fate_of_all_reduce(world, 4), HasSubstr("rank 2 was killed by SIGKILL"));
@@ -79,7 +79,7 @@ TEST(NcclFailure, TheDeadlineNamesTheRankThatStaysAway) {
                   HasSubstr("timed out after 1.5 s"));
       return;
     }
-    EXPECT_THAT(fate_of_all_reduce(world, 8, {.timeout = 1500ms, .tag = "bucket 3"}),
+    EXPECT_THAT(fate_of_all_reduce(world, 8, {.timeout = 1500ms, .label = "bucket 3"}),
                 AllOf(HasSubstr("all_reduce #1 (bucket 3, sum, float32 x 8)"),
                       HasSubstr("rank 2 is in no call of this group"),
                       AnyOf(HasSubstr("timed out after 1.5 s"), HasSubstr("was given up"))));

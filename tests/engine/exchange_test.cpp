@@ -61,16 +61,16 @@ Piece piece(std::vector<T>& values) {
   return {reinterpret_cast<char*>(values.data()), static_cast<int64_t>(values.size() * sizeof(T))};
 }
 
-std::shared_ptr<Parcel> parcel_of(std::vector<int32_t>& values, int peer, bool sending) {
-  auto parcel = std::make_shared<Parcel>();
-  *parcel = {.sending = sending,
-             .peer = peer,
-             .dtype = "int32",
-             .count = static_cast<int64_t>(values.size()),
-             .bytes = piece(values).bytes,
-             .data = piece(values).data,
-             .timeout = 60s};
-  return parcel;
+std::shared_ptr<Message> make_message(std::vector<int32_t>& values, int peer, bool sending) {
+  auto message = std::make_shared<Message>();
+  *message = {.sending = sending,
+              .peer = peer,
+              .dtype = "int32",
+              .count = static_cast<int64_t>(values.size()),
+              .bytes = piece(values).bytes,
+              .data = piece(values).data,
+              .timeout = 60s};
+  return message;
 }
 
 constexpr Reduction kSum{Element::Int32, Combine::Sum};
@@ -122,18 +122,18 @@ TEST(ManyRanks, MessagesToRanksThatDoNotReceiveYet) {
     std::vector<int32_t> text(kCount), word(1);
     std::iota(text.begin(), text.end(), 0);
     if (rank == 0) {
-      std::vector<std::shared_ptr<Parcel>> parcels;
+      std::vector<std::shared_ptr<Message>> messages;
       for (int peer = 1; peer < kSize; ++peer) {
-        parcels.push_back(parcel_of(text, peer, true));
-        exchange.start(parcels.back());
+        messages.push_back(make_message(text, peer, true));
+        exchange.start(messages.back());
       }
-      for (const auto& parcel : parcels) exchange.finish(parcel);
+      for (const auto& message : messages) exchange.finish(message);
       return;
     }
     const auto pass = [&](std::vector<int32_t>& values, int peer, bool sending) {
-      const auto parcel = parcel_of(values, peer, sending);
-      exchange.start(parcel);
-      exchange.finish(parcel);
+      const auto message = make_message(values, peer, sending);
+      exchange.start(message);
+      exchange.finish(message);
     };
     std::vector<int32_t> got(kCount);
     if (rank + 1 < kSize) pass(word, rank + 1, false);
@@ -221,15 +221,15 @@ TEST_P(Engine, MessagesCrossEachOther) {
     for (int64_t count : {0, 3, 50000}) {
       std::vector<std::vector<int32_t>> out(size, std::vector<int32_t>(count, rank)),
           in(size, std::vector<int32_t>(count));
-      std::vector<std::shared_ptr<Parcel>> parcels;
+      std::vector<std::shared_ptr<Message>> messages;
       for (int peer = 0; peer < size; ++peer) {
         if (peer == rank) continue;
         for (const bool sending : {true, false}) {
-          parcels.push_back(parcel_of(sending ? out[peer] : in[peer], peer, sending));
-          exchange.start(parcels.back());
+          messages.push_back(make_message(sending ? out[peer] : in[peer], peer, sending));
+          exchange.start(messages.back());
         }
       }
-      for (const auto& parcel : parcels) exchange.finish(parcel);
+      for (const auto& message : messages) exchange.finish(message);
       for (int peer = 0; peer < size; ++peer) {
         if (peer != rank) {
           EXPECT_EQ(in[peer], std::vector<int32_t>(count, peer));
@@ -251,16 +251,16 @@ TEST(EngineOrder, WhoWaitsForAMessageMovesCollectivesOn) {
         name(*operation, "collective", count);
         exchange.start(operation);
       }
-      const auto parcel = parcel_of(text, 1 - exchange.rank(), exchange.rank() == 1);
+      const auto message = make_message(text, 1 - exchange.rank(), exchange.rank() == 1);
       if (exchange.rank() == 0) {
-        exchange.start(parcel);
-        exchange.finish(parcel);
+        exchange.start(message);
+        exchange.finish(message);
       }
       exchange.finish(second);
       exchange.finish(first);
       if (exchange.rank() == 1) {
-        exchange.start(parcel);
-        exchange.finish(parcel);
+        exchange.start(message);
+        exchange.finish(message);
       }
       EXPECT_EQ(sum, std::vector<int32_t>(count, 2));
       EXPECT_EQ(told, std::vector<int32_t>(count, 1));

@@ -4,12 +4,12 @@
 #include <cstdlib>
 #include <string>
 
-#include "launch/rendezvous/conversation.h"
+#include "launch/rendezvous/secure_channel.h"
 
 namespace {
 
 using namespace lockstep::launch;
-using Side = Conversation::Side;
+using Side = SecureChannel::Side;
 
 Keys keys(bool tls) {
   static const lockstep::Token token("a token of the fuzzer's");
@@ -19,14 +19,14 @@ Keys keys(bool tls) {
 }
 
 void feed_stranger(Side side, bool tls, std::string_view bytes) {
-  Conversation conversation(side, keys(tls));
-  for (size_t at = 0; at < bytes.size(); at += 64) conversation.feed(bytes.substr(at, 64));
-  if (conversation.is_open()) std::abort();  // nobody guesses a proof
+  SecureChannel channel(side, keys(tls));
+  for (size_t at = 0; at < bytes.size(); at += 64) channel.feed(bytes.substr(at, 64));
+  if (channel.is_open()) std::abort();  // nobody guesses a proof
 }
 
 // One who has the token, and then says anything.
 void feed_member(std::string_view bytes) {
-  Conversation caller(Side::Caller, keys(false)), called(Side::Called, keys(false));
+  SecureChannel caller(Side::Caller, keys(false)), called(Side::Called, keys(false));
   for (int round = 0; round < 3; ++round) {
     called.feed(caller.take_output());
     caller.feed(called.take_output());

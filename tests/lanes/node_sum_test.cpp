@@ -60,7 +60,7 @@ TEST_P(NodeSums, HaveTheBitsOfTheTreeOverLanes) {
                                                           : at::empty({count}, dtype));
               parts.back().copy_(tree(node, count, dtype));
             }
-            sum.average(parts, {.tag = "lanes"}).wait();
+            sum.average(parts, {.label = "lanes"}).wait();
             EXPECT_TRUE(same_bits(parts[0], expected))
                 << lanes << " lanes of " << count << " " << dtype << " on " << world.size();
           }

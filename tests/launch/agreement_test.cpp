@@ -5,7 +5,7 @@
 
 #include "launch/job.h"
 #include "launch/rendezvous/coordinator.h"
-#include "launch/rendezvous/terms.h"
+#include "launch/rendezvous/job_spec.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"
 
@@ -19,23 +19,23 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-const Terms kTwo{.min_nodes = 2, .max_nodes = 2};
+const JobSpec kTwo{.min_nodes = 2, .max_nodes = 2};
 
-Terms with_command(const std::vector<std::string>& command) {
-  Terms terms = kTwo;
-  set_command(terms, command);
-  return terms;
+JobSpec with_command(const std::vector<std::string>& command) {
+  JobSpec job_spec = kTwo;
+  set_command(job_spec, command);
+  return job_spec;
 }
 
-Join host(int number, const Terms& terms) {
+Join host(int number, const JobSpec& job_spec) {
   return {.launcher = static_cast<uint64_t>(number) + 100,
           .host = fmt::format("h{}", number),
           .address = fmt::format("10.0.0.{}:29400", number),
-          .terms = terms};
+          .job_spec = job_spec};
 }
 
 // What the coordinator of a job with `job` answers to a host with `other`.
-std::string refusal(const Terms& job, const Terms& other) {
+std::string refusal(const JobSpec& job, const JobSpec& other) {
   Coordinator coordinator(job, {}, 4, ms(0));
   coordinator.place(host(0, job), ms(0));
   const Message answer = coordinator.place(host(1, other), ms(1));
@@ -44,7 +44,7 @@ std::string refusal(const Terms& job, const Terms& other) {
 }
 
 TEST(Agreement, OtherTimeoutsAreRefusedWithBothValues) {
-  Terms other = kTwo;
+  JobSpec other = kTwo;
   other.grace = ms(30'000);
   EXPECT_EQ(refusal(kTwo, other),
             "h1 was started with --grace 30, the job has no --grace: start all hosts alike");
@@ -59,7 +59,7 @@ TEST(Agreement, OtherTimeoutsAreRefusedWithBothValues) {
 }
 
 TEST(Agreement, AnotherCommandIsRefusedWithBoth) {
-  const Terms job = with_command({"/home/a/train", "--lr", "0.1"});
+  const JobSpec job = with_command({"/home/a/train", "--lr", "0.1"});
   EXPECT_THAT(refusal(job, with_command({"eval"})),
               AllOf(HasSubstr("h1 was started with the command 'eval', the job has the command "
                               "'train --lr 0.1'"),
@@ -86,7 +86,7 @@ TEST(Agreement, LongCommandsAreQuotedWhereTheyDiffer) {
 Scenario two_and_one(int restarts) {
   Scenario scenario;
   scenario.hosts = 3;
-  scenario.terms = {2, 2, restarts};
+  scenario.job_spec = {2, 2, restarts};
   scenario.chaos_until = ms(1);
   scenario.coordinator_comes_back = true;
   return scenario;
@@ -156,9 +156,9 @@ TEST(ReplacedCoordinator, NoTwoEpochsMeetForAnySeedOfCrashes) {
     scenario.coordinator_comes_back = true;
     scenario.hosts = 2 + upto(4);
     scenario.newcomers = upto(2);
-    scenario.terms.max_nodes = scenario.hosts;
-    scenario.terms.min_nodes = 1 + upto(scenario.hosts - 1);
-    scenario.terms.max_restarts = upto(1) == 0 ? 0 : 20;
+    scenario.job_spec.max_nodes = scenario.hosts;
+    scenario.job_spec.min_nodes = 1 + upto(scenario.hosts - 1);
+    scenario.job_spec.max_restarts = upto(1) == 0 ? 0 : 20;
     scenario.timing.join = ms(60'000);
     scenario.timing.last_call = ms(1'000 * upto(3));
     scenario.fanout = 1 + upto(3);
@@ -166,7 +166,7 @@ TEST(ReplacedCoordinator, NoTwoEpochsMeetForAnySeedOfCrashes) {
     scenario.rank_failures = upto(2) == 0 ? 0.2 : 0;
     Simulation simulation(scenario, seed);
     ASSERT_THAT(simulation.run(std::chrono::hours(2)), IsEmpty()) << "seed " << seed;
-    replaced += simulation.epochs > 1000;
+    replaced += simulation.attempts > 1000;
   }
   EXPECT_GT(replaced, 200U);
 }

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "launch/diagnosis/page.h"
-#include "launch/diagnosis/report.h"
+#include "launch/diagnosis/failure_report.h"
+#include "launch/diagnosis/failure_summary.h"
 #include "launch/job.h"
 #include "launch/job/outcome.h"
 
@@ -80,7 +80,7 @@ TEST(FailurePage, SaysWhetherTheRanksWereAlikeWhenLastCompared) {
   outcome.cause = 0;
   outcome.failed_ns = 3'000'000'000;
   outcome.seen[1].log.comparison = {1'000'000'000, "pass 300 of Ddp 1: the ranks are alike"};
-  EXPECT_THAT(failure_page(outcome, {}),
+  EXPECT_THAT(failure_report(outcome, {}),
               HasSubstr("rank 1\n  -2.000000 s: compared with the other ranks, pass 300 of Ddp 1: "
                         "the ranks are alike\n"));
 }

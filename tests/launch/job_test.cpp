@@ -255,7 +255,7 @@ namespace {
 // rank 1, and fails.
 int watch() {
   const auto control = Control::from_env();
-  while (control->epoch() == 0) std::this_thread::yield();
+  while (control->failures() == 0) std::this_thread::yield();
   fmt::print("rank 1 {}\n", control->fate(1).value_or("runs"));
   return 1;
 }

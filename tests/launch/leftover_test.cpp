@@ -75,7 +75,7 @@ TEST(StoppedGuard, DoesNotKeepAFinishedLauncher) {
     Job job(script_args(2, "echo ready; test $RANK = 0 && read x; exit 0"));
     ASSERT_TRUE(job.await("ready", 2));
     pid_t guard = 0;
-    while ((guard = child_of(job.pid(), "lockstep-guard")) == 0) std::this_thread::yield();
+    while ((guard = child_of(job.pid(), "lockstep-reaper")) == 0) std::this_thread::yield();
     kill(guard, signal);
     EXPECT_EQ(job.wait().exit_code, 0);
   }

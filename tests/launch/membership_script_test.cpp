@@ -17,15 +17,15 @@ using ::testing::Not;
 Scenario calm(int hosts, int restarts = 0) {
   Scenario scenario;
   scenario.hosts = hosts;
-  scenario.terms = {hosts, hosts, restarts};
+  scenario.job_spec = {hosts, hosts, restarts};
   scenario.chaos_until = ms(1);
   return scenario;
 }
 
-// The first rank and the status of each host, over all epochs.
-std::string ranks_of(const Simulation& simulation, uint32_t epoch) {
+// The first rank and the status of each host, over all attempts.
+std::string ranks_of(const Simulation& simulation, uint32_t attempt) {
   std::string text;
-  for (const auto& [host, launch] : simulation.launches.at(epoch)) {
+  for (const auto& [host, launch] : simulation.launches.at(attempt)) {
     text += fmt::format("{}:{} ", host, launch.first_rank);
   }
   return text;
@@ -43,7 +43,7 @@ void expect_all_end(Simulation& simulation, int hosts, int status, const std::st
 TEST(MembershipScript, AJobRunsOnceAndEndsWithSuccess) {
   Simulation simulation(calm(4), 1);
   expect_all_end(simulation, 4, 0, "");
-  EXPECT_EQ(simulation.epochs, 1U);
+  EXPECT_EQ(simulation.attempts, 1U);
   EXPECT_EQ(ranks_of(simulation, 1), "0:0 1:1 2:3 3:6 ");  // 1, 2, 3, 1 ranks
   EXPECT_EQ(simulation.launches[1][2].world_size, 7);
   EXPECT_EQ(simulation.launches[1][2].nodes, 4);
@@ -78,7 +78,7 @@ TEST(MembershipScript, ASignalAfterAFailureEndsTheJobWhicheverHostGetsIt) {
     simulation.at(ms(10'000), [&] { simulation.fail_rank(2, Failure::Kind::Exited); });
     simulation.at(ms(10'050), [&] { simulation.interrupt(host); });
     expect_all_end(simulation, 3, 143, fmt::format("host{} got SIGTERM", host));
-    EXPECT_EQ(simulation.epochs, 1U);
+    EXPECT_EQ(simulation.attempts, 1U);
   }
 }
 
@@ -108,7 +108,7 @@ TEST(MembershipScript, ACrashLoopEndsEarlyAndSlowsDown) {
     simulation.at(ms(at), [&] { simulation.fail_rank(1, Failure::Kind::Exited); });
   }
   expect_all_end(simulation, 2, 3, "not restarted: rank 1 failed in the same way 3 times in a row");
-  EXPECT_EQ(simulation.epochs, 3U);
+  EXPECT_EQ(simulation.attempts, 3U);
 }
 
 TEST(MembershipScript, AHostThatComesBackGetsItsRanksAgain) {
@@ -123,7 +123,7 @@ TEST(MembershipScript, AHostThatComesBackGetsItsRanksAgain) {
 
 TEST(MembershipScript, FewerHostsGoOnWithoutOneThatIsLost) {
   Scenario scenario = calm(4, 1);
-  scenario.terms.min_nodes = 2;
+  scenario.job_spec.min_nodes = 2;
   Simulation simulation(scenario, 8);
   simulation.at(ms(10'000), [&] { simulation.crash(1); });
   expect_all_end(simulation, 3, 0, "");
@@ -150,12 +150,12 @@ TEST(MembershipScript, AHostThatIsCutOffEndsToo) {
 
 TEST(MembershipScript, ANewHostJoinsAndTheOthersKeepTheirRanks) {
   Scenario scenario = calm(1);
-  scenario.terms = {1, 2, 0};
+  scenario.job_spec = {1, 2, 0};
   scenario.newcomers = 1;
   scenario.timing.last_call = ms(0);
   Simulation simulation(scenario, 11);
   expect_all_end(simulation, 2, 0, "");
-  EXPECT_EQ(simulation.epochs, 2U);
+  EXPECT_EQ(simulation.attempts, 2U);
   EXPECT_EQ(ranks_of(simulation, 1), "0:0 ");
   EXPECT_EQ(ranks_of(simulation, 2), "0:0 1:1 ");
   EXPECT_THAT(simulation.said, Contains("host0: host1 joins"));
@@ -163,17 +163,17 @@ TEST(MembershipScript, ANewHostJoinsAndTheOthersKeepTheirRanks) {
 
 TEST(MembershipScript, TheLastCallWaitsForMoreHosts) {
   Scenario scenario = calm(3);
-  scenario.terms.min_nodes = 1;
+  scenario.job_spec.min_nodes = 1;
   scenario.timing.last_call = ms(5'000);  // they come within 2 s
   Simulation simulation(scenario, 12);
   expect_all_end(simulation, 3, 0, "");
-  EXPECT_EQ(simulation.epochs, 1U);
+  EXPECT_EQ(simulation.attempts, 1U);
   EXPECT_EQ(simulation.launches[1].size(), 3U);
 }
 
 TEST(MembershipScript, AMissingHostIsAnErrorThatSaysWhoIsHere) {
   Scenario scenario = calm(2);
-  scenario.terms = {3, 3, 0};
+  scenario.job_spec = {3, 3, 0};
   scenario.timing.join = ms(8'000);
   Simulation simulation(scenario, 13);
   expect_all_end(simulation, 2, 1, "2 of 3 hosts came within 8 s (here: host0, host1)");
@@ -192,7 +192,7 @@ TEST(MembershipScript, ASignalToOneLauncherEndsAllAsThatSignalWould) {
   Simulation simulation(calm(3, 5), 15);
   simulation.at(ms(10'000), [&] { simulation.interrupt(1); });
   expect_all_end(simulation, 3, 143, "host1 got SIGTERM");
-  EXPECT_EQ(simulation.epochs, 1U);
+  EXPECT_EQ(simulation.attempts, 1U);
 }
 
 TEST(MembershipScript, ALostRelayTakesItsBranchAlongAndAllComeBack) {
@@ -205,20 +205,20 @@ TEST(MembershipScript, ALostRelayTakesItsBranchAlongAndAllComeBack) {
   expect_all_end(simulation, 7, 0, "");
 }
 
-Join joining(int node_rank, Terms terms) {
+Join joining(int node_rank, JobSpec job_spec) {
   return {.launcher = static_cast<uint64_t>(node_rank) + 100,
           .host = fmt::format("h{}", node_rank),
           .node_rank = node_rank,
           .address = "10.0.0.9:1",
-          .terms = terms};
+          .job_spec = job_spec};
 }
 
 TEST(CoordinatorPlace, RefusesOtherTermsAndWaitsForATakenNodeRank) {
   const Timing timing;
   Coordinator coordinator({2, 2, 0}, timing, 4, ms(0));
   ASSERT_TRUE(std::holds_alternative<Welcome>(coordinator.place(joining(0, {2, 2, 0}), ms(0))));
-  const Message terms = coordinator.place(joining(1, {2, 2, 3}), ms(1));
-  EXPECT_EQ(std::get<Refuse>(terms).reason,
+  const Message job_spec = coordinator.place(joining(1, {2, 2, 3}), ms(1));
+  EXPECT_EQ(std::get<Refuse>(job_spec).reason,
             "h1 was started with --max-restarts 3, the job has --max-restarts 0: start all hosts "
             "alike");
   EXPECT_THAT(std::get<Refuse>(coordinator.place(joining(2, {2, 2, 0}), ms(1))).reason,
@@ -230,13 +230,13 @@ TEST(CoordinatorPlace, RefusesOtherTermsAndWaitsForATakenNodeRank) {
 }
 
 TEST(CoordinatorPlace, NodeRanksDecideTheOrder) {
-  Seating seating;
+  RankAssignment seating;
   EXPECT_EQ(seating.seat({{1, 1, "c", 2}, {2, 2, "b", 0}, {3, 3, "a", 1}}, 3),
             (std::vector<NodeId>{2, 3, 1}));
 }
 
 TEST(CoordinatorPlace, OtherwiseTheCoordinatorIsFirstAndNamesAreCounted) {
-  Seating seating;
+  RankAssignment seating;
   EXPECT_EQ(seating.seat({{1, 1, "z"}, {2, 2, "n10"}, {3, 3, "n9"}, {4, 4, "n09"}}, 3),
             (std::vector<NodeId>{1, 4, 3}));
   // n09 is lost; n10 takes its place and n9 stays where it is.

@@ -22,9 +22,9 @@ Scenario chaos(uint64_t seed) {
   };
   Scenario scenario;
   scenario.hosts = 1 + upto(7);
-  scenario.terms.max_nodes = scenario.hosts;
-  scenario.terms.min_nodes = upto(1) == 0 ? scenario.hosts : 1 + upto(scenario.hosts - 1);
-  scenario.terms.max_restarts = upto(1) == 0 ? 0 : upto(20);
+  scenario.job_spec.max_nodes = scenario.hosts;
+  scenario.job_spec.min_nodes = upto(1) == 0 ? scenario.hosts : 1 + upto(scenario.hosts - 1);
+  scenario.job_spec.max_restarts = upto(1) == 0 ? 0 : upto(20);
   scenario.newcomers = upto(2);
   scenario.timing.join = ms(120'000);
   scenario.timing.last_call = ms(1'000 * upto(10));
@@ -41,17 +41,17 @@ Scenario chaos(uint64_t seed) {
 
 TEST(Membership, HoldsForEverySeed) {
   constexpr uint64_t kSeeds = 6000;
-  uint64_t epochs = 0, restarted = 0, succeeded = 0, joined = 0;
+  uint64_t attempts = 0, restarted = 0, succeeded = 0, joined = 0;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     Simulation simulation(chaos(seed), seed);
     ASSERT_THAT(simulation.run(kLongest), IsEmpty()) << "seed " << seed;
-    epochs += simulation.epochs;
-    restarted += simulation.epochs > 1;
+    attempts += simulation.attempts;
+    restarted += simulation.attempts > 1;
     succeeded += simulation.ends.contains(0) && simulation.ends[0].status == 0;
     for (const auto& text : simulation.said) joined += text.ends_with(" joins");
   }
   // The seeds reach what they are for.
-  EXPECT_GT(epochs, kSeeds);
+  EXPECT_GT(attempts, kSeeds);
   EXPECT_GT(restarted, kSeeds / 10);
   EXPECT_GT(joined, kSeeds / 10);
   EXPECT_GT(succeeded, kSeeds / 10);
@@ -72,7 +72,7 @@ std::string first_violation(Planted planted, uint64_t seeds) {
 
 TEST(Membership, PlantedFaultsAreFound) {
   EXPECT_THAT(first_violation(Planted::HastyCoordinator, 6000), HasSubstr("still has ranks of"));
-  EXPECT_THAT(first_violation(Planted::EndlessLease, 1000), HasSubstr("ranks of epoch"));
+  EXPECT_THAT(first_violation(Planted::EndlessLease, 1000), HasSubstr("ranks of attempt"));
   EXPECT_THAT(first_violation(Planted::EarlyReady, 1000), HasSubstr("still has ranks of"));
   EXPECT_THAT(first_violation(Planted::WrongSeats, 1000), HasSubstr("two hosts have rank"));
   EXPECT_THAT(first_violation(Planted::ForgottenLoss, 1000), HasSubstr("has not ended"));

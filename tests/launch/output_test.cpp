@@ -6,7 +6,7 @@
 #include <string>
 
 #include "launch/job.h"
-#include "launch/output/lines.h"
+#include "launch/output/line_prefixer.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -14,10 +14,10 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::UnorderedElementsAre;
 
-// What Lines makes of the pieces, fed one by one.
+// What LinePrefixer makes of the pieces, fed one by one.
 std::string tagged(const std::vector<std::string>& pieces,
-                   Lines::Target target = Lines::Target::File) {
-  Lines lines("> ", target);
+                   LinePrefixer::Target target = LinePrefixer::Target::File) {
+  LinePrefixer lines("> ", target);
   std::string out;
   for (const auto& piece : pieces) lines.feed(piece, out);
   lines.finish(out);
@@ -34,19 +34,19 @@ TEST(Lines, AlsoWhenTwoReadsPartThem) { EXPECT_EQ(tagged({"a\r", "\nb\r", "\n"})
 TEST(Lines, ProgressIsALineInAFile) { EXPECT_EQ(tagged({"1\r2\r3\n"}), "> 1\n> 2\n> 3\n"); }
 TEST(Lines, ProgressMayBeginWithItsReturn) { EXPECT_EQ(tagged({"\r1\r2\n"}), "> 1\n> 2\n"); }
 TEST(Lines, ProgressStaysInPlaceInATerminal) {
-  EXPECT_EQ(tagged({"1\r2\r\n"}, Lines::Target::Terminal), "> 1\r> 2\n");
-  EXPECT_EQ(tagged({"1\r2\r", "\n"}, Lines::Target::Terminal), "> 1\r> 2\r\n");
+  EXPECT_EQ(tagged({"1\r2\r\n"}, LinePrefixer::Target::Terminal), "> 1\r> 2\n");
+  EXPECT_EQ(tagged({"1\r2\r", "\n"}, LinePrefixer::Target::Terminal), "> 1\r> 2\r\n");
 }
 TEST(Lines, BinaryBytesPass) {
   const std::string bytes("\0\xff\x80\x1b\n", 5);
   EXPECT_EQ(tagged({bytes}), "> " + bytes);
 }
 TEST(Lines, AnEndlessLineIsCut) {
-  const std::string half(Lines::kLongest / 2, 'x');
+  const std::string half(LinePrefixer::kLongest / 2, 'x');
   EXPECT_EQ(tagged({half, half, "y"}), "> " + half + half + "\n> y\n");
 }
 
-TEST(Output, LinesOfFourBusyRanksStayWhole) {
+TEST(LogMultiplexer, LinesOfFourBusyRanksStayWhole) {
   constexpr int kLines = 20'000;
   const Result result = run_script(4, "seq -f \"line %.0f of $RANK\" " + std::to_string(kLines));
   ASSERT_EQ(result.exit_code, 0);
@@ -60,28 +60,28 @@ TEST(Output, LinesOfFourBusyRanksStayWhole) {
   EXPECT_THAT(next, ::testing::Each(kLines + 1));
 }
 
-TEST(Output, ALongLineStaysWhole) {
+TEST(LogMultiplexer, ALongLineStaysWhole) {
   const Result result = run_script(2, "head -c 300000 /dev/zero | tr '\\0' $RANK; echo");
   EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] " + std::string(300'000, '0'),
                                                          "[rank 1] " + std::string(300'000, '1')));
 }
 
-TEST(Output, StderrIsTaggedOnStderr) {
+TEST(LogMultiplexer, StderrIsTaggedOnStderr) {
   const Result result = run_script(2, "echo out; echo err >&2");
   EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] out", "[rank 1] out"));
   EXPECT_THAT(lines_of(result.err), UnorderedElementsAre("[rank 0] err", "[rank 1] err"));
 }
 
-TEST(Output, TheLastWordsOfAKilledRankArrive) {
+TEST(LogMultiplexer, TheLastWordsOfAKilledRankArrive) {
   EXPECT_THAT(run_script(2, "printf \"last of $RANK\"; test $RANK = 0 || kill -9 $$").out,
               HasSubstr("[rank 1] last of 1\n"));
 }
 
-TEST(Output, OneRankWritesAsIfStartedByHand) {
+TEST(LogMultiplexer, OneRankWritesAsIfStartedByHand) {
   EXPECT_EQ(run_script(1, "printf 'no tag, no end'").out, "no tag, no end");
 }
 
-TEST(Output, AReaderThatLeavesEndsTheJob) {
+TEST(LogMultiplexer, AReaderThatLeavesEndsTheJob) {
   for (const int ranks : {1, 2}) {
     Job job(script_args(ranks, "exec yes"));
     ASSERT_TRUE(job.await("y\n"));
@@ -90,7 +90,7 @@ TEST(Output, AReaderThatLeavesEndsTheJob) {
   }
 }
 
-TEST(Output, AReaderThatDoesNotReadDoesNotHideAFailure) {
+TEST(LogMultiplexer, AReaderThatDoesNotReadDoesNotHideAFailure) {
   // Rank 0 fills every buffer on the way; rank 1's failure ends the job all the same.
   Presence presence;
   Job job(script_args(2, "exec 9>$FIFO; test $RANK = 0 && exec yes; echo ready; read x; exit 5"),

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "launch/rendezvous/conversation.h"
+#include "launch/rendezvous/secure_channel.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -26,7 +26,7 @@ std::vector<Message> one_of_each() {
   const Failure failure{Failure::Kind::Lost, -1, 137, "host2 was lost",
                         std::chrono::milliseconds(3)};
   Start start{7, {}, "10.0.0.1", 40000, "rank 3 failed"};
-  for (NodeId id = 1; id <= 300; ++id) start.seats.push_back({id * 1000, 8});
+  for (NodeId id = 1; id <= 300; ++id) start.hosts.push_back({id * 1000, 8});
   return {Join{0xFFFF'FFFF'FFFF'FFFF,
                "host2",
                -1,
@@ -70,7 +70,7 @@ TEST(Codec, EveryCutAndEveryExtraByteIsNamed) {
 
 TEST(Codec, AForgedLengthAsksForNoMemory) {
   std::string bytes = encode(Start{});
-  bytes[2] = '\x7f';  // 127 seats
+  bytes[2] = '\x7f';  // 127 hosts
   EXPECT_THROW(decode(bytes), ProtocolError);
   bytes = bytes.substr(0, 2) + "\xff\xff\xff\xff\xff\xff\xff\xff\x7f";
   EXPECT_THROW(decode(bytes), ProtocolError);
@@ -80,12 +80,12 @@ TEST(Codec, LongTextsAreCutAndTheOrderOfManyHostsFits) {
   const Message message = decode(encode(Wait{std::string(100'000, 'y')}));
   EXPECT_EQ(std::get<Wait>(message).reason.size(), 4000U);
   Start start;
-  for (NodeId id = 1; id <= 50'000; ++id) start.seats.push_back({id, 8});
+  for (NodeId id = 1; id <= 50'000; ++id) start.hosts.push_back({id, 8});
   EXPECT_LT(encode(start).size(), kMostBytes);
 }
 
 // Carries bytes between both until neither has any, `piece` at a time.
-void converse(Conversation& a, Conversation& b, size_t piece = 1 << 20) {
+void converse(SecureChannel& a, SecureChannel& b, size_t piece = 1 << 20) {
   for (bool moved = true; moved;) {
     moved = false;
     for (auto [from, to] : {std::pair(&a, &b), std::pair(&b, &a)}) {
@@ -103,8 +103,8 @@ class Talk : public ::testing::TestWithParam<bool> {
 
 TEST_P(Talk, MessagesArriveInOrderHoweverTheStreamIsCut) {
   for (const size_t piece : {size_t{1}, size_t{7}, size_t{1} << 20}) {
-    Conversation caller(Conversation::Side::Caller, keys());
-    Conversation called(Conversation::Side::Called, keys());
+    SecureChannel caller(SecureChannel::Side::Caller, keys());
+    SecureChannel called(SecureChannel::Side::Called, keys());
     converse(caller, called, piece);
     ASSERT_TRUE(caller.is_open());
     ASSERT_TRUE(called.is_open());
@@ -118,7 +118,7 @@ TEST_P(Talk, MessagesArriveInOrderHoweverTheStreamIsCut) {
   }
 }
 
-std::string refusal(Conversation& caller, Conversation& called) {
+std::string refusal(SecureChannel& caller, SecureChannel& called) {
   try {
     converse(caller, called);
   } catch (const ProtocolError& error) {
@@ -128,9 +128,9 @@ std::string refusal(Conversation& caller, Conversation& called) {
 }
 
 TEST_P(Talk, AnotherTokenIsRefused) {
-  Conversation caller(Conversation::Side::Caller,
-                      keys_of("another secret, long enough", GetParam()));
-  Conversation called(Conversation::Side::Called, keys());
+  SecureChannel caller(SecureChannel::Side::Caller,
+                       keys_of("another secret, long enough", GetParam()));
+  SecureChannel called(SecureChannel::Side::Called, keys());
   EXPECT_THAT(refusal(caller, called), HasSubstr("token"));
   EXPECT_FALSE(called.is_open());
   EXPECT_FALSE(caller.is_open());
@@ -139,14 +139,14 @@ TEST_P(Talk, AnotherTokenIsRefused) {
 TEST_P(Talk, AnotherJobIsRefused) {
   Keys other = Keys::of(Token(kSecret), "another job");
   other.use_tls = GetParam();
-  Conversation caller(Conversation::Side::Caller, other);
-  Conversation called(Conversation::Side::Called, keys());
+  SecureChannel caller(SecureChannel::Side::Caller, other);
+  SecureChannel called(SecureChannel::Side::Called, keys());
   EXPECT_THAT(refusal(caller, called), HasSubstr("token"));
 }
 
 TEST_P(Talk, AnotherVersionIsNamedByBoth) {
-  Conversation caller(Conversation::Side::Caller, keys(), 9);
-  Conversation called(Conversation::Side::Called, keys());
+  SecureChannel caller(SecureChannel::Side::Caller, keys(), 9);
+  SecureChannel called(SecureChannel::Side::Called, keys());
   EXPECT_THAT(refusal(caller, called),
               HasSubstr("speaks version 9 of the protocol, this one version 2"));
   EXPECT_THAT(refusal(caller, called),
@@ -154,15 +154,15 @@ TEST_P(Talk, AnotherVersionIsNamedByBoth) {
 }
 
 TEST_P(Talk, EveryChangedBitEndsTheConversation) {
-  Conversation probe_caller(Conversation::Side::Caller, keys());
-  Conversation probe_called(Conversation::Side::Called, keys());
+  SecureChannel probe_caller(SecureChannel::Side::Caller, keys());
+  SecureChannel probe_called(SecureChannel::Side::Called, keys());
   converse(probe_caller, probe_called);
   probe_caller.send(encode(Failed{3, 1, {}}));
   const size_t bits = probe_caller.take_output().size() * 8;
   ASSERT_GT(bits, 100U);
   for (size_t bit = 0; bit < bits; bit += GetParam() ? 7 : 1) {
-    Conversation caller(Conversation::Side::Caller, keys());
-    Conversation called(Conversation::Side::Called, keys());
+    SecureChannel caller(SecureChannel::Side::Caller, keys());
+    SecureChannel called(SecureChannel::Side::Called, keys());
     converse(caller, called);
     caller.send(encode(Failed{3, 1, {}}));
     std::string bytes = caller.take_output();
@@ -180,17 +180,17 @@ TEST_P(Talk, EveryChangedBitEndsTheConversation) {
 INSTANTIATE_TEST_SUITE_P(Streams, Talk, ::testing::Bool(),
                          [](const auto& one) { return one.param ? "tls" : "plain"; });
 
-TEST(Conversation, ARepeatedOrLeftOutMessageEndsIt) {
-  Conversation caller(Conversation::Side::Caller, keys_of(kSecret));
-  Conversation called(Conversation::Side::Called, keys_of(kSecret));
+TEST(SecureChannel, ARepeatedOrLeftOutMessageEndsIt) {
+  SecureChannel caller(SecureChannel::Side::Caller, keys_of(kSecret));
+  SecureChannel called(SecureChannel::Side::Called, keys_of(kSecret));
   converse(caller, called);
   caller.send(encode(Ping{1}));
   const std::string first = caller.take_output();
   called.feed(first);
   EXPECT_THROW(called.feed(first), ProtocolError);
 
-  Conversation other(Conversation::Side::Caller, keys_of(kSecret));
-  Conversation answering(Conversation::Side::Called, keys_of(kSecret));
+  SecureChannel other(SecureChannel::Side::Caller, keys_of(kSecret));
+  SecureChannel answering(SecureChannel::Side::Called, keys_of(kSecret));
   converse(other, answering);
   other.send(encode(Ping{1}));
   (void)other.take_output();
@@ -198,14 +198,14 @@ TEST(Conversation, ARepeatedOrLeftOutMessageEndsIt) {
   EXPECT_THROW(answering.feed(other.take_output()), ProtocolError);
 }
 
-TEST(Conversation, AnEchoOfOurOwnProofIsRefused) {
-  Conversation caller(Conversation::Side::Caller, keys_of(kSecret));
+TEST(SecureChannel, AnEchoOfOurOwnProofIsRefused) {
+  SecureChannel caller(SecureChannel::Side::Caller, keys_of(kSecret));
   caller.feed(caller.take_output());  // its own greeting
   EXPECT_THROW(caller.feed(caller.take_output()), ProtocolError);
 }
 
-TEST(Conversation, AStrangersBytesAreQuotedAtTheFirstThatDiffers) {
-  Conversation called(Conversation::Side::Called, keys_of(kSecret));
+TEST(SecureChannel, AStrangersBytesAreQuotedAtTheFirstThatDiffers) {
+  SecureChannel called(SecureChannel::Side::Called, keys_of(kSecret));
   try {
     called.feed("GET / HTTP/1.1\r\n");
     FAIL();
@@ -215,10 +215,10 @@ TEST(Conversation, AStrangersBytesAreQuotedAtTheFirstThatDiffers) {
   EXPECT_EQ(called.take_output(), "");
 }
 
-TEST(Conversation, NoRandomBytesAreTakenForALauncher) {
+TEST(SecureChannel, NoRandomBytesAreTakenForALauncher) {
   std::mt19937_64 random(1);
   for (int i = 0; i < 2000; ++i) {
-    Conversation called(Conversation::Side::Called, keys_of(kSecret, i % 2 == 1));
+    SecureChannel called(SecureChannel::Side::Called, keys_of(kSecret, i % 2 == 1));
     std::string bytes = i % 3 == 0 ? "LOCKSTEP" : "";
     for (int j = 0; j < 200; ++j) bytes += static_cast<char>(random());
     // TLS may wait for the rest of a record that the bytes announce.
@@ -233,10 +233,10 @@ TEST(Conversation, NoRandomBytesAreTakenForALauncher) {
   }
 }
 
-TEST(Conversation, PlainAndTlsDoNotMeet) {
+TEST(SecureChannel, PlainAndTlsDoNotMeet) {
   for (const bool tls : {false, true}) {
-    Conversation caller(Conversation::Side::Caller, keys_of(kSecret, tls));
-    Conversation called(Conversation::Side::Called, keys_of(kSecret, !tls));
+    SecureChannel caller(SecureChannel::Side::Caller, keys_of(kSecret, tls));
+    SecureChannel called(SecureChannel::Side::Called, keys_of(kSecret, !tls));
     EXPECT_NE(refusal(caller, called), "");
   }
 }

@@ -36,9 +36,9 @@ TEST(Restarts, AsManyAsAskedFor) {
 
 TEST(Restarts, NoneUnlessAskedFor) {
   Restarts restarts(0);
-  const auto verdict = restarts.after(failed(0, kExit3), 60s);
-  EXPECT_EQ(verdict.pause, std::nullopt);
-  EXPECT_EQ(verdict.text, "");
+  const auto decision = restarts.after(failed(0, kExit3), 60s);
+  EXPECT_EQ(decision.pause, std::nullopt);
+  EXPECT_EQ(decision.text, "");
 }
 
 TEST(Restarts, NoneAfterASignalToTheLauncher) {
@@ -63,10 +63,10 @@ TEST(Restarts, ACrashLoopEndsThem) {
   Restarts restarts(100);
   EXPECT_TRUE(restarts.after(failed(1, kExit3), 10ms).pause);
   EXPECT_TRUE(restarts.after(failed(1, kExit3), 10ms).pause);
-  const auto verdict = restarts.after(failed(1, kExit3), 10ms);
-  EXPECT_EQ(verdict.pause, std::nullopt);
-  EXPECT_THAT(verdict.text, HasSubstr("rank 1 failed in the same way 3 times in a row"));
-  EXPECT_THAT(verdict.text, HasSubstr("98 of 100 restarts unused"));
+  const auto decision = restarts.after(failed(1, kExit3), 10ms);
+  EXPECT_EQ(decision.pause, std::nullopt);
+  EXPECT_THAT(decision.text, HasSubstr("rank 1 failed in the same way 3 times in a row"));
+  EXPECT_THAT(decision.text, HasSubstr("98 of 100 restarts unused"));
 }
 
 TEST(Restarts, DifferentFailuresAreNoLoop) {
@@ -103,8 +103,8 @@ TEST(RestartedJob, TheLastFailureIsTheExitStatus) {
   EXPECT_THAT(result.err, HasSubstr("no restart is left of 1"));
 }
 
-TEST(RestartedJob, EachIncarnationHasAControlSegmentAtEpochZeroAndASocketOfItsOwn) {
-  // The second incarnation's rank 0 waits for a failure in its own segment, and must not see the
+TEST(RestartedJob, EachAttemptHasAControlSegmentAtEpochZeroAndASocketOfItsOwn) {
+  // The second attempt's rank 0 waits for a failure in its own segment, and must not see the
   // first one's.
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   Job job(restarting("1",
@@ -117,7 +117,7 @@ TEST(RestartedJob, EachIncarnationHasAControlSegmentAtEpochZeroAndASocketOfItsOw
   EXPECT_THAT(result.out, HasSubstr("[rank 0] rank 1 exited with status 8\n"));
 }
 
-TEST(RestartedJob, NothingOfTheFirstIncarnationIsLeftWhenTheSecondStarts) {
+TEST(RestartedJob, NothingOfTheFirstAttemptIsLeftWhenTheSecondStarts) {
   Presence presence;
   const Result result =
       Job(restarting(

@@ -33,7 +33,7 @@ class Crowd {
                       .host = fmt::format("node{:05}", i),
                       .ranks = 8,
                       .address = std::to_string(i),
-                      .terms = {hosts, hosts, 0}};
+                      .job_spec = {hosts, hosts, 0}};
       options.timing.lease = std::chrono::hours(1);  // no heartbeats: they are counted by hand
       options.timing.interval = std::chrono::minutes(20);
       options.timing.survivors = Time(0);
@@ -83,7 +83,7 @@ class Crowd {
   struct Host {
     std::unique_ptr<Node> node;
     Time free{};  // its processor
-    std::unordered_map<Link, std::pair<int, Link>> peers;
+    std::unordered_map<ConnectionId, std::pair<int, ConnectionId>> peers;
     Time tick = Time::max();
     std::deque<Event> inbox;
   };
@@ -148,10 +148,10 @@ class Crowd {
     }
   }
 
-  void connect(int from, Link link, int to) {
+  void connect(int from, ConnectionId link, int to) {
     at(std::max(now_, hosts_[from].free) + 2 * kLatency, to, kHandshake,
        [=, this](Node& node, Time now) {
-         const Link other = node.accept(now);
+         const ConnectionId other = node.accept(now);
          hosts_[to].peers[other] = {from, link};
          hosts_[from].peers[link] = {to, other};
          most_links = std::max(most_links, hosts_[to].peers.size());
@@ -160,7 +160,7 @@ class Crowd {
        });
   }
 
-  size_t bytes_of(const Shared& message) {
+  size_t bytes_of(const MessagePtr& message) {
     if (message != sized_) {
       sized_ = message;
       size_ = encode(*message).size() + kOverhead;
@@ -192,7 +192,7 @@ class Crowd {
   uint64_t numbers_ = 0;
   Time now_{};
   size_t launched_ = 0, halted_ = 0, root_messages_ = 0, root_bytes_ = 0;
-  Shared sized_;
+  MessagePtr sized_;
   size_t size_ = 0;
 };
 

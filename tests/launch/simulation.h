@@ -35,13 +35,13 @@ enum class Planted {
 
 struct Scenario {
   int hosts = 4;
-  Terms terms{4, 4, 0};
+  JobSpec job_spec{4, 4, 0};
   Timing timing;
   int fanout = 32;
-  Time work = ms(20'000);    // that an epoch takes when nothing happens
+  Time work = ms(20'000);    // that an attempt takes when nothing happens
   Time arrival = ms(2'000);  // hosts come within
   Time delay = ms(20);       // a message takes at most
-  double rank_failures = 0;  // chances that a host's rank fails in an epoch
+  double rank_failures = 0;  // chances that a host's rank fails in an attempt
   int crashes = 0, power_offs = 0, partitions = 0, freezes = 0, newcomers = 0, interrupts = 0;
   Time chaos_until = ms(60'000);        // faults come before
   bool coordinator_comes_back = false;  // a new one, when it has crashed
@@ -62,11 +62,11 @@ class Simulation {
   };
   // By host; launchers that were killed have none.
   std::map<int, End> ends;
-  uint32_t epochs = 0;
-  std::map<uint32_t, std::map<int, Launch>> launches;  // by epoch and host
-  // Of the coordinators that come after the first, epochs count from 1000, 2000 and so on.
+  uint32_t attempts = 0;
+  std::map<uint32_t, std::map<int, Launch>> launches;  // by attempt and host
+  // Of the coordinators that come after the first, attempts count from 1000, 2000 and so on.
   static uint32_t number_of(const Launch& launch) {
-    return launch.epoch + 1000 * (static_cast<uint32_t>(launch.coordinator) - 1);
+    return launch.attempt + 1000 * (static_cast<uint32_t>(launch.coordinator) - 1);
   }
   std::vector<std::string> said;
   // Of every kind of event.
@@ -90,21 +90,21 @@ class Simulation {
     std::unique_ptr<Node> node;
     bool powered = true;
     Time frozen_until{};
-    uint32_t ranks = 0;       // the epoch of which some are alive; 0: none
-    uint32_t failed = 0;      // the epoch in which one of them failed
-    uint32_t stopping = 0;    // the epoch whose ranks were told to stop
+    uint32_t ranks = 0;       // the attempt of which some are alive; 0: none
+    uint32_t failed = 0;      // the attempt in which one of them failed
+    uint32_t stopping = 0;    // the attempt whose ranks were told to stop
     Time stops{};             // when they do
     uint64_t generation = 0;  // of ranks, and of the launcher: late events are void
-    uint64_t incarnation = 0;
+    uint64_t attempt = 0;
     Time thawed{};
     int boots = 0;
     uint64_t ticks = 0;
   };
   struct Side {
     int host = 0;
-    Link link = 0;
+    ConnectionId link = 0;
     bool open = true;
-    std::deque<Shared> to_here;
+    std::deque<MessagePtr> to_here;
     Time last{};
     bool closing = false, refused = false;  // after what is to_here
   };
@@ -141,22 +141,22 @@ class Simulation {
   void deliver(const std::shared_ptr<Connection>& connection, int side);
   void schedule(const std::shared_ptr<Connection>& connection, int side);
   // Runs `what` on the host's node: later while it is frozen, never when it has ended since.
-  void on_node(int host, uint64_t incarnation, std::function<void(Node&)> what);
+  void on_node(int host, uint64_t attempt, std::function<void(Node&)> what);
   void end_ranks(int host, const std::optional<Failure>& failure, Time after);
   void hang_all(int host, bool silently);
   void violation(std::string text) {
     violations_.push_back(
         fmt::format("{:.3f} s: {}", std::chrono::duration<double>(now).count(), text));
   }
-  void check_epoch(uint32_t epoch);
-  bool tampered(int to, Shared& message) const;
+  void check_attempt(uint32_t attempt);
+  bool tampered(int to, MessagePtr& message) const;
 
   const Scenario scenario_;
   std::mt19937_64 random_;
   std::priority_queue<Event> events_;
   uint64_t numbers_ = 0;
   std::vector<Host> hosts_;
-  std::map<std::pair<int, Link>, std::pair<std::shared_ptr<Connection>, int>> links_;
+  std::map<std::pair<int, ConnectionId>, std::pair<std::shared_ptr<Connection>, int>> links_;
   std::vector<std::pair<std::set<int>, Time>> cuts_;
   std::vector<std::string> violations_;
 };

@@ -53,14 +53,14 @@ inline void Simulation::boot(int index) {
   Host& host = hosts_[index];
   host.powered = true;
   if (host.node) return;
-  ++host.incarnation;
+  ++host.attempt;
   NodeOptions options;
   options.self = {
       .launcher = static_cast<uint64_t>(index) << 32 | static_cast<uint64_t>(++host.boots),
       .host = host.name,
       .ranks = 1 + index % 3,
       .address = fmt::format("{}:1", index),
-      .terms = scenario_.terms};
+      .job_spec = scenario_.job_spec};
   options.timing = scenario_.timing;
   options.coordinator = "0:1";
   options.is_coordinator = index == 0;
@@ -77,11 +77,11 @@ inline void Simulation::boot(int index) {
   act(index);
 }
 
-inline void Simulation::on_node(int index, uint64_t incarnation, std::function<void(Node&)> what) {
+inline void Simulation::on_node(int index, uint64_t attempt, std::function<void(Node&)> what) {
   Host& host = hosts_[index];
-  if (!host.node || host.incarnation != incarnation) return;
+  if (!host.node || host.attempt != attempt) return;
   if (now < host.frozen_until) {
-    at(host.frozen_until, [=, this] { on_node(index, incarnation, what); });
+    at(host.frozen_until, [=, this] { on_node(index, attempt, what); });
     return;
   }
   what(*host.node);
@@ -99,10 +99,10 @@ inline void Simulation::act(int index) {
     }
   }
   if (!host.node) return;
-  const uint64_t tick = ++host.ticks, incarnation = host.incarnation;
+  const uint64_t tick = ++host.ticks, attempt = host.attempt;
   at(std::max(now + Time(1), host.node->deadline(now)), [=, this] {
     if (hosts_[index].ticks != tick) return;
-    on_node(index, incarnation, [this](Node& node) { node.tick(now); });
+    on_node(index, attempt, [this](Node& node) { node.tick(now); });
   });
 }
 
@@ -117,24 +117,24 @@ inline void Simulation::perform(int index, const Say& say) {
 
 inline void Simulation::perform(int index, const Launch& launch) {
   Host& host = hosts_[index];
-  const uint32_t epoch = number_of(launch);
+  const uint32_t attempt = number_of(launch);
   if (host.ranks != 0)
-    violation(fmt::format("{} starts epoch {} over epoch {}", host.name, epoch, host.ranks));
+    violation(fmt::format("{} starts attempt {} over attempt {}", host.name, attempt, host.ranks));
   for (const Host& other : hosts_) {
     const bool was_frozen = now < other.frozen_until ||
                             now < other.thawed + scenario_.timing.stop + scenario_.timing.lease;
-    if (other.ranks != 0 && other.ranks != epoch && !was_frozen) {
-      violation(fmt::format("{} starts epoch {} while {} still has ranks of epoch {}", host.name,
-                            epoch, other.name, other.ranks));
+    if (other.ranks != 0 && other.ranks != attempt && !was_frozen) {
+      violation(fmt::format("{} starts attempt {} while {} still has ranks of attempt {}",
+                            host.name, attempt, other.name, other.ranks));
     }
   }
-  host.ranks = epoch;
-  note(fmt::format("{} starts epoch {} as node {} of {}", host.name, epoch, launch.node_rank,
+  host.ranks = attempt;
+  note(fmt::format("{} starts attempt {} as node {} of {}", host.name, attempt, launch.node_rank,
                    launch.nodes));
   ++host.generation;
-  epochs = std::max(epochs, epoch);
-  launches[epoch].emplace(index, launch);
-  check_epoch(epoch);
+  attempts = std::max(attempts, attempt);
+  launches[attempt].emplace(index, launch);
+  check_attempt(attempt);
   if (chance(scenario_.rank_failures)) {
     const uint64_t generation = host.generation;
     at(now + random(scenario_.work), [=, this] {
@@ -148,13 +148,13 @@ inline void Simulation::perform(int index, const Launch& launch) {
 inline void Simulation::end_ranks(int index, const std::optional<Failure>& failure, Time after) {
   Host& host = hosts_[index];
   host.stops = now + after;
-  const uint64_t generation = ++host.generation, incarnation = host.incarnation;
+  const uint64_t generation = ++host.generation, attempt = host.attempt;
   at(now + after, [=, this] {
     Host& same = hosts_[index];
     if (same.generation != generation || !same.powered) return;
     if (now < same.frozen_until) return end_ranks(index, failure, same.frozen_until - now);
     same.ranks = 0;
-    on_node(index, incarnation, [=, this](Node& node) {
+    on_node(index, attempt, [=, this](Node& node) {
       node.ranks_over(failure, static_cast<uint16_t>(2000 + index), now);
     });
   });
@@ -170,7 +170,7 @@ inline void Simulation::fail_rank(int index, Failure::Kind kind) {
                         .what = fmt::format("a rank on {} failed", host.name)};
   host.stopping = host.ranks;
   end_ranks(index, failure, random(scenario_.timing.stop));
-  on_node(index, host.incarnation, [=, this](Node& node) { node.rank_failed(failure, now); });
+  on_node(index, host.attempt, [=, this](Node& node) { node.rank_failed(failure, now); });
 }
 
 inline void Simulation::interrupt(int index) {
@@ -182,7 +182,7 @@ inline void Simulation::interrupt(int index) {
     host.stopping = host.ranks;
     end_ranks(index, std::nullopt, random(scenario_.timing.stop_after_signal));
   }
-  on_node(index, host.incarnation, [=, this](Node& node) { node.interrupt(failure, now); });
+  on_node(index, host.attempt, [=, this](Node& node) { node.interrupt(failure, now); });
 }
 
 inline void Simulation::perform(int index, const Halt& halt) {
@@ -194,7 +194,7 @@ inline void Simulation::perform(int index, const Halt& halt) {
     at(now + random(scenario_.timing.stop), [=, this] {
       if (hosts_[index].generation == generation) hosts_[index].ranks = 0;
     });
-    return on_node(index, host.incarnation,
+    return on_node(index, host.attempt,
                    [this](Node& node) { node.ranks_over(std::nullopt, 1, now); });
   }
   const auto& timing = scenario_.timing;
@@ -210,7 +210,7 @@ inline void Simulation::perform(int index, const Halt& halt) {
 inline void Simulation::perform(int index, const Leave& leave) {
   Host& host = hosts_[index];
   if (host.ranks != 0)
-    violation(fmt::format("{} leaves its ranks of epoch {} alone", host.name, host.ranks));
+    violation(fmt::format("{} leaves its ranks of attempt {} alone", host.name, host.ranks));
   ends[index] = {leave.status, leave.why, now};
   note(fmt::format("{} leaves with {}: {}", host.name, leave.status, leave.why));
   hang_all(index, false);
@@ -245,32 +245,32 @@ inline void Simulation::freeze(int index, Time until) {
 }
 
 // Every host has read the same order, and the ranks are 0 to world - 1, each once.
-inline void Simulation::check_epoch(uint32_t epoch) {
-  const auto& all = launches.at(epoch);
+inline void Simulation::check_attempt(uint32_t attempt) {
+  const auto& all = launches.at(attempt);
   const Launch& first = all.begin()->second;
   std::map<int, int> blocks;
   for (const auto& [index, launch] : all) {
     if (launch.world_size != first.world_size || launch.nodes != first.nodes ||
         launch.master_addr != first.master_addr || launch.master_port != first.master_port) {
-      violation(fmt::format("epoch {}: {} has another plan", epoch, hosts_[index].name));
+      violation(fmt::format("attempt {}: {} has another plan", attempt, hosts_[index].name));
     }
     const int ranks = 1 + index % 3;
     if (launch.first_rank + ranks > launch.world_size)
-      violation(fmt::format("epoch {}: ranks beyond the world", epoch));
+      violation(fmt::format("attempt {}: ranks beyond the world", attempt));
     if (!blocks.emplace(launch.first_rank, launch.first_rank + ranks).second) {
-      violation(fmt::format("epoch {}: two hosts have rank {}", epoch, launch.first_rank));
+      violation(fmt::format("attempt {}: two hosts have rank {}", attempt, launch.first_rank));
     }
   }
   int end = 0;
   for (const auto& [begin, stop] : blocks) {
-    if (begin < end) violation(fmt::format("epoch {}: two hosts have rank {}", epoch, begin));
+    if (begin < end) violation(fmt::format("attempt {}: two hosts have rank {}", attempt, begin));
     end = stop;
   }
   const bool complete = static_cast<int>(all.size()) == first.nodes;
   int sum = 0;
   for (const auto& [begin, stop] : blocks) sum += stop - begin;
   if (complete && sum != first.world_size)
-    violation(fmt::format("epoch {}: {} ranks of {}", epoch, sum, first.world_size));
+    violation(fmt::format("attempt {}: {} ranks of {}", attempt, sum, first.world_size));
 }
 
 inline std::vector<std::string> Simulation::run(Time limit) {
@@ -291,7 +291,7 @@ inline std::vector<std::string> Simulation::run(Time limit) {
   for (const Host& host : hosts_) {
     if (host.node) violation(fmt::format("{} has not ended", host.name));
     if (host.ranks != 0)
-      violation(fmt::format("{} has left ranks of epoch {}", host.name, host.ranks));
+      violation(fmt::format("{} has left ranks of attempt {}", host.name, host.ranks));
   }
   return violations_;
 }

@@ -45,23 +45,23 @@ inline void Simulation::knock(const std::shared_ptr<Connection>& connection, int
   connection->sides[1].link = host.node->accept(now);
   connection->established = true;
   links_[{target, connection->sides[1].link}] = {connection, 1};
-  const Link link = connection->sides[0].link;
-  const uint64_t incarnation = hosts_[from].incarnation;
+  const ConnectionId link = connection->sides[0].link;
+  const uint64_t attempt = hosts_[from].attempt;
   connection->sides[0].last = now + random(scenario_.delay);
   at(connection->sides[0].last, [=, this] {
     if (!connection->sides[0].open) return;
-    on_node(from, incarnation, [=, this](Node& node) { node.connected(link, now); });
+    on_node(from, attempt, [=, this](Node& node) { node.connected(link, now); });
   });
 }
 
 // Whether the message is lost; it may also have been changed.
-inline bool Simulation::tampered(int to, Shared& message) const {
+inline bool Simulation::tampered(int to, MessagePtr& message) const {
   const auto is = [&message]<class Kind>(Kind*) { return std::holds_alternative<Kind>(*message); };
   switch (scenario_.planted) {
     case Planted::WrongSeats:
       if (const auto* start = std::get_if<Start>(message.get()); start && to == 1) {
         Start other = *start;
-        std::rotate(other.seats.begin(), other.seats.begin() + 1, other.seats.end());
+        std::rotate(other.hosts.begin(), other.hosts.begin() + 1, other.hosts.end());
         message = std::make_shared<const Message>(other);
       }
       return false;
@@ -84,7 +84,7 @@ inline void Simulation::perform(int index, const Send& send) {
   if (!connection->established || !other.open) return;
   ++messages;
   if (index == 0 || other.host == 0) ++coordinator_messages;
-  Shared message = send.message;
+  MessagePtr message = send.message;
   if (tampered(other.host, message)) return;
   other.to_here.push_back(message);
   schedule(connection, 1 - side);
@@ -115,26 +115,26 @@ inline void Simulation::deliver(const std::shared_ptr<Connection>& connection, i
     at(now + ms(50), [=, this] { deliver(connection, side); });
     return;
   }
-  const uint64_t incarnation = hosts_[here.host].incarnation;
-  const Link link = here.link;
+  const uint64_t attempt = hosts_[here.host].attempt;
+  const ConnectionId link = here.link;
   while (here.open && !here.to_here.empty()) {
-    const Shared message = here.to_here.front();
+    const MessagePtr message = here.to_here.front();
     here.to_here.pop_front();
-    on_node(here.host, incarnation, [=, this](Node& node) { node.receive(link, message, now); });
+    on_node(here.host, attempt, [=, this](Node& node) { node.receive(link, message, now); });
   }
   if (!here.open || !here.closing || !here.to_here.empty()) return;
   here.open = false;
   links_.erase({here.host, link});
   const bool refused = here.refused;
-  on_node(here.host, incarnation, [=, this](Node& node) { node.closed(link, refused, now); });
+  on_node(here.host, attempt, [=, this](Node& node) { node.closed(link, refused, now); });
 }
 
 inline void Simulation::hang_all(int index, bool silently) {
-  std::vector<Link> links;
+  std::vector<ConnectionId> links;
   for (const auto& [key, connection] : links_) {
     if (key.first == index) links.push_back(key.second);
   }
-  for (const Link link : links) {
+  for (const ConnectionId link : links) {
     if (silently) {
       const auto [connection, side] = links_.at({index, link});
       connection->sides[side].open = false;

@@ -18,14 +18,14 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-const Terms kThree{3, 3, 1};
+const JobSpec kThree{3, 3, 1};
 
-Join host(int number, const Terms& terms = kThree) {
+Join host(int number, const JobSpec& job_spec = kThree) {
   return {.launcher = static_cast<uint64_t>(number) + 100,
           .host = fmt::format("h{}", number),
-          .node_rank = number < terms.max_nodes ? number : -1,
+          .node_rank = number < job_spec.max_nodes ? number : -1,
           .address = fmt::format("10.0.0.{}:29400", number),
-          .terms = terms};
+          .job_spec = job_spec};
 }
 
 TEST(WaitingCoordinator, SaysWhereHowManyHaveComeAndWhoIsMissing) {
@@ -50,9 +50,9 @@ TEST(WaitingCoordinator, SaysWhereHowManyHaveComeAndWhoIsMissing) {
 }
 
 TEST(WaitingCoordinator, SaysThatItWaitsForMoreThanAreNeeded) {
-  const Terms terms{1, 3, 0};
-  Coordinator coordinator(terms, {}, 4, ms(0));
-  coordinator.place(host(0, terms), ms(0));
+  const JobSpec job_spec{1, 3, 0};
+  Coordinator coordinator(job_spec, {}, 4, ms(0));
+  coordinator.place(host(0, job_spec), ms(0));
   coordinator.receive(Ready{.id = 1}, ms(1));
   coordinator.tick(ms(2'000));
   EXPECT_THAT(coordinator.take_remarks(),
@@ -72,18 +72,18 @@ TEST(WaitingCoordinator, SaysWhomItRefusesAndWhoHasToWait) {
 }
 
 TEST(WaitingCoordinator, KeepsAsManySparesAsItIsTold) {
-  const Terms terms{1, 1, 1};
-  Coordinator coordinator(terms, {.survivors = ms(0)}, 4, ms(0));
+  const JobSpec job_spec{1, 1, 1};
+  Coordinator coordinator(job_spec, {.survivors = ms(0)}, 4, ms(0));
   coordinator.limit_spares(1);
   for (int number = 0; number < 2; ++number) {
-    Join join = host(number, terms);
+    Join join = host(number, job_spec);
     join.node_rank = -1;
     ASSERT_TRUE(std::holds_alternative<Welcome>(coordinator.place(join, ms(number))));
     coordinator.receive(Ready{.id = static_cast<NodeId>(number + 1)}, ms(number));
   }
   EXPECT_THAT(coordinator.take_remarks(),
               ElementsAre("h1 (10.0.0.1:29400) is a spare: all 1 places are taken"));
-  Join third = host(2, terms);
+  Join third = host(2, job_spec);
   third.node_rank = -1;
   EXPECT_THAT(std::get<Refuse>(coordinator.place(third, ms(9))).reason,
               HasSubstr("all 1 places of the job are taken, and --spares 1 keeps no more"));
@@ -92,7 +92,7 @@ TEST(WaitingCoordinator, KeepsAsManySparesAsItIsTold) {
 TEST(WaitingLauncher, ASpareSaysThatItIsOneAndWhoseItsPlaceWas) {
   Scenario scenario;
   scenario.hosts = 4;
-  scenario.terms = {3, 3, 1};
+  scenario.job_spec = {3, 3, 1};
   scenario.chaos_until = ms(1);
   Simulation simulation(scenario, 11);
   // One that has ranks and is not the coordinator.
@@ -142,7 +142,7 @@ TEST(Verbose, TellsHowTheStartProceeds) {
   const Result several = Job(args, {.environment = kToken}).wait();
   EXPECT_THAT(several.err, ContainsRegex("listening at 127.0.0.1:[0-9]+: this launcher is the"));
   EXPECT_THAT(several.err,
-              ContainsRegex("epoch 1: 1 ranks on 1 hosts, of which this one is number 0"));
+              ContainsRegex("attempt 0: 1 ranks on 1 hosts, of which this one is number 0"));
 
   args = {"run"};
   args.insert(args.end(), rank.begin(), rank.end());

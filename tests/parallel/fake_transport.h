@@ -25,7 +25,7 @@ class FakeTransport : public comm::Transport {
   comm::Work start(comm::Request request) override {
     if (request.what == comm::Collective::AllReduce) {
       EXPECT_EQ(request.op, ReduceOp::Average);
-      journal_.push_back("reduce " + request.tag);
+      journal_.push_back("reduce " + request.label);
     } else if (request.what == comm::Collective::AllGather) {
       for (int rank = 0; rank < 2; ++rank) {
         const auto part = request.outputs.size() == 2 ? request.outputs[rank]

@@ -15,7 +15,7 @@ from support.program import LIMIT_S, run, run_cases
 SOURCE, BUILD = (pathlib.Path(path).resolve() for path in sys.argv[1:3])
 BIN = BUILD / "bin"
 PYTHON = SOURCE / ".deps/peers/bin/python"
-SUPPORT = SOURCE / "tests/support"
+SUPPORT = SOURCE / "tests/system/support"
 OPEN_MPI = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 MPICH = ["mpirun.mpich"]
 

@@ -4,7 +4,7 @@ leftover or wrong end.
 python3 soak.py BUILD_DIR MINUTES [--seed N] [--jobs N] [--results FILE]
 
 Each job is the trainer of faults_test.py on 2 to 4 ranks of this host, over shm or gloo, or (as root) on two or three pretend hosts. It
-meets one to four faults, one in each incarnation. They come from outside (SIGKILL and SIGSTOP of ranks, SIGKILL and SIGTERM of the launcher,
+meets one to four faults, one in each attempt. They come from outside (SIGKILL and SIGSTOP of ranks, SIGKILL and SIGTERM of the launcher,
 a pulled cable, frames that are lost one way, resets) at a random moment, or from inside (exceptions, crashes, early exits, mismatched
 collectives) at a random step and place; or they meet what is around the ranks: the launcher, its guard, the disk of its log files, the reader
 of its output, the first moments of the job (soak_launcher.py). --jobs run at the same time: most of a fault's time is waiting. With --results the counts are added to what
@@ -20,9 +20,8 @@ import sys
 import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from support import soak_jobs, soak_launcher  # noqa: E402
-from support.soak_tally import Tally  # noqa: E402
+from support import soak_jobs, soak_launcher
+from support.soak_tally import Tally
 
 # How often each kind of job is chosen. Those on several hosts, which start more processes than others, need root.
 JOBS = {soak_jobs.run_on_one_host: 4, soak_launcher.run_in_the_start: 3}

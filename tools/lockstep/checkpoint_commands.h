@@ -20,16 +20,16 @@ int inspect(const Inspection& inspection);
 // 1 when anything is damaged.
 int verify(const std::string& path);
 
-struct Output {
+struct LogMultiplexer {
   std::string from, to;
   std::vector<std::string> only;
   int64_t max_shard_bytes = 0;  // 0: as large as Hugging Face's libraries make them
   bool force = false;
 };
 // One file.
-int merge(const Output& output);
+int merge(const LogMultiplexer& output);
 // One file, or a folder of shards.
-int export_tensors(const Output& output);
+int export_tensors(const LogMultiplexer& output);
 
 struct Comparison {
   std::string a, b;

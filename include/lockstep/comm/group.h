@@ -49,7 +49,7 @@ struct CallOptions {
   // collectives (the _bytes calls, for instance) have it for each.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   // What error messages call this call, as "bucket 3". May differ between ranks.
-  std::string_view tag = {};
+  std::string_view label = {};
   // Compared between the ranks of a collective like its dtype and counts, so that ranks which have
   // diverged (one has skipped a pass, or uses two objects in another order) get an error at the
   // first call that shows it.
@@ -154,8 +154,8 @@ class Group {
   Work all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                   const CallOptions& options = {}) const;
 
-  // From one rank to another; only these two call it. `message` tells apart messages between the
-  // same two ranks: the receiver has to ask for them in the order in which they were sent, and a
+  // From one rank to another; only these two call it. `tag` tells apart messages between the same
+  // two ranks: the receiver has to ask for them in the order in which they were sent, and a
   // different number is an error.
   //
   // Whether send's Work is over before the receiver has asked is the transport's affair: over
@@ -163,10 +163,8 @@ class Group {
   // a longer one may need its receiver; over gloo a send is over when the receiver has taken it;
   // over nccl messages leave when somebody waits, asks or calls the group's next collective. A
   // program that is right everywhere starts its sends, then its receives, and waits for both.
-  Work send(const at::Tensor& tensor, int to, int message = 0,
-            const CallOptions& options = {}) const;
-  Work recv(const at::Tensor& tensor, int from, int message = 0,
-            const CallOptions& options = {}) const;
+  Work send(const at::Tensor& tensor, int to, int tag = 0, const CallOptions& options = {}) const;
+  Work recv(const at::Tensor& tensor, int from, int tag = 0, const CallOptions& options = {}) const;
 
   // Returns after every rank has called it; over nccl, also after this rank's device has done all
   // operations before it.

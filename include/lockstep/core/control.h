@@ -21,8 +21,8 @@ class Control {
   // The environment variable in which a rank finds the number of the inherited descriptor.
   static constexpr const char* kVariable = "LOCKSTEP_CONTROL_FD";
 
-  // The launcher's side, for `local_ranks` >= 1 ranks, all running, at epoch 0. The descriptor is
-  // close-on-exec and belongs to the object. Throws ConfigError, Error when the system refuses.
+  // The launcher's side, for `local_ranks` >= 1 ranks, all running, with no failure. The descriptor
+  // is close-on-exec and belongs to the object. Throws ConfigError, Error when the system refuses.
   static Control create(int local_ranks);
 
   // A rank's side, read-only; nothing when kVariable is unset. The inherited descriptor stays open
@@ -38,13 +38,13 @@ class Control {
 
   // Starts at 0 and only grows: once for each failure the launcher has seen. One atomic acquire
   // load: whoever sees it grow also sees the fate that it was raised for.
-  uint32_t epoch() const noexcept;
+  uint32_t failures() const noexcept;
 
   // How `local_rank` ended, as describe_exit() says it; nothing while it runs. Throws ConfigError
   // for no such rank.
   std::optional<std::string> fate(int local_rank) const;
 
-  // Why another host's launcher has raised the epoch: "rank 3 on host2 was killed by SIGKILL";
+  // Why another host's launcher has reported a failure: "rank 3 on host2 was killed by SIGKILL";
   // empty when nobody has.
   std::string reason() const;
   // The same to follow a statement: " (rank 3 on host2 was killed by SIGKILL)".
@@ -52,9 +52,9 @@ class Control {
 
   // The creator only: throws Error in a rank, ConfigError for no such rank.
   void record_exit(int local_rank, int wait_status);
-  // Before raise_epoch(); the first text stays, cut at 255 bytes.
+  // Before report_failure(); the first text stays, cut at 255 bytes.
   void explain(std::string_view reason);
-  void raise_epoch();
+  void report_failure();
 
  private:
   struct Segment;

@@ -25,7 +25,7 @@ struct Operation {
   uint32_t number = 0;                // of the call in its group, as errors quote it; 0: none yet
   std::array<char, 24> what{};        // "all_reduce sum"
   std::array<char, 12> dtype{};
-  std::array<char, 40> tag{};
+  std::array<char, 40> label{};
 
   // "all_reduce sum #412 (bucket 3, float32 x 1048576)"
   std::string text() const;

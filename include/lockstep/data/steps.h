@@ -62,6 +62,7 @@ class Steps {
     StepCursor* cursor_;
   };
 
+  // Made by Loader::steps().
   explicit Steps(std::unique_ptr<StepCursor> cursor);
   Steps(Steps&&) noexcept;
   ~Steps();

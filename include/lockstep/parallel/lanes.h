@@ -50,14 +50,18 @@ struct Lane {
 // The lane that a loop is in. Private to LaneRange.
 class LaneTurn {
  public:
+  // Begins the pass of `reducers` at this rank's first lane.
   LaneTurn(std::vector<std::shared_ptr<Reducer>> reducers, std::shared_ptr<const LanePlan> plan,
            StepKey key, at::Device device);
   ~LaneTurn();
   LaneTurn(const LaneTurn&) = delete;
   LaneTurn& operator=(const LaneTurn&) = delete;
 
+  // The number of the lane, counted over all ranks.
   int64_t lane() const { return lane_; }
+  // Whether this rank has gone through all of its lanes.
   bool done() const;
+  // Ends the lane and begins the next. Throws what is wrong with the lane that ends.
   void next();
 
  private:
@@ -99,6 +103,7 @@ class LaneRange {
     const Item* item_;
   };
 
+  // Made by Ddp::lanes().
   LaneRange(std::vector<std::shared_ptr<Reducer>> reducers, std::shared_ptr<const LanePlan> plan,
             StepKey key, at::Device device, Item item)
       : reducers_(std::move(reducers)),
@@ -122,13 +127,17 @@ class LaneRange {
   Item item_;
 };
 
+// What a loop over the lanes of a loader's step gets: the lane's batch.
 struct BatchOfLane {
   data::Step step;
+  // Of the lane of this number, which has to be one of this rank's.
   const data::Batch& operator()(int64_t lane) const { return step.batch(lane); }
 };
 
+// What a loop gets whose program makes its batches itself: the lane's number.
 struct NumberOfLane {
   int64_t count;
+  // The lane of this number.
   Lane operator()(int64_t lane) const { return {lane, count}; }
 };
 

@@ -325,7 +325,7 @@ GlooCall GlooOps::message(const Request& request) {
   const at::Tensor& tensor = sends ? request.inputs[0] : request.outputs[0];
   uint32_t& count = (sends ? sent_ : received_)[request.peer];
   const uint32_t tag = peers_ == GlooPeers::Lockstep ? tag_of(TagKind::Message, count++, checksum_)
-                                                     : static_cast<uint32_t>(request.message);
+                                                     : static_cast<uint32_t>(request.tag);
   GlooLink link(group_, patience_);
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   std::shared_ptr<Transfer> transfer = sends ? link.send(request.peer, tag, data_of(tensor), bytes)

@@ -48,9 +48,9 @@ std::vector<std::string> interfaces() {
 GlooState::GlooState(const Store& store, int rank, std::vector<int> members,
                      const GlooOptions& options)
     : store_(store),
-      roll_(rank, std::move(members), store.verdict()),
+      diagnosis_(rank, std::move(members), store.launcher_status()),
       options_(options),
-      board_(store.clone(Board::kInquiry), rank, roll_.members()),
+      peer_status_(store.clone(PeerStatus::kInquiry), rank, diagnosis_.members()),
       address_(address_towards(store.host(), store.port()).value_or("127.0.0.1")) {
   if (options_.peers == GlooPeers::Lockstep) meet();
   connect();
@@ -74,12 +74,13 @@ void GlooState::meet() {
       all = store_.check(keys);  // throws when the store is gone
     }
     const bool late = left_of(options_.timeout, start).count() == 0;
-    if (all || (!late && !roll_.launcher_reports())) continue;
+    if (all || (!late && !diagnosis_.launcher_reports())) continue;
     std::vector<std::string> missing;
     for (int peer = 0; peer < size(); ++peer) {
       if (store_.check({keys[peer]})) continue;
-      const auto end = roll_.fate(peer);
-      missing.push_back(end ? fmt::format("{} {}", roll_.name(peer), *end) : roll_.name(peer));
+      const auto end = diagnosis_.fate(peer);
+      missing.push_back(end ? fmt::format("{} {}", diagnosis_.name(peer), *end)
+                            : diagnosis_.name(peer));
     }
     throw CommError(
         fmt::format("[gloo] start: {} of {} ranks had not come to the store at {} {} after {} on "
@@ -88,9 +89,9 @@ void GlooState::meet() {
                     "MASTER_PORT and "
                     "WORLD_SIZE",
                     missing.size(), size(), store_.address(),
-                    late ? "at the deadline" : "when the job " + roll_.given_up(),
+                    late ? "at the deadline" : "when the job " + diagnosis_.given_up(),
                     text_of(options_.timeout - left_of(options_.timeout, start)),
-                    roll_.name(rank()), fmt::join(missing, ", ")));
+                    diagnosis_.name(rank()), fmt::join(missing, ", ")));
   }
   if (!is_loopback(address_)) return;
   // The store is on this host, yet ranks of other hosts are not: use the address they know.
@@ -119,7 +120,7 @@ void GlooState::connect() {
     });
     const milliseconds limit = options_.timeout + std::chrono::seconds(1);
     while (!group.is_over(kSlice) && left_of(limit, start).count() > 0 &&
-           !roll_.launcher_reports()) {
+           !diagnosis_.launcher_reports()) {
     }
     // The store hears the launcher, too. What waits there had better end before this process does:
     // it writes to the log.
@@ -128,15 +129,15 @@ void GlooState::connect() {
     failure = first_line(error);
   }
   if (!group_) {
-    if (roll_.launcher_reports()) {
-      throw CommError(fmt::format("[gloo] start of {} of {} {}", roll_.name(rank()), size(),
-                                  store_.verdict()->given_up_with_fates()));
+    if (diagnosis_.launcher_reports()) {
+      throw CommError(fmt::format("[gloo] start of {} of {} {}", diagnosis_.name(rank()), size(),
+                                  store_.launcher_status()->given_up_with_fates()));
     }
     throw CommError(fmt::format(
         "[gloo] start: {} of {}, at {}, could not connect to the others within {}: {}; set "
         "GLOO_SOCKET_IFNAME to the interface by which the hosts reach each other, and look at "
         "whether a firewall is between them",
-        roll_.name(rank()), size(), address_, text_of(options_.timeout), failure));
+        diagnosis_.name(rank()), size(), address_, text_of(options_.timeout), failure));
   }
   if (options_.peers == GlooPeers::Python) return;
   // Nobody goes on, or ends and takes the store along, before all have connected.
@@ -164,9 +165,9 @@ bool GlooState::await(const WireWork& work, GlooStep& step, steady_clock::time_p
         return true;
       }
     }
-    if (roll_.launcher_reports()) fail(step, roll_.given_up());
+    if (diagnosis_.launcher_reports()) fail(step, diagnosis_.given_up());
     if (left.count() == 0) fail(step, fmt::format("timed out after {}", text_of(step.timeout)));
-    if (!step.looked && steady_clock::now() - step.start > Board::kLongWait) look(step);
+    if (!step.looked && steady_clock::now() - step.start > PeerStatus::kLongWait) look(step);
     if (steady_clock::now() >= until) return false;
   }
 }
@@ -175,7 +176,7 @@ bool GlooState::await(const WireWork& work, GlooStep& step, steady_clock::time_p
 // until the deadline.
 void GlooState::look(GlooStep& step) {
   step.looked = true;
-  const Board::Notices notices = board_.exchange(step.notice, milliseconds(0));
+  const PeerStatus::Notices notices = peer_status_.exchange(step.notice, milliseconds(0));
   for (const auto& notice : notices) {
     if (notice && notice->contradicts(step.notice)) fail(step, "is not what the others called");
   }
@@ -185,7 +186,7 @@ void GlooState::done(const GlooStep& step) {
   if (!step.looked) return;
   Notice notice = step.notice;
   notice.state = Notice::State::Running;
-  board_.post(notice);
+  peer_status_.post(notice);
 }
 
 void GlooState::fail(const GlooStep& step, const std::string& reason) {
@@ -193,10 +194,10 @@ void GlooState::fail(const GlooStep& step, const std::string& reason) {
   notice.state = Notice::State::Failed;
   notice.reason = reason;
   dead_ = fmt::format("{} {}", notice.text, reason);
-  board_.post(notice);
+  peer_status_.post(notice);
   break_connections();
-  const Board::Notices notices = board_.exchange(notice, Board::kInquiry);
-  dead_ = roll_.end(step.notice, reason, notices);
+  const PeerStatus::Notices notices = peer_status_.exchange(notice, PeerStatus::kInquiry);
+  dead_ = diagnosis_.end(step.notice, reason, notices);
   throw CommError("[gloo] " + *dead_);
 }
 
@@ -205,7 +206,7 @@ void GlooState::give_up(std::string_view why) noexcept {
   dead_ = why;
   try {
     // Said before the connections break and, it may be, this process ends.
-    board_.exchange(
+    peer_status_.exchange(
         {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = *dead_},
         milliseconds(0));
   } catch (const std::exception&) {

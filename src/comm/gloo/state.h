@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "comm/gloo/ops.h"
-#include "comm/health/board.h"
-#include "comm/health/roll.h"
+#include "comm/health/diagnosis.h"
+#include "comm/health/peer_status.h"
 
 namespace lockstep::comm {
 
@@ -18,7 +18,7 @@ struct GlooStep {
   Notice notice;
   std::chrono::milliseconds timeout;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-  bool looked = false;  // at the board
+  bool looked = false;  // at what the peers have posted
 };
 
 class GlooState {
@@ -46,9 +46,9 @@ class GlooState {
   void check_alive() const;
   bool is_dead() const { return dead_.has_value(); }
 
-  int rank() const { return roll_.rank(); }
-  int size() const { return roll_.size(); }
-  const std::vector<int>& members() const { return roll_.members(); }
+  int rank() const { return diagnosis_.rank(); }
+  int size() const { return diagnosis_.size(); }
+  const std::vector<int>& members() const { return diagnosis_.members(); }
   const Store& store() const { return store_; }
   const GlooOptions& options() const { return options_; }
   GlooOps& ops() { return *ops_; }
@@ -60,9 +60,9 @@ class GlooState {
   void break_connections() noexcept;
 
   const Store store_;
-  const Roll roll_;
+  const Diagnosis diagnosis_;
   const GlooOptions options_;
-  Board board_;
+  PeerStatus peer_status_;
   std::string address_;
   c10::intrusive_ptr<GlooGroup> group_;
   std::unique_ptr<GlooOps> ops_;

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "comm/health/board.h"
+#include "comm/health/peer_status.h"
 #include "comm/transport.h"
 
 namespace lockstep::comm {

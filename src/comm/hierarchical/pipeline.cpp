@@ -4,11 +4,11 @@
 
 namespace lockstep::comm {
 
-class Pipeline::Piece {
+class Pipeline::Chunk {
  public:
-  explicit Piece(Staircase steps) : steps_(std::move(steps)) {}
+  explicit Chunk(Stages steps) : steps_(std::move(steps)) {}
 
-  // Starts the next step, if the piece has it.
+  // Starts the next step, if the chunk has it.
   void start_next() {
     const auto& step = stage_ == Within   ? steps_.within
                        : stage_ == Across ? steps_.across
@@ -19,33 +19,33 @@ class Pipeline::Piece {
   enum Stage { Within, Across, Back };
   Stage stage_ = Within;
   Work work_;
-  Staircase steps_;
+  Stages steps_;
 };
 
-std::shared_ptr<Pipeline::Piece> Pipeline::add(Staircase steps) {
-  auto piece = std::make_shared<Piece>(std::move(steps));
-  piece->start_next();
-  within_.push_back(piece);
+std::shared_ptr<Pipeline::Chunk> Pipeline::add(Stages steps) {
+  auto chunk = std::make_shared<Chunk>(std::move(steps));
+  chunk->start_next();
+  within_.push_back(chunk);
   advance();
-  return piece;
+  return chunk;
 }
 
 void Pipeline::go_across() {
-  const std::shared_ptr<Piece> piece = within_.front();
-  piece->work_.wait();
-  piece->stage_ = Piece::Across;
+  const std::shared_ptr<Chunk> chunk = within_.front();
+  chunk->work_.wait();
+  chunk->stage_ = Chunk::Across;
   within_.pop_front();
-  across_.push_back(piece);
-  piece->start_next();
+  across_.push_back(chunk);
+  chunk->start_next();
 }
 
 void Pipeline::come_back() {
-  const std::shared_ptr<Piece> piece = across_.front();
-  piece->work_.wait();
-  piece->stage_ = Piece::Back;
+  const std::shared_ptr<Chunk> chunk = across_.front();
+  chunk->work_.wait();
+  chunk->stage_ = Chunk::Back;
   across_.pop_front();
-  back_.push_back(piece);
-  piece->start_next();
+  back_.push_back(chunk);
+  chunk->start_next();
 }
 
 void Pipeline::advance() {
@@ -54,17 +54,17 @@ void Pipeline::advance() {
   while (!back_.empty() && back_.front()->work_.is_completed()) back_.pop_front();
 }
 
-bool Pipeline::is_over(Piece& piece) {
+bool Pipeline::is_over(Chunk& chunk) {
   advance();
-  return piece.stage_ == Piece::Back && piece.work_.is_completed();
+  return chunk.stage_ == Chunk::Back && chunk.work_.is_completed();
 }
 
-bool Pipeline::finish_within(Piece& piece, std::chrono::microseconds limit) {
+bool Pipeline::finish_within(Chunk& chunk, std::chrono::microseconds limit) {
   advance();
-  Piece& next = piece.stage_ == Piece::Within   ? *within_.front()
-                : piece.stage_ == Piece::Across ? *across_.front()
-                                                : piece;
-  const bool was_last = piece.stage_ == Piece::Back;
+  Chunk& next = chunk.stage_ == Chunk::Within   ? *within_.front()
+                : chunk.stage_ == Chunk::Across ? *across_.front()
+                                                : chunk;
+  const bool was_last = chunk.stage_ == Chunk::Back;
   return next.work_.wait_within(limit) && was_last;
 }
 

@@ -10,34 +10,34 @@
 
 namespace lockstep::comm {
 
-// One piece of a collective: first within the host, then between hosts, then within the host again.
+// One chunk of a collective: first within the host, then between hosts, then within the host again.
 // A step that is empty is left out.
-struct Staircase {
+struct Stages {
   std::function<Work()> within;
   std::function<Work()> across;
   std::function<Work()> back;
 };
 
-// Starts the steps of all pieces in the order in which the pieces were added, so that every rank
-// starts them alike, whichever piece it waits for first.
+// Starts the steps of all chunks in the order in which the chunks were added, so that every rank
+// starts them alike, whichever chunk it waits for first.
 class Pipeline {
  public:
-  class Piece;
+  class Chunk;
 
-  std::shared_ptr<Piece> add(Staircase steps);
-  // Takes all pieces further without waiting.
+  std::shared_ptr<Chunk> add(Stages steps);
+  // Takes all chunks further without waiting.
   void advance();
-  bool is_over(Piece& piece);
-  // Waits for the piece, about as long as `limit`; false when it is not over then.
-  bool finish_within(Piece& piece, std::chrono::microseconds limit);
+  bool is_over(Chunk& chunk);
+  // Waits for the chunk, about as long as `limit`; false when it is not over then.
+  bool finish_within(Chunk& chunk, std::chrono::microseconds limit);
 
  private:
   void go_across();
   void come_back();
 
-  std::deque<std::shared_ptr<Piece>> within_;
-  std::deque<std::shared_ptr<Piece>> across_;
-  std::deque<std::shared_ptr<Piece>> back_;
+  std::deque<std::shared_ptr<Chunk>> within_;
+  std::deque<std::shared_ptr<Chunk>> across_;
+  std::deque<std::shared_ptr<Chunk>> back_;
 };
 
 }  // namespace lockstep::comm

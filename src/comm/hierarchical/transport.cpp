@@ -16,8 +16,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A piece of a large all_reduce: while it is between the hosts, the next is summed up within.
-// docs/log.md has the measurement. A piece is divided among columns and hosts: it grows with them,
+// A chunk of a large all_reduce: while it is between the hosts, the next is summed up within.
+// docs/log.md has the measurement. A chunk is divided among columns and hosts: it grows with them,
 // since slices of a few hundred bytes cost as many messages and carry nothing.
 constexpr int64_t kLeastPiece = 1 << 20;
 constexpr int64_t kLeastSlice = 16 << 10;
@@ -34,7 +34,7 @@ std::vector<std::vector<Range>> nodes_of(const std::vector<std::vector<int>>& ho
 
 }  // namespace
 
-int64_t piece_bytes(int columns, int hosts) {
+int64_t chunk_bytes(int columns, int hosts) {
   return std::max(kLeastPiece, int64_t{columns} * hosts * kLeastSlice);
 }
 
@@ -42,7 +42,8 @@ namespace {
 
 class HostThenNet : public Transport {
  public:
-  HostThenNet(const Store& store, int rank, Layout layout, milliseconds timeout, MakeNet make_net);
+  HostThenNet(const Store& store, int rank, Topology layout, milliseconds timeout,
+              MakeNet make_net);
 
   std::string_view name() const override { return "host-then-net"; }
   int rank() const override { return rank_; }
@@ -60,15 +61,15 @@ class HostThenNet : public Transport {
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:
-  using Pieces = TwoLevelWork::Pieces;
+  using Chunks = TwoLevelWork::Chunks;
 
   Work two_levels(const Request& request);
-  Pieces all_reduce(const Request& request, const at::Tensor& tensor);
-  std::shared_ptr<Pipeline::Piece> reduce_piece(const Request& request, const at::Tensor& data);
-  Pieces reduce_scatter(const Request& request);
-  Pieces all_gather(const Request& request);
-  Pieces broadcast(const Request& request);
-  Pieces barrier(const Request& request);
+  Chunks all_reduce(const Request& request, const at::Tensor& tensor);
+  std::shared_ptr<Pipeline::Chunk> reduce_chunk(const Request& request, const at::Tensor& data);
+  Chunks reduce_scatter(const Request& request);
+  Chunks all_gather(const Request& request);
+  Chunks broadcast(const Request& request);
+  Chunks barrier(const Request& request);
   Work message(Request request);
 
   // A step of `request` by `transport`.
@@ -86,7 +87,7 @@ class HostThenNet : public Transport {
 
   const Store store_;
   const int rank_;
-  const Layout layout_;
+  const Topology layout_;
   const milliseconds timeout_;
   const MakeNet make_net_;
   const std::vector<std::vector<int>> hosts_;
@@ -116,7 +117,7 @@ int fewest(const std::vector<std::vector<int>>& hosts) {
   return static_cast<int>(least);
 }
 
-HostThenNet::HostThenNet(const Store& store, int rank, Layout layout, milliseconds timeout,
+HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, milliseconds timeout,
                          MakeNet make_net)
     : store_(store),
       rank_(rank),
@@ -197,37 +198,37 @@ Work HostThenNet::message(Request request) {
 }
 
 Work HostThenNet::two_levels(const Request& request) {
-  Pieces pieces;
+  Chunks chunks;
   switch (request.what) {
     case Collective::AllReduce:
-      pieces = all_reduce(request, request.outputs[0]);
+      chunks = all_reduce(request, request.outputs[0]);
       break;
     case Collective::Reduce: {
       // Everybody's sum is as cheap between hosts; the others' tensors keep their values.
       const at::Tensor& own = request.outputs[0];
-      pieces = all_reduce(request, rank_ == request.peer ? own : own.clone());
+      chunks = all_reduce(request, rank_ == request.peer ? own : own.clone());
       break;
     }
     case Collective::ReduceScatter:
-      pieces = reduce_scatter(request);
+      chunks = reduce_scatter(request);
       break;
     case Collective::AllGather:
-      pieces = all_gather(request);
+      chunks = all_gather(request);
       break;
     case Collective::Broadcast:
-      pieces = broadcast(request);
+      chunks = broadcast(request);
       break;
     default:
-      pieces = barrier(request);
+      chunks = barrier(request);
   }
-  return Work(std::make_shared<TwoLevelWork>(levels_, std::move(pieces)));
+  return Work(std::make_shared<TwoLevelWork>(levels_, std::move(chunks)));
 }
 
 std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transport,
                                         const Request& request, Request part) const {
   const bool over_net = transport == levels_->column;
   part.timeout = request.timeout + (over_net ? milliseconds(0) : kHearsay);
-  part.tag = request.tag;
+  part.label = request.label;
   part.call = request.call;
   part.context = request.context;
   part.advice = request.advice;
@@ -255,19 +256,19 @@ std::function<Work()> HostThenNet::sum_within(const Request& request,
                .runs = runs_});
 }
 
-HostThenNet::Pieces HostThenNet::all_reduce(const Request& request, const at::Tensor& tensor) {
+HostThenNet::Chunks HostThenNet::all_reduce(const Request& request, const at::Tensor& tensor) {
   const at::Tensor flat = tensor.detach().view({-1});
-  const int64_t most = piece_bytes(columns_, static_cast<int>(hosts_.size())) / flat.element_size();
-  Pieces pieces;
+  const int64_t most = chunk_bytes(columns_, static_cast<int>(hosts_.size())) / flat.element_size();
+  Chunks chunks;
   for (int64_t at = 0; at < flat.numel(); at += most) {
-    pieces.push_back(reduce_piece(request, flat.narrow(0, at, std::min(most, flat.numel() - at))));
+    chunks.push_back(reduce_chunk(request, flat.narrow(0, at, std::min(most, flat.numel() - at))));
   }
-  return pieces;
+  return chunks;
 }
 
 // The data is cut among the columns. Each sums its region over the host, then over the hosts, and
 // the ranks of the host put the regions together.
-std::shared_ptr<Pipeline::Piece> HostThenNet::reduce_piece(const Request& request,
+std::shared_ptr<Pipeline::Chunk> HostThenNet::reduce_chunk(const Request& request,
                                                            const at::Tensor& data) {
   std::vector<at::Tensor> regions;
   for (int local = 0; local < local_size(); ++local) {
@@ -280,7 +281,7 @@ std::shared_ptr<Pipeline::Piece> HostThenNet::reduce_piece(const Request& reques
   for (size_t run = 0; run < runs_.size(); ++run) {
     sums.push_back(run == own_run_ ? mine : at::empty_like(mine));
   }
-  Staircase steps;
+  Stages steps;
   steps.within = sum_within(request, regions, sums);
   if (mine.numel() > 0) {
     steps.across =
@@ -307,18 +308,18 @@ std::vector<at::Tensor> HostThenNet::of_host(const std::vector<at::Tensor>& of_r
 }
 
 // The host sums up each other host's slices for itself; then the columns exchange the sums.
-HostThenNet::Pieces HostThenNet::reduce_scatter(const Request& request) {
+HostThenNet::Chunks HostThenNet::reduce_scatter(const Request& request) {
   const std::vector<at::Tensor> inputs = of_ranks(request.inputs);
   const auto host_count = static_cast<int>(hosts_.size());
   std::vector<at::Tensor> sums(runs_.size() * host_count);
-  Pieces pieces;
+  Chunks chunks;
   for (int host = 0; host < host_count; ++host) {
     const std::vector<at::Tensor> slices = of_host(inputs, host);
     std::vector<at::Tensor> own;
     for (size_t run = 0; run < runs_.size(); ++run) {
       own.push_back(sums[run * host_count + host] = at::empty_like(slices[local_]));
     }
-    Staircase steps;
+    Stages steps;
     steps.within = sum_within(request, slices, own);
     if (host + 1 == host_count) {
       steps.across = step(levels_->column, request,
@@ -327,18 +328,18 @@ HostThenNet::Pieces HostThenNet::reduce_scatter(const Request& request) {
                            .outputs = request.outputs,
                            .op = request.op});
     }
-    pieces.push_back(levels_->pipeline.add(std::move(steps)));
+    chunks.push_back(levels_->pipeline.add(std::move(steps)));
   }
-  return pieces;
+  return chunks;
 }
 
-HostThenNet::Pieces HostThenNet::all_gather(const Request& request) {
+HostThenNet::Chunks HostThenNet::all_gather(const Request& request) {
   const std::vector<at::Tensor> outputs = of_ranks(request.outputs);
   std::vector<at::Tensor> column;
   for (const auto& ranks : hosts_) column.push_back(outputs[ranks[local_]]);
-  Pieces pieces;
+  Chunks chunks;
   for (size_t host = 0; host < hosts_.size(); ++host) {
-    Staircase steps;
+    Stages steps;
     if (host == 0) {
       steps.across =
           step(levels_->column, request,
@@ -348,14 +349,14 @@ HostThenNet::Pieces HostThenNet::all_gather(const Request& request) {
                       {.what = Collective::AllGather,
                        .inputs = {column[host]},
                        .outputs = of_host(outputs, static_cast<int>(host))});
-    pieces.push_back(levels_->pipeline.add(std::move(steps)));
+    chunks.push_back(levels_->pipeline.add(std::move(steps)));
   }
-  return pieces;
+  return chunks;
 }
 
-HostThenNet::Pieces HostThenNet::broadcast(const Request& request) {
+HostThenNet::Chunks HostThenNet::broadcast(const Request& request) {
   const int column = local_of(request.peer);
-  Staircase steps;
+  Stages steps;
   if (local_ == column) {
     steps.across = step(
         levels_->column, request,
@@ -366,8 +367,8 @@ HostThenNet::Pieces HostThenNet::broadcast(const Request& request) {
   return {levels_->pipeline.add(std::move(steps))};
 }
 
-HostThenNet::Pieces HostThenNet::barrier(const Request& request) {
-  Staircase steps;
+HostThenNet::Chunks HostThenNet::barrier(const Request& request) {
+  Stages steps;
   steps.within = step(levels_->up, request, {.what = Collective::Barrier});
   if (local_ == 0) steps.across = step(levels_->column, request, {.what = Collective::Barrier});
   steps.back = step(levels_->down, request, {.what = Collective::Barrier});
@@ -383,7 +384,7 @@ std::shared_ptr<Transport> HostThenNet::subset(const std::vector<int>& members, 
 
 }  // namespace
 
-std::shared_ptr<Transport> make_transport(const Store& store, int rank, const Layout& layout,
+std::shared_ptr<Transport> make_transport(const Store& store, int rank, const Topology& layout,
                                           milliseconds timeout, const MakeNet& make_net) {
   const auto hosts = layout.by_host();
   if (hosts.size() == 1) {

@@ -11,7 +11,7 @@
 
 #include "comm/store/store.h"
 #include "comm/transport.h"
-#include "comm/world/layout.h"
+#include "comm/world/topology.h"
 
 namespace lockstep::comm {
 
@@ -26,12 +26,12 @@ struct NetGroup {
 using MakeNet = std::function<std::shared_ptr<Transport>(const Store&, const NetGroup&)>;
 
 // Bytes of a large all_reduce that go through the two levels together.
-int64_t piece_bytes(int columns, int hosts);
+int64_t chunk_bytes(int columns, int hosts);
 
 // Every rank calls it, with a store under the same prefix. The transport that suits the layout: shm
 // for one host, the network's for ranks that are all on hosts of their own, else both. Throws what
 // they throw.
-std::shared_ptr<Transport> make_transport(const Store& store, int rank, const Layout& layout,
+std::shared_ptr<Transport> make_transport(const Store& store, int rank, const Topology& layout,
                                           std::chrono::milliseconds timeout,
                                           const MakeNet& make_net);
 

@@ -31,18 +31,18 @@ bool OneLevelWork::advance() {
 
 void TwoLevelWork::finish() {
   levels_->guarded([&] {
-    for (const auto& piece : pieces_) {
-      levels_->wait([&](auto limit) { return levels_->pipeline.finish_within(*piece, limit); });
+    for (const auto& chunk : chunks_) {
+      levels_->wait([&](auto limit) { return levels_->pipeline.finish_within(*chunk, limit); });
     }
   });
-  pieces_.clear();
+  chunks_.clear();
 }
 
 bool TwoLevelWork::advance() {
   return levels_->guarded([&] {
     levels_->move_on();
-    return std::all_of(pieces_.begin(), pieces_.end(),
-                       [&](const auto& piece) { return levels_->pipeline.is_over(*piece); });
+    return std::all_of(chunks_.begin(), chunks_.end(),
+                       [&](const auto& chunk) { return levels_->pipeline.is_over(*chunk); });
   });
 }
 

@@ -68,16 +68,16 @@ class OneLevelWork : public Pending {
 
 class TwoLevelWork : public Pending {
  public:
-  using Pieces = std::vector<std::shared_ptr<Pipeline::Piece>>;
-  TwoLevelWork(std::shared_ptr<TwoLevels> levels, Pieces pieces)
-      : levels_(std::move(levels)), pieces_(std::move(pieces)) {}
+  using Chunks = std::vector<std::shared_ptr<Pipeline::Chunk>>;
+  TwoLevelWork(std::shared_ptr<TwoLevels> levels, Chunks chunks)
+      : levels_(std::move(levels)), chunks_(std::move(chunks)) {}
 
  private:
   void finish() override;
   bool advance() override;
 
   const std::shared_ptr<TwoLevels> levels_;
-  Pieces pieces_;
+  Chunks chunks_;
 };
 
 }  // namespace lockstep::comm

@@ -1,41 +1,17 @@
 #include "comm/host/processes.h"
 
-#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
 #include <map>
 #include <mutex>
-#include <sstream>
+
+#include "core/process_stat.h"
 
 namespace lockstep::comm {
-namespace {
-
-// Of /proc/PID/stat, behind the name, which may hold anything.
-struct Stat {
-  char state = 0;
-  std::string start;
-};
-
-std::optional<Stat> stat_of(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  std::getline(file, line);
-  const size_t name_end = line.rfind(')');
-  if (name_end == std::string::npos) return std::nullopt;
-  std::istringstream fields(line.substr(name_end + 1));
-  constexpr int kStart = 22 - 3;  // state is the third
-  Stat stat;
-  fields >> stat.state;
-  for (int i = 0; i < kStart; ++i) fields >> stat.start;
-  return fields ? std::optional(stat) : std::nullopt;
-}
-
-}  // namespace
 
 std::shared_ptr<const Process> Process::watch(pid_t pid) {
   static std::mutex mutex;
@@ -53,7 +29,7 @@ Process::Process(pid_t pid) : pid_(pid), fd_(static_cast<int>(syscall(SYS_pidfd_
   gone_ = errno == ESRCH;
   if (gone_) return;
   // An old kernel, a container's filter, or no descriptor left.
-  if (const auto stat = stat_of(pid)) start_ = stat->start;
+  if (const auto stat = process_stat(pid)) start_ = stat->start;
 }
 
 Process::~Process() {
@@ -69,9 +45,9 @@ bool Process::has_ended() const {
 
 bool Process::has_ended_by_proc() const {
   if (kill(pid_, 0) != 0 && errno == ESRCH) return true;
-  const auto stat = stat_of(pid_);
-  if (!stat || start_.empty()) return false;
-  return stat->state == 'Z' || stat->state == 'X' || stat->start != start_;
+  const auto stat = process_stat(pid_);
+  if (!stat || !start_) return false;
+  return stat->state == 'Z' || stat->state == 'X' || stat->start != *start_;
 }
 
 Processes::Processes(const std::vector<int>& pids) {

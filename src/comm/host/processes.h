@@ -28,9 +28,9 @@ class Process {
   bool has_ended_by_proc() const;
 
   const pid_t pid_;
-  int fd_ = -1;        // -1 where the kernel gives none: then /proc is asked
-  bool gone_ = false;  // it had ended before it could be watched
-  std::string start_;  // when it started, by /proc; empty where that does not say
+  int fd_ = -1;                    // -1 where the kernel gives none: then /proc is asked
+  bool gone_ = false;              // it had ended before it could be watched
+  std::optional<uint64_t> start_;  // by /proc; nothing where that does not say
 };
 
 class Processes {

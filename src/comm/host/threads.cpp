@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <charconv>
@@ -11,6 +10,7 @@
 #include <map>
 #include <utility>
 
+#include "core/cores.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::comm {
@@ -60,11 +60,7 @@ double share_of(const Cores& mine, const std::vector<Cores>& ranks) {
 Cores this_process_cores() {
   Cores cores{.threads = at::get_num_threads(),
               .is_fixed = env_text("OMP_NUM_THREADS").has_value()};
-  cpu_set_t mask;
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return cores;
-  for (int id = 0; id < CPU_SETSIZE; ++id) {
-    if (CPU_ISSET(id, &mask)) cores.ids.push_back(id);
-  }
+  cores.ids = allowed_cores();
   return cores;
 }
 

@@ -27,15 +27,15 @@ NcclState::NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store
                      const Setup& setup)
     : setup_(setup),
       store_(store),
-      roll_(setup.rank, setup.members, store.verdict()),
-      board_(store.clone(Board::kInquiry), setup.rank, setup.members),
+      diagnosis_(setup.rank, setup.members, store.launcher_status()),
+      peer_status_(store.clone(PeerStatus::kInquiry), setup.rank, setup.members),
       processes_(setup.pids),
       comm_(api),
       watch_([this] { watch(); }) {
   const Notice notice{.lane = "start", .signature = "start", .text = "its start"};
   const auto start = begin(notice, {.timeout = setup.timeout});
   try {
-    comm_.connect(id, setup.rank, roll_.size());
+    comm_.connect(id, setup.rank, diagnosis_.size());
     start->over = true;
   } catch (const CommError& error) {
     fail(notice, fmt::format("failed ({})", error.what()));
@@ -171,13 +171,14 @@ void NcclState::examine(const Calls& calls) {
     if (call->looked) {
       Notice notice = call->notice;
       notice.state = Notice::State::Running;
-      board_.post(notice);
+      peer_status_.post(notice);
     }
     call->over = true;
   }
   if (first == nullptr) return;
   const auto now = steady_clock::now();
-  const bool late = now - first->start > Board::kLongWait && now - last_look_ > Board::kLongWait;
+  const bool late =
+      now - first->start > PeerStatus::kLongWait && now - last_look_ > PeerStatus::kLongWait;
   if (late || (now - first->start > kPeek && now - last_peek_ > kPeek && peek(now))) {
     look(*first);
     if (ended_) return;
@@ -195,18 +196,18 @@ void NcclState::examine(const Calls& calls) {
 
 bool NcclState::peek(steady_clock::time_point now) {
   last_peek_ = now;
-  return board_.peek();
+  return peer_status_.peek();
 }
 
 // What ends the group whatever the call.
 std::optional<std::string> NcclState::ended_otherwise() {
   if (const auto error = comm_.async_error()) return fmt::format("failed ({})", *error);
-  if (roll_.launcher_reports()) return roll_.given_up();
+  if (diagnosis_.launcher_reports()) return diagnosis_.given_up();
   const auto lost = processes_.lost(kGrace);
   if (!lost) return std::nullopt;
-  const auto fate = roll_.fate(*lost);
-  return fate ? fmt::format("lost {}, which {}", roll_.name(*lost), *fate)
-              : fmt::format("lost {}: its process {} has ended", roll_.name(*lost),
+  const auto fate = diagnosis_.fate(*lost);
+  return fate ? fmt::format("lost {}, which {}", diagnosis_.name(*lost), *fate)
+              : fmt::format("lost {}: its process {} has ended", diagnosis_.name(*lost),
                             setup_.pids[*lost]);
 }
 
@@ -215,13 +216,13 @@ std::optional<std::string> NcclState::ended_otherwise() {
 void NcclState::look(DeviceCall& call) {
   last_look_ = steady_clock::now();
   call.looked = true;
-  const Board::Notices notices = board_.exchange(call.notice, milliseconds(0));
-  for (int peer = 0; peer < roll_.size(); ++peer) {
+  const PeerStatus::Notices notices = peer_status_.exchange(call.notice, milliseconds(0));
+  for (int peer = 0; peer < diagnosis_.size(); ++peer) {
     const auto& notice = notices[peer];
     if (!notice) continue;
     if (notice->contradicts(call.notice)) return fail(call.notice, "is not what the others called");
     if (notice->state != Notice::State::Failed) continue;
-    return fail(call.notice, fmt::format("was given up on {}, whose {} {}", roll_.name(peer),
+    return fail(call.notice, fmt::format("was given up on {}, whose {} {}", diagnosis_.name(peer),
                                          notice->text, notice->reason));
   }
 }
@@ -244,10 +245,10 @@ void NcclState::fail(const Notice& at, const std::string& reason) {
   Notice notice = at;
   notice.state = Notice::State::Failed;
   notice.reason = reason;
-  board_.post(notice);
+  peer_status_.post(notice);
   comm_.abort();
-  const Board::Notices notices = board_.exchange(notice, Board::kInquiry);
-  publish_end(roll_.end(at, reason, notices));
+  const PeerStatus::Notices notices = peer_status_.exchange(notice, PeerStatus::kInquiry);
+  publish_end(diagnosis_.end(at, reason, notices));
 }
 
 void NcclState::give_up(std::string_view why) noexcept {
@@ -255,9 +256,9 @@ void NcclState::give_up(std::string_view why) noexcept {
   std::string reason(why);
   try {
     // Said, and time given to hear it, before this process ends, as it may.
-    board_.exchange(
+    peer_status_.exchange(
         {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = reason},
-        Board::kInquiry);
+        PeerStatus::kInquiry);
   } catch (const std::exception&) {
     // The others learn of it by the deadline.
   }

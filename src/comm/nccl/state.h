@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
-#include "comm/health/board.h"
 #include "comm/health/call_numbers.h"
-#include "comm/health/roll.h"
+#include "comm/health/diagnosis.h"
+#include "comm/health/peer_status.h"
 #include "comm/host/processes.h"
 #include "comm/nccl/communicator.h"
 #include "comm/transport.h"
@@ -74,7 +74,7 @@ class NcclState {
   // Throws when the group has ended.
   void check_alive();
 
-  const Roll& roll() const { return roll_; }
+  const Diagnosis& diagnosis() const { return diagnosis_; }
   at::Device device() const { return setup_.device; }
   std::chrono::milliseconds timeout() const { return setup_.timeout; }
   const Store& store() const { return store_; }
@@ -95,8 +95,8 @@ class NcclState {
 
   const Setup setup_;
   const Store store_;
-  const Roll roll_;
-  Board board_;
+  const Diagnosis diagnosis_;
+  PeerStatus peer_status_;
   Processes processes_;
   NcclComm comm_;
   std::chrono::steady_clock::time_point last_look_, last_peek_;  // the watch's own

@@ -49,7 +49,7 @@ class Engine {
   Engine(std::shared_ptr<Halves> the_halves, c10::Stream the_stream)
       : halves(std::move(the_halves)),
         stream_(the_stream),
-        ops_(device().comm(), device().roll().rank(), device().roll().size()) {}
+        ops_(device().comm(), device().diagnosis().rank(), device().diagnosis().size()) {}
 
   std::shared_ptr<DeviceCall> start(Notice notice, Request request);
   void flush();
@@ -157,15 +157,15 @@ class HostPending : public Pending {
 
 class NcclTransport : public Transport {
  public:
-  NcclTransport(std::shared_ptr<Halves> halves, Layout layout)
+  NcclTransport(std::shared_ptr<Halves> halves, Topology layout)
       : halves_(std::move(halves)),
         layout_(std::move(layout)),
-        numbers_(state().roll().rank(), state().roll().size()),
+        numbers_(state().diagnosis().rank(), state().diagnosis().size()),
         engine_(std::make_shared<Engine>(halves_, side_stream(state().device()))) {}
 
   std::string_view name() const override { return "nccl"; }
-  int rank() const override { return state().roll().rank(); }
-  int size() const override { return state().roll().size(); }
+  int rank() const override { return state().diagnosis().rank(); }
+  int size() const override { return state().diagnosis().size(); }
   std::chrono::milliseconds timeout() const override { return state().timeout(); }
   // The order of NCCL's sums is its own; two addends have only one, up to exchange.
   bool keeps_tree_order() const override { return size() == 2; }
@@ -198,7 +198,7 @@ class NcclTransport : public Transport {
   NcclState& state() const { return *halves_->device; }
 
   const std::shared_ptr<Halves> halves_;
-  const Layout layout_;
+  const Topology layout_;
   CallNumbers numbers_;
   uint64_t collectives_ = 0;  // on either half
   const std::shared_ptr<Engine> engine_;
@@ -251,7 +251,7 @@ void NcclTransport::compare_sizes(const Request& request, const Notice& notice) 
                .inputs = {sends},
                .outputs = {comes},
                .timeout = request.timeout,
-               .tag = request.tag,
+               .label = request.label,
                .context = request.context,
                .advice = request.advice,
                .step_of = Request::Whole{request.name(), -1}})
@@ -260,21 +260,21 @@ void NcclTransport::compare_sizes(const Request& request, const Notice& notice) 
     const auto is = comes[r].item<int64_t>(), wanted = expects[r].item<int64_t>();
     if (is == wanted) continue;
     throw CommError(fmt::format("[nccl] {} does not fit: {} sends {} bytes where {} expects {}",
-                                notice.text, state().roll().name(r), is,
-                                state().roll().name(rank()), wanted));
+                                notice.text, state().diagnosis().name(r), is,
+                                state().diagnosis().name(rank()), wanted));
   }
 }
 
 // What each rank brings to the start.
-struct Offer {
+struct DeviceOffer {
   nccl::UniqueId id;
   int version;
   int pid;
   char problem[500];
 };
 
-Offer make_offer(bool is_first) {
-  Offer offer{};
+DeviceOffer make_offer(bool is_first) {
+  DeviceOffer offer{};
   offer.pid = getpid();
   try {
     const nccl::Api& api = nccl::load();
@@ -289,13 +289,13 @@ Offer make_offer(bool is_first) {
   return offer;
 }
 
-std::vector<Offer> exchange_offers(const std::shared_ptr<Transport>& cpu) {
-  const Offer mine = make_offer(cpu->rank() == 0);
+std::vector<DeviceOffer> exchange_offers(const std::shared_ptr<Transport>& cpu) {
+  const DeviceOffer mine = make_offer(cpu->rank() == 0);
   const auto texts = Group(cpu).all_gather_bytes(
-      {reinterpret_cast<const char*>(&mine), sizeof mine}, {.tag = "nccl"});
-  std::vector<Offer> offers(texts.size());
+      {reinterpret_cast<const char*>(&mine), sizeof mine}, {.label = "nccl"});
+  std::vector<DeviceOffer> offers(texts.size());
   for (size_t r = 0; r < texts.size(); ++r) {
-    std::memcpy(&offers[r], texts[r].data(), std::min(texts[r].size(), sizeof(Offer)));
+    std::memcpy(&offers[r], texts[r].data(), std::min(texts[r].size(), sizeof(DeviceOffer)));
     if (offers[r].problem[0] != '\0')
       throw ConfigError(fmt::format("{} (rank {})", offers[r].problem, r));
   }
@@ -321,7 +321,7 @@ std::shared_ptr<Transport> NcclTransport::subset(const std::vector<int>& members
 std::shared_ptr<Transport> make_nccl_transport(const Store& store, std::shared_ptr<Transport> cpu,
                                                const NcclOptions& options) {
   const int rank = cpu->rank();
-  const std::vector<Offer> offers = exchange_offers(cpu);
+  const std::vector<DeviceOffer> offers = exchange_offers(cpu);
   NcclState::Setup setup{options.device, options.layout.members, rank, options.timeout, {}};
   for (int r = 0; r < options.layout.size(); ++r) {
     setup.pids.push_back(options.layout.hosts[r] == options.layout.hosts[rank] ? offers[r].pid : 0);

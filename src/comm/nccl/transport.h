@@ -6,13 +6,13 @@
 
 #include "comm/store/store.h"
 #include "comm/transport.h"
-#include "comm/world/layout.h"
+#include "comm/world/topology.h"
 
 namespace lockstep::comm {
 
 struct NcclOptions {
   at::Device device;  // this rank's
-  Layout layout;
+  Topology layout;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 

@@ -43,7 +43,7 @@ bool has_shape_of_ranks(const std::vector<std::vector<Range>>& nodes, Range rank
 // CallOptions refer to texts of the caller's, who may be gone when the second call starts.
 struct Texts {
   explicit Texts(const CallOptions& options)
-      : tag(options.tag),
+      : tag(options.label),
         name(options.context.name),
         advice(options.advice),
         timeout(options.timeout),
@@ -52,7 +52,7 @@ struct Texts {
 
   CallOptions options() const {
     return {.timeout = timeout,
-            .tag = tag,
+            .label = tag,
             .context = {.name = name, .number = number, .pass = pass},
             .advice = advice};
   }

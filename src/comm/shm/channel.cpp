@@ -3,17 +3,17 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <climits>
 #include <cstring>
-#include <fstream>
 #include <thread>
 
 #include "comm/host/cgroup.h"
+#include "core/cores.h"
+#include "core/process_stat.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -52,19 +52,8 @@ bool reached(uint32_t value, uint32_t target) { return static_cast<int32_t>(valu
 
 // By affinity, and by the quota of the control groups: who spins spends it.
 int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const int bound = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-  return static_cast<int>(std::min<double>(bound, group_cores().value_or(bound)));
-}
-
-bool is_stopped(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  std::getline(file, line);
-  const size_t name_end = line.rfind(')');
-  return name_end != std::string::npos && name_end + 2 < line.size() &&
-         (line[name_end + 2] == 'T' || line[name_end + 2] == 't');
+  const auto bound = std::max<double>(1, static_cast<double>(allowed_cores().size()));
+  return static_cast<int>(std::min(bound, group_cores().value_or(bound)));
 }
 
 // Waits for `ready` until `stop`: spins for kSpin from `since` on, then yields, then sleeps on
@@ -116,7 +105,7 @@ bool Announcement::agrees_with(const Announcement& other) const {
 
 std::string Announcement::text(uint32_t sequence) const {
   std::vector<std::string> inside;
-  if (tag[0]) inside.emplace_back(tag);
+  if (label[0]) inside.emplace_back(label);
   if (caller != 0) inside.push_back(fmt::format("{} {}", caller_name, caller));
   if (pass != 0) inside.push_back(fmt::format("pass {}", pass));
   if (dtype[0]) inside.push_back(count >= 0 ? fmt::format("{} x {}", dtype, count) : dtype);
@@ -137,7 +126,7 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bo
       posted_(blocks[rank].posted.value.load()),
       phase_(blocks[rank].phase.value.load()),
       all_done_(blocks[rank].done.value.load()) {
-  if (watch_processes) verdict_.emplace();
+  if (watch_processes) launcher_status_.emplace();
   blocks_[rank].pid.store(getpid());
   Announcement hello;
   std::strcpy(hello.what, "join");
@@ -307,8 +296,8 @@ bool Channel::is_gone(int peer) const { return processes_[peer] && processes_[pe
 std::string Channel::fate_of(int peer, milliseconds patience) const {
   // The launcher reaps the process a moment after its end is seen here.
   const auto until = Clock::now() + patience;
-  while (verdict_ && verdict_->has_launcher()) {
-    const auto fate = verdict_->fate(members_.empty() ? peer : members_[peer]);
+  while (launcher_status_ && launcher_status_->has_launcher()) {
+    const auto fate = launcher_status_->fate(members_.empty() ? peer : members_[peer]);
     if (fate) return fmt::format("rank {} {}", name_of(peer), *fate);
     if (Clock::now() >= until) break;
     std::this_thread::sleep_for(milliseconds(1));
@@ -334,9 +323,9 @@ void Channel::check_peer(int peer, const std::function<bool()>& needed, const st
     fail(fmt::format("[shm] {} on rank {} cannot go on: {}{}", doing, name_of(rank_), fate,
                      is_killed ? "" : advice));
   }
-  if (verdict_ && verdict_->is_out()) {
+  if (launcher_status_ && launcher_status_->has_reported()) {
     fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_),
-                     verdict_->given_up_with_fates()));
+                     launcher_status_->given_up_with_fates()));
   }
 }
 
@@ -344,7 +333,8 @@ std::string Channel::where_is(int peer) const {
   const RankBlock& block = blocks_[peer];
   const uint32_t posted = block.posted.value.load(), done = block.done.value.load();
   if (is_gone(peer)) return fate_of(peer, milliseconds(0));
-  const char* stopped = is_stopped(block.pid.load()) ? " (its process is stopped)" : "";
+  const auto stat = process_stat(block.pid.load());
+  const char* stopped = stat && stat->is_stopped() ? " (its process is stopped)" : "";
   if (block.pid.load() == 0)
     return fmt::format("rank {} has not come yet{}", name_of(peer), stopped);
   const std::string last = block.ring[posted % RankBlock::kRing].text(posted);

@@ -20,7 +20,7 @@
 #include <string_view>
 #include <vector>
 
-#include "comm/health/verdict.h"
+#include "comm/health/launcher_status.h"
 #include "comm/host/processes.h"
 
 namespace lockstep::comm {
@@ -54,7 +54,7 @@ struct Announcement {
   int64_t segment = -1;  // of group memory that the data is in, -1 for private memory
   int64_t offset = 0;    // in bytes, from the rank's part of it
   int64_t own_bytes = 0;
-  char tag[40] = {};
+  char label[40] = {};
   char caller_name[16] = {};
   char advice[64] = {};  // for whoever finds that the ranks disagree
 
@@ -167,7 +167,7 @@ class Channel {
   std::vector<std::shared_ptr<const Process>> processes_;  // by rank; none where it is not watched
   std::vector<int> members_;
   std::vector<int> called_;
-  std::optional<Verdict> verdict_;
+  std::optional<LauncherStatus> launcher_status_;
   uint32_t posted_, phase_;
   // All are known to have done it; who looks takes a cache line from each of the others.
   mutable uint32_t all_done_;

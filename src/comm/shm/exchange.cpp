@@ -75,9 +75,9 @@ void Exchange::start(std::shared_ptr<Operation> operation) {
   move();
 }
 
-void Exchange::start(std::shared_ptr<Parcel> parcel) {
+void Exchange::start(std::shared_ptr<Message> message) {
   channel_.check_alive();
-  mailbox_.start(std::move(parcel));
+  mailbox_.start(std::move(message));
   move();
 }
 
@@ -172,16 +172,16 @@ bool Exchange::finish(const std::shared_ptr<Operation>& operation, Clock::time_p
   return true;
 }
 
-bool Exchange::finish(const std::shared_ptr<Parcel>& parcel, Clock::time_point until) {
-  if (parcel->over) return true;
+bool Exchange::finish(const std::shared_ptr<Message>& message, Clock::time_point until) {
+  if (message->over) return true;
   channel_.check_alive();
   const auto is_over = [&] {
     mailbox_.step();
-    if (!parcel->over && !queue_.empty()) move();
-    return parcel->over;
+    if (!message->over && !queue_.empty()) move();
+    return message->over;
   };
-  return channel_.await_bell(is_over, [&] { return parcel->text(); }, parcel->peer,
-                             {parcel->timeout, until, &parcel->waiting_since});
+  return channel_.await_bell(is_over, [&] { return message->text(); }, message->peer,
+                             {message->timeout, until, &message->waiting_since});
 }
 
 bool Exchange::advance(const Operation& operation) {
@@ -189,9 +189,9 @@ bool Exchange::advance(const Operation& operation) {
   return is_over(operation);
 }
 
-bool Exchange::advance(const Parcel& parcel) {
+bool Exchange::advance(const Message& message) {
   move_on();
-  return parcel.over;
+  return message.over;
 }
 
 }  // namespace lockstep::comm

@@ -76,18 +76,18 @@ class Exchange {
   // Queues the operation, or the message, and takes all that was started as far as it goes without
   // waiting.
   void start(std::shared_ptr<Operation> operation);
-  void start(std::shared_ptr<Parcel> parcel);
+  void start(std::shared_ptr<Message> message);
   // Blocks until the operation is over on this rank, or the message has been put in whole (sender)
   // or taken out whole (receiver). False when `until` came first. Throws CommError.
   using Clock = Channel::Clock;
   bool finish(const std::shared_ptr<Operation>& operation,
               Clock::time_point until = Clock::time_point::max());
-  bool finish(const std::shared_ptr<Parcel>& parcel,
+  bool finish(const std::shared_ptr<Message>& message,
               Clock::time_point until = Clock::time_point::max());
   // Takes all that was started as far as it goes without waiting; true when finish() would not
   // wait.
   bool advance(const Operation& operation);
-  bool advance(const Parcel& parcel);
+  bool advance(const Message& message);
   void move_on();
 
   // Where group memory lies: part(segment, rank) for announcements with segment >= 0.

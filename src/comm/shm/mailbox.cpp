@@ -22,7 +22,7 @@ int large_slots(int size) { return std::min(kMostLarge, static_cast<int>(kSlots)
 
 struct Mailbox::Header {
   int64_t count;
-  int32_t message;
+  int32_t tag;
   char dtype[12];
 };
 
@@ -34,9 +34,9 @@ struct Mailbox::Box {
   char small[kSlots][kSmallBytes];
 };
 
-std::string Parcel::text() const {
+std::string Message::text() const {
   return fmt::format("{} rank {} ({}message {}, {} x {})", sending ? "send to" : "recv from",
-                     peer_name, tag.empty() ? "" : tag + ", ", message, dtype, count);
+                     peer_name, label.empty() ? "" : label + ", ", tag, dtype, count);
 }
 
 int64_t Mailbox::bytes_for(int size) {
@@ -74,11 +74,11 @@ int32_t Mailbox::free_large_slot() const {
   return kSmall;
 }
 
-void Mailbox::start(std::shared_ptr<Parcel> parcel) {
+void Mailbox::start(std::shared_ptr<Message> message) {
   channel_.check_alive();
   ++waiting_;
-  parcel->peer_name = channel_.name_of(parcel->peer);
-  lanes_[2 * parcel->peer + parcel->sending].push_back(std::move(parcel));
+  message->peer_name = channel_.name_of(message->peer);
+  lanes_[2 * message->peer + message->sending].push_back(std::move(message));
   step();
 }
 
@@ -98,60 +98,59 @@ bool Mailbox::step() {
 }
 
 // One piece further; false when the other side must act first.
-bool Mailbox::step(Parcel& parcel) {
-  const bool moved = parcel.sending ? put(parcel) : take(parcel);
-  if (moved) channel_.ring(parcel.peer);
+bool Mailbox::step(Message& message) {
+  const bool moved = message.sending ? put(message) : take(message);
+  if (moved) channel_.ring(message.peer);
   return moved;
 }
 
-bool Mailbox::put(Parcel& parcel) {
-  Box& to = box(channel_.rank(), parcel.peer);
+bool Mailbox::put(Message& message) {
+  Box& to = box(channel_.rank(), message.peer);
   const uint32_t put = to.put.load(std::memory_order_relaxed);
   const uint32_t filled = put - to.taken.load(std::memory_order_acquire);
   // There is one header for both slots, so a message starts when the one before it has been taken
   // out.
-  if (parcel.started ? filled >= kSlots : filled != 0) return false;
-  if (!parcel.started) {
-    to.header = {parcel.count, parcel.message, {}};
-    std::strncpy(to.header.dtype, parcel.dtype.c_str(), sizeof to.header.dtype - 1);
-    parcel.started = true;
+  if (message.started ? filled >= kSlots : filled != 0) return false;
+  if (!message.started) {
+    to.header = {message.count, message.tag, {}};
+    std::strncpy(to.header.dtype, message.dtype.c_str(), sizeof to.header.dtype - 1);
+    message.started = true;
   }
-  const int64_t left = parcel.bytes - parcel.moved;
+  const int64_t left = message.bytes - message.moved;
   const int32_t large = left > kSmallBytes ? free_large_slot() : kSmall;
-  if (large != kSmall) uses_[large] = {parcel.peer, put};
+  if (large != kSmall) uses_[large] = {message.peer, put};
   to.large[put % kSlots] = large;
   const int64_t piece = std::min(left, large == kSmall ? kSmallBytes : kSlotBytes);
   char* const slot = large == kSmall ? to.small[put % kSlots] : large_slot(channel_.rank(), large);
-  if (piece > 0) std::memcpy(slot, parcel.data + parcel.moved, piece);
-  parcel.moved += piece;
-  parcel.over = parcel.moved == parcel.bytes;
+  if (piece > 0) std::memcpy(slot, message.data + message.moved, piece);
+  message.moved += piece;
+  message.over = message.moved == message.bytes;
   to.put.store(put + 1, std::memory_order_release);
   return true;
 }
 
-bool Mailbox::take(Parcel& parcel) {
-  Box& from = box(parcel.peer, channel_.rank());
+bool Mailbox::take(Message& message) {
+  Box& from = box(message.peer, channel_.rank());
   const uint32_t taken = from.taken.load(std::memory_order_relaxed);
   if (from.put.load(std::memory_order_acquire) == taken) return false;
-  if (!parcel.started) {
+  if (!message.started) {
     const Header& sent = from.header;
-    if (sent.count != parcel.count || sent.message != parcel.message ||
-        parcel.dtype != sent.dtype) {
+    if (sent.count != message.count || sent.tag != message.tag || message.dtype != sent.dtype) {
       channel_.fail(fmt::format(
           "[shm] the ranks disagree: rank {} calls {}, rank {} sent message {}, {} x {}",
-          channel_.name_of(channel_.rank()), parcel.text(), parcel.peer_name, sent.message,
+          channel_.name_of(channel_.rank()), message.text(), message.peer_name, sent.tag,
           sent.dtype, sent.count));
     }
-    parcel.started = true;
+    message.started = true;
   }
   const int32_t large = from.large[taken % kSlots];
   const int64_t piece =
-      std::min(parcel.bytes - parcel.moved, large == kSmall ? kSmallBytes : kSlotBytes);
+      std::min(message.bytes - message.moved, large == kSmall ? kSmallBytes : kSlotBytes);
   const char* const slot =
-      large == kSmall ? from.small[taken % kSlots] : large_slot(parcel.peer, large);
-  if (piece > 0) std::memcpy(parcel.data + parcel.moved, slot, piece);
-  parcel.moved += piece;
-  parcel.over = parcel.moved == parcel.bytes;
+      large == kSmall ? from.small[taken % kSlots] : large_slot(message.peer, large);
+  if (piece > 0) std::memcpy(message.data + message.moved, slot, piece);
+  message.moved += piece;
+  message.over = message.moved == message.bytes;
   from.taken.store(taken + 1, std::memory_order_release);
   return true;
 }

@@ -16,18 +16,18 @@
 namespace lockstep::comm {
 
 // One message on its way, as its sender or its receiver sees it.
-struct Parcel {
+struct Message {
   bool sending = false;
   int peer = 0;
   int peer_name = 0;  // what messages call it
-  int message = 0;
+  int tag = 0;
   std::string dtype;
   int64_t count = 0;  // elements
   int64_t bytes = 0;
   char* data = nullptr;
   std::shared_ptr<void> keep;  // what owns `data`
   std::chrono::milliseconds timeout{0};
-  std::string tag;
+  std::string label;
 
   Channel::Clock::time_point waiting_since{};
   int64_t moved = 0;
@@ -46,7 +46,7 @@ class Mailbox {
   Mailbox(char* memory, Channel& channel);
 
   // Queues a message and moves what can be moved at once.
-  void start(std::shared_ptr<Parcel> parcel);
+  void start(std::shared_ptr<Message> message);
   // Moves what can be moved; true when something was.
   bool step();
   // Messages that are not over.
@@ -64,14 +64,14 @@ class Mailbox {
   Box& box(int from, int to) const;
   char* large_slot(int from, int32_t slot) const;
   int32_t free_large_slot() const;
-  bool step(Parcel& parcel);
-  bool put(Parcel& parcel);
-  bool take(Parcel& parcel);
+  bool step(Message& message);
+  bool put(Message& message);
+  bool take(Message& message);
 
   char* memory_;
   Channel& channel_;
-  std::vector<std::deque<std::shared_ptr<Parcel>>> lanes_;  // 2 * peer + sending
-  std::vector<Use> uses_;                                   // of this rank's large slots
+  std::vector<std::deque<std::shared_ptr<Message>>> lanes_;  // 2 * peer + sending
+  std::vector<Use> uses_;                                    // of this rank's large slots
   int waiting_ = 0;
 };
 

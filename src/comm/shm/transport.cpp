@@ -96,17 +96,17 @@ class ShmWork : public Pending {
 
 class ShmMessage : public Pending {
  public:
-  ShmMessage(std::shared_ptr<Exchange> exchange, std::shared_ptr<Parcel> parcel)
-      : exchange_(std::move(exchange)), parcel_(std::move(parcel)) {}
+  ShmMessage(std::shared_ptr<Exchange> exchange, std::shared_ptr<Message> message)
+      : exchange_(std::move(exchange)), message_(std::move(message)) {}
 
  private:
-  void finish() override { exchange_->finish(parcel_); }
+  void finish() override { exchange_->finish(message_); }
   bool finish_within(std::chrono::microseconds limit) override {
-    return exchange_->finish(parcel_, Exchange::Clock::now() + limit);
+    return exchange_->finish(message_, Exchange::Clock::now() + limit);
   }
-  bool advance() override { return exchange_->advance(*parcel_); }
+  bool advance() override { return exchange_->advance(*message_); }
   std::shared_ptr<Exchange> exchange_;
-  std::shared_ptr<Parcel> parcel_;
+  std::shared_ptr<Message> message_;
 };
 
 class ShmTransport : public Transport {
@@ -140,7 +140,7 @@ class ShmTransport : public Transport {
     Announcement& said = operation->announcement;
     set_text(said.what, request.name());
     if (request.step_of) said.count = request.step_of->count;
-    set_text(said.tag, request.tag);
+    set_text(said.label, request.label);
     said.caller = request.context.number;
     said.pass = request.context.pass;
     if (said.caller != 0) set_text(said.caller_name, request.context.name);
@@ -305,21 +305,21 @@ class ShmTransport : public Transport {
   }
 
   Work start_message(Request request) {
-    auto parcel = std::make_shared<Parcel>();
+    auto message = std::make_shared<Message>();
     const at::Tensor& tensor =
         request.what == Collective::Send ? request.inputs.front() : request.outputs.front();
-    parcel->sending = request.what == Collective::Send;
-    parcel->peer = request.peer;
-    parcel->message = request.message;
-    parcel->dtype = std::string(name_of(tensor.scalar_type()));
-    parcel->count = tensor.numel();
-    parcel->bytes = static_cast<int64_t>(tensor.nbytes());
-    parcel->data = data_of(tensor);
-    parcel->timeout = request.timeout;
-    parcel->tag = request.tag;
-    parcel->keep = std::make_shared<Request>(std::move(request));
-    exchange_->start(parcel);
-    return Work(std::make_shared<ShmMessage>(exchange_, std::move(parcel)));
+    message->sending = request.what == Collective::Send;
+    message->peer = request.peer;
+    message->tag = request.tag;
+    message->dtype = std::string(name_of(tensor.scalar_type()));
+    message->count = tensor.numel();
+    message->bytes = static_cast<int64_t>(tensor.nbytes());
+    message->data = data_of(tensor);
+    message->timeout = request.timeout;
+    message->label = request.label;
+    message->keep = std::make_shared<Request>(std::move(request));
+    exchange_->start(message);
+    return Work(std::make_shared<ShmMessage>(exchange_, std::move(message)));
   }
 
   static int64_t bytes_of(at::IntArrayRef sizes, const at::TensorOptions& options) {
@@ -363,15 +363,15 @@ class ShmTransport : public Transport {
   }
 
   void pass(Offer& offer, bool sending, int peer) {
-    auto parcel = std::make_shared<Parcel>();
-    parcel->sending = sending;
-    parcel->peer = peer;
-    parcel->dtype = "split";
-    parcel->bytes = parcel->count = sizeof offer;
-    parcel->data = reinterpret_cast<char*>(&offer);
-    parcel->timeout = options_.timeout;
-    exchange_->start(parcel);
-    exchange_->finish(parcel);
+    auto message = std::make_shared<Message>();
+    message->sending = sending;
+    message->peer = peer;
+    message->dtype = "split";
+    message->bytes = message->count = sizeof offer;
+    message->data = reinterpret_cast<char*>(&offer);
+    message->timeout = options_.timeout;
+    exchange_->start(message);
+    exchange_->finish(message);
   }
 
   std::shared_ptr<Segment> segment_;

@@ -1,7 +1,7 @@
 #include "comm/store/connection.h"
 
 #include <fmt/format.h>
-#include <netinet/in.h>
+#include <netdb.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -13,7 +13,7 @@
 
 #include "comm/later.h"
 #include "comm/store/protocol.h"
-#include "comm/store/resolve.h"
+#include "core/address.h"
 
 namespace lockstep::comm {
 namespace {
@@ -53,10 +53,10 @@ void await(int fd, short event, StorePatience& patience) {
 }
 
 // A lookup has no deadline of its own; an address needs none.
-Found look_up_within(const std::string& host, int port, StorePatience& patience) {
-  Found found = look_up(host, port, AI_NUMERICHOST);
+Resolved resolve_within(const std::string& host, uint16_t port, StorePatience& patience) {
+  Resolved found = resolve(host, port, AI_NUMERICHOST);
   if (found.error != 0) {
-    Later later([host, port] { return look_up(host, port); });
+    Later later([host, port] { return resolve(host, port); });
     while (!later.is_over(patience.slice())) {
       patience.look();
       if (patience.left() == 0ms) patience.fail("the name server does not answer");
@@ -67,11 +67,11 @@ Found look_up_within(const std::string& host, int port, StorePatience& patience)
   throw StoreFailure(fmt::format("the name is not known ({})", gai_strerror(found.error)));
 }
 
-Fd connect_to(const addrinfo& there, StorePatience& patience) {
-  Fd fd(socket(there.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Fd connect_to(const Address& there, StorePatience& patience) {
+  Fd fd(socket(there.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw StoreFailure(fmt::format("no socket ({})", std::strerror(errno)));
   int error = 0;
-  if (connect(fd.get(), there.ai_addr, there.ai_addrlen) != 0) {
+  if (connect(fd.get(), there.generic(), there.length) != 0) {
     error = errno;
     if (error == EINPROGRESS || error == EINTR) {
       await(fd.get(), POLLOUT, patience);
@@ -86,7 +86,7 @@ Fd connect_to(const addrinfo& there, StorePatience& patience) {
 }
 
 // A connection on which the server has answered: it may accept before it serves.
-std::unique_ptr<StoreLine> greeted(const addrinfo& there, const std::optional<Digest>& key,
+std::unique_ptr<StoreLine> greeted(const Address& there, const std::optional<Digest>& key,
                                    StorePatience& patience) {
   StorePatience shorter = patience.at_most(kEach);
   auto line = std::make_unique<StoreLine>(connect_to(there, shorter), key);
@@ -222,10 +222,10 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
   for (auto pause = std::chrono::milliseconds(kFirstPause);;
        pause = std::min(2 * pause, kLongestPause + 0ms)) {
     try {
-      const Found found = look_up_within(host, port, patience);
-      for (const addrinfo* one = found.addresses.get(); one != nullptr; one = one->ai_next) {
+      const Resolved found = resolve_within(host, static_cast<uint16_t>(port), patience);
+      for (const Address& one : found.addresses) {
         try {
-          return greeted(*one, key, patience);
+          return greeted(one, key, patience);
         } catch (const StoreFailure& error) {
           failure = error.what();
         }

@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <netdb.h>
 
 #include <cerrno>
 #include <cstring>
@@ -12,9 +11,9 @@
 #include <utility>
 
 #include "comm/store/client.h"
-#include "comm/store/resolve.h"
 #include "comm/store/server.h"
 #include "comm/text.h"
+#include "core/address.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -44,47 +43,28 @@ std::string advice(const StoreOptions& options, int error) {
                               advice(options, error)));
 }
 
-// A socket that listens at this address; empty, with errno set, when it cannot.
-Fd listening_at(const sockaddr* address, socklen_t length) {
-  Fd fd(socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  if (fd && setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0 &&
-      bind(fd.get(), address, length) == 0 && listen(fd.get(), SOMAXCONN) == 0) {
-    return fd;
-  }
-  return Fd();
-}
-
 // Of a name that hosts have for themselves alone, as Debian's 127.0.1.1 for its own; "localhost"
 // and addresses mean what they say.
-bool is_only_for_itself(const std::string& host, const addrinfo& found) {
+bool is_only_for_itself(const std::string& host, const Address& found) {
   const bool says_so = host == "localhost" || host.find_first_not_of("0123456789.") == host.npos ||
                        host.find(':') != host.npos;
-  if (says_so || found.ai_family != AF_INET) return false;
-  const auto address = reinterpret_cast<const sockaddr_in*>(found.ai_addr)->sin_addr.s_addr;
-  return ntohl(address) >> 24 == IN_LOOPBACKNET;
+  return !says_so && found.storage.ss_family == AF_INET && found.is_loopback();
 }
 
 // Listens on the one interface that `host` names; on all where it names none of this host, as the
 // address of a Kubernetes service or one that a router translates, or none that others can reach.
 Fd listening(const StoreOptions& options) {
   if (options.listen_fd) return Fd(*options.listen_fd);
-  const Found found = look_up(options.host, options.port);
+  const auto port = static_cast<uint16_t>(options.port);
+  const Resolved found = resolve(options.host, port);
   if (found.error != 0)
     unreachable(options, fmt::format("the name is not known ({})", gai_strerror(found.error)));
-  // IPv4 first, as clients of every kind then find it.
-  for (const int family : {AF_INET, AF_INET6}) {
-    for (const addrinfo* one = found.addresses.get(); one != nullptr; one = one->ai_next) {
-      if (one->ai_family != family) continue;
-      if (options.for_others && is_only_for_itself(options.host, *one)) continue;
-      if (Fd fd = listening_at(one->ai_addr, one->ai_addrlen)) return fd;
-      if (errno != EADDRNOTAVAIL) unreachable(options, std::strerror(errno), errno);
-    }
+  for (const Address& one : found.addresses) {
+    if (options.for_others && is_only_for_itself(options.host, one)) continue;
+    if (auto fd = listen_at(one)) return std::move(*fd);
+    if (errno != EADDRNOTAVAIL) unreachable(options, std::strerror(errno), errno);
   }
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  any.sin_port = htons(static_cast<uint16_t>(options.port));
-  if (Fd fd = listening_at(reinterpret_cast<const sockaddr*>(&any), sizeof any)) return fd;
+  if (auto fd = listen_at(Address::any(port))) return std::move(*fd);
   unreachable(options, std::strerror(errno), errno);
 }
 
@@ -116,9 +96,9 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
     throw CommError(fmt::format("[store] {} at {} {}", what, address(), error.what()));
   } catch (const StoreFailure& error) {
     // Those who serve it may have ended for the same reason.
-    if (verdict_->is_out()) {
-      throw CommError(
-          fmt::format("[store] {} at {} {}", what, address(), verdict_->given_up_with_fates()));
+    if (launcher_status_->has_reported()) {
+      throw CommError(fmt::format("[store] {} at {} {}", what, address(),
+                                  launcher_status_->given_up_with_fates()));
     }
     throw CommError(fmt::format(
         "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
@@ -129,9 +109,9 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
 std::unique_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) const {
   return std::make_unique<StoreClient>(
       host_, port_, after(timeout),
-      [verdict = verdict_]() -> std::optional<std::string> {
-        if (!verdict->is_out()) return std::nullopt;
-        return verdict->given_up_with_fates();
+      [launcher_status = launcher_status_]() -> std::optional<std::string> {
+        if (!launcher_status->has_reported()) return std::nullopt;
+        return launcher_status->given_up_with_fates();
       },
       key_);
 }
@@ -142,7 +122,7 @@ Store Store::connect(const StoreOptions& options) {
   store.port_ = options.port;
   store.key_ = options.key;
   store.timeout_ = options.timeout;
-  store.verdict_ = std::make_shared<Verdict>();
+  store.launcher_status_ = std::make_shared<LauncherStatus>();
   if (options.server) store.server_ = serve(options);
   try {
     store.client_ = store.client(options.timeout);

@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
-#include "comm/health/verdict.h"
+#include "comm/health/launcher_status.h"
 #include "core/security/token.h"
 
 namespace lockstep::comm {
@@ -67,7 +67,7 @@ class Store {
   uint64_t requests() const;
 
   // What the launcher says, as all calls heed it. Never null.
-  const std::shared_ptr<const Verdict>& verdict() const { return verdict_; }
+  const std::shared_ptr<const LauncherStatus>& launcher_status() const { return launcher_status_; }
   // "10.0.0.1:29500".
   std::string address() const { return host_ + ":" + std::to_string(port_); }
   const std::string& host() const { return host_; }
@@ -85,7 +85,7 @@ class Store {
 
   std::shared_ptr<StoreServer> server_;
   std::shared_ptr<StoreClient> client_;
-  std::shared_ptr<const Verdict> verdict_;
+  std::shared_ptr<const LauncherStatus> launcher_status_;
   std::string host_;
   int port_ = 0;
   std::optional<Digest> key_;

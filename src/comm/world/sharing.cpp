@@ -42,7 +42,7 @@ void attach_trial(const std::string& text) {
 }
 
 // Lines of "host problem", the hosts by number.
-Sharing apart(Layout layout, const Hosts& hosts, const std::string& problems) {
+Sharing apart(Topology layout, const Hosts& hosts, const std::string& problems) {
   Sharing sharing{.layout = std::move(layout), .problem = {}};
   std::istringstream lines(problems);
   for (std::string line; std::getline(lines, line);) {
@@ -59,7 +59,7 @@ Sharing apart(Layout layout, const Hosts& hosts, const std::string& problems) {
 
 }  // namespace
 
-Sharing try_sharing(const Store& store, int rank, Layout layout,
+Sharing try_sharing(const Store& store, int rank, Topology layout,
                     std::chrono::milliseconds timeout) {
   const Hosts hosts = layout.by_host();
   int64_t trying = 0;

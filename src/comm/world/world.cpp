@@ -14,7 +14,7 @@
 #include "comm/hierarchical/transport.h"
 #include "comm/host/threads.h"
 #include "comm/nccl/transport.h"
-#include "comm/world/roster.h"
+#include "comm/world/rendezvous.h"
 #include "comm/world/sharing.h"
 #include "core/descriptors.h"
 #include "core/security/token.h"
@@ -73,8 +73,8 @@ DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
 }
 
 // This rank's device, once each rank is known to have one, all of the same kind.
-at::Device own_device(const std::vector<Member>& members, const std::vector<Layout::Seat>& seats,
-                      int rank) {
+at::Device own_device(const std::vector<Member>& members,
+                      const std::vector<Topology::LocalPlace>& seats, int rank) {
   std::vector<at::Device> devices;
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
@@ -109,7 +109,7 @@ void survive_broken_connections() {
   if ((now.sa_flags & SA_SIGINFO) == 0 && now.sa_handler == SIG_DFL) signal(SIGPIPE, SIG_IGN);
 }
 
-// The store, under keys that belong to this incarnation of the job and this world of the process.
+// The store, under keys that belong to this attempt of the job and this world of the process.
 Store meet_at_store(const Place& place, const WorldOptions& world) {
   StoreOptions options{.host = place.host,
                        .port = place.port,
@@ -131,7 +131,7 @@ Store meet_at_store(const Place& place, const WorldOptions& world) {
   return Store::connect(options);
 }
 
-std::string incarnation(const Place& place) {
+std::string attempt(const Place& place) {
   static int worlds = 0;
   return fmt::format("lockstep/{}/{}", place.job, worlds++);
 }
@@ -256,7 +256,7 @@ World World::from_env(WorldOptions options) {
     return World(std::move(state));
   }
 
-  const Store own = store.prefix(incarnation(place));
+  const Store own = store.prefix(attempt(place));
   const auto members = exchange_members(
       own, place.rank,
       this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
@@ -264,13 +264,13 @@ World World::from_env(WorldOptions options) {
   log::info(
       fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size, seconds()));
   share_cores(members, place.rank);
-  Layout layout;
+  Topology layout;
   for (int r = 0; r < place.size; ++r) {
     layout.members.push_back(r);
     layout.hosts.push_back(members[r].host);
     layout.doors.push_back(members[r].door);
   }
-  const auto seats = layout.seats();
+  const auto seats = layout.local_places();
   state->local_rank = seats[place.rank].place;
   state->local_size = seats[place.rank].count;
   state->hosts = static_cast<int>(layout.by_host().size());

@@ -53,7 +53,7 @@ uint64_t now_ns() noexcept {
 }
 
 std::string Operation::text() const {
-  std::string inside = text_of(tag);
+  std::string inside = text_of(label);
   const auto add = [&inside](const std::string& part) {
     inside += (inside.empty() ? "" : ", ") + part;
   };

@@ -1,11 +1,7 @@
 // Where ranks of several hosts meet that an mpirun has started: rank 0 listens, and says where over
 // mpirun's process manager.
-#include <arpa/inet.h>
 #include <dlfcn.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -13,9 +9,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <memory>
 #include <vector>
 
+#include "core/address.h"
 #include "core/place/exchange.h"
 #include "core/place/sources.h"
 #include "lockstep/core/environment.h"
@@ -25,22 +21,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-std::string text_of(const in_addr& address) {
-  char text[INET_ADDRSTRLEN] = {};
-  inet_ntop(AF_INET, &address, text, sizeof text);
-  return text;
-}
-
-std::vector<std::string> own_addresses() {
+// Those of interfaces that lead to other hosts.
+std::vector<std::string> outward_addresses() {
   std::vector<std::string> addresses;
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return addresses;
-  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
-  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
-    const bool usable = one->ifa_addr != nullptr && one->ifa_addr->sa_family == AF_INET &&
-                        (one->ifa_flags & IFF_UP) != 0 && (one->ifa_flags & IFF_LOOPBACK) == 0;
-    if (!usable) continue;
-    addresses.push_back(text_of(reinterpret_cast<const sockaddr_in*>(one->ifa_addr)->sin_addr));
+  for (const Address& one : own_addresses()) {
+    if (one.storage.ss_family == AF_INET && !one.is_loopback()) addresses.push_back(one.host());
   }
   return addresses;
 }
@@ -64,45 +49,20 @@ std::vector<std::string> what_mpirun_says() {
   return names;
 }
 
-std::optional<std::string> address_of(const std::string& name) {
-  addrinfo wanted{};
-  wanted.ai_family = AF_INET;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(name.c_str(), nullptr, &wanted, &found) != 0) return std::nullopt;
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
-  return text_of(reinterpret_cast<const sockaddr_in*>(found->ai_addr)->sin_addr);
-}
-
 // The one under which the other hosts reach this one.
 std::string outward_address() {
-  const auto own = own_addresses();
+  const auto own = outward_addresses();
   for (const std::string& name : what_mpirun_says()) {
-    const auto address = address_of(name);
-    if (address && std::find(own.begin(), own.end(), *address) != own.end()) return *address;
+    const auto found = resolve(name, 0).addresses;
+    if (!found.empty() && std::ranges::find(own, found.front().host()) != own.end()) {
+      return found.front().host();
+    }
   }
   if (own.size() == 1) return own.front();
   contradiction(
       "rank 0's host has {} addresses, and mpirun does not say which one the others reach: set "
       "MASTER_ADDR and MASTER_PORT for all ranks",
       own.size());
-}
-
-// A socket that listens there, at a port that nobody else has.
-int listen_at(const std::string& host, int& port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  inet_pton(AF_INET, host.c_str(), &address.sin_addr);
-  socklen_t length = sizeof address;
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-      listen(fd, SOMAXCONN) != 0 ||
-      getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-    const int error = errno;
-    if (fd >= 0) close(fd);
-    contradiction("rank 0 cannot listen at {}: {}", host, std::strerror(error));
-  }
-  port = ntohs(address.sin_port);
-  return fd;
 }
 
 }  // namespace
@@ -118,7 +78,10 @@ void meet_over_mpirun(Place& place) {
   std::string word;
   if (place.rank == 0) {
     place.host = outward_address();
-    place.listen_fd = listen_at(place.host, place.port);
+    auto socket = listen_at(resolve(place.host, 0, AI_NUMERICHOST).addresses.front());
+    if (!socket) contradiction("rank 0 cannot listen at {}: {}", place.host, std::strerror(errno));
+    place.port = local_address(socket->get()).port();
+    place.listen_fd = socket->release();
     word = fmt::format("{}:{}", place.host, place.port);
   }
   const auto timeout =

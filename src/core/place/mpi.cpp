@@ -1,10 +1,10 @@
 // Ranks that an mpirun has started. They need not be MPI programs.
 #include <unistd.h>
 
-#include <fstream>
 #include <string>
 
 #include "core/place/sources.h"
+#include "core/process_stat.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep {
@@ -15,14 +15,10 @@ namespace {
 std::string hydra_proxy() {
   pid_t pid = getppid();
   for (pid_t at = pid; at > 1;) {
-    std::ifstream file("/proc/" + std::to_string(at) + "/stat");
-    std::string text;
-    std::getline(file, text, '\0');
-    const size_t name = text.find('('), name_end = text.rfind(')');
-    if (name == std::string::npos || name_end == std::string::npos) break;
-    if (text.substr(name + 1, name_end - name - 1).starts_with("hydra_pmi"))
-      return std::to_string(at);
-    at = static_cast<pid_t>(std::atoi(text.c_str() + std::min(name_end + 4, text.size())));
+    const auto stat = process_stat(at);
+    if (!stat) break;
+    if (stat->name.starts_with("hydra_pmi")) return std::to_string(at);
+    at = stat->parent;
   }
   return std::to_string(pid);
 }

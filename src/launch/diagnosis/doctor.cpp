@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -21,6 +20,7 @@
 #include <memory>
 #include <optional>
 
+#include "core/address.h"
 #include "launch/process/binding.h"
 #include "launch/rendezvous/host.h"
 #include "launch/rendezvous/listener.h"
@@ -152,28 +152,20 @@ void look_at_network(Findings& findings) {
     }
     good(findings, "interfaces: {}", names);
   }
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  addrinfo wanted{};
-  wanted.ai_family = AF_INET;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(name.data(), nullptr, &wanted, &found) != 0) {
+  const std::string name = host_name();
+  const auto own = resolve(name, 0).addresses;
+  if (own.empty() || own.front().storage.ss_family != AF_INET) {
     findings.push_back({Finding::Warning,
-                        fmt::format("the host's own name, {}, has no address", name.data()),
+                        fmt::format("the host's own name, {}, has no address", name),
                         "other programs (Python peers over Gloo) need it: add it to /etc/hosts"});
-    return;
-  }
-  const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
-  const auto address = ntohl(reinterpret_cast<const sockaddr_in*>(found->ai_addr)->sin_addr.s_addr);
-  if (address >> 24 == 127) {
+  } else if (own.front().is_loopback()) {
     findings.push_back(
         {Finding::Warning,
-         fmt::format("the host's own name, {}, means this host only (127.x in /etc/hosts)",
-                     name.data()),
+         fmt::format("the host's own name, {}, means this host only (127.x in /etc/hosts)", name),
          "for Python peers on other hosts set GLOO_SOCKET_IFNAME; Lockstep asks routes "
          "instead"});
   } else {
-    good(findings, "name: {}", name.data());
+    good(findings, "name: {}", name);
   }
 }
 

@@ -36,22 +36,22 @@ void Remarks::on_gathering(Time now) {
   last_.clear();
 }
 
-void Remarks::on_waiting(const Gathered& gathered, const Terms& terms, const Timing& timing,
+void Remarks::on_waiting(const Gathered& gathered, const JobSpec& job_spec, const Timing& timing,
                          Time now) {
   if (now < due_) return;
   due_ = now + kBetween;
   std::string line = "waiting at " + gathered.where;
-  if (gathered.ready < static_cast<size_t>(terms.min_nodes)) {
+  if (gathered.ready < static_cast<size_t>(job_spec.min_nodes)) {
     line +=
         fmt::format(": {} of {} hosts have come ({}); for {:g} s in all (--rdzv-conf join_timeout)",
-                    gathered.ready, terms.min_nodes, gathered.who, seconds(timing.join));
+                    gathered.ready, job_spec.min_nodes, gathered.who, seconds(timing.join));
   } else if (gathered.is_fenced) {
     line += " until no rank of the last start can be alive on a host that was lost";
   } else {
     line += fmt::format(
         ": {} hosts have come, {} may; starting without more after {:g} s (--rdzv-conf "
         "last_call_timeout)",
-        gathered.ready, terms.max_nodes, seconds(timing.last_call));
+        gathered.ready, job_spec.max_nodes, seconds(timing.last_call));
   }
   if (line != last_) lines_.push_back(line);
   last_ = std::move(line);

@@ -29,7 +29,8 @@ class Remarks {
   };
   // No rank runs: a line once that has taken a while, and others, not too many, about changes.
   void on_gathering(Time now);
-  void on_waiting(const Gathered& gathered, const Terms& terms, const Timing& timing, Time now);
+  void on_waiting(const Gathered& gathered, const JobSpec& job_spec, const Timing& timing,
+                  Time now);
   Time due() const { return due_; }
 
   std::vector<std::string> take() { return std::exchange(lines_, {}); }

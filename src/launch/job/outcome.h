@@ -1,4 +1,4 @@
-// How an incarnation ended.
+// How an attempt ended.
 #pragma once
 
 #include <sys/types.h>
@@ -28,7 +28,7 @@ struct RankEnd {
 struct Outcome {
   std::vector<RankEnd> ends;           // in the order in which they were seen
   std::optional<int> cause;            // the rank of this host that failed first
-  std::optional<int> signal;           // to the launcher, which ended the incarnation
+  std::optional<int> signal;           // to the launcher, which ended the attempt
   std::optional<std::string> outside;  // why another host's launcher ended it
 
   // Of each rank of this host, by local rank: what its flight recorder holds at the end.

@@ -1,4 +1,4 @@
-// What the ranks of this host are in one incarnation of a job: the time from one start of all ranks
+// What the ranks of this host are in one attempt of a job: the time from one start of all ranks
 // to the end of all.
 #pragma once
 
@@ -23,7 +23,7 @@ struct Plan {
   Fd listener = {};
   // What the ranks of the job have in common (core/security/token.h).
   Digest job_key = random_bytes();
-  int restarts = 0;      // how many incarnations there were before
+  int restarts = 0;      // how many attempts there were before
   int max_restarts = 0;  // how many there may be
 };
 

@@ -16,7 +16,7 @@ constexpr milliseconds kLongestPause{30'000};
 
 }  // namespace
 
-Restarts::Verdict Restarts::after(const Outcome& outcome, Clock::duration ran) {
+Restarts::Decision Restarts::after(const Outcome& outcome, Clock::duration ran) {
   if (outcome.succeeded() || outcome.signal) return {};
   Fault fault;
   for (const RankEnd& end : outcome.ends) {
@@ -27,7 +27,7 @@ Restarts::Verdict Restarts::after(const Outcome& outcome, Clock::duration ran) {
   return after(fault, ran);
 }
 
-Restarts::Verdict Restarts::after(const Fault& fault, Clock::duration ran) {
+Restarts::Decision Restarts::after(const Fault& fault, Clock::duration ran) {
   if (most_ == 0) return {};
   quick_ = ran < kQuick ? quick_ + 1 : 0;
   const bool same = fault.rank == last_rank_ && fault.status == last_status_;

@@ -21,7 +21,7 @@ class Restarts {
 
   explicit Restarts(int most) : most_(most) {}
 
-  struct Verdict {
+  struct Decision {
     // The pause before the next start; nothing when there is none.
     std::optional<std::chrono::milliseconds> pause;
     std::string text;  // for the user; empty when nobody asked for restarts
@@ -31,9 +31,9 @@ class Restarts {
     int status = 0;  // how it ended, in any one way of telling that
     bool from_outside = false;
   };
-  // After an incarnation that ran for `ran`.
-  Verdict after(const Outcome& outcome, Clock::duration ran);
-  Verdict after(const Fault& fault, Clock::duration ran);
+  // After an attempt that ran for `ran`.
+  Decision after(const Outcome& outcome, Clock::duration ran);
+  Decision after(const Fault& fault, Clock::duration ran);
 
  private:
   int most_, used_ = 0;

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launch/job/incarnation.h"
+#include "launch/job/attempt.h"
 #include "launch/job/program.h"
 #include "launch/job/restarts.h"
 #include "launch/process/environment.h"
@@ -61,16 +61,16 @@ int run(const Options& options) {
       plan.listener = std::move(listener.socket);
     }
     const auto start = Restarts::Clock::now();
-    const Outcome outcome = run_incarnation(session, std::move(plan));
+    const Outcome outcome = run_attempt(session, std::move(plan));
     // It came after a failure, and there is no restart because of it.
     if (outcome.signal && outcome.cause && count < options.max_restarts) {
       session.drain(outcome.signal);
       return 128 + *outcome.signal;
     }
-    const auto verdict = restarts.after(outcome, Restarts::Clock::now() - start);
-    if (!verdict.text.empty()) session.output.say(verdict.text);
-    if (verdict.pause) {
-      const auto signal = session.pause(*verdict.pause);
+    const auto decision = restarts.after(outcome, Restarts::Clock::now() - start);
+    if (!decision.text.empty()) session.output.say(decision.text);
+    if (decision.pause) {
+      const auto signal = session.pause(*decision.pause);
       if (!signal) continue;
       session.output.say(fmt::format("stopped by {}", signal_name(*signal)));
       session.drain(signal);

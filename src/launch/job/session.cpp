@@ -70,7 +70,7 @@ Session::Session(const Options& given)
     : options(completed(given)),
       program(find_program(options.command.front())),
       mark(random_run_id()),
-      guard(mark),
+      orphan_reaper(mark),
       logs(options) {
   adopt_orphans();
   // Nobody could guess it.

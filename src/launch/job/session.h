@@ -1,13 +1,13 @@
-// What a launcher keeps over all incarnations of its job.
+// What a launcher keeps over all attempts of its job.
 #pragma once
 
 #include <chrono>
 #include <optional>
 #include <string>
 
+#include "launch/output/log_multiplexer.h"
 #include "launch/output/logs.h"
-#include "launch/output/output.h"
-#include "launch/process/guard.h"
+#include "launch/process/orphan_reaper.h"
 #include "launch/process/signals.h"
 #include "lockstep/launch/run.h"
 
@@ -35,9 +35,9 @@ struct Session {
   Options options;
   std::string program;  // the file that the command's first word names
   Signals signals;
-  const std::string mark;  // of this job's processes, in their environment
-  Guard guard;             // before there are threads: it goes on with a copy of this process
-  Output output;
+  const std::string mark;      // of this job's processes, in their environment
+  OrphanReaper orphan_reaper;  // before there are threads: it goes on with a copy of this process
+  LogMultiplexer output;
   Logs logs;
 
  private:

@@ -13,7 +13,7 @@
 #include <system_error>
 #include <thread>
 
-#include "launch/diagnosis/page.h"
+#include "launch/diagnosis/failure_report.h"
 
 namespace lockstep::launch {
 namespace {
@@ -27,7 +27,8 @@ std::string read_end(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return "";
   const std::streamoff size = file.tellg();
-  file.seekg(std::max<std::streamoff>(0, size - static_cast<std::streamoff>(Output::kLastWords)));
+  file.seekg(
+      std::max<std::streamoff>(0, size - static_cast<std::streamoff>(LogMultiplexer::kLastWords)));
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -87,11 +88,11 @@ std::vector<std::string> LastWords::unseen(int rank) const {
   return lines;
 }
 
-void LastWords::write_page(const Outcome& outcome, Output& output) const {
+void LastWords::write_failure_report(const Outcome& outcome, LogMultiplexer& output) const {
   std::map<int, std::string> words;
   for (const Seen& seen : outcome.seen) words[seen.rank] = of(seen.rank);
   const std::string path = session_.logs.attempt(restarts_) + "/failure.txt";
-  output.write_file(path, failure_page(outcome, words), fmt::format("more in {}", path));
+  output.write_file(path, failure_report(outcome, words), fmt::format("more in {}", path));
 }
 
 }  // namespace lockstep::launch

@@ -20,7 +20,7 @@ class LastWords {
   // The lines that quote it where the user has not seen it: in a file only, or not shown.
   std::vector<std::string> unseen(int rank) const;
   // Hands failure.txt to `output`, which says where it is, or why it is not.
-  void write_page(const Outcome& outcome, Output& output) const;
+  void write_failure_report(const Outcome& outcome, LogMultiplexer& output) const;
 
  private:
   bool is_redirected(int rank) const;

@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 
+#include "core/cores.h"
 #include "launch/rendezvous/host.h"
 #include "lockstep/core/shard.h"
 
@@ -42,11 +43,8 @@ Range part(int index, int count, size_t length) {
 }  // namespace
 
 std::vector<Core> usable_cores() {
-  cpu_set_t mask;
   std::vector<Core> found;
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return found;
-  for (int id = 0; id < CPU_SETSIZE; ++id) {
-    if (!CPU_ISSET(id, &mask)) continue;
+  for (const int id : allowed_cores()) {
     const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}", id);
     // A core's number counts within its socket.
     const int physical = number_in(folder + "/topology/physical_package_id") * 65'536 +

@@ -3,31 +3,25 @@
 
 #include <sys/types.h>
 
-#include <string>
 #include <vector>
 
-namespace lockstep::launch {
+#include "core/process_stat.h"
 
-struct Process {
-  pid_t pid = 0;
-  pid_t group = 0;
-  char state = '?';  // as in /proc/PID/stat: R, S, D, Z, T, ...
-  std::string name = {};
-};
+namespace lockstep::launch {
 
 // Orphans below this process become its children from now on, instead of init's: a process that
 // ends cannot hide its own children.
 void adopt_orphans();
 
 // All of them at this moment, from /proc: children before their own children.
-std::vector<Process> descendants();
+std::vector<ProcessStat> descendants();
 
 // A descendant that descendants() does not list from now on, nor what is below it.
 void leave_out(pid_t pid);
 // All that are there now: the children that a shell has left us with its exec.
 void leave_out_present();
 
-// As Process::state; 'Z' when there is no such process.
+// As ProcessStat::state; 'Z' when there is no such process.
 char process_state(pid_t pid);
 
 }  // namespace lockstep::launch

@@ -6,9 +6,9 @@
 
 #include <random>
 
-#include "launch/job/incarnation.h"
+#include "launch/job/attempt.h"
 #include "launch/process/secret.h"
-#include "launch/rendezvous/terms.h"
+#include "launch/rendezvous/job_spec.h"
 #include "lockstep/core/control.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/preemption.h"
@@ -38,19 +38,19 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
                .node_rank = rendezvous.node_rank.value_or(-1),
                .ranks = options.ranks,
                .address = Endpoint{meeting.own.host(), meeting.own.port()}.text(),
-               .terms = {.min_nodes = rendezvous.min_nodes,
-                         .max_nodes = rendezvous.max_nodes,
-                         .max_restarts = options.max_restarts,
-                         .lease = rendezvous.heartbeat_timeout,
-                         .grace = options.grace}};
-  if (rendezvous.same_command) set_command(node.self.terms, options.command);
+               .job_spec = {.min_nodes = rendezvous.min_nodes,
+                            .max_nodes = rendezvous.max_nodes,
+                            .max_restarts = options.max_restarts,
+                            .lease = rendezvous.heartbeat_timeout,
+                            .grace = options.grace}};
+  if (rendezvous.same_command) set_command(node.self.job_spec, options.command);
   node.timing.join = rendezvous.join_timeout;
   node.timing.last_call = rendezvous.last_call_timeout;
   node.timing.interval = rendezvous.keep_alive_interval;
   node.timing.lease = rendezvous.heartbeat_timeout;
   node.timing.rejoin = rendezvous.rejoin_timeout;
-  // What the supervisor may take (docs/launching_protocol.md) and a second for a busy machine: 0.8
-  // s of telling, the grace, 2 s of killing.
+  // What the worker group may take (docs/launching_protocol.md) and a second for a busy machine:
+  // 0.8 s of telling, the grace, 2 s of killing.
   node.timing.stop = options.grace.value_or(1500ms) + 3800ms;
   node.timing.stop_after_signal = options.grace.value_or(10'000ms) + 3800ms;
   node.coordinator = meeting.coordinator;
@@ -62,7 +62,7 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
 
 // rank 0's socket: as a program's own would be, it blocks.
 Fd listen_for_store(const Address& own) {
-  auto socket = listen_at(own.with_port(0));
+  auto socket = listen_at(own.with_port(0), SOCK_NONBLOCK);
   if (!socket) throw Error(fmt::format("[run] no port to listen on at {}", own.host()));
   fcntl(socket->get(), F_SETFL, 0);
   return std::move(*socket);
@@ -86,7 +86,7 @@ int Agent::run() {
   act();
   while (!leave_) {
     if (launch_) {
-      run_epoch(*std::exchange(launch_, std::nullopt));
+      run_ranks(*std::exchange(launch_, std::nullopt));
     } else {
       wait_without_ranks();
     }
@@ -139,14 +139,14 @@ void Agent::perform(const Dial& dial) {
 
 void Agent::perform(const Launch& launch) {
   session_.tell(
-      fmt::format("epoch {}: {} ranks on {} hosts, of which this one is number {}; rank 0 "
+      fmt::format("attempt {}: {} ranks on {} hosts, of which this one is number {}; rank 0 "
                   "listens at {}:{}",
-                  launch.epoch, launch.world_size, launch.nodes, launch.node_rank,
+                  launch.attempt - 1, launch.world_size, launch.nodes, launch.node_rank,
                   launch.master_addr, launch.master_port));
   launch_ = launch;
 }
 
-void Agent::run_epoch(const Launch& launch) {
+void Agent::run_ranks(const Launch& launch) {
   Plan plan{.local_ranks = session_.options.ranks,
             .world_size = launch.world_size,
             .first_rank = launch.first_rank,
@@ -154,9 +154,9 @@ void Agent::run_epoch(const Launch& launch) {
             .nodes = launch.nodes,
             .master_addr = launch.master_addr,
             .master_port = launch.master_port,
-            .job_key = hmac(text_of(job_key_), {"epoch", std::to_string(launch.coordinator),
-                                                std::to_string(launch.epoch)}),
-            .restarts = static_cast<int>(launch.epoch) - 1,
+            .job_key = hmac(text_of(job_key_), {"attempt", std::to_string(launch.coordinator),
+                                                std::to_string(launch.attempt)}),
+            .restarts = static_cast<int>(launch.attempt) - 1,
             .max_restarts = max_restarts_};
   if (plan.master_addr.starts_with('[')) {
     plan.master_addr = plan.master_addr.substr(1, plan.master_addr.size() - 2);
@@ -170,7 +170,7 @@ void Agent::run_epoch(const Launch& launch) {
   asks_for_requeue_ = false;
   std::optional<Failure> failure;
   try {
-    const Outcome outcome = run_incarnation(session_, std::move(plan), this);
+    const Outcome outcome = run_attempt(session_, std::move(plan), this);
     if (!outcome.cause) said_ = outcome.outside.value_or("");
     asks_for_requeue_ = outcome.asks_for_requeue();
     failure = failure_of(outcome);
@@ -220,23 +220,23 @@ void Agent::on_signal(int signal) {
   act();
 }
 
-Link Agent::on_accept() {
+ConnectionId Agent::on_accept() {
   session_.tell("a launcher has connected, which knows the token");
   return node_.accept(now());
 }
 
-void Agent::on_connect(Link link) {
+void Agent::on_connect(ConnectionId link) {
   session_.tell("connected: both launchers know the token");
   node_.connected(link, now());
   act();
 }
 
-void Agent::on_message(Link link, const Shared& message) {
+void Agent::on_message(ConnectionId link, const MessagePtr& message) {
   node_.receive(link, message, now());
   act();
 }
 
-void Agent::on_close(Link link, bool refused) {
+void Agent::on_close(ConnectionId link, bool refused) {
   node_.closed(link, refused, now());
   act();
 }

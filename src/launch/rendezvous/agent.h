@@ -32,15 +32,15 @@ class Agent : private Outside, private Network::Listener {
   void on_signal(int signal) override;
 
   // Network::Listener
-  Link on_accept() override;
-  void on_connect(Link link) override;
-  void on_message(Link link, const Shared& message) override;
-  void on_close(Link link, bool refused) override;
+  ConnectionId on_accept() override;
+  void on_connect(ConnectionId link) override;
+  void on_message(ConnectionId link, const MessagePtr& message) override;
+  void on_close(ConnectionId link, bool refused) override;
   void on_stranger(const std::string& text) override;
   void on_disagreement(const std::string& text) override;
 
   void wait_without_ranks();
-  void run_epoch(const Launch& launch);
+  void run_ranks(const Launch& launch);
   std::optional<Failure> failure_of(const Outcome& outcome) const;
   Failure failure_of(const RankEnd& end) const;
   Failure failure_of(int signal) const;
@@ -67,7 +67,7 @@ class Agent : private Outside, private Network::Listener {
   Node node_;
   std::optional<Launch> launch_;
   std::optional<Order> halt_;
-  std::string said_;  // by the supervisor, why the epoch has ended
+  std::string said_;  // by the worker_group, why the attempt has ended
   std::optional<Leave> leave_;
   bool asks_for_requeue_ = false;  // as the ranks of the last epoch here
   std::optional<int> signal_;      // to this launcher or another one, which ends the job

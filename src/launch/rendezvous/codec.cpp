@@ -16,31 +16,32 @@ template <class Io, class One>
 void fields(Io&, One&) = delete;
 
 template <class Io>
-void fields(Io& io, Terms& one) {
+void fields(Io& io, JobSpec& one) {
   io(one.min_nodes), io(one.max_nodes), io(one.max_restarts), io(one.lease), io(one.grace);
   io(one.command_hash), io(one.command);
 }
 template <class Io>
 void fields(Io& io, Past& one) {
-  io(one.coordinator), io(one.epoch), io(one.hosts), io(one.id), io(one.has_ranks);
+  io(one.coordinator), io(one.attempt), io(one.hosts), io(one.id), io(one.has_ranks);
 }
 template <class Io>
 void fields(Io& io, Failure& one) {
   io(one.kind), io(one.rank), io(one.status), io(one.what), io(one.ago);
 }
 template <class Io>
-void fields(Io& io, Seat& one) {
+void fields(Io& io, HostRanks& one) {
   io(one.id), io(one.ranks);
 }
 template <class Io>
 void fields(Io& io, Join& one) {
-  io(one.launcher), io(one.host), io(one.node_rank), io(one.ranks), io(one.address), io(one.terms);
+  io(one.launcher), io(one.host), io(one.node_rank), io(one.ranks), io(one.address),
+      io(one.job_spec);
   io(one.past);
 }
 template <class Io>
 void fields(Io& io, Welcome& one) {
   io(one.id), io(one.parent), io(one.parent_launcher), io(one.coordinator);
-  io(one.epoch), io(one.hosts);
+  io(one.attempt), io(one.hosts);
 }
 template <class Io>
 void fields(Io& io, Wait& one) {
@@ -64,15 +65,15 @@ void fields(Io& io, Pong& one) {
 }
 template <class Io>
 void fields(Io& io, Ready& one) {
-  io(one.id), io(one.epoch), io(one.store_port), io(one.failure);
+  io(one.id), io(one.attempt), io(one.store_port), io(one.failure);
 }
 template <class Io>
 void fields(Io& io, Failed& one) {
-  io(one.id), io(one.epoch), io(one.failure);
+  io(one.id), io(one.attempt), io(one.failure);
 }
 template <class Io>
 void fields(Io& io, Done& one) {
-  io(one.id), io(one.epoch);
+  io(one.id), io(one.attempt);
 }
 template <class Io>
 void fields(Io& io, Lost& one) {
@@ -80,7 +81,7 @@ void fields(Io& io, Lost& one) {
 }
 template <class Io>
 void fields(Io& io, Start& one) {
-  io(one.epoch), io(one.seats), io(one.master_addr), io(one.master_port), io(one.why);
+  io(one.attempt), io(one.hosts), io(one.master_addr), io(one.master_port), io(one.why);
 }
 template <class Io>
 void fields(Io& io, Forget& one) {
@@ -88,7 +89,7 @@ void fields(Io& io, Forget& one) {
 }
 template <class Io>
 void fields(Io& io, Stop& one) {
-  io(one.epoch), io(one.signal), io(one.why);
+  io(one.attempt), io(one.signal), io(one.why);
 }
 template <class Io>
 void fields(Io& io, End& one) {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "launch/rendezvous/terms.h"
+#include "launch/rendezvous/job_spec.h"
 
 namespace lockstep::launch {
 namespace {
@@ -19,11 +19,11 @@ double seconds(Time time) { return std::chrono::duration<double>(time).count(); 
 
 }  // namespace
 
-Coordinator::Coordinator(const Terms& terms, const Timing& timing, int fanout, Time now)
-    : terms_(terms),
+Coordinator::Coordinator(const JobSpec& job_spec, const Timing& timing, int fanout, Time now)
+    : job_spec_(job_spec),
       timing_(timing),
       fanout_(fanout),
-      restarts_(terms.max_restarts),
+      restarts_(job_spec.max_restarts),
       gathering_since_(now),
       not_before_(now + timing.survivors),
       remarks_(now) {}
@@ -47,17 +47,17 @@ Message Coordinator::answer(const Join& join, Time now) {
     fences_.emplace(join.launcher, now + timing_.stop);
     return Wait{"its ranks of an earlier start are being stopped"};
   }
-  if (const std::string theirs = difference(join.terms, terms_); !theirs.empty()) {
+  if (const std::string theirs = difference(join.job_spec, job_spec_); !theirs.empty()) {
     return Refuse{fmt::format("{} was started with {}, the job has {}: start all hosts alike{}",
-                              join.host, theirs, difference(terms_, join.terms),
-                              join.terms.command_hash == terms_.command_hash
+                              join.host, theirs, difference(job_spec_, join.job_spec),
+                              join.job_spec.command_hash == job_spec_.command_hash
                                   ? ""
                                   : ", and jobs with another --rdzv-id (where hosts are to run "
                                     "different commands: --rdzv-conf same_command=0)")};
   }
-  if (join.node_rank >= terms_.max_nodes) {
+  if (join.node_rank >= job_spec_.max_nodes) {
     return Refuse{fmt::format("--node-rank {} with --nnodes {}: they count from 0", join.node_rank,
-                              terms_.max_nodes)};
+                              job_spec_.max_nodes)};
   }
   drop_unattached(now);
   if (const auto known = by_launcher_.find(join.launcher); known != by_launcher_.end()) {
@@ -69,11 +69,11 @@ Message Coordinator::answer(const Join& join, Time now) {
     return Wait{
         fmt::format("node rank {} is {}'s ({})", join.node_rank, other.host, other.address)};
   }
-  const size_t places = static_cast<size_t>(terms_.max_nodes);
+  const size_t places = static_cast<size_t>(job_spec_.max_nodes);
   if (spares_ && hosts_.size() >= places + static_cast<size_t>(*spares_)) {
     return Refuse{fmt::format(
         "all {} places of the job are taken, and --spares {} keeps no more launchers waiting",
-        terms_.max_nodes, *spares_)};
+        job_spec_.max_nodes, *spares_)};
   }
   Host host{.join = join, .placed = now};
   if (last_id_ > 0) {
@@ -87,7 +87,7 @@ Message Coordinator::answer(const Join& join, Time now) {
   const bool direct = host.parent <= 1;
   Welcome place{.id = id,
                 .coordinator = own_launcher_,
-                .epoch = epoch_,
+                .attempt = attempt_,
                 .hosts = static_cast<uint32_t>(seated_.size())};
   if (!direct) {
     place.parent = hosts_.at(host.parent).join.address;
@@ -113,7 +113,7 @@ void Coordinator::on(const Ready& ready, Time now) {
     return;
   }
   Host& host = found->second;
-  const bool ran = has_seat(ready.id) && ready.epoch == epoch_;
+  const bool ran = has_seat(ready.id) && ready.attempt == attempt_;
   if (has_seat(ready.id) && !ran) return;
   if (host.state == State::Placed && host.children < fanout_) open_parents_.insert(ready.id);
   set_state(host, State::Ready);
@@ -132,7 +132,7 @@ void Coordinator::on(const Ready& ready, Time now) {
     if (!ready.failure) note(ready.id, Failure{.what = what}, now);
     stop(ready.failure ? ready.failure->what : what, now);
     settle(now);
-  } else if (seated_.size() < static_cast<size_t>(terms_.max_nodes) && in(State::Done) == 0) {
+  } else if (seated_.size() < static_cast<size_t>(job_spec_.max_nodes) && in(State::Done) == 0) {
     stop(host.join.host + " joins", now);
   } else {
     remarks_.on_spare(host.join, seated_.size());
@@ -141,7 +141,7 @@ void Coordinator::on(const Ready& ready, Time now) {
 }
 
 void Coordinator::on(const Failed& failed, Time now) {
-  if (!has_seat(failed.id) || failed.epoch != epoch_) return;
+  if (!has_seat(failed.id) || failed.attempt != attempt_) return;
   // No rank runs any more, and none is to run again.
   if (phase_ == Phase::Gathering && failed.failure.is_final()) {
     return end(failed.failure.status, failed.failure.what);
@@ -152,7 +152,7 @@ void Coordinator::on(const Failed& failed, Time now) {
 
 void Coordinator::on(const Done& done, Time) {
   const auto found = hosts_.find(done.id);
-  if (found == hosts_.end() || !has_seat(done.id) || done.epoch != epoch_ ||
+  if (found == hosts_.end() || !has_seat(done.id) || done.attempt != attempt_ ||
       phase_ != Phase::Running || found->second.state != State::Running) {
     return;
   }
@@ -232,7 +232,7 @@ void Coordinator::stop(const std::string& why, Time now) {
   const bool signalled = signal != failures_.end();
   phase_ = Phase::Stopping;
   stop_until_ = now + timing_.lease + (signalled ? timing_.stop_after_signal : timing_.stop);
-  broadcasts_.push_back(Stop{epoch_, signalled ? signal->failure.status - 128 : 0, why});
+  broadcasts_.push_back(Stop{attempt_, signalled ? signal->failure.status - 128 : 0, why});
   why_ = why;
 }
 
@@ -242,13 +242,13 @@ void Coordinator::settle(Time now) {
   const Failure first = cause();
   if (first.is_final()) return end(first.status, first.what);
   const bool from_outside = first.kind == Failure::Kind::Lost || first.status == kSigkill;
-  const auto verdict =
+  const auto decision =
       restarts_.after(Restarts::Fault{first.rank, first.status, from_outside}, now - started_);
   const std::string text =
-      verdict.text.empty() ? first.what : fmt::format("{}; {}", first.what, verdict.text);
-  if (!verdict.pause) return end(first.status, text);
+      decision.text.empty() ? first.what : fmt::format("{}; {}", first.what, decision.text);
+  if (!decision.pause) return end(first.status, text);
   why_ = text;
-  not_before_ = now + *verdict.pause;
+  not_before_ = now + *decision.pause;
   gather(now);
 }
 
@@ -282,38 +282,38 @@ Time Coordinator::fenced_until() const {
 
 void Coordinator::consider_start(Time now) {
   const size_t ready = in(State::Ready);
-  if (ready < static_cast<size_t>(terms_.min_nodes)) {
+  if (ready < static_cast<size_t>(job_spec_.min_nodes)) {
     enough_since_.reset();
     return;
   }
   if (!enough_since_) enough_since_ = now;
   if (now < fenced_until()) return;
-  // All of the last epoch are back, and whoever wanted to join has joined: nobody to wait for.
-  const bool complete = epoch_ > 0 && ready >= seated_.size() && ready == hosts_.size();
-  if (ready >= static_cast<size_t>(terms_.max_nodes) || complete ||
+  // All of the last attempt are back, and whoever wanted to join has joined: nobody to wait for.
+  const bool complete = attempt_ > 0 && ready >= seated_.size() && ready == hosts_.size();
+  if (ready >= static_cast<size_t>(job_spec_.max_nodes) || complete ||
       now >= *enough_since_ + timing_.last_call) {
     start(now);
   }
 }
 
 void Coordinator::start(Time now) {
-  std::vector<Guest> guests;
+  std::vector<Candidate> candidates;
   for (const auto& [id, host] : hosts_) {
     if (host.state != State::Ready) continue;
-    guests.push_back({id, host.join.launcher, host.join.host, host.join.node_rank});
+    candidates.push_back({id, host.join.launcher, host.join.host, host.join.node_rank});
   }
-  Start message{.epoch = ++epoch_, .why = std::exchange(why_, "")};
+  Start message{.attempt = ++attempt_, .why = std::exchange(why_, "")};
   const auto before = std::exchange(had_seat_, {});
   seated_.clear();
-  for (const NodeId id : seating_.seat(std::move(guests), terms_.max_nodes)) {
+  for (const NodeId id : seating_.seat(std::move(candidates), job_spec_.max_nodes)) {
     Host& host = hosts_.at(id);
     set_state(host, State::Running);
-    message.seats.push_back({id, host.join.ranks});
+    message.hosts.push_back({id, host.join.ranks});
     seated_.insert(id);
     had_seat_[host.join.launcher] = host.join.host;
   }
   message.why += successors(before, had_seat_);
-  const Host& first = hosts_.at(message.seats.front().id);
+  const Host& first = hosts_.at(message.hosts.front().id);
   message.master_addr = first.join.address.substr(0, first.join.address.rfind(':'));
   message.master_port = first.store_port;
   failures_.clear();
@@ -336,7 +336,7 @@ std::string Coordinator::who_is_here() const {
   for (const auto& [id, host] : hosts_) {
     if (here.size() < kMost) here.push_back(host.join.host);
   }
-  for (int rank = 0; rank < terms_.max_nodes && missing.size() < kMost; ++rank) {
+  for (int rank = 0; rank < job_spec_.max_nodes && missing.size() < kMost; ++rank) {
     if (!by_node_rank_.contains(rank)) missing.push_back(rank);
   }
   return fmt::format("here: {}{}", fmt::join(here, ", "),
@@ -352,19 +352,19 @@ void Coordinator::remark_on_waiting(Time now) {
                        .who = who_is_here(),
                        .ready = in(State::Ready),
                        .is_fenced = now < fenced_until()},
-                      terms_, timing_, now);
+                      job_spec_, timing_, now);
 }
 
 void Coordinator::tick(Time now) {
   if (phase_ == Phase::Gathering) {
     drop_unattached(now);
     consider_start(now);
-    const bool few = in(State::Ready) < static_cast<size_t>(terms_.min_nodes);
+    const bool few = in(State::Ready) < static_cast<size_t>(job_spec_.min_nodes);
     if (phase_ == Phase::Gathering && few && now >= gathering_since_ + timing_.join) {
       end(1, fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
                          "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}",
-                         in(State::Ready), terms_.min_nodes, seconds(timing_.join), who_is_here(),
-                         why_.empty() ? "" : "; before: ", why_));
+                         in(State::Ready), job_spec_.min_nodes, seconds(timing_.join),
+                         who_is_here(), why_.empty() ? "" : "; before: ", why_));
     }
     remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {

@@ -1,6 +1,6 @@
-// The authority over a job's membership: who belongs to it, which epoch runs, when it starts, stops
-// and ends. Pure: events and the time go in, messages come out; no socket, no clock. Its states are
-// drawn in docs/launching_protocol.md.
+// The authority over a job's membership: who belongs to it, which attempt runs, when it starts,
+// stops and ends. Pure: events and the time go in, messages come out; no socket, no clock. Its
+// states are drawn in docs/launching_protocol.md.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 #include "launch/job/restarts.h"
 #include "launch/rendezvous/message.h"
 #include "launch/rendezvous/predecessors.h"
-#include "launch/rendezvous/seating.h"
+#include "launch/rendezvous/rank_assignment.h"
 #include "launch/rendezvous/timing.h"
 
 namespace lockstep::launch {
@@ -23,20 +23,21 @@ namespace lockstep::launch {
 class Coordinator {
  public:
   enum class Phase {
-    Gathering,  // no rank runs anywhere; hosts come, and the next epoch starts when they are enough
+    Gathering,  // no rank runs anywhere; hosts come, and the next attempt starts when they are
+                // enough
     Running,
-    Stopping,  // until no rank of the epoch can be alive
+    Stopping,  // until no rank of the attempt can be alive
     Ended,
   };
 
   // `fanout`: how many other launchers one launcher talks to at most, itself included.
-  Coordinator(const Terms& terms, const Timing& timing, int fanout, Time now);
+  Coordinator(const JobSpec& job_spec, const Timing& timing, int fanout, Time now);
 
   // A launcher asks to become a member: Welcome, Wait or Refuse. The first one is the coordinator's
   // own.
   Message place(const Join& join, Time now);
   // Ready, Failed, Done, Lost; others are ignored, as is whatever comes from nobody or from an
-  // epoch that is over.
+  // attempt that is over.
   void receive(const Message& message, Time now);
   void lost(NodeId id, bool silent, Time now);
   // Its own launcher was asked to end.
@@ -53,7 +54,7 @@ class Coordinator {
   std::vector<Message> take_broadcasts() { return std::exchange(broadcasts_, {}); }
 
   Phase phase() const { return phase_; }
-  uint32_t epoch() const { return epoch_; }
+  uint32_t attempt() const { return attempt_; }
 
  private:
   enum class State { Placed, Ready, Running, Done };
@@ -78,7 +79,7 @@ class Coordinator {
   // With all that are below it. `fence`: when its ranks must have ended.
   void remove(NodeId id, Time fence, const std::string& how, Time now);
   void drop_unattached(Time now);
-  // No rank of the epoch is wanted any more.
+  // No rank of the attempt is wanted any more.
   void stop(const std::string& why, Time now);
   // Of that host; 0 when it is none's.
   void note(NodeId host, const Failure& failure, Time now);
@@ -96,11 +97,11 @@ class Coordinator {
   Message answer(const Join& join, Time now);
   void remark_on_waiting(Time now);
 
-  const Terms terms_;
+  const JobSpec job_spec_;
   const Timing timing_;
   const int fanout_;
   Phase phase_ = Phase::Gathering;
-  uint32_t epoch_ = 0;
+  uint32_t attempt_ = 0;
   NodeId last_id_ = 0;
   uint64_t own_launcher_ = 0;
   std::map<NodeId, Host> hosts_;
@@ -108,16 +109,16 @@ class Coordinator {
   std::map<uint64_t, NodeId> by_launcher_;
   std::map<int, NodeId> by_node_rank_;
   std::set<NodeId> open_parents_;  // attached, with room for more children; low ids are near us
-  Seating seating_;
+  RankAssignment seating_;
   Restarts restarts_;
 
-  std::set<NodeId> seated_;  // in the epoch that runs, or ran last
+  std::set<NodeId> seated_;  // in the attempt that runs, or ran last
   struct Event {
     Time time{};
     NodeId host = 0;
     Failure failure;
   };
-  std::vector<Event> failures_;  // of this epoch
+  std::vector<Event> failures_;  // of this attempt
   // Launchers that were lost with ranks, and when these must have ended, wherever they are.
   std::map<uint64_t, Time> fences_;
   Predecessors predecessors_;
@@ -125,7 +126,7 @@ class Coordinator {
   std::optional<Time> enough_since_;  // hosts are ready
   std::string why_;                   // for the next start
   std::optional<int> spares_;
-  std::map<uint64_t, std::string> had_seat_;  // in the last epoch: launchers and their hosts
+  std::map<uint64_t, std::string> had_seat_;  // in the last attempt: launchers and their hosts
   Remarks remarks_;
   std::vector<Message> broadcasts_;
 };

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cctype>
@@ -11,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "core/cores.h"
 #include "lockstep/core/error.h"
 #include "lockstep/launch/run.h"
 
@@ -38,12 +38,7 @@ int gpus() {
 
 }  // namespace
 
-int cores() {
-  cpu_set_t mask;
-  // A mask wider than cpu_set_t's 1024 cores is an error of the call.
-  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return 1024;
-  return CPU_COUNT(&mask);
-}
+int cores() { return std::max(1, static_cast<int>(allowed_cores().size())); }
 
 int count_ranks(std::string_view text) {
   if (text == "cpu") return cores();

@@ -21,7 +21,7 @@ std::vector<Address> resolve_in_time(const Endpoint& endpoint, const Rendezvous&
   const auto until = std::chrono::steady_clock::now() + rendezvous.join_timeout;
   bool said = false;
   for (;;) {
-    auto found = resolve(endpoint.host, endpoint.port);
+    auto found = resolve(endpoint.host, endpoint.port).addresses;
     if (!found.empty()) return found;
     if (std::chrono::steady_clock::now() >= until) {
       throw ConfigError(fmt::format(
@@ -59,7 +59,7 @@ Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Addre
 }
 
 Address given_address(const std::string& text) {
-  const auto found = resolve(text, 0);
+  const auto found = resolve(text, 0).addresses;
   const auto own = std::find_if(found.begin(), found.end(), is_own);
   if (own == found.end()) {
     throw ConfigError(fmt::format("[run] --local-addr {}: no address of this host", text));
@@ -99,7 +99,7 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
     const Address wanted = rendezvous.local_addr.empty()
                                ? address_of_coordinator(endpoint, found)
                                : given_address(rendezvous.local_addr).with_port(endpoint.port);
-    auto socket = listen_at(wanted);
+    auto socket = listen_at(wanted, SOCK_NONBLOCK);
     if (!socket && (must || errno != EADDRINUSE)) {
       throw ConfigError(
           fmt::format("[run] cannot listen at {}:{}, where the launchers are to meet: {}",
@@ -121,7 +121,7 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
     throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: no way to {} from here: {}",
                                   endpoint.text(), found.front().host(), std::strerror(errno)));
   }
-  auto socket = listen_at(*own);
+  auto socket = listen_at(*own, SOCK_NONBLOCK);
   if (!socket) {
     throw ConfigError(
         fmt::format("[run] cannot listen at {}: {}", own->host(), std::strerror(errno)));

@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "core/address.h"
 #include "launch/job/session.h"
-#include "launch/rendezvous/address.h"
 #include "lockstep/launch/rendezvous.h"
 
 namespace lockstep::launch {

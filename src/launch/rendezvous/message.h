@@ -19,7 +19,7 @@ using Time = std::chrono::nanoseconds;
 using NodeId = uint32_t;
 
 // What every launcher of a job must have been started with alike.
-struct Terms {
+struct JobSpec {
   int min_nodes = 1;
   int max_nodes = 1;
   int max_restarts = 0;
@@ -29,10 +29,10 @@ struct Terms {
   // Of the program's name and its arguments; 0 where hosts may have different ones.
   uint64_t command_hash = 0;
   std::string command = {};  // the begin of it, for people
-  bool operator==(const Terms&) const = default;
+  bool operator==(const JobSpec&) const = default;
 };
 
-// Why an epoch could not go on.
+// Why an attempt could not go on.
 struct Failure {
   enum class Kind : uint8_t {
     Exited,     // a rank's own exit
@@ -52,12 +52,12 @@ struct Failure {
   bool is_final() const { return kind == Kind::Signalled || kind == Kind::Unstarted; }
 };
 
-// The last epoch of which a launcher knows. A coordinator that has taken another one's place learns
-// from it whose ranks may still be alive.
+// The last attempt of which a launcher knows. A coordinator that has taken another one's place
+// learns from it whose ranks may still be alive.
 struct Past {
   uint64_t coordinator = 0;  // its launcher's number; 0: there was none
-  uint32_t epoch = 0;
-  uint32_t hosts = 0;      // with ranks in that epoch
+  uint32_t attempt = 0;
+  uint32_t hosts = 0;      // with ranks in that attempt
   NodeId id = 0;           // this launcher's, if it was one of them; else 0
   bool has_ranks = false;  // still, which are being stopped: it wants no place yet
   bool operator==(const Past&) const = default;
@@ -70,7 +70,7 @@ struct Join {
   int node_rank = -1;  // as the user gave it; negative when the coordinator may choose
   int ranks = 1;
   std::string address;  // "10.0.0.2:40001", where other launchers reach this one
-  Terms terms;
+  JobSpec job_spec;
   Past past = {};
   bool operator==(const Join&) const = default;
 };
@@ -81,7 +81,7 @@ struct Welcome {  // a member from now on
   std::string parent;  // the address of the launcher to attach to; empty: this connection stays
   uint64_t parent_launcher = 0;  // and its number: another may have come to that address
   uint64_t coordinator = 0;      // the number of the coordinator's launcher
-  uint32_t epoch = 0;            // the last one that was started, and its hosts (see Past)
+  uint32_t attempt = 0;          // the last one that was started, and its hosts (see Past)
   uint32_t hosts = 0;
   bool operator==(const Welcome&) const = default;
 };
@@ -113,20 +113,20 @@ struct Pong {
 // Up the tree to the coordinator.
 struct Ready {  // has no rank running; the first one says that the launcher is attached
   NodeId id = 0;
-  uint32_t epoch = 0;       // the last one it ran; 0 before the first
+  uint32_t attempt = 0;     // the last one it ran; 0 before the first
   uint16_t store_port = 0;  // a socket listens there already, should it be given rank 0
-  std::optional<Failure> failure = std::nullopt;  // of that epoch, here
+  std::optional<Failure> failure = std::nullopt;  // of that attempt, here
   bool operator==(const Ready&) const = default;
 };
 struct Failed {  // at once; its ranks still have to be stopped
   NodeId id = 0;
-  uint32_t epoch = 0;
+  uint32_t attempt = 0;
   Failure failure;
   bool operator==(const Failed&) const = default;
 };
 struct Done {  // every rank of this host has exited with 0
   NodeId id = 0;
-  uint32_t epoch = 0;
+  uint32_t attempt = 0;
   bool operator==(const Done&) const = default;
 };
 struct Lost {  // by its parent
@@ -136,17 +136,17 @@ struct Lost {  // by its parent
 };
 
 // Down the tree, from the coordinator to all.
-struct Seat {
+struct HostRanks {
   NodeId id = 0;
   int ranks = 0;
-  bool operator==(const Seat&) const = default;
+  bool operator==(const HostRanks&) const = default;
 };
 struct Start {
-  uint32_t epoch = 0;
-  std::vector<Seat> seats;  // in the order of their ranks; who is not among them waits
+  uint32_t attempt = 0;
+  std::vector<HostRanks> hosts;  // in the order of their ranks; who is not among them waits
   std::string master_addr;
   uint16_t master_port = 0;
-  std::string why;  // what ended the epoch before
+  std::string why;  // what ended the attempt before
   bool operator==(const Start&) const = default;
 };
 struct Forget {  // not a member (any more): join again
@@ -154,7 +154,7 @@ struct Forget {  // not a member (any more): join again
   bool operator==(const Forget&) const = default;
 };
 struct Stop {
-  uint32_t epoch = 0;
+  uint32_t attempt = 0;
   int signal = 0;  // to be handed on to the ranks, which may take their time; 0 after a failure
   std::string why;
   bool operator==(const Stop&) const = default;
@@ -168,6 +168,6 @@ struct End {
 using Message = std::variant<Join, Welcome, Wait, Refuse, Attach, Ping, Pong, Ready, Failed, Done,
                              Lost, Start, Forget, Stop, End>;
 
-using Shared = std::shared_ptr<const Message>;
+using MessagePtr = std::shared_ptr<const Message>;
 
 }  // namespace lockstep::launch

@@ -25,7 +25,7 @@ constexpr auto kClosing = 2s;
 Network::Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener)
     : socket_(std::move(socket)), keys_(keys), patience_(patience), listener_(listener) {}
 
-Network::Connection* Network::find(Link link) {
+Network::Connection* Network::find(ConnectionId link) {
   for (const auto& connection : connections_) {
     if (connection->link == link && !connection->over && !connection->closing) {
       return connection.get();
@@ -34,15 +34,15 @@ Network::Connection* Network::find(Link link) {
   return nullptr;
 }
 
-void Network::dial(Link link, const std::string& address) {
+void Network::dial(ConnectionId link, const std::string& address) {
   const Endpoint endpoint = Endpoint::parse("address", address, 0);
   auto connection = std::make_unique<Connection>(
       Connection{.link = link,
                  .peer = address,
-                 .conversation = Conversation(Conversation::Side::Caller, keys_),
+                 .channel = SecureChannel(SecureChannel::Side::Caller, keys_),
                  .connecting = true,
                  .until = Clock::now() + patience_});
-  const auto found = resolve(endpoint.host, endpoint.port);
+  const auto found = resolve(endpoint.host, endpoint.port).addresses;
   if (!found.empty()) {
     connection->socket = Fd(
         ::socket(found.front().storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -56,18 +56,18 @@ void Network::dial(Link link, const std::string& address) {
   connections_.push_back(std::move(connection));
 }
 
-void Network::send(Link link, const Shared& message) {
+void Network::send(ConnectionId link, const MessagePtr& message) {
   Connection* connection = find(link);
-  if (connection == nullptr || !connection->conversation.is_open()) return;
+  if (connection == nullptr || !connection->channel.is_open()) return;
   if (encoded_ != message) {
     bytes_ = encode(*message);
     encoded_ = message;
   }
-  connection->conversation.send(bytes_);
+  connection->channel.send(bytes_);
   flush(*connection);
 }
 
-void Network::hang_up(Link link) {
+void Network::hang_up(ConnectionId link) {
   Connection* connection = find(link);
   if (connection == nullptr) return;
   connection->link.reset();
@@ -90,7 +90,7 @@ std::optional<Network::Clock::time_point> Network::deadline() const {
   std::optional<Clock::time_point> next;
   if (unsaid_ > 0) next = last_said_ + 1s;
   for (const auto& connection : connections_) {
-    const bool limited = connection->closing || !connection->conversation.is_open();
+    const bool limited = connection->closing || !connection->channel.is_open();
     if (limited && (!next || connection->until < *next)) next = connection->until;
   }
   return next;
@@ -124,7 +124,7 @@ void Network::pump(Connection& connection) {
     flush(connection);
     if (!connection.over) read(connection);
   }
-  const bool limited = connection.closing || !connection.conversation.is_open();
+  const bool limited = connection.closing || !connection.channel.is_open();
   if (connection.over || !limited || Clock::now() < connection.until) return;
   if (!connection.link && !connection.closing) {
     say(fmt::format("{} connected and did not prove that it belongs to this job", connection.peer));
@@ -157,7 +157,7 @@ void Network::accept_all() {
     connections_.push_back(std::make_unique<Connection>(
         Connection{.socket = std::move(socket),
                    .peer = Endpoint{from.host(), from.port()}.text(),
-                   .conversation = Conversation(Conversation::Side::Called, keys_),
+                   .channel = SecureChannel(SecureChannel::Side::Called, keys_),
                    .until = Clock::now() + patience_}));
   }
 }
@@ -168,7 +168,7 @@ void Network::read(Connection& connection) {
     const ssize_t got = recv(connection.socket.get(), buffer.data(), buffer.size(), 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) {
-      if (connection.link && !connection.conversation.is_open()) {
+      if (connection.link && !connection.channel.is_open()) {
         listener_.on_disagreement(fmt::format(
             "{} hung up in the middle of the handshake: have both hosts the same token, --rdzv-id "
             "and --rdzv-conf tls?",
@@ -176,16 +176,16 @@ void Network::read(Connection& connection) {
       }
       return close(connection);
     }
-    const bool was_open = connection.conversation.is_open();
+    const bool was_open = connection.channel.is_open();
     std::string error;
     try {
-      connection.conversation.feed({buffer.data(), static_cast<size_t>(got)});
+      connection.channel.feed({buffer.data(), static_cast<size_t>(got)});
     } catch (const ProtocolError& failure) {
       error = failure.what();
     }
     // What is left to say helps the other side to tell what is wrong.
     flush(connection);
-    if (!was_open && connection.conversation.is_open()) {
+    if (!was_open && connection.channel.is_open()) {
       if (connection.link) {
         listener_.on_connect(*connection.link);
       } else {
@@ -206,7 +206,7 @@ void Network::read(Connection& connection) {
 }
 
 void Network::deliver(Connection& connection) {
-  for (const Shared& message : connection.conversation.take_messages()) {
+  for (const MessagePtr& message : connection.channel.take_messages()) {
     if (!connection.link) return;  // hung up meanwhile
     listener_.on_message(*connection.link, message);
   }
@@ -214,7 +214,7 @@ void Network::deliver(Connection& connection) {
 
 void Network::flush(Connection& connection) {
   if (connection.over || connection.connecting) return;
-  connection.output += connection.conversation.take_output();
+  connection.output += connection.channel.take_output();
   while (!connection.output.empty()) {
     const ssize_t sent = ::send(connection.socket.get(), connection.output.data(),
                                 connection.output.size(), MSG_NOSIGNAL);

@@ -1,4 +1,4 @@
-// Connections with other launchers: a listening socket, and a conversation on each connection.
+// Connections with other launchers: a listening socket, and a channel on each connection.
 // Nothing here waits.
 #pragma once
 
@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "launch/rendezvous/address.h"
-#include "launch/rendezvous/conversation.h"
+#include "core/address.h"
 #include "launch/rendezvous/node.h"
+#include "launch/rendezvous/secure_channel.h"
 
 namespace lockstep::launch {
 
@@ -25,11 +25,11 @@ class Network {
    public:
     virtual ~Listener() = default;
     // Somebody who knows the token has connected: the number of that link.
-    virtual Link on_accept() = 0;
-    virtual void on_connect(Link link) = 0;
-    virtual void on_message(Link link, const Shared& message) = 0;
+    virtual ConnectionId on_accept() = 0;
+    virtual void on_connect(ConnectionId link) = 0;
+    virtual void on_message(ConnectionId link, const MessagePtr& message) = 0;
     // Nothing more comes from it. `refused`: nobody listens there.
-    virtual void on_close(Link link, bool refused) = 0;
+    virtual void on_close(ConnectionId link, bool refused) = 0;
     // A line for the log: who was refused, and why.
     virtual void on_stranger(const std::string& text) = 0;
     // The one whom we have dialled does not take us for one of the job, or is none of it itself.
@@ -41,10 +41,10 @@ class Network {
   // handshake to be over.
   Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener);
 
-  void dial(Link link, const std::string& address);
-  void send(Link link, const Shared& message);
+  void dial(ConnectionId link, const std::string& address);
+  void send(ConnectionId link, const MessagePtr& message);
   // Closes it when what was sent is on its way.
-  void hang_up(Link link);
+  void hang_up(ConnectionId link);
 
   void await(std::vector<pollfd>& events) const;
   std::optional<Clock::time_point> deadline() const;
@@ -56,9 +56,9 @@ class Network {
  private:
   struct Connection {
     Fd socket;
-    std::optional<Link> link;  // none: a stranger so far
-    std::string peer;          // its address
-    Conversation conversation;
+    std::optional<ConnectionId> link;  // none: a stranger so far
+    std::string peer;                  // its address
+    SecureChannel channel;
     bool connecting = false;
     bool closing = false;     // once the output is gone
     Clock::time_point until;  // the handshake's end, or the closing's
@@ -74,7 +74,7 @@ class Network {
   void deliver(Connection& connection);
   void say(const std::string& text);
   void say_what_is_due();
-  Connection* find(Link link);
+  Connection* find(ConnectionId link);
 
   Fd socket_;
   const Keys keys_;
@@ -82,7 +82,7 @@ class Network {
   Listener& listener_;
   std::vector<std::unique_ptr<Connection>> connections_;
   Clock::time_point last_said_{};
-  Shared encoded_;  // into bytes_: a word to all is made once
+  MessagePtr encoded_;  // into bytes_: a word to all is made once
   std::string bytes_;
   int unsaid_ = 0;
   std::string last_text_;

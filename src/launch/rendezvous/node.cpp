@@ -20,16 +20,16 @@ Node::Node(const NodeOptions& options, Time now)
     dial(now);
     return;
   }
-  coordinator_.emplace(options.self.terms, options.timing, options.fanout, now);
+  coordinator_.emplace(options.self.job_spec, options.timing, options.fanout, now);
   coordinator_->limit_spares(options.spares);
   answered(coordinator_->place(options.self, now), now);
 }
 
-void Node::send(Link link, Message message) {
+void Node::send(ConnectionId link, Message message) {
   actions_.emplace_back(Send{link, std::make_shared<const Message>(std::move(message))});
 }
 
-void Node::hang_up(Link link) { actions_.emplace_back(Hang{link}); }
+void Node::hang_up(ConnectionId link) { actions_.emplace_back(Hang{link}); }
 
 // Towards the coordinator.
 void Node::up(const Message& message, Time now) {
@@ -48,7 +48,7 @@ void Node::broadcast(Time now) {
   for (std::string& remark : coordinator_->take_remarks()) actions_.emplace_back(Say{remark});
 }
 
-void Node::down(const Shared& message, Time now) {
+void Node::down(const MessagePtr& message, Time now) {
   for (const auto& [link, child] : children_) {
     if (child.id != 0) actions_.emplace_back(Send{link, message});
   }
@@ -58,29 +58,29 @@ void Node::down(const Shared& message, Time now) {
 // What the coordinator says to all.
 void Node::follow(const Message& message, Time now) {
   if (const auto* start = std::get_if<Start>(&message)) {
-    epoch_ = start->epoch;
+    attempt_ = start->attempt;
     done_ = false;
     failure_.reset();
     if (!start->why.empty()) actions_.emplace_back(Say{start->why});
     Launch launch{.coordinator = coordinator_launcher_,
-                  .epoch = epoch_,
-                  .nodes = static_cast<int>(start->seats.size()),
+                  .attempt = attempt_,
+                  .nodes = static_cast<int>(start->hosts.size()),
                   .master_addr = start->master_addr,
                   .master_port = start->master_port};
-    for (size_t i = 0; i < start->seats.size(); ++i) {
-      if (start->seats[i].id == id_) {
+    for (size_t i = 0; i < start->hosts.size(); ++i) {
+      if (start->hosts[i].id == id_) {
         launch.node_rank = static_cast<int>(i);
         launch.first_rank = launch.world_size;
       }
-      launch.world_size += start->seats[i].ranks;
+      launch.world_size += start->hosts[i].ranks;
     }
     quiet_until_.reset();
     seated_ = launch.node_rank >= 0;
     past_ = {.coordinator = coordinator_launcher_,
-             .epoch = epoch_,
-             .hosts = static_cast<uint32_t>(start->seats.size()),
+             .attempt = attempt_,
+             .hosts = static_cast<uint32_t>(start->hosts.size()),
              .id = seated_ ? id_ : 0};
-    if (!seated_) return obstructed(words_for_a_spare(start->seats.size()));
+    if (!seated_) return obstructed(words_for_a_spare(start->hosts.size()));
     waiting_for_.clear();
     if (interrupted_) {  // while the order to start was on its way
       done_ = true;
@@ -107,13 +107,13 @@ void Node::follow(const Message& message, Time now) {
   }
 }
 
-Link Node::accept(Time now) {
-  const Link link = ++last_link_;
+ConnectionId Node::accept(Time now) {
+  const ConnectionId link = ++last_link_;
   children_[link] = {0, now};
   return link;
 }
 
-void Node::connected(Link link, Time now) {
+void Node::connected(ConnectionId link, Time now) {
   if (link != parent_) return;
   dialled_ = now;
   if (phase_ == Phase::Dialling) {
@@ -128,13 +128,13 @@ void Node::connected(Link link, Time now) {
   }
 }
 
-void Node::closed(Link link, bool refused, Time now) {
+void Node::closed(ConnectionId link, bool refused, Time now) {
   if (children_.contains(link)) return drop_child(link, false, now);
   if (link != parent_) return;
   parent_.reset();
   if (phase_ == Phase::Member) return orphaned("its connection was closed", now);
   // It listens for as long as it lives.
-  if (refused && epoch_ > 0 && phase_ == Phase::Dialling && !ranks_) {
+  if (refused && attempt_ > 0 && phase_ == Phase::Dialling && !ranks_) {
     return end(
         1, fmt::format("the coordinator at {} has ended; before: {}", options_.coordinator, why_),
         now);
@@ -143,7 +143,7 @@ void Node::closed(Link link, bool refused, Time now) {
   if (phase_ != Phase::Ending && phase_ != Phase::Over) retry(now);
 }
 
-void Node::receive(Link link, const Shared& message, Time now) {
+void Node::receive(ConnectionId link, const MessagePtr& message, Time now) {
   if (phase_ == Phase::Over) return;
   if (children_.contains(link)) return from_child(link, message, now);
   if (link != parent_) return;
@@ -163,7 +163,7 @@ void Node::receive(Link link, const Shared& message, Time now) {
   }
 }
 
-void Node::from_child(Link link, const Shared& message, Time now) {
+void Node::from_child(ConnectionId link, const MessagePtr& message, Time now) {
   Child& child = children_.at(link);
   child.heard = now;
   if (const auto* ping = std::get_if<Ping>(message.get())) {
@@ -208,7 +208,7 @@ void Node::answered(const Message& message, Time now) {
     id_ = place->id;
     parent_launcher_ = place->parent_launcher;
     coordinator_launcher_ = place->coordinator;
-    past_ = {.coordinator = place->coordinator, .epoch = place->epoch, .hosts = place->hosts};
+    past_ = {.coordinator = place->coordinator, .attempt = place->attempt, .hosts = place->hosts};
     if (is_root() || place->parent.empty()) {
       phase_ = Phase::Member;
       return attached(now);
@@ -247,7 +247,7 @@ void Node::attached(Time now) {
 void Node::report_ready(Time now) {
   done_ = false;
   if (failure_) failure_->ago = now - failed_at_;
-  up(Ready{id_, epoch_, store_port_, failure_}, now);
+  up(Ready{id_, attempt_, store_port_, failure_}, now);
 }
 
 // The way to the coordinator is lost.
@@ -262,7 +262,7 @@ void Node::orphaned(const std::string& why, Time now) {
   if (ranks_) actions_.emplace_back(Halt{what, 0});
   halted_ = halted_ || ranks_;
   if (interrupted_) return end(interrupted_->status, interrupted_->what, now);
-  if (had_part && options_.self.terms.max_restarts == 0) {
+  if (had_part && options_.self.job_spec.max_restarts == 0) {
     if (!ranks_) return end(1, what, now);
     ends_with_ranks_ = what;
   }
@@ -274,7 +274,7 @@ void Node::orphaned(const std::string& why, Time now) {
   retry(now);
 }
 
-void Node::drop_child(Link link, bool silent, Time now) {
+void Node::drop_child(ConnectionId link, bool silent, Time now) {
   const NodeId id = children_.extract(link).mapped().id;
   hang_up(link);
   if (id != 0 && (phase_ == Phase::Member || phase_ == Phase::Ending)) up(Lost{id, silent}, now);
@@ -284,7 +284,7 @@ void Node::drop_child(Link link, bool silent, Time now) {
 void Node::rank_failed(const Failure& failure, Time now) {
   failure_ = failure;
   failed_at_ = now - failure.ago;
-  if (phase_ == Phase::Member) up(Failed{id_, epoch_, failure}, now);
+  if (phase_ == Phase::Member) up(Failed{id_, attempt_, failure}, now);
 }
 
 void Node::ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now) {
@@ -303,7 +303,7 @@ void Node::ranks_over(const std::optional<Failure>& failure, uint16_t store_port
   if (phase_ != Phase::Member) return;
   if (failure_ || halted_) return report_ready(now);
   done_ = true;
-  up(Done{id_, epoch_}, now);
+  up(Done{id_, attempt_}, now);
 }
 
 }  // namespace lockstep::launch

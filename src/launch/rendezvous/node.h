@@ -15,24 +15,24 @@
 
 namespace lockstep::launch {
 
-using Link = int;  // a connection, by a number that is never used twice
+using ConnectionId = int;  // a connection, by a number that is never used twice
 
 // What a node wants done. Dial is answered by connected() or closed(); Launch by ranks_over(),
 // perhaps after rank_failed(); after Hang nothing more comes from that link. Leave is the last one.
 struct Dial {
-  Link link;
+  ConnectionId link;
   std::string address;
 };
 struct Send {
-  Link link;
-  Shared message;
+  ConnectionId link;
+  MessagePtr message;
 };
 struct Hang {
-  Link link;
+  ConnectionId link;
 };
 struct Launch {
-  uint64_t coordinator = 0;  // its launcher's number: with the epoch it is one of its kind
-  uint32_t epoch = 0;
+  uint64_t coordinator = 0;  // its launcher's number: with the attempt it is one of its kind
+  uint32_t attempt = 0;
   int first_rank = 0;
   int world_size = 0;
   int node_rank = -1;
@@ -68,17 +68,17 @@ class Node {
   Node(const NodeOptions& options, Time now);
 
   // Somebody who knows the token has connected.
-  Link accept(Time now);
-  void connected(Link link, Time now);
+  ConnectionId accept(Time now);
+  void connected(ConnectionId link, Time now);
   // Of its own accord, or because it could not be opened. `refused`: nobody listens there.
-  void closed(Link link, bool refused, Time now);
-  void receive(Link link, const Shared& message, Time now);
+  void closed(ConnectionId link, bool refused, Time now);
+  void receive(ConnectionId link, const MessagePtr& message, Time now);
   // Why the coordinator could not be joined so far; said once, and again when time has run out.
   void obstructed(const std::string& why);
 
   void rank_failed(const Failure& failure, Time now);
   // No rank of this host is left; with a failure, or every rank has exited with 0, or none of that
-  // because of Halt. `store_port` is for the next epoch.
+  // because of Halt. `store_port` is for the next attempt.
   void ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now);
   // The launcher was asked to end, and so are its ranks, if any, by whoever asked.
   void interrupt(const Failure& failure, Time now);
@@ -90,7 +90,7 @@ class Node {
 
   bool is_over() const { return phase_ == Phase::Over; }
   bool has_ranks() const { return ranks_; }
-  uint32_t epoch() const { return epoch_; }
+  uint32_t attempt() const { return attempt_; }
   const Coordinator* coordinator() const { return coordinator_ ? &*coordinator_ : nullptr; }
 
  private:
@@ -108,20 +108,20 @@ class Node {
     Time heard{};
   };
 
-  void send(Link link, Message message);
+  void send(ConnectionId link, Message message);
   void up(const Message& message, Time now);
-  void down(const Shared& message, Time now);
+  void down(const MessagePtr& message, Time now);
   void broadcast(Time now);
   void follow(const Message& message, Time now);
-  void from_child(Link link, const Shared& message, Time now);
+  void from_child(ConnectionId link, const MessagePtr& message, Time now);
   void answered(const Message& message, Time now);
   void attached(Time now);
   void orphaned(const std::string& why, Time now);
   void retry(Time now);
   void look_for_coordinator(Time patience, Time now);
   void dial(Time now);
-  void hang_up(Link link);
-  void drop_child(Link link, bool silent, Time now);
+  void hang_up(ConnectionId link);
+  void drop_child(ConnectionId link, bool silent, Time now);
   void end(int status, const std::string& why, Time now);
   void leave_if_alone();
   bool lease_is_over(Time now) const;
@@ -134,21 +134,21 @@ class Node {
   std::optional<Coordinator> coordinator_;
   Phase phase_ = Phase::Dialling;
   std::vector<Action> actions_;
-  Link last_link_ = 0;
-  std::optional<Link> parent_;
-  std::map<Link, Child> children_;
+  ConnectionId last_link_ = 0;
+  std::optional<ConnectionId> parent_;
+  std::map<ConnectionId, Child> children_;
   NodeId id_ = 0;
   uint64_t parent_launcher_ = 0;
   uint64_t coordinator_launcher_ = 0;
   Past past_;  // of the last order to start
 
-  bool ranks_ = false;   // some run here
-  bool halted_ = false;  // and were told to stop
-  bool done_ = false;    // the epoch's have all exited with 0
-  bool seated_ = false;  // it has ranks in that epoch, or had some
-  uint32_t epoch_ = 0;   // of them
+  bool ranks_ = false;    // some run here
+  bool halted_ = false;   // and were told to stop
+  bool done_ = false;     // the attempt's have all exited with 0
+  bool seated_ = false;   // it has ranks in that attempt, or had some
+  uint32_t attempt_ = 0;  // of them
   uint16_t store_port_ = 0;
-  std::optional<Failure> failure_;  // of that epoch, here
+  std::optional<Failure> failure_;  // of that attempt, here
   Time failed_at_{};
   std::optional<Failure> interrupted_;  // this launcher was asked to end
   // Why it ends as soon as its ranks have: until then it says to whoever has taken the
@@ -162,8 +162,8 @@ class Node {
   Time lease_from_{}, next_ping_{}, dialling_until_{}, patience_{}, next_dial_{}, pause_{},
       dialled_{};
   std::string waiting_for_;  // said already
-  // When it is worth a line that the coordinator has not been reached, or that no epoch has begun;
-  // none once that has been said.
+  // When it is worth a line that the coordinator has not been reached, or that no attempt has
+  // begun; none once that has been said.
   std::optional<Time> quiet_until_;
   bool nobody_listens_ = false;  // at the coordinator's address, at the last try
   Time end_by_{};

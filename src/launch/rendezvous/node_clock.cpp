@@ -55,7 +55,7 @@ void Node::say_what_is_awaited(Time now) {
         "waiting for the coordinator at {}: {}; this host waits for {:g} s (--rdzv-conf "
         "{})",
         options_.coordinator, nobody_listens_ ? "nobody listens there yet" : "no answer",
-        seconds(patience_), epoch_ > 0 ? "rejoin_timeout" : "join_timeout")});
+        seconds(patience_), attempt_ > 0 ? "rejoin_timeout" : "join_timeout")});
   }
 }
 
@@ -66,11 +66,11 @@ bool Node::lease_is_over(Time now) const {
 void Node::tick(Time now) {
   const Timing& timing = options_.timing;
   if (phase_ == Phase::Over) return;
-  std::vector<Link> silent;
+  std::vector<ConnectionId> silent;
   for (const auto& [link, child] : children_) {
     if (now >= child.heard + timing.lease) silent.push_back(link);
   }
-  for (const Link link : silent) {
+  for (const ConnectionId link : silent) {
     if (children_.contains(link)) drop_child(link, true, now);
   }
   if (is_root()) {

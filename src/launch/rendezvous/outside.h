@@ -12,10 +12,10 @@
 
 namespace lockstep::launch {
 
-// Called from the supervisor's loop, on its only thread. None of it may wait.
+// Called from the worker group's loop, on its only thread. None of it may wait.
 class Outside {
  public:
-  // Ends the incarnation here, too.
+  // Ends the attempt here, too.
   struct Order {
     std::string why;
     // Handed on to the ranks, which may take their time; 0 after a failure elsewhere, which the
@@ -34,7 +34,7 @@ class Outside {
   virtual std::chrono::milliseconds patience() const = 0;
   // A rank of this host is the first to fail; the other ranks of this host have just been told.
   virtual void on_failure(const RankEnd& end) = 0;
-  // A signal to this launcher ends the incarnation; the ranks of this host have just been asked.
+  // A signal to this launcher ends the attempt; the ranks of this host have just been asked.
   virtual void on_signal(int signal) = 0;
 };
 

@@ -11,20 +11,21 @@ constexpr NodeId kCoordinator = 1;
 }  // namespace
 
 void Predecessors::note(const Past& past, uint64_t own, Time fence) {
-  if (past.coordinator == 0 || past.coordinator == own || past.epoch == 0) return;
-  Epoch& epoch = epochs_[past.coordinator];
-  if (past.epoch < epoch.number) return;
-  if (past.epoch > epoch.number) {
+  if (past.coordinator == 0 || past.coordinator == own || past.attempt == 0) return;
+  Epoch& attempt = attempts_[past.coordinator];
+  if (past.attempt < attempt.number) return;
+  if (past.attempt > attempt.number) {
     // The first word of it counts: ranks of that coordinator were being stopped by then.
-    epoch = {past.epoch, past.hosts, {kCoordinator}, epoch.number == 0 ? fence : epoch.until};
+    attempt = {
+        past.attempt, past.hosts, {kCoordinator}, attempt.number == 0 ? fence : attempt.until};
   }
-  if (past.id != 0 && !past.has_ranks) epoch.over.insert(past.id);
+  if (past.id != 0 && !past.has_ranks) attempt.over.insert(past.id);
 }
 
 Time Predecessors::fenced_until() const {
   Time until{};
-  for (const auto& [coordinator, epoch] : epochs_) {
-    if (epoch.over.size() < epoch.hosts) until = std::max(until, epoch.until);
+  for (const auto& [coordinator, attempt] : attempts_) {
+    if (attempt.over.size() < attempt.hosts) until = std::max(until, attempt.until);
   }
   return until;
 }

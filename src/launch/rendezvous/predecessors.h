@@ -18,7 +18,7 @@ class Predecessors {
   void note(const Past& past, uint64_t own, Time fence);
   // When the last ranks of earlier coordinators must have ended.
   Time fenced_until() const;
-  void clear() { epochs_.clear(); }
+  void clear() { attempts_.clear(); }
 
  private:
   struct Epoch {
@@ -27,7 +27,7 @@ class Predecessors {
     std::set<NodeId> over;  // have no ranks left
     Time until{};
   };
-  std::map<uint64_t, Epoch> epochs_;  // by coordinator
+  std::map<uint64_t, Epoch> attempts_;  // by coordinator
 };
 
 }  // namespace lockstep::launch

@@ -105,7 +105,7 @@ void BufferSync::start(const std::vector<int>& present) {
   for (const size_t i : averaged_buffers_) places_[i].copy_(own_elements(buffers_[i].tensor));
   for (auto& [flat, work, members, offsets] : averaged_) {
     if (!counts) flat.zero_();
-    work = group_.all_reduce(flat, ReduceOp::Sum, {.tag = "buffers"});
+    work = group_.all_reduce(flat, ReduceOp::Sum, {.label = "buffers"});
   }
 }
 
@@ -153,7 +153,7 @@ void BufferSync::sync() {
   const auto& mine = changed_;
   std::vector<double> shares(mine.size());
   for (const auto& theirs :
-       group_.all_gather_bytes({mine.data(), mine.size()}, {.tag = "buffers: which changed"})) {
+       group_.all_gather_bytes({mine.data(), mine.size()}, {.label = "buffers: which changed"})) {
     for (size_t i = 0; i < shares.size(); ++i) shares[i] += theirs[i];
   }
   if (std::ranges::max(shares) == 0) return;

@@ -72,7 +72,7 @@ void BufferSync::finish_lanes(const std::vector<double>& shares) {
   const auto nodes = static_cast<std::ptrdiff_t>(lanes_->plan->sum.nodes().size());
   for (size_t k = 0; k < averaged_.size(); ++k) {
     const auto& slots = lanes_->slots[k];
-    lanes_->plan->sum.average({slots.begin(), slots.begin() + nodes}, {.tag = "buffers"}).wait();
+    lanes_->plan->sum.average({slots.begin(), slots.begin() + nodes}, {.label = "buffers"}).wait();
     averaged_[k].flat.copy_(slots[0]);
   }
   finish(shares);

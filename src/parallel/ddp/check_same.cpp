@@ -84,12 +84,12 @@ std::string difference(const Inventory& mine, const Group& group) {
   at::Tensor prints = at::empty({group.size()}, at::kLong);
   group
       .all_gather(prints, at::scalar_tensor(std::bit_cast<int64_t>(all), at::kLong),
-                  {.tag = "check_same"})
+                  {.label = "check_same"})
       .wait();
   if ((prints == prints[0]).all().item<bool>()) return {};
 
   std::vector<std::vector<uint64_t>> by_rank;
-  for (const auto& bytes : group.all_gather_bytes(mine.bytes(), {.tag = "check_same: details"})) {
+  for (const auto& bytes : group.all_gather_bytes(mine.bytes(), {.label = "check_same: details"})) {
     std::vector<uint64_t> theirs(bytes.size() / sizeof(uint64_t));
     std::memcpy(theirs.data(), bytes.data(), bytes.size());
     by_rank.push_back(std::move(theirs));
@@ -110,7 +110,7 @@ std::string difference(const Inventory& mine, const Group& group) {
   }();
   const std::string name = group.broadcast_bytes(
       first < mine.names.size() ? mine.names[first] : "the number of parameters and buffers", 0,
-      {.tag = "check_same: name"});
+      {.label = "check_same: name"});
   return fmt::format("rank{} {} of {} differ{} from rank 0, first in {}",
                      ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), group.size(),
                      ranks.size() == 1 ? "s" : "", name);

@@ -103,7 +103,7 @@ void Ddp::State::attach_hook(const Model& model) const {
   } catch (const ConfigError& error) {
     fault = fmt::format("{} (rank {})", error.what(), group.rank());
   }
-  for (const auto& each : group.all_gather_bytes(fault, {.tag = "Ddp: hook"})) {
+  for (const auto& each : group.all_gather_bytes(fault, {.label = "Ddp: hook"})) {
     if (!each.empty()) throw ConfigError(each);
   }
 }

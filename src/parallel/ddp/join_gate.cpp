@@ -29,7 +29,7 @@ bool give(torch::nn::Module& layer, const std::shared_ptr<JoinGate>& gate) {
 
 int JoinGate::ranks_with_batch(int mine) const {
   const at::Tensor count = at::full({1}, mine, at::kInt);
-  group_.all_reduce(count, ReduceOp::Sum, {.tag = "Join: who has a batch"}).wait();
+  group_.all_reduce(count, ReduceOp::Sum, {.label = "Join: who has a batch"}).wait();
   return count.item<int>();
 }
 

@@ -240,7 +240,7 @@ void verify(const Model& model, const Group& group, at::Device device, std::stri
   mine = mine.empty() ? first_values(model) + fmt::format("{}", fmt::join(describe(model), "\n"))
                       : kComplaint + mine;
   std::vector<std::vector<std::string>> ranks;
-  const auto texts = group.all_gather_bytes(mine, {.tag = "Ddp: comparing models"});
+  const auto texts = group.all_gather_bytes(mine, {.label = "Ddp: comparing models"});
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].empty() && texts[rank].front() == kComplaint) {
       throw ConfigError(fmt::format("[ddp] rank {}: {}", rank, texts[rank].substr(1)));

@@ -47,14 +47,14 @@ Packed::Packed(const Group& group, std::vector<at::Tensor> tensors)
   }
 }
 
-void Packed::start(int root, std::string_view tag) {
+void Packed::start(int root, std::string_view label) {
   if (tensors_.empty()) return;
   const at::NoGradGuard no_grad;
   receives_ = group_.rank() != root;
   if (!receives_) {
     for (size_t i = 0; i < tensors_.size(); ++i) regions_[i].copy_(own_elements(tensors_[i]));
   }
-  work_ = group_.broadcast(flat_, root, {.tag = tag});
+  work_ = group_.broadcast(flat_, root, {.label = label});
 }
 
 void Packed::finish() {
@@ -70,12 +70,12 @@ void Packed::finish() {
 }
 
 void broadcast_all(const Group& group, const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
-                   int root, std::string_view tag) {
+                   int root, std::string_view label) {
   std::vector<at::Tensor> chunk;
   int64_t bytes = 0;
   const auto send = [&] {
     Packed packed(group, std::move(chunk));
-    packed.start(root, tag);
+    packed.start(root, label);
     packed.finish();
     chunk.clear();
     bytes = 0;

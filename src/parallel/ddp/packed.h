@@ -36,7 +36,7 @@ class Packed {
   const at::Tensor& region(size_t index) const { return regions_[index]; }
 
   // Every region becomes root's tensor: start() on all ranks, then wait() or finish().
-  void start(int root, std::string_view tag);
+  void start(int root, std::string_view label);
   void wait() { work_.wait(); }
   // Tensors too. Their version counters move on all ranks, so that a graph that saved one of them
   // cannot run backward any more, on no rank.
@@ -53,6 +53,6 @@ class Packed {
 
 // The same for tensors of any total size, in messages of about `chunk_bytes`.
 void broadcast_all(const Group& group, const std::vector<at::Tensor>& tensors, int64_t chunk_bytes,
-                   int root, std::string_view tag);
+                   int root, std::string_view label);
 
 }  // namespace lockstep::parallel

@@ -58,7 +58,7 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
   held_.resize(parameters_.size());
   steps_.resize(parameters_.size());
   priors_.resize(parameters_.size());
-  flags_ = Flags(buckets_.flags(), flag_counts_, options.unused);
+  flags_ = UsageFlags(buckets_.flags(), flag_counts_, options.unused);
   if (plan_) {
     lanes_ = std::make_unique<LaneGradients>(plan_, parameters_.size(), dense_);
     make_lane_slots();
@@ -192,9 +192,10 @@ void Reducer::begin() {
                      with_owner([](Reducer& owner) { owner.in_pass_ = false; }));
 }
 
-comm::CallOptions Reducer::call(std::string_view tag) const {
-  return {
-      .tag = tag, .context = {.name = "Ddp", .number = caller_, .pass = pass_}, .advice = kAdvice};
+comm::CallOptions Reducer::call(std::string_view label) const {
+  return {.label = label,
+          .context = {.name = "Ddp", .number = caller_, .pass = pass_},
+          .advice = kAdvice};
 }
 
 void Reducer::launch(size_t bucket) {
@@ -317,9 +318,9 @@ void Reducer::average_sparse() {
 void Reducer::write_flags() {
   const at::NoGradGuard no_grad;
   const auto mine = presence();
-  if (mine == Flags::Presence::Absent) flags_.write_absent();
+  if (mine == UsageFlags::Presence::Absent) flags_.write_absent();
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_.find_changed());
-  if (mine == Flags::Presence::Absent) {
+  if (mine == UsageFlags::Presence::Absent) {
     // Nothing is reached, and nothing is lacking.
   } else if (all_ready() && !lanes_) {
     flags_.write_all_reached();
@@ -391,7 +392,7 @@ void Reducer::rebuild() {
     if (gradient.defined() && buckets_.holds(gradient, i)) fresh.adopt(parameters_[i].tensor, i);
   }
   buckets_ = std::move(fresh);
-  flags_ = Flags(buckets_.flags(), flag_counts_, options_.unused);
+  flags_ = UsageFlags(buckets_.flags(), flag_counts_, options_.unused);
   if (lanes_) make_lane_slots();
 }
 

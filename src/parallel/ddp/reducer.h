@@ -14,10 +14,10 @@
 #include "parallel/ddp/attached_module.h"
 #include "parallel/ddp/buckets.h"
 #include "parallel/ddp/buffers.h"
-#include "parallel/ddp/flags.h"
 #include "parallel/ddp/join_gate.h"
 #include "parallel/ddp/pass_clock.h"
 #include "parallel/ddp/sparse.h"
+#include "parallel/ddp/usage_flags.h"
 #include "parallel/lanes/gradients.h"
 
 namespace lockstep::parallel {
@@ -83,7 +83,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
 
   void begin();
   void forget();
-  comm::CallOptions call(std::string_view tag) const;
+  comm::CallOptions call(std::string_view label) const;
   // Refuses the pass, or the next one. The first objection counts.
   void object(std::string text);
   void object_to_gradient(size_t parameter);
@@ -101,7 +101,7 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   std::vector<Unreached> contribute_unreached();
   void write_flags();
   void finish_buffers();
-  Flags::Presence presence() const;
+  UsageFlags::Presence presence() const;
   void note_prior(size_t parameter);
   void find_present();
   // The ranks that this pass meets.
@@ -137,9 +137,9 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   size_t dense_;  // how many of them
   DdpOptions options_;
   AttachedModule& module_;
-  Flags::Counts flag_counts_;
+  UsageFlags::Counts flag_counts_;
   Buckets buckets_;
-  Flags flags_;
+  UsageFlags flags_;
   SparseGradients sparse_;
   BufferSync& buffers_;
   std::shared_ptr<const int> holds_;

@@ -16,10 +16,10 @@ at::Tensor pairs_of_reals(const at::Tensor& values) {
 
 }  // namespace
 
-Flags::Presence Reducer::presence() const {
-  if (!shadows_) return Flags::Presence::Backward;
-  return std::ranges::find(held_, 1) != held_.end() ? Flags::Presence::Held
-                                                    : Flags::Presence::Absent;
+UsageFlags::Presence Reducer::presence() const {
+  if (!shadows_) return UsageFlags::Presence::Backward;
+  return std::ranges::find(held_, 1) != held_.end() ? UsageFlags::Presence::Held
+                                                    : UsageFlags::Presence::Absent;
 }
 
 // A gradient that is not zeroed between two backward() of a step is part of what this rank
@@ -84,7 +84,7 @@ std::vector<int> Reducer::leave() {
 bool Reducer::shadow() {
   const at::NoGradGuard no_grad;
   shadows_ = true;
-  if (presence() == Flags::Presence::Absent) {
+  if (presence() == UsageFlags::Presence::Absent) {
     // Of ignored parameters, too: the step that follows would use what an earlier one left there.
     module_.zero_grad();
     forget();

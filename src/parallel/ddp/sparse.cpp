@@ -99,7 +99,7 @@ void SparseGradients::average(Mine mine, const std::vector<char>& reached, const
       entry[1] = gradient.sparse_dim();
     }
   }
-  group_.all_gather(by_rank, own, {.tag = "sparse gradients: counts"}).wait();
+  group_.all_gather(by_rank, own, {.label = "sparse gradients: counts"}).wait();
   refuse_unfit(all, addends.unit);
   for (int64_t i = 0; i < count; ++i) {
     if (!reached_by_any(all, i)) continue;
@@ -180,8 +180,9 @@ at::Tensor SparseGradients::sum(const Named& parameter, const std::vector<at::Te
     indices[addend].copy_(mine[i].indices().t());
     values[addend].copy_(mine[i].values());
   }
-  group_.all_gather(of_ranks, of_ranks[rank].clone(), {.tag = "sparse gradients: indices"}).wait();
-  group_.all_gather(reals, reals[rank].clone(), {.tag = "sparse gradients: values"}).wait();
+  group_.all_gather(of_ranks, of_ranks[rank].clone(), {.label = "sparse gradients: indices"})
+      .wait();
+  group_.all_gather(reals, reals[rank].clone(), {.label = "sparse gradients: values"}).wait();
   std::vector<at::Tensor> terms;
   for (size_t addend = 0; addend < counts.size(); ++addend) {
     terms.push_back(at::_sparse_coo_tensor_unsafe(

@@ -35,7 +35,7 @@ comm::Work CastHook::start(const Group& group, const Bucket& bucket) {
   }
   bytes_ += static_cast<int64_t>(sent.nbytes());
   return then(group.all_reduce(sent, predivide ? ReduceOp::Sum : ReduceOp::Average,
-                               {.tag = fmt::format("bucket {}", bucket.index)}),
+                               {.label = fmt::format("bucket {}", bucket.index)}),
               [bucket, sent, residuals = options_.error_feedback ? residuals_ : nullptr] {
                 bucket.flat.copy_(sent);
                 if (residuals) residuals->settle(bucket);

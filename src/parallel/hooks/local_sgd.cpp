@@ -15,7 +15,7 @@ comm::Work LocalSgd::start(const Group& group, const Bucket& bucket) {
   if (over.size() == 1) return {};
   bytes_ += static_cast<int64_t>(bucket.flat.nbytes());
   return over.all_reduce(bucket.flat, ReduceOp::Average,
-                         {.tag = fmt::format("bucket {}", bucket.index)});
+                         {.label = fmt::format("bucket {}", bucket.index)});
 }
 
 void refuse_local_gradients(const std::vector<at::Tensor>& parameters, std::string_view address) {

@@ -67,14 +67,14 @@ PowerSgd::PowerSgd(PowerSgdOptions options)
 }
 
 comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
-  const std::string tag = fmt::format("bucket {}", bucket.index);
+  const std::string label = fmt::format("bucket {}", bucket.index);
   const int64_t iteration = iteration_;
   const bool exactly = iteration < options_.start_iteration;
   // A pass ends with its last bucket.
   if (bucket.last) ++iteration_;
   if (exactly) {
     bytes_ += static_cast<int64_t>(bucket.flat.nbytes());
-    return group.all_reduce(bucket.flat, ReduceOp::Average, {.tag = tag});
+    return group.all_reduce(bucket.flat, ReduceOp::Average, {.label = label});
   }
 
   kept_->begin(bucket);
@@ -146,7 +146,7 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
     kept->settle(bucket);
     return comm::Work();
   };
-  return then(group.all_reduce(factors->first, ReduceOp::Average, {.tag = tag}), [=] {
+  return then(group.all_reduce(factors->first, ReduceOp::Average, {.label = label}), [=] {
     for (size_t i = 0; i < factors->exact.size(); ++i)
       factors->exact[i].copy_(factors->exact_parts[i]);
     for (size_t i = 0; i < factors->names.size(); ++i) {
@@ -154,7 +154,7 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
       factors->qs[i].copy_(at::mm(factors->matrices[i].t(), factors->orthonormal[i]));
     }
     if (factors->names.empty()) return decompress();
-    return then(group.all_reduce(factors->second, ReduceOp::Average, {.tag = tag}), decompress);
+    return then(group.all_reduce(factors->second, ReduceOp::Average, {.label = label}), decompress);
   });
 }
 

@@ -50,10 +50,10 @@ comm::Work TopK::start(const Group& group, const Bucket& bucket) {
   const at::Tensor sent_places = places.to(index);
   const auto all_places = at::empty({group.size(), places.numel()}, sent_places.options());
   const auto all_values = at::empty({group.size(), places.numel()}, values.options());
-  const std::string tag = fmt::format("bucket {}", bucket.index);
+  const std::string label = fmt::format("bucket {}", bucket.index);
   bytes_ += static_cast<int64_t>(sent_places.nbytes() + values.nbytes());
-  auto places_work = group.all_gather(all_places, sent_places, {.tag = tag});
-  auto values_work = group.all_gather(all_values, values, {.tag = tag});
+  auto places_work = group.all_gather(all_places, sent_places, {.label = label});
+  auto values_work = group.all_gather(all_values, values, {.label = label});
   return then(std::move(places_work), [=, residuals = residuals_] {
     return then(values_work, [=] {
       // Rank by rank, so that all ranks add in one order.

@@ -78,7 +78,7 @@ double LaneMean::mean() {
                  [&](int slot) -> const at::Tensor& { return slots[slot]; });
   }
   slots.resize(plan_->sum.nodes().size());
-  plan_->sum.average(slots, {.tag = "LaneMean"}).wait();
+  plan_->sum.average(slots, {.label = "LaneMean"}).wait();
   sums_.assign(sums_.size(), {});
   const double count = slots[0][1].item<double>();
   if (count > 0) return slots[0][0].item<double>() / count;

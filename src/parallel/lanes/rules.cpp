@@ -102,7 +102,7 @@ void begin_lanes(const Group& group, const DdpOptions& options) {
   comm::compute_with(options.threads);
   const auto mine = determinism_report(group);
   const auto all = group.all_gather_bytes(fmt::format("lanes\t{}\n{}", options.lanes, packed(mine)),
-                                          {.tag = "Ddp: lanes"});
+                                          {.label = "Ddp: lanes"});
   const auto first = unpacked(all[0]);
   for (size_t rank = 1; rank < all.size(); ++rank) {
     for (const auto& difference : unpacked(all[rank]).differences(first)) {

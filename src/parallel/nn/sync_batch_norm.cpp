@@ -56,7 +56,7 @@ Statistics statistics(const at::Tensor& input, const Group& group) {
     sums.narrow(0, 1, channels) = mean * count;
     sums.narrow(0, 1 + channels, channels) = (variance.to(at::kDouble) + mean * mean) * count;
   }
-  group.all_reduce(sums, ReduceOp::Sum, {.tag = "SyncBatchNorm forward"}).wait();
+  group.all_reduce(sums, ReduceOp::Sum, {.label = "SyncBatchNorm forward"}).wait();
   Statistics all;
   all.count = sums[0].item<double>();
   const at::Tensor mean = sums.narrow(0, 1, channels) / all.count;
@@ -118,7 +118,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
 
     at::Tensor sums = at::cat({products, slopes}).to(at::kDouble);
     static_cast<Held&>(*group)
-        .group.all_reduce(sums, ReduceOp::Sum, {.tag = "SyncBatchNorm backward"})
+        .group.all_reduce(sums, ReduceOp::Sum, {.label = "SyncBatchNorm backward"})
         .wait();
     sums = (sums / ctx->saved_data["count"].toDouble()).to(mean.scalar_type());
     const at::Tensor scale = weight.defined() ? inverse * weight.to(mean.scalar_type()) : inverse;

@@ -46,7 +46,7 @@ bool Averager::step() {
     for (const auto& parameter : parameters_) {
       const at::Tensor values = parameter.detach();
       works.push_back(group.all_reduce(values.is_complex() ? at::view_as_real(values) : values,
-                                       ReduceOp::Average, {.tag = "averager"}));
+                                       ReduceOp::Average, {.label = "averager"}));
     }
     for (auto& work : works) work.wait();
     return true;

@@ -35,7 +35,7 @@ std::string description(const torch::optim::Optimizer& optimizer) {
 
 void compare(const torch::optim::Optimizer& optimizer, const Group& group) {
   const auto texts =
-      group.all_gather_bytes(description(optimizer), {.tag = "broadcast_optimizer: comparing"});
+      group.all_gather_bytes(description(optimizer), {.label = "broadcast_optimizer: comparing"});
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank].front() == kComplaint) {
       throw ConfigError(
@@ -52,14 +52,14 @@ void compare(const torch::optim::Optimizer& optimizer, const Group& group) {
 
 // What `step` throws is thrown on every rank.
 template <class Step>
-void together(const Group& group, std::string_view tag, Step step) {
+void together(const Group& group, std::string_view label, Step step) {
   std::string mine;
   try {
     step();
   } catch (const std::exception& error) {
     mine = error.what();
   }
-  const auto texts = group.all_gather_bytes(mine, {.tag = tag});
+  const auto texts = group.all_gather_bytes(mine, {.label = label});
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (texts[rank].empty()) continue;
     throw ConfigError(fmt::format("[broadcast_optimizer] rank {}: {}", rank, texts[rank]));
@@ -81,7 +81,7 @@ void broadcast_optimizer(torch::optim::Optimizer& optimizer, const Group& group)
     archive.save_to(stream);
     bytes = stream.str();
   });
-  bytes = group.broadcast_bytes(bytes, 0, {.tag = "broadcast_optimizer"});
+  bytes = group.broadcast_bytes(bytes, 0, {.label = "broadcast_optimizer"});
   together(group, "broadcast_optimizer: loading", [&] {
     if (group.rank() == 0) return;
     torch::serialize::InputArchive archive;

@@ -118,11 +118,11 @@ bool ReduceLrOnPlateau::is_better(double metric) const {
 double ReduceLrOnPlateau::agree(double metric) const {
   at::Tensor average = at::full({1}, metric, at::kDouble);
   if (group_.transport().lanes() == 0) {
-    group_.all_reduce(average, ReduceOp::Average, {.tag = "ReduceLrOnPlateau"}).wait();
+    group_.all_reduce(average, ReduceOp::Average, {.label = "ReduceLrOnPlateau"}).wait();
     return average.item<double>();
   }
   at::Tensor least_and_most = at::tensor({metric, -metric}, at::kDouble);
-  group_.all_reduce(least_and_most, ReduceOp::Min, {.tag = "ReduceLrOnPlateau"}).wait();
+  group_.all_reduce(least_and_most, ReduceOp::Min, {.label = "ReduceLrOnPlateau"}).wait();
   const double least = least_and_most[0].item<double>(), most = -least_and_most[1].item<double>();
   if (least == most || least != least) return least;
   throw ConfigError(

@@ -196,7 +196,7 @@ void ZeroOptimizer::Parts::point_to_gradients() {
 
 void ZeroOptimizer::Parts::spread() {
   if (shared) {
-    group.barrier({.tag = "zero: updated"}).wait();
+    group.barrier({.label = "zero: updated"}).wait();
     return;
   }
   for (const auto& flat : flats) {
@@ -207,7 +207,7 @@ void ZeroOptimizer::Parts::spread() {
       // Collectives know no complex numbers.
       parts.push_back(part.is_complex() ? at::view_as_real(part) : part);
     }
-    group.all_gather(parts, parts[group.rank()].clone(), {.tag = "zero: updated"}).wait();
+    group.all_gather(parts, parts[group.rank()].clone(), {.label = "zero: updated"}).wait();
   }
 }
 
@@ -228,7 +228,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
     parts_->places.resize(all.size());
     for (const auto& flat : parts_->flats) parts_->own_portions(flat);
     parts_->copy_in();
-    group.barrier({.tag = "zero"}).wait();
+    group.barrier({.label = "zero"}).wait();
     parts_->alias();
   }
   parts_->optimizer = make(parts_->own_groups(groups));
@@ -292,7 +292,7 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
   parts.point_to_gradients();
   if (parts.any_elsewhere()) {
     parts.copy_in();
-    parts.group.barrier({.tag = "zero: loaded"}).wait();
+    parts.group.barrier({.label = "zero: loaded"}).wait();
     parts.alias();
   }
   parts.optimizer->step();

@@ -33,7 +33,8 @@ at::Tensor norm_over(const at::Tensor& mine, double p, const Group& group) {
   at::Tensor sum = mine.to(at::kDouble);
   if (p != kInfinity) sum = sum.pow(p);
   sum = sum.reshape({1}).clone();
-  group.all_reduce(sum, p == kInfinity ? ReduceOp::Max : ReduceOp::Sum, {.tag = "clip_grad_norm_"})
+  group
+      .all_reduce(sum, p == kInfinity ? ReduceOp::Max : ReduceOp::Sum, {.label = "clip_grad_norm_"})
       .wait();
   if (p != kInfinity) sum = sum.pow(1 / p);
   return sum.squeeze(0).to(mine.scalar_type());
@@ -108,13 +109,13 @@ void check_finite(const torch::nn::Module& module, const Group& group) {
   // The largest magnitude is NaN where a NaN is, and does not overflow.
   at::Tensor finite =
       at::isfinite(norm_of(gradients_of(parameters), kInfinity)).reshape({1}).to(at::kInt);
-  group.all_reduce(finite, ReduceOp::Min, {.tag = "check_finite"}).wait();
+  group.all_reduce(finite, ReduceOp::Min, {.label = "check_finite"}).wait();
   if (finite.item<int>() != 0) return;
   std::string faults;
   for (const auto& item : model.parameters) {
     if (item.tensor.grad().defined()) faults += fault(item, group.rank());
   }
-  const auto all = group.all_gather_bytes(faults, {.tag = "check_finite"});
+  const auto all = group.all_gather_bytes(faults, {.label = "check_finite"});
   throw Error(fmt::format(
       "[check_finite] gradients are not finite:\n{}skip this step, or lower the learning rate or "
       "loss scale",

@@ -29,7 +29,7 @@ void check_total(int64_t total, const Group& group) {
 int64_t global_count(const Group& group, int64_t count) {
   check_count(count);
   at::Tensor total = at::full({1}, count, at::kLong);
-  group.all_reduce(total, ReduceOp::Sum, {.tag = "global_count"}).wait();
+  group.all_reduce(total, ReduceOp::Sum, {.label = "global_count"}).wait();
   check_total(total.item<int64_t>(), group);
   return total.item<int64_t>();
 }
@@ -42,7 +42,7 @@ double global_mean(const Group& group, const at::Tensor& sum, int64_t count) {
   check_count(count);
   // A count below 2^53 is exact in float64.
   at::Tensor both = at::tensor({sum.item<double>(), static_cast<double>(count)}, at::kDouble);
-  group.all_reduce(both, ReduceOp::Sum, {.tag = "global_mean"}).wait();
+  group.all_reduce(both, ReduceOp::Sum, {.label = "global_mean"}).wait();
   check_total(both[1].item<int64_t>(), group);
   return both[0].item<double>() / both[1].item<double>();
 }

@@ -98,7 +98,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   if (group_.size() > 1) {
     at::Tensor both = at::cat({overflow, at::full({1}, scaled ? 1.0 : 0.0, overflow.options())});
-    group_.all_reduce(both, ReduceOp::Max, {.tag = "GradScaler overflow"}).wait();
+    group_.all_reduce(both, ReduceOp::Max, {.label = "GradScaler overflow"}).wait();
     if (!scaled && both[1].item<float>() == 0) {
       misused("unscale_", "scale() comes first, for the loss, and no rank has called it");
     }

@@ -18,7 +18,7 @@ namespace {
 bool agreed(bool here, ReduceOp op, const Group& group) {
   if (group.size() == 1) return here;
   at::Tensor flag = at::full({1}, here ? 1 : 0, at::kInt);
-  group.all_reduce(flag, op, {.tag = "any_rank"}).wait();
+  group.all_reduce(flag, op, {.label = "any_rank"}).wait();
   return flag.item<int>() != 0;
 }
 
@@ -34,7 +34,7 @@ std::vector<int64_t> counts_of(const at::Tensor& rows, const Group& group) {
   const bool has_rows = rows.defined() && rows.dim() > 0;
   const auto all =
       group.all_gather_bytes(fmt::format("{}:{}", has_rows ? rows.size(0) : 0, kind_of(rows)),
-                             {.tag = "gather_for_metrics"});
+                             {.label = "gather_for_metrics"});
   std::vector<int64_t> counts;
   for (int rank = 0; rank < group.size(); ++rank) {
     const std::string kind = all[rank].substr(all[rank].find(':') + 1);
@@ -58,7 +58,7 @@ at::Tensor sum_over_ranks(const at::Tensor& value, const Group& group) {
   if (group.size() == 1) return sum;
   group
       .all_reduce(sum.is_complex() ? at::view_as_real(sum) : sum, ReduceOp::Sum,
-                  {.tag = "sum_over_ranks"})
+                  {.label = "sum_over_ranks"})
       .wait();
   return sum;
 }
@@ -99,7 +99,7 @@ at::Tensor gather_for_metrics(const at::Tensor& rows, const Group& group,
   };
   std::vector<at::Tensor> outputs;
   for (const auto& part : parts) outputs.push_back(real(part));
-  group.all_gather(outputs, real(mine), {.tag = "gather_for_metrics"}).wait();
+  group.all_gather(outputs, real(mine), {.label = "gather_for_metrics"}).wait();
   sizes[0] = total;
   at::Tensor all = at::empty(sizes, mine.options());
   for (int64_t rank = 0; rank < ranks; ++rank) {
@@ -118,7 +118,7 @@ at::Tensor global_loss(const at::Tensor& loss, const Group& group) {
   }
   refuse_lanes(group, "global_loss", "use LaneMean");
   at::Tensor mean = loss.detach().clone();
-  if (group.size() > 1) group.all_reduce(mean, ReduceOp::Average, {.tag = "global_loss"}).wait();
+  if (group.size() > 1) group.all_reduce(mean, ReduceOp::Average, {.label = "global_loss"}).wait();
   return mean;
 }
 

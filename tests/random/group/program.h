@@ -74,7 +74,7 @@ struct Op {
   bool drops = false;     // some ranks drop the Work
   bool late = false;      // a message that some ranks start after the collective that follows it
   bool polls = false;     // some ranks ask is_completed() until it says so, before they wait
-  bool labelled = false;  // some ranks give a tag and a deadline of their own
+  bool labelled = false;  // some ranks give a label and a deadline of their own
   bool refused = false;   // some ranks try a call that Group refuses first
   int then = -1;          // the operation that follows by then(); it has no Start
   bool follows = false;   // it is such an operation

@@ -168,9 +168,9 @@ class Runner {
     const Group& group = groups_[op.group];
     if (op.refused && chance(op, 7)) be_refused(group);
     if (op.fill) refill(index);
-    const std::string tag = fmt::format("op {} on rank {}", index, rank_);
+    const std::string label = fmt::format("op {} on rank {}", index, rank_);
     CallOptions options;
-    if (op.labelled && chance(op, 8)) options.tag = tag;
+    if (op.labelled && chance(op, 8)) options.label = label;
     if (op.labelled && chance(op, 9)) options.timeout = 2 * deadline_;
     const auto in = tensors_of(call.inputs), out = tensors_of(call.outputs);
     switch (op.what) {

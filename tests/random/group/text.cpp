@@ -61,7 +61,7 @@ std::string head_of(const Program& program, int index) {
   if (op.only >= 0) text += fmt::format(", on color {}", op.only);
   if (op.late) text += ", some start it after what follows";
   if (op.polls) text += ", some ask is_completed() until it is";
-  if (op.labelled) text += ", some give a tag and a deadline";
+  if (op.labelled) text += ", some give a label and a deadline";
   if (op.refused) text += ", some first make a call that is refused";
   if (op.then >= 0) text += fmt::format(", then op{}", op.then);
   return text;

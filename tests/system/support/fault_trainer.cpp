@@ -4,8 +4,8 @@
 //   fault_trainer STEPS [RANKS STEP PLACE KIND]...
 //
 // At step STEP and place PLACE the ranks RANKS ("1" or "1,2") do KIND: the first four words in the
-// first incarnation, the next four in the second, and so on. With KIND outside they do nothing, and
-// the incarnation trains until somebody ends it. Every rank says on stdout when it does, and when
+// first attempt, the next four in the second, and so on. With KIND outside they do nothing, and
+// the attempt trains until somebody ends it. Every rank says on stdout when it does, and when
 // it learns of somebody else's failure: "fault NS", "known NS" (CLOCK_MONOTONIC).
 #include <lockstep/core/flight.h>
 #include <lockstep/lockstep.h>
@@ -114,7 +114,7 @@ TORCH_MODULE(Net);
     trouble.at("barrier", step, &world.group());
     torch::Tensor sum = torch::ones({4});
     if (!trouble.skips(step))
-      world.group().all_reduce(sum, lockstep::ReduceOp::Sum, {.tag = "metrics"}).wait();
+      world.group().all_reduce(sum, lockstep::ReduceOp::Sum, {.label = "metrics"}).wait();
     if (step % 10 == 9) world.group().barrier().wait();
   }
   trouble.at("shutdown", 0);

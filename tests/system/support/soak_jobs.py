@@ -11,8 +11,8 @@ from support.training import Training, is_alive
 
 HANG_S = 90         # nothing here takes that long, on however busy a machine
 TIMEOUT_S = 8       # a collective's deadline: ranks of a busy machine may be seconds apart
-STEPS = 60          # of the incarnation that trains to its end
-MOST_FAULTS = 4     # of a job, one in each incarnation
+STEPS = 60          # of the attempt that trains to its end
+MOST_FAULTS = 4     # of a job, one in each attempt
 PLACES = ["loader", "forward", "backward", "optimizer", "barrier"]
 OUTSIDE = {"kill": signal.SIGKILL, "kill two": signal.SIGKILL, "stop": signal.SIGSTOP, "kill launcher": signal.SIGKILL,
            "stop launcher": signal.SIGTERM}
@@ -134,7 +134,7 @@ def one_fault(chance, job, counter, kind, victim, said_before, heals):
         await_that(lambda: ran() and ran()[-1] > at, ended, lambda: job)
         counter.settle(job.out, "again", ran()[-1])
         if alive := [pid for pid in pids if is_alive(pid)]:
-            raise Trouble("leftovers", f"processes {alive} of the incarnation before")
+            raise Trouble("leftovers", f"processes {alive} of the attempt before")
         return
     status = job_end(job)
     if kind == "kill launcher":

@@ -16,7 +16,7 @@ HARMLESS = ["kill guard", "stop guard", "pause launcher", "full disk", "stalled 
 ENDS = ["kill", "stop launcher", "kill launcher"]
 MOST_TEXT = 4000  # of a job that went wrong, for the log
 FLOOD = 'until test -e "$GO"; do sleep 0.02; done; yes "$(printf %01000d 0)" | head -c 5000000'
-# In the place of a log file of the next incarnation there is a pipe, and rank 1 writes more to it than a pipe holds.
+# In the place of a log file of the next attempt there is a pipe, and rank 1 writes more to it than a pipe holds.
 STALL = ('if test $RANK = 1; then if test $TORCHELASTIC_RESTART_COUNT = 0; then next=$(dirname $(dirname $(dirname '
          '$TORCHELASTIC_ERROR_FILE)))/attempt_1/1; mkdir -p $next; mkfifo $next/stderr.log; '
          'else yes "$(printf %01000d 0)" | head -c 3000000 >&2 & fi; fi; exec "$@"')

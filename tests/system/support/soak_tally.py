@@ -5,7 +5,7 @@ import statistics
 import threading
 
 COUNTS = ("injected", "detected", "healed", "hangs", "leftovers", "wrong")
-TIMES = ("known", "over", "again")  # seconds: all others knew; the job was over; the next incarnation trained
+TIMES = ("known", "over", "again")  # seconds: all others knew; the job was over; the next attempt trained
 
 
 class Tally:

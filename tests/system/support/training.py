@@ -51,7 +51,7 @@ def listening():
 
 
 class Training:
-    """`lockstep run` of fault_trainer, running. `fault`: (ranks, step, place, kind), for each incarnation that has one."""
+    """`lockstep run` of fault_trainer, running. `fault`: (ranks, step, place, kind), for each attempt that has one."""
 
     def __init__(self, build, ranks, backend, fault=(), steps=60, flags=(), timeout_s=10, program=(), **variables):
         self.run_id, self.ranks = uuid.uuid4().hex[:12], ranks

@@ -1,0 +1,73 @@
+#include "comm/health/diagnosis.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::comm {
+namespace {
+
+// How many ranks an error names.
+constexpr size_t kNamed = 8;
+
+}  // namespace
+
+Diagnosis::Diagnosis(int rank, std::vector<int> members,
+                     std::shared_ptr<const LauncherStatus> launcher_status)
+    : rank_(rank), members_(std::move(members)), launcher_status_(std::move(launcher_status)) {}
+
+std::string Diagnosis::end(const Notice& mine, const std::string& seen,
+                           const PeerStatus::Notices& notices) const {
+  return fmt::format("{} {} on {}: {}{}", mine.text,
+                     launcher_status_->is_explained() ? given_up() : seen, name(rank_),
+                     others(mine, notices), advice(mine, notices));
+}
+
+std::string Diagnosis::advice(const Notice& mine, const PeerStatus::Notices& notices) const {
+  std::string said = mine.advice;
+  for (int peer = 0; peer < size(); ++peer) {
+    const auto end = fate(peer);
+    if (end && end->find("was killed") != std::string::npos)
+      return "";  // a signal needs no other cause
+    if (said.empty() && notices[peer]) said = notices[peer]->advice;
+  }
+  return said.empty() || launcher_status_->is_explained() ? "" : " (" + said + ")";
+}
+
+std::string Diagnosis::name(int rank) const {
+  if (members_[rank] == rank) return fmt::format("rank {}", rank);
+  return fmt::format("rank {} (rank {} of the world)", rank, members_[rank]);
+}
+
+std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& notices) const {
+  std::vector<std::string> said;
+  size_t along = 0;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank_) continue;
+    const auto& notice = notices[peer];
+    if (const auto end = fate(peer)) {
+      said.push_back(fmt::format("{} {}", name(peer), *end));
+    } else if (!notice) {
+      said.push_back(name(peer) + " is in no call of this group, or gone");
+    } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {
+      said.push_back(fmt::format("{} gave up: {}", name(peer), notice->reason));
+    } else if (notice->state == Notice::State::Running) {
+      said.push_back(fmt::format("{} is in no call since {}", name(peer), notice->text));
+    } else if (notice->lane == mine.lane && notice->number == mine.number &&
+               notice->signature == mine.signature) {
+      ++along;
+    } else {
+      said.push_back(fmt::format("{} is at {}", name(peer), notice->text));
+    }
+  }
+  if (said.empty()) return "all other ranks are in it, too: look at the network between the hosts";
+  if (said.size() > kNamed) {
+    const size_t more = said.size() - kNamed;
+    said.resize(kNamed);
+    said.push_back(fmt::format("and {} more ranks", more));
+  }
+  if (along > 0)
+    said.push_back(fmt::format("{} {} in it, too", along, along == 1 ? "rank is" : "ranks are"));
+  return fmt::format("{}", fmt::join(said, ", "));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,48 @@
+// Who the ranks of a group are, and what is known of them when something has gone wrong.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/health/launcher_status.h"
+#include "comm/health/peer_status.h"
+
+namespace lockstep::comm {
+
+// Any thread may ask.
+class Diagnosis {
+ public:
+  // `members`: the ranks of the group as the world counts them.
+  Diagnosis(int rank, std::vector<int> members,
+            std::shared_ptr<const LauncherStatus> launcher_status);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(members_.size()); }
+  const std::vector<int>& members() const { return members_; }
+
+  // Whether the launcher has reported a failure.
+  bool launcher_reports() const { return launcher_status_->has_reported(); }
+  // "was given up (rank 3 was killed by SIGKILL)".
+  std::string given_up() const { return launcher_status_->given_up(); }
+  // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
+  std::optional<std::string> fate(int rank) const { return launcher_status_->fate(members_[rank]); }
+  // "rank 1 (rank 3 of the world)".
+  std::string name(int rank) const;
+  // How this rank's call `mine` ended, with what each of the others is doing. The cause is the
+  // launcher's word, where it has given one by now, or else what was `seen`, perhaps its echo.
+  std::string end(const Notice& mine, const std::string& seen,
+                  const PeerStatus::Notices& notices) const;
+
+ private:
+  // What a call of this rank, or of another, advises for the case that the ranks have come apart.
+  std::string advice(const Notice& mine, const PeerStatus::Notices& notices) const;
+  std::string others(const Notice& mine, const PeerStatus::Notices& notices) const;
+
+  const int rank_;
+  const std::vector<int> members_;
+  const std::shared_ptr<const LauncherStatus> launcher_status_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,36 @@
+// Whether the launcher has given the job up, and why.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "lockstep/core/control.h"
+
+namespace lockstep::comm {
+
+// Any thread may ask.
+class LauncherStatus {
+ public:
+  // Throws ConfigError, as Control does.
+  LauncherStatus();
+
+  // Whether there is a launcher that would say something.
+  bool has_launcher() const { return control_.has_value(); }
+  // Whether a failure has been reported: then this process is about to be stopped.
+  bool has_reported() const { return control_ && control_->failures() != 0; }
+  // "was given up (rank 3 on host2 was killed by SIGKILL)".
+  std::string given_up() const;
+  // Whether it says more than the fates of this host's ranks.
+  bool is_explained() const { return has_reported() && !control_->reason().empty(); }
+  // For whoever does not name those anyway: "was given up (rank 1 was killed by SIGKILL)".
+  std::string given_up_with_fates() const;
+  // How the rank that the world counts so ended, if it is of this host: "was killed by SIGKILL";
+  // nothing while it runs.
+  std::optional<std::string> fate(int rank) const;
+
+ private:
+  const std::optional<Control> control_;
+  int first_local_ = 0;  // the world's rank of local rank 0
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,69 @@
+// A place in the store where the ranks of a group say what they wait for. Used only when
+// something takes long or fails: an operation that goes well costs the store nothing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/store/store.h"
+
+namespace lockstep::comm {
+
+struct Notice {
+  enum class State {
+    Waiting,  // in the operation
+    Running,  // came out of the operation, which had taken long
+    Failed,   // gave the group up in the operation
+  };
+
+  // In the place of a call, for a group that ends because another one did.
+  static constexpr const char* kEnd = "its end";
+
+  State state = State::Waiting;
+  // Which sequence `number` counts in: "all" for collectives, "0>1" for messages.
+  std::string lane;
+  uint64_t number = 0;
+  std::string signature;
+  std::string text;    // the operation in words
+  std::string reason;  // of Failed
+  std::string advice;  // of the call
+
+  std::string packed() const;
+  static std::optional<Notice> unpacked(const std::string& text);
+  // Whether the two are different calls at the same place.
+  bool contradicts(const Notice& other) const;
+};
+
+class PeerStatus {
+ public:
+  // When a call counts as long: the ranks then compare what they wait for.
+  static constexpr std::chrono::milliseconds kLongWait{1000};
+  // How long an error may be held back to learn what the others say.
+  static constexpr std::chrono::milliseconds kInquiry{300};
+
+  // By rank; nothing for a rank that has put up no notice, and for this one.
+  using Notices = std::vector<std::optional<Notice>>;
+
+  // `store` should be a connection of its own; `members` are the ranks of the group as the world
+  // counts them. Nobody waits for one that is known to have ended.
+  PeerStatus(Store store, int rank, std::vector<int> members);
+
+  // Puts up this rank's notice and reads the others'. With `limit`, waits that long for ranks
+  // without one that says Failed, less when the launcher has explained the end. Never takes much
+  // longer, and never throws, even when the store does not answer.
+  Notices exchange(const Notice& mine, std::chrono::milliseconds limit);
+  // Whether some rank has put up that it failed, as far as is known; looks in the background.
+  bool peek();
+  // Only puts it up, in the background.
+  void post(const Notice& mine);
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,209 @@
+#include "comm/world/rendezvous.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "comm/shm/door.h"
+#include "core/version.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+std::string encode(const Member& member) {
+  const Devices& devices = member.devices;
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", member.world_size, member.local_rank,
+                     member.host, member.version, static_cast<int>(devices.type), devices.count,
+                     devices.is_own ? 1 : 0, member.cores.threads, member.cores.is_fixed ? 1 : 0,
+                     member.cores.ids.empty() ? "-" : text_of_cores(member.cores.ids),
+                     member.door.empty() ? "-" : member.door, devices.problem);
+}
+
+Member decode(const std::string& text, int rank) {
+  Member member;
+  std::istringstream in(text);
+  int type = 0;
+  std::string cores;
+  if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >> type >>
+        member.devices.count >> member.devices.is_own >> member.cores.threads >>
+        member.cores.is_fixed >> cores >> member.door)) {
+    throw CommError(fmt::format(
+        "[comm] rank {} introduced itself with '{}': is it another version of this library?", rank,
+        text.substr(0, 80)));
+  }
+  member.devices.type = static_cast<c10::DeviceType>(type);
+  member.cores.machine = member.host.substr(0, member.host.find('/'));
+  if (member.door == "-") member.door.clear();
+  if (cores != "-") member.cores.ids = cores_of_text(cores);
+  std::getline(in >> std::ws, member.devices.problem);
+  return member;
+}
+
+// Where this process may share memory: one kernel, one process table, one name of the host; and,
+// where LOCKSTEP_HOST says a name, only with ranks that say the same.
+std::string host_key() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  char name[64] = {};
+  const ssize_t length = readlink("/proc/self/ns/pid", name, sizeof name - 1);
+  const std::string own = length > 0 ? std::string(name, length) : "?";
+  std::string said = env_text("LOCKSTEP_HOST").value_or("");
+  std::replace_if(
+      said.begin(), said.end(), [](unsigned char c) { return std::isspace(c); }, '_');
+  // Machines that were cloned while they ran have one boot id.
+  utsname system{};
+  uname(&system);
+  return fmt::format("{}/{}/{}/{}", boot, own, system.nodename, said);
+}
+
+void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) {
+  if (mine.world_size != theirs.world_size) {
+    throw ConfigError(
+        fmt::format("[comm] rank {} has WORLD_SIZE={}, rank {} has WORLD_SIZE={}: start all ranks "
+                    "of a job with the same",
+                    rank, mine.world_size, peer, theirs.world_size));
+  }
+  if (mine.version != theirs.version) {
+    throw ConfigError(
+        fmt::format("[comm] rank {} runs lockstep {}, rank {} runs {}: all ranks need the same",
+                    rank, mine.version, peer, theirs.version));
+  }
+}
+
+}  // namespace
+
+void leave(const Store& store, int rank, int others) noexcept {
+  const auto start = Clock::now();
+  // Who hears the launcher needs no store to know why.
+  const auto limit = [&] {
+    return store.launcher_status()->has_reported() ? milliseconds(200) : milliseconds(2000);
+  };
+  try {
+    int64_t left = store.add("left", rank == 0 ? 0 : 1);
+    for (; rank == 0 && left < others && Clock::now() < start + limit();
+         left = store.add("left", 0)) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  } catch (const std::exception&) {
+    // Rank 0 has left already.
+  }
+}
+
+Member this_member(int world_size, int local_rank, Devices devices) {
+  return {world_size,         local_rank,           host_key(),           std::string(version()),
+          std::move(devices), this_process_cores(), Door::own().address()};
+}
+
+namespace {
+
+// A list to which every rank adds itself, how many have, and, once all have or two disagree, that
+// it is over: a rank makes the same few requests whatever the number of ranks.
+constexpr const char* kList = "members";
+constexpr const char* kCome = "members/come";
+constexpr const char* kFirst = "members/first";
+constexpr const char* kOver = "members/over";
+
+std::string line_of(int rank, const Member& member) {
+  return fmt::format("{} {}\n", rank, encode(member));
+}
+
+// Those that have come. Throws ConfigError when one of them disagrees with this rank.
+std::vector<std::optional<Member>> members_of(const std::string& list, int rank,
+                                              const Member& mine) {
+  std::vector<std::optional<Member>> members(mine.world_size);
+  std::istringstream lines(list);
+  for (std::string line; std::getline(lines, line);) {
+    const int peer = std::stoi(line);
+    Member member = decode(line.substr(line.find(' ') + 1), peer);
+    check_agrees(mine, rank, member, peer);
+    members.at(peer) = std::move(member);
+  }
+  return members;
+}
+
+int others(const Store& store) { return static_cast<int>(store.add(kCome, 0)) - 1; }
+
+// Ends it for all that have come and all that will.
+[[noreturn]] void refuse_all(const Store& store, int rank, const ConfigError& error) {
+  store.set(kOver, error.what());
+  leave(store, rank, others(store));
+  throw error;
+}
+
+[[noreturn]] void give_up(const Store& store, int rank, const Member& mine, milliseconds timeout) {
+  const LauncherStatus& launcher_status = *store.launcher_status();
+  const bool failed = launcher_status.has_reported();
+  const auto members = members_of(store.get(kList, milliseconds(1000)), rank, mine);
+  std::vector<int> absent;
+  for (int peer = 0; peer < mine.world_size; ++peer) {
+    if (!members[peer]) absent.push_back(peer);
+  }
+  throw CommError(fmt::format(
+      "[comm] rank {} met {} of {} ranks at {} {}; missing: {}. Were they started, with the same "
+      "MASTER_ADDR and "
+      "MASTER_PORT?",
+      rank, mine.world_size - static_cast<int>(absent.size()), mine.world_size, store.address(),
+      failed ? "when the job " + launcher_status.given_up_with_fates()
+             : fmt::format("in {} s", timeout.count() / 1000.0),
+      fmt::join(absent, ", ")));
+}
+
+}  // namespace
+
+std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine,
+                                     milliseconds timeout) {
+  if (store.add(fmt::format("taken/{}", rank), 1) > 1) {
+    throw ConfigError(
+        fmt::format("[comm] two processes have RANK={}: each rank of a job needs its own", rank));
+  }
+  const std::string own = line_of(rank, mine);
+  const auto more = store.for_c10d();
+  more->append(kList, {own.begin(), own.end()});
+  const int64_t come = store.add(kCome, 1);
+  if (come == 1) {
+    store.set(kFirst, own);
+  } else {
+    const std::string first = store.get(kFirst, timeout);
+    try {
+      check_agrees(mine, rank, decode(first.substr(first.find(' ') + 1), std::stoi(first)),
+                   std::stoi(first));
+    } catch (const ConfigError& error) {
+      refuse_all(store, rank, error);
+    }
+  }
+  if (come == mine.world_size) store.set(kOver, "");
+  try {
+    store.wait({kOver}, timeout);
+  } catch (const CommError&) {
+    give_up(store, rank, mine, timeout);
+  }
+  const std::string problem = store.get(kOver, timeout);
+  if (!problem.empty()) {
+    leave(store, rank, others(store));
+    throw ConfigError(problem);
+  }
+  std::vector<Member> members;
+  try {
+    for (auto& member : members_of(store.get(kList, timeout), rank, mine))
+      members.push_back(std::move(member.value()));
+  } catch (const ConfigError&) {
+    leave(store, rank, others(store));
+    throw;
+  }
+  return members;
+}
+
+}  // namespace lockstep::comm

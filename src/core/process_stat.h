@@ -1,0 +1,27 @@
+// What the kernel says of a process.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+struct ProcessStat {
+  pid_t pid = 0;
+  std::string name;  // the program's choice: it may hold anything
+  char state = 0;    // R, S, D, Z, T, ...
+  pid_t parent = 0;
+  pid_t group = 0;
+  uint64_t start = 0;  // with the pid it is one process's for ever
+
+  // By SIGSTOP, or by a debugger.
+  bool is_stopped() const { return state == 'T' || state == 't'; }
+};
+
+// From /proc/PID/stat; nothing when there is no such process.
+std::optional<ProcessStat> process_stat(pid_t pid);
+
+}  // namespace lockstep

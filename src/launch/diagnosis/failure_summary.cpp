@@ -1,0 +1,256 @@
+#include "launch/diagnosis/failure_summary.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cctype>
+#include <csignal>
+#include <map>
+#include <string_view>
+
+#include "launch/diagnosis/stacks.h"
+#include "launch/process/signals.h"
+#include "lockstep/core/control.h"
+#include "lockstep/core/preemption.h"
+
+namespace lockstep::launch {
+namespace {
+
+double seconds(std::chrono::steady_clock::duration time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+// "rank 3" or "ranks 0, 2-5, 7"
+std::string names(const std::vector<int>& ranks) {
+  std::vector<std::string> parts;
+  for (size_t first = 0, last; first < ranks.size(); first = last + 1) {
+    for (last = first; last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1;) ++last;
+    parts.push_back(first == last ? std::to_string(ranks[first])
+                                  : fmt::format("{}-{}", ranks[first], ranks[last]));
+  }
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(parts, ", "));
+}
+
+// `has_stack`: the report shows where it died.
+std::string_view hint(const Outcome& outcome, const RankEnd& cause, bool has_stack) {
+  if (!WIFSIGNALED(cause.wait_status)) {
+    const int status = WEXITSTATUS(cause.wait_status);
+    if (status == 127) return "a program or library that it needs was not found";
+    return "";
+  }
+  switch (WTERMSIG(cause.wait_status)) {
+    case SIGKILL:
+      if (!outcome.out_of_memory) {
+        return "if nobody sent that, the kernel was out of memory (dmesg)";
+      }
+      return *outcome.out_of_memory > 0 ? "meanwhile the kernel has ended a process of this "
+                                          "machine because memory was short "
+                                          "(dmesg)"
+                                        : "the kernel has ended nothing for want of memory "
+                                          "meanwhile: somebody has sent that";
+    case SIGSEGV:
+    case SIGABRT:
+    case SIGFPE:
+    case SIGILL:
+      if (has_stack) return "";
+      return "for the place: lockstep run ... gdb -batch -ex run -ex bt --args PROGRAM";
+    case SIGBUS:
+      return "a file that it had mapped was cut, or /dev/shm or the disk is full (lockstep doctor)";
+    default:
+      return "";
+  }
+}
+
+const Seen* find(const std::vector<Seen>& ranks, int rank) {
+  for (const Seen& seen : ranks) {
+    if (seen.rank == rank) return &seen;
+  }
+  return nullptr;
+}
+
+// What the rank said when it failed, on one line.
+std::string words_of(const Outcome& outcome, int rank) {
+  const Seen* seen = find(outcome.seen, rank);
+  if (seen == nullptr || !seen->log.failure) return "";
+  std::string text = seen->log.failure->text;
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+// The same in words that do not depend on which rank it is: "all_reduce #9 cannot go on", and "this
+// rank calls" for its own number. An echo repeats them on every rank.
+std::string without_own_rank(std::string words, int rank) {
+  const std::string own = fmt::format("rank {}", rank), on = " on " + own;
+  const auto ends_at = [&words](size_t at) {
+    return at >= words.size() ||
+           (!std::isdigit(static_cast<unsigned char>(words[at])) && words.substr(at, 2) != " (");
+  };
+  for (size_t at = 0; (at = words.find(own, at)) != std::string::npos;) {
+    if (!ends_at(at + own.size())) {
+      at += own.size();
+    } else if (at >= 4 && words.compare(at - 4, on.size(), on) == 0) {
+      words.erase(at - 4, on.size());
+    } else {
+      words.replace(at, own.size(), "this rank");
+    }
+  }
+  return words;
+}
+
+// Ranks whose words differ in who says them alone share a line.
+class Echoes {
+ public:
+  void add(int rank, const std::string& story, const std::string& words) {
+    Group& group = groups_[words.empty() ? story : story + without_own_rank(words, rank)];
+    group.story = story;
+    group.words = group.ranks.empty() ? words : without_own_rank(words, rank);
+    group.ranks.push_back(rank);
+  }
+  void add_to(std::map<std::string, std::vector<int>>& lines) const {
+    for (const auto& [key, group] : groups_) {
+      const char* who = group.ranks.size() == 1 ? "it" : "each";
+      lines[group.words.empty() ? group.story
+                                : fmt::format("{}; {} said: {}", group.story, who, group.words)] =
+          group.ranks;
+    }
+  }
+
+ private:
+  struct Group {
+    std::string story, words;
+    std::vector<int> ranks;
+  };
+  std::map<std::string, Group> groups_;
+};
+
+// Ranks whose places differ in their time alone share a line.
+class Places {
+ public:
+  void add(int rank, const std::string& place) {
+    // "..., for 0.31 s" or "..., 0.31 s before": the last number with two decimals.
+    size_t end = place.rfind(" s");
+    while (end != std::string::npos && end > 0 && !is_digit(place[end - 1])) {
+      end = place.rfind(" s", end - 1);
+    }
+    if (end == std::string::npos || end == 0) {
+      groups_[{place, ""}].ranks.push_back(rank);
+      return;
+    }
+    size_t begin = end;
+    while (begin > 0 && (is_digit(place[begin - 1]) || place[begin - 1] == '.')) --begin;
+    Group& group = groups_[{place.substr(0, begin), place.substr(end)}];
+    const double seconds = std::stod(place.substr(begin, end - begin));
+    group.least = group.ranks.empty() ? seconds : std::min(group.least, seconds);
+    group.most = group.ranks.empty() ? seconds : std::max(group.most, seconds);
+    group.ranks.push_back(rank);
+  }
+  void add_to(std::map<std::string, std::vector<int>>& lines) const {
+    for (const auto& [key, group] : groups_) {
+      const std::string time = group.least == group.most
+                                   ? fmt::format("{:.2f}", group.least)
+                                   : fmt::format("{:.2f} to {:.2f}", group.least, group.most);
+      lines[key.second.empty() ? key.first : key.first + time + key.second] = group.ranks;
+    }
+  }
+
+ private:
+  static bool is_digit(char one) { return one >= '0' && one <= '9'; }
+  struct Group {
+    double least = 0, most = 0;
+    std::vector<int> ranks;
+  };
+  std::map<std::pair<std::string, std::string>, Group> groups_;
+};
+
+// The ranks in words of their own; equal ones share a line.
+void add_grouped(std::vector<std::string>& lines, std::map<std::string, std::vector<int>>& groups) {
+  std::vector<std::pair<int, std::string>> sorted;
+  for (auto& [what, ranks] : groups) {
+    std::sort(ranks.begin(), ranks.end());
+    sorted.emplace_back(ranks.front(), fmt::format("  {}: {}", names(ranks), what));
+  }
+  std::sort(sorted.begin(), sorted.end());
+  for (auto& [rank, line] : sorted) lines.push_back(std::move(line));
+}
+
+std::string story(const RankEnd& end) {
+  std::string what = describe_exit(end.wait_status);
+  if (what.starts_with("was ")) what.erase(0, 4);  // it follows a colon, for one rank or several
+  switch (end.push) {
+    case Push::None:
+      return what;
+    case Push::Asked:
+      return what + " when the launcher asked for it";
+    case Push::Killed:
+      return "did not stop in time, killed by the launcher";
+  }
+  return what;
+}
+
+void add_stacks(std::vector<std::string>& lines, const Outcome& outcome) {
+  std::vector<const flight::Stack*> stacks;
+  for (const Seen& seen : outcome.seen) {
+    if (const auto* stack = outcome.stack_of(seen)) stacks.push_back(stack);
+  }
+  if (stacks.empty()) return;
+  const StackNames names(stacks);
+  std::map<std::string, std::vector<int>> chains;
+  for (const Seen& seen : outcome.seen) {
+    const auto* stack = outcome.stack_of(seen);
+    if (stack == nullptr) continue;
+    const std::string signal =
+        stack->signal == 0 ? "" : fmt::format("({}) ", signal_name(stack->signal));
+    chains[signal + names.chain(*stack)].push_back(seen.rank);
+  }
+  lines.emplace_back("their stacks, innermost function first:");
+  add_grouped(lines, chains);
+}
+
+}  // namespace
+
+std::vector<std::string> report(const Outcome& outcome) {
+  std::vector<std::string> lines;
+  if (outcome.succeeded()) {
+    if (!outcome.asks_for_requeue()) return lines;
+    return {fmt::format("the ranks have ended with status {}: they ask to be started again later",
+                        kRequeueStatus)};
+  }
+  Echoes echoes;
+  Places places;
+  std::string advice;
+  for (const RankEnd& end : outcome.ends) {
+    const std::string words = words_of(outcome, end.rank);
+    if (end.rank == outcome.cause) {
+      lines.push_back(fmt::format("rank {} failed first: it {} after {:.2f} s (pid {})", end.rank,
+                                  describe_exit(end.wait_status), seconds(end.ran), end.pid));
+      if (!words.empty()) lines.push_back("  it said: " + words);
+      const Seen* seen = find(outcome.seen, end.rank);
+      advice = hint(outcome, end, seen != nullptr && outcome.stack_of(*seen) != nullptr);
+    } else {
+      echoes.add(end.rank, story(end), words);
+    }
+  }
+  if (!outcome.cause && outcome.outside) lines.push_back(*outcome.outside);
+  if (outcome.signal) {
+    lines.push_back(fmt::format("stopped by {}", signal_name(*outcome.signal)));
+  }
+  std::map<std::string, std::vector<int>> others, there;
+  echoes.add_to(others);
+  add_grouped(lines, others);
+  for (const Seen& seen : outcome.seen_first) {
+    const std::string where = whereabouts(seen, outcome.failed_ns);
+    if (!where.empty()) places.add(seen.rank, where);
+  }
+  places.add_to(there);
+  if (!there.empty()) {
+    lines.emplace_back("where they were when the first failure was seen:");
+    add_grouped(lines, there);
+  }
+  add_stacks(lines, outcome);
+  if (!advice.empty()) lines.push_back("hint: " + advice);
+  return lines;
+}
+
+}  // namespace lockstep::launch

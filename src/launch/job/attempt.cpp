@@ -1,0 +1,169 @@
+#include "launch/job/attempt.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/address.h"
+#include "launch/diagnosis/failure_summary.h"
+#include "launch/job/worker_group.h"
+#include "launch/process/aside.h"
+#include "launch/process/binding.h"
+#include "launch/process/child.h"
+#include "launch/process/environment.h"
+#include "lockstep/core/control.h"
+#include "lockstep/core/flight.h"
+
+namespace lockstep::launch {
+
+namespace {
+
+// "[default0]:" of "[${role_name}${local_rank}]:"
+std::string expanded(std::string text, const std::map<std::string, std::string>& values) {
+  for (const auto& [name, value] : values) {
+    const std::string mark = "${" + name + "}";
+    for (size_t at = 0; (at = text.find(mark, at)) != std::string::npos; at += value.size()) {
+      text.replace(at, mark.size(), value);
+    }
+  }
+  return text;
+}
+
+// Starts the ranks of one attempt.
+class Starter {
+ public:
+  // `files`: one for each local rank.
+  Starter(Session& session, Plan& plan, const Control& control, const flight::Segment& flight,
+          std::vector<Logs::Files> files)
+      : session_(session),
+        options_(session.options),
+        plan_(plan),
+        control_(control),
+        flight_(flight),
+        files_(std::move(files)) {}
+
+  // Returns the rank's process; its streams are attached to the session's output.
+  pid_t start(int local);
+
+ private:
+  // Chooses a stream's way; `file` takes it, or a copy of it.
+  void direct(Target& target, int local, StreamChoice::Stream stream, const Fd& file);
+  void attach(int local, bool is_error, Fd pipe, Fd file);
+  bool is_shown(int local) const {
+    const auto& shown = options_.shown_ranks;
+    return shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
+  }
+
+  Session& session_;
+  const Options& options_;
+  Plan& plan_;
+  const Control& control_;
+  const flight::Segment& flight_;
+  std::vector<Logs::Files> files_;
+};
+
+void Starter::direct(Target& target, int local, StreamChoice::Stream stream, const Fd& file) {
+  const bool tee = options_.tee.covers(local, stream);
+  if (options_.redirects.covers(local, stream) && !tee) {
+    target = {Target::File, file.get()};
+  } else if (plan_.world_size == 1 && !tee && is_shown(local) && options_.line_prefix.empty()) {
+    // One rank is its program as if started by hand: a terminal stays a terminal, and nothing needs
+    // a tag.
+    target = {Target::Shared};
+  }
+}
+
+void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
+  const int rank = plan_.first_rank + local;
+  const auto tag = expanded(options_.line_prefix, {{"role_name", options_.role},
+                                                   {"local_rank", std::to_string(local)},
+                                                   {"rank", std::to_string(rank)},
+                                                   {"hostname", host_name()}});
+  Writer::Shared copy;
+  if (file) {
+    const std::string folder = session_.logs.of_rank(plan_.restarts, local);
+    copy = std::make_shared<Writer::Target>(std::move(file),
+                                            folder + (is_error ? Logs::kErr : Logs::kOut));
+  }
+  session_.output.attach({.rank = rank,
+                          .is_error = is_error,
+                          .pipe = std::move(pipe),
+                          .file = std::move(copy),
+                          .shown = is_shown(local),
+                          .tag = tag});
+}
+
+pid_t Starter::start(int local) {
+  Variables variables = rank_variables(options_, plan_, local);
+  variables[Control::kVariable] = std::to_string(control_.fd());
+  variables[OrphanReaper::kVariable] = session_.mark;
+  variables[kJobKeyVariable] = hex_of(plan_.job_key);
+  variables[flight::kVariable] = std::to_string(flight_.fd());
+  if (session_.logs.is_on()) {
+    variables["TORCHELASTIC_ERROR_FILE"] =
+        session_.logs.of_rank(plan_.restarts, local) + "/error.json";
+  }
+  ChildSpec spec;
+  spec.path = session_.program;
+  spec.command = options_.command;
+  spec.cores = cores_of(options_.binding, local, plan_.local_ranks);
+  spec.inherited = {control_.fd(), flight_.fd()};
+  if (plan_.first_rank + local == 0) spec.input = ChildSpec::Input::Shared;
+  if (plan_.listener) {
+    variables["LOCKSTEP_STORE_FD"] = std::to_string(plan_.listener.get());
+    spec.inherited.push_back(plan_.listener.get());
+  }
+  spec.environment = environment_with(variables);
+  Logs::Files files = std::move(files_[static_cast<size_t>(local)]);
+  direct(spec.out, local, StreamChoice::Out, files.out);
+  direct(spec.err, local, StreamChoice::Err, files.err);
+  Child child = start_child(spec, session_.signals);
+  // Rank 0 alone keeps the socket: when it is gone, so is the port, and nobody waits for an answer.
+  plan_.listener.reset();
+  attach(local, false, std::move(child.out), std::move(files.out));
+  attach(local, true, std::move(child.err), std::move(files.err));
+  return child.pid;
+}
+
+}  // namespace
+
+Outcome run_attempt(Session& session, Plan plan, Outside* outside) {
+  std::vector<Logs::Files> files(static_cast<size_t>(plan.local_ranks));
+  if (session.logs.is_on()) {
+    // Shared, since the files may still be on their way when nobody wants them any more.
+    const auto opened = std::make_shared<std::vector<Logs::Files>>();
+    Outcome early;
+    const bool is_done =
+        do_aside(session, outside, early,
+                 [opened, logs = session.logs, options = session.options,
+                  restarts = plan.restarts] { *opened = logs.open_all(options, restarts); });
+    if (!is_done) {
+      for (const std::string& line : report(early)) session.output.say(line);
+      return early;
+    }
+    files = std::move(*opened);
+  }
+  Control control = Control::create(plan.local_ranks);
+  const flight::Segment flight(plan.local_ranks);
+  WorkerGroup worker_group(session, plan, control, flight, outside);
+  Starter starter(session, plan, control, flight, std::move(files));
+  try {
+    for (int local = 0; local < plan.local_ranks; ++local) {
+      const pid_t pid = starter.start(local);
+      worker_group.watch(local, pid);
+      session.tell(fmt::format("started rank {} as process {}", plan.first_rank + local, pid));
+    }
+  } catch (...) {
+    WorkerGroup::end_everything();
+    throw;
+  }
+  return worker_group.run();
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,379 @@
+#include "launch/job/worker_group.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/diagnosis/failure_summary.h"
+#include "launch/diagnosis/stacks.h"
+#include "launch/output/last_words.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+// For the others to notice a failure by themselves and say what they were doing, for which they ask
+// each other for up to 0.3 s.
+constexpr auto kTelling = 800ms;
+// With kTelling before it a job is over 2.3 s after a failure, and within the promised 3 s on a
+// busy machine.
+constexpr auto kGraceAfterFailure = 1500ms;
+constexpr auto kGraceAfterSignal = 10'000ms;
+// Ranks say where they are within a millisecond or two. After a failure the others are told behind
+// that, and have to know within 0.5 s.
+constexpr auto kAnswer = 500ms;
+constexpr auto kAnswerAfterFailure = 300ms;
+// Between two rounds of SIGKILL, which only a process in the middle of a fork() can outlive, and
+// how many there are at most: a process that the kernel holds in an uninterruptible wait does not
+// die at all.
+constexpr auto kKillRound = 100ms;
+constexpr int kKillRounds = 20;
+// Between two looks for ranks that are stopped; who is so in two of them is named.
+constexpr auto kLook = 1s;
+// From a rank's good end until the others that are still at work are named.
+constexpr std::chrono::nanoseconds kMissing = 30s;
+
+}  // namespace
+
+WorkerGroup::WorkerGroup(Session& session, const Plan& plan, Control& control,
+                         const flight::Segment& flight, Outside* outside)
+    : session_(session),
+      options_(session.options),
+      signals_(session.signals),
+      output_(session.output),
+      first_rank_(plan.first_rank),
+      ranks_(plan.local_ranks),
+      restarts_(plan.restarts),
+      control_(control),
+      flight_(flight),
+      straggling_(plan.local_ranks),
+      outside_(outside) {}
+
+void WorkerGroup::watch(int local_rank, pid_t pid) {
+  running_.emplace(pid, Running{local_rank, Clock::now()});
+}
+
+Outcome WorkerGroup::run() {
+  while (phase_ != Phase::Over) {
+    wait_for_events();
+    output_.pump();
+    bool children = false;
+    while (const auto signal = signals_.next()) {
+      if (*signal == SIGCHLD) {
+        children = true;
+      } else {
+        on_signal(*signal);
+      }
+    }
+    if (children) on_children();
+    if (outside_ != nullptr) attend_outside();
+    if (output_.is_abandoned() && phase_ == Phase::Running) {
+      outcome_.signal = SIGPIPE;
+      stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+    }
+    if (phase_ == Phase::Running && Clock::now() >= next_look_) look_for_absent();
+    if (deadline_ && Clock::now() >= *deadline_) on_deadline();
+  }
+  conclude();
+  return outcome_;
+}
+
+void WorkerGroup::wait_for_events() {
+  std::vector<pollfd> events = {{signals_.fd(), POLLIN, 0}};
+  output_.await(events);
+  std::optional<Clock::time_point> until = deadline_;
+  if (phase_ == Phase::Running) until = next_look_;
+  if (outside_ != nullptr) {
+    const auto call = outside_->await(events);
+    if (call && (!until || *call < *until)) until = call;
+  }
+  int timeout = -1;
+  if (until) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
+    timeout = static_cast<int>(std::max<int64_t>(0, left.count()));
+  }
+  poll(events.data(), events.size(), timeout);
+}
+
+void WorkerGroup::attend_outside() {
+  const auto order = outside_->attend();
+  if (!order) return;
+  if (phase_ == Phase::Stopping && order->signal == 0) {
+    // Others count on the ranks' end within the time after a failure, though a signal allows more.
+    const auto limit = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
+    deadline_ = std::min(*deadline_, limit);
+  }
+  if (phase_ != Phase::Running) return;
+  outcome_.outside = order->why;
+  if (order->signal != 0) return stop(order->signal, options_.grace.value_or(kGraceAfterSignal));
+  control_.explain(order->why);
+  control_.report_failure();
+  enter(Phase::Telling, kTelling);
+}
+
+void WorkerGroup::enter(Phase phase, Clock::duration limit) {
+  phase_ = phase;
+  deadline_ = Clock::now() + limit;
+}
+
+void WorkerGroup::stop(int signal, Clock::duration limit) {
+  enter(Phase::Stopping, limit);
+  signal_ranks(signal);
+  const auto all = descendants();
+  signal_rest(all, signal);
+  // One that is stopped would not see it before it is too late. The others are left alone: SIGCONT
+  // takes away the SIGSTOP by which a debugger, or a leak check at a process's end, waits to
+  // attach.
+  for (const ProcessStat& process : all) {
+    if (process.state == 'T') kill(process.pid, SIGCONT);
+  }
+}
+
+void WorkerGroup::kill_all() {
+  enter(Phase::Killing, kKillRound);
+  signal_ranks(SIGKILL);
+  signal_rest(descendants(), SIGKILL);
+}
+
+void WorkerGroup::signal_ranks(int signal) const {
+  for (const auto& [pid, rank] : running_) kill(-pid, signal);
+}
+
+// Those of `all` descendants that have left the ranks' process groups, or outlived their rank.
+void WorkerGroup::signal_rest(const std::vector<ProcessStat>& all, int signal) const {
+  for (const ProcessStat& process : all) {
+    if (!running_.contains(process.group)) kill(process.pid, signal);
+  }
+}
+
+void WorkerGroup::on_signal(int signal) {
+  switch (signal) {
+    case SIGUSR1:
+      return signal_ranks(signal);
+    case SIGUSR2:
+    case SIGQUIT:
+      return say_where_ranks_are();
+    case SIGTSTP:
+      // The terminal's Ctrl-Z reaches only the launcher. It goes on in the next line when the shell
+      // lets it.
+      signal_ranks(SIGSTOP);
+      raise(SIGSTOP);
+      return signal_ranks(SIGCONT);
+    default:
+      break;
+  }
+  const bool is_first = !outcome_.signal;
+  if (is_first) outcome_.signal = signal;
+  if (phase_ == Phase::Running || phase_ == Phase::Leaving) {
+    const auto grace = options_.grace.value_or(kGraceAfterSignal);
+    output_.say(fmt::format(
+        "{}: asking {} ranks to stop; in {:g} s, or at once on Ctrl-C, they are killed",
+        signal_name(signal), running_.size(), std::chrono::duration<double>(grace).count()));
+    stop(signal, grace);
+  } else {
+    // The ranks are being stopped already; what the signal changes is that none are started again.
+    if (is_first) output_.say(fmt::format("{}: no rank is started again", signal_name(signal)));
+    if (signal == SIGINT) kill_all();
+  }
+  if (is_first && outside_ != nullptr) outside_->on_signal(signal);
+}
+
+void WorkerGroup::on_children() {
+  std::vector<std::pair<pid_t, int>> ended;
+  int status = 0;
+  pid_t pid;
+  while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+    if (running_.contains(pid)) ended.emplace_back(pid, status);
+  }
+  const bool nobody_left = pid < 0;
+  // Of two that ended since the last look, the killed one is the cause and the other's exit its
+  // echo.
+  std::stable_sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {
+    return WIFSIGNALED(a.second) && !WIFSIGNALED(b.second);
+  });
+  for (const auto& [one, its_status] : ended) record(one, its_status);
+
+  // What was there before us may outlive the job.
+  if (nobody_left || (running_.empty() && descendants().empty())) {
+    phase_ = Phase::Over;
+  } else if (phase_ == Phase::Killing) {
+    // An orphan of the one that has just ended may be new among our children.
+    signal_rest(descendants(), SIGKILL);
+  } else if (running_.empty() && phase_ == Phase::Running) {
+    enter(Phase::Leaving, options_.grace.value_or(kGraceAfterFailure));
+  } else if (running_.empty() && phase_ == Phase::Telling) {
+    stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+  }
+}
+
+void WorkerGroup::record(pid_t pid, int wait_status) {
+  const Running ended = running_.extract(pid).mapped();
+  const int local_rank = ended.local_rank;
+  control_.record_exit(local_rank, wait_status);
+  const Push push = phase_ == Phase::Killing    ? Push::Killed
+                    : phase_ == Phase::Stopping ? Push::Asked
+                                                : Push::None;
+  outcome_.ends.push_back({.rank = first_rank_ + local_rank,
+                           .pid = pid,
+                           .wait_status = wait_status,
+                           .ran = Clock::now() - ended.since,
+                           .push = push,
+                           .at_ns = flight::now_ns()});
+  if (is_success(wait_status) || is_requeue(wait_status)) return;
+  if (phase_ == Phase::Running) {
+    outcome_.cause = outcome_.ends.back().rank;
+    outcome_.failed_ns = outcome_.ends.back().at_ns;
+    // Before they are told, and leave.
+    outcome_.seen_first = ask(kAnswerAfterFailure);
+  }
+  control_.report_failure();
+  if (phase_ == Phase::Running) {
+    enter(Phase::Telling, kTelling);
+    if (outside_ != nullptr) outside_->on_failure(outcome_.ends.back());
+  }
+}
+
+void WorkerGroup::on_deadline() {
+  switch (phase_) {
+    case Phase::Telling:
+      return stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
+    case Phase::Leaving:
+      say_of_leftovers("the ranks have ended well and left processes at work, asked to stop now");
+      has_leftovers_ = true;
+      return stop(SIGTERM, options_.grace.value_or(kGraceAfterSignal));
+    case Phase::Stopping:
+      if (has_leftovers_) say_of_leftovers("killed, since they do not stop");
+      return kill_all();
+    case Phase::Killing:
+      if (++kill_rounds_ < kKillRounds) return kill_all();
+      for (const ProcessStat& process : descendants()) {
+        output_.say(
+            fmt::format("process {} (state {}) does not die of SIGKILL: the kernel waits "
+                        "for a device or a network file system",
+                        process.pid, process.state));
+      }
+      phase_ = Phase::Over;
+      return;
+    case Phase::Running:
+    case Phase::Over:
+      return;
+  }
+}
+
+std::vector<Seen> WorkerGroup::look() const {
+  std::vector<Seen> ranks;
+  for (int local = 0; local < ranks_; ++local) {
+    ranks.push_back({.rank = first_rank_ + local, .log = flight_.read(local), .state = 'Z'});
+  }
+  for (const auto& [pid, rank] : running_) {
+    Seen& seen = ranks[static_cast<size_t>(rank.local_rank)];
+    seen.state = process_state(pid);
+    seen.pid = pid;
+  }
+  return ranks;
+}
+
+std::vector<Seen> WorkerGroup::ask(std::chrono::milliseconds limit) const {
+  std::map<int, pid_t> pids;
+  for (const auto& [pid, rank] : running_) pids[rank.local_rank] = pid;
+  if (outside_ != nullptr) limit = std::min(limit, outside_->patience());
+  ask_for_stacks(flight_, pids, limit);
+  return look();
+}
+
+void WorkerGroup::say_where_ranks_are() {
+  const uint64_t asked_ns = flight::now_ns();
+  const std::vector<Seen> ranks = ask(kAnswer);
+  for (const std::string& line : straggling_.lines(ranks)) output_.say(line);
+  std::vector<const flight::Stack*> stacks;
+  for (const Seen& seen : ranks) {
+    if (seen.log.stack && seen.log.stack->at_ns >= asked_ns) stacks.push_back(&*seen.log.stack);
+  }
+  const StackNames names(stacks);
+  for (const Seen& seen : ranks) {
+    if (!seen.log.stack || seen.log.stack->at_ns < asked_ns) continue;
+    output_.say(fmt::format("  rank {}: {}", seen.rank, names.chain(*seen.log.stack)));
+  }
+}
+
+void WorkerGroup::say_of_leftovers(std::string_view what) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> names;
+  size_t more = 0;
+  for (const ProcessStat& process : descendants()) {
+    if (process.state == 'Z') continue;
+    if (names.size() < kMost) {
+      names.push_back(fmt::format("{} (pid {})", process.name, process.pid));
+    } else {
+      ++more;
+    }
+  }
+  if (names.empty()) return;
+  output_.say(fmt::format("{}: {}{}", what, fmt::join(names, ", "),
+                          more == 0 ? "" : fmt::format(" and {} more", more)));
+}
+
+// Peers in a collective name a stopped rank at their deadline. Where nobody is in one, as after the
+// last, nobody else looks.
+void WorkerGroup::look_for_absent() {
+  next_look_ = Clock::now() + kLook;
+  for (auto& [pid, rank] : running_) {
+    const bool was_stopped = std::exchange(rank.is_stopped, process_state(pid) == 'T');
+    if (!rank.is_stopped || !was_stopped || std::exchange(rank.is_said, true)) continue;
+    output_.say(fmt::format("rank {} is stopped (state T, pid {}); it goes on with kill -CONT {}",
+                            first_rank_ + rank.local_rank, pid, pid));
+  }
+  if (outcome_.ends.empty() || said_missing_ ||
+      flight::now_ns() < outcome_.ends.back().at_ns + kMissing.count()) {
+    return;
+  }
+  said_missing_ = true;
+  const uint64_t now = flight::now_ns();
+  std::vector<std::string> missing;
+  for (const Seen& seen : look()) {
+    if (seen.state == 'Z' || missing.size() == 8) continue;
+    const std::string where = whereabouts(seen, now);
+    missing.push_back(
+        fmt::format("rank {} ({})", seen.rank, where.empty() ? "in no collective" : where));
+  }
+  output_.say(
+      fmt::format("{} of {} ranks of this host have ended well; still at work after {} s: {}",
+                  outcome_.ends.size(), ranks_,
+                  std::chrono::duration_cast<std::chrono::seconds>(kMissing).count(),
+                  fmt::join(missing, ", ")));
+}
+
+void WorkerGroup::conclude() {
+  output_.finish();
+  outcome_.seen = look();
+  if (outcome_.cause) outcome_.cause = first_failure(outcome_);
+  const auto out_of_memory = out_of_memory_kills();
+  if (out_of_memory && out_of_memory_before_) {
+    outcome_.out_of_memory = *out_of_memory - *out_of_memory_before_;
+  }
+  for (const std::string& line : report(outcome_)) output_.say(line);
+  if (outcome_.cause) {
+    const LastWords words(session_, first_rank_, restarts_);
+    for (const std::string& line : words.unseen(*outcome_.cause)) output_.say(line);
+    if (session_.logs.is_on()) words.write_failure_report(outcome_, output_);
+  }
+  output_.pump();
+}
+
+void WorkerGroup::end_everything() {
+  for (;;) {
+    const auto all = descendants();
+    if (all.empty()) return;
+    for (const ProcessStat& process : all) kill(process.pid, SIGKILL);
+    if (waitpid(-1, nullptr, 0) < 0) return;
+  }
+}
+
+}  // namespace lockstep::launch

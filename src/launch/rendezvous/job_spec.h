@@ -1,0 +1,19 @@
+// What the hosts of a job have to have in common, in words.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "launch/rendezvous/message.h"
+
+namespace lockstep::launch {
+
+// Sets the command of the job_spec, so that a host that runs another one is refused: the name of
+// the program without its folder, and the arguments.
+void set_command(JobSpec& job_spec, const std::vector<std::string>& command);
+
+// "--max-restarts 3 and --grace 2", of those in which it differs from `other`; both hosts' are of
+// the same length, in the same order. Empty when they do not differ.
+std::string difference(const JobSpec& job_spec, const JobSpec& other);
+
+}  // namespace lockstep::launch

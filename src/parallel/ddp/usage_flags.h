@@ -1,0 +1,80 @@
+// UsageFlags appended to the last bucket: which parameters some rank reached, which ranks took
+// part, which buffers some rank changed, whether some rank refuses the pass, and what Join asks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/parallel/ddp.h"
+
+namespace lockstep::parallel {
+
+// One element per parameter, then two per rank, one per buffer, and two. For Unused::Zero a
+// parameter's flag is set where it was reached, for Error where it was not. What matters after the
+// reduction is only whether the sum or average is above 0, which no rounding of a narrow dtype can
+// change.
+class UsageFlags {
+ public:
+  enum class Presence : uint8_t {
+    Absent,    // the rank has no gradients of its own
+    Held,      // it has some from micro-batches under hold(), but is in no backward()
+    Backward,  // it is in a backward()
+  };
+
+  UsageFlags() = default;
+  struct Counts {
+    size_t parameters = 0, ranks = 0, buffers = 0;
+    size_t all() const { return parameters + 2 * ranks + buffers + 2; }
+  };
+  // `elements` are of any real dtype, as many as counted; collectives combine them in place.
+  UsageFlags(at::Tensor elements, const Counts& counts, Unused meaning)
+      : elements_(std::move(elements)), counts_(counts), meaning_(meaning) {}
+
+  const at::Tensor& elements() const { return elements_; }
+
+  // Before the reduction. All parameters were reached, which is nearly always so:
+  void write_all_reached();
+  void write(const std::vector<char>& reached);
+  // This rank takes no part: it reaches nothing and lacks nothing.
+  void write_absent();
+  // Only when present() and in_backward() will be asked.
+  void write_presence(int rank, Presence presence);
+  // Some gradient of this rank was added to one of a pass before.
+  void write_prior();
+  void write_changed(const std::vector<char>& changed);
+  void write_objection();
+
+  // After it.
+  bool any_set() const;
+  std::vector<char> set() const;     // by parameter
+  std::vector<int> present() const;  // ranks
+  std::vector<int> in_backward() const;
+  bool has_prior() const;
+  std::vector<double> changed() const;  // by buffer: the sum or average over ranks
+  // Whether some rank wrote an objection. Always false on a device, where to ask would mean to wait
+  // for it. The flag stays until clear_objection().
+  bool objected() const;
+  void clear_objection();
+
+ private:
+  at::Tensor of_parameters() const { return part(0, counts_.parameters); }
+  at::Tensor of_ranks(size_t block) const {
+    return part(counts_.parameters + block * counts_.ranks, counts_.ranks);
+  }
+  at::Tensor of_buffers() const {
+    return part(counts_.parameters + 2 * counts_.ranks, counts_.buffers);
+  }
+  at::Tensor of_prior() const { return part(counts_.all() - 2, 1); }
+  at::Tensor of_objection() const { return part(counts_.all() - 1, 1); }
+  std::vector<int> ranks_in(size_t block) const;
+  at::Tensor part(size_t begin, size_t count) const;
+  float reached() const { return meaning_ == Unused::Zero ? 1.0F : 0.0F; }
+
+  at::Tensor elements_;
+  Counts counts_;
+  Unused meaning_ = Unused::Zero;
+};
+
+}  // namespace lockstep::parallel
