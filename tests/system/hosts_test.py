@@ -5,6 +5,7 @@ python3 hosts_test.py SOURCE_DIR BUILD_DIR [CASE...]        (as root: the hosts'
 import os
 import pathlib
 import re
+import signal
 import sys
 import time
 
@@ -17,7 +18,7 @@ LOCKSTEP = BIN / "lockstep"
 SAMPLES = SOURCE / "examples/launch"
 MEET = ["--rdzv-endpoint", "host1:29400"]
 QUICK = "heartbeat_timeout=1,keep_alive_interval=0.2,last_call_timeout=0.2,join_timeout=100"
-# What a rank prints before it does as told: which one it is, and in which epoch.
+# What a rank prints before it does as told: which one it is, and in which attempt.
 HERE = 'echo "here $RANK of $WORLD_SIZE, node $GROUP_RANK, restart $TORCHELASTIC_RESTART_COUNT"; '
 # Far above what is promised (3 s), far below what happens when nobody acts: a busy machine is no failure.
 BOUND_S = 40
@@ -178,6 +179,22 @@ def test_ranks_that_ignore_sigterm_end_on_every_host(folder):
         launchers[1].await_text("here 3 of 4")
         expect_over(time.monotonic(), launchers, "a rank fails, the others ignore SIGTERM")
         launchers[1].expect(3, "rank 0 on host1 exited with status 3", "did not stop in time, killed by the launcher")
+        hosts.expect_nothing_left()
+
+
+def test_a_host_that_hears_of_a_start_and_of_its_end_at_once(folder):
+    # As on a busy machine: host2's launcher is stopped while the others say both.
+    script = "trap '' TERM; test $RANK = 0 && exit 3; while :; do sleep 1000; done"
+    slow = dict(nodes=3, ranks=1, conf="heartbeat_timeout=60,keep_alive_interval=1")
+    with Hosts(folder, 3) as hosts:
+        launchers = [launch(hosts, host, script, **slow) for host in (1, 2)]
+        launchers[1].await_text("joined the job")
+        hosts.on(2, "pkill", "-STOP", "-x", "lockstep")
+        launchers.append(launch(hosts, 3, script, **slow))
+        launchers[0].await_text("rank 0.* exited with status 3")
+        os.killpg(launchers[1].process.pid, signal.SIGCONT)  # nsenter has stopped with it
+        expect_over(time.monotonic(), launchers, "start and stop heard at once")
+        launchers[1].expect(3, "rank 0 on host1 exited with status 3")
         hosts.expect_nothing_left()
 
 

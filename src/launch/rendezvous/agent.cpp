@@ -107,7 +107,7 @@ void Agent::wait_without_ranks() {
   poll(events.data(), events.size(), static_cast<int>(std::max<int64_t>(0, left.count())));
   session_.output.pump();
   while (const auto signal = session_.next_end()) on_signal(*signal);
-  Agent::attend();
+  go_on();
 }
 
 std::optional<Outside::Clock::time_point> Agent::await(std::vector<pollfd>& events) {
@@ -117,10 +117,14 @@ std::optional<Outside::Clock::time_point> Agent::await(std::vector<pollfd>& even
   return limit && *limit < next ? *limit : next;
 }
 
-std::optional<Outside::Order> Agent::attend() {
+void Agent::go_on() {
   network_.pump();
   node_.tick(now());
   act();
+}
+
+std::optional<Outside::Order> Agent::attend() {
+  go_on();
   return std::exchange(halt_, std::nullopt);
 }
 
@@ -144,6 +148,7 @@ void Agent::perform(const Launch& launch) {
                   launch.attempt - 1, launch.world_size, launch.nodes, launch.node_rank,
                   launch.master_addr, launch.master_port));
   launch_ = launch;
+  halt_.reset();  // one that follows may come before the ranks have been started
 }
 
 void Agent::run_ranks(const Launch& launch) {
@@ -165,7 +170,6 @@ void Agent::run_ranks(const Launch& launch) {
   const bool python_serves = env_text("LOCKSTEP_PYTHON_PEERS").value_or("0") != "0";
   if (launch.node_rank == 0 && !python_serves) plan.listener = std::move(store_);
   store_.reset();
-  halt_.reset();
   said_.clear();
   asks_for_requeue_ = false;
   std::optional<Failure> failure;

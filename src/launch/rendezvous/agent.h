@@ -40,6 +40,8 @@ class Agent : private Outside, private Network::Listener {
   void on_disagreement(const std::string& text) override;
 
   void wait_without_ranks();
+  // Hears the others, and does what follows.
+  void go_on();
   void run_ranks(const Launch& launch);
   std::optional<Failure> failure_of(const Outcome& outcome) const;
   Failure failure_of(const RankEnd& end) const;

@@ -119,7 +119,8 @@ Time Node::deadline(Time now) const {
     if (const auto time = coordinator_->deadline(now)) by(*time);
   }
   if (quiet_until_) by(*quiet_until_);
-  if (phase_ == Phase::Ending) by(end_by_);
+  // Afterwards only ranks are awaited, and whoever has started them sees to their end.
+  if (phase_ == Phase::Ending && now < end_by_) by(end_by_);
   if (phase_ == Phase::Dialling || phase_ == Phase::Asking || phase_ == Phase::Attaching) {
     by(dialled_ + timing.lease);
     if (!ranks_) by(dialling_until_);
