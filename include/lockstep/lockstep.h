@@ -12,6 +12,7 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/data/torch_sampler.h"
+#include "lockstep/models/models.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/check_same.h"

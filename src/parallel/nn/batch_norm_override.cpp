@@ -18,15 +18,15 @@ struct Layer {
   std::weak_ptr<JoinGate> gate = {};
 };
 
-struct Layers {
+struct Overridden {
   std::mutex mutex;
   std::unordered_map<const c10::TensorImpl*, Layer> by_tensor;
   std::vector<std::unique_ptr<torch::Library>> kernels;
 };
 
 // Never destroyed: the dispatcher's own end may come before.
-Layers& layers() {
-  static auto* all = new Layers();
+Overridden& layers() {
+  static auto* all = new Overridden();
   return *all;
 }
 

@@ -14,11 +14,11 @@ namespace lockstep::parallel {
 namespace {
 
 // A rank's own complaint travels in place of its description, so that all ranks throw it.
-constexpr char kComplaint = '!';
+constexpr char kRefusal = '!';
 
 std::string description(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const ZeroOptimizer*>(&optimizer) != nullptr) {
-    return std::string(1, kComplaint) +
+    return std::string(1, kRefusal) +
            "a ZeroOptimizer's state is divided over the ranks: load() each rank's own part";
   }
   // load() casts to its own class without looking.
@@ -37,7 +37,7 @@ void compare(const torch::optim::Optimizer& optimizer, const Group& group) {
   const auto texts =
       group.all_gather_bytes(description(optimizer), {.label = "broadcast_optimizer: comparing"});
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (texts[rank].front() == kComplaint) {
+    if (texts[rank].front() == kRefusal) {
       throw ConfigError(
           fmt::format("[broadcast_optimizer] rank {}: {}", rank, texts[rank].substr(1)));
     }

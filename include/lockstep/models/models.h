@@ -1,0 +1,9 @@
+// The models that come with the library.
+#pragma once
+
+#include "lockstep/models/activation.h"
+#include "lockstep/models/convnet.h"
+#include "lockstep/models/holder.h"
+#include "lockstep/models/linear.h"
+#include "lockstep/models/mlp.h"
+#include "lockstep/models/resnet.h"
