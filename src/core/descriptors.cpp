@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 namespace lockstep {
 namespace {
 
 // Beyond this many, tables by descriptor of other libraries become large (systemd's own limit).
 constexpr rlim_t kMost = 524288;
+
+std::optional<rlimit> limit_before;
 
 }  // namespace
 
@@ -19,8 +22,13 @@ void raise_descriptor_limit() noexcept {
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   const rlim_t wanted = std::min(limit.rlim_max, kMost);
   if (limit.rlim_cur >= wanted) return;
+  limit_before = limit;
   limit.rlim_cur = wanted;
   setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void restore_descriptor_limit() noexcept {
+  if (limit_before) setrlimit(RLIMIT_NOFILE, &*limit_before);
 }
 
 Descriptors descriptors() {

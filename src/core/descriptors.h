@@ -7,6 +7,9 @@ namespace lockstep {
 
 // Raises the soft limit to the hard one, as children inherit it.
 void raise_descriptor_limit() noexcept;
+// To what it was before, for a child between fork() and execve(): a program with many descriptors
+// may not be prepared for it (select()).
+void restore_descriptor_limit() noexcept;
 
 struct Descriptors {
   int64_t used = 0;

@@ -44,6 +44,7 @@ std::vector<Message> one_of_each() {
           Failed{3, 2, failure},
           Done{1, 1},
           Lost{9, true},
+          Remark{9, "rank 3 on host2 is stopped"},
           start,
           Forget{5},
           Stop{4, 15, "because"},

@@ -5,12 +5,14 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <string>
 #include <vector>
 
 #include "checkpoint_flags.h"
 #include "doctor.h"
+#include "flags.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/nearest.h"
 #include "run.h"
@@ -21,9 +23,24 @@ using namespace lockstep;
 
 constexpr int kWrongUsage = 2;
 
-int complain(const char* what, int exit_code) {
+int complain(const std::string& what, int exit_code) {
   fmt::print(stderr, "lockstep: {}\n", what);
   return exit_code;
+}
+
+// " (from PET_NPROC_PER_NODE)" when the flag that `what` names first was given by its variable.
+std::string source_of(const std::string& what, const std::vector<std::string>& words) {
+  const size_t begin = what.find("--");
+  if (begin == what.npos) return "";
+  const std::string flag = what.substr(begin, what.find_first_of(" :='", begin) - begin);
+  const std::string variable = tool::variable_of(flag);
+  if (std::getenv(variable.c_str()) == nullptr || what.find(variable) != what.npos) return "";
+  for (std::string word : words) {
+    if (word == "--") break;
+    std::replace(word.begin(), word.end(), '_', '-');
+    if (word == flag || word.starts_with(flag + "=")) return "";
+  }
+  return fmt::format(" (from {})", variable);
 }
 
 // The first word is no command: what was meant?
@@ -68,13 +85,14 @@ int run(std::vector<std::string> words) {
     refuse_command(command, words);
   }
   const bool is_diff = words.front() == "diff";
+  const std::vector<std::string> given = words;
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
     program.parse(words);
   } catch (const CLI::Success& asked) {  // --help, --version
     return program.exit(asked);
   } catch (const CLI::ParseError& error) {
-    return complain(error.what(), kWrongUsage);
+    return complain(error.what() + source_of(error.what(), given), kWrongUsage);
   }
   if (program.got_subcommand("doctor")) return tool::examine();
   if (program.got_subcommand("run")) return command.carry_out();
@@ -92,7 +110,7 @@ int main(int argc, char** argv) try {
 } catch (const launch::StartError& error) {
   return complain(error.what(), error.exit_code());
 } catch (const ConfigError& error) {
-  return complain(error.what(), kWrongUsage);
+  return complain(error.what() + source_of(error.what(), {argv + 1, argv + argc}), kWrongUsage);
 } catch (const std::exception& error) {
   return complain(error.what(), 1);
 }

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 namespace lockstep::launch {
 namespace {
 
@@ -29,6 +31,15 @@ void Remarks::on_answer(const Join& join, const Message& answer) {
 void Remarks::on_spare(const Join& join, size_t places) {
   lines_.push_back(
       fmt::format("{} ({}) is a spare: all {} places are taken", join.host, join.address, places));
+}
+
+void Remarks::on_late(size_t hosts, const std::vector<std::string>& late, const Timing& timing) {
+  const std::vector<std::string> first(
+      late.begin(), late.begin() + static_cast<int>(std::min(late.size(), kMostNames)));
+  lines_.push_back(fmt::format(
+      "all ranks of {} of {} hosts have ended well; still at work after {:g} s: {}{}",
+      hosts - late.size(), hosts, seconds(timing.late), fmt::join(first, ", "),
+      late.size() > first.size() ? fmt::format(" and {} more", late.size() - first.size()) : ""));
 }
 
 void Remarks::on_gathering(Time now) {

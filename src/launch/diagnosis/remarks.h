@@ -21,6 +21,9 @@ class Remarks {
   void on_answer(const Join& join, const Message& answer);
   void on_spare(const Join& join, size_t places);
 
+  // Of so many hosts all have ended well but those.
+  void on_late(size_t hosts, const std::vector<std::string>& late, const Timing& timing);
+
   struct Gathered {
     std::string where;  // the coordinator's address
     std::string who;    // is here, and missing

@@ -48,8 +48,8 @@ class Starter {
         flight_(flight),
         files_(std::move(files)) {}
 
-  // Returns the rank's process; its streams are attached to the session's output.
-  pid_t start(int local);
+  // The rank's process, whose streams are attached to the session's output.
+  Child start(int local);
 
  private:
   // Chooses a stream's way; `file` takes it, or a copy of it.
@@ -99,7 +99,7 @@ void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
                           .tag = tag});
 }
 
-pid_t Starter::start(int local) {
+Child Starter::start(int local) {
   Variables variables = rank_variables(options_, plan_, local);
   variables[Control::kVariable] = std::to_string(control_.fd());
   variables[OrphanReaper::kVariable] = session_.mark;
@@ -128,7 +128,7 @@ pid_t Starter::start(int local) {
   plan_.listener.reset();
   attach(local, false, std::move(child.out), std::move(files.out));
   attach(local, true, std::move(child.err), std::move(files.err));
-  return child.pid;
+  return child;
 }
 
 }  // namespace
@@ -155,15 +155,16 @@ Outcome run_attempt(Session& session, Plan plan, Outside* outside) {
   Starter starter(session, plan, control, flight, std::move(files));
   try {
     for (int local = 0; local < plan.local_ranks; ++local) {
-      const pid_t pid = starter.start(local);
-      worker_group.watch(local, pid);
-      session.tell(fmt::format("started rank {} as process {}", plan.first_rank + local, pid));
+      Child child = starter.start(local);
+      session.tell(
+          fmt::format("started rank {} as process {}", plan.first_rank + local, child.pid));
+      worker_group.watch(local, child.pid, std::move(child.starting));
     }
+    return worker_group.run();
   } catch (...) {
     WorkerGroup::end_everything();
     throw;
   }
-  return worker_group.run();
 }
 
 }  // namespace lockstep::launch

@@ -8,9 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/descriptors.h"
+#include "launch/job/late.h"
 #include "launch/job/program.h"
 #include "launch/process/descendants.h"
-#include "launch/process/descriptors.h"
 #include "launch/process/environment.h"
 #include "lockstep/core/environment.h"
 
@@ -42,8 +43,9 @@ Options completed(Options options) {
   check(options);
   open_standard_streams();
   leave_out_present();
-  raise_open_files();
+  raise_descriptor_limit();
   static_cast<void>(flush_time());  // a wrong value is an error now
+  static_cast<void>(late_after());
   if (options.run_id.empty()) options.run_id = random_run_id();
   return options;
 }

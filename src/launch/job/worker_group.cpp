@@ -13,6 +13,7 @@
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/diagnosis/stacks.h"
 #include "launch/output/last_words.h"
+#include "launch/process/child.h"
 
 namespace lockstep::launch {
 namespace {
@@ -28,17 +29,12 @@ constexpr auto kGraceAfterFailure = 1500ms;
 constexpr auto kGraceAfterSignal = 10'000ms;
 // Ranks say where they are within a millisecond or two. After a failure the others are told behind
 // that, and have to know within 0.5 s.
-constexpr auto kAnswer = 500ms;
 constexpr auto kAnswerAfterFailure = 300ms;
 // Between two rounds of SIGKILL, which only a process in the middle of a fork() can outlive, and
 // how many there are at most: a process that the kernel holds in an uninterruptible wait does not
 // die at all.
 constexpr auto kKillRound = 100ms;
 constexpr int kKillRounds = 20;
-// Between two looks for ranks that are stopped; who is so in two of them is named.
-constexpr auto kLook = 1s;
-// From a rank's good end until the others that are still at work are named.
-constexpr std::chrono::nanoseconds kMissing = 30s;
 
 }  // namespace
 
@@ -56,8 +52,14 @@ WorkerGroup::WorkerGroup(Session& session, const Plan& plan, Control& control,
       straggling_(plan.local_ranks),
       outside_(outside) {}
 
-void WorkerGroup::watch(int local_rank, pid_t pid) {
-  running_.emplace(pid, Running{local_rank, Clock::now()});
+void WorkerGroup::watch(int local_rank, pid_t pid, Fd starting) {
+  running_.emplace(pid, Running{local_rank, Clock::now(), std::move(starting)});
+}
+
+void WorkerGroup::check_starts() {
+  for (auto& [pid, rank] : running_) {
+    if (rank.starting && has_started(rank.starting, session_.program)) rank.starting.reset();
+  }
 }
 
 Outcome WorkerGroup::run() {
@@ -72,6 +74,7 @@ Outcome WorkerGroup::run() {
         on_signal(*signal);
       }
     }
+    check_starts();  // those that could not have ended, too, and are no failed ranks
     if (children) on_children();
     if (outside_ != nullptr) attend_outside();
     if (output_.is_abandoned() && phase_ == Phase::Running) {
@@ -88,6 +91,9 @@ Outcome WorkerGroup::run() {
 void WorkerGroup::wait_for_events() {
   std::vector<pollfd> events = {{signals_.fd(), POLLIN, 0}};
   output_.await(events);
+  for (const auto& [pid, rank] : running_) {
+    if (rank.starting) events.push_back({rank.starting.get(), POLLIN, 0});
+  }
   std::optional<Clock::time_point> until = deadline_;
   if (phase_ == Phase::Running) until = next_look_;
   if (outside_ != nullptr) {
@@ -214,7 +220,11 @@ void WorkerGroup::on_children() {
 }
 
 void WorkerGroup::record(pid_t pid, int wait_status) {
-  const Running ended = running_.extract(pid).mapped();
+  // It may have failed to start since the last look.
+  const Fd& starting = running_.at(pid).starting;
+  if (starting) static_cast<void>(has_started(starting, session_.program));
+  const auto node = running_.extract(pid);
+  const Running& ended = node.mapped();
   const int local_rank = ended.local_rank;
   control_.record_exit(local_rank, wait_status);
   const Push push = phase_ == Phase::Killing    ? Push::Killed
@@ -265,89 +275,6 @@ void WorkerGroup::on_deadline() {
     case Phase::Over:
       return;
   }
-}
-
-std::vector<Seen> WorkerGroup::look() const {
-  std::vector<Seen> ranks;
-  for (int local = 0; local < ranks_; ++local) {
-    ranks.push_back({.rank = first_rank_ + local, .log = flight_.read(local), .state = 'Z'});
-  }
-  for (const auto& [pid, rank] : running_) {
-    Seen& seen = ranks[static_cast<size_t>(rank.local_rank)];
-    seen.state = process_state(pid);
-    seen.pid = pid;
-  }
-  return ranks;
-}
-
-std::vector<Seen> WorkerGroup::ask(std::chrono::milliseconds limit) const {
-  std::map<int, pid_t> pids;
-  for (const auto& [pid, rank] : running_) pids[rank.local_rank] = pid;
-  if (outside_ != nullptr) limit = std::min(limit, outside_->patience());
-  ask_for_stacks(flight_, pids, limit);
-  return look();
-}
-
-void WorkerGroup::say_where_ranks_are() {
-  const uint64_t asked_ns = flight::now_ns();
-  const std::vector<Seen> ranks = ask(kAnswer);
-  for (const std::string& line : straggling_.lines(ranks)) output_.say(line);
-  std::vector<const flight::Stack*> stacks;
-  for (const Seen& seen : ranks) {
-    if (seen.log.stack && seen.log.stack->at_ns >= asked_ns) stacks.push_back(&*seen.log.stack);
-  }
-  const StackNames names(stacks);
-  for (const Seen& seen : ranks) {
-    if (!seen.log.stack || seen.log.stack->at_ns < asked_ns) continue;
-    output_.say(fmt::format("  rank {}: {}", seen.rank, names.chain(*seen.log.stack)));
-  }
-}
-
-void WorkerGroup::say_of_leftovers(std::string_view what) {
-  constexpr size_t kMost = 8;
-  std::vector<std::string> names;
-  size_t more = 0;
-  for (const ProcessStat& process : descendants()) {
-    if (process.state == 'Z') continue;
-    if (names.size() < kMost) {
-      names.push_back(fmt::format("{} (pid {})", process.name, process.pid));
-    } else {
-      ++more;
-    }
-  }
-  if (names.empty()) return;
-  output_.say(fmt::format("{}: {}{}", what, fmt::join(names, ", "),
-                          more == 0 ? "" : fmt::format(" and {} more", more)));
-}
-
-// Peers in a collective name a stopped rank at their deadline. Where nobody is in one, as after the
-// last, nobody else looks.
-void WorkerGroup::look_for_absent() {
-  next_look_ = Clock::now() + kLook;
-  for (auto& [pid, rank] : running_) {
-    const bool was_stopped = std::exchange(rank.is_stopped, process_state(pid) == 'T');
-    if (!rank.is_stopped || !was_stopped || std::exchange(rank.is_said, true)) continue;
-    output_.say(fmt::format("rank {} is stopped (state T, pid {}); it goes on with kill -CONT {}",
-                            first_rank_ + rank.local_rank, pid, pid));
-  }
-  if (outcome_.ends.empty() || said_missing_ ||
-      flight::now_ns() < outcome_.ends.back().at_ns + kMissing.count()) {
-    return;
-  }
-  said_missing_ = true;
-  const uint64_t now = flight::now_ns();
-  std::vector<std::string> missing;
-  for (const Seen& seen : look()) {
-    if (seen.state == 'Z' || missing.size() == 8) continue;
-    const std::string where = whereabouts(seen, now);
-    missing.push_back(
-        fmt::format("rank {} ({})", seen.rank, where.empty() ? "in no collective" : where));
-  }
-  output_.say(
-      fmt::format("{} of {} ranks of this host have ended well; still at work after {} s: {}",
-                  outcome_.ends.size(), ranks_,
-                  std::chrono::duration_cast<std::chrono::seconds>(kMissing).count(),
-                  fmt::join(missing, ", ")));
 }
 
 void WorkerGroup::conclude() {

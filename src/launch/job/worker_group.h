@@ -27,9 +27,10 @@ class WorkerGroup {
   WorkerGroup(Session& session, const Plan& plan, Control& control, const flight::Segment& flight,
               Outside* outside);
 
-  // Watches a process that has just been started.
-  void watch(int local_rank, pid_t pid);
-  // Returns when no descendant of this process is left and everything is said.
+  // Watches a process that has just been started. `starting`: child.h.
+  void watch(int local_rank, pid_t pid, Fd starting);
+  // Returns when no descendant of this process is left and everything is said. Throws StartError
+  // when a rank cannot execute the program, and leaves the others running then.
   Outcome run();
   // Kills and reaps every descendant: for a start that failed half way.
   static void end_everything();
@@ -46,6 +47,7 @@ class WorkerGroup {
   struct Running {
     int local_rank;
     Clock::time_point since;
+    Fd starting;  // until it has executed the program
     bool is_stopped = false, is_said = false;
   };
 
@@ -58,6 +60,7 @@ class WorkerGroup {
   void wait_for_events();
   void attend_outside();
   void on_signal(int signal);
+  void check_starts();
   void on_children();
   void on_deadline();
   void record(pid_t pid, int wait_status);

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/descriptors.h"
 #include "launch/job/program.h"
 #include "launch/process/binding.h"
 #include "launch/process/descriptors.h"
@@ -76,7 +77,7 @@ bool take_stream(const Target& target, const Pipe& pipe, int as) {
   // Whatever else the launcher has inherited itself stays out of the ranks.
   ready = ready && close_on_exec_from(STDERR_FILENO + 1);
   for (const int fd : spec.inherited) ready = ready && fcntl(fd, F_SETFD, 0) == 0;
-  restore_open_files();  // no sooner: what this process opens may lie beyond it
+  restore_descriptor_limit();  // no sooner: what this process opens may lie beyond it
   if (ready) {
     execve(spec.path.c_str(), command.data(), environment.data());
     if (errno == ENOEXEC && is_plain_script(spec.path)) {
@@ -95,6 +96,7 @@ bool take_stream(const Target& target, const Pipe& pipe, int as) {
 Child start_child(const ChildSpec& spec, const Signals& signals) {
   Pipe out = make_pipe(spec.out), err = make_pipe(spec.err);
   Pipe failure = make_pipe();
+  fcntl(failure.read.get(), F_SETFL, O_NONBLOCK);
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
@@ -102,18 +104,19 @@ Child start_child(const ChildSpec& spec, const Signals& signals) {
                             std::strerror(errno)));
   }
   if (pid == 0) become(spec, signals, launcher, out, err, failure.write.get());
-  failure.write.reset();
+  return {pid, std::move(out.read), std::move(err.read), std::move(failure.read)};
+}
+
+bool has_started(const Fd& starting, const std::string& path) {
   int error = 0;
   ssize_t got;
   do {
-    got = read(failure.read.get(), &error, sizeof error);
+    got = read(starting.get(), &error, sizeof error);
   } while (got < 0 && errno == EINTR);
-  if (got > 0) {
-    waitpid(pid, nullptr, 0);
-    if (error == EMFILE || error == ENFILE) refuse_files(error);  // of the child, not the program
-    refuse_program(spec.path, error);
-  }
-  return {pid, std::move(out.read), std::move(err.read)};
+  if (got < 0) return false;
+  if (got == 0) return true;
+  if (error == EMFILE || error == ENFILE) refuse_files(error);  // of the child, not the program
+  refuse_program(path, error);
 }
 
 }  // namespace lockstep::launch

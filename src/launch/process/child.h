@@ -24,6 +24,9 @@ struct Target {
 struct Child {
   pid_t pid = -1;
   Fd out, err;  // the reading ends of the pipes, non-blocking
+  // Ends when the child has executed the program; before that, the errno with which it could not.
+  // Reading the program may wait for a disk or a network file system.
+  Fd starting;
 };
 
 struct ChildSpec {
@@ -39,9 +42,13 @@ struct ChildSpec {
   enum class Input { None, Shared } input = Input::None;
 };
 
-// In a session of its own, killed by the kernel when this process ends. On return the child has
-// executed the program. Throws StartError when it could not, Error when the system has no process
-// or descriptor left; nothing is left of it then.
+// In a session of its own, killed by the kernel when this process ends. Does not wait until the
+// child has executed the program. Throws Error when the system has no process or descriptor left;
+// nothing is left of it then.
 Child start_child(const ChildSpec& spec, const Signals& signals);
+
+// Whether the child has executed the program, whose file is `path`; never waits. Throws StartError
+// when it could not, Error when it had no descriptor left.
+bool has_started(const Fd& starting, const std::string& path);
 
 }  // namespace lockstep::launch

@@ -3,19 +3,15 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/close_range.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cctype>
 #include <cstdlib>
-#include <optional>
 #include <vector>
 
 namespace lockstep::launch {
 namespace {
-
-std::optional<rlimit> limit_before;
 
 // Whether all are known.
 template <class Call>
@@ -34,18 +30,6 @@ bool for_each_from(int first, const Call& call) {
 }
 
 }  // namespace
-
-void raise_open_files() {
-  rlimit limit;
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-  limit_before = limit;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(RLIMIT_NOFILE, &limit);
-}
-
-void restore_open_files() {
-  if (limit_before) setrlimit(RLIMIT_NOFILE, &*limit_before);
-}
 
 bool close_on_exec_from(int first) {
   if (syscall(SYS_close_range, first, ~0U, CLOSE_RANGE_CLOEXEC) == 0) return true;

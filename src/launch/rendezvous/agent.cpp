@@ -7,6 +7,7 @@
 #include <random>
 
 #include "launch/job/attempt.h"
+#include "launch/job/late.h"
 #include "launch/process/secret.h"
 #include "launch/rendezvous/job_spec.h"
 #include "lockstep/core/control.h"
@@ -49,6 +50,7 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
   node.timing.interval = rendezvous.keep_alive_interval;
   node.timing.lease = rendezvous.heartbeat_timeout;
   node.timing.rejoin = rendezvous.rejoin_timeout;
+  node.timing.late = late_after();
   // What the worker group may take (docs/launching_protocol.md) and a second for a busy machine:
   // 0.8 s of telling, the grace, 2 s of killing.
   node.timing.stop = options.grace.value_or(1500ms) + 3800ms;
@@ -215,6 +217,11 @@ Failure Agent::failure_of(int signal) const {
 
 void Agent::on_failure(const RankEnd& end) {
   node_.rank_failed(failure_of(end), now());
+  act();
+}
+
+void Agent::on_stopped(int rank, int pid) {
+  node_.remark(fmt::format("rank {} on {} is stopped (state T, pid {})", rank, host_, pid), now());
   act();
 }
 

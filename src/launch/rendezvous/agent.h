@@ -29,6 +29,7 @@ class Agent : private Outside, private Network::Listener {
   std::optional<Order> attend() override;
   std::chrono::milliseconds patience() const override { return patience_; }
   void on_failure(const RankEnd& end) override;
+  void on_stopped(int rank, int pid) override;
   void on_signal(int signal) override;
 
   // Network::Listener

@@ -80,6 +80,10 @@ void fields(Io& io, Lost& one) {
   io(one.id), io(one.silent);
 }
 template <class Io>
+void fields(Io& io, Remark& one) {
+  io(one.id), io(one.text);
+}
+template <class Io>
 void fields(Io& io, Start& one) {
   io(one.attempt), io(one.hosts), io(one.master_addr), io(one.master_port), io(one.why);
 }

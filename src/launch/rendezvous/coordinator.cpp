@@ -150,13 +150,18 @@ void Coordinator::on(const Failed& failed, Time now) {
   if (phase_ == Phase::Running) stop(failed.failure.what, now);
 }
 
-void Coordinator::on(const Done& done, Time) {
+void Coordinator::on(const Remark& remark, Time) {
+  if (hosts_.contains(remark.id)) broadcasts_.push_back(remark);
+}
+
+void Coordinator::on(const Done& done, Time now) {
   const auto found = hosts_.find(done.id);
   if (found == hosts_.end() || !has_seat(done.id) || done.attempt != attempt_ ||
       phase_ != Phase::Running || found->second.state != State::Running) {
     return;
   }
   set_state(found->second, State::Done);
+  if (in(State::Done) == 1) late_at_ = now + timing_.late;
   if (in(State::Running) == 0) end(0, "");
 }
 
@@ -297,6 +302,7 @@ void Coordinator::consider_start(Time now) {
 }
 
 void Coordinator::start(Time now) {
+  late_at_.reset();
   std::vector<Candidate> candidates;
   for (const auto& [id, host] : hosts_) {
     if (host.state != State::Ready) continue;
@@ -329,33 +335,11 @@ void Coordinator::end(int status, const std::string& why) {
   broadcasts_.push_back(End{status, why});
 }
 
-std::string Coordinator::who_is_here() const {
-  constexpr size_t kMost = 20;
-  std::vector<std::string> here;
-  std::vector<int> missing;
-  for (const auto& [id, host] : hosts_) {
-    if (here.size() < kMost) here.push_back(host.join.host);
-  }
-  for (int rank = 0; rank < job_spec_.max_nodes && missing.size() < kMost; ++rank) {
-    if (!by_node_rank_.contains(rank)) missing.push_back(rank);
-  }
-  return fmt::format("here: {}{}", fmt::join(here, ", "),
-                     by_node_rank_.empty()
-                         ? ""
-                         : fmt::format("; missing: node rank {}", fmt::join(missing, ", ")));
-}
-
-// For the user, as long as nothing runs.
-void Coordinator::remark_on_waiting(Time now) {
-  if (phase_ != Phase::Gathering || hosts_.empty()) return;
-  remarks_.on_waiting({.where = hosts_.begin()->second.join.address,
-                       .who = who_is_here(),
-                       .ready = in(State::Ready),
-                       .is_fenced = now < fenced_until()},
-                      job_spec_, timing_, now);
-}
-
 void Coordinator::tick(Time now) {
+  if (phase_ == Phase::Running && late_at_ && now >= *late_at_) {
+    late_at_.reset();
+    remarks_.on_late(seated_.size(), hosts_with_ranks(), timing_);
+  }
   if (phase_ == Phase::Gathering) {
     drop_unattached(now);
     consider_start(now);
@@ -368,10 +352,7 @@ void Coordinator::tick(Time now) {
     }
     remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {
-    std::vector<std::string> late;
-    for (const auto& [id, host] : hosts_) {
-      if (host.state == State::Running) late.push_back(host.join.host);
-    }
+    const std::vector<std::string> late = hosts_with_ranks();
     end(failures_.empty() ? 1 : cause().status,
         fmt::format("{}; then the ranks on {} did not end in time",
                     failures_.empty() ? why_ : cause().what, fmt::join(late, ", ")));
@@ -380,6 +361,7 @@ void Coordinator::tick(Time now) {
 
 std::optional<Time> Coordinator::deadline(Time now) const {
   if (phase_ == Phase::Stopping) return stop_until_;
+  if (phase_ == Phase::Running) return late_at_;
   if (phase_ != Phase::Gathering) return std::nullopt;
   Time next = enough_since_ ? *enough_since_ + timing_.last_call : gathering_since_ + timing_.join;
   if (in(State::Placed) > 0) next = std::min(next, now + 2 * timing_.lease);

@@ -71,6 +71,7 @@ class Coordinator {
   void on(const Ready& ready, Time now);
   void on(const Failed& failed, Time now);
   void on(const Done& done, Time now);
+  void on(const Remark& remark, Time now);
   template <class Other>
   void on(const Other&, Time) {}
 
@@ -96,6 +97,7 @@ class Coordinator {
   std::string who_is_here() const;
   Message answer(const Join& join, Time now);
   void remark_on_waiting(Time now);
+  std::vector<std::string> hosts_with_ranks() const;
 
   const JobSpec job_spec_;
   const Timing timing_;
@@ -124,6 +126,7 @@ class Coordinator {
   Predecessors predecessors_;
   Time started_{}, gathering_since_{}, not_before_{}, stop_until_{}, next_drop_{};
   std::optional<Time> enough_since_;  // hosts are ready
+  std::optional<Time> late_at_;       // when hosts that are still at work are named
   std::string why_;                   // for the next start
   std::optional<int> spares_;
   std::map<uint64_t, std::string> had_seat_;  // in the last attempt: launchers and their hosts

@@ -135,6 +135,13 @@ struct Lost {  // by its parent
   bool operator==(const Lost&) const = default;
 };
 
+// Up the tree, and from the coordinator to all.
+struct Remark {   // for the users of the other hosts
+  NodeId id = 0;  // whose it is
+  std::string text;
+  bool operator==(const Remark&) const = default;
+};
+
 // Down the tree, from the coordinator to all.
 struct HostRanks {
   NodeId id = 0;
@@ -166,7 +173,7 @@ struct End {
 };
 
 using Message = std::variant<Join, Welcome, Wait, Refuse, Attach, Ping, Pong, Ready, Failed, Done,
-                             Lost, Start, Forget, Stop, End>;
+                             Lost, Remark, Start, Forget, Stop, End>;
 
 using MessagePtr = std::shared_ptr<const Message>;
 

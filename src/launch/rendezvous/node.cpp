@@ -102,6 +102,8 @@ void Node::follow(const Message& message, Time now) {
     if (ranks_ || done_) return;
     quiet_until_.reset();
     obstructed(wait->reason);
+  } else if (const auto* remark = std::get_if<Remark>(&message)) {
+    if (remark->id != id_) actions_.emplace_back(Say{remark->text});
   } else if (const auto* forget = std::get_if<Forget>(&message)) {
     if (forget->id == id_) orphaned("the coordinator has given it up", now);
   }
@@ -189,7 +191,8 @@ void Node::from_child(ConnectionId link, const MessagePtr& message, Time now) {
   if (child.id == 0) return drop_child(link, false, now);
   const bool upward =
       std::holds_alternative<Ready>(*message) || std::holds_alternative<Failed>(*message) ||
-      std::holds_alternative<Done>(*message) || std::holds_alternative<Lost>(*message);
+      std::holds_alternative<Done>(*message) || std::holds_alternative<Lost>(*message) ||
+      std::holds_alternative<Remark>(*message);
   if (!upward) return drop_child(link, false, now);
   if (phase_ == Phase::Member || phase_ == Phase::Ending) up(*message, now);
 }
@@ -279,6 +282,10 @@ void Node::drop_child(ConnectionId link, bool silent, Time now) {
   hang_up(link);
   if (id != 0 && (phase_ == Phase::Member || phase_ == Phase::Ending)) up(Lost{id, silent}, now);
   if (phase_ == Phase::Ending) leave_if_alone();
+}
+
+void Node::remark(const std::string& text, Time now) {
+  if (phase_ == Phase::Member) up(Remark{id_, text}, now);
 }
 
 void Node::rank_failed(const Failure& failure, Time now) {

@@ -76,6 +76,8 @@ class Node {
   // Why the coordinator could not be joined so far; said once, and again when time has run out.
   void obstructed(const std::string& why);
 
+  // For the users of all other hosts.
+  void remark(const std::string& text, Time now);
   void rank_failed(const Failure& failure, Time now);
   // No rank of this host is left; with a failure, or every rank has exited with 0, or none of that
   // because of Halt. `store_port` is for the next attempt.

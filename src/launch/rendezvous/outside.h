@@ -34,6 +34,8 @@ class Outside {
   virtual std::chrono::milliseconds patience() const = 0;
   // A rank of this host is the first to fail; the other ranks of this host have just been told.
   virtual void on_failure(const RankEnd& end) = 0;
+  // A rank of this host does not move: SIGSTOP, or a debugger.
+  virtual void on_stopped(int rank, int pid) = 0;
   // A signal to this launcher ends the attempt; the ranks of this host have just been asked.
   virtual void on_signal(int signal) = 0;
 };

@@ -1,0 +1,16 @@
+// When ranks that go on are missed.
+#pragma once
+
+#include <chrono>
+
+#include "lockstep/core/environment.h"
+
+namespace lockstep::launch {
+
+// From the first good end of a rank, or of all ranks of a host, until those that are still at work
+// are named. Throws ConfigError for a wrong LOCKSTEP_LATE_RANKS.
+inline std::chrono::nanoseconds late_after() {
+  return std::chrono::seconds(env_int("LOCKSTEP_LATE_RANKS", 1, 1'000'000).value_or(30));
+}
+
+}  // namespace lockstep::launch

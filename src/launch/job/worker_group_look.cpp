@@ -1,0 +1,110 @@
+// What the worker group sees of its ranks while they run, and says of them.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch/diagnosis/failure_summary.h"
+#include "launch/diagnosis/stacks.h"
+#include "launch/job/late.h"
+#include "launch/job/worker_group.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kAnswer = 500ms;
+// Between two looks for ranks that are stopped; who is so in two of them is named.
+constexpr auto kLook = 1s;
+
+}  // namespace
+
+std::vector<Seen> WorkerGroup::look() const {
+  std::vector<Seen> ranks;
+  for (int local = 0; local < ranks_; ++local) {
+    ranks.push_back({.rank = first_rank_ + local, .log = flight_.read(local), .state = 'Z'});
+  }
+  for (const auto& [pid, rank] : running_) {
+    Seen& seen = ranks[static_cast<size_t>(rank.local_rank)];
+    seen.state = process_state(pid);
+    seen.pid = pid;
+  }
+  return ranks;
+}
+
+std::vector<Seen> WorkerGroup::ask(std::chrono::milliseconds limit) const {
+  std::map<int, pid_t> pids;
+  for (const auto& [pid, rank] : running_) pids[rank.local_rank] = pid;
+  if (outside_ != nullptr) limit = std::min(limit, outside_->patience());
+  ask_for_stacks(flight_, pids, limit);
+  return look();
+}
+
+void WorkerGroup::say_where_ranks_are() {
+  const uint64_t asked_ns = flight::now_ns();
+  const std::vector<Seen> ranks = ask(kAnswer);
+  for (const std::string& line : straggling_.lines(ranks)) output_.say(line);
+  std::vector<const flight::Stack*> stacks;
+  for (const Seen& seen : ranks) {
+    if (seen.log.stack && seen.log.stack->at_ns >= asked_ns) stacks.push_back(&*seen.log.stack);
+  }
+  const StackNames names(stacks);
+  for (const Seen& seen : ranks) {
+    if (!seen.log.stack || seen.log.stack->at_ns < asked_ns) continue;
+    output_.say(fmt::format("  rank {}: {}", seen.rank, names.chain(*seen.log.stack)));
+  }
+}
+
+void WorkerGroup::say_of_leftovers(std::string_view what) {
+  constexpr size_t kMost = 8;
+  std::vector<std::string> names;
+  size_t more = 0;
+  for (const ProcessStat& process : descendants()) {
+    if (process.state == 'Z') continue;
+    if (names.size() < kMost) {
+      names.push_back(fmt::format("{} (pid {})", process.name, process.pid));
+    } else {
+      ++more;
+    }
+  }
+  if (names.empty()) return;
+  output_.say(fmt::format("{}: {}{}", what, fmt::join(names, ", "),
+                          more == 0 ? "" : fmt::format(" and {} more", more)));
+}
+
+// Peers in a collective name a stopped rank at their deadline. Where nobody is in one, as after the
+// last, nobody else looks.
+void WorkerGroup::look_for_absent() {
+  next_look_ = Clock::now() + kLook;
+  for (auto& [pid, rank] : running_) {
+    const bool was_stopped = std::exchange(rank.is_stopped, process_state(pid) == 'T');
+    if (!rank.is_stopped || !was_stopped || std::exchange(rank.is_said, true)) continue;
+    output_.say(fmt::format("rank {} is stopped (state T, pid {}); it goes on with kill -CONT {}",
+                            first_rank_ + rank.local_rank, pid, pid));
+    if (outside_ != nullptr) outside_->on_stopped(first_rank_ + rank.local_rank, pid);
+  }
+  if (outcome_.ends.empty() || said_missing_ ||
+      flight::now_ns() < outcome_.ends.back().at_ns + late_after().count()) {
+    return;
+  }
+  said_missing_ = true;
+  const uint64_t now = flight::now_ns();
+  std::vector<std::string> missing;
+  for (const Seen& seen : look()) {
+    if (seen.state == 'Z' || missing.size() == 8) continue;
+    const std::string where = whereabouts(seen, now);
+    missing.push_back(
+        fmt::format("rank {} ({})", seen.rank, where.empty() ? "in no collective" : where));
+  }
+  output_.say(
+      fmt::format("{} of {} ranks of this host have ended well; still at work after {} s: {}",
+                  outcome_.ends.size(), ranks_,
+                  std::chrono::duration_cast<std::chrono::seconds>(late_after()).count(),
+                  fmt::join(missing, ", ")));
+}
+
+}  // namespace lockstep::launch
