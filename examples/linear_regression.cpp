@@ -75,12 +75,7 @@ int main(int argc, char** argv) {
   Options options;
   bool compare = false;
   app.add_option("--epochs", options.epochs)->check(example::not_negative())->capture_default_str();
-  app.add_option("--batch-size", options.batch_size, "per rank")
-      ->check(example::positive())
-      ->capture_default_str();
-  app.add_option("--lr", options.learning_rate, "learning rate")
-      ->check(example::positive())
-      ->capture_default_str();
+  example::add_training_options(app, options);
   app.add_option("--lr-scaling", options.scaling, "of the learning rate with the number of ranks")
       ->check(CLI::IsMember({"none", "linear", "sqrt"}))
       ->capture_default_str();

@@ -173,12 +173,7 @@ int main(int argc, char** argv) {
       ->envname("FASHION_MNIST")
       ->capture_default_str();
   app.add_option("--epochs", options.epochs)->check(example::positive())->capture_default_str();
-  app.add_option("--batch-size", options.batch_size, "per rank")
-      ->check(example::positive())
-      ->capture_default_str();
-  app.add_option("--lr", options.learning_rate, "learning rate")
-      ->check(example::positive())
-      ->capture_default_str();
+  example::add_training_options(app, options);
   app.add_option("--seed", options.seed)->check(example::not_negative())->capture_default_str();
   app.add_option("--steps", options.steps, "stop after so many; 0: all")
       ->check(example::not_negative());

@@ -43,6 +43,17 @@ inline CLI::Validator not_negative() {
       "");
 }
 
+// --batch-size and --lr, into members of these names: batch_size and learning_rate.
+template <class Options>
+void add_training_options(CLI::App& app, Options& options) {
+  app.add_option("--batch-size", options.batch_size, "per rank")
+      ->check(positive())
+      ->capture_default_str();
+  app.add_option("--lr", options.learning_rate, "learning rate")
+      ->check(positive())
+      ->capture_default_str();
+}
+
 // Reads the options and runs the program. Returns the exit status: 2 when the user asked for
 // something impossible, 1 when something else went wrong. Under `lockstep run` the first rank that
 // fails ends the job.

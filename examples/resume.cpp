@@ -96,12 +96,7 @@ int main(int argc, char** argv) {
   app.add_option("--save-every", options.save_every, "so many steps")
       ->check(example::positive())
       ->capture_default_str();
-  app.add_option("--batch-size", options.batch_size, "per rank")
-      ->check(example::positive())
-      ->capture_default_str();
-  app.add_option("--lr", options.learning_rate, "learning rate")
-      ->check(example::positive())
-      ->capture_default_str();
+  example::add_training_options(app, options);
 
   bool is_done = true;
   const int status = example::run(app, argc, argv, [&] {

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cmath>
 #include <set>
@@ -13,16 +12,13 @@
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint/format/names.h"
+#include "core/address.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {
 namespace {
 
-std::string this_process() {
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
-  return fmt::format("process {} on {}", getpid(), host.data());
-}
+std::string this_process() { return fmt::format("process {} on {}", getpid(), host_name()); }
 
 void write_file(FileSystem& files, const std::string& path, std::string_view bytes) {
   OutputFile file(files, path);

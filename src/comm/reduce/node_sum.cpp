@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -25,10 +24,6 @@ std::vector<int> numbers_of(Range range) {
 
 Range lanes_of(int rank, int ranks, int64_t lanes) { return Shard{rank, ranks}.of(lanes); }
 
-int64_t middle(Range node) {
-  return node.begin + static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(node.size() - 1)));
-}
-
 // Whether ranks [first, last) are the leaves of a tree of this shape, and what they bring its
 // nodes.
 bool has_shape_of_ranks(const std::vector<std::vector<Range>>& nodes, Range ranks) {
@@ -43,7 +38,7 @@ bool has_shape_of_ranks(const std::vector<std::vector<Range>>& nodes, Range rank
 // CallOptions refer to texts of the caller's, who may be gone when the second call starts.
 struct Texts {
   explicit Texts(const CallOptions& options)
-      : tag(options.label),
+      : label(options.label),
         name(options.context.name),
         advice(options.advice),
         timeout(options.timeout),
@@ -52,12 +47,12 @@ struct Texts {
 
   CallOptions options() const {
     return {.timeout = timeout,
-            .label = tag,
+            .label = label,
             .context = {.name = name, .number = number, .pass = pass},
             .advice = advice};
   }
 
-  std::string tag, name, advice;
+  std::string label, name, advice;
   std::optional<std::chrono::milliseconds> timeout;
   uint32_t number, pass;
 };

@@ -8,12 +8,6 @@ namespace {
 // Small enough that the partial sums of a step are in the cache for the next.
 constexpr int64_t kBlockBytes = 16 << 10;
 
-int64_t middle(Range node) {
-  int64_t left = 1;
-  while (2 * left < node.size()) left *= 2;
-  return node.begin + left;
-}
-
 void cover(const std::vector<int>& ranks, Range node, std::vector<Range>& nodes) {
   const auto first = std::lower_bound(ranks.begin(), ranks.end(), node.begin);
   const auto last = std::lower_bound(ranks.begin(), ranks.end(), node.end);
@@ -26,6 +20,12 @@ void cover(const std::vector<int>& ranks, Range node, std::vector<Range>& nodes)
 }
 
 }  // namespace
+
+int64_t middle(Range node) {
+  int64_t left = 1;
+  while (2 * left < node.size()) left *= 2;
+  return node.begin + left;
+}
 
 std::vector<Range> maximal_nodes(const std::vector<int>& ranks, int size) {
   std::vector<Range> nodes;

@@ -11,6 +11,10 @@
 
 namespace lockstep::comm {
 
+// Where the right child of a node of two leaves or more begins: n leaves are split at the largest
+// power of two below n.
+int64_t middle(Range node);
+
 // The fewest nodes of the tree over ranks [0, size) that cover just `ranks`, which are in order. A
 // node is the range of ranks below it.
 std::vector<Range> maximal_nodes(const std::vector<int>& ranks, int size);

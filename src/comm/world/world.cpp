@@ -74,15 +74,15 @@ DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
 
 // This rank's device, once each rank is known to have one, all of the same kind.
 at::Device own_device(const std::vector<Member>& members,
-                      const std::vector<Topology::LocalPlace>& seats, int rank) {
+                      const std::vector<Topology::LocalPlace>& local_places, int rank) {
   std::vector<at::Device> devices;
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     try {
       // A launcher may call every rank local rank 0, each with a device of its own.
-      devices.push_back(
-          device_at(member.devices,
-                    {member.local_rank < 0 ? seats[i].place : member.local_rank, seats[i].count}));
+      devices.push_back(device_at(
+          member.devices, {member.local_rank < 0 ? local_places[i].place : member.local_rank,
+                           local_places[i].count}));
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{} (rank {})", error.what(), i));
     }
@@ -270,9 +270,9 @@ World World::from_env(WorldOptions options) {
     layout.hosts.push_back(members[r].host);
     layout.doors.push_back(members[r].door);
   }
-  const auto seats = layout.local_places();
-  state->local_rank = seats[place.rank].place;
-  state->local_size = seats[place.rank].count;
+  const auto local_places = layout.local_places();
+  state->local_rank = local_places[place.rank].place;
+  state->local_size = local_places[place.rank].count;
   state->hosts = static_cast<int>(layout.by_host().size());
   const MakeNet make_net = [timeout = options.timeout](const Store& at, const NetGroup& net) {
     check_descriptors(static_cast<int>(net.members.size()));
@@ -282,7 +282,7 @@ World World::from_env(WorldOptions options) {
   };
   try {
     check_layout(asked, state->hosts, place.size);
-    state->device = own_device(members, seats, place.rank);
+    state->device = own_device(members, local_places, place.rank);
     take(state->device);
     if (asked != Backend::Gloo) {
       const Sharing sharing = try_sharing(own, place.rank, std::move(layout), options.timeout);

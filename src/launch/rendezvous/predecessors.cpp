@@ -12,7 +12,7 @@ constexpr NodeId kCoordinator = 1;
 
 void Predecessors::note(const Past& past, uint64_t own, Time fence) {
   if (past.coordinator == 0 || past.coordinator == own || past.attempt == 0) return;
-  Epoch& attempt = attempts_[past.coordinator];
+  Attempt& attempt = attempts_[past.coordinator];
   if (past.attempt < attempt.number) return;
   if (past.attempt > attempt.number) {
     // The first word of it counts: ranks of that coordinator were being stopped by then.

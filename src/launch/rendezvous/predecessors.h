@@ -21,13 +21,13 @@ class Predecessors {
   void clear() { attempts_.clear(); }
 
  private:
-  struct Epoch {
+  struct Attempt {
     uint32_t number = 0;  // the last one that anybody knows of
     uint32_t hosts = 0;
     std::set<NodeId> over;  // have no ranks left
     Time until{};
   };
-  std::map<uint64_t, Epoch> attempts_;  // by coordinator
+  std::map<uint64_t, Attempt> attempts_;  // by coordinator
 };
 
 }  // namespace lockstep::launch

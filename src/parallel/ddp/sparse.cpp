@@ -4,8 +4,8 @@
 #include <torch/types.h>
 
 #include <algorithm>
-#include <bit>
 
+#include "comm/reduce/tree.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 
@@ -15,11 +15,11 @@ namespace {
 // In place of a number of entries.
 constexpr int64_t kUnreached = -1, kDense = -2, kBroken = -3;
 
-// In the order of all transports: n addends are split at the largest power of two below n.
-at::Tensor tree_sum(const std::vector<at::Tensor>& addends, size_t begin, size_t end) {
-  if (end - begin == 1) return addends[begin];
-  const size_t half = std::bit_floor(end - begin - 1);
-  return tree_sum(addends, begin, begin + half) + tree_sum(addends, begin + half, end);
+// In the order of all transports.
+at::Tensor tree_sum(const std::vector<at::Tensor>& addends, Range node) {
+  if (node.size() == 1) return addends[node.begin];
+  const int64_t half = comm::middle(node);
+  return tree_sum(addends, {node.begin, half}) + tree_sum(addends, {half, node.end});
 }
 
 // Collectives know no complex numbers.
@@ -190,7 +190,7 @@ at::Tensor SparseGradients::sum(const Named& parameter, const std::vector<at::Te
         values[addend].options().layout(at::kSparse),
         /*is_coalesced=*/true));
   }
-  return tree_sum(terms, 0, terms.size());
+  return tree_sum(terms, {0, static_cast<int64_t>(terms.size())});
 }
 
 }  // namespace lockstep::parallel
