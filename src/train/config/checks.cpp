@@ -1,0 +1,193 @@
+#include "train/config/checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace lockstep::train {
+namespace {
+
+class Checks {
+ public:
+  Checks(const Schema& schema, const RunConfig& config, const OriginOf& origin_of,
+         const IsGiven& is_given, Problems& problems)
+      : schema_(schema),
+        config_(config),
+        origin_of_(origin_of),
+        is_given_(is_given),
+        problems_(problems) {}
+
+  void training();
+  void evaluation();
+  void parallel();
+  void data();
+  void launch();
+
+ private:
+  void refuse(const std::string& path, const std::string& what) {
+    problems_.add(origin_of_(path), fmt::format("{}: {}", path, what));
+  }
+  // A value other than the default is of use only where something else holds.
+  void needs(const std::string& path, bool holds, const std::string& what) {
+    if (holds || !is_given_(path)) return;
+    for (const Key* key : schema_.all(path)) {
+      if (key->load(config_) != key->fallback) return refuse(path, "needs " + what);
+    }
+  }
+  // A metric that somebody refers to has to be computed.
+  void needs_metric(const std::string& path, const std::string& metric) {
+    const auto& metrics = config_.training.metrics;
+    if (metric.empty() || metric == "loss") return;
+    if (std::find(metrics.begin(), metrics.end(), metric) == metrics.end()) {
+      refuse(path, fmt::format("'{}' is neither loss nor in training.metrics", metric));
+    } else if (metric == "confusion_matrix") {
+      refuse(path, "a confusion_matrix is no single number");
+    }
+    if (config_.training.eval_strategy == "no") {
+      refuse(path, "needs evaluations: training.eval_strategy is no");
+    }
+  }
+
+  const Schema& schema_;
+  const RunConfig& config_;
+  const OriginOf& origin_of_;
+  const IsGiven& is_given_;
+  Problems& problems_;
+};
+
+void Checks::training() {
+  const auto& schedule = config_.schedule;
+  if (schedule.warmup_steps > 0 && schedule.warmup_ratio > 0) {
+    refuse("schedule.warmup_ratio", "schedule.warmup_steps is given, too: give one of them");
+  }
+  for (size_t i = 1; i < schedule.milestones.size(); ++i) {
+    if (schedule.milestones[i] > schedule.milestones[i - 1]) continue;
+    refuse("schedule.milestones", "they have to increase");
+    break;
+  }
+  if (schedule.min_lr > config_.optimizer.learning_rate) {
+    refuse("schedule.min_lr", fmt::format("{} is above optimizer.learning_rate {}", schedule.min_lr,
+                                          config_.optimizer.learning_rate));
+  }
+  const bool is_sgd = config_.optimizer.kind == "sgd";
+  if (is_sgd && config_.optimizer.nesterov && config_.optimizer.momentum <= 0) {
+    refuse("optimizer.nesterov", "needs optimizer.momentum above 0");
+  }
+  needs("training.label_smoothing",
+        config_.training.loss == "auto" || config_.training.loss == "cross_entropy",
+        "training.loss: cross_entropy");
+  const auto& metrics = config_.training.metrics;
+  needs("training.top_k", std::find(metrics.begin(), metrics.end(), "top_k") != metrics.end(),
+        "top_k in training.metrics");
+}
+
+void Checks::evaluation() {
+  const auto& training = config_.training;
+  if (training.eval_strategy == "steps" && training.eval_steps < 1) {
+    refuse("training.eval_strategy", "steps needs training.eval_steps, 1 or more");
+  }
+  needs("training.eval_steps", training.eval_steps == 0 || training.eval_strategy == "steps",
+        "training.eval_strategy: steps");
+  needs_metric("training.early_stopping.metric", training.early_stopping.metric);
+  for (const char* name : {"mode", "patience", "min_delta"}) {
+    needs(std::string("training.early_stopping.") + name, !training.early_stopping.metric.empty(),
+          "training.early_stopping.metric");
+  }
+  needs_metric("checkpoint.best_metric", config_.checkpoint.best_metric);
+  needs("checkpoint.best_mode", !config_.checkpoint.best_metric.empty(), "checkpoint.best_metric");
+  if (config_.schedule.kind == "plateau" && training.eval_strategy == "no") {
+    refuse("schedule.kind", "plateau needs evaluations: training.eval_strategy is no");
+  }
+  const bool has_place =
+      !config_.checkpoint.directory.empty() || !config_.logging.output_dir.empty();
+  needs("checkpoint.save_steps", config_.checkpoint.save_strategy == "steps",
+        "checkpoint.save_strategy: steps");
+  for (const char* name : {"resume", "best_metric"}) {
+    const std::string path = std::string("checkpoint.") + name;
+    const std::string& value =
+        path == "checkpoint.resume" ? config_.checkpoint.resume : config_.checkpoint.best_metric;
+    const bool is_path = path == "checkpoint.resume" && value != "latest";
+    needs(path, has_place || value.empty() || is_path,
+          "checkpoint.directory or logging.output_dir");
+  }
+}
+
+void Checks::parallel() {
+  const auto& parallel = config_.parallel;
+  if (parallel.strategy == "fsdp") {
+    refuse("parallel.strategy", "fsdp is not supported by the trainer yet; use ddp");
+  } else {
+    // Also with its default: who writes FULL_SHARD wants the model divided.
+    for (const Key& key : schema_.keys()) {
+      if (!key.path.starts_with("parallel.fsdp.") || !is_given_(key.path)) continue;
+      refuse(key.path,
+             fmt::format("needs parallel.strategy: fsdp, and that is {}", parallel.strategy));
+    }
+  }
+  needs("parallel.sync_bn_group_size", parallel.sync_bn || parallel.sync_bn_group_size == 0,
+        "parallel.sync_bn: true");
+  for (const char* name : {"hook_rank", "hook_start_step"}) {
+    needs(std::string("parallel.") + name, parallel.hook == "power_sgd",
+          "parallel.hook: power_sgd");
+  }
+  needs("parallel.hook_fraction", parallel.hook == "top_k", "parallel.hook: top_k");
+  for (const char* name : {"initial_scale", "growth_interval"}) {
+    needs(std::string("mixed_precision.") + name, config_.mixed_precision.dtype == "fp16",
+          "mixed_precision.dtype: fp16");
+  }
+}
+
+void Checks::data() {
+  const auto& data = config_.data;
+  if (data.kind == "csv" && data.csv.delimiter.size() != 1) {
+    refuse("data.delimiter", "need one character");
+  }
+  if (data.kind == "images" && data.images.channels == 2) {
+    refuse("data.channels", "3 or 1");
+  }
+  if (data.validation_fraction > 0 && !data.validation_path.empty()) {
+    refuse("data.validation_fraction", "data.validation_path is given, too: give one of them");
+  }
+  const bool needs_path = data.kind == "csv" || data.kind == "npy" || data.kind == "idx" ||
+                          data.kind == "safetensors" || data.kind == "images" ||
+                          data.kind == "tokens" || data.kind == "mnist";
+  if (needs_path && data.path.empty()) {
+    problems_.add(origin_of_("data.kind"), fmt::format("data.kind {} needs data.path", data.kind));
+  }
+}
+
+void Checks::launch() {
+  const auto& launch = config_.launch;
+  const auto is_number = [](const std::string& text) {
+    return !text.empty() && text.size() < 6 &&
+           std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  };
+  const std::string& ranks = launch.nproc_per_node;
+  const bool is_word = ranks == "cpu" || ranks == "gpu" || ranks == "auto";
+  if (!is_word && (!is_number(ranks) || std::stoi(ranks) < 1 || std::stoi(ranks) > 4096)) {
+    refuse("launch.nproc_per_node",
+           fmt::format("'{}' is neither a number from 1 to 4096 nor cpu, gpu or auto", ranks));
+  }
+  const size_t colon = std::min(launch.nnodes.find(':'), launch.nnodes.size());
+  const std::string least = launch.nnodes.substr(0, colon);
+  const std::string most = colon < launch.nnodes.size() ? launch.nnodes.substr(colon + 1) : least;
+  if (!is_number(least) || !is_number(most) || std::stoi(least) < 1 ||
+      std::stoi(most) < std::stoi(least)) {
+    refuse("launch.nnodes",
+           fmt::format("'{}' is neither a number nor MIN:MAX, 1 or more", launch.nnodes));
+  }
+}
+
+}  // namespace
+
+void check_together(const Schema& schema, const RunConfig& config, const OriginOf& origin_of,
+                    const IsGiven& is_given, Problems& problems) {
+  Checks checks(schema, config, origin_of, is_given, problems);
+  checks.training();
+  checks.evaluation();
+  checks.parallel();
+  checks.data();
+  checks.launch();
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,92 @@
+// accelerate's fsdp_config as keys of parallel.fsdp.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+
+#include "train/config/flat_keys.h"
+#include "train/config/value.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::array kStrategies = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"};
+
+// Those whose names and values are ours.
+constexpr std::array kSame = {"sharding_strategy",
+                              "reshard_after_forward",
+                              "auto_wrap_policy",
+                              "min_num_params",
+                              "transformer_layer_cls_to_wrap",
+                              "backward_prefetch",
+                              "forward_prefetch",
+                              "cpu_offload",
+                              "state_dict_type",
+                              "use_orig_params",
+                              "sync_module_states",
+                              "activation_checkpointing"};
+
+bool is_one(const YAML::Node& value, const char* word) {
+  std::string text = value.IsScalar() ? value.Scalar() : "";
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text == word;
+}
+
+FlatMeaning as(const std::string& name, const YAML::Node& value) {
+  return {.values = {{"parallel.fsdp." + name, value}}};
+}
+
+// "Block,Head" as a list.
+YAML::Node split(const YAML::Node& value) {
+  if (!value.IsScalar()) return value;
+  YAML::Node list(YAML::NodeType::Sequence);
+  std::string rest = value.Scalar();
+  while (!rest.empty()) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    list.push_back(rest.substr(0, comma));
+    rest.erase(0, comma + 1);
+  }
+  return list;
+}
+
+}  // namespace
+
+std::vector<std::string> fsdp_names() {
+  std::vector<std::string> names(kSame.begin(), kSame.end());
+  for (const char* other :
+       {"offload_params", "transformer_cls_to_wrap", "version", "cpu_ram_efficient_loading",
+        "ignored_modules", "activation_checkpointing_offload"}) {
+    names.emplace_back(other);
+  }
+  return names;
+}
+
+FlatMeaning translate_fsdp(const std::string& name, const YAML::Node& value) {
+  const std::string text = value.IsScalar() ? value.Scalar() : "";
+  if (name == "sharding_strategy" && text.size() == 1 && text[0] >= '1' && text[0] <= '4') {
+    return as(name, YAML::Node(kStrategies[static_cast<size_t>(text[0] - '1')]));
+  }
+  // With version 1 accelerate keeps the strategy under this name.
+  if (name == "reshard_after_forward" &&
+      std::find(kStrategies.begin(), kStrategies.end(), text) != kStrategies.end()) {
+    return as("sharding_strategy", value);
+  }
+  if (name == "offload_params") return as("cpu_offload", value);
+  if (name == "transformer_cls_to_wrap" || name == "transformer_layer_cls_to_wrap") {
+    return as("transformer_layer_cls_to_wrap", split(value));
+  }
+  if (name == "version" && (text == "1" || text == "2")) return {};
+  if (name == "version") return {.problem = fmt::format("{} is neither 1 nor 2", excerpt(value))};
+  if (name == "cpu_ram_efficient_loading") {
+    return {.remark = "has no effect: weights are read where they lie"};
+  }
+  if (name == "ignored_modules" || name == "activation_checkpointing_offload") {
+    if (text.empty() || is_one(value, "false")) return {};
+    return {.problem = "is not supported"};
+  }
+  return as(name, value);
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,86 @@
+// Sections `parallel` and `mixed_precision`.
+#include "train/config/key.h"
+
+#define AT LOCKSTEP_MEMBER
+
+namespace lockstep::train {
+namespace {
+
+void add_fsdp_keys(KeyList& keys) {
+  keys.choice("fsdp.sharding_strategy", AT(parallel.fsdp.sharding_strategy),
+              {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"},
+              "What is divided over the ranks; as accelerate's (which also takes 1 to 4).");
+  keys.add("fsdp.reshard_after_forward", AT(parallel.fsdp.reshard_after_forward),
+           "Whether parameters are gathered again in backward.");
+  keys.choice("fsdp.auto_wrap_policy", AT(parallel.fsdp.auto_wrap_policy),
+              {"NO_WRAP", "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"}, "How units are found.");
+  keys.add("fsdp.min_num_params", AT(parallel.fsdp.min_num_params),
+           "Of a unit, with SIZE_BASED_WRAP; without a policy it selects that one.", at_least(0));
+  keys.add("fsdp.transformer_layer_cls_to_wrap", AT(parallel.fsdp.transformer_layer_cls_to_wrap),
+           "Names of the classes that are units, with TRANSFORMER_BASED_WRAP.");
+  keys.choice("fsdp.backward_prefetch", AT(parallel.fsdp.backward_prefetch),
+              {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"},
+              "When the next unit is gathered in backward.");
+  keys.add("fsdp.forward_prefetch", AT(parallel.fsdp.forward_prefetch),
+           "Whether the next unit is gathered in forward.");
+  keys.add("fsdp.cpu_offload", AT(parallel.fsdp.cpu_offload),
+           "Whether parameters lie in the host's memory; accelerate's offload_params.");
+  keys.choice("fsdp.state_dict_type", AT(parallel.fsdp.state_dict_type),
+              {"SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"},
+              "How checkpoints are written.");
+  keys.add("fsdp.use_orig_params", AT(parallel.fsdp.use_orig_params),
+           "Whether the optimizer sees the module's parameters.");
+  keys.add("fsdp.sync_module_states", AT(parallel.fsdp.sync_module_states),
+           "Whether parameters become rank 0's at the start.");
+  keys.add("fsdp.activation_checkpointing", AT(parallel.fsdp.activation_checkpointing),
+           "Whether units are computed again in backward.");
+}
+
+}  // namespace
+
+void add_parallel_keys(KeyList& keys) {
+  keys.section("parallel");
+  keys.choice("strategy", AT(parallel.strategy), {"ddp", "fsdp"},
+              "ddp: each rank has the whole model; fsdp: it is divided.");
+  keys.add("lanes", AT(parallel.lanes),
+           "The result is the same for any number of ranks up to this one; 0: without.",
+           between(0, 4096));
+  keys.add("bucket_cap_mb", AT(parallel.bucket_cap_mb),
+           "MiB of gradients that are averaged at a time.", above(0));
+  keys.choice("unused", AT(parallel.unused), {"zero", "error"},
+              "Parameters that backward does not reach count as zero, or are an error.");
+  keys.choice("buffers", AT(parallel.buffers), {"broadcast", "average", "none"},
+              "What becomes of the model's buffers after each step.");
+  keys.add("sync_bn", AT(parallel.sync_bn), "BatchNorm over the batches of all ranks.");
+  keys.add("sync_bn_group_size", AT(parallel.sync_bn_group_size),
+           "BatchNorm over groups of so many ranks; 0: all.", at_least(0));
+  keys.add("zero", AT(parallel.zero), "The optimizer's state is divided over the ranks (ZeRO 1).");
+  keys.choice("hook", AT(parallel.hook), {"none", "fp16", "bf16", "power_sgd", "top_k"},
+              "How gradients are made smaller before they are sent.");
+  keys.add("hook_rank", AT(parallel.hook_rank), "power_sgd: of the approximation.", at_least(1));
+  keys.add("hook_start_step", AT(parallel.hook_start_step),
+           "power_sgd: steps before it are averaged exactly.", at_least(1));
+  keys.add("hook_fraction", AT(parallel.hook_fraction),
+           "top_k: share of the gradient that is sent.",
+           {.least = 0, .most = 1, .above_least = true});
+  keys.choice("backend", AT(parallel.backend), {"auto", "shm", "gloo", "host-then-net", "nccl"},
+              "How ranks talk; LOCKSTEP_BACKEND goes before it.");
+  keys.choice("device", AT(parallel.device), {"auto", "cpu", "cuda"},
+              "What ranks compute on; LOCKSTEP_DEVICE goes before it.");
+  keys.add("timeout_seconds", AT(parallel.timeout_seconds),
+           "How long a rank waits for the others; LOCKSTEP_TIMEOUT goes before it.",
+           between(1, 604800));
+  add_fsdp_keys(keys);
+
+  keys.section("mixed_precision");
+  keys.choice("dtype", AT(mixed_precision.dtype), {"no", "bf16", "fp16", "auto"},
+              "Of matrix products and convolutions; auto: bf16 where the hardware has it.");
+  keys.add("initial_scale", AT(mixed_precision.initial_scale), "fp16: the loss is multiplied by.",
+           above(0));
+  keys.add("growth_interval", AT(mixed_precision.growth_interval),
+           "fp16: steps without infinities after which the scale doubles.", at_least(1));
+}
+
+}  // namespace lockstep::train
+
+#undef AT

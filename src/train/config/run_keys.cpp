@@ -1,0 +1,63 @@
+// Sections `checkpoint`, `logging` and `launch`.
+#include "train/config/key.h"
+
+#define AT LOCKSTEP_MEMBER
+
+namespace lockstep::train {
+
+void add_run_keys(KeyList& keys) {
+  keys.section("checkpoint");
+  keys.add("directory", AT(checkpoint.directory),
+           "Where checkpoints are; empty: `checkpoints` in logging.output_dir, if that is set, "
+           "otherwise nothing is saved.");
+  keys.choice("save_strategy", AT(checkpoint.save_strategy), {"no", "steps", "epoch"},
+              "When to save.");
+  keys.add("save_steps", AT(checkpoint.save_steps),
+           "Optimizer steps between two checkpoints, with save_strategy steps.", at_least(1));
+  keys.add("save_total_limit", AT(checkpoint.save_total_limit),
+           "How many of the newest are kept; 0: all.", at_least(0));
+  keys.add("resume", AT(checkpoint.resume),
+           "Go on from `latest` (from the beginning when there is none) or from a checkpoint's "
+           "folder; empty: begin anew.");
+  keys.add("async", AT(checkpoint.async), "Files are written while training goes on.");
+  keys.add("best_metric", AT(checkpoint.best_metric),
+           "The checkpoint that is best by this metric of the evaluation is kept, too.");
+  keys.choice("best_mode", AT(checkpoint.best_mode), {"auto", "min", "max"},
+              "Which is better; auto: the lower loss and perplexity, otherwise the higher.");
+  keys.add("save_on_preemption", AT(checkpoint.save_on_preemption),
+           "Save, then leave, when the job is told to stop.");
+
+  keys.section("logging");
+  keys.add("logging_steps", AT(logging.logging_steps),
+           "Optimizer steps between two lines; 0: none between epochs.", at_least(0));
+  keys.add("output_dir", AT(logging.output_dir), "The run's folder; empty: no files.");
+  keys.add("metrics_file", AT(logging.metrics_file),
+           "JSON lines; empty: metrics.jsonl in output_dir, if that is set.");
+  keys.add("result_file", AT(logging.result_file),
+           "The final metrics as JSON; empty: result.json in output_dir, if that is set.");
+
+  keys.section("launch");
+  keys.add("nproc_per_node", AT(launch.nproc_per_node),
+           "Ranks on each host: a number, cpu, gpu, or auto.");
+  keys.add("nnodes", AT(launch.nnodes), "Hosts: a number, or MIN:MAX.");
+  keys.add("node_rank", AT(launch.node_rank), "This host's number; -1: not given.",
+           between(-1, 49'999));
+  keys.add("master_addr", AT(launch.master_addr), "Host of rank 0.");
+  keys.add("master_port", AT(launch.master_port), "Where it listens; 0: not given.",
+           between(0, 65535));
+  keys.add("rdzv_endpoint", AT(launch.rdzv_endpoint), "HOST:PORT at which launchers meet.");
+  keys.choice("rdzv_backend", AT(launch.rdzv_backend), {"static", "c10d"},
+              "As torchrun's; empty: not given.");
+  keys.add("rdzv_id", AT(launch.rdzv_id), "The job's name.");
+  keys.add("max_restarts", AT(launch.max_restarts), "Restarts after a failure.",
+           between(0, 1'000'000));
+  keys.add("log_dir", AT(launch.log_dir), "Keep files of the job here.");
+  keys.choice("bind", AT(launch.bind), {"none", "cores", "numa"},
+              "Which cores each rank may use; empty: not given.");
+  keys.add("threads_per_rank", AT(launch.threads_per_rank),
+           "OMP_NUM_THREADS of the ranks; 0: not given.", between(0, 100'000));
+}
+
+}  // namespace lockstep::train
+
+#undef AT

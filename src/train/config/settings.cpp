@@ -1,0 +1,271 @@
+#include "train/config/settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include "lockstep/core/environment.h"
+#include "lockstep/core/nearest.h"
+#include "train/config/curriculum.h"
+#include "train/config/flat_keys.h"
+#include "train/config/schema.h"
+#include "train/config/value.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr size_t kMostBytes = 1 << 20;
+constexpr int kAfterFile = 1 << 24;  // lines a file cannot have
+constexpr const char* kFsdp = "parallel.fsdp";
+
+// Sections for which one word is their kind: `optimizer: adam`.
+constexpr std::array kShort = {"model", "data", "optimizer", "schedule", "mixed_precision"};
+
+std::string short_key(const std::string& section) {
+  return section + (section == "mixed_precision" ? ".dtype" : ".kind");
+}
+
+}  // namespace
+
+Origin Settings::at(const YAML::Node& node, const Origin& otherwise) const {
+  if (layer_ > 0 || node.Mark().is_null()) return otherwise;
+  const int line = node.Mark().line + 1;
+  return {fmt::format("{}:{}:{}", file_, line, node.Mark().column + 1), line};
+}
+
+void Settings::read_file(const std::string& text, const std::string& name) {
+  file_ = name;
+  const Origin whole{fmt::format("{}:1:1", name), 1};
+  if (text.size() > kMostBytes) {
+    problems_.add(whole,
+                  fmt::format("{} bytes; a configuration has at most {}", text.size(), kMostBytes));
+    return;
+  }
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.size() > 1) {
+      problems_.add(at(documents[1], whole), "a second document begins; a run has one");
+    }
+    if (documents.empty() || documents[0].IsNull()) return;
+    const YAML::Node& root = documents[0];
+    if (!root.IsMap()) {
+      problems_.add(at(root, whole), "expected sections and keys as KEY: VALUE lines");
+      return;
+    }
+    std::map<std::string, Origin> seen;
+    for (const auto& entry : root) {
+      const Origin origin = at(entry.first, whole);
+      if (!entry.first.IsScalar()) {
+        problems_.add(origin, "a key has to be a word");
+        continue;
+      }
+      const auto [first, is_new] = seen.emplace(entry.first.Scalar(), origin);
+      if (!is_new) {
+        problems_.add(origin, fmt::format("'{}' is there twice, first in {}", entry.first.Scalar(),
+                                          first->second.text));
+        continue;
+      }
+      read_top(entry.first, entry.second, origin);
+    }
+  } catch (const YAML::Exception& error) {
+    const int line = error.mark.is_null() ? 1 : error.mark.line + 1;
+    const int column = error.mark.is_null() ? 1 : error.mark.column + 1;
+    problems_.add({fmt::format("{}:{}:{}", name, line, column), line},
+                  fmt::format("not YAML: {}", error.msg));
+  }
+}
+
+void Settings::read_top(const YAML::Node& key, const YAML::Node& value, const Origin& origin) {
+  const std::string& name = key.Scalar();
+  if (!schema_.is_section(name)) return read_key(name, value, origin);
+  if (value.IsNull()) return;
+  if (value.IsMap()) return read_group(value, name, origin);
+  if (value.IsScalar() && std::find(kShort.begin(), kShort.end(), name) != kShort.end()) {
+    return add(short_key(name), value, origin, name);
+  }
+  problems_.add(
+      at(value, origin),
+      fmt::format("section {} is {}; expected KEY: VALUE lines below it", name, excerpt(value)));
+}
+
+void Settings::read_group(const YAML::Node& map, const std::string& path, const Origin& whole) {
+  std::map<std::string, Origin> seen;
+  for (const auto& entry : map) {
+    const Origin origin = at(entry.first, whole);
+    if (!entry.first.IsScalar()) {
+      problems_.add(origin, "a key has to be a word");
+      continue;
+    }
+    const std::string& name = entry.first.Scalar();
+    const auto [first, is_new] = seen.emplace(name, origin);
+    if (!is_new) {
+      problems_.add(origin,
+                    fmt::format("'{}' is there twice, first in {}", name, first->second.text));
+      continue;
+    }
+    read_key(path + "." + name, entry.second, origin);
+  }
+}
+
+void Settings::read_key(const std::string& path, const YAML::Node& value, const Origin& origin) {
+  const auto dot = path.rfind('.');
+  const std::string written = dot == path.npos ? path : path.substr(dot + 1);
+  if (!schema_.all(path).empty() || path == kCurriculum) return add(path, value, origin, written);
+  if (schema_.is_group(path)) {
+    if (value.IsMap()) return read_group(value, path, origin);
+    if (value.IsNull()) return;
+    return problems_.add(
+        at(value, origin),
+        fmt::format("{} is {}; expected KEY: VALUE lines below it", written, excerpt(value)));
+  }
+  const bool is_top = dot == path.npos;
+  if (is_top && path == "fsdp_config") {
+    if (value.IsMap()) return read_group(value, kFsdp, origin);
+    if (value.IsNull()) return;
+    return problems_.add(at(value, origin), "fsdp_config has to be a group of keys");
+  }
+  FlatMeaning meaning;
+  const std::string parent = is_top ? "" : path.substr(0, dot);
+  std::string fsdp = written.starts_with("fsdp_") ? written.substr(5) : written;
+  if (!is_top && parent != kFsdp) fsdp.clear();
+  const std::vector<std::string> names = fsdp_names();
+  if (const FlatKey* flat = is_top ? find_flat_key(path) : nullptr) {
+    if (value.IsNull()) return;
+    meaning = flat->translate(value);
+  } else if (!fsdp.empty() && std::find(names.begin(), names.end(), fsdp) != names.end()) {
+    if (value.IsNull()) return;
+    meaning = translate_fsdp(fsdp, value);
+  } else {
+    return refuse_unknown(written, path, origin);
+  }
+  if (!meaning.problem.empty()) {
+    return problems_.add(at(value, origin), fmt::format("{}: {}", written, meaning.problem));
+  }
+  if (!meaning.remark.empty()) {
+    remarks_.push_back(fmt::format("{}: {} {}", origin.text, written, meaning.remark));
+  }
+  for (const auto& [target, node] : meaning.values) {
+    settings_.push_back({target, node, origin, at(value, origin), written, layer_});
+  }
+}
+
+void Settings::add(const std::string& path, const YAML::Node& value, const Origin& origin,
+                   const std::string& written) {
+  if (value.IsNull()) return;  // `key:` says nothing
+  // Names that FSDP has of its own need their values translated.
+  const std::string prefix = std::string(kFsdp) + ".";
+  if (path.starts_with(prefix)) {
+    for (const auto& [target, node] : translate_fsdp(path.substr(prefix.size()), value).values) {
+      settings_.push_back({target, node, origin, at(value, origin), written, layer_});
+    }
+    return;
+  }
+  settings_.push_back({path, value, origin, at(value, origin), written, layer_});
+}
+
+void Settings::refuse_unknown(const std::string& written, const std::string& path,
+                              const Origin& origin) {
+  // What stands beside it, and what has its very name elsewhere.
+  std::vector<std::string> beside, elsewhere;
+  const bool is_top = path.find('.') == path.npos;
+  const std::string parent = is_top ? "" : path.substr(0, path.rfind('.') + 1);
+  for (const Key& key : schema_.keys()) {
+    if (!is_top && key.path.starts_with(parent)) {
+      const std::string rest = key.path.substr(parent.size());
+      beside.push_back(rest.substr(0, rest.find('.')));
+    }
+    if (key.path.substr(key.path.rfind('.') + 1) == written) elsewhere.push_back(key.path);
+  }
+  if (parent == "training.") beside.emplace_back("curriculum");
+  if (is_top) {
+    beside = schema_.sections();
+    for (const FlatKey& flat : flat_keys()) beside.push_back(flat.name);
+  } else if (const FlatKey* flat = find_flat_key(written); flat != nullptr && elsewhere.empty()) {
+    const FlatMeaning meaning = flat->translate(YAML::Node("1"));
+    if (!meaning.values.empty()) elsewhere.push_back(meaning.values[0].path);
+  }
+  const std::string where = is_top ? "" : " in " + parent.substr(0, parent.size() - 1);
+  problems_.add(origin, fmt::format("unknown key '{}'{}; {}", written.substr(0, 60), where,
+                                    elsewhere.empty()
+                                        ? "the nearest is " + nearest(written.substr(0, 60), beside)
+                                        : "it is " + elsewhere.front()));
+}
+
+void Settings::read_environment() {
+  layer_ = 1;
+  const auto take = [this](const char* name, const std::string& path, const std::string& value) {
+    const Origin origin{fmt::format("environment {}={}", name, value), kAfterFile + order_++};
+    settings_.push_back({path, YAML::Node(value), origin, origin, name, layer_});
+  };
+  constexpr std::array<std::pair<const char*, const char*>, 3> kOurs = {
+      {{"LOCKSTEP_BACKEND", "parallel.backend"},
+       {"LOCKSTEP_DEVICE", "parallel.device"},
+       {"LOCKSTEP_TIMEOUT", "parallel.timeout_seconds"}}};
+  for (const auto& [name, path] : kOurs) {
+    if (const auto value = env_text(name)) take(name, path, *value);
+  }
+  // accelerate's, which `lockstep run --config_file` sets for the ranks. It writes "no" when
+  // nothing was said.
+  const auto precision = env_text("ACCELERATE_MIXED_PRECISION");
+  if (precision && *precision != "no") {
+    take("ACCELERATE_MIXED_PRECISION", "mixed_precision.dtype", *precision);
+  }
+  const auto says_yes = [](const char* name) {
+    const auto value = env_text(name);
+    return value && (*value == "true" || *value == "True" || *value == "1");
+  };
+  if (says_yes("ACCELERATE_USE_CPU") && !env_text("LOCKSTEP_DEVICE")) {
+    take("ACCELERATE_USE_CPU", "parallel.device", "cpu");
+  }
+  if (!says_yes("ACCELERATE_USE_FSDP")) return;
+  take("ACCELERATE_USE_FSDP", "parallel.strategy", "fsdp");
+  for (const std::string& name : fsdp_names()) {
+    std::string variable = "FSDP_" + name;
+    std::transform(variable.begin(), variable.end(), variable.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    const auto value = env_text(variable.c_str());
+    if (!value) continue;
+    const Origin origin{fmt::format("environment {}={}", variable, *value), kAfterFile + order_++};
+    const FlatMeaning meaning = translate_fsdp(name, YAML::Node(*value));
+    if (!meaning.problem.empty()) problems_.add(origin, meaning.problem);
+    for (const auto& [path, node] : meaning.values) {
+      settings_.push_back({path, node, origin, origin, variable, layer_});
+    }
+  }
+}
+
+void Settings::read_override(const std::string& text) {
+  ++layer_;  // later ones win
+  layer_ = std::max(layer_, 2);
+  const Origin origin{fmt::format("--set {}", text.substr(0, 200)), kAfterFile + order_++};
+  const size_t equals = text.find('=');
+  if (equals == text.npos || equals == 0) {
+    return problems_.add(origin, "expected KEY=VALUE, as training.seed=3");
+  }
+  const std::string path = text.substr(0, equals);
+  YAML::Node value;
+  try {
+    value = YAML::Load(text.substr(equals + 1));
+  } catch (const YAML::Exception& error) {
+    return problems_.add(origin, fmt::format("not YAML: {}", error.msg));
+  }
+  if (value.IsNull() || !value.IsDefined()) value = YAML::Node("");
+  if (path.find('.') == path.npos) {
+    YAML::Node key(path);
+    return read_top(key, value, origin);
+  }
+  if (!schema_.is_section(path.substr(0, path.find('.')))) {
+    return problems_.add(
+        origin,
+        fmt::format("unknown section '{}'; the nearest is {}", path.substr(0, path.find('.')),
+                    nearest(path.substr(0, path.find('.')), schema_.sections())));
+  }
+  read_key(path, value, origin);
+}
+
+}  // namespace lockstep::train

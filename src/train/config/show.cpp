@@ -1,0 +1,90 @@
+// The effective configuration as a file.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/config.h"
+#include "train/config/curriculum.h"
+#include "train/config/schema.h"
+#include "train/config/value.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr size_t kCommentColumn = 44;
+
+// What only says more about another key, and would hide those that count.
+constexpr std::array kOnlyWhenSet = {"training.early_stopping.mode",
+                                     "training.early_stopping.patience",
+                                     "training.early_stopping.min_delta",
+                                     "training.top_k",
+                                     "parallel.hook_rank",
+                                     "parallel.hook_start_step",
+                                     "parallel.hook_fraction",
+                                     "parallel.sync_bn_group_size",
+                                     "mixed_precision.initial_scale",
+                                     "mixed_precision.growth_interval",
+                                     "checkpoint.save_steps",
+                                     "checkpoint.best_mode"};
+
+class Lines {
+ public:
+  explicit Lines(const RunConfig& config) : config_(config) {}
+
+  void section(const std::string& name) {
+    text_ += fmt::format("{}{}:\n", text_.empty() ? "" : "\n", name);
+    group_.clear();
+  }
+  // `name`: behind the section.
+  void add(const std::string& path, const std::string& name, const std::string& value) {
+    const auto dot = name.find('.');
+    const std::string group = dot == name.npos ? "" : name.substr(0, dot);
+    if (group != group_ && !group.empty()) text_ += fmt::format("  {}:\n", group);
+    group_ = group;
+    const std::string line = fmt::format("{}{}: {}", group.empty() ? "  " : "    ",
+                                         dot == name.npos ? name : name.substr(dot + 1), value);
+    const auto found = config_.origins.find(path);
+    std::string from = found == config_.origins.end() ? "default" : found->second;
+    for (char& c : from) {
+      if (static_cast<unsigned char>(c) < 0x20) c = ' ';  // a comment ends with its line
+    }
+    text_ += fmt::format("{:<{}}  # {}\n", line, kCommentColumn, from);
+  }
+  std::string text() && { return std::move(text_); }
+
+ private:
+  const RunConfig& config_;
+  std::string text_, group_;
+};
+
+}  // namespace
+
+std::string show_config(const RunConfig& config, const ConfigExtensions& extensions) {
+  const Schema schema(extensions);
+  Lines lines(config);
+  for (const std::string& section : schema.sections()) {
+    const std::string kind_key = schema.kind_key(section);
+    const std::string kind =
+        kind_key.empty() ? "" : std::get<std::string>(schema.find(kind_key, "")->load(config));
+    lines.section(section);
+    for (const Key& key : schema.keys()) {
+      if (key.section() != section || !belongs_to(key, kind)) continue;
+      if (key.path.starts_with("parallel.fsdp.") && config.parallel.strategy != "fsdp") continue;
+      const bool is_aside =
+          std::find(kOnlyWhenSet.begin(), kOnlyWhenSet.end(), key.path) != kOnlyWhenSet.end();
+      if (is_aside && !config.origins.contains(key.path) && key.load(config) == key.fallback) {
+        continue;
+      }
+      lines.add(key.path, key.name(), text_of(key.load(config)));
+    }
+    if (section == "training") {
+      lines.add(kCurriculum, "curriculum", text_of(config.training.curriculum));
+    }
+  }
+  return std::move(lines).text();
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,104 @@
+// Sections `optimizer`, `schedule` and `training`.
+#include "train/config/key.h"
+
+#define AT LOCKSTEP_MEMBER
+
+namespace lockstep::train {
+namespace {
+
+void add_optimizer_keys(KeyList& keys) {
+  keys.section("optimizer");
+  keys.choice("kind", AT(optimizer.kind), {"sgd", "adam", "adamw"}, "The optimizer.");
+  keys.add("learning_rate", AT(optimizer.learning_rate), "Before lr_scaling and the schedule.",
+           at_least(0));
+  keys.choice("lr_scaling", AT(optimizer.lr_scaling), {"none", "linear", "sqrt"},
+              "How the rate grows with the number of ranks N: not, x N, or x sqrt(N).");
+  keys.kinds({"sgd", "adam", "adamw"});
+  keys.add("weight_decay", AT(optimizer.weight_decay), "As libtorch's.", at_least(0));
+  keys.kinds({"sgd"});
+  keys.add("momentum", AT(optimizer.momentum), "As libtorch's.", between(0, 1));
+  keys.add("nesterov", AT(optimizer.nesterov), "Nesterov's momentum.");
+  keys.kinds({"adam", "adamw"});
+  keys.add("beta1", AT(optimizer.beta1), "Of the mean of gradients.", between(0, 1));
+  keys.add("beta2", AT(optimizer.beta2), "Of the mean of their squares.", between(0, 1));
+  keys.add("eps", AT(optimizer.eps), "Added to the denominator.", at_least(0));
+}
+
+void add_schedule_keys(KeyList& keys) {
+  keys.section("schedule");
+  keys.choice("kind", AT(schedule.kind),
+              {"constant", "linear", "cosine", "polynomial", "step", "multi_step", "exponential",
+               "one_cycle", "plateau"},
+              "How the learning rate goes on, in optimizer steps. PyTorch's schedules.");
+  keys.add("warmup_steps", AT(schedule.warmup_steps),
+           "Steps in which the rate rises from 0, before the schedule begins.", at_least(0));
+  keys.add("warmup_ratio", AT(schedule.warmup_ratio), "The same as a share of all steps.",
+           between(0, 1));
+  keys.kinds({"linear", "cosine", "polynomial", "plateau"});
+  keys.add("min_lr", AT(schedule.min_lr), "The lowest rate.", at_least(0));
+  keys.kinds({"step"});
+  keys.add("step_size", AT(schedule.step_size), "Steps between two multiplications.", at_least(1))
+      .required = true;
+  keys.kinds({"multi_step"});
+  keys.add("milestones", AT(schedule.milestones), "The steps at which the rate is multiplied.",
+           at_least(1))
+      .required = true;
+  keys.kinds({"step", "multi_step", "exponential", "plateau"});
+  keys.add("gamma", AT(schedule.gamma), "The factor of each multiplication.", between(0, 1));
+  keys.kinds({"polynomial"});
+  keys.add("power", AT(schedule.power), "Of the share of steps that is left.", above(0));
+  keys.kinds({"one_cycle"});
+  keys.add("rising", AT(schedule.rising), "Share of the steps on the way up.", between(0, 1));
+  keys.kinds({"plateau"});
+  keys.add("patience", AT(schedule.patience), "Evaluations without a lower loss that are let pass.",
+           at_least(0));
+}
+
+}  // namespace
+
+void add_training_keys(KeyList& keys) {
+  add_optimizer_keys(keys);
+  add_schedule_keys(keys);
+  keys.section("training");
+  keys.add("epochs", AT(training.epochs), "Times through the data.", at_least(1));
+  keys.add("max_steps", AT(training.max_steps),
+           "Optimizer steps after which training ends; 0: as many as the epochs have.",
+           at_least(0));
+  keys.add("max_seconds", AT(training.max_seconds),
+           "Wall-clock time after which the run saves and ends; 0: no limit.", at_least(0));
+  keys.add("batch_size", AT(training.batch_size),
+           "Samples per rank and micro-batch; with lanes: per lane.", at_least(1));
+  keys.add("gradient_accumulation_steps", AT(training.gradient_accumulation_steps),
+           "Micro-batches of an optimizer step.", at_least(1));
+  keys.add("max_grad_norm", AT(training.max_grad_norm),
+           "Gradients are clipped to this norm over all parameters; 0: not clipped.", at_least(0));
+  keys.add("seed", AT(training.seed), "Of the weights, the order of the data, dropout.",
+           at_least(0));
+  keys.choice("loss", AT(training.loss),
+              {"auto", "cross_entropy", "mse", "l1", "huber", "bce_with_logits", "nll"},
+              "auto: cross_entropy for classes, otherwise mse.");
+  keys.add("label_smoothing", AT(training.label_smoothing), "Of cross_entropy.", between(0, 1));
+  keys.choice("metrics", AT(training.metrics),
+              {"accuracy", "top_k", "confusion_matrix", "auc", "perplexity"},
+              "What evaluation computes beside the loss, exact over ranks.");
+  keys.add("top_k", AT(training.top_k), "k of the metric top_k.", at_least(1));
+  keys.choice("eval_strategy", AT(training.eval_strategy), {"no", "steps", "epoch"},
+              "When to evaluate.");
+  keys.add("eval_steps", AT(training.eval_steps),
+           "Optimizer steps between two evaluations, with eval_strategy steps.", at_least(0));
+  keys.add("eval_batch_size", AT(training.eval_batch_size),
+           "Samples per rank and batch of an evaluation; 0: batch_size.", at_least(0));
+  keys.add("early_stopping.metric", AT(training.early_stopping.metric),
+           "Training ends when this metric of the evaluation no longer improves: loss, or one of "
+           "`metrics`; empty: off.");
+  keys.choice("early_stopping.mode", AT(training.early_stopping.mode), {"auto", "min", "max"},
+              "Which is better; auto: the lower loss and perplexity, otherwise the higher.");
+  keys.add("early_stopping.patience", AT(training.early_stopping.patience),
+           "Evaluations without improvement that are let pass.", at_least(0));
+  keys.add("early_stopping.min_delta", AT(training.early_stopping.min_delta),
+           "By which it has to be better to count.", at_least(0));
+}
+
+}  // namespace lockstep::train
+
+#undef AT

@@ -1,0 +1,179 @@
+// Files as people have them: keys of the transformers Trainer, accelerate and PyTorch's DDP.
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/train/config.h"
+#include "support/thrown.h"
+
+namespace lockstep::train {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+RunConfig read(const std::string& text) { return parse_config(text, "flat.yaml"); }
+std::string refusal(const std::string& text) {
+  return test::message_of<ConfigError>([&] { read(text); });
+}
+
+TEST(FlatKeys, AWholeFile) {
+  const auto config = read(R"(
+batch_size: 32
+gradient_accumulation_steps: 4
+learning_rate: 0.1
+use_linear_scaling: true
+num_train_epochs: 3
+max_steps: -1
+max_grad_norm: 1.0
+logging_steps: 10
+save_strategy: steps
+save_steps: 100
+save_total_limit: 2
+resume_from_checkpoint: checkpoint-latest
+output_dir: runs/a
+seed: 42
+use_sync_bn: true
+sync_bn_group_size: 2
+bucket_cap_mb: 10
+broadcast_buffers: false
+optim: sgd
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+bf16: true
+)");
+  EXPECT_EQ(config.training.batch_size, 32);
+  EXPECT_EQ(config.training.gradient_accumulation_steps, 4);
+  EXPECT_EQ(config.optimizer.lr_scaling, "linear");
+  EXPECT_EQ(config.training.epochs, 3);
+  EXPECT_EQ(config.training.max_steps, 0);
+  EXPECT_EQ(config.checkpoint.save_steps, 100);
+  EXPECT_EQ(config.checkpoint.save_total_limit, 2);
+  EXPECT_EQ(config.checkpoint.resume, "latest");
+  EXPECT_TRUE(config.parallel.sync_bn);
+  EXPECT_EQ(config.parallel.sync_bn_group_size, 2);
+  EXPECT_EQ(config.parallel.bucket_cap_mb, 10);
+  EXPECT_EQ(config.parallel.buffers, "none");
+  EXPECT_EQ(config.optimizer.kind, "sgd");
+  EXPECT_EQ(config.schedule.kind, "cosine");
+  EXPECT_EQ(config.mixed_precision.dtype, "bf16");
+  EXPECT_THAT(config.remarks,
+              ElementsAre(HasSubstr("flat.yaml:5:1: use_linear_scaling means x N")));
+  EXPECT_EQ(config.origins.at("optimizer.lr_scaling"), "flat.yaml:5:1");
+}
+
+TEST(FlatKeys, ResumeInAllItsForms) {
+  for (const auto& [text, meant] : std::vector<std::pair<std::string, std::string>>{
+           {"true", "latest"},
+           {"latest", "latest"},
+           {"false", ""},
+           {"none", ""},
+           {"checkpoint-latest", "latest"},
+           {"runs/a/step-00000010", "runs/a/step-00000010"}}) {
+    EXPECT_EQ(read("output_dir: x\nresume_from_checkpoint: " + text).checkpoint.resume, meant)
+        << text;
+  }
+}
+
+TEST(FlatKeys, WhatIsNotNeededIsAcceptedAndAnsweredOnce) {
+  const auto config =
+      read("find_unused_parameters: false\ngradient_as_bucket_view: true\nstatic_graph: true\n");
+  EXPECT_THAT(config.remarks,
+              ElementsAre(HasSubstr("flat.yaml:1:1: find_unused_parameters has no effect"),
+                          HasSubstr("flat.yaml:2:1: gradient_as_bucket_view has no effect"),
+                          HasSubstr("flat.yaml:3:1: static_graph has no effect")));
+  EXPECT_TRUE(config.origins.empty());
+}
+
+TEST(FlatKeys, TwoThatContradictEachOtherAreAnError) {
+  EXPECT_EQ(refusal("batch_size: 3\ntraining: {batch_size: 4}\n"),
+            "[config] flat.yaml:2:12: batch_size says something else than batch_size in "
+            "flat.yaml:1:1: give one of them");
+  EXPECT_THAT(refusal("sync_bn: true\nuse_sync_bn: false\n"), HasSubstr("else than sync_bn"));
+  EXPECT_THAT(refusal("bf16: true\nfp16: true\n"), HasSubstr("fp16 says something else than bf16"));
+  EXPECT_TRUE(read("sync_bn: true\nuse_sync_bn: true\n").parallel.sync_bn);
+}
+
+TEST(FlatKeys, WhatCannotBeHonouredIsRefusedByName) {
+  EXPECT_THAT(refusal("gradient_checkpointing: true"), HasSubstr("gradient_checkpointing: is not"));
+  EXPECT_THAT(refusal("deepspeed_config: {zero_stage: 2}"), HasSubstr("no such engine"));
+  EXPECT_THAT(refusal("use_linear_scaling: maybe"), HasSubstr("'maybe' is not true or false"));
+  EXPECT_THAT(refusal("optim: adafactor"), HasSubstr("'adafactor' is none of adam"));
+  EXPECT_THAT(refusal("gpu_ids: 0,1"), HasSubstr("set CUDA_VISIBLE_DEVICES"));
+  EXPECT_THAT(refusal("compute_environment: AMAZON_SAGEMAKER"), HasSubstr("only LOCAL_MACHINE"));
+  read("gradient_checkpointing: false\ndeepspeed_config: {}\ngpu_ids: all\n");
+}
+
+TEST(FlatKeys, AccelerateFiles) {
+  const auto config = read(R"(
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: MULTI_CPU
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+machine_rank: 1
+main_process_ip: 10.0.0.1
+main_process_port: 29501
+main_training_function: main
+mixed_precision: 'no'
+num_machines: 2
+num_processes: 8
+rdzv_backend: static
+same_network: true
+use_cpu: true
+)");
+  EXPECT_EQ(config.launch.nproc_per_node, "4");
+  EXPECT_EQ(config.launch.nnodes, "2");
+  EXPECT_EQ(config.launch.node_rank, 1);
+  EXPECT_EQ(config.launch.master_addr, "10.0.0.1");
+  EXPECT_EQ(config.parallel.device, "cpu");
+  EXPECT_EQ(config.mixed_precision.dtype, "no");
+  EXPECT_THAT(refusal("num_processes: 3\nnum_machines: 2"),
+              HasSubstr("flat.yaml:1:16: num_processes: 3 over num_machines 2"));
+  EXPECT_THAT(refusal("num_processes: two"), HasSubstr("flat.yaml:1:16: num_processes: 'two'"));
+}
+
+TEST(FsdpKeys, WithOrWithoutThePrefixAreRefusedUntilTheTrainerHasIt) {
+  const std::string text = refusal(
+      "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 1\n  cpu_offload: false\n");
+  EXPECT_EQ(text,
+            "[config] flat.yaml:1:1: parallel.strategy: fsdp is not supported by the trainer yet; "
+            "use ddp");
+}
+
+TEST(FsdpKeys, WithoutFsdpAreErrorsAndNotIgnored) {
+  const std::string text =
+      refusal("fsdp_sharding_strategy: FULL_SHARD\nfsdp_config: {min_num_params: 1}\n");
+  EXPECT_THAT(text, HasSubstr("flat.yaml:1:1: parallel.fsdp.sharding_strategy: needs "
+                              "parallel.strategy: fsdp, and that is ddp"));
+  EXPECT_THAT(text, HasSubstr("flat.yaml:2:15: parallel.fsdp.min_num_params: needs"));
+}
+
+TEST(FsdpKeys, WrongOnesAreNamed) {
+  const std::string text = refusal(
+      "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 7\n"
+      "  fsdp_sharding_stratgy: 1\n  version: 3\n  backward_prefetch: maybe\n");
+  EXPECT_THAT(text,
+              HasSubstr("flat.yaml:3:27: fsdp_sharding_strategy: '7' is not one of FULL_SHARD"));
+  EXPECT_THAT(text, HasSubstr("flat.yaml:4:3: unknown key 'fsdp_sharding_stratgy' in "
+                              "parallel.fsdp; the nearest is sharding_strategy"));
+  EXPECT_THAT(text, HasSubstr("flat.yaml:5:12: version: '3' is neither 1 nor 2"));
+  EXPECT_THAT(text, HasSubstr("flat.yaml:6:22: backward_prefetch: 'maybe' is not one of"));
+}
+
+TEST(FsdpKeys, FromAcceleratesEnvironment) {
+  setenv("ACCELERATE_USE_FSDP", "true", 1);
+  setenv("FSDP_SHARDING_STRATEGY", "HALF_SHARD", 1);
+  const std::string text = refusal("");
+  unsetenv("ACCELERATE_USE_FSDP");
+  unsetenv("FSDP_SHARDING_STRATEGY");
+  EXPECT_THAT(text, HasSubstr("environment FSDP_SHARDING_STRATEGY=HALF_SHARD: "));
+  EXPECT_THAT(text, HasSubstr("environment ACCELERATE_USE_FSDP=fsdp: "));
+}
+
+}  // namespace
+}  // namespace lockstep::train

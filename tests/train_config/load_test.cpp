@@ -1,0 +1,279 @@
+// What a file says, and what is said of a wrong one.
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/config.h"
+#include "support/thrown.h"
+
+namespace lockstep::train {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+RunConfig read(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  return parse_config(text, "run.yaml", overrides);
+}
+
+std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  return test::message_of<ConfigError>([&] { read(text, overrides); });
+}
+
+TEST(LoadConfig, AnEmptyFileIsTheDefaults) {
+  const auto config = read("");
+  EXPECT_EQ(config.model.kind, "mlp");
+  EXPECT_EQ(config.training.batch_size, 64);
+  EXPECT_TRUE(config.origins.empty());
+  EXPECT_TRUE(config.remarks.empty());
+}
+
+TEST(LoadConfig, SectionsAndGroups) {
+  const auto config = read(R"(
+model: {kind: mlp, hidden: [256, 128], activation: gelu}
+optimizer:
+  kind: sgd
+  learning_rate: 1e-2
+  momentum: 0.9
+training:
+  epochs: 3
+  metrics: [accuracy]
+  early_stopping: {metric: accuracy, patience: 2}
+checkpoint: {directory: runs/a, save_strategy: steps, save_steps: 1_000}
+)");
+  EXPECT_THAT(config.model.mlp.hidden, ElementsAre(256, 128));
+  EXPECT_EQ(config.model.mlp.activation, "gelu");
+  EXPECT_EQ(config.optimizer.learning_rate, 1e-2);
+  EXPECT_EQ(config.training.early_stopping.patience, 2);
+  EXPECT_EQ(config.checkpoint.save_steps, 1000);
+  EXPECT_EQ(config.origins.at("optimizer.momentum"), "run.yaml:6:3");
+  EXPECT_FALSE(config.origins.contains("training.seed"));
+}
+
+TEST(LoadConfig, OneWordForASectionIsItsKind) {
+  const auto config = read("optimizer: sgd\nschedule: cosine\nmixed_precision: bf16\n");
+  EXPECT_EQ(config.optimizer.kind, "sgd");
+  EXPECT_EQ(config.schedule.kind, "cosine");
+  EXPECT_EQ(config.mixed_precision.dtype, "bf16");
+}
+
+TEST(LoadConfig, NothingBehindAKeySaysNothing) {
+  const auto config = read("checkpoint:\n  resume:\ntraining:\nresume_from_checkpoint: null\n");
+  EXPECT_EQ(config.checkpoint.resume, "");
+  EXPECT_TRUE(config.origins.empty());
+}
+
+TEST(LoadConfig, AllErrorsAtOnceEachWithItsLine) {
+  const std::string text = refusal(R"(trainin:
+  epochs: 2
+training:
+  epoch: 2
+  batch_size: many
+  seed: -1
+optimizer:
+  kind: adma
+  learning_rate: [1]
+schedule: {kind: cosine, kind: step}
+)");
+  EXPECT_THAT(text, HasSubstr("run.yaml: 7 errors"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:1:1: unknown key 'trainin'; the nearest is training"));
+  EXPECT_THAT(text,
+              HasSubstr("run.yaml:4:3: unknown key 'epoch' in training; the nearest is epochs"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:5:15: batch_size: 'many' is not a whole number; expected a "
+                              "whole number, 1 or more"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:6:9: seed: '-1' is not a whole number, 0 or more"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:8:9: kind: 'adma' is not one of sgd, adam, adamw; the "
+                              "nearest is adam"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:9:18: learning_rate: a list of 1 item is not a number"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:10:26: 'kind' is there twice, first in run.yaml:10:12"));
+}
+
+TEST(LoadConfig, AKeyOfAnotherSectionIsNamed) {
+  EXPECT_EQ(refusal("training:\n  learning_rate: 1\n"),
+            "[config] run.yaml:2:3: unknown key 'learning_rate' in training; it is "
+            "optimizer.learning_rate");
+  EXPECT_EQ(refusal("checkpoint:\n  output_dir: x\n"),
+            "[config] run.yaml:2:3: unknown key 'output_dir' in checkpoint; it is "
+            "logging.output_dir");
+}
+
+TEST(LoadConfig, AKeyOfAnotherKindIsRefused) {
+  EXPECT_EQ(refusal("optimizer:\n  momentum: 0.9\n"),
+            "[config] run.yaml:2:3: optimizer.momentum belongs to optimizer.kind sgd, and "
+            "optimizer.kind is adam (the default)");
+  EXPECT_THAT(refusal("model: {kind: mlp, hidden: [1]}", {"model.kind=linear"}),
+              HasSubstr("run.yaml:1:20: model.hidden belongs to model.kind mlp, and model.kind is "
+                        "linear (--set model.kind=linear)"));
+}
+
+TEST(LoadConfig, AnUnknownKindIsOneErrorAndNotOneForEachOfItsKeys) {
+  EXPECT_THAT(refusal("model: {kind: mpl, hidden: [1]}"),
+              testing::StartsWith("[config] run.yaml:1:15: kind: 'mpl' is not one of"));
+}
+
+TEST(LoadConfig, QuotedNumbersAreTexts) {
+  EXPECT_THAT(refusal("seed: '3'"), HasSubstr("seed: '3' is not a whole number"));
+  EXPECT_EQ(read("launch: {nproc_per_node: 2}").launch.nproc_per_node, "2");
+}
+
+TEST(LoadConfig, NumbersAsPeopleWriteThem) {
+  EXPECT_EQ(read("learning_rate: 1").optimizer.learning_rate, 1.0);
+  EXPECT_EQ(read("learning_rate: 3e-4").optimizer.learning_rate, 3e-4);
+  EXPECT_EQ(read("max_steps: 1e3").training.max_steps, 1000);
+  for (const char* wrong :
+       {"0x10", "1.5", "1e30", ".nan", "--1", "1 2", "1__0", "9223372036854775808"}) {
+    EXPECT_THAT(refusal(std::string("max_steps: ") + wrong), HasSubstr("run.yaml:1:12")) << wrong;
+  }
+  for (const char* wrong : {".nan", ".inf", "inf", "nan", "1e999", "1,5"}) {
+    EXPECT_THAT(refusal(std::string("learning_rate: ") + wrong), HasSubstr("is not a number"))
+        << wrong;
+  }
+}
+
+TEST(LoadConfig, WhatIsNoYamlHasALine) {
+  EXPECT_THAT(refusal("training:\n  epochs: [1\nseed: 2\n"), HasSubstr("run.yaml:3:"));
+  EXPECT_THAT(refusal("training: 1"), HasSubstr("run.yaml:1:11: section training is '1'"));
+  EXPECT_THAT(refusal("- 1\n- 2\n"), HasSubstr("run.yaml:1:1: expected sections"));
+  EXPECT_THAT(refusal("seed: 1\n---\nseed: 2\n"), HasSubstr("a second document"));
+  EXPECT_THAT(refusal("? [a, b]\n: 1\n"), HasSubstr("a key has to be a word"));
+  EXPECT_THAT(refusal(std::string(2 << 20, ' ')), HasSubstr("a configuration has at most"));
+}
+
+TEST(LoadConfig, OverridesGoBeforeTheFileAndTheLastOneCounts) {
+  const auto config = read("seed: 1\nmodel: linear\n",
+                           {"seed=2", "training.seed=3", "model=mlp", "model.hidden=[8, 8]"});
+  EXPECT_EQ(config.training.seed, 3);
+  EXPECT_EQ(config.origins.at("training.seed"), "--set training.seed=3");
+  EXPECT_THAT(config.model.mlp.hidden, ElementsAre(8, 8));
+  EXPECT_EQ(read("seed: 1\n", {"training={seed: 7, epochs: 2}"}).training.seed, 7);
+  EXPECT_EQ(read("checkpoint: {directory: x}", {"checkpoint.directory="}).checkpoint.directory, "");
+}
+
+TEST(LoadConfig, WrongOverridesAreQuoted) {
+  const std::string text =
+      refusal("sed: 1\n", {"training.sed=3", "seed", "trainin.seed=1", "seed=x", "seed=[1"});
+  EXPECT_THAT(text, HasSubstr("run.yaml: 6 errors"));
+  EXPECT_THAT(text, HasSubstr("--set training.sed=3: unknown key 'sed' in training; the nearest is "
+                              "seed"));
+  EXPECT_THAT(text, HasSubstr("--set seed: expected KEY=VALUE"));
+  EXPECT_THAT(text, HasSubstr("--set trainin.seed=1: unknown section 'trainin'"));
+  EXPECT_THAT(text, HasSubstr("--set seed=x: seed: 'x' is not a whole number"));
+  EXPECT_THAT(text, HasSubstr("--set seed=[1: not YAML"));
+}
+
+TEST(LoadConfig, VariablesGoBeforeTheFile) {
+  setenv("ACCELERATE_MIXED_PRECISION", "bf16", 1);
+  setenv("LOCKSTEP_BACKEND", "gloo", 1);
+  const auto config = read("parallel: {backend: shm}\n");
+  const std::string text = refusal("", {"parallel.backend=shm"});
+  setenv("ACCELERATE_MIXED_PRECISION", "no", 1);
+  const auto plain = read("mixed_precision: fp16", {"parallel.backend=gloo"});
+  setenv("ACCELERATE_MIXED_PRECISION", "bf61", 1);
+  const std::string wrong = refusal("");
+  unsetenv("ACCELERATE_MIXED_PRECISION");
+  unsetenv("LOCKSTEP_BACKEND");
+  EXPECT_EQ(config.mixed_precision.dtype, "bf16");
+  EXPECT_EQ(config.parallel.backend, "gloo");
+  EXPECT_EQ(config.origins.at("parallel.backend"), "environment LOCKSTEP_BACKEND=gloo");
+  EXPECT_EQ(plain.mixed_precision.dtype, "fp16");
+  EXPECT_THAT(text, HasSubstr("--set parallel.backend=shm: contradicts the environment "
+                              "LOCKSTEP_BACKEND=gloo"));
+  EXPECT_THAT(wrong, HasSubstr("environment ACCELERATE_MIXED_PRECISION=bf61: "));
+}
+
+TEST(LoadConfig, Curriculum) {
+  const auto config = read(R"(
+training:
+  curriculum:
+    - {epochs: 2, fraction: 0.25}
+    - {path: other.csv}
+)");
+  ASSERT_EQ(config.training.curriculum.size(), 2U);
+  EXPECT_EQ(config.training.curriculum[0].fraction, 0.25);
+  EXPECT_EQ(config.training.curriculum[1].path, "other.csv");
+  const std::string text = refusal(
+      "training:\n  curriculum:\n    - {epoch: 1}\n    - 3\n    - {fraction: 2}\n"
+      "    - {epochs: x}\n    - {epochs: 1, epochs: 2}\n");
+  EXPECT_THAT(text,
+              HasSubstr("run.yaml:3:8: curriculum: unknown key 'epoch'; the nearest is epochs"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:4:7: curriculum: '3' is not a stage"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:5:7: curriculum: fraction: a number above 0, at most 1"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:6:16: curriculum: epochs: 'x' is not a whole number"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:7:19: curriculum: 'epochs' is there twice"));
+  EXPECT_THAT(refusal("training: {curriculum: 3}"), HasSubstr("is not a list of stages"));
+}
+
+TEST(LoadConfig, KeysThatNeedOthers) {
+  const auto expect = [](const std::string& text, const std::string& what) {
+    EXPECT_THAT(refusal(text), HasSubstr(what)) << text;
+  };
+  expect("schedule: step", "run.yaml:1:1: schedule.kind step needs schedule.step_size");
+  expect("schedule: {warmup_steps: 3, warmup_ratio: 0.1}", "give one of them");
+  expect("schedule: {kind: multi_step, milestones: [3, 2]}", "they have to increase");
+  expect("schedule: {kind: cosine, min_lr: 1}", "is above optimizer.learning_rate 0.001");
+  expect("optimizer: {kind: sgd, nesterov: true}", "needs optimizer.momentum");
+  expect("eval_strategy: steps", "needs training.eval_steps");
+  expect("eval_steps: 3", "needs training.eval_strategy: steps");
+  expect("save_steps: 3\noutput_dir: x", "needs checkpoint.save_strategy: steps");
+  expect("resume_from_checkpoint: latest", "needs checkpoint.directory or logging.output_dir");
+  expect("training: {early_stopping: {metric: accuracy}}",
+         "is neither loss nor in training.metrics");
+  expect("training: {early_stopping: {patience: 9}}", "needs training.early_stopping.metric");
+  expect("parallel: {hook_fraction: 0.5}", "needs parallel.hook: top_k");
+  expect("data: csv", "run.yaml:1:1: data.kind csv needs data.path");
+  expect("launch: {nproc_per_node: 0}", "neither a number from 1 to 4096");
+  expect("launch: {nnodes: '4:2'}", "neither a number nor MIN:MAX");
+  expect("parallel: {strategy: fsdp}", "fsdp is not supported by the trainer yet");
+}
+
+TEST(LoadConfig, AFileThatIsNotThere) {
+  EXPECT_THAT(test::message_of<ConfigError>([] { load_config("/none.yaml"); }),
+              HasSubstr("/none.yaml: No such file"));
+  EXPECT_THAT(test::message_of<ConfigError>([] { load_config("/tmp"); }),
+              HasSubstr("it is a directory"));
+}
+
+TEST(ShowConfig, ReadsBackToItself) {
+  const std::vector<std::string> files = {
+      "",
+      "model: {kind: linear, bias: false}\nloss: mse\noutput_dir: 'a \"b\": #c'\n",
+      "data: {kind: csv, path: 'x: y.csv', delimiter: \"\\t\", targets: ['1', no]}\n"
+      "training: {curriculum: [{fraction: 0.1, path: a b}], metrics: [top_k], top_k: 3}\n",
+      "optimizer: {kind: sgd, learning_rate: 0.1234567890123, momentum: 1}\nlr_scaling: sqrt\n"
+      "schedule: {kind: multi_step, milestones: [1, 2]}\nparallel: {hook: power_sgd, hook_rank: 3}",
+  };
+  for (const std::string& file : files) {
+    const std::string shown = show_config(read(file));
+    SCOPED_TRACE(shown);
+    const RunConfig again = parse_config(shown, "shown.yaml");
+    // The same but for the comments, which say where values came from.
+    const auto without = [](std::string text) {
+      std::string plain;
+      for (size_t at = 0; at < text.size();) {
+        const size_t end = text.find('\n', at);
+        const std::string line = text.substr(at, end - at);
+        plain += line.substr(0, line.rfind("  # ")) + "\n";
+        at = end + 1;
+      }
+      return plain;
+    };
+    EXPECT_EQ(without(show_config(again)), without(shown));
+  }
+  EXPECT_THAT(show_config(read("seed: 3")), HasSubstr("# run.yaml:1:1\n"));
+}
+
+TEST(CheckConfig, WhatAProgramHasMadeIsCheckedAlike) {
+  check_config({.model = {.kind = "linear"}, .training = {.epochs = 2}});
+  const std::string text = test::message_of<ConfigError>([] {
+    check_config({.optimizer = {.kind = "adma", .momentum = 0.5},
+                  .training = {.batch_size = 0, .metrics = {"acuracy"}}});
+  });
+  EXPECT_THAT(text, HasSubstr("in the program: optimizer.kind: adma is not one of"));
+  EXPECT_THAT(text, HasSubstr("training.batch_size: 0 is not a whole number, 1 or more"));
+  EXPECT_THAT(text, HasSubstr("training.metrics: [acuracy] is not some of accuracy"));
+}
+
+}  // namespace
+}  // namespace lockstep::train
