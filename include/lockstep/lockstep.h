@@ -15,6 +15,7 @@
 #include "lockstep/models/models.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/call.h"
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/ddp.h"

@@ -27,7 +27,7 @@ struct Found {
   std::vector<Put> places;
 };
 
-struct Layers {
+struct LayersFound {
   std::map<std::shared_ptr<Module>, Found> torch;
   std::set<Module*> synchronous;
   std::set<Module*> visited;  // a module may be registered under several names
@@ -94,7 +94,7 @@ void note_container(Module& parent, std::ptrdiff_t index, const std::string& key
   }
 }
 
-void search(Module& module, const std::string& prefix, Layers& layers) {
+void search(Module& module, const std::string& prefix, LayersFound& layers) {
   if (!layers.visited.insert(&module).second) return;
   if (is_synchronous(module)) layers.synchronous.insert(&module);
   std::ptrdiff_t index = 0;
@@ -114,7 +114,7 @@ void search(Module& module, const std::string& prefix, Layers& layers) {
   }
 }
 
-void refuse_unknowable(const Layers& layers) {
+void refuse_unknowable(const LayersFound& layers) {
   for (const auto& [layer, found] : layers.torch) {
     if (is_replaceable(layer, found) || !tensors_of(*layer).empty()) continue;
     refuse(
@@ -144,7 +144,7 @@ size_t convert_sync_batch_norm(const std::shared_ptr<Module>& module, const Grou
 
 size_t convert_sync_batch_norm(Module& module, const Group& group) {
   group.refuse_python_ranks("SyncBatchNorm");
-  Layers layers;
+  LayersFound layers;
   if (is_torch_batch_norm(module)) {
     const auto itself = module.weak_from_this().lock();
     if (!itself)

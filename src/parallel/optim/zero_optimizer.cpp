@@ -56,17 +56,6 @@ std::vector<at::Tensor> listed_once(std::vector<OptimizerParamGroup>& groups) {
   return all;
 }
 
-// The cut nearest below element `wanted` of the flat memory that is allowed.
-int64_t allowed_cut(const Flat& flat, const std::vector<at::Tensor>& parameters, int64_t wanted) {
-  int64_t cut = 0;
-  for (const auto& [parameter, start] : flat.places) {
-    if (start > wanted) break;
-    const int64_t inside = (wanted - start) / kGrid * kGrid;
-    cut = start + (inside < parameters[parameter].numel() ? inside : parameters[parameter].numel());
-  }
-  return cut;
-}
-
 // The elements in the order of memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
@@ -80,38 +69,37 @@ at::Tensor laid_out_as(const at::Tensor& place, const at::Tensor& tensor) {
 
 void ZeroOptimizer::Parts::lay_out(bool share) {
   std::map<at::ScalarType, Flat> by_dtype;
-  std::map<at::ScalarType, int64_t> lengths;
   for (size_t i = parameters.size(); i-- > 0;) {
-    const at::Tensor& parameter = parameters[i];
-    int64_t& length = lengths[parameter.scalar_type()];
-    by_dtype[parameter.scalar_type()].places.emplace_back(i, length);
-    length += aligned(parameter.nbytes()) / parameter.element_size();
+    const at::ScalarType dtype = parameters[i].scalar_type();
+    auto& flat =
+        by_dtype.try_emplace(dtype, Flat{FlatLayout(dtype, kRegionBytes), {}}).first->second;
+    flat.layout.add(fmt::format("{}", i), parameters[i].numel());
+    flat.members.push_back(i);
   }
   for (auto& [dtype, flat] : by_dtype) {
-    const int64_t length = lengths[dtype];
-    const auto options = parameters[flat.places.front().first].options().requires_grad(false);
-    for (int rank = 0; rank < group.size(); ++rank) {
-      flat.cuts.push_back(
-          allowed_cut(flat, parameters, Shard{rank, group.size()}.of(length).begin));
-    }
-    flat.cuts.push_back(length);
-    if (share) flat.memory = group.shared({length}, options);
+    const auto options = parameters[flat.members.front()].options().requires_grad(false);
+    flat.cuts = flat.layout.cuts(group.size(), kGrid);
+    if (share) flat.memory = group.shared({flat.layout.numel()}, options);
     shared = flat.memory.defined();
-    if (!shared) flat.memory = group.empty({length}, options);
+    if (!shared) flat.memory = group.empty({flat.layout.numel()}, options);
     flats.push_back(std::move(flat));
   }
 }
 
 void ZeroOptimizer::Parts::own_portions(const Flat& flat) {
-  const int64_t begin = flat.cuts[group.rank()], end = flat.cuts[group.rank() + 1];
-  for (const auto& [index, start] : flat.places) {
-    const at::Tensor place = flat.memory.narrow(0, start, parameters[index].numel());
-    places[index] = flat.memory.as_strided(parameters[index].sizes(), parameters[index].strides(),
-                                           flat.memory.storage_offset() + start);
-    const Range range{std::max(begin, start) - start, std::min(end, start + place.numel()) - start};
-    if (range.size() <= 0) continue;
-    portions.push_back(
-        {index, range, place.narrow(0, range.begin, range.size()).detach().requires_grad_()});
+  const auto& members = flat.layout.members();
+  for (size_t member = 0; member < members.size(); ++member) {
+    const at::Tensor& parameter = parameters[flat.members[member]];
+    places[flat.members[member]] =
+        flat.memory.as_strided(parameter.sizes(), parameter.strides(),
+                               flat.memory.storage_offset() + members[member].begin);
+  }
+  const Range own{flat.cuts[group.rank()], flat.cuts[group.rank() + 1]};
+  for (const auto& [member, range] : flat.layout.portions(own)) {
+    portions.push_back({flat.members[member], range,
+                        flat.memory.narrow(0, members[member].begin + range.begin, range.size())
+                            .detach()
+                            .requires_grad_()});
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "lockstep/core/shard.h"
 #include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/layout/flat_layout.h"
 
 namespace lockstep::parallel {
 
@@ -20,9 +21,10 @@ struct Portion {
 // All parameters of one dtype in one memory, the last first: nearly as their gradients lie in Ddp's
 // buckets, so that a rank mostly updates with what it has just added up.
 struct Flat {
-  at::Tensor memory;
-  std::vector<std::pair<size_t, int64_t>> places;  // parameter and first element
-  std::vector<int64_t> cuts;                       // by rank, and the end
+  FlatLayout layout;
+  std::vector<size_t> members;  // parameters, as laid out
+  at::Tensor memory = {};
+  std::vector<int64_t> cuts = {};  // by rank, and the end
 };
 
 struct ZeroOptimizer::Parts {

@@ -1,0 +1,62 @@
+// Where named members lie in one flat memory of one dtype.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/core/shard.h"
+
+namespace lockstep::parallel {
+
+// Names and numbers alone: it has no memory and communicates nothing, so that ranks which lay out
+// the same members in the same order have the same layout.
+class FlatLayout {
+ public:
+  struct Member {
+    std::string name;
+    int64_t numel;
+    int64_t begin;  // element
+
+    bool operator==(const Member&) const = default;
+  };
+  // Some of a member's elements.
+  struct Portion {
+    size_t member;
+    Range range;  // of its elements
+  };
+
+  // Each member begins on a multiple of `alignment` bytes, which is one of the dtype's width.
+  FlatLayout(at::ScalarType dtype, int64_t alignment);
+
+  // Returns the number of the member.
+  size_t add(std::string name, int64_t numel);
+
+  at::ScalarType dtype() const { return dtype_; }
+  const std::vector<Member>& members() const { return members_; }
+  // With the gaps between members, and behind the last.
+  int64_t numel() const { return numel_; }
+  int64_t bytes() const { return numel_ * width_; }
+
+  // Where each of `parts` equal parts begins, and the end: parts + 1 elements. A cut is at a
+  // member's end, or a multiple of `grid` elements from its begin.
+  std::vector<int64_t> cuts(int64_t parts, int64_t grid) const;
+  // What of the members lies in a range of elements, in order.
+  std::vector<Portion> portions(const Range& range) const;
+
+  // One line of text, and back. Throws ConfigError for what is none.
+  std::string text() const;
+  static FlatLayout parse(std::string_view text);
+  bool operator==(const FlatLayout&) const = default;
+
+ private:
+  at::ScalarType dtype_;
+  int64_t width_, alignment_;
+  int64_t numel_ = 0;
+  std::vector<Member> members_;
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,59 @@
+// Where members lie in one flat memory, and how it is cut.
+#include "parallel/layout/flat_layout.h"
+
+#include <gtest/gtest.h>
+
+#include "lockstep/core/error.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using parallel::FlatLayout;
+
+FlatLayout three() {
+  FlatLayout layout(at::kFloat, 64);
+  layout.add("a", 5000);
+  layout.add("b c%", 1);
+  layout.add("d", 3000);
+  return layout;
+}
+
+TEST(FlatLayout, MembersBeginOnTheAlignment) {
+  const FlatLayout layout = three();
+  EXPECT_EQ(layout.members()[0].begin, 0);
+  EXPECT_EQ(layout.members()[1].begin, 5008);
+  EXPECT_EQ(layout.members()[2].begin, 5024);
+  EXPECT_EQ(layout.numel(), 5024 + 3008);
+  EXPECT_EQ(layout.bytes(), 4 * layout.numel());
+}
+
+TEST(FlatLayout, CutsAreOnTheGridOfAMemberAndPortionsCoverIt) {
+  const FlatLayout layout = three();
+  for (const int64_t parts : {1, 2, 3, 4, 7, 40}) {
+    const auto cuts = layout.cuts(parts, 1024);
+    ASSERT_EQ(cuts.size(), static_cast<size_t>(parts) + 1);
+    std::vector<int64_t> next(3);
+    for (int64_t part = 0; part < parts; ++part) {
+      EXPECT_LE(cuts[part], cuts[part + 1]);
+      for (const auto& [member, range] : layout.portions({cuts[part], cuts[part + 1]})) {
+        EXPECT_EQ(range.begin, next[member]);
+        EXPECT_EQ(range.begin % 1024, 0);
+        next[member] = range.end;
+      }
+    }
+    EXPECT_EQ(next, (std::vector<int64_t>{5000, 1, 3000}));
+  }
+}
+
+TEST(FlatLayout, IsReadBackFromItsText) {
+  const FlatLayout layout = three();
+  EXPECT_EQ(layout.text(), "6 64 a 5000 b%20c%25 1 d 3000");
+  EXPECT_EQ(FlatLayout::parse(layout.text()), layout);
+  for (const char* text : {"", "6", "6 63", "999 64", "6 64 a", "6 64 a -1", "6 64 a%2 1", "6 0"}) {
+    EXPECT_THROW(FlatLayout::parse(text), ConfigError) << text;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::test
