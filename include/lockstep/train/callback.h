@@ -1,0 +1,87 @@
+// What a program does at fixed points of a training.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace lockstep::train {
+
+// Where the training stands. Numbers of steps, epochs and samples count on over restarts; all but
+// `rank` and times are alike on all ranks.
+struct RunState {
+  int rank = 0;
+  int ranks = 1;
+  bool is_main() const { return rank == 0; }
+
+  std::string stage = {};    // its name; empty without stages
+  int64_t epoch = 0;         // of the stage, from 0
+  int64_t epochs = 0;        // of the stage; 0: as many as it takes
+  int64_t step = 0;          // steps made
+  int64_t steps = 0;         // that the run will have, unless it is stopped before
+  int64_t samples = 0;       // taken on all ranks
+  int64_t step_samples = 0;  // of the last step
+  int64_t skipped = 0;       // steps without an update (overflow, a loss that is not finite)
+
+  double loss = 0;                        // of the last step, the mean over all ranks' samples
+  std::map<std::string, double> losses;   // with several models: of each
+  double learning_rate = 0;               // of the last step, of the first parameter group
+  std::optional<double> gradient_norm;    // before it was clipped; where it is
+  double loss_scale = 1;                  // with float16
+  std::map<std::string, double> metrics;  // of the last evaluation
+  int64_t evaluated_at = -1;              // the step of the last evaluation; -1: none yet
+  int64_t saved_at = -1;                  // the step of the last checkpoint; -1: none yet
+  int64_t resumed_at = -1;                // the step that was restored; -1: none was
+
+  double seconds = 0;             // since this process began to train
+  double data_seconds = 0;        // of them: waiting for batches
+  double evaluation_seconds = 0;  // evaluating
+  double saving_seconds = 0;      // saving checkpoints
+};
+
+// What a callback may ask for. On which rank does not matter: it happens on all of them. Asked for
+// in on_step_end() it happens after the next step, in which the ranks agree on it; otherwise
+// at once.
+class Requests {
+ public:
+  // The run ends as if its last step were made: evaluated, saved.
+  void stop() { stop_ = true; }
+  void evaluate() { evaluate_ = true; }
+  void save() { save_ = true; }
+
+  bool wants_stop() const { return stop_; }
+  bool wants_evaluation() const { return evaluate_; }
+  bool wants_save() const { return save_; }
+
+ private:
+  bool stop_ = false, evaluate_ = false, save_ = false;
+};
+
+// Every rank calls all of its callbacks, in the order in which the Trainer was given them, at each
+// point. A callback that communicates has to do so on every rank. What one throws ends the
+// training on all ranks. Nothing here needs a Trainer: a test calls the functions with a RunState.
+class Callback {
+ public:
+  virtual ~Callback() = default;
+
+  // Before the first step, behind restoring.
+  virtual void on_train_begin(const RunState&) {}
+  // Before an epoch's first step, and before the first one after restoring in the midst of it.
+  virtual void on_epoch_begin(const RunState&) {}
+  virtual void on_step_begin(const RunState&) {}
+  virtual void on_step_end(const RunState&, Requests&) {}
+  // Behind the epoch's evaluation, before its checkpoint.
+  virtual void on_epoch_end(const RunState&, Requests&) {}
+  virtual void on_evaluate(const RunState&, Requests&) {}
+  // Behind a checkpoint (one that is written behind training is not on the disk yet).
+  virtual void on_save(const RunState&, Requests&) {}
+  // The last call, unless the training ends with an exception.
+  virtual void on_train_end(const RunState&) {}
+  // The last call on a rank whose training ends with an exception, which is thrown on afterwards.
+  // Must not communicate; what it throws is logged.
+  virtual void on_exception(const RunState&, std::string_view /*what*/) {}
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,41 @@
+// The samples that a Trainer trains on or evaluates with.
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <utility>
+
+#include "lockstep/data/dataset.h"
+#include "lockstep/data/torch_dataset.h"
+
+namespace lockstep::train {
+
+// A handle to a data::Dataset, or to one of libtorch's as it is (lockstep/data/torch_dataset.h).
+class DataSource {
+ public:
+  // None.
+  DataSource() = default;
+  // Refers to the data set, which has to outlive the Trainer.
+  DataSource(const data::Dataset& dataset)  // NOLINT(google-explicit-constructor)
+      : dataset_(std::shared_ptr<const data::Dataset>(), &dataset) {}
+  // These keep it.
+  DataSource(std::shared_ptr<const data::Dataset> dataset)  // NOLINT(google-explicit-constructor)
+      : dataset_(std::move(dataset)) {}
+  template <std::derived_from<data::Dataset> D>
+  DataSource(std::shared_ptr<D> dataset)  // NOLINT(google-explicit-constructor)
+      : dataset_(std::move(dataset)) {}
+  template <std::derived_from<data::Dataset> D>
+  DataSource(D&& temporary)  // NOLINT(google-explicit-constructor)
+      : dataset_(std::make_shared<const D>(std::move(temporary))) {}
+  template <data::AnyTorchDataset D>
+  DataSource(D set)  // NOLINT(google-explicit-constructor)
+      : dataset_(data::from_torch(std::move(set))) {}
+
+  explicit operator bool() const { return dataset_ != nullptr; }
+  const std::shared_ptr<const data::Dataset>& dataset() const { return dataset_; }
+
+ private:
+  std::shared_ptr<const data::Dataset> dataset_;
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,54 @@
+// The model that a Trainer trains: any torch::nn module.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <functional>
+#include <memory>
+#include <utility>
+
+namespace lockstep::train {
+
+// A handle: a module and how to call it. forward() is no virtual function in libtorch, so it is
+// taken from the type that the handle is made from; a module whose forward() takes something else
+// than one tensor, or gives something else, comes with a function, or without any where the
+// program calls the module itself.
+class Model {
+ public:
+  using Forward = std::function<at::Tensor(const at::Tensor& input)>;
+
+  // None.
+  Model() = default;
+  // What TORCH_MODULE made, as torch::nn::Sequential.
+  template <class Contained>
+  Model(const torch::nn::ModuleHolder<Contained>& holder)  // NOLINT(google-explicit-constructor)
+      : Model(holder.is_empty() ? nullptr : holder.ptr()) {}
+  template <std::derived_from<torch::nn::Module> M>
+  Model(std::shared_ptr<M> module) : module_(module) {  // NOLINT(google-explicit-constructor)
+    if constexpr (requires(const at::Tensor& x) {
+                    { module->forward(x) } -> std::convertible_to<at::Tensor>;
+                  }) {
+      forward_ = [module = std::move(module)](const at::Tensor& x) { return module->forward(x); };
+    }
+  }
+  // With a function in place of forward().
+  Model(std::shared_ptr<torch::nn::Module> module, Forward forward)
+      : module_(std::move(module)), forward_(std::move(forward)) {}
+
+  explicit operator bool() const { return module_ != nullptr; }
+  // Which there has to be.
+  torch::nn::Module& module() const { return *module_; }
+  const std::shared_ptr<torch::nn::Module>& shared() const { return module_; }
+
+  // The model's output. Throws ConfigError where there is no function of one tensor.
+  at::Tensor forward(const at::Tensor& input) const;
+
+ private:
+  std::shared_ptr<torch::nn::Module> module_;
+  Forward forward_;
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,41 @@
+// Learning rates over a whole run, as values.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "lockstep/parallel/lr_schedule.h"
+#include "lockstep/parallel/lr_scheduler.h"
+
+namespace lockstep::train {
+
+// How the learning rate moves: by optimizer step, as a function of how many steps the run has; or
+// with a metric of the evaluations.
+struct LearningRate {
+  std::function<parallel::Schedule(int64_t steps)> schedule = nullptr;
+  // With a metric: at each evaluation.
+  std::optional<parallel::PlateauOptions> plateau = std::nullopt;
+  std::string metric = "loss";
+};
+
+// The first `steps` steps rise linearly from 0, as transformers' schedules do: step s of them has
+// s / steps of the rate. What comes after counts its steps from there.
+struct Warmup {
+  int64_t steps = 0;
+  double ratio = 0;  // the same, as a share of the run's steps, rounded up; not with `steps`
+};
+
+// The optimizer's own rate.
+LearningRate constant(const Warmup& warmup = {});
+// Then down to `lowest_lr` in a line, at the end of the run.
+LearningRate linear_decay(const Warmup& warmup = {}, double lowest_lr = 0);
+// Then down to `lowest_lr` along half a cosine wave.
+LearningRate cosine_decay(const Warmup& warmup = {}, double lowest_lr = 0);
+// Then any of lockstep/parallel/lr_schedule.h: follow(step_lr({.size = 1000}), {.steps = 100}).
+LearningRate follow(parallel::Schedule schedule, const Warmup& warmup = {});
+// Reduced when the metric has not become better for a number of evaluations.
+LearningRate on_plateau(const parallel::PlateauOptions& options = {}, std::string metric = "loss");
+
+}  // namespace lockstep::train

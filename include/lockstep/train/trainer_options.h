@@ -1,0 +1,149 @@
+// What a Trainer may be told.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/directory.h"
+#include "lockstep/core/preemption.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/grad_scaler.h"
+#include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/train/callback.h"
+#include "lockstep/train/data_source.h"
+#include "lockstep/train/model.h"
+#include "lockstep/train/optimizer.h"
+#include "lockstep/train/schedule.h"
+
+namespace lockstep::train {
+
+using parallel::Better;
+
+// The dtype of matrix products and convolutions; weights and sums are of the parameters' dtype.
+enum class Precision {
+  Full,  // as the model has them
+  BFloat16,
+  Float16,  // with a GradScaler
+};
+
+// What happens when the loss of any rank, or the norm of the gradients where it is taken, is not
+// finite. (With float16 an overflow of the gradients is the scaler's to skip.)
+enum class NonFinite {
+  Error,  // the training ends on all ranks, with the step and the ranks' losses
+  Skip,   // the step makes no update, and is counted in RunState::skipped
+};
+
+// A part of a run with data of its own, as a curriculum has them.
+struct Stage {
+  std::string name;
+  DataSource data = {};
+  int64_t epochs = 0;  // one of the two
+  int64_t steps = 0;
+  int64_t batch_size = 0;  // 0: the loader's
+};
+
+// When and how the model is evaluated: in eval(), without gradients, each sample exactly once
+// whatever the number of ranks.
+struct Evaluation {
+  DataSource data = {};
+  int64_t every_epochs = 1;  // 0: not by epochs. At the end of the run in any case
+  int64_t every_steps = 0;   // 0: not by steps
+  int64_t batch_size = 0;    // per rank; 0: the loader's
+  // Means over a batch's samples, by name, the same names in every batch. When not given: "loss",
+  // from the model and the loss of the training.
+  std::function<std::map<std::string, double>(const data::Batch&)> measure = nullptr;
+};
+
+// Ends the run when a metric has not become better.
+struct EarlyStopping {
+  std::string metric = "loss";
+  Better better = Better::Lower;
+  int64_t patience = 3;  // evaluations without a better one that are let pass
+  double min_delta = 0;  // by which a metric has to be better to count
+};
+
+// Which checkpoint is kept however old it is.
+struct Best {
+  std::string metric = "loss";
+  Better better = Better::Lower;
+  // After the run the models are those of the best checkpoint.
+  bool restore_at_end = false;
+};
+
+// From where a run starts.
+enum class Resume {
+  Latest,  // the newest checkpoint of the directory, where there is one
+  Never,   // refused when the directory has checkpoints
+};
+
+// What is saved, and when.
+struct Saving {
+  std::string directory = {};  // empty: nothing is saved
+  int64_t every_steps = 0;
+  int64_t every_epochs = 0;
+  bool at_end = true;                       // of the run, and when it is stopped before
+  int64_t keep_last = 0;                    // 0: all
+  std::optional<Best> best = std::nullopt;  // saved whenever an evaluation finds a better one
+  bool async = true;                        // written behind the training
+  Resume resume = Resume::Latest;
+  std::string resume_from = {};  // a checkpoint's folder, in place of `resume`
+};
+
+// Alike on all ranks; the constructor compares them.
+struct TrainerOptions {
+  MakeOptimizer optimizer = adamw();
+  LearningRate learning_rate = constant();
+  // What the optimizer's rate is multiplied by: the number of ranks (with lanes, of lanes), its
+  // root, or nothing.
+  parallel::LrScaling lr_scaling = parallel::LrScaling::None;
+  // Parameter groups with options of their own; all parameters with the optimizer's when not given.
+  std::function<std::vector<torch::optim::OptimizerParamGroup>(torch::nn::Module&)> groups =
+      nullptr;
+
+  // How long the run is: until the first of these is reached, of which one has to be given. With
+  // stages: theirs.
+  int64_t epochs = 0;
+  int64_t max_steps = 0;
+  // Of this process, counted from run() on. The run ends as if its last step were made.
+  std::chrono::milliseconds max_time{0};
+
+  // Batch size, seed, order, transforms, threads, lanes. `exact` is for evaluations; `device` is
+  // the world's when it is not given.
+  data::LoaderOptions loader = {};
+  // Further stages instead of the Trainer's data, one after another.
+  std::vector<Stage> stages = {};
+  // Micro-batches of a step. The gradient is that of the mean over all samples of the step,
+  // also where micro-batches differ in size, as at the end of an epoch, which may have fewer.
+  int64_t accumulation = 1;
+  // Of what a batch's loss is the mean, when not of its samples: tokens without padding. Ranks may
+  // then differ; one all_reduce of one number a step.
+  std::function<int64_t(const data::Batch&)> count = nullptr;
+
+  double max_grad_norm = 0;  // 0: gradients are not clipped
+  Precision precision = Precision::Full;
+  parallel::GradScalerOptions scaler = {};  // with Precision::Float16
+  NonFinite non_finite = NonFinite::Error;
+  // BatchNorm layers become SyncBatchNorm over groups of so many neighbouring ranks; 0: all ranks.
+  std::optional<int64_t> sync_batch_norm = std::nullopt;
+  bool zero = false;  // a ZeroOptimizer
+  // Buckets, hook, unused parameters. The lanes are the loader's.
+  parallel::DdpOptions ddp = {};
+
+  Evaluation evaluation = {};
+  std::optional<EarlyStopping> early_stopping = std::nullopt;
+  Saving saving = {};
+  // When it has been received on any rank, the run saves and ends. To notice signals from the
+  // program's start on, make one before the World. When not given, run() makes one where there is a
+  // directory to save to.
+  const PreemptionNotice* notice = nullptr;
+  std::vector<std::shared_ptr<Callback>> callbacks = {};
+};
+
+}  // namespace lockstep::train

@@ -1,0 +1,154 @@
+// What an evaluation computes, and what follows from it.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <sstream>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/shard.h"
+#include "train/training.h"
+
+namespace lockstep::train {
+namespace {
+
+// Modules in eval(); afterwards each as it was, frozen layers too.
+class EvalMode {
+ public:
+  explicit EvalMode(std::vector<TrainedPart>& parts) {
+    for (auto& part : parts) {
+      for (const auto& module : part.model.shared()->modules()) {
+        modes_.emplace_back(module, module->is_training());
+      }
+      part.model.module().eval();
+    }
+  }
+  ~EvalMode() {
+    // train() goes down to the children, which come behind their parents.
+    for (const auto& [module, is_training] : modes_) {
+      if (module->is_training() != is_training) module->train(is_training);
+    }
+  }
+  EvalMode(const EvalMode&) = delete;
+  EvalMode& operator=(const EvalMode&) = delete;
+
+ private:
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
+};
+
+// Sums over the samples of one lane (a rank, without lanes).
+struct LaneSums {
+  double count = 0;
+  std::map<std::string, double> sums;
+
+  void add(const std::map<std::string, double>& means, double samples) {
+    count += samples;
+    for (const auto& [name, mean] : means) sums[name] += mean * samples;
+  }
+  void add(const LaneSums& other) {
+    count += other.count;
+    for (const auto& [name, sum] : other.sums) sums[name] += sum;
+  }
+  // "count name=sum name=sum\n", without loss of bits.
+  std::string text() const {
+    std::string all = fmt::format("{:a}", count);
+    for (const auto& [name, sum] : sums) all += fmt::format("\t{}\t{:a}", name, sum);
+    return all + "\n";
+  }
+};
+
+LaneSums parsed(const std::string& line) {
+  LaneSums lane;
+  std::istringstream fields(line);
+  std::string name, value;
+  std::getline(fields, value, '\t');
+  lane.count = std::strtod(value.c_str(), nullptr);
+  while (std::getline(fields, name, '\t') && std::getline(fields, value, '\t')) {
+    lane.sums[name] = std::strtod(value.c_str(), nullptr);
+  }
+  return lane;
+}
+
+bool is_better(double value, double best, Better better, double by) {
+  return better == Better::Lower ? value < best - by : value > best + by;
+}
+
+double watched(const RunState& state, const std::string& metric, std::string_view who) {
+  const auto found = state.metrics.find(metric);
+  if (found != state.metrics.end()) return found->second;
+  std::string names;
+  for (const auto& [name, value] : state.metrics) names += (names.empty() ? "" : ", ") + name;
+  throw ConfigError(fmt::format("[train] {} watches '{}', and the evaluation has {}", who, metric,
+                                names.empty() ? "no metric" : names));
+}
+
+}  // namespace
+
+// The lanes' sums are added in their order on every rank: the same bits everywhere, and with lanes
+// on any number of ranks.
+std::map<std::string, double> Training::evaluate() {
+  const auto& evaluation = options_.evaluation;
+  if (!evaluation.data) {
+    throw ConfigError("[train] there is no data to evaluate with: give TrainerOptions::evaluation");
+  }
+  const int64_t lanes = std::max<int64_t>(options_.loader.lanes, world_.size());
+  const Range own = Shard{world_.rank(), world_.size()}.of(lanes);
+  const at::NoGradGuard no_grad;
+  const EvalMode mode(parts_);
+  std::string text;
+  for (int64_t lane = own.begin; lane < own.end; ++lane) {
+    data::Loader loader(evaluation.data.dataset(), Shard{lane, lanes},
+                        {.batch_size = evaluation.batch_size > 0 ? evaluation.batch_size
+                                                                 : options_.loader.batch_size,
+                         .shuffle = false,
+                         .exact = true,
+                         .prefetch = options_.loader.prefetch,
+                         .workers = options_.loader.workers,
+                         .device = options_.loader.device});
+    LaneSums sums;
+    for (const auto& batch : loader.epoch(0)) {
+      sums.add(measure_(batch), static_cast<double>(batch.data.size(0)));
+    }
+    text += sums.text();
+  }
+  const CommonPart common(*this);
+  LaneSums total;
+  for (const auto& of_rank :
+       world_.group().all_gather_bytes(text, {.label = "train: evaluation"})) {
+    std::istringstream lines(of_rank);
+    for (std::string line; std::getline(lines, line);) total.add(parsed(line));
+  }
+  for (auto& [name, sum] : total.sums) sum /= total.count;
+  return total.sums;
+}
+
+// The same on all ranks, because the metrics are.
+void Training::judge() {
+  for (auto& part : parts_) {
+    if (part.plateau) part.plateau->step(watched(state_, part.plateau_metric, "the schedule"));
+  }
+  if (const auto& best = options_.saving.best; best && checkpoints_) {
+    const double value = watched(state_, best->metric, "the best checkpoint");
+    if (!std::isnan(value) && (!has_saved_ || is_better(value, best_saved_, best->better, 0))) {
+      has_saved_ = true;
+      best_saved_ = value;
+      save_now_ = true;
+    }
+  }
+  if (const auto& early = options_.early_stopping) {
+    const double value = watched(state_, early->metric, "early stopping");
+    if (!std::isnan(value) &&
+        (!has_seen_ || is_better(value, best_seen_, early->better, early->min_delta))) {
+      has_seen_ = true;
+      best_seen_ = value;
+      bad_evaluations_ = 0;
+    } else if (++bad_evaluations_ > early->patience) {
+      end(Ended::Early);
+    }
+  }
+}
+
+}  // namespace lockstep::train

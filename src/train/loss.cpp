@@ -1,0 +1,68 @@
+#include "lockstep/train/loss.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/functional/loss.h>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::train {
+namespace {
+
+namespace F = torch::nn::functional;
+
+// Targets of the output's shape: a column that the data has as a vector becomes one.
+at::Tensor shaped_as(const at::Tensor& output, const at::Tensor& target) {
+  if (target.sizes() == output.sizes()) return target;
+  if (output.numel() == target.numel() && output.squeeze().sizes() == target.squeeze().sizes()) {
+    return target.view_as(output);
+  }
+  throw ConfigError(
+      fmt::format("[loss] the model gives [{}], and the targets are [{}]: this loss compares "
+                  "element by element; give the model as many outputs as a target has values",
+                  fmt::join(output.sizes(), ", "), fmt::join(target.sizes(), ", ")));
+}
+
+}  // namespace
+
+Loss cross_entropy(const CrossEntropyOptions& options) {
+  const auto chosen = F::CrossEntropyFuncOptions()
+                          .label_smoothing(options.label_smoothing)
+                          .ignore_index(options.ignore_index);
+  return [chosen](const at::Tensor& output, const at::Tensor& target) {
+    return F::cross_entropy(output, target, chosen);
+  };
+}
+
+Loss mse() {
+  return [](const at::Tensor& output, const at::Tensor& target) {
+    return F::mse_loss(output, shaped_as(output, target));
+  };
+}
+
+Loss l1() {
+  return [](const at::Tensor& output, const at::Tensor& target) {
+    return F::l1_loss(output, shaped_as(output, target));
+  };
+}
+
+Loss huber(double delta) {
+  return [delta](const at::Tensor& output, const at::Tensor& target) {
+    return F::huber_loss(output, shaped_as(output, target), F::HuberLossFuncOptions().delta(delta));
+  };
+}
+
+Loss bce_with_logits() {
+  return [](const at::Tensor& output, const at::Tensor& target) {
+    return F::binary_cross_entropy_with_logits(output,
+                                               shaped_as(output, target).to(output.dtype()));
+  };
+}
+
+Loss nll() {
+  return [](const at::Tensor& output, const at::Tensor& target) {
+    return F::nll_loss(output, target);
+  };
+}
+
+}  // namespace lockstep::train

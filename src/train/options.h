@@ -1,0 +1,19 @@
+// What has to hold for a Trainer's options.
+#pragma once
+
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/train/trainer.h"
+
+namespace lockstep::train {
+
+// Throws ConfigError for what contradicts itself, or is not to be had together.
+void check_options(const TrainerOptions& options, const std::vector<Part>& parts,
+                   const DataSource& data, const comm::Group& group);
+
+// Throws ConfigError on all ranks, with the first difference, when they were given other options.
+void compare_options(const TrainerOptions& options, const std::vector<Part>& parts,
+                     const DataSource& data, const comm::Group& group);
+
+}  // namespace lockstep::train

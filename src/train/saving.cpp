@@ -1,0 +1,189 @@
+// What is saved of a training, and restored.
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <sstream>
+
+#include "lockstep/checkpoint/directory.h"
+#include "lockstep/checkpoint/error.h"
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/stateful.h"
+#include "train/training.h"
+
+namespace lockstep::train {
+namespace {
+
+using checkpoint::value_of;
+
+// Metrics as one text, without loss of bits: their names are not known before they are restored.
+std::string packed(const std::map<std::string, double>& metrics) {
+  std::string text;
+  for (const auto& [name, value] : metrics) text += fmt::format("{}\t{:a}\n", name, value);
+  return text;
+}
+
+std::map<std::string, double> unpacked(const std::string& text) {
+  std::map<std::string, double> metrics;
+  std::istringstream lines(text);
+  std::string name, value;
+  while (std::getline(lines, name, '\t') && std::getline(lines, value)) {
+    metrics[name] = std::strtod(value.c_str(), nullptr);
+  }
+  return metrics;
+}
+
+}  // namespace
+
+void Training::track_all() {
+  const auto& saving = options_.saving;
+  if (saving.directory.empty()) return;
+  checkpoint::CheckpointerOptions options{.retention = {.keep_last = saving.keep_last},
+                                          .async = saving.async};
+  if (saving.best) {
+    options.retention.best = {.metric = saving.best->metric,
+                              .higher_is_better = saving.best->better == Better::Higher};
+  }
+  checkpoints_ =
+      std::make_unique<checkpoint::Checkpointer>(world_.group(), saving.directory, options);
+  for (auto& part : parts_) {
+    const std::string prefix = parts_.size() == 1 ? "" : part.name + "_";
+    checkpoints_->track(part.name, part.model.module());
+    if (part.zero != nullptr) {
+      checkpoints_->track(prefix + "optimizer", *part.zero);
+    } else {
+      checkpoints_->track(prefix + "optimizer", *part.optimizer);
+    }
+    if (part.schedule) checkpoints_->track(prefix + "schedule", *part.schedule);
+    if (part.plateau) checkpoints_->track(prefix + "plateau", *part.plateau);
+    if (part.scaler) checkpoints_->track(prefix + "scaler", *part.scaler);
+  }
+  if (options_.ddp.hook) {
+    checkpoints_->track("hook", parallel::stateful(*options_.ddp.hook, world_.group()));
+  }
+  for (auto& run : stages_) {
+    checkpoints_->track(run.stage.name.empty() ? "loader" : "loader_" + run.stage.name,
+                        *run.loader);
+  }
+  checkpoints_->track_generators();
+  checkpoints_->track("trainer", progress());
+}
+
+// Where the loop stands, and what it has decided so far.
+std::shared_ptr<checkpoint::Stateful> Training::progress() {
+  using checkpoint::Values;
+  return checkpoint::stateful_values(
+      [this] {
+        return Values{{"stage", stage_},
+                      {"stage_steps", stage_steps_},
+                      {"step", state_.step},
+                      {"samples", state_.samples},
+                      {"skipped", state_.skipped},
+                      {"evaluated_at", state_.evaluated_at},
+                      {"metrics", packed(state_.metrics)},
+                      {"best_seen", best_seen_},
+                      {"has_seen", has_seen_},
+                      {"bad_evaluations", bad_evaluations_},
+                      {"best_saved", best_saved_},
+                      {"has_saved", has_saved_}};
+      },
+      [this](const Values& values) {
+        stage_ = value_of<int64_t>(values, "stage");
+        stage_steps_ = value_of<int64_t>(values, "stage_steps");
+        state_.step = value_of<int64_t>(values, "step");
+        state_.samples = value_of<int64_t>(values, "samples");
+        state_.skipped = value_of<int64_t>(values, "skipped");
+        state_.evaluated_at = value_of<int64_t>(values, "evaluated_at");
+        state_.metrics = unpacked(value_of<std::string>(values, "metrics"));
+        best_seen_ = value_of<double>(values, "best_seen");
+        has_seen_ = value_of<bool>(values, "has_seen");
+        bad_evaluations_ = value_of<int64_t>(values, "bad_evaluations");
+        best_saved_ = value_of<double>(values, "best_saved");
+        has_saved_ = value_of<bool>(values, "has_saved");
+      });
+}
+
+void Training::restore() {
+  if (!checkpoints_) return;
+  const auto& saving = options_.saving;
+  if (!saving.resume_from.empty()) {
+    checkpoints_->restore(saving.resume_from);
+  } else if (saving.resume == Resume::Latest) {
+    if (!checkpoints_->restore_latest()) return;
+    state_.saved_at = state_.step;
+  } else {
+    refuse_others();
+    return;
+  }
+  state_.resumed_at = state_.step;
+  for (auto& part : parts_) {
+    // The rates are those of the options: where another number of ranks goes on, they follow it.
+    if (part.schedule) {
+      part.schedule->restore({.step = part.schedule->state().step, .base_lrs = part.base_rates});
+    }
+  }
+  const auto& early = options_.early_stopping;
+  if (early && bad_evaluations_ > early->patience) end(Ended::Early);
+}
+
+// What rank 0 finds in the directory, on all ranks; what it throws, too.
+template <class Look>
+std::string Training::seen_by_main(const Look& look) {
+  std::string found = " ";
+  if (state_.is_main()) {
+    try {
+      found += look();
+    } catch (const std::exception& error) {
+      found = std::string("-") + error.what();
+    }
+  }
+  found = world_.group().broadcast_bytes(found, 0, {.label = "train: directory"});
+  if (found.front() == '-') throw CheckpointError(found.substr(1));
+  return found.substr(1);
+}
+
+// A run that begins anew among another's checkpoints would remove them as its own.
+void Training::refuse_others() {
+  const auto& directory = options_.saving.directory;
+  const std::string found =
+      seen_by_main([&] { return checkpoint::newest_checkpoint(directory).value_or(""); });
+  if (found.empty()) return;
+  throw ConfigError(
+      fmt::format("[train] {} has checkpoints of a run already, as {}: resume it "
+                  "(Resume::Latest), give another directory, or remove this one",
+                  directory, found));
+}
+
+std::map<std::string, double> Training::metrics_of_step() const {
+  std::map<std::string, double> metrics{{"train_loss", state_.loss}};
+  if (state_.evaluated_at == state_.step) {
+    metrics.insert(state_.metrics.begin(), state_.metrics.end());
+  }
+  return metrics;
+}
+
+// What is written behind the training is on the disk when this returns, or it throws.
+void Training::finish_saving() {
+  if (!checkpoints_) return;
+  checkpoints_->finish();
+  const auto& best = options_.saving.best;
+  if (!best) return;
+  const auto& directory = options_.saving.directory;
+  best_folder_ = seen_by_main([&] {
+    if (!has_saved_) return std::string();
+    std::string folder;
+    for (const auto& one : checkpoint::list_checkpoints(directory).checkpoints) {
+      // Of equals the newest, which is the one that is kept.
+      const auto value = one.metrics.find(best->metric);
+      if (value != one.metrics.end() && value->second == best_saved_) {
+        folder = directory + "/" + one.name;
+      }
+    }
+    return folder;
+  });
+  if (!best->restore_at_end || best_folder_.empty()) return;
+  checkpoint::Checkpointer models(world_.group(), options_.saving.directory);
+  for (auto& part : parts_) models.track(part.name, part.model.module());
+  models.restore(best_folder_, {.allow_unexpected = {"*"}});
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,143 @@
+// What a training is made of, made from its options.
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/optim/lbfgs.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/sync_batch_norm.h"
+#include "train/options.h"
+#include "train/training.h"
+
+namespace lockstep::train {
+namespace {
+
+std::vector<at::Tensor> once(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> all;
+  std::set<const at::TensorImpl*> known;
+  for (const auto& tensor : tensors) {
+    if (known.insert(tensor.unsafeGetTensorImpl()).second) all.push_back(tensor);
+  }
+  return all;
+}
+
+double factor_of(parallel::LrScaling scaling, int64_t batches) {
+  const auto count = static_cast<double>(batches);
+  switch (scaling) {
+    case parallel::LrScaling::None:
+      return 1;
+    case parallel::LrScaling::Linear:
+      return count;
+    case parallel::LrScaling::Sqrt:
+      return std::sqrt(count);
+  }
+  return 1;
+}
+
+int64_t divided_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
+
+}  // namespace
+
+Training::Training(const comm::World& world, std::vector<Part> parts, StepFunction step,
+                   DataSource data, TrainerOptions options)
+    : world_(world), options_(std::move(options)), step_function_(std::move(step)) {
+  state_.rank = world.rank();
+  state_.ranks = world.size();
+  check_options(options_, parts, data, world.group());
+  compare_options(options_, parts, data, world.group());
+  if (!options_.loader.device) options_.loader.device = world.device();
+  options_.ddp.lanes = options_.loader.lanes;
+  measure_ = options_.evaluation.measure;
+  make_stages(std::move(data));
+  make_parts(std::move(parts));
+  track_all();
+}
+
+void Training::make_stages(DataSource data) {
+  if (options_.stages.empty()) {
+    options_.stages.push_back({.data = std::move(data), .epochs = options_.epochs});
+  }
+  for (const auto& stage : options_.stages) {
+    data::LoaderOptions loading = options_.loader;
+    if (stage.batch_size > 0) loading.batch_size = stage.batch_size;
+    StageRun run{.stage = stage};
+    run.loader = std::make_unique<data::Loader>(stage.data.dataset(), world_, loading);
+    run.steps_of_epoch = divided_up(run.loader->batches(), options_.accumulation);
+    run.steps = stage.steps > 0 ? stage.steps : stage.epochs * run.steps_of_epoch;
+    state_.steps += run.steps;
+    stages_.push_back(std::move(run));
+  }
+  if (options_.max_steps > 0) {
+    state_.steps =
+        state_.steps > 0 ? std::min(state_.steps, options_.max_steps) : options_.max_steps;
+  }
+}
+
+void Training::make_parts(std::vector<Part> parts) {
+  parts_.reserve(parts.size());
+  for (auto& given : parts) {
+    TrainedPart& part = parts_.emplace_back();
+    part.name = given.name;
+    part.model = given.model;
+    auto& module = part.model.module();
+    module.to(world_.device());
+    if (const auto ranks = options_.sync_batch_norm) {
+      parallel::convert_sync_batch_norm(
+          module, *ranks == 0 ? world_.group()
+                              : world_.group().split(world_.rank() / static_cast<int>(*ranks)));
+    }
+    part.parameters = once(module.parameters());
+    part.ddp = std::make_unique<parallel::Ddp>(part.model.shared(), world_.group(), options_.ddp);
+    if (options_.loader.lanes > 0) part.lane_mean.emplace(*part.ddp);
+    if (options_.precision == Precision::Float16) {
+      part.scaler.emplace(world_.group(), options_.scaler);
+    }
+    make_optimizer(part, given.optimizer ? given.optimizer : options_.optimizer);
+    make_schedule(part, given.learning_rate ? *given.learning_rate : options_.learning_rate);
+  }
+}
+
+void Training::make_optimizer(TrainedPart& part, const MakeOptimizer& make) {
+  auto groups = options_.groups ? options_.groups(part.model.module())
+                                : std::vector<torch::optim::OptimizerParamGroup>{
+                                      torch::optim::OptimizerParamGroup(part.parameters)};
+  if (options_.zero) {
+    auto zero = std::make_unique<parallel::ZeroOptimizer>(std::move(groups), world_.group(), make);
+    part.zero = zero.get();
+    part.optimizer = std::move(zero);
+  } else {
+    part.optimizer = make(std::move(groups));
+  }
+  if (dynamic_cast<torch::optim::LBFGS*>(part.optimizer.get()) != nullptr) {
+    throw ConfigError(
+        "[train] LBFGS evaluates the loss several times a step, and a Trainer's step does it once: "
+        "write the loop (global_loss() in lockstep/parallel/metrics.h shows how)");
+  }
+  const double factor =
+      factor_of(options_.lr_scaling, std::max<int64_t>(options_.loader.lanes, world_.size()));
+  for (auto& group : part.optimizer->param_groups()) {
+    group.options().set_lr(group.options().get_lr() * factor);
+    part.base_rates.push_back(group.options().get_lr());
+  }
+  if (options_.ddp.check_same_every > 0) part.ddp->include_in_check(*part.optimizer);
+}
+
+void Training::make_schedule(TrainedPart& part, const LearningRate& rate) {
+  if (rate.plateau) {
+    if (!options_.evaluation.data) {
+      throw ConfigError(
+          "[train] a learning rate that follows a metric needs an evaluation: give "
+          "TrainerOptions::evaluation");
+    }
+    part.plateau.emplace(*part.optimizer, world_.group(), *rate.plateau);
+    part.plateau_metric = rate.metric;
+  } else if (rate.schedule) {
+    part.schedule.emplace(*part.optimizer, rate.schedule(std::max<int64_t>(state_.steps, 1)));
+  }
+  state_.learning_rate = part.optimizer->param_groups()[0].options().get_lr();
+}
+
+}  // namespace lockstep::train

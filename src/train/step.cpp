@@ -1,0 +1,213 @@
+// A step: what every training loop consists of.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/autocast.h"
+#include "lockstep/parallel/clip.h"
+#include "lockstep/parallel/global_mean.h"
+#include "train/training.h"
+
+namespace lockstep::train {
+
+double Training::update(std::string_view name, const LossOfBatch& loss) {
+  TrainedPart& part = this->part(name);
+  std::vector<parallel::Hold> held;  // the other models' gradients, which their next update clears
+  for (auto& other : parts_) {
+    if (&other != &part) held.push_back(other.ddp->hold());
+  }
+  part.ddp->zero_grad();
+  const StepSums mine = micro_->lanes ? backward_of_lanes(part, loss) : backward(part, loss);
+
+  const CommonPart common(*this);  // from here on gradients are alike on all ranks
+  StepSums sums = agreed(mine);
+  const double mean = micro_->lanes ? part.lane_mean->mean() : sums.loss / sums.weight;
+  note(sums);
+  if (options_.max_grad_norm > 0) {
+    if (part.scaler) part.scaler->unscale_(*part.optimizer);
+    state_.gradient_norm =
+        parallel::clip_grad_norm_(part.parameters, options_.max_grad_norm).item<double>();
+  }
+  bool is_updated = false;
+  if (!refuses(part, mine, sums)) {
+    if (part.scaler) {
+      is_updated = part.scaler->step(*part.optimizer);
+    } else {
+      part.optimizer->step();
+      is_updated = true;
+    }
+  }
+  if (!is_updated) ++state_.skipped;
+  state_.learning_rate = part.optimizer->param_groups()[0].options().get_lr();
+  if (part.scaler) {
+    state_.loss_scale = part.scaler->factor();
+    part.scaler->update();
+  }
+  if (part.schedule) part.schedule->step();
+  state_.loss = mean;
+  if (parts_.size() > 1) state_.losses[part.name] = mean;
+  return mean;
+}
+
+// Micro-batches count by their samples, so that the gradient is that of the mean over all of them.
+StepSums Training::backward(TrainedPart& part, const LossOfBatch& loss) {
+  const auto& batches = micro_->batches;
+  StepSums sums;
+  for (const auto& batch : batches) {
+    sums.samples += static_cast<double>(batch.data.size(0));
+    sums.weight += static_cast<double>(count_of(batch));
+  }
+  double all = sums.weight;  // of the step, on each rank; alike on all, unless they count
+  if (options_.count) {
+    const CommonPart common(*this);
+    all = static_cast<double>(parallel::global_count(world_, std::llround(sums.weight))) /
+          world_.size();
+  }
+  std::vector<at::Tensor> values;
+  for (size_t i = 0; i < batches.size(); ++i) {
+    std::optional<parallel::Hold> hold;
+    if (i + 1 < batches.size()) hold.emplace(part.ddp->hold());
+    const auto count = static_cast<double>(count_of(batches[i]));
+    const at::Tensor value = loss_of(batches[i], loss);
+    backward_of(part, count == all ? value : value / (all / count));
+    values.push_back(value.detach());
+  }
+  for (size_t i = 0; i < batches.size(); ++i) {
+    sums.loss += values[i].item<double>() * static_cast<double>(count_of(batches[i]));
+  }
+  sums.bad = std::isfinite(sums.loss) ? 0 : 1;
+  return sums;
+}
+
+// The same with lanes instead of micro-batches.
+StepSums Training::backward_of_lanes(TrainedPart& part, const LossOfBatch& loss) {
+  const data::Step& step = *micro_->lanes;
+  StepSums sums;
+  double all = 0;
+  if (options_.count) {
+    for (int64_t lane = step.lanes().begin; lane < step.lanes().end; ++lane) {
+      sums.weight += static_cast<double>(count_of(step.batch(lane)));
+    }
+    const CommonPart common(*this);
+    all = static_cast<double>(parallel::global_count(world_, std::llround(sums.weight))) /
+          static_cast<double>(step.lane_count());
+  }
+  for (const auto& batch : part.ddp->lanes(step)) {
+    sums.samples += static_cast<double>(batch.data.size(0));
+    const at::Tensor value = loss_of(batch, loss);
+    const auto count = static_cast<double>(count_of(batch));
+    backward_of(part, !options_.count || count == all ? value : value / (all / count));
+    const double of_lane = value.item<double>();
+    part.lane_mean->add(of_lane * count, std::llround(count));
+    if (!std::isfinite(of_lane)) sums.bad = 1;
+    sums.loss += of_lane;  // what an error shows
+  }
+  return sums;
+}
+
+void Training::backward_of(TrainedPart& part, const at::Tensor& loss) {
+  const CommonPart common(*this);
+  (part.scaler ? part.scaler->scale(loss) : loss).backward();
+}
+
+at::Tensor Training::loss_of(const data::Batch& batch, const LossOfBatch& loss) const {
+  at::Tensor value;
+  if (options_.precision == Precision::Full) {
+    value = loss(batch);
+  } else {
+    const parallel::Autocast autocast(
+        world_.device(), options_.precision == Precision::BFloat16 ? at::kBFloat16 : at::kHalf);
+    value = loss(batch);
+  }
+  if (value.defined() && value.numel() == 1) return value;
+  throw ConfigError(fmt::format(
+      "[train] step {}: the loss has {}, and has to be one number, the mean over the batch",
+      state_.step,
+      value.defined() ? fmt::format("the shape [{}]", fmt::join(value.sizes(), ", "))
+                      : "no value"));
+}
+
+int64_t Training::count_of(const data::Batch& batch) const {
+  if (!options_.count) return batch.data.size(0);
+  const int64_t count = options_.count(batch);
+  if (count > 0) return count;
+  throw DataError(fmt::format(
+      "[train] step {}: a batch counts {}, and its loss is a mean over nothing: leave such samples "
+      "out of the data",
+      state_.step, count));
+}
+
+StepSums Training::flags() const {
+  const bool is_late = options_.max_time.count() > 0 && Clock::now() - begun_ >= options_.max_time;
+  const PreemptionNotice* notice = options_.notice != nullptr ? options_.notice
+                                   : own_notice_              ? &*own_notice_
+                                                              : nullptr;
+  return {.stop = requests_.wants_stop() ? 1.0 : 0.0,
+          .save = requests_.wants_save() ? 1.0 : 0.0,
+          .evaluate = requests_.wants_evaluation() ? 1.0 : 0.0,
+          .preempted = notice != nullptr && notice->received() ? 1.0 : 0.0,
+          .late = is_late ? 1.0 : 0.0};
+}
+
+// One all_reduce for everything that the ranks have to know of each other in a step.
+StepSums Training::agreed(StepSums mine) const {
+  const StepSums now = flags();
+  mine.stop = now.stop;
+  mine.save = now.save;
+  mine.evaluate = now.evaluate;
+  mine.preempted = now.preempted;
+  mine.late = now.late;
+  if (world_.size() == 1) return mine;
+  using Numbers = std::array<double, sizeof(StepSums) / sizeof(double)>;
+  auto numbers = std::bit_cast<Numbers>(mine);
+  at::Tensor sums =
+      at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::kDouble);
+  world_.group().all_reduce(sums, ReduceOp::Sum, {.label = "train: step"}).wait();
+  return std::bit_cast<StepSums>(numbers);
+}
+
+void Training::note(const StepSums& sums) {
+  has_agreed_ = true;
+  requests_ = {};
+  state_.step_samples = std::llround(sums.samples);
+  if (sums.save > 0) save_now_ = true;
+  if (sums.evaluate > 0) evaluate_now_ = true;
+  if (sums.preempted > 0) end(Ended::Preempted);
+  if (sums.stop > 0) end(Ended::Stopped);
+  if (sums.late > 0) end(Ended::TimeLimit);
+}
+
+// Whether there is to be no update, because something is not finite.
+bool Training::refuses(TrainedPart& part, const StepSums& mine, const StepSums& sums) {
+  const bool is_bad_norm = options_.max_grad_norm > 0 && !part.scaler &&
+                           !std::isfinite(state_.gradient_norm.value_or(0));
+  if (sums.bad == 0 && !is_bad_norm) return false;
+  if (options_.non_finite == NonFinite::Skip) {
+    part.ddp->zero_grad();
+    return true;
+  }
+  std::string text;
+  if (sums.bad == 0) {
+    text = fmt::format("the norm of the gradients is {}", *state_.gradient_norm);
+  } else {
+    const auto losses = world_.group().all_gather_bytes(
+        mine.bad > 0 ? fmt::format("{}", mine.loss / (micro_->lanes ? 1 : mine.weight)) : "",
+        {.label = "train: losses"});
+    for (size_t rank = 0; rank < losses.size(); ++rank) {
+      if (losses[rank].empty()) continue;
+      text += fmt::format("{}the loss{} is {} on rank {}", text.empty() ? "" : ", ",
+                          parts_.size() > 1 ? " of " + part.name : "", losses[rank], rank);
+    }
+  }
+  throw Error(fmt::format(
+      "[train] step {}: {}. Lower the learning rate, look at the data of this step, or skip such "
+      "steps (NonFinite::Skip)",
+      state_.step, text));
+}
+
+}  // namespace lockstep::train

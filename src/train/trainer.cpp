@@ -1,0 +1,94 @@
+#include "lockstep/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "train/training.h"
+
+namespace lockstep::train {
+namespace {
+
+StepFunction one_update(LossOfBatch loss) {
+  return [loss = std::move(loss)](Step& step) { step.update("model", loss); };
+}
+
+LossOfBatch of_batch(const Model& model, Loss loss) {
+  if (!model) return nullptr;
+  return [model, loss = std::move(loss)](const data::Batch& batch) {
+    return loss(model.forward(batch.data), batch.target);
+  };
+}
+
+}  // namespace
+
+at::Tensor Model::forward(const at::Tensor& input) const {
+  if (!forward_) {
+    throw ConfigError(
+        "[train] the model's forward() does not take one tensor and give one: construct Model with "
+        "a function that does, or give the Trainer a loss of a batch");
+  }
+  return forward_(input);
+}
+
+double Step::update(std::string_view part, const LossOfBatch& loss) {
+  return training_.update(part, loss);
+}
+const RunState& Step::state() const { return training_.state(); }
+
+std::string_view name_of(Ended ended) {
+  switch (ended) {
+    case Ended::Finished:
+      return "finished";
+    case Ended::Stopped:
+      return "stopped";
+    case Ended::Early:
+      return "early stopping";
+    case Ended::TimeLimit:
+      return "time limit";
+    case Ended::Preempted:
+      return "preempted";
+  }
+  return "";
+}
+
+int Outcome::exit_status() const { return ended == Ended::Preempted ? kRequeueStatus : 0; }
+
+Trainer::Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
+                 TrainerOptions options)
+    : Trainer(world, model, of_batch(model, std::move(loss)), std::move(data), std::move(options)) {
+}
+
+Trainer::Trainer(const comm::World& world, const Model& model, LossOfBatch loss, DataSource data,
+                 TrainerOptions options)
+    : Trainer(world, {{.name = "model", .model = model}}, one_update(loss), std::move(data), [&] {
+        if (!options.evaluation.measure) {
+          options.evaluation.measure = [loss](const data::Batch& batch) {
+            return std::map<std::string, double>{{"loss", loss(batch).item<double>()}};
+          };
+        }
+        return std::move(options);
+      }()) {}
+
+Trainer::Trainer(const comm::World& world, std::vector<Part> parts, StepFunction step,
+                 DataSource data, TrainerOptions options)
+    : training_(std::make_unique<Training>(world, std::move(parts), std::move(step),
+                                           std::move(data), std::move(options))) {}
+Trainer::~Trainer() = default;
+
+void Trainer::track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object) {
+  training_->track(name, std::move(object));
+}
+
+Outcome Trainer::run() { return training_->run(); }
+std::map<std::string, double> Trainer::evaluate() { return training_->evaluate(); }
+const RunState& Trainer::state() const { return training_->state(); }
+const parallel::Ddp& Trainer::ddp(std::string_view part) const {
+  return *training_->part(part).ddp;
+}
+torch::optim::Optimizer& Trainer::optimizer(std::string_view part) const {
+  return *training_->part(part).optimizer;
+}
+
+}  // namespace lockstep::train

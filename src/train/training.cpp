@@ -1,0 +1,223 @@
+// The loop around the steps.
+#include "train/training.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "comm/transport.h"
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+
+namespace lockstep::train {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+std::string text_of(const std::exception& error) {
+  const auto* const torch = dynamic_cast<const c10::Error*>(&error);
+  return torch != nullptr ? torch->what_without_backtrace() : error.what();
+}
+
+// While it lives, its time is added to `seconds`.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds) {}
+  ~Stopwatch() { seconds_ += Seconds(std::chrono::steady_clock::now() - begun_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& seconds_;
+  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
+};
+
+}  // namespace
+
+template <class Point>
+void Training::call(const Point& point) {
+  state_.seconds = seconds();
+  for (const auto& callback : options_.callbacks) point(*callback);
+}
+
+template <class Point>
+void Training::call_and_agree(const Point& point) {
+  if (options_.callbacks.empty()) return;
+  call(point);
+  const CommonPart common(*this);
+  const StepSums before{.samples = static_cast<double>(state_.step_samples)};
+  StepSums sums = agreed({});
+  sums.samples = before.samples;
+  note(sums);
+  has_agreed_ = false;
+}
+
+Outcome Training::run() {
+  if (has_begun_) throw ConfigError("[train] run() can be called once: make another Trainer");
+  has_begun_ = true;
+  try {
+    train();
+  } catch (const std::exception& error) {
+    fail(error);
+    throw;
+  }
+  own_notice_.reset();
+  return {.ended = *ended_, .state = state_, .best = best_folder_};
+}
+
+// The other ranks are told why this one will not come to their next call.
+void Training::fail(const std::exception& error) {
+  const std::string text = text_of(error);
+  if (!is_common_ && dynamic_cast<const CommError*>(&error) == nullptr) {
+    world_.group().transport().give_up(
+        fmt::format("rank {} ended the training in step {}: {}", state_.rank, state_.step, text));
+  }
+  state_.seconds = seconds();
+  for (const auto& callback : options_.callbacks) {
+    try {
+      callback->on_exception(state_, text);
+    } catch (const std::exception& another) {
+      log::error(fmt::format("[train] on_exception() of a callback failed: {}", another.what()));
+    }
+  }
+  own_notice_.reset();
+}
+
+void Training::train() {
+  if (options_.notice == nullptr && !options_.saving.directory.empty()) own_notice_.emplace();
+  {
+    const CommonPart common(*this);
+    restore();
+  }
+  begun_ = Clock::now();
+  call([&](Callback& one) { one.on_train_begin(state_); });
+  while (!is_over()) {
+    train_stage(stages_[stage_]);
+    if (is_over()) break;
+    if (++stage_ == std::ssize(stages_)) {
+      --stage_;
+      end(Ended::Finished);
+    } else {
+      stage_steps_ = 0;
+    }
+  }
+  finish();
+}
+
+bool Training::is_full(const StageRun& run) const {
+  return (run.stage.steps > 0 && stage_steps_ >= run.stage.steps) ||
+         (options_.max_steps > 0 && state_.step >= options_.max_steps);
+}
+
+void Training::train_stage(StageRun& run) {
+  state_.stage = run.stage.name;
+  state_.epochs = run.stage.epochs;
+  while (!is_over() && !is_full(run)) {
+    state_.epoch = run.loader->state().epoch;
+    if (run.stage.epochs > 0 && state_.epoch >= run.stage.epochs) return;
+    call([&](Callback& one) { one.on_epoch_begin(state_); });
+    Feed feed(*run.loader, options_.loader.lanes, state_.epoch, options_.accumulation);
+    for (;;) {
+      micro_ = next_of(feed);
+      if (micro_ == nullptr) {
+        after_epoch();
+        break;
+      }
+      step();
+      const bool leaves = is_over() || is_full(run);
+      // An epoch that the last step has completed is over, too.
+      if (leaves && (ended_ == Ended::Preempted || !feed.is_done())) break;
+    }
+  }
+  if (options_.max_steps > 0 && state_.step >= options_.max_steps) end(Ended::Finished);
+}
+
+MicroBatches* Training::next_of(Feed& feed) {
+  const Stopwatch watch(state_.data_seconds);
+  return feed.next();
+}
+
+void Training::step() {
+  if (!options_.callbacks.empty()) call([&](Callback& one) { one.on_step_begin(state_); });
+  has_agreed_ = false;
+  Step context(*this);
+  step_function_(context);
+  if (!has_agreed_) {  // a step function that made no update
+    const CommonPart common(*this);
+    note(agreed({}));
+  }
+  ++state_.step;
+  ++stage_steps_;
+  state_.samples += state_.step_samples;
+  if (!options_.callbacks.empty()) call([&](Callback& one) { one.on_step_end(state_, requests_); });
+  after_step();
+}
+
+void Training::after_step() {
+  const auto is_due = [&](int64_t every) { return every > 0 && state_.step % every == 0; };
+  if (ended_ == Ended::Preempted) return;  // there is little time: finish() saves
+  if (std::exchange(evaluate_now_, false) || is_due(options_.evaluation.every_steps)) {
+    evaluate_now();
+  }
+  if (std::exchange(save_now_, false) || is_due(options_.saving.every_steps)) save();
+}
+
+void Training::after_epoch() {
+  const auto is_due = [&](int64_t every) { return every > 0 && (state_.epoch + 1) % every == 0; };
+  if (is_due(options_.evaluation.every_epochs) && state_.evaluated_at != state_.step) {
+    evaluate_now();
+  }
+  call_and_agree([&](Callback& one) { one.on_epoch_end(state_, requests_); });
+  if (std::exchange(save_now_, false) || is_due(options_.saving.every_epochs)) save();
+}
+
+void Training::finish() {
+  if (ended_ != Ended::Preempted && options_.evaluation.data &&
+      state_.evaluated_at != state_.step) {
+    evaluate_now();
+  }
+  const bool is_wanted = options_.saving.at_end || std::exchange(save_now_, false);
+  if (state_.saved_at != state_.step && (is_wanted || ended_ == Ended::Preempted)) save();
+  {
+    const CommonPart common(*this);
+    finish_saving();
+  }
+  call([&](Callback& one) { one.on_train_end(state_); });
+}
+
+void Training::evaluate_now() {
+  if (!options_.evaluation.data) return;
+  {
+    const Stopwatch watch(state_.evaluation_seconds);
+    state_.metrics = evaluate();
+  }
+  state_.evaluated_at = state_.step;
+  {
+    const CommonPart common(*this);
+    judge();
+  }
+  call_and_agree([&](Callback& one) { one.on_evaluate(state_, requests_); });
+}
+
+void Training::save() {
+  if (!checkpoints_) return;
+  {
+    const Stopwatch watch(state_.saving_seconds);
+    const CommonPart common(*this);
+    state_.saved_at = state_.step;
+    checkpoints_->save(state_.step, metrics_of_step());
+  }
+  call_and_agree([&](Callback& one) { one.on_save(state_, requests_); });
+}
+
+TrainedPart& Training::part(std::string_view name) {
+  const auto found = std::find_if(parts_.begin(), parts_.end(),
+                                  [&](const TrainedPart& one) { return one.name == name; });
+  if (found != parts_.end()) return *found;
+  std::string names;
+  for (const auto& one : parts_) names += (names.empty() ? "'" : ", '") + one.name + "'";
+  throw ConfigError(fmt::format("[train] there is no part '{}': the parts are {}", name, names));
+}
+
+}  // namespace lockstep::train

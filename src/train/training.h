@@ -1,0 +1,181 @@
+// What a Trainer is made of.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/comm/world.h"
+#include "lockstep/core/preemption.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/grad_scaler.h"
+#include "lockstep/parallel/lanes.h"
+#include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "lockstep/train/trainer.h"
+#include "train/feed.h"
+
+namespace lockstep::train {
+
+// Models, optimizers and what belongs to each.
+struct TrainedPart {
+  std::string name;
+  Model model;
+  std::vector<at::Tensor> parameters;  // each once
+  std::unique_ptr<parallel::Ddp> ddp;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, where it is one
+  std::optional<parallel::GradScaler> scaler;
+  std::optional<parallel::LrScheduler> schedule;
+  std::vector<double> base_rates;  // of the schedule, by parameter group
+  std::optional<parallel::ReduceLrOnPlateau> plateau;
+  std::string plateau_metric;
+  std::optional<parallel::LaneMean> lane_mean;
+};
+
+// A stage, and its place in the data.
+struct StageRun {
+  Stage stage;
+  std::unique_ptr<data::Loader> loader;
+  int64_t steps_of_epoch = 0;
+  int64_t steps = 0;  // of the stage; 0: no end of its own
+};
+
+// What a step that is made reports, added up over the ranks by one all_reduce.
+struct StepSums {
+  double loss = 0, weight = 0, samples = 0;
+  double bad = 0;  // ranks whose loss is not finite
+  double stop = 0, save = 0, evaluate = 0, preempted = 0, late = 0;
+};
+
+// Everything that goes on in a Trainer. The parts of the loop are in files of their own: setup.cpp,
+// step.cpp, evaluation.cpp, saving.cpp.
+class Training {
+ public:
+  Training(const comm::World& world, std::vector<Part> parts, StepFunction step, DataSource data,
+           TrainerOptions options);
+
+  Outcome run();
+  std::map<std::string, double> evaluate();
+  double update(std::string_view part, const LossOfBatch& loss);
+
+  const RunState& state() const { return state_; }
+  TrainedPart& part(std::string_view name);
+  void track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object) {
+    if (checkpoints_) checkpoints_->track(name, std::move(object));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // setup.cpp
+  void make_parts(std::vector<Part> parts);
+  void make_optimizer(TrainedPart& part, const MakeOptimizer& make);
+  void make_schedule(TrainedPart& part, const LearningRate& rate);
+  void make_stages(DataSource data);
+
+  // training.cpp
+  void train();
+  void train_stage(StageRun& run);
+  bool is_full(const StageRun& run) const;
+  MicroBatches* next_of(Feed& feed);
+  void step();
+  void after_step();
+  void after_epoch();
+  void evaluate_now();
+  void save();
+  void finish();
+  void fail(const std::exception& error);
+  bool is_over() const { return ended_.has_value(); }
+  void end(Ended why) {
+    if (!ended_) ended_ = why;
+  }
+  template <class Point>
+  void call(const Point& point);
+  template <class Point>
+  void call_and_agree(const Point& point);
+
+  // step.cpp
+  StepSums backward(TrainedPart& part, const LossOfBatch& loss);
+  StepSums backward_of_lanes(TrainedPart& part, const LossOfBatch& loss);
+  void backward_of(TrainedPart& part, const at::Tensor& loss);
+  at::Tensor loss_of(const data::Batch& batch, const LossOfBatch& loss) const;
+  int64_t count_of(const data::Batch& batch) const;
+  StepSums agreed(StepSums mine) const;
+  StepSums flags() const;
+  void note(const StepSums& sums);
+  bool refuses(TrainedPart& part, const StepSums& mine, const StepSums& sums);
+
+  // evaluation.cpp
+  void judge();
+
+  // saving.cpp
+  void track_all();
+  std::shared_ptr<checkpoint::Stateful> progress();
+  void restore();
+  template <class Look>
+  std::string seen_by_main(const Look& look);
+  void refuse_others();
+  std::map<std::string, double> metrics_of_step() const;
+  void finish_saving();
+
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - begun_).count(); }
+
+  comm::World world_;
+  TrainerOptions options_;
+  StepFunction step_function_;
+  std::vector<TrainedPart> parts_;
+  std::vector<StageRun> stages_;
+  std::unique_ptr<checkpoint::Checkpointer> checkpoints_;
+  std::optional<PreemptionNotice> own_notice_;
+  decltype(Evaluation::measure) measure_;
+
+  RunState state_;
+  int64_t stage_ = 0;        // its index
+  int64_t stage_steps_ = 0;  // made in it
+  // Of early stopping, and of the best checkpoint.
+  double best_seen_ = 0, best_saved_ = 0;
+  bool has_seen_ = false, has_saved_ = false;
+  int64_t bad_evaluations_ = 0;
+  std::string best_folder_;
+
+  bool has_begun_ = false;
+  Clock::time_point begun_ = Clock::now();
+  std::optional<Ended> ended_;
+  Requests requests_;
+  bool has_agreed_ = false;  // in this step
+  bool save_now_ = false, evaluate_now_ = false;
+  MicroBatches* micro_ = nullptr;  // of the step that is made
+  // Whether an exception that comes now is thrown on all ranks alike.
+  bool is_common_ = false;
+  friend class CommonPart;
+};
+
+// While it lives, what is called runs on all ranks alike, and so do its errors. (An exception
+// leaves the mark, which run() looks at.)
+class CommonPart {
+ public:
+  explicit CommonPart(Training& training) : training_(training), before_(training.is_common_) {
+    training_.is_common_ = true;
+  }
+  ~CommonPart() {
+    if (std::uncaught_exceptions() == exceptions_) training_.is_common_ = before_;
+  }
+  CommonPart(const CommonPart&) = delete;
+  CommonPart& operator=(const CommonPart&) = delete;
+
+ private:
+  Training& training_;
+  bool before_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace lockstep::train

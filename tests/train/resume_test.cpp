@@ -1,0 +1,198 @@
+// A training that was stopped and started again ends as one that was not.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+
+#include "checkpoint_format/folder.h"
+#include "lanes/training.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+#include "train/net.h"
+
+namespace lockstep {
+namespace {
+
+using test::Features;
+using test::Folder;
+using test::message_of;
+using test::result_of;
+using test::spawn;
+using test::TrainNet;
+using testing::HasSubstr;
+using train::Ended;
+using train::RunState;
+
+// What a run leaves: parameters, buffers, the last evaluation's loss.
+uint64_t hash_of(const TrainNet& net, const RunState& state) {
+  uint64_t sum = test::lane_hash(*net);
+  const auto loss = state.metrics.find("loss");
+  if (loss != state.metrics.end()) {
+    sum = test::chained(sum, parallel::fingerprint(at::tensor({loss->second}, at::kDouble)));
+  }
+  return test::chained(sum, static_cast<uint64_t>(state.step));
+}
+
+struct AtStep : train::Callback {
+  AtStep(int64_t number, std::function<void()> what) : step(number), act(std::move(what)) {}
+  void on_step_end(const RunState& state, train::Requests&) override {
+    if (state.step == step) act();
+  }
+  int64_t step;
+  std::function<void()> act;
+};
+
+train::TrainerOptions saving(const Features& features, const std::string& directory) {
+  auto options = test::train_options(features);
+  options.epochs = 3;
+  options.saving = {.directory = directory, .every_steps = 4, .keep_last = 2};
+  options.saving.async = features.has("async");
+  if (features.has("best")) {
+    options.saving.best = train::Best{};
+    options.early_stopping = train::EarlyStopping{.patience = 20};
+  }
+  static const auto held_out = test::train_samples(31, 6);
+  options.evaluation = {.data = held_out, .every_epochs = 1, .every_steps = 5};
+  if (features.has("plateau")) {
+    options.learning_rate = train::on_plateau({.factor = 0.5, .patience = 0});
+  }
+  return options;
+}
+
+uint64_t trained(World& world, const train::TrainerOptions& options) {
+  seed_everything(1, world);
+  TrainNet net;
+  const auto samples = test::train_samples(113);
+  train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+  const auto outcome = trainer.run();
+  for (const auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
+  return hash_of(net, outcome.state);
+}
+
+struct Stopped {
+  Features features;
+  int ranks;          // of the undisturbed run
+  int64_t at;         // step at which the others are killed
+  int before, after;  // ranks
+};
+void PrintTo(const Stopped& stopped, std::ostream* out) {
+  *out << stopped.features.text() << "_" << stopped.at;
+}
+
+class Killed : public testing::TestWithParam<Stopped> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Features, Killed,
+    testing::Values(Stopped{{{"accumulation", "plateau"}}, 2, 13, 2, 2},
+                    Stopped{{{"fp16", "clip", "zero", "hook", "cosine", "async"}}, 2, 23, 2, 2},
+                    Stopped{{{"best", "sync_bn", "sgd"}}, 2, 29, 2, 2},
+                    Stopped{{{"lanes", "zero", "best", "async"}}, 1, 10, 2, 3},
+                    Stopped{{{"lanes", "plateau"}}, 4, 9, 3, 1}),
+    [](const auto& test) { return test.param.features.text(); });
+
+TEST_P(Killed, AndResumedItHasTheBitsOfAnUndisturbedRun) {
+  const auto& [features, ranks, at, before, after] = GetParam();
+  const Folder calm, rough;
+  const auto expected = result_of({"auto", ranks}, [&](World& world) {
+    return trained(world, saving(features, calm / "run"));
+  });
+  std::vector<int> doomed;
+  for (int rank = 0; rank < before; ++rank) doomed.push_back(rank);
+  spawn(before,
+        [&](World& world) {
+          auto options = saving(features, rough / "run");
+          options.callbacks = {std::make_shared<AtStep>(at, [] { raise(SIGKILL); })};
+          trained(world, options);
+        },
+        {.doomed = doomed});
+  const auto found = result_of({"auto", after}, [&](World& world) {
+    return trained(world, saving(features, rough / "run"));
+  });
+  EXPECT_NE(expected, 0u);
+  EXPECT_EQ(found, expected);
+}
+
+TEST(Resuming, AFinishedRunHasNothingLeftToDo) {
+  const Folder folder;
+  for (int round = 0; round < 2; ++round) {
+    spawn(2, [&](World& world) {
+      seed_everything(1, world);
+      TrainNet net;
+      const auto samples = test::train_samples(40), held_out = test::train_samples(11, 6);
+      int64_t steps = 0;
+      auto options = test::train_options({});
+      options.saving.directory = folder / "run";
+      options.evaluation.data = held_out;
+      struct Count : train::Callback {
+        explicit Count(int64_t& number) : count(number) {}
+        void on_step_end(const RunState&, train::Requests&) override { ++count; }
+        int64_t& count;
+      };
+      options.callbacks = {std::make_shared<Count>(steps)};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      const auto outcome = trainer.run();
+      EXPECT_EQ(outcome.ended, Ended::Finished);
+      EXPECT_EQ(steps, round == 0 ? 8 : 0);
+      EXPECT_EQ(outcome.state.step, 8);
+      EXPECT_EQ(outcome.state.resumed_at, round == 0 ? -1 : 8);
+      EXPECT_EQ(outcome.state.samples, 80);
+      EXPECT_EQ(outcome.state.metrics.count("loss"), 1u);
+    });
+  }
+}
+
+TEST(Resuming, AFolderOfAnotherRunIsNotWrittenOver) {
+  const Folder folder;
+  const auto run = [&](World& world, train::Resume resume) {
+    TrainNet net;
+    const auto samples = test::train_samples(40);
+    auto options = test::train_options({});
+    options.saving = {.directory = folder / "run", .resume = resume};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    trainer.run();
+  };
+  spawn(2, [&](World& world) { run(world, train::Resume::Never); });
+  spawn(2, [&](World& world) {
+    EXPECT_THAT(message_of<ConfigError>([&] { run(world, train::Resume::Never); }),
+                HasSubstr("/run has checkpoints of a run already, as "));
+  });
+}
+
+uint64_t trained_in_stages(World& world, const std::string& directory, int64_t stop) {
+  seed_everything(1, world);
+  TrainNet net;
+  const auto easy = test::train_samples(30, 1), hard = test::train_samples(50, 2);
+  auto options = test::train_options({});
+  options.epochs = 0;
+  options.stages = {{.name = "easy", .data = easy, .epochs = 2},
+                    {.name = "mixed", .data = hard, .steps = 4, .batch_size = 3},
+                    {.name = "hard", .data = hard, .epochs = 1}};
+  options.saving = {.directory = directory, .every_steps = 1, .keep_last = 1, .async = false};
+  options.callbacks = {std::make_shared<AtStep>(stop, [] { raise(SIGKILL); })};
+  train::Trainer trainer(world, net, train::cross_entropy(), {}, options);
+  EXPECT_EQ(trainer.state().steps, 6 + 4 + 5);
+  trainer.run();
+  EXPECT_EQ(trainer.state().stage, "hard");
+  for (const auto& parameter : net->parameters()) parameter.mutable_grad() = at::Tensor();
+  return test::lane_hash(*net);
+}
+
+TEST(Resuming, StagesGoOnWhereTheyWere) {
+  const Folder folder;
+  const test::Ranks ranks{"auto", 2};
+  const auto run = [&](const std::string& name, int64_t stop) {
+    return [&folder, name, stop](World& world) {
+      return trained_in_stages(world, folder / name, stop);
+    };
+  };
+  const uint64_t expected = result_of(ranks, run("calm", -1));
+  EXPECT_NE(expected, 0u);
+  for (const int64_t stop : {7, 11}) {  // on_step_end comes before the checkpoint of the step
+    spawn(2, run("rough" + std::to_string(stop), stop), {.doomed = {0, 1}});
+    EXPECT_EQ(result_of(ranks, run("rough" + std::to_string(stop), -1)), expected) << stop;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
