@@ -72,6 +72,7 @@ $(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
 $(eval $(call fuzzer,manifest,$(CHECKPOINT),))
 $(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/,gather.cpp pickle.cpp pickle_calls.cpp stored_tensor.cpp \
   torch_file.cpp zip.cpp),-Itests -lz))
+$(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),-DFMT_HEADER_ONLY))
 fuzz-tools:
 	@scripts/setup.sh --dev
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says

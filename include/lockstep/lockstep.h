@@ -33,3 +33,5 @@
 #include "lockstep/parallel/stateful.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
+#include "lockstep/text/tokenizer.h"
+#include "lockstep/text/tokenizer_trainer.h"

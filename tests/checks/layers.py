@@ -6,8 +6,8 @@ import pathlib
 import re
 import sys
 
-ROOMS = ["core", "comm", "data", "checkpoint", "parallel", "models", "train", "launch"]
-PLAIN = {"core", "launch", "tools"}  # need no torch, and of the rooms only core
+ROOMS = ["core", "text", "comm", "data", "checkpoint", "parallel", "models", "train", "launch"]
+PLAIN = {"core", "text", "launch", "tools"}  # need no torch, and of the rooms only core and text
 FORMAT = "checkpoint/format"  # its headers stand with those of the rest of the room
 CONFIG = "train/config"  # what the program lockstep knows of the room train
 CONFIG_HEADERS = {"config", "config_extensions", "model_config"}

@@ -1,0 +1,203 @@
+#include "text/parts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "lockstep/core/error.h"
+#include "text/unicode.h"
+
+namespace lockstep::text {
+namespace {
+
+bool printable(uint32_t byte) {
+  return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+}
+
+struct Symbols {
+  Symbols() {
+    uint32_t next = 256;
+    for (uint32_t b = 0; b < 256; ++b) {
+      codes[b] = printable(b) ? b : next++;
+      bytes[codes[b]] = static_cast<char>(b);
+    }
+  }
+  std::array<uint32_t, 256> codes;
+  std::unordered_map<uint32_t, char> bytes;
+};
+
+const Symbols& symbols() {
+  static const Symbols all;
+  return all;
+}
+
+// More would be damage: Qwen's have 151,669, the largest known about a million.
+constexpr int32_t kMostIds = 1 << 24;
+
+}  // namespace
+
+uint32_t symbol_of(uint8_t byte) { return symbols().codes[byte]; }
+
+std::optional<std::string> bytes_of_symbols(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size();) {
+    const auto [code, bytes] = character_at(text, i);
+    const auto found = symbols().bytes.find(code);
+    if (found == symbols().bytes.end()) return std::nullopt;
+    out.push_back(found->second);
+    i += bytes;
+  }
+  return out;
+}
+
+std::string symbols_of_bytes(std::string_view bytes) {
+  std::string out;
+  for (const char byte : bytes) append_character(out, symbol_of(static_cast<uint8_t>(byte)));
+  return out;
+}
+
+void AddedTokens::add(std::string_view content, int32_t id) {
+  const auto first = static_cast<uint8_t>(content.front());
+  auto& same = by_first_[first];
+  if (same.empty()) first_.push_back(content.front());
+  const auto shorter = std::find_if(same.begin(), same.end(), [&](uint32_t i) {
+    return tokens_[i].first.size() < content.size();
+  });
+  same.insert(shorter, static_cast<uint32_t>(tokens_.size()));
+  tokens_.emplace_back(content, id);
+}
+
+AddedTokens::Found AddedTokens::find(std::string_view text, size_t from) const {
+  for (size_t i = text.find_first_of(first_, from); i != text.npos;
+       i = text.find_first_of(first_, i + 1)) {
+    for (const uint32_t token : by_first_[static_cast<uint8_t>(text[i])]) {
+      const auto& [content, id] = tokens_[token];
+      if (text.compare(i, content.size(), content) == 0) return {i, content.size(), id};
+    }
+  }
+  return {text.size(), 0, -1};
+}
+
+Tokenizer::Parts::Parts(Model given, std::string_view where) : model(std::move(given)) {
+  const auto place = [&](const std::string& content, int32_t id) {
+    if (id < 0 || id >= kMostIds) {
+      throw DataError(fmt::format("[text] {}: a token has the number {}; 0 to {} are possible",
+                                  where, id, kMostIds - 1));
+    }
+    if (bytes.size() <= static_cast<size_t>(id)) {
+      bytes.resize(static_cast<size_t>(id) + 1);
+      known.resize(static_cast<size_t>(id) + 1);
+    }
+    bytes[static_cast<size_t>(id)] = content;
+    known[static_cast<size_t>(id)] = 1;
+  };
+  for (const auto& [content, id] : model.vocabulary) place(content, id);
+  for (const auto& [token, id] : model.added) {
+    if (token.content.empty()) {
+      throw DataError(fmt::format("[text] {}: the added token {} is empty", where, id));
+    }
+    place(token.content, id);
+    added[id] = token;
+    const bool nfc = token.normalized && model.nfc;
+    const std::string content = nfc ? to_nfc(token.content) : token.content;
+    auto& tokens = token.normalized ? normalized_ : raw_;
+    tokens[0].add(content, id);
+    if (!token.special) tokens[1].add(content, id);
+  }
+  for (size_t id = 0; id < bytes.size(); ++id) {
+    if (known[id] != 0) ids.emplace(bytes[id], static_cast<int32_t>(id));
+  }
+  std::unordered_map<std::string_view, int32_t> of_model;
+  for (const auto& [content, id] : model.vocabulary) of_model.emplace(content, id);
+  std::array<int32_t, 256> of_byte;
+  for (size_t b = 0; b < 256; ++b) {
+    const char byte = static_cast<char>(b);
+    const auto found = of_model.find(std::string_view(&byte, 1));
+    if (found == of_model.end()) {
+      throw DataError(fmt::format(
+          "[text] {}: there is no token for the byte 0x{:02x}: this is no byte-level BPE "
+          "with all 256 bytes",
+          where, b));
+    }
+    of_byte[b] = found->second;
+  }
+  merges_ = std::make_unique<Merges>(model.merges, of_byte);
+}
+
+const std::string& Tokenizer::Parts::bytes_of(int32_t id) const {
+  const auto i = static_cast<size_t>(id);
+  if (id < 0 || i >= bytes.size() || known[i] == 0) {
+    throw DataError(
+        fmt::format("[text] decode: {} is no token; all are below {}", id, bytes.size()));
+  }
+  return bytes[i];
+}
+
+std::unique_ptr<WordCache> Tokenizer::Parts::take_cache() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!caches_.empty()) {
+      auto cache = std::move(caches_.back());
+      caches_.pop_back();
+      return cache;
+    }
+  }
+  return std::make_unique<WordCache>();
+}
+
+void Tokenizer::Parts::encode(std::string_view text, EncodeOptions options,
+                              std::vector<int32_t>& out) const {
+  auto cache = take_cache();
+  const auto& tokens = raw_[options.special ? 0 : 1];
+  size_t from = 0;
+  while (from < text.size()) {
+    const auto found = tokens.find(text, from);
+    const std::string_view before = text.substr(from, found.begin - from);
+    if (!model.nfc || !may_change_in_nfc(before)) {
+      encode_normalized(before, options, *cache, out);
+    } else {
+      encode_normalized(to_nfc(before), options, *cache, out);
+    }
+    if (found.bytes != 0) out.push_back(found.id);
+    from = found.begin + found.bytes;
+  }
+  const std::lock_guard lock(mutex_);
+  caches_.push_back(std::move(cache));
+}
+
+void Tokenizer::Parts::encode_normalized(std::string_view text, EncodeOptions options,
+                                         WordCache& cache, std::vector<int32_t>& out) const {
+  const auto& tokens = normalized_[options.special ? 0 : 1];
+  if (tokens.empty()) return encode_words(text, cache, out);
+  size_t from = 0;
+  while (from < text.size()) {
+    const auto found = tokens.find(text, from);
+    encode_words(text.substr(from, found.begin - from), cache, out);
+    if (found.bytes != 0) out.push_back(found.id);
+    from = found.begin + found.bytes;
+  }
+}
+
+void Tokenizer::Parts::encode_words(std::string_view text, WordCache& cache,
+                                    std::vector<int32_t>& out) const {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = word_end(model.pattern, text, begin);
+    const std::string_view word = text.substr(begin, end - begin);
+    begin = end;
+    if (const auto known_ids = cache.find(word)) {
+      out.insert(out.end(), known_ids->begin(), known_ids->end());
+      continue;
+    }
+    const size_t first = out.size();
+    const auto whole = model.whole_words ? ids.find(word) : ids.end();
+    if (whole != ids.end() && !added.contains(whole->second)) {
+      out.push_back(whole->second);
+    } else {
+      merges_->encode(word, out);
+    }
+    cache.insert(word, std::span(out).subspan(first));
+  }
+}
+
+}  // namespace lockstep::text

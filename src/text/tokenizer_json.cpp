@@ -1,0 +1,306 @@
+// tokenizer.json of Hugging Face's `tokenizers`, read and written.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <climits>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "lockstep/text/tokenizer.h"
+#include "text/parts.h"
+
+namespace lockstep::text {
+namespace {
+
+using Json = nlohmann::json;
+using Written = nlohmann::ordered_json;
+
+class Reader {
+ public:
+  Reader(std::string_view json, std::string_view where) : where_(where) {
+    if (depth(json) > kDeepest) fail("this is nested deeper than {}", kDeepest);
+    whole_ = Json::parse(json, nullptr, false);
+    if (whole_.is_discarded()) fail("this is no JSON");
+    if (!whole_.is_object()) fail("this is no JSON object");
+  }
+
+  Tokenizer::Parts::Model model() {
+    Tokenizer::Parts::Model out;
+    read_normalizer(out);
+    read_words(out);
+    check_decoder();
+    read_added(out);
+    read_model(out);
+    out.post_processor = whole_.value("post_processor", Json()).dump();
+    out.truncation = whole_.value("truncation", Json()).dump();
+    out.padding = whole_.value("padding", Json()).dump();
+    return out;
+  }
+
+ private:
+  // Values are copied and destroyed by recursion.
+  static constexpr int kDeepest = 32;
+  static int depth(std::string_view json) {
+    int now = 0, most = 0;
+    bool quoted = false;
+    for (size_t i = 0; i < json.size(); ++i) {
+      const char c = json[i];
+      if (quoted && c == '\\') ++i;
+      if (c == '"') quoted = !quoted;
+      if (!quoted && (c == '{' || c == '[')) most = std::max(most, ++now);
+      if (!quoted && (c == '}' || c == ']')) --now;
+    }
+    return most;
+  }
+
+  template <class... Args>
+  [[noreturn]] void fail(fmt::format_string<Args...> what, Args&&... args) const {
+    throw DataError(
+        fmt::format("[text] {}: {}", where_, fmt::format(what, std::forward<Args>(args)...)));
+  }
+
+  // The member, null when it is not there.
+  static const Json& at(const Json& object, const char* name) {
+    static const Json null;
+    if (!object.is_object()) return null;
+    const auto found = object.find(name);
+    return found == object.end() ? null : *found;
+  }
+  static std::string type(const Json& object) {
+    const Json& name = at(object, "type");
+    return name.is_string() ? name.get<std::string>() : "";
+  }
+  static bool flag(const Json& object, const char* name, bool missing) {
+    const Json& value = at(object, name);
+    return value.is_boolean() ? value.get<bool>() : missing;
+  }
+  std::string text_of(const Json& value, std::string_view what) const {
+    if (!value.is_string()) fail("{} is no string", what);
+    return value.get<std::string>();
+  }
+  int32_t number_of(const Json& value, std::string_view what) const {
+    if (!value.is_number_integer() || value < 0 || value > INT32_MAX) {
+      fail("{} is no number of a token", what);
+    }
+    return value.get<int32_t>();
+  }
+  // A step, or the steps of a sequence.
+  static std::vector<const Json*> steps(const Json& step, const char* members) {
+    std::vector<const Json*> out;
+    if (type(step) == "Sequence") {
+      for (const Json& each : at(step, members)) out.push_back(&each);
+    } else if (!step.is_null()) {
+      out.push_back(&step);
+    }
+    return out;
+  }
+
+  void read_normalizer(Tokenizer::Parts::Model& out) const {
+    for (const Json* step : steps(at(whole_, "normalizer"), "normalizers")) {
+      if (type(*step) != "NFC") {
+        fail("the normalizer '{}' is not known; NFC is", type(*step));
+      }
+      out.nfc = true;
+    }
+  }
+
+  void read_words(Tokenizer::Parts::Model& out) const {
+    bool split = false, bytes = false;
+    for (const Json* step : steps(at(whole_, "pre_tokenizer"), "pretokenizers")) {
+      if (type(*step) == "Split" && !split && !bytes) {
+        const std::string expression =
+            text_of(at(at(*step, "pattern"), "Regex"), "the pattern of pre_tokenizer");
+        const auto pattern = pattern_of(expression);
+        if (!pattern) {
+          fail("the pattern '{}' is not known; those of Qwen, GPT-2, GPT-4 and Llama 3 are",
+               expression);
+        }
+        if (at(*step, "behavior") != "Isolated" || flag(*step, "invert", false)) {
+          fail(
+              "the pre_tokenizer Split is not known with this behavior; Isolated, not inverted, "
+              "is");
+        }
+        out.pattern = *pattern;
+        split = true;
+      } else if (type(*step) == "ByteLevel" && !bytes) {
+        if (flag(*step, "add_prefix_space", true)) fail("add_prefix_space is not known");
+        const bool own = flag(*step, "use_regex", true);
+        if (own == split)
+          fail("the pre_tokenizer needs one pattern: Split or ByteLevel's use_regex");
+        if (own) out.pattern = Pattern::Gpt2;
+        bytes = true;
+      } else {
+        fail("the pre_tokenizer '{}' is not known here; Split and then ByteLevel are", type(*step));
+      }
+    }
+    if (!bytes) fail("the pre_tokenizer has no ByteLevel: this is no byte-level BPE");
+  }
+
+  void check_decoder() const {
+    if (type(at(whole_, "decoder")) != "ByteLevel") {
+      fail("the decoder '{}' is not known; ByteLevel is", type(at(whole_, "decoder")));
+    }
+  }
+
+  void read_added(Tokenizer::Parts::Model& out) const {
+    const Json& added = at(whole_, "added_tokens");
+    if (!added.is_array() && !added.is_null()) fail("added_tokens is no array");
+    for (const Json& token : added) {
+      const std::string content = text_of(at(token, "content"), "the content of an added token");
+      for (const char* name : {"single_word", "lstrip", "rstrip"}) {
+        if (flag(token, name, false))
+          fail("the added token '{}' has {}, which is not known", content, name);
+      }
+      out.added.push_back(
+          {{content, flag(token, "special", false), flag(token, "normalized", false)},
+           number_of(at(token, "id"), "the id of an added token")});
+    }
+  }
+
+  void read_model(Tokenizer::Parts::Model& out) const {
+    const Json& model = at(whole_, "model");
+    if (type(model) != "BPE" &&
+        !(model.is_object() && type(model).empty() && model.contains("merges"))) {
+      fail("the model '{}' is not known; BPE is", type(model));
+    }
+    for (const char* name :
+         {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"}) {
+      const Json& value = at(model, name);
+      if (!value.is_null() && value != "" && value != 0.0)
+        fail("the model has {}, which is not known", name);
+    }
+    if (flag(model, "byte_fallback", false))
+      fail("the model has byte_fallback, which is not known");
+    out.whole_words = flag(model, "ignore_merges", false);
+    const Json& vocabulary = at(model, "vocab");
+    const Json& merges = at(model, "merges");
+    if (!vocabulary.is_object()) fail("model.vocab is no object");
+    if (!merges.is_array()) fail("model.merges is no array");
+    std::unordered_map<std::string, int32_t> ids;
+    ids.reserve(vocabulary.size());
+    out.vocabulary.reserve(vocabulary.size());
+    for (const auto& [symbols, number] : vocabulary.items()) {
+      const int32_t id = number_of(number, "a number in model.vocab");
+      auto bytes = bytes_of_symbols(symbols);
+      const auto is_this = [&](const auto& token) { return token.second == id; };
+      if (!bytes && std::any_of(out.added.begin(), out.added.end(), is_this)) continue;
+      if (!bytes)
+        fail("'{}' in model.vocab is not made of the characters that stand for bytes", symbols);
+      ids.emplace(*bytes, id);
+      out.vocabulary.emplace_back(std::move(*bytes), id);
+    }
+    out.merges.reserve(merges.size());
+    for (const Json& merge : merges) out.merges.push_back(merge_of(merge, ids));
+  }
+
+  Merge merge_of(const Json& merge, const std::unordered_map<std::string, int32_t>& ids) const {
+    std::string left, right;
+    if (merge.is_string()) {  // "a b", as files were written up to 2024
+      const auto& both = merge.get_ref<const std::string&>();
+      const size_t space = both.find(' ');
+      if (space == both.npos) fail("'{}' in model.merges is no pair", both);
+      left = both.substr(0, space);
+      right = both.substr(space + 1);
+    } else if (merge.is_array() && merge.size() == 2) {
+      left = text_of(merge[0], "a part in model.merges");
+      right = text_of(merge[1], "a part in model.merges");
+    } else {
+      fail("an entry of model.merges is no pair");
+    }
+    const auto id = [&](const std::string& symbols) {
+      const auto bytes = bytes_of_symbols(symbols);
+      const auto found = bytes ? ids.find(*bytes) : ids.end();
+      if (found == ids.end()) fail("'{}' of model.merges is not in model.vocab", symbols);
+      return found->second;
+    };
+    return {id(left), id(right), id(left + right)};
+  }
+
+  std::string where_;
+  Json whole_;
+};
+
+}  // namespace
+
+Tokenizer Tokenizer::from_json(std::string_view json, std::string_view where) {
+  return Tokenizer(std::make_shared<const Parts>(Reader(json, where).model(), where));
+}
+
+std::string Tokenizer::to_json() const {
+  const auto& model = parts_->model;
+  auto added = Written::array();
+  for (const auto& [token, id] : model.added) {
+    added.push_back({{"id", id},
+                     {"content", token.content},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false},
+                     {"normalized", token.normalized},
+                     {"special", token.special}});
+  }
+  auto vocabulary = Written::object();
+  std::vector<std::string> symbols(parts_->bytes.size());
+  auto ordered = model.vocabulary;
+  std::sort(ordered.begin(), ordered.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  std::string vocab = "{";
+  for (const auto& [bytes, id] : ordered) {
+    symbols[static_cast<size_t>(id)] = Json(symbols_of_bytes(bytes)).dump();
+    vocab += fmt::format("{}\n      {}: {}", vocab.size() == 1 ? "" : ",",
+                         symbols[static_cast<size_t>(id)], id);
+  }
+  vocab += "\n    }";
+  std::string merges = "[";
+  for (const auto& merge : model.merges) {
+    merges += fmt::format("{}\n      [{}, {}]", merges.size() == 1 ? "" : ",",
+                          symbols[static_cast<size_t>(merge.left)],
+                          symbols[static_cast<size_t>(merge.right)]);
+  }
+  merges += model.merges.empty() ? "]" : "\n    ]";
+  const bool own = model.pattern == Pattern::Gpt2;
+  const Written bytes = {{"type", "ByteLevel"},
+                         {"add_prefix_space", false},
+                         {"trim_offsets", false},
+                         {"use_regex", own}};
+  const Written words = own ? bytes
+                            : Written{{"type", "Sequence"},
+                                      {"pretokenizers",
+                                       {{{"type", "Split"},
+                                         {"pattern", {{"Regex", expression_of(model.pattern)}}},
+                                         {"behavior", "Isolated"},
+                                         {"invert", false}},
+                                        bytes}}};
+  const Written decoder = {{"type", "ByteLevel"},
+                           {"add_prefix_space", true},
+                           {"trim_offsets", true},
+                           {"use_regex", true}};
+  return fmt::format(R"({{
+  "version": "1.0",
+  "truncation": {},
+  "padding": {},
+  "added_tokens": {},
+  "normalizer": {},
+  "pre_tokenizer": {},
+  "post_processor": {},
+  "decoder": {},
+  "model": {{
+    "type": "BPE",
+    "dropout": null,
+    "unk_token": null,
+    "continuing_subword_prefix": null,
+    "end_of_word_suffix": null,
+    "fuse_unk": false,
+    "byte_fallback": false,
+    "ignore_merges": {},
+    "vocab": {},
+    "merges": {}
+  }}
+}}
+)",
+                     model.truncation, model.padding, added.dump(2),
+                     model.nfc ? R"({"type": "NFC"})" : "null", words.dump(2), model.post_processor,
+                     decoder.dump(2), model.whole_words, vocab, merges);
+}
+
+}  // namespace lockstep::text
