@@ -65,6 +65,7 @@ $(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/address.
   launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))
 $(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp,-lyaml-cpp))
 $(eval $(call fuzzer,symbols,launch/diagnosis/symbols.cpp,))
+$(eval $(call fuzzer,net,comm/net/frame.cpp comm/net/handshake.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
 $(eval $(call fuzzer,store,comm/store/protocol.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
 $(eval $(call fuzzer,door,comm/shm/door.cpp core/descriptors.cpp,))
 CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)

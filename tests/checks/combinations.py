@@ -11,7 +11,7 @@ import sys
 
 TEST = re.compile(r"TEST(?:_P|_F)?\(\s*(\w+),\s*(\w+)\)")
 KINDS = {"test", "refused", "apart", "open"}
-TRANSPORTS = {"solo", "shm", "gloo", "host-then-net"}  # parts of every program
+TRANSPORTS = {"solo", "shm", "gloo", "tcp", "host-then-net"}  # parts of every program
 
 
 def rows(text, title):

@@ -33,9 +33,10 @@ class Collectives : public testing::TestWithParam<Ranks> {
 
 INSTANTIATE_TEST_SUITE_P(On, Collectives,
                          testing::Values(Ranks{"shm", 1}, Ranks{"shm", 2}, Ranks{"shm", 3},
-                                         Ranks{"shm", 4}, Ranks{"shm", 7}, Ranks{"gloo", 2},
-                                         Ranks{"gloo", 3}, Ranks{"gloo", 4}, Ranks{"gloo", 7},
-                                         Ranks{"auto", 4, {0, 0, 1, 1}},
+                                         Ranks{"shm", 4}, Ranks{"shm", 7}, Ranks{"tcp", 2},
+                                         Ranks{"tcp", 3}, Ranks{"tcp", 4}, Ranks{"tcp", 7},
+                                         Ranks{"gloo", 2}, Ranks{"gloo", 3}, Ranks{"gloo", 4},
+                                         Ranks{"gloo", 7}, Ranks{"auto", 4, {0, 0, 1, 1}},
                                          Ranks{"auto", 4, {0, 1, 0, 1}},
                                          Ranks{"auto", 5, {0, 0, 0, 1, 1}}),
                          name_of);

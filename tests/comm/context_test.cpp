@@ -21,7 +21,7 @@ constexpr std::string_view kAdvice = "or one rank ran out of batches: see Join";
 
 class Context : public testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(On, Context,
-                         testing::Values(Ranks{"shm", 2}, Ranks{"gloo", 2},
+                         testing::Values(Ranks{"shm", 2}, Ranks{"tcp", 2}, Ranks{"gloo", 2},
                                          Ranks{"auto", 4, {0, 0, 1, 1}}),
                          name_of);
 

@@ -22,7 +22,8 @@ class Dropped : public testing::TestWithParam<Ranks> {
 
 INSTANTIATE_TEST_SUITE_P(On, Dropped,
                          testing::Values(Ranks{"shm", 1}, Ranks{"shm", 2}, Ranks{"shm", 3},
-                                         Ranks{"gloo", 2}, Ranks{"auto", 4, {0, 0, 1, 1}}),
+                                         Ranks{"tcp", 2}, Ranks{"tcp", 3}, Ranks{"gloo", 2},
+                                         Ranks{"auto", 4, {0, 0, 1, 1}}),
                          name_of);
 
 // Larger than what any transport holds on the way.
@@ -200,7 +201,8 @@ TEST_P(Dropped, AGroupThatGoesAwayIsLeftWithoutAWord) {
 
 class Order : public Dropped {};
 INSTANTIATE_TEST_SUITE_P(On, Order,
-                         testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"gloo", 2},
+                         testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"tcp", 2},
+                                         Ranks{"tcp", 3}, Ranks{"gloo", 2},
                                          Ranks{"auto", 4, {0, 0, 1, 1}},
                                          Ranks{"auto", 4, {0, 1, 0, 1}}),
                          name_of);

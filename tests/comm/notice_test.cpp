@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
-#include "comm/gloo/device.h"
 #include "comm/health/peer_status.h"
+#include "comm/host/interfaces.h"
 
 namespace lockstep::comm {
 namespace {

@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 class Pause : public testing::TestWithParam<Ranks> {};
 
 INSTANTIATE_TEST_SUITE_P(Transports, Pause,
-                         testing::Values(Ranks{"shm", 3}, Ranks{"gloo", 3},
+                         testing::Values(Ranks{"shm", 3}, Ranks{"tcp", 3}, Ranks{"gloo", 3},
                                          Ranks{"auto", 3, {0, 0, 1}}),
                          name_of);
 

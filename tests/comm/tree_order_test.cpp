@@ -38,7 +38,8 @@ class TreeOrder : public testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(
     Of, TreeOrder,
     testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"shm", 4}, Ranks{"shm", 5},
-                    Ranks{"shm", 7}, Ranks{"shm", 8}, Ranks{"gloo", 2}, Ranks{"gloo", 3},
+                    Ranks{"shm", 7}, Ranks{"shm", 8}, Ranks{"tcp", 2}, Ranks{"tcp", 3},
+                    Ranks{"tcp", 4}, Ranks{"tcp", 7}, Ranks{"gloo", 2}, Ranks{"gloo", 3},
                     Ranks{"gloo", 4}, Ranks{"gloo", 7}, Ranks{"auto", 4, {0, 0, 1, 1}},
                     Ranks{"auto", 4, {0, 1, 1, 0}}, Ranks{"auto", 6, {0, 0, 1, 1, 2, 2}},
                     Ranks{"auto", 6, {0, 0, 0, 1, 1, 1}}, Ranks{"auto", 6, {0, 1, 1, 2, 2, 2}}),

@@ -92,8 +92,8 @@ class Views : public testing::TestWithParam<Ranks> {
 };
 
 INSTANTIATE_TEST_SUITE_P(On, Views,
-                         testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"gloo", 3},
-                                         Ranks{"auto", 4, {0, 0, 1, 1}},
+                         testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"tcp", 3},
+                                         Ranks{"gloo", 3}, Ranks{"auto", 4, {0, 0, 1, 1}},
                                          Ranks{"auto", 3, {0, 1, 0}},
                                          Ranks{"auto", 5, {0, 0, 0, 1, 1}}),
                          name_of);

@@ -30,7 +30,7 @@ using testing::HasSubstr;
 void expect_one_result(const std::function<uint64_t(World&)>& program) {
   const auto alone = result_of({"shm", 1}, program);
   EXPECT_NE(alone, 0);
-  for (const auto& ranks : {Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"gloo", 5}}) {
+  for (const auto& ranks : {Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"tcp", 5}}) {
     EXPECT_EQ(result_of(ranks, program), alone) << ranks.name();
   }
 }

@@ -20,7 +20,7 @@ class LaneWorlds : public testing::TestWithParam<Ranks> {};
 
 INSTANTIATE_TEST_SUITE_P(On, LaneWorlds,
                          testing::Values(Ranks{"shm", 2}, Ranks{"shm", 3}, Ranks{"shm", 8},
-                                         Ranks{"gloo", 2}, Ranks{"gloo", 5},
+                                         Ranks{"gloo", 2}, Ranks{"tcp", 2}, Ranks{"tcp", 5},
                                          Ranks{"auto", 4, {0, 0, 1, 1}},
                                          Ranks{"auto", 3, {0, 1, 1}}),
                          name_of);
@@ -63,7 +63,7 @@ TEST(LaneBars, DISABLED_OneHashForEveryModelOptimizerTransportAndNumberOfRanks) 
       std::vector<Ranks> worlds;
       for (const int ranks : {2, 3, 4, 5, 7, 8}) {
         worlds.push_back({"shm", ranks});
-        worlds.push_back({"gloo", ranks});
+        worlds.push_back({"tcp", ranks});
         std::vector<int> hosts;
         for (int rank = 0; rank < ranks; ++rank) hosts.push_back(2 * rank / ranks);
         if (ranks > 2) worlds.push_back({"auto", ranks, hosts});

@@ -170,7 +170,7 @@ void check_programs(uint64_t first, uint64_t count) {
     const auto alone = test::result_of({"shm", 1}, body);
     EXPECT_NE(alone, 0) << text_of(program);
     const int ranks = static_cast<int>(random.between(1, std::min<int64_t>(program.lanes, 5)));
-    Ranks world{random.pick({"shm", "shm", "gloo"}), ranks};
+    Ranks world{random.pick({"shm", "shm", "tcp"}), ranks};
     if (ranks > 2 && random.chance(0.3)) {
       world.backend = "auto";
       for (int rank = 0; rank < ranks; ++rank) world.hosts.push_back(rank % 2);

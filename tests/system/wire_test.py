@@ -3,6 +3,7 @@
 python3 wire_test.py SOURCE_DIR BUILD_DIR        (as root: the hosts' namespaces need it)
 """
 import json
+import os
 import pathlib
 import sys
 
@@ -67,6 +68,68 @@ def test_a_host_that_loses_power_is_named_at_the_deadline(folder):
             assert ("all_reduce" in err or "barrier" in err) and ("rank 2" in err or "rank 3" in err), err
         for rank in ranks[2:]:
             rank.communicate(timeout=LIMIT_S)
+
+
+# What a stranger does with a port, from a host that is none of the job's.
+STRANGER = r"""
+import socket, struct, sys, time
+ports, seconds = [part.rsplit(":", 1) for part in sys.argv[1].split(",")], float(sys.argv[2])
+hello = b"\0" + struct.pack("<I", 0x3C85F7CE)
+def text(value): return struct.pack("<Q", len(value)) + value
+def words():
+    yield b""
+    yield b"GET / HTTP/1.1\r\n\r\n"
+    yield b"\x16\x03\x01\x02\x00" + bytes(512)
+    yield bytes(range(256)) * 16
+    yield hello + b"\1" + text(b"/lockstep/poison") + text(b"x" * 100_000)
+    yield hello + b"\1" + struct.pack("<Q", 2 ** 62)
+end, count = time.monotonic() + seconds, 0
+while count == 0 or time.monotonic() < end:
+    held = []
+    for host, port in ports:
+        for word in words():
+            for _ in range(20):
+                try:
+                    held.append(socket.create_connection((host, int(port)), 30))
+                    held[-1].sendall(word)
+                except OSError:
+                    pass
+                count += 1
+    for one in held: one.close()
+print(count)
+"""
+
+
+def listening(network, hosts):
+    return [f"10.77.0.{host}:{line.split()[3].rsplit(':', 1)[1]}" for host in range(1, hosts + 1)
+            for line in network.on(host, "ss", "-Htln").splitlines()]
+
+
+def sent(network, host):
+    return int(network.on(host, "awk", "/eth0:/ {print $10}", "/proc/net/dev"))
+
+
+def descriptors(network, host):
+    return int(network.on(host, "sh", "-c", "for p in $(pidof bench_wire); do ls /proc/$p/fd; done | wc -l"))
+
+
+def test_strangers_on_every_port_do_not_harm_a_job(folder):
+    with Hosts(folder, 3) as network:
+        both = [network.launch(host, BIN / "lockstep", "run", "--nnodes", 2, "--nproc-per-node", 2, "--rdzv-endpoint", "host1:29400",
+                               BIN / "bench_wire", MIB, 1_000_000_000, LOCKSTEP_NET="tcp") for host in (1, 2)]
+        network.do("until", 2, "tx", 20 * MIB)  # all have met
+        ports, before = listening(network, 2), descriptors(network, 1) + descriptors(network, 2)
+        assert ports, "nobody listens"
+        seconds = os.environ.get("LOCKSTEP_STRANGER_SECONDS", "0")
+        print("    ", network.on(3, "python3", "-c", STRANGER, ",".join(ports), seconds).strip(), "connections to", ", ".join(ports))
+        network.do("until", 2, "tx", sent(network, 2) + 20 * MIB)  # it goes on
+        # Of strangers that are gone none is left but those that nobody has heard of yet.
+        after = descriptors(network, 1) + descriptors(network, 2)
+        assert after <= before + 8, (before, after)
+        network.on(1, "pkill", "-TERM", "-x", "lockstep")
+        for launcher in both:
+            launcher.await_end()
+            assert "Error" not in launcher.text, launcher
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ enum class Backend {
   Gloo,
   HostThenNet,  // shared memory within a host, gloo between hosts; needs several of each
   Nccl,         // a GPU for each rank; CPU tensors go as with Auto without GPUs
+  Tcp,          // connections of our own, which only ranks of the job can make; LOCKSTEP_NET=tcp
+                // puts it in the place of gloo in Auto and HostThenNet
 };
 
 // What the ranks compute on.
@@ -32,7 +34,7 @@ enum class DeviceKind {
 // How the ranks of a job meet. A variable of the environment, where it is set, goes before its
 // option.
 struct WorldOptions {
-  // LOCKSTEP_BACKEND (auto, shm, gloo, host-then-net, nccl) overrides it.
+  // LOCKSTEP_BACKEND (auto, shm, tcp, gloo, host-then-net, nccl) overrides it.
   Backend backend = Backend::Auto;
   // LOCKSTEP_DEVICE (auto, cpu, cuda) overrides it. Alike on all ranks.
   DeviceKind device = DeviceKind::Auto;

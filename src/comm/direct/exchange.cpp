@@ -14,12 +14,6 @@ constexpr int64_t kMostChunk = 1 << 20;
 // Chunks of a slice for which this rank has room at a time.
 constexpr int64_t kWindow = 4;
 
-int64_t chunk_bytes(const std::vector<int64_t>& slices) {
-  const int64_t most = *std::max_element(slices.begin(), slices.end());
-  const int64_t lines = (most / 8 + 63) / 64 * 64;
-  return std::clamp(lines, kLeastChunk, kMostChunk);
-}
-
 int64_t chunks_in(int64_t bytes, int64_t each) { return (bytes + each - 1) / each; }
 
 std::vector<std::pair<Range, int>> sorted(const std::vector<std::vector<Range>>& nodes) {
@@ -116,6 +110,12 @@ Direct Direct::of_ranks(int ranks) {
   std::vector<std::vector<Range>> nodes;
   for (int r = 0; r < ranks; ++r) nodes.push_back({{r, r + 1}});
   return Direct(nodes, ranks);
+}
+
+int64_t Direct::chunk_bytes(const std::vector<int64_t>& slices) {
+  const int64_t most = *std::max_element(slices.begin(), slices.end());
+  const int64_t lines = (most / 8 + 63) / 64 * 64;
+  return std::clamp(lines, kLeastChunk, kMostChunk);
 }
 
 void Direct::run(Link& link, const DirectCall& call) const {

@@ -43,11 +43,16 @@ class Direct {
   // throws.
   void run(Link& link, const DirectCall& call) const;
 
+  // In which slices of `bytes` move.
+  static int64_t chunk_bytes(const std::vector<int64_t>& bytes);
+  // The member that brings node k of the tree.
+  const std::vector<int>& owners() const { return owners_; }
+  const Tree& tree() const { return tree_; }
+
  private:
   class Incoming;
   Direct(std::vector<std::pair<Range, int>> owned, int ranks);
 
-  // The member that brings node k of the tree.
   std::vector<int> owners_;
   Tree tree_;
 };

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "comm/gloo/device.h"
 #include "comm/gloo/link.h"
+#include "comm/host/interfaces.h"
 #include "comm/later.h"
 #include "comm/text.h"
 #include "lockstep/core/environment.h"

@@ -152,7 +152,7 @@ HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, millisec
   // Ranks of this host may wait for an earlier operation before they come to the call that blocks.
   levels_->all->set_idle_work([levels = levels_.get()] { levels->move_on(); });
   if (local_ >= columns_) return;
-  NetGroup column{.rank = host_, .nodes = nodes, .ranks = size()};
+  NetMembers column{.rank = host_, .nodes = nodes, .ranks = size()};
   for (const auto& ranks : hosts_) column.members.push_back(layout_.members[ranks[local_]]);
   levels_->column = make_net_(store.prefix(fmt::format("column/{}", local_)), column);
 }

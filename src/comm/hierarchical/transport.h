@@ -16,14 +16,14 @@
 namespace lockstep::comm {
 
 // Makes the transport between hosts: `members` are who is in it, as the world counts them; nodes
-// and ranks are as in GlooOptions.
-struct NetGroup {
+// and ranks are as in TcpOptions.
+struct NetMembers {
   int rank = 0;
   std::vector<int> members;
   std::vector<std::vector<Range>> nodes = {};
   int ranks = 0;
 };
-using MakeNet = std::function<std::shared_ptr<Transport>(const Store&, const NetGroup&)>;
+using MakeNet = std::function<std::shared_ptr<Transport>(const Store&, const NetMembers&)>;
 
 // Bytes of a large all_reduce that go through the two levels together.
 int64_t chunk_bytes(int columns, int hosts);

@@ -58,6 +58,8 @@ class Store {
 
   // The same store seen through keys that begin with `name` and "/".
   Store prefix(const std::string& name) const;
+  // What all keys begin with, for everybody who sees this part of the store.
+  const std::string& keys() const { return prefix_; }
   // The same keys over a connection of its own, so that neither waits for the other.
   Store clone(std::chrono::milliseconds timeout) const;
   // The same for c10d's groups.

@@ -14,6 +14,7 @@
 #include "comm/hierarchical/transport.h"
 #include "comm/host/threads.h"
 #include "comm/nccl/transport.h"
+#include "comm/tcp/transport.h"
 #include "comm/world/rendezvous.h"
 #include "comm/world/sharing.h"
 #include "core/descriptors.h"
@@ -51,9 +52,19 @@ Backend backend_from_env(Backend asked) {
   if (!text || *text == "auto") return asked;
   if (*text == "shm") return Backend::Shm;
   if (*text == "gloo") return Backend::Gloo;
+  if (*text == "tcp") return Backend::Tcp;
   if (*text == "host-then-net") return Backend::HostThenNet;
   if (*text == "nccl") return Backend::Nccl;
-  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, gloo, host-then-net, nccl", *text);
+  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, tcp, gloo, host-then-net, nccl",
+                *text);
+}
+
+// Whether tcp is to carry what goes between hosts, rather than gloo.
+bool net_from_env() {
+  const auto text = env_text("LOCKSTEP_NET");
+  if (!text || *text == "gloo") return false;
+  if (*text == "tcp") return true;
+  contradiction("LOCKSTEP_NET='{}' is none of gloo, tcp", *text);
 }
 
 // What was asked for by way of the backend, too.
@@ -178,7 +189,7 @@ std::string own_cores() {
 void check_sharing(Backend asked, const std::string& problem, int rank) {
   if (problem.empty()) return;
   if (asked == Backend::Shm || asked == Backend::HostThenNet) {
-    throw CommError(fmt::format("[comm] the {} backend was asked for, but {}: use auto or gloo",
+    throw CommError(fmt::format("[comm] the {} backend was asked for, but {}: use auto or tcp",
                                 asked == Backend::Shm ? "shm" : "host-then-net", problem));
   }
   if (rank == 0)
@@ -201,7 +212,7 @@ void check_descriptors(int ranks) {
 void check_layout(Backend asked, int hosts, int ranks) {
   if (asked == Backend::Shm && hosts > 1) {
     contradiction(
-        "the shm backend was asked for, but the {} ranks are on {} hosts: use auto or gloo", ranks,
+        "the shm backend was asked for, but the {} ranks are on {} hosts: use auto or tcp", ranks,
         hosts);
   }
   if (asked == Backend::HostThenNet && (hosts == 1 || hosts == ranks)) {
@@ -274,24 +285,35 @@ World World::from_env(WorldOptions options) {
   state->local_rank = local_places[place.rank].place;
   state->local_size = local_places[place.rank].count;
   state->hosts = static_cast<int>(layout.by_host().size());
-  const MakeNet make_net = [timeout = options.timeout](const Store& at, const NetGroup& net) {
-    check_descriptors(static_cast<int>(net.members.size()));
-    return make_gloo_transport(
-        at, net.rank, static_cast<int>(net.members.size()),
+  const bool over_tcp = asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo);
+  const MakeNet between_hosts = [over = std::make_shared<std::shared_ptr<Net>>(), over_tcp, own,
+                                 rank = place.rank, size = place.size, timeout = options.timeout](
+                                    const Store& at,
+                                    const NetMembers& net) -> std::shared_ptr<Transport> {
+    if (!over_tcp) {
+      check_descriptors(static_cast<int>(net.members.size()));
+      return make_gloo_transport(
+          at, net.rank, static_cast<int>(net.members.size()),
+          {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
+    }
+    // One for all groups of the world, where there is any that needs it: all ranks come at once.
+    if (!*over) *over = make_net(own.prefix("net"), rank, size, timeout);
+    return make_tcp_transport(
+        *over, at, net.rank,
         {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
   };
   try {
     check_layout(asked, state->hosts, place.size);
     state->device = own_device(members, local_places, place.rank);
     take(state->device);
-    if (asked != Backend::Gloo) {
+    if (asked != Backend::Gloo && asked != Backend::Tcp) {
       const Sharing sharing = try_sharing(own, place.rank, std::move(layout), options.timeout);
       layout = sharing.layout;
       check_sharing(asked, sharing.problem, place.rank);
     }
-    auto transport = asked == Backend::Gloo
-                         ? make_net(own, {.rank = place.rank, .members = layout.members})
-                         : make_transport(own, place.rank, layout, options.timeout, make_net);
+    auto transport = asked == Backend::Gloo || asked == Backend::Tcp
+                         ? between_hosts(own, {.rank = place.rank, .members = layout.members})
+                         : make_transport(own, place.rank, layout, options.timeout, between_hosts);
     if (!state->device.is_cpu()) {
       transport = make_nccl_transport(own.prefix("nccl"), std::move(transport),
                                       {state->device, layout, options.timeout});

@@ -102,6 +102,8 @@ Tls::Tls(Role role, const Digest& key) : state_(std::make_unique<State>()) {
   }
 }
 
+Tls::Tls(Tls&&) noexcept = default;
+
 Tls::~Tls() { ERR_clear_error(); }
 
 std::string Tls::feed(std::string_view bytes) {

@@ -23,6 +23,7 @@ class Tls {
 
   Tls(Role role, const Digest& key);
   ~Tls();
+  Tls(Tls&&) noexcept;
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 

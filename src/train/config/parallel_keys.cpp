@@ -63,7 +63,8 @@ void add_parallel_keys(KeyList& keys) {
   keys.add("hook_fraction", AT(parallel.hook_fraction),
            "top_k: share of the gradient that is sent.",
            {.least = 0, .most = 1, .above_least = true});
-  keys.choice("backend", AT(parallel.backend), {"auto", "shm", "gloo", "host-then-net", "nccl"},
+  keys.choice("backend", AT(parallel.backend),
+              {"auto", "shm", "tcp", "gloo", "host-then-net", "nccl"},
               "How ranks talk; LOCKSTEP_BACKEND goes before it.");
   keys.choice("device", AT(parallel.device), {"auto", "cpu", "cuda"},
               "What ranks compute on; LOCKSTEP_DEVICE goes before it.");

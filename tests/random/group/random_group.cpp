@@ -78,8 +78,8 @@ Setting setting_of(const Asked& asked, int64_t batch, Dice& dice) {
   static const std::vector<std::string> kBackends = {"nccl"};
 #else
   static const std::vector<std::string> kBackends = {
-      "shm",  "gloo", "host-then-net", "shm",    "host-then-net",
-      "gloo", "shm",  "host-then-net", "python", "solo"};
+      "shm", "gloo",          "host-then-net", "shm",  "host-then-net", "gloo",
+      "shm", "host-then-net", "python",        "solo", "tcp",           "tcp"};
 #endif
   Setting setting{.backend =
                       asked.backend.empty() ? kBackends[batch % kBackends.size()] : asked.backend};

@@ -11,7 +11,7 @@
 namespace lockstep::random_group {
 
 struct Setting {
-  std::string backend = "shm";  // "solo", "shm", "gloo", "host-then-net", "python" (gloo as
+  std::string backend = "shm";  // "solo", "shm", "tcp", "gloo", "host-then-net", "python" (gloo as
                                 // Python's ranks speak it), "nccl"
   int ranks = 2;
   std::vector<int> hosts;

@@ -101,8 +101,9 @@ Program variant_of(const Program& program) {
   other.variant = program.variant + 1;
   if (program.ranks == 1) return other;
   Random random(program.seed + 17);
-  place(other, program.backend == "shm" ? random.pick({"gloo", "host-then-net"}) : "shm", random);
-  if (program.ranks == 2 && other.backend == "host-then-net") place(other, "gloo", random);
+  place(other, program.backend == "shm" ? random.pick({"tcp", "gloo", "host-then-net"}) : "shm",
+        random);
+  if (program.ranks == 2 && other.backend == "host-then-net") place(other, "tcp", random);
   return other;
 }
 
@@ -111,9 +112,9 @@ Program compose(uint64_t seed) {
   Program program{.seed = seed, .optimizer = {}, .layers = {}, .features = {}};
   program.ranks = random.pick({1, 2, 2, 3, 3, 4, 5});
   program.steps = static_cast<int>(random.between(1, 4));
-  const std::string backend = random.pick({"shm", "shm", "gloo", "host-then-net"});
+  const std::string backend = random.pick({"shm", "shm", "tcp", "gloo", "host-then-net"});
   if (program.ranks > 1) {
-    place(program, program.ranks == 2 && backend == "host-then-net" ? "gloo" : backend, random);
+    place(program, program.ranks == 2 && backend == "host-then-net" ? "tcp" : backend, random);
   }
   const auto optimizers = optimizer_names();
   program.optimizer = {optimizers[static_cast<size_t>(random.below(std::ssize(optimizers)))],

@@ -1,10 +1,8 @@
-// By which of its addresses a rank is reached.
+// By which of its addresses this host is reached. Addresses are texts, in digits. No torch.
 #pragma once
 
 #include <optional>
 #include <string>
-
-#include "comm/store/store.h"
 
 namespace lockstep::comm {
 
@@ -12,6 +10,9 @@ namespace lockstep::comm {
 // Nothing when `host` cannot be resolved or reached. Never goes by this host's own name, which
 // Debian gives the address 127.0.1.1.
 std::optional<std::string> address_towards(const std::string& host, int port);
+
+// An interface's IPv4 address, else its IPv6 one; nothing when it has neither.
+std::optional<std::string> address_of_interface(const std::string& name);
 
 bool is_loopback(const std::string& address);
 

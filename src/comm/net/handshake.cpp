@@ -1,0 +1,79 @@
+#include "comm/net/handshake.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+// A TLS record's type, version and length.
+constexpr size_t kHeader = 5;
+// RFC 8446, 5.2.
+constexpr size_t kMostRecord = (1 << 14) + 256;
+
+// Who speaks, and to whom.
+struct Name {
+  uint32_t version = 1;
+  int32_t from = 0;
+  int32_t to = 0;
+};
+
+std::string packed(const Name& name) { return {reinterpret_cast<const char*>(&name), sizeof name}; }
+
+}  // namespace
+
+NetHandshake::NetHandshake(Tls::Role role, const Digest& key, int rank, std::optional<int> peer)
+    : tls_(role, key),
+      is_caller_(role == Tls::Role::Client),
+      rank_(rank),
+      peer_(peer),
+      wants_(kHeader) {
+  if (is_caller_) tls_.write(packed({.from = rank_, .to = *peer_}));
+}
+
+NetHandshake NetHandshake::caller(const Digest& key, int rank, int peer) {
+  return NetHandshake(Tls::Role::Client, key, rank, peer);
+}
+
+NetHandshake NetHandshake::called(const Digest& key, int rank) {
+  return NetHandshake(Tls::Role::Server, key, rank, std::nullopt);
+}
+
+// Record by record, so that nothing behind the last is taken for a part of it.
+void NetHandshake::feed(std::string_view bytes) {
+  record_ += bytes;
+  if (bytes.size() < wants_) {
+    wants_ -= bytes.size();
+    return;
+  }
+  if (record_.size() == kHeader) {
+    wants_ = static_cast<uint8_t>(record_[3]) << 8 | static_cast<uint8_t>(record_[4]);
+    if (wants_ == 0 || wants_ > kMostRecord) throw TlsError("no TLS record");
+    return;
+  }
+  wants_ = kHeader;
+  const std::string plain = tls_.feed(record_);
+  record_.clear();
+  hear(plain);
+}
+
+void NetHandshake::hear(std::string_view plain) {
+  heard_ += plain;
+  Name name;
+  if (heard_.size() < sizeof name) return;
+  std::memcpy(&name, heard_.data(), sizeof name);
+  if (heard_.size() > sizeof name || name.version != 1 || name.to != rank_ ||
+      (peer_ && name.from != *peer_)) {
+    throw Error("a rank that is not who was expected");
+  }
+  peer_ = name.from;
+  if (!is_caller_) tls_.write(packed({.from = rank_, .to = *peer_}));
+  wants_ = 0;
+}
+
+std::string NetHandshake::take_output() { return tls_.take_output(); }
+
+}  // namespace lockstep::comm

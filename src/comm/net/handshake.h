@@ -1,0 +1,44 @@
+// How two ranks that have connected prove to each other that they belong to one job: TLS 1.3 with a
+// pre-shared key, and within it each says who it is. Pure: bytes in, bytes out. No torch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "core/security/tls.h"
+
+namespace lockstep::comm {
+
+class NetHandshake {
+ public:
+  // The one that has connected to `peer`, or the one that was connected to.
+  static NetHandshake caller(const Digest& key, int rank, int peer);
+  static NetHandshake called(const Digest& key, int rank);
+
+  // How many bytes to read next, exactly: what comes behind the handshake is not its business. 0
+  // when it is over.
+  size_t wants() const { return wants_; }
+  // Those bytes. Throws Error (TlsError) when it is no rank of this job.
+  void feed(std::string_view bytes);
+  // Bytes for the peer.
+  std::string take_output();
+  bool is_over() const { return wants_ == 0; }
+  // Known when it is over.
+  int peer() const { return *peer_; }
+
+ private:
+  NetHandshake(Tls::Role role, const Digest& key, int rank, std::optional<int> peer);
+  void hear(std::string_view plain);
+
+  Tls tls_;
+  const bool is_caller_;
+  const int rank_;
+  std::optional<int> peer_;
+  size_t wants_;
+  std::string record_;
+  std::string heard_;
+};
+
+}  // namespace lockstep::comm

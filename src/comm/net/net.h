@@ -1,0 +1,154 @@
+// The TCP connections of this process to the other ranks of its world: made when they are needed,
+// one to a rank, for all groups; and the one thread that moves them on. No torch.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/net/box.h"
+#include "comm/net/handshake.h"
+#include "core/fd.h"
+
+namespace lockstep::comm {
+
+class NetGroup;
+
+// The messages of one call, while its group begins it, and in what it calls then.
+class NetPort {
+ public:
+  using Then = NetBox::Then;
+
+  NetPort(NetBox& box, NetJob& job) : box_(&box), job_(&job) {}
+  int rank() const { return box_->rank(); }
+  int size() const { return box_->size(); }
+  // Any number of bytes; the two ranks number their messages in one direction alike by `part`, of
+  // which each takes parts_of(bytes). The memory stays untouched until `then`, which may send and
+  // receive more.
+  void send(int peer, uint32_t part, const char* data, int64_t bytes, Then then = {}) const;
+  void recv(int peer, uint32_t part, char* data, int64_t bytes, Then then = {}) const;
+  static uint32_t parts_of(int64_t bytes);
+
+ private:
+  NetBox* box_;
+  NetJob* job_;
+};
+
+class Net final : public NetSink, public NetWires {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Listens on a free port of `address`, which is numeric, as `rank` of the world, and serves only
+  // those who know `key`. Throws CommError.
+  Net(int rank, const std::string& address, const Digest& key);
+  // What has been sent is delivered first, for two seconds at most; nobody else is waited for.
+  ~Net() override;
+  Net(const Net&) = delete;
+  Net& operator=(const Net&) = delete;
+
+  // "10.0.0.1 41234"
+  const std::string& own_address() const { return own_address_; }
+  // Of all ranks, before the first group.
+  void meet(std::vector<std::string> addresses);
+  // For tests: what this process has open.
+  size_t connections() const;
+
+ private:
+  friend class NetGroup;
+  enum class State { Idle, Connecting, Shaking, Open, Gone };
+  struct Shaking {
+    Fd fd;
+    NetHandshake handshake;
+    std::string out = {};
+    uint64_t number = 0;
+  };
+  struct Peer {
+    explicit Peer(int rank, NetSink& sink) : line(rank, sink) {}
+    NetLine line;
+    State state = State::Idle;
+    Fd connecting = {};
+    std::optional<Shaking> shaking = {};
+    std::string gone = {};
+    bool watches_output = false;
+    int tries = 0;
+    // To try again, or to believe that it is gone.
+    std::optional<Clock::time_point> timer = {};
+  };
+
+  NetTarget arrived(int peer, const NetFrame& frame) override;
+  NetLine& line_to(int peer) override;
+  NetLine& line_if_any(int peer) override;
+  std::optional<std::string> gone(int peer) const override;
+  void forget(const NetJob* job) override;
+  void changed() override { changed_ = true; }
+
+  NetBox& box(uint64_t id);
+  void serve();
+  void handle(uint64_t who, uint32_t events);
+  std::optional<Clock::time_point> next_timer() const;
+  void run_timers();
+  bool watch(int fd, uint32_t events, uint64_t who);
+  void accept_all();
+  void step_accepted(uint64_t number);
+  void connect(int peer);
+  void step_peer(int peer, uint32_t events);
+  bool step(Shaking& shaking);
+  void open(int peer, Fd fd);
+  void lose(int peer, const std::string& why);
+  void flush_all();
+  void linger();
+
+  const int rank_;
+  const Digest key_;
+  std::string own_address_;
+  Fd listening_;
+  const Fd stop_, events_;
+  const size_t most_accepted_;
+  mutable std::mutex mutex_;
+  std::condition_variable over_;
+  std::vector<std::string> addresses_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  std::map<uint64_t, std::unique_ptr<NetBox>> boxes_;
+  std::list<Shaking> accepted_;  // strangers so far
+  uint64_t next_accepted_ = 0;
+  std::set<int> dirty_;
+  bool changed_ = false;
+  bool stopping_ = false;
+  std::optional<Clock::time_point> listen_again_;
+  std::thread thread_;
+};
+
+// A group's end of the net. Any thread may call it.
+class NetGroup {
+ public:
+  // `id` is alike on all members and no other group's; `members` are ranks of the world.
+  NetGroup(std::shared_ptr<Net> net, uint64_t id, int rank, std::vector<int> members);
+  ~NetGroup();
+  NetGroup(const NetGroup&) = delete;
+  NetGroup& operator=(const NetGroup&) = delete;
+
+  // `begin` sends and receives what the call begins with; all else follows in the net's thread.
+  std::shared_ptr<NetJob> start(const NetCallName& name,
+                                const std::function<void(const NetPort&)>& begin);
+  // Whether it was over before `until`.
+  bool wait(const NetJob& job, Net::Clock::time_point until);
+  // Ends all that is under way, here and on the ranks that are connected to this one.
+  void abort(const std::string& why) noexcept;
+  // The same without a word: ranks that need this one's part learn that it has left.
+  void leave() noexcept;
+
+ private:
+  const std::shared_ptr<Net> net_;
+  NetBox* box_ = nullptr;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,175 @@
+// A group over TCP whose ranks end, stay away or disagree.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <cstdlib>
+
+#include "lockstep/core/error.h"
+#include "support/pretend_launcher.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+TEST(TcpFailure, ALostPeerEndsTheWaitAtOnce) {
+  spawn(3,
+        [](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 2) raise(SIGKILL);
+          at::Tensor t = at::ones({1000});
+          const auto start = steady_clock::now();
+          const std::string error =
+              message_of<CommError>([&] { world.group().all_reduce(t).wait(); });
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+          EXPECT_THAT(error, AllOf(HasSubstr("[tcp] all_reduce #2"), HasSubstr("float32 x 1000"),
+                                   HasSubstr("rank 2")));
+        },
+        {.backend = "tcp", .doomed = {2}});
+}
+
+TEST(TcpFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
+  PretendLauncher launcher(3);
+  spawn(3,
+        [&](World& world) {
+          world.group().barrier().wait();
+          const auto start = steady_clock::now();
+          if (world.rank() == 2) {
+            launcher.control.record_exit(2, SIGKILL);
+            launcher.control.report_failure();
+          }
+          // Rank 2, which the launcher says is gone, waits for the others and so keeps its
+          // connections.
+          const std::string error = message_of<CommError>([&] {
+            if (world.rank() == 2) world.group().recv(at::ones({4}), 0).wait();
+            world.group().all_reduce(at::ones({4})).wait();
+          });
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+          if (world.rank() < 2) {
+            EXPECT_THAT(error, HasSubstr("rank 2 was killed by SIGKILL"));
+          }
+        },
+        {.backend = "tcp"});
+}
+
+TEST(TcpFailure, TheDeadlineNamesTheRankThatStaysAway) {
+  spawn(3,
+        [](World& world) {
+          world.group().barrier().wait();
+          // Rank 2 comes when the others have given up.
+          if (world.rank() == 2) {
+            const std::string late = message_of<CommError>([&] {
+              for (;;) world.group().recv(at::zeros({1}), 0, 0, {.label = "elsewhere"}).wait();
+            });
+            EXPECT_NE(late, "nothing");
+            return;
+          }
+          at::Tensor t = at::ones({8}, at::kDouble);
+          // Longer than a rank waits before it says what it waits for.
+          const std::string error = message_of<CommError>([&] {
+            world.group()
+                .all_reduce(t, ReduceOp::Sum, {.timeout = 2500ms, .label = "bucket 3"})
+                .wait();
+          });
+          EXPECT_THAT(error, AllOf(HasSubstr("[tcp] all_reduce #2 (bucket 3, sum, float64 x 8)"),
+                                   HasSubstr("rank 2 is at recv #1 (elsewhere, from rank 0")));
+          EXPECT_THAT(error, testing::AnyOf(HasSubstr("timed out after 2.5 s on rank"),
+                                            HasSubstr("failed (")));
+        },
+        {.backend = "tcp"});
+}
+
+TEST(TcpFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
+  spawn(2,
+        [](World& world) {
+          const auto start = steady_clock::now();
+          const std::string error = message_of<CommError>([&] {
+            if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
+            if (world.rank() == 1) world.group().all_reduce(at::ones({5})).wait();
+          });
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+          EXPECT_THAT(error, AllOf(HasSubstr("x 4"), HasSubstr("x 5")));
+        },
+        {.backend = "tcp"});
+}
+
+TEST(TcpFailure, DifferentCollectivesAreQuotedOnBothSides) {
+  spawn(2,
+        [](World& world) {
+          const std::string error = message_of<CommError>([&] {
+            if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
+            if (world.rank() == 1) world.group().broadcast(at::ones({4})).wait();
+          });
+          EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #1"), HasSubstr("broadcast #1")));
+        },
+        {.backend = "tcp"});
+}
+
+TEST(TcpFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
+  spawn(2,
+        [](World& world) {
+          // Rank 0 sends three elements where rank 1 makes room for two.
+          const int other = world.rank() == 0 ? 3 : 1;
+          const int room = world.rank() == 0 ? 1 : 2;
+          std::vector<at::Tensor> inputs(2), outputs(2);
+          inputs[world.rank()] = outputs[world.rank()] = at::ones({1});
+          inputs[1 - world.rank()] = at::ones({other});
+          outputs[1 - world.rank()] = at::ones({room});
+          const std::string error =
+              message_of<CommError>([&] { world.group().all_to_all(outputs, inputs).wait(); });
+          EXPECT_THAT(error, HasSubstr("all_to_all #1"));
+          if (world.rank() == 1) {
+            // Whichever side finds it first.
+            EXPECT_THAT(error,
+                        testing::AnyOf(HasSubstr("rank 0 sends 12 bytes where 8 are expected"),
+                                       HasSubstr("rank 1 expects 8 bytes where 12 are sent")));
+          }
+        },
+        {.backend = "tcp"});
+}
+
+TEST(TcpFailure, ADeadGroupThrowsAtOnce) {
+  spawn(2,
+        [](World& world) {
+          at::Tensor t = at::ones({4}), other = at::ones({9});
+          comm::Work pending = world.rank() == 0 ? world.group().all_reduce(other) : comm::Work();
+          const std::string first = message_of<CommError>([&] {
+            if (world.rank() == 0) world.group().barrier({.timeout = 300ms}).wait();
+            if (world.rank() == 1) world.group().recv(t, 0, 5).wait();
+          });
+          EXPECT_NE(first, "nothing");
+          const auto start = steady_clock::now();
+          EXPECT_THAT(message_of<CommError>([&] { world.group().all_reduce(t).wait(); }),
+                      HasSubstr("group is dead"));
+          const std::string second = message_of<CommError>([&] { pending.wait(); });
+          EXPECT_EQ(second != "nothing", world.rank() == 0) << second;
+          EXPECT_LT(steady_clock::now() - start, 20s);
+        },
+        {.backend = "tcp"});
+}
+
+TEST(TcpFailure, AGroupThatGoesAwayWaitsForNobody) {
+  const auto start = steady_clock::now();
+  spawn(2,
+        [](World& world) {
+          if (world.rank() == 0) {
+            const comm::Work dropped = world.group().all_reduce(at::ones({4}));
+            world = World::solo();
+          } else {
+            // Ends when rank 0's connections do.
+            EXPECT_NE(message_of<CommError>([&] { world.group().recv(at::ones({4}), 0).wait(); }),
+                      "nothing");
+          }
+        },
+        {.backend = "tcp"});
+  EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+}
+
+}  // namespace
+}  // namespace lockstep::test
