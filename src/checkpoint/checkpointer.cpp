@@ -13,6 +13,7 @@
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
 
 namespace lockstep::checkpoint {
@@ -239,10 +240,12 @@ void Checkpointer::track(const std::string& name, const at::Generator& generator
 }
 
 void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {
+  const flight::Span busy(flight::Activity::Checkpoint);
   impl_->join();
   Save save = impl_->agreed(step, metrics);
   if (!impl_->options.async) return save.run();
   impl_->thread = std::thread([this, save = std::move(save)] {
+    flight::exclude_this_thread();
     setpriority(PRIO_PROCESS, 0, 10);  // of this thread alone, on Linux
     try {
       save.run();
@@ -252,7 +255,10 @@ void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {
   });
 }
 
-void Checkpointer::finish() { impl_->join(); }
+void Checkpointer::finish() {
+  const flight::Span busy(flight::Activity::Checkpoint);
+  impl_->join();
+}
 
 std::optional<Restored> Checkpointer::restore_latest(const RestoreOptions& options) {
   impl_->join();

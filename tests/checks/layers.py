@@ -9,8 +9,9 @@ import sys
 ROOMS = ["core", "text", "comm", "data", "checkpoint", "parallel", "models", "train", "launch"]
 PLAIN = {"core", "text", "launch", "tools"}  # need no torch, and of the rooms only core and text
 FORMAT = "checkpoint/format"  # its headers stand with those of the rest of the room
-CONFIG = "train/config"  # what the program lockstep knows of the room train
-CONFIG_HEADERS = {"config", "config_extensions", "model_config"}
+# What the program lockstep knows of the room train: folders, and the headers that belong to each.
+TRAIN = {"train/config": {"config", "config_extensions", "model_config"},
+         "train/report": {"open_metrics", "progress_line", "run_history", "run_log", "run_report", "run_warnings", "tensorboard"}}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 MOST_LINES = 450
 
@@ -25,8 +26,9 @@ def faults(source):
         room = name.parts[2 if name.parts[0] == "include" else 1]
         room = "tools" if name.parts[0] == "tools" else room
         plain = room if room in PLAIN else FORMAT if room == "checkpoint" and (
-            "format" in name.parts or (name.parts[0] == "include" and name.stem in formats)) else CONFIG if room == "train" and (
-            "config" in name.parts or (name.parts[0] == "include" and name.stem in CONFIG_HEADERS)) else None
+            "format" in name.parts or (name.parts[0] == "include" and name.stem in formats)) else next(
+            (part for part, headers in TRAIN.items() if room == "train" and (
+                part.removeprefix("train/") in name.parts or (name.parts[0] == "include" and name.stem in headers))), None)
         if name.parts[0] not in ("include", "src", "tools") or room not in ROOMS + ["tools"]:
             continue
         for included in INCLUDE.findall(text):
@@ -36,14 +38,14 @@ def faults(source):
             if plain == FORMAT and re.match(r"(checkpoint|lockstep)/", included) and not (
                     included.startswith(("checkpoint/format/", "lockstep/core/")) or pathlib.Path(included).stem in formats):
                 yield f"{name}: includes {included}, which is not of {plain}"
-            if plain == CONFIG and re.match(r"(checkpoint|comm|data|parallel|train|lockstep)/", included) and not (
-                    included.startswith(("train/config/", "lockstep/core/")) or
-                    (included.startswith("lockstep/train/") and pathlib.Path(included).stem in CONFIG_HEADERS)):
+            if plain in TRAIN and re.match(r"(checkpoint|comm|data|parallel|train|lockstep)/", included) and not (
+                    included.startswith((plain + "/", "lockstep/core/")) or
+                    (included.startswith("lockstep/train/") and pathlib.Path(included).stem in TRAIN[plain])):
                 yield f"{name}: includes {included}, which is not of {plain}"
             if not rest or first not in ROOMS or first == room:
                 continue
             if room == "tools" and (first, pathlib.Path(included).stem) in {("checkpoint", f) for f in formats} | {
-                    ("train", c) for c in CONFIG_HEADERS}:
+                    ("train", header) for headers in TRAIN.values() for header in headers}:
                 continue
             allowed = {"core"} if room == "launch" else {"core", "launch"} if room == "tools" else ROOMS[:ROOMS.index(room)]
             if first not in allowed:

@@ -101,6 +101,28 @@ TEST(Flight, CountsTimeOfTheOutermostSpan) {
   EXPECT_EQ(log.busy_ns[static_cast<size_t>(Activity::Communication)], 0u);
 }
 
+TEST(Flight, TimeOfASpanWithinAnotherBelongsToTheOuterOne) {
+  const Segment segment(1);
+  as_rank(segment, 0, [] {
+    const uint64_t before = now_ns();
+    {
+      const Span outer(Activity::Checkpoint);
+      const uint64_t until = now_ns() + 2'000'000;
+      while (now_ns() < until) {
+        const Span inner(Activity::Communication);
+      }
+    }
+    std::thread([] {
+      exclude_this_thread();
+      const Span aside(Activity::Data);
+    }).join();
+    const auto [communication, data, saving] = own_busy_ns();
+    const bool is_right =
+        communication == 0 && data == 0 && saving >= 2'000'000 && saving <= now_ns() - before;
+    if (!is_right) std::abort();
+  });
+}
+
 TEST(Flight, TheFirstFailureStaysUnlessItWasAnEcho) {
   const Segment segment(3);
   as_rank(segment, 0, [] {

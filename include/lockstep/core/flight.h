@@ -37,8 +37,10 @@ enum class Blame : uint32_t {
   Peer = 2,  // of a collective: often the echo of what happened on another rank
 };
 
-// What a rank spends its time on; everything else counts as computing.
-enum class Activity : uint32_t { Communication = 0, Data = 1 };
+// What a rank spends its time on; everything else counts as computing. The launcher sees the first
+// two.
+enum class Activity : uint32_t { Communication = 0, Data = 1, Checkpoint = 2 };
+constexpr size_t kActivities = 3;
 
 // The rank's side, for the one process that is a rank. Without `lockstep run` all of it costs next
 // to nothing. It may be called from any thread, and never throws.
@@ -69,8 +71,16 @@ class [[nodiscard]] Span {
 
  private:
   Activity activity_;
-  bool outermost_;
+  bool outermost_;         // of its activity, among all threads: for the launcher
+  uint64_t since_ns_ = 0;  // 0: not the outermost of its thread
 };
+
+// How long this process has been in Spans, by Activity, with and without a launcher. Time in a Span
+// within another one of the same thread belongs to the outer one, so that the sum is at most the
+// time that has passed. A Span that still goes on is not in it.
+std::array<uint64_t, kActivities> own_busy_ns() noexcept;
+// What the calling thread does from now on runs beside training, and is not counted there.
+void exclude_this_thread() noexcept;
 
 // This rank fails with `text`. The first one stays, except that an Own one replaces a Peer one.
 // Goes to the launcher, and to the file that TORCHELASTIC_ERROR_FILE names, as torchrun's workers

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -124,12 +125,31 @@ void end(uint32_t call) noexcept {
   if (Operation* const entry = entry_of(call)) entry->end_ns = now_ns();
 }
 
+namespace {
+
+std::array<std::atomic<uint64_t>, kActivities> g_busy_ns{};
+thread_local bool t_in_span = false;  // also where nothing is counted
+
+}  // namespace
+
+std::array<uint64_t, kActivities> own_busy_ns() noexcept {
+  std::array<uint64_t, kActivities> busy{};
+  for (size_t i = 0; i < kActivities; ++i) busy[i] = g_busy_ns[i].load(std::memory_order_relaxed);
+  return busy;
+}
+
+void exclude_this_thread() noexcept { t_in_span = true; }
+
 Span::Span(Activity activity, uint32_t call) noexcept : activity_(activity), outermost_(false) {
-  Block* const own = block();
+  const uint64_t now = now_ns();
+  if (!t_in_span) {
+    t_in_span = true;
+    since_ns_ = now;
+  }
+  Block* const own = activity == Activity::Checkpoint ? nullptr : block();
   if (own == nullptr) return;
   Block::Busy& busy = own->busy[static_cast<uint32_t>(activity)];
   uint64_t expected = 0;
-  const uint64_t now = now_ns();
   outermost_ = busy.since_ns.compare_exchange_strong(expected, now, std::memory_order_relaxed);
   if (call == 0 || activity != Activity::Communication || !outermost_) return;
   own->blocked_since_ns.store(now, std::memory_order_relaxed);
@@ -137,11 +157,18 @@ Span::Span(Activity activity, uint32_t call) noexcept : activity_(activity), out
 }
 
 Span::~Span() {
+  if (!outermost_ && since_ns_ == 0) return;
+  const uint64_t now = now_ns();
+  if (since_ns_ != 0) {
+    t_in_span = false;
+    g_busy_ns[static_cast<uint32_t>(activity_)].fetch_add(now - since_ns_,
+                                                          std::memory_order_relaxed);
+  }
   if (!outermost_) return;
   Block* const own = block();
   Block::Busy& busy = own->busy[static_cast<uint32_t>(activity_)];
   const uint64_t since = busy.since_ns.exchange(0, std::memory_order_relaxed);
-  busy.total_ns.fetch_add(now_ns() - since, std::memory_order_relaxed);
+  busy.total_ns.fetch_add(now - since, std::memory_order_relaxed);
   if (activity_ == Activity::Communication) {
     own->blocked_in.store(0, std::memory_order_release);
   }

@@ -1,0 +1,103 @@
+// What one sees of a run, from a training loop of any kind: the log, warnings, the progress line,
+// TensorBoard, Prometheus.
+//
+//   RunMonitor monitor(world, {.directory = "runs/a", .every_steps = 20, .module = *net});
+//   for (auto [x, y] : loader.epoch(epoch)) {
+//     ...
+//     monitor.step({.loss = loss.item<double>(), .samples = x.size(0)});
+//   }
+//   monitor.finish();
+//
+// `lockstep report runs/a` makes a page of it, `lockstep top runs/a` shows it while it goes on.
+// docs/metrics.md and docs/report.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "lockstep/comm/world.h"
+#include "lockstep/parallel/module_ref.h"
+#include "lockstep/train/run_log.h"
+#include "lockstep/train/run_warnings.h"
+
+namespace lockstep::train {
+
+// What is reported, where to, and how often. Alike on all ranks.
+struct MonitorOptions {
+  // Gets metrics.jsonl, and what else is asked for. Empty: no files.
+  std::string directory = {};
+  int64_t every_steps = 50;  // between two reports
+  std::string name = {};     // of the program or model
+  int64_t total_steps = 0;   // that the run will have; 0: not known
+  int64_t resumed_at = -1;   // the step that was restored; -1: none. Steps are counted from it
+  std::map<std::string, std::string> config = {};  // as the report shows it
+  WarningLimits warnings = {};
+  // Whose parameters are looked at when a loss or a gradient is not finite.
+  std::optional<parallel::ModuleRef> module = std::nullopt;
+};
+
+// A step, as this rank has made it.
+struct StepFigures {
+  // Of this rank's batch. Reports have the mean over the ranks, by their samples.
+  std::optional<double> loss = std::nullopt;
+  int64_t samples = 0;  // of this rank's batch
+  std::optional<double> learning_rate = std::nullopt;
+  std::optional<double> gradient_norm = std::nullopt;
+  int64_t epoch = 0;
+  std::map<std::string, double> values = {};  // rank 0's are reported
+};
+
+// Every rank constructs it, and calls step() equally often; so every function that says so. It
+// measures by itself how long a step takes and how much of that the rank waits for others, for data
+// (data::Loader, or flight::Span(flight::Activity::Data) of the program's own) and for checkpoints
+// (Checkpointer). A report costs one all_gather of a few numbers; what is written is written by
+// another thread of rank 0.
+//
+// Between two reports the loss is looked at, not communicated: one that is not finite is told of in
+// the next report, with its step and rank.
+class RunMonitor {
+ public:
+  // Gathers the hosts' names. Throws ConfigError for options that contradict each other; Error on
+  // all ranks when rank 0 cannot write its files.
+  RunMonitor(const comm::World& world, MonitorOptions options);
+  ~RunMonitor();
+  RunMonitor(const RunMonitor&) = delete;
+  RunMonitor& operator=(const RunMonitor&) = delete;
+
+  // Behind each step, on every rank. Reports when it is time to.
+  void step(const StepFigures& figures);
+  // Whether the next step() reports: what is costly to find out need not be known otherwise.
+  bool is_next_reported() const;
+  // Steps made so far, those before `resumed_at` too.
+  int64_t steps() const;
+
+  // The rest is for rank 0 to call; on other ranks it does nothing.
+
+  // Metrics of an evaluation.
+  void evaluation(const std::map<std::string, double>& metrics);
+  // Something happened: "save", "preemption", or a word of the program's.
+  void event(std::string_view kind, std::string_view text = {});
+  // The run has ended; nothing is reported afterwards. Also done by the destructor, which says
+  // "left" when an exception is on its way and "finished" otherwise.
+  void finish(std::string_view outcome = "finished");
+  // It ends with an error.
+  void fail(std::string_view what);
+
+  // The last report, on every rank; of step 0 before the first.
+  const StepReport& last() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep::train
+
+namespace lockstep {
+using train::RunMonitor;
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+// A run's log, read: its series thinned to a size that does not depend on its length. Needs no
+// torch.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/train/run_log.h"
+
+namespace lockstep::train {
+
+// A value over several reports together.
+struct Point {
+  int64_t first = 0, last = 0;           // their steps
+  int64_t count = 0;                     // how many of them are numbers
+  double mean = 0, least = 0, most = 0;  // of these; NaN where none is
+};
+
+// A value over steps, in at most 2 * `most` points: when there are more, neighbours are joined.
+class Series {
+ public:
+  explicit Series(size_t most = 512) : most_(most) {}
+
+  void add(int64_t step, double value);
+  // Forgets what came after `step`, which a restarted run makes again.
+  void cut(int64_t step);
+
+  const std::vector<Point>& points() const { return points_; }
+  bool empty() const { return points_.empty(); }
+  // Reports whose value was NaN or infinite, and the step of the first.
+  int64_t not_finite() const { return not_finite_; }
+  int64_t first_not_finite() const { return first_not_finite_; }
+
+ private:
+  size_t most_;
+  int64_t reports_per_point_ = 1, in_last_ = 0;
+  std::vector<Point> points_;
+  int64_t not_finite_ = 0, first_not_finite_ = -1;
+};
+
+// What the ranks did over some steps: a column of a heat map.
+struct RankColumn {
+  int64_t first = 0, last = 0;
+  int64_t reports = 0;
+  std::vector<float> working_seconds;  // by rank, the mean of a step
+  std::vector<float> memory_bytes;     // by rank, the most
+};
+
+// The same over the whole run.
+struct RankTotals {
+  double step_seconds = 0, communication_seconds = 0, data_seconds = 0, checkpoint_seconds = 0;
+  int64_t steps = 0;
+  int64_t first_memory = 0, last_memory = 0, most_memory = 0;
+
+  double working_seconds() const { return step_seconds - communication_seconds; }
+};
+
+// What is in a run's log.
+struct RunHistory {
+  static constexpr size_t kMostEvents = 1000;
+  static constexpr size_t kMostNames = 64;
+  static constexpr size_t kMostRanks = 65536;
+
+  std::string path;
+  std::vector<RunStart> starts;     // the first ones of very many
+  std::vector<double> start_times;  // of these, seconds since 1970
+  std::optional<RunEnd> end;        // of the last start
+  std::optional<StepReport> last;
+  double first_time = 0, last_time = 0;  // seconds since 1970
+
+  Series loss, learning_rate, gradient_norm, samples_per_second;
+  Series step_seconds;  // of a step, the mean over ranks
+  Series communication_share, data_share, checkpoint_share;
+  std::map<std::string, Series> evaluations, values;  // at most kMostNames each
+  std::vector<RankColumn> columns;
+  std::vector<RankTotals> ranks;
+  std::vector<Event> events;  // at most kMostEvents, the first and the last ones
+  int64_t events_left_out = 0;
+  int64_t reports = 0;
+
+  int64_t lines = 0;
+  int64_t skipped_lines = 0;  // damaged, or of an unknown type
+  std::string first_fault;    // of them: "line 17: no JSON"
+
+  void add(const LogRecord& record, double time);
+
+ private:
+  void add_ranks(const StepReport& report);
+  void add_event(const Event& event);
+  int64_t reports_per_column_ = 1;
+};
+
+// Reads a log while it grows, in memory that does not depend on its length. What is in it is
+// checked: lines that are damaged, longer than kLongestLine or of unknown types are skipped and
+// counted.
+class RunLogReader {
+ public:
+  static constexpr size_t kLongestLine = size_t{16} << 20;
+
+  // `path` is the file, or the folder with metrics.jsonl in it. Throws Error when it cannot be
+  // opened, with what to do.
+  explicit RunLogReader(const std::string& path);
+
+  // Takes what was added since the last call, up to the last whole line; whether there was
+  // anything. Throws Error for a log of a later version.
+  bool poll(RunHistory& history);
+  // The same, with a last line that has no line feed.
+  void finish(RunHistory& history);
+
+  const std::string& path() const { return path_; }
+
+ private:
+  void take(std::string_view line, RunHistory& history);
+
+  std::string path_;
+  std::ifstream file_;
+  std::string rest_;       // the beginning of a line
+  bool too_long_ = false;  // its beginning was dropped
+};
+
+// One line as log_line() writes it; `unix_seconds` becomes when it was made. Nothing when it is
+// damaged or of an unknown type, with the reason in `fault`. Throws Error for a later version.
+std::optional<LogRecord> parse_log_line(std::string_view line, double& unix_seconds,
+                                        std::string& fault);
+
+// A whole log. Throws Error when there is none, or nothing in it is a log's.
+RunHistory read_run(const std::string& path);
+
+}  // namespace lockstep::train

@@ -1,0 +1,229 @@
+#include "lockstep/train/monitor.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <exception>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+#include "train/monitor/outputs.h"
+#include "train/monitor/run_environment.h"
+#include "train/monitor/step_clock.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+constexpr double kNever = -1;
+
+// What a rank tells in a report, as numbers of one tensor.
+struct Told {
+  double has_loss = 0, loss = 0, samples = 0, all_samples = 0;
+  double step = 0, communication = 0, data = 0, checkpoint = 0, memory = 0;
+  double not_finite_at = kNever;  // the first step since the last report
+};
+constexpr int64_t kTold = sizeof(Told) / sizeof(double);
+static_assert(sizeof(Told) == kTold * sizeof(double));
+
+std::vector<Told> gathered(const comm::Group& group, const Told& mine) {
+  std::vector<Told> all(static_cast<size_t>(group.size()));
+  Told own = mine;
+  const auto input = at::from_blob(&own, {kTold}, at::kDouble);
+  const auto output = at::from_blob(all.data(), {group.size() * kTold}, at::kDouble);
+  group.all_gather(output, input, {.label = "metrics"}).wait();
+  return all;
+}
+
+// The first parameter that has a number that is none in its gradient or itself.
+std::string first_not_finite(const std::optional<parallel::ModuleRef>& module) {
+  if (!module || module->has_expired()) return "";
+  const auto is_finite = [](const at::Tensor& tensor) {
+    return !tensor.defined() || tensor.is_sparse() || !tensor.is_floating_point() ||
+           at::isfinite(tensor).all().item<bool>();
+  };
+  const at::NoGradGuard guard;
+  for (const auto& [name, parameter] : module->parameters()) {
+    if (!is_finite(parameter.grad()) || !is_finite(parameter)) return name;
+  }
+  return "";
+}
+
+}  // namespace
+
+struct RunMonitor::State {
+  comm::World world;
+  MonitorOptions options;
+  StepClock clock = {};
+  int64_t step = 0, reported = 0;  // steps made, and those of them that are in reports
+  int64_t samples_here = 0;        // since the last report
+  int64_t samples = 0;             // on all ranks, in reports
+  double not_finite_at = kNever;
+  double reported_after = 0;  // seconds
+  StepReport last = {};
+  RunWarnings warnings{options.warnings};
+  std::unique_ptr<MonitorOutputs> outputs = {};  // rank 0's
+  bool ended = false;
+  int exceptions = std::uncaught_exceptions();
+
+  void report(const StepFigures& figures);
+  void end(RunEnd how);
+};
+
+RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
+    : state_(new State{.world = world, .options = std::move(options)}) {
+  const auto& group = world.group();
+  group.refuse_python_ranks("RunMonitor");
+  const MonitorOptions& given = state_->options;
+  if (given.every_steps < 1) {
+    throw ConfigError(
+        fmt::format("[monitor] every_steps is {}: it has to be 1 or more", given.every_steps));
+  }
+  state_->step = state_->reported = std::max<int64_t>(given.resumed_at, 0);
+  RunStart start{
+      .ranks = world.size(),
+      .name = given.name,
+      .resumed_at = given.resumed_at,
+      .total_steps = given.total_steps,
+      .restart = static_cast<int>(env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0)),
+      .config = given.config,
+      .environment = run_environment(world),
+      .hosts = group.all_gather_bytes(host_name(), {.label = "metrics: hosts"})};
+  std::string fault;
+  if (world.is_main()) {
+    try {
+      state_->outputs = std::make_unique<MonitorOutputs>(given, std::move(start));
+    } catch (const std::exception& error) {
+      fault = error.what();
+    }
+  }
+  fault = group.broadcast_bytes(fault, 0, {.label = "metrics: files"});
+  if (!fault.empty()) throw Error(fault);
+  state_->clock.restart();
+}
+
+RunMonitor::~RunMonitor() {
+  if (state_->ended) return;
+  const bool is_thrown = std::uncaught_exceptions() > state_->exceptions;
+  try {
+    state_->end({.outcome = is_thrown ? "left by an exception" : "finished", .failed = is_thrown});
+  } catch (const std::exception&) {
+    // What is missing is the last line of a log.
+  }
+}
+
+void RunMonitor::State::report(const StepFigures& figures) {
+  const int64_t steps = step - reported;
+  const RankFigures mine = clock.figures(steps);
+  const auto all = gathered(world.group(), {.has_loss = figures.loss ? 1.0 : 0.0,
+                                            .loss = figures.loss.value_or(0),
+                                            .samples = static_cast<double>(figures.samples),
+                                            .all_samples = static_cast<double>(samples_here),
+                                            .step = mine.step_seconds,
+                                            .communication = mine.communication_seconds,
+                                            .data = mine.data_seconds,
+                                            .checkpoint = mine.checkpoint_seconds,
+                                            .memory = static_cast<double>(mine.memory_bytes),
+                                            .not_finite_at = not_finite_at});
+  StepReport now{.step = step, .steps = steps, .epoch = figures.epoch};
+  now.seconds = clock.since_start();
+  now.learning_rate = figures.learning_rate;
+  now.gradient_norm = figures.gradient_norm;
+  now.values = figures.values;
+  double loss = 0, weight = 0, taken = 0, bad_step = kNever;
+  int bad_rank = -1;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const Told& told = all[rank];
+    // Without samples ranks count alike.
+    const double share = told.has_loss * (figures.samples > 0 ? told.samples : 1.0);
+    if (share > 0) loss += told.loss * share;
+    weight += share;
+    taken += told.all_samples;
+    if (told.not_finite_at != kNever && (bad_step == kNever || told.not_finite_at < bad_step)) {
+      bad_step = told.not_finite_at;
+      bad_rank = static_cast<int>(rank);
+    }
+    now.ranks.push_back({told.step, told.communication, told.data, told.checkpoint,
+                         static_cast<int64_t>(told.memory)});
+  }
+  if (weight > 0) now.loss = loss / weight;
+  samples += static_cast<int64_t>(taken);
+  now.samples = samples;
+  now.samples_per_second =
+      now.seconds > reported_after ? taken / (now.seconds - reported_after) : 0;
+
+  reported = step;
+  reported_after = now.seconds;
+  samples_here = 0;
+  not_finite_at = kNever;
+  if (outputs) {
+    const bool is_bad = bad_rank >= 0 || (now.loss && !std::isfinite(*now.loss)) ||
+                        (now.gradient_norm && !std::isfinite(*now.gradient_norm));
+    const std::string parameter = is_bad ? first_not_finite(options.module) : "";
+    StepReport looked_at = now;
+    // The loss may be finite again by now; the warning is about the first step that was not.
+    if (bad_rank >= 0) {
+      looked_at.loss = kNone;
+      looked_at.step = static_cast<int64_t>(bad_step);
+    }
+    auto events = warnings.look(looked_at, parameter);
+    for (Event& event : events) {
+      if (bad_rank >= 0 && event.rank < 0 && event.step == looked_at.step) event.rank = bad_rank;
+    }
+    outputs->report(now, events);
+  }
+  last = std::move(now);
+}
+
+void RunMonitor::State::end(RunEnd how) {
+  if (std::exchange(ended, true) || !outputs) return;
+  how.step = step;
+  how.seconds = clock.since_start();
+  outputs->end(how);
+}
+
+void RunMonitor::step(const StepFigures& figures) {
+  State& state = *state_;
+  ++state.step;
+  state.samples_here += figures.samples;
+  if (figures.loss && !std::isfinite(*figures.loss) && state.not_finite_at == kNever) {
+    state.not_finite_at = static_cast<double>(state.step);
+  }
+  if (state.step % state.options.every_steps == 0) state.report(figures);
+}
+
+bool RunMonitor::is_next_reported() const {
+  return (state_->step + 1) % state_->options.every_steps == 0;
+}
+
+int64_t RunMonitor::steps() const { return state_->step; }
+
+void RunMonitor::evaluation(const std::map<std::string, double>& metrics) {
+  if (!state_->outputs || state_->ended) return;
+  state_->outputs->evaluation(
+      {.step = state_->step, .seconds = state_->clock.since_start(), .metrics = metrics});
+}
+
+void RunMonitor::event(std::string_view kind, std::string_view text) {
+  if (!state_->outputs || state_->ended) return;
+  state_->outputs->event({.kind = std::string(kind),
+                          .step = state_->step,
+                          .seconds = state_->clock.since_start(),
+                          .text = std::string(text)});
+}
+
+void RunMonitor::finish(std::string_view outcome) {
+  state_->end({.outcome = std::string(outcome)});
+}
+
+void RunMonitor::fail(std::string_view what) {
+  state_->end({.outcome = std::string(what), .failed = true});
+}
+
+const StepReport& RunMonitor::last() const { return state_->last; }
+
+}  // namespace lockstep::train

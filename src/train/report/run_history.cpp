@@ -1,0 +1,153 @@
+// What a log's records add up to.
+#include "lockstep/train/run_history.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace lockstep::train {
+namespace {
+
+// So many numbers a heat map may have, whatever the number of ranks.
+constexpr size_t kMostCells = size_t{1} << 17;
+constexpr size_t kMostColumns = 256, kFewestColumns = 8;
+constexpr size_t kMostStarts = 1000;
+
+size_t most_columns(size_t ranks) {
+  return std::clamp(kMostCells / std::max<size_t>(ranks, 1), kFewestColumns, kMostColumns);
+}
+
+float mean_of(float a, int64_t of_a, float b, int64_t of_b) {
+  const auto both = static_cast<float>(of_a + of_b);
+  return a * (static_cast<float>(of_a) / both) + b * (static_cast<float>(of_b) / both);
+}
+
+// Behind `a`, of as many ranks.
+void join(RankColumn& a, const RankColumn& b) {
+  for (size_t rank = 0; rank < a.working_seconds.size(); ++rank) {
+    a.working_seconds[rank] =
+        mean_of(a.working_seconds[rank], a.reports, b.working_seconds[rank], b.reports);
+    a.memory_bytes[rank] = std::max(a.memory_bytes[rank], b.memory_bytes[rank]);
+  }
+  a.last = b.last;
+  a.reports += b.reports;
+}
+
+void add_to(std::map<std::string, Series>& all, const std::map<std::string, double>& values,
+            int64_t step) {
+  for (const auto& [name, value] : values) {
+    if (all.size() >= RunHistory::kMostNames && !all.contains(name)) continue;
+    all[name].add(step, value);
+  }
+}
+
+}  // namespace
+
+void RunHistory::add_ranks(const StepReport& report) {
+  const size_t count = std::min(report.ranks.size(), kMostRanks);
+  if (count == 0) return;
+  if (ranks.size() < count) ranks.resize(count);
+  RankColumn column{report.step, report.step, 1, {}, {}};
+  double step = 0, communication = 0, data = 0, checkpoint = 0;
+  for (size_t i = 0; i < count; ++i) {
+    const RankFigures& figures = report.ranks[i];
+    RankTotals& totals = ranks[i];
+    const auto steps = static_cast<double>(report.steps);
+    totals.step_seconds += figures.step_seconds * steps;
+    totals.communication_seconds += figures.communication_seconds * steps;
+    totals.data_seconds += figures.data_seconds * steps;
+    totals.checkpoint_seconds += figures.checkpoint_seconds * steps;
+    totals.steps += report.steps;
+    if (totals.first_memory == 0) totals.first_memory = figures.memory_bytes;
+    totals.last_memory = figures.memory_bytes;
+    totals.most_memory = std::max(totals.most_memory, figures.memory_bytes);
+    column.working_seconds.push_back(static_cast<float>(figures.working_seconds()));
+    column.memory_bytes.push_back(static_cast<float>(figures.memory_bytes));
+    step += figures.step_seconds;
+    communication += figures.communication_seconds;
+    data += figures.data_seconds;
+    checkpoint += figures.checkpoint_seconds;
+  }
+  step_seconds.add(report.step, step / static_cast<double>(count));
+  if (step > 0) {
+    communication_share.add(report.step, communication / step);
+    data_share.add(report.step, data / step);
+    checkpoint_share.add(report.step, checkpoint / step);
+  }
+  // A restart on another number of ranks begins a new column.
+  const bool fits = !columns.empty() && columns.back().working_seconds.size() == count;
+  if (fits && columns.back().reports < reports_per_column_) {
+    join(columns.back(), column);
+    return;
+  }
+  if (columns.size() >= 2 * most_columns(count)) {
+    std::vector<RankColumn> halved;
+    for (auto& one : columns) {
+      const bool joins = !halved.empty() && halved.back().reports <= reports_per_column_ &&
+                         one.reports <= reports_per_column_ &&
+                         halved.back().working_seconds.size() == one.working_seconds.size();
+      if (joins) {
+        join(halved.back(), one);
+      } else {
+        halved.push_back(std::move(one));
+      }
+    }
+    // Ranks whose number changes again and again: the newest remain.
+    if (halved.size() >= 2 * most_columns(count)) halved.erase(halved.begin(), halved.end() - 8);
+    columns = std::move(halved);
+    reports_per_column_ *= 2;
+  }
+  columns.push_back(std::move(column));
+}
+
+void RunHistory::add_event(const Event& event) {
+  if (events.size() >= kMostEvents) {
+    events.erase(events.begin() + kMostEvents / 2);
+    ++events_left_out;
+  }
+  events.push_back(event);
+}
+
+void RunHistory::add(const LogRecord& record, double time) {
+  if (first_time == 0) first_time = time;
+  last_time = time;
+  if (const auto* start = std::get_if<RunStart>(&record)) {
+    end.reset();
+    const int64_t from = std::max<int64_t>(start->resumed_at, 0);
+    if (!starts.empty()) {
+      for (Series* series : {&loss, &learning_rate, &gradient_norm, &samples_per_second,
+                             &step_seconds, &communication_share, &data_share, &checkpoint_share}) {
+        series->cut(from);
+      }
+      for (auto* all : {&evaluations, &values}) {
+        for (auto& [name, series] : *all) series.cut(from);
+      }
+      while (!columns.empty() && columns.back().first > from) columns.pop_back();
+      add_event({.kind = "restart",
+                 .step = from,
+                 .text = start->resumed_at >= 0
+                             ? "started again from the checkpoint of step " + std::to_string(from)
+                             : "started again from the beginning"});
+    }
+    if (starts.size() < kMostStarts) {
+      starts.push_back(*start);
+      start_times.push_back(time);
+    }
+  } else if (const auto* report = std::get_if<StepReport>(&record)) {
+    ++reports;
+    if (report->loss) loss.add(report->step, *report->loss);
+    if (report->learning_rate) learning_rate.add(report->step, *report->learning_rate);
+    if (report->gradient_norm) gradient_norm.add(report->step, *report->gradient_norm);
+    samples_per_second.add(report->step, report->samples_per_second);
+    add_to(values, report->values, report->step);
+    add_ranks(*report);
+    last = *report;
+  } else if (const auto* evaluation = std::get_if<EvaluationReport>(&record)) {
+    add_to(evaluations, evaluation->metrics, evaluation->step);
+  } else if (const auto* event = std::get_if<Event>(&record)) {
+    add_event(*event);
+  } else if (const auto* ended = std::get_if<RunEnd>(&record)) {
+    end = *ended;
+  }
+}
+
+}  // namespace lockstep::train

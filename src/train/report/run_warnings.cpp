@@ -1,0 +1,216 @@
+#include "lockstep/train/run_warnings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace lockstep::train {
+namespace {
+
+// Reports at the start of which memory and losses are not typical yet.
+constexpr int64_t kFirst = 3;
+constexpr int kGrowing = 4;
+
+// Of all but `without`; they are at least one.
+double median_of_others(std::vector<double> values, size_t without) {
+  values.erase(values.begin() + static_cast<std::ptrdiff_t>(without));
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+template <class Value>
+std::vector<double> column(const StepReport& report, const Value& value) {
+  std::vector<double> all;
+  for (const auto& rank : report.ranks) all.push_back(value(rank));
+  return all;
+}
+
+size_t largest(const std::vector<double>& values) {
+  return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
+}
+
+double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+}  // namespace
+
+bool RunWarnings::say(const std::string& trouble, Event event, Events& events) {
+  const auto said = said_.find(trouble);
+  if (said != said_.end() && event.seconds - said->second < limits_.quiet_seconds) return false;
+  said_[trouble] = event.seconds;
+  event.kind = "warning";
+  events.push_back(std::move(event));
+  return true;
+}
+
+void RunWarnings::look_at_loss(const StepReport& report, std::string_view parameter,
+                               Events& events) {
+  const std::string where =
+      parameter.empty() ? "" : fmt::format("; the first parameter is {}", parameter);
+  const char* const kCure =
+      "Lower the learning rate, clip gradients (training.max_grad_norm), look for bad samples; "
+      "with float16 try bfloat16.";
+  if (report.loss && !std::isfinite(*report.loss)) {
+    say("nan",
+        {.step = report.step,
+         .seconds = report.seconds,
+         .text = fmt::format("the loss is {} at step {}{}",
+                             std::isnan(*report.loss) ? "NaN" : "infinite", report.step, where),
+         .advice = kCure},
+        events);
+    return;
+  }
+  if (!parameter.empty() || (report.gradient_norm && !std::isfinite(*report.gradient_norm))) {
+    say("nan",
+        {.step = report.step,
+         .seconds = report.seconds,
+         .text = fmt::format("a gradient is not finite at step {}{}", report.step, where),
+         .advice = kCure},
+        events);
+  }
+  if (report.loss) {
+    const double loss = *report.loss;
+    const double scale = std::max(std::abs(first_loss_ - best_loss_), std::abs(best_loss_));
+    if (losses_ >= kFirst && loss - best_loss_ > limits_.exploding_loss * scale) {
+      say("explosion",
+          {.step = report.step,
+           .seconds = report.seconds,
+           .text = fmt::format("the loss has exploded: {:.4g} at step {}, after {:.4g} at best",
+                               loss, report.step, best_loss_),
+           .advice = kCure},
+          events);
+    }
+    if (losses_ == 0) first_loss_ = best_loss_ = loss;
+    best_loss_ = std::min(best_loss_, loss);
+    ++losses_;
+  }
+  if (!report.gradient_norm || !std::isfinite(*report.gradient_norm)) return;
+  const double norm = *report.gradient_norm;
+  if (gradients_ >= 2 * kFirst && norm > limits_.exploding_gradient * gradient_norm_ &&
+      gradient_norm_ > 0) {
+    say("explosion",
+        {.step = report.step,
+         .seconds = report.seconds,
+         .text = fmt::format("the gradient norm has jumped to {:.4g} at step {}, from {:.4g}", norm,
+                             report.step, gradient_norm_),
+         .advice = kCure},
+        events);
+    return;  // the mean stays that of good steps
+  }
+  gradient_norm_ = gradients_ == 0 ? norm : 0.9 * gradient_norm_ + 0.1 * norm;
+  ++gradients_;
+}
+
+void RunWarnings::look_at_times(const StepReport& report, Events& events) {
+  double total = 0, data = 0;
+  for (const auto& rank : report.ranks) {
+    total += rank.step_seconds;
+    data += rank.data_seconds;
+  }
+  const bool starves = total > 0 && data > limits_.data_share * total;
+  if (starves && starved_) {
+    say("data",
+        {.step = report.step,
+         .seconds = report.seconds,
+         .text = fmt::format("training waits for data {:.0f} % of the time", 100 * data / total),
+         .advice = "Use more loader threads (workers), prefetch, cheaper transforms, or data on a "
+                   "faster disk."},
+        events);
+  }
+  starved_ = starves;
+  if (report.ranks.size() < 2) return;
+
+  const auto working = column(report, [](const auto& r) { return r.working_seconds(); });
+  const size_t slowest = largest(working);
+  const double others = median_of_others(working, slowest);
+  const bool is_slow = others > 0 && working[slowest] > limits_.straggler * others;
+  if (is_slow && slow_rank_ == static_cast<int>(slowest)) {
+    const RankFigures& rank = report.ranks[slowest];
+    const auto extra = [&](const auto& value) {
+      const auto all = column(report, value);
+      return all[slowest] - median_of_others(all, slowest);
+    };
+    const double in_data = extra([](const auto& r) { return r.data_seconds; });
+    const double in_compute = extra([](const auto& r) { return r.compute_seconds(); });
+    const double in_saving = extra([](const auto& r) { return r.checkpoint_seconds; });
+    const char* where = "computing";
+    const char* advice =
+        "Look for other programs on its host, a core or GPU that is throttled, threads that share "
+        "cores (lockstep run --bind cores), or larger batches than the others'.";
+    if (in_data > in_compute && in_data >= in_saving) {
+      where = "waiting for data";
+      advice = "Look at its disk and its loader threads; do all ranks have equally much to read?";
+    } else if (in_saving > in_compute) {
+      where = "saving";
+      advice = "Save asynchronously (checkpoint.async), or look at its disk.";
+    }
+    say("straggler",
+        {.step = report.step,
+         .seconds = report.seconds,
+         .rank = static_cast<int>(slowest),
+         .text = fmt::format("rank {} works {:.1f} ms a step, the others {:.1f} ms ({:.2f} times): "
+                             "it is slow in {}, and all wait for it",
+                             slowest, 1e3 * rank.working_seconds(), 1e3 * others,
+                             working[slowest] / others, where),
+         .advice = advice},
+        events);
+  }
+  slow_rank_ = is_slow ? static_cast<int>(slowest) : -1;
+}
+
+void RunWarnings::look_at_memory(const StepReport& report, Events& events) {
+  const auto bytes =
+      column(report, [](const auto& r) { return static_cast<double>(r.memory_bytes); });
+  if (bytes.size() >= 2) {
+    const size_t most = largest(bytes);
+    const double others = median_of_others(bytes, most);
+    if (others > 0 && bytes[most] > limits_.memory_imbalance * others &&
+        bytes[most] - others > static_cast<double>(limits_.memory_imbalance_bytes)) {
+      say("imbalance",
+          {.step = report.step,
+           .seconds = report.seconds,
+           .rank = static_cast<int>(most),
+           .text = fmt::format("rank {} has {:.0f} MiB of memory, the others {:.0f} MiB", most,
+                               bytes[most] / (1 << 20), others / (1 << 20)),
+           .advice = "Look for what that rank alone does: gathered metrics, logging, evaluation, "
+                     "longer samples."},
+          events);
+    }
+  }
+  if (memory_.size() != report.ranks.size()) memory_.assign(report.ranks.size(), {});
+  for (size_t rank = 0; rank < memory_.size(); ++rank) {
+    Memory& memory = memory_[rank];
+    const int64_t now = report.ranks[rank].memory_bytes;
+    if (++memory.reports <= kFirst) memory.base = now;
+    memory.grown = memory.reports > kFirst && now > memory.last ? memory.grown + 1 : 0;
+    memory.last = now;
+    const bool leaks =
+        memory.grown >= kGrowing && memory.base > 0 &&
+        static_cast<double>(now) > limits_.memory_growth * static_cast<double>(memory.base) &&
+        now - memory.base > limits_.memory_growth_bytes;
+    if (!leaks) continue;
+    const bool said = say(
+        "leak",
+        {.step = report.step,
+         .seconds = report.seconds,
+         .rank = static_cast<int>(rank),
+         .text = fmt::format("rank {}'s memory grows: {:.0f} MiB, after {:.0f} MiB at the start",
+                             rank, mib(now), mib(memory.base)),
+         .advice = "Look for tensors that are kept from step to step: losses that are added up "
+                   "without item() or detach() keep their whole graph."},
+        events);
+    if (said) memory.base = now;
+  }
+}
+
+std::vector<Event> RunWarnings::look(const StepReport& report, std::string_view parameter) {
+  Events events;
+  look_at_loss(report, parameter, events);
+  if (report.ranks.empty()) return events;
+  look_at_times(report, events);
+  look_at_memory(report, events);
+  return events;
+}
+
+}  // namespace lockstep::train

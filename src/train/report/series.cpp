@@ -1,0 +1,56 @@
+// Values that are thinned as they come.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "lockstep/train/run_history.h"
+
+namespace lockstep::train {
+namespace {
+
+Point joined(const Point& a, const Point& b) {
+  Point both{a.first, b.last, a.count + b.count, a.mean, a.least, a.most};
+  if (b.count == 0) return both;
+  if (a.count == 0) {
+    both.mean = b.mean, both.least = b.least, both.most = b.most;
+    return both;
+  }
+  // Of finite values, but their sum may overflow.
+  const double share = static_cast<double>(b.count) / static_cast<double>(both.count);
+  both.mean = a.mean * (1 - share) + b.mean * share;
+  both.least = std::min(a.least, b.least);
+  both.most = std::max(a.most, b.most);
+  return both;
+}
+
+}  // namespace
+
+void Series::add(int64_t step, double value) {
+  const bool finite = std::isfinite(value);
+  if (!finite) {
+    if (not_finite_++ == 0) first_not_finite_ = step;
+    value = std::numeric_limits<double>::quiet_NaN();
+  }
+  const Point point{step, step, finite ? 1 : 0, value, value, value};
+  if (!points_.empty() && in_last_ < reports_per_point_) {
+    points_.back() = joined(points_.back(), point);
+    ++in_last_;
+    return;
+  }
+  if (points_.size() >= 2 * most_) {
+    for (size_t i = 0; i < most_; ++i) points_[i] = joined(points_[2 * i], points_[2 * i + 1]);
+    points_.resize(most_);
+    reports_per_point_ *= 2;
+  }
+  points_.push_back(point);
+  in_last_ = 1;
+}
+
+void Series::cut(int64_t step) {
+  while (!points_.empty() && points_.back().first > step) {
+    points_.pop_back();
+    in_last_ = reports_per_point_;
+  }
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,164 @@
+// Each trouble that the reports of a run show is named once, with a rank and a cure.
+#include "lockstep/train/run_warnings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace lockstep::train {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// Four ranks that compute for 10 ms a step, and wait 2 ms for each other.
+StepReport good(int64_t number) {
+  StepReport report{.step = 10 * number,
+                    .steps = 10,
+                    .seconds = static_cast<double>(number),
+                    .loss = 2.0 - 0.01 * static_cast<double>(number),
+                    .gradient_norm = 1.0};
+  report.ranks.assign(4, {.step_seconds = 0.012,
+                          .communication_seconds = 0.002,
+                          .data_seconds = 0.0005,
+                          .memory_bytes = 500 * kMiB});
+  return report;
+}
+
+// What is said of reports 1 to `count`, each changed by `change`.
+template <class Change>
+std::vector<Event> said(int64_t count, const Change& change) {
+  RunWarnings warnings;
+  std::vector<Event> all;
+  for (int64_t number = 1; number <= count; ++number) {
+    StepReport report = good(number);
+    change(report, number);
+    for (auto& event : warnings.look(report)) all.push_back(std::move(event));
+  }
+  return all;
+}
+
+TEST(RunWarnings, NothingIsSaidOfAGoodRun) {
+  EXPECT_TRUE(said(1000, [](StepReport&, int64_t) {}).empty());
+}
+
+TEST(RunWarnings, AStragglerIsNamedWithWhereItIsSlow) {
+  const auto events = said(10, [](StepReport& report, int64_t) {
+    for (auto& rank : report.ranks) rank.step_seconds = 0.017;
+    for (auto& rank : report.ranks) rank.communication_seconds = 0.007;
+    report.ranks[2].communication_seconds = 0.002;  // works 15 ms, the others 10
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].kind, "warning");
+  EXPECT_EQ(events[0].rank, 2);
+  EXPECT_EQ(events[0].step, 20) << "one slow report may be chance";
+  EXPECT_THAT(events[0].text,
+              HasSubstr("rank 2 works 15.0 ms a step, the others 10.0 ms (1.50 times): "
+                        "it is slow in computing"));
+  EXPECT_THAT(events[0].advice, HasSubstr("--bind cores"));
+}
+
+TEST(RunWarnings, AStragglerThatWaitsForItsDiskIsToldFromOneThatComputes) {
+  const auto events = said(3, [](StepReport& report, int64_t) {
+    for (auto& rank : report.ranks) rank.step_seconds = 0.017, rank.communication_seconds = 0.007;
+    report.ranks[0].communication_seconds = 0.002;
+    report.ranks[0].data_seconds = 0.0055;
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].text, HasSubstr("it is slow in waiting for data"));
+}
+
+TEST(RunWarnings, OneSlowReportIsNoStraggler) {
+  const auto events = said(20, [](StepReport& report, int64_t number) {
+    if (number % 2 == 0) report.ranks[static_cast<size_t>(number) % 4].step_seconds = 0.05;
+  });
+  EXPECT_TRUE(events.empty());
+}
+
+TEST(RunWarnings, TheSameTroubleIsNamedOnceAMinute) {
+  const auto events = said(150, [](StepReport& report, int64_t) {
+    for (auto& rank : report.ranks) rank.data_seconds = 0.006;
+  });
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_THAT(events[0].text, HasSubstr("training waits for data 50 % of the time"));
+  EXPECT_THAT(events[0].advice, HasSubstr("workers"));
+  EXPECT_EQ(events[1].seconds - events[0].seconds, 60);
+}
+
+TEST(RunWarnings, MemoryImbalanceNamesTheRankThatHasMore) {
+  const auto events =
+      said(3, [](StepReport& report, int64_t) { report.ranks[1].memory_bytes = 2000 * kMiB; });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].text, "rank 1 has 2000 MiB of memory, the others 500 MiB");
+  EXPECT_EQ(events[0].rank, 1);
+}
+
+TEST(RunWarnings, ARankThatLeaksIsNamedAndOneThatStopsGrowingIsNot) {
+  const auto events = said(12, [](StepReport& report, int64_t number) {
+    report.ranks[3].memory_bytes = (500 + 20 * number) * kMiB;
+    report.ranks[0].memory_bytes = (number < 4 ? 400 : 560) * kMiB;
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].rank, 3);
+  EXPECT_THAT(events[0].text, HasSubstr("rank 3's memory grows: "));
+  EXPECT_THAT(events[0].advice, HasSubstr("item() or detach()"));
+}
+
+TEST(RunWarnings, ALossThatExplodesIsNamed) {
+  const auto events = said(30, [](StepReport& report, int64_t number) {
+    if (number >= 25) report.loss = 50.0;
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].text,
+              HasSubstr("the loss has exploded: 50 at step 250, after 1.76 at best"));
+  EXPECT_THAT(events[0].advice, HasSubstr("learning rate"));
+}
+
+TEST(RunWarnings, ALossThatFluctuatesIsNot) {
+  EXPECT_TRUE(said(200, [](StepReport& report, int64_t number) {
+                report.loss = 1.0 + (number % 7 == 0 ? 1.5 : 0.0);
+              }).empty());
+}
+
+TEST(RunWarnings, ANaNIsNamedWithTheFirstParameter) {
+  RunWarnings warnings;
+  StepReport report = good(1);
+  report.loss = std::nan("");
+  const auto events = warnings.look(report, "fc1.weight");
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].text, "the loss is NaN at step 10; the first parameter is fc1.weight");
+  report = good(2);
+  EXPECT_TRUE(warnings.look(report, "fc1.weight").empty()) << "the same trouble";
+}
+
+TEST(RunWarnings, AGradientThatIsNotFiniteIsNamed) {
+  const auto events = said(3, [](StepReport& report, int64_t) {
+    report.gradient_norm = std::numeric_limits<double>::infinity();
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].text, HasSubstr("a gradient is not finite at step 10"));
+}
+
+TEST(RunWarnings, AGradientNormThatJumpsIsNamed) {
+  const auto events = said(20, [](StepReport& report, int64_t number) {
+    if (number == 15) report.gradient_norm = 500;
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].text, HasSubstr("the gradient norm has jumped to 500 at step 150, from 1"));
+}
+
+TEST(RunWarnings, ReportsWithoutRanksOrLossAreLookedAt) {
+  RunWarnings warnings;
+  EXPECT_TRUE(warnings.look({}).empty());
+  StepReport one;
+  one.ranks.resize(1);
+  EXPECT_TRUE(warnings.look(one).empty());
+}
+
+}  // namespace
+}  // namespace lockstep::train
