@@ -64,6 +64,7 @@ $(eval $(call fuzzer,rendezvous,launch/rendezvous/codec.cpp launch/rendezvous/se
 $(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/address.cpp core/process_stat.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
   launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))
 $(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp,-lyaml-cpp))
+$(eval $(call fuzzer,config,$(patsubst src/%,%,$(wildcard src/train/config/*.cpp)) core/environment.cpp,-lyaml-cpp))
 $(eval $(call fuzzer,symbols,launch/diagnosis/symbols.cpp,))
 $(eval $(call fuzzer,net,comm/net/frame.cpp comm/net/handshake.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
 $(eval $(call fuzzer,store,comm/store/protocol.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))

@@ -172,7 +172,7 @@ TEST(FsdpKeys, FromAcceleratesEnvironment) {
   unsetenv("ACCELERATE_USE_FSDP");
   unsetenv("FSDP_SHARDING_STRATEGY");
   EXPECT_THAT(text, HasSubstr("environment FSDP_SHARDING_STRATEGY=HALF_SHARD: "));
-  EXPECT_THAT(text, HasSubstr("environment ACCELERATE_USE_FSDP=fsdp: "));
+  EXPECT_THAT(text, HasSubstr("environment ACCELERATE_USE_FSDP=true: "));
 }
 
 }  // namespace

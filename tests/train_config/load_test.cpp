@@ -137,6 +137,7 @@ TEST(LoadConfig, WhatIsNoYamlHasALine) {
   EXPECT_THAT(refusal("training: 1"), HasSubstr("run.yaml:1:11: section training is '1'"));
   EXPECT_THAT(refusal("- 1\n- 2\n"), HasSubstr("run.yaml:1:1: expected sections"));
   EXPECT_THAT(refusal("seed: 1\n---\nseed: 2\n"), HasSubstr("a second document"));
+  EXPECT_THAT(refusal(",\x84"), HasSubstr("run.yaml:1:1: "));  // YAML::LoadAll() never returns
   EXPECT_THAT(refusal("? [a, b]\n: 1\n"), HasSubstr("a key has to be a word"));
   EXPECT_THAT(refusal(std::string(2 << 20, ' ')), HasSubstr("a configuration has at most"));
 }
@@ -219,7 +220,7 @@ TEST(LoadConfig, KeysThatNeedOthers) {
   expect("save_steps: 3\noutput_dir: x", "needs checkpoint.save_strategy: steps");
   expect("resume_from_checkpoint: latest", "needs checkpoint.directory or logging.output_dir");
   expect("training: {early_stopping: {metric: accuracy}}",
-         "is neither loss nor in training.metrics");
+         "'accuracy' is none of loss; training.metrics says");
   expect("training: {early_stopping: {patience: 9}}", "needs training.early_stopping.metric");
   expect("parallel: {hook_fraction: 0.5}", "needs parallel.hook: top_k");
   expect("data: csv", "run.yaml:1:1: data.kind csv needs data.path");

@@ -21,7 +21,7 @@ constexpr const char* kFilter =
 
 class Formatter : public CLI::Formatter {
  public:
-  Formatter() { column_width(28); }
+  explicit Formatter(std::string usage) : usage_(std::move(usage)) { column_width(28); }
 
  private:
   std::string make_option_name(const CLI::Option* option, bool) const override {
@@ -37,8 +37,10 @@ class Formatter : public CLI::Formatter {
     return group == kHidden ? "" : CLI::Formatter::make_group(group, is_positional, options);
   }
   std::string make_usage(const CLI::App*, std::string) const override {
-    return "Usage: lockstep run [FLAGS] PROGRAM [ARGS]\n";
+    return "Usage: " + usage_ + "\n";
   }
+
+  std::string usage_;
 };
 
 // Flags by which other launchers are told the same, and what to write here; {} is the value.
@@ -220,16 +222,19 @@ void refuse_flag(const CLI::App& command, const std::string& word, const std::st
   refuse_as(name, equals == word.npos ? (number_of(next) ? next : "N") : word.substr(equals + 1));
   if (!word.starts_with("--")) {
     if (number_of(word.substr(2))) refuse_as(word.substr(0, 2), word.substr(2));
-    throw ConfigError(fmt::format("[run] unknown flag {} (lockstep run --help)", name));
+    throw ConfigError(
+        fmt::format("[run] unknown flag {} (lockstep {} --help)", name, command.get_name()));
   }
   std::vector<std::string> known;
   for (const CLI::Option* option : command.get_options()) {
     for (const auto& one : option->get_lnames()) known.push_back("--" + one);
   }
-  throw ConfigError(fmt::format("[run] unknown flag {}; the nearest is {} (lockstep run --help)",
-                                name, nearest(name, known)));
+  throw ConfigError(fmt::format("[run] unknown flag {}; the nearest is {} (lockstep {} --help)",
+                                name, nearest(name, known), command.get_name()));
 }
 
-std::shared_ptr<CLI::FormatterBase> flag_formatter() { return std::make_shared<Formatter>(); }
+std::shared_ptr<CLI::FormatterBase> flag_formatter(const std::string& usage) {
+  return std::make_shared<Formatter>(usage);
+}
 
 }  // namespace lockstep::tool

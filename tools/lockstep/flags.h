@@ -56,6 +56,6 @@ CLI::Validator some_seconds(double most);  // more than 0
 CLI::Validator one_of(std::initializer_list<const char*> words);
 
 // Help with one spelling of each flag, and its short name.
-std::shared_ptr<CLI::FormatterBase> flag_formatter();
+std::shared_ptr<CLI::FormatterBase> flag_formatter(const std::string& usage);
 
 }  // namespace lockstep::tool

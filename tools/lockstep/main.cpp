@@ -11,11 +11,13 @@
 #include <vector>
 
 #include "checkpoint_flags.h"
+#include "config_commands.h"
 #include "doctor.h"
 #include "flags.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/nearest.h"
 #include "run.h"
+#include "train.h"
 
 namespace {
 
@@ -57,10 +59,11 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   if (first.find('/') != first.npos) {
     throw ConfigError(fmt::format("'{}' is no command; to start it, write: {}", first, line));
   }
-  throw ConfigError(fmt::format(
-      "unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
-      nearest(first, {"run", "doctor", "help", "inspect", "verify", "merge", "export", "diff"}),
-      line));
+  throw ConfigError(
+      fmt::format("unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
+                  nearest(first, {"run", "train", "config", "doctor", "help", "inspect", "verify",
+                                  "merge", "export", "diff"}),
+                  line));
 }
 
 int run(std::vector<std::string> words) {
@@ -69,6 +72,8 @@ int run(std::vector<std::string> words) {
   program.set_help_flag("-h,--help", "Print this help and exit");
   program.footer("lockstep run --help says more.");
   tool::RunCommand command(program);
+  tool::TrainCommand train(program);
+  tool::ConfigCommands config(program);
   tool::add_doctor(program);
   tool::CheckpointFlags checkpoints(program);
   if (words.empty()) words = {"--help"};
@@ -80,10 +85,16 @@ int run(std::vector<std::string> words) {
     const auto flags = command.take_program({words.begin() + 1, words.end()});
     words.assign({"run"});
     words.insert(words.end(), flags.begin(), flags.end());
-  } else if (words.front() != "doctor" && !tool::CheckpointFlags::is_command(words.front()) &&
-             words.front() != "-h" && words.front() != "--help" && words.front() != "--version") {
+  } else if (words.front() == "train") {
+    const auto flags = train.take_file({words.begin() + 1, words.end()});
+    words.assign({"train"});
+    words.insert(words.end(), flags.begin(), flags.end());
+  } else if (words.front() != "doctor" && words.front() != "config" &&
+             !tool::CheckpointFlags::is_command(words.front()) && words.front() != "-h" &&
+             words.front() != "--help" && words.front() != "--version") {
     refuse_command(command, words);
   }
+  if (words.front() == "config") tool::ConfigCommands::check_words(words);
   const bool is_diff = words.front() == "diff";
   const std::vector<std::string> given = words;
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
@@ -96,6 +107,8 @@ int run(std::vector<std::string> words) {
   }
   if (program.got_subcommand("doctor")) return tool::examine();
   if (program.got_subcommand("run")) return command.carry_out();
+  if (program.got_subcommand("train")) return train.carry_out();
+  if (program.got_subcommand("config")) return config.carry_out();
   try {
     return checkpoints.carry_out();
   } catch (const CheckpointError& error) {

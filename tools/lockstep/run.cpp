@@ -76,9 +76,15 @@ void RunCommand::flag(const std::string& name, bool& value, const char* descript
 }
 
 RunCommand::RunCommand(CLI::App& program)
-    : command_(*program.add_subcommand("run", "Start the ranks of a job on this host")) {
-  command_.formatter(flag_formatter());
-  command_.footer(kFooter);
+    : RunCommand(program, {.name = "run",
+                           .description = "Start the ranks of a job on this host",
+                           .usage = "lockstep run [FLAGS] PROGRAM [ARGS]",
+                           .footer = kFooter}) {}
+
+RunCommand::RunCommand(CLI::App& program, const CommandText& text)
+    : command_(*program.add_subcommand(text.name, text.description)) {
+  command_.formatter(flag_formatter(text.usage));
+  command_.footer(text.footer);
   // As argparse has it, which torchrun parses with; take_program() says so.
   command_.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_job_flags();
@@ -152,15 +158,45 @@ std::vector<std::string> RunCommand::take_program(const std::vector<std::string>
   for (; word != words.end() && word->size() > 1 && word->starts_with('-') && *word != "--";
        ++word) {
     bool value_follows = false;
-    const CLI::Option* option = option_of(command_, *word, value_follows);
     const bool is_last = word + 1 == words.end();
-    if (option == nullptr) refuse_flag(command_, *word, is_last ? "" : word[1]);
-    ++given_[option];
+    take_flag(*word, is_last ? "" : word[1], value_follows);
     if (value_follows && !is_last) ++word;
   }
   const auto program = word != words.end() && *word == "--" ? word + 1 : word;
   options_.command.assign(program, words.end());
   return {words.begin(), word};
+}
+
+const CLI::Option* RunCommand::take_flag(const std::string& word, const std::string& next,
+                                         bool& value_follows) {
+  const CLI::Option* option = option_of(command_, word, value_follows);
+  if (option == nullptr) refuse_flag(command_, word, next);
+  ++given_[option];
+  return option;
+}
+
+const std::map<std::string, std::string>& RunCommand::apply_accelerate() {
+  if (!is_accelerate_applied_) accelerate_.apply(command_, options_);
+  is_accelerate_applied_ = true;
+  return options_.environment;
+}
+
+void RunCommand::give(const std::string& flag, const std::string& value) {
+  CLI::Option* option = command_.get_option(flag);
+  if (option->count() > 0) return;
+  option->add_result(value);
+  option->run_callback();
+}
+
+std::string RunCommand::value_of(const std::string& flag) const {
+  const CLI::Option* option = command_.get_option(flag);
+  return option->count() == 0 ? "" : option->results().back();
+}
+
+std::vector<std::string> RunCommand::given_flags() const {
+  std::vector<std::string> flags;
+  for (const auto& [option, times] : given_) flags.push_back("--" + option->get_lnames().front());
+  return flags;
 }
 
 void RunCommand::choose_grace() {
@@ -190,12 +226,13 @@ bool RunCommand::knows(const std::string& word) const {
 
 int RunCommand::carry_out() {
   for (const auto& [option, times] : given_) {
-    if (times < 2 || option->get_expected_max() == 0) continue;
+    const bool takes_last = option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast;
+    if (times < 2 || option->get_expected_max() == 0 || !takes_last) continue;
     fmt::print(stderr, "lockstep: {} is given {} times; the last one counts: {}\n",
                "--" + option->get_lnames().front(), times, option->results().back());
   }
   refuse_limited_flags(command_);
-  accelerate_.apply(command_, options_);
+  apply_accelerate();
   if (options_.verbose) options_.environment.emplace("LOCKSTEP_LOG", "info");
   choose_binding();
   choose_grace();

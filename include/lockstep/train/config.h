@@ -69,6 +69,7 @@ struct TrainingConfig {
   double max_seconds = 0;                   // of wall-clock time, then saved and left; 0: no limit
   int64_t batch_size = 64;                  // per rank and micro-batch (with lanes: per lane)
   int64_t gradient_accumulation_steps = 1;  // micro-batches of an optimizer step
+  std::string non_finite = "error";         // a loss or norm that is not finite: error, skip
   double max_grad_norm = 0;                 // 0: gradients are not clipped
   int64_t seed = 0;
   // cross_entropy, mse, l1, huber, bce_with_logits, nll, or one that the program has declared
@@ -137,6 +138,7 @@ struct CheckpointConfig {
   bool async = true;               // written while training goes on
   std::string best_metric = {};    // the best by this metric of the evaluation is kept, too
   std::string best_mode = "auto";  // min, max, auto
+  bool restore_best = false;       // after the run the model is that of the best checkpoint
   bool save_on_preemption = true;  // a signal to stop saves, then leaves
 };
 
@@ -220,6 +222,12 @@ void check_config(const RunConfig& config, const ConfigExtensions& extensions = 
 // The effective configuration as a file that load_config() reads back to the same values, with a
 // comment on each line that says where the value came from.
 std::string show_config(const RunConfig& config, const ConfigExtensions& extensions = {});
+
+// A commented file to start from; load_config() takes it as it is.
+std::string starter_config();
+
+// All keys with types, defaults and allowed values, as Markdown: docs/configuration.md.
+std::string config_reference();
 
 }  // namespace lockstep::train
 

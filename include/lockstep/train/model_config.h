@@ -23,7 +23,7 @@ struct MlpConfig {
   int64_t inputs = 0;   // 0: as many as a sample has
   int64_t outputs = 0;  // 0: as many as there are classes or target columns
   std::vector<int64_t> hidden = {256};
-  std::string activation = "relu";  // relu, gelu, tanh, sigmoid
+  std::string activation = "relu";  // leaky_relu, elu, gelu, silu, tanh, sigmoid, identity
   double dropout = 0;               // behind each activation
 };
 

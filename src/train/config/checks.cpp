@@ -1,8 +1,11 @@
 #include "train/config/checks.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 namespace lockstep::train {
 namespace {
@@ -34,14 +37,32 @@ class Checks {
       if (key->load(config_) != key->fallback) return refuse(path, "needs " + what);
     }
   }
+  // What an evaluation gives.
+  std::vector<std::string> numbers() const {
+    std::vector<std::string> names = {"loss"};
+    const auto add = [&names](const std::string& name) {
+      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    };
+    for (const auto& metric : config_.training.metrics) {
+      if (metric == "top_k") {
+        add(fmt::format("top_{}_accuracy", config_.training.top_k));
+      } else if (metric == "confusion_matrix") {
+        for (const char* name : {"accuracy", "precision", "recall", "f1"}) add(name);
+      } else if (metric == "mse" || metric == "rmse" || metric == "mae" || metric == "r2") {
+        for (const char* name : {"mse", "rmse", "mae", "r2"}) add(name);
+      } else {
+        add(metric);
+      }
+    }
+    return names;
+  }
   // A metric that somebody refers to has to be computed.
   void needs_metric(const std::string& path, const std::string& metric) {
-    const auto& metrics = config_.training.metrics;
-    if (metric.empty() || metric == "loss") return;
-    if (std::find(metrics.begin(), metrics.end(), metric) == metrics.end()) {
-      refuse(path, fmt::format("'{}' is neither loss nor in training.metrics", metric));
-    } else if (metric == "confusion_matrix") {
-      refuse(path, "a confusion_matrix is no single number");
+    if (metric.empty()) return;
+    const auto known = numbers();
+    if (std::find(known.begin(), known.end(), metric) == known.end()) {
+      refuse(path, fmt::format("'{}' is none of {}; training.metrics says what is computed", metric,
+                               fmt::join(known, ", ")));
     }
     if (config_.training.eval_strategy == "no") {
       refuse(path, "needs evaluations: training.eval_strategy is no");
@@ -94,7 +115,10 @@ void Checks::evaluation() {
           "training.early_stopping.metric");
   }
   needs_metric("checkpoint.best_metric", config_.checkpoint.best_metric);
-  needs("checkpoint.best_mode", !config_.checkpoint.best_metric.empty(), "checkpoint.best_metric");
+  for (const char* name : {"best_mode", "restore_best"}) {
+    needs(std::string("checkpoint.") + name, !config_.checkpoint.best_metric.empty(),
+          "checkpoint.best_metric");
+  }
   if (config_.schedule.kind == "plateau" && training.eval_strategy == "no") {
     refuse("schedule.kind", "plateau needs evaluations: training.eval_strategy is no");
   }

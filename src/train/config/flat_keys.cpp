@@ -175,8 +175,7 @@ std::vector<FlatKey> make_keys() {
   add("fp16", "true: `mixed_precision.dtype: fp16`", flag("mixed_precision.dtype", "fp16", ""));
   add("gradient_checkpointing", "refused, unless false",
       refused_unless_no("the trainer does not recompute activations"));
-  add("load_best_model_at_end", "refused, unless false",
-      refused_unless_no("the best checkpoint is kept with checkpoint.best_metric"));
+  same("load_best_model_at_end", "checkpoint.restore_best");
 
   for (const char* name : {"sync_bn", "use_sync_bn"}) same(name, "parallel.sync_bn");
   same("sync_bn_group_size", "parallel.sync_bn_group_size");

@@ -25,7 +25,8 @@ void add_model_keys(KeyList& keys) {
   keys.add("inputs", AT(model.mlp.inputs), kInputs, at_least(0));
   keys.add("outputs", AT(model.mlp.outputs), kOutputs, at_least(0));
   keys.add("hidden", AT(model.mlp.hidden), "Widths of the hidden layers, in order.", at_least(1));
-  keys.choice("activation", AT(model.mlp.activation), {"relu", "gelu", "tanh", "sigmoid"},
+  keys.choice("activation", AT(model.mlp.activation),
+              {"relu", "leaky_relu", "elu", "gelu", "silu", "tanh", "sigmoid", "identity"},
               "Between each two layers.");
   keys.add("dropout", AT(model.mlp.dropout), "Share that is dropped behind each activation.",
            between(0, 0.99));

@@ -24,6 +24,8 @@ void add_run_keys(KeyList& keys) {
            "The checkpoint that is best by this metric of the evaluation is kept, too.");
   keys.choice("best_mode", AT(checkpoint.best_mode), {"auto", "min", "max"},
               "Which is better; auto: the lower loss and perplexity, otherwise the higher.");
+  keys.add("restore_best", AT(checkpoint.restore_best),
+           "After the run the model is that of the best checkpoint.");
   keys.add("save_on_preemption", AT(checkpoint.save_on_preemption),
            "Save, then leave, when the job is told to stop.");
 

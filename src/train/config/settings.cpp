@@ -1,12 +1,16 @@
 #include "train/config/settings.h"
 
 #include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/parser.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
 #include <cstdlib>
 #include <map>
+#include <optional>
+#include <sstream>
 #include <utility>
 
 #include "lockstep/core/environment.h"
@@ -30,6 +34,34 @@ std::string short_key(const std::string& section) {
   return section + (section == "mixed_precision" ? ".dtype" : ".kind");
 }
 
+// Looks whether a text has more than one document. YAML::LoadAll() would tell, but goes on for ever
+// with some texts, among them a comma and an unfinished UTF-8 sequence.
+class SecondDocument : public YAML::EventHandler {
+ public:
+  std::optional<YAML::Mark> begins_at(const std::string& text) {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    if (parser.HandleNextDocument(*this) && parser.HandleNextDocument(*this)) return start_;
+    return std::nullopt;
+  }
+
+  void OnDocumentStart(const YAML::Mark& mark) override { start_ = mark; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+ private:
+  YAML::Mark start_;
+};
+
 }  // namespace
 
 Origin Settings::at(const YAML::Node& node, const Origin& otherwise) const {
@@ -47,12 +79,13 @@ void Settings::read_file(const std::string& text, const std::string& name) {
     return;
   }
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.size() > 1) {
-      problems_.add(at(documents[1], whole), "a second document begins; a run has one");
+    const YAML::Node root = YAML::Load(text);
+    if (const auto second = SecondDocument().begins_at(text)) {
+      problems_.add(
+          {fmt::format("{}:{}:{}", name, second->line + 1, second->column + 1), second->line + 1},
+          "a second document begins; a run has one");
     }
-    if (documents.empty() || documents[0].IsNull()) return;
-    const YAML::Node& root = documents[0];
+    if (!root.IsDefined() || root.IsNull()) return;
     if (!root.IsMap()) {
       problems_.add(at(root, whole), "expected sections and keys as KEY: VALUE lines");
       return;
@@ -199,7 +232,8 @@ void Settings::refuse_unknown(const std::string& written, const std::string& pat
 void Settings::read_environment() {
   layer_ = 1;
   const auto take = [this](const char* name, const std::string& path, const std::string& value) {
-    const Origin origin{fmt::format("environment {}={}", name, value), kAfterFile + order_++};
+    const Origin origin{fmt::format("environment {}={}", name, env_text(name).value_or("")),
+                        kAfterFile + order_++};
     settings_.push_back({path, YAML::Node(value), origin, origin, name, layer_});
   };
   constexpr std::array<std::pair<const char*, const char*>, 3> kOurs = {

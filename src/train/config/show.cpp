@@ -28,7 +28,8 @@ constexpr std::array kOnlyWhenSet = {"training.early_stopping.mode",
                                      "mixed_precision.initial_scale",
                                      "mixed_precision.growth_interval",
                                      "checkpoint.save_steps",
-                                     "checkpoint.best_mode"};
+                                     "checkpoint.best_mode",
+                                     "checkpoint.restore_best"};
 
 class Lines {
  public:

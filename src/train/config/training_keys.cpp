@@ -72,15 +72,19 @@ void add_training_keys(KeyList& keys) {
            "Micro-batches of an optimizer step.", at_least(1));
   keys.add("max_grad_norm", AT(training.max_grad_norm),
            "Gradients are clipped to this norm over all parameters; 0: not clipped.", at_least(0));
+  keys.choice("non_finite", AT(training.non_finite), {"error", "skip"},
+              "When the loss of any rank or the norm of the gradients is not finite: end with an "
+              "error, or make no update in that step.");
   keys.add("seed", AT(training.seed), "Of the weights, the order of the data, dropout.",
            at_least(0));
   keys.choice("loss", AT(training.loss),
               {"auto", "cross_entropy", "mse", "l1", "huber", "bce_with_logits", "nll"},
               "auto: cross_entropy for classes, otherwise mse.");
   keys.add("label_smoothing", AT(training.label_smoothing), "Of cross_entropy.", between(0, 1));
-  keys.choice("metrics", AT(training.metrics),
-              {"accuracy", "top_k", "confusion_matrix", "auc", "perplexity"},
-              "What evaluation computes beside the loss, exact over ranks.");
+  keys.choice(
+      "metrics", AT(training.metrics),
+      {"accuracy", "top_k", "confusion_matrix", "auc", "perplexity", "mse", "rmse", "mae", "r2"},
+      "What evaluation computes beside the loss, exact over ranks.");
   keys.add("top_k", AT(training.top_k), "k of the metric top_k.", at_least(1));
   keys.choice("eval_strategy", AT(training.eval_strategy), {"no", "steps", "epoch"},
               "When to evaluate.");
@@ -89,8 +93,8 @@ void add_training_keys(KeyList& keys) {
   keys.add("eval_batch_size", AT(training.eval_batch_size),
            "Samples per rank and batch of an evaluation; 0: batch_size.", at_least(0));
   keys.add("early_stopping.metric", AT(training.early_stopping.metric),
-           "Training ends when this metric of the evaluation no longer improves: loss, or one of "
-           "`metrics`; empty: off.");
+           "Training ends when this metric of the evaluation no longer improves: loss, or one that "
+           "`metrics` give (also precision, recall, f1, top_5_accuracy); empty: off.");
   keys.choice("early_stopping.mode", AT(training.early_stopping.mode), {"auto", "min", "max"},
               "Which is better; auto: the lower loss and perplexity, otherwise the higher.");
   keys.add("early_stopping.patience", AT(training.early_stopping.patience),

@@ -1,0 +1,125 @@
+// docs/configuration.md, from what the reader knows.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/config.h"
+#include "train/config/flat_keys.h"
+#include "train/config/schema.h"
+#include "train/config/value.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr const char* kBegin =
+    R"(# Configuration
+
+This page is written by `lockstep config reference`, and a test compares the two. One YAML file describes a run:
+
+```yaml
+model: {kind: mlp, hidden: [256]}
+data: fashion-mnist
+optimizer: {kind: adam, learning_rate: 1e-3}
+training: {epochs: 2, batch_size: 64, seed: 1}
+```
+
+| command | does |
+|---|---|
+| `lockstep config init [FILE]` | writes a commented file to start from |
+| `lockstep config check FILE` | tells everything that is wrong with a file, with line and column |
+| `lockstep config show FILE` | shows every value, and where it came from |
+| `lockstep train FILE` | trains; the file is checked before any rank is started |
+
+All of them take `--set section.key=value`, any number of times; the value is YAML, and the last one counts.
+
+## What counts
+
+The command line goes before environment variables, these before the file, and the file before the defaults. Of the environment these are
+read: `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE` and `LOCKSTEP_TIMEOUT` (`parallel.backend`, `parallel.device`, `parallel.timeout_seconds`; a `--set` that contradicts
+one of them is an error), and what `lockstep run --config_file` and `accelerate launch` set: `ACCELERATE_MIXED_PRECISION` (unless it is no),
+`ACCELERATE_USE_CPU`, `ACCELERATE_USE_FSDP` and `FSDP_` with a key's name in capitals.
+
+Unknown, misspelt, repeated, mistyped and out-of-range keys are errors. All errors of a file are told at once, each with line and column (or the text of
+the `--set`, or the variable), the nearest name, and what would be right. A key without a value (`resume:`) says nothing. In numbers `1_000`
+and `1e3` are the same. A number in quotes is a text. One value stands for a list of one. Anchors and aliases work; merge keys (`<<`) do not.
+
+For `model`, `data`, `optimizer`, `schedule` and `mixed_precision` one word is enough where only the kind (the dtype) is to be said: `optimizer: sgd`.
+Keys that belong to one kind are errors with another.
+
+## Programs with models of their own
+
+A program that calls `load_config()` may declare kinds of models, data sets and optimizers with their keys, names of losses and metrics, and whole sections
+(`ConfigExtensions`). Its file is then checked as strictly, and `show_config()` shows the values.
+)";
+
+constexpr const char* kCurriculumText = R"(
+`training.curriculum` is a list of stages that come before the epochs on all data, each a group of keys: `epochs` (1), `fraction` (1: the first
+share of the samples, in the data set's order, above 0) and `path` (other data of the same kind; empty: `data.path`).
+)";
+
+constexpr const char* kFlatBegin = R"(
+## Keys of other programs
+
+Files that were written for the transformers Trainer, for accelerate, or with PyTorch's names are read as they are: these keys stand at the top of
+the file, alone or beside sections. What has no effect here is said once on start. Two keys that contradict each other are an error.
+
+| key | meaning here |
+|---|---|
+)";
+
+constexpr const char* kFsdpText = R"(
+Keys of accelerate's `fsdp_config`, with or without the prefix `fsdp_`, below `fsdp_config`, at the top, or below `parallel.fsdp`, are those of `parallel.fsdp`;
+`offload_params` is `cpu_offload`, and a sharding strategy may be a number from 1 to 4. Without `parallel.strategy: fsdp` they are errors: accelerate
+itself ignores those without the prefix silently.
+)";
+
+std::string default_of(const Key& key) {
+  if (key.required) return "needed";
+  const std::string text = text_of(key.fallback);
+  return text == "\"\"" ? "empty" : fmt::format("`{}`", text);
+}
+
+std::string values_of(const Key& key) {
+  if (key.allowed.empty()) return range_of(key);
+  const bool is_list = !std::holds_alternative<std::string>(key.fallback);
+  return fmt::format("{}{}", is_list ? "a list of " : "", fmt::join(key.allowed, ", "));
+}
+
+}  // namespace
+
+std::string config_reference() {
+  const Schema schema(ConfigExtensions{});
+  std::string page = kBegin;
+  for (const std::string& section : schema.sections()) {
+    page += fmt::format("\n## {}\n\n| key | values | default | |\n|---|---|---|---|\n", section);
+    for (const Key& key : schema.keys()) {
+      if (key.section() != section) continue;
+      const std::string kinds =
+          key.kinds.empty() ? "" : fmt::format(" ({})", fmt::join(key.kinds, ", "));
+      page += fmt::format("| `{}`{} | {} | {} | {} |\n", key.name(), kinds, values_of(key),
+                          default_of(key), key.description);
+    }
+    if (section == "training") page += kCurriculumText;
+  }
+  page += kFlatBegin;
+  // Those that mean the same in one row.
+  std::vector<std::pair<std::string, std::string>> rows;
+  for (const FlatKey& key : flat_keys()) {
+    const auto same = std::find_if(rows.begin(), rows.end(),
+                                   [&key](const auto& row) { return row.second == key.meaning; });
+    const std::string name = "`" + key.name + "`";
+    if (same == rows.end()) {
+      rows.emplace_back(name, key.meaning);
+    } else {
+      same->first += ", " + name;
+    }
+  }
+  for (const auto& [names, meaning] : rows) page += fmt::format("| {} | {} |\n", names, meaning);
+  return page + kFsdpText;
+}
+
+}  // namespace lockstep::train

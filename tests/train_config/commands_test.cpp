@@ -1,0 +1,107 @@
+// `lockstep config` and the page that it writes.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "checkpoint_format/tool.h"
+#include "lockstep/train/config.h"
+
+namespace lockstep::train {
+namespace {
+
+namespace fs = std::filesystem;
+using test::lockstep_tool;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+std::string text_of(const fs::path& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+class ConfigCommands : public testing::Test {
+ protected:
+  ConfigCommands() {
+    std::string name = (fs::temp_directory_path() / "config-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+  }
+  ~ConfigCommands() override { fs::remove_all(folder_); }
+
+  std::string write(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ / name) << text;
+    return (folder_ / name).string();
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(ConfigCommands, TheReferencePageIsTheCodes) {
+  EXPECT_EQ(text_of(fs::path(LOCKSTEP_SOURCE_DIR) / "docs/configuration.md"), config_reference())
+      << "write it anew: build/release/bin/lockstep config reference > docs/configuration.md";
+}
+
+TEST_F(ConfigCommands, TheFileToStartFromIsCorrect) {
+  EXPECT_EQ(parse_config(starter_config(), "run.yaml").model.kind, "mlp");
+  const std::string file = (folder_ / "run.yaml").string();
+  EXPECT_EQ(lockstep_tool("config init " + file + " </dev/null").status, 0);
+  EXPECT_EQ(text_of(file), starter_config());
+  const auto checked = lockstep_tool("config check " + file);
+  EXPECT_EQ(checked.status, 0);
+  EXPECT_EQ(checked.said, file + ": correct\n");
+}
+
+TEST_F(ConfigCommands, InitReplacesNothingUnlessTold) {
+  const std::string file = write("run.yaml", "mine");
+  const auto refused = lockstep_tool("config init " + file);
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.said, HasSubstr("is there already; --force replaces it"));
+  EXPECT_EQ(text_of(file), "mine");
+  EXPECT_EQ(lockstep_tool("config init --force " + file).status, 0);
+  EXPECT_EQ(text_of(file), starter_config());
+  EXPECT_EQ(lockstep_tool("config init -").said, starter_config());
+  EXPECT_EQ(lockstep_tool("config init /none/run.yaml").status, 1);
+}
+
+TEST_F(ConfigCommands, ShowHasEachValueAndItsPlace) {
+  const std::string file = write("run.yaml", "seed: 3\n");
+  const auto shown = lockstep_tool("config show " + file + " --set training.epochs=4");
+  EXPECT_EQ(shown.status, 0);
+  EXPECT_THAT(shown.said, HasSubstr("  seed: 3" + std::string(37, ' ') + "# " + file + ":1:1\n"));
+  EXPECT_THAT(shown.said, HasSubstr("# --set training.epochs=4\n"));
+  EXPECT_THAT(shown.said, HasSubstr("  batch_size: 64                              # default\n"));
+}
+
+TEST_F(ConfigCommands, CheckTellsEverythingOfAllFiles) {
+  const std::string good = write("good.yaml", "");
+  const std::string bad = write("bad.yaml", "sed: 3\ntraining: {epochs: 0}\n");
+  const auto checked = lockstep_tool(fmt::format("config check {} {} /none.yaml", good, bad));
+  EXPECT_EQ(checked.status, 2);
+  EXPECT_THAT(checked.said, HasSubstr(good + ": correct\n"));
+  EXPECT_THAT(checked.said, HasSubstr(bad + ":1:1: unknown key 'sed'; the nearest is seed"));
+  EXPECT_THAT(checked.said, HasSubstr(bad + ":2:20: epochs: '0' is not a whole number, 1 or more"));
+  EXPECT_THAT(checked.said, HasSubstr("/none.yaml: No such file"));
+}
+
+TEST_F(ConfigCommands, WrongWordsAreNamed) {
+  EXPECT_THAT(lockstep_tool("config shw x").said, HasSubstr("'shw'; the nearest is show"));
+  EXPECT_THAT(lockstep_tool("config").said, HasSubstr("say what to do"));
+  EXPECT_THAT(lockstep_tool("config --help").said, HasSubstr("check"));
+  EXPECT_THAT(lockstep_tool("confg").said, HasSubstr("the nearest is config"));
+}
+
+TEST_F(ConfigCommands, AWrongFileStartsNoRank) {
+  const std::string bad = write("bad.yaml", "sed: 3\nepochs: x\n");
+  const auto refused = lockstep_tool("train " + bad + " --nproc-per-node 2");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.said, StartsWith("lockstep: [config] " + bad + ": 2 errors\n"));
+  EXPECT_EQ(refused.said.find("sed"), refused.said.rfind("'sed'") + 1);
+}
+
+}  // namespace
+}  // namespace lockstep::train

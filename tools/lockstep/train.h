@@ -1,0 +1,36 @@
+// `lockstep train`: a run that a file describes, with ranks that it starts itself.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/config.h"
+#include "run.h"
+
+namespace lockstep::tool {
+
+class TrainCommand {
+ public:
+  // Adds the command to `program`.
+  explicit TrainCommand(CLI::App& program);
+
+  // Takes the file out of `words`, what follows `lockstep train`; the rest are flags, for the
+  // parser. Throws ConfigError for an unknown flag and for a second file.
+  std::vector<std::string> take_file(const std::vector<std::string>& words);
+  // Once the flags are parsed: checks the file, then starts the ranks; returns the exit status.
+  int carry_out();
+
+ private:
+  void apply_launch_section(const train::RunConfig& config);
+  // The ranks' command: the program `lockstep-trainer`, which is beside this one.
+  std::vector<std::string> trainer() const;
+  // Inside a launcher this process becomes the rank itself.
+  [[noreturn]] void become_rank() const;
+
+  RunCommand run_;
+  std::string file_;
+  std::vector<std::string> overrides_;
+};
+
+}  // namespace lockstep::tool
