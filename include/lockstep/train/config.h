@@ -204,9 +204,9 @@ struct RunConfig {
 
 // Reads a file, then environment variables (docs/configuration.md), then `overrides`
 // ("section.key=value", the right-hand side in YAML; later ones win). Throws one ConfigError that
-// lists everything that is wrong: unknown, misspelt, repeated, mistyped and out-of-range keys, with
-// file, line and column, the nearest known name and the allowed values. Reads only; may be called
-// by any rank, and gives every rank the same where file and environment are the same.
+// lists everything that is wrong: unknown and repeated keys, values of a wrong type or out of
+// range, with file, line and column, the nearest known name and the allowed values. Reads only; may
+// be called by any rank, and gives every rank the same where file and environment are the same.
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                       const ConfigExtensions& extensions = {});
 

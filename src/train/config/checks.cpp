@@ -37,7 +37,7 @@ class Checks {
       if (key->load(config_) != key->fallback) return refuse(path, "needs " + what);
     }
   }
-  // What an evaluation gives.
+  // What an evaluation gives; empty where a metric of the program may give anything.
   std::vector<std::string> numbers() const {
     std::vector<std::string> names = {"loss"};
     const auto add = [&names](const std::string& name) {
@@ -50,8 +50,10 @@ class Checks {
         for (const char* name : {"accuracy", "precision", "recall", "f1"}) add(name);
       } else if (metric == "mse" || metric == "rmse" || metric == "mae" || metric == "r2") {
         for (const char* name : {"mse", "rmse", "mae", "r2"}) add(name);
-      } else {
+      } else if (metric == "accuracy" || metric == "auc" || metric == "perplexity") {
         add(metric);
+      } else {
+        return {};
       }
     }
     return names;
@@ -60,7 +62,7 @@ class Checks {
   void needs_metric(const std::string& path, const std::string& metric) {
     if (metric.empty()) return;
     const auto known = numbers();
-    if (std::find(known.begin(), known.end(), metric) == known.end()) {
+    if (!known.empty() && std::find(known.begin(), known.end(), metric) == known.end()) {
       refuse(path, fmt::format("'{}' is none of {}; training.metrics says what is computed", metric,
                                fmt::join(known, ", ")));
     }

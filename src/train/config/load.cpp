@@ -127,7 +127,7 @@ void Loading::check_backend(const std::vector<Setting>& settings) {
   for (const Setting& variable : settings) {
     const auto found = chosen_.find(variable.path);
     if (variable.layer != 1 || found == chosen_.end() || found->second.layer < 2) continue;
-    if (!variable.written.starts_with("LOCKSTEP_") || !variable.node.IsScalar()) continue;
+    if (!variable.written.starts_with("LOCKSTEP") || !variable.node.IsScalar()) continue;
     if (found->second.node.IsScalar() && found->second.node.Scalar() == variable.node.Scalar()) {
       continue;
     }

@@ -60,7 +60,7 @@ void add_model_keys(KeyList& keys) {
            at_least(1));
   keys.add("dropout", AT(model.transformer.dropout), "Share that is dropped.", between(0, 0.99));
   keys.add("tie_embeddings", AT(model.transformer.tie_embeddings),
-           "Whether the output layer has the embedding's weights.");
+           "Whether the output layer has the weights of the embedding.");
 }
 
 void add_data_keys(KeyList& keys) {

@@ -43,7 +43,7 @@ read: `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE` and `LOCKSTEP_TIMEOUT` (`parallel.ba
 one of them is an error), and what `lockstep run --config_file` and `accelerate launch` set: `ACCELERATE_MIXED_PRECISION` (unless it is no),
 `ACCELERATE_USE_CPU`, `ACCELERATE_USE_FSDP` and `FSDP_` with a key's name in capitals.
 
-Unknown, misspelt, repeated, mistyped and out-of-range keys are errors. All errors of a file are told at once, each with line and column (or the text of
+Unknown and repeated keys, and values of a wrong type or out of range, are errors. All errors of a file are told at once, each with line and column (or the text of
 the `--set`, or the variable), the nearest name, and what would be right. A key without a value (`resume:`) says nothing. In numbers `1_000`
 and `1e3` are the same. A number in quotes is a text. One value stands for a list of one. Anchors and aliases work; merge keys (`<<`) do not.
 
@@ -73,7 +73,7 @@ the file, alone or beside sections. What has no effect here is said once on star
 
 constexpr const char* kFsdpText = R"(
 Keys of accelerate's `fsdp_config`, with or without the prefix `fsdp_`, below `fsdp_config`, at the top, or below `parallel.fsdp`, are those of `parallel.fsdp`;
-`offload_params` is `cpu_offload`, and a sharding strategy may be a number from 1 to 4. Without `parallel.strategy: fsdp` they are errors: accelerate
+`offload_params` is `cpu_offload`, and `sharding_strategy` may be a number from 1 to 4. Without `parallel.strategy: fsdp` they are errors: accelerate
 itself ignores those without the prefix silently.
 )";
 
@@ -86,7 +86,7 @@ std::string default_of(const Key& key) {
 std::string values_of(const Key& key) {
   if (key.allowed.empty()) return range_of(key);
   const bool is_list = !std::holds_alternative<std::string>(key.fallback);
-  return fmt::format("{}{}", is_list ? "a list of " : "", fmt::join(key.allowed, ", "));
+  return fmt::format("{}`{}`", is_list ? "a list of " : "", fmt::join(key.allowed, "`, `"));
 }
 
 }  // namespace
