@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/nearest.h"
 #include "run.h"
+#include "sweep.h"
 #include "train.h"
 
 namespace {
@@ -61,8 +62,8 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   }
   throw ConfigError(
       fmt::format("unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
-                  nearest(first, {"run", "train", "config", "doctor", "help", "inspect", "verify",
-                                  "merge", "export", "diff"}),
+                  nearest(first, {"run", "train", "sweep", "config", "doctor", "help", "inspect",
+                                  "verify", "merge", "export", "diff"}),
                   line));
 }
 
@@ -73,6 +74,7 @@ int run(std::vector<std::string> words) {
   program.footer("lockstep run --help says more.");
   tool::RunCommand command(program);
   tool::TrainCommand train(program);
+  tool::SweepCommand sweep(program);
   tool::ConfigCommands config(program);
   tool::add_doctor(program);
   tool::CheckpointFlags checkpoints(program);
@@ -89,7 +91,7 @@ int run(std::vector<std::string> words) {
     const auto flags = train.take_file({words.begin() + 1, words.end()});
     words.assign({"train"});
     words.insert(words.end(), flags.begin(), flags.end());
-  } else if (words.front() != "doctor" && words.front() != "config" &&
+  } else if (words.front() != "doctor" && words.front() != "config" && words.front() != "sweep" &&
              !tool::CheckpointFlags::is_command(words.front()) && words.front() != "-h" &&
              words.front() != "--help" && words.front() != "--version") {
     refuse_command(command, words);
@@ -108,6 +110,7 @@ int run(std::vector<std::string> words) {
   if (program.got_subcommand("doctor")) return tool::examine();
   if (program.got_subcommand("run")) return command.carry_out();
   if (program.got_subcommand("train")) return train.carry_out();
+  if (program.got_subcommand("sweep")) return sweep.carry_out();
   if (program.got_subcommand("config")) return config.carry_out();
   try {
     return checkpoints.carry_out();

@@ -33,6 +33,7 @@ training: {epochs: 2, batch_size: 64, seed: 1}
 | `lockstep config check FILE` | tells everything that is wrong with a file, with line and column |
 | `lockstep config show FILE` | shows every value, and where it came from |
 | `lockstep train FILE` | trains; the file is checked before any rank is started |
+| `lockstep sweep FILE --over KEY=V,V` | trains once for each combination of values, as many runs at a time as the cores allow |
 
 All of them take `--set section.key=value`, any number of times; the value is YAML, and the last one counts.
 

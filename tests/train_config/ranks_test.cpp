@@ -1,0 +1,190 @@
+// `lockstep train` and `lockstep sweep`: what they start. A script stands for the program
+// lockstep-trainer, which they execute beside themselves.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace lockstep::train {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using testing::HasSubstr;
+using testing::Not;
+
+struct Outcome {
+  int status = -1;
+  std::string said;  // stdout and stderr
+};
+
+class Ranks : public testing::Test {
+ protected:
+  Ranks() {
+    std::string name = (fs::temp_directory_path() / "ranks-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+    fs::copy_file(fs::path(LOCKSTEP_BINARY_DIR) / "bin/lockstep", folder_ / "lockstep");
+  }
+  ~Ranks() override { fs::remove_all(folder_); }
+
+  void write(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ / name) << text;
+  }
+  void trainer(const std::string& script) {
+    write("lockstep-trainer", "#!/bin/sh\n" + script);
+    fs::permissions(folder_ / "lockstep-trainer", fs::perms::owner_all);
+  }
+  // In a shell's words, in the test's folder.
+  Outcome run(const std::string& args, const std::string& environment = "") const {
+    const std::string command = fmt::format("cd {} && env -u OMP_NUM_THREADS {} ./lockstep {} 2>&1",
+                                            folder_.string(), environment, args);
+    FILE* pipe = popen(command.c_str(), "r");
+    Outcome outcome;
+    std::array<char, 4096> piece{};
+    while (const size_t count = fread(piece.data(), 1, piece.size(), pipe)) {
+      outcome.said.append(piece.data(), count);
+    }
+    const int status = pclose(pipe);
+    outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return outcome;
+  }
+
+  fs::path folder_;
+};
+
+constexpr const char* kSay = "echo \"rank $RANK of $WORLD_SIZE threads $OMP_NUM_THREADS: $*\"\n";
+
+TEST_F(Ranks, AreStartedWithTheFileAndWhatWasSet) {
+  trainer(kSay);
+  write("run.yaml", "seed: 1\n");
+  const auto result =
+      run("train run.yaml --nproc-per-node 2 --set training.seed=3 --set 'model.hidden=[8, 8]'");
+  EXPECT_EQ(result.status, 0) << result.said;
+  for (const char* rank : {"rank 0", "rank 1"}) {
+    EXPECT_THAT(result.said, HasSubstr(rank));
+  }
+  EXPECT_THAT(result.said, HasSubstr("of 2"));
+  EXPECT_THAT(result.said,
+              HasSubstr(": run.yaml --set training.seed=3 --set model.hidden=[8, 8]\n"));
+}
+
+TEST_F(Ranks, AreAsManyAsTheSectionLaunchSaysUnlessTheCommandLineDoes) {
+  trainer(kSay);
+  write("run.yaml", "launch: {nproc_per_node: 3, threads_per_rank: 2}\n");
+  EXPECT_THAT(run("train run.yaml").said, HasSubstr("rank 2 of 3 threads 2"));
+  EXPECT_THAT(run("train run.yaml --nproc-per-node=1").said, HasSubstr("rank 0 of 1 threads 2"));
+  EXPECT_THAT(run("train run.yaml", "PET_NPROC_PER_NODE=2").said, HasSubstr("rank 1 of 2"));
+  EXPECT_THAT(run("train run.yaml --set launch.nproc_per_node=1").said, HasSubstr("rank 0 of 1"));
+}
+
+TEST_F(Ranks, KeepTheirExitStatus) {
+  trainer("exit 7");
+  write("run.yaml", "");
+  EXPECT_EQ(run("train run.yaml --nproc-per-node 2").status, 7);
+}
+
+TEST_F(Ranks, ArePlacedByALauncherThatIsThere) {
+  trainer(kSay);
+  write("run.yaml", "launch: {nproc_per_node: 3}\n");
+  const auto rank = run("train run.yaml --set seed=2", "RANK=1 WORLD_SIZE=4");
+  EXPECT_EQ(rank.said, "rank 1 of 4 threads : run.yaml --set seed=2\n");
+  const auto refused = run("train run.yaml --nproc-per-node 2", "RANK=1 WORLD_SIZE=4");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.said, HasSubstr("RANK and WORLD_SIZE are set, so this process is a rank"));
+  EXPECT_THAT(refused.said, HasSubstr("leave out --nproc-per-node"));
+  const auto inside = run("run --nproc-per-node 2 ./lockstep train run.yaml");
+  EXPECT_THAT(inside.said, HasSubstr("rank 1 of 2"));
+  EXPECT_THAT(inside.said, Not(HasSubstr("of 3")));
+  const auto slurm =
+      run("train run.yaml",
+          "SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2");
+  EXPECT_EQ(slurm.said, "rank  of  threads : run.yaml\n");
+}
+
+TEST_F(Ranks, TakeMixedPrecisionFromAcceleratesFile) {
+  trainer("echo \"precision $ACCELERATE_MIXED_PRECISION\"\n");
+  write("acc.yaml", "num_processes: 2\ndistributed_type: MULTI_CPU\nmixed_precision: bf16\n");
+  write("run.yaml", "");
+  EXPECT_THAT(run("train run.yaml --config_file acc.yaml").said,
+              HasSubstr("[rank 1] precision bf16"));
+  write("fsdp.yaml",
+        "num_processes: 2\ndistributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 1}\n");
+  const auto refused = run("train run.yaml --config_file fsdp.yaml");
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.said, HasSubstr("environment ACCELERATE_USE_FSDP=true: parallel.strategy: "
+                                      "fsdp is not supported"));
+}
+
+TEST_F(Ranks, WrongWords) {
+  trainer(kSay);
+  write("run.yaml", "");
+  EXPECT_THAT(run("train").said, HasSubstr("no file given"));
+  EXPECT_THAT(run("train run.yaml other.yaml").said, HasSubstr("two files"));
+  EXPECT_THAT(run("train run.yaml --nproc 2").said, HasSubstr("the nearest is --nproc"));
+  fs::remove(folder_ / "lockstep-trainer");
+  const auto missing = run("train run.yaml");
+  EXPECT_EQ(missing.status, 127);
+  EXPECT_THAT(missing.said, HasSubstr("lockstep-trainer cannot be executed: No such file"));
+}
+
+// Writes the loss that belongs to its seed.
+constexpr const char* kResult = R"(
+for word; do case $word in
+  logging.output_dir=*) out=$(echo "${word#*=}" | tr -d '"');;
+  training.seed=*) seed=${word#*=};;
+esac; done
+test $seed = 9 && exit 3
+echo "training"
+echo "{\"metrics\": {\"loss\": 0.$((7 - seed))}}" > $out/result.json
+)";
+
+TEST_F(Ranks, OfASweepAreThoseOfEachCombination) {
+  trainer(kResult);
+  write("run.yaml", "epochs: 2\n");
+  const auto swept =
+      run("sweep run.yaml --over training.seed=1,2,3 --over 'model.hidden=[8],[8, 8]' --out s "
+          "--jobs 2");
+  EXPECT_EQ(swept.status, 0) << swept.said;
+  EXPECT_THAT(swept.said, HasSubstr("6 runs, 2 at a time, in s\n"));
+  EXPECT_THAT(swept.said, HasSubstr("best: run-004 (loss = 0.4) with training.seed=3 "
+                                    "model.hidden=[8]\n"));
+  std::ifstream file(folder_ / "s/sweep.json");
+  const json all = json::parse(file);
+  ASSERT_EQ(all["runs"].size(), 6U);
+  EXPECT_EQ(all["best"], "run-004");
+  EXPECT_EQ(all["runs"][1]["set"][1], "model.hidden=[8, 8]");
+  EXPECT_EQ(all["runs"][1]["result"]["metrics"]["loss"], 0.6);
+  std::ifstream log(folder_ / "s/run-000/log.txt");
+  std::string line;
+  std::getline(log, line);
+  EXPECT_THAT(line, HasSubstr("training"));
+  const auto again = run("sweep run.yaml --over training.seed=1 --out s");
+  EXPECT_EQ(again.status, 2);
+  EXPECT_THAT(again.said, HasSubstr("s/run-000 is there already"));
+}
+
+TEST_F(Ranks, OfASweepThatFailAreNamed) {
+  trainer(kResult);
+  write("run.yaml", "epochs: 2\n");
+  const auto swept = run("sweep run.yaml --over training.seed=9,2");
+  EXPECT_EQ(swept.status, 1);
+  EXPECT_THAT(swept.said, HasSubstr("run-000: training.seed=9: failed with status 3: "
+                                    "sweep/run-000/log.txt\n"));
+  EXPECT_THAT(swept.said, HasSubstr("1 of 2 runs ended well; sweep/sweep.json"));
+  const auto wrong = run("sweep run.yaml --over training.sed=9,2 --out other");
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.said, HasSubstr("--set training.sed=9: unknown key 'sed'"));
+  EXPECT_FALSE(fs::exists(folder_ / "other"));
+  EXPECT_THAT(run("sweep run.yaml --over training.seed=").said, HasSubstr("no values"));
+  EXPECT_THAT(run("sweep run.yaml --over seed").said, HasSubstr("expected KEY=V,V"));
+}
+
+}  // namespace
+}  // namespace lockstep::train

@@ -1,0 +1,68 @@
+// The runs of a sweep, as processes.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lockstep::tool {
+
+struct SweepRun {
+  std::string name;                  // "run-003"
+  std::string folder;                // its output_dir
+  std::vector<std::string> chosen;   // "training.seed=3": what differs from the other runs
+  std::vector<std::string> command;  // with its arguments
+  int status = -1;                   // as a shell has it; -1: it has not run
+};
+
+// Runs them, at most `jobs` at a time, in their order, each with its output in FOLDER/log.txt and
+// `environment` where there is no variable of that name. A signal that stops this process stops
+// them: true when there was one. `ended` is called after each.
+template <class Ended>
+bool carry_out(std::vector<SweepRun>& runs, int jobs,
+               const std::map<std::string, std::string>& environment, const Ended& ended);
+
+// Signals that stop a sweep, and its children's ends, taken one at a time.
+class Children {
+ public:
+  Children();
+  ~Children();
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+
+  // Starts it. Throws Error.
+  void start(size_t index, const SweepRun& run,
+             const std::map<std::string, std::string>& environment);
+  size_t running() const { return running_.size(); }
+  struct Ended {
+    size_t index;
+    int status;
+  };
+  // Waits for a child to end. Signals to stop are passed on to all children meanwhile.
+  Ended wait();
+  bool is_stopped() const { return is_stopped_; }
+
+ private:
+  std::map<int, size_t> running_;  // by process
+  bool is_stopped_ = false;
+};
+
+template <class Ended>
+bool carry_out(std::vector<SweepRun>& runs, int jobs,
+               const std::map<std::string, std::string>& environment, const Ended& ended) {
+  Children children;
+  for (size_t next = 0; (next < runs.size() && !children.is_stopped()) || children.running() > 0;) {
+    if (next < runs.size() && !children.is_stopped() &&
+        children.running() < static_cast<size_t>(jobs)) {
+      children.start(next, runs[next], environment);
+      ++next;
+      continue;
+    }
+    const auto [index, status] = children.wait();
+    runs[index].status = status;
+    ended(runs[index]);
+  }
+  return children.is_stopped();
+}
+
+}  // namespace lockstep::tool
