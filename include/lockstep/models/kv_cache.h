@@ -1,0 +1,61 @@
+// Keys and values of the tokens that a transformer has seen.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep::models {
+
+// Memory for all tokens is there from the begin; each sequence has its own number of tokens. For
+// one thread, without gradients.
+class KvCache {
+ public:
+  // Of one layer: sequences x heads x length x head_dim each.
+  struct Layer {
+    at::Tensor keys, values;
+  };
+
+  // An empty one.
+  KvCache(std::vector<Layer> layers, int64_t sequences, int64_t length);
+
+  // How many sequences there are, and how many tokens of each there is memory for.
+  int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
+  // See sequences().
+  int64_t capacity() const { return capacity_; }
+
+  // Tokens of each sequence. Setting them makes a cache shorter, as after a prompt that was filled
+  // up with padding.
+  const std::vector<int64_t>& lengths() const { return lengths_; }
+  void set_lengths(std::vector<int64_t> lengths);
+
+  // Only these sequences, in this order; one may come several times, as a prompt that several
+  // answers begin with.
+  void keep(const std::vector<int64_t>& sequences);
+
+  // The positions of the next `count` tokens, sequences x count; 1 x count when all sequences have
+  // the same length.
+  at::Tensor positions(int64_t count) const;
+
+  // Stores the keys and values (sequences x heads x count x head_dim) behind the sequences' tokens.
+  // Returns those of all tokens up to the longest sequence's end. advance() makes them count.
+  Layer extend(int64_t layer, const at::Tensor& keys, const at::Tensor& values);
+
+  // What each of `count` new tokens may look at among what extend() returns: sequences x 1 x count
+  // x tokens, true where it may; undefined when a causal kernel or none at all does the same.
+  at::Tensor mask(int64_t count) const;
+  // Whether all sequences have the same number of tokens.
+  bool even() const;
+  bool empty() const;
+
+  // After all layers: `count` tokens more in each sequence.
+  void advance(int64_t count);
+
+ private:
+  std::vector<Layer> layers_;
+  std::vector<int64_t> lengths_;
+  int64_t capacity_;
+};
+
+}  // namespace lockstep::models

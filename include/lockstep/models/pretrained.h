@@ -1,0 +1,39 @@
+// Transformers in Hugging Face's folders: config.json, and model.safetensors or shards of it.
+//
+//   auto net = lockstep::models::load_transformer("Qwen3-0.6B");
+//   ...
+//   lockstep::models::save_transformer(net, "my-model");     // AutoModelForCausalLM reads it
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "lockstep/models/transformer.h"
+
+namespace lockstep::models {
+
+// The sizes in the text of a config.json, as transformers 4 and 5 write it. Throws ConfigError that
+// begins with `where` for another architecture than Qwen3ForCausalLM and for anything that would
+// make another forward: biases, a sliding window, scaled positions, another activation.
+TransformerOptions transformer_options(std::string_view config,
+                                       std::string_view where = "config.json");
+
+// The model of a folder, with parameters of `dtype` whatever the files have. A head that is tied
+// may be there again, with the same values. Communicates nothing: every rank calls it, or one
+// before Ddp. Throws ConfigError and CheckpointError.
+Transformer load_transformer(const std::string& folder, at::ScalarType dtype = at::kFloat);
+
+// Of save_transformer().
+struct SaveTransformerOptions {
+  int64_t max_shard_bytes = 5'000'000'000;
+  // Of generation_config.json, where one is given: what ends a text.
+  std::vector<int32_t> stop = {};
+};
+
+// Writes the folder that transformers reads, replacing what is there. On one rank. Throws
+// CheckpointError.
+void save_transformer(const Transformer& net, const std::string& folder,
+                      const SaveTransformerOptions& options = {});
+
+}  // namespace lockstep::models

@@ -1,0 +1,40 @@
+// Activations that are computed twice instead of kept (Chen et al., "Training deep nets with
+// sublinear memory cost", 2016).
+//
+//   ActivationCheckpointing recompute(net->recomputed(models::Recomputed::Full));
+//   at::Tensor loss = lockstep::call(net, ids, targets);    // keeps the blocks' inputs only
+//   loss.backward();                                        // computes each block once more
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <vector>
+
+namespace lockstep::parallel {
+
+// While it lives, modules that are called through lockstep::call() keep their tensor arguments
+// only; backward runs them again, with the same random numbers and the same Autocast. Gradients are
+// the same, to the bit unless the caller uses an argument once more that the module uses several
+// times: then those are added in another order. What has no gradient runs as ever. A forward may
+// return one tensor or several, and must not change its arguments. Right under Ddp, and with Fsdp,
+// which gathers the parameters for each of both runs. Only backward() works on such a graph, not
+// torch::autograd::grad and not a second derivative.
+class [[nodiscard]] ActivationCheckpointing {
+ public:
+  // Keeps the modules. Throws ConfigError for an empty one.
+  explicit ActivationCheckpointing(std::vector<std::shared_ptr<torch::nn::Module>> modules);
+  ~ActivationCheckpointing();
+  ActivationCheckpointing(ActivationCheckpointing&&) noexcept;
+  ActivationCheckpointing& operator=(ActivationCheckpointing&&) = delete;
+
+ private:
+  class Layer;
+  std::vector<std::unique_ptr<Layer>> layers_;
+};
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::ActivationCheckpointing;
+}  // namespace lockstep

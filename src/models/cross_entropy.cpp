@@ -1,0 +1,98 @@
+#include "lockstep/models/cross_entropy.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::models {
+namespace {
+
+constexpr int64_t kChunkBytes = 16 << 20;
+
+struct Chunked : torch::autograd::Function<Chunked> {
+  // Of `targets` those that do not count are below 0.
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
+                            const at::Tensor& weight, const at::Tensor& targets, double scale,
+                            int64_t chunk, bool wants_hidden, bool wants_weight) {
+    const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    at::Tensor loss = at::zeros({}, hidden.options().dtype(wide));
+    at::Tensor d_hidden, d_weight;
+    if (wants_hidden) d_hidden = at::empty_like(hidden);
+    for (int64_t begin = 0; begin < hidden.size(0); begin += chunk) {
+      const int64_t end = std::min(begin + chunk, hidden.size(0));
+      const at::Tensor h = hidden.slice(0, begin, end);
+      const at::Tensor t = targets.slice(0, begin, end);
+      const at::Tensor counts = t.ge(0).unsqueeze(1);
+      const at::Tensor index = t.clamp_min(0).unsqueeze(1);
+      at::Tensor logs = at::linear(h, weight).to(wide);
+      logs = at::log_softmax(logs, -1);
+      loss -= logs.gather(1, index).masked_fill_(counts.logical_not(), 0).sum();
+      if (!wants_hidden && !wants_weight) continue;
+      at::Tensor d_logits = logs.exp_();
+      d_logits.scatter_add_(1, index, at::full_like(index, -1, d_logits.options()));
+      d_logits.mul_(counts.to(wide).mul_(scale));
+      const at::Tensor d = d_logits.to(weight.scalar_type());
+      if (wants_hidden) d_hidden.slice(0, begin, end).copy_(at::matmul(d, weight));
+      if (wants_weight) {
+        const at::Tensor part = at::matmul(d.t(), h);
+        d_weight = d_weight.defined() ? d_weight.add_(part) : part.to(weight.scalar_type());
+      }
+    }
+    if (wants_weight && !d_weight.defined()) d_weight = at::zeros_like(weight);
+    context->save_for_backward({d_hidden, d_weight});
+    return loss.mul_(scale);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const auto scaled = [&](const at::Tensor& saved_gradient) {
+      return saved_gradient.defined()
+                 ? saved_gradient * gradients[0].to(saved_gradient.scalar_type())
+                 : at::Tensor();
+    };
+    return {scaled(saved[0]), scaled(saved[1]), {}, {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
+                         const at::Tensor& targets, const CrossEntropyOptions& options) {
+  const auto fail = [](const std::string& what) {
+    throw ConfigError("[transformer] cross_entropy: " + what);
+  };
+  if (weight.dim() != 2 || hidden.dim() < 1 || hidden.size(-1) != weight.size(1) ||
+      targets.sizes() != hidden.sizes().slice(0, static_cast<size_t>(hidden.dim()) - 1) ||
+      targets.scalar_type() != at::kLong || options.chunk < 0) {
+    fail(fmt::format("hidden [{}], weight [{}] and targets [{}] (int64) do not fit",
+                     fmt::join(hidden.sizes(), ", "), fmt::join(weight.sizes(), ", "),
+                     fmt::join(targets.sizes(), ", ")));
+  }
+  const at::Tensor flat = targets.reshape({-1});
+  const at::Tensor counts = flat.ne(options.ignored);
+  const int64_t count = counts.sum().item<int64_t>();
+  const at::Tensor chosen = flat.masked_fill(counts.logical_not(), -1);
+  if (chosen.numel() > 0) {
+    const int64_t most = chosen.max().item<int64_t>();
+    const int64_t least = flat.masked_fill(counts.logical_not(), 0).min().item<int64_t>();
+    if (most >= weight.size(0) || least < 0) {
+      fail(fmt::format("the target {} is outside the vocabulary of {}",
+                       most >= weight.size(0) ? most : least, weight.size(0)));
+    }
+  }
+  const int64_t chunk =
+      options.chunk > 0
+          ? options.chunk
+          : std::max<int64_t>(64, kChunkBytes / 4 / std::max<int64_t>(1, weight.size(0)));
+  const double scale = options.mean ? 1.0 / static_cast<double>(count) : 1.0;
+  const bool grad = at::GradMode::is_enabled();
+  return Chunked::apply(hidden.reshape({-1, hidden.size(-1)}), weight, chosen, scale, chunk,
+                        grad && hidden.requires_grad(), grad && weight.requires_grad());
+}
+
+}  // namespace lockstep::models

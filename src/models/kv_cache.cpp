@@ -1,0 +1,86 @@
+#include "lockstep/models/kv_cache.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::models {
+
+KvCache::KvCache(std::vector<Layer> layers, int64_t sequences, int64_t length)
+    : layers_(std::move(layers)), lengths_(static_cast<size_t>(sequences), 0), capacity_(length) {}
+
+void KvCache::set_lengths(std::vector<int64_t> lengths) {
+  if (lengths.size() != lengths_.size()) {
+    throw ConfigError(fmt::format("[transformer] KvCache: {} lengths for {} sequences",
+                                  lengths.size(), lengths_.size()));
+  }
+  lengths_ = std::move(lengths);
+}
+
+void KvCache::keep(const std::vector<int64_t>& sequences) {
+  const at::Tensor index =
+      at::tensor(sequences, at::dtype(at::kLong)).to(layers_.front().keys.device());
+  for (auto& [keys, values] : layers_) {
+    keys = keys.index_select(0, index);
+    values = values.index_select(0, index);
+  }
+  std::vector<int64_t> lengths;
+  for (const int64_t i : sequences) lengths.push_back(lengths_.at(static_cast<size_t>(i)));
+  lengths_ = std::move(lengths);
+}
+
+bool KvCache::even() const {
+  return std::adjacent_find(lengths_.begin(), lengths_.end(), std::not_equal_to<>()) ==
+         lengths_.end();
+}
+
+bool KvCache::empty() const {
+  return std::all_of(lengths_.begin(), lengths_.end(), [](int64_t length) { return length == 0; });
+}
+
+at::Tensor KvCache::positions(int64_t count) const {
+  const auto on = at::dtype(at::kLong).device(layers_.front().keys.device());
+  const at::Tensor steps = at::arange(count, on).unsqueeze(0);
+  if (even()) return steps + lengths_.front();
+  return steps + at::tensor(lengths_, at::dtype(at::kLong)).to(on.device()).unsqueeze(1);
+}
+
+KvCache::Layer KvCache::extend(int64_t layer, const at::Tensor& keys, const at::Tensor& values) {
+  auto& kept = layers_.at(static_cast<size_t>(layer));
+  const int64_t count = keys.size(2);
+  const int64_t longest = *std::max_element(lengths_.begin(), lengths_.end()) + count;
+  if (longest > capacity_) {
+    throw ConfigError(
+        fmt::format("[transformer] KvCache: {} tokens, made for {}", longest, capacity_));
+  }
+  const auto store = [&](at::Tensor& to, const at::Tensor& from) {
+    if (even()) {
+      to.slice(2, lengths_.front(), longest).copy_(from);
+      return;
+    }
+    const at::Tensor index = positions(count).unsqueeze(1).unsqueeze(3).expand(from.sizes());
+    to.scatter_(2, index, from.to(to.scalar_type()));
+  };
+  store(kept.keys, keys);
+  store(kept.values, values);
+  return {kept.keys.slice(2, 0, longest), kept.values.slice(2, 0, longest)};
+}
+
+at::Tensor KvCache::mask(int64_t count) const {
+  if (empty() || (even() && count == 1)) return {};
+  const int64_t longest = *std::max_element(lengths_.begin(), lengths_.end()) + count;
+  const at::Tensor own = positions(count);
+  const at::Tensor all = at::arange(longest, own.options());
+  return all.view({1, 1, 1, longest}).le(own.unsqueeze(1).unsqueeze(3));
+}
+
+void KvCache::advance(int64_t count) {
+  for (int64_t& length : lengths_) length += count;
+}
+
+}  // namespace lockstep::models

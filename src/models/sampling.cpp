@@ -1,0 +1,60 @@
+#include "models/sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "lockstep/parallel/random.h"
+
+namespace lockstep::models {
+
+double uniform(uint64_t seed, int64_t sample, int64_t position) {
+  const uint64_t bits = parallel::stream_seed({.seed = seed, .step = position, .lane = sample});
+  return static_cast<double>(bits >> 11) * 0x1p-53;
+}
+
+int32_t sample_token(std::span<const float> logits, const GenerateOptions& options, double draw) {
+  if (options.temperature == 0) {
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  }
+  const size_t n = logits.size();
+  const auto k = options.top_k > 0 ? std::min(n, static_cast<size_t>(options.top_k)) : n;
+  const float most = *std::max_element(logits.begin(), logits.end());
+  std::vector<float> weights(n);
+  for (size_t i = 0; i < n; ++i) {
+    weights[i] = std::exp((logits[i] - most) / static_cast<float>(options.temperature));
+  }
+  if (k < n || options.top_p < 1) {
+    // Of equal ones those with the lower numbers are more likely.
+    std::vector<int32_t> order(n);
+    std::iota(order.begin(), order.end(), 0);
+    const auto likelier = [&](int32_t a, int32_t b) {
+      const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+      return x != y ? x > y : a < b;
+    };
+    std::partial_sort(order.begin(), order.begin() + static_cast<long>(k), order.end(), likelier);
+    size_t kept = k;
+    if (options.top_p < 1) {
+      double total = 0, sum = 0;
+      for (size_t i = 0; i < k; ++i) total += weights[static_cast<size_t>(order[i])];
+      for (kept = 0; kept < k && (kept == 0 || sum < options.top_p * total); ++kept) {
+        sum += weights[static_cast<size_t>(order[kept])];
+      }
+    }
+    for (size_t i = kept; i < n; ++i) weights[static_cast<size_t>(order[i])] = 0;
+  }
+  double total = 0;
+  for (const float weight : weights) total += weight;
+  double sum = 0;
+  size_t last = 0;
+  for (size_t i = 0; i < n; ++i) {
+    if (weights[i] == 0) continue;
+    last = i;
+    sum += weights[i];
+    if (sum > draw * total) break;
+  }
+  return static_cast<int32_t>(last);
+}
+
+}  // namespace lockstep::models

@@ -1,0 +1,162 @@
+#include "lockstep/parallel/activation_checkpointing.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/autocast.h"
+#include "lockstep/parallel/call.h"
+
+namespace lockstep::parallel {
+namespace {
+
+using Tensors = CallLayer::Tensors;
+
+// The generators of CPU and device, and which dtype operations choose: what a second run needs to
+// be the first once more.
+class Surroundings {
+ public:
+  explicit Surroundings(at::Device device) : device_(device) {
+    const bool chooses = at::autocast::is_autocast_enabled(device.type());
+    dtype_ = chooses ? at::autocast::get_autocast_dtype(device.type()) : at::kFloat;
+    remember(at::kCPU);
+    if (!device.is_cpu()) remember(device);
+  }
+
+  at::Device device() const { return device_; }
+  at::ScalarType dtype() const { return dtype_; }
+
+  void restore_generators() const {
+    for (auto [generator, state] : states_) {
+      const std::lock_guard lock(generator.mutex());
+      generator.set_state(state);
+    }
+  }
+
+ private:
+  void remember(at::Device device) {
+    at::Generator generator = at::globalContext().defaultGenerator(device);
+    const std::lock_guard lock(generator.mutex());
+    states_.emplace_back(generator, generator.get_state());
+  }
+
+  at::Device device_;
+  at::ScalarType dtype_;
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+// As it was then, for as long as this lives.
+class [[nodiscard]] Again {
+ public:
+  explicit Again(const Surroundings& then)
+      : now_(then.device()), autocast_(then.device(), then.dtype()) {
+    then.restore_generators();
+  }
+  ~Again() { now_.restore_generators(); }
+  Again(const Again&) = delete;
+  Again& operator=(const Again&) = delete;
+
+ private:
+  Surroundings now_;
+  Autocast autocast_;
+};
+
+// What autograd keeps of the first run.
+struct Run : torch::CustomClassHolder {
+  CallLayer::Body body;
+  std::optional<Surroundings> surroundings;
+};
+
+struct Recompute : torch::autograd::Function<Recompute> {
+  // `anchor` wants a gradient where an argument may not, so that parameters get theirs.
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const c10::intrusive_ptr<Run>& run,
+                                                const at::Tensor&, at::TensorList inputs) {
+    context->saved_data["run"] = c10::IValue::make_capsule(run);
+    context->save_for_backward(inputs.vec());
+    return run->body(inputs.vec());
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto run =
+        c10::static_intrusive_pointer_cast<Run>(context->saved_data["run"].toCapsule());
+    Tensors inputs;
+    for (const auto& kept : context->get_saved_variables()) {
+      inputs.push_back(kept.defined() ? kept.detach().set_requires_grad(kept.requires_grad())
+                                      : kept);
+    }
+    Tensors outputs, roots, root_gradients;
+    {
+      const Again again(*run->surroundings);
+      const at::AutoGradMode enable_grad(true);
+      outputs = run->body(inputs);
+    }
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!outputs[i].defined() || !outputs[i].requires_grad() || !gradients[i].defined()) continue;
+      roots.push_back(outputs[i]);
+      root_gradients.push_back(gradients[i]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, root_gradients);
+    torch::autograd::variable_list out{at::Tensor(), at::Tensor()};
+    for (const auto& input : inputs) out.push_back(input.defined() ? input.grad() : at::Tensor());
+    return out;
+  }
+};
+
+}  // namespace
+
+class ActivationCheckpointing::Layer : public CallLayer {
+ public:
+  explicit Layer(std::shared_ptr<torch::nn::Module> module)
+      : module_(std::move(module)), attachment_(*module_, *this, CallDepth::Recompute) {}
+
+  Tensors call(const Tensors& inputs, const Body& body) override {
+    if (!at::GradMode::is_enabled() || !wants_gradient(inputs)) return body(inputs);
+    const auto run = c10::make_intrusive<Run>();
+    run->body = body;
+    run->surroundings.emplace(device_of(inputs));
+    const at::Tensor anchor = at::empty({0}).set_requires_grad(true);
+    return Recompute::apply(run, anchor, at::TensorList(inputs));
+  }
+
+ private:
+  bool wants_gradient(const Tensors& inputs) const {
+    const auto wants = [](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.requires_grad();
+    };
+    if (std::any_of(inputs.begin(), inputs.end(), wants)) return true;
+    const auto parameters = module_->parameters();
+    return std::any_of(parameters.begin(), parameters.end(), wants);
+  }
+  static at::Device device_of(const Tensors& inputs) {
+    for (const auto& tensor : inputs) {
+      if (tensor.defined()) return tensor.device();
+    }
+    return at::kCPU;
+  }
+
+  std::shared_ptr<torch::nn::Module> module_;
+  CallAttachment attachment_;
+};
+
+ActivationCheckpointing::ActivationCheckpointing(
+    std::vector<std::shared_ptr<torch::nn::Module>> modules) {
+  for (auto& module : modules) {
+    if (module == nullptr) throw ConfigError("[activation_checkpointing] a module is empty");
+    layers_.push_back(std::make_unique<Layer>(std::move(module)));
+  }
+}
+
+ActivationCheckpointing::~ActivationCheckpointing() = default;
+ActivationCheckpointing::ActivationCheckpointing(ActivationCheckpointing&&) noexcept = default;
+
+}  // namespace lockstep::parallel

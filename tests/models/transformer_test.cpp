@@ -1,0 +1,300 @@
+#include "lockstep/models/transformer.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "checkpoint_format/folder.h"
+#include "lockstep/checkpoint/interchange.h"
+#include "lockstep/core/error.h"
+#include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/generate.h"
+#include "lockstep/models/pretrained.h"
+#include "lockstep/parallel/activation_checkpointing.h"
+#include "lockstep/parallel/call.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+#include "text/files.h"
+
+namespace lockstep::test {
+namespace {
+
+using models::CrossEntropyOptions;
+using models::generate;
+using models::GenerateOptions;
+using models::load_transformer;
+using models::parameter_count;
+using models::save_transformer;
+using models::Transformer;
+using models::TransformerOptions;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using Ids = std::vector<int32_t>;
+
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+Transformer small(double dropout = 0) {
+  torch::manual_seed(3);
+  return Transformer({.vocabulary = 50,
+                      .layers = 2,
+                      .hidden = 32,
+                      .heads = 4,
+                      .kv_heads = 2,
+                      .max_length = 64,
+                      .initial_deviation = 0.2,
+                      .dropout = dropout});
+}
+
+at::Tensor some_ids(int64_t rows, int64_t length) {
+  return torch::arange(rows * length).mul(7).remainder(50).view({rows, length});
+}
+
+void run_python(const char* what, const std::string& folder) {
+  const std::string command = fmt::format(
+      "{} {}/tests/models/transformer_peer.py {} {} 2>{}/errors || (cat {}/errors; false)",
+      LOCKSTEP_PEERS_PYTHON, LOCKSTEP_SOURCE_DIR, what, folder, folder, folder);
+  ASSERT_EQ(std::system(command.c_str()), 0) << command;
+}
+
+Ids row(const at::Tensor& ids, int64_t i, int64_t begin, int64_t end) {
+  const at::Tensor part = ids[i].slice(0, begin, end).to(at::kInt).contiguous();
+  return {part.const_data_ptr<int32_t>(), part.const_data_ptr<int32_t>() + part.numel()};
+}
+
+void expect_as_transformers(const std::string& folder, const std::string& name) {
+  SCOPED_TRACE(name);
+  const auto expected = read_tensors(folder + "/" + name + "/expected.safetensors");
+  Transformer net = load_transformer(folder + "/" + name);
+  const at::Tensor& ids = expected.at("ids");
+  const at::Tensor logits = net->forward(ids);
+  EXPECT_LE(distance(logits, expected.at("logits")), 1e-4);
+  EXPECT_TRUE(at::equal(logits.argmax(-1), expected.at("logits").argmax(-1)));
+
+  const at::Tensor loss = net->forward(ids.slice(1, 0, 11), ids.slice(1, 1));
+  EXPECT_LE(distance(loss, expected.at("loss")), 1e-5);
+  loss.backward();
+  size_t gradients = 0;
+  for (const auto& item : net->named_parameters()) {
+    ASSERT_TRUE(expected.contains("grad." + item.key())) << item.key();
+    EXPECT_LE(distance(item.value().grad(), expected.at("grad." + item.key())), 1e-5) << item.key();
+    ++gradients;
+  }
+  EXPECT_EQ(gradients + 6, expected.size());
+
+  for (const bool cached : {true, false}) {
+    const GenerateOptions options{.max_new_tokens = 12, .cached = cached};
+    const auto texts = generate(net, {row(ids, 0, 0, 8), row(ids, 1, 0, 8)}, options);
+    const auto padded = generate(net, {row(ids, 0, 4, 12), row(ids, 1, 0, 12)}, options);
+    for (int64_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(texts[static_cast<size_t>(i)], row(expected.at("greedy"), i, 8, 20));
+      EXPECT_EQ(padded[static_cast<size_t>(i)], row(expected.at("padded"), i, 12, 24));
+    }
+  }
+  save_transformer(net, folder + "/" + name + "/ours",
+                   {.max_shard_bytes = name == "sharded" ? 120'000 : 5'000'000, .stop = {2, 5}});
+  const std::string config = text::read_file(folder + "/" + name + "/ours/config.json");
+  EXPECT_EQ(models::transformer_options(config), net->options);
+  net->to(at::kBFloat16);
+  const at::NoGradGuard no_grad;
+  EXPECT_LE((net->forward(ids).to(at::kFloat) - expected.at("bf16")).abs().mean().item<double>(),
+            0.05);
+}
+
+TEST(TransformerPeer, LogitsGradientsTextsAndFilesAreThoseOfTransformers) {
+  isolated([] {
+    const Folder folder;
+    run_python("make", folder.path());
+    for (const char* name : {"tied", "untied", "sharded"})
+      expect_as_transformers(folder.path(), name);
+    run_python("check", folder.path());
+  });
+}
+
+TEST(Transformer, ParametersAreThoseOfThePublishedSizes) {
+  const auto qwen = [](int64_t hidden, int64_t within, int64_t layers, int64_t heads) {
+    return parameter_count({.vocabulary = 151'936,
+                            .layers = layers,
+                            .hidden = hidden,
+                            .feed_forward = within,
+                            .heads = heads,
+                            .kv_heads = 8,
+                            .head_dim = 128});
+  };
+  EXPECT_EQ(qwen(1024, 3072, 28, 16), 596'049'920);
+  EXPECT_EQ(qwen(2048, 6144, 28, 16), 1'720'574'976);
+  EXPECT_EQ(qwen(2560, 9728, 36, 32), 4'022'468'096);
+  isolated([] {
+    int64_t count = 0;
+    for (const auto& parameter : small()->parameters()) count += parameter.numel();
+    EXPECT_EQ(count, parameter_count(small()->options));
+  });
+}
+
+TEST(Transformer, ItsCopyIsAnother) {
+  isolated([] {
+    const Transformer net = small();
+    const auto copy = std::dynamic_pointer_cast<models::TransformerImpl>(net->clone());
+    const at::Tensor ids = some_ids(2, 9);
+    EXPECT_TRUE(at::equal(copy->forward(ids), net.ptr()->forward(ids)));
+    const at::NoGradGuard no_grad;
+    copy->model->embed_tokens->weight.zero_();
+    EXPECT_FALSE(at::equal(copy->forward(ids), net.ptr()->forward(ids)));
+  });
+}
+
+TEST(Transformer, WhatCannotBeIsRefused) {
+  const auto refused = [](const TransformerOptions& options) {
+    return message_of<ConfigError>([&] { parameter_count(options); });
+  };
+  EXPECT_THAT(refused({}), HasSubstr("vocabulary = 0"));
+  EXPECT_THAT(refused({.vocabulary = 5, .hidden = 10, .heads = 4}), HasSubstr("give head_dim"));
+  EXPECT_THAT(refused({.vocabulary = 5, .heads = 4, .kv_heads = 3}), HasSubstr("kv_heads = 3"));
+  EXPECT_THAT(refused({.vocabulary = 5, .head_dim = 3}), HasSubstr("head_dim = 3"));
+  isolated([] {
+    Transformer net = small();
+    EXPECT_THAT(message_of<ConfigError>([&] { net->forward(some_ids(1, 65)); }),
+                HasSubstr("max_length is 64"));
+    EXPECT_THAT(message_of<ConfigError>([&] { net->forward(some_ids(1, 3).to(at::kInt)); }),
+                HasSubstr("int64"));
+    EXPECT_THAT(message_of<ConfigError>([&] { net->forward(some_ids(1, 3), some_ids(1, 3) + 40); }),
+                HasSubstr("outside the vocabulary of 50"));
+    EXPECT_THAT(message_of<ConfigError>([&] { generate(net, {{}}); }),
+                HasSubstr("prompt 0 is empty"));
+    EXPECT_THAT(message_of<ConfigError>([&] { generate(net, {{1}}, {.max_new_tokens = 64}); }),
+                HasSubstr("max_length = 64"));
+    EXPECT_THAT(message_of<ConfigError>([&] { generate(net, {{50}}, {.max_new_tokens = 3}); }),
+                HasSubstr("token 50"));
+    EXPECT_THAT(message_of<ConfigError>([&] { generate(net, {{1}}, {.top_p = 0}); }),
+                HasSubstr("top_p = 0"));
+  });
+}
+
+TEST(Pretrained, AnotherModelIsRefusedByName) {
+  const std::string config =
+      R"({"model_type": "qwen3", "vocab_size": 5, "num_hidden_layers": 1, "hidden_size": 8,
+      "intermediate_size": 8, "num_attention_heads": 2, "head_dim": 4, "max_position_embeddings": 9, )";
+  const auto refused = [&](const std::string& more) {
+    return message_of<ConfigError>(
+        [&] { models::transformer_options(config + more + "}", "c.json"); });
+  };
+  EXPECT_EQ(models::transformer_options(config + R"("rope_theta": 5000})").rope_theta, 5000);
+  EXPECT_EQ(models::transformer_options(
+                config + R"("rope_parameters": {"rope_theta": 7, "rope_type": "default"}})")
+                .rope_theta,
+            7);
+  EXPECT_THAT(refused(R"("model_type": "qwen3_moe")"),
+              HasSubstr("c.json: model_type is \"qwen3_moe\""));
+  EXPECT_THAT(refused(R"("rope_scaling": {"type": "yarn", "factor": 4})"), HasSubstr("\"yarn\""));
+  EXPECT_THAT(refused(R"("attention_bias": true)"), HasSubstr("attention_bias is true"));
+  EXPECT_THAT(refused(R"("layer_types": ["sliding_attention"])"), HasSubstr("sliding_attention"));
+  EXPECT_THAT(refused(R"("hidden_size": "8")"), HasSubstr("hidden_size is \"8\", no whole number"));
+}
+
+TEST(Pretrained, ATiedHeadThatIsStoredMustBeTheEmbedding) {
+  isolated([] {
+    const Folder folder;
+    Transformer net = small();
+    save_transformer(net, folder.path());
+    for (const bool equal : {true, false}) {
+      net->lm_head = net->register_module(
+          "lm_head", torch::nn::Linear(torch::nn::LinearOptions(32, 50).bias(false)));
+      net->lm_head->weight.set_data(net->model->embed_tokens->weight.detach() + (equal ? 0 : 1));
+      checkpoint::save_safetensors(net, folder.path());
+      net->unregister_module("lm_head");
+      if (equal) {
+        EXPECT_TRUE(at::equal(load_transformer(folder.path())->forward(some_ids(1, 4)),
+                              net->forward(some_ids(1, 4))));
+      } else {
+        EXPECT_THAT(message_of<CheckpointError>([&] { load_transformer(folder.path()); }),
+                    HasSubstr("lm_head.weight is not"));
+      }
+    }
+  });
+}
+
+TEST(Generate, ASampleDependsOnSeedNumberAndPositionAlone) {
+  isolated([] {
+    Transformer net = small();
+    const GenerateOptions options{
+        .max_new_tokens = 20, .temperature = 1.2, .top_k = 30, .top_p = 0.95, .seed = 9};
+    const std::vector<Ids> prompts = {{1, 2, 3}, {4}, {5, 6, 7, 8, 9}};
+    const auto together = generate(net, prompts, options);
+    for (size_t i = 0; i < 3; ++i) {
+      auto alone = options;
+      alone.first_sample = static_cast<int64_t>(i);
+      EXPECT_EQ(generate(net, {prompts[i]}, alone)[0], together[i]);
+      alone.cached = false;
+      EXPECT_EQ(generate(net, {prompts[i]}, alone)[0], together[i]);
+    }
+    auto other = options;
+    other.seed = 10;
+    EXPECT_NE(generate(net, prompts, other), together);
+    EXPECT_TRUE(net->is_training());
+  });
+}
+
+TEST(Generate, EndsAtAStopAndTheOthersGoOn) {
+  isolated([] {
+    Transformer net = small();
+    const std::vector<Ids> prompts = {{1, 2, 3}, {4}, {5, 6, 7}};
+    const GenerateOptions options{.max_new_tokens = 15, .temperature = 1, .seed = 1};
+    const auto whole = generate(net, prompts, options);
+    auto stopped = options;
+    stopped.stop = {whole[1][4]};
+    std::vector<Ids> heard(3);
+    stopped.on_token = [&](size_t prompt, int32_t token) { heard[prompt].push_back(token); };
+    const auto texts = generate(net, prompts, stopped);
+    for (size_t i = 0; i < 3; ++i) {
+      const auto end = std::find(whole[i].begin(), whole[i].end(), whole[1][4]);
+      EXPECT_EQ(texts[i], Ids(whole[i].begin(), end == whole[i].end() ? end : end + 1));
+    }
+    EXPECT_EQ(heard, texts);
+    auto few = options;
+    few.vocabulary = 5;
+    few.temperature = 100;
+    std::set<int32_t> drawn;
+    for (const auto& text : generate(net, prompts, few)) drawn.insert(text.begin(), text.end());
+    EXPECT_THAT(drawn, ElementsAre(0, 1, 2, 3, 4));
+  });
+}
+
+TEST(CrossEntropy, IsThatOfAllLogitsInChunksOfAnySize) {
+  isolated([] {
+    torch::manual_seed(1);
+    const at::Tensor hidden = torch::randn({3, 7, 8}, at::kDouble).set_requires_grad(true);
+    const at::Tensor weight = torch::randn({11, 8}, at::kDouble).set_requires_grad(true);
+    at::Tensor targets = torch::randint(0, 11, {3, 7});
+    targets[1].slice(0, 2, 5).fill_(-100);
+    for (const bool mean : {true, false}) {
+      const auto whole = torch::nn::functional::cross_entropy(
+          at::linear(hidden, weight).view({21, 11}), targets.view({21}),
+          mean ? torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kMean)
+               : torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+      const auto expected = torch::autograd::grad({whole * 3}, {hidden, weight});
+      for (const int64_t chunk : {0, 1, 5, 100}) {
+        const at::Tensor loss =
+            models::cross_entropy(hidden, weight, targets, {.chunk = chunk, .mean = mean});
+        EXPECT_LE(distance(loss, whole), 1e-12);
+        const auto gradients = torch::autograd::grad({loss * 3}, {hidden, weight});
+        EXPECT_LE(distance(gradients[0], expected[0]), 1e-12);
+        EXPECT_LE(distance(gradients[1], expected[1]), 1e-12);
+      }
+      const at::NoGradGuard no_grad;
+      EXPECT_LE(distance(models::cross_entropy(hidden, weight, targets, {.mean = mean}), whole),
+                1e-12);
+    }
+    // A frozen weight, as of a head that is not trained.
+    const auto loss = models::cross_entropy(hidden, weight.detach(), targets);
+    EXPECT_TRUE(torch::autograd::grad({loss}, {hidden})[0].defined());
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
