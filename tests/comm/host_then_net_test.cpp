@@ -44,7 +44,7 @@ TEST(HostThenNet, PartsTakeTheTransportThatSuitsThem) {
           const Group host = world.group().split(rank / 3), across = world.group().split(rank % 3);
           EXPECT_EQ(host.backend(), "shm");
           EXPECT_EQ(sum_of(host), rank < 3 ? 3.f : 12.f);
-          EXPECT_EQ(across.backend(), "gloo");
+          EXPECT_EQ(across.backend(), "tcp");
           EXPECT_EQ(sum_of(across), 3.f + 2 * (rank % 3));
           const Group some = world.group().split(rank % 3 == 2 ? -1 : 0);
           EXPECT_EQ(some.backend(), rank % 3 == 2 ? "solo" : "host-then-net");

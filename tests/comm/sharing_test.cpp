@@ -109,7 +109,7 @@ TEST(SharingMemory, WhereItCannotBeAllRanksTakeTheNetwork) {
     spawn_bare(3, [&](int rank) {
       limited(rank);
       const World world = World::from_env({.timeout = 60s});
-      EXPECT_EQ(world.group().backend(), "gloo");
+      EXPECT_EQ(world.group().backend(), "tcp");
       use_all_memory(world.group());
     });
     spawn_bare(3,

@@ -200,6 +200,27 @@ TEST(World, ABrokenConnectionIsNotTheEndOfARank) {
   }
 }
 
+TEST(World, RanksThatAskForDifferentTransportsAreTold) {
+  const std::pair<Environment, Environment> worlds[] = {
+      {{{"LOCKSTEP_BACKEND", "tcp"}}, {{"LOCKSTEP_BACKEND", "gloo"}}},
+      {{{"LOCKSTEP_BACKEND", "auto"}}, {{"LOCKSTEP_BACKEND", "tcp"}}},
+      {{{"LOCKSTEP_NET", "gloo"}}, {}}};
+  for (const auto& [odd, others] : worlds) {
+    spawn_bare(2, [&](int rank) {
+      setenv("LOCKSTEP_HOST", rank == 0 ? "one" : "two", 1);
+      apply(rank == 0 ? odd : others);
+      try {
+        (void)World::from_env({.timeout = 5s});
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const ConfigError& error) {
+        EXPECT_THAT(std::string(error.what()),
+                    AllOf(HasSubstr("rank 0 asks for"), HasSubstr("rank 1 asks for"),
+                          HasSubstr(odd.begin()->first)));
+      }
+    });
+  }
+}
+
 TEST(World, RaisesTheLimitOfDescriptors) {
   spawn_bare(2, [](int) {
     rlimit limit{};
@@ -214,22 +235,24 @@ TEST(World, RaisesTheLimitOfDescriptors) {
 }
 
 TEST(World, NamesTheLimitOfDescriptorsWhereItIsTooLow) {
-  spawn_bare(3,
-             [](int) {
-               const rlimit limit{24, 24};
-               setrlimit(RLIMIT_NOFILE, &limit);
-               std::vector<Fd> used;
-               for (int i = 0; i < 8; ++i) used.emplace_back(dup(1));
-               try {
-                 (void)World::from_env({.timeout = 20s});
-                 ADD_FAILURE() << "nothing was thrown";
-               } catch (const CommError& error) {
-                 EXPECT_THAT(std::string(error.what()),
-                             AnyOf(AllOf(HasSubstr("of at most 24"), HasSubstr("ulimit -n")),
-                                   HasSubstr("[store]")));
-               }
-             },
-             {.backend = "gloo"});
+  for (const std::string backend : {"gloo", "tcp"}) {
+    spawn_bare(3,
+               [](int) {
+                 const rlimit limit{24, 24};
+                 setrlimit(RLIMIT_NOFILE, &limit);
+                 std::vector<Fd> used;
+                 for (int i = 0; i < 8; ++i) used.emplace_back(dup(1));
+                 try {
+                   (void)World::from_env({.timeout = 20s});
+                   ADD_FAILURE() << "nothing was thrown";
+                 } catch (const CommError& error) {
+                   EXPECT_THAT(std::string(error.what()),
+                               AnyOf(AllOf(HasSubstr("of at most 24"), HasSubstr("ulimit -n")),
+                                     HasSubstr("[store]")));
+                 }
+               },
+               {.backend = backend});
+  }
 }
 
 TEST(World, TwoProcessesWithOneRankAreTold) {

@@ -1,4 +1,4 @@
-"""Each fault that a job on one host has to survive or report, by its number in docs/launching_faults.md, on shm and gloo, on 2 and 4 ranks.
+"""Each fault that a job on one host has to survive or report, by its number in docs/launching_faults.md, on shm and tcp, on 2 and 4 ranks.
 
 python3 faults_test.py SOURCE_DIR BUILD_DIR [PATTERN]
 """
@@ -25,7 +25,7 @@ PLACES = [("rendezvous", 0), ("loader", 0), ("forward", 3), ("backward", 3), ("o
 
 def everywhere(check):
     """Runs check(backend, ranks) on every combination that a row is about."""
-    for backend in ("shm", "gloo"):
+    for backend in ("shm", "tcp"):
         for ranks in (2, 4):
             check(backend, ranks)
 
@@ -66,7 +66,7 @@ def test_F3_a_rank_is_stopped(_):
         backend, ranks, ("1", 3, "barrier", "stop"), 1, [r"timed out after 2 s", r"rank 1: .*\(its process was stopped"],
         bound_s=3 + OVER_S * SLACK, timeout_s=2))
     # The one that serves the store, before it does: the kernel answers for it. There is no transport yet.
-    for backend, ranks in (("shm", 2), ("gloo", 4)):
+    for backend, ranks in (("shm", 2), ("tcp", 4)):
         fail_in_time(backend, ranks, ("0", 0, "rendezvous", "stop"), 1,
                      ["no answer: the process that serves it", r"rank 0: .*\(its process was stopped"],
                      bound_s=4 + OVER_S * SLACK, timeout_s=2)
@@ -148,7 +148,7 @@ def test_F9_ranks_disagree(_):
 
 
 def test_a_rank_that_waits_shows_its_stack(_):
-    for backend in ("shm", "gloo"):
+    for backend in ("shm", "tcp"):
         job = Training(BUILD, 2, backend, ("1", 3, "barrier", "stop"), steps=1_000_000, timeout_s=60)
         try:
             job.await_line("fault")
@@ -228,7 +228,7 @@ def everybody_says(ranks, patterns, status):
 
 
 def test_F13_the_cable_is_pulled(folder):
-    for each, backend in ((1, "gloo"), (2, "gloo"), (2, "host-then-net")):
+    for each, backend in ((1, "tcp"), (2, "tcp"), (2, "host-then-net")):
         with Hosts(f"{folder}/{each}-{backend}", 2) as hosts:
             ranks = hosts.start_ranks([TRAINER, 1_000_000], each, LOCKSTEP_TIMEOUT="3", LOCKSTEP_BACKEND=backend)
             assert "training" in ranks[0].stdout.readline()
@@ -254,8 +254,8 @@ def test_F18_too_little_memory(_):
         limited = ("sh", "-c", 'ulimit -f 2048; trap "" XFSZ; exec "$@"', "sh")
         job = Training(BUILD, ranks, "shm", program=limited)
         assert job.wait() == 1 and re.search(r"\[shm\].*(MiB|bytes)", job.err) and not job.leftovers(), job
-        # Over gloo ranks share no memory, so that there is nothing to be short of.
-        job = Training(BUILD, ranks, "gloo", program=limited)
+        # Over tcp ranks share no memory, so that there is nothing to be short of.
+        job = Training(BUILD, ranks, "tcp", program=limited)
         assert job.wait() == 0 and "done" in job.out and not job.leftovers(), job
 
 

@@ -3,7 +3,7 @@ leftover or wrong end.
 
 python3 soak.py BUILD_DIR MINUTES [--seed N] [--jobs N] [--results FILE]
 
-Each job is the trainer of faults_test.py on 2 to 4 ranks of this host, over shm or gloo, or (as root) on two or three pretend hosts. It
+Each job is the trainer of faults_test.py on 2 to 4 ranks of this host, over shm or tcp, or (as root) on two or three pretend hosts. It
 meets one to four faults, one in each attempt. They come from outside (SIGKILL and SIGSTOP of ranks, SIGKILL and SIGTERM of the launcher,
 a pulled cable, frames that are lost one way, resets) at a random moment, or from inside (exceptions, crashes, early exits, mismatched
 collectives) at a random step and place; or they meet what is around the ranks: the launcher, its guard, the disk of its log files, the reader

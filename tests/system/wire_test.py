@@ -52,7 +52,7 @@ def test_one_rank_a_host_has_the_bits_of_one_host(folder):
     alone = on_one_host(3, MIB)
     with Hosts(folder, 3) as network:
         spread = outcome(network.start_ranks([BIN / "bench_wire", MIB, 1], 1))
-    assert spread["backend"] == "gloo" and spread["checksum"] == alone["checksum"], (alone, spread)
+    assert spread["backend"] == "tcp" and spread["checksum"] == alone["checksum"], (alone, spread)
 
 
 def test_a_host_that_loses_power_is_named_at_the_deadline(folder):
@@ -116,7 +116,7 @@ def descriptors(network, host):
 def test_strangers_on_every_port_do_not_harm_a_job(folder):
     with Hosts(folder, 3) as network:
         both = [network.launch(host, BIN / "lockstep", "run", "--nnodes", 2, "--nproc-per-node", 2, "--rdzv-endpoint", "host1:29400",
-                               BIN / "bench_wire", MIB, 1_000_000_000, LOCKSTEP_NET="tcp") for host in (1, 2)]
+                               BIN / "bench_wire", MIB, 1_000_000_000) for host in (1, 2)]
         network.do("until", 2, "tx", 20 * MIB)  # all have met
         ports, before = listening(network, 2), descriptors(network, 1) + descriptors(network, 2)
         assert ports, "nobody listens"

@@ -44,8 +44,8 @@ struct CallContext {
 struct CallOptions {
   // How long a rank waits for the others, in place of the group's own deadline. It bounds a wait,
   // not the operation: over shared memory it is counted anew whenever the ranks have met, so that
-  // an operation that moves on may take longer in all; over gloo and nccl it is counted from the
-  // call, so that time between the call and wait() counts too. Calls that consist of several
+  // an operation that moves on may take longer in all; over tcp, gloo and nccl it is counted from
+  // the call, so that time between the call and wait() counts too. Calls that consist of several
   // collectives (the _bytes calls, for instance) have it for each.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   // What error messages call this call, as "bucket 3". May differ between ranks.
@@ -160,9 +160,10 @@ class Group {
   //
   // Whether send's Work is over before the receiver has asked is the transport's affair: over
   // shared memory a message of up to 512 bytes is over as soon as the one before it has been taken,
-  // a longer one may need its receiver; over gloo a send is over when the receiver has taken it;
-  // over nccl messages leave when somebody waits, asks or calls the group's next collective. A
-  // program that is right everywhere starts its sends, then its receives, and waits for both.
+  // a longer one may need its receiver; over tcp a send is over when its receiver has asked for it
+  // and all of it has left, over gloo when the receiver has taken it; over nccl messages leave when
+  // somebody waits, asks or calls the group's next collective. A program that is right everywhere
+  // starts its sends, then its receives, and waits for both.
   Work send(const at::Tensor& tensor, int to, int tag = 0, const CallOptions& options = {}) const;
   Work recv(const at::Tensor& tensor, int from, int tag = 0, const CallOptions& options = {}) const;
 
@@ -183,7 +184,7 @@ class Group {
 
   // A zeroed contiguous tensor in the transport's own memory (for a device: registered with NCCL);
   // collectives on it make no copies. Every rank calls it with the same sizes and dtype. Ranks that
-  // share memory meet for it (a broadcast and a barrier); over gloo and on a device nothing is
+  // share memory meet for it (a broadcast and a barrier); over tcp and on a device nothing is
   // communicated. Freed with its last reference, on each rank by itself; other ranks may go on
   // using theirs. A child that fork() makes does not have this memory: it may exec, or leave it
   // alone.
@@ -191,10 +192,10 @@ class Group {
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the
   // others see after the next barrier() or other collective of all. Undefined when the ranks do not
-  // all share a memory (backend() gloo, or a device). Every rank calls it with the same sizes and
-  // dtype; no more than one rank may write an element between two meetings. So it is no output of a
-  // collective, such as all_reduce: all ranks would write the same elements. It may be an input. As
-  // empty(), it is not there after fork().
+  // all share a memory (backend() tcp or gloo, or a device). Every rank calls it with the same
+  // sizes and dtype; no more than one rank may write an element between two meetings. So it is no
+  // output of a collective, such as all_reduce: all ranks would write the same elements. It may be
+  // an input. As empty(), it is not there after fork().
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // Every rank calls it; ranks of equal `color` form a new group, ordered by (key, rank). A

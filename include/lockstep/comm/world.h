@@ -15,13 +15,13 @@ namespace lockstep::comm {
 
 // Which transport carries the world's group.
 enum class Backend {
-  Auto,  // GPUs: Nccl; else one host: Shm; several: HostThenNet, or Gloo when each has one rank
+  Auto,  // GPUs: Nccl; else one host: Shm; several: HostThenNet, or Tcp when each has one rank
   Shm,
-  Gloo,
-  HostThenNet,  // shared memory within a host, gloo between hosts; needs several of each
+  Gloo,         // TCP by libtorch's Gloo, which Python ranks speak
+  HostThenNet,  // shared memory within a host, tcp between hosts; needs several of each
   Nccl,         // a GPU for each rank; CPU tensors go as with Auto without GPUs
-  Tcp,          // connections of our own, which only ranks of the job can make; LOCKSTEP_NET=tcp
-                // puts it in the place of gloo in Auto and HostThenNet
+  Tcp,  // connections of our own, which only ranks of the job can make; LOCKSTEP_NET=gloo puts
+        // gloo in its place in Auto and HostThenNet
 };
 
 // What the ranks compute on.

@@ -25,9 +25,10 @@ using std::chrono::milliseconds;
 
 std::string encode(const Member& member) {
   const Devices& devices = member.devices;
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {}", member.world_size, member.local_rank,
-                     member.host, member.version, static_cast<int>(devices.type), devices.count,
-                     devices.is_own ? 1 : 0, member.cores.threads, member.cores.is_fixed ? 1 : 0,
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {}", member.world_size,
+                     member.local_rank, member.host, member.version, member.backend, member.net,
+                     static_cast<int>(devices.type), devices.count, devices.is_own ? 1 : 0,
+                     member.cores.threads, member.cores.is_fixed ? 1 : 0,
                      member.cores.ids.empty() ? "-" : text_of_cores(member.cores.ids),
                      member.door.empty() ? "-" : member.door, devices.problem);
 }
@@ -37,9 +38,9 @@ Member decode(const std::string& text, int rank) {
   std::istringstream in(text);
   int type = 0;
   std::string cores;
-  if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >> type >>
-        member.devices.count >> member.devices.is_own >> member.cores.threads >>
-        member.cores.is_fixed >> cores >> member.door)) {
+  if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >>
+        member.backend >> member.net >> type >> member.devices.count >> member.devices.is_own >>
+        member.cores.threads >> member.cores.is_fixed >> cores >> member.door)) {
     throw CommError(fmt::format(
         "[comm] rank {} introduced itself with '{}': is it another version of this library?", rank,
         text.substr(0, 80)));
@@ -81,6 +82,13 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
         fmt::format("[comm] rank {} runs lockstep {}, rank {} runs {}: all ranks need the same",
                     rank, mine.version, peer, theirs.version));
   }
+  if (mine.backend != theirs.backend || mine.net != theirs.net) {
+    throw ConfigError(
+        fmt::format("[comm] rank {} asks for LOCKSTEP_BACKEND={} and LOCKSTEP_NET={}, rank {} asks "
+                    "for LOCKSTEP_BACKEND={} and LOCKSTEP_NET={}: start all ranks of a job with "
+                    "the same",
+                    rank, mine.backend, mine.net, peer, theirs.backend, theirs.net));
+  }
 }
 
 }  // namespace
@@ -102,9 +110,16 @@ void leave(const Store& store, int rank, int others) noexcept {
   }
 }
 
-Member this_member(int world_size, int local_rank, Devices devices) {
-  return {world_size,         local_rank,           host_key(),           std::string(version()),
-          std::move(devices), this_process_cores(), Door::own().address()};
+Member this_member(int world_size, int local_rank, Devices devices, const AskedTransport& asked) {
+  return {.world_size = world_size,
+          .local_rank = local_rank,
+          .host = host_key(),
+          .version = std::string(version()),
+          .devices = std::move(devices),
+          .cores = this_process_cores(),
+          .backend = asked.backend,
+          .net = asked.net,
+          .door = Door::own().address()};
 }
 
 namespace {

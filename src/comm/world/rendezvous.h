@@ -18,15 +18,23 @@ struct Member {
   std::string version;  // of this library
   Devices devices;
   Cores cores;
-  std::string door;  // where this process is handed memory (see door.h); empty: nowhere
+  std::string backend;  // what LOCKSTEP_BACKEND or WorldOptions::backend asks for
+  std::string net;      // what goes between hosts: tcp or gloo
+  std::string door;     // where this process is handed memory (see door.h); empty: nowhere
+};
+
+struct AskedTransport {
+  std::string backend = "auto";
+  std::string net = "tcp";
 };
 
 // This process, as `local_rank` of a world of `world_size`.
-Member this_member(int world_size, int local_rank, Devices devices);
+Member this_member(int world_size, int local_rank, Devices devices,
+                   const AskedTransport& asked = {});
 
 // Every rank calls it; returns all members by rank. Throws ConfigError, on all ranks that have
-// come, when they disagree about the world's size or the library's version, and CommError that
-// lists the ranks that have not come within the deadline.
+// come, when they disagree about the world's size, the library's version or the transport, and
+// CommError that lists the ranks that have not come within the deadline.
 std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine,
                                      std::chrono::milliseconds timeout);
 

@@ -47,24 +47,33 @@ template <class... Args>
   throw ConfigError("[environment] " + fmt::format(text, std::forward<Args>(args)...));
 }
 
+constexpr std::pair<std::string_view, Backend> kBackends[] = {
+    {"auto", Backend::Auto}, {"shm", Backend::Shm},   {"tcp", Backend::Tcp},
+    {"gloo", Backend::Gloo}, {"nccl", Backend::Nccl}, {"host-then-net", Backend::HostThenNet}};
+
 Backend backend_from_env(Backend asked) {
   const auto text = env_text("LOCKSTEP_BACKEND");
   if (!text || *text == "auto") return asked;
-  if (*text == "shm") return Backend::Shm;
-  if (*text == "gloo") return Backend::Gloo;
-  if (*text == "tcp") return Backend::Tcp;
-  if (*text == "host-then-net") return Backend::HostThenNet;
-  if (*text == "nccl") return Backend::Nccl;
+  for (const auto& [name, backend] : kBackends) {
+    if (name == *text) return backend;
+  }
   contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, tcp, gloo, host-then-net, nccl",
                 *text);
 }
 
-// Whether tcp is to carry what goes between hosts, rather than gloo.
+std::string name_of(Backend backend) {
+  for (const auto& [name, one] : kBackends) {
+    if (one == backend) return std::string(name);
+  }
+  return "?";
+}
+
+// Whether tcp carries what goes between hosts, rather than gloo.
 bool net_from_env() {
   const auto text = env_text("LOCKSTEP_NET");
-  if (!text || *text == "gloo") return false;
-  if (*text == "tcp") return true;
-  contradiction("LOCKSTEP_NET='{}' is none of gloo, tcp", *text);
+  if (!text || *text == "tcp") return true;
+  if (*text == "gloo") return false;
+  contradiction("LOCKSTEP_NET='{}' is none of tcp, gloo", *text);
 }
 
 // What was asked for by way of the backend, too.
@@ -268,9 +277,11 @@ World World::from_env(WorldOptions options) {
   }
 
   const Store own = store.prefix(attempt(place));
+  const bool over_tcp = asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo);
   const auto members = exchange_members(
       own, place.rank,
-      this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind)),
+      this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind),
+                  {.backend = name_of(asked), .net = over_tcp ? "tcp" : "gloo"}),
       options.timeout);
   log::info(
       fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size, seconds()));
@@ -285,17 +296,19 @@ World World::from_env(WorldOptions options) {
   state->local_rank = local_places[place.rank].place;
   state->local_size = local_places[place.rank].count;
   state->hosts = static_cast<int>(layout.by_host().size());
-  const bool over_tcp = asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo);
-  const MakeNet between_hosts = [over = std::make_shared<std::shared_ptr<Net>>(), over_tcp, own,
-                                 rank = place.rank, size = place.size, timeout = options.timeout](
-                                    const Store& at,
-                                    const NetMembers& net) -> std::shared_ptr<Transport> {
+  const bool is_flat = asked == Backend::Tcp || state->hosts == place.size;
+  const MakeNet between_hosts =
+      [over = std::make_shared<std::shared_ptr<Net>>(), over_tcp, is_flat, own, rank = place.rank,
+       size = place.size, timeout = options.timeout](
+          const Store& at, const NetMembers& net) -> std::shared_ptr<Transport> {
     if (!over_tcp) {
       check_descriptors(static_cast<int>(net.members.size()));
       return make_gloo_transport(
           at, net.rank, static_cast<int>(net.members.size()),
           {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
     }
+    // Of host-then-net's plain group most connections are never made.
+    if (!net.nodes.empty() || is_flat) check_descriptors(static_cast<int>(net.members.size()));
     // One for all groups of the world, where there is any that needs it: all ranks come at once.
     if (!*over) *over = make_net(own.prefix("net"), rank, size, timeout);
     return make_tcp_transport(

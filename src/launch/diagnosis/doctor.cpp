@@ -104,7 +104,7 @@ void look_at_memory(Findings& findings) {
         {Finding::Problem,
          fmt::format("no {} MiB of shared memory: {}", kSegment / kMiB, std::strerror(errno)),
          "raise the memory limit of the container or cgroup, and ulimit -f; or run "
-         "with LOCKSTEP_BACKEND=gloo"});
+         "with LOCKSTEP_BACKEND=tcp"});
   }
   if (fd >= 0) close(fd);
   struct statvfs shm {};

@@ -82,7 +82,7 @@ def plan_faults(chance):
 
 
 def run_on_one_host(chance, build, tally):
-    backend, ranks, kinds = chance.choice(["shm", "gloo"]), chance.choice([2, 2, 3, 4]), plan_faults(chance)
+    backend, ranks, kinds = chance.choice(["shm", "tcp"]), chance.choice([2, 2, 3, 4]), plan_faults(chance)
     victims = [chance.randrange(ranks) for _ in kinds]
     # Some jobs go on after the last fault, and train to their end.
     restarts = len(kinds) if "launcher" not in kinds[-1] and chance.random() < 0.3 else len(kinds) - 1
