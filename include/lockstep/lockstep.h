@@ -11,6 +11,7 @@
 #include "lockstep/data/datasets.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/standard_scaler.h"
 #include "lockstep/data/torch_sampler.h"
 #include "lockstep/models/models.h"
 #include "lockstep/parallel/autocast.h"

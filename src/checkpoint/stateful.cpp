@@ -149,6 +149,37 @@ class TensorState : public Stateful {
   at::Tensor& tensor_;
 };
 
+class ScalerState : public Stateful {
+ public:
+  explicit ScalerState(data::StandardScaler& scaler) : scaler_(scaler) {}
+
+  State state(const Names&) const override {
+    if (!scaler_.is_fitted()) return {};
+    return {.pieces = {whole_piece("mean", scaler_.mean()),
+                       whole_piece("deviation", scaler_.deviation())}};
+  }
+  State destination(const Saved& saved, const Names&) override {
+    next_.clear();
+    State state;
+    for (const char* name : {"mean", "deviation"}) {
+      const auto found = saved.tensors.find(name);
+      if (found == saved.tensors.end()) continue;
+      next_.push_back(scaler_.is_fitted() ? at::empty_like(scaler_.mean())
+                                          : at::empty(found->second.sizes, at::kDouble));
+      state.pieces.push_back(whole_piece(name, next_.back()));
+    }
+    return state;
+  }
+  void restored(const State&) override {
+    if (next_.size() == 2) scaler_.restore(next_[0], next_[1]);
+    next_.clear();
+  }
+
+ private:
+  data::StandardScaler& scaler_;
+  std::vector<at::Tensor> next_;  // between destination() and restored()
+};
+
 template <class T>
 std::shared_ptr<Stateful> number(T& value) {
   return stateful_values(
@@ -193,6 +224,9 @@ std::shared_ptr<Stateful> stateful(data::Loader& loader) {
 std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler) {
   return place_in_data([&sampler] { return sampler.state(); },
                        [&sampler](const data::SamplerState& state) { sampler.restore(state); });
+}
+std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler) {
+  return std::make_shared<ScalerState>(scaler);
 }
 std::shared_ptr<Stateful> stateful(data::TorchSampler& sampler, int64_t& taken) {
   return place_in_data([&] { return sampler.state_after(taken); },

@@ -12,6 +12,7 @@
 #include "lockstep/checkpoint/state.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/standard_scaler.h"
 #include "lockstep/data/torch_sampler.h"
 
 namespace lockstep::checkpoint {
@@ -27,6 +28,9 @@ std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer);
 // Where the loop stands.
 std::shared_ptr<Stateful> stateful(data::Loader& loader);
 std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler);
+
+// Mean and deviation. One that is not fitted takes those saved, whatever their number.
+std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler);
 
 // The loop counts the batches that it has taken of the sampler's epoch, alike on all ranks:
 // checkpoints.track("sampler", stateful(sampler, taken)). After restoring the data loader's next

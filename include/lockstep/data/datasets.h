@@ -1,6 +1,7 @@
 // The data sets that come with the library.
 #pragma once
 
+#include "lockstep/data/csv.h"
 #include "lockstep/data/dataset.h"
 #include "lockstep/data/mnist.h"
 #include "lockstep/data/synthetic_regression.h"

@@ -1,0 +1,154 @@
+#include "lockstep/data/standard_scaler.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+
+#include "data/files.h"
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/core/error.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using data::ConstantColumn;
+using data::TensorDataset;
+using testing::HasSubstr;
+
+at::Tensor rows() {
+  torch::manual_seed(1);
+  return torch::randn({1001, 3}) * torch::tensor({1.0, 1e3, 1e-3}) + torch::tensor({1e6, 0.0, 1.0});
+}
+
+TensorDataset set_of(const at::Tensor& data) { return {data, torch::zeros({data.size(0)})}; }
+
+std::string bits(const at::Tensor& tensor) {
+  const auto values = tensor.contiguous();
+  return {static_cast<const char*>(values.const_data_ptr()), values.nbytes()};
+}
+
+TEST(StandardScaler, GivesMeanZeroAndDeviationOne) {
+  isolated([] {
+    StandardScaler scaler;
+    scaler.fit(set_of(rows()));
+    const auto exact = rows().to(at::kDouble);
+    EXPECT_TRUE(at::allclose(scaler.mean(), exact.mean(0), 1e-14));
+    EXPECT_TRUE(at::allclose(scaler.deviation(), exact.std(0, /*unbiased=*/false), 1e-12));
+    const auto scaled = scaler.apply(exact);
+    EXPECT_LT(scaled.mean(0).abs().max().item<double>(), 1e-9);
+    EXPECT_TRUE(at::allclose(scaler.invert(scaled), exact, 1e-14));
+    EXPECT_EQ(scaler.apply(rows()).scalar_type(), at::kFloat);
+    EXPECT_EQ(scaler.apply(torch::zeros({2, 3}, at::kLong)).scalar_type(), at::kFloat);
+    EXPECT_EQ(scaler.apply(torch::zeros({2, 3, 1})).sizes(), (std::vector<int64_t>{2, 3, 1}));
+  });
+}
+
+TEST(StandardScaler, TheSameBitsOnAnyNumberOfRanks) {
+  const Folder folder;
+  for (const int ranks : {1, 2, 3}) {
+    spawn(ranks, [&](World& world) {
+      StandardScaler scaler, of_parts;
+      scaler.fit(set_of(rows()), world);
+      // And when ranks have rows of their own, the last of three none.
+      const std::vector<int64_t> begins{0, ranks == 1 ? 1001 : 400, 1001, 1001};
+      of_parts.fit_rows(rows().slice(0, begins[static_cast<size_t>(world.rank())],
+                                     begins[static_cast<size_t>(world.rank()) + 1]),
+                        world);
+      EXPECT_EQ(bits(scaler.mean()), bits(of_parts.mean()));
+      EXPECT_EQ(bits(scaler.deviation()), bits(of_parts.deviation()));
+      write_file(folder / fmt::format("{}-{}", ranks, world.rank()),
+                 bits(scaler.mean()) + bits(scaler.deviation()));
+    });
+  }
+  for (const char* name : {"2-0", "2-1", "3-0", "3-1", "3-2"}) {
+    EXPECT_EQ(read_file(folder / name), read_file(folder / "1-0")) << name;
+  }
+}
+
+TEST(StandardScaler, IsATransformAndScalesTargets) {
+  isolated([] {
+    const auto data = rows(), target = torch::arange(1001).to(at::kFloat).unsqueeze(1);
+    const TensorDataset set(data, target);
+    StandardScaler scaler, of_targets;
+    Loader loader(set, World::solo(),
+                  {.batch_size = 1001,
+                   .shuffle = false,
+                   .transforms = {scaler.transform(), of_targets.transform_targets()}});
+    scaler.fit(set);  // the loader's is the same
+    of_targets.fit_targets(set);
+    for (auto [x, y] : loader.epoch(0)) {
+      EXPECT_TRUE(at::equal(x, scaler.apply(data)));
+      EXPECT_TRUE(at::equal(y, of_targets.apply(target)));
+    }
+    EXPECT_EQ(of_targets.mean().item<double>(), 500);
+  });
+}
+
+TEST(StandardScaler, SaysWhatItCannotScale) {
+  spawn(2, [](World& world) {
+    StandardScaler scaler;
+    const auto refused = [&](at::Tensor data, const data::ScalerOptions& options = {}) {
+      return message_of<DataError>([&] { scaler.fit(set_of(data), world, options); });
+    };
+    auto data = rows();
+    data[900][1] = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_THAT(refused(data, {.names = {"a", "width", "c"}}),
+                HasSubstr("rank 1: column 'width' (1) of sample 900 is nan"));
+    data[3][2] = std::numeric_limits<double>::infinity();
+    EXPECT_THAT(refused(data), HasSubstr("rank 0: column 2 of sample 3 is inf"));
+    data = rows();
+    data.select(1, 2).fill_(0.1);
+    EXPECT_THAT(refused(data), HasSubstr("column 2 is constant: all 1001 values are 0.1"));
+    EXPECT_FALSE(scaler.is_fitted());
+    scaler.fit(set_of(data), world, {.constant = ConstantColumn::Zero});
+    EXPECT_EQ(scaler.apply(data).select(1, 2).abs().max().item<double>(), 0);
+    EXPECT_THAT(refused(rows().to(at::kDouble) * 1e200), HasSubstr("no standard deviation in"));
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  scaler.apply(torch::zeros({2, 4}));
+                }),
+                HasSubstr("samples [2, 4] have 4 columns; it was fitted to 3"));
+    EXPECT_THAT(message_of<ConfigError>([] {
+                  StandardScaler().apply(torch::zeros({1, 1}));
+                }),
+                HasSubstr("call fit() or restore"));
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  scaler.fit_rows(torch::randn({4, 2 + world.rank()}), world);
+                }),
+                HasSubstr("rank 1 has 3 columns, and others have 2"));
+  });
+}
+
+TEST(StandardScaler, IsSavedAndRestored) {
+  const Folder folder;
+  const auto run = [&](int ranks, const auto& body) {
+    spawn(ranks, [&](World& world) {
+      StandardScaler scaler;
+      Checkpointer checkpoints(world.group(), folder / "saved");
+      checkpoints.track("scaler", scaler);
+      body(world, scaler, checkpoints);
+    });
+  };
+  run(2, [](World& world, StandardScaler& scaler, Checkpointer& checkpoints) {
+    scaler.fit(set_of(rows()), world);
+    checkpoints.save(1);
+  });
+  run(3, [](World&, StandardScaler& scaler, Checkpointer& checkpoints) {
+    checkpoints.restore_latest();
+    StandardScaler fitted;
+    fitted.fit(set_of(rows()));
+    EXPECT_EQ(bits(scaler.mean()), bits(fitted.mean()));
+    EXPECT_EQ(bits(scaler.deviation()), bits(fitted.deviation()));
+    scaler.fit_rows(rows().slice(1, 0, 2));
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.restore_latest(); }),
+                HasSubstr("scaler/mean"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
