@@ -61,6 +61,8 @@ endef
 PLACE := $(filter-out core/place/node_list.cpp,$(patsubst src/%,%,$(wildcard src/core/place/*.cpp)))
 $(eval $(call fuzzer,idx,data/idx.cpp,-lz))
 $(eval $(call fuzzer,csv,data/csv_records.cpp data/csv_table.cpp,))
+$(eval $(call fuzzer,npy,data/npy_header.cpp,))
+$(eval $(call fuzzer,image,$(addprefix data/,decode_image.cpp decode_jpeg.cpp decode_png.cpp),-ljpeg -lpng))
 $(eval $(call fuzzer,rendezvous,launch/rendezvous/codec.cpp launch/rendezvous/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
 $(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/address.cpp core/process_stat.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
   launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))

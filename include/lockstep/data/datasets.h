@@ -3,6 +3,8 @@
 
 #include "lockstep/data/csv.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/data/image_folder.h"
 #include "lockstep/data/mnist.h"
+#include "lockstep/data/npy.h"
 #include "lockstep/data/synthetic_regression.h"
 #include "lockstep/data/tensor_dataset.h"

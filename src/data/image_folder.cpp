@@ -1,0 +1,206 @@
+#include "lockstep/data/image_folder.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <system_error>
+#include <utility>
+
+#include "data/decode_image.h"
+#include "data/mapped_bytes.h"
+#include "data/rows.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_image(const fs::path& file) {
+  std::string ending = file.extension().string();
+  for (char& c : ending) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
+}
+
+// Everything below `folder` that `wanted` accepts, in the order of paths.
+template <class Wanted>
+std::vector<fs::path> below(const fs::path& folder, const Wanted& wanted) {
+  std::vector<fs::path> found;
+  std::error_code status;
+  fs::recursive_directory_iterator entry(folder, fs::directory_options::follow_directory_symlink,
+                                         status),
+      end;
+  for (; !status && entry != end; entry.increment(status)) {
+    if (entry->is_regular_file() && wanted(entry->path())) found.push_back(entry->path());
+  }
+  if (status) {
+    throw DataError(fmt::format("[image folder] {}: {}", folder.string(), status.message()));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+// The parts of red, green and blue that PIL gives them, in 1 / 65536.
+at::Tensor grey_of(const Pixels& pixels) {
+  at::Tensor grey = at::empty({pixels.height, pixels.width, 1}, at::kByte);
+  auto* to = grey.data_ptr<uint8_t>();
+  const uint8_t* from = pixels.rgb.data();
+  for (int64_t i = 0; i < pixels.height * pixels.width; ++i, from += 3) {
+    to[i] =
+        static_cast<uint8_t>((from[0] * 19595 + from[1] * 38470 + from[2] * 7471 + 0x8000) >> 16);
+  }
+  return grey;
+}
+
+// float32 channels x size x size, from 0 to 255.
+at::Tensor fitted(const at::Tensor& image, int64_t size, ImageFit fit) {
+  at::Tensor plane = image.permute({2, 0, 1}).to(at::kFloat).unsqueeze(0);
+  const int64_t height = image.size(0), width = image.size(1);
+  int64_t to_height = size, to_width = size;
+  if (fit == ImageFit::Crop) {  // rounded down, as torchvision does
+    if (height < width) {
+      to_width = size * width / height;
+    } else {
+      to_height = size * height / width;
+    }
+  }
+  if (to_height != height || to_width != width) {
+    plane = at::_upsample_bilinear2d_aa(plane, {to_height, to_width}, /*align_corners=*/false);
+  }
+  // torchvision's CenterCrop rounds half to even.
+  const auto begin = [&](int64_t length) {
+    return static_cast<int64_t>(std::nearbyint(static_cast<double>(length - size) / 2));
+  };
+  return plane[0].narrow(1, begin(to_height), size).narrow(2, begin(to_width), size);
+}
+
+}  // namespace
+
+at::Tensor read_image(const fs::path& file, int64_t channels) {
+  if (channels != 1 && channels != 3) {
+    throw ConfigError(fmt::format("[image] channels = {}: 1 (grey) or 3 (RGB)", channels));
+  }
+  const MappedBytes bytes(file, "[image]");
+  const Pixels pixels = decode_image(bytes.view(), file.string());
+  if (channels == 1) return grey_of(pixels);
+  return at::from_blob(const_cast<uint8_t*>(pixels.rgb.data()), {pixels.height, pixels.width, 3},
+                       at::kByte)
+      .clone();
+}
+
+ImageFolder::ImageFolder(const fs::path& folder, const ImageFolderOptions& options)
+    : options_(options) {
+  if (options_.size < 1 || (options_.channels != 1 && options_.channels != 3)) {
+    throw ConfigError(
+        fmt::format("[image folder] size = {}, channels = {}: needs a size of at "
+                    "least 1, and 1 (grey) or 3 (RGB) channels",
+                    options_.size, options_.channels));
+  }
+  const bool colours = options_.channels == 3;
+  if (options_.mean.empty()) {
+    options_.mean = colours ? std::vector<float>{0.485F, 0.456F, 0.406F} : std::vector<float>{0.5F};
+  }
+  if (options_.deviation.empty()) {
+    options_.deviation =
+        colours ? std::vector<float>{0.229F, 0.224F, 0.225F} : std::vector<float>{0.5F};
+  }
+  const auto positive = [](float value) { return value > 0; };
+  if (std::ssize(options_.mean) != options_.channels ||
+      std::ssize(options_.deviation) != options_.channels ||
+      !std::all_of(options_.deviation.begin(), options_.deviation.end(), positive)) {
+    throw ConfigError(fmt::format(
+        "[image folder] mean [{}] and deviation [{}]: needs {} of each, "
+        "and positive deviations",
+        fmt::join(options_.mean, ", "), fmt::join(options_.deviation, ", "), options_.channels));
+  }
+  list(folder);
+  if (options_.bad_images == BadImages::Skip) leave_out_bad_images();
+}
+
+void ImageFolder::list(const fs::path& folder) {
+  std::error_code status;
+  std::vector<std::string> names;
+  for (fs::directory_iterator entry(folder, status), end; !status && entry != end;
+       entry.increment(status)) {
+    if (entry->is_directory()) names.push_back(entry->path().filename().string());
+  }
+  if (status) {
+    throw DataError(fmt::format("[image folder] {}: {}", folder.string(), status.message()));
+  }
+  std::sort(names.begin(), names.end());
+  if (names.empty()) {
+    throw DataError(
+        fmt::format("[image folder] {} has no sub-folders: there has to be one for each "
+                    "class, with the images in it",
+                    folder.string()));
+  }
+  const bool given = !options_.classes.empty();
+  if (!given) options_.classes = names;
+  for (const auto& name : names) {
+    const auto found = std::find(options_.classes.begin(), options_.classes.end(), name);
+    if (found == options_.classes.end()) {
+      throw DataError(fmt::format("[image folder] {}: '{}' is none of the classes {}",
+                                  folder.string(), name, fmt::join(options_.classes, ", ")));
+    }
+    const auto images = below(folder / name, is_image);
+    if (images.empty() && !given) {
+      throw DataError(fmt::format("[image folder] {} has no .png, .jpg or .jpeg file",
+                                  (folder / name).string()));
+    }
+    files_.insert(files_.end(), images.begin(), images.end());
+    labels_.resize(files_.size(), found - options_.classes.begin());
+  }
+  if (files_.empty()) {
+    throw DataError(fmt::format("[image folder] {} has no images", folder.string()));
+  }
+}
+
+void ImageFolder::leave_out_bad_images() {
+  size_t kept = 0;
+  for (size_t i = 0; i < files_.size(); ++i) {
+    try {
+      const MappedBytes bytes(files_[i], "[image]");
+      (void)decode_image(bytes.view(), files_[i].string());
+    } catch (const DataError& error) {
+      if (skipped_++ == 0) first_skipped_ = error.what();
+      continue;
+    }
+    if (kept != i) files_[kept] = std::move(files_[i]);
+    labels_[kept++] = labels_[i];
+  }
+  if (kept == 0) {
+    throw DataError(fmt::format("[image folder] none of {} images can be read; the first: {}",
+                                files_.size(), first_skipped_));
+  }
+  files_.resize(kept);
+  labels_.resize(kept);
+}
+
+const fs::path& ImageFolder::file(int64_t sample) const {
+  check_indices("[image folder]", sample, size());
+  return files_[static_cast<size_t>(sample)];
+}
+
+Batch ImageFolder::get_batch(at::IntArrayRef indices) const {
+  check_indices("[image folder]", indices, size());
+  const auto count = static_cast<int64_t>(indices.size());
+  at::Tensor data = at::empty({count, options_.channels, options_.size, options_.size}, at::kFloat);
+  at::Tensor target = at::empty({count}, at::kLong);
+  const auto by_channel = [&](const std::vector<float>& values) {
+    return at::tensor(values).view({options_.channels, 1, 1});
+  };
+  const at::Tensor mean = by_channel(options_.mean), deviation = by_channel(options_.deviation);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto sample = static_cast<size_t>(indices[static_cast<size_t>(i)]);
+    const at::Tensor image = read_image(files_[sample], options_.channels);
+    data[i].copy_((fitted(image, options_.size, options_.fit) / 255 - mean) / deviation);
+    target[i] = labels_[sample];
+  }
+  return {data, target};
+}
+
+}  // namespace lockstep::data
