@@ -103,9 +103,11 @@ TEST(LoadConfig, AKeyOfAnotherKindIsRefused) {
   EXPECT_EQ(refusal("optimizer:\n  momentum: 0.9\n"),
             "[config] run.yaml:2:3: optimizer.momentum belongs to optimizer.kind sgd, and "
             "optimizer.kind is adam (the default)");
-  EXPECT_THAT(refusal("model: {kind: mlp, hidden: [1]}", {"model.kind=linear"}),
-              HasSubstr("run.yaml:1:20: model.hidden belongs to model.kind mlp, and model.kind is "
-                        "linear (--set model.kind=linear)"));
+  EXPECT_THAT(
+      refusal("model: {kind: mlp, hidden: [1]}", {"model.kind=linear"}),
+      HasSubstr(
+          "run.yaml:1:20: model.hidden belongs to model.kind mlp, transformer, and model.kind is "
+          "linear (--set model.kind=linear)"));
 }
 
 TEST(LoadConfig, AnUnknownKindIsOneErrorAndNotOneForEachOfItsKeys) {

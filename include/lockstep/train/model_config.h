@@ -42,18 +42,21 @@ struct Resnet18Config {
   bool small_images = true;
 };
 
-// kind: transformer: a decoder for token data.
+// kind: transformer: a decoder for token data, in Qwen 3's layout.
 struct TransformerConfig {
   std::string pretrained = {};  // a folder in the format of Hugging Face; then it gives the sizes
   int64_t vocabulary = 0;       // 0: that of the tokenizer or data
   int64_t layers = 4;
-  int64_t width = 256;
-  int64_t heads = 4;
-  int64_t kv_heads = 0;      // 0: heads
-  int64_t feed_forward = 0;  // 0: 4 x width
-  int64_t max_length = 256;  // tokens
+  int64_t hidden = 256;       // width
+  int64_t feed_forward = 0;   // width within; 0: 3 x hidden
+  int64_t heads = 4;          // of queries
+  int64_t kv_heads = 0;       // of keys and values; 0: heads
+  int64_t head_dim = 0;       // 0: hidden / heads
+  int64_t max_length = 1024;  // tokens of a sequence
+  bool tied = true;           // the embedding is the output layer's weight, too
+  double rope_theta = 1e6;
+  double norm_eps = 1e-6;
   double dropout = 0;
-  bool tie_embeddings = true;
 };
 
 // Section `model`.
@@ -73,10 +76,11 @@ struct CsvConfig {
   std::vector<std::string> targets = {};   // columns, by name or number; the last one when empty
   std::vector<std::string> features = {};  // all other columns when empty
   std::string delimiter = ",";
-  bool header = true;              // the first line names the columns
-  std::string scaling = "none";    // none, standard (mean 0, deviation 1, over all ranks' data)
-  std::string bad_rows = "error";  // error, skip (and count)
-  bool classification = false;     // targets are class numbers
+  bool header = true;                  // the first line names the columns
+  std::string scaling = "none";        // none, standard (mean 0, deviation 1, over all ranks' data)
+  std::string bad_rows = "error";      // error, skip (and count)
+  std::string missing_values = "bad";  // bad (a bad row), nan
+  bool classification = false;         // targets are class numbers
 };
 
 // kind: tokens.
@@ -87,8 +91,10 @@ struct TokensConfig {
 
 // kind: images: one folder per class, PNG and JPEG.
 struct ImagesConfig {
-  int64_t size = 224;    // width and height to which images are scaled
-  int64_t channels = 3;  // 1: grey
+  int64_t size = 224;                // width and height to which images are scaled
+  int64_t channels = 3;              // 1: grey
+  std::string fit = "crop";          // the middle of the image; stretch
+  std::string bad_images = "error";  // error, skip (and count)
 };
 
 // kind: synthetic-regression: y = slope x + intercept + noise.

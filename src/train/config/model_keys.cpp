@@ -50,17 +50,21 @@ void add_model_keys(KeyList& keys) {
   keys.add("vocabulary", AT(model.transformer.vocabulary),
            "Tokens that there are; 0: as the data have.", at_least(0));
   keys.add("layers", AT(model.transformer.layers), "Blocks.", at_least(1));
-  keys.add("width", AT(model.transformer.width), "Of the residual stream.", at_least(1));
-  keys.add("heads", AT(model.transformer.heads), "Attention heads.", at_least(1));
+  keys.add("hidden", AT(model.transformer.hidden), "Width.", at_least(1));
+  keys.add("feed_forward", AT(model.transformer.feed_forward),
+           "Width within the feed-forward layers; 0: 3 x `hidden`.", at_least(0));
+  keys.add("heads", AT(model.transformer.heads), "Heads of queries.", at_least(1));
   keys.add("kv_heads", AT(model.transformer.kv_heads),
            "Heads of keys and values; 0: as many as `heads`.", at_least(0));
-  keys.add("feed_forward", AT(model.transformer.feed_forward),
-           "Width of the feed-forward layers; 0: 4 x `width`.", at_least(0));
+  keys.add("head_dim", AT(model.transformer.head_dim), "Width of a head; 0: `hidden` / `heads`.",
+           at_least(0));
   keys.add("max_length", AT(model.transformer.max_length), "Tokens of the longest sequence.",
            at_least(1));
-  keys.add("dropout", AT(model.transformer.dropout), "Share that is dropped.", between(0, 0.99));
-  keys.add("tie_embeddings", AT(model.transformer.tie_embeddings),
+  keys.add("tied", AT(model.transformer.tied),
            "Whether the output layer has the weights of the embedding.");
+  keys.add("rope_theta", AT(model.transformer.rope_theta), "Of the rotary positions.", above(0));
+  keys.add("norm_eps", AT(model.transformer.norm_eps), "Of RMSNorm.", above(0));
+  keys.add("dropout", AT(model.transformer.dropout), "Share that is dropped.", between(0, 0.99));
 }
 
 void add_data_keys(KeyList& keys) {
@@ -104,6 +108,8 @@ void add_data_keys(KeyList& keys) {
               "standard: features get mean 0 and deviation 1, over all ranks' data.");
   keys.choice("bad_rows", AT(data.csv.bad_rows), {"error", "skip"},
               "What to do with rows that cannot be read; those that are skipped are counted.");
+  keys.choice("missing_values", AT(data.csv.missing_values), {"bad", "nan"},
+              "A feature that is missing makes a bad row, or is NaN.");
   keys.add("classification", AT(data.csv.classification), "Whether targets are class numbers.");
 
   keys.kinds({"tokens"});
@@ -114,6 +120,10 @@ void add_data_keys(KeyList& keys) {
   keys.add("size", AT(data.images.size), "Width and height to which images are scaled.",
            between(1, 65536));
   keys.add("channels", AT(data.images.channels), "3: colour, 1: grey.", between(1, 3));
+  keys.choice("fit", AT(data.images.fit), {"crop", "stretch"},
+              "The middle of the image, or the whole of it, made square.");
+  keys.choice("bad_images", AT(data.images.bad_images), {"error", "skip"},
+              "What to do with files that are no images; those that are skipped are counted.");
   keys.kinds({"synthetic-regression"});
   keys.add("samples", AT(data.synthetic.samples), "How many are made.", at_least(1));
   keys.add("slope", AT(data.synthetic.slope), "Of the line.");
