@@ -228,6 +228,12 @@ TEST(LoadConfig, KeysThatNeedOthers) {
   expect("data: csv", "run.yaml:1:1: data.kind csv needs data.path");
   expect("launch: {nproc_per_node: 0}", "neither a number from 1 to 4096");
   expect("launch: {nnodes: '4:2'}", "neither a number nor MIN:MAX");
+  expect("logging: {metrics_file: a/log.jsonl}", "a run's log is called metrics.jsonl");
+  expect("model: transformer", "transformer is not supported by the trainer yet");
+  expect("data: {kind: tokens, path: x}", "tokens is not supported by the trainer yet");
+  expect("data: {kind: npy, path: x.npy}", "data.kind npy needs data.targets_path");
+  expect("data: {kind: csv, path: x, scaling: standard}\ntraining: {curriculum: [{path: y}]}",
+         "cannot be scaled alike");
   expect("parallel: {strategy: fsdp}", "fsdp is not supported by the trainer yet");
 }
 

@@ -171,6 +171,28 @@ void Checks::data() {
   if (data.kind == "images" && data.images.channels == 2) {
     refuse("data.channels", "3 or 1");
   }
+  if (config_.model.kind == "transformer") {
+    refuse("model.kind", "transformer is not supported by the trainer yet");
+  }
+  if (data.kind == "tokens") {
+    refuse("data.kind", "tokens is not supported by the trainer yet");
+  }
+  for (const auto& stage : config_.training.curriculum) {
+    if (stage.path.empty() || data.kind != "csv" || data.csv.scaling == "none") continue;
+    refuse("data.scaling", "stages of training.curriculum with other data cannot be scaled alike");
+  }
+  for (const char* name : {"targets_path", "validation_targets_path"}) {
+    const bool is_first = std::string(name) == "targets_path";
+    const std::string& features = is_first ? data.path : data.validation_path;
+    const std::string& targets = is_first ? data.targets_path : data.validation_targets_path;
+    const bool has_two = data.kind == "npy" || data.kind == "idx";
+    if (has_two && features.empty() != targets.empty()) {
+      problems_.add(
+          origin_of_("data.kind"),
+          fmt::format("data.kind {} needs data.{}, or neither it nor the other file", data.kind,
+                      features.empty() ? (is_first ? "path" : "validation_path") : name));
+    }
+  }
   if (data.validation_fraction > 0 && !data.validation_path.empty()) {
     refuse("data.validation_fraction", "data.validation_path is given, too: give one of them");
   }
@@ -183,6 +205,11 @@ void Checks::data() {
 }
 
 void Checks::launch() {
+  const std::string& log = config_.logging.metrics_file;
+  if (!log.empty() && log.substr(log.find_last_of('/') + 1) != "metrics.jsonl") {
+    refuse("logging.metrics_file",
+           "a run's log is called metrics.jsonl: give FOLDER/metrics.jsonl");
+  }
   const auto& launch = config_.launch;
   const auto is_number = [](const std::string& text) {
     return !text.empty() && text.size() < 6 &&

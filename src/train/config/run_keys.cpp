@@ -34,7 +34,7 @@ void add_run_keys(KeyList& keys) {
            "Optimizer steps between two lines; 0: none between epochs.", at_least(0));
   keys.add("output_dir", AT(logging.output_dir), "The run's folder; empty: no files.");
   keys.add("metrics_file", AT(logging.metrics_file),
-           "JSON lines; empty: metrics.jsonl in output_dir, if that is set.");
+           "FOLDER/metrics.jsonl; empty: that of output_dir, if that is set.");
   keys.add("result_file", AT(logging.result_file),
            "The final metrics as JSON; empty: result.json in output_dir, if that is set.");
 
