@@ -16,8 +16,10 @@
 #include "flags.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/nearest.h"
+#include "report.h"
 #include "run.h"
 #include "sweep.h"
+#include "top.h"
 #include "train.h"
 
 namespace {
@@ -63,7 +65,7 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   throw ConfigError(
       fmt::format("unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
                   nearest(first, {"run", "train", "sweep", "config", "doctor", "help", "inspect",
-                                  "verify", "merge", "export", "diff"}),
+                                  "verify", "merge", "export", "diff", "report", "top"}),
                   line));
 }
 
@@ -78,6 +80,8 @@ int run(std::vector<std::string> words) {
   tool::ConfigCommands config(program);
   tool::add_doctor(program);
   tool::CheckpointFlags checkpoints(program);
+  tool::ReportCommand report(program);
+  tool::TopCommand top(program);
   if (words.empty()) words = {"--help"};
   if (words.front() == "help") {
     words.erase(words.begin());
@@ -91,7 +95,8 @@ int run(std::vector<std::string> words) {
     const auto flags = train.take_file({words.begin() + 1, words.end()});
     words.assign({"train"});
     words.insert(words.end(), flags.begin(), flags.end());
-  } else if (words.front() != "doctor" && words.front() != "config" && words.front() != "sweep" &&
+  } else if (words.front() != "doctor" && words.front() != "report" && words.front() != "top" &&
+             words.front() != "config" && words.front() != "sweep" &&
              !tool::CheckpointFlags::is_command(words.front()) && words.front() != "-h" &&
              words.front() != "--help" && words.front() != "--version") {
     refuse_command(command, words);
@@ -109,6 +114,8 @@ int run(std::vector<std::string> words) {
   }
   if (program.got_subcommand("doctor")) return tool::examine();
   if (program.got_subcommand("run")) return command.carry_out();
+  if (program.got_subcommand("report")) return report.carry_out();
+  if (program.got_subcommand("top")) return top.carry_out();
   if (program.got_subcommand("train")) return train.carry_out();
   if (program.got_subcommand("sweep")) return sweep.carry_out();
   if (program.got_subcommand("config")) return config.carry_out();

@@ -24,7 +24,7 @@ struct Point {
 // A value over steps, in at most 2 * `most` points: when there are more, neighbours are joined.
 class Series {
  public:
-  explicit Series(size_t most = 512) : most_(most) {}
+  explicit Series(size_t most = 256) : most_(most) {}
 
   void add(int64_t step, double value);
   // Forgets what came after `step`, which a restarted run makes again.

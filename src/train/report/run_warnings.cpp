@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/report/ranks.h"
+
 namespace lockstep::train {
 namespace {
 
@@ -12,23 +14,11 @@ namespace {
 constexpr int64_t kFirst = 3;
 constexpr int kGrowing = 4;
 
-// Of all but `without`; they are at least one.
-double median_of_others(std::vector<double> values, size_t without) {
-  values.erase(values.begin() + static_cast<std::ptrdiff_t>(without));
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 template <class Value>
 std::vector<double> column(const StepReport& report, const Value& value) {
   std::vector<double> all;
   for (const auto& rank : report.ranks) all.push_back(value(rank));
   return all;
-}
-
-size_t largest(const std::vector<double>& values) {
-  return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }
 
 double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
@@ -123,13 +113,13 @@ void RunWarnings::look_at_times(const StepReport& report, Events& events) {
 
   const auto working = column(report, [](const auto& r) { return r.working_seconds(); });
   const size_t slowest = largest(working);
-  const double others = median_of_others(working, slowest);
+  const double others = median_without(working, slowest);
   const bool is_slow = others > 0 && working[slowest] > limits_.straggler * others;
   if (is_slow && slow_rank_ == static_cast<int>(slowest)) {
     const RankFigures& rank = report.ranks[slowest];
     const auto extra = [&](const auto& value) {
       const auto all = column(report, value);
-      return all[slowest] - median_of_others(all, slowest);
+      return all[slowest] - median_without(all, slowest);
     };
     const double in_data = extra([](const auto& r) { return r.data_seconds; });
     const double in_compute = extra([](const auto& r) { return r.compute_seconds(); });
@@ -164,7 +154,7 @@ void RunWarnings::look_at_memory(const StepReport& report, Events& events) {
       column(report, [](const auto& r) { return static_cast<double>(r.memory_bytes); });
   if (bytes.size() >= 2) {
     const size_t most = largest(bytes);
-    const double others = median_of_others(bytes, most);
+    const double others = median_without(bytes, most);
     if (others > 0 && bytes[most] > limits_.memory_imbalance * others &&
         bytes[most] - others > static_cast<double>(limits_.memory_imbalance_bytes)) {
       say("imbalance",

@@ -1,0 +1,28 @@
+// A run's log as a page that one looks at. Needs no torch.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/train/run_history.h"
+
+namespace lockstep::train {
+
+// Something that is to be said of a run before anybody looks at a chart.
+struct Finding {
+  enum class Tone { Good, Plain, Bad };
+  Tone tone = Tone::Plain;
+  std::string title;  // "Rank 2 is slow"
+  std::string text;   // with figures, and what to do
+};
+
+// How the run ended, whether it learned, where the time went, who is slow, who has how much memory,
+// and what happened, in this order.
+std::vector<Finding> findings_of(const RunHistory& run);
+
+// One HTML file that needs no network: the first run, and the others beside it for comparison.
+// Whatever is in a log appears as text. At most about 1 MB, however long the runs were and however
+// many ranks they had. Throws ConfigError without a run.
+std::string report_page(const std::vector<RunHistory>& runs);
+
+}  // namespace lockstep::train

@@ -1,0 +1,192 @@
+// A run in words.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "lockstep/train/run_report.h"
+#include "train/report/ranks.h"
+#include "train/report/text.h"
+
+namespace lockstep::train {
+namespace {
+
+using Tone = Finding::Tone;
+
+// From where on a word of blame is said; as WarningLimits has them.
+constexpr double kSlow = 1.25, kStarving = 0.25, kTalking = 0.4, kSaving = 0.15;
+constexpr double kImbalance = 1.5, kGrowth = 1.2;
+constexpr double kLeastBytes = 64 << 20;
+
+Finding ending(const RunHistory& run) {
+  const std::string steps =
+      run.last ? fmt::format("{} steps", with_commas(run.last->step)) : "no step";
+  const std::string time = long_time(std::max(0.0, run.last_time - run.first_time));
+  const auto restarts = run.starts.empty() ? 0 : run.starts.size() - 1;
+  const std::string again =
+      restarts == 0 ? ""
+                    : fmt::format(" It was restarted {}.",
+                                  restarts == 1 ? "once" : fmt::format("{} times", restarts));
+  if (!run.end) {
+    return {Tone::Plain, "Still running, or killed",
+            fmt::format("The log has no end. It has come to {} in {}.{}", steps, time, again)};
+  }
+  if (run.end->failed) {
+    return {Tone::Bad, "The run failed",
+            fmt::format("After {} and {}: {}{}", steps, time, run.end->outcome, again)};
+  }
+  return {restarts == 0 ? Tone::Good : Tone::Plain,
+          restarts == 0 ? "The run ended well" : "The run ended well, after a restart",
+          fmt::format("It {} after {} in {}.{}",
+                      run.end->outcome.empty() ? "ended" : run.end->outcome, steps, time, again)};
+}
+
+void add_learning(const RunHistory& run, std::vector<Finding>& findings) {
+  const auto& points = run.loss.points();
+  if (points.empty()) return;
+  if (run.loss.not_finite() > 0) {
+    findings.push_back(
+        {Tone::Bad, "The loss is not a number",
+         fmt::format("From step {} on, in {} of the reports. Lower the learning rate, clip "
+                     "gradients, or look for bad samples.",
+                     with_commas(run.loss.first_not_finite()), run.loss.not_finite())});
+    return;
+  }
+  const double first = points.front().mean, last = points.back().mean;
+  const Point* best = &points.front();
+  for (const Point& point : points) {
+    if (point.mean < best->mean) best = &point;
+  }
+  const std::string figures =
+      fmt::format("The loss went from {} to {}; the best was {} near step {}.", figure(first),
+                  figure(last), figure(best->mean), with_commas(best->last));
+  const double scale = std::max(std::abs(first - best->mean), std::abs(best->mean));
+  if (points.size() < 3) {
+    findings.push_back({Tone::Plain, "Too few reports to see whether it learns", figures});
+  } else if (last - best->mean > 3 * scale) {
+    findings.push_back({Tone::Bad, "The loss has exploded",
+                        figures + " Lower the learning rate, or clip gradients."});
+  } else if (last >= first) {
+    findings.push_back({Tone::Bad, "The loss did not fall",
+                        figures + " Is the learning rate right, and do labels fit the samples?"});
+  } else {
+    const double lost = (last - best->mean) / (first - best->mean);
+    findings.push_back({lost > 0.25 ? Tone::Plain : Tone::Good,
+                        lost > 0.25 ? "It learned, and lost some of it again" : "It learned",
+                        figures});
+  }
+}
+
+void add_time(const RunHistory& run, std::vector<Finding>& findings) {
+  const Shares shares = shares_of(run);
+  if (shares.step <= 0) return;
+  const std::string text = fmt::format(
+      "A step takes {}: {} computing, {} communication (waits for slower ranks included), {} "
+      "waiting for data, {} saving.",
+      short_time(shares.step), percent(shares.compute), percent(shares.communication),
+      percent(shares.data), percent(shares.checkpoint));
+  if (shares.data > kStarving) {
+    findings.push_back({Tone::Bad, "Training waits for data",
+                        text + " More loader threads or cheaper transforms help."});
+  } else if (shares.checkpoint > kSaving) {
+    findings.push_back(
+        {Tone::Bad, "Saving takes long", text + " Save less often, or asynchronously."});
+  } else if (shares.communication > kTalking) {
+    findings.push_back({Tone::Plain, "Much of the time is communication",
+                        text + " Larger batches, accumulation or a communication hook help, unless "
+                               "ranks wait for a slow one."});
+  } else {
+    findings.push_back(
+        {Tone::Good, fmt::format("{} of the time is computing", percent(shares.compute)), text});
+  }
+}
+
+void add_slow(const RunHistory& run, std::vector<Finding>& findings) {
+  if (run.ranks.size() < 2) return;
+  std::vector<double> working;
+  for (const auto& rank : run.ranks) {
+    working.push_back(rank.working_seconds() /
+                      static_cast<double>(std::max<int64_t>(rank.steps, 1)));
+  }
+  const size_t slowest = largest(working);
+  const double others = median_without(working, slowest);
+  if (others <= 0) return;
+  const double times = working[slowest] / others;
+  if (times > kSlow) {
+    findings.push_back({Tone::Bad, fmt::format("Rank {} is slow, and all wait for it", slowest),
+                        fmt::format("R{} works {} a step, the others {}: {:.2f} times as long.",
+                                    rank_of(run, slowest).substr(1), short_time(working[slowest]),
+                                    short_time(others), times)});
+  } else {
+    findings.push_back({Tone::Good, "No rank is slow",
+                        fmt::format("The slowest, {}, works {:.2f} times as long as the others.",
+                                    rank_of(run, slowest), times)});
+  }
+}
+
+void add_memory(const RunHistory& run, std::vector<Finding>& findings) {
+  if (run.ranks.empty()) return;
+  std::vector<double> most, growth;
+  for (const auto& rank : run.ranks) {
+    most.push_back(static_cast<double>(rank.most_memory));
+    growth.push_back(static_cast<double>(rank.last_memory - rank.first_memory));
+  }
+  const size_t top = largest(most), grown = largest(growth);
+  if (most[top] <= 0) return;
+  const std::string text =
+      fmt::format("At most {} on {}.", memory_text(most[top]), rank_of(run, top));
+  const RankTotals& leaking = run.ranks[grown];
+  if (growth[grown] > kLeastBytes && run.reports > 8 &&
+      static_cast<double>(leaking.last_memory) >
+          kGrowth * static_cast<double>(leaking.first_memory)) {
+    findings.push_back(
+        {Tone::Bad, fmt::format("Rank {}'s memory grew", grown),
+         fmt::format(
+             "R{}'s went from {} to {}. {} Look for tensors that are kept from step to step.",
+             rank_of(run, grown).substr(1), memory_text(static_cast<double>(leaking.first_memory)),
+             memory_text(static_cast<double>(leaking.last_memory)), text)});
+  } else if (most.size() > 1 && most[top] > kImbalance * median_without(most, top) &&
+             most[top] - median_without(most, top) > kLeastBytes) {
+    findings.push_back(
+        {Tone::Bad, fmt::format("Rank {} needs more memory than the others", top),
+         fmt::format("{} The others have {}.", text, memory_text(median_without(most, top)))});
+  } else {
+    findings.push_back({Tone::Good, "Memory is even and steady", text});
+  }
+}
+
+void add_events(const RunHistory& run, std::vector<Finding>& findings) {
+  int64_t warnings = 0, faults = 0;
+  const Event* last = nullptr;
+  for (const Event& event : run.events) {
+    warnings += event.kind == "warning";
+    faults += event.kind == "fault";
+    if (event.kind == "warning" || event.kind == "fault") last = &event;
+  }
+  if (last != nullptr) {
+    findings.push_back(
+        {Tone::Bad,
+         fmt::format("{} warning{}{}", warnings, warnings == 1 ? "" : "s",
+                     faults > 0 ? fmt::format(", {} fault{}", faults, faults == 1 ? "" : "s") : ""),
+         fmt::format("The last one, at step {}: {}", with_commas(last->step), last->text)});
+  }
+  if (run.skipped_lines > 0) {
+    findings.push_back({Tone::Plain, "Lines of the log could not be read",
+                        fmt::format("{} of {}; the first is {}.", with_commas(run.skipped_lines),
+                                    with_commas(run.lines), run.first_fault)});
+  }
+}
+
+}  // namespace
+
+std::vector<Finding> findings_of(const RunHistory& run) {
+  std::vector<Finding> findings{ending(run)};
+  add_learning(run, findings);
+  add_time(run, findings);
+  add_slow(run, findings);
+  add_memory(run, findings);
+  add_events(run, findings);
+  return findings;
+}
+
+}  // namespace lockstep::train

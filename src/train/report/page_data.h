@@ -1,0 +1,26 @@
+// What the page's charts are drawn from.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/train/run_history.h"
+
+namespace lockstep::train {
+
+// JSON that may stand in a <script>: report.js reads it.
+std::string page_data(const std::vector<RunHistory>& runs);
+
+// A metric of evaluations, or another value of the program's.
+struct FurtherSeries {
+  std::string name;  // in the page's data
+  std::string title;
+  const Series* series = nullptr;  // the run's
+};
+// Those that the page shows: the first ones of very many.
+std::vector<FurtherSeries> further_series(const RunHistory& run);
+
+// What a run is called beside others.
+std::string label_of(const RunHistory& run);
+
+}  // namespace lockstep::train

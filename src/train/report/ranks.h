@@ -1,0 +1,27 @@
+// What ranks have in common, and who differs.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/run_history.h"
+
+namespace lockstep::train {
+
+// Of the time of all ranks' steps.
+struct Shares {
+  double step = 0;                                                  // seconds, the mean
+  double compute = 0, communication = 0, data = 0, checkpoint = 0;  // shares of it
+};
+Shares shares_of(const RunHistory& run);
+
+// Where the largest is; there is one.
+size_t largest(const std::vector<double>& values);
+// Of all others, of which there is at least one.
+double median_without(std::vector<double> values, size_t without);
+
+// "rank 1", or "rank 1 (host-b)" in a run on several hosts.
+std::string rank_of(const RunHistory& run, size_t rank);
+
+}  // namespace lockstep::train

@@ -1,0 +1,28 @@
+// Figures as people read them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace lockstep::train {
+
+// "12,345".
+std::string with_commas(int64_t number);
+// "12.3 ms", "2.05 s", "850 us".
+std::string short_time(double seconds);
+// "3 h 20 min", "2 min 5 s", "12 s": of a run.
+std::string long_time(double seconds);
+// "512 MiB", "1.50 GiB".
+std::string memory_text(double bytes);
+// "12 %", "0.3 %".
+std::string percent(double share);
+// Four digits that count: "0.3121", "1.2e-05".
+std::string figure(double value);
+// "rank 1", with the host's name where there are several: "rank 1 (host-b)".
+std::string rank_name(size_t rank, const std::string& host);
+
+// For HTML, as text and within attributes.
+std::string escaped(std::string_view text);
+
+}  // namespace lockstep::train

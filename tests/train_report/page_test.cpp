@@ -1,0 +1,203 @@
+// The page in words and tables, and what is in its data.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "lockstep/train/run_report.h"
+
+namespace lockstep::train {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+// A run of `ranks` ranks that learns, and whose reports `change` changes.
+template <class Change>
+RunHistory made(int ranks, int64_t reports, const Change& change) {
+  RunHistory run;
+  run.path = "runs/a/metrics.jsonl";
+  run.add(RunStart{.ranks = ranks, .name = "net", .config = {{"training.seed", "3"}}}, 1e9);
+  for (int64_t i = 1; i <= reports; ++i) {
+    StepReport report{.step = 10 * i,
+                      .steps = 10,
+                      .loss = 2.0 / static_cast<double>(i),
+                      .learning_rate = 0.1,
+                      .gradient_norm = 1.0,
+                      .samples_per_second = 1000};
+    report.ranks.assign(
+        static_cast<size_t>(ranks),
+        {.step_seconds = 0.010, .communication_seconds = 0.001, .memory_bytes = 500 * kMiB});
+    change(report, i);
+    run.add(report, 1e9 + static_cast<double>(i));
+  }
+  run.add(RunEnd{.step = 10 * reports, .outcome = "finished"}, 1e9 + 100);
+  return run;
+}
+RunHistory good(int ranks = 4) {
+  return made(ranks, 40, [](StepReport&, int64_t) {});
+}
+
+std::vector<std::string> bad_titles(const RunHistory& run) {
+  std::vector<std::string> all;
+  for (const Finding& finding : findings_of(run)) {
+    if (finding.tone == Finding::Tone::Bad) all.push_back(finding.title);
+  }
+  return all;
+}
+
+nlohmann::json data_of(const std::string& page) {
+  const std::string before = R"(id="data">)";
+  const size_t begin = page.find(before) + before.size();
+  return nlohmann::json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+}
+
+TEST(Page, OfAGoodRunNothingIsBad) {
+  EXPECT_TRUE(bad_titles(good()).empty());
+  EXPECT_EQ(findings_of(good())[0].title, "The run ended well");
+  EXPECT_EQ(findings_of(good())[1].title, "It learned");
+}
+
+TEST(Page, AStragglerIsSeen) {
+  const RunHistory run = made(4, 40, [](StepReport& report, int64_t) {
+    for (auto& rank : report.ranks) rank = {.step_seconds = 0.015, .communication_seconds = 0.005};
+    report.ranks[2].communication_seconds = 0;
+  });
+  EXPECT_THAT(bad_titles(run), testing::ElementsAre("Rank 2 is slow, and all wait for it"));
+  const std::string page = report_page({run});
+  EXPECT_THAT(page,
+              HasSubstr("<tr class=\"bad\"><th scope=\"row\">rank 2</th><td class=\"n\">15 ms</td>"
+                        "<td class=\"n\">1.50</td>"));
+  const auto heat = data_of(page)["runs"][0]["heat"];
+  EXPECT_NEAR(heat["cells"][0][2].get<double>() / heat["cells"][0][0].get<double>(), 1.5, 1e-3);
+  EXPECT_THAT(heat["says"], HasSubstr("The slowest is rank 2, with 1.50 times the median"));
+}
+
+TEST(Page, AStarvingLoaderIsSeen) {
+  const RunHistory run = made(2, 20, [](StepReport& report, int64_t) {
+    for (auto& rank : report.ranks) rank.data_seconds = 0.004;
+  });
+  EXPECT_THAT(bad_titles(run), testing::ElementsAre("Training waits for data"));
+  EXPECT_NEAR(data_of(report_page({run}))["runs"][0]["shares"][0][2][1].get<double>(), 0.4, 1e-3);
+}
+
+TEST(Page, ALeakingRankIsSeen) {
+  const RunHistory run = made(
+      3, 20, [](StepReport& report, int64_t i) { report.ranks[1].memory_bytes += 20 * i * kMiB; });
+  EXPECT_THAT(bad_titles(run), testing::ElementsAre("Rank 1's memory grew"));
+}
+
+TEST(Page, AnExplodingLossAndANaNAreSeen) {
+  const auto exploding = made(1, 20, [](StepReport& report, int64_t i) {
+    if (i > 15) report.loss = 40.0;
+  });
+  EXPECT_THAT(bad_titles(exploding), testing::ElementsAre("The loss has exploded"));
+  const auto broken = made(1, 20, [](StepReport& report, int64_t i) {
+    if (i > 15) report.loss = std::nan("");
+  });
+  EXPECT_THAT(bad_titles(broken), testing::ElementsAre("The loss is not a number"));
+  EXPECT_TRUE(data_of(report_page({broken}))["runs"][0]["series"]["loss"][19][2].is_null());
+}
+
+TEST(Page, ARestartIsSeen) {
+  RunHistory run = good();
+  run.add(RunStart{.ranks = 4, .resumed_at = 200}, 1e9 + 200);
+  run.add(StepReport{.step = 210, .loss = 0.1}, 1e9 + 201);
+  const std::string page = report_page({run});
+  EXPECT_THAT(page, HasSubstr("It was restarted once."));
+  EXPECT_THAT(page, HasSubstr("started again from the checkpoint of step 200"));
+  EXPECT_EQ(data_of(page)["runs"][0]["marks"][0]["kind"], "restart");
+}
+
+TEST(Page, ARunThatFailedOrHasNoEndSaysSo) {
+  RunHistory run = good();
+  run.add(RunEnd{.step = 400, .outcome = "rank 1 was killed", .failed = true}, 1e9 + 200);
+  EXPECT_THAT(findings_of(run)[0].text, HasSubstr("rank 1 was killed"));
+  run.add(RunStart{.ranks = 4, .resumed_at = 400}, 1e9 + 201);
+  EXPECT_EQ(findings_of(run)[0].title, "Still running, or killed");
+}
+
+TEST(Page, WhatIsInALogIsTextNeverMarkup) {
+  RunHistory run = good();
+  const std::string evil = "</script><script>alert('1')</script><!--\"'&\x01";
+  run.path = "runs/" + evil + "/metrics.jsonl";
+  run.add(RunStart{.name = evil,
+                   .resumed_at = 400,
+                   .config = {{evil, evil}},
+                   .environment = {{evil, evil}},
+                   .hosts = {evil, "b"}},
+          2e9);
+  run.add(Event{.kind = evil, .rank = 0, .text = evil, .advice = evil}, 2e9);
+  run.add(EvaluationReport{.step = 410, .metrics = {{evil, 1}}}, 2e9);
+  StepReport report{.step = 410, .values = {{evil, 1}}};
+  run.add(report, 2e9);
+  run.add(RunEnd{.outcome = evil, .failed = true}, 2e9);
+  const std::string page = report_page({run, run});
+  size_t scripts = 0;
+  for (size_t at = 0; (at = page.find("<script", at)) != std::string::npos; ++at) ++scripts;
+  EXPECT_EQ(scripts, 2u) << "the data, and the program";
+  EXPECT_EQ(page.find("<script>alert"), std::string::npos);
+  EXPECT_EQ(page.find("<!--"), std::string::npos);
+  EXPECT_THAT(page, HasSubstr("&lt;script&gt;alert(&#39;1&#39;)"));
+  EXPECT_TRUE(data_of(page)["runs"][0]["series"].contains("evaluation: " + evil));
+}
+
+TEST(Page, NeedsNoNetwork) {
+  const std::string page = report_page({good()});
+  EXPECT_THAT(page, HasSubstr("default-src 'none'"));
+  for (const char* const outside : {"http:", "src=\"", "@import", "fetch(", "url("}) {
+    size_t found = page.find(outside);
+    if (std::string(outside) == "http:")
+      found = page.find(outside, page.find("www.w3.org/2000/svg") + 1);
+    EXPECT_EQ(found, std::string::npos) << outside;
+  }
+}
+
+TEST(Page, ComparedRunsAreBesideEachOtherWithTheirDifferences) {
+  RunHistory other = good();
+  other.path = "runs/b";
+  other.starts[0].config["training.seed"] = "4";
+  other.starts[0].config["optimizer.kind"] = "sgd";
+  const std::string page = report_page({good(), other});
+  EXPECT_THAT(
+      page,
+      HasSubstr(
+          "<tr class=\"differs\"><th scope=\"row\">training.seed</th><td>3</td><td>4</td></tr>"));
+  EXPECT_THAT(page, HasSubstr("<tr class=\"differs\"><th "
+                              "scope=\"row\">optimizer.kind</th><td>—</td><td>sgd</td></tr>"));
+  EXPECT_THAT(page, HasSubstr("2 of 2 differ"));
+  EXPECT_EQ(data_of(page)["runs"][1]["label"], "b");
+}
+
+TEST(Page, IsSmallForALongRunOnManyRanks) {
+  // As of 100,000 steps: the series are as long as they become.
+  const auto long_run = made(64, 6000, [](StepReport& report, int64_t i) {
+    report.loss = 1 + 1e-4 * std::sin(static_cast<double>(i));
+    report.gradient_norm = std::cos(static_cast<double>(i));
+    for (size_t r = 0; r < report.ranks.size(); ++r) {
+      report.ranks[r].step_seconds +=
+          1e-5 * static_cast<double>((i * 31 + static_cast<int64_t>(r)) % 97);
+    }
+  });
+  EXPECT_LE(report_page({long_run}).size(), 2'000'000u);
+  const auto wide = made(3000, 80, [](StepReport&, int64_t) {});
+  const std::string page = report_page({wide});
+  EXPECT_LE(page.size(), 2'000'000u);
+  EXPECT_THAT(page, HasSubstr("The 256 slowest of 3000 ranks."));
+}
+
+TEST(Page, ALogWithNothingButABeginningMakesAPage) {
+  RunHistory run;
+  run.add(RunStart{}, 1);
+  EXPECT_THAT(report_page({run}), HasSubstr("The log has no figures of ranks."));
+  EXPECT_THROW(report_page({}), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep::train

@@ -1,0 +1,107 @@
+// What a terminal shows of a run.
+#include "lockstep/train/progress_line.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace lockstep::train {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+StepReport report() {
+  StepReport made{.step = 400,
+                  .steps = 50,
+                  .epoch = 1,
+                  .loss = 0.31214,
+                  .learning_rate = 1e-3,
+                  .gradient_norm = 1.25,
+                  .samples_per_second = 12345.6};
+  made.ranks.assign(3,
+                    {.step_seconds = 0.02, .communication_seconds = 0.01, .memory_bytes = 1 << 30});
+  return made;
+}
+
+TEST(ProgressLine, SaysHowFarHowFastAndHowLong) {
+  EXPECT_EQ(
+      progress_line(report(), 938, {.width = 0}),
+      "step 400/938  42 %  loss 0.3121  12,345 samples/s  10 s left  lr 0.001  norm 1.25  epoch 2");
+  EXPECT_EQ(progress_line(report(), 0, {.width = 0}),
+            "step 400  loss 0.3121  12,345 samples/s  lr 0.001  norm 1.25  epoch 2");
+}
+
+TEST(ProgressLine, NamesTheSlowestRankWhereOneIsSlow) {
+  StepReport slow = report();
+  slow.ranks[1].communication_seconds = 0.005;
+  EXPECT_THAT(progress_line(slow, 938), HasSubstr("slowest: rank 1 (1.5x)"));
+}
+
+TEST(ProgressLine, FitsTheWidthByLeavingOutTheLastParts) {
+  for (const int width : {20, 40, 80, 200}) {
+    const std::string line = progress_line(report(), 938, {.width = width});
+    EXPECT_LT(line.size(), static_cast<size_t>(width));
+    EXPECT_EQ(line.rfind("step 400/938", 0), 0u);
+  }
+}
+
+TEST(ProgressLine, ColourIsOnlyWhereItIsAskedFor) {
+  EXPECT_THAT(progress_line(report(), 938), Not(HasSubstr("\x1b")));
+  EXPECT_THAT(progress_line(report(), 938, {.color = true}), HasSubstr("\x1b[1mstep"));
+  StepReport broken = report();
+  broken.loss = std::nan("");
+  EXPECT_THAT(progress_line(broken, 938, {.color = true}), HasSubstr("\x1b[31mloss NaN\x1b[0m"));
+}
+
+TEST(ProgressLine, AFileIsNoTerminal) {
+  const TextStyle style = TextStyle::of_file(-1);
+  EXPECT_FALSE(style.color);
+  EXPECT_EQ(style.width, 0);
+}
+
+TEST(ProgressLine, AWarningIsBrokenBetweenWordsAndHasNoCommandsToTheTerminal) {
+  const Event event{.kind = "warning",
+                    .text = "rank 1\x1b[2J is\nslow\xC2\x9B",
+                    .advice = std::string(20, 'a') + " " + std::string(20, 'b')};
+  EXPECT_EQ(warning_text(event, {.width = 40}), "warning: rank 1 [2J is slow  .\n         " +
+                                                    std::string(20, 'a') + "\n         " +
+                                                    std::string(20, 'b'));
+}
+
+TEST(RunScreen, ShowsEachRankAndTheLastWarning) {
+  RunHistory run;
+  run.path = "runs/a/metrics.jsonl";
+  run.add(RunStart{.ranks = 3, .name = "net", .total_steps = 938}, 1);
+  StepReport slow = report();
+  slow.ranks[1].communication_seconds = 0;
+  run.add(slow, 2);
+  run.add(Event{.kind = "warning", .step = 400, .rank = 1, .text = "rank 1 is slow"}, 3);
+  const std::string screen = run_screen(run, {.width = 80});
+  EXPECT_THAT(screen, HasSubstr("a: net"));
+  EXPECT_THAT(screen, HasSubstr("step 400/938"));
+  EXPECT_THAT(
+      screen,
+      HasSubstr("1               20 ms   2.00x   1.00 GiB  [##############################]"));
+  EXPECT_THAT(screen, HasSubstr("[###############===============]"));
+  EXPECT_THAT(screen, HasSubstr("last warning (step 400): rank 1 is slow"));
+}
+
+TEST(RunScreen, OfManyRanksTheSlowestFitTheScreen) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 200}, 1);
+  StepReport wide{.step = 1};
+  wide.ranks.assign(200, {.step_seconds = 0.02, .communication_seconds = 0.01});
+  wide.ranks[150].communication_seconds = 0;
+  run.add(wide, 2);
+  const std::string screen = run_screen(run, {.width = 80}, 20);
+  EXPECT_LE(std::count(screen.begin(), screen.end(), '\n'), 20);
+  EXPECT_THAT(screen, HasSubstr("\n150 "));
+  EXPECT_THAT(screen, HasSubstr("(188 more ranks are faster)"));
+}
+
+}  // namespace
+}  // namespace lockstep::train

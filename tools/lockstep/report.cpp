@@ -1,0 +1,70 @@
+#include "report.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "flags.h"
+#include "lockstep/core/error.h"
+#include "lockstep/train/run_report.h"
+
+namespace lockstep::tool {
+namespace {
+
+constexpr const char* kReportFooter =
+    R"(RUN is the output folder of a run, with metrics.jsonl in it, or such a file; the run may still be going on. The page is
+one file that needs no network: loss, throughput, work of each rank, memory, events, configuration. docs/report.md.
+
+  lockstep report runs/a
+  lockstep report runs/a --compare runs/b runs/c -o comparison.html
+
+Exit status: 0; 1 when a log cannot be read or the page not be written; 2 for wrong arguments.
+)";
+
+// Whole or not at all, so that a browser that looks meanwhile sees a page.
+void write_page(const std::string& path, const std::string& page) {
+  const std::string unfinished = path + ".unfinished";
+  std::ofstream file(unfinished, std::ios::binary);
+  file << page;
+  file.close();
+  std::error_code error;
+  if (file) std::filesystem::rename(unfinished, path, error);
+  if (!file || error) {
+    std::error_code ignored;
+    std::filesystem::remove(unfinished, ignored);
+    throw Error(fmt::format("[report] cannot write {}: name another file with -o FILE", path));
+  }
+}
+
+}  // namespace
+
+ReportCommand::ReportCommand(CLI::App& program) {
+  auto& command = *program.add_subcommand(
+      "report", "Make a page of a run: what it learned, where its time went");
+  command.add_option("RUN", run_, "The run's folder, or its metrics.jsonl")->required();
+  command.add_option("--compare", others_, "Runs to show beside it")->type_name("RUN");
+  command.add_option("-o,--output", output_, "The file to write (report.html in the run's folder)")
+      ->type_name("FILE");
+  command.footer(kReportFooter);
+}
+
+int ReportCommand::carry_out() const {
+  std::vector<train::RunHistory> runs{train::read_run(run_)};
+  for (const auto& other : others_) runs.push_back(train::read_run(other));
+  std::string path = output_;
+  if (path.empty()) {
+    const auto log = std::filesystem::path(runs.front().path);
+    path = (log.parent_path() / "report.html").string();
+  }
+  write_page(path, train::report_page(runs));
+  for (const auto& finding : train::findings_of(runs.front())) {
+    const bool bad = finding.tone == train::Finding::Tone::Bad;
+    fmt::print("{} {}. {}\n", bad ? "!" : "-", finding.title, finding.text);
+  }
+  fmt::print("{}\n", path);
+  return 0;
+}
+
+}  // namespace lockstep::tool
