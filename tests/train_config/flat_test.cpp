@@ -89,6 +89,12 @@ TEST(FlatKeys, WhatIsNotNeededIsAcceptedAndAnsweredOnce) {
   EXPECT_TRUE(config.origins.empty());
 }
 
+TEST(FlatKeys, AFalseThatWasANo) {
+  EXPECT_EQ(read("save_strategy: false").checkpoint.save_strategy, "no");
+  EXPECT_EQ(read("eval_strategy: no\nmixed_precision: False").mixed_precision.dtype, "no");
+  EXPECT_THAT(refusal("loss: false"), HasSubstr("'false' is not one of auto"));
+}
+
 TEST(FlatKeys, TwoThatContradictEachOtherAreAnError) {
   EXPECT_EQ(refusal("batch_size: 3\ntraining: {batch_size: 4}\n"),
             "[config] flat.yaml:2:12: batch_size says something else than batch_size in "

@@ -106,6 +106,13 @@ void Loading::store(const Setting& setting) {
                   fmt::format("{}: {}; expected {}", setting.written, error, range_of(*key)));
     return;
   }
+  // Many YAML libraries read a bare no as false, and write that.
+  const bool has_no =
+      std::find(key->allowed.begin(), key->allowed.end(), "no") != key->allowed.end();
+  if (auto* word = std::get_if<std::string>(&value);
+      word != nullptr && has_no && (*word == "false" || *word == "False")) {
+    *word = "no";
+  }
   if (const std::string fault = fault_of(*key, value); !fault.empty()) {
     const auto* text = std::get_if<std::string>(&value);
     const std::string advice =
