@@ -15,7 +15,7 @@ foreach(target lockstep_core lockstep)
   endif()
 endforeach()
 install(TARGETS ${targets} EXPORT lockstep-targets)
-install(DIRECTORY include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} PATTERN launch EXCLUDE)
+install(DIRECTORY include/lockstep DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT lockstep-targets NAMESPACE lockstep:: DESTINATION ${package_dir})
 configure_package_config_file(cmake/lockstepConfig.cmake.in ${PROJECT_BINARY_DIR}/lockstepConfig.cmake
                               INSTALL_DESTINATION ${package_dir})

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <lockstep/comm/world.h>
-#include <lockstep/core/control.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -38,7 +37,7 @@ class Progress {
   // it a plain line in a file.
   static bool is_updating(const lockstep::World& world) {
     return isatty(STDOUT_FILENO) == 1 ||
-           (world.size() > 1 && std::getenv(lockstep::Control::kVariable) != nullptr);
+           (world.size() > 1 && std::getenv("LOCKSTEP_CONTROL_FD") != nullptr);
   }
 
   bool main_;

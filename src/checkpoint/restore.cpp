@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "comm/transport.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {
@@ -24,7 +25,7 @@ auto below(const std::map<std::string, T>& all, const std::string& prefix, const
 }
 
 std::string text_of(at::ScalarType dtype, const Sizes& sizes) {
-  return fmt::format("{} [{}]", c10::toString(dtype), fmt::join(sizes, ", "));
+  return fmt::format("{} [{}]", comm::name_of(dtype), fmt::join(sizes, ", "));
 }
 
 bool is_list(const Value& value) { return value.index() >= 4; }

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "checkpoint/format/checksum.h"
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::checkpoint {
@@ -57,7 +58,7 @@ void check(const Piece& piece) {
         tensor.scalar_type() != piece.dtype) {
       throw ConfigError(fmt::format(
           "[checkpoint] {}: {} is given by a tensor of {} [{}], or one that is not dense",
-          piece.name, text_of(box), c10::toString(tensor.scalar_type()),
+          piece.name, text_of(box), comm::name_of(tensor.scalar_type()),
           fmt::join(tensor.sizes(), ", ")));
     }
   }

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "comm/transport.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {
@@ -73,7 +74,7 @@ std::string dtype_of(at::ScalarType type) {
     if (type == known) return name;
   }
   throw CheckpointError(
-      fmt::format("[checkpoint] tensors of {} cannot be saved", c10::toString(type)));
+      fmt::format("[checkpoint] tensors of {} cannot be saved", comm::name_of(type)));
 }
 
 }  // namespace lockstep::checkpoint

@@ -6,10 +6,10 @@
 
 #include <cstring>
 
+#include "core/nearest.h"
 #include "lockstep/checkpoint/state.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/nearest.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -6,8 +6,8 @@
 #include <array>
 #include <cstring>
 
+#include "core/flight/record.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
 
 namespace lockstep::comm {

@@ -43,7 +43,7 @@ void check_tensor(Collective what, const at::Tensor& tensor) {
     refuse(what,
            "dtype {} is not supported; use float32/64, float16, bfloat16, int8/16/32/64, uint8 or "
            "bool",
-           c10::toString(tensor.scalar_type()));
+           name_of(tensor.scalar_type()));
   }
   if (tensor.layout() != at::kStrided) refuse(what, "a tensor is not dense: use .to_dense()");
 }
@@ -65,7 +65,7 @@ void check_device(Collective what, const at::Tensor& tensor, const Transport& tr
 void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
   const bool bitwise = op == ReduceOp::BitwiseAnd || op == ReduceOp::BitwiseOr;
   if ((bitwise && at::isFloatingType(dtype)) || (op == ReduceOp::Average && dtype == at::kBool)) {
-    refuse(what, "{} has no meaning for {}", name_of(op), c10::toString(dtype));
+    refuse(what, "{} has no meaning for {}", name_of(op), name_of(dtype));
   }
 }
 
@@ -126,8 +126,8 @@ Work Group::start(Request request, const CallOptions& options) const {
       check_tensor(request.what, tensor);
       check_device(request.what, tensor, *transport_, device);
       if (tensor.scalar_type() != dtype) {
-        refuse(request.what, "tensors of {} and {} in one call", c10::toString(dtype),
-               c10::toString(tensor.scalar_type()));
+        refuse(request.what, "tensors of {} and {} in one call", name_of(dtype),
+               name_of(tensor.scalar_type()));
       }
     }
   }

@@ -74,6 +74,16 @@ std::string_view name_of(at::ScalarType dtype) {
       return "uint8";
     case at::kBool:
       return "bool";
+    case at::kComplexHalf:
+      return "complex32";
+    case at::kComplexFloat:
+      return "complex64";
+    case at::kComplexDouble:
+      return "complex128";
+    case at::kFloat8_e4m3fn:
+      return "float8_e4m3fn";
+    case at::kFloat8_e5m2:
+      return "float8_e5m2";
     default:
       return c10::toString(dtype);
   }

@@ -1,8 +1,8 @@
 #include "lockstep/comm/work.h"
 
 #include "comm/unfinished.h"
+#include "core/flight/record.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/flight.h"
 
 namespace lockstep::comm {
 namespace {

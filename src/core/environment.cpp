@@ -29,4 +29,6 @@ std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high) {
   return value;
 }
 
+bool has_python_peers() { return env_int("LOCKSTEP_PYTHON_PEERS", 0, 1).value_or(0) == 1; }
+
 }  // namespace lockstep

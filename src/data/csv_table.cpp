@@ -12,9 +12,9 @@
 #include <optional>
 #include <unordered_map>
 
+#include "core/nearest.h"
 #include "data/csv_records.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/nearest.h"
 
 namespace lockstep::data {
 namespace {

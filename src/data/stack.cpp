@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {
@@ -13,7 +14,7 @@ namespace {
 
 std::string shape_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
-  return fmt::format("{} [{}]", c10::toString(tensor.scalar_type()),
+  return fmt::format("{} [{}]", comm::name_of(tensor.scalar_type()),
                      fmt::join(tensor.sizes(), ", "));
 }
 

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/nearest.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/nearest.h"
 
 namespace lockstep::models {
 namespace {

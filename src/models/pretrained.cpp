@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "comm/transport.h"
 #include "lockstep/checkpoint/interchange.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "lockstep/core/error.h"
@@ -129,7 +130,7 @@ std::string dtype_name(at::ScalarType dtype) {
       return "float16";
     default:
       throw ConfigError(
-          fmt::format("[transformer] save: no config.json names {}", at::toString(dtype)));
+          fmt::format("[transformer] save: no config.json names {}", comm::name_of(dtype)));
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <ostream>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/parallel/call.h"
@@ -108,7 +109,7 @@ void TransformerImpl::check_ids(const at::Tensor& ids) const {
     throw ConfigError(
         fmt::format("[transformer] forward: ids have {} dimensions and dtype {}; batch x length of "
                     "int64 is wanted",
-                    ids.dim(), at::toString(ids.scalar_type())));
+                    ids.dim(), comm::name_of(ids.scalar_type())));
   }
   if (ids.size(1) > options.max_length) {
     throw ConfigError(fmt::format("[transformer] forward: {} tokens, max_length is {}", ids.size(1),

@@ -173,16 +173,17 @@ TEST(Checkpointer, WhatDoesNotFitIsListedAndAllowedByPattern) {
     wide.track("net", wider);
     wide.track("more", value);
     const auto told = message_of<CheckpointError>([&] { wide.restore_latest(); });
-    EXPECT_THAT(told, AllOf(HasSubstr("does not fit what is tracked"),
-                            HasSubstr("net/tied differs: Float [5, 3] there, Float [6, 3] here"),
-                            HasSubstr("value more/value is missing"),
-                            HasSubstr("value value/value is unexpected")));
+    EXPECT_THAT(told,
+                AllOf(HasSubstr("does not fit what is tracked"),
+                      HasSubstr("net/tied differs: float32 [5, 3] there, float32 [6, 3] here"),
+                      HasSubstr("value more/value is missing"),
+                      HasSubstr("value value/value is unexpected")));
     EXPECT_THAT(told, testing::Not(HasSubstr("net/large")));
 
     Checkpointer few(world, folder.path());
     few.track("net", *net.first);
     EXPECT_THAT(message_of<CheckpointError>([&] { few.restore_latest(); }),
-                AllOf(HasSubstr("net/weight is missing: Float [5, 3] here"),
+                AllOf(HasSubstr("net/weight is missing: float32 [5, 3] here"),
                       HasSubstr("net/large is unexpected")));
     const auto before = net.first->weight.clone();
     few.restore_latest({.allow_missing = {"net/*"}, .allow_unexpected = {"*"}});
@@ -193,7 +194,7 @@ TEST(Checkpointer, WhatDoesNotFitIsListedAndAllowedByPattern) {
     net.half.set_data(net.half.to(torch::kFloat));
     EXPECT_THAT(message_of<CheckpointError>(
                     [&] { typed.restore_latest({.allow_unexpected = {"value/*"}}); }),
-                HasSubstr("net/half differs: BFloat16 [7] there, Float [7] here"));
+                HasSubstr("net/half differs: bfloat16 [7] there, float32 [7] here"));
     EXPECT_EQ(value, 5);
   });
 }

@@ -1,5 +1,3 @@
-#include "lockstep/core/flight.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -12,6 +10,7 @@
 #include <functional>
 #include <thread>
 
+#include "core/flight/segment.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::flight {

@@ -7,8 +7,8 @@
 #include <map>
 #include <vector>
 
+#include "core/place/node_list.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/node_list.h"
 
 namespace lockstep {
 namespace {

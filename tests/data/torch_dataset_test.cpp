@@ -202,8 +202,8 @@ TEST(TorchDataset, ErrorsNameTheSample) {
               HasSubstr("batch 1 of 3: sample 5 cannot be read: page is torn"));
   Loader ragged(Ragged(), Shard{0, 4}, {.batch_size = 3, .shuffle = false});
   EXPECT_THAT(message_of<DataError>([&] { all_of(ragged); }),
-              HasSubstr("samples 0, 4, 8 cannot be read together: data of sample 0 is Float [1], "
-                        "that of sample 8 Float [2]"));
+              HasSubstr("samples 0, 4, 8 cannot be read together: data of sample 0 is float32 [1], "
+                        "that of sample 8 float32 [2]"));
   EXPECT_THAT(message_of<DataError>([] {
                 TorchDataset(Squares()).get_batch(std::vector<int64_t>{3, 11});
               }),

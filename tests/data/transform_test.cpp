@@ -272,16 +272,17 @@ TEST(Transform, MayDropTheTarget) {
 }
 
 TEST(Transform, SamplesOfABatchNeedOneShape) {
-  EXPECT_THAT(failure_of([](Sample s) {
-                const int64_t width = 1 + s.target.item<int64_t>() / 4;
-                return Sample{s.data.slice(1, 0, width), s.target};
-              }),
-              AllOf(HasSubstr("transform 0 failed on samples 0, 2, 4, 6"),
-                    HasSubstr("data of sample 0 is Float [2, 1], that of sample 4 Float [2, 2]")));
+  EXPECT_THAT(
+      failure_of([](Sample s) {
+        const int64_t width = 1 + s.target.item<int64_t>() / 4;
+        return Sample{s.data.slice(1, 0, width), s.target};
+      }),
+      AllOf(HasSubstr("transform 0 failed on samples 0, 2, 4, 6"),
+            HasSubstr("data of sample 0 is float32 [2, 1], that of sample 4 float32 [2, 2]")));
   EXPECT_THAT(failure_of([](Sample s) {
                 return Sample{s.data, s.target.item<int64_t>() > 3 ? at::Tensor() : s.target};
               }),
-              HasSubstr("target of sample 0 is Long [], that of sample 4 undefined"));
+              HasSubstr("target of sample 0 is int64 [], that of sample 4 undefined"));
 }
 
 // A data set whose batch is not what was asked for is as wrong as a transform.

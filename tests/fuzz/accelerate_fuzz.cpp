@@ -1,8 +1,8 @@
 // Any bytes as an accelerate configuration: settings or a ConfigError, nothing else.
 #include <string>
 
+#include "launch/options/accelerate.h"
 #include "lockstep/core/error.h"
-#include "lockstep/launch/accelerate.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, size_t size) {
   try {

@@ -3,12 +3,12 @@
 #include <cstdlib>
 #include <string>
 
+#include "core/place/node_list.h"
+#include "launch/output/streams.h"
+#include "launch/rendezvous/rendezvous.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/node_list.h"
 #include "lockstep/core/place.h"
-#include "lockstep/launch/rendezvous.h"
-#include "lockstep/launch/streams.h"
 
 namespace {
 

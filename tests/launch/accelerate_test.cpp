@@ -1,5 +1,5 @@
 // Files and flags of `accelerate launch`.
-#include "lockstep/launch/accelerate.h"
+#include "launch/options/accelerate.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

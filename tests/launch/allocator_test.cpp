@@ -9,10 +9,10 @@
 #include <fstream>
 
 #include "launch/job.h"
+#include "launch/job/run.h"
 #include "launch/process/environment.h"
 #include "launch/rendezvous/host.h"
 #include "lockstep/core/error.h"
-#include "lockstep/launch/run.h"
 #include "support/thrown.h"
 
 namespace lockstep::launch::testing {

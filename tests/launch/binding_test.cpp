@@ -6,9 +6,9 @@
 
 #include <set>
 
+#include "launch/diagnosis/doctor.h"
 #include "launch/job.h"
 #include "launch/rendezvous/host.h"
-#include "lockstep/launch/doctor.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -25,11 +25,11 @@
 #include <fstream>
 #include <thread>
 
+#include "core/control.h"
 #include "core/fd.h"
-#include "lockstep/core/control.h"
+#include "core/flight/segment.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/flight.h"
 #include "lockstep/core/preemption.h"
 
 namespace lockstep::launch::testing {

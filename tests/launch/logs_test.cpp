@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "launch/job.h"
+#include "launch/output/streams.h"
 #include "lockstep/core/error.h"
-#include "lockstep/launch/streams.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "lockstep/launch/rendezvous.h"
+#include "launch/rendezvous/rendezvous.h"
 
 namespace lockstep::launch::testing {
 namespace {

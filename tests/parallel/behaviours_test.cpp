@@ -182,13 +182,19 @@ TEST(DdpBehaviour, B55_ParametersThatAreTransposedOrHaveGapsBetweenThem) {
     const auto make = [] {
       auto net = make_mlp();
       net->second->weight.set_data(net->second->weight.t().contiguous().t());
+      // Every second column of a wider matrix.
+      net->third->weight.set_data(
+          at::stack({net->third->weight, net->third->weight + 1}, 2).select(2, 0));
       return net;
     };
     expect_averages(world, make, [](Mlp& net, int rank) { return square_loss(net, rank); });
     auto net = make();
     Ddp ddp(*net, world.group());
     square_loss(*net, world.rank()).backward();
+    EXPECT_EQ(net->third->weight.strides(), at::IntArrayRef({16, 2}));
     EXPECT_EQ(net->second->weight.grad().strides(), at::IntArrayRef({1, 8}));
+    EXPECT_EQ(net->third->weight.grad().strides(), at::IntArrayRef({8, 1}));
+    EXPECT_TRUE(at::equal(net->third->weight, make()->third->weight));
   });
 }
 

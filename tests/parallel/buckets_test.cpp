@@ -61,6 +61,9 @@ struct Backwards : torch::nn::Module {
   at::Tensor loss() {
     return last(torch::tanh(middle(torch::tanh(first(at::ones({2, 4})))))).square().mean();
   }
+  at::Tensor loss_the_other_way() {
+    return first(torch::tanh(middle(torch::tanh(last(at::ones({2, 4})))))).square().mean();
+  }
   torch::nn::Linear last{nullptr}, middle{nullptr}, first{nullptr};
 };
 
@@ -75,13 +78,18 @@ TEST(Buckets, B13_RebuiltOnceInTheOrderOfArrival) {
     EXPECT_FALSE(ddp.rebuilt());
     ASSERT_EQ(ddp.buckets().size(), 3U);
     EXPECT_THAT(ddp.buckets()[0].names, ElementsAre("first.bias", "first.weight"));
-    for (int pass = 0; pass < 2; ++pass) {
-      net.loss().backward();
+    // Another order of arrival in the second pass changes nothing any more.
+    for (const bool other_way : {false, true}) {
+      (other_way ? net.loss_the_other_way() : net.loss()).backward();
       EXPECT_TRUE(ddp.rebuilt());
       ASSERT_EQ(ddp.buckets().size(), 3U);
-      EXPECT_EQ(ddp.buckets()[0].bytes, kLayerBytes);
-      EXPECT_THAT(ddp.buckets()[0].names,
-                  ::testing::UnorderedElementsAre("last.bias", "last.weight"));
+      const char* layers[] = {"last", "middle", "first"};
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(ddp.buckets()[i].bytes, kLayerBytes);
+        EXPECT_THAT(ddp.buckets()[i].names,
+                    ::testing::UnorderedElementsAre(std::string(layers[i]) + ".bias",
+                                                    std::string(layers[i]) + ".weight"));
+      }
     }
   });
 }

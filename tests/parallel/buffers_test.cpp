@@ -258,7 +258,7 @@ TEST(Buffers, OneThatIsUndefinedOnARankIsMissingThere) {
     Several net({}, 0);
     net.register_buffer("odd", world.rank() == 1 ? at::Tensor() : at::ones({3}));
     EXPECT_THAT(message_of<ConfigError>([&] { Ddp(net, world.group()); }),
-                HasSubstr("rank 0 has buffer 'odd': Float [3]\n  rank 1 has nothing"));
+                HasSubstr("rank 0 has buffer 'odd': float32 [3]\n  rank 1 has nothing"));
     Several without({}, 0);
     without.register_buffer("odd", {});
     Ddp ddp(without, world.group());
@@ -277,7 +277,7 @@ TEST(Buffers, ParametersWhoseElementsShareAMemory) {
                  HasSubstr("rank 1: parameter 'odd' has elements that share a memory"));
   expect_refusal(
       [](Several& net) { net.register_parameter("odd", at::ones({3}).to(at::kFloat8_e4m3fn)); },
-      HasSubstr("rank 1: parameter 'odd' is of Float8_e4m3fn"));
+      HasSubstr("rank 1: parameter 'odd' is of float8_e4m3fn"));
   // Two parameters in one memory, and a frozen one that is expanded.
   spawn(2, [](World& world) {
     torch::nn::Module net;

@@ -1,7 +1,7 @@
 // DdpOptions::check_same_every: ranks that drift apart are told by a backward().
 #include <cstdlib>
 
-#include "lockstep/core/flight.h"
+#include "core/flight/segment.h"
 #include "lockstep/parallel/hooks.h"
 #include "lockstep/parallel/join.h"
 #include "parallel/reference.h"

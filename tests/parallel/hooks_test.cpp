@@ -189,6 +189,47 @@ TEST(CommHook, B50_PowerSgdLearnsAndSendsLess) {
   });
 }
 
+// The paper's algorithm (Vogels et al. 2019, algorithm 1 with 2), over all ranks in one process.
+TEST(CommHook, B50_PowerSgdSendsWhatItsPaperSays) {
+  spawn(2, [](World& world) {
+    const Problem problem;
+    const auto make = [] {
+      torch::manual_seed(3);
+      return torch::nn::Linear(Problem::kIn, Problem::kOut);
+    };
+    auto net = make(), other = make();
+    const auto hook = std::make_shared<PowerSgd>(PowerSgdOptions{.rank = 2, .start_iteration = 1});
+    Ddp ddp(*net, world.group(), {.hook = hook});
+    std::vector<at::Tensor> errors(2, at::zeros({Problem::kOut, Problem::kIn}));
+    at::Tensor q;
+    for (int step = 0; step < 4; ++step) {
+      ddp.zero_grad();
+      problem.loss(net, world.rank(), step).backward();
+      std::vector<at::Tensor> m;
+      for (int rank = 0; rank < 2; ++rank) {
+        other->zero_grad();
+        problem.loss(other, rank, step).backward();
+        m.push_back(other->weight.grad().clone());
+      }
+      if (step == 0) {
+        EXPECT_TRUE(at::equal(net->weight.grad(), (m[0] + m[1]) / 2));
+        continue;
+      }
+      for (int rank = 0; rank < 2; ++rank) m[rank] += errors[rank];
+      if (step > 1) {
+        const at::Tensor p = std::get<0>(at::linalg_qr((m[0].mm(q) + m[1].mm(q)) / 2));
+        q = (m[0].t().mm(p) + m[1].t().mm(p)) / 2;
+        EXPECT_TRUE(at::allclose(net->weight.grad(), p.mm(q.t()), 1e-4, 1e-6)) << step;
+      }
+      for (int rank = 0; rank < 2; ++rank) errors[rank] = m[rank] - net->weight.grad();
+      q = hook->state().at("q/weight").clone();  // the first start is the hook's own choice
+      EXPECT_TRUE(at::allclose(hook->state().at("error/weight"), errors[world.rank()], 1e-4, 1e-6));
+      EXPECT_LE(at::linalg_matrix_rank(net->weight.grad(), 1e-4).item<int64_t>(), 2);
+      EXPECT_GT(errors[world.rank()].norm().item<double>(), 1e-3);
+    }
+  });
+}
+
 TEST(CommHook, B50_PowerSgdResumesToTheSameBits) {
   spawn(2, [](World& world) {
     const Problem problem;
@@ -244,6 +285,30 @@ TEST(CommHook, B51_LocalSgdIsSilentAfterItsStartAndTheAveragerBringsRanksTogethe
     Ddp ddp(*net, world.group(), {.hook = hook});
     torch::optim::SGD sgd(net->parameters(), 0.5);
     parallel::Averager averager(*net, {{world.group(), 4}}, /*warm_up=*/3);
+    // Both ranks' models in one process.
+    std::vector<torch::nn::Linear> models;
+    for (int rank = 0; rank < 2; ++rank) {
+      models.emplace_back(std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->clone()));
+    }
+    const auto step_in_one_process = [&](int step) {
+      const at::NoGradGuard no_grad;
+      std::vector<std::vector<at::Tensor>> grads;
+      for (int rank = 0; rank < 2; ++rank) {
+        const at::AutoGradMode grad(true);
+        models[rank]->zero_grad();
+        problem.loss(models[rank], rank, step).backward();
+        grads.push_back(gradients(*models[rank]));
+      }
+      for (size_t i = 0; i < grads[0].size(); ++i) {
+        const at::Tensor mean = (grads[0][i] + grads[1][i]) / 2;
+        for (int rank = 0; rank < 2; ++rank) {
+          models[rank]->parameters()[i].sub_(0.5 * (step < 3 ? mean : grads[rank][i]));
+        }
+        if (step < 3 || (step - 2) % 4 != 0) continue;
+        const at::Tensor average = (models[0]->parameters()[i] + models[1]->parameters()[i]) / 2;
+        for (int rank = 0; rank < 2; ++rank) models[rank]->parameters()[i].copy_(average);
+      }
+    };
     const auto alike = [&] {
       at::Tensor least = net->weight.detach().clone(), most = least.clone();
       world.group().all_reduce(least, ReduceOp::Min).wait();
@@ -259,6 +324,12 @@ TEST(CommHook, B51_LocalSgdIsSilentAfterItsStartAndTheAveragerBringsRanksTogethe
       averager.step();
       if (step == 2) bytes_at_start = hook->bytes_sent();
       history += alike() ? '=' : '.';
+      step_in_one_process(step);
+      for (size_t i = 0; i < net->parameters().size(); ++i) {
+        EXPECT_TRUE(
+            at::allclose(net->parameters()[i], models[world.rank()]->parameters()[i], 1e-5, 1e-6))
+            << "step " << step << ", parameter " << i;
+      }
     }
     EXPECT_EQ(history, "===...=...=.");
     EXPECT_EQ(hook->bytes_sent(), bytes_at_start);

@@ -174,14 +174,35 @@ TEST(Join, B45_AShardedOptimizerStepsWithTheOthers) {
 
 TEST(Join, B45_TwoModels) {
   spawn(2, [](World& world) {
-    Mlp one(1), two(2);
+    Mlp one(1), two(2), alone_one(1), alone_two(2);
     Ddp first(one, world.group()), second(two, world.group());
+    torch::optim::SGD sgd_one(one.parameters(), 0.1), sgd_two(two.parameters(), 0.1);
     Join join({first, second});
-    for (int step = 0; step <= 2 * world.rank(); ++step) {
+    const auto steps_of = [](int rank) { return 2 * rank + 1; };
+    for (int step = 0; step < steps_of(world.rank()); ++step) {
+      first.zero_grad();
+      second.zero_grad();
       square_loss(one, world.rank(), step).backward();
       square_loss(two, world.rank(), step).backward();
+      sgd_one.step();
+      sgd_two.step();
     }
     join.finish();
+    for (Mlp* net : {&alone_one, &alone_two}) {
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      for (int step = 0; step < steps_of(1); ++step) {
+        sgd.zero_grad();
+        for (int rank = 0; rank < 2; ++rank) {
+          if (step < steps_of(rank)) (square_loss(*net, rank, step) / 2).backward();
+        }
+        sgd.step();
+      }
+      // Rank 0 made one step of its own.
+      const Mlp& joined = net == &alone_one ? one : two;
+      for (size_t i = 0; world.rank() == 1 && i < net->parameters().size(); ++i) {
+        EXPECT_TRUE(at::allclose(joined.parameters()[i], net->parameters()[i], 1e-5, 1e-6)) << i;
+      }
+    }
     EXPECT_EQ(first.log().pass_count, second.log().pass_count + 1);  // the one that found nobody
     EXPECT_EQ(second.log().pass_count, 3);
   });

@@ -88,8 +88,8 @@ TEST(DdpLog, B60_NamesTheHook) {
   spawn(2, [](World& world) {
     Mlp net;
     Ddp ddp(net, world.group(), {.hook = std::make_shared<CastHook>(at::kBFloat16)});
-    EXPECT_EQ(ddp.log().hook, "cast to BFloat16");
-    EXPECT_THAT(ddp.log().summary(), ::testing::HasSubstr("cast to BFloat16"));
+    EXPECT_EQ(ddp.log().hook, "cast to bfloat16");
+    EXPECT_THAT(ddp.log().summary(), ::testing::HasSubstr("cast to bfloat16"));
   });
 }
 

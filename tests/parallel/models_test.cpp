@@ -180,9 +180,13 @@ TEST(Models, ABackwardMayBeRepeatedWithBatchNorm) {
     net->push_back(torch::nn::Linear(6, 4));
     net->push_back(torch::nn::BatchNorm1d(4));
     Ddp ddp(*net, world.group());
-    const auto loss = net->forward(input(world.rank())).square().sum();
+    // What is normalised has the same sum of squares whatever the weights are: weighted, it has
+    // not.
+    const at::Tensor weights = input(2).narrow(1, 0, 4);
+    const auto loss = (net->forward(input(world.rank())) * weights).square().sum();
     loss.backward({}, /*retain_graph=*/true);
     const auto once = gradients(*net)[0].clone();
+    EXPECT_GT(once.abs().max().item<float>(), 1e-2);
     ddp.zero_grad();
     loss.backward();
     EXPECT_TRUE(at::equal(gradients(*net)[0], once));

@@ -1,9 +1,11 @@
 // An optimizer divided over the ranks has the bits of the whole one.
 #include "lockstep/parallel/zero_optimizer.h"
 
+#include <map>
 #include <sstream>
 
 #include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/stateful.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 
@@ -123,12 +125,30 @@ TEST(Zero, EachRankHoldsItsPartOfTheState) {
   spawn(3, [](World& world) {
     Wide net;
     ZeroOptimizer zero_adam(net.parameters(), world.group(), zero<FusedAdam>(AdamOptions(0.01)));
+    wide_loss(net, world.rank(), 0).backward();
+    zero_adam.step();
     int64_t whole = 0;
     for (const auto& parameter : net.parameters()) whole += parameter.numel();
-    at::Tensor own = torch::tensor({zero_adam.own_elements()});
-    EXPECT_LE(std::abs(own.item<int64_t>() - whole / 3), 1100);
-    world.group().all_reduce(own).wait();
-    EXPECT_EQ(own.item<int64_t>(), whole);
+    checkpoint::Names names;
+    for (const auto& item : net.named_parameters()) names.add(item.value(), item.key());
+    // The memory behind what this rank would save, each allocation once.
+    std::map<std::string, std::map<const void*, int64_t>> memory;
+    for (const auto& piece : stateful(zero_adam)->state(names).pieces) {
+      for (const auto& part : piece.parts) {
+        const auto& storage = part.tensor.storage();
+        const std::string kind = piece.name.substr(0, piece.name.find('/'));
+        memory[kind][storage.data()] = static_cast<int64_t>(storage.nbytes()) / 4;
+      }
+    }
+    for (const std::string kind : {"exp_avg", "exp_avg_sq"}) {
+      int64_t own = 0;
+      for (const auto& [address, elements] : memory[kind]) own += elements;
+      EXPECT_LE(std::abs(own - whole / 3), 1100) << kind;
+      at::Tensor all = torch::tensor({own});
+      world.group().all_reduce(all).wait();
+      EXPECT_EQ(all.item<int64_t>(), whole) << kind;
+      EXPECT_EQ(own, zero_adam.own_elements()) << kind;
+    }
   });
 }
 

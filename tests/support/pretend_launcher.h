@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "lockstep/core/control.h"
+#include "core/control.h"
 
 namespace lockstep::test {
 

@@ -4,8 +4,8 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
-#include "lockstep/launch/accelerate.h"
-#include "lockstep/launch/run.h"
+#include "launch/job/run.h"
+#include "launch/options/accelerate.h"
 
 namespace lockstep::tool {
 

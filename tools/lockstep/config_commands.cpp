@@ -9,8 +9,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/nearest.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/nearest.h"
 #include "lockstep/train/config.h"
 
 namespace lockstep::tool {

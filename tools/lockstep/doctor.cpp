@@ -6,7 +6,7 @@
 #include <array>
 #include <filesystem>
 
-#include "lockstep/launch/doctor.h"
+#include "launch/diagnosis/doctor.h"
 
 namespace lockstep::tool {
 namespace {

@@ -9,8 +9,8 @@
 #include <optional>
 #include <utility>
 
+#include "core/nearest.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/nearest.h"
 
 namespace lockstep::tool {
 namespace {

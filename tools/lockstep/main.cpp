@@ -12,10 +12,10 @@
 
 #include "checkpoint_flags.h"
 #include "config_commands.h"
+#include "core/nearest.h"
 #include "doctor.h"
 #include "flags.h"
 #include "lockstep/checkpoint/error.h"
-#include "lockstep/core/nearest.h"
 #include "report.h"
 #include "run.h"
 #include "sweep.h"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/launch/rendezvous.h"
+#include "launch/rendezvous/rendezvous.h"
 
 namespace lockstep::tool {
 

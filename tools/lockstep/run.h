@@ -1,4 +1,4 @@
-// `lockstep run`: its flags. What they do is lockstep/launch/run.h.
+// `lockstep run`: its flags. What they do is launch/job/run.h.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "accelerate_flags.h"
-#include "lockstep/launch/run.h"
+#include "launch/job/run.h"
 #include "rendezvous_flags.h"
 
 namespace lockstep::tool {

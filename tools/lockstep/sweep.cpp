@@ -16,8 +16,8 @@
 #include <utility>
 
 #include "flags.h"
+#include "launch/job/run.h"
 #include "lockstep/core/error.h"
-#include "lockstep/launch/run.h"
 #include "lockstep/train/config.h"
 
 namespace lockstep::tool {

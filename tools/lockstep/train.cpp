@@ -10,10 +10,10 @@
 #include <cstring>
 #include <filesystem>
 
+#include "core/place/node_list.h"
+#include "launch/job/run.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/node_list.h"
-#include "lockstep/launch/run.h"
 
 namespace lockstep::tool {
 namespace {

@@ -9,6 +9,7 @@
 #include "comm/gloo/state.h"
 #include "comm/health/call_numbers.h"
 #include "comm/text.h"
+#include "core/mix.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -17,10 +18,8 @@ namespace {
 // How much longer than us Gloo waits, so that it is our deadline that ends a wait and says why.
 constexpr std::chrono::seconds kGrace{10};
 
-// FNV-1a: the same on every rank, whatever it was compiled with.
 uint32_t checksum_of(std::string_view text) {
-  uint32_t hash = 2166136261u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  const auto hash = fnv1a<uint32_t>(text);
   return hash ^ hash >> 20;
 }
 

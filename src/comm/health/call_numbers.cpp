@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "comm/text.h"
-#include "lockstep/core/flight.h"
+#include "core/flight/record.h"
 
 namespace lockstep::comm {
 

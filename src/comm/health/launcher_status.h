@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/core/control.h"
+#include "core/control.h"
 
 namespace lockstep::comm {
 

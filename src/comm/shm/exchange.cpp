@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/core/flight.h"
+#include "core/flight/record.h"
 
 namespace lockstep::comm {
 namespace {

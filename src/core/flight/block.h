@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lockstep/core/flight.h"
+#include "core/flight/segment.h"
 
 namespace lockstep::flight {
 

@@ -1,5 +1,3 @@
-#include "lockstep/core/flight.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -12,6 +10,7 @@
 #include <cstring>
 
 #include "core/flight/block.h"
+#include "core/flight/segment.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::flight {

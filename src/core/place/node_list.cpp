@@ -1,4 +1,4 @@
-#include "lockstep/core/node_list.h"
+#include "core/place/node_list.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,6 @@
 #include "lockstep/core/place.h"
 
+#include "core/mix.h"
 #include "core/place/sources.h"
 #include "lockstep/core/environment.h"
 
@@ -55,9 +56,7 @@ Place met_over_mpirun(Place place) {
 }  // namespace
 
 int port_of(std::string_view job_id) {
-  // FNV-1a: the same on every host.
-  uint32_t hash = 2166136261u;
-  for (const char c : job_id) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  const auto hash = fnv1a<uint32_t>(job_id);
   return 20'000 + static_cast<int>((hash ^ hash >> 16) % 10'000);
 }
 

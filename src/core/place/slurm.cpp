@@ -1,10 +1,10 @@
 // Tasks of Slurm's srun.
 #include <cstdlib>
 
+#include "core/place/node_list.h"
 #include "core/place/sources.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/log.h"
-#include "lockstep/core/node_list.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "lockstep/launch/doctor.h"
+#include "launch/diagnosis/doctor.h"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>

@@ -10,9 +10,9 @@
 #include <map>
 #include <string_view>
 
+#include "core/control.h"
 #include "launch/diagnosis/stacks.h"
 #include "launch/process/signals.h"
-#include "lockstep/core/control.h"
 #include "lockstep/core/preemption.h"
 
 namespace lockstep::launch {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/flight.h"
+#include "core/flight/segment.h"
 
 namespace lockstep::launch {
 

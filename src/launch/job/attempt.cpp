@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "core/address.h"
+#include "core/control.h"
+#include "core/flight/segment.h"
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/job/worker_group.h"
 #include "launch/process/aside.h"
 #include "launch/process/binding.h"
 #include "launch/process/child.h"
 #include "launch/process/environment.h"
-#include "lockstep/core/control.h"
-#include "lockstep/core/flight.h"
 
 namespace lockstep::launch {
 

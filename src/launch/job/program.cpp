@@ -11,7 +11,7 @@
 #include <fstream>
 #include <string_view>
 
-#include "lockstep/launch/run.h"
+#include "launch/job/run.h"
 
 namespace lockstep::launch {
 namespace {

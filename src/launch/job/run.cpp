@@ -1,4 +1,4 @@
-#include "lockstep/launch/run.h"
+#include "launch/job/run.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,9 +14,6 @@
 
 namespace lockstep::launch {
 namespace {
-
-// A Python rank 0 binds the port itself, so that it must be left free.
-bool python_serves() { return env_text("LOCKSTEP_PYTHON_PEERS").value_or("0") != "0"; }
 
 Plan plan_on_this_host(const Options& options) {
   Plan plan;
@@ -55,7 +52,8 @@ int run(const Options& options) {
     Listener listener = listen_on_loopback(options.master_port);
     plan.master_port = listener.port;
     session.tell(fmt::format("rank 0 is to listen at 127.0.0.1:{}", listener.port));
-    if (python_serves()) {
+    // A Python rank 0 binds the port itself, so that it must be left free.
+    if (has_python_peers()) {
       listener.socket.reset();
     } else {
       plan.listener = std::move(listener.socket);

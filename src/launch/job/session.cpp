@@ -46,6 +46,7 @@ Options completed(Options options) {
   raise_descriptor_limit();
   static_cast<void>(flush_time());  // a wrong value is an error now
   static_cast<void>(late_after());
+  static_cast<void>(has_python_peers());
   if (options.run_id.empty()) options.run_id = random_run_id();
   return options;
 }

@@ -5,11 +5,11 @@
 #include <optional>
 #include <string>
 
+#include "launch/job/run.h"
 #include "launch/output/log_multiplexer.h"
 #include "launch/output/logs.h"
 #include "launch/process/orphan_reaper.h"
 #include "launch/process/signals.h"
-#include "lockstep/launch/run.h"
 
 namespace lockstep::launch {
 

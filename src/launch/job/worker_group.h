@@ -8,14 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "core/control.h"
+#include "core/flight/segment.h"
 #include "launch/diagnosis/watch.h"
 #include "launch/job/outcome.h"
 #include "launch/job/plan.h"
 #include "launch/job/session.h"
 #include "launch/process/descendants.h"
 #include "launch/rendezvous/outside.h"
-#include "lockstep/core/control.h"
-#include "lockstep/core/flight.h"
 
 namespace lockstep::launch {
 

@@ -1,4 +1,4 @@
-#include "lockstep/launch/accelerate.h"
+#include "launch/options/accelerate.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -14,8 +14,8 @@
 #include <functional>
 #include <sstream>
 
+#include "core/nearest.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/nearest.h"
 
 namespace lockstep::launch {
 namespace {

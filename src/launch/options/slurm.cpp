@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
+#include "core/place/node_list.h"
 #include "core/place/sources.h"
+#include "launch/rendezvous/rendezvous.h"
 #include "lockstep/core/environment.h"
-#include "lockstep/core/node_list.h"
-#include "lockstep/launch/rendezvous.h"
 
 namespace lockstep::launch {
 namespace {

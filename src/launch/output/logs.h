@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/fd.h"
-#include "lockstep/launch/run.h"
+#include "launch/job/run.h"
 
 namespace lockstep::launch {
 

@@ -1,4 +1,4 @@
-#include "lockstep/launch/streams.h"
+#include "launch/output/streams.h"
 
 #include <fmt/format.h>
 

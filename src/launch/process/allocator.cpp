@@ -8,9 +8,9 @@
 #include <algorithm>
 #include <array>
 
+#include "launch/job/run.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
-#include "lockstep/launch/run.h"
 
 namespace lockstep::launch {
 namespace {

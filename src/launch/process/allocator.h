@@ -8,7 +8,7 @@
 
 namespace lockstep::launch {
 
-// As find_allocator() of lockstep/launch/run.h, in these folders.
+// As find_allocator() of launch/job/run.h, in these folders.
 std::string find_allocator(std::string_view name,
                            const std::vector<std::filesystem::path>& folders);
 

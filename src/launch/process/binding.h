@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "lockstep/launch/run.h"
+#include "launch/job/run.h"
 
 namespace lockstep::launch {
 

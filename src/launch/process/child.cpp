@@ -12,9 +12,9 @@
 
 #include "core/descriptors.h"
 #include "launch/job/program.h"
+#include "launch/job/run.h"
 #include "launch/process/binding.h"
 #include "launch/process/descriptors.h"
-#include "lockstep/launch/run.h"
 
 namespace lockstep::launch {
 namespace {

@@ -6,11 +6,11 @@
 
 #include <random>
 
+#include "core/control.h"
 #include "launch/job/attempt.h"
 #include "launch/job/late.h"
 #include "launch/process/secret.h"
 #include "launch/rendezvous/job_spec.h"
-#include "lockstep/core/control.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/preemption.h"
 
@@ -169,8 +169,7 @@ void Agent::run_ranks(const Launch& launch) {
     plan.master_addr = plan.master_addr.substr(1, plan.master_addr.size() - 2);
   }
   // A Python rank 0 binds the port itself, so that it must be left free.
-  const bool python_serves = env_text("LOCKSTEP_PYTHON_PEERS").value_or("0") != "0";
-  if (launch.node_rank == 0 && !python_serves) plan.listener = std::move(store_);
+  if (launch.node_rank == 0 && !has_python_peers()) plan.listener = std::move(store_);
   store_.reset();
   said_.clear();
   asks_for_requeue_ = false;

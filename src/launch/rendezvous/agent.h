@@ -11,7 +11,7 @@
 #include "launch/rendezvous/network.h"
 #include "launch/rendezvous/node.h"
 #include "launch/rendezvous/outside.h"
-#include "lockstep/launch/rendezvous.h"
+#include "launch/rendezvous/rendezvous.h"
 
 namespace lockstep::launch {
 

@@ -11,8 +11,8 @@
 #include <string>
 
 #include "core/cores.h"
+#include "launch/job/run.h"
 #include "lockstep/core/error.h"
-#include "lockstep/launch/run.h"
 
 namespace lockstep::launch {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "core/address.h"
 #include "launch/job/session.h"
-#include "lockstep/launch/rendezvous.h"
+#include "launch/rendezvous/rendezvous.h"
 
 namespace lockstep::launch {
 

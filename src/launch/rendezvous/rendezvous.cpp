@@ -1,4 +1,4 @@
-#include "lockstep/launch/rendezvous.h"
+#include "launch/rendezvous/rendezvous.h"
 
 #include <fmt/format.h>
 

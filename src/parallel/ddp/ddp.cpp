@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
 #include "parallel/ddp/accumulator.h"
@@ -38,7 +39,7 @@ void check(const DdpOptions& options, const Group& group) {
   if (options.hook && options.reduce_dtype) {
     throw ConfigError(fmt::format(
         "[ddp] both the hook {} and reduce_dtype {} say how gradients are averaged: choose one",
-        options.hook->name(), c10::toString(*options.reduce_dtype)));
+        options.hook->name(), comm::name_of(*options.reduce_dtype)));
   }
 }
 

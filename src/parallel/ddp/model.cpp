@@ -35,7 +35,7 @@ std::vector<Named> once_each(const ModuleRef::NamedTensors& items) {
 
 std::string describe(std::string_view kind, const Named& item, bool with_grad) {
   const at::Tensor& tensor = item.tensor;
-  auto text = fmt::format("{} '{}': {} [{}]", kind, item.name, at::toString(tensor.scalar_type()),
+  auto text = fmt::format("{} '{}': {} [{}]", kind, item.name, comm::name_of(tensor.scalar_type()),
                           fmt::join(tensor.sizes(), ", "));
   if (!tensor.is_contiguous()) {
     text += fmt::format(" with strides [{}]", fmt::join(tensor.strides(), ", "));
@@ -82,7 +82,7 @@ std::string complaint(const Model& model, at::Device device) {
       continue;
     }
     return fmt::format("parameter '{}' is of {}, whose gradients no collective adds", item.name,
-                       at::toString(item.tensor.scalar_type()));
+                       comm::name_of(item.tensor.scalar_type()));
   }
   if (model.trainable().empty()) {
     return fmt::format(

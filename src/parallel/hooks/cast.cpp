@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <torch/types.h>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
 #include "parallel/hooks/state.h"
@@ -10,12 +11,12 @@ namespace lockstep::parallel {
 CastHook::CastHook(at::ScalarType dtype, CastOptions options)
     : dtype_(dtype),
       options_(options),
-      name_(fmt::format("cast to {}", c10::toString(dtype))),
+      name_(fmt::format("cast to {}", comm::name_of(dtype))),
       residuals_(std::make_shared<HookState>(name_)) {
   if (!at::isFloatingType(dtype)) {
     throw ConfigError(
         fmt::format("[cast] gradients cannot be sent as {}: choose a floating-point dtype",
-                    c10::toString(dtype)));
+                    comm::name_of(dtype)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
 #include "parallel/ddp/packed.h"
@@ -14,13 +15,6 @@ namespace lockstep::parallel {
 namespace {
 
 constexpr char kError[] = "error/", kQ[] = "q/";
-
-// FNV-1a: a parameter's random start must be the same on every rank.
-uint64_t hash_of(std::string_view text) {
-  uint64_t hash = 14695981039346656037u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;
-  return hash;
-}
 
 // A gradient as a matrix of n x m, approximated in rank r.
 struct Compressed {
@@ -96,7 +90,7 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
     at::Tensor q = kept_->of(kQ + name);
     if (!q.defined() || !options_.warm_start) {
       auto generator = at::make_generator<at::CPUGeneratorImpl>(
-          options_.seed ^ hash_of(name) ^
+          options_.seed ^ fnv1a<uint64_t>(name) ^
           (options_.warm_start ? 0 : static_cast<uint64_t>(iteration)));
       q = at::randn({m, r}, generator, at::TensorOptions(at::kFloat)).to(gradient.options());
     }

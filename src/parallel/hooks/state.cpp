@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
@@ -91,8 +92,8 @@ void HookState::check(const Tensors& state, const Layout& layout) const {
     if (tensor.sizes() != sizes || tensor.scalar_type() != dtype) {
       refuse(hook_,
              fmt::format("'{}' has shape [{}] and dtype {}, not [{}] and {}", name,
-                         fmt::join(tensor.sizes(), ", "), c10::toString(tensor.scalar_type()),
-                         fmt::join(sizes, ", "), c10::toString(dtype)));
+                         fmt::join(tensor.sizes(), ", "), comm::name_of(tensor.scalar_type()),
+                         fmt::join(sizes, ", "), comm::name_of(dtype)));
     }
   }
   for (const auto& [name, expected] : layout) {

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
@@ -71,7 +72,7 @@ std::string describe_precision(at::Device device, at::ScalarType dtype) {
 Autocast::Autocast(at::Device device, at::ScalarType dtype) : type_(device.type()) {
   if (dtype != at::kBFloat16 && dtype != at::kHalf && dtype != at::kFloat) {
     throw ConfigError(fmt::format("[autocast] {}: use bfloat16, float16, or float32 for none",
-                                  c10::toString(dtype)));
+                                  comm::name_of(dtype)));
   }
   was_enabled_ = at::autocast::is_autocast_enabled(type_);
   previous_dtype_ = at::autocast::get_autocast_dtype(type_);

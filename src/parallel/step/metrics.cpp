@@ -9,6 +9,7 @@
 #include <numeric>
 #include <string>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "parallel/lanes/rules.h"
 
@@ -25,7 +26,7 @@ bool agreed(bool here, ReduceOp op, const Group& group) {
 // Everything of a rank's rows but their number, for comparison and for the message.
 std::string kind_of(const at::Tensor& rows) {
   if (!rows.defined() || rows.dim() == 0) return "no rows";
-  return fmt::format("{} rows of [{}]", c10::toString(rows.scalar_type()),
+  return fmt::format("{} rows of [{}]", comm::name_of(rows.scalar_type()),
                      fmt::join(rows.sizes().slice(1), ", "));
 }
 

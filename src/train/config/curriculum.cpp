@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/core/nearest.h"
+#include "core/nearest.h"
 #include "train/config/value.h"
 
 namespace lockstep::train {

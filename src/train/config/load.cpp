@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "lockstep/core/nearest.h"
+#include "core/nearest.h"
 #include "lockstep/train/config.h"
 #include "train/config/checks.h"
 #include "train/config/curriculum.h"

@@ -13,8 +13,8 @@
 #include <sstream>
 #include <utility>
 
+#include "core/nearest.h"
 #include "lockstep/core/environment.h"
-#include "lockstep/core/nearest.h"
 #include "train/config/curriculum.h"
 #include "train/config/flat_keys.h"
 #include "train/config/schema.h"

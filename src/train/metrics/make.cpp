@@ -2,8 +2,8 @@
 #include <fmt/ranges.h>
 #include <torch/torch.h>
 
+#include "core/nearest.h"
 #include "lockstep/core/error.h"
-#include "lockstep/core/nearest.h"
 #include "lockstep/train/metrics.h"
 
 namespace lockstep::train {

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "launch/output/streams.h"
 #include "lockstep/core/error.h"
-#include "lockstep/launch/streams.h"
 
 namespace lockstep::launch {
 

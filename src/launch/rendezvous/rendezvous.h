@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/launch/run.h"
+#include "launch/job/run.h"
 
 namespace lockstep::launch {
 
