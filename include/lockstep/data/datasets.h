@@ -3,6 +3,7 @@
 
 #include "lockstep/data/csv.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/data/idx_dataset.h"
 #include "lockstep/data/image_folder.h"
 #include "lockstep/data/mnist.h"
 #include "lockstep/data/npy.h"
