@@ -1,0 +1,33 @@
+// Section `data` of a configuration as data sets: tables, arrays, tensors and images in files.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "lockstep/comm/world.h"
+#include "lockstep/data/dataset.h"
+#include "lockstep/data/standard_scaler.h"
+#include "lockstep/train/model_config.h"
+
+namespace lockstep::train {
+
+// What the files hold.
+struct FileData {
+  std::shared_ptr<const data::Dataset> training = nullptr;
+  std::shared_ptr<const data::Dataset> validation = nullptr;  // null: no file was given for it
+  int64_t classes = 0;  // targets are numbers below it; 0: targets are values
+  // csv with scaling standard: measured on the training data, applied to both as their batches are
+  // made. Track it: Checkpointer::track("scaler", *scaler).
+  std::shared_ptr<data::StandardScaler> scaler = nullptr;
+};
+
+// Whether open_file_data() knows the kind: csv, idx, npy, safetensors, images.
+bool is_file_data(std::string_view kind);
+
+// Opens what `config` describes. Every rank calls it (with scaling it communicates). Throws what
+// the data sets throw, and ConfigError for a kind that it does not know or a path that is missing.
+// What was left out by `bad_rows` or `bad_images` is logged by rank 0.
+FileData open_file_data(const DataConfig& config, const comm::World& world);
+
+}  // namespace lockstep::train

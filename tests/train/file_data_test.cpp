@@ -1,0 +1,78 @@
+#include "lockstep/train/file_data.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+
+#include "checkpoint_format/folder.h"
+#include "lockstep/checkpoint/interchange.h"
+#include "lockstep/core/error.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using testing::HasSubstr;
+using train::DataConfig;
+using train::open_file_data;
+
+TEST(FileData, ATableWithScalingAndClasses) {
+  const Folder folder;
+  write(folder / "train.csv", "a,b,kind\n1,5,cat\n3,x,cat\n3,7,dog\n");
+  write(folder / "test.csv", "a,b,kind\n2,6,dog\n");
+  spawn(2, [&](World& world) {
+    DataConfig config{.kind = "csv", .path = folder / "train.csv"};
+    config.csv = {.scaling = "standard", .bad_rows = "skip", .classification = true};
+    config.validation_path = folder / "test.csv";
+    const auto all = open_file_data(config, world);
+    EXPECT_EQ(all.classes, 2);
+    ASSERT_EQ(all.training->size(), 2);
+    const auto batch = all.training->get_batch({0, 1});
+    EXPECT_TRUE(at::equal(batch.data, torch::tensor({{-1.0F, -1.0F}, {1.0F, 1.0F}})));
+    EXPECT_TRUE(at::equal(batch.target, torch::tensor({0, 1})));
+    const auto other = all.validation->get_batch({0});
+    EXPECT_TRUE(at::equal(other.data, torch::zeros({1, 2})));
+    EXPECT_EQ(other.target.item<int64_t>(), 1);
+    all.scaler->restore(torch::zeros({2}), torch::ones({2}));  // as from a checkpoint
+    EXPECT_EQ(all.training->get_batch({0}).data.sum().item<float>(), 6);
+  });
+}
+
+TEST(FileData, TensorsInASafetensorsFile) {
+  isolated([] {
+    const Folder folder;
+    torch::nn::Module set;
+    set.register_buffer("x", torch::rand({3, 2}));
+    set.register_buffer("y", torch::tensor({0, 2, 1}));
+    save_safetensors(set, folder / "set.safetensors");
+    DataConfig config{.kind = "safetensors", .path = folder / "set.safetensors"};
+    config.inputs_key = "x";
+    config.targets_key = "y";
+    const auto all = open_file_data(config, World::solo());
+    EXPECT_EQ(all.training->size(), 3);
+    EXPECT_EQ(all.classes, 3);
+    EXPECT_EQ(all.validation, nullptr);
+  });
+}
+
+TEST(FileData, WhatIsMissingIsNamed) {
+  isolated([] {
+    const auto refused = [](const DataConfig& config) {
+      return message_of<Error>([&] { open_file_data(config, World::solo()); });
+    };
+    EXPECT_THAT(refused({.kind = "npy", .path = "x.npy"}),
+                HasSubstr("data.targets_path is missing: data of kind npy lie in files"));
+    EXPECT_THAT(refused({.kind = "images"}), HasSubstr("data.path is missing"));
+    EXPECT_THAT(refused({.kind = "idx", .path = "/none", .targets_path = "/none"}),
+                HasSubstr("[idx] /none"));
+    EXPECT_THAT(refused({.kind = "mnist"}), HasSubstr("data.kind = mnist"));
+    EXPECT_TRUE(train::is_file_data("csv"));
+    EXPECT_FALSE(train::is_file_data("tokens"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
