@@ -47,7 +47,7 @@ def faults(source):
             if room == "tools" and (first, pathlib.Path(included).stem) in {("checkpoint", f) for f in formats} | {
                     ("train", header) for headers in TRAIN.values() for header in headers}:
                 continue
-            allowed = {"core"} if room == "launch" else {"core", "launch"} if room == "tools" else ROOMS[:ROOMS.index(room)]
+            allowed = {"core"} if room == "launch" else {"core", "text", "launch"} if room == "tools" else ROOMS[:ROOMS.index(room)]
             if first not in allowed:
                 yield f"{name}: includes {included}, and {first} is not left of {room}"
 

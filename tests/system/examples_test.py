@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,6 +53,23 @@ def test_a_preempted_training_leaves_together_and_resumes(folder):
     done.expect(out=[rf"resumes at step {steps}$", rf"trained after step {steps + 10}, "])
     alone = run(BIN / "resume", "--directory", folder + "/runs", "--steps", steps + 20)
     alone.expect(out=[rf"resumes at step {steps + 10}$", rf"trained after step {steps + 20}, "])
+
+
+def test_a_language_model_resumes_to_the_same_bits(folder):
+    made = run(BIN / "lockstep", "tokenize", pathlib.Path(sys.argv[1]) / "docs", "--to", folder + "/corpus", "--vocabulary", 300)
+    made.expect(out=[r"documents, \d+ bytes, \d+ tokens of 300$"])
+    small = ["--corpus", folder + "/corpus", "--steps", 6, "--save-every", 3, "--batch-size", 2, "--sequence-length", 16, "--layers",
+             2, "--hidden", 16, "--heads", 2, "--sample-tokens", 8]
+    whole = launch(2, "gpt", *small, "--directory", folder + "/a")
+    whole.expect(out=[r"starts at step 0", r"step 3: loss", r"step 6: loss [\d.]+, perplexity"])
+    shutil.copytree(folder + "/a/step-00000003", folder + "/b/step-00000003")
+    again = launch(2, "gpt", *small, "--directory", folder + "/b")
+    again.expect(out=[r"resumes at step 3"])
+    last = [re.search(r"step 6: loss .*", result.out).group(0) for result in (whole, again)]
+    assert last[0] == last[1], last
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        files = [pathlib.Path(folder, run_of, "model", name).read_bytes() for run_of in "ab"]
+        assert files[0] == files[1], name
 
 
 def check_line(match, number=r"(-?[\d.]+)"):

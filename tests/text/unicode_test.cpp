@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "lockstep/text/utf8.h"
 #include "text/pattern.h"
 
 namespace lockstep::text {
@@ -35,6 +36,7 @@ TEST(Characters, AreReadOneByOneAndWhatIsNoUtf8IsABytePerCharacter) {
   }
   EXPECT_EQ(back, text);
   EXPECT_EQ(invalid, 1 + 2 + 3 + 5 + 2);
+  EXPECT_EQ(valid_utf8("\u00e9\xc3z"), "\u00e9\ufffdz");
 }
 
 TEST(Words, AsQwenCutsThem) {

@@ -19,6 +19,7 @@
 #include "report.h"
 #include "run.h"
 #include "sweep.h"
+#include "tokenize.h"
 #include "top.h"
 #include "train.h"
 
@@ -64,8 +65,8 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   }
   throw ConfigError(
       fmt::format("unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
-                  nearest(first, {"run", "train", "sweep", "config", "doctor", "help", "inspect",
-                                  "verify", "merge", "export", "diff", "report", "top"}),
+                  nearest(first, {"run", "train", "sweep", "tokenize", "config", "doctor", "help",
+                                  "inspect", "verify", "merge", "export", "diff", "report", "top"}),
                   line));
 }
 
@@ -77,6 +78,7 @@ int run(std::vector<std::string> words) {
   tool::RunCommand command(program);
   tool::TrainCommand train(program);
   tool::SweepCommand sweep(program);
+  tool::TokenizeCommand tokenize(program);
   tool::ConfigCommands config(program);
   tool::add_doctor(program);
   tool::CheckpointFlags checkpoints(program);
@@ -96,7 +98,7 @@ int run(std::vector<std::string> words) {
     words.assign({"train"});
     words.insert(words.end(), flags.begin(), flags.end());
   } else if (words.front() != "doctor" && words.front() != "report" && words.front() != "top" &&
-             words.front() != "config" && words.front() != "sweep" &&
+             words.front() != "config" && words.front() != "sweep" && words.front() != "tokenize" &&
              !tool::CheckpointFlags::is_command(words.front()) && words.front() != "-h" &&
              words.front() != "--help" && words.front() != "--version") {
     refuse_command(command, words);
@@ -118,6 +120,7 @@ int run(std::vector<std::string> words) {
   if (program.got_subcommand("top")) return top.carry_out();
   if (program.got_subcommand("train")) return train.carry_out();
   if (program.got_subcommand("sweep")) return sweep.carry_out();
+  if (program.got_subcommand("tokenize")) return tokenize.carry_out();
   if (program.got_subcommand("config")) return config.carry_out();
   try {
     return checkpoints.carry_out();

@@ -1,0 +1,130 @@
+#include "tokenize.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+
+#include "lockstep/core/error.h"
+#include "lockstep/text/token_files.h"
+#include "lockstep/text/tokenizer.h"
+#include "lockstep/text/tokenizer_trainer.h"
+
+namespace lockstep::tool {
+namespace {
+
+constexpr const char* kTokenizeFooter =
+    R"(Each FILE is a document; of folders, each file in them, in the order of names. --to gets tokens.json, the tokens in
+00000.bin and so on, and tokenizer.json. docs/transformer.md.
+
+  lockstep tokenize book.txt notes/ --to corpus --vocabulary 4096
+  lockstep tokenize *.txt --to corpus --tokenizer qwen.tiktoken --separator '<|endoftext|>'
+)";
+
+std::vector<std::string> all_files(const std::vector<std::string>& given) {
+  std::vector<std::string> out;
+  for (const auto& path : given) {
+    if (!std::filesystem::is_directory(path)) {
+      out.push_back(path);
+      continue;
+    }
+    std::vector<std::string> within;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+      if (entry.is_regular_file()) within.push_back(entry.path().string());
+    }
+    std::sort(within.begin(), within.end());
+    out.insert(out.end(), within.begin(), within.end());
+  }
+  return out;
+}
+
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file) throw DataError(fmt::format("{}: cannot be read", path));
+  return text;
+}
+
+// The documents of all files, one after the other.
+class Documents {
+ public:
+  enum class Are { Files, Lines };
+  Documents(std::vector<std::string> files, Are are) : files_(std::move(files)), are_(are) {}
+
+  std::optional<std::string> next() {
+    while (at_ >= text_.size()) {
+      if (file_ == files_.size()) return std::nullopt;
+      text_ = read(files_[file_++]);
+      at_ = 0;
+    }
+    const size_t begin = at_;
+    const size_t end =
+        are_ == Are::Files ? text_.size() : std::min(text_.find('\n', begin), text_.size());
+    at_ = end + 1;
+    return text_.substr(begin, end - begin);
+  }
+
+ private:
+  std::vector<std::string> files_;
+  Are are_;
+  size_t file_ = 0, at_ = 0;
+  std::string text_;
+};
+
+}  // namespace
+
+TokenizeCommand::TokenizeCommand(CLI::App& program) {
+  auto& command = *program.add_subcommand("tokenize", "Turn text into files of tokens to train on");
+  command.footer(kTokenizeFooter);
+  command.get_formatter()->column_width(28);
+  command.add_option("FILE", files_, "Texts, or folders of them")->required();
+  command.add_option("--to", to_, "The folder to write")->type_name("FOLDER")->required();
+  command
+      .add_option("--tokenizer", tokenizer_,
+                  "tokenizer.json or a .tiktoken file (one is trained on the text)")
+      ->type_name("FILE");
+  command.add_option("--vocabulary", vocabulary_, "Tokens of the tokenizer that is trained (8192)")
+      ->type_name("N");
+  command.add_option("--separator", separator_, "The token behind each document (<|endoftext|>)")
+      ->type_name("TOKEN");
+  command.add_option("--shard-tokens", shard_tokens_, "Tokens of a file (100000000)")
+      ->type_name("N");
+  command.add_flag("--lines", lines_, "Each line is a document");
+}
+
+int TokenizeCommand::carry_out() {
+  const auto files = all_files(files_);
+  const auto are = lines_ ? Documents::Are::Lines : Documents::Are::Files;
+  std::optional<Tokenizer> tokenizer;
+  if (tokenizer_.empty()) {
+    Documents documents(files, are);
+    tokenizer = text::train_tokenizer([&] { return documents.next(); },
+                                      {.vocabulary = vocabulary_, .added = {{separator_}}});
+  } else {
+    tokenizer = Tokenizer::from_file(tokenizer_);
+  }
+  const auto separator = tokenizer->id_of(separator_);
+  if (!separator) {
+    throw ConfigError(fmt::format("--separator {}: the tokenizer has no such token", separator_));
+  }
+  text::TokenWriter writer(
+      to_,
+      {.vocabulary = tokenizer->size(), .separator = *separator, .shard_tokens = shard_tokens_});
+  tokenizer->save(to_ + "/tokenizer.json");
+  Documents documents(files, are);
+  int64_t count = 0, bytes = 0;
+  while (const auto document = documents.next()) {
+    writer.add(tokenizer->encode(*document, {.special = false}));
+    ++count;
+    bytes += static_cast<int64_t>(document->size());
+  }
+  const int64_t tokens = writer.finish();
+  fmt::print("{}: {} documents, {} bytes, {} tokens of {}\n", to_, count, bytes, tokens,
+             tokenizer->size());
+  return 0;
+}
+
+}  // namespace lockstep::tool
