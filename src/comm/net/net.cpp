@@ -83,6 +83,7 @@ bool NetGroup::wait(const NetJob& job, Net::Clock::time_point until) {
 void NetGroup::abort(const std::string& why) noexcept {
   try {
     const std::lock_guard lock(net_->mutex_);
+    net_->has_failed_ = true;
     box_->abort(why);
     net_->flush_all();
   } catch (const std::exception&) {

@@ -50,7 +50,8 @@ class Net final : public NetSink, public NetWires {
   // Listens on a free port of `address`, which is numeric, as `rank` of the world, and serves only
   // those who know `key`. Throws CommError.
   Net(int rank, const std::string& address, const Digest& key);
-  // What has been sent is delivered first, for two seconds at most; nobody else is waited for.
+  // What has been sent is delivered first, for two seconds at most (a tenth after a group was given
+  // up here); nobody else is waited for.
   ~Net() override;
   Net(const Net&) = delete;
   Net& operator=(const Net&) = delete;
@@ -123,6 +124,7 @@ class Net final : public NetSink, public NetWires {
   std::set<int> dirty_;
   bool changed_ = false;
   bool stopping_ = false;
+  bool has_failed_ = false;  // a group was given up here
   std::optional<Clock::time_point> listen_again_;
   std::thread thread_;
 };

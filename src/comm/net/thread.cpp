@@ -31,6 +31,9 @@ constexpr uint64_t kStop = uint64_t{1} << 40, kListening = kStop + 1, kAccepted 
 constexpr int kMostTries = 100;
 constexpr milliseconds kPause{50};
 constexpr milliseconds kLinger{2000};
+// After a failure, when the launcher is about to end this process and it has yet to say why; a host
+// that is lost takes nothing more anyway.
+constexpr milliseconds kLingerAfterFailure{100};
 
 bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
 
@@ -340,7 +343,7 @@ void Net::lose(int rank, const std::string& why) {
 // Nothing more begins. What was handed over is delivered: a connection that is closed with
 // something unread would be reset, and what is under way lost.
 void Net::linger() {
-  const auto end = Clock::now() + kLinger;
+  const auto end = Clock::now() + (has_failed_ ? kLingerAfterFailure : kLinger);
   for (;;) {
     bool waits = false;
     for (const auto& peer : peers_) {
