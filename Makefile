@@ -78,6 +78,8 @@ $(eval $(call fuzzer,manifest,$(CHECKPOINT),))
 $(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/,gather.cpp pickle.cpp pickle_calls.cpp stored_tensor.cpp \
   torch_file.cpp zip.cpp),-Itests -lz))
 $(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),-DFMT_HEADER_ONLY))
+REPORT := $(filter-out train/report/run_log.cpp train/report/tensorboard.cpp train/report/open_metrics.cpp,$(patsubst src/%,%,$(wildcard src/train/report/*.cpp)))
+$(eval $(call fuzzer,run_log,$(REPORT),$(BUILD)/src/report_assets.cpp))
 fuzz-tools:
 	@scripts/setup.sh --dev
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says

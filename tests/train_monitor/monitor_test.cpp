@@ -192,8 +192,34 @@ TEST_F(Monitor, ARestartedRunGoesOnInTheSameLog) {
   EXPECT_EQ(run.end->outcome, "finished");
 }
 
+TEST_F(Monitor, OtherProgramsFindTheSameFigures) {
+  spawn(2, [&](World& world) {
+    testing::internal::CaptureStdout();
+    RunMonitor monitor(world, {.directory = folder_,
+                               .every_steps = 1,
+                               .name = "net",
+                               .total_steps = 4,
+                               .shown = Shown::Progress,
+                               .tensorboard = true,
+                               .open_metrics_file = folder_ + "/lockstep.prom",
+                               .warnings = kUntimed});
+    monitor.step({.loss = 0.5});
+    monitor.finish();
+    const std::string shown = testing::internal::GetCapturedStdout();
+    if (world.is_main()) {
+      EXPECT_EQ(shown.rfind("step 1/4  25 %  loss 0.5", 0), 0u) << shown;
+      EXPECT_THAT(shown, HasSubstr("epoch 1\n"));
+    } else {
+      EXPECT_EQ(shown, "");
+    }
+  });
+  EXPECT_TRUE(std::filesystem::exists(folder_ + "/lockstep.prom"));
+  EXPECT_FALSE(std::filesystem::is_empty(folder_ + "/tensorboard"));
+}
+
 TEST_F(Monitor, WhatCannotBeDoneIsSaidOnAllRanks) {
   spawn(2, [&](World& world) {
+    EXPECT_THROW(RunMonitor(world, {.tensorboard = true}), Error);
     EXPECT_THROW(RunMonitor(world, {.every_steps = 0}), ConfigError);
     try {
       RunMonitor monitor(world, {.directory = "/proc/none"});

@@ -27,6 +27,12 @@
 
 namespace lockstep::train {
 
+// What rank 0 prints of a run.
+enum class Shown {
+  Nothing,   // but warnings
+  Progress,  // a line that is written over on a terminal, otherwise a line for each report
+};
+
 // What is reported, where to, and how often. Alike on all ranks.
 struct MonitorOptions {
   // Gets metrics.jsonl, and what else is asked for. Empty: no files.
@@ -36,6 +42,12 @@ struct MonitorOptions {
   int64_t total_steps = 0;   // that the run will have; 0: not known
   int64_t resumed_at = -1;   // the step that was restored; -1: none. Steps are counted from it
   std::map<std::string, std::string> config = {};  // as the report shows it
+  Shown shown = Shown::Nothing;
+  // Event files for TensorBoard, in the folder `tensorboard` of `directory`.
+  bool tensorboard = false;
+  // A file with the last report for the textfile collector of Prometheus's node_exporter, as
+  // /var/lib/prometheus/node-exporter/lockstep.prom. Empty: none.
+  std::string open_metrics_file = {};
   WarningLimits warnings = {};
   // Whose parameters are looked at when a loss or a gradient is not finite.
   std::optional<parallel::ModuleRef> module = std::nullopt;

@@ -1,11 +1,14 @@
 // Where rank 0 writes what is seen of a run.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lockstep/train/monitor.h"
 #include "lockstep/train/run_log.h"
+#include "lockstep/train/tensorboard.h"
 
 namespace lockstep::train {
 
@@ -20,7 +23,15 @@ class MonitorOutputs {
   void end(const RunEnd& end);
 
  private:
+  void show(const StepReport& report);
+
   std::unique_ptr<RunLog> file_;  // null without a directory
+  std::unique_ptr<TensorBoardWriter> tensorboard_;
+  std::string open_metrics_, name_;
+  bool open_metrics_warned_ = false;
+  Shown shown_;
+  int64_t total_steps_ = 0;
+  bool is_line_open_ = false;  // the terminal's cursor stands behind a progress line
 };
 
 }  // namespace lockstep::train

@@ -1,0 +1,43 @@
+// Scalars as TensorBoard reads them: an event file of TFRecords with protobuf messages. Needs no torch.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <string_view>
+
+#include "lockstep/train/run_log.h"
+
+namespace lockstep::train {
+
+// The CRC-32C of TFRecord files, masked as they have it.
+uint32_t masked_crc(std::string_view bytes);
+
+// A record of an event file with one scalar, or, without a tag, the one that begins a file.
+std::string scalar_record(std::string_view tag, double value, int64_t step, double unix_seconds);
+
+// Writes a file events.out.tfevents.SECONDS.HOST.PID into a folder, on one rank. What goes wrong
+// while it writes is warned of once, and training goes on.
+class TensorBoardWriter {
+ public:
+  // Makes the folder, too. Throws Error when the file cannot be made.
+  explicit TensorBoardWriter(const std::string& folder);
+
+  // `tag` as "train/loss": what is before the slash is TensorBoard's group.
+  void scalar(std::string_view tag, double value, int64_t step);
+  // All that is in it: train/..., system/..., and one line for each of at most eight ranks.
+  void report(const StepReport& report);
+  // As evaluation/NAME.
+  void evaluation(const EvaluationReport& evaluation);
+  // Gives what was written to the operating system; report() and evaluation() do it, too.
+  void flush();
+
+ private:
+  void write(const std::string& record);
+
+  std::string path_;
+  std::ofstream file_;
+  bool warned_ = false;
+};
+
+}  // namespace lockstep::train
