@@ -1,6 +1,7 @@
 // The transformer of peers/transformer.py, operation for operation.
 #pragma once
 
+#include <lockstep/parallel/call.h>
 #include <torch/torch.h>
 
 #include <vector>
@@ -73,7 +74,7 @@ struct GptImpl : nn::Module {
 
   Tensor forward(const Tensor& words) {
     Tensor x = tokens(words) + positions->weight.narrow(0, 0, words.size(1));
-    for (const auto& block : *blocks) x = block->as<BlockImpl>()->forward(x);
+    for (const auto& block : *blocks) x = lockstep::call(*block->as<BlockImpl>(), x);
     return linear(head, norm(x));
   }
 

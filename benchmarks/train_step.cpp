@@ -27,6 +27,7 @@ struct Options {
   std::vector<std::string> modes = {"ddp"};
   int64_t steps = 30, turns = 20, warmup = 5, batch = 8, accumulate = 1, threads = 1;
   std::vector<int64_t> bucket_kib;
+  bench::GptShape shape;
   uint64_t seed = 1;
 };
 
@@ -50,32 +51,32 @@ Work perceptron(const Options& options, int rank) {
         {torch::rand(sizes, generator), torch::randint(10, count, generator, torch::kLong)});
   }
   work.loss = [net](const bench::Batch& batch) mutable {
-    return at::cross_entropy_loss(net->forward(batch.x), batch.y);
+    return at::cross_entropy_loss(call(net, batch.x), batch.y);
   };
   return work;
 }
 
 Work transformer(const Options& options, int rank) {
-  const bench::GptShape shape;
+  const bench::GptShape& shape = options.shape;
   bench::Gpt net(shape);
   Work work{.module = net.ptr(),
             .batches = bench::synthetic_tokens(shape, options.batch, 1000 * options.seed + rank),
             .loss = {}};
   work.loss = [net](const bench::Batch& batch) mutable {
-    return at::cross_entropy_loss(net->forward(batch.x).flatten(0, 1), batch.y.flatten());
+    return at::cross_entropy_loss(call(net, batch.x).flatten(0, 1), batch.y.flatten());
   };
   return work;
 }
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& kind,
-                                                      const torch::nn::Module& module,
+                                                      std::vector<Tensor> parameters,
                                                       const Group& group) {
   const auto adamw = torch::optim::AdamWOptions(3e-4).weight_decay(0.01);
   if (kind == "zero") {
-    return std::make_unique<ZeroOptimizer>(module.parameters(), group, zero<FusedAdamW>(adamw));
+    return std::make_unique<ZeroOptimizer>(std::move(parameters), group, zero<FusedAdamW>(adamw));
   }
-  if (kind == "fused") return std::make_unique<FusedAdamW>(module.parameters(), adamw);
-  return std::make_unique<torch::optim::AdamW>(module.parameters(), adamw);
+  if (kind == "fused") return std::make_unique<FusedAdamW>(std::move(parameters), adamw);
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters), adamw);
 }
 
 double us(Clock::duration time) { return std::chrono::duration<double, std::micro>(time).count(); }
@@ -137,8 +138,13 @@ class Training {
       ddp_options.threads = static_cast<int>(options.threads);
     }
     if (attached) ddp_.emplace(*work_.module, world.group(), ddp_options);
+    if (mode == "fsdp") {
+      fsdp_.emplace(work_.module, world.group(),
+                    FsdpOptions{.units = units_of<bench::BlockImpl>(*work_.module)});
+      parameters_ = fsdp_->parameters();
+    }
     const bool divides = options.optimizer == "zero";
-    optimizer_ = optimizer_of(divides && !attached ? "fused" : options.optimizer, *work_.module,
+    optimizer_ = optimizer_of(divides && !attached ? "fused" : options.optimizer, parameters_,
                               world.group());
   }
 
@@ -168,6 +174,8 @@ class Training {
     const auto start = Clock::now();
     if (ddp_) {
       ddp_->zero_grad();
+    } else if (fsdp_) {
+      fsdp_->zero_grad();
     } else {
       for (const auto& parameter : parameters_) parameter.mutable_grad().reset();
     }
@@ -177,7 +185,9 @@ class Training {
     } else {
       for (int64_t micro = 0; micro < options_.accumulate; ++micro) {
         std::optional<parallel::Hold> hold;
-        if (ddp_ && micro + 1 < options_.accumulate) hold.emplace(ddp_->hold());
+        const bool holds = micro + 1 < options_.accumulate;
+        if (ddp_ && holds) hold.emplace(ddp_->hold());
+        if (fsdp_ && holds) hold.emplace(fsdp_->hold());
         micro_batch();
       }
     }
@@ -205,6 +215,7 @@ class Training {
   Work work_;
   std::vector<Tensor> parameters_;
   std::optional<Ddp> ddp_;
+  std::optional<Fsdp> fsdp_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<double> steps_, updates_;
   // Not all: small tensors that stay leave the memory of large ones in pieces.
@@ -217,6 +228,17 @@ double sum_over_ranks(const World& world, double own) {
   for (const auto& text : world.group().all_gather_bytes(fmt::format("{:.17g}", own)))
     sum += std::stod(text);
   return sum;
+}
+
+// Memory of this process, shared pages divided among those that map them.
+double pss_mb() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  std::string word;
+  double kib = 0;
+  while (file >> word) {
+    if (word == "Pss:") file >> kib;
+  }
+  return kib / 1024;
 }
 
 nlohmann::json one_training(const Options& options, const World& world) {
@@ -274,6 +296,7 @@ void measure(const Options& options) {
                          {"dtype", options.dtype}};
   line.update(options.modes.size() > 1 ? by_turns(options, world) : one_training(options, world));
   line["peak_rss_mb"] = example::peak_rss_mb();
+  line["pss_mb"] = sum_over_ranks(world, pss_mb());
   if (world.is_main()) std::puts(line.dump().c_str());
 }
 
@@ -288,11 +311,11 @@ int main(int argc, char** argv) {
   app.add_option(
          "--mode", options.modes,
          "bare: ranks that know nothing of each other, without Ddp; barrier: the same, but they "
-         "wait for each other in each step; lanes: as many a rank as batches accumulate; several "
-         "of "
-         "these by turns")
+         "wait for each other in each step; fsdp: divided over the ranks; lanes: as many a rank as "
+         "batches "
+         "accumulate; several of these by turns")
       ->delimiter(',')
-      ->check(CLI::IsMember({"ddp", "bare", "barrier", "lanes"}))
+      ->check(CLI::IsMember({"ddp", "fsdp", "bare", "barrier", "lanes"}))
       ->capture_default_str();
   app.add_option(
          "--optimizer", options.optimizer,
@@ -322,6 +345,11 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--bucket-kib", options.bucket_kib, "of the first bucket, the next and so on")
       ->delimiter(',');
+  for (const auto& [flag, size] :
+       {std::pair("--width", &options.shape.width), std::pair("--layers", &options.shape.layers),
+        std::pair("--length", &options.shape.length)}) {
+    app.add_option(flag, *size, "of gpt")->check(CLI::Range(1, 1'000'000))->capture_default_str();
+  }
   app.add_option("--seed", options.seed)->capture_default_str();
   app.add_option("--trace", options.trace, "write FILE.RANK for Chrome's tracing");
   CLI11_PARSE(app, argc, argv);

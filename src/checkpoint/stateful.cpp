@@ -4,9 +4,12 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
+#include <variant>
 
 #include "checkpoint/optimizer_fields.h"
+#include "checkpoint/part_of.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {
@@ -54,6 +57,22 @@ bool is_optional(const std::string& field) {
   return field == "max_exp_avg_sq" || field == "momentum_buffer" || field == "grad_avg";
 }
 
+// Nothing where another rank saves it.
+std::optional<Piece> piece_of_part(const std::string& path, const PartOf& whole,
+                                   const std::variant<at::Tensor*, int64_t*>& value) {
+  if (const auto* tensor = std::get_if<at::Tensor*>(&value)) {
+    if (!(*tensor)->defined() || whole.range.size() == 0) return std::nullopt;
+    return part_piece(path, whole, **tensor);
+  }
+  // All ranks have the same count; that of the first part is saved.
+  const bool is_first =
+      whole.range.begin == 0 && (whole.range.size() > 0 || elements(whole.sizes) == 0);
+  if (!is_first) return std::nullopt;
+  Piece piece = whole_piece(path, at::scalar_tensor(*std::get<int64_t*>(value), at::kLong));
+  piece.held = Held::InParts;
+  return piece;
+}
+
 class OptimizerState : public Stateful {
  public:
   explicit OptimizerState(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
@@ -65,10 +84,16 @@ class OptimizerState : public Stateful {
     each(names, [&](const std::string& name, const at::Tensor& parameter) {
       const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
       if (found == optimizer_.state().end()) return;
+      const PartOf* whole = part_of(parameter);
+      if (whole != nullptr && !whole->saves) return;
       for (const auto& [field, value] : fields_of(*found->second)) {
         const auto* tensor = std::get_if<at::Tensor*>(&value);
         const std::string path = field + "/" + name;
-        if (tensor == nullptr) {
+        if (whole != nullptr) {
+          if (auto piece = piece_of_part(path, *whole, value)) {
+            state.pieces.push_back(std::move(*piece));
+          }
+        } else if (tensor == nullptr) {
           state.pieces.push_back(
               whole_piece(path, at::scalar_tensor(*std::get<int64_t*>(value), at::kLong)));
         } else if ((*tensor)->defined()) {
@@ -90,13 +115,19 @@ class OptimizerState : public Stateful {
       const bool any = std::any_of(fields.begin(), fields.end(), [&](const auto& field) {
         return saved.tensors.contains(field.name + "/" + name);
       });
-      if (!any) return;  // it had no gradient yet
+      const PartOf* whole = part_of(parameter);
+      if (whole != nullptr) state.others.push_back("*/" + name);  // other ranks' parts
+      if (!any) return;                                           // it had no gradient yet
       for (const auto& [field, value] : fields) {
         const std::string path = field + "/" + name;
         if (is_optional(field) && !saved.tensors.contains(path)) continue;
         if (const auto* tensor = std::get_if<at::Tensor*>(&value)) {
           **tensor = at::zeros_like(parameter);
-          state.pieces.push_back(whole_piece(path, **tensor));
+          if (whole == nullptr) {
+            state.pieces.push_back(whole_piece(path, **tensor));
+          } else if (whole->range.size() > 0) {
+            state.pieces.push_back(part_piece(path, *whole, **tensor));
+          }
         } else {
           const auto count = at::zeros({}, at::kLong);
           counts_.emplace_back(std::get<int64_t*>(value), count);

@@ -44,8 +44,8 @@ struct OddImpl : torch::nn::Module {
 };
 
 // Notes its calls, doubles the inputs and adds one to the outputs.
-struct Around : CallLayer {
-  explicit Around(std::vector<int>& n, int i) : notes(n), number(i) {}
+struct LayerAround : CallLayer {
+  explicit LayerAround(std::vector<int>& n, int i) : notes(n), number(i) {}
   Tensors call(const Tensors& inputs, const Body& body) override {
     notes.push_back(number);
     Tensors doubled;
@@ -76,7 +76,7 @@ TEST(Call, LayersSeeTheTensorsInsideArgumentsAndResults) {
   isolated([] {
     std::vector<int> notes;
     PairedImpl paired;
-    Around around(notes, 1);
+    LayerAround around(notes, 1);
     Cache cache;
     {
       const CallAttachment attachment(paired, around, CallDepth::Shard);
@@ -101,7 +101,7 @@ TEST(Call, LayersAreOrderedByDepthAndDetachAlone) {
   isolated([] {
     std::vector<int> notes;
     Scale scale(1);
-    Around inner(notes, 2), outer(notes, 1);
+    LayerAround inner(notes, 2), outer(notes, 1);
     std::optional<CallAttachment> first, second;
     first.emplace(*scale, inner, CallDepth::Recompute);
     second.emplace(*scale, outer, CallDepth::Shard);
@@ -121,7 +121,7 @@ TEST(Call, ASequentialCallsItsModules) {
     net->push_back(Scale(2));
     net->push_back(last);
     EXPECT_EQ(call(net, torch::ones({1})).item<double>(), 6);
-    Around around(notes, 1);
+    LayerAround around(notes, 1);
     const CallAttachment attachment(*last, around, CallDepth::Shard);
     EXPECT_EQ(call(net, torch::ones({1})).item<double>(), 2 * 2 * 3 + 1);
   });
@@ -131,7 +131,7 @@ TEST(Call, AResultThatCannotBeSeenIntoIsRefusedWhereSomethingIsAttached) {
   isolated([] {
     std::vector<int> notes;
     OddImpl odd;
-    Around around(notes, 1);
+    LayerAround around(notes, 1);
     const CallAttachment attachment(odd, around, CallDepth::Shard);
     const auto text = message_of<ConfigError>([&] { call(odd, torch::ones({1})); });
     EXPECT_NE(text.find("Odd, whose tensors cannot be seen"), std::string::npos) << text;

@@ -51,6 +51,7 @@ enum class CallDepth : int { Shard, Recompute };
 // Attaches a layer until it is destroyed. Private to the library.
 class [[nodiscard]] CallAttachment {
  public:
+  // Both outlive this.
   CallAttachment(const torch::nn::Module& module, CallLayer& layer, CallDepth depth);
   ~CallAttachment();
   CallAttachment(CallAttachment&& other) noexcept;
@@ -71,7 +72,7 @@ bool has_layers(const torch::nn::Module& module);
 Tensors run_layers(const torch::nn::Module& module, const Tensors& inputs,
                    const CallLayer::Body& body);
 [[noreturn]] void refuse_result(const torch::nn::Module& module, std::string_view type);
-// Whether a module within has layers, which Sequential's own forward() would pass by.
+// Whether a module within has layers, which the forward() of Sequential would pass by.
 bool has_layers_within(const torch::nn::SequentialImpl& sequential);
 at::Tensor forward_chain(torch::nn::SequentialImpl& sequential, at::Tensor x);
 

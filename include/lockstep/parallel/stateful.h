@@ -8,6 +8,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/comm_hook.h"
+#include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/parallel/zero_optimizer.h"
@@ -19,6 +20,11 @@ using checkpoint::Stateful;
 // Each rank's part, under the names that the same optimizer without ZeRO has: either restores what
 // the other saved, on any number of ranks.
 std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer);
+
+// Each rank's part, under the names that the plain module has: either restores what the other
+// saved, with any units, on any number of ranks. An optimizer of fsdp.parameters() is tracked as
+// any other; its state has the parameters' names, too.
+std::shared_ptr<Stateful> stateful(Fsdp& fsdp);
 
 // Alike on all ranks.
 std::shared_ptr<Stateful> stateful(GradScaler& scaler);

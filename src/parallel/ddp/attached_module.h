@@ -20,6 +20,8 @@ class AttachedModule {
   // when the module has been destroyed. A parameter that was frozen since does not count: it gets
   // no gradients. Takes some ten nanoseconds a tensor when nothing has.
   std::string change();
+  // The same without what to do about it.
+  std::string difference();
 
   // Makes the gradients of all of the module's parameters undefined, also of those that were
   // ignored or came later.
@@ -36,7 +38,6 @@ class AttachedModule {
   };
 
   static bool is_same(const Was& was);
-  std::string difference();
 
   ModuleRef module_;
   ModelNotes notes_;

@@ -57,6 +57,12 @@ std::string shared_with_another(const Model& model) {
 }
 
 void check(const Model& model, const Group& group, std::string complaint) {
+  if (complaint.empty() && model.trainable().empty()) {
+    complaint = fmt::format(
+        "none of the module's {} parameters requires a gradient: there is nothing to average, so "
+        "train without Ddp or unfreeze some",
+        model.parameters.size());
+  }
   const auto& all = model.parameters;
   const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
   verify(model, group, device, std::move(complaint));

@@ -84,12 +84,6 @@ std::string complaint(const Model& model, at::Device device) {
     return fmt::format("parameter '{}' is of {}, whose gradients no collective adds", item.name,
                        comm::name_of(item.tensor.scalar_type()));
   }
-  if (model.trainable().empty()) {
-    return fmt::format(
-        "none of the module's {} parameters requires a gradient: there is nothing to average, so "
-        "train without Ddp or unfreeze some",
-        model.parameters.size());
-  }
   return {};
 }
 
@@ -235,7 +229,8 @@ at::Device communicated_on(const Group& group, const at::Tensor& tensor) {
   return group.carries(tensor.device()) ? tensor.device() : group.transport().device();
 }
 
-void verify(const Model& model, const Group& group, at::Device device, std::string mine) {
+void verify(const Model& model, const Group& group, at::Device device, std::string mine,
+            std::string_view who) {
   if (mine.empty()) mine = complaint(model, device);
   mine = mine.empty() ? first_values(model) + fmt::format("{}", fmt::join(describe(model), "\n"))
                       : kComplaint + mine;
@@ -243,12 +238,12 @@ void verify(const Model& model, const Group& group, at::Device device, std::stri
   const auto texts = group.all_gather_bytes(mine, {.label = "Ddp: comparing models"});
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].empty() && texts[rank].front() == kComplaint) {
-      throw ConfigError(fmt::format("[ddp] rank {}: {}", rank, texts[rank].substr(1)));
+      throw ConfigError(fmt::format("[{}] rank {}: {}", who, rank, texts[rank].substr(1)));
     }
     ranks.push_back(lines_of(std::string_view(texts[rank]).substr(kPrintWidth)));
   }
   if (const auto text = first_difference(ranks); !text.empty()) {
-    throw ConfigError("[ddp] " + text);
+    throw ConfigError(fmt::format("[{}] {}", who, text));
   }
   const auto differs = [&](const std::string& text) {
     return text.compare(0, kPrintWidth, texts[0], 0, kPrintWidth) != 0;
@@ -256,11 +251,11 @@ void verify(const Model& model, const Group& group, at::Device device, std::stri
   const auto other = std::ranges::find_if(texts, differs);
   if (group.rank() != 0 || other == texts.end() || is_seeded_for_ranks()) return;
   log::warn(fmt::format(
-      "[ddp] rank {} begins with other parameters than rank 0, whose will be everybody's. If the "
+      "[{}] rank {} begins with other parameters than rank 0, whose will be everybody's. If the "
       "ranks were not meant to be seeded differently, call seed_everything(seed, world.group()) "
       "before the "
       "module is built; nothing is wrong if rank 0 alone loaded a checkpoint",
-      other - texts.begin()));
+      who, other - texts.begin()));
 }
 
 }  // namespace lockstep::parallel

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -40,9 +41,11 @@ struct Model {
 // Where the group communicates what is where `tensor` is: there, or else on its own device.
 at::Device communicated_on(const Group& group, const at::Tensor& tensor);
 
-// Throws ConfigError on all ranks unless the model is fit for training on `device` and described
-// alike by every rank, and no rank has a complaint of its own.
-void verify(const Model& model, const Group& group, at::Device device, std::string complaint = {});
+// Throws ConfigError on all ranks unless the model is fit for being attached to on `device` and
+// described alike by every rank, and no rank has a complaint of its own.
+// Messages begin with [who].
+void verify(const Model& model, const Group& group, at::Device device, std::string complaint = {},
+            std::string_view who = "ddp");
 
 // A kind, a name, and what has to agree, as "parameter 'fc.weight': float32 [256, 784], trainable".
 // Private to verify(), and its tests.

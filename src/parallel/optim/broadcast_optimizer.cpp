@@ -5,6 +5,7 @@
 #include <sstream>
 #include <typeinfo>
 
+#include "checkpoint/part_of.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/zero_optimizer.h"
@@ -26,6 +27,11 @@ std::string description(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     text += fmt::format("group of {} parameters:", group.params().size());
     for (const auto& parameter : group.params()) {
+      if (checkpoint::part_of(parameter) != nullptr) {
+        return std::string(1, kRefusal) +
+               "the state of an Fsdp's shards differs from rank to rank: restore it by "
+               "Checkpointer";
+      }
       text += fmt::format(" [{}]", fmt::join(parameter.sizes(), ", "));
     }
     text += '\n';

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <map>
 
+#include "checkpoint/part_of.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
 #include "parallel/ddp/model.h"
@@ -29,6 +30,11 @@ void check(const at::Tensor& parameter, size_t index, at::Device device) {
     throw ConfigError(fmt::format("[zero] parameter {} of shape [{}] {}", index,
                                   fmt::join(parameter.sizes(), ", "), why));
   };
+  if (checkpoint::part_of(parameter) != nullptr) {
+    refuse(
+        "is an Fsdp's part of one, which is divided already: give fsdp.parameters() to a plain "
+        "optimizer");
+  }
   if (parameter.layout() != at::kStrided) refuse("is not dense");
   if (!parameter.is_non_overlapping_and_dense()) refuse("has overlapping or gapped memory");
   if (parameter.device() != device) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "checkpoint/optimizer_fields.h"
+#include "checkpoint/part_of.h"
 #include "lockstep/parallel/stateful.h"
 #include "parallel/optim/zero_parts.h"
 
@@ -18,42 +19,6 @@ using checkpoint::Piece;
 using checkpoint::Saved;
 using checkpoint::Sizes;
 using checkpoint::State;
-
-// A parameter's dimensions from the one that is furthest apart in memory to the one that is
-// densest.
-std::vector<int64_t> memory_order(const at::Tensor& parameter) {
-  std::vector<int64_t> order(parameter.dim());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return parameter.stride(a) > parameter.stride(b); });
-  return order;
-}
-
-// The elements that come `range` in a parameter's memory, of which `values` is one value each, as
-// boxes.
-std::vector<Part> parts_of(const at::Tensor& parameter, const Range& range,
-                           const at::Tensor& values) {
-  const auto order = memory_order(parameter);
-  Sizes sizes;
-  std::vector<int64_t> back(order.size());
-  for (size_t i = 0; i < order.size(); ++i) {
-    sizes.push_back(parameter.size(order[i]));
-    back[order[i]] = static_cast<int64_t>(i);
-  }
-  std::vector<Part> parts;
-  int64_t place = 0;
-  for (const auto& box : checkpoint::boxes_of(sizes, range)) {
-    const int64_t count = checkpoint::elements(box.size);
-    Part part{box, values.narrow(0, place, count).view(box.size).permute(back)};
-    for (size_t i = 0; i < order.size(); ++i) {
-      part.box.offset[order[i]] = box.offset[i];
-      part.box.size[order[i]] = box.size[i];
-    }
-    place += count;
-    parts.push_back(std::move(part));
-  }
-  return parts;
-}
 
 }  // namespace
 
@@ -160,7 +125,9 @@ class ZeroState : public Stateful {
               const Names& names) const {
     const auto& parameter = parts().parameters[index];
     return {field + "/" + name_of(index, names), parameter.scalar_type(), parameter.sizes().vec(),
-            parts_of(parameter, range, values.detach()), checkpoint::Held::InParts};
+            checkpoint::parts_of(parameter.sizes().vec(), parameter.strides().vec(), range,
+                                 values.detach()),
+            checkpoint::Held::InParts};
   }
   static Piece count_piece(const std::string& name, const at::Tensor& count) {
     Piece piece = checkpoint::whole_piece(name, count);

@@ -1,0 +1,196 @@
+// Fully sharded data parallel: each rank keeps its part of parameters, gradients and optimizer
+// state, and has whole parameters only while it computes with them. After Rajbhandari et al.,
+// "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, and Zhao et al.,
+// "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023; docs/fsdp.md says
+// where this differs.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/state.h"
+#include "lockstep/comm/group.h"
+#include "lockstep/parallel/clip.h"
+#include "lockstep/parallel/ddp.h"
+
+namespace lockstep::parallel {
+
+// What is divided among the ranks of a shard group.
+enum class Sharding {
+  Full,       // parameters, gradients and optimizer state (ZeRO-3)
+  Gradients,  // gradients and optimizer state; parameters are whole from a unit's forward to the
+              // end of its backward (ZeRO-2)
+  None,       // nothing: every rank has all, as under Ddp
+};
+
+// When the parameters of the unit that backward needs next are gathered.
+enum class BackwardPrefetch {
+  Before,  // before the current unit's gradients are computed: most overlap
+  After,   // once they are: one unit less at a time
+  None,    // when it is needed
+};
+
+// How a model is divided. Alike on all ranks.
+struct FsdpOptions {
+  // Modules whose parameters are gathered together while lockstep::call() runs them; a module
+  // within another one belongs to the inner one. Parameters of no unit, and those that several
+  // units use, belong to the closest unit around them, at last to the model itself. units_of()
+  // finds modules by type.
+  std::vector<std::shared_ptr<torch::nn::Module>> units = {};
+  // Above 0: further units are found by size, the innermost modules with at least this many
+  // parameters that no unit has yet.
+  int64_t min_num_params = 0;
+
+  Sharding sharding = Sharding::Full;
+  // Ranks among which the model is divided, so many consecutive ones; the groups replicate each
+  // other. A divisor of the group's size; 0: all of them.
+  int shard_ranks = 0;
+
+  // Where ranks do not share a memory: a unit's parameters are freed after its forward, and
+  // gathered again for its backward. Sharding::Gradients means false.
+  bool reshard_after_forward = true;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::Before;
+  // Gathers the unit that the last forward called next.
+  bool forward_prefetch = false;
+  // Nothing is gathered ahead while so many units are whole, besides those in use.
+  int64_t max_unsharded_units = 2;
+  // Ranks of one host have one copy of the parameters between them, so that nothing is gathered.
+  // false: each gathers its own, as on several hosts.
+  bool share_memory = true;
+
+  // What forward and backward compute in; optimizers see shards of the module's own dtype. The
+  // module's parameters have this dtype from then on, and inputs of units that are floating-point
+  // are converted to it.
+  std::optional<at::ScalarType> param_dtype = std::nullopt;
+  // What gradients are added up in; without it, param_dtype or the module's own.
+  std::optional<at::ScalarType> reduce_dtype = std::nullopt;
+  // What floating-point buffers are converted to.
+  std::optional<at::ScalarType> buffer_dtype = std::nullopt;
+
+  Buffers buffers = Buffers::Broadcast;
+  // Parameters and buffers that take no part.
+  std::vector<std::string> ignore = {};
+};
+
+// The modules of a type within another, for FsdpOptions::units.
+template <class M>
+std::vector<std::shared_ptr<torch::nn::Module>> units_of(const torch::nn::Module& module) {
+  std::vector<std::shared_ptr<torch::nn::Module>> found;
+  for (const auto& each : module.modules(/*include_self=*/false)) {
+    if (each->as<M>() != nullptr) found.push_back(each);
+  }
+  return found;
+}
+// The same by the type's name, with or without its namespaces and "Impl": "Block". Throws
+// ConfigError, which lists the types that there are, when none has it.
+std::vector<std::shared_ptr<torch::nn::Module>> units_of(const torch::nn::Module& module,
+                                                         const std::vector<std::string>& types);
+
+// What each unit holds.
+struct FsdpUnit {
+  std::string name;  // of the module; "" for the rest of the model
+  std::vector<std::string> parameters;
+  int64_t numel = 0;      // of all ranks together
+  int64_t own_numel = 0;  // of this rank
+};
+
+// A parameter's part on this rank.
+struct FsdpShard {
+  std::string name;            // of the parameter
+  at::Tensor shard;            // one dimension; no elements where this rank has none
+  std::vector<int64_t> sizes;  // of the parameter
+  int64_t begin = 0;           // of the part, in the order of the parameter's memory
+};
+
+// Divides a module's parameters among the ranks. The module stays as it is: same type, same names,
+// same sizes; layers that are units, and the module itself, are called by lockstep::call().
+//
+//   Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net)});
+//   FusedAdamW adam(fsdp.parameters(), options);           // of the shards
+//   for (auto [x, y] : loader.epoch(epoch)) {
+//     fsdp.zero_grad();
+//     cross_entropy(lockstep::call(net, x), y).backward();
+//     fsdp.clip_grad_norm_(1.0);
+//     adam.step();
+//   }
+//
+// When backward() returns, each shard's gradient is its part of the average over the ranks, the
+// same bits as under Ddp; or it threw. The module's own parameters have no gradients. An optimizer
+// of any class that treats every element by itself is given parameters(); its state is divided as
+// they are. Values of shards may be changed after a backward(), or after a forward under no_grad.
+//
+// Outside of its unit's forward and backward a parameter has no memory: whatever reads or writes it
+// throws c10::Error, which names the parameter and its unit. unshard() gives all their memory for a
+// while.
+//
+// Ranks: all construct it and make the same calls of units in the same order, also under no_grad:
+// where they do not share a memory each of those gathers. Ranks that generate texts of different
+// length do it between unshard() and reshard(). backward() is as under Ddp, and so is hold(): it
+// accumulates whole gradients, on each rank.
+//
+// With ranks of one host there is one copy of the parameters, in memory that they share, and
+// nothing is gathered. Elsewhere the ranks gather a unit's parameters when it is called.
+//
+// Refused, on all ranks, by ConfigError: a sparse gradient, hooks on the accumulation of a
+// parameter's gradient, a parameter that changes its dtype, device or requires_grad afterwards, a
+// gradient that arrives after its unit's were averaged, and a parameter of another Fsdp or Ddp.
+class Fsdp {
+ public:
+  // Throws ConfigError on all ranks as Ddp does, and when units are none of the module's, or
+  // options contradict each other. Parameters and buffers become rank 0's. The module is kept as
+  // Ddp keeps it. Gradients that it has are dropped.
+  Fsdp(const ModuleRef& module, const Group& group, FsdpOptions options = {});
+  // Detaches. Does not communicate, so the parameters of several hosts' ranks have no memory from
+  // then on, unless unshard() was called.
+  ~Fsdp();
+  Fsdp(Fsdp&&) noexcept;
+  Fsdp& operator=(Fsdp&&) = delete;
+
+  // This rank's part of each parameter that the module had at construction, in the module's order:
+  // leaves for an optimizer. A frozen parameter's does not require a gradient.
+  std::vector<at::Tensor> parameters() const;
+  std::vector<FsdpShard> shards() const;
+  std::vector<FsdpUnit> units() const;
+
+  // Makes the shards' gradients undefined, and forgets what was accumulated under hold().
+  void zero_grad();
+  // While one lives, backward() accumulates whole gradients on this rank and communicates nothing.
+  [[nodiscard]] Hold hold();
+
+  // parallel::clip_grad_norm_() over the parts of all ranks; every rank calls it. The norm is added
+  // up in one order, whatever the number of ranks: the same bits on any.
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
+
+  // All parameters get their memory and keep it until reshard(). Every rank calls them, outside of
+  // forward and backward. Parameters are to be read only: what is written is lost, or, where ranks
+  // share a memory, written for all.
+  void unshard();
+  void reshard();
+
+  // Buffers become rank 0's (or averages). Every rank calls it, outside of backward().
+  void sync_buffers();
+  // Whether the ranks have one copy of the parameters.
+  bool shares_memory() const;
+
+ private:
+  friend class FsdpState;  // what a checkpoint saves
+  class State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace lockstep::parallel
+
+namespace lockstep {
+using parallel::BackwardPrefetch;
+using parallel::Fsdp;
+using parallel::FsdpOptions;
+using parallel::Sharding;
+using parallel::units_of;
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+// What a leaf of an optimizer is a part of.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/state.h"
+#include "lockstep/core/shard.h"
+
+namespace lockstep::checkpoint {
+
+// The elements of a parameter that come `range` in its memory, which one rank has as a tensor of
+// one dimension.
+struct PartOf {
+  std::string name;  // the parameter's, in its module
+  Sizes sizes;       // of the parameter
+  Sizes strides;
+  Range range;
+  bool saves = true;  // not of further copies of the part, on other ranks
+};
+
+// Says so of a tensor; it stays said for as long as the tensor lives.
+void mark_part(const at::Tensor& leaf, PartOf whole);
+// Null when nobody did.
+const PartOf* part_of(const at::Tensor& leaf);
+
+// `values`, one for each element of a range of a parameter's memory, as boxes.
+std::vector<Part> parts_of(const Sizes& sizes, const Sizes& strides, const Range& range,
+                           const at::Tensor& values);
+
+// This rank's part of what belongs to a parameter, of the parameter's sizes: `values`, one for each
+// element of the range.
+Piece part_piece(std::string name, const PartOf& whole, const at::Tensor& values);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,300 @@
+// The part of Fsdp that averages gradients while backward() still runs.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/transport.h"
+#include "lockstep/core/error.h"
+#include "parallel/ddp/backward_end.h"
+#include "parallel/fsdp/call_count.h"
+#include "parallel/fsdp/state.h"
+
+namespace lockstep::parallel {
+
+void Fsdp::State::object(std::string text) {
+  if (objection_.empty()) objection_ = std::move(text);
+}
+
+void Fsdp::State::begin_backward() {
+  if (in_backward_) return;
+  in_backward_ = true;
+  std::ranges::fill(arrived_, false);
+  for (const auto& unit : units_) {
+    unit->fired = 0;
+    unit->reduced = unit->ready = false;
+    unit->missing = 0;
+    for (const auto& flat : unit->flats) {
+      if (flat.is_trainable()) unit->missing += flat.members().size();
+    }
+  }
+  const auto with_owner = [self = weak_from_this()](auto action) {
+    return [self, action] {
+      if (const auto owner = self.lock()) action(*owner);
+    };
+  };
+  at_end_of_backward(with_owner([](State& owner) { owner.end_backward(); }),
+                     with_owner([](State& owner) { owner.abandon_backward(); }));
+}
+
+// A gradient of what the call returned is known, so that its backward begins.
+void Fsdp::State::before_backward(Unit& unit, Call& call) {
+  begin_backward();
+  if (!call.fired) {
+    call.count();
+    call.fired = true;
+    fired_.push_back(call.weak_from_this());
+    ++unit.fired;
+    // A unit that activation checkpointing runs twice gets all of its gradients twice.
+    if (unit.missing == 0) {
+      for (const auto& flat : unit.flats) {
+        if (!flat.is_trainable()) continue;
+        unit.missing += flat.members().size();
+        for (const size_t i : flat.members()) arrived_[i] = false;
+      }
+    }
+  }
+  if (unit.backward_open) return;
+  unit.backward_open = true;
+  open(unit);
+  if (plan_.options.backward_prefetch == BackwardPrefetch::Before) prefetch(unit, -1);
+}
+
+void Fsdp::State::begin_pass() {
+  // What a backward that threw left in flight.
+  while (!in_flight_.empty()) finish_oldest();
+  in_pass_ = true;
+  ++pass_;
+  launched_ = 0;
+  completed_order_.clear();
+}
+
+void Fsdp::State::lend_memory(UnitFlat& flat) {
+  if (flat.has_gradients()) return;
+  at::Tensor memory = memory_->lend(flat.gradient_bytes());
+  while (!memory.defined() && !in_flight_.empty()) {
+    finish_oldest();
+    memory = memory_->lend(flat.gradient_bytes());
+  }
+  // Units that are not complete hold all of it: the layers did not come one after another.
+  if (!memory.defined()) {
+    const auto device = flat.leaf(0).device();
+    memory = at::empty({flat.gradient_bytes()}, at::TensorOptions(at::kByte).device(device));
+  }
+  flat.use(memory);
+}
+
+at::Tensor Fsdp::State::arriving(size_t parameter, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  begin_backward();
+  const bool held = *holds_ > 0;
+  if (!held && !in_pass_) begin_pass();
+  const auto& item = model().parameters[parameter];
+  const auto& [unit, flat, member] = places_[parameter];
+  if (!flat->is_trainable()) {
+    object(module_.difference() + " after Fsdp was attached: construct it again");
+    return {};
+  }
+  if (gradient.layout() != at::kStrided) {
+    object(
+        fmt::format("the gradient of parameter '{}' is sparse, which is not divided: build the "
+                    "layer with sparse = false, or train with Ddp",
+                    item.name));
+    return {};
+  }
+  if (torch::autograd::impl::post_acc_grad_hooks(item.tensor)) {
+    object(
+        fmt::format("parameter '{}' has a post-accumulate hook, which would see no gradient: "
+                    "look at fsdp.parameters() after backward()",
+                    item.name));
+  }
+  if (unit->reduced) {
+    object(fmt::format(
+        "parameter '{}' received a second gradient within one backward(), when those of its {} "
+        "were averaged already: checkpoint each layer once, or run this backward() under hold() "
+        "and a last one outside",
+        item.name, unit->name));
+    return {};
+  }
+  if (held && !flat->has_gradients()) {
+    // Kept until the pass that averages it, however many there are.
+    flat->use(at::empty({flat->gradient_bytes()},
+                        at::TensorOptions(at::kByte).device(gradient.device())));
+  }
+  lend_memory(*flat);
+  flat->add_gradient(member, gradient);
+  reached_[parameter] = true;
+  return {};
+}
+
+void Fsdp::State::arrived(size_t parameter) {
+  Unit& unit = *places_[parameter].unit;
+  if (!in_backward_ || unit.reduced || !places_[parameter].flat->is_trainable()) return;
+  if (!arrived_[parameter]) --unit.missing;
+  arrived_[parameter] = true;
+  // Another call of the unit may still bring more.
+  if (unit.missing == 0 && unit.fired >= *unit.live) complete(unit);
+  drive();
+}
+
+void Fsdp::State::complete(Unit& unit) {
+  if (unit.backward_open) {
+    unit.backward_open = false;
+    close(unit, After::Free);
+  }
+  unit.ready = true;
+  if (in_pass_) {
+    completed_order_.push_back(&unit);
+    launch_ready();
+  }
+  if (plan_.options.backward_prefetch == BackwardPrefetch::After) prefetch(unit, -1);
+}
+
+void Fsdp::State::launch_ready() {
+  while (launched_ < reduce_order_.size() && reduce_order_[launched_]->ready) {
+    launch(*reduce_order_[launched_]);
+  }
+}
+
+void Fsdp::State::launch(Unit& unit) {
+  ++launched_;
+  unit.reduced = true;
+  for (auto& flat : unit.flats) {
+    if (!flat.is_trainable()) continue;
+    lend_memory(flat);
+    flat.start_reduce(call(unit.name));
+    in_flight_.push_back(&flat);
+  }
+}
+
+// Nobody else moves a transport without a thread of its own.
+void Fsdp::State::drive() {
+  while (!in_flight_.empty() && in_flight_.front()->advance_reduce()) finish_oldest();
+}
+
+void Fsdp::State::finish_oldest() {
+  UnitFlat* flat = in_flight_.front();
+  in_flight_.pop_front();
+  memory_->take_back(flat->finish_reduce());
+}
+
+void Fsdp::State::end_backward() {
+  const at::NoGradGuard no_grad;
+  for (const auto& unit : units_) {
+    if (!unit->backward_open) continue;
+    unit->backward_open = false;
+    close(*unit, After::Keep);
+  }
+  for (const auto& each : fired_) {
+    if (const auto call = each.lock()) call->discount();
+  }
+  fired_.clear();
+  in_backward_ = false;
+  if (!whole_) hide_unused();
+  if (std::exchange(in_pass_, false)) finish_pass();
+}
+
+// What is in flight still writes to the units' memory; the next pass waits for it.
+void Fsdp::State::abandon_backward() {
+  in_pass_ = in_backward_ = false;
+  for (const auto& each : fired_) {
+    if (const auto call = each.lock()) call->discount();
+  }
+  fired_.clear();
+  for (const auto& unit : units_) {
+    if (std::exchange(unit->backward_open, false)) --unit->uses;
+  }
+}
+
+void Fsdp::State::finish_pass() {
+  stale_ = true;
+  std::string change = module_.difference();
+  if (change.empty()) {
+    for (const auto& unit : units_) {
+      for (const auto& flat : unit->flats) {
+        if (const auto name = flat.detached(model()); !name.empty() && change.empty()) {
+          change = fmt::format("parameter '{}' was given other memory", name);
+        }
+      }
+    }
+  }
+  if (!change.empty()) object(change + " after Fsdp was attached: construct it again");
+  while (launched_ < reduce_order_.size()) launch(*reduce_order_[launched_]);
+  while (!in_flight_.empty()) finish_oldest();
+
+  std::vector<char> mine;
+  for (const size_t i : trainable_) mine.push_back(reached_[i]);
+  flags_.write(mine);
+  if (flag_counts_.buffers > 0) flags_.write_changed(buffers_->find_changed());
+  if (!objection_.empty()) flags_.write_objection();
+  plan_.all.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")).wait();
+  refuse_objected();
+  finish_buffers();
+  const auto any = flags_.set();
+  std::vector<char> reached(model().parameters.size());
+  for (size_t i = 0; i < trainable_.size(); ++i) reached[trainable_[i]] = any[i];
+  settle(reached);
+  if (!ordered_) agree_on_order();
+}
+
+// On a device the flags cannot be read without waiting for it, which the pass does in any case: it
+// has to know which parameters some rank has reached.
+void Fsdp::State::refuse_objected() {
+  const bool objected = flags_.elements()[-1].item<float>() > 0;
+  if (!objected) return;
+  flags_.clear_objection();
+  std::ranges::fill(reached_, false);
+  const auto texts = plan_.all.all_gather_bytes(std::exchange(objection_, {}), call("objections"));
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty()) {
+      throw ConfigError(fmt::format("[fsdp] rank {}: {}", rank, texts[rank]));
+    }
+  }
+}
+
+void Fsdp::State::finish_buffers() {
+  if (flag_counts_.buffers == 0) return;
+  auto shares = flags_.changed();
+  for (double& share : shares) share /= plan_.all.size();
+  if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
+  buffers_->warn_of_own_changes(shares);
+  buffers_->start(all_ranks(plan_.all));
+  buffers_->finish(shares);
+}
+
+void Fsdp::State::settle(const std::vector<char>& reached) {
+  for (const auto& unit : units_) {
+    for (auto& flat : unit->flats) {
+      if (flat.is_trainable()) flat.settle(reached);
+    }
+  }
+  for (const size_t i : trainable_) {
+    if (reached[i]) model().parameters[i].tensor.mutable_grad() = guards_[i];
+  }
+  std::ranges::fill(reached_, false);
+}
+
+void Fsdp::State::agree_on_order() {
+  ordered_ = true;
+  if (plan_.all.size() == 1) return;
+  std::vector<size_t> order;
+  const auto number = [&](const Unit* unit) {
+    const auto found = std::ranges::find(
+        units_, unit, [](const std::unique_ptr<Unit>& each) { return each.get(); });
+    return static_cast<size_t>(found - units_.begin());
+  };
+  for (const Unit* unit : completed_order_) order.push_back(number(unit));
+  for (const Unit* unit : reduce_order_) {
+    if (std::ranges::find(order, number(unit)) == order.end()) order.push_back(number(unit));
+  }
+  const std::string bytes = plan_.all.broadcast_bytes(
+      {reinterpret_cast<const char*>(order.data()), order.size() * sizeof(size_t)}, 0,
+      call("order of units"));
+  std::memcpy(order.data(), bytes.data(), bytes.size());
+  for (size_t i = 0; i < order.size(); ++i) reduce_order_[i] = units_[order[i]].get();
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,77 @@
+// Fsdp::clip_grad_norm_().
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+
+#include "lockstep/core/error.h"
+#include "parallel/fsdp/state.h"
+
+namespace lockstep::parallel {
+namespace {
+
+// Elements of a parameter whose norm is taken at once. Shards are cut at multiples of it, so that
+// each of these is one rank's, whatever the number of ranks.
+constexpr int64_t kCell = 1024;
+
+int64_t cells_of(int64_t numel) { return (numel + kCell - 1) / kCell; }
+
+// The p-norm of each cell, in float64, into `cells`.
+void write_norms(const at::Tensor& gradient, double p, const at::Tensor& cells) {
+  const int64_t numel = gradient.numel(), whole = numel / kCell;
+  const at::Tensor values = gradient.is_complex() ? gradient.abs() : gradient;
+  for (int64_t cell = 0; cell < cells_of(numel); ++cell) {
+    const int64_t size = cell < whole ? kCell : numel - whole * kCell;
+    cells[cell].copy_(
+        at::linalg_vector_norm(values.narrow(0, cell * kCell, size), p, {}, false, at::kDouble));
+  }
+}
+
+}  // namespace
+
+at::Tensor Fsdp::clip_grad_norm_(double max_norm, double norm_type) {
+  if (!(norm_type > 0) || !(max_norm >= 0)) {
+    throw ConfigError(fmt::format(
+        "[fsdp] clip_grad_norm_ with max_norm = {} and norm_type = {}: the first must not be "
+        "below, the second must be above 0 (infinity for the largest magnitude)",
+        max_norm, norm_type));
+  }
+  const at::NoGradGuard no_grad;
+  int64_t count = 0;
+  const auto each = [&](const auto& look) {
+    count = 0;
+    for (const auto& unit : state_->units()) {
+      for (const auto& flat : unit->flats) {
+        for (size_t i = 0; i < flat.members().size() && flat.is_trainable(); ++i) {
+          look(flat, i);
+          count += cells_of(flat.layout().members()[i].numel);
+        }
+      }
+    }
+  };
+  each([](const UnitFlat&, size_t) {});
+  std::vector<at::Tensor> gradients;
+  const auto parameters = this->parameters();
+  const at::Device device = parameters.empty() ? at::Device(at::kCPU) : parameters.front().device();
+  const at::Tensor cells = at::zeros({count}, at::TensorOptions(at::kDouble).device(device));
+  each([&](const UnitFlat& flat, size_t i) {
+    const at::Tensor& gradient = flat.leaf(i).grad();
+    if (!gradient.defined() || gradient.numel() == 0) return;
+    gradients.push_back(gradient);
+    write_norms(gradient, norm_type,
+                cells.narrow(0, count + flat.range(i).begin / kCell, cells_of(gradient.numel())));
+  });
+  const Group& group = state_->plan().shards;
+  group.all_reduce(cells, ReduceOp::Sum, {.label = "clip_grad_norm_"}).wait();
+  const at::Tensor norm =
+      (count > 0 ? at::linalg_vector_norm(cells, norm_type) : at::zeros({}, cells.options()))
+          .to(at::kFloat);
+  // As Python rounds max_norm / (norm + 1e-6).
+  const at::Tensor factor = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+  const bool unchanged = factor.is_cpu() && factor.item<double>() == 1;
+  if (!gradients.empty() && !unchanged) at::_foreach_mul_(gradients, factor);
+  return norm;
+}
+
+}  // namespace lockstep::parallel

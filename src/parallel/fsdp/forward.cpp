@@ -1,0 +1,164 @@
+// The part of Fsdp that gives parameters their memory, and runs units.
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+
+#include "lockstep/core/error.h"
+#include "parallel/fsdp/call_count.h"
+#include "parallel/fsdp/state.h"
+
+namespace lockstep::parallel {
+
+void Fsdp::State::gather(Unit& unit) {
+  if (unit.gathering || unit.shown) return;
+  comm::CallOptions options = call(unit.name);
+  // Units may be of one size: without it a rank that calls another would compute with its values.
+  options.context = {.name = "Fsdp unit", .number = caller_, .pass = unit.number};
+  for (auto& flat : unit.flats) flat.start_gather(options);
+  unit.gathering = true;
+}
+
+void Fsdp::State::show(Unit& unit) {
+  gather(unit);
+  for (auto& flat : unit.flats) flat.show();
+  unit.gathering = false;
+  unit.shown = true;
+}
+
+void Fsdp::State::hide(Unit& unit) {
+  if (unit.gathering) show(unit);  // the gather that was begun ahead is not needed, but has to end
+  for (auto& flat : unit.flats) flat.hide();
+  unit.shown = false;
+}
+
+void Fsdp::State::hide_unused() {
+  for (const auto& unit : units_) {
+    if (unit->uses == 0 && (unit->shown || unit->gathering)) hide(*unit);
+  }
+}
+
+void Fsdp::State::open(Unit& unit) {
+  if (!unit.shown) show(unit);
+  ++unit.uses;
+}
+
+void Fsdp::State::close(Unit& unit, After after) {
+  if (--unit.uses == 0 && after == After::Free && unit.shown) hide(unit);
+}
+
+// The unit that the last forward called `step` places behind this one.
+void Fsdp::State::prefetch(const Unit& unit, int step) {
+  if (plan_.shares) return;
+  const auto& order = step > 0 ? order_before_ : order_now_;
+  auto place = step > 0 ? static_cast<std::ptrdiff_t>(order_now_.size())
+                        : std::ranges::find(order, &unit) - order.begin();
+  if (step < 0) --place;
+  if (place < 0 || place >= std::ssize(order)) return;
+  const auto whole = std::ranges::count_if(units_, [](const auto& other) {
+    return other->uses == 0 && (other->shown || other->gathering);
+  });
+  if (whole < plan_.options.max_unsharded_units) gather(*order[place]);
+}
+
+// Shards may have been written since the last forward. All ranks have done that when they meet.
+void Fsdp::State::begin_forward() {
+  if (whole_) return;
+  if (stale_) {
+    hide_unused();
+    for (const auto& unit : units_) {
+      for (auto& flat : unit->flats) flat.publish();
+    }
+    stale_ = false;
+  }
+  order_before_ = std::move(order_now_);
+  order_now_.clear();
+  if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call("forward")).wait();
+}
+
+CallLayer::Tensors Fsdp::State::cast(const CallLayer::Tensors& inputs) const {
+  if (!plan_.options.param_dtype) return inputs;
+  CallLayer::Tensors all;
+  for (const auto& tensor : inputs) {
+    all.push_back(tensor.defined() && tensor.is_floating_point()
+                      ? tensor.to(*plan_.options.param_dtype)
+                      : tensor);
+  }
+  return all;
+}
+
+void Fsdp::State::watch_outputs(Unit& unit, const CallLayer::Tensors& outputs) {
+  const auto call = std::make_shared<Call>(unit.live);
+  for (const auto& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    output.register_hook([state = weak_from_this(), &unit, call](const at::Tensor&) -> at::Tensor {
+      if (const auto owner = state.lock()) owner->before_backward(unit, *call);
+      return {};
+    });
+  }
+}
+
+CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& inputs,
+                                        const CallLayer::Body& body) {
+  // Activation checkpointing calls units again within backward.
+  const bool recomputes = torch::autograd::get_current_graph_task_id() != -1;
+  const bool outermost = depth_ == 0 && !recomputes;
+  if (outermost) begin_forward();
+  struct Depth {
+    explicit Depth(int& d) : depth(d) { ++depth; }
+    ~Depth() { --depth; }
+    int& depth;
+  };
+  struct Opened {
+    State& state;
+    Unit& unit;
+    After after = After::Free;
+    ~Opened() { state.close(unit, after); }
+  };
+  bool in_graph = false;
+  CallLayer::Tensors outputs;
+  {
+    const Depth depth(depth_);
+    open(unit);
+    Opened opened{*this, unit};
+    if (!recomputes) {
+      order_now_.push_back(&unit);
+      if (plan_.options.forward_prefetch) prefetch(unit, 1);
+    }
+    outputs = body(cast(inputs));
+    in_graph = at::GradMode::is_enabled() && std::ranges::any_of(outputs, [](const auto& output) {
+                 return output.defined() && output.requires_grad();
+               });
+    if (in_graph) {
+      watch_outputs(unit, outputs);
+      // Its backward is next.
+      if (unit.is_root || !plan_.options.reshard_after_forward) opened.after = After::Keep;
+    }
+  }
+  if (!outermost || in_graph || whole_) return outputs;
+  hide_unused();
+  // No rank may write to its shards while another still reads.
+  if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call("no_grad")).wait();
+  return outputs;
+}
+
+void Fsdp::State::unshard() {
+  if (depth_ > 0 || in_backward_) {
+    throw ConfigError("[fsdp] unshard() within a forward or backward: call it outside of them");
+  }
+  if (whole_) return;
+  stale_ = true;
+  begin_forward();
+  for (const auto& unit : units_) open(*unit);
+  whole_ = true;
+}
+
+void Fsdp::State::reshard() {
+  if (!whole_) return;
+  whole_ = false;
+  for (const auto& unit : units_) close(*unit, After::Free);
+  if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call("reshard")).wait();
+}
+
+}  // namespace lockstep::parallel

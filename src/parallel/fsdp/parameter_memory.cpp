@@ -1,0 +1,48 @@
+#include "parallel/fsdp/parameter_memory.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StorageImpl.h>
+
+#include <utility>
+
+namespace lockstep::parallel {
+
+ParameterMemory::ParameterMemory(const at::Tensor& parameter, at::ScalarType dtype,
+                                 std::string message)
+    : parameter_(parameter), message_(std::move(message)) {
+  const auto bytes = parameter.numel() * static_cast<int64_t>(c10::elementSize(dtype));
+  storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                                   at::DataPtr(nullptr, parameter.device()),
+                                                   /*allocator=*/nullptr, /*resizable=*/false);
+  at::Tensor data = at::empty({0}, parameter.options().dtype(dtype).requires_grad(false));
+  data.set_(at::Storage(storage_), 0, parameter.sizes(), parameter.strides());
+  parameter_.set_data(data);
+  hide(Memory::Freed);
+}
+
+void ParameterMemory::show(const at::Tensor& flat, int64_t begin) {
+  auto* memory = static_cast<char*>(flat.mutable_data_ptr()) + begin * flat.element_size();
+  if (place_ != memory) {
+    place_ = memory;
+    storage_->set_data_ptr_noswap(at::DataPtr(
+        memory, new at::Tensor(flat), [](void* owner) { delete static_cast<at::Tensor*>(owner); },
+        flat.device()));
+  }
+  if (!shown_) storage_->clear_data_ptr_access_error_msg_();
+  shown_ = true;
+}
+
+void ParameterMemory::hide(Memory memory) {
+  if (memory == Memory::Freed) {
+    place_ = nullptr;
+    storage_->set_data_ptr_noswap(at::DataPtr(nullptr, parameter_.device()));
+  }
+  storage_->release_data_and_set_meta_custom_data_ptr_error_msg_(message_);
+  shown_ = false;
+}
+
+bool ParameterMemory::is_attached() const {
+  return parameter_.storage().unsafeGetStorageImpl() == storage_.get();
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,255 @@
+#include "parallel/fsdp/state.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+
+#include "lockstep/core/error.h"
+#include "parallel/ddp/packed.h"
+
+namespace lockstep::parallel {
+
+// What is attached to a unit's module.
+class Fsdp::State::Layer : public CallLayer {
+ public:
+  Layer(State& state, Unit& unit) : state_(state), unit_(unit) {}
+  Tensors call(const Tensors& inputs, const Body& body) override {
+    return state_.forward(unit_, inputs, body);
+  }
+
+ private:
+  State& state_;
+  Unit& unit_;
+};
+
+namespace {
+
+constexpr int64_t kBroadcastBytes = int64_t{25} << 20;
+
+void check_fsdp_options(const FsdpOptions& options, const Group& group) {
+  if (options.shard_ranks < 0 ||
+      (options.shard_ranks > 0 && group.size() % options.shard_ranks != 0)) {
+    throw ConfigError(
+        fmt::format("[fsdp] shard_ranks = {} for {} ranks: it must divide their number, or be 0 "
+                    "for all of them",
+                    options.shard_ranks, group.size()));
+  }
+  if (options.sharding == Sharding::None && options.shard_ranks > 1) {
+    throw ConfigError(
+        fmt::format("[fsdp] Sharding::None and shard_ranks = {}: choose one", options.shard_ranks));
+  }
+  if (options.min_num_params < 0 || options.max_unsharded_units < 0) {
+    throw ConfigError(fmt::format(
+        "[fsdp] min_num_params = {} and max_unsharded_units = {}: neither may be below 0",
+        options.min_num_params, options.max_unsharded_units));
+  }
+  for (const auto& [dtype, name] : {std::pair(options.param_dtype, "param_dtype"),
+                                    std::pair(options.reduce_dtype, "reduce_dtype"),
+                                    std::pair(options.buffer_dtype, "buffer_dtype")}) {
+    if (!dtype || *dtype == at::kFloat || *dtype == at::kDouble || *dtype == at::kHalf ||
+        *dtype == at::kBFloat16) {
+      continue;
+    }
+    throw ConfigError(
+        fmt::format("[fsdp] {} = {}: it must be float32, float64, float16 or bfloat16", name,
+                    c10::toString(*dtype)));
+  }
+}
+
+// What has to be alike on all ranks, and what this rank alone can see to be wrong.
+std::string describe_fsdp(const FsdpOptions& options, const std::vector<PlannedUnit>& units) {
+  std::vector<std::string> names;
+  for (const auto& unit : units) names.push_back(unit.name);
+  const auto dtype = [](const std::optional<at::ScalarType>& value) {
+    return value ? c10::toString(*value) : "none";
+  };
+  return fmt::format(
+      "sharding {}, shard_ranks {}, reshard_after_forward {}, backward_prefetch {}, "
+      "forward_prefetch {}, max_unsharded_units {}, share_memory {}, param_dtype {}, reduce_dtype "
+      "{}, buffer_dtype {}, buffers {}, units '{}'",
+      static_cast<int>(options.sharding), options.shard_ranks, options.reshard_after_forward,
+      static_cast<int>(options.backward_prefetch), options.forward_prefetch,
+      options.max_unsharded_units, options.share_memory, dtype(options.param_dtype),
+      dtype(options.reduce_dtype), dtype(options.buffer_dtype), static_cast<int>(options.buffers),
+      fmt::join(names, "', '"));
+}
+
+std::string unfit_for_fsdp(const Model& model) {
+  for (const auto& item : model.parameters) {
+    if (Accumulator::listener_of(item.tensor) != nullptr) {
+      return fmt::format(
+          "parameter '{}' belongs to a Ddp or another Fsdp already: destroy that one first, or "
+          "name the parameter in FsdpOptions::ignore",
+          item.name);
+    }
+    if (item.sparse) {
+      return fmt::format(
+          "parameter '{}' belongs to a layer with sparse gradients, which are not divided: build "
+          "it with sparse = false, or train with Ddp",
+          item.name);
+    }
+    if (item.tensor.layout() == at::kStrided && !item.tensor.is_non_overlapping_and_dense()) {
+      return fmt::format("parameter '{}' has gaps in its memory: clone() it, contiguously",
+                         item.name);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Fsdp::State::State(const ModuleRef& ref, const Group& group, FsdpOptions options)
+    : plan_{.all = group, .options = std::move(options)}, module_(ref, {plan_.options.ignore, {}}) {
+  group.refuse_python_ranks("Fsdp");
+  check_fsdp_options(plan_.options, group);
+  if (plan_.options.sharding == Sharding::None) plan_.options.shard_ranks = 1;
+  if (plan_.options.sharding != Sharding::Full) plan_.options.reshard_after_forward = false;
+  std::vector<PlannedUnit> planned = plan_units(ref, model(), plan_.options);
+  check_model(group, planned);
+  plan_groups(group);
+  make_units(planned);
+}
+
+Fsdp::State::~State() {
+  attachments_.clear();
+  accumulators_.clear();
+  for (const size_t i : trainable_) model().parameters[i].tensor.mutable_grad() = at::Tensor();
+  // There is only one copy, which stays for as long as the parameters do.
+  if (!plan_.shares && !whole_) return;
+  for (const auto& unit : units_) {
+    if (unit->shown) continue;
+    for (auto& flat : unit->flats) flat.show();
+  }
+}
+
+void Fsdp::State::check_model(const Group& group, const std::vector<PlannedUnit>& planned) const {
+  const auto& all = model().parameters;
+  const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
+  verify(model(), group, device, unfit_for_fsdp(model()), "fsdp");
+  const std::string mine = describe_fsdp(plan_.options, planned);
+  const auto texts = group.all_gather_bytes(mine, {.label = "Fsdp: comparing options"});
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    if (texts[rank] == texts[0]) continue;
+    throw ConfigError(
+        fmt::format("[fsdp] the ranks' options differ:\n  rank 0 has {}\n  rank {} "
+                    "has {}",
+                    texts[0], rank, texts[rank]));
+  }
+}
+
+void Fsdp::State::plan_groups(const Group& group) {
+  const int among = plan_.options.shard_ranks == 0 ? group.size() : plan_.options.shard_ranks;
+  if (among == group.size()) {
+    plan_.shards = group;
+  } else {
+    plan_.shards = group.split(group.rank() / among);
+    plan_.replicas = group.split(group.rank() % among);
+  }
+  const auto& all = model().parameters;
+  const bool on_cpu = all.empty() || all.front().tensor.is_cpu();
+  plan_.shares = plan_.shards.size() == 1 ||
+                 (plan_.options.share_memory && on_cpu && plan_.shards.shared({1}).defined());
+}
+
+void Fsdp::State::make_units(const std::vector<PlannedUnit>& planned) {
+  const at::NoGradGuard no_grad;
+  const auto& all = model().parameters;
+  places_.resize(all.size());
+  reached_.resize(all.size());
+  arrived_.resize(all.size());
+  caller_ = plan_.all.next_caller();
+  std::vector<at::Tensor> buffers;
+  for (const auto& item : model().buffers) buffers.push_back(item.tensor);
+  broadcast_all(plan_.all, buffers, kBroadcastBytes, 0, "Fsdp: buffers");
+  for (const auto& each : planned) {
+    auto unit = std::make_unique<Unit>();
+    unit->planned = each;
+    unit->number = static_cast<uint32_t>(units_.size()) + 1;
+    unit->is_root = each.name.empty();
+    unit->name =
+        unit->is_root ? "the root unit (the model itself)" : fmt::format("unit '{}'", each.name);
+    std::map<std::pair<bool, at::ScalarType>, std::vector<size_t>> kinds;
+    for (const size_t i : each.parameters) {
+      kinds[{!all[i].tensor.requires_grad(), all[i].tensor.scalar_type()}].push_back(i);
+    }
+    unit->flats.reserve(kinds.size());
+    for (auto& [kind, members] : kinds) {
+      unit->flats.emplace_back(plan_, model(), std::move(members), unit->name);
+      UnitFlat& flat = unit->flats.back();
+      for (size_t i = 0; i < flat.members().size(); ++i) {
+        places_[flat.members()[i]] = {unit.get(), &flat, i};
+      }
+    }
+    units_.push_back(std::move(unit));
+  }
+  for (const auto& item : model().buffers) {
+    if (plan_.options.buffer_dtype && item.tensor.is_floating_point()) {
+      at::Tensor(item.tensor).set_data(item.tensor.to(*plan_.options.buffer_dtype));
+    }
+  }
+}
+
+void Fsdp::State::attach() {
+  const auto& all = model().parameters;
+  module_ = AttachedModule(module_.module(), module_.notes());  // as it is from now on
+  buffers_.emplace(plan_.all, model().buffers, plan_.options.buffers);
+  int64_t largest = 0;
+  std::vector<int64_t> blocks;
+  for (const auto& unit : units_) {
+    for (const auto& flat : unit->flats) {
+      if (!flat.is_trainable()) continue;
+      if (unit->is_root) blocks.push_back(flat.gradient_bytes());
+      if (!unit->is_root) largest = std::max(largest, flat.gradient_bytes());
+    }
+    bool trains = false;
+    for (const auto& flat : unit->flats) trains = trains || flat.is_trainable();
+    if (trains) reduce_order_.insert(reduce_order_.begin(), unit.get());
+  }
+  // One unit computes its gradients while the averages of the one before it are on their way.
+  if (largest > 0) blocks.insert(blocks.end(), 2, largest);
+  const at::Device device = all.empty() ? at::Device(at::kCPU) : all.front().tensor.device();
+  memory_.emplace(plan_.shards, device, blocks);
+
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].tensor.requires_grad()) trainable_.push_back(i);
+    guards_.push_back(at::empty_like(all[i].tensor, at::TensorOptions().requires_grad(false)));
+    guard_memory_.emplace_back(
+        guards_.back(), all[i].tensor.scalar_type(),
+        fmt::format("the gradient of parameter '{}' is divided among the ranks: give optimizers, "
+                    "clipping and the like fsdp.parameters() in the place of the module's",
+                    all[i].name));
+  }
+  flag_counts_ = {.parameters = trainable_.size(),
+                  .ranks = 0,
+                  .buffers = plan_.options.buffers == Buffers::None ? 0 : buffers_->size()};
+  flags_ = UsageFlags(plan_.all.empty({static_cast<int64_t>(flag_counts_.all())},
+                                      at::TensorOptions(at::kFloat).device(device)),
+                      flag_counts_, Unused::Zero);
+  accumulators_.reserve(all.size());
+  for (size_t i = 0; i < all.size(); ++i) accumulators_.emplace_back(all[i].tensor, i, *this);
+  for (const auto& unit : units_) {
+    layers_.push_back(std::make_unique<Layer>(*this, *unit));
+    attachments_.emplace_back(*unit->planned.module, *layers_.back(), CallDepth::Shard);
+  }
+}
+
+comm::CallOptions Fsdp::State::call(std::string_view label) const {
+  return {.label = label,
+          .context = {.name = "Fsdp", .number = caller_, .pass = pass_},
+          .advice = "or a rank called other layers, or skipped a batch: see docs/fsdp.md"};
+}
+
+void Fsdp::State::zero_grad() {
+  for (const auto& unit : units_) {
+    for (auto& flat : unit->flats) {
+      flat.zero_grad();
+      if (flat.is_trainable() && !in_backward_) memory_->take_back(flat.drop_gradients());
+    }
+  }
+  if (!in_backward_) std::ranges::fill(reached_, false);
+}
+
+}  // namespace lockstep::parallel

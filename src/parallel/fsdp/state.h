@@ -1,0 +1,132 @@
+// What an Fsdp does in forward and backward.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/parallel/call.h"
+#include "lockstep/parallel/fsdp.h"
+#include "parallel/ddp/accumulator.h"
+#include "parallel/ddp/attached_module.h"
+#include "parallel/ddp/buffers.h"
+#include "parallel/ddp/usage_flags.h"
+#include "parallel/fsdp/unit.h"
+
+namespace lockstep::parallel {
+
+// A pass = one backward() outside hold(). Units' gradients are averaged in one order, which is that
+// in which rank 0 had them complete in the first pass, so that the ranks' collectives meet whatever
+// order theirs take. What one rank finds wrong in a pass must not keep it from its collectives: it
+// is an objection, which the end of the pass throws on all ranks.
+class Fsdp::State : public GradientListener, public std::enable_shared_from_this<State> {
+ public:
+  State(const ModuleRef& ref, const Group& group, FsdpOptions options);
+  ~State() override;
+  // Once there is a shared_ptr of it.
+  void attach();
+
+  at::Tensor arriving(size_t parameter, const at::Tensor& gradient) override;
+  void arrived(size_t parameter) override;
+
+  const Model& model() const { return module_.model(); }
+  const ModuleRef& module() const { return module_.module(); }
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
+  const ShardPlan& plan() const { return plan_; }
+  // A parameter's part.
+  struct Place {
+    Unit* unit;
+    UnitFlat* flat;
+    size_t member;
+  };
+  const Place& place(size_t parameter) const { return places_[parameter]; }
+
+  void zero_grad();
+  std::shared_ptr<int> holds() const { return holds_; }
+  void unshard();
+  void reshard();
+  BufferSync& buffers() { return *buffers_; }
+  // What a checkpoint has restored is read by the next forward.
+  void shards_changed() { stale_ = true; }
+
+ private:
+  class Layer;
+  struct Call;
+
+  void plan_groups(const Group& group);
+  void check_model(const Group& group, const std::vector<PlannedUnit>& planned) const;
+  void make_units(const std::vector<PlannedUnit>& planned);
+  comm::CallOptions call(std::string_view label) const;
+
+  // forward.cpp
+  CallLayer::Tensors forward(Unit& unit, const CallLayer::Tensors& inputs,
+                             const CallLayer::Body& body);
+  void begin_forward();
+  void watch_outputs(Unit& unit, const CallLayer::Tensors& outputs);
+  CallLayer::Tensors cast(const CallLayer::Tensors& inputs) const;
+  void open(Unit& unit);
+  enum class After { Free, Keep };
+  void close(Unit& unit, After after);
+  void gather(Unit& unit);
+  void show(Unit& unit);
+  void hide(Unit& unit);
+  void prefetch(const Unit& unit, int step);
+  void hide_unused();
+
+  // backward.cpp
+  void begin_backward();
+  void before_backward(Unit& unit, Call& call);
+  void end_backward();
+  void abandon_backward();
+  void begin_pass();
+  void complete(Unit& unit);
+  void launch_ready();
+  void launch(Unit& unit);
+  void drive();
+  void finish_oldest();
+  void lend_memory(UnitFlat& flat);
+  void finish_pass();
+  void finish_buffers();
+  void refuse_objected();
+  void object(std::string text);
+  void settle(const std::vector<char>& reached);
+  void agree_on_order();
+
+  ShardPlan plan_;
+  AttachedModule module_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<Place> places_;       // by parameter
+  std::vector<size_t> trainable_;   // parameters
+  std::vector<at::Tensor> guards_;  // by parameter: its gradient, which throws
+  std::vector<ParameterMemory> guard_memory_;
+  std::vector<std::unique_ptr<Layer>> layers_;
+  std::vector<CallAttachment> attachments_;
+  std::vector<Accumulator> accumulators_;
+  std::optional<BufferSync> buffers_;
+  std::optional<GradientMemory> memory_;
+  UsageFlags::Counts flag_counts_;
+  UsageFlags flags_;
+  std::shared_ptr<int> holds_ = std::make_shared<int>(0);
+  uint32_t caller_ = 0;
+
+  int depth_ = 0;       // calls under way
+  bool stale_ = true;   // shards may have changed since they were published
+  bool whole_ = false;  // between unshard() and reshard()
+  std::vector<Unit*> order_now_, order_before_;  // of calls in forward
+
+  bool in_backward_ = false, in_pass_ = false;
+  uint32_t pass_ = 0;
+  std::string objection_;
+  std::vector<char> reached_;  // by parameter, in this pass or under hold() before it
+  std::vector<char> arrived_;  // by parameter, in this backward
+  std::vector<std::weak_ptr<Call>> fired_;
+  std::vector<Unit*> reduce_order_, completed_order_;
+  bool ordered_ = false;
+  size_t launched_ = 0;
+  std::deque<UnitFlat*> in_flight_;
+};
+
+}  // namespace lockstep::parallel

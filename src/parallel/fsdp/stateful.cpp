@@ -1,0 +1,78 @@
+// What a checkpoint saves of an Fsdp.
+#include "lockstep/parallel/stateful.h"
+
+#include <map>
+#include <utility>
+
+#include "checkpoint/part_of.h"
+#include "parallel/fsdp/state.h"
+
+namespace lockstep::parallel {
+
+class FsdpState : public Stateful {
+ public:
+  explicit FsdpState(Fsdp& fsdp) : state_(fsdp.state_) {}
+
+  checkpoint::State state(const checkpoint::Names&) const override {
+    return described(state_->plan().replicas.rank() == 0 ? Parts::Own : Parts::None);
+  }
+
+  checkpoint::State destination(const checkpoint::Saved&, const checkpoint::Names&) override {
+    checkpoint::State state = described(Parts::Own);
+    for (const auto& item : state_->model().parameters) state.others.push_back(item.name);
+    return state;
+  }
+
+  void restored(const checkpoint::State&) override { state_->shards_changed(); }
+
+  void add_names(const std::string& prefix, checkpoint::Names& names) const override {
+    const auto& parameters = state_->model().parameters;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto& [unit, flat, member] = state_->place(i);
+      names.add(flat->leaf(member), prefix + "/" + parameters[i].name);
+      names.add(parameters[i].tensor, prefix + "/" + parameters[i].name);
+    }
+    for (const auto& item : state_->model().buffers) {
+      names.add(item.tensor, prefix + "/" + item.name);
+    }
+  }
+
+ private:
+  enum class Parts { Own, None };
+
+  checkpoint::State described(Parts parts) const {
+    checkpoint::State state;
+    const auto& parameters = state_->model().parameters;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto& [unit, flat, member] = state_->place(i);
+      const at::Tensor& leaf = flat->leaf(member);
+      const auto* whole = checkpoint::part_of(leaf);
+      const bool mine = parts == Parts::Own && (leaf.numel() > 0 || is_first_of_nothing(*whole));
+      if (mine) state.pieces.push_back(checkpoint::part_piece(parameters[i].name, *whole, leaf));
+    }
+    for (const auto& item : state_->model().buffers) {
+      state.pieces.push_back(checkpoint::whole_piece(item.name, item.tensor));
+    }
+    std::map<const at::TensorImpl*, std::string> first;
+    const auto note = [&](const ModuleRef::NamedTensors& tensors) {
+      for (const auto& [name, tensor] : tensors) {
+        const auto [place, fresh] = first.try_emplace(tensor.unsafeGetTensorImpl(), name);
+        if (!fresh) state.aliases[name] = place->second;
+      }
+    };
+    note(state_->module().parameters());
+    note(state_->module().buffers());
+    return state;
+  }
+
+  // A parameter without elements is described by the first rank.
+  bool is_first_of_nothing(const checkpoint::PartOf& whole) const {
+    return checkpoint::elements(whole.sizes) == 0 && state_->plan().shards.rank() == 0;
+  }
+
+  std::shared_ptr<Fsdp::State> state_;
+};
+
+std::shared_ptr<Stateful> stateful(Fsdp& fsdp) { return std::make_shared<FsdpState>(fsdp); }
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,248 @@
+#include "parallel/fsdp/unit.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/part_of.h"
+#include "parallel/ddp/gradients.h"
+#include "parallel/ddp/packed.h"
+
+namespace lockstep::parallel {
+namespace {
+
+// Parameters are cut at multiples of this many elements from their first, so that a vectorised
+// kernel of an optimizer meets the same vectors and the same remainder as over the whole: the same
+// bits.
+constexpr int64_t kShardGrid = 1024;
+
+at::Tensor place_in_flat(const at::Tensor& flat, int64_t begin, const at::Tensor& parameter) {
+  return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + begin);
+}
+
+// Collectives know no complex numbers.
+at::Tensor real_of(const at::Tensor& tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+}  // namespace
+
+GradientMemory::GradientMemory(const Group& group, at::Device device,
+                               const std::vector<int64_t>& sizes) {
+  for (const int64_t bytes : sizes) {
+    blocks_.push_back({group.empty({bytes}, at::TensorOptions(at::kByte).device(device))});
+  }
+}
+
+at::Tensor GradientMemory::lend(int64_t bytes) {
+  Block* best = nullptr;
+  for (auto& block : blocks_) {
+    if (block.lent || block.memory.numel() < bytes) continue;
+    if (best == nullptr || block.memory.numel() < best->memory.numel()) best = &block;
+  }
+  if (best == nullptr) return {};
+  best->lent = true;
+  return best->memory.narrow(0, 0, bytes);
+}
+
+void GradientMemory::take_back(const at::Tensor& memory) {
+  if (!memory.defined()) return;
+  for (auto& block : blocks_) {
+    if (block.memory.is_alias_of(memory)) block.lent = false;
+  }
+}
+
+UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t> members,
+                   std::string_view unit)
+    : plan_(plan),
+      members_(std::move(members)),
+      layout_(model.parameters[members_.front()].tensor.scalar_type(), kRegionBytes),
+      trainable_(model.parameters[members_.front()].tensor.requires_grad()),
+      unit_(unit),
+      have_(members_.size()) {
+  const at::NoGradGuard no_grad;
+  const at::ScalarType own_dtype = layout_.dtype();
+  const bool casts = at::isFloatingType(own_dtype);
+  compute_ = casts ? plan.options.param_dtype.value_or(own_dtype) : own_dtype;
+  reduce_ = casts ? plan.options.reduce_dtype.value_or(compute_) : own_dtype;
+  for (const size_t i : members_) {
+    parameters_.push_back(model.parameters[i].tensor);
+    layout_.add(model.parameters[i].name, parameters_.back().numel());
+  }
+  cuts_ = layout_.cuts(plan.shards.size(), kShardGrid);
+  own_ = {cuts_[plan.shards.rank()], cuts_[plan.shards.rank() + 1]};
+
+  const auto options = parameters_.front().options().requires_grad(false);
+  at::Tensor first = at::zeros({layout_.numel()}, options);
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (plan.all.rank() > 0) break;
+    place_in_flat(first, layout_.members()[i].begin, parameters_[i]).copy_(parameters_[i]);
+  }
+  plan.all.broadcast(real_of(first), 0, {.label = unit}).wait();
+  if (plan.shares) {
+    const auto computed = options.dtype(compute_);
+    shared_ = plan.shards.size() == 1 ? at::zeros({layout_.numel()}, computed)
+                                      : plan.shards.shared({layout_.numel()}, computed);
+    shared_.narrow(0, own_.begin, own_.size()).copy_(first.narrow(0, own_.begin, own_.size()));
+  }
+  shard_ = plan.shares && compute_ == own_dtype
+               ? shared_.narrow(0, own_.begin, own_.size()).detach()
+               : first.narrow(0, own_.begin, own_.size()).clone();
+  ranges_.resize(members_.size());
+  for (const auto& [member, range] : layout_.portions(own_)) ranges_[member] = range;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& [name, numel, begin] = layout_.members()[i];
+    const int64_t place = ranges_[i].size() > 0 ? begin + ranges_[i].begin - own_.begin : 0;
+    leaves_.push_back(
+        shard_.narrow(0, place, ranges_[i].size()).detach().requires_grad_(trainable_));
+    checkpoint::mark_part(leaves_.back(), {.name = name,
+                                           .sizes = parameters_[i].sizes().vec(),
+                                           .strides = parameters_[i].strides().vec(),
+                                           .range = ranges_[i],
+                                           .saves = plan.replicas.rank() == 0});
+    memory_.emplace_back(
+        parameters_[i], compute_,
+        fmt::format("parameter '{}' is divided among the ranks and has no memory outside of its "
+                    "unit: it belongs to {}, so call that by lockstep::call(), gather all "
+                    "parameters by fsdp.unshard(), or give an optimizer fsdp.parameters()",
+                    name, unit));
+    parameters_[i].mutable_grad() = at::Tensor();
+  }
+}
+
+int64_t UnitFlat::gradient_bytes() const {
+  return layout_.numel() * static_cast<int64_t>(c10::elementSize(reduce_));
+}
+
+std::vector<at::Tensor> UnitFlat::parts_of(const at::Tensor& flat) const {
+  std::vector<at::Tensor> parts;
+  for (size_t rank = 0; rank + 1 < cuts_.size(); ++rank) {
+    parts.push_back(real_of(flat.narrow(0, cuts_[rank], cuts_[rank + 1] - cuts_[rank])));
+  }
+  return parts;
+}
+
+void UnitFlat::publish() {
+  for (const auto& parameter : parameters_) torch::autograd::impl::bump_version(parameter);
+  if (plan_.shares && compute_ != layout_.dtype()) {
+    const at::NoGradGuard no_grad;
+    shared_.narrow(0, own_.begin, own_.size()).copy_(shard_);
+  }
+}
+
+void UnitFlat::start_gather(const comm::CallOptions& options) {
+  if (plan_.shares) return;
+  const at::NoGradGuard no_grad;
+  gathered_ = at::empty({layout_.numel()}, shard_.options().dtype(compute_));
+  gather_ = plan_.shards.all_gather(parts_of(gathered_), real_of(shard_.to(compute_)), options);
+}
+
+void UnitFlat::show() {
+  if (!plan_.shares) gather_.wait();
+  const at::Tensor& flat = plan_.shares ? shared_ : gathered_;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    memory_[i].show(flat, layout_.members()[i].begin);
+  }
+}
+
+void UnitFlat::hide() {
+  using Memory = ParameterMemory::Memory;
+  for (auto& memory : memory_) memory.hide(plan_.shares ? Memory::Kept : Memory::Freed);
+  gathered_ = at::Tensor();
+}
+
+std::string UnitFlat::detached(const Model& model) const {
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    if (!memory_[i].is_attached()) return model.parameters[members_[i]].name;
+  }
+  return {};
+}
+
+void UnitFlat::use(at::Tensor memory) { gradients_ = memory.view(reduce_); }
+
+void UnitFlat::add_gradient(size_t member, const at::Tensor& gradient) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor place =
+      place_in_flat(gradients_, layout_.members()[member].begin, parameters_[member]);
+  if (have_[member]) {
+    place.add_(gradient);
+  } else {
+    copy_into(place, gradient);
+  }
+  have_[member] = true;
+}
+
+void UnitFlat::start_reduce(const comm::CallOptions& options) {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const auto& [name, numel, begin] = layout_.members()[i];
+    if (!have_[i]) gradients_.narrow(0, begin, numel).zero_();
+  }
+  if (!average_.defined()) average_ = at::empty({own_.size()}, shard_.options());
+  const bool direct =
+      reduce_ == layout_.dtype() &&
+      std::ranges::none_of(leaves_, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
+  received_ = direct ? average_ : at::empty({own_.size()}, shard_.options().dtype(reduce_));
+  second_ = false;
+  label_ = options.label;
+  reduce_work_ = plan_.shards.reduce_scatter(
+      real_of(received_), parts_of(gradients_),
+      plan_.replicas.size() > 1 ? ReduceOp::Sum : ReduceOp::Average, options);
+}
+
+void UnitFlat::start_second_reduce() {
+  second_ = true;
+  reduce_work_ = plan_.replicas.all_reduce(real_of(received_), ReduceOp::Sum, {.label = label_});
+}
+
+bool UnitFlat::advance_reduce() {
+  if (!reduce_work_.is_completed()) return false;
+  if (plan_.replicas.size() == 1 || second_) return true;
+  reduce_work_.wait();
+  start_second_reduce();
+  return false;
+}
+
+at::Tensor UnitFlat::finish_reduce() {
+  reduce_work_.wait();
+  if (plan_.replicas.size() > 1) {
+    if (!second_) start_second_reduce();
+    reduce_work_.wait();
+    const at::NoGradGuard no_grad;
+    received_.div_(plan_.all.size());
+  }
+  return drop_gradients();
+}
+
+at::Tensor UnitFlat::drop_gradients() {
+  std::ranges::fill(have_, false);
+  return std::exchange(gradients_, {});
+}
+
+void UnitFlat::settle(const std::vector<char>& reached) {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    if (!reached[members_[i]]) continue;
+    const int64_t begin = layout_.members()[i].begin + ranges_[i].begin - own_.begin;
+    const auto part = [&](const at::Tensor& flat) {
+      return flat.narrow(0, ranges_[i].size() > 0 ? begin : 0, ranges_[i].size());
+    };
+    at::Tensor& gradient = leaves_[i].mutable_grad();
+    if (gradient.defined()) {
+      gradient.add_(part(received_));
+      continue;
+    }
+    gradient = part(average_).detach();
+    if (!received_.is_same(average_)) gradient.copy_(part(received_));
+  }
+  received_ = at::Tensor();
+}
+
+void UnitFlat::zero_grad() {
+  for (auto& leaf : leaves_) leaf.mutable_grad() = at::Tensor();
+}
+
+}  // namespace lockstep::parallel

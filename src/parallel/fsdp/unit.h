@@ -1,0 +1,145 @@
+// The parameters of one unit: their memory, their shards, and their gradients' way to them.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/core/shard.h"
+#include "lockstep/parallel/call.h"
+#include "lockstep/parallel/fsdp.h"
+#include "parallel/ddp/model.h"
+#include "parallel/fsdp/parameter_memory.h"
+#include "parallel/fsdp/plan_units.h"
+#include "parallel/layout/flat_layout.h"
+
+namespace lockstep::parallel {
+
+// What all units have in common.
+struct ShardPlan {
+  Group all;
+  Group shards;         // among which the model is divided
+  Group replicas;       // ranks with the same part; alone unless there are several shard groups
+  bool shares = false;  // one copy of the parameters for all ranks of `shards`
+  FsdpOptions options;
+};
+
+// Memory for the gradients of units while backward() computes them: lent, and given back.
+class GradientMemory {
+ public:
+  // Every rank calls it. `sizes` in bytes.
+  GradientMemory(const Group& group, at::Device device, const std::vector<int64_t>& sizes);
+
+  // Undefined when all that is large enough is lent.
+  at::Tensor lend(int64_t bytes);
+  // Also takes what is not its own, and lets it go.
+  void take_back(const at::Tensor& memory);
+
+ private:
+  struct Block {
+    at::Tensor memory;
+    bool lent = false;
+  };
+  std::vector<Block> blocks_;
+};
+
+// A unit's parameters of one dtype that are all trainable, or all frozen.
+class UnitFlat {
+ public:
+  // `members` are numbers of the model's parameters. Every rank constructs it: the shards become
+  // parts of rank 0's parameters, and the parameters are hidden.
+  UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t> members,
+           std::string_view unit);
+
+  const FlatLayout& layout() const { return layout_; }
+  const std::vector<size_t>& members() const { return members_; }
+  bool is_trainable() const { return trainable_; }
+  int64_t gradient_bytes() const;
+  const Range& own() const { return own_; }
+
+  // By member: this rank's part as an optimizer's leaf, and which of the parameter's elements.
+  const at::Tensor& leaf(size_t member) const { return leaves_[member]; }
+  const Range& range(size_t member) const { return ranges_[member]; }
+
+  // What the optimizer may have written to the shards becomes what forward() computes with; the
+  // parameters' versions move, as by any change. In one memory for all ranks the others see it
+  // after the next meeting.
+  void publish();
+  // Gathers, where ranks share no memory.
+  void start_gather(const comm::CallOptions& options);
+  void show();
+  void hide();
+  // Of a parameter that was converted or replaced: its name, else "".
+  std::string detached(const Model& model) const;
+
+  // Adds to the member's gradient of this pass, or of what hold() has accumulated.
+  void add_gradient(size_t member, const at::Tensor& gradient);
+  // Whether there is memory to add to.
+  bool has_gradients() const { return gradients_.defined(); }
+  void use(at::Tensor memory);
+  bool has(size_t member) const { return have_[member]; }
+  // Starts the average into this rank's part; then wait for it. `work` is over when the memory is
+  // free again.
+  void start_reduce(const comm::CallOptions& options);
+  bool advance_reduce();
+  at::Tensor finish_reduce();
+  // The average becomes the gradient of the leaves of which some rank has one.
+  void settle(const std::vector<char>& reached);
+  // Gives up what was accumulated; returns its memory.
+  at::Tensor drop_gradients();
+  void zero_grad();
+
+ private:
+  std::vector<at::Tensor> parts_of(const at::Tensor& flat) const;
+  void start_second_reduce();
+
+  const ShardPlan& plan_;
+  std::vector<size_t> members_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<ParameterMemory> memory_;
+  FlatLayout layout_;
+  bool trainable_;
+  at::ScalarType compute_, reduce_;
+  std::vector<int64_t> cuts_;
+  Range own_;
+  std::string unit_;
+
+  at::Tensor shared_;    // all elements, for all ranks
+  at::Tensor gathered_;  // while shown
+  at::Tensor shard_;     // this rank's elements, in the module's own dtype
+  std::vector<at::Tensor> leaves_;
+  std::vector<Range> ranges_;
+  comm::Work gather_;
+
+  at::Tensor gradients_;  // all elements of this rank's own
+  std::vector<char> have_;
+  at::Tensor average_;   // of this rank's elements, as the leaves' gradients
+  at::Tensor received_;  // the same as it comes, where that is not average_ itself
+  comm::Work reduce_work_;
+  bool second_ = false;  // the replicas' sum is under way
+  std::string label_;
+};
+
+// A module, and what is attached to its calls.
+struct Unit {
+  std::string name;     // "the root unit", "unit 'blocks.3'"
+  uint32_t number = 0;  // from 1
+  PlannedUnit planned;
+  std::vector<UnitFlat> flats;
+  bool is_root = false;
+
+  int uses = 0;  // calls and passes that need the parameters
+  bool shown = false;
+  bool gathering = false;  // ahead
+  bool backward_open = false;
+  std::shared_ptr<int> live = std::make_shared<int>(0);  // calls whose graph may run backward
+  int fired = 0;                                         // of those in this pass
+  size_t missing = 0;    // trainable parameters without a gradient in this pass
+  bool reduced = false;  // its averages are on their way
+  bool ready = false;
+};
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,127 @@
+// A divided model's checkpoint is any other's: units, ranks and Ddp may change between save and
+// restore.
+#include "lockstep/parallel/fsdp.h"
+
+#include "checkpoint_format/folder.h"
+#include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/stateful.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/fsdp_models.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using torch::optim::AdamWOptions;
+
+// Every rank has the same batch, so that the number of ranks changes no bit of the averages.
+template <class Optimizer>
+void train(Tower& net, Optimizer& optimizer, int from, int to) {
+  for (int step = from; step < to; ++step) {
+    optimizer.zero_grad();
+    tower_loss(net, 0, step).backward();
+    optimizer.step();
+  }
+}
+
+// Steps 0 and 1 are saved, steps 2 and 3 come after restoring.
+enum class Kind { Blocks, Root, Gathered, Replicated, Ddp, Zero };
+
+void run(World& world, Kind kind, const std::string& folder, bool restores) {
+  Tower net(restores ? 9 : 0);
+  const Group& group = world.group();
+  Checkpointer checkpoints(group, folder);
+  const auto go = [&](auto& model, auto& optimizer) {
+    checkpoints.track("net", model);
+    checkpoints.track("adam", optimizer);
+    if (restores) {
+      checkpoints.restore_latest();
+      train(net, optimizer, 2, 4);
+    } else {
+      train(net, optimizer, 0, 2);
+      checkpoints.save(2);
+    }
+  };
+  Tower expected;
+  FusedAdamW whole(expected->parameters(), AdamWOptions(0.01));
+  train(expected, whole, 0, restores ? 4 : 2);
+  const auto wanted = expected->named_parameters();
+  if (kind == Kind::Ddp || kind == Kind::Zero) {
+    Ddp ddp(net, group);
+    if (kind == Kind::Ddp) {
+      FusedAdamW adam(net->parameters(), AdamWOptions(0.01));
+      go(net, adam);
+    } else {
+      ZeroOptimizer adam(net->parameters(), group, zero<FusedAdamW>(AdamWOptions(0.01)));
+      go(net, adam);
+    }
+    for (const auto& item : net->named_parameters()) {
+      EXPECT_TRUE(at::equal(item.value(), wanted[item.key()])) << item.key();
+    }
+    return;
+  }
+  FsdpOptions options{.share_memory = kind != Kind::Gathered};
+  if (kind != Kind::Root) options.units = units_of<BlockImpl>(*net);
+  if (kind == Kind::Replicated && world.size() % 2 == 0) options.shard_ranks = world.size() / 2;
+  Fsdp fsdp(net, group, options);
+  FusedAdamW adam(fsdp.parameters(), AdamWOptions(0.01));
+  go(fsdp, adam);
+  for (const auto& shard : fsdp.shards()) {
+    EXPECT_TRUE(at::equal(shard.shard, part_of_shard(wanted[shard.name], shard))) << shard.name;
+  }
+}
+
+TEST(FsdpCheckpoint, ChangesUnitsRanksAndKindBetweenSaveAndRestore) {
+  struct Change {
+    Kind from;
+    int ranks_from;
+    Kind to;
+    int ranks_to;
+  };
+  for (const auto& [from, ranks_from, to, ranks_to] : std::vector<Change>{
+           {Kind::Blocks, 2, Kind::Ddp, 1},
+           {Kind::Ddp, 2, Kind::Blocks, 4},
+           {Kind::Blocks, 4, Kind::Root, 2},
+           {Kind::Gathered, 2, Kind::Zero, 2},
+           {Kind::Zero, 4, Kind::Gathered, 2},
+           {Kind::Replicated, 4, Kind::Blocks, 1},
+           {Kind::Root, 1, Kind::Replicated, 4},
+       }) {
+    SCOPED_TRACE(::testing::Message() << static_cast<int>(from) << " on " << ranks_from << " to "
+                                      << static_cast<int>(to) << " on " << ranks_to);
+    const Folder folder;
+    spawn(ranks_from, [&](World& world) { run(world, from, folder.path(), false); });
+    spawn(ranks_to, [&](World& world) { run(world, to, folder.path(), true); });
+  }
+}
+
+// What the next forward sees.
+TEST(FsdpCheckpoint, IsSeenByTheNextForward) {
+  for (const bool share : {true, false}) {
+    const Folder folder;
+    spawn(2, [&](World& world) {
+      Tower net;
+      Fsdp fsdp(net, world.group(),
+                {.units = units_of<BlockImpl>(*net),
+                 .share_memory = share,
+                 .param_dtype = at::kBFloat16});
+      Checkpointer checkpoints(world.group(), folder.path());
+      checkpoints.track("net", fsdp);
+      torch::optim::SGD sgd(fsdp.parameters(), 0.5);
+      const auto scores = [&] {
+        const at::NoGradGuard no_grad;
+        return call(net, tower_input(0));
+      };
+      const at::Tensor before = scores();
+      checkpoints.save(0);
+      train(net, sgd, 0, 2);
+      EXPECT_FALSE(at::equal(scores(), before));
+      checkpoints.restore_latest();
+      EXPECT_TRUE(at::equal(scores(), before));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::test

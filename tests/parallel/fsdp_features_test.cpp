@@ -1,0 +1,160 @@
+// Fsdp together with what else a training step has.
+#include "lockstep/parallel/autocast.h"
+#include "lockstep/parallel/averager.h"
+#include "lockstep/parallel/check_same.h"
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/global_mean.h"
+#include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/sync_batch_norm.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/fsdp_models.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+at::Tensor feature_input(int rank, int step = 0) {
+  auto generator = at::detail::createCPUGenerator(1000 * step + rank);
+  return at::randn({4, 40}, generator);
+}
+
+struct SeveralDtypesImpl : torch::nn::Module {
+  SeveralDtypesImpl() {
+    torch::manual_seed(6);
+    wide = register_parameter("wide", torch::randn({40, 70}, at::kDouble));
+    narrow = register_parameter("narrow", torch::randn({70, 40}));
+    turned = register_parameter("turned", torch::randn({30, 40}).t());
+    complex = register_parameter("complex", torch::randn({30}, at::kComplexFloat));
+    none = register_parameter("none", torch::empty({0}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = torch::tanh(x.to(at::kDouble).matmul(wide)).to(at::kFloat).matmul(narrow);
+    return y.matmul(turned) * at::real(complex) + none.sum();
+  }
+  at::Tensor wide, narrow, turned, complex, none;
+};
+TORCH_MODULE(SeveralDtypes);
+
+TEST(FsdpFeatures, ParametersOfSeveralDtypesAndLayouts) {
+  for (const bool share : {true, false}) {
+    spawn(3, [share](World& world) {
+      const SeveralDtypes net, usual;
+      Fsdp fsdp(net, world.group(), {.share_memory = share});
+      Ddp ddp(usual, world.group());
+      torch::optim::SGD divided(fsdp.parameters(), 0.1), whole(usual->parameters(), 0.1);
+      for (int step = 0; step < 2; ++step) {
+        fsdp.zero_grad();
+        ddp.zero_grad();
+        call(net, feature_input(world.rank(), step)).square().mean().backward();
+        call(usual, feature_input(world.rank(), step)).square().mean().backward();
+        divided.step();
+        whole.step();
+      }
+      fsdp.unshard();
+      const auto parameters = net->parameters(), wanted = usual->parameters();
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        EXPECT_EQ(parameters[i].strides(), wanted[i].strides());
+        EXPECT_TRUE(at::equal(parameters[i], wanted[i])) << i;
+      }
+    });
+  }
+}
+
+struct NormalisedImpl : torch::nn::Module {
+  NormalisedImpl() {
+    torch::manual_seed(7);
+    first = register_module("first", torch::nn::Linear(40, 30));
+    norm = register_module("norm", SyncBatchNorm1d(30));
+    last = register_module("last", torch::nn::Linear(30, 5));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return call(last, torch::relu(call(norm, call(first, x))));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  SyncBatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Normalised);
+
+TEST(FsdpFeatures, SynchronousNormalisationSchedulersAndMeans) {
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      const Group& group = world.group();
+      const Normalised net, usual;
+      convert_sync_batch_norm(net, group);
+      convert_sync_batch_norm(usual, group);
+      Fsdp fsdp(
+          net, group,
+          {.units = {net->first.ptr(), net->norm.ptr(), net->last.ptr()}, .share_memory = share});
+      Ddp ddp(usual, group);
+      FusedAdamW divided(fsdp.parameters(), torch::optim::AdamWOptions(0.01));
+      FusedAdamW whole(usual->parameters(), torch::optim::AdamWOptions(0.01));
+      LrScheduler slower(divided, parallel::exponential_lr(0.5)),
+          other(whole, parallel::exponential_lr(0.5));
+      const auto step_of = [&](const Normalised& model, int step,
+                               const std::vector<at::Tensor>& parameters, auto& adam, auto& rate) {
+        GlobalMean mean(group);
+        call(model, feature_input(world.rank(), step)).square().sum().backward();
+        mean.add(3 + world.rank());
+        mean.scale_gradients_(parameters);
+        adam.step();
+        rate.step();
+      };
+      for (int step = 0; step < 3; ++step) {
+        fsdp.zero_grad();
+        ddp.zero_grad();
+        step_of(net, step, fsdp.parameters(), divided, slower);
+        step_of(usual, step, usual->parameters(), whole, other);
+      }
+      expect_same_parameters(fsdp, net, usual);
+      const auto buffers = net->buffers(), wanted = usual->buffers();
+      for (size_t i = 0; i < buffers.size(); ++i) EXPECT_TRUE(at::equal(buffers[i], wanted[i]));
+    });
+  }
+}
+
+TEST(FsdpFeatures, ComputesUnderAutocast) {
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      const Tower net, usual;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      Ddp ddp(usual, world.group());
+      const auto loss = [&](const Tower& model) {
+        const Autocast autocast(at::kCPU, at::kBFloat16);
+        return tower_loss(model, world.rank(), 0);
+      };
+      loss(net).backward();
+      loss(usual).backward();
+      expect_same_gradients(fsdp, usual, 0);
+    });
+  }
+}
+
+TEST(FsdpFeatures, WhatLooksAtWholeParametersIsRefusedByName) {
+  spawn(2, [](World& world) {
+    const Group& group = world.group();
+    const Tower net;
+    Fsdp fsdp(net, group, {.units = units_of<BlockImpl>(*net)});
+    torch::optim::SGD sgd(fsdp.parameters(), 0.1);
+    const char* divided = "is divided among the ranks and has no memory";
+    Averager averager(*net, {{.group = group, .period = 1}});
+    EXPECT_THAT(message_of<c10::Error>([&] { averager.step(); }), HasSubstr(divided));
+    EXPECT_THAT(message_of<c10::Error>([&] { parallel::check_same(*net, group); }),
+                HasSubstr(divided));
+    torch::serialize::OutputArchive archive;
+    net->save(archive);
+    EXPECT_THAT(message_of<c10::Error>([&] { archive.save_to("/dev/null"); }), HasSubstr(divided));
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  ZeroOptimizer(fsdp.parameters(), group,
+                                zero<FusedAdamW>(torch::optim::AdamWOptions(0.01)));
+                }),
+                HasSubstr("is an Fsdp's part of one"));
+    EXPECT_THAT(message_of<ConfigError>([&] { parallel::broadcast_optimizer(sgd, group); }),
+                HasSubstr("an Fsdp's shards differs from rank to rank"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
