@@ -1,4 +1,5 @@
-// The log of a run, as it may be found: whatever the bytes, it is read or skipped, and a page is made of what was read.
+// The log of a run, as it may be found: whatever the bytes, it is read or skipped, and a page is
+// made of what was read.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -35,8 +35,9 @@ TEST(TensorBoard, ChecksumsAreThoseOfTfRecords) {
 
 TEST(TensorBoard, ARecordIsAnEventWithOneScalar) {
   const std::string record = scalar_record("a", 1.0, 300, 2.0);
-  const std::string event = std::string("\x09\0\0\0\0\0\0\0\x40", 9) + "\x10\xac\x02" + std::string("\x2a\x0a\x0a\x08", 4) +
-                            std::string("\x0a\x01", 2) + "a" + std::string("\x15\0\0\x80\x3f", 5);
+  const std::string event = std::string("\x09\0\0\0\0\0\0\0\x40", 9) + "\x10\xac\x02" +
+                            std::string("\x2a\x0a\x0a\x08", 4) + std::string("\x0a\x01", 2) + "a" +
+                            std::string("\x15\0\0\x80\x3f", 5);
   ASSERT_EQ(record.size(), 12 + event.size() + 4);
   uint64_t length = 0;
   std::memcpy(&length, record.data(), 8);
@@ -67,7 +68,8 @@ TEST(TensorBoard, AFileHasAllOfAReport) {
     ASSERT_LE(at, bytes.size());
   }
   EXPECT_EQ(records, 1u + 4 + 2 * 4 + 1);
-  for (const char* const tag : {"brain.Event:2", "train/loss", "values/temperature", "memory_bytes/rank 1", "evaluation/accuracy"}) {
+  for (const char* const tag : {"brain.Event:2", "train/loss", "values/temperature",
+                                "memory_bytes/rank 1", "evaluation/accuracy"}) {
     EXPECT_THAT(bytes, HasSubstr(tag));
   }
   std::filesystem::remove_all(folder);

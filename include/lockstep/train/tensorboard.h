@@ -1,4 +1,5 @@
-// Scalars as TensorBoard reads them: an event file of TFRecords with protobuf messages. Needs no torch.
+// Scalars as TensorBoard reads them: an event file of TFRecords with protobuf messages. Needs no
+// torch.
 #pragma once
 
 #include <cstdint>

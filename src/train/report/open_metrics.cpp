@@ -40,22 +40,27 @@ std::string open_metrics(const StepReport& report, std::string_view run) {
   };
   gauge("lockstep_step", "Steps made so far.", static_cast<double>(report.step));
   gauge("lockstep_epoch", "The epoch, from 0.", static_cast<double>(report.epoch));
-  if (report.loss) gauge("lockstep_loss", "Loss of the last step, the mean over all ranks.", *report.loss);
-  if (report.learning_rate) gauge("lockstep_learning_rate", "Learning rate.", *report.learning_rate);
+  if (report.loss)
+    gauge("lockstep_loss", "Loss of the last step, the mean over all ranks.", *report.loss);
+  if (report.learning_rate)
+    gauge("lockstep_learning_rate", "Learning rate.", *report.learning_rate);
   if (report.gradient_norm) {
-    gauge("lockstep_gradient_norm", "Norm of the gradients before it was clipped.", *report.gradient_norm);
+    gauge("lockstep_gradient_norm", "Norm of the gradients before it was clipped.",
+          *report.gradient_norm);
   }
-  gauge("lockstep_samples_per_second", "Samples per second on all ranks.", report.samples_per_second);
-  // A gauge, so that the text is right in the older format of the textfile collector, too, which has
-  // other names for counters.
-  gauge("lockstep_samples", "Samples taken so far on all ranks.", static_cast<double>(report.samples));
+  gauge("lockstep_samples_per_second", "Samples per second on all ranks.",
+        report.samples_per_second);
+  // A gauge, so that the text is right in the older format of the textfile collector, too, which
+  // has other names for counters.
+  gauge("lockstep_samples", "Samples taken so far on all ranks.",
+        static_cast<double>(report.samples));
   if (!report.ranks.empty()) {
     family("lockstep_step_seconds", "gauge", "Mean time of a step, by what it was spent on.");
     for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
       const RankFigures& figures = report.ranks[rank];
       const auto kind = [&](const char* what, double seconds) {
-        text += fmt::format("lockstep_step_seconds{{run=\"{}\",rank=\"{}\",kind=\"{}\"}} {}\n", name, rank, what,
-                            number(seconds));
+        text += fmt::format("lockstep_step_seconds{{run=\"{}\",rank=\"{}\",kind=\"{}\"}} {}\n",
+                            name, rank, what, number(seconds));
       };
       kind("compute", figures.compute_seconds());
       kind("communication", figures.communication_seconds);

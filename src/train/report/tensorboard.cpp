@@ -71,7 +71,8 @@ std::string scalar_record(std::string_view tag, double value, int64_t step, doub
     event += text_field(kFileVersion, "brain.Event:2");
   } else {
     event += kStep + varint(static_cast<uint64_t>(step));
-    const std::string scalar = text_field(kTag, tag) + kSimpleValue + fixed(static_cast<float>(value));
+    const std::string scalar =
+        text_field(kTag, tag) + kSimpleValue + fixed(static_cast<float>(value));
     event += text_field(kSummary, text_field(kValue, scalar));
   }
   const std::string length = fixed(static_cast<uint64_t>(event.size()));
@@ -83,7 +84,8 @@ TensorBoardWriter::TensorBoardWriter(const std::string& folder) {
   std::filesystem::create_directories(folder, ignored);
   char host[256] = {};
   if (gethostname(host, sizeof host - 1) != 0) host[0] = '\0';
-  path_ = fmt::format("{}/events.out.tfevents.{:.0f}.{}.{}", folder, std::floor(unix_now()), host, getpid());
+  path_ = fmt::format("{}/events.out.tfevents.{:.0f}.{}.{}", folder, std::floor(unix_now()), host,
+                      getpid());
   file_.open(path_, std::ios::binary | std::ios::app);
   if (!file_) throw Error(fmt::format("[tensorboard] cannot write {}: name another folder", path_));
   write(scalar_record("", 0, 0, unix_now()));
@@ -102,7 +104,8 @@ void TensorBoardWriter::flush() {
   file_.flush();
   if (file_ || warned_) return;
   warned_ = true;
-  log::warn(fmt::format("[tensorboard] {} takes no more: training goes on without; make room on that disk", path_));
+  log::warn(fmt::format(
+      "[tensorboard] {} takes no more: training goes on without; make room on that disk", path_));
 }
 
 void TensorBoardWriter::report(const StepReport& report) {

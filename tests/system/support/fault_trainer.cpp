@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +21,11 @@
 
 namespace {
 
-using lockstep::flight::now_ns;
+// CLOCK_MONOTONIC, as the launcher reads it.
+uint64_t now_ns() {
+  return static_cast<uint64_t>(
+      std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
 
 struct Fault {
   std::string ranks;
