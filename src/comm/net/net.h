@@ -48,10 +48,12 @@ class Net final : public NetSink, public NetWires {
   using Clock = std::chrono::steady_clock;
 
   // Listens on a free port of `address`, which is numeric, as `rank` of the world, and serves only
-  // those who know `key`. Throws CommError.
-  Net(int rank, const std::string& address, const Digest& key);
+  // those who know `key`. `is_job_over`, which any thread may call, says when this process is about
+  // to be stopped. Throws CommError.
+  Net(int rank, const std::string& address, const Digest& key,
+      std::function<bool()> is_job_over = {});
   // What has been sent is delivered first, for two seconds at most (a tenth after a group was given
-  // up here); nobody else is waited for.
+  // up here, or once the job is over); nobody else is waited for.
   ~Net() override;
   Net(const Net&) = delete;
   Net& operator=(const Net&) = delete;
@@ -110,6 +112,7 @@ class Net final : public NetSink, public NetWires {
 
   const int rank_;
   const Digest key_;
+  const std::function<bool()> is_job_over_;
   std::string own_address_;
   Fd listening_;
   const Fd stop_, events_;

@@ -67,9 +67,11 @@ void settle(int fd) {
 
 }  // namespace
 
-Net::Net(int rank, const std::string& address, const Digest& key)
+Net::Net(int rank, const std::string& address, const Digest& key,
+         std::function<bool()> is_job_over)
     : rank_(rank),
       key_(key),
+      is_job_over_(std::move(is_job_over)),
       listening_(listening_on(address, own_address_)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       events_(epoll_create1(EPOLL_CLOEXEC)),
@@ -343,8 +345,9 @@ void Net::lose(int rank, const std::string& why) {
 // Nothing more begins. What was handed over is delivered: a connection that is closed with
 // something unread would be reset, and what is under way lost.
 void Net::linger() {
-  const auto end = Clock::now() + (has_failed_ ? kLingerAfterFailure : kLinger);
+  auto end = Clock::now() + (has_failed_ ? kLingerAfterFailure : kLinger);
   for (;;) {
+    if (is_job_over_ && is_job_over_()) end = std::min(end, Clock::now() + kLingerAfterFailure);
     bool waits = false;
     for (const auto& peer : peers_) {
       if (peer->state == State::Open && peer->line.lingers()) waits = true;

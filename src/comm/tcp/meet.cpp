@@ -71,6 +71,8 @@ std::vector<std::string> tell_all(const Store& store, const std::string& name, i
   try {
     store.wait({over}, timeout);
   } catch (const CommError&) {
+    // The launcher knows more, and a store on a lost host would not answer.
+    if (store.launcher_status()->has_reported()) throw;
     // Throws when the store is gone.
     if (!store.check({over})) {
       const auto spent = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
@@ -109,7 +111,8 @@ std::shared_ptr<Net> make_net(const Store& store, int rank, int size, millisecon
   const std::string own = own_address(store, rank, size, timeout);
   const auto secret = digest_of_hex(store.get(kSecret, left()));
   if (!secret) throw CommError("[tcp] start: rank 0 has put no secret into the store");
-  auto net = std::make_shared<Net>(rank, own, *secret);
+  auto net = std::make_shared<Net>(
+      rank, own, *secret, [status = store.launcher_status()] { return status->has_reported(); });
   net->meet(tell_all(store, "addresses", rank, size, net->own_address(), left()));
   return net;
 }
