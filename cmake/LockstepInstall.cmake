@@ -3,9 +3,11 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
 set(targets lockstep_core lockstep_tool)
 if(LOCKSTEP_TORCH)
-  list(APPEND targets lockstep)
+  list(APPEND targets lockstep lockstep_trainer)
   # The libtorch that this was built against, unless a program brings another.
   set_target_properties(lockstep PROPERTIES INSTALL_RPATH "\$ORIGIN;${LockstepTorch_LIBRARY_DIR}")
+  set_target_properties(lockstep_trainer PROPERTIES INSTALL_RPATH
+                        "\$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${LockstepTorch_LIBRARY_DIR}")
 endif()
 set_target_properties(lockstep_tool PROPERTIES INSTALL_RPATH "\$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 foreach(target lockstep_core lockstep)

@@ -39,3 +39,7 @@
 #include "lockstep/parallel/zero_optimizer.h"
 #include "lockstep/text/tokenizer.h"
 #include "lockstep/text/tokenizer_trainer.h"
+#include "lockstep/train/metrics.h"
+#include "lockstep/train/progress.h"
+#include "lockstep/train/run.h"
+#include "lockstep/train/trainer.h"

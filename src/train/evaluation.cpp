@@ -98,6 +98,7 @@ std::map<std::string, double> Training::evaluate() {
   const Range own = Shard{world_.rank(), world_.size()}.of(lanes);
   const at::NoGradGuard no_grad;
   const EvalMode mode(parts_);
+  for (const auto& metric : evaluation.metrics) metric->reset();
   std::string text;
   for (int64_t lane = own.begin; lane < own.end; ++lane) {
     data::Loader loader(evaluation.data.dataset(), Shard{lane, lanes},
@@ -110,7 +111,7 @@ std::map<std::string, double> Training::evaluate() {
                          .device = options_.loader.device});
     LaneSums sums;
     for (const auto& batch : loader.epoch(0)) {
-      sums.add(measure_(batch), static_cast<double>(batch.data.size(0)));
+      sums.add(measured(batch), static_cast<double>(batch.data.size(0)));
     }
     text += sums.text();
   }
@@ -122,7 +123,15 @@ std::map<std::string, double> Training::evaluate() {
     for (std::string line; std::getline(lines, line);) total.add(parsed(line));
   }
   for (auto& [name, sum] : total.sums) sum /= total.count;
+  for (const auto& metric : evaluation.metrics) {
+    for (const auto& [name, value] : metric->values(world_)) total.sums[name] = value;
+  }
   return total.sums;
+}
+
+std::map<std::string, double> Training::measured(const data::Batch& batch) const {
+  const auto autocast = this->autocast();
+  return options_.evaluation.measure(batch);
 }
 
 // The same on all ranks, because the metrics are.

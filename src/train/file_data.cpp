@@ -14,6 +14,7 @@
 #include "lockstep/data/idx_dataset.h"
 #include "lockstep/data/image_folder.h"
 #include "lockstep/data/npy.h"
+#include "train/run/slice.h"
 
 namespace lockstep::train {
 namespace {
@@ -90,7 +91,9 @@ FileData csv(const DataConfig& config, const comm::World& world) {
   }
   if (keys.scaling == "standard") {
     all.scaler = std::make_shared<StandardScaler>();
-    all.scaler->fit(*training, world, {.names = training->feature_names()});
+    // Not on what is held out for evaluation.
+    const Slice part(training, {0, training->size() - held_out(config, training->size())});
+    all.scaler->fit(part, world, {.names = training->feature_names()});
     all.training = std::make_shared<ScaledDataset>(all.training, all.scaler);
     if (all.validation) {
       all.validation = std::make_shared<ScaledDataset>(all.validation, all.scaler);

@@ -151,6 +151,7 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
   add("lr_scaling", static_cast<int>(o.lr_scaling));
   add("ddp.hook", o.ddp.hook ? o.ddp.hook->name() : "none");
   add("evaluation.samples", o.evaluation.data ? o.evaluation.data.dataset()->size() : 0);
+  for (const auto& metric : o.evaluation.metrics) add("evaluation.metric", metric->name());
   add("evaluation.every_epochs", o.evaluation.every_epochs);
   add("evaluation.every_steps", o.evaluation.every_steps);
   if (o.early_stopping) {

@@ -115,6 +115,7 @@ void Training::restore() {
     return;
   }
   state_.resumed_at = state_.step;
+  state_.resumed_samples = state_.samples;
   for (auto& part : parts_) {
     // The rates are those of the options: where another number of ranks goes on, they follow it.
     if (part.schedule) {
@@ -147,10 +148,11 @@ void Training::refuse_others() {
   const std::string found =
       seen_by_main([&] { return checkpoint::newest_checkpoint(directory).value_or(""); });
   if (found.empty()) return;
-  throw ConfigError(
-      fmt::format("[train] {} has checkpoints of a run already, as {}: resume it "
-                  "(Resume::Latest), give another directory, or remove this one",
-                  directory, found));
+  throw ConfigError(fmt::format(
+      "[train] {} has checkpoints of a run already, as {}: resume it "
+      "(Resume::Latest; in a file checkpoint.resume: latest), give another directory, or "
+      "remove this one",
+      directory, found));
 }
 
 std::map<std::string, double> Training::metrics_of_step() const {

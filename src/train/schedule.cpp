@@ -77,6 +77,10 @@ LearningRate follow(Schedule schedule, const Warmup& warmup) {
   return after(warmup, [schedule = std::move(schedule)](int64_t) { return schedule; });
 }
 
+LearningRate follow(std::function<Schedule(int64_t steps)> schedule, const Warmup& warmup) {
+  return after(warmup, std::move(schedule));
+}
+
 LearningRate on_plateau(const parallel::PlateauOptions& options, std::string metric) {
   return {.plateau = options, .metric = std::move(metric)};
 }

@@ -50,7 +50,6 @@ Training::Training(const comm::World& world, std::vector<Part> parts, StepFuncti
   compare_options(options_, parts, data, world.group());
   if (!options_.loader.device) options_.loader.device = world.device();
   options_.ddp.lanes = options_.loader.lanes;
-  measure_ = options_.evaluation.measure;
   make_stages(std::move(data));
   make_parts(std::move(parts));
   track_all();

@@ -117,11 +117,8 @@ void Training::backward_of(TrainedPart& part, const at::Tensor& loss) {
 
 at::Tensor Training::loss_of(const data::Batch& batch, const LossOfBatch& loss) const {
   at::Tensor value;
-  if (options_.precision == Precision::Full) {
-    value = loss(batch);
-  } else {
-    const parallel::Autocast autocast(
-        world_.device(), options_.precision == Precision::BFloat16 ? at::kBFloat16 : at::kHalf);
+  {
+    const auto autocast = this->autocast();
     value = loss(batch);
   }
   if (value.defined() && value.numel() == 1) return value;
@@ -130,6 +127,12 @@ at::Tensor Training::loss_of(const data::Batch& batch, const LossOfBatch& loss) 
       state_.step,
       value.defined() ? fmt::format("the shape [{}]", fmt::join(value.sizes(), ", "))
                       : "no value"));
+}
+
+std::unique_ptr<parallel::Autocast> Training::autocast() const {
+  if (options_.precision == Precision::Full) return nullptr;
+  return std::make_unique<parallel::Autocast>(
+      world_.device(), options_.precision == Precision::BFloat16 ? at::kBFloat16 : at::kHalf);
 }
 
 int64_t Training::count_of(const data::Batch& batch) const {
@@ -195,9 +198,10 @@ bool Training::refuses(TrainedPart& part, const StepSums& mine, const StepSums& 
   if (sums.bad == 0) {
     text = fmt::format("the norm of the gradients is {}", *state_.gradient_norm);
   } else {
-    const auto losses = world_.group().all_gather_bytes(
-        mine.bad > 0 ? fmt::format("{}", mine.loss / (micro_->lanes ? 1 : mine.weight)) : "",
-        {.label = "train: losses"});
+    const auto losses = world_.group().all_gather_bytes(mine.bad == 0           ? ""
+                                                        : std::isnan(mine.loss) ? "nan"
+                                                                                : "infinite",
+                                                        {.label = "train: losses"});
     for (size_t rank = 0; rank < losses.size(); ++rank) {
       if (losses[rank].empty()) continue;
       text += fmt::format("{}the loss{} is {} on rank {}", text.empty() ? "" : ", ",
@@ -206,7 +210,7 @@ bool Training::refuses(TrainedPart& part, const StepSums& mine, const StepSums& 
   }
   throw Error(fmt::format(
       "[train] step {}: {}. Lower the learning rate, look at the data of this step, or skip such "
-      "steps (NonFinite::Skip)",
+      "steps (NonFinite::Skip; in a file training.non_finite: skip)",
       state_.step, text));
 }
 

@@ -21,6 +21,32 @@ LossOfBatch of_batch(const Model& model, Loss loss) {
   };
 }
 
+// With an evaluation of the model's outputs, unless the program has its own.
+TrainerOptions measured(TrainerOptions options, const Model& model, const Loss& loss) {
+  auto& evaluation = options.evaluation;
+  if (evaluation.measure) return options;
+  evaluation.measure = [model, loss, metrics = evaluation.metrics](const data::Batch& batch) {
+    const at::Tensor output = model.forward(batch.data);
+    for (const auto& metric : metrics) metric->update(output, batch.target);
+    return std::map<std::string, double>{{"loss", loss(output, batch.target).item<double>()}};
+  };
+  return options;
+}
+
+TrainerOptions measured(TrainerOptions options, const LossOfBatch& loss) {
+  auto& evaluation = options.evaluation;
+  if (evaluation.measure) return options;
+  if (!evaluation.metrics.empty()) {
+    throw ConfigError(
+        "[train] a loss of a batch does not show the model's outputs, which metrics are of: give a "
+        "Loss, or Evaluation::measure that counts them");
+  }
+  evaluation.measure = [loss](const data::Batch& batch) {
+    return std::map<std::string, double>{{"loss", loss(batch).item<double>()}};
+  };
+  return options;
+}
+
 }  // namespace
 
 at::Tensor Model::forward(const at::Tensor& input) const {
@@ -57,19 +83,13 @@ int Outcome::exit_status() const { return ended == Ended::Preempted ? kRequeueSt
 
 Trainer::Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
                  TrainerOptions options)
-    : Trainer(world, model, of_batch(model, std::move(loss)), std::move(data), std::move(options)) {
-}
+    : Trainer(world, {{.name = "model", .model = model}}, one_update(of_batch(model, loss)),
+              std::move(data), measured(std::move(options), model, loss)) {}
 
 Trainer::Trainer(const comm::World& world, const Model& model, LossOfBatch loss, DataSource data,
                  TrainerOptions options)
-    : Trainer(world, {{.name = "model", .model = model}}, one_update(loss), std::move(data), [&] {
-        if (!options.evaluation.measure) {
-          options.evaluation.measure = [loss](const data::Batch& batch) {
-            return std::map<std::string, double>{{"loss", loss(batch).item<double>()}};
-          };
-        }
-        return std::move(options);
-      }()) {}
+    : Trainer(world, {{.name = "model", .model = model}}, one_update(loss), std::move(data),
+              measured(std::move(options), loss)) {}
 
 Trainer::Trainer(const comm::World& world, std::vector<Part> parts, StepFunction step,
                  DataSource data, TrainerOptions options)

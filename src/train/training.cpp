@@ -114,8 +114,9 @@ void Training::train_stage(StageRun& run) {
   state_.stage = run.stage.name;
   state_.epochs = run.stage.epochs;
   while (!is_over() && !is_full(run)) {
-    state_.epoch = run.loader->state().epoch;
-    if (run.stage.epochs > 0 && state_.epoch >= run.stage.epochs) return;
+    const int64_t epoch = run.loader->state().epoch;
+    if (run.stage.epochs > 0 && epoch >= run.stage.epochs) return;
+    state_.epoch = epoch;
     call([&](Callback& one) { one.on_epoch_begin(state_); });
     Feed feed(*run.loader, options_.loader.lanes, state_.epoch, options_.accumulation);
     for (;;) {

@@ -15,6 +15,7 @@
 #include "lockstep/comm/world.h"
 #include "lockstep/core/preemption.h"
 #include "lockstep/data/loader.h"
+#include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/lanes.h"
@@ -114,7 +115,11 @@ class Training {
   void note(const StepSums& sums);
   bool refuses(TrainedPart& part, const StepSums& mine, const StepSums& sums);
 
+  // With mixed precision: what forward passes run in.
+  std::unique_ptr<parallel::Autocast> autocast() const;
+
   // evaluation.cpp
+  std::map<std::string, double> measured(const data::Batch& batch) const;
   void judge();
 
   // saving.cpp
@@ -136,7 +141,6 @@ class Training {
   std::vector<StageRun> stages_;
   std::unique_ptr<checkpoint::Checkpointer> checkpoints_;
   std::optional<PreemptionNotice> own_notice_;
-  decltype(Evaluation::measure) measure_;
 
   RunState state_;
   int64_t stage_ = 0;        // its index

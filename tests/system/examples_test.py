@@ -164,6 +164,14 @@ def check_refused(folder, words):
     launch(2, "mnist", "--data", folder).expect(1, err=errors)
 
 
+def test_the_trainers_program_learns(_):
+    program = (BIN / "../../../examples/train_mnist.cpp").resolve().read_text()
+    assert len([line for line in program.splitlines() if line and not line.startswith("//")]) <= 40, program
+    done = launch(2, "train_mnist")
+    accuracy = float(done.expect(out=r"^\[rank 0\] test accuracy (0\.\d+)$").group(1))
+    assert accuracy > 0.8, accuracy
+
+
 def test_data_folder_missing(folder):
     check_refused(folder + "/nowhere", "no such folder.*dataset-fashion-mnist")
 

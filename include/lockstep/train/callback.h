@@ -14,6 +14,7 @@ namespace lockstep::train {
 struct RunState {
   int rank = 0;
   int ranks = 1;
+  // Whether this is the rank that writes and prints.
   bool is_main() const { return rank == 0; }
 
   std::string stage = {};    // its name; empty without stages
@@ -34,6 +35,7 @@ struct RunState {
   int64_t evaluated_at = -1;              // the step of the last evaluation; -1: none yet
   int64_t saved_at = -1;                  // the step of the last checkpoint; -1: none yet
   int64_t resumed_at = -1;                // the step that was restored; -1: none was
+  int64_t resumed_samples = 0;            // of `samples`: those before that step
 
   double seconds = 0;             // since this process began to train
   double data_seconds = 0;        // of them: waiting for batches
@@ -51,6 +53,7 @@ class Requests {
   void evaluate() { evaluate_ = true; }
   void save() { save_ = true; }
 
+  // What was asked for.
   bool wants_stop() const { return stop_; }
   bool wants_evaluation() const { return evaluate_; }
   bool wants_save() const { return save_; }

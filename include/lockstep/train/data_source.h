@@ -31,7 +31,9 @@ class DataSource {
   DataSource(D set)  // NOLINT(google-explicit-constructor)
       : dataset_(data::from_torch(std::move(set))) {}
 
+  // Whether there is one.
   explicit operator bool() const { return dataset_ != nullptr; }
+  // The data set; null when there is none.
   const std::shared_ptr<const data::Dataset>& dataset() const { return dataset_; }
 
  private:

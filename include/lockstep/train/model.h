@@ -18,6 +18,7 @@ namespace lockstep::train {
 // program calls the module itself.
 class Model {
  public:
+  // A model's forward().
   using Forward = std::function<at::Tensor(const at::Tensor& input)>;
 
   // None.
@@ -38,6 +39,7 @@ class Model {
   Model(std::shared_ptr<torch::nn::Module> module, Forward forward)
       : module_(std::move(module)), forward_(std::move(forward)) {}
 
+  // Whether there is one.
   explicit operator bool() const { return module_ != nullptr; }
   // Which there has to be.
   torch::nn::Module& module() const { return *module_; }

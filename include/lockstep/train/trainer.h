@@ -32,6 +32,7 @@
 namespace lockstep::train {
 
 class Training;
+using checkpoint::stateful;  // beside that of metrics
 
 // The mean loss over a batch, of one element.
 using LossOfBatch = std::function<at::Tensor(const data::Batch& batch)>;
@@ -131,6 +132,7 @@ class Trainer {
   // Of the evaluation's data, now. Every rank calls it. The mean over all samples, each once.
   std::map<std::string, double> evaluate();
 
+  // Where the training stands.
   const RunState& state() const;
   // Of the part of that name (the only one's is "model"): to look at.
   const parallel::Ddp& ddp(std::string_view part = "model") const;

@@ -18,6 +18,7 @@
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/train/callback.h"
 #include "lockstep/train/data_source.h"
+#include "lockstep/train/metric.h"
 #include "lockstep/train/model.h"
 #include "lockstep/train/optimizer.h"
 #include "lockstep/train/schedule.h"
@@ -56,8 +57,12 @@ struct Evaluation {
   int64_t every_epochs = 1;  // 0: not by epochs. At the end of the run in any case
   int64_t every_steps = 0;   // 0: not by steps
   int64_t batch_size = 0;    // per rank; 0: the loader's
+  // Beside the loss: of the model's outputs and the targets. They may be the same objects as those
+  // of other Trainers, one after another.
+  std::vector<std::shared_ptr<Metric>> metrics = {};
   // Means over a batch's samples, by name, the same names in every batch. When not given: "loss",
-  // from the model and the loss of the training.
+  // from the model and the loss of the training, which also counts `metrics`. One that is given
+  // counts them itself.
   std::function<std::map<std::string, double>(const data::Batch&)> measure = nullptr;
 };
 

@@ -67,8 +67,7 @@ void settle(int fd) {
 
 }  // namespace
 
-Net::Net(int rank, const std::string& address, const Digest& key,
-         std::function<bool()> is_job_over)
+Net::Net(int rank, const std::string& address, const Digest& key, std::function<bool()> is_job_over)
     : rank_(rank),
       key_(key),
       is_job_over_(std::move(is_job_over)),

@@ -1,0 +1,95 @@
+#include "train/run/builtin.h"
+
+#include "lockstep/core/error.h"
+#include "lockstep/models/models.h"
+
+namespace lockstep::train {
+namespace {
+
+int64_t or_else(int64_t given, int64_t otherwise) { return given > 0 ? given : otherwise; }
+
+// Images of channels x height x width.
+int64_t channels_of(const SampleShape& shape, const std::string& kind) {
+  if (shape.data.size() == 3) return shape.data[0];
+  throw ConfigError("[model] " + kind +
+                    " takes images of channels x height x width, and the samples have " +
+                    std::to_string(shape.data.size()) + " dimensions: use mlp or linear");
+}
+
+Model linear(const RunConfig& config, const SampleShape& shape) {
+  const auto& given = config.model.linear;
+  return models::Linear(models::LinearOptions{.inputs = or_else(given.inputs, shape.features()),
+                                              .outputs = or_else(given.outputs, shape.outputs()),
+                                              .bias = given.bias});
+}
+
+Model mlp(const RunConfig& config, const SampleShape& shape) {
+  const auto& given = config.model.mlp;
+  std::vector<int64_t> sizes = {or_else(given.inputs, shape.features())};
+  sizes.insert(sizes.end(), given.hidden.begin(), given.hidden.end());
+  sizes.push_back(or_else(given.outputs, shape.outputs()));
+  return models::Mlp(models::MlpOptions{.sizes = sizes,
+                                        .activation = models::activation_named(given.activation),
+                                        .dropout = given.dropout});
+}
+
+Model convnet(const RunConfig& config, const SampleShape& shape) {
+  const auto& given = config.model.convnet;
+  if (!given.batch_norm) {
+    throw ConfigError("[model] convnet has BatchNorm layers: leave out model.batch_norm: false");
+  }
+  return models::ConvNet(models::ConvNetOptions{.in_channels = channels_of(shape, "convnet"),
+                                                .classes = or_else(given.outputs, shape.outputs()),
+                                                .channels = given.channels,
+                                                .dropout = given.dropout});
+}
+
+Model resnet18(const RunConfig& config, const SampleShape& shape) {
+  const auto& given = config.model.resnet18;
+  return models::ResNet18(
+      models::ResNet18Options{.classes = or_else(given.outputs, shape.outputs()),
+                              .in_channels = channels_of(shape, "resnet18"),
+                              .small_images = given.small_images});
+}
+
+AdamOptions adam_options(const RunConfig& config) {
+  const auto& given = config.optimizer;
+  return {.lr = given.learning_rate,
+          .beta1 = given.beta1,
+          .beta2 = given.beta2,
+          .eps = given.eps,
+          .weight_decay = given.weight_decay};
+}
+
+}  // namespace
+
+std::map<std::string, Registry::MakeModel> builtin_models() {
+  return {{"linear", linear}, {"mlp", mlp}, {"convnet", convnet}, {"resnet18", resnet18}};
+}
+
+std::map<std::string, Registry::ChooseOptimizer> builtin_optimizers() {
+  return {{"sgd",
+           [](const RunConfig& config) {
+             const auto& given = config.optimizer;
+             return sgd({.lr = given.learning_rate,
+                         .momentum = given.momentum,
+                         .weight_decay = given.weight_decay,
+                         .nesterov = given.nesterov});
+           }},
+          {"adam", [](const RunConfig& config) { return adam(adam_options(config)); }},
+          {"adamw", [](const RunConfig& config) { return adamw(adam_options(config)); }}};
+}
+
+std::map<std::string, Registry::MakeLoss> builtin_losses() {
+  return {{"cross_entropy",
+           [](const RunConfig& config) {
+             return cross_entropy({.label_smoothing = config.training.label_smoothing});
+           }},
+          {"mse", [](const RunConfig&) { return mse(); }},
+          {"l1", [](const RunConfig&) { return l1(); }},
+          {"huber", [](const RunConfig&) { return huber(); }},
+          {"bce_with_logits", [](const RunConfig&) { return bce_with_logits(); }},
+          {"nll", [](const RunConfig&) { return nll(); }}};
+}
+
+}  // namespace lockstep::train

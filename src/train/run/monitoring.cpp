@@ -1,0 +1,42 @@
+#include <utility>
+
+#include "lockstep/train/progress.h"
+
+namespace lockstep::train {
+
+Monitoring::Monitoring(const comm::World& world, MonitorOptions options)
+    : world_(world), options_(std::move(options)) {}
+Monitoring::~Monitoring() = default;
+
+void Monitoring::on_train_begin(const RunState& state) {
+  MonitorOptions options = options_;
+  options.total_steps = state.steps;
+  options.resumed_at = state.resumed_at;
+  monitor_ = std::make_unique<RunMonitor>(world_, std::move(options));
+}
+
+void Monitoring::on_step_end(const RunState& state, Requests&) {
+  StepFigures figures{.loss = state.loss,
+                      // The state has the sum of all ranks, and the monitor adds them up.
+                      .samples = state.is_main() ? state.step_samples : 0,
+                      .learning_rate = state.learning_rate,
+                      .gradient_norm = state.gradient_norm,
+                      .epoch = state.epoch};
+  if (monitor_->is_next_reported()) {
+    figures.values = state.losses;
+    if (state.loss_scale != 1) figures.values["loss_scale"] = state.loss_scale;
+    if (state.skipped > 0) figures.values["skipped"] = static_cast<double>(state.skipped);
+  }
+  monitor_->step(figures);
+}
+
+void Monitoring::on_evaluate(const RunState& state, Requests&) {
+  monitor_->evaluation(state.metrics);
+}
+void Monitoring::on_save(const RunState&, Requests&) { monitor_->event("save"); }
+void Monitoring::on_train_end(const RunState&) { monitor_->finish(); }
+void Monitoring::on_exception(const RunState&, std::string_view what) {
+  if (monitor_) monitor_->fail(what);
+}
+
+}  // namespace lockstep::train

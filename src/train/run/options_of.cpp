@@ -1,0 +1,289 @@
+#include "train/run/options_of.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/autocast.h"
+#include "lockstep/parallel/hooks.h"
+#include "train/run/slice.h"
+
+namespace lockstep::train {
+namespace {
+
+using parallel::LrScaling;
+
+// The configuration is checked; what is none of these cannot come here.
+template <class T>
+T choice(const std::string& text, const std::map<std::string, T>& values, const char* key) {
+  const auto found = values.find(text);
+  if (found != values.end()) return found->second;
+  throw ConfigError(fmt::format("[run] {}: '{}' is not supported by the trainer", key, text));
+}
+
+Better better_of(const std::string& mode, const std::string& metric) {
+  static const std::set<std::string> kLower = {"loss", "perplexity", "cross_entropy",
+                                               "mse",  "rmse",       "mae"};
+  if (mode != "auto") return mode == "min" ? Better::Lower : Better::Higher;
+  return kLower.contains(metric) ? Better::Lower : Better::Higher;
+}
+
+LearningRate learning_rate_of(const RunConfig& config) {
+  const auto& given = config.schedule;
+  const Warmup warmup{.steps = given.warmup_steps, .ratio = given.warmup_ratio};
+  if (given.kind == "constant") return constant(warmup);
+  if (given.kind == "linear") return linear_decay(warmup, given.min_lr);
+  if (given.kind == "cosine") return cosine_decay(warmup, given.min_lr);
+  if (given.kind == "polynomial") {
+    return follow(
+        [given](int64_t steps) {
+          return parallel::Schedule{.lr = [=](double base, int64_t step) {
+            const double left =
+                std::max(0.0, 1.0 - static_cast<double>(step) / static_cast<double>(steps));
+            return given.min_lr + (base - given.min_lr) * std::pow(left, given.power);
+          }};
+        },
+        warmup);
+  }
+  if (given.kind == "step") {
+    return follow(
+        parallel::step_lr({.size = std::max<int64_t>(given.step_size, 1), .gamma = given.gamma}),
+        warmup);
+  }
+  if (given.kind == "multi_step") {
+    return follow(parallel::multi_step_lr(given.milestones, given.gamma), warmup);
+  }
+  if (given.kind == "exponential") return follow(parallel::exponential_lr(given.gamma), warmup);
+  if (given.kind == "one_cycle") {
+    return follow(
+        [given](int64_t steps) {
+          auto cycle = parallel::one_cycle_lr({.steps = steps, .rising = given.rising});
+          // It has no rate for a step behind the last.
+          return parallel::Schedule{
+              .lr = [=](double base,
+                        int64_t step) { return cycle.lr(base, std::min(step, steps - 1)); },
+              .momentum = [=](int64_t step) { return cycle.momentum(std::min(step, steps - 1)); }};
+        },
+        warmup);
+  }
+  if (given.kind == "plateau") {
+    const std::string metric = "loss";
+    return on_plateau(
+        {.factor = given.gamma, .patience = given.patience, .lowest_lr = given.min_lr}, metric);
+  }
+  throw ConfigError(
+      fmt::format("[run] schedule.kind: '{}' is not supported by the trainer", given.kind));
+}
+
+Precision precision_of(const RunConfig& config, const comm::World& world) {
+  const auto& dtype = config.mixed_precision.dtype;
+  if (dtype == "auto") {
+    return parallel::preferred_dtype(world.device()) == at::kBFloat16 ? Precision::BFloat16
+                                                                      : Precision::Full;
+  }
+  return choice<Precision>(
+      dtype, {{"no", Precision::Full}, {"bf16", Precision::BFloat16}, {"fp16", Precision::Float16}},
+      "mixed_precision.dtype");
+}
+
+std::shared_ptr<parallel::CommHook> hook_of(const RunConfig& config) {
+  const auto& given = config.parallel;
+  if (given.hook == "none") return nullptr;
+  if (given.hook == "fp16") return std::make_shared<parallel::CastHook>(at::kHalf);
+  if (given.hook == "bf16") return std::make_shared<parallel::CastHook>(at::kBFloat16);
+  if (given.hook == "power_sgd") {
+    return std::make_shared<parallel::PowerSgd>(parallel::PowerSgdOptions{
+        .rank = given.hook_rank, .start_iteration = given.hook_start_step});
+  }
+  if (given.hook == "top_k") {
+    return std::make_shared<parallel::TopK>(parallel::TopKOptions{.fraction = given.hook_fraction});
+  }
+  throw ConfigError(
+      fmt::format("[run] parallel.hook: '{}' is not supported by the trainer", given.hook));
+}
+
+parallel::DdpOptions ddp_of(const RunConfig& config) {
+  const auto& given = config.parallel;
+  const auto bytes = static_cast<int64_t>(given.bucket_cap_mb * 1024 * 1024);
+  return {.bucket_bytes = {std::min<int64_t>(int64_t{1} << 20, bytes), bytes},
+          .unused = choice<parallel::Unused>(
+              given.unused, {{"zero", parallel::Unused::Zero}, {"error", parallel::Unused::Error}},
+              "parallel.unused"),
+          .buffers = choice<parallel::Buffers>(given.buffers,
+                                               {{"broadcast", parallel::Buffers::Broadcast},
+                                                {"average", parallel::Buffers::Average},
+                                                {"none", parallel::Buffers::None}},
+                                               "parallel.buffers"),
+          .hook = hook_of(config)};
+}
+
+Saving saving_of(const RunConfig& config) {
+  const auto& given = config.checkpoint;
+  Saving saving{.directory = checkpoint_directory(config),
+                .keep_last = given.save_total_limit,
+                .async = given.async,
+                .resume = given.resume == "latest" ? Resume::Latest : Resume::Never,
+                .resume_from = given.resume == "latest" ? "" : given.resume};
+  if (saving.directory.empty()) return saving;
+  if (given.save_strategy == "steps") saving.every_steps = given.save_steps;
+  if (given.save_strategy == "epoch") saving.every_epochs = 1;
+  saving.at_end = given.save_strategy != "no";
+  if (!given.best_metric.empty()) {
+    saving.best = Best{.metric = given.best_metric,
+                       .better = better_of(given.best_mode, given.best_metric),
+                       .restore_at_end = given.restore_best};
+  }
+  return saving;
+}
+
+std::shared_ptr<const data::Dataset> first_of(std::shared_ptr<const data::Dataset> whole,
+                                              int64_t count) {
+  if (count >= whole->size()) return whole;
+  return std::make_shared<Slice>(std::move(whole), Range{0, std::max<int64_t>(count, 1)});
+}
+
+std::vector<Stage> stages_of(const RunConfig& config, const Registry& registry, const RunData& data,
+                             const comm::World& world) {
+  std::vector<Stage> stages;
+  const auto& training = config.training;
+  if (training.curriculum.empty()) return stages;
+  for (const auto& given : training.curriculum) {
+    auto samples = data.training;
+    if (!given.path.empty()) {
+      RunConfig other = config;
+      other.data.path = given.path;
+      other.data.validation_fraction = 0;
+      samples = data_of(other, registry, world).training;
+    }
+    const auto count =
+        static_cast<int64_t>(std::llround(given.fraction * static_cast<double>(samples->size())));
+    stages.push_back({.name = fmt::format("{}", stages.size() + 1),
+                      .data = first_of(samples, count),
+                      .epochs = given.epochs});
+  }
+  Stage all{.name = "all", .data = data.training};
+  if (training.max_steps > 0) {
+    all.steps = training.max_steps;
+  } else {
+    all.epochs = training.epochs;
+  }
+  stages.push_back(all);
+  return stages;
+}
+
+}  // namespace
+
+comm::WorldOptions world_options_of(const RunConfig& config) {
+  using comm::Backend, comm::DeviceKind;
+  const auto& given = config.parallel;
+  return {.backend = choice<Backend>(given.backend,
+                                     {{"auto", Backend::Auto},
+                                      {"shm", Backend::Shm},
+                                      {"gloo", Backend::Gloo},
+                                      {"host-then-net", Backend::HostThenNet},
+                                      {"nccl", Backend::Nccl}},
+                                     "parallel.backend"),
+          .device = choice<DeviceKind>(
+              given.device,
+              {{"auto", DeviceKind::Auto}, {"cpu", DeviceKind::Cpu}, {"cuda", DeviceKind::Cuda}},
+              "parallel.device"),
+          .timeout = std::chrono::milliseconds(std::llround(given.timeout_seconds * 1000))};
+}
+
+RunData data_of(const RunConfig& config, const Registry& registry, const comm::World& world) {
+  const auto& given = config.data;
+  RunData data = registry.data(config, world);
+  if (!given.validation_path.empty() && !data.validation) {
+    RunConfig other = config;
+    other.data.path = given.validation_path;
+    other.data.targets_path = given.validation_targets_path;
+    data.validation = registry.data(other, world).training;
+  }
+  if (given.validation_fraction > 0) {
+    const int64_t all = data.training->size();
+    const int64_t part = held_out(given, all);
+    if (part < 1 || part >= all) {
+      throw ConfigError(fmt::format(
+          "[run] data.validation_fraction = {} of {} samples leaves {} to train on and {} to "
+          "evaluate with",
+          given.validation_fraction, all, all - part, part));
+    }
+    data.validation = std::make_shared<Slice>(data.training, Range{all - part, all});
+    data.training = std::make_shared<Slice>(data.training, Range{0, all - part});
+  }
+  if (given.max_samples > 0) data.training = first_of(data.training, given.max_samples);
+  return data;
+}
+
+SampleShape shape_of(const RunData& data) {
+  const std::vector<int64_t> first = {0};
+  const auto batch = data.training->get_batch(first);
+  SampleShape shape{.data = batch.data.sizes().slice(1).vec(), .classes = data.classes};
+  if (batch.target.defined()) shape.target = batch.target.sizes().slice(1).vec();
+  return shape;
+}
+
+std::string checkpoint_directory(const RunConfig& config) {
+  if (!config.checkpoint.directory.empty()) return config.checkpoint.directory;
+  if (config.logging.output_dir.empty()) return "";
+  return config.logging.output_dir + "/checkpoints";
+}
+
+TrainerOptions options_of(const RunConfig& config, const Registry& registry, const RunData& data,
+                          const comm::World& world) {
+  const auto& training = config.training;
+  if (config.parallel.strategy != "ddp") {
+    throw ConfigError(fmt::format("[run] parallel.strategy: {} is not supported by the trainer",
+                                  config.parallel.strategy));
+  }
+  TrainerOptions options{
+      .optimizer = registry.optimizer(config),
+      .learning_rate = learning_rate_of(config),
+      .lr_scaling = choice<LrScaling>(
+          config.optimizer.lr_scaling,
+          {{"none", LrScaling::None}, {"linear", LrScaling::Linear}, {"sqrt", LrScaling::Sqrt}},
+          "optimizer.lr_scaling"),
+      // As in transformers, a number of steps goes before one of epochs.
+      .epochs = training.max_steps > 0 ? 0 : training.epochs,
+      .max_steps = training.max_steps,
+      .max_time = std::chrono::milliseconds(std::llround(training.max_seconds * 1000)),
+      .loader = {.batch_size = training.batch_size,
+                 .seed = training.seed,
+                 .shuffle = config.data.shuffle,
+                 .drop_last = config.data.drop_last,
+                 .prefetch = config.data.prefetch,
+                 .workers = config.data.workers,
+                 .lanes = config.parallel.lanes},
+      .stages = stages_of(config, registry, data, world),
+      .accumulation = training.gradient_accumulation_steps,
+      .max_grad_norm = training.max_grad_norm,
+      .precision = precision_of(config, world),
+      .scaler = {.init_scale = config.mixed_precision.initial_scale,
+                 .growth_interval = config.mixed_precision.growth_interval},
+      .non_finite = training.non_finite == "skip" ? NonFinite::Skip : NonFinite::Error,
+      .zero = config.parallel.zero,
+      .ddp = ddp_of(config),
+      .saving = saving_of(config)};
+  if (!options.stages.empty()) options.epochs = 0;
+  if (config.parallel.sync_bn) options.sync_batch_norm = config.parallel.sync_bn_group_size;
+  if (training.eval_strategy != "no" && data.validation) {
+    options.evaluation = {
+        .data = data.validation,
+        .every_epochs = training.eval_strategy == "epoch" ? 1 : 0,
+        .every_steps = training.eval_strategy == "steps" ? training.eval_steps : 0,
+        .batch_size = training.eval_batch_size,
+        .metrics = registry.metrics(config, shape_of(data))};
+  }
+  if (const auto& early = training.early_stopping; !early.metric.empty()) {
+    options.early_stopping = EarlyStopping{.metric = early.metric,
+                                           .better = better_of(early.mode, early.metric),
+                                           .patience = early.patience,
+                                           .min_delta = early.min_delta};
+  }
+  return options;
+}
+
+}  // namespace lockstep::train

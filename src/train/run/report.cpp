@@ -1,0 +1,208 @@
+#include "train/run/report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/error.h"
+#include "lockstep/parallel/autocast.h"
+#include "train/run/text.h"
+
+namespace lockstep::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
+
+std::string precision_text(Precision precision) {
+  if (precision == Precision::BFloat16) return "bfloat16 products, float32 weights and sums";
+  if (precision == Precision::Float16) return "float16 products with loss scaling, float32 weights";
+  return "no mixed precision";
+}
+
+// "batch 64 per rank x 2 ranks x 1 accumulated = 128 samples a step"
+std::string batch_text(const TrainerOptions& options, const comm::World& world) {
+  const int64_t lanes = options.loader.lanes;
+  const int64_t parts = lanes > 0 ? lanes : world.size();
+  const char* const what = lanes > 0 ? "lane" : "rank";
+  return fmt::format("batch {} per {} x {} {}{} x {} accumulated = {} samples a step",
+                     options.loader.batch_size, what, parts, what, parts == 1 ? "" : "s",
+                     options.accumulation,
+                     with_commas(options.loader.batch_size * parts * options.accumulation));
+}
+
+std::string rate_text(const RunConfig& config, const TrainerOptions& options,
+                      const comm::World& world) {
+  const auto& given = config.optimizer;
+  const auto count = static_cast<double>(std::max<int64_t>(options.loader.lanes, world.size()));
+  std::string text = fmt::format("{}, learning rate {:g}", given.kind, given.learning_rate);
+  if (given.lr_scaling == "linear") {
+    text += fmt::format(" x {:g} (linear scaling) = {:g}", count, given.learning_rate * count);
+  } else if (given.lr_scaling == "sqrt") {
+    text += fmt::format(" x sqrt({:g}) (sqrt scaling) = {:g}", count,
+                        given.learning_rate * std::sqrt(count));
+  }
+  text += ", " + config.schedule.kind;
+  if (config.schedule.warmup_steps > 0) {
+    text += fmt::format(" after {} steps of warm-up", config.schedule.warmup_steps);
+  } else if (config.schedule.warmup_ratio > 0) {
+    text += fmt::format(" after {:g} % of warm-up", 100 * config.schedule.warmup_ratio);
+  }
+  return text;
+}
+
+// Numbers that an optimizer of the library keeps for each parameter; -1: not known.
+double states_of(const RunConfig& config) {
+  const auto& given = config.optimizer;
+  if (given.kind == "adam" || given.kind == "adamw") return 2;
+  if (given.kind == "sgd") return given.momentum > 0 ? 1 : 0;
+  return -1;
+}
+
+}  // namespace
+
+std::vector<std::string> header(const RunConfig& config, const RunData& data,
+                                const TrainerOptions& options, const Trainer& trainer,
+                                const torch::nn::Module& model, const comm::World& world) {
+  int64_t parameters = 0;
+  double bytes = 0;
+  for (const auto& parameter : model.parameters()) {
+    parameters += parameter.numel();
+    bytes += static_cast<double>(parameter.nbytes());
+  }
+  std::vector<std::string> lines;
+  lines.push_back(fmt::format(
+      "{}: {} parameters; {}: {} samples{}", config.model.kind, with_commas(parameters),
+      config.data.kind, with_commas(data.training->size()),
+      options.evaluation.data
+          ? fmt::format(", evaluated on {}", with_commas(options.evaluation.data.dataset()->size()))
+          : ", not evaluated"));
+  lines.push_back(fmt::format("{}, {}, {}", world.describe(), world.device().str(),
+                              precision_text(options.precision)));
+  lines.push_back(batch_text(options, world));
+  const auto& state = trainer.state();
+  lines.push_back(fmt::format(
+      "{} {}{}; {}", state.steps > 0 ? with_commas(state.steps) : "no fixed number of", "steps",
+      options.epochs > 0
+          ? fmt::format(" in {} epoch{}", options.epochs, options.epochs == 1 ? "" : "s")
+          : "",
+      rate_text(config, options, world)));
+  const double states = states_of(config);
+  if (states >= 0) {
+    const double divided = options.zero ? world.size() : 1;
+    lines.push_back(fmt::format(
+        "memory of each rank, without activations: {} = parameters {}, gradients {}, optimizer {}",
+        megabytes(bytes * (2 + states / divided)), megabytes(bytes), megabytes(bytes),
+        megabytes(bytes * states / divided)));
+  }
+  const auto& saving = options.saving;
+  if (!saving.directory.empty()) lines.push_back("checkpoints in " + saving.directory);
+  for (const auto& remark : config.remarks) lines.push_back("note: " + remark);
+  return lines;
+}
+
+std::vector<std::string> summary(const Ending& ending, const RunConfig& config) {
+  const auto& state = ending.outcome.state;
+  std::vector<std::string> lines;
+  std::string metrics;
+  for (const auto& [name, value] : state.metrics)
+    metrics += fmt::format(", {} {:.4f}", name, value);
+  lines.push_back(fmt::format("{} after step {}: train loss {:.4f}{}",
+                              name_of(ending.outcome.ended), state.step, state.loss,
+                              metrics.empty() ? "" : metrics));
+  const double busy = busy_seconds(state);
+  const int64_t steps = state.step - std::max<int64_t>(state.resumed_at, 0);
+  const int64_t samples = state.samples - state.resumed_samples;
+  lines.push_back(fmt::format(
+      "{} steps in {:.2f} s, {} samples/s; {:.2f} s for data, {:.2f} s waiting for other ranks, "
+      "{:.2f} s for evaluations, {:.2f} s for checkpoints",
+      steps, busy, with_commas(busy > 0 ? std::llround(static_cast<double>(samples) / busy) : 0),
+      state.data_seconds, ending.communication_seconds, state.evaluation_seconds,
+      state.saving_seconds));
+  std::vector<std::string> peaks;
+  for (const double bytes : ending.peak_bytes) peaks.push_back(megabytes(bytes));
+  lines.push_back(fmt::format("peak memory by rank: {}", fmt::join(peaks, ", ")));
+  if (state.skipped > 0) lines.push_back(fmt::format("{} steps made no update", state.skipped));
+  if (!ending.outcome.best.empty()) lines.push_back("best checkpoint: " + ending.outcome.best);
+  if (!config.logging.output_dir.empty()) lines.push_back("wrote " + config.logging.output_dir);
+  return lines;
+}
+
+std::string result_json(const Ending& ending, const comm::World& world) {
+  const auto& state = ending.outcome.state;
+  Json metrics = Json::object();
+  for (const auto& [name, value] : state.metrics) metrics[name] = number(value);
+  const double busy = busy_seconds(state);
+  const auto samples = static_cast<double>(state.samples - state.resumed_samples);
+  const Json result = {
+      {"status", name_of(ending.outcome.ended)},
+      {"exit_status", ending.outcome.exit_status()},
+      {"step", state.step},
+      {"epoch", state.epoch},
+      {"samples", state.samples},
+      {"train_loss", number(state.loss)},
+      {"metrics", metrics},
+      {"evaluated_at", state.evaluated_at < 0 ? Json(nullptr) : Json(state.evaluated_at)},
+      {"skipped", state.skipped},
+      {"best_checkpoint", ending.outcome.best.empty() ? Json(nullptr) : Json(ending.outcome.best)},
+      {"resumed_at", state.resumed_at < 0 ? Json(nullptr) : Json(state.resumed_at)},
+      {"world_size", world.size()},
+      {"samples_per_s", number(busy > 0 ? samples / busy : 0)},
+      {"seconds",
+       {{"total", state.seconds},
+        {"steps", busy},
+        {"data", state.data_seconds},
+        {"communication", ending.communication_seconds},
+        {"evaluation", state.evaluation_seconds},
+        {"checkpoints", state.saving_seconds}}},
+      {"peak_bytes", ending.peak_bytes}};
+  return result.dump(1) + "\n";
+}
+
+std::string result_json(const std::string& error, const RunState& state, const comm::World& world) {
+  const Json result = {
+      {"status", "failed"},        {"exit_status", 1},     {"error", error},
+      {"step", state.step},        {"epoch", state.epoch}, {"samples", state.samples},
+      {"world_size", world.size()}};
+  return result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+double peak_memory() {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) * 1024;
+  }
+  return 0;
+}
+
+double communication_seconds(const Trainer& trainer) {
+  const auto log = trainer.ddp().log();
+  if (log.passes.empty()) return 0;
+  double exposed_us = 0;
+  for (const auto& pass : log.passes) exposed_us += pass.exposed().count();
+  return exposed_us * 1e-6 / static_cast<double>(log.passes.size()) *
+         static_cast<double>(log.pass_count);
+}
+
+void write_whole(const std::string& path, const std::string& text) {
+  const std::string unfinished = fmt::format("{}.{}", path, getpid());
+  std::ofstream file(unfinished, std::ios::trunc);
+  file << text;
+  file.close();
+  if (file && std::rename(unfinished.c_str(), path.c_str()) == 0) return;
+  const int error = errno;
+  unlink(unfinished.c_str());
+  throw Error(fmt::format("[run] {} cannot be written: {}", path, std::strerror(error)));
+}
+
+}  // namespace lockstep::train

@@ -1,0 +1,145 @@
+#include "lockstep/train/run.h"
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <optional>
+#include <ostream>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
+#include "lockstep/core/preemption.h"
+#include "lockstep/parallel/random.h"
+#include "lockstep/train/progress.h"
+#include "train/run/options_of.h"
+#include "train/run/report.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr int64_t kOnlyAtTheEnds = int64_t{1} << 60;  // steps between two reports
+
+std::string text_of(const std::exception& error) {
+  const auto* const torch = dynamic_cast<const c10::Error*>(&error);
+  return torch != nullptr ? torch->what_without_backtrace() : error.what();
+}
+
+// What a run writes beside its checkpoints; empty: nothing.
+struct Files {
+  explicit Files(const LoggingConfig& logging)
+      : log(logging.output_dir), result(logging.result_file) {
+    const std::filesystem::path file = logging.metrics_file;
+    if (!file.empty()) {
+      if (file.filename() != "metrics.jsonl") {
+        throw ConfigError(fmt::format(
+            "[run] logging.metrics_file: {}: a run's log is called metrics.jsonl, by which "
+            "`lockstep "
+            "report` and `lockstep top` know it; give a path that ends with it, or output_dir",
+            file.string()));
+      }
+      log = file.has_parent_path() ? file.parent_path().string() : ".";
+    }
+    if (logging.output_dir.empty()) return;
+    if (result.empty()) result = logging.output_dir + "/result.json";
+    config = logging.output_dir + "/config.yaml";
+  }
+  std::string log;  // the folder
+  std::string result, config;
+};
+
+// Rank 0 makes folders and copies the configuration; what it meets all ranks throw.
+void prepare(const Files& files, const RunConfig& config, const Registry& registry,
+             const comm::World& world) {
+  std::string fault;
+  if (world.is_main()) {
+    try {
+      for (const auto& file : {files.log + "/", files.result, files.config}) {
+        const auto folder = std::filesystem::path(file).parent_path();
+        if (!folder.empty() && folder != "/") std::filesystem::create_directories(folder);
+      }
+      if (!files.config.empty()) {
+        write_whole(files.config, show_config(config, registry.extensions()));
+      }
+    } catch (const std::exception& error) {
+      fault = error.what();
+    }
+  }
+  fault = world.group().broadcast_bytes(fault, 0, {.label = "run: folders"});
+  if (!fault.empty()) throw Error("[run] " + fault);
+}
+
+// Resident memory of all ranks.
+std::vector<double> peaks_of(const comm::World& world) {
+  std::vector<double> all;
+  const auto mine = fmt::format("{}", peak_memory());
+  for (const auto& text : world.group().all_gather_bytes(mine, {.label = "run: memory"})) {
+    all.push_back(std::stod(text));
+  }
+  return all;
+}
+
+int train(const RunConfig& config, const Registry& registry, const comm::World& world,
+          const PreemptionNotice* notice) {
+  const Files files(config.logging);
+  prepare(files, config, registry, world);
+  parallel::seed_everything(static_cast<uint64_t>(config.training.seed), world);
+  const RunData data = data_of(config, registry, world);
+  const SampleShape shape = shape_of(data);
+  const Model model = registry.model(config, shape);
+  TrainerOptions options = options_of(config, registry, data, world);
+  options.notice = notice;
+  std::ostream& out = world.main_out();
+  options.callbacks = {
+      std::make_shared<Progress>(out, ProgressOptions{.every_steps = config.logging.logging_steps,
+                                                      .updating = isatty(STDOUT_FILENO) == 1})};
+  if (!files.log.empty()) {
+    const int64_t every = config.logging.logging_steps;
+    options.callbacks.push_back(std::make_shared<Monitoring>(
+        world, MonitorOptions{.directory = files.log,
+                              .every_steps = every > 0 ? every : kOnlyAtTheEnds,
+                              .name = config.model.kind,
+                              .module = model.module()}));
+  }
+  Trainer trainer(world, model, registry.loss(config, shape), data.training, options);
+  if (data.scaler) trainer.track("scaling", *data.scaler);
+  for (const auto& line : header(config, data, options, trainer, model.module(), world)) {
+    out << line << "\n";
+  }
+  out.flush();
+  try {
+    Ending ending{.outcome = trainer.run()};
+    ending.peak_bytes = peaks_of(world);
+    ending.communication_seconds = communication_seconds(trainer);
+    for (const auto& line : summary(ending, config)) out << line << "\n";
+    out.flush();
+    if (world.is_main() && !files.result.empty()) {
+      write_whole(files.result, result_json(ending, world));
+    }
+    return ending.outcome.exit_status();
+  } catch (const std::exception& error) {
+    if (world.is_main() && !files.result.empty()) {
+      try {
+        write_whole(files.result, result_json(text_of(error), trainer.state(), world));
+      } catch (const std::exception& another) {
+        log::error(another.what());
+      }
+    }
+    throw;
+  }
+}
+
+}  // namespace
+
+int run(const RunConfig& config, const Registry& registry) {
+  // From the start on: a signal that comes while ranks meet must not end them.
+  std::optional<PreemptionNotice> notice;
+  const bool saves = config.checkpoint.save_on_preemption && !checkpoint_directory(config).empty();
+  if (saves) notice.emplace();
+  const auto world = comm::World::from_env(world_options_of(config));
+  return train(config, registry, world, saves ? &*notice : nullptr);
+}
+
+}  // namespace lockstep::train

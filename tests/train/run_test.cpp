@@ -1,0 +1,279 @@
+// A run as a configuration describes it, and what it prints and writes.
+#include "lockstep/train/run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "checkpoint_format/folder.h"
+#include "lockstep/train/metrics.h"
+#include "lockstep/train/progress.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+#include "train/net.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using test::contents;
+using test::Folder;
+using test::message_of;
+using test::spawn_bare;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using train::Registry;
+using train::RunConfig;
+using train::RunState;
+
+RunConfig small_run(const std::string& folder) {
+  RunConfig config;
+  config.model.kind = "linear";
+  config.data.kind = "synthetic-regression";
+  config.data.synthetic.samples = 100;
+  config.data.validation_fraction = 0.2;
+  config.optimizer = {.kind = "sgd", .learning_rate = 0.05, .lr_scaling = "linear"};
+  config.training = {.epochs = 3, .batch_size = 4, .seed = 1, .metrics = {"mae"}};
+  config.checkpoint.save_total_limit = 1;
+  config.logging = {.logging_steps = 10, .output_dir = folder};
+  return config;
+}
+
+// Runs on so many ranks; what rank 0 printed.
+std::string printed(int ranks, const RunConfig& config, const Registry& registry = {}) {
+  const Folder folder;
+  spawn_bare(ranks, [&](int rank) {
+    std::ostringstream out;
+    auto* const before = std::cout.rdbuf(out.rdbuf());
+    EXPECT_EQ(train::run(config, registry), 0);
+    std::cout.rdbuf(before);
+    if (rank == 0) test::write(folder / "out", out.str());
+  });
+  return contents(folder / "out");
+}
+
+std::vector<json> lines_of(const std::string& text) {
+  std::vector<json> all;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) all.push_back(json::parse(line));
+  return all;
+}
+
+TEST(Run, SaysWhatItDoesAndWritesItsFiles) {
+  const Folder folder;
+  const std::string text = printed(2, small_run(folder / "run"));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("linear: 2 parameters; synthetic-regression: 80 samples, "
+                              "evaluated on 20"),
+                    HasSubstr("2 ranks on 1 host, shm"),
+                    HasSubstr("batch 4 per rank x 2 ranks x 1 accumulated = 8 samples a step"),
+                    HasSubstr("30 steps in 3 epochs; sgd, learning rate 0.05 x 2 (linear "
+                              "scaling) = 0.1, constant")));
+  EXPECT_THAT(text, AllOf(HasSubstr("epoch 2/3  step 20/30  67 %  loss 0."),
+                          HasSubstr("evaluated after step 30:  loss 0.0"),
+                          HasSubstr("finished after step 30"), HasSubstr("peak memory by rank: "),
+                          Not(HasSubstr("epoch 4/3"))));
+
+  const auto result = json::parse(contents(folder / "run/result.json"));
+  EXPECT_EQ(result["status"], "finished");
+  EXPECT_EQ(result["exit_status"], 0);
+  EXPECT_EQ(result["step"], 30);
+  EXPECT_EQ(result["samples"], 240);
+  EXPECT_EQ(result["world_size"], 2);
+  EXPECT_EQ(result["peak_bytes"].size(), 2u);
+  EXPECT_DOUBLE_EQ(result["samples_per_s"].get<double>() * result["seconds"]["steps"].get<double>(),
+                   result["samples"].get<double>());
+
+  std::map<std::string, int> types;
+  std::vector<json> steps;
+  for (const auto& line : lines_of(contents(folder / "run/metrics.jsonl"))) {
+    ++types[line["type"]];
+    if (line["type"] == "step") steps.push_back(line);
+    if (line["type"] == "evaluation" && line["step"] == 30) {
+      EXPECT_EQ(line["metrics"], result["metrics"]);
+    }
+  }
+  EXPECT_EQ(types["run"], 1);
+  EXPECT_EQ(types["evaluation"], 3);
+  EXPECT_EQ(types["end"], 1);
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_EQ(steps[1]["step"], 20);
+  EXPECT_EQ(steps[1]["samples"], 160);
+  EXPECT_DOUBLE_EQ(steps[1]["learning_rate"], 0.1);
+  EXPECT_TRUE(result["metrics"].contains("mae"));
+  EXPECT_THAT(contents(folder / "run/config.yaml"), HasSubstr("synthetic-regression"));
+}
+
+TEST(Run, EvaluatesTheSameOnAnyNumberOfRanksWithLanes) {
+  const Folder folder;
+  std::vector<json> metrics;
+  for (const int ranks : {1, 2, 3}) {
+    auto config = small_run(folder / std::to_string(ranks));
+    config.parallel.lanes = 4;
+    config.optimizer.lr_scaling = "sqrt";
+    config.schedule = {.kind = "cosine", .warmup_ratio = 0.1};
+    const std::string text = printed(ranks, config);
+    EXPECT_THAT(text, HasSubstr("batch 4 per lane x 4 lanes x 1 accumulated = 16 samples a step"));
+    metrics.push_back(json::parse(contents(config.logging.output_dir + "/result.json")));
+  }
+  EXPECT_EQ(metrics[0]["metrics"], metrics[1]["metrics"]);
+  EXPECT_EQ(metrics[0]["metrics"], metrics[2]["metrics"]);
+  EXPECT_EQ(metrics[0]["train_loss"], metrics[2]["train_loss"]);
+}
+
+TEST(Run, ResumesWhenItIsAskedTo) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  printed(2, config);
+  const auto before = json::parse(contents(folder / "run/result.json"));
+  config.training.epochs = 4;
+  config.checkpoint.resume = "latest";
+  printed(2, config);
+  const auto after = json::parse(contents(folder / "run/result.json"));
+  EXPECT_EQ(before["step"], 30);
+  EXPECT_EQ(after["step"], 40);
+  EXPECT_EQ(after["resumed_at"], 30);
+}
+
+TEST(Run, CurriculumStagesComeBeforeAllData) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.training.curriculum = {{.epochs = 2, .fraction = 0.5}};
+  config.training.epochs = 1;
+  const std::string text = printed(1, config);
+  // 40 of 80 samples twice, then all of them.
+  EXPECT_THAT(text, AllOf(HasSubstr("40 steps;"), HasSubstr("stage 1  epoch 2/2  step 20/40"),
+                          HasSubstr("stage all  epoch 1/1  step 40/40")));
+}
+
+TEST(Run, ATableIsScaledByItsTrainingPart) {
+  const Folder folder;
+  std::string rows = "a,b,kind\n";
+  for (int i = 0; i < 40; ++i) {
+    rows += std::to_string(i % 7) + "," + std::to_string(1000 * (i % 5)) + "," +
+            (i % 7 > 3 ? "large" : "small") + "\n";
+  }
+  test::write(folder / "table.csv", rows);
+  auto config = small_run(folder / "run");
+  config.data.kind = "csv";
+  config.data.path = folder / "table.csv";
+  config.data.csv.classification = true;
+  config.data.csv.scaling = "standard";
+  config.training.epochs = 8;
+  config.training.metrics = {"accuracy"};
+  const std::string text = printed(2, config);
+  EXPECT_THAT(text, HasSubstr("linear: 6 parameters; csv: 32 samples, evaluated on 8"));
+  const auto result = json::parse(contents(folder / "run/result.json"));
+  EXPECT_GE(result["metrics"]["accuracy"].get<double>(), 0.7);
+}
+
+TEST(Run, AFailureIsInItsResult) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.optimizer.learning_rate = 1e30;
+  spawn_bare(2, [&](int) {
+    EXPECT_THAT(message_of([&] { train::run(config); }), HasSubstr("[train] step "));
+  });
+  const auto result = json::parse(contents(folder / "run/result.json"));
+  EXPECT_EQ(result["status"], "failed");
+  EXPECT_THAT(std::string(result["error"]), HasSubstr("the loss is"));
+  const auto last = lines_of(contents(folder / "run/metrics.jsonl")).back();
+  EXPECT_EQ(last["type"], "end");
+  EXPECT_EQ(last["failed"], true);
+}
+
+TEST(Run, AProgramAddsItsOwnModelDataLossAndMetric) {
+  const Folder folder;
+  struct Twice : train::Mean {
+    using Mean::update;
+    Twice() : train::Mean("twice") {}
+    void update(const at::Tensor& outputs, const at::Tensor& targets, const at::Tensor&) override {
+      train::Mean::update(2 * (outputs - targets).abs(), {}, {});
+    }
+  };
+  Registry registry;
+  registry
+      .add_model("own",
+                 [](const RunConfig& config, const train::SampleShape& shape) -> train::Model {
+                   EXPECT_EQ(config.extra_value<int64_t>("model.width"), 5);
+                   return torch::nn::Linear(shape.features(), shape.outputs());
+                 },
+                 {{.name = "width", .fallback = int64_t{3}}})
+      .add_data("own",
+                [](const RunConfig&, const World&) {
+                  return train::RunData{.training = std::make_shared<data::TensorDataset>(
+                                            torch::ones({12, 2}), torch::ones({12, 3}))};
+                })
+      .add_loss("own", [](const RunConfig&) { return train::l1(); })
+      .add_metric("twice", [](const RunConfig&, const train::SampleShape&) {
+        return std::make_shared<Twice>();
+      });
+  const auto config = train::parse_config(
+      "model: {kind: own, width: 5}\ndata: {kind: own, validation_fraction: 0.5}\n"
+      "training: {batch_size: 2, loss: own, metrics: [twice]}\n"
+      "logging: {output_dir: " +
+          folder / "run" + "}\n",
+      "own.yaml", {}, registry.extensions());
+  printed(1, config, registry);
+  const auto metrics = json::parse(contents(folder / "run/result.json"))["metrics"];
+  EXPECT_NEAR(metrics["twice"].get<double>(), 2 * metrics["loss"].get<double>(), 1e-6);
+  EXPECT_THAT(message_of<ConfigError>([&] {
+                registry.add_model("mlp", [](const auto&, const auto&) { return train::Model(); });
+              }),
+              HasSubstr("model.kind 'mlp' is there already"));
+}
+
+TEST(Run, ItsProgramMakesErrorsIntoStatuses) {
+  const Folder folder;
+  const auto status = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), "program");
+    std::vector<char*> pointers;
+    for (auto& word : words) pointers.push_back(word.data());
+    return train::run_program(static_cast<int>(words.size()), pointers.data());
+  };
+  test::write(folder / "run.yaml",
+              "model: {kind: linear}\ndata: {kind: synthetic-regression}\n"
+              "training: {max_steps: 3}\n");
+  spawn_bare(1, [&](int) {
+    EXPECT_EQ(status({"--config", folder / "run.yaml", "--set", "training.batch_size=7"}), 0);
+    EXPECT_EQ(status({"--config=" + folder / "run.yaml", "--set=training.batch_size=0"}), 2);
+    EXPECT_EQ(status({"--config", folder / "none.yaml"}), 2);
+    EXPECT_EQ(status({"--wrong"}), 2);
+    EXPECT_EQ(status({}), 2);
+    EXPECT_EQ(status({"--help"}), 0);
+    EXPECT_EQ(status({folder / "run.yaml", "--set", "optimizer.learning_rate=1e38"}), 1);
+  });
+}
+
+TEST(Progress, NeedsNoTrainer) {
+  std::ostringstream out;
+  train::Progress progress(out, {.every_steps = 2});
+  train::Requests requests;
+  RunState state{.epochs = 2, .steps = 8, .step_samples = 10, .learning_rate = 0.5};
+  progress.on_train_begin(state);
+  for (int64_t step = 1; step <= 3; ++step) {
+    state.step = step;
+    state.loss = static_cast<double>(step);
+    state.seconds = static_cast<double>(step);
+    progress.on_step_end(state, requests);
+  }
+  EXPECT_EQ(out.str(), "epoch 1/2  step 2/8  25 %  loss 1.5000  lr 0.5  10 samples/s  6.0 s left\n");
+  state.metrics = {{"accuracy", 0.25}};
+  progress.on_evaluate(state, requests);
+  EXPECT_THAT(out.str(), HasSubstr("evaluated after step 3:  accuracy 0.2500\n"));
+  state.rank = 1;
+  const auto before = out.str();
+  progress.on_evaluate(state, requests);
+  EXPECT_EQ(out.str(), before);
+}
+
+}  // namespace
+}  // namespace lockstep
