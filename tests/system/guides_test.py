@@ -114,6 +114,37 @@ def test_tasks_of_slurm_are_ranks(folder):
     done.expect()
 
 
+def test_files_of_ones_own(folder):
+    """Each kind of data that is a file, on two ranks."""
+    script = """
+import numpy, pathlib, random, torch
+from safetensors.torch import save_file
+g = numpy.random.default_rng(0)
+x = g.normal(size=(256, 4)).astype("float32")
+y = (x[:, 0] > 0).astype("int64")
+numpy.save("x.npy", x); numpy.save("y.npy", y)
+save_file({"inputs": torch.from_numpy(x), "targets": torch.from_numpy(y)}, "xy.safetensors")
+rows = [f"{a[0]*100+7},{a[1]},{a[2]},{a[3]},{'yes' if b else 'no'}" for a, b in zip(x, y)]
+pathlib.Path("xy.csv").write_text("a,b,c,d,label\\n" + "\\n".join(rows) + "\\nx,1,1,1,no\\n")
+"""
+    run("env", "-C", folder, PEERS, "-c", script).expect()
+    common = "model: linear\noptimizer: {kind: sgd, learning_rate: 0.5}\n" \
+             "training: {epochs: 8, batch_size: 16, seed: 1, metrics: [accuracy]}\nlogging: {output_dir: runs}\n"
+    kinds = {"npy": "path: x.npy, targets_path: y.npy", "safetensors": "path: xy.safetensors",
+             "csv": "path: xy.csv, classification: true, scaling: standard, bad_rows: skip"}
+    for kind, keys in kinds.items():
+        text = common.replace("runs", kind) + f"data: {{kind: {kind}, {keys}, validation_fraction: 0.25}}\n"
+        (pathlib.Path(folder) / f"{kind}.yaml").write_text(text)
+        done = train(folder, pathlib.Path(folder) / f"{kind}.yaml", "--nproc-per-node", 2)
+        done.expect()
+        found = result(folder, kind)
+        assert found["metrics"]["accuracy"] > 0.9, (kind, found)
+    again = train(folder, pathlib.Path(folder) / "csv.yaml", "--nproc-per-node", 1,
+                  *settings(training__epochs=9, resume_from_checkpoint="latest"))
+    again.expect()
+    assert result(folder, "csv")["resumed_at"] == 48, result(folder, "csv")
+
+
 def test_a_sweep(folder):
     done = run("env", "-C", folder, LOCKSTEP, "sweep", GUIDES / "linear_regression.yaml", "--over", "optimizer.learning_rate=0.1,1e-6",
                "--over", "training.seed=1,2", *settings(training__epochs=2, checkpoint__save_strategy="no"), OMP_NUM_THREADS=None)
@@ -134,4 +165,5 @@ def test_a_study_with_optuna(folder):
 if __name__ == "__main__":
     run_cases([test_all_files_are_correct_and_short, test_the_mlp_of_784_256_10, test_a_line_on_one_process_and_on_many,
                test_the_flat_file_of_run_py, test_learning_rates_grow_as_they_are_told_to, test_fsdp_keys_are_refused_by_name,
-               test_the_ways_to_start_one, test_tasks_of_slurm_are_ranks, test_a_sweep, test_a_study_with_optuna])
+               test_the_ways_to_start_one, test_tasks_of_slurm_are_ranks, test_files_of_ones_own,
+               test_a_sweep, test_a_study_with_optuna])
