@@ -265,7 +265,8 @@ TEST(Progress, NeedsNoTrainer) {
     state.seconds = static_cast<double>(step);
     progress.on_step_end(state, requests);
   }
-  EXPECT_EQ(out.str(), "epoch 1/2  step 2/8  25 %  loss 1.5000  lr 0.5  10 samples/s  6.0 s left\n");
+  EXPECT_EQ(out.str(),
+            "epoch 1/2  step 2/8  25 %  loss 1.5000  lr 0.5  10 samples/s  6.0 s left\n");
   state.metrics = {{"accuracy", 0.25}};
   progress.on_evaluate(state, requests);
   EXPECT_THAT(out.str(), HasSubstr("evaluated after step 3:  accuracy 0.2500\n"));

@@ -16,6 +16,7 @@ enum class Blame : uint32_t {
 // What a rank spends its time on; everything else counts as computing. The launcher sees the first
 // two.
 enum class Activity : uint32_t { Communication = 0, Data = 1, Checkpoint = 2 };
+// How many there are.
 constexpr size_t kActivities = 3;
 
 // The rank's side, for the one process that is a rank. Without `lockstep run` all of it costs next

@@ -18,15 +18,18 @@ class DataSource {
   // Refers to the data set, which has to outlive the Trainer.
   DataSource(const data::Dataset& dataset)  // NOLINT(google-explicit-constructor)
       : dataset_(std::shared_ptr<const data::Dataset>(), &dataset) {}
-  // These keep it.
+  // Keeps it.
   DataSource(std::shared_ptr<const data::Dataset> dataset)  // NOLINT(google-explicit-constructor)
       : dataset_(std::move(dataset)) {}
+  // The same.
   template <std::derived_from<data::Dataset> D>
   DataSource(std::shared_ptr<D> dataset)  // NOLINT(google-explicit-constructor)
       : dataset_(std::move(dataset)) {}
+  // Keeps a copy, or what was moved here.
   template <std::derived_from<data::Dataset> D>
   DataSource(D&& temporary)  // NOLINT(google-explicit-constructor)
       : dataset_(std::make_shared<const D>(std::move(temporary))) {}
+  // One of torch's own, as from_torch() takes it.
   template <data::AnyTorchDataset D>
   DataSource(D set)  // NOLINT(google-explicit-constructor)
       : dataset_(data::from_torch(std::move(set))) {}

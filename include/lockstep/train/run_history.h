@@ -24,13 +24,17 @@ struct Point {
 // A value over steps, in at most 2 * `most` points: when there are more, neighbours are joined.
 class Series {
  public:
+  // Keeps at most 2 * `most` points.
   explicit Series(size_t most = 256) : most_(most) {}
 
+  // Steps come in ascending order.
   void add(int64_t step, double value);
   // Forgets what came after `step`, which a restarted run makes again.
   void cut(int64_t step);
 
+  // In the order of steps.
   const std::vector<Point>& points() const { return points_; }
+  // Whether there is no point.
   bool empty() const { return points_.empty(); }
   // Reports whose value was NaN or infinite, and the step of the first.
   int64_t not_finite() const { return not_finite_; }
@@ -57,6 +61,7 @@ struct RankTotals {
   int64_t steps = 0;
   int64_t first_memory = 0, last_memory = 0, most_memory = 0;
 
+  // All but waiting for others and sending.
   double working_seconds() const { return step_seconds - communication_seconds; }
 };
 
@@ -87,6 +92,9 @@ struct RunHistory {
   int64_t skipped_lines = 0;  // damaged, or of an unknown type
   std::string first_fault;    // of them: "line 17: no JSON"
 
+  // The step that the run has come to, as far as the log says; 0: none yet.
+  int64_t last_step() const;
+  // Takes in what a line of the log says; `time` is its time, in seconds since 1970.
   void add(const LogRecord& record, double time);
 
  private:
@@ -112,6 +120,7 @@ class RunLogReader {
   // The same, with a last line that has no line feed.
   void finish(RunHistory& history);
 
+  // Of the file.
   const std::string& path() const { return path_; }
 
  private:

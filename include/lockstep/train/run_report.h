@@ -10,6 +10,7 @@ namespace lockstep::train {
 
 // Something that is to be said of a run before anybody looks at a chart.
 struct Finding {
+  // Whether it is good news.
   enum class Tone { Good, Plain, Bad };
   Tone tone = Tone::Plain;
   std::string title;  // "Rank 2 is slow"

@@ -35,6 +35,7 @@ struct WarningLimits {
 // before it is warned of, since one step may be slow for any reason.
 class RunWarnings {
  public:
+  // Has said nothing yet.
   explicit RunWarnings(const WarningLimits& limits = {}) : limits_(limits) {}
 
   // What there is to say now: events of kind "warning", each kind of trouble at most once in

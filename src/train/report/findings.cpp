@@ -20,7 +20,7 @@ constexpr double kLeastBytes = 64 << 20;
 
 Finding ending(const RunHistory& run) {
   const std::string steps =
-      run.last ? fmt::format("{} steps", with_commas(run.last->step)) : "no step";
+      run.last_step() > 0 ? fmt::format("{} steps", with_commas(run.last_step())) : "no step";
   const std::string time = long_time(std::max(0.0, run.last_time - run.first_time));
   const auto restarts = run.starts.empty() ? 0 : run.starts.size() - 1;
   const std::string again =

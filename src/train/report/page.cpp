@@ -258,7 +258,7 @@ std::string comparison(const std::vector<RunHistory>& runs) {
         "<tr><th scope=\"row\">{}</th><td class=\"n\">{}</td><td class=\"n\">{}</td><td "
         "class=\"n\">{}</td><td class=\"n\">{}</td>"
         "<td class=\"n\">{}</td><td>{}</td></tr>\n",
-        escaped(label_of(run)), with_commas(run.last ? run.last->step : 0),
+        escaped(label_of(run)), with_commas(run.last_step()),
         escaped(long_time(std::max(0.0, time))), loss.empty() ? "—" : figure(loss.back().mean),
         shares.step > 0 ? short_time(shares.step) : "—", run.ranks.size(),
         escaped(run.end ? run.end->outcome : "no end in the log"));
@@ -281,7 +281,7 @@ std::string report_page(const std::vector<RunHistory>& runs) {
   const std::string line =
       fmt::format("{}{} rank{}, {} steps, started {}", name.empty() ? "" : name + ": ",
                   std::max<size_t>(run.ranks.size(), 1), run.ranks.size() > 1 ? "s" : "",
-                  with_commas(run.last ? run.last->step : 0), date(run.first_time));
+                  with_commas(run.last_step()), date(run.first_time));
   std::string page = R"(<!DOCTYPE html>
 <html lang="en">
 <head>

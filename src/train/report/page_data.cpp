@@ -101,7 +101,7 @@ std::string groups(const std::vector<float>& ranks, size_t together) {
 std::string heat_says(const RunHistory& run, size_t together) {
   std::string text = fmt::format("How long each of {} ranks works a step, over {} steps.",
                                  with_commas(static_cast<int64_t>(run.ranks.size())),
-                                 with_commas(run.last ? run.last->step : 0));
+                                 with_commas(run.last_step()));
   if (together > 1) text += fmt::format(" A row is the slowest of {} ranks.", together);
   if (run.ranks.size() < 2) return text;
   std::vector<double> working;

@@ -150,4 +150,8 @@ void RunHistory::add(const LogRecord& record, double time) {
   }
 }
 
+int64_t RunHistory::last_step() const {
+  return std::max(last ? last->step : 0, end ? end->step : 0);
+}
+
 }  // namespace lockstep::train

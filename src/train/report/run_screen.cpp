@@ -66,8 +66,9 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
     lines.emplace_back("no report yet");
   } else {
     const StepReport& last = *run.last;
-    lines.push_back(
-        progress_line(last, run.starts.empty() ? 0 : run.starts.back().total_steps, style));
+    // Of a run that has ended nothing is left.
+    const int64_t total = run.starts.empty() || run.end ? 0 : run.starts.back().total_steps;
+    lines.push_back(progress_line(last, total, style));
     const std::string curve = sparkline(run.loss, static_cast<size_t>(std::max(10, width - 8)));
     if (!curve.empty()) lines.push_back("loss  " + curve);
     if (!last.ranks.empty()) {
