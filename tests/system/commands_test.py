@@ -27,6 +27,9 @@ def test_each_command_is_understood(folder):
     assert len(commands) >= 8, commands
     for name in "train", "mnist", "tutorial_many_processes", "tutorial_what_next":
         (pathlib.Path(folder) / name).symlink_to("/bin/true")
+    programs = pathlib.Path(folder) / "build/release/bin"
+    programs.mkdir(parents=True)
+    (programs / "gpt").symlink_to("/bin/true")
     (pathlib.Path(folder) / "default_config.yaml").write_text("compute_environment: LOCAL_MACHINE\nnum_processes: 2\n")
     for page, words in commands:
         flags = [] if {"--dry-run", "--print-env"} & set(words) else ["--dry-run"]
