@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
+#include <utility>
 
 #include "comm/hierarchical/two_levels.h"
 #include "comm/reduce/tree.h"
@@ -101,6 +103,19 @@ class HostThenNet : public Transport {
   uint64_t collectives_ = 0;
 };
 
+// An operation that failed while it was started: whoever waits for it hears why.
+class FailedWork : public Pending {
+ public:
+  explicit FailedWork(std::exception_ptr why) : why_(std::move(why)) {}
+
+ private:
+  void finish() override { std::rethrow_exception(why_); }
+  bool finish_within(std::chrono::microseconds) override { std::rethrow_exception(why_); }
+  bool advance() override { return true; }
+
+  const std::exception_ptr why_;
+};
+
 int index_of(const std::vector<int>& list, int value) {
   return static_cast<int>(std::find(list.begin(), list.end(), value) - list.begin());
 }
@@ -182,7 +197,14 @@ Work HostThenNet::start(Request request) {
     const at::NoGradGuard no_grad;
     if (on_two_levels(request)) {
       ++collectives_;
-      return two_levels(request);
+      // Starting takes what is under way further. Peers that have dropped theirs and left the group
+      // are an error for who waits, and none for who drops his, too.
+      try {
+        return two_levels(request);
+      } catch (const CommError& error) {
+        levels_->give_up(error.what());
+        return Work(std::make_shared<FailedWork>(std::current_exception()));
+      }
     }
     const bool to_one = request.what == Collective::Send || request.what == Collective::Recv;
     if (!to_one) ++collectives_;
