@@ -99,7 +99,7 @@ void TransformerImpl::reset_parameters() {
     if (parameter.dim() == 1) {
       parameter.fill_(1);
     } else {
-      parameter.normal_(0, options.initial_deviation);
+      torch::nn::init::normal_(parameter, 0, options.initial_deviation);
     }
   }
 }
