@@ -1,6 +1,7 @@
 // Who is missing: ranks at work long after others have ended, hosts of which that is so, ranks that
 // are stopped on another host, and a program that the disk does not give.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -9,7 +10,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <regex>
+#include <string>
 
 #include "core/fd.h"
 #include "launch/job.h"
@@ -94,11 +95,11 @@ TEST_F(Late, ARankThatIsStoppedIsNamedOnEveryHost) {
   ASSERT_TRUE(first.await("pid 0"));
   ASSERT_TRUE(second.await("pid 3 "));
   ASSERT_TRUE(second.await("\n", 2));
-  std::smatch match;
-  ASSERT_TRUE(std::regex_search(second.out(), match, std::regex("pid 3 ([0-9]+)")));
-  kill(std::stoi(match[1]), SIGSTOP);
-  EXPECT_TRUE(second.await_error("rank 3 is stopped (state T, pid " + match[1].str()));
-  EXPECT_TRUE(first.await_error("is stopped (state T, pid " + match[1].str() + ")"));
+  const std::string out = second.out(), label = "pid 3 ";
+  const int pid = std::stoi(out.substr(out.find(label) + label.size()));
+  kill(pid, SIGSTOP);
+  EXPECT_TRUE(second.await_error(fmt::format("rank 3 is stopped (state T, pid {}", pid)));
+  EXPECT_TRUE(first.await_error(fmt::format("is stopped (state T, pid {})", pid)));
   EXPECT_THAT(first.err(), HasSubstr("rank 3 on "));
   kill(first.pid(), SIGTERM);
   EXPECT_EQ(first.wait().exit_code, 128 + SIGTERM);
