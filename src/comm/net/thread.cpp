@@ -1,9 +1,10 @@
 // The net's thread: who connects, who is let in, what comes and goes.
+#include "core/thread.h"
+
 #include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -86,17 +87,11 @@ void Net::meet(std::vector<std::string> addresses) {
     peers_.push_back(std::make_unique<Peer>(static_cast<int>(rank), *this));
   }
   watch(listening_.get(), EPOLLIN, kListening);
-  // The program's signals are for its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::thread([this] { serve(); });
+    thread_ = thread_without_signals([this] { serve(); });
   } catch (const std::exception& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw CommError(fmt::format("[tcp] start: no thread: {}", error.what()));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Net::~Net() {

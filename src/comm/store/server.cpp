@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -15,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/thread.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -48,17 +48,11 @@ StoreServer::StoreServer(Fd listening, std::optional<Digest> key)
       !watch(listening_, EPOLLIN, &listening_)) {
     throw CommError(fmt::format("[store] cannot serve: {}", std::strerror(errno)));
   }
-  // The program's signals are for its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::thread([this] { serve(); });
+    thread_ = thread_without_signals([this] { serve(); });
   } catch (const std::exception& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw CommError(fmt::format("[store] cannot serve: {}", error.what()));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 StoreServer::~StoreServer() {

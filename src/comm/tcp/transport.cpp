@@ -10,14 +10,13 @@
 #include "comm/tcp/ops.h"
 #include "comm/tcp/state.h"
 #include "comm/text.h"
+#include "core/mix.h"
 
 namespace lockstep::comm {
 namespace {
 
-// FNV-1a: the same on every rank, whatever it was compiled with.
 uint32_t checksum_of(std::string_view text) {
-  uint32_t hash = 2166136261u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  const auto hash = fnv1a<uint32_t>(text);
   return hash ^ hash >> 16;
 }
 

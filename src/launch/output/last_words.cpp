@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <fstream>
 #include <future>
 #include <iterator>
@@ -13,6 +12,7 @@
 #include <system_error>
 #include <thread>
 
+#include "core/thread.h"
 #include "launch/diagnosis/failure_report.h"
 
 namespace lockstep::launch {
@@ -39,15 +39,11 @@ std::string LastWords::end_of(const std::string& path) const {
   if (stalled_) return "";
   const auto promise = std::make_shared<std::promise<std::string>>();
   auto words = promise->get_future();
-  sigset_t all, before;  // signals are the other thread's
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    std::thread([promise, path] { promise->set_value(read_end(path)); }).detach();
+    thread_without_signals([promise, path] { promise->set_value(read_end(path)); }).detach();
   } catch (const std::system_error&) {
     promise->set_value("");
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   stalled_ = words.wait_for(kPatience) != std::future_status::ready;
   return stalled_ ? "" : words.get();
 }

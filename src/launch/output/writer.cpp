@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <climits>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -19,6 +18,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/thread.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {
@@ -74,18 +74,12 @@ struct Writer::State {
 };
 
 Writer::Writer(std::shared_ptr<Bell> bell) : state_(std::make_shared<State>(std::move(bell))) {
-  // Signals are the other thread's.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    state_->thread = std::thread([state = state_] { work(state); });
+    state_->thread = thread_without_signals([state = state_] { work(state); });
   } catch (const std::system_error& error) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     throw Error(fmt::format("[run] no thread for the output: {}; raise the limit (ulimit -u)",
                             error.what()));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Writer::~Writer() {

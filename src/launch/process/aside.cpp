@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <exception>
 #include <memory>
 #include <system_error>
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/thread.h"
 #include "launch/output/writer.h"
 
 namespace lockstep::launch {
@@ -26,11 +26,8 @@ struct Work {
 };
 
 void start(const std::shared_ptr<Work>& work) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the other thread's
   try {
-    std::thread([work] {
+    thread_without_signals([work] {
       try {
         work->task();
       } catch (...) {
@@ -43,7 +40,6 @@ void start(const std::shared_ptr<Work>& work) {
     work->task();  // no thread to spare: then this one has to wait
     work->over = true;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace

@@ -1,0 +1,27 @@
+// Threads that are no business of the program's.
+#pragma once
+
+#include <csignal>
+#include <thread>
+#include <utility>
+
+namespace lockstep {
+
+// A thread that takes none of the process's signals: they are for the threads that were there.
+// Throws std::system_error when there is none to be had.
+template <class Body>
+std::thread thread_without_signals(Body body) {
+  struct Blocked {
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &before);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+    sigset_t before;
+  };
+  const Blocked blocked;
+  return std::thread(std::move(body));
+}
+
+}  // namespace lockstep
