@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 
 from support import soak_jobs, soak_launcher
 from support.soak_tally import Tally
@@ -38,6 +39,9 @@ def work(arguments, seed, tally, until):
         except AssertionError as wrong:  # it did not even begin
             tally.count("start", "-", "wrong")
             trouble = f"NO START: {wrong}"
+        except Exception:  # of this program's own: the other workers go on, and the run fails
+            tally.count("soak", "-", "wrong")
+            trouble = f"THE SOAK ITSELF: {traceback.format_exc()}"
         if trouble:
             print(trouble, flush=True)
 

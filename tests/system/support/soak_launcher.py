@@ -39,9 +39,8 @@ class Held(Training):
 
 
 def guard_of(job):
-    children = pathlib.Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
-    ranks = set(job.pids())
-    return [int(pid) for pid in children if int(pid) not in ranks]
+    children, ranks = job.children(), set(job.pids())
+    return [pid for pid in children if pid not in ranks]
 
 
 def check_nothing_left(job, folder, patience_s=5):

@@ -30,6 +30,14 @@ def is_alive(pid):
         return False
 
 
+def program_of(pid):
+    """The name that a process was started with; none when it has ended meanwhile."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def shared_files():
     """What could leak where memory is shared by name."""
     return {str(path) for path in pathlib.Path("/dev/shm").iterdir()}
@@ -86,9 +94,14 @@ class Training:
 
     def pids(self):
         """The ranks' processes: the launcher's children that run another program than it does."""
-        text = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in text.split()
-                if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].endswith(b"fault_trainer")]
+        return [pid for pid in self.children() if program_of(pid).endswith("fault_trainer")]
+
+    def children(self):
+        """The launcher's processes; none when it has ended."""
+        try:
+            return [int(pid) for pid in pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+        except OSError:
+            return []
 
     def wait(self, limit_s=LIMIT_S):
         """The exit status. A job that does not end is killed, and an AssertionError."""
