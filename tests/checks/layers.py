@@ -6,12 +6,15 @@ import pathlib
 import re
 import sys
 
-ROOMS = ["core", "text", "comm", "data", "checkpoint", "parallel", "models", "train", "launch"]
+ROOMS = ["core", "text", "comm", "data", "checkpoint", "parallel", "models", "train", "rl", "launch"]
 PLAIN = {"core", "text", "launch", "tools"}  # need no torch, and of the rooms only core and text
 FORMAT = "checkpoint/format"  # its headers stand with those of the rest of the room
 # What the program lockstep knows of the room train: folders, and the headers that belong to each.
 TRAIN = {"train/config": {"config", "config_extensions", "model_config"},
          "train/report": {"open_metrics", "progress_line", "run_history", "run_log", "run_report", "run_warnings", "tensorboard"}}
+# What of the room rl is free of torch: folders, which may include each other's headers.
+RL = {"chat", "embedded", "environment", "scores", "tau2"}
+RL_HEADERS = {"chat", "dialogue", "embedded", "environment", "episode", "message", "scores", "split", "tau2", "tool_call", "trajectory", "user"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 MOST_LINES = 450
 
@@ -29,6 +32,8 @@ def faults(source):
             "format" in name.parts or (name.parts[0] == "include" and name.stem in formats)) else next(
             (part for part, headers in TRAIN.items() if room == "train" and (
                 part.removeprefix("train/") in name.parts or (name.parts[0] == "include" and name.stem in headers))), None)
+        if room == "rl" and (RL & set(name.parts) or (name.parts[0] == "include" and name.stem in RL_HEADERS)):
+            plain = "rl/environment"
         if name.parts[0] not in ("include", "src", "tools") or room not in ROOMS + ["tools"]:
             continue
         for included in INCLUDE.findall(text):
@@ -42,10 +47,14 @@ def faults(source):
                     included.startswith((plain + "/", "lockstep/core/")) or
                     (included.startswith("lockstep/train/") and pathlib.Path(included).stem in TRAIN[plain])):
                 yield f"{name}: includes {included}, which is not of {plain}"
+            if plain == "rl/environment" and re.match(r"(checkpoint|comm|data|parallel|models|train|rl|lockstep)/", included) and not (
+                    included.startswith(("lockstep/core/", *(f"rl/{folder}/" for folder in RL))) or
+                    (included.startswith("lockstep/rl/") and pathlib.Path(included).stem in RL_HEADERS)):
+                yield f"{name}: includes {included}, which is not of {plain}"
             if not rest or first not in ROOMS or first == room:
                 continue
             if room == "tools" and (first, pathlib.Path(included).stem) in {("checkpoint", f) for f in formats} | {
-                    ("train", header) for headers in TRAIN.values() for header in headers}:
+                    ("train", header) for headers in TRAIN.values() for header in headers} | {("rl", header) for header in RL_HEADERS}:
                 continue
             allowed = {"core"} if room == "launch" else {"core", "text", "launch"} if room == "tools" else ROOMS[:ROOMS.index(room)]
             if first not in allowed:

@@ -1,0 +1,184 @@
+// Whose turn it is, and when it is over, in a world that does what a test tells it.
+#include "lockstep/rl/episode.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace lockstep::rl {
+namespace {
+
+constexpr std::string_view kCall = "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>";
+
+struct World : Environment {
+  Scene reset(const TaskKey& key, uint64_t) override {
+    if (dies_at == "reset") throw EnvironmentError("dead");
+    return {.task = key, .policy = "p", .stop_tool = stop_tool, .history = history};
+  }
+  Message call(const ToolCall& call) override {
+    if (dies_at == "call") throw EnvironmentError("dead");
+    return {.role = Role::Tool, .content = call.name, .call_id = call.id, .error = fails};
+  }
+  Reward evaluate(std::span<const Message> log, End why) override {
+    if (dies_at == "evaluate") throw EnvironmentError("dead");
+    ++evaluated;
+    return {.value = why == End::UserStop || why == End::AgentStop ? 1.0 : 0.0,
+            .parts = {{"messages", static_cast<double>(log.size())}}};
+  }
+  std::string state_hash() const override { return ""; }
+
+  std::string dies_at;
+  std::string stop_tool;
+  std::vector<Message> history;
+  bool fails = false;
+  int evaluated = 0;
+};
+
+struct User : UserSimulator {
+  Message next(const Scene&, std::span<const Message> log, uint64_t) override {
+    if (calls_first && (log.empty() || log.back().role != Role::Tool)) {
+      return {.role = Role::User, .calls = {{.name = "phone"}}};
+    }
+    if (log.empty()) return {.content = "Help."};
+    if (log.back().role == Role::Tool) return {.content = "Yes."};
+    return {.content = log.back().content == "Bye." ? std::string(kStop) : "Go on."};
+  }
+  bool calls_first = false;
+};
+
+const TaskKey kTask = {.domain = "d", .split = "train", .id = "1"};
+
+TEST(EpisodeTurns, ToolsAnswerCallsAndTheUserAnswersText) {
+  World world;
+  User user;
+  Episode episode(world, user);
+  const auto first = episode.begin(kTask, 1);
+  ASSERT_EQ(first.size(), 1U);
+  EXPECT_EQ(first[0].content, "Help.");
+  const auto result = episode.agent_says(kCall);
+  ASSERT_EQ(result.size(), 1U);
+  EXPECT_EQ(result[0].role, Role::Tool);
+  EXPECT_EQ(result[0].call_id, "c0");
+  EXPECT_EQ(episode.agent_says("Well?").at(0).content, "Go on.");
+  EXPECT_TRUE(episode.agent_says("Bye.").empty());
+  EXPECT_EQ(episode.why(), End::UserStop);
+  EXPECT_EQ(episode.turns(), 3);
+  EXPECT_EQ(episode.calls(), 1);
+  EXPECT_EQ(episode.reward().value, 1);
+  EXPECT_EQ(episode.reward().parts.at("messages"), 7);
+  EXPECT_EQ(world.evaluated, 1);
+  EXPECT_THROW(episode.agent_says("more"), Error);
+  EXPECT_EQ(episode.begin(kTask, 1).size(), 1U);
+  EXPECT_FALSE(episode.over());
+  EXPECT_THROW(episode.reward(), Error);
+}
+
+TEST(EpisodeTurns, TheLastTurnEndsIt) {
+  World world;
+  User user;
+  Episode episode(world, user, {.max_turns = 3});
+  episode.begin(kTask, 1);
+  episode.agent_says(kCall);
+  EXPECT_FALSE(episode.agent_says(kCall).empty());
+  EXPECT_TRUE(episode.agent_says(kCall).empty());
+  EXPECT_EQ(episode.why(), End::MaxTurns);
+  EXPECT_EQ(episode.reward().value, 0);
+  // A conversation that ends in the last turn has ended by itself.
+  Episode two(world, user, {.max_turns = 1});
+  two.begin(kTask, 1);
+  two.agent_says("Bye.");
+  EXPECT_EQ(two.why(), End::UserStop);
+  two.begin(kTask, 1);
+  two.stop(End::TooLong);
+  two.stop(End::ContextFull);
+  EXPECT_EQ(two.why(), End::TooLong);
+}
+
+TEST(EpisodeTurns, ErrorsAreCounted) {
+  World world;
+  world.fails = true;
+  User user;
+  Episode episode(world, user, {.max_errors = 2, .malformed = Malformed::Reported});
+  episode.begin(kTask, 1);
+  episode.agent_says(kCall);
+  EXPECT_FALSE(episode.over());
+  episode.agent_says("<tool_call>");
+  EXPECT_EQ(episode.why(), End::MaxErrors);
+  EXPECT_EQ(episode.errors(), 2);
+}
+
+TEST(EpisodeTurns, AMalformedMessageEndsOrIsReported) {
+  World world;
+  User user;
+  Episode ends(world, user);
+  ends.begin(kTask, 1);
+  EXPECT_TRUE(ends.agent_says("<tool_call>").empty());
+  EXPECT_EQ(ends.why(), End::BadCall);
+  EXPECT_TRUE(ends.log().back().error);
+  Episode reported(world, user, {.malformed = Malformed::Reported});
+  reported.begin(kTask, 1);
+  EXPECT_EQ(reported.agent_says("<tool_call>").at(0).content,
+            "Error: malformed tool call: </tool_call> is missing");
+  EXPECT_FALSE(reported.over());
+}
+
+TEST(EpisodeTurns, TheUserHasToolsToo) {
+  World world;
+  User user;
+  user.calls_first = true;
+  Episode episode(world, user);
+  const auto seen = episode.begin(kTask, 1);
+  ASSERT_EQ(seen.size(), 1U);  // the agent sees nothing of the user's calls
+  EXPECT_EQ(seen[0].content, "Yes.");
+  ASSERT_EQ(episode.log().size(), 3U);
+  EXPECT_EQ(episode.log()[1].content, "phone");
+  EXPECT_EQ(episode.log()[1].by, Party::User);
+}
+
+TEST(EpisodeTurns, AStopToolEndsItForTheAgent) {
+  World world;
+  world.stop_tool = "f";
+  NoUser user;
+  Episode episode(world, user);
+  episode.begin(kTask, 1);
+  EXPECT_TRUE(episode.agent_says(kCall).empty());
+  EXPECT_EQ(episode.why(), End::AgentStop);
+  EXPECT_EQ(episode.reward().value, 1);
+}
+
+TEST(EpisodeTurns, AHistoryMayEndWithTheUser) {
+  World world;
+  world.history = {{.role = Role::Assistant, .content = "Hi!"}, {.content = "My line is dead."}};
+  User user;
+  Episode episode(world, user);
+  EXPECT_EQ(episode.begin(kTask, 1), world.history);
+  EXPECT_TRUE(episode.log().empty());
+}
+
+TEST(EpisodeTurns, ADeadEnvironmentCostsTheEpisode) {
+  for (const std::string at : {"reset", "call", "evaluate"}) {
+    World world;
+    world.dies_at = at;
+    User user;
+    Episode episode(world, user);
+    episode.begin(kTask, 1);
+    if (!episode.over()) episode.agent_says(kCall);
+    if (!episode.over()) episode.agent_says("Bye.");
+    EXPECT_EQ(episode.reward().value, 0) << at;
+    EXPECT_EQ(episode.reward().note, "dead") << at;
+    EXPECT_EQ(episode.why(), End::EnvError) << at;
+    world.dies_at.clear();
+    episode.begin(kTask, 1);
+    EXPECT_FALSE(episode.over());
+  }
+}
+
+TEST(EpisodeTurns, LimitsAreChecked) {
+  World world;
+  User user;
+  EXPECT_THROW(Episode(world, user, {.max_turns = 0}), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep::rl
