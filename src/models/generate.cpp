@@ -7,26 +7,11 @@
 #include <cmath>
 
 #include "lockstep/core/error.h"
+#include "models/evaluation_mode.h"
 #include "models/sampling.h"
 
 namespace lockstep::models {
 namespace {
-
-class EvaluationMode {
- public:
-  explicit EvaluationMode(torch::nn::Module& net) : net_(net), was_training_(net.is_training()) {
-    if (was_training_) net.eval();
-  }
-  ~EvaluationMode() {
-    if (was_training_) net_.train();
-  }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  torch::nn::Module& net_;
-  bool was_training_;
-};
 
 class Generation {
  public:

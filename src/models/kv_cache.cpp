@@ -22,6 +22,7 @@ void KvCache::set_lengths(std::vector<int64_t> lengths) {
                                   lengths.size(), lengths_.size()));
   }
   lengths_ = std::move(lengths);
+  step_ = {};
 }
 
 void KvCache::keep(const std::vector<int64_t>& sequences) {
@@ -34,6 +35,7 @@ void KvCache::keep(const std::vector<int64_t>& sequences) {
   std::vector<int64_t> lengths;
   for (const int64_t i : sequences) lengths.push_back(lengths_.at(static_cast<size_t>(i)));
   lengths_ = std::move(lengths);
+  step_ = {};
 }
 
 bool KvCache::even() const {
@@ -45,12 +47,23 @@ bool KvCache::empty() const {
   return std::all_of(lengths_.begin(), lengths_.end(), [](int64_t length) { return length == 0; });
 }
 
-at::Tensor KvCache::positions(int64_t count) const {
+const KvCache::Step& KvCache::step(int64_t count) const {
+  if (step_.count == count) return step_;
   const auto on = at::dtype(at::kLong).device(layers_.front().keys.device());
-  const at::Tensor steps = at::arange(count, on).unsqueeze(0);
-  if (even()) return steps + lengths_.front();
-  return steps + at::tensor(lengths_, at::dtype(at::kLong)).to(on.device()).unsqueeze(1);
+  at::Tensor own = at::arange(count, on).unsqueeze(0);
+  own = even() ? own + lengths_.front()
+               : own + at::tensor(lengths_, at::dtype(at::kLong)).to(on.device()).unsqueeze(1);
+  at::Tensor mask;
+  if (!empty() && (!even() || count > 1)) {
+    const int64_t longest = *std::max_element(lengths_.begin(), lengths_.end()) + count;
+    const at::Tensor all = at::arange(longest, own.options());
+    mask = all.view({1, 1, 1, longest}).le(own.unsqueeze(1).unsqueeze(3));
+  }
+  step_ = {.count = count, .positions = std::move(own), .mask = std::move(mask)};
+  return step_;
 }
+
+at::Tensor KvCache::positions(int64_t count) const { return step(count).positions; }
 
 KvCache::Layer KvCache::extend(int64_t layer, const at::Tensor& keys, const at::Tensor& values) {
   auto& kept = layers_.at(static_cast<size_t>(layer));
@@ -73,16 +86,11 @@ KvCache::Layer KvCache::extend(int64_t layer, const at::Tensor& keys, const at::
   return {kept.keys.slice(2, 0, longest), kept.values.slice(2, 0, longest)};
 }
 
-at::Tensor KvCache::mask(int64_t count) const {
-  if (empty() || (even() && count == 1)) return {};
-  const int64_t longest = *std::max_element(lengths_.begin(), lengths_.end()) + count;
-  const at::Tensor own = positions(count);
-  const at::Tensor all = at::arange(longest, own.options());
-  return all.view({1, 1, 1, longest}).le(own.unsqueeze(1).unsqueeze(3));
-}
+at::Tensor KvCache::mask(int64_t count) const { return step(count).mask; }
 
 void KvCache::advance(int64_t count) {
   for (int64_t& length : lengths_) length += count;
+  step_ = {};
 }
 
 }  // namespace lockstep::models

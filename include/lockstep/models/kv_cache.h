@@ -53,9 +53,17 @@ class KvCache {
   void advance(int64_t count);
 
  private:
+  // What does not depend on the layer, of the next `count` tokens.
+  struct Step {
+    int64_t count = -1;
+    at::Tensor positions, mask;
+  };
+  const Step& step(int64_t count) const;
+
   std::vector<Layer> layers_;
   std::vector<int64_t> lengths_;
   int64_t capacity_;
+  mutable Step step_;
 };
 
 }  // namespace lockstep::models

@@ -4,6 +4,7 @@
 #include "lockstep/models/activation.h"
 #include "lockstep/models/convnet.h"
 #include "lockstep/models/cross_entropy.h"
+#include "lockstep/models/dialogues.h"
 #include "lockstep/models/generate.h"
 #include "lockstep/models/holder.h"
 #include "lockstep/models/kv_cache.h"
