@@ -28,8 +28,9 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
   StepSums sums = agreed(mine);
   const double mean = micro_->lanes ? part.lane_mean->mean() : sums.loss / sums.weight;
   note(sums);
+  // Also before a step that is skipped, whose overflow the scaler has to know of.
+  if (part.scaler) part.scaler->unscale_(*part.optimizer);
   if (options_.max_grad_norm > 0) {
-    if (part.scaler) part.scaler->unscale_(*part.optimizer);
     state_.gradient_norm =
         parallel::clip_grad_norm_(part.parameters, options_.max_grad_norm).item<double>();
   }
