@@ -120,8 +120,9 @@ def test_strangers_on_every_port_do_not_harm_a_job(folder):
         network.do("until", 2, "tx", 20 * MIB)  # all have met
         ports, before = listening(network, 2), descriptors(network, 1) + descriptors(network, 2)
         assert ports, "nobody listens"
-        seconds = os.environ.get("LOCKSTEP_STRANGER_SECONDS", "0")
-        print("    ", network.on(3, "python3", "-c", STRANGER, ",".join(ports), seconds).strip(), "connections to", ", ".join(ports))
+        seconds = float(os.environ.get("LOCKSTEP_STRANGER_SECONDS", 0))
+        connections = network.on(3, "python3", "-c", STRANGER, ",".join(ports), seconds, limit_s=LIMIT_S + seconds)
+        print("    ", connections.strip(), "connections to", ", ".join(ports))
         network.do("until", 2, "tx", sent(network, 2) + 20 * MIB)  # it goes on
         # Of strangers that are gone none is left but those that nobody has heard of yet.
         after = descriptors(network, 1) + descriptors(network, 2)

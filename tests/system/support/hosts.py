@@ -29,15 +29,15 @@ class Hosts:
         for launcher in self.launchers:
             launcher.end()
 
-    def do(self, verb, *words):
+    def do(self, verb, *words, limit_s=LIMIT_S):
         words = [str(word) for word in (SCRIPT, verb, self.folder, *words)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s)
         assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def on(self, host, *words):
+    def on(self, host, *words, **limit):
         """Runs a command there to its end; returns what it printed."""
-        return self.do("run", host, *words)
+        return self.do("run", host, *words, **limit)
 
     def launch(self, host, *words, token=TOKEN, **variables):
         """Starts a program there."""
