@@ -20,7 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How often a wait looks for news of the launcher.
+// How often a wait looks at the launcher's status.
 constexpr milliseconds kSlice{50};
 // What a wait in the store takes at most to end once there are any.
 constexpr milliseconds kHearing{250};
@@ -114,7 +114,7 @@ void GlooState::connect() {
     if (options->devices.empty()) {
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
     }
-    // Gloo has a deadline of its own, but no ear for the launcher.
+    // Gloo has a deadline of its own, but does not look at what the launcher reports.
     Later group([store = store_, rank = rank(), size = size(), options] {
       return c10::make_intrusive<GlooGroup>(store.for_c10d(), rank, size, options);
     });
@@ -122,8 +122,8 @@ void GlooState::connect() {
     while (!group.is_over(kSlice) && left_of(limit, start).count() > 0 &&
            !diagnosis_.launcher_reports()) {
     }
-    // The store hears the launcher, too. What waits there had better end before this process does:
-    // it writes to the log.
+    // A wait in the store ends at the launcher's report, too, and is to end before this process
+    // does, since it writes to the log.
     if (group.is_over(kHearing)) group_ = group.get();
   } catch (const std::exception& error) {
     failure = first_line(error);

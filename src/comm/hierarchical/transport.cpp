@@ -103,7 +103,7 @@ class HostThenNet : public Transport {
   uint64_t collectives_ = 0;
 };
 
-// An operation that failed while it was started: whoever waits for it hears why.
+// An operation that failed while it was started: wait() throws the reason.
 class FailedWork : public Pending {
  public:
   explicit FailedWork(std::exception_ptr why) : why_(std::move(why)) {}

@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// How often a wait looks for news of the launcher.
+// How often a wait looks at the launcher's status.
 constexpr milliseconds kSlice{50};
 
 milliseconds left_of(milliseconds timeout, steady_clock::time_point start) {

@@ -95,7 +95,7 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
 
 void leave(const Store& store, int rank, int others) noexcept {
   const auto start = Clock::now();
-  // Who hears the launcher needs no store to know why.
+  // Ranks that the launcher has told why the job ends need not learn it from the store.
   const auto limit = [&] {
     return store.launcher_status()->has_reported() ? milliseconds(200) : milliseconds(2000);
   };

@@ -20,9 +20,9 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kLongestLine = 4096;
 constexpr const char* kKey = "lockstep-meeting";
 
-class Conversation {
+class Connection {
  public:
-  Conversation(int fd, std::chrono::milliseconds timeout)
+  Connection(int fd, std::chrono::milliseconds timeout)
       : fd_(fd), timeout_(timeout), until_(Clock::now() + timeout) {}
 
   // The value of `key` in the answer, which has to be the command `answer`.
@@ -91,7 +91,7 @@ class Conversation {
 }  // namespace
 
 std::string exchange_over_pmi(int fd, const std::string& word, std::chrono::milliseconds timeout) {
-  Conversation manager(fd, timeout);
+  Connection manager(fd, timeout);
   manager.ask("cmd=init pmi_version=1 pmi_subversion=1", "response_to_init", "pmi_version");
   const std::string space = manager.ask("cmd=get_my_kvsname", "my_kvsname", "kvsname");
   if (!word.empty()) {

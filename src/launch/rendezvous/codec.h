@@ -9,7 +9,7 @@
 
 namespace lockstep::launch {
 
-// Somebody does not speak as a launcher of this version does.
+// A message that is not of this version of the launchers' protocol.
 class ProtocolError : public Error {
  public:
   using Error::Error;

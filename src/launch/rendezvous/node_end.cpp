@@ -14,7 +14,7 @@ void Node::interrupt(const Failure& failure, Time now) {
     interrupted_ = failure;
     rank_failed(failure, now);
   } else {
-    // Whoever is below us has not heard of an end, and must not count on us any more.
+    // Launchers below this one know of no end, and must not rely on this one any more.
     while (!children_.empty()) drop_child(children_.begin()->first, false, now);
     end(failure.status, failure.what, now);
   }
@@ -39,7 +39,7 @@ void Node::end(int status, const std::string& why, Time now) {
   leave_if_alone();
 }
 
-// Children first: they have to hear from us why the job ends.
+// Children first: they have to be told why the job ends.
 void Node::leave_if_alone() {
   if (phase_ != Phase::Ending || ranks_ || !children_.empty()) return;
   phase_ = Phase::Over;

@@ -82,7 +82,7 @@ struct Ddp::State {
   // Nothing of these in a group of one.
   std::optional<BufferSync> buffers;
   std::shared_ptr<Reducer> reducer;
-  std::vector<Accumulator> accumulators;  // destroyed before the reducer they speak to
+  std::vector<Accumulator> accumulators;  // destroyed before the reducer that they call
 
   std::shared_ptr<const LanePlan> plan;  // with lanes
 
