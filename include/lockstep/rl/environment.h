@@ -103,6 +103,10 @@ class Domain {
 
   // A world for any of its tasks, one after another. It may outlive the domain.
   virtual std::unique_ptr<Environment> make() const = 0;
+
+  // The calls, in their order, by which a task is solved: what scores of single tools compare with.
+  // Throws ConfigError for a key that the domain does not have.
+  virtual std::vector<ToolCall> gold_calls(const TaskKey& key) const = 0;
 };
 
 }  // namespace lockstep::rl
