@@ -47,39 +47,7 @@ asan tsan: bench-setup ## runs the tests of the rooms without torch (asan: comm,
 	@cmake --build --preset $@
 	@ctest --preset $@
 
-# fuzzer(name, sources, libraries): fuzz-NAME builds tests/fuzz/NAME_fuzz.cpp and runs it on what it has found so far.
-define fuzzer
-fuzz-$(1): fuzz-tools
-	@mkdir -p build/fuzz/corpus/$(1)
-	clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iinclude -Isrc -Itests \
-	  tests/fuzz/$(1)_fuzz.cpp $(addprefix src/,$(2)) -o build/fuzz/$(1) $(3) -lfmt
-	build/fuzz/$(1) -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
-	  -artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1)
-fuzz: fuzz-$(1)
-.PHONY: fuzz-$(1)
-endef
-PLACE := $(filter-out core/place/node_list.cpp,$(patsubst src/%,%,$(wildcard src/core/place/*.cpp)))
-$(eval $(call fuzzer,idx,data/idx.cpp,-lz))
-$(eval $(call fuzzer,csv,data/csv_records.cpp data/csv_table.cpp,))
-$(eval $(call fuzzer,npy,data/npy_header.cpp,))
-$(eval $(call fuzzer,image,$(addprefix data/,decode_image.cpp decode_jpeg.cpp decode_png.cpp),-ljpeg -lpng))
-$(eval $(call fuzzer,rendezvous,launch/rendezvous/codec.cpp launch/rendezvous/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/address.cpp core/process_stat.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
-  launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))
-$(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp,-lyaml-cpp))
-$(eval $(call fuzzer,config,$(patsubst src/%,%,$(wildcard src/train/config/*.cpp)) core/environment.cpp,-lyaml-cpp))
-$(eval $(call fuzzer,symbols,launch/diagnosis/symbols.cpp,))
-$(eval $(call fuzzer,net,comm/net/frame.cpp comm/net/handshake.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,store,comm/store/protocol.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,door,comm/shm/door.cpp core/descriptors.cpp,))
-CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)
-$(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
-$(eval $(call fuzzer,manifest,$(CHECKPOINT),))
-$(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/,gather.cpp pickle.cpp pickle_calls.cpp stored_tensor.cpp \
-  torch_file.cpp zip.cpp),-Itests -lz))
-$(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),-DFMT_HEADER_ONLY))
-REPORT := $(filter-out train/report/run_log.cpp train/report/tensorboard.cpp train/report/open_metrics.cpp,$(patsubst src/%,%,$(wildcard src/train/report/*.cpp)))
-$(eval $(call fuzzer,run_log,$(REPORT),$(BUILD)/src/report_assets.cpp))
+include tests/fuzz/fuzz.mk
 fuzz-tools:
 	@scripts/setup.sh --dev
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says

@@ -1,0 +1,43 @@
+# The fuzzers: fuzz-NAME builds tests/fuzz/NAME_fuzz.cpp with the sources that it tries, and runs it on what it has found so far.
+FUZZ := clang++ -std=c++20 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
+
+# What several fuzzers try is compiled once.
+build/fuzz/%.o: %.cpp | fuzz-tools
+	@mkdir -p $(@D)
+	$(FUZZ) -fsanitize=fuzzer-no-link -MMD -Iinclude -Isrc -Itests -c $< -o $@
+-include $(wildcard build/fuzz/*/*/*.d build/fuzz/*/*/*/*.d)
+
+# fuzzer(name, sources, libraries)
+define fuzzer
+build/fuzz/$(1): build/fuzz/tests/fuzz/$(1)_fuzz.o $(patsubst %.cpp,build/fuzz/src/%.o,$(2))
+	$(FUZZ) -fsanitize=fuzzer $$^ -o $$@ -lfmt $(3)
+fuzz-$(1): build/fuzz/$(1)
+	@mkdir -p build/fuzz/corpus/$(1)
+	build/fuzz/$(1) -max_total_time=$(SECONDS_EACH) -verbosity=0 -print_final_stats=1 \
+	  -artifact_prefix=build/fuzz/ build/fuzz/corpus/$(1)
+fuzz: fuzz-$(1)
+.PHONY: fuzz-$(1)
+endef
+PLACE := $(filter-out core/place/node_list.cpp,$(patsubst src/%,%,$(wildcard src/core/place/*.cpp)))
+$(eval $(call fuzzer,idx,data/idx.cpp,-lz))
+$(eval $(call fuzzer,csv,data/csv_records.cpp data/csv_table.cpp,))
+$(eval $(call fuzzer,npy,data/npy_header.cpp,))
+$(eval $(call fuzzer,image,$(addprefix data/,decode_image.cpp decode_jpeg.cpp decode_png.cpp),-ljpeg -lpng))
+$(eval $(call fuzzer,rendezvous,launch/rendezvous/codec.cpp launch/rendezvous/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/address.cpp core/process_stat.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
+  launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))
+$(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp,-lyaml-cpp))
+$(eval $(call fuzzer,config,$(patsubst src/%,%,$(wildcard src/train/config/*.cpp)) core/environment.cpp,-lyaml-cpp))
+$(eval $(call fuzzer,symbols,launch/diagnosis/symbols.cpp,))
+$(eval $(call fuzzer,net,comm/net/frame.cpp comm/net/handshake.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,store,comm/store/protocol.cpp core/security/tls.cpp core/security/token.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,door,comm/shm/door.cpp core/descriptors.cpp,))
+CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)
+$(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
+$(eval $(call fuzzer,manifest,$(CHECKPOINT),))
+$(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/,gather.cpp pickle.cpp pickle_calls.cpp stored_tensor.cpp \
+  torch_file.cpp zip.cpp),-lz))
+$(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),))
+REPORT := $(filter-out train/report/run_log.cpp train/report/tensorboard.cpp train/report/open_metrics.cpp,$(patsubst src/%,%,$(wildcard src/train/report/*.cpp)))
+# CMake has written the page's style and script into a source.
+$(eval $(call fuzzer,run_log,$(REPORT),-Isrc $(BUILD)/src/report_assets.cpp))
