@@ -38,6 +38,7 @@ $(eval $(call fuzzer,manifest,$(CHECKPOINT),))
 $(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/,gather.cpp pickle.cpp pickle_calls.cpp stored_tensor.cpp \
   torch_file.cpp zip.cpp),-lz))
 $(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),))
+$(eval $(call fuzzer,tool_call,$(patsubst src/%,%,$(wildcard src/rl/chat/*.cpp) src/rl/environment/names.cpp),-DFMT_HEADER_ONLY))
 REPORT := $(filter-out train/report/run_log.cpp train/report/tensorboard.cpp train/report/open_metrics.cpp,$(patsubst src/%,%,$(wildcard src/train/report/*.cpp)))
 # CMake has written the page's style and script into a source.
 $(eval $(call fuzzer,run_log,$(REPORT),-Isrc $(BUILD)/src/report_assets.cpp))
