@@ -52,6 +52,13 @@ checkpoint: {directory: runs/a, save_strategy: steps, save_steps: 1_000}
   EXPECT_FALSE(config.origins.contains("training.seed"));
 }
 
+TEST(LoadConfig, AnErrorIsOneLineWhateverItRepeats) {
+  EXPECT_EQ(refusal("", {"\n  a\x7f"}),
+            "[config] --set \\x0a  a\\x7f: expected KEY=VALUE, as training.seed=3");
+  EXPECT_THAT(refusal("", {"trai\nning.seed=1"}),
+              HasSubstr("unknown section 'trai\\x0aning'; the nearest is training"));
+}
+
 TEST(LoadConfig, OneWordForASectionIsItsKind) {
   const auto config = read("optimizer: sgd\nschedule: cosine\nmixed_precision: bf16\n");
   EXPECT_EQ(config.optimizer.kind, "sgd");

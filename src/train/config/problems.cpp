@@ -7,6 +7,23 @@
 #include "lockstep/core/error.h"
 
 namespace lockstep::train {
+namespace {
+
+// On one line whatever of the user's it repeats, as are keys and --set.
+std::string line_of(const std::string& place, const std::string& what) {
+  std::string line;
+  for (const char c : place + ": " + what) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      line += fmt::format("\\x{:02x}", byte);
+    } else {
+      line += c;
+    }
+  }
+  return line;
+}
+
+}  // namespace
 
 void Problems::raise(const std::string& name) {
   if (found_.empty()) return;
@@ -14,11 +31,10 @@ void Problems::raise(const std::string& name) {
     return a.origin.order < b.origin.order;
   });
   if (found_.size() == 1) {
-    throw ConfigError(
-        fmt::format("[config] {}: {}", found_.front().origin.text, found_.front().what));
+    throw ConfigError("[config] " + line_of(found_.front().origin.text, found_.front().what));
   }
   std::string text = fmt::format("[config] {}: {} errors", name, found_.size());
-  for (const auto& [origin, what] : found_) text += fmt::format("\n  {}: {}", origin.text, what);
+  for (const auto& [origin, what] : found_) text += "\n  " + line_of(origin.text, what);
   throw ConfigError(text);
 }
 
