@@ -1,0 +1,348 @@
+// metrics.json.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/error.h"
+#include "rl/scores/episodes.h"
+
+namespace lockstep::rl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+Json json_of(const Interval& interval) { return {interval.low, interval.high}; }
+
+double mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+// The run's figures, T >= 1 stages checked.
+class Metrics {
+ public:
+  explicit Metrics(const RunRecord& run)
+      : run_(run), r_(reward_matrix(run)), scores_(continual_scores(r_, run.other)) {}
+
+  Json all() const {
+    return {{"basic", basic()},
+            {"continual_learning", continual_learning()},
+            {"learning_efficiency", learning_efficiency()},
+            {"generalization", generalization()},
+            {"fine_grained", fine_grained()},
+            {"matrix", matrix()},
+            {"guides", guides()},
+            {"protocol", protocol()},
+            {"baselines", run_.baselines},
+            {"null_agent",
+             run_.baselines.contains("null") ? Json(run_.baselines.at("null")) : Json(nullptr)}};
+  }
+
+ private:
+  size_t stages() const { return run_.stages.size(); }
+  // Row i, column j, both from 0.
+  Tasks cell(size_t i, size_t j) const { return run_.cells[i][j]; }
+  Tasks final_of(size_t j) const { return cell(stages(), j); }
+  std::vector<EvaluatedTask> final_tasks() const {
+    std::vector<EvaluatedTask> all;
+    for (size_t j = 0; j < stages(); ++j) {
+      all.insert(all.end(), final_of(j).begin(), final_of(j).end());
+    }
+    return all;
+  }
+
+  Json basic() const {
+    std::vector<double> own;
+    for (size_t j = 0; j < stages(); ++j) own.push_back(r_[j + 1][j]);
+    Json hat = Json::object();
+    Json at = Json::object();
+    const auto tasks = final_tasks();
+    const auto trials = static_cast<int64_t>(tasks.front().trials.size());
+    for (int64_t k = 1; k <= trials; ++k) {
+      std::vector<double> hats;
+      std::vector<double> ats;
+      for (const auto& task : tasks) {
+        hats.push_back(pass_hat_k(trials_of(task), k));
+        ats.push_back(pass_at_k(trials_of(task), k));
+      }
+      hat[std::to_string(k)] = mean(hats);
+      at[std::to_string(k)] = mean(ats);
+    }
+    Json json = {{"average_reward", mean(own)},
+                 {"final_reward", r_.back().back()},
+                 {"acc", scores_.acc},
+                 {"pass_hat_k", hat},
+                 {"pass_at_k", at}};
+    if (trials == 1) {
+      Trials all{.of = static_cast<int64_t>(tasks.size())};
+      for (const auto& task : tasks) all.succeeded += trials_of(task).succeeded;
+      json["pass_hat_1_ci95"] = json_of(wilson(all));
+    }
+    return json;
+  }
+
+  // What was forgotten of a tool: by test tasks whose solution calls it.
+  Json continual_learning() const {
+    Json forgotten = Json::object();
+    Json kept = Json::object();
+    std::set<std::string> tools;
+    for (size_t j = 0; j < stages(); ++j) tools.merge(tools_of(final_of(j)));
+    for (const auto& tool : tools) {
+      std::optional<double> best;
+      for (size_t i = 1; i < stages(); ++i) best = std::max(best, success(i, tool));
+      if (!best) continue;
+      const double last = *success(stages(), tool);
+      forgotten[tool] = *best - last;
+      if (const double most = std::max(*best, last); most > 0) kept[tool] = last / most;
+    }
+    return {{"forward_transfer", json_of(scores_.fwt)},
+            {"backward_transfer", json_of(scores_.bwt)},
+            {"average_forgetting", json_of(scores_.forgetting)},
+            {"tool_level_forgetting", forgotten},
+            {"tool_level_retention", kept}};
+  }
+
+  std::optional<double> success(size_t row, const std::string& tool) const {
+    std::vector<EvaluatedTask> all;
+    for (size_t j = 0; j < stages(); ++j) {
+      all.insert(all.end(), cell(row, j).begin(), cell(row, j).end());
+    }
+    return mean_reward(all, [&](const auto& task) { return uses(task, tool); });
+  }
+
+  Json learning_efficiency() const {
+    std::vector<double> areas;
+    std::vector<double> early;
+    for (const auto& stage : run_.stages) {
+      if (stage.curve.empty()) continue;
+      areas.push_back(area_under(stage.curve));
+      early.push_back(early_area(stage.curve));
+    }
+    if (areas.empty()) return {{"aulc_training", nullptr}, {"lca10", nullptr}};
+    return {{"aulc_training", mean(areas)},
+            {"aulc_training_per_stage", areas},
+            {"lca10", mean(early)},
+            {"lca10_per_stage", early}};
+  }
+
+  Json generalization() const {
+    const auto tasks = final_tasks();
+    std::set<std::set<std::string>> trained;
+    for (const auto& stage : run_.stages) {
+      trained.insert(stage.training_tools.begin(), stage.training_tools.end());
+    }
+    Json json = Json::object();
+    const auto composed =
+        mean_reward(tasks, [&](const auto& task) { return !trained.contains(tools_of(task)); });
+    if (composed) json["tool_composition"] = *composed;
+    const auto argued = mean_reward(tasks, [](const auto& task) { return task.has_argument; });
+    if (argued) json["parameter"] = *argued;
+    json["cross_domain"] = json_of(scores_.cross_domain);
+    return json;
+  }
+
+  Json fine_grained() const {
+    const auto tasks = final_tasks();
+    return {{"tool_selection", tool_selection(tasks)},
+            {"tool_invocation", json_of(tool_invocation(tasks))},
+            {"tool_output_usage", tool_output_usage(tasks)}};
+  }
+
+  // `statistic` of the rewards of resampled tasks: the same tasks in every row of a column.
+  Interval interval(
+      const std::function<double(const std::vector<std::vector<double>>&)>& of) const {
+    // Columns may have unequal numbers of tasks: each takes its own share of the longest draw.
+    size_t most = 0;
+    std::vector<std::vector<std::vector<double>>> rewards(r_.size());
+    for (size_t i = 0; i < r_.size(); ++i) {
+      for (size_t j = 0; j < stages(); ++j) {
+        rewards[i].emplace_back();
+        for (const auto& task : cell(i, j)) rewards[i].back().push_back(reward_of(task));
+        most = std::max(most, rewards[i].back().size());
+      }
+    }
+    return bootstrap(static_cast<int64_t>(most), run_.seed, [&](std::span<const int64_t> drawn) {
+      std::vector<std::vector<double>> means(r_.size(), std::vector<double>(stages()));
+      for (size_t i = 0; i < r_.size(); ++i) {
+        for (size_t j = 0; j < stages(); ++j) {
+          const auto& column = rewards[i][j];
+          double sum = 0;
+          for (size_t k = 0; k < column.size(); ++k) {
+            sum += column[static_cast<size_t>(drawn[k]) % column.size()];
+          }
+          means[i][j] = sum / static_cast<double>(column.size());
+        }
+      }
+      return of(means);
+    });
+  }
+
+  Json matrix() const {
+    Json columns = Json::array();
+    Json cells = Json::array();
+    for (const auto& stage : run_.stages) columns.push_back(stage.domain);
+    for (size_t i = 0; i < r_.size(); ++i) {
+      cells.push_back(Json::array());
+      for (size_t j = 0; j < stages(); ++j) {
+        cells.back().push_back(json_of(interval([=](const auto& r) { return r[i][j]; })));
+      }
+    }
+    Json json = {
+        {"columns", columns},
+        {"R", r_},
+        {"R_ci95", cells},
+        {"acc", scores_.acc},
+        {"acc_ci95", json_of(interval([](const auto& r) { return continual_scores(r).acc; }))},
+        {"bwt", json_of(scores_.bwt)},
+        {"fwt", json_of(scores_.fwt)},
+        {"forgetting", json_of(scores_.forgetting)},
+        {"learning_accuracy", scores_.learning_accuracy},
+        {"gain_per_stage", scores_.gain_per_stage}};
+    if (scores_.fwt_random) json["fwt_random"] = *scores_.fwt_random;
+    if (scores_.intransigence) json["intransigence"] = *scores_.intransigence;
+    if (stages() > 1) {
+      const auto of = [&](auto member) {
+        return json_of(interval([=](const auto& r) { return *(continual_scores(r).*member); }));
+      };
+      json["bwt_ci95"] = of(&ContinualScores::bwt);
+      json["fwt_ci95"] = of(&ContinualScores::fwt);
+      json["forgetting_ci95"] = of(&ContinualScores::forgetting);
+    }
+    json["gain_per_stage_ci95"] = Json::array();
+    for (size_t j = 0; j < stages(); ++j) {
+      json["gain_per_stage_ci95"].push_back(
+          json_of(interval([=](const auto& r) { return r[j + 1][j] - r[j][j]; })));
+    }
+    return json;
+  }
+
+  // The guides' own definitions, in which the runs of other programs are reported.
+  Json guides() const {
+    std::vector<double> forward;
+    std::vector<double> backward;
+    std::vector<double> efficiency;
+    std::vector<double> own;
+    std::set<std::string> known;
+    Json pass = Json::object();
+    int64_t episodes = 0;
+    for (size_t j = 0; j < stages(); ++j) {
+      const Tasks tasks = cell(j + 1, j);
+      own.push_back(r_[j + 1][j]);
+      const auto fresh = mean_reward(tasks, [&](const auto& task) {
+        return std::any_of(task.gold.begin(), task.gold.end(),
+                           [&](const auto& tool) { return !known.contains(tool); });
+      });
+      forward.push_back(j == 0 ? 0 : fresh.value_or(0) - 0.5);
+      backward.push_back(j == 0 ? 0 : retention(j) - r_[1][0]);
+      known.merge(tools_of(tasks));
+      episodes += run_.stages[j].episodes;
+      efficiency.push_back(run_.stages[j].episodes == 0
+                               ? 0
+                               : own.back() / static_cast<double>(run_.stages[j].episodes));
+    }
+    double area = 0;
+    for (size_t j = 0; j + 1 < own.size(); ++j) area += (own[j] + own[j + 1]) / 2;
+    area /= static_cast<double>(own.size());
+    for (const auto* k : {"1", "4"}) pass[k] = mean(own);
+    return {{"note", "not comparable"},
+            {"forward_transfer", mean(forward)},
+            {"forward_transfer_per_stage", forward},
+            {"backward_transfer", mean(backward)},
+            {"backward_transfer_per_stage", backward},
+            {"average_forgetting", guides_forgetting()},
+            {"aulc", area},
+            {"learning_efficiency", episodes == 0 ? 0 : area / static_cast<double>(episodes)},
+            {"learning_efficiency_per_stage", efficiency},
+            {"pass_at_k", pass}};
+  }
+
+  // Of the first tasks of each earlier domain, after stage j + 1.
+  double retention(size_t j) const {
+    std::vector<EvaluatedTask> first;
+    for (size_t earlier = 0; earlier < j; ++earlier) {
+      const Tasks tasks = cell(j + 1, earlier);
+      const auto count = std::min<size_t>(tasks.size(), static_cast<size_t>(run_.retention_tasks));
+      first.insert(first.end(), tasks.begin(), tasks.begin() + static_cast<std::ptrdiff_t>(count));
+    }
+    return mean_reward(first);
+  }
+
+  double guides_forgetting() const {
+    std::vector<double> lost;
+    std::set<std::string> tools;
+    for (size_t j = 0; j < stages(); ++j) tools.merge(tools_of(final_of(j)));
+    for (const auto& tool : tools) {
+      const auto uses_it = [&](const auto& task) { return uses(task, tool); };
+      for (size_t j = 0; j < stages(); ++j) {
+        // First measured after the stage that taught it.
+        const auto first = mean_reward(cell(j + 1, j), uses_it);
+        if (!first) continue;
+        lost.push_back(*first - *success(stages(), tool));
+        break;
+      }
+    }
+    return mean(lost);
+  }
+
+  Json protocol() const {
+    Json tasks = Json::array();
+    for (size_t j = 0; j < stages(); ++j) tasks.push_back(final_of(j).size());
+    return {
+        {"stages", stages()}, {"n_tasks", tasks},  {"n_trials", final_of(0).front().trials.size()},
+        {"resamples", 2000},  {"seed", run_.seed}, {"retention_tasks", run_.retention_tasks}};
+  }
+
+  const RunRecord& run_;
+  std::vector<std::vector<double>> r_;
+  ContinualScores scores_;
+};
+
+void check(const RunRecord& run) {
+  const size_t stages = run.stages.size();
+  const auto refuse = [](const std::string& why) { throw ConfigError("[rl] metrics: " + why); };
+  if (stages == 0 || run.cells.size() != stages + 1) {
+    refuse(fmt::format("{} stages and {} rows of cells: T stages need T + 1 rows", stages,
+                       run.cells.size()));
+  }
+  size_t trials = 0;
+  for (const auto& row : run.cells) {
+    if (row.size() != stages) refuse(fmt::format("a row has {} of {} cells", row.size(), stages));
+    for (size_t j = 0; j < stages; ++j) {
+      const auto& first = run.cells.front()[j];
+      if (row[j].empty() || row[j].size() != first.size()) {
+        refuse(fmt::format("{} tasks of {} in one row and {} in another", row[j].size(),
+                           run.stages[j].domain, first.size()));
+      }
+      for (size_t k = 0; k < row[j].size(); ++k) {
+        const auto& task = row[j][k];
+        if (trials == 0) trials = task.trials.size();
+        if (task.id != first[k].id || task.trials.size() != trials || trials == 0) {
+          refuse(
+              fmt::format("task {} of {} has {} trials, and {} elsewhere; each row has the same "
+                          "tasks, and each task as many trials",
+                          task.id, run.stages[j].domain, task.trials.size(), trials));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::vector<double>> reward_matrix(const RunRecord& run) {
+  check(run);
+  std::vector<std::vector<double>> r;
+  for (const auto& row : run.cells) {
+    r.emplace_back();
+    for (const auto& tasks : row) r.back().push_back(mean_reward(tasks));
+  }
+  return r;
+}
+
+std::string metrics_json(const RunRecord& run) { return Metrics(run).all().dump(2) + "\n"; }
+
+}  // namespace lockstep::rl

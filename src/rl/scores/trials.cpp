@@ -1,0 +1,79 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/counter.h"
+#include "lockstep/core/error.h"
+#include "lockstep/rl/scores.h"
+
+namespace lockstep::rl {
+namespace {
+
+constexpr uint64_t kBootstrap = 0xB007;  // the purpose of these draws
+constexpr int kResamples = 2000;
+
+// C(c, k) / C(n, k), without either.
+double chosen(int64_t c, int64_t n, int64_t k) {
+  double product = 1;
+  for (int64_t i = 0; i < k; ++i) {
+    product *= static_cast<double>(std::max<int64_t>(c - i, 0)) / static_cast<double>(n - i);
+  }
+  return product;
+}
+
+void check(Trials trials, int64_t k) {
+  if (trials.succeeded < 0 || trials.succeeded > trials.of || k < 1 || k > trials.of) {
+    throw ConfigError(fmt::format("[rl] pass^k or pass@k: {} of {} trials succeeded, k is {}",
+                                  trials.succeeded, trials.of, k));
+  }
+}
+
+// Between the two nearest, as numpy.percentile.
+double percentile(const std::vector<double>& sorted, double share) {
+  const double at = share * static_cast<double>(sorted.size() - 1);
+  const auto below = static_cast<size_t>(at);
+  const size_t above = std::min(below + 1, sorted.size() - 1);
+  return std::lerp(sorted[below], sorted[above], at - static_cast<double>(below));
+}
+
+}  // namespace
+
+double pass_hat_k(Trials trials, int64_t k) {
+  check(trials, k);
+  return chosen(trials.succeeded, trials.of, k);
+}
+
+double pass_at_k(Trials trials, int64_t k) {
+  check(trials, k);
+  return 1 - chosen(trials.of - trials.succeeded, trials.of, k);
+}
+
+Interval wilson(Trials trials) {
+  check(trials, 1);
+  constexpr double z = 1.959963984540054;
+  const auto n = static_cast<double>(trials.of);
+  const double p = static_cast<double>(trials.succeeded) / n;
+  const double scale = 1 + z * z / n;
+  const double middle = (p + z * z / (2 * n)) / scale;
+  const double half = z * std::sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale;
+  return {.low = std::max(0.0, middle - half), .high = std::min(1.0, middle + half)};
+}
+
+Interval bootstrap(int64_t tasks, uint64_t seed,
+                   const std::function<double(std::span<const int64_t>)>& statistic) {
+  if (tasks < 1) throw ConfigError("[rl] bootstrap: no tasks to draw from");
+  std::vector<double> values;
+  std::vector<int64_t> drawn(static_cast<size_t>(tasks));
+  for (int resample = 0; resample < kResamples; ++resample) {
+    for (size_t i = 0; i < drawn.size(); ++i) {
+      drawn[i] = static_cast<int64_t>(counter(seed, kBootstrap, resample, i) %
+                                      static_cast<uint64_t>(tasks));
+    }
+    values.push_back(statistic(drawn));
+  }
+  std::sort(values.begin(), values.end());
+  return {.low = percentile(values, .025), .high = percentile(values, .975)};
+}
+
+}  // namespace lockstep::rl
