@@ -129,10 +129,27 @@ size_t qwen_end(Cursor at, int most_digits) {
   return behind_lines != 0 ? behind_lines : spaces_end(at);
 }
 
+size_t words_end(Cursor at) {
+  const auto is_mark = [](const Cursor& c) {
+    return c.code() == '.' || c.code() == ',' || c.code() == '?' || c.code() == '!';
+  };
+  const auto is_within = [&](const Cursor& c) {
+    return !c.at_end() && !c.is(Space) && !c.is(Number) && !is_mark(c);
+  };
+  if (at.is(Number) || is_mark(at)) return at.next().position();
+  Cursor from = at.code() == ' ' ? at.next() : at;
+  if (!is_within(from)) {
+    skip(at, Space);
+    return at.position();
+  }
+  while (is_within(from)) from.advance();
+  return from.position();
+}
+
 }  // namespace
 
 std::optional<Pattern> pattern_of(std::string_view expression) {
-  for (const auto pattern : {Pattern::Qwen, Pattern::Digits, Pattern::Gpt2}) {
+  for (const auto pattern : {Pattern::Qwen, Pattern::Digits, Pattern::Gpt2, Pattern::Words}) {
     if (expression == expression_of(pattern)) return pattern;
   }
   return std::nullopt;
@@ -140,12 +157,14 @@ std::optional<Pattern> pattern_of(std::string_view expression) {
 
 std::string_view expression_of(Pattern pattern) {
   if (pattern == Pattern::Gpt2) return kGpt2Pattern;
+  if (pattern == Pattern::Words) return kWordsPattern;
   return pattern == Pattern::Digits ? kDigitsPattern : kQwenPattern;
 }
 
 size_t word_end(Pattern pattern, std::string_view text, size_t begin) {
   const Cursor at(text, begin);
   if (pattern == Pattern::Gpt2) return gpt2_end(at);
+  if (pattern == Pattern::Words) return words_end(at);
   return qwen_end(at, pattern == Pattern::Digits ? 3 : 1);
 }
 

@@ -8,11 +8,12 @@
 namespace lockstep::text {
 
 // The patterns that are known. Regular expressions of this kind go through a text character by
-// character; these three are written out as code, which is several times faster.
+// character; these are written out as code, which is several times faster.
 enum class Pattern {
   Qwen,    // one digit a word: Qwen 2, 2.5, 3
   Digits,  // up to three digits: GPT-4, Llama 3
   Gpt2,    // as ByteLevel has it with use_regex
+  Words,   // one digit or punctuation mark a word; whatever else stands together stays together
 };
 
 constexpr std::string_view kQwenPattern =
@@ -21,6 +22,8 @@ constexpr std::string_view kDigitsPattern =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kGpt2Pattern =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
+constexpr std::string_view kWordsPattern = R"(\p{N}|[.,?!]| ?[^\s\p{N}.,?!]+|\s+)";
 
 // The one of this regular expression; nothing for another.
 std::optional<Pattern> pattern_of(std::string_view expression);

@@ -47,6 +47,11 @@ TEST(Words, AsQwenCutsThem) {
             (Words{"'\u017f", "z", " (", "x", ")", " \r\n", "!"}));
 }
 
+TEST(Words, WholeCallsAreCutAtSpacesDigitsAndMarks) {
+  EXPECT_EQ(words(Pattern::Words, "Refund 47. Ok?\n{\"id\":  \"41\"}"),
+            (Words{"Refund", " ", "4", "7", ".", " Ok", "?", "\n", "{\"id\":", "  ", "\"", "4", "1",
+                   "\"}"}));
+}
 TEST(Words, DigitsAreTakenThreeAtATimeByGpt4sAndAllByGpt2s) {
   EXPECT_EQ(words(Pattern::Digits, "12345 6"), (Words{"123", "45", " ", "6"}));
   EXPECT_EQ(words(Pattern::Gpt2, "12345 6'S's"), (Words{"12345", " 6", "'", "S", "'s"}));
