@@ -1,0 +1,118 @@
+// A policy that learns from episodes, on many ranks: GRPO, or supervised learning from those that
+// went well. The batch is cut into lanes (lockstep/parallel/lanes.h), so every number of ranks up
+// to that of the lanes computes the same bits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/core/shard.h"
+#include "lockstep/models/transformer.h"
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/rl/grpo.h"
+#include "lockstep/rl/rollout.h"
+
+namespace lockstep::rl {
+
+// What is known of an episode on every rank.
+struct Outcome {
+  double reward = 0;
+  double end = 0;  // End, as a number
+  double turns = 0;
+  double calls = 0;
+  double errors = 0;
+  double own_tokens = 0;
+  double state = 0, told = 0, policy = 0;  // parts of the reward, where it has these
+  double seconds = 0;                      // of its lane's rollout, divided by the lane's episodes
+};
+
+// A rollout: every episode's outcome on every rank, and whole episodes of this rank's lanes.
+struct Rollout {
+  std::vector<Outcome> outcomes;              // by number of the episode
+  std::vector<std::vector<size_t>> numbers;   // by lane of this rank: its episodes
+  std::vector<std::vector<Played>> episodes;  // the same
+};
+
+// How a rollout is divided. Alike on all ranks.
+struct RolloutPlan {
+  std::vector<Planned> episodes;  // groups of `group_size` of one task
+  int64_t group_size = 1;         // a group is played in one lane
+  int64_t lanes = 1;
+};
+
+// Group g belongs to lane g modulo lanes; each rank plays its lanes, one after another, by `play`.
+// Every rank calls it: one exchange of the outcomes. Throws ConfigError for fewer lanes than ranks.
+Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
+                    const std::function<std::vector<Played>(const std::vector<Planned>&)>& play);
+
+// How a learner learns. Alike on all ranks.
+struct LearnerOptions {
+  bool use_grpo = true;  // false: each episode of reward 1 is imitated, and nothing else
+  GrpoOptions grpo = {};
+  LossNorm norm = LossNorm::Token;
+  ScaleRewards scale = ScaleRewards::Std;
+  int64_t group_size = 8;
+  bool drop_equal_groups = true;  // without the divergence from the reference, too
+  int64_t updates = 1;            // for each rollout
+  double learning_rate = 3e-4;
+  double max_grad_norm = 1;
+  LogProbOptions log_probs = {};
+  int64_t longest = 256;  // tokens that an episode may have written, for LossNorm::Constant
+  int64_t lanes = 8;
+  uint64_t seed = 1;
+};
+
+// What an update has done, the same on every rank.
+struct Learnt {
+  double reward = 0;       // mean over episodes
+  double equal_share = 0;  // of groups whose rewards are all equal
+  int64_t kept = 0;        // episodes that were learnt from
+  int64_t tokens = 0;      // theirs, that the model wrote
+  bool updated = false;    // false: there was nothing to learn from
+  // Means over tokens and updates.
+  double kl = 0, entropy = 0, clipped_low = 0, clipped_high = 0;
+  double gradient_norm = 0;  // before it was clipped, of the last update
+};
+
+// Every rank constructs it and calls its functions together.
+class Learner {
+ public:
+  // Attaches a Ddp with lanes to the net, whose parameters become rank 0's. Keeps the net. Throws
+  // ConfigError for impossible options.
+  Learner(const models::Transformer& net, const comm::Group& group, LearnerOptions options);
+  ~Learner();
+
+  // Makes the net's present parameters the reference.
+  void set_reference();
+
+  // `step` names the update among all of the run.
+  Learnt learn(const Rollout& rollout, int64_t step);
+
+  // One supervised step: the mean loss of all tokens with the mark of own ones, over all ranks.
+  // Batches of this rank's lanes, in order; `tokens` counts those of all lanes. The learning rate
+  // is the optimizer's.
+  double imitate(const std::vector<std::vector<const models::DialogueTokens*>>& lanes,
+                 int64_t tokens, int64_t step);
+
+  // A new one: no moments, this learning rate.
+  void renew_optimizer(double learning_rate);
+  void set_learning_rate(double rate);
+
+  // To be saved.
+  parallel::FusedAdamW& optimizer();
+  // Undefined where beta is 0.
+  models::Transformer& reference();
+  parallel::Ddp& ddp();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep::rl

@@ -1,0 +1,113 @@
+// Continual learning: an agent learns one domain after another, and after each it is measured on
+// all of them, to see what it has learnt, what it has forgotten, and what helped with what came
+// later.
+//
+//   auto world = lockstep::World::from_env();
+//   auto options = lockstep::rl::tiny_preset();
+//   auto result = lockstep::rl::run_continual(world, lockstep::rl::embedded_course(options),
+//   options);
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/world.h"
+#include "lockstep/rl/learner.h"
+#include "lockstep/rl/rollout.h"
+#include "lockstep/rl/warm_up.h"
+
+namespace lockstep::rl {
+
+// All of a run. Named as the flags of three_domain are, docs/three_domain.md. Alike on all ranks.
+struct RunOptions {
+  std::string model = "";  // a folder of transformers with a Qwen 3; empty: the tiny one
+  std::vector<std::string> order = {"airline", "retail", "telecom"};
+  int64_t tasks_per_domain = 1024;
+  double learning_ratio = 0.6;
+  int64_t retention_tasks = 0;  // of each earlier domain; 0: all
+  int64_t eval_tasks = 128;     // 0: all
+  int64_t eval_trials = 4;
+  double eval_temperature = 0.7;
+  int64_t iterations = 40;  // of a stage; 0: one pass over its tasks
+  int64_t prompts = 16;     // tasks of an iteration
+  int64_t group_size = 8;
+  bool use_grpo = true;
+  double learning_rate = 3e-4;
+  double beta = 0.1;
+  double clip_low = 0.2, clip_high = 0.2;
+  int64_t updates_per_rollout = 1;
+  LossNorm loss_norm = LossNorm::Token;
+  ScaleRewards scale_rewards = ScaleRewards::Std;
+  bool drop_equal_groups = true;
+  double max_grad_norm = 1;
+  double replay = 0;  // share of an iteration's tasks that are of earlier domains
+  double temperature = 1, top_p = 1;
+  int64_t max_new_tokens = 32, max_turns = 8, context = 384;
+  int64_t warm_steps = 1000, warm_batch = 16;
+  double warm_lr = 2e-3;
+  double skill = 0.3;  // share of the scripted dialogues that follow the policy
+  int64_t difficulty = 2;
+  // "qwen3", "qwen3-2507" or "compact"; empty: compact for the tiny model, else qwen3.
+  std::string chat_format = {};
+  int64_t lanes = 8;  // 0: as many as ranks
+  int64_t seed = 42;
+  std::string output_dir = "three_domain_results_ddp";
+  bool resume = false;
+  int64_t save_every = 10;  // iterations
+  bool quiet = false;
+  bool cache = true;           // of the warm-up
+  bool log_all = false;        // trajectories of all evaluations, not only of first trials
+  bool export_hf = false;      // a folder of transformers for each stage's checkpoint
+  std::string cache_dir = {};  // empty: cache_folder()
+
+  // Name and value of each, as text, but for those that may differ between a run and its
+  // continuation: output_dir, resume, save_every, quiet, cache.
+  std::map<std::string, std::string> as_text() const;
+  // Throws ConfigError that names the flag.
+  void check() const;
+};
+
+// Without a model, and with one: the guides' values.
+RunOptions tiny_preset();
+RunOptions model_preset();
+
+// Where tasks come from.
+struct Course {
+  Arenas arenas = {};
+  AgentText text = {};
+  // For the warm-up of a tiny model.
+  Demonstrations demonstrate = {};
+  std::string demonstrations_key = {};  // what they depend on
+  // What an agent that knows everything says.
+  std::function<std::vector<std::string>(const Planned& planned)> oracle = {};
+  // What one says that does nothing.
+  std::vector<std::string> idle = {"Done."};
+};
+
+// The three domains that need no data, at RunOptions::difficulty.
+Course embedded_course(const RunOptions& options);
+
+// The results of one domain's test tasks after some stages.
+struct Cell {
+  std::vector<double> rewards;  // task by task, each task's trials together
+  double mean() const;
+};
+
+// What has become of a run.
+struct RunResult {
+  std::vector<std::vector<Cell>> rows;  // after 0, 1, ... stages; columns in the order of stages
+  std::vector<double> null_agent, oracle;
+  uint64_t fingerprint = 0;  // of the parameters
+  bool preempted = false;    // saved, and to be resumed
+  // rows[i][j].mean()
+  std::vector<std::vector<double>> matrix() const;
+};
+
+// Every rank calls it. Writes output_dir (docs/three_domain.md has the files). Throws ConfigError
+// for what is impossible, among others a directory that holds another run.
+RunResult run_continual(const comm::World& world, const Course& course, const RunOptions& options);
+
+}  // namespace lockstep::rl

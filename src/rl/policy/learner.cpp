@@ -1,0 +1,310 @@
+#include "lockstep/rl/learner.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "lockstep/core/error.h"
+#include "lockstep/models/cross_entropy.h"
+#include "lockstep/parallel/clip.h"
+
+namespace lockstep::rl {
+namespace {
+
+double part(const Reward& reward, const char* name) {
+  const auto found = reward.parts.find(name);
+  return found == reward.parts.end() ? 0 : found->second;
+}
+
+Outcome outcome_of(const Played& played, double seconds) {
+  return {.reward = played.reward.value,
+          .end = static_cast<double>(played.end),
+          .turns = static_cast<double>(played.turns),
+          .calls = static_cast<double>(played.calls),
+          .errors = static_cast<double>(played.errors),
+          .own_tokens = static_cast<double>(played.own_tokens()),
+          .state = part(played.reward, "state"),
+          .told = part(played.reward, "told"),
+          .policy = part(played.reward, "policy"),
+          .seconds = seconds};
+}
+
+// A lane without tokens takes part in the step with zeros.
+at::Tensor zero_loss(models::Transformer& net) {
+  const at::Tensor ids =
+      at::zeros({1, 1}, at::dtype(at::kLong).device(net->head_weight().device()));
+  return net->head(net->hidden(ids)).sum() * 0;
+}
+
+std::vector<at::Tensor> parameters_of(const models::Transformer& net) { return net->parameters(); }
+
+}  // namespace
+
+Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
+                    const std::function<std::vector<Played>(const std::vector<Planned>&)>& play) {
+  if (plan.lanes < group.size()) {
+    throw ConfigError(fmt::format("[rollout] {} lanes for {} ranks: each rank needs one",
+                                  plan.lanes, group.size()));
+  }
+  Rollout out;
+  out.outcomes.resize(plan.episodes.size());
+  std::vector<std::pair<uint64_t, Outcome>> mine;
+  const auto own = Shard{group.rank(), group.size()}.of(plan.lanes);
+  for (int64_t lane = own.begin; lane < own.end; ++lane) {
+    std::vector<size_t> numbers;
+    std::vector<Planned> episodes;
+    for (size_t i = 0; i < plan.episodes.size(); ++i) {
+      if (static_cast<int64_t>(i) / plan.group_size % plan.lanes != lane) continue;
+      numbers.push_back(i);
+      episodes.push_back(plan.episodes[i]);
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    auto played = episodes.empty() ? std::vector<Played>() : play(episodes);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    for (size_t i = 0; i < played.size(); ++i) {
+      mine.emplace_back(numbers[i],
+                        outcome_of(played[i], taken.count() / static_cast<double>(played.size())));
+    }
+    out.numbers.push_back(std::move(numbers));
+    out.episodes.push_back(std::move(played));
+  }
+  const std::string bytes(reinterpret_cast<const char*>(mine.data()),
+                          mine.size() * sizeof(mine[0]));
+  for (const auto& from : group.all_gather_bytes(bytes, {.label = "outcomes"})) {
+    for (size_t at = 0; at < from.size(); at += sizeof(mine[0])) {
+      std::pair<uint64_t, Outcome> one;
+      std::memcpy(static_cast<void*>(&one), from.data() + at, sizeof(one));
+      out.outcomes.at(one.first) = one.second;
+    }
+  }
+  return out;
+}
+
+struct Learner::State {
+  State(const models::Transformer& given, const comm::Group& group, LearnerOptions o)
+      : options(std::move(o)),
+        net(given),
+        ddp(*net, group, {.lanes = options.lanes}),
+        adam(make_adam(options.learning_rate)) {
+    if (options.updates < 1 || options.lanes < 1 || options.group_size < 1) {
+      throw ConfigError(fmt::format("[learner] updates = {}, lanes = {}, group-size = {}: above 0",
+                                    options.updates, options.lanes, options.group_size));
+    }
+    if (options.use_grpo && options.grpo.beta > 0) {
+      reference = models::Transformer(net->options);
+      reference->to(net->head_weight().device());
+      reference->eval();
+      for (auto& parameter : reference->parameters()) parameter.set_requires_grad(false);
+      copy_reference();
+    }
+  }
+
+  std::unique_ptr<parallel::FusedAdamW> make_adam(double rate) const {
+    return std::make_unique<parallel::FusedAdamW>(
+        net->parameters(), torch::optim::AdamWOptions(rate).betas({0.9, 0.95}).weight_decay(0.01));
+  }
+
+  void copy_reference() {
+    const at::NoGradGuard no_grad;
+    const auto from = net->parameters();
+    const auto to = reference->parameters();
+    for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
+  }
+
+  LearnerOptions options;
+  models::Transformer net;
+  models::Transformer reference{nullptr};
+  parallel::Ddp ddp;
+  std::unique_ptr<parallel::FusedAdamW> adam;
+};
+
+Learner::Learner(const models::Transformer& net, const comm::Group& group, LearnerOptions options)
+    : state_(std::make_unique<State>(net, group, std::move(options))) {}
+
+Learner::~Learner() = default;
+
+void Learner::set_reference() {
+  if (state_->reference) state_->copy_reference();
+}
+
+void Learner::renew_optimizer(double learning_rate) {
+  state_->adam = state_->make_adam(learning_rate);
+}
+
+void Learner::set_learning_rate(double rate) {
+  for (auto& group : state_->adam->param_groups()) group.options().set_lr(rate);
+}
+
+parallel::FusedAdamW& Learner::optimizer() { return *state_->adam; }
+models::Transformer& Learner::reference() { return state_->reference; }
+parallel::Ddp& Learner::ddp() { return state_->ddp; }
+
+namespace {
+
+// What one lane learns from.
+struct LaneBatch {
+  OwnTokens tokens;
+  at::Tensor advantages, weights, reference, old;
+};
+
+// What all ranks agree on before an update.
+struct Agreed {
+  std::vector<double> advantages;  // by episode
+  std::vector<uint8_t> kept;
+  GlobalCounts counts;
+};
+
+Agreed agree(const std::vector<Outcome>& outcomes, const LearnerOptions& options, Learnt& learnt) {
+  std::vector<double> rewards;
+  for (const auto& outcome : outcomes) rewards.push_back(outcome.reward);
+  const auto equal = equal_groups(rewards, options.group_size);
+  Agreed out{.advantages = advantages(rewards, options.group_size, options.scale),
+             .kept = std::vector<uint8_t>(rewards.size(), 1),
+             .counts = {.longest = options.longest}};
+  for (size_t i = 0; i < rewards.size(); ++i) {
+    learnt.reward += rewards[i] / static_cast<double>(rewards.size());
+    const bool flat = equal[i / static_cast<size_t>(options.group_size)] != 0;
+    if (!options.use_grpo) {
+      out.kept[i] = rewards[i] == 1 ? 1 : 0;
+    } else if (options.drop_equal_groups && flat) {
+      out.kept[i] = 0;
+    }
+    if (out.kept[i] == 0) continue;
+    out.counts.tokens += static_cast<int64_t>(outcomes[i].own_tokens);
+    ++out.counts.sequences;
+  }
+  for (const uint8_t flat : equal) {
+    learnt.equal_share += static_cast<double>(flat) / static_cast<double>(equal.size());
+  }
+  learnt.kept = out.counts.sequences;
+  learnt.tokens = out.counts.tokens;
+  return out;
+}
+
+LaneBatch batch_of(const Rollout& rollout, size_t own_lane, const Agreed& agreed,
+                   const LearnerOptions& options) {
+  std::vector<const models::DialogueTokens*> dialogues;
+  std::vector<double> of_dialogue;
+  for (size_t i = 0; i < rollout.numbers[own_lane].size(); ++i) {
+    const size_t number = rollout.numbers[own_lane][i];
+    if (agreed.kept[number] == 0) continue;
+    dialogues.push_back(&rollout.episodes[own_lane][i].tokens);
+    of_dialogue.push_back(agreed.advantages[number]);
+  }
+  LaneBatch out;
+  if (dialogues.empty()) return out;
+  out.tokens = own_tokens(dialogues);
+  std::vector<float> each;
+  for (size_t i = 0; i < of_dialogue.size(); ++i) {
+    each.insert(each.end(), static_cast<size_t>(out.tokens.lengths[i]),
+                static_cast<float>(of_dialogue[i]));
+  }
+  out.advantages = at::tensor(each, at::kFloat);
+  const auto weights = token_weights(
+      out.tokens.lengths, options.use_grpo ? options.norm : LossNorm::Token, agreed.counts);
+  out.weights = at::tensor(weights, at::kFloat);
+  return out;
+}
+
+}  // namespace
+
+Learnt Learner::learn(const Rollout& rollout, int64_t step) {
+  auto& s = *state_;
+  const auto& o = s.options;
+  Learnt learnt;
+  const Agreed agreed = agree(rollout.outcomes, o, learnt);
+  if (agreed.counts.tokens == 0) return learnt;
+  std::vector<LaneBatch> batches;
+  for (size_t own = 0; own < rollout.numbers.size(); ++own) {
+    batches.push_back(batch_of(rollout, own, agreed, o));
+    auto& batch = batches.back();
+    if (!s.reference || batch.tokens.lengths.empty()) continue;
+    const at::NoGradGuard no_grad;
+    batch.reference = own_log_probs(s.reference, batch.tokens, o.log_probs).log_probs;
+  }
+  parallel::LaneMean kl(s.ddp), entropy(s.ddp), low(s.ddp), high(s.ddp);
+  const auto on = s.net->head_weight().device();
+  for (int64_t update = 0; update < o.updates; ++update) {
+    s.ddp.zero_grad();
+    size_t own = 0;
+    for (const auto lane : s.ddp.lanes({.seed = o.seed, .step = step * o.updates + update})) {
+      auto& batch = batches.at(own++);
+      if (batch.tokens.lengths.empty()) {
+        zero_loss(s.net).backward();
+        continue;
+      }
+      auto options = o.log_probs;
+      options.entropy = true;
+      const auto now = own_log_probs(s.net, batch.tokens, options);
+      const auto count = now.log_probs.size(0);
+      entropy.add(now.entropy.sum(at::kDouble), count);
+      // Ddp divides by the number of lanes, the weights already by what the whole batch has.
+      const auto factor = static_cast<double>(lane.count);
+      if (!o.use_grpo) {
+        (-(now.log_probs * batch.weights.to(on)).sum() * factor).backward();
+        continue;
+      }
+      if (o.updates > 1 && !batch.old.defined()) batch.old = now.log_probs.detach();
+      const auto loss = grpo_loss({.log_probs = now.log_probs,
+                                   .old = batch.old,
+                                   .reference = batch.reference,
+                                   .advantages = batch.advantages.to(on),
+                                   .weights = batch.weights.to(on)},
+                                  o.grpo);
+      kl.add(loss.kl, count);
+      low.add(loss.clipped_low, count);
+      high.add(loss.clipped_high, count);
+      (loss.loss * factor).backward();
+    }
+    learnt.gradient_norm =
+        parallel::clip_grad_norm_(parameters_of(s.net), o.max_grad_norm).item<double>();
+    if (!std::isfinite(learnt.gradient_norm)) {
+      throw Error(
+          fmt::format("[learner] step {}: the gradient's norm is {}; a lower learning rate, or a "
+                      "closer look at the rewards, may help",
+                      step, learnt.gradient_norm));
+    }
+    s.adam->step();
+  }
+  learnt.updated = true;
+  learnt.entropy = entropy.mean();
+  if (o.use_grpo) {
+    learnt.kl = kl.mean();
+    learnt.clipped_low = low.mean();
+    learnt.clipped_high = high.mean();
+  }
+  return learnt;
+}
+
+double Learner::imitate(const std::vector<std::vector<const models::DialogueTokens*>>& lanes,
+                        int64_t tokens, int64_t step) {
+  auto& s = *state_;
+  s.ddp.zero_grad();
+  parallel::LaneMean mean(s.ddp);
+  size_t own = 0;
+  for (const auto lane : s.ddp.lanes({.seed = s.options.seed, .step = step})) {
+    const auto& dialogues = lanes.at(own++);
+    const OwnTokens batch = own_tokens(dialogues);
+    if (batch.targets.size(0) == 0) {
+      zero_loss(s.net).backward();
+      continue;
+    }
+    const auto device = s.net->head_weight().device();
+    const at::Tensor hidden =
+        s.net->hidden(batch.ids.to(device)).flatten(0, 1).index_select(0, batch.places.to(device));
+    const at::Tensor sum = models::cross_entropy(hidden, s.net->head_weight(),
+                                                 batch.targets.to(device), {.mean = false});
+    mean.add(sum.detach(), batch.targets.size(0));
+    (sum * (static_cast<double>(lane.count) / static_cast<double>(tokens))).backward();
+  }
+  parallel::clip_grad_norm_(parameters_of(s.net), s.options.max_grad_norm);
+  s.adam->step();
+  return mean.mean();
+}
+
+}  // namespace lockstep::rl

@@ -1,0 +1,106 @@
+#include "lockstep/rl/rollout.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <utility>
+
+#include "lockstep/core/error.h"
+#include "rl/policy/markers.h"
+
+namespace lockstep::rl {
+namespace {
+
+// One episode, as the dialogue that its model sees.
+class EpisodeDialogue : public models::Dialogue {
+ public:
+  EpisodeDialogue(const Planned& planned, const Arena& arena, const text::Tokenizer& tokenizer,
+                  const AgentText& text, const Limits& limits)
+      : planned_(planned),
+        tokenizer_(&tokenizer),
+        text_(&text),
+        environment_(arena.domain->make()),
+        user_(arena.make_user()),
+        episode_(std::make_unique<Episode>(*environment_, *user_, limits)) {}
+
+  std::vector<int32_t> begin() override {
+    const auto seen = episode_->begin(planned_.task, planned_.key);
+    return tokenizer_->encode(text_->prompt(episode_->scene(), seen));
+  }
+
+  std::vector<int32_t> answer(std::span<const int32_t> message, models::Written how) override {
+    if (how == models::Written::TooLong) episode_->stop(End::TooLong);
+    if (how == models::Written::ContextFull) episode_->stop(End::ContextFull);
+    if (episode_->over()) return {};
+    const auto seen = episode_->agent_says(tokenizer_->decode(message.first(message.size() - 1)));
+    if (episode_->over()) return {};
+    return tokenizer_->encode(text_->answer(seen));
+  }
+
+  Played played(models::DialogueTokens tokens) {
+    return {.planned = planned_,
+            .tokens = std::move(tokens),
+            .log = episode_->log(),
+            .reward = episode_->reward(),
+            .end = episode_->why(),
+            .turns = episode_->turns(),
+            .calls = episode_->calls(),
+            .errors = episode_->errors()};
+  }
+
+ private:
+  Planned planned_;
+  const text::Tokenizer* tokenizer_;
+  const AgentText* text_;
+  std::unique_ptr<Environment> environment_;
+  std::unique_ptr<UserSimulator> user_;
+  std::unique_ptr<Episode> episode_;
+};
+
+}  // namespace
+
+AgentText chat_text(const ChatOptions& options) {
+  return {
+      .prompt = [=](const Scene& scene,
+                    std::span<const Message> seen) { return prompt_text(scene, seen, options); },
+      .answer = [=](std::span<const Message> seen) { return reply_text(seen, options); }};
+}
+
+int64_t Played::own_tokens() const {
+  return std::accumulate(tokens.own.begin(), tokens.own.end(), int64_t{0});
+}
+
+std::vector<Played> roll_out(models::Transformer& net, const text::Tokenizer& tokenizer,
+                             const AgentText& text, const Arenas& arenas,
+                             const std::vector<Planned>& episodes, const RolloutOptions& options) {
+  const auto end = tokenizer.id_of(kMessageEnd);
+  if (!end) throw ConfigError("[rollout] the tokenizer has no <|im_end|>, which ends messages");
+  std::vector<EpisodeDialogue> dialogues;
+  dialogues.reserve(episodes.size());
+  std::vector<models::DialogueSeat> seats;
+  for (const auto& planned : episodes) {
+    const auto arena = arenas.find(planned.task.domain);
+    if (arena == arenas.end()) {
+      throw ConfigError(
+          fmt::format("[rollout] {}: there is no such domain", name_of(planned.task)));
+    }
+    dialogues.emplace_back(planned, arena->second, tokenizer, text, options.limits);
+    seats.push_back({&dialogues.back(), planned.key});
+  }
+  auto tokens =
+      models::hold_dialogues(net, seats,
+                             {.sampling = {.max_new_tokens = options.limits.max_new_tokens,
+                                           .temperature = options.temperature,
+                                           .top_p = options.top_p,
+                                           .stop = {*end},
+                                           .vocabulary = tokenizer.size()},
+                              .context = options.limits.context,
+                              .rows = options.rows});
+  std::vector<Played> out;
+  for (size_t i = 0; i < dialogues.size(); ++i) {
+    out.push_back(dialogues[i].played(std::move(tokens[i])));
+  }
+  return out;
+}
+
+}  // namespace lockstep::rl

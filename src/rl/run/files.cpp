@@ -1,0 +1,215 @@
+#include "rl/run/files.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/error.h"
+#include "lockstep/rl/scores.h"
+
+namespace lockstep::rl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json message_json(const Message& message) {
+  Json out{{"role", name_of(message.role)}, {"content", message.content}};
+  if (!message.calls.empty()) {
+    out["calls"] = Json::array();
+    for (const auto& call : message.calls) {
+      out["calls"].push_back({{"name", call.name}, {"arguments", call.arguments}});
+    }
+  }
+  if (message.error) out["error"] = true;
+  return out;
+}
+
+std::string dump(const Json& json, int indent = -1) {
+  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string trajectory_line(const Played& played, const TrajectoryPlace& place) {
+  const bool learns = place.unit.kind == Unit::Kind::Learn;
+  const int64_t group = place.number / place.group_size;
+  Json out{{"phase", learns ? "learn" : "eval"}};
+  if (learns) {
+    out["stage"] = place.unit.stage + 1;
+    out["iteration"] = place.unit.number;
+  } else {
+    out["row"] = place.unit.stage;
+  }
+  out["domain"] = played.planned.task.domain;
+  out["split"] = played.planned.task.split;
+  out["id"] = played.planned.task.id;
+  out["sample"] = place.number % place.group_size;
+  out["lane"] = group % place.lanes;
+  out["key"] = played.planned.key;
+  out["messages"] = Json::array();
+  for (const auto& message : played.log) out["messages"].push_back(message_json(message));
+  out["reward"] = played.reward.value;
+  out["parts"] = played.reward.parts;
+  out["end"] = name_of(played.end);
+  out["turns"] = played.turns;
+  out["tokens"] = played.own_tokens();
+  return dump(out);
+}
+
+void cut_lines(const std::string& path, int64_t lines) {
+  std::ifstream in(path, std::ios::binary);
+  std::string line;
+  int64_t bytes = 0, found = 0;
+  while (found < lines && std::getline(in, line) && !in.eof()) {
+    bytes += static_cast<int64_t>(line.size()) + 1;
+    ++found;
+  }
+  if (found < lines) {
+    throw Error(
+        fmt::format("[three_domain] {} has {} whole lines; the checkpoint was made when it had {}",
+                    path, found, lines));
+  }
+  in.close();
+  if (lines > 0 || std::filesystem::exists(path)) {
+    std::filesystem::resize_file(path, static_cast<uintmax_t>(bytes));
+  }
+}
+
+void append(const std::string& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary | std::ios::app);
+  out << text;
+  out.flush();
+  if (!out) throw Error(fmt::format("[three_domain] {} cannot be written", path));
+}
+
+double Cell::mean() const {
+  double sum = 0;
+  for (const double reward : rewards) sum += reward;
+  return rewards.empty() ? 0 : sum / static_cast<double>(rewards.size());
+}
+
+std::vector<std::vector<double>> RunResult::matrix() const {
+  std::vector<std::vector<double>> out;
+  for (const auto& row : rows) {
+    out.emplace_back();
+    for (const auto& cell : row) out.back().push_back(cell.mean());
+  }
+  return out;
+}
+
+std::string results_json(const RunResult& result, const std::vector<StagePlan>& stages,
+                         const RunOptions& options, const RunState& state, const Seconds& seconds,
+                         const std::map<std::string, std::string>& environment) {
+  const auto matrix = result.matrix();
+  Json out{{"version", 1},
+           {"program", "three_domain"},
+           {"config", options.as_text()},
+           {"environment", environment},
+           {"baselines", Json::object()},
+           {"stages", Json::array()}};
+  for (size_t j = 0; j < stages.size(); ++j) {
+    Json& of_domain = out["baselines"][stages[j].domain];
+    if (j < result.null_agent.size()) of_domain["null"] = result.null_agent[j];
+    if (!matrix.empty() && j < matrix[0].size()) of_domain["warm_up"] = matrix[0][j];
+    if (j < result.oracle.size()) of_domain["oracle"] = result.oracle[j];
+  }
+  for (size_t s = 0; s + 1 < matrix.size() && matrix[s + 1].size() == stages.size(); ++s) {
+    Json curve = Json::array();
+    double sum = 0;
+    for (const auto& point : state.curve) {
+      if (point.stage != static_cast<int64_t>(s)) continue;
+      curve.push_back(point.learnt.reward);
+      sum += point.learnt.reward;
+    }
+    double retention = 0;
+    for (size_t j = 0; j < s; ++j) retention += matrix[s + 1][j] / static_cast<double>(s);
+    Json ends = Json::object();
+    for (size_t e = 1; s < state.ends.size() && e < state.ends[s].size(); ++e) {
+      if (state.ends[s][e] > 0) ends[std::string(name_of(static_cast<End>(e)))] = state.ends[s][e];
+    }
+    const auto points = static_cast<int64_t>(curve.size());
+    out["stages"].push_back({{"stage_id", stages[s].id},
+                             {"domain", stages[s].domain},
+                             {"iterations", stages[s].iterations},
+                             {"learning",
+                              {{"episodes", points * options.prompts * options.group_size},
+                               {"mean_reward", points > 0 ? sum / static_cast<double>(points) : 0},
+                               {"curve", std::move(curve)}}},
+                             {"eval_reward", matrix[s + 1][s]},
+                             {"retention_reward", s > 0 ? Json(retention) : Json(nullptr)},
+                             {"end_reasons", std::move(ends)}});
+  }
+  Json columns = Json::array();
+  for (const auto& stage : stages) columns.push_back(stage.domain);
+  out["matrix"] = {{"columns", std::move(columns)},
+                   {"R", matrix},
+                   {"n_tasks", stages.front().evaluation.size()},
+                   {"n_trials", options.eval_trials}};
+  out["seconds"] = seconds;
+  out["parameters_checksum"] = fmt::format("{:016x}", result.fingerprint);
+  return dump(out, 1) + "\n";
+}
+
+std::map<std::string, double> figures_of(const RunResult& result) {
+  const auto r = result.matrix();
+  if (r.size() < 2 || r.back().size() + 1 != r.size()) return {};
+  const ContinualScores scores = continual_scores(r);
+  std::map<std::string, double> out{{"acc", scores.acc},
+                                    {"learning_accuracy", scores.learning_accuracy}};
+  if (scores.bwt) out["bwt"] = *scores.bwt;
+  if (scores.fwt) out["fwt"] = *scores.fwt;
+  if (scores.forgetting) out["forgetting"] = *scores.forgetting;
+  return out;
+}
+
+std::string metrics_json(const RunResult& result, const std::vector<StagePlan>& stages) {
+  const auto r = result.matrix();
+  Json matrix = Json::object();
+  for (const auto& [name, value] : figures_of(result)) matrix[name] = value;
+  Json gain = Json::object(), null_agent = Json::object();
+  double sum = 0;
+  for (size_t j = 0; j < stages.size(); ++j) {
+    if (j + 1 < r.size() && r[j + 1].size() == stages.size()) {
+      gain[stages[j].domain] = r[j + 1][j] - r[j][j];
+      sum += r[j + 1][j] / static_cast<double>(stages.size());
+    }
+    if (j < result.null_agent.size()) null_agent[stages[j].domain] = result.null_agent[j];
+  }
+  matrix["gain_per_stage"] = std::move(gain);
+  const bool whole = r.size() == stages.size() + 1 && r.back().size() == stages.size();
+  const Json out{{"basic",
+                  {{"average_reward", whole ? Json(sum) : Json(nullptr)},
+                   {"final_reward", whole ? Json(r.back().back()) : Json(nullptr)}}},
+                 {"matrix", std::move(matrix)},
+                 {"null_agent", std::move(null_agent)}};
+  return dump(out, 1) + "\n";
+}
+
+std::string summary_text(const RunResult& result) {
+  std::string out = "summary:";
+  for (const auto& [name, value] : figures_of(result)) {
+    out += fmt::format(" {} {:.3f}", name, value);
+  }
+  return out;
+}
+
+std::string matrix_text(const RunResult& result, const std::vector<StagePlan>& stages) {
+  std::string out = fmt::format("{:<24}", "mean reward after");
+  for (const auto& stage : stages) out += fmt::format("{:>10}", stage.domain);
+  const auto line = [&](const std::string& name, const std::vector<double>& values) {
+    out += fmt::format("\n{:<24}", name);
+    for (const double value : values) out += fmt::format("{:>10.3f}", value);
+  };
+  if (!result.null_agent.empty()) line("an agent that does nothing", result.null_agent);
+  const auto matrix = result.matrix();
+  for (size_t i = 0; i < matrix.size(); ++i) {
+    line(i == 0 ? "no stage" : stages[i - 1].id, matrix[i]);
+  }
+  if (!result.oracle.empty()) line("an oracle", result.oracle);
+  return out;
+}
+
+}  // namespace lockstep::rl

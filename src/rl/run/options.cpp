@@ -1,0 +1,127 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <set>
+
+#include "lockstep/core/error.h"
+#include "lockstep/rl/run.h"
+
+namespace lockstep::rl {
+namespace {
+
+const char* name_of(LossNorm norm) {
+  if (norm == LossNorm::Token) return "token";
+  return norm == LossNorm::Sequence ? "sequence" : "constant";
+}
+
+const char* name_of(ScaleRewards scale) {
+  if (scale == ScaleRewards::Std) return "std";
+  return scale == ScaleRewards::None ? "none" : "batch";
+}
+
+}  // namespace
+
+RunOptions tiny_preset() { return {}; }
+
+RunOptions model_preset() {
+  RunOptions out;
+  out.tasks_per_domain = 10;
+  out.retention_tasks = 10;
+  out.eval_tasks = 0;
+  out.iterations = 0;
+  out.prompts = 8;
+  out.group_size = 2;
+  out.learning_rate = 1e-6;
+  out.temperature = 0.7;
+  out.max_new_tokens = 512;
+  out.max_turns = 30;
+  out.context = 16384;
+  out.warm_steps = 0;
+  out.lanes = 0;
+  out.save_every = 50;
+  return out;
+}
+
+std::map<std::string, std::string> RunOptions::as_text() const {
+  std::map<std::string, std::string> out;
+  const auto put = [&](const char* name, const auto& value) {
+    out[name] = fmt::format("{}", value);
+  };
+  put("model", model);
+  out["order"] = fmt::format("{}", fmt::join(order, ","));
+  put("tasks-per-domain", tasks_per_domain);
+  put("learning-ratio", learning_ratio);
+  put("retention-tasks", retention_tasks);
+  put("eval-tasks", eval_tasks);
+  put("eval-trials", eval_trials);
+  put("eval-temperature", eval_temperature);
+  put("iterations", iterations);
+  put("prompts", prompts);
+  put("group-size", group_size);
+  put("use-grpo", use_grpo);
+  put("learning-rate", learning_rate);
+  put("beta", beta);
+  put("clip-low", clip_low);
+  put("clip-high", clip_high);
+  put("updates-per-rollout", updates_per_rollout);
+  out["loss-norm"] = name_of(loss_norm);
+  out["scale-rewards"] = name_of(scale_rewards);
+  put("drop-equal-groups", drop_equal_groups);
+  put("max-grad-norm", max_grad_norm);
+  put("replay", replay);
+  put("temperature", temperature);
+  put("top-p", top_p);
+  put("max-new-tokens", max_new_tokens);
+  put("max-turns", max_turns);
+  put("context", context);
+  put("warm-steps", warm_steps);
+  put("warm-batch", warm_batch);
+  put("warm-lr", warm_lr);
+  put("skill", skill);
+  put("difficulty", difficulty);
+  put("lanes", lanes);
+  put("chat-format", chat_format);
+  put("seed", seed);
+  put("log-all", log_all);
+  return out;
+}
+
+void RunOptions::check() const {
+  const auto need = [](bool good, const std::string& what) {
+    if (!good) throw ConfigError("[three_domain] " + what);
+  };
+  const auto above = [&](const char* flag, double value, double least) {
+    need(value >= least, fmt::format("--{} {} has to be {} or more", flag, value, least));
+  };
+  above("tasks-per-domain", static_cast<double>(tasks_per_domain), 2);
+  need(learning_ratio > 0 && learning_ratio < 1,
+       fmt::format("--learning-ratio {} has to lie between 0 and 1", learning_ratio));
+  above("retention-tasks", static_cast<double>(retention_tasks), 0);
+  above("eval-tasks", static_cast<double>(eval_tasks), 0);
+  above("eval-trials", static_cast<double>(eval_trials), 1);
+  above("eval-temperature", eval_temperature, 0);
+  above("iterations", static_cast<double>(iterations), 0);
+  above("prompts", static_cast<double>(prompts), 1);
+  above("group-size", static_cast<double>(group_size), 1);
+  above("learning-rate", learning_rate, 0);
+  above("beta", beta, 0);
+  above("updates-per-rollout", static_cast<double>(updates_per_rollout), 1);
+  need(temperature > 0, "--temperature has to be above 0: a greedy policy explores nothing");
+  need(top_p > 0 && top_p <= 1, fmt::format("--top-p {} has to lie in (0, 1]", top_p));
+  need(replay >= 0 && replay < 1, fmt::format("--replay {} has to lie in [0, 1)", replay));
+  need(skill >= 0 && skill <= 1, fmt::format("--skill {} has to lie in [0, 1]", skill));
+  need(difficulty >= 1 && difficulty <= 3,
+       fmt::format("--difficulty {} has to be 1, 2 or 3", difficulty));
+  above("max-new-tokens", static_cast<double>(max_new_tokens), 1);
+  above("max-turns", static_cast<double>(max_turns), 1);
+  above("context", static_cast<double>(context), 8);
+  above("save-every", static_cast<double>(save_every), 1);
+  above("lanes", static_cast<double>(lanes), 0);
+  above("warm-steps", static_cast<double>(warm_steps), 0);
+  above("warm-batch", static_cast<double>(warm_batch), 1);
+  need(!order.empty(), "--order names no domain");
+  need(std::set(order.begin(), order.end()).size() == order.size(), "--order names a domain twice");
+  need(!output_dir.empty(), "--output-dir is empty");
+}
+
+}  // namespace lockstep::rl

@@ -1,0 +1,156 @@
+#include "rl/run/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "lockstep/core/error.h"
+#include "rl/policy/counter.h"
+
+namespace lockstep::rl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// What numbers are drawn for.
+enum Purpose : uint64_t { kSample = 0x5A3, kEvaluation = 0xE7A, kOrder = 0x04D, kReplay = 0x4E9 };
+
+uint64_t as_unsigned(int64_t value) { return static_cast<uint64_t>(value); }
+
+// The n-th task of an endless walk over the pool, in a new order each time.
+const TaskKey& task_of(const std::vector<TaskKey>& pool, uint64_t seed, uint64_t stage,
+                       uint64_t number) {
+  const uint64_t pass = number / pool.size();
+  std::vector<size_t> order(pool.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  // The first pass in the order of the tasks, as the guides have it.
+  for (size_t i = order.size(); pass > 0 && i > 1; --i) {
+    std::swap(order[i - 1], order[counter({seed, kOrder, stage, pass, i}) % i]);
+  }
+  return pool[order[number % pool.size()]];
+}
+
+Json keys_json(const std::vector<TaskKey>& keys) {
+  Json out = Json::array();
+  for (const auto& key : keys) {
+    out.push_back({{"domain", key.domain}, {"split", key.split}, {"id", key.id}});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<StagePlan> plan_stages(const Course& course, const RunOptions& options) {
+  std::vector<StagePlan> out;
+  for (const auto& domain : options.order) {
+    const auto arena = course.arenas.find(domain);
+    if (arena == course.arenas.end()) {
+      std::string known;
+      for (const auto& [name, unused] : course.arenas) known += (known.empty() ? "" : ", ") + name;
+      throw ConfigError(
+          fmt::format("[three_domain] --order names the domain {}; there are {}", domain, known));
+    }
+    const auto learning = std::max<int64_t>(
+        1, static_cast<int64_t>(
+               std::floor(options.learning_ratio * static_cast<double>(options.tasks_per_domain))));
+    StagePlan stage{.id = fmt::format("stage_{}_{}", out.size() + 1, domain), .domain = domain};
+    const auto first = [&](const char* split, int64_t count) {
+      auto tasks = arena->second.domain->tasks(split);
+      tasks.resize(std::min(tasks.size(), static_cast<size_t>(count)));
+      if (tasks.empty()) {
+        throw ConfigError(
+            fmt::format("[three_domain] the domain {} has no {} tasks", domain, split));
+      }
+      return tasks;
+    };
+    stage.learning = first("train", learning);
+    int64_t evaluation = std::max<int64_t>(1, options.tasks_per_domain - learning);
+    if (options.eval_tasks > 0) evaluation = std::min(evaluation, options.eval_tasks);
+    stage.evaluation = first("test", evaluation);
+    const auto pool = static_cast<int64_t>(stage.learning.size());
+    stage.iterations = options.iterations > 0 ? options.iterations
+                                              : (pool + options.prompts - 1) / options.prompts;
+    out.push_back(std::move(stage));
+  }
+  return out;
+}
+
+std::vector<Unit> plan_units(const std::vector<StagePlan>& stages) {
+  std::vector<Unit> out;
+  const auto columns = static_cast<int64_t>(stages.size());
+  const auto evaluate = [&](int64_t row) {
+    for (int64_t j = 0; j < columns; ++j) {
+      out.push_back({Unit::Kind::Evaluate, row, j, row > 0 && j + 1 == columns});
+    }
+  };
+  evaluate(0);
+  for (int64_t s = 0; s < columns; ++s) {
+    for (int64_t it = 0; it < stages[static_cast<size_t>(s)].iterations; ++it) {
+      out.push_back({Unit::Kind::Learn, s, it, false});
+    }
+    evaluate(s + 1);
+  }
+  return out;
+}
+
+RolloutPlan plan_learning(const std::vector<StagePlan>& stages, const RunOptions& options,
+                          const Unit& unit) {
+  RolloutPlan out{.group_size = options.group_size, .lanes = options.lanes};
+  const auto seed = as_unsigned(options.seed), s = as_unsigned(unit.stage),
+             it = as_unsigned(unit.number);
+  for (int64_t j = 0; j < options.prompts; ++j) {
+    const auto number = as_unsigned(unit.number * options.prompts + j);
+    const auto prompt = as_unsigned(j);
+    const auto* pool = &stages[s].learning;
+    const TaskKey* task = &task_of(*pool, seed, s, number);
+    if (s > 0 && unit_interval(counter({seed, kReplay, s, it, prompt, 0})) < options.replay) {
+      pool = &stages[counter({seed, kReplay, s, it, prompt, 1}) % s].learning;
+      task = &(*pool)[counter({seed, kReplay, s, it, prompt, 2}) % pool->size()];
+    }
+    for (int64_t g = 0; g < options.group_size; ++g) {
+      out.episodes.push_back({*task, counter({seed, kSample, s, it, prompt, as_unsigned(g)})});
+    }
+  }
+  return out;
+}
+
+RolloutPlan plan_evaluation(const std::vector<StagePlan>& stages, const RunOptions& options,
+                            int64_t column) {
+  RolloutPlan out{.group_size = options.eval_trials, .lanes = options.lanes};
+  const auto& tasks = stages[as_unsigned(column)].evaluation;
+  for (size_t task = 0; task < tasks.size(); ++task) {
+    // Without the row, so that a task's trials after each stage draw the same numbers.
+    for (int64_t trial = 0; trial < options.eval_trials; ++trial) {
+      out.episodes.push_back(
+          {tasks[task], counter({as_unsigned(options.seed), kEvaluation, as_unsigned(column), task,
+                                 as_unsigned(trial)})});
+    }
+  }
+  return out;
+}
+
+std::string curriculum_json(const std::vector<StagePlan>& stages, const RunOptions& options) {
+  Json out{{"version", 1}, {"stages", Json::array()}};
+  std::vector<TaskKey> earlier;
+  for (const auto& stage : stages) {
+    out["stages"].push_back({{"stage_id", stage.id},
+                             {"domain", stage.domain},
+                             {"learning_tasks", keys_json(stage.learning)},
+                             {"evaluation_tasks", keys_json(stage.evaluation)},
+                             {"retention_tasks", keys_json(earlier)}});
+    auto count = stage.evaluation.size();
+    if (options.retention_tasks > 0)
+      count = std::min(count, static_cast<size_t>(options.retention_tasks));
+    earlier.insert(earlier.end(), stage.evaluation.begin(),
+                   stage.evaluation.begin() + static_cast<long>(count));
+  }
+  out["learning_ratio"] = options.learning_ratio;
+  out["seed"] = options.seed;
+  out["order"] = options.order;
+  return out.dump(1) + "\n";
+}
+
+}  // namespace lockstep::rl

@@ -1,0 +1,88 @@
+#include "rl/run/setup.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "lockstep/core/error.h"
+#include "rl/run/files.h"
+
+namespace lockstep::rl {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kOptionsFile = "run.txt";
+
+std::string lines_of(const std::map<std::string, std::string>& options) {
+  std::string text;
+  for (const auto& [name, value] : options) text += fmt::format("--{} {}\n", name, value);
+  return text;
+}
+
+// What is wrong with going on with the run in output_dir; nothing when all is well.
+std::string difference(const RunOptions& options) {
+  if (!options.resume) {
+    return fmt::format("[three_domain] --output-dir {} has a run already; --resume goes on with it",
+                       options.output_dir);
+  }
+  std::ifstream file(options.output_dir + "/" + kOptionsFile);
+  std::stringstream before;
+  before << "\n" << file.rdbuf();
+  std::string differing;
+  for (const auto& [name, value] : options.as_text()) {
+    const std::string line = fmt::format("--{} {}", name, value);
+    if (before.str().find("\n" + line + "\n") == std::string::npos) differing += " " + line;
+  }
+  if (differing.empty()) return "";
+  return fmt::format("[three_domain] --output-dir {} has another run; here:{}", options.output_dir,
+                     differing);
+}
+
+}  // namespace
+
+void agree_on(const comm::Group& group, const std::string& problem) {
+  for (const auto& of_rank : group.all_gather_bytes(problem, {.label = "problems"})) {
+    if (!of_rank.empty()) throw ConfigError(of_rank);
+  }
+}
+
+void check_alike(const comm::Group& group, const std::map<std::string, std::string>& mine) {
+  const auto all = group.all_gather_bytes(lines_of(mine), {.label = "options"});
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all[0]) continue;
+    std::istringstream first(all[0]), other(all[rank]);
+    for (std::string a, b; std::getline(first, a) && std::getline(other, b);) {
+      if (a == b) continue;
+      throw ConfigError(fmt::format("[three_domain] rank 0 has {}, rank {} has {}", a, rank, b));
+    }
+  }
+}
+
+void write_whole(const std::string& folder, const std::string& name, const std::string& text) {
+  const std::string aside = folder + "/." + name;
+  fs::remove(aside);
+  append(aside, text);
+  fs::rename(aside, folder + "/" + name);
+}
+
+void prepare_directory(const comm::Group& group, const RunOptions& options) {
+  std::string problem;
+  if (group.rank() == 0) {
+    try {
+      if (fs::exists(options.output_dir + "/" + kOptionsFile)) {
+        problem = difference(options);
+      } else {
+        fs::create_directories(options.output_dir);
+        write_whole(options.output_dir, kOptionsFile, lines_of(options.as_text()));
+      }
+    } catch (const std::exception& error) {
+      problem = fmt::format("[three_domain] --output-dir {}: {}", options.output_dir, error.what());
+    }
+  }
+  agree_on(group, problem);
+}
+
+}  // namespace lockstep::rl

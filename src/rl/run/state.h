@@ -1,0 +1,31 @@
+// Where a run stands: what a checkpoint remembers beside parameters and the optimizer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/rl/run.h"
+
+namespace lockstep::rl {
+
+// One iteration, as curves show it. Without times, which differ from rank to rank.
+struct CurvePoint {
+  int64_t stage = 0, iteration = 0;
+  Learnt learnt;
+};
+
+// Alike on all ranks.
+struct RunState {
+  int64_t position = 0;    // units that are done
+  int64_t iterations = 0;  // of all stages
+  int64_t log_lines = 0;   // of trajectories.jsonl
+  std::vector<std::vector<Cell>> rows;
+  std::vector<CurvePoint> curve;
+  std::vector<std::vector<int64_t>> ends;  // by stage: how many learning episodes ended how
+
+  std::string to_json() const;
+  static RunState from_json(const std::string& text);
+};
+
+}  // namespace lockstep::rl
