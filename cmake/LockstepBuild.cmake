@@ -29,6 +29,10 @@ if(LOCKSTEP_SANITIZE)
   add_link_options(-fsanitize=${LOCKSTEP_SANITIZE})
 endif()
 
+# What scripts/setup.sh --no-root has unpacked.
+if(EXISTS ${PROJECT_SOURCE_DIR}/.deps/debian/usr)
+  list(APPEND CMAKE_PREFIX_PATH ${PROJECT_SOURCE_DIR}/.deps/debian/usr)
+endif()
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)

