@@ -101,6 +101,28 @@ def lanes(bench):
     row("transformer, 2 ranks: 8 lanes / accumulation over 4", by_turns(bench, 2, ["lanes", "ddp"], "gpt", 2, *flags, "--accumulate", "4"), 0.97)
 
 
+def divided_model(bench):
+    """A model divided over 2 ranks of one host, beside our Ddp and beside PyTorch's FSDP2; also where communication counts."""
+    for title, shape, python_shape, bars in (
+            ("5.3 M parameters", ["--batch", "8"], ["--batch", "8"], (1.22, 0.5)),
+            ("63 M parameters", ["--width", "768", "--layers", "8", "--batch", "2", "--length", "64"],
+             ["--width", "768", "--layers", "8", "--batch", "2", "--length", "64"], (2, 0.5))):
+        few = ["--steps", "3", "--warmup", "1"] if bench.args.check else ["--steps", "8", "--warmup", "2"]
+        flags = ["--model", "gpt", "--optimizer", "fused", *shape]
+        turns = ["--turns", "1" if bench.args.check else "8", "--steps", "2", "--warmup", "1"]
+        both = ours(bench, 2, "--mode", "fsdp,ddp", *flags, *turns)["samples_per_s"]
+        bench.row(f"{title}, 2 ranks: Fsdp / Ddp of ours", both["fsdp"], both["ddp"], "samples/s", 0.97, lower_is_better=False, paired=True)
+        mine, theirs, one = bench.alternating(
+            lambda: ours(bench, 2, "--mode", "fsdp", *flags, *few),
+            lambda: bench.peer("fsdp2.py", 2, *few, *python_shape, "--adamw", "fused"),
+            lambda: ours(bench, 1, "--mode", "bare", *flags, *few))
+        bench.row(f"{title}, 2 ranks: Fsdp / PyTorch FSDP2", rate(mine), rate(theirs), "samples/s", bars[0], lower_is_better=False)
+        memory = [run["pss_mb"] for run in mine]
+        bench.row(f"{title}, memory of both ranks: Fsdp / PyTorch FSDP2", memory, [sum(run["end_pss_mb"]) for run in theirs], "MB", bars[1],
+                  upper=True)
+        bench.row(f"{title}, memory: Fsdp's 2 ranks / one process", memory, [run["pss_mb"] for run in one], "MB", 1.25, upper=True)
+
+
 def scaling(bench):
     """Weak: the batch per rank stays. Strong: the batch of all ranks stays."""
     print("\n  scaling              ranks   samples/s   of ideal   step us   compute   waiting   reducing   overlapped")
@@ -119,4 +141,4 @@ def scaling(bench):
 
 
 FIGURES = {"transformer": transformer, "bfloat16": bfloat16, "bare": with_and_without, "optimizer": optimizer,
-           "divided": divided_optimizer, "accumulation": accumulation, "lanes": lanes, "scaling": scaling}
+           "divided": divided_optimizer, "fsdp": divided_model, "accumulation": accumulation, "lanes": lanes, "scaling": scaling}

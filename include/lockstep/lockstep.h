@@ -22,6 +22,7 @@
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/deferred_init.h"
 #include "lockstep/parallel/determinism.h"
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/fused_adam.h"

@@ -9,16 +9,12 @@
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "train/error_text.h"
 
 namespace lockstep::train {
 namespace {
 
 using Seconds = std::chrono::duration<double>;
-
-std::string text_of(const std::exception& error) {
-  const auto* const torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
-}
 
 // While it lives, its time is added to `seconds`.
 class Stopwatch {

@@ -4,9 +4,11 @@
 
 #include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/parallel/deferred_init.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/stateful.h"
 #include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/counted_memory.h"
 #include "parallel/fsdp_models.h"
 #include "support/spawn.h"
 
@@ -94,6 +96,42 @@ TEST(FsdpCheckpoint, ChangesUnitsRanksAndKindBetweenSaveAndRestore) {
     spawn(ranks_from, [&](World& world) { run(world, from, folder.path(), false); });
     spawn(ranks_to, [&](World& world) { run(world, to, folder.path(), true); });
   }
+}
+
+torch::nn::Sequential many_layers(uint64_t seed) {
+  torch::manual_seed(seed);
+  torch::nn::Sequential layers;
+  for (int i = 0; i < 20; ++i) layers->push_back(torch::nn::Linear(200, 200));
+  return layers;
+}
+
+TEST(FsdpCheckpoint, IsRestoredWithoutTheWholeModelInMemory) {
+  const Folder folder;
+  const torch::nn::Sequential saved = many_layers(1);
+  spawn(1, [&](World& world) {
+    Checkpointer checkpoints(world.group(), folder.path());
+    auto net = saved;
+    checkpoints.track("net", net);
+    checkpoints.save(1);
+  });
+  spawn(2, [&](World& world) {
+    constexpr int64_t kLayer = 4 * (200 * 200 + 200);  // bytes
+    CountedMemory memory;
+    auto net = [] {
+      const DeferredInit deferred;
+      return many_layers(2);
+    }();
+    Fsdp fsdp(net, world.group(),
+              {.units = units_of<torch::nn::LinearImpl>(*net), .share_memory = false});
+    Checkpointer checkpoints(world.group(), folder.path());
+    checkpoints.track("net", fsdp);
+    checkpoints.restore_latest();
+    EXPECT_LT(memory.peak(), (10 + 6) * kLayer);
+    const auto wanted = saved->named_parameters();
+    for (const auto& shard : fsdp.shards()) {
+      EXPECT_TRUE(at::equal(shard.shard, part_of_shard(wanted[shard.name], shard))) << shard.name;
+    }
+  });
 }
 
 // What the next forward sees.

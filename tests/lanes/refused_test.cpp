@@ -126,7 +126,7 @@ TEST(LanesRefuse, WhatIsNoFunctionOfLanes) {
     EXPECT_THAT(message_of<ConfigError>([&] { plateau.step(world.rank()); }),
                 HasSubstr("give LaneMean::mean()"));
     EXPECT_THAT(message_of<ConfigError>([&] { Ddp another(net, group, {.lanes = 4}); }),
-                HasSubstr("another Ddp of this group has 8"));
+                HasSubstr("another model of this group has 8"));
     torch::nn::Sequential synchronous(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
     parallel::convert_sync_batch_norm(synchronous, group);
     EXPECT_THAT(message_of<ConfigError>([&] { Ddp sync(synchronous, group, {.lanes = 8}); }),

@@ -132,6 +132,34 @@ TEST(FsdpFeatures, ComputesUnderAutocast) {
   }
 }
 
+TEST(FsdpFeatures, ReshardsToASmallerGroupAfterForward) {
+  spawn(4, [](World& world) {
+    const Tower net, usual;
+    Fsdp fsdp(net, world.group(),
+              {.units = units_of<BlockImpl>(*net), .reshard_ranks = 2, .share_memory = false});
+    Ddp ddp(usual, world.group());
+    FusedAdamW divided(fsdp.parameters(), torch::optim::AdamWOptions(0.01));
+    FusedAdamW whole(usual->parameters(), torch::optim::AdamWOptions(0.01));
+    for (int step = 0; step < 3; ++step) {
+      fsdp.zero_grad();
+      ddp.zero_grad();
+      const at::Tensor loss = tower_loss(net, world.rank(), step);
+      EXPECT_THAT(message_of<c10::Error>([&] { net->blocks[1]->up->weight.sum(); }),
+                  HasSubstr("has no memory"));
+      loss.backward();
+      tower_loss(usual, world.rank(), step).backward();
+      divided.step();
+      whole.step();
+      const at::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(call(net, tower_input(0)), call(usual, tower_input(0))));
+    }
+    expect_same_parameters(fsdp, net, usual);
+    EXPECT_THAT(
+        message_of<ConfigError>([&] { Fsdp(Tower(), world.group(), {.reshard_ranks = 3}); }),
+        HasSubstr("reshard_ranks = 3 of 4 ranks"));
+  });
+}
+
 TEST(FsdpFeatures, WhatLooksAtWholeParametersIsRefusedByName) {
   spawn(2, [](World& world) {
     const Group& group = world.group();

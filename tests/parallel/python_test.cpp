@@ -13,6 +13,7 @@
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/clip.h"
+#include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/global_mean.h"
 #include "lockstep/parallel/grad_scaler.h"
@@ -221,6 +222,7 @@ TEST(MixedGroup, WhatNeedsRanksOfLockstepIsRefused) {
            });
          }},
         {"Averager", [&] { Averager averager(net, {{.group = group, .period = 2}}); }},
+        {"Fsdp", [&] { Fsdp fsdp(net, group); }},
         {"GradScaler over a group", [&] { GradScaler scaler(group); }},
         {"check_same()", [&] { check_same(net, group); }},
         {"check_same()", [&] { check_same(net, sgd, group); }},

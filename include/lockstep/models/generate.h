@@ -37,9 +37,9 @@ struct GenerateOptions {
 };
 
 // What follows each prompt: up to max_new_tokens tokens, with the one that ended it. Prompts may
-// have different lengths. Without gradients, in evaluation mode, which is put back. Under Fsdp all
-// ranks call it with equally long prompts and no stop. Throws ConfigError for an empty prompt, a
-// token outside the vocabulary, more tokens than max_length, or impossible options.
+// have different lengths. Without gradients, in evaluation mode, which is put back. Under Fsdp it
+// is called between unshard() and reshard(), by each rank as it likes. Throws ConfigError for an
+// empty prompt, a token outside the vocabulary, more tokens than max_length, or impossible options.
 std::vector<std::vector<int32_t>> generate(Transformer& net,
                                            const std::vector<std::vector<int32_t>>& prompts,
                                            const GenerateOptions& options = {});

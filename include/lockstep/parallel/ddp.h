@@ -23,8 +23,6 @@
 
 namespace lockstep::parallel {
 
-class Reducer;
-
 // What happens to a parameter that this rank's backward did not reach.
 enum class Unused {
   Zero,   // it counts as zero; when no rank reached it, its gradient is not touched
@@ -229,12 +227,13 @@ class Ddp : public Joinable {
   struct State;
 
   void check_lanes(int64_t of_step) const;
-  std::vector<std::shared_ptr<Reducer>> reducers_of(const std::vector<const Ddp*>& ddps) const;
+  std::vector<std::shared_ptr<LaneListener>> listeners_of(
+      const std::vector<const Ddp*>& ddps) const;
   std::shared_ptr<const LanePlan> plan() const;
   at::Device device() const;
   template <class Item>
   LaneRange<Item> range(const std::vector<const Ddp*>& ddps, StepKey key, Item item) const {
-    return {reducers_of(ddps), plan(), key, device(), std::move(item)};
+    return {listeners_of(ddps), plan(), key, device(), std::move(item)};
   }
 
   std::unique_ptr<State> state_;

@@ -8,6 +8,7 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +20,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/lanes.h"
 
 namespace lockstep::parallel {
 
@@ -56,6 +58,10 @@ struct FsdpOptions {
   // Where ranks do not share a memory: a unit's parameters are freed after its forward, and
   // gathered again for its backward. Sharding::Gradients means false.
   bool reshard_after_forward = true;
+  // Above 0: after its forward a unit stays divided among so many consecutive ranks instead of all,
+  // as with an integer for PyTorch's reshard_after_forward: more memory, and the gathers of
+  // backward stay within them. A divisor of the number of ranks that divide the model.
+  int reshard_ranks = 0;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Before;
   // Gathers the unit that the last forward called next.
   bool forward_prefetch = false;
@@ -73,6 +79,15 @@ struct FsdpOptions {
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   // What floating-point buffers are converted to.
   std::optional<at::ScalarType> buffer_dtype = std::nullopt;
+
+  // A step's batch is cut into so many lanes, and the result is the same bits for every number of
+  // ranks up to that, and those of a Ddp with as many lanes (lockstep/parallel/lanes.h). All lanes
+  // call the same units, unless ranks share a memory. Gradients are whole on each rank within a
+  // step. Where ranks share no memory and their number does not divide that of lanes, parameters
+  // are whole for the step, too.
+  int64_t lanes = 0;
+  // With lanes: how many threads each rank computes with, as DdpOptions::threads.
+  int threads = 1;
 
   Buffers buffers = Buffers::Broadcast;
   // Parameters and buffers that take no part.
@@ -164,6 +179,24 @@ class Fsdp {
   // While one lives, backward() accumulates whole gradients on this rank and communicates nothing.
   [[nodiscard]] Hold hold();
 
+  // This rank's lanes of a step, as Ddp::lanes().
+  template <std::same_as<Fsdp>... Others>
+  LaneRange<BatchOfLane> lanes(const data::Step& step, const Others&... others) const {
+    check_lanes(step.lane_count());
+    return range({this, &others...}, step.next_key(), BatchOfLane{step});
+  }
+  // The same for a program that makes its batches itself.
+  template <std::same_as<Fsdp>... Others>
+  LaneRange<NumberOfLane> lanes(const StepKey& key, const Others&... others) const {
+    return range({this, &others...}, key, NumberOfLane{lane_count()});
+  }
+  // 0 without.
+  int64_t lane_count() const;
+
+  // Ddp::fingerprint() of the whole module: the same number on all ranks, and under Ddp. Every rank
+  // calls it, outside of forward and backward: between unshard() and reshard(), which it calls.
+  uint64_t fingerprint();
+
   // parallel::clip_grad_norm_() over the parts of all ranks; every rank calls it. The norm is added
   // up in one order, whatever the number of ranks: the same bits on any.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
@@ -181,6 +214,18 @@ class Fsdp {
 
  private:
   friend class FsdpState;  // what a checkpoint saves
+  friend class LaneMean;
+
+  void check_lanes(int64_t of_step) const;
+  std::vector<std::shared_ptr<LaneListener>> listeners_of(
+      const std::vector<const Fsdp*>& all) const;
+  std::shared_ptr<const LanePlan> plan() const;
+  at::Device device() const;
+  template <class Item>
+  LaneRange<Item> range(const std::vector<const Fsdp*>& all, StepKey key, Item item) const {
+    return {listeners_of(all), plan(), key, device(), std::move(item)};
+  }
+
   class State;
   std::shared_ptr<State> state_;
 };

@@ -37,7 +37,7 @@
 namespace lockstep::parallel {
 
 class Ddp;
-class Reducer;
+class Fsdp;
 struct LanePlan;
 using data::StepKey;
 
@@ -47,12 +47,24 @@ struct Lane {
   int64_t count = 1;  // of the step, on all ranks together
 };
 
+// What adds up gradients over lanes. Private to the library.
+class LaneListener {
+ public:
+  virtual ~LaneListener() = default;
+  // A loop comes to one of this rank's lanes, and leaves it. What is wrong with it the next pass
+  // refuses.
+  virtual void enter_lane(int64_t lane) = 0;
+  virtual void leave_lane() = 0;
+  // After the last. Throws ConfigError on all ranks when a lane of this rank has had no backward().
+  virtual void end_lanes() = 0;
+};
+
 // The lane that a loop is in. Private to LaneRange.
 class LaneTurn {
  public:
-  // Begins the pass of `reducers` at this rank's first lane.
-  LaneTurn(std::vector<std::shared_ptr<Reducer>> reducers, std::shared_ptr<const LanePlan> plan,
-           StepKey key, at::Device device);
+  // Begins the pass of `listeners` at this rank's first lane.
+  LaneTurn(std::vector<std::shared_ptr<LaneListener>> listeners,
+           std::shared_ptr<const LanePlan> plan, StepKey key, at::Device device);
   ~LaneTurn();
   LaneTurn(const LaneTurn&) = delete;
   LaneTurn& operator=(const LaneTurn&) = delete;
@@ -68,7 +80,7 @@ class LaneTurn {
   void enter();
   void leave();
 
-  std::vector<std::shared_ptr<Reducer>> reducers_;
+  std::vector<std::shared_ptr<LaneListener>> listeners_;
   std::shared_ptr<const LanePlan> plan_;
   StepKey key_;
   at::Device device_;
@@ -103,24 +115,25 @@ class LaneRange {
     const Item* item_;
   };
 
-  // Made by Ddp::lanes().
-  LaneRange(std::vector<std::shared_ptr<Reducer>> reducers, std::shared_ptr<const LanePlan> plan,
-            StepKey key, at::Device device, Item item)
-      : reducers_(std::move(reducers)),
+  // Made by Ddp::lanes() and Fsdp::lanes().
+  LaneRange(std::vector<std::shared_ptr<LaneListener>> listeners,
+            std::shared_ptr<const LanePlan> plan, StepKey key, at::Device device, Item item)
+      : listeners_(std::move(listeners)),
         plan_(std::move(plan)),
         key_(key),
         device_(device),
         item_(std::move(item)) {}
 
   Iterator begin() {
-    if (!plan_) throw ConfigError("[ddp] lanes can be gone through once: call lanes() again");
+    if (!plan_)
+      throw ConfigError("[lanes] a step's lanes can be gone through once: call lanes() again");
     return Iterator(
-        std::make_unique<LaneTurn>(std::move(reducers_), std::move(plan_), key_, device_), &item_);
+        std::make_unique<LaneTurn>(std::move(listeners_), std::move(plan_), key_, device_), &item_);
   }
   std::default_sentinel_t end() const { return {}; }
 
  private:
-  std::vector<std::shared_ptr<Reducer>> reducers_;
+  std::vector<std::shared_ptr<LaneListener>> listeners_;
   std::shared_ptr<const LanePlan> plan_;
   StepKey key_;
   at::Device device_;
@@ -149,7 +162,8 @@ struct NumberOfLane {
 //   log(loss.mean());
 class LaneMean {
  public:
-  explicit LaneMean(const Ddp& ddp);  // which has lanes, and may be gone before this
+  explicit LaneMean(const Ddp& ddp);    // which has lanes, and may be gone before this
+  explicit LaneMean(const Fsdp& fsdp);  // the same
 
   // In a lane, any number of times: a sum over `count` samples (or tokens), or the mean of a lane.
   // One element, any real dtype; added up in float64. Throws ConfigError outside of a lane, and for

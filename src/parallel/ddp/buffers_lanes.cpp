@@ -8,7 +8,11 @@
 namespace lockstep::parallel {
 
 void BufferSync::use_lanes(std::shared_ptr<const LanePlan> plan) {
-  lanes_ = Lanes{.plan = std::move(plan), .start = {}, .first = {}, .changed = {}, .slots = {}};
+  lanes_ = Lanes{.plan = std::move(plan),
+                 .start = {},
+                 .first = {},
+                 .changed = std::vector<char>(buffers_.size()),
+                 .slots = {}};
   for (const Flat& averaged : averaged_) {
     auto& slots = lanes_->slots.emplace_back();
     for (int slot = 0; slot < lanes_->plan->slots; ++slot) {

@@ -8,6 +8,7 @@
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "lockstep/parallel/deferred_init.h"
 #include "lockstep/parallel/hooks.h"
 #include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/attached_module.h"
@@ -35,7 +36,7 @@ void check(const DdpOptions& options, const Group& group) {
     throw ConfigError(fmt::format("[ddp] check_same_every = {}: a number of passes, or 0 for never",
                                   options.check_same_every));
   }
-  check_lane_options(options, group);
+  check_lane_options(lane_options(options), group);
   if (options.hook && options.reduce_dtype) {
     throw ConfigError(fmt::format(
         "[ddp] both the hook {} and reduce_dtype {} say how gradients are averaged: choose one",
@@ -142,14 +143,15 @@ void Ddp::State::attach() {
 Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   group.refuse_python_ranks("Ddp");
   check(options, group);
+  materialize(module);
   if (options.reduce_dtype) options.hook = std::make_shared<CastHook>(*options.reduce_dtype);
   state_ = std::make_unique<State>(module, group, std::move(options));
   const Model& model = state_->module.model();
   std::string complaint = shared_with_another(model);
   if (complaint.empty() && state_->plan)
-    complaint = unfit_for_lanes(model, state_->options, module);
+    complaint = unfit_for_lanes(model, lane_options(state_->options), module);
   check(model, group, std::move(complaint));
-  if (state_->plan) begin_lanes(group, state_->options);
+  if (state_->plan) begin_lanes(group, lane_options(state_->options));
   state_->attach_hook(state_->module.model());
   state_->attach();
   // What is drawn outside of lanes is drawn alike on all ranks.
@@ -267,13 +269,14 @@ void Ddp::check_lanes(int64_t of_step) const {
                   of_step, plan()->lanes));
 }
 
-std::vector<std::shared_ptr<Reducer>> Ddp::reducers_of(const std::vector<const Ddp*>& ddps) const {
-  std::vector<std::shared_ptr<Reducer>> reducers;
+std::vector<std::shared_ptr<LaneListener>> Ddp::listeners_of(
+    const std::vector<const Ddp*>& ddps) const {
+  std::vector<std::shared_ptr<LaneListener>> listeners;
   for (const Ddp* ddp : ddps) {
     ddp->check_lanes(plan()->lanes);
-    reducers.push_back(ddp->state_->reducer);
+    listeners.push_back(ddp->state_->reducer);
   }
-  return reducers;
+  return listeners;
 }
 
 at::Device Ddp::device() const { return state_->parameters.front().tensor.device(); }

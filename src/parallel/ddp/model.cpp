@@ -12,6 +12,7 @@
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "lockstep/parallel/deferred_init.h"
 #include "parallel/ddp/fingerprint.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/step/rank_stream.h"
@@ -95,7 +96,7 @@ std::string first_values(const Model& model) {
   constexpr int64_t kElements = 64;
   uint64_t print = 0;
   for (const auto& [name, tensor, sparse, statistic_of] : model.parameters) {
-    if (!tensor.is_non_overlapping_and_dense()) continue;
+    if (!tensor.is_non_overlapping_and_dense() || is_deferred(tensor)) continue;
     const int64_t count = std::min(kElements, tensor.numel());
     print = print * 31 + fingerprint(tensor.detach().as_strided({count}, {1}));
   }

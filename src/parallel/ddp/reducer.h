@@ -29,7 +29,9 @@ namespace lockstep::parallel {
 //
 // What one rank finds wrong in a pass must not keep it from its collectives, for which the others
 // wait: it is an objection, which finish() throws on all ranks.
-class Reducer : public GradientListener, public std::enable_shared_from_this<Reducer> {
+class Reducer : public GradientListener,
+                public LaneListener,
+                public std::enable_shared_from_this<Reducer> {
  public:
   // Parameters are numbered: first those of `dense`, then those of `sparse`; greater numbers stand
   // for frozen ones. `module` and `buffers` are the caller's and outlive this; `holds` counts the
@@ -42,12 +44,10 @@ class Reducer : public GradientListener, public std::enable_shared_from_this<Red
   void arrived(size_t parameter) override;
   std::shared_ptr<CommHook> hook() const override { return options_.hook; }
 
-  // With a plan: a loop comes to one of this rank's lanes, and leaves it. What is wrong with it the
-  // next pass refuses.
-  void enter_lane(int64_t lane);
-  void leave_lane();
-  // After the last. Throws ConfigError on all ranks when a lane of this rank has had no backward().
-  void end_lanes();
+  // With a plan.
+  void enter_lane(int64_t lane) override;
+  void leave_lane() override;
+  void end_lanes() override;
 
   const Buckets& buckets() const { return buckets_; }
   bool rebuilt() const { return rebuilt_; }

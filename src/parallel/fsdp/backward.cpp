@@ -67,7 +67,8 @@ void Fsdp::State::begin_pass() {
   // What a backward that threw left in flight.
   while (!in_flight_.empty()) finish_oldest();
   in_pass_ = true;
-  ++pass_;
+  if (lane_plan_) begin_lane_pass();
+  if (is_last_lane()) ++pass_;
   launched_ = 0;
   completed_order_.clear();
 }
@@ -92,6 +93,7 @@ at::Tensor Fsdp::State::arriving(size_t parameter, const at::Tensor& gradient) {
   begin_backward();
   const bool held = *holds_ > 0;
   if (!held && !in_pass_) begin_pass();
+  if (held && lane_plan_) object_unless_in_lane();
   const auto& item = model().parameters[parameter];
   const auto& [unit, flat, member] = places_[parameter];
   if (!flat->is_trainable()) {
@@ -165,7 +167,15 @@ void Fsdp::State::launch(Unit& unit) {
   for (auto& flat : unit.flats) {
     if (!flat.is_trainable()) continue;
     lend_memory(flat);
-    flat.start_reduce(call(unit.name));
+    if (!lane_plan_) {
+      flat.start_reduce(call(unit.name));
+      in_flight_.push_back(&flat);
+      continue;
+    }
+    if (is_in_lane()) flat.place_lane(*lane_plan_, lane_plan_->open);
+    memory_->take_back(flat.drop_gradients());
+    if (!is_last_lane()) continue;
+    flat.start_lane_average(*lane_plan_, call(unit.name));
     in_flight_.push_back(&flat);
   }
 }
@@ -224,6 +234,12 @@ void Fsdp::State::finish_pass() {
   if (!change.empty()) object(change + " after Fsdp was attached: construct it again");
   while (launched_ < reduce_order_.size()) launch(*reduce_order_[launched_]);
   while (!in_flight_.empty()) finish_oldest();
+  if (lane_plan_) {
+    const bool is_last = is_last_lane();
+    end_lane_pass();
+    if (!is_last) return;
+    close_for_lanes();
+  }
 
   std::vector<char> mine;
   for (const size_t i : trainable_) mine.push_back(reached_[i]);
@@ -260,6 +276,7 @@ void Fsdp::State::finish_buffers() {
   auto shares = flags_.changed();
   for (double& share : shares) share /= plan_.all.size();
   if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
+  if (lane_plan_) return buffers_->finish_lanes(shares);
   buffers_->warn_of_own_changes(shares);
   buffers_->start(all_ranks(plan_.all));
   buffers_->finish(shares);

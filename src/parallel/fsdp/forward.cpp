@@ -45,7 +45,12 @@ void Fsdp::State::open(Unit& unit) {
 }
 
 void Fsdp::State::close(Unit& unit, After after) {
-  if (--unit.uses == 0 && after == After::Free && unit.shown) hide(unit);
+  if (--unit.uses > 0 || after == After::Keep || !unit.shown) return;
+  for (auto& flat : unit.flats) {
+    if (after == After::Reshard) flat.keep_nearby();
+    if (after == After::Free) flat.drop_nearby();
+  }
+  hide(unit);
 }
 
 // The unit that the last forward called `step` places behind this one.
@@ -63,8 +68,7 @@ void Fsdp::State::prefetch(const Unit& unit, int step) {
 }
 
 // Shards may have been written since the last forward. All ranks have done that when they meet.
-void Fsdp::State::begin_forward() {
-  if (whole_) return;
+void Fsdp::State::publish() {
   if (stale_) {
     hide_unused();
     for (const auto& unit : units_) {
@@ -72,9 +76,19 @@ void Fsdp::State::begin_forward() {
     }
     stale_ = false;
   }
+  meet("forward");
+}
+
+void Fsdp::State::meet(std::string_view label) {
+  if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call(label)).wait();
+}
+
+void Fsdp::State::begin_forward() {
+  if (whole_) return;
   order_before_ = std::move(order_now_);
   order_now_.clear();
-  if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call("forward")).wait();
+  // Ranks may have different numbers of lanes, so they have met before the first.
+  if (!is_in_lane()) publish();
 }
 
 CallLayer::Tensors Fsdp::State::cast(const CallLayer::Tensors& inputs) const {
@@ -133,13 +147,17 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
     if (in_graph) {
       watch_outputs(unit, outputs);
       // Its backward is next.
-      if (unit.is_root || !plan_.options.reshard_after_forward) opened.after = After::Keep;
+      if (unit.is_root || !plan_.options.reshard_after_forward) {
+        opened.after = After::Keep;
+      } else if (plan_.resharded && !recomputes) {
+        opened.after = After::Reshard;
+      }
     }
   }
   if (!outermost || in_graph || whole_) return outputs;
   hide_unused();
   // No rank may write to its shards while another still reads.
-  if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call("no_grad")).wait();
+  if (!is_in_lane()) meet("no_grad");
   return outputs;
 }
 
@@ -158,7 +176,7 @@ void Fsdp::State::reshard() {
   if (!whole_) return;
   whole_ = false;
   for (const auto& unit : units_) close(*unit, After::Free);
-  if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call("reshard")).wait();
+  meet("reshard");
 }
 
 }  // namespace lockstep::parallel

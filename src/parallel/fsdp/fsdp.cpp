@@ -6,7 +6,9 @@
 #include <cmath>
 
 #include "lockstep/core/error.h"
+#include "parallel/ddp/fingerprint.h"
 #include "parallel/fsdp/state.h"
+#include "parallel/lanes/plan.h"
 #include "parallel/step/rank_stream.h"
 
 namespace lockstep::parallel {
@@ -14,7 +16,8 @@ namespace lockstep::parallel {
 Fsdp::Fsdp(const ModuleRef& module, const Group& group, FsdpOptions options)
     : state_(std::make_shared<State>(module, group, std::move(options))) {
   state_->attach();
-  if (group.size() > 1) begin_rank_stream();
+  // What is drawn outside of lanes is drawn alike on all ranks.
+  if (group.size() > 1 && !state_->lane_plan()) begin_rank_stream();
 }
 
 Fsdp::~Fsdp() = default;
@@ -59,7 +62,52 @@ void Fsdp::zero_grad() { state_->zero_grad(); }
 Hold Fsdp::hold() { return Hold(state_->holds()); }
 void Fsdp::unshard() { state_->unshard(); }
 void Fsdp::reshard() { state_->reshard(); }
-void Fsdp::sync_buffers() { state_->buffers().sync(); }
+void Fsdp::sync_buffers() {
+  if (state_->lane_plan() && state_->plan().options.buffers == Buffers::Average) {
+    throw ConfigError(
+        "[fsdp] sync_buffers() would average buffers over ranks, which with lanes gives other bits "
+        "on another number of them: change buffers alike on all ranks, or use Buffers::Broadcast");
+  }
+  state_->buffers().sync();
+}
 bool Fsdp::shares_memory() const { return state_->plan().shares; }
+
+int64_t Fsdp::lane_count() const { return state_->lane_plan() ? state_->lane_plan()->lanes : 0; }
+
+uint64_t Fsdp::fingerprint() {
+  const bool was_whole = state_->is_whole();
+  state_->unshard();
+  const uint64_t hash = parallel::fingerprint(state_->model().tensors());
+  if (!was_whole) state_->reshard();
+  return hash;
+}
+
+std::shared_ptr<const LanePlan> Fsdp::plan() const {
+  if (state_->lane_plan()) return state_->lane_plan();
+  throw ConfigError("[fsdp] this Fsdp has no lanes: set FsdpOptions::lanes as the loader's");
+}
+
+void Fsdp::check_lanes(int64_t of_step) const {
+  if (plan()->lanes == of_step) return;
+  throw ConfigError(
+      fmt::format("[fsdp] a step of {} lanes for an Fsdp of {}: give LoaderOptions::lanes and "
+                  "FsdpOptions::lanes the same number",
+                  of_step, plan()->lanes));
+}
+
+std::vector<std::shared_ptr<LaneListener>> Fsdp::listeners_of(
+    const std::vector<const Fsdp*>& all) const {
+  std::vector<std::shared_ptr<LaneListener>> listeners;
+  for (const Fsdp* fsdp : all) {
+    fsdp->check_lanes(plan()->lanes);
+    listeners.push_back(fsdp->state_);
+  }
+  return listeners;
+}
+
+at::Device Fsdp::device() const {
+  const auto& all = state_->model().parameters;
+  return all.empty() ? at::Device(at::kCPU) : all.front().tensor.device();
+}
 
 }  // namespace lockstep::parallel

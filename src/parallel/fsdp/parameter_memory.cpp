@@ -1,7 +1,9 @@
 #include "parallel/fsdp/parameter_memory.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/ScalarTypeToTypeMeta.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
 
 #include <utility>
 
@@ -14,8 +16,11 @@ ParameterMemory::ParameterMemory(const at::Tensor& parameter, at::ScalarType dty
   storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                    at::DataPtr(nullptr, parameter.device()),
                                                    /*allocator=*/nullptr, /*resizable=*/false);
-  at::Tensor data = at::empty({0}, parameter.options().dtype(dtype).requires_grad(false));
-  data.set_(at::Storage(storage_), 0, parameter.sizes(), parameter.strides());
+  // set_() would look at memory that there is not, and not all devices have it.
+  const auto type = c10::scalarTypeToTypeMeta(dtype);
+  at::Tensor data =
+      at::detail::make_tensor<c10::TensorImpl>(at::Storage(storage_), parameter.key_set(), type);
+  data.unsafeGetTensorImpl()->set_sizes_and_strides(parameter.sizes(), parameter.strides());
   parameter_.set_data(data);
   hide(Memory::Freed);
 }

@@ -8,7 +8,9 @@
 #include <map>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel/deferred_init.h"
 #include "parallel/ddp/packed.h"
+#include "parallel/lanes/rules.h"
 
 namespace lockstep::parallel {
 
@@ -27,6 +29,13 @@ class Fsdp::State::Layer : public CallLayer {
 
 namespace {
 
+LaneOptions lane_options(const FsdpOptions& options) {
+  return {.who = "fsdp",
+          .lanes = options.lanes,
+          .threads = options.threads,
+          .buffers = options.buffers};
+}
+
 constexpr int64_t kBroadcastBytes = int64_t{25} << 20;
 
 void check_fsdp_options(const FsdpOptions& options, const Group& group) {
@@ -37,10 +46,21 @@ void check_fsdp_options(const FsdpOptions& options, const Group& group) {
                     "for all of them",
                     options.shard_ranks, group.size()));
   }
+  const int among = options.shard_ranks == 0 ? group.size() : options.shard_ranks;
+  if (options.reshard_ranks < 0 ||
+      (options.reshard_ranks > 0 && among % options.reshard_ranks != 0) ||
+      (options.reshard_ranks > 0 &&
+       (options.sharding != Sharding::Full || !options.reshard_after_forward))) {
+    throw ConfigError(
+        fmt::format("[fsdp] reshard_ranks = {} of {} ranks that divide a model: it must divide "
+                    "their number, and goes with Sharding::Full and reshard_after_forward only",
+                    options.reshard_ranks, among));
+  }
   if (options.sharding == Sharding::None && options.shard_ranks > 1) {
     throw ConfigError(
         fmt::format("[fsdp] Sharding::None and shard_ranks = {}: choose one", options.shard_ranks));
   }
+  check_lane_options(lane_options(options), group);
   if (options.min_num_params < 0 || options.max_unsharded_units < 0) {
     throw ConfigError(fmt::format(
         "[fsdp] min_num_params = {} and max_unsharded_units = {}: neither may be below 0",
@@ -67,14 +87,15 @@ std::string describe_fsdp(const FsdpOptions& options, const std::vector<PlannedU
     return value ? c10::toString(*value) : "none";
   };
   return fmt::format(
-      "sharding {}, shard_ranks {}, reshard_after_forward {}, backward_prefetch {}, "
+      "sharding {}, shard_ranks {}, reshard_after_forward {}, reshard_ranks {}, backward_prefetch "
+      "{}, "
       "forward_prefetch {}, max_unsharded_units {}, share_memory {}, param_dtype {}, reduce_dtype "
-      "{}, buffer_dtype {}, buffers {}, units '{}'",
+      "{}, buffer_dtype {}, buffers {}, lanes {}, units '{}'",
       static_cast<int>(options.sharding), options.shard_ranks, options.reshard_after_forward,
-      static_cast<int>(options.backward_prefetch), options.forward_prefetch,
+      options.reshard_ranks, static_cast<int>(options.backward_prefetch), options.forward_prefetch,
       options.max_unsharded_units, options.share_memory, dtype(options.param_dtype),
       dtype(options.reduce_dtype), dtype(options.buffer_dtype), static_cast<int>(options.buffers),
-      fmt::join(names, "', '"));
+      options.lanes, fmt::join(names, "', '"));
 }
 
 std::string unfit_for_fsdp(const Model& model) {
@@ -107,8 +128,13 @@ Fsdp::State::State(const ModuleRef& ref, const Group& group, FsdpOptions options
   check_fsdp_options(plan_.options, group);
   if (plan_.options.sharding == Sharding::None) plan_.options.shard_ranks = 1;
   if (plan_.options.sharding != Sharding::Full) plan_.options.reshard_after_forward = false;
+  if (plan_.options.lanes > 0) {
+    lane_plan_ = std::make_shared<LanePlan>(group, plan_.options.lanes);
+  }
+  materialize_undivided();
   std::vector<PlannedUnit> planned = plan_units(ref, model(), plan_.options);
   check_model(group, planned);
+  if (lane_plan_) begin_lanes(group, lane_options(plan_.options));
   plan_groups(group);
   make_units(planned);
 }
@@ -128,7 +154,11 @@ Fsdp::State::~State() {
 void Fsdp::State::check_model(const Group& group, const std::vector<PlannedUnit>& planned) const {
   const auto& all = model().parameters;
   const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
-  verify(model(), group, device, unfit_for_fsdp(model()), "fsdp");
+  std::string complaint = unfit_for_fsdp(model());
+  if (complaint.empty() && lane_plan_) {
+    complaint = unfit_for_lanes(model(), lane_options(plan_.options), module_.module());
+  }
+  verify(model(), group, device, std::move(complaint), "fsdp");
   const std::string mine = describe_fsdp(plan_.options, planned);
   const auto texts = group.all_gather_bytes(mine, {.label = "Fsdp: comparing options"});
   for (size_t rank = 1; rank < texts.size(); ++rank) {
@@ -138,6 +168,16 @@ void Fsdp::State::check_model(const Group& group, const std::vector<PlannedUnit>
                     "has {}",
                     texts[0], rank, texts[rank]));
   }
+}
+
+// Every rank keeps these whole.
+void Fsdp::State::materialize_undivided() const {
+  const auto& divided = model().parameters;
+  for (const auto& [name, tensor] : module_.module().parameters()) {
+    const auto is_this = [&](const Named& item) { return item.tensor.is_same(tensor); };
+    if (std::ranges::none_of(divided, is_this)) materialize(tensor);
+  }
+  for (const auto& [name, tensor] : module_.module().buffers()) materialize(tensor);
 }
 
 void Fsdp::State::plan_groups(const Group& group) {
@@ -152,6 +192,10 @@ void Fsdp::State::plan_groups(const Group& group) {
   const bool on_cpu = all.empty() || all.front().tensor.is_cpu();
   plan_.shares = plan_.shards.size() == 1 ||
                  (plan_.options.share_memory && on_cpu && plan_.shards.shared({1}).defined());
+  const int nearby = plan_.options.reshard_ranks;
+  if (!plan_.shares && nearby > 0 && nearby < plan_.shards.size()) {
+    plan_.resharded = plan_.shards.split(plan_.shards.rank() / nearby);
+  }
 }
 
 void Fsdp::State::make_units(const std::vector<PlannedUnit>& planned) {
@@ -196,6 +240,7 @@ void Fsdp::State::attach() {
   const auto& all = model().parameters;
   module_ = AttachedModule(module_.module(), module_.notes());  // as it is from now on
   buffers_.emplace(plan_.all, model().buffers, plan_.options.buffers);
+  if (lane_plan_) buffers_->use_lanes(lane_plan_);
   int64_t largest = 0;
   std::vector<int64_t> blocks;
   for (const auto& unit : units_) {
@@ -212,6 +257,11 @@ void Fsdp::State::attach() {
   if (largest > 0) blocks.insert(blocks.end(), 2, largest);
   const at::Device device = all.empty() ? at::Device(at::kCPU) : all.front().tensor.device();
   memory_.emplace(plan_.shards, device, blocks);
+  for (const auto& unit : units_) {
+    for (auto& flat : unit->flats) {
+      if (lane_plan_ && flat.is_trainable()) flat.make_lane_slots(*lane_plan_);
+    }
+  }
 
   for (size_t i = 0; i < all.size(); ++i) {
     if (all[i].tensor.requires_grad()) trainable_.push_back(i);
@@ -243,6 +293,14 @@ comm::CallOptions Fsdp::State::call(std::string_view label) const {
 }
 
 void Fsdp::State::zero_grad() {
+  if (is_in_lane()) {
+    object(
+        fmt::format("zero_grad() in {}, where gradients are being added up: call it before the "
+                    "loop over the lanes",
+                    lane_text(lane_plan_->open)));
+    return;
+  }
+  if (lane_plan_) reset_lanes();
   for (const auto& unit : units_) {
     for (auto& flat : unit->flats) {
       flat.zero_grad();

@@ -10,11 +10,13 @@
 
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/fsdp.h"
+#include "lockstep/parallel/lanes.h"
 #include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/attached_module.h"
 #include "parallel/ddp/buffers.h"
 #include "parallel/ddp/usage_flags.h"
 #include "parallel/fsdp/unit.h"
+#include "parallel/lanes/plan.h"
 
 namespace lockstep::parallel {
 
@@ -22,7 +24,9 @@ namespace lockstep::parallel {
 // in which rank 0 had them complete in the first pass, so that the ranks' collectives meet whatever
 // order theirs take. What one rank finds wrong in a pass must not keep it from its collectives: it
 // is an objection, which the end of the pass throws on all ranks.
-class Fsdp::State : public GradientListener, public std::enable_shared_from_this<State> {
+class Fsdp::State : public GradientListener,
+                    public LaneListener,
+                    public std::enable_shared_from_this<State> {
  public:
   State(const ModuleRef& ref, const Group& group, FsdpOptions options);
   ~State() override;
@@ -31,6 +35,13 @@ class Fsdp::State : public GradientListener, public std::enable_shared_from_this
 
   at::Tensor arriving(size_t parameter, const at::Tensor& gradient) override;
   void arrived(size_t parameter) override;
+
+  // lanes.cpp, with lanes
+  void enter_lane(int64_t lane) override;
+  void leave_lane() override;
+  void end_lanes() override;
+  // Null without.
+  const std::shared_ptr<const LanePlan>& lane_plan() const { return lane_plan_; }
 
   const Model& model() const { return module_.model(); }
   const ModuleRef& module() const { return module_.module(); }
@@ -48,6 +59,7 @@ class Fsdp::State : public GradientListener, public std::enable_shared_from_this
   std::shared_ptr<int> holds() const { return holds_; }
   void unshard();
   void reshard();
+  bool is_whole() const { return whole_; }
   BufferSync& buffers() { return *buffers_; }
   // What a checkpoint has restored is read by the next forward.
   void shards_changed() { stale_ = true; }
@@ -56,6 +68,7 @@ class Fsdp::State : public GradientListener, public std::enable_shared_from_this
   class Layer;
   struct Call;
 
+  void materialize_undivided() const;
   void plan_groups(const Group& group);
   void check_model(const Group& group, const std::vector<PlannedUnit>& planned) const;
   void make_units(const std::vector<PlannedUnit>& planned);
@@ -65,10 +78,12 @@ class Fsdp::State : public GradientListener, public std::enable_shared_from_this
   CallLayer::Tensors forward(Unit& unit, const CallLayer::Tensors& inputs,
                              const CallLayer::Body& body);
   void begin_forward();
+  void publish();
+  void meet(std::string_view label);
   void watch_outputs(Unit& unit, const CallLayer::Tensors& outputs);
   CallLayer::Tensors cast(const CallLayer::Tensors& inputs) const;
   void open(Unit& unit);
-  enum class After { Free, Keep };
+  enum class After { Free, Reshard, Keep };
   void close(Unit& unit, After after);
   void gather(Unit& unit);
   void show(Unit& unit);
@@ -95,7 +110,21 @@ class Fsdp::State : public GradientListener, public std::enable_shared_from_this
   void settle(const std::vector<char>& reached);
   void agree_on_order();
 
+  // lanes.cpp
+  bool is_in_lane() const;
+  // Whether this backward() meets the other ranks; always, without lanes.
+  bool is_last_lane() const;
+  std::string lane_text(int64_t own_lane) const;
+  void object_to_missing_lane();
+  void object_unless_in_lane();
+  void begin_lane_pass();
+  void end_lane_pass();
+  void open_for_lanes();
+  void close_for_lanes();
+  void reset_lanes();
+
   ShardPlan plan_;
+  std::shared_ptr<const LanePlan> lane_plan_;
   AttachedModule module_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<Place> places_;       // by parameter
@@ -111,6 +140,11 @@ class Fsdp::State : public GradientListener, public std::enable_shared_from_this
   UsageFlags flags_;
   std::shared_ptr<int> holds_ = std::make_shared<int>(0);
   uint32_t caller_ = 0;
+
+  int64_t next_lane_ = 0;          // the own lane whose backward() is the next to count
+  bool lanes_complete_ = true;     // those of the step that began last
+  bool lane_done_ = false;         // the one that a loop is in has had its backward()
+  bool opened_for_lanes_ = false;  // parameters are whole for the step
 
   int depth_ = 0;       // calls under way
   bool stale_ = true;   // shards may have changed since they were published

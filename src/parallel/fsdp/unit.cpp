@@ -10,6 +10,7 @@
 #include "checkpoint/part_of.h"
 #include "parallel/ddp/gradients.h"
 #include "parallel/ddp/packed.h"
+#include "parallel/nn/deferred_init.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -73,13 +74,15 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
     layout_.add(model.parameters[i].name, parameters_.back().numel());
   }
   cuts_ = layout_.cuts(plan.shards.size(), kShardGrid);
+  if (plan.resharded) nearby_cuts_ = layout_.cuts(plan.resharded->size(), kShardGrid);
   own_ = {cuts_[plan.shards.rank()], cuts_[plan.shards.rank() + 1]};
 
   const auto options = parameters_.front().options().requires_grad(false);
   at::Tensor first = at::zeros({layout_.numel()}, options);
   for (size_t i = 0; i < members_.size(); ++i) {
     if (plan.all.rank() > 0) break;
-    place_in_flat(first, layout_.members()[i].begin, parameters_[i]).copy_(parameters_[i]);
+    place_in_flat(first, layout_.members()[i].begin, parameters_[i])
+        .copy_(values_of(parameters_[i]));
   }
   plan.all.broadcast(real_of(first), 0, {.label = unit}).wait();
   if (plan.shares) {
@@ -117,15 +120,17 @@ int64_t UnitFlat::gradient_bytes() const {
   return layout_.numel() * static_cast<int64_t>(c10::elementSize(reduce_));
 }
 
-std::vector<at::Tensor> UnitFlat::parts_of(const at::Tensor& flat) const {
+std::vector<at::Tensor> UnitFlat::parts_of(const at::Tensor& flat,
+                                           const std::vector<int64_t>& cuts) {
   std::vector<at::Tensor> parts;
-  for (size_t rank = 0; rank + 1 < cuts_.size(); ++rank) {
-    parts.push_back(real_of(flat.narrow(0, cuts_[rank], cuts_[rank + 1] - cuts_[rank])));
+  for (size_t rank = 0; rank + 1 < cuts.size(); ++rank) {
+    parts.push_back(real_of(flat.narrow(0, cuts[rank], cuts[rank + 1] - cuts[rank])));
   }
   return parts;
 }
 
 void UnitFlat::publish() {
+  nearby_ = at::Tensor();
   for (const auto& parameter : parameters_) torch::autograd::impl::bump_version(parameter);
   if (plan_.shares && compute_ != layout_.dtype()) {
     const at::NoGradGuard no_grad;
@@ -137,7 +142,13 @@ void UnitFlat::start_gather(const comm::CallOptions& options) {
   if (plan_.shares) return;
   const at::NoGradGuard no_grad;
   gathered_ = at::empty({layout_.numel()}, shard_.options().dtype(compute_));
-  gather_ = plan_.shards.all_gather(parts_of(gathered_), real_of(shard_.to(compute_)), options);
+  if (nearby_.defined()) {
+    gather_ =
+        plan_.resharded->all_gather(parts_of(gathered_, nearby_cuts_), real_of(nearby_), options);
+    return;
+  }
+  gather_ =
+      plan_.shards.all_gather(parts_of(gathered_, cuts_), real_of(shard_.to(compute_)), options);
 }
 
 void UnitFlat::show() {
@@ -146,6 +157,13 @@ void UnitFlat::show() {
   for (size_t i = 0; i < memory_.size(); ++i) {
     memory_[i].show(flat, layout_.members()[i].begin);
   }
+}
+
+void UnitFlat::keep_nearby() {
+  if (!plan_.resharded || nearby_.defined()) return;
+  const at::NoGradGuard no_grad;
+  const int64_t begin = nearby_cuts_[plan_.resharded->rank()];
+  nearby_ = gathered_.narrow(0, begin, nearby_cuts_[plan_.resharded->rank() + 1] - begin).clone();
 }
 
 void UnitFlat::hide() {
@@ -175,22 +193,53 @@ void UnitFlat::add_gradient(size_t member, const at::Tensor& gradient) {
   have_[member] = true;
 }
 
-void UnitFlat::start_reduce(const comm::CallOptions& options) {
-  const at::NoGradGuard no_grad;
+void UnitFlat::clear_absent() {
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& [name, numel, begin] = layout_.members()[i];
     if (!have_[i]) gradients_.narrow(0, begin, numel).zero_();
   }
+}
+
+void UnitFlat::prepare_average() {
   if (!average_.defined()) average_ = at::empty({own_.size()}, shard_.options());
   const bool direct =
       reduce_ == layout_.dtype() &&
       std::ranges::none_of(leaves_, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
   received_ = direct ? average_ : at::empty({own_.size()}, shard_.options().dtype(reduce_));
   second_ = false;
+}
+
+void UnitFlat::start_reduce(const comm::CallOptions& options) {
+  const at::NoGradGuard no_grad;
+  clear_absent();
+  prepare_average();
   label_ = options.label;
   reduce_work_ = plan_.shards.reduce_scatter(
-      real_of(received_), parts_of(gradients_),
+      real_of(received_), parts_of(gradients_, cuts_),
       plan_.replicas.size() > 1 ? ReduceOp::Sum : ReduceOp::Average, options);
+}
+
+void UnitFlat::make_lane_slots(const LanePlan& plan) {
+  const auto options = at::TensorOptions(at::kByte).device(shard_.device());
+  for (int slot = 0; slot < plan.slots; ++slot) {
+    const at::Tensor bytes = slot == 0 ? plan.group.empty({gradient_bytes()}, options)
+                                       : at::empty({gradient_bytes()}, options);
+    lane_slots_.push_back(real_of(bytes.view(reduce_)));
+  }
+}
+
+void UnitFlat::place_lane(const LanePlan& plan, int64_t own_lane) {
+  const at::NoGradGuard no_grad;
+  clear_absent();
+  plan.place(own_lane, real_of(gradients_),
+             [&](int slot) -> const at::Tensor& { return lane_slots_[slot]; });
+}
+
+void UnitFlat::start_lane_average(const LanePlan& plan, const comm::CallOptions& options) {
+  const at::NoGradGuard no_grad;
+  prepare_average();
+  const auto nodes = static_cast<std::ptrdiff_t>(plan.sum.nodes().size());
+  reduce_work_ = plan.sum.average({lane_slots_.begin(), lane_slots_.begin() + nodes}, options);
 }
 
 void UnitFlat::start_second_reduce() {
@@ -200,7 +249,7 @@ void UnitFlat::start_second_reduce() {
 
 bool UnitFlat::advance_reduce() {
   if (!reduce_work_.is_completed()) return false;
-  if (plan_.replicas.size() == 1 || second_) return true;
+  if (plan_.replicas.size() == 1 || !lane_slots_.empty() || second_) return true;
   reduce_work_.wait();
   start_second_reduce();
   return false;
@@ -208,7 +257,14 @@ bool UnitFlat::advance_reduce() {
 
 at::Tensor UnitFlat::finish_reduce() {
   reduce_work_.wait();
-  if (plan_.replicas.size() > 1) {
+  if (!lane_slots_.empty()) {
+    const at::NoGradGuard no_grad;
+    const int64_t reals = received_.is_complex() ? 2 : 1;  // an element
+    const at::Tensor own =
+        lane_slots_.front().view({-1}).narrow(0, own_.begin * reals, own_.size() * reals);
+    const at::Tensor target = real_of(received_);
+    target.copy_(own.view(target.sizes()));
+  } else if (plan_.replicas.size() > 1) {
     if (!second_) start_second_reduce();
     reduce_work_.wait();
     const at::NoGradGuard no_grad;

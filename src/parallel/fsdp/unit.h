@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "parallel/ddp/model.h"
 #include "parallel/fsdp/parameter_memory.h"
 #include "parallel/fsdp/plan_units.h"
+#include "parallel/lanes/plan.h"
 #include "parallel/layout/flat_layout.h"
 
 namespace lockstep::parallel {
@@ -24,6 +26,7 @@ struct ShardPlan {
   Group shards;         // among which the model is divided
   Group replicas;       // ranks with the same part; alone unless there are several shard groups
   bool shares = false;  // one copy of the parameters for all ranks of `shards`
+  std::optional<Group> resharded;  // among which parameters stay divided after forward
   FsdpOptions options;
 };
 
@@ -72,6 +75,9 @@ class UnitFlat {
   void start_gather(const comm::CallOptions& options);
   void show();
   void hide();
+  // Before hide(): the next gather is among ShardPlan::resharded, until publish() or drop_nearby().
+  void keep_nearby();
+  void drop_nearby() { nearby_ = at::Tensor(); }
   // Of a parameter that was converted or replaced: its name, else "".
   std::string detached(const Model& model) const;
 
@@ -85,6 +91,12 @@ class UnitFlat {
   // free again.
   void start_reduce(const comm::CallOptions& options);
   bool advance_reduce();
+  // With lanes: memory for their sums, which every rank makes; then for each own lane the gradients
+  // of the pass are added, and after the last the average over all lanes is started, in the place
+  // of start_reduce().
+  void make_lane_slots(const LanePlan& plan);
+  void place_lane(const LanePlan& plan, int64_t own_lane);
+  void start_lane_average(const LanePlan& plan, const comm::CallOptions& options);
   at::Tensor finish_reduce();
   // The average becomes the gradient of the leaves of which some rank has one.
   void settle(const std::vector<char>& reached);
@@ -93,8 +105,10 @@ class UnitFlat {
   void zero_grad();
 
  private:
-  std::vector<at::Tensor> parts_of(const at::Tensor& flat) const;
+  static std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<int64_t>& cuts);
   void start_second_reduce();
+  void clear_absent();
+  void prepare_average();
 
   const ShardPlan& plan_;
   std::vector<size_t> members_;
@@ -103,12 +117,13 @@ class UnitFlat {
   FlatLayout layout_;
   bool trainable_;
   at::ScalarType compute_, reduce_;
-  std::vector<int64_t> cuts_;
+  std::vector<int64_t> cuts_, nearby_cuts_;
   Range own_;
   std::string unit_;
 
   at::Tensor shared_;    // all elements, for all ranks
   at::Tensor gathered_;  // while shown
+  at::Tensor nearby_;    // this rank's elements among ShardPlan::resharded, after forward
   at::Tensor shard_;     // this rank's elements, in the module's own dtype
   std::vector<at::Tensor> leaves_;
   std::vector<Range> ranges_;
@@ -121,6 +136,7 @@ class UnitFlat {
   comm::Work reduce_work_;
   bool second_ = false;  // the replicas' sum is under way
   std::string label_;
+  std::vector<at::Tensor> lane_slots_;  // as LanePlan has them; none without lanes
 };
 
 // A module, and what is attached to its calls.

@@ -5,20 +5,20 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/ddp.h"
-#include "parallel/ddp/reducer.h"
+#include "lockstep/parallel/fsdp.h"
 #include "parallel/lanes/plan.h"
 
 namespace lockstep::parallel {
 
-LaneTurn::LaneTurn(std::vector<std::shared_ptr<Reducer>> reducers,
+LaneTurn::LaneTurn(std::vector<std::shared_ptr<LaneListener>> listeners,
                    std::shared_ptr<const LanePlan> plan, StepKey key, at::Device device)
-    : reducers_(std::move(reducers)),
+    : listeners_(std::move(listeners)),
       plan_(std::move(plan)),
       key_(key),
       device_(device),
       lane_(plan_->sum.lanes().begin) {
   if (plan_->open >= 0) {
-    throw ConfigError("[ddp] a loop over lanes within another of the same Ddp");
+    throw ConfigError("[lanes] a loop over lanes within another of the same model");
   }
   enter();
 }
@@ -31,21 +31,22 @@ void LaneTurn::next() {
   leave();
   ++lane_;
   if (!done()) return enter();
-  for (const auto& reducer : reducers_) reducer->end_lanes();
+  for (const auto& listener : listeners_) listener->end_lanes();
 }
 
 void LaneTurn::enter() {
   stream_.emplace(Stream{.seed = key_.seed, .step = key_.step, .lane = lane_}, device_);
-  for (const auto& reducer : reducers_) reducer->enter_lane(lane_);
+  for (const auto& listener : listeners_) listener->enter_lane(lane_);
 }
 
 void LaneTurn::leave() {
   if (done()) return;
-  for (const auto& reducer : reducers_) reducer->leave_lane();
+  for (const auto& listener : listeners_) listener->leave_lane();
   stream_.reset();
 }
 
 LaneMean::LaneMean(const Ddp& ddp) : plan_(ddp.plan()), sums_(plan_->own_lanes()) {}
+LaneMean::LaneMean(const Fsdp& fsdp) : plan_(fsdp.plan()), sums_(plan_->own_lanes()) {}
 
 void LaneMean::add(const at::Tensor& sum, int64_t count) {
   if (sum.numel() != 1) {

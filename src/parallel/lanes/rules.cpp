@@ -54,36 +54,44 @@ DeterminismReport unpacked(const std::string& text) {
 
 }  // namespace
 
-void check_lane_options(const DdpOptions& options, const Group& group) {
+LaneOptions lane_options(const DdpOptions& options) {
+  LaneOptions lanes{
+      .who = "ddp", .lanes = options.lanes, .threads = options.threads, .buffers = options.buffers};
+  if (options.hook) lanes.over_ranks = fmt::format("the hook {}", options.hook->name());
+  if (options.reduce_dtype && !options.hook) lanes.over_ranks = "reduce_dtype";
+  return lanes;
+}
+
+void check_lane_options(const LaneOptions& options, const Group& group) {
   if (options.lanes < 0) {
-    throw ConfigError(fmt::format("[ddp] lanes = {}: a number of lanes, or 0", options.lanes));
+    throw ConfigError(
+        fmt::format("[{}] lanes = {}: a number of lanes, or 0", options.who, options.lanes));
   }
   if (options.lanes == 0) return;
   const int64_t others = group.transport().lanes();
   if (others != 0 && others != options.lanes) {
     throw ConfigError(fmt::format(
-        "[ddp] lanes = {}, but another Ddp of this group has {}: give all the same number",
-        options.lanes, others));
+        "[{}] lanes = {}, but another model of this group has {}: give all the same number",
+        options.who, options.lanes, others));
   }
   if (options.lanes < group.size()) {
     throw ConfigError(
-        fmt::format("[ddp] lanes = {} on {} ranks: each needs one, so run at most as "
+        fmt::format("[{}] lanes = {} on {} ranks: each needs one, so run at most as "
                     "many ranks as there are lanes",
-                    options.lanes, group.size()));
+                    options.who, options.lanes, group.size()));
   }
   if (options.threads < 1) {
-    throw ConfigError(fmt::format("[ddp] threads = {}: at least 1", options.threads));
+    throw ConfigError(fmt::format("[{}] threads = {}: at least 1", options.who, options.threads));
   }
-  if (options.hook || options.reduce_dtype) {
+  if (!options.over_ranks.empty()) {
     throw ConfigError(fmt::format(
-        "[ddp] lanes = {} together with {}: it averages over ranks, and with lanes the average has "
+        "[{}] lanes = {} together with {}: it averages over ranks, and with lanes the average has "
         "to be the same for every number of ranks; leave out one of them",
-        options.lanes,
-        options.hook ? fmt::format("the hook {}", options.hook->name()) : "reduce_dtype"));
+        options.who, options.lanes, options.over_ranks));
   }
 }
 
-std::string unfit_for_lanes(const Model& model, const DdpOptions& options,
+std::string unfit_for_lanes(const Model& model, const LaneOptions& options,
                             const ModuleRef& module) {
   if (options.buffers == Buffers::None && !model.buffers.empty()) {
     return fmt::format(
@@ -98,23 +106,25 @@ std::string unfit_for_lanes(const Model& model, const DdpOptions& options,
   return {};
 }
 
-void begin_lanes(const Group& group, const DdpOptions& options) {
+void begin_lanes(const Group& group, const LaneOptions& options) {
   comm::compute_with(options.threads);
   const auto mine = determinism_report(group);
   const auto all = group.all_gather_bytes(fmt::format("lanes\t{}\n{}", options.lanes, packed(mine)),
-                                          {.label = "Ddp: lanes"});
+                                          {.label = "lanes"});
   const auto first = unpacked(all[0]);
   for (size_t rank = 1; rank < all.size(); ++rank) {
     for (const auto& difference : unpacked(all[rank]).differences(first)) {
       const auto text =
           fmt::format("rank {} differs from rank 0 in what bits depend on: {}", rank, difference);
       if (is_decisive(difference)) {
-        throw ConfigError(fmt::format("[ddp] {}; with lanes all have to be alike", text));
+        throw ConfigError(
+            fmt::format("[{}] {}; with lanes all have to be alike", options.who, text));
       }
-      if (group.rank() == 0) log::warn("[ddp] " + text);
+      if (group.rank() == 0) log::warn(fmt::format("[{}] {}", options.who, text));
     }
   }
-  if (group.rank() == 0) log::info(fmt::format("[ddp] {} lanes: {}", options.lanes, mine.text()));
+  if (group.rank() == 0)
+    log::info(fmt::format("[{}] {} lanes: {}", options.who, options.lanes, mine.text()));
 }
 
 void refuse_lanes(const Group& group, std::string_view who, std::string_view advice) {

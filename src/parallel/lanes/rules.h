@@ -1,7 +1,9 @@
-// What has to hold for a Ddp with lanes.
+// What has to hold for a Ddp or Fsdp with lanes.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
@@ -9,16 +11,27 @@
 
 namespace lockstep::parallel {
 
+// Options that lanes have to do with.
+struct LaneOptions {
+  std::string_view who;  // "ddp"
+  int64_t lanes = 0;
+  int threads = 1;
+  Buffers buffers = Buffers::Broadcast;
+  std::string over_ranks = {};  // the option that has averages taken over ranks, if any
+};
+LaneOptions lane_options(const DdpOptions& options);
+
 // Throws ConfigError for options that do not go with lanes, or a number of lanes that the group's
 // ranks cannot run.
-void check_lane_options(const DdpOptions& options, const Group& group);
+void check_lane_options(const LaneOptions& options, const Group& group);
 
 // What of the model is no function of lanes, as an error's text; empty when nothing is.
-std::string unfit_for_lanes(const Model& model, const DdpOptions& options, const ModuleRef& module);
+std::string unfit_for_lanes(const Model& model, const LaneOptions& options,
+                            const ModuleRef& module);
 
 // Sets the number of threads; then throws ConfigError on all ranks when ranks differ in something
 // that their bits depend on. Every rank calls it.
-void begin_lanes(const Group& group, const DdpOptions& options);
+void begin_lanes(const Group& group, const LaneOptions& options);
 
 // Throws ConfigError when the group's ranks sum up over lanes: `who` would give other bits on
 // another number of ranks; `advice` says what to do instead.

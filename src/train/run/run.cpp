@@ -14,6 +14,7 @@
 #include "lockstep/core/preemption.h"
 #include "lockstep/parallel/random.h"
 #include "lockstep/train/progress.h"
+#include "train/error_text.h"
 #include "train/run/options_of.h"
 #include "train/run/report.h"
 
@@ -21,11 +22,6 @@ namespace lockstep::train {
 namespace {
 
 constexpr int64_t kOnlyAtTheEnds = int64_t{1} << 60;  // steps between two reports
-
-std::string text_of(const std::exception& error) {
-  const auto* const torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
-}
 
 // What a run writes beside its checkpoints; empty: nothing.
 struct Files {
