@@ -2,7 +2,6 @@
 #include "lockstep/parallel/fsdp.h"
 
 #include "device/training.h"
-#include "lockstep/parallel/activation_checkpointing.h"
 #include "lockstep/parallel/call.h"
 
 namespace lockstep::test {
@@ -28,14 +27,12 @@ struct CalledImpl : torch::nn::Module {
 };
 TORCH_MODULE(Called);
 
-Training trained(FsdpOptions options, bool recomputes) {
+Training trained(FsdpOptions options) {
   return [=](World& world, at::Device device) {
     Called net;
     net->to(device);
     FsdpOptions with = options;
     for (const auto& layer : net->layers) with.units.push_back(layer.ptr());
-    std::optional<ActivationCheckpointing> recompute;
-    if (recomputes) recompute.emplace(with.units);
     Fsdp fsdp(net, world.group(), with);
     torch::optim::SGD sgd(fsdp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
     for (int i = 0; i < 6; ++i) {
@@ -57,10 +54,10 @@ Training trained(FsdpOptions options, bool recomputes) {
 }
 
 TEST(FsdpOnDevice, HasTheBitsOfTheCpu) {
-  expect_same_on_both(trained({}, false));
-  expect_same_on_both(trained({.sharding = parallel::Sharding::Gradients}, false));
-  expect_same_on_both(trained(
-      {.backward_prefetch = parallel::BackwardPrefetch::After, .forward_prefetch = true}, true));
+  expect_same_on_both(trained({}));
+  expect_same_on_both(trained({.sharding = parallel::Sharding::Gradients}));
+  expect_same_on_both(
+      trained({.backward_prefetch = parallel::BackwardPrefetch::After, .forward_prefetch = true}));
 }
 
 }  // namespace
