@@ -115,7 +115,7 @@ TEST(FsdpCheckpoint, IsRestoredWithoutTheWholeModelInMemory) {
     checkpoints.save(1);
   });
   spawn(2, [&](World& world) {
-    constexpr int64_t kLayer = 4 * (200 * 200 + 200);  // bytes
+    constexpr int64_t kOneLayer = 4 * (200 * 200 + 200);  // bytes
     CountedMemory memory;
     auto net = [] {
       const DeferredInit deferred;
@@ -126,7 +126,7 @@ TEST(FsdpCheckpoint, IsRestoredWithoutTheWholeModelInMemory) {
     Checkpointer checkpoints(world.group(), folder.path());
     checkpoints.track("net", fsdp);
     checkpoints.restore_latest();
-    EXPECT_LT(memory.peak(), (10 + 6) * kLayer);
+    EXPECT_LT(memory.peak(), (10 + 6) * kOneLayer);
     const auto wanted = saved->named_parameters();
     for (const auto& shard : fsdp.shards()) {
       EXPECT_TRUE(at::equal(shard.shard, part_of_shard(wanted[shard.name], shard))) << shard.name;

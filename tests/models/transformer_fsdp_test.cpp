@@ -20,7 +20,7 @@ namespace {
 using models::Recomputed;
 using models::Transformer;
 
-Transformer small(bool tied = true, double dropout = 0) {
+Transformer small_transformer(bool tied = true, double dropout = 0) {
   torch::manual_seed(3);
   return Transformer({.vocabulary = 80,
                       .layers = 3,
@@ -56,7 +56,8 @@ std::vector<std::shared_ptr<torch::nn::Module>> blocks_of(const Transformer& net
 
 void expect_as_ddp(const Way& way, const FsdpOptions& options) {
   spawn(2, [&](World& world) {
-    Transformer net = small(way.tied, way.dropout), usual = small(way.tied, way.dropout);
+    Transformer net = small_transformer(way.tied, way.dropout),
+                usual = small_transformer(way.tied, way.dropout);
     std::optional<ActivationCheckpointing> again, usual_again;
     if (way.recomputed) {
       again.emplace(net->recomputed(*way.recomputed));
@@ -107,7 +108,7 @@ TEST(TransformerFsdp, HasTheBitsOfDdpWithRecomputedBlocksAndAutocast) {
 // Adapters beside frozen weights, as LoRA has them.
 struct AdaptedImpl : torch::nn::Module {
   AdaptedImpl() {
-    net = register_module("net", small());
+    net = register_module("net", small_transformer());
     for (auto& parameter : net->parameters()) parameter.set_requires_grad(false);
     torch::manual_seed(4);
     down = register_module("down", torch::nn::Linear(32, 4));
@@ -159,8 +160,8 @@ TEST(TransformerFsdp, TrainsAdaptersOfFrozenWeights) {
 TEST(TransformerFsdp, GeneratesOtherTextsOnEachRank) {
   for (const bool share : {true, false}) {
     spawn(2, [&](World& world) {
-      Transformer net = small();
-      Transformer usual = small();
+      Transformer net = small_transformer();
+      Transformer usual = small_transformer();
       Fsdp fsdp(net, world.group(), {.units = blocks_of(net), .share_memory = share});
       fsdp.unshard();
       const std::vector<std::vector<int32_t>> prompts{{1, 2, 3 + world.rank()}};

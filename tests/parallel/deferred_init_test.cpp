@@ -110,21 +110,21 @@ TEST(DeferredInit, TrainsUnderFsdpAndDdpToTheSameBits) {
 
 TEST(DeferredInit, AModelIsNeverWholeInMemory) {
   spawn(2, [](World& world) {
-    constexpr int64_t kLayers = 20, kLayer = 4 * (200 * 200 + 200);  // bytes
+    constexpr int64_t kOfThem = 20, kOneLayer = 4 * (200 * 200 + 200);  // bytes
     CountedMemory memory;
     const auto net = [] {
       const DeferredInit deferred;
       torch::nn::Sequential layers;
-      for (int64_t i = 0; i < kLayers; ++i) layers->push_back(torch::nn::Linear(200, 200));
+      for (int64_t i = 0; i < kOfThem; ++i) layers->push_back(torch::nn::Linear(200, 200));
       return layers;
     }();
-    EXPECT_LT(memory.peak(), 3 * kLayer);
+    EXPECT_LT(memory.peak(), 3 * kOneLayer);
     memory.forget_peak();
     Fsdp fsdp(net, world.group(),
               {.units = units_of<torch::nn::LinearImpl>(*net), .share_memory = false});
     // The shards, what was small enough to be made at once, and what one unit takes on the way.
-    EXPECT_LT(memory.peak(), (kLayers / 2 + 6) * kLayer);
-    EXPECT_LT(memory.now(), (kLayers / 2 + 4) * kLayer);
+    EXPECT_LT(memory.peak(), (kOfThem / 2 + 6) * kOneLayer);
+    EXPECT_LT(memory.now(), (kOfThem / 2 + 4) * kOneLayer);
   });
 }
 
