@@ -70,7 +70,7 @@ Training train(const World& world, Net net, const Options& options) {
   const int64_t steps = options.steps > 0 ? std::min(options.steps, all_steps) : all_steps;
   if (world.is_main()) {
     std::printf("Fashion-MNIST, perceptron 784-256-10, on %s%s\n", world.describe().c_str(),
-                world.group().keeps_tree_order() ? "" : ", sums in the transport's own order");
+                world.group().deterministic() ? "" : ", sums in the transport's own order");
     std::printf(
         "batch %ld x %d rank%s = %ld images a step, %ld steps an epoch, Adam %g, seed %ld\n",
         options.batch_size, world.size(), world.size() == 1 ? "" : "s",

@@ -1,9 +1,11 @@
 #include "comm/call.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 
 #include "core/flight/record.h"
@@ -71,6 +73,32 @@ at::Tensor plain(const at::Tensor& tensor) {
   return is_odd ? tensor.detach().as_strided({tensor.numel()}, {1}) : tensor;
 }
 
+// What PreMulSum adds up of this rank: on the CPU libtorch multiplies no floats of one byte.
+at::Tensor multiplied(const at::Tensor& tensor, double factor) {
+  const at::NoGradGuard no_grad;
+  const at::ScalarType dtype = tensor.scalar_type();
+  if (tensor.element_size() > 1) return tensor.detach() * factor;
+  return (tensor.detach().to(at::kFloat) * factor).to(dtype);
+}
+
+// Tensors that are other than the caller's, and what comes back from them.
+using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
+
+void multiply(Request& request, int rank, Copies& copies) {
+  for (at::Tensor& input : request.inputs) input = multiplied(input, request.factor);
+  if (request.what == Collective::ReduceScatter) return;
+  at::Tensor& output = request.outputs.front();
+  const at::Tensor target = output.detach();
+  if (request.what == Collective::AllReduce) {
+    const at::NoGradGuard no_grad;
+    target.copy_(multiplied(target, request.factor));
+  } else {
+    // Only the root's tensor changes.
+    output = multiplied(target, request.factor).contiguous();
+    if (rank == request.peer) copies.emplace_back(target, output);
+  }
+}
+
 // All memory between the first and the last element of each tensor.
 Memory memory_of(const std::vector<at::Tensor>& tensors) {
   Memory memory;
@@ -102,42 +130,120 @@ class Over : public Pending {
 // over.
 class CopyBack : public Pending {
  public:
-  CopyBack(Work work, std::vector<std::pair<at::Tensor, at::Tensor>> copies)
-      : work_(std::move(work)), copies_(std::move(copies)) {}
+  CopyBack(Work work, Copies copies) : work_(std::move(work)), copies_(std::move(copies)) {}
 
  private:
   void finish() override {
     work_.wait();
+    copy();
+  }
+  bool finish_within(std::chrono::microseconds limit) override {
+    if (!work_.wait_for(limit)) return false;
+    copy();
+    return true;
+  }
+  void copy() {
     const at::NoGradGuard no_grad;
     for (auto& [target, source] : copies_) target.copy_(source);
   }
   bool advance() override { return work_.is_completed(); }
 
   Work work_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  Copies copies_;
+};
+
+// Makes a stream the current one of its device, where one was given.
+class Current {
+ public:
+  explicit Current(const std::optional<c10::Stream>& stream) {
+    if (stream) guard_.emplace(*stream);
+  }
+
+ private:
+  std::optional<c10::StreamGuard> guard_;
+};
+
+// One after another, on a stream of the caller's choice.
+class Together : public Pending {
+ public:
+  Together(std::vector<Work> works, std::optional<c10::Stream> stream, std::function<void()> finish)
+      : works_(std::move(works)), stream_(stream), finish_(std::move(finish)) {}
+
+ private:
+  void finish() override {
+    const Current current(stream_);
+    for (Work& work : works_) work.wait();
+    finish_();
+  }
+  bool finish_within(std::chrono::microseconds limit) override {
+    const Current current(stream_);
+    const auto until = std::chrono::steady_clock::now() + limit;
+    for (Work& work : works_) {
+      const auto left =
+          std::chrono::ceil<std::chrono::microseconds>(until - std::chrono::steady_clock::now());
+      if (!work.wait_for(std::max(left, std::chrono::microseconds(0)))) return false;
+    }
+    finish_();
+    return true;
+  }
+  bool advance() override {
+    return std::all_of(works_.begin(), works_.end(),
+                       [](Work& work) { return work.is_completed(); });
+  }
+
+  std::vector<Work> works_;
+  const std::optional<c10::Stream> stream_;
+  std::function<void()> finish_;
 };
 
 }  // namespace
 
-Work start_call(Transport& transport, Request&& request) {
-  Uses uses{memory_of(request.inputs), memory_of(request.outputs)};
+Uses uses_of(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) {
+  return {memory_of(inputs), memory_of(outputs)};
+}
+
+Work together(Transport& transport, Uses uses, std::vector<Work> works,
+              std::optional<c10::Stream> stream, std::function<void()> finish) {
+  auto all = std::make_shared<Together>(std::move(works), stream, std::move(finish));
+  all->belong_to(transport.unfinished(), std::move(uses));
+  return Work(std::move(all));
+}
+
+Work copy_alone(Transport& transport, const at::Tensor& output, const at::Tensor& input,
+                std::optional<c10::Stream> stream) {
+  const Current current(stream);
+  const at::NoGradGuard no_grad;
+  transport.unfinished()->finish_before(uses_of({input}, {output}));
+  output.detach().view({-1}).copy_(input.detach().reshape({-1}));
+  return {};
+}
+
+Work start_call(Transport& transport, Request&& request, std::optional<c10::Stream> stream) {
+  const Current current(stream);
+  Uses uses = uses_of(request.inputs, request.outputs);
   transport.unfinished()->finish_before(uses);
   Unfinished::of_this_thread().finish_all();
+  Copies copies;
+  if (reduces(request.what) && request.op == ReduceOp::PreMulSum)
+    multiply(request, transport.rank(), copies);
   for (at::Tensor& input : request.inputs) {
-    input = input.is_contiguous() ? plain(input) : input.detach().contiguous();
+    // A conjugate that libtorch has put off is none in memory.
+    input = input.detach().resolve_conj().resolve_neg();
+    input = input.is_contiguous() ? plain(input) : input.contiguous();
   }
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   for (at::Tensor& output : request.outputs) {
-    if (output.is_contiguous()) {
+    if (output.is_contiguous() && !output.is_conj() && !output.is_neg()) {
       output = plain(output);
       continue;
     }
     at::Tensor target = output.detach();
-    output = target.contiguous();
+    output = target.resolve_conj().resolve_neg().contiguous();
     copies.emplace_back(target, output);
   }
   Work work = start_recorded(transport, std::move(request));
   if (!copies.empty()) work = Work(std::make_shared<CopyBack>(std::move(work), std::move(copies)));
+  if (stream && work.pending())
+    work = Work(std::make_shared<Together>(std::vector{std::move(work)}, stream, [] {}));
   if (!work.pending()) work = Work(std::make_shared<Over>());
   work.pending()->belong_to(transport.unfinished(), std::move(uses));
   return work;

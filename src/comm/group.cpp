@@ -7,67 +7,13 @@
 #include <algorithm>
 
 #include "comm/call.h"
+#include "comm/check.h"
 #include "comm/transport.h"
+#include "core/mix.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
-
-template <class... Args>
-[[noreturn]] void refuse(Collective what, fmt::format_string<Args...> text, Args&&... args) {
-  throw ConfigError(
-      fmt::format("[comm] {}: {}", name_of(what), fmt::format(text, std::forward<Args>(args)...)));
-}
-
-bool carried(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kChar:
-    case at::kShort:
-    case at::kInt:
-    case at::kLong:
-    case at::kByte:
-    case at::kBool:
-      return true;
-    default:
-      return false;
-  }
-}
-
-void check_tensor(Collective what, const at::Tensor& tensor) {
-  if (!tensor.defined()) refuse(what, "a tensor is undefined");
-  if (!carried(tensor.scalar_type())) {
-    refuse(what,
-           "dtype {} is not supported; use float32/64, float16, bfloat16, int8/16/32/64, uint8 or "
-           "bool",
-           name_of(tensor.scalar_type()));
-  }
-  if (tensor.layout() != at::kStrided) refuse(what, "a tensor is not dense: use .to_dense()");
-}
-
-void check_device(Collective what, const at::Tensor& tensor, const Transport& transport,
-                  at::Device device) {
-  if (!transport.carries(tensor.device())) {
-    const at::Device own = transport.device();
-    refuse(what,
-           "a tensor is on {}, but this group communicates between {} tensors: move it with .{}",
-           tensor.device().str(), own.is_cpu() ? "CPU" : own.str() + " and CPU",
-           own.is_cpu() ? "cpu()" : fmt::format("to({})", own.str()));
-  }
-  if (tensor.device() != device) {
-    refuse(what, "tensors on {} and {} in one call", device.str(), tensor.device().str());
-  }
-}
-
-void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
-  const bool bitwise = op == ReduceOp::BitwiseAnd || op == ReduceOp::BitwiseOr;
-  if ((bitwise && at::isFloatingType(dtype)) || (op == ReduceOp::Average && dtype == at::kBool)) {
-    refuse(what, "{} has no meaning for {}", name_of(op), name_of(dtype));
-  }
-}
 
 // The string's bytes as a tensor that shares them.
 at::Tensor as_tensor(std::string_view text) {
@@ -84,10 +30,14 @@ void check_memory(std::string_view what, const at::TensorOptions& options,
       options.device().str()));
 }
 
-// What each rank says in split().
+// What each rank says in split() and subgroup().
 struct Choice {
   int color;
   int key;
+};
+struct Listed {
+  uint64_t hash;
+  int64_t count;  // no gap, since ranks compare the bytes
 };
 
 }  // namespace
@@ -98,13 +48,39 @@ Group::Group(std::shared_ptr<Transport> transport) : transport_(std::move(transp
 int Group::rank() const { return transport_->rank(); }
 int Group::size() const { return transport_->size(); }
 std::string_view Group::backend() const { return transport_->name(); }
-bool Group::keeps_tree_order() const { return transport_->keeps_tree_order(); }
+bool Group::deterministic() const { return transport_->deterministic(); }
 bool Group::carries(at::Device device) const { return transport_->carries(device); }
 std::chrono::milliseconds Group::timeout() const { return transport_->timeout(); }
 uint32_t Group::next_caller() const { return transport_->next_caller(); }
+std::vector<int> Group::world_ranks() const { return transport_->world_ranks(); }
+
+std::optional<int> Group::rank_in(const Group& other, int rank) const {
+  const std::vector<int> mine = world_ranks(), theirs = other.world_ranks();
+  if (rank < 0 || rank >= size())
+    throw ConfigError(
+        fmt::format("[comm] rank_in: rank {} is not in this group of {}", rank, size()));
+  const auto found = std::find(theirs.begin(), theirs.end(), mine[static_cast<size_t>(rank)]);
+  if (found == theirs.end()) return std::nullopt;
+  return static_cast<int>(found - theirs.begin());
+}
+
+void Group::abort(std::string_view why) const noexcept {
+  try {
+    transport_->abort(fmt::format("the group was aborted: {}", why));
+  } catch (const std::exception&) {
+    transport_->abort("the group was aborted");
+  }
+}
+
+std::optional<std::string> Group::failure() const {
+  if (const auto why = transport_->aborted()) return why;
+  return transport_->failure();
+}
 
 // Checks what this rank alone can check.
 Work Group::start(Request request, const CallOptions& options) const {
+  if (const auto why = transport_->aborted())
+    throw CommError(fmt::format("[comm] {}: {}", name_of(request.what), *why));
   // A deadline that far off is none; more would overflow the clock.
   request.timeout = std::min<std::chrono::milliseconds>(
       options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
@@ -114,6 +90,7 @@ Work Group::start(Request request, const CallOptions& options) const {
   request.context.pass = options.context.pass;
   request.advice = options.advice;
   request.divide_by = options.divide_by;
+  request.factor = options.factor;
   if (request.peer < 0 || request.peer >= size()) {
     refuse(request.what, "rank {} is not in this group of {}", request.peer, size());
   }
@@ -131,18 +108,20 @@ Work Group::start(Request request, const CallOptions& options) const {
       }
     }
   }
+  if (has_python_ranks()) check_for_python(request.what, dtype, request.op);
   if (request.divide_by != 0 && (request.divide_by < 0 || !device.is_cpu() || has_python_ranks())) {
     refuse(
         request.what,
         "divide_by = {}: a number above 0, for tensors on the CPU, in a group without Python ranks",
         request.divide_by);
   }
+  check_stream(request.what, options, device);
   for (const at::Tensor& output : request.outputs) {
     if (!output.is_contiguous() && at::has_internal_overlap(output) == at::MemOverlap::Yes) {
       refuse(request.what, "an output's elements share memory (an expanded tensor?): use .clone()");
     }
   }
-  return start_call(*transport_, std::move(request));
+  return start_call(*transport_, std::move(request), options.stream);
 }
 
 Work Group::all_reduce(const at::Tensor& tensor, ReduceOp op, const CallOptions& options) const {
@@ -280,6 +259,33 @@ Work Group::recv(const at::Tensor& tensor, int from, int tag, const CallOptions&
   return start({.what = Collective::Recv, .outputs = {tensor}, .peer = from, .tag = tag}, options);
 }
 
+Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const SendRecv& peers,
+                      const CallOptions& options) const {
+  if ((peers.to == rank()) != (peers.from == rank())) {
+    refuse(Collective::Send, "send_recv to rank {} and from rank {}: this rank is both or neither",
+           peers.to, peers.from);
+  }
+  check_tensor(Collective::Recv, output);
+  check_tensor(Collective::Send, input);
+  for (const int peer : {peers.to, peers.from}) {
+    if (peer < 0 || peer >= size())
+      refuse(Collective::Send, "rank {} is not in this group of {}", peer, size());
+  }
+  if (peers.to != rank()) {
+    const Uses uses = uses_of({input}, {output});
+    Work sent = send(input, peers.to, peers.tag, options);
+    return together(*transport_, uses,
+                    {std::move(sent), recv(output, peers.from, peers.tag, options)},
+                    options.stream);
+  }
+  if (output.numel() != input.numel() || output.scalar_type() != input.scalar_type()) {
+    refuse(Collective::Recv, "send_recv within rank {}: output and input differ", rank());
+  }
+  check_device(Collective::Recv, output, *transport_, output.device());
+  check_stream(Collective::Recv, options, output.device());
+  return copy_alone(*transport_, output, input, options.stream);
+}
+
 Work Group::barrier(const CallOptions& options) const {
   return start({.what = Collective::Barrier}, options);
 }
@@ -362,11 +368,44 @@ Group Group::split(int color, int key) const {
     std::copy(all[r].begin(), all[r].end(), reinterpret_cast<char*>(&choice));
     if (choice.color == color) members.emplace_back(choice.key, r);
   }
-  if (color < 0 || members.size() == 1) return Group();
   std::sort(members.begin(), members.end());
   std::vector<int> ranks;
   for (const auto& [unused, r] : members) ranks.push_back(r);
-  return Group(transport_->subset(ranks, color));
+  if (color < 0) ranks = {rank()};
+  return part(std::move(ranks), color);
+}
+
+// Of `ranks`, this one among them.
+Group Group::part(std::vector<int> ranks, int color) const {
+  const std::vector<int> own = world_ranks();
+  std::vector<int> members;
+  for (const int r : ranks) members.push_back(own[static_cast<size_t>(r)]);
+  Group group(ranks.size() == 1 ? make_solo_transport() : transport_->subset(ranks, color));
+  group.transport_->set_world_ranks(std::move(members));
+  return group;
+}
+
+Group Group::subgroup(const std::vector<int>& ranks) const {
+  refuse_python_ranks("subgroup()");
+  const std::string_view bytes(reinterpret_cast<const char*>(ranks.data()),
+                               ranks.size() * sizeof(int));
+  const Listed mine{fnv1a<uint64_t>(bytes), static_cast<int64_t>(ranks.size())};
+  const auto all =
+      all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.label = "subgroup"});
+  for (int r = 1; r < size(); ++r) {
+    if (all[r] == all[0]) continue;
+    throw ConfigError(fmt::format(
+        "[comm] subgroup: ranks 0 and {} give different lists: every rank gives the same", r));
+  }
+  for (const int r : ranks) {
+    if (r < 0 || r >= size())
+      throw ConfigError(
+          fmt::format("[comm] subgroup: rank {} is not in this group of {}", r, size()));
+    if (std::count(ranks.begin(), ranks.end(), r) > 1)
+      throw ConfigError(fmt::format("[comm] subgroup: rank {} is in the list twice", r));
+  }
+  const bool inside = std::find(ranks.begin(), ranks.end(), rank()) != ranks.end();
+  return part(inside ? ranks : std::vector<int>{rank()}, 0);
 }
 
 }  // namespace lockstep::comm

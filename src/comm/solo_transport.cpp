@@ -13,7 +13,9 @@ void divide(const Request& request) {
   for (const at::Tensor& output : request.outputs) {
     const void* source = data_of(output);
     void* target = data_of(output);
-    reduce(reduction_of(request, 1), &source, 1, &target, 1, output.numel());
+    const Reduction average = reduction_of(request, 1);
+    reduce(average, &source, 1, &target, 1,
+           static_cast<int64_t>(output.nbytes()) / size_of(average.element));
   }
 }
 
@@ -23,7 +25,7 @@ class SoloTransport : public Transport {
   int rank() const override { return 0; }
   int size() const override { return 1; }
   std::chrono::milliseconds timeout() const override { return std::chrono::milliseconds::max(); }
-  bool keeps_tree_order() const override { return true; }
+  bool deterministic() const override { return true; }
   bool carries(at::Device) const override { return true; }
 
   Work start(Request request) override {

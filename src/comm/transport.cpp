@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <numeric>
+
 namespace lockstep::comm {
 
 std::string_view name_of(Collective what) {
@@ -45,9 +47,13 @@ std::string_view name_of(ReduceOp op) {
     case ReduceOp::Product:
       return "product";
     case ReduceOp::BitwiseAnd:
-      return "bitwise and";
+      return "bit_and";
     case ReduceOp::BitwiseOr:
-      return "bitwise or";
+      return "bit_or";
+    case ReduceOp::BitwiseXor:
+      return "bit_xor";
+    case ReduceOp::PreMulSum:
+      return "premul";
   }
   return "?";
 }
@@ -74,6 +80,12 @@ std::string_view name_of(at::ScalarType dtype) {
       return "uint8";
     case at::kBool:
       return "bool";
+    case at::kUInt16:
+      return "uint16";
+    case at::kUInt32:
+      return "uint32";
+    case at::kUInt64:
+      return "uint64";
     case at::kComplexHalf:
       return "complex32";
     case at::kComplexFloat:
@@ -115,6 +127,13 @@ at::ScalarType Request::dtype() const {
   if (!outputs.empty()) return outputs.front().scalar_type();
   if (!inputs.empty()) return inputs.front().scalar_type();
   return at::kByte;
+}
+
+std::vector<int> Transport::world_ranks() const {
+  if (!world_ranks_.empty()) return world_ranks_;
+  std::vector<int> all(static_cast<size_t>(size()));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 }  // namespace lockstep::comm

@@ -9,8 +9,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "comm/health/end.h"
 #include "comm/unfinished.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/work.h"
@@ -81,6 +83,8 @@ struct Request {
   std::optional<Whole> step_of = std::nullopt;
   // What Average divides by, if not by the number of ranks.
   int divide_by = 0;
+  // What PreMulSum multiplies by; transports get tensors that are multiplied.
+  double factor = 1;
   // ReduceScatter: outputs[j] is combined over the ranks of runs[j] only. Empty: over all, one
   // output.
   std::vector<Range> runs = {};
@@ -98,7 +102,7 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
-  virtual bool keeps_tree_order() const = 0;
+  virtual bool deterministic() const = 0;
   // Where it carries tensors beside the CPU's, if anywhere.
   virtual at::Device device() const { return at::kCPU; }
   virtual bool carries(at::Device device) const {
@@ -125,9 +129,18 @@ class Transport {
   virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;
   // Undefined where ranks have no memory in common.
   virtual at::Tensor shared(at::IntArrayRef, at::TensorOptions) { return {}; }
-  // Ends the group: whoever waits in it, on any rank, gets an error that quotes `why`. For a
-  // transport that is a part of another.
+  // Ends the group: whoever waits in it, on any rank, gets an error that quotes `why`. Any thread.
   virtual void give_up(std::string_view) noexcept {}
+  // Why it can do no more, as far as is known without waiting; nothing while it can.
+  virtual std::optional<std::string> failure() { return std::nullopt; }
+  // As Group::abort().
+  void abort(std::string_view why) noexcept {
+    if (aborted_.say(std::string(why))) give_up(why);
+  }
+  std::optional<std::string> aborted() const { return aborted_.why(); }
+  // The ranks as the world counts them.
+  std::vector<int> world_ranks() const;
+  void set_world_ranks(std::vector<int> ranks) { world_ranks_ = std::move(ranks); }
   // A transport of the same kind over `members` (ranks of this one, in the new order, this rank
   // among them). Called by the members only, after all ranks of this transport agreed on who they
   // are; `color` tells apart the subsets made at the same time.
@@ -137,6 +150,8 @@ class Transport {
 
  private:
   const std::shared_ptr<Unfinished> unfinished_ = std::make_shared<Unfinished>();
+  End aborted_;
+  std::vector<int> world_ranks_;  // empty: as the ranks are
   uint32_t callers_ = 0;
   int64_t lanes_ = 0;
   int lane_users_ = 0;

@@ -1,5 +1,8 @@
 #include "lockstep/comm/work.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "comm/unfinished.h"
 #include "core/flight/record.h"
 #include "lockstep/core/error.h"
@@ -11,12 +14,24 @@ class Chain : public Pending {
  public:
   Chain(Work first, std::function<Work()> next)
       : first_(std::move(first)), next_(std::move(next)) {}
+  bool runs_in_wait() const override { return true; }
 
  private:
   void finish() override {
     first_.wait();
-    next_().wait();
-    next_ = nullptr;
+    begin_second();
+    second_.wait();
+  }
+  bool finish_within(std::chrono::microseconds limit) override {
+    const auto until = std::chrono::steady_clock::now() + limit;
+    if (!first_.wait_for(limit)) return false;
+    begin_second();
+    const auto left =
+        std::chrono::ceil<std::chrono::microseconds>(until - std::chrono::steady_clock::now());
+    return second_.wait_for(std::max(left, std::chrono::microseconds(0)));
+  }
+  void begin_second() {
+    if (next_) second_ = std::exchange(next_, nullptr)();
   }
   // Drives the first; wait() has the rest to do in any case.
   bool advance() override {
@@ -24,7 +39,7 @@ class Chain : public Pending {
     return false;
   }
 
-  Work first_;
+  Work first_, second_;
   std::function<Work()> next_;
 };
 
@@ -91,6 +106,32 @@ void Work::drop() noexcept {
   const std::shared_ptr<Pending> pending = std::move(pending_);
   if (pending->over_ || !pending->group_) return;
   pending->group_->keep(pending);
+}
+
+void wait_all(std::span<Work> works) {
+  for (Work& work : works) work.wait();
+}
+
+size_t wait_any(std::span<Work> works) {
+  if (works.empty()) throw ConfigError("[comm] wait_any: no operations to wait for");
+  for (const Work& work : works) {
+    if (!work.pending() || !work.pending()->runs_in_wait()) continue;
+    throw ConfigError(
+        "[comm] wait_any: what then() begins has to come in the same order on every rank: wait() "
+        "for it");
+  }
+  // Each turn drives the group of another one.
+  constexpr std::chrono::microseconds kFirst{20}, kLongest{2000};
+  std::chrono::microseconds limit = kFirst;
+  for (size_t turn = 0;; ++turn, limit = std::min(2 * limit, kLongest)) {
+    for (size_t i = 0; i < works.size(); ++i) {
+      if (!works[i].is_completed()) continue;
+      works[i].wait();
+      return i;
+    }
+    const size_t i = turn % works.size();
+    if (works[i].wait_for(limit)) return i;
+  }
 }
 
 Work then(Work first, std::function<Work()> next) {

@@ -73,6 +73,11 @@ at::Tensor reference(ReduceOp op, int ranks, const std::function<at::Tensor(int)
       case ReduceOp::BitwiseOr:
         all = at::bitwise_or(all, next);
         break;
+      case ReduceOp::BitwiseXor:
+        all = at::bitwise_xor(all, next);
+        break;
+      case ReduceOp::PreMulSum:  // tests/comm/dtypes_test.cpp
+        break;
     }
   }
   if (op != ReduceOp::Average) return all.to(dtype);

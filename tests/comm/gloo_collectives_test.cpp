@@ -16,7 +16,7 @@ TEST(GlooCollectives, SaysWhatItIs) {
       2,
       [](World& world) {
         EXPECT_EQ(world.group().backend(), "gloo");
-        EXPECT_TRUE(world.group().keeps_tree_order());
+        EXPECT_TRUE(world.group().deterministic());
       },
       kGloo);
 }

@@ -27,7 +27,7 @@ using namespace std::chrono_literals;
 // Enough to show how it grows; docs/log.md has 1,024.
 const int kMany = static_cast<int>(env_int("LOCKSTEP_SCALE_RANKS", 2, 4096).value_or(128));
 
-Store served() {
+Store served_alone() {
   test::LoopbackSocket socket;
   return Store::connect({.host = "127.0.0.1",
                          .port = socket.port,
@@ -39,7 +39,7 @@ Store served() {
 // Runs `body` for each of `count` pretended ranks, with connections of their own, all at once;
 // returns the requests that the store has answered.
 uint64_t requests_of(int count, const std::function<void(const Store&, int rank)>& body) {
-  const Store store = served();
+  const Store store = served_alone();
   std::vector<Store> stores;
   for (int rank = 0; rank < count; ++rank) stores.push_back(store.clone(60s));
   const uint64_t before = store.requests();
@@ -99,7 +99,7 @@ TEST(Scale, ARankThatWaitsLongAsksAFewQuestions) {
 
 TEST(Scale, DifferentCallsAreNoticedByTheLastThatLooks) {
   test::isolated([] {
-    const Store store = served();
+    const Store store = served_alone();
     Notice notice{.lane = "all", .number = 7, .signature = "all_reduce", .text = "it"};
     PeerStatus first(store.clone(60s), 0, {0, 1, 2}), second(store.clone(60s), 1, {0, 1, 2});
     const auto contradicted = [](PeerStatus& peer_status, const Notice& mine) {

@@ -50,7 +50,7 @@ TEST_P(TreeOrder, HoldsOnEveryPath) {
   const auto body = [](World& world) {
     const Group& group = world.group();
     const int n = world.size();
-    EXPECT_TRUE(group.keeps_tree_order());
+    EXPECT_TRUE(group.deterministic());
     for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
       for (int64_t count : {3, 1000, 200003}) {
         std::vector<at::Tensor> parts;

@@ -50,7 +50,7 @@ TEST(NcclStart, RanksTakeTheDevicesOfTheirLocalRanks) {
     EXPECT_TRUE(world.group().carries(world.device()));
     EXPECT_TRUE(world.group().carries(at::kCPU));
     EXPECT_FALSE(world.group().carries(at::kMeta));
-    EXPECT_FALSE(world.group().keeps_tree_order());
+    EXPECT_FALSE(world.group().deterministic());
   });
 }
 

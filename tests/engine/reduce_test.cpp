@@ -99,6 +99,59 @@ TEST(Reduce, HalvesRoundToNearestEven) {
   }
 }
 
+// In place, as the first of two. Fused operations would round less.
+TEST(Reduce, ComplexProductsRoundAlikeEverywhere) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<float> a(2 * 1500), b(2 * 1500), expected(2 * 1500);
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = normal(random);
+    b[i] = normal(random);
+  }
+  for (size_t i = 0; i < a.size(); i += 2) {
+    volatile float same = a[i] * b[i], other = a[i + 1] * b[i + 1];
+    volatile float left = a[i] * b[i + 1], right = a[i + 1] * b[i];
+    expected[i] = same - other;
+    expected[i + 1] = left + right;
+  }
+  for (const auto& [name, kernel] : kernels()) {
+    std::vector<float> product = a;
+    const void* sources[] = {product.data(), b.data()};
+    void* target = product.data();
+    kernel({Element::Complex64, Combine::Product}, sources, 2, &target, 1, 1500);
+    EXPECT_EQ(product, expected) << name;
+  }
+}
+
+// Every pattern plus zero gives itself back; sums above the largest number are the largest, or
+// infinity.
+TEST(Reduce, FloatsOfOneByteSurviveWideningAndEndAtTheirLargest) {
+  for (const Element element : {Element::Float8E4M3, Element::Float8E5M2}) {
+    const bool is_e5m2 = element == Element::Float8E5M2;
+    std::vector<uint8_t> all(256), zero(256, 0), sum(256);
+    for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint8_t>(i);
+    const uint8_t largest = is_e5m2 ? 0x7b : 0x7e, top = is_e5m2 ? 0x7c : 0x7e;
+    for (const auto& [name, kernel] : kernels()) {
+      const void* sources[] = {all.data(), zero.data()};
+      void* target = sum.data();
+      kernel({element, Combine::Sum}, sources, 2, &target, 1, 256);
+      for (size_t i = 0; i < all.size(); ++i) {
+        if ((all[i] & 0x7f) > top) {
+          ASSERT_GT(sum[i] & 0x7f, top) << name << " " << i;
+        } else if (all[i] != 0x80) {  // -0 + 0 is 0
+          ASSERT_EQ(sum[i], all[i]) << name;
+        }
+      }
+      const std::vector<uint8_t> most(3, largest);
+      std::vector<uint8_t> twice(3);
+      const void* two[] = {most.data(), most.data()};
+      void* to = twice.data();
+      kernel({element, Combine::Sum}, two, 2, &to, 1, 3);
+      EXPECT_EQ(twice, std::vector<uint8_t>(3, top)) << name;
+    }
+  }
+}
+
 TEST(Reduce, WholeNumbersWrapAndTheirAverageTruncates) {
   for (const auto& [name, kernel] : kernels()) {
     std::vector<int8_t> a = {127, -7, 3}, b = {1, 0, -8};

@@ -20,7 +20,7 @@ class FakeTransport : public comm::Transport {
   int rank() const override { return 0; }
   int size() const override { return 2; }
   std::chrono::milliseconds timeout() const override { return std::chrono::seconds(1); }
-  bool keeps_tree_order() const override { return true; }
+  bool deterministic() const override { return true; }
 
   comm::Work start(comm::Request request) override {
     if (request.what == comm::Collective::AllReduce) {

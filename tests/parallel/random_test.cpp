@@ -165,8 +165,8 @@ TEST(DeterminismReport, ALibrarysOrderOfSumsIsSaid) {
   spawn(2,
         [](World& world) {
           EXPECT_EQ(value_of(determinism_report(world.group()), "sums over ranks"),
-                    world.group().keeps_tree_order() ? "fixed tree over 2 ranks (gloo)"
-                                                     : "the library's order over 2 ranks (gloo)");
+                    world.group().deterministic() ? "fixed tree over 2 ranks (gloo)"
+                                                  : "the library's order over 2 ranks (gloo)");
         },
         {.backend = "gloo"});
 }

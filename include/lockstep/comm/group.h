@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <chrono>
 #include <cstdint>
@@ -21,16 +22,22 @@ struct Request;
 
 // How elements of the ranks are combined. Sum and Product are taken in the fixed binary tree over
 // ranks (n ranks split at the largest power of two below n) by every transport that says
-// keeps_tree_order(); each node of the tree rounds to the tensor's dtype. Integers wrap. For bool,
-// Sum and Max are "or", Product and Min "and".
+// deterministic(); each node of the tree rounds to the tensor's dtype (float8_e4m3fn, which has no
+// infinity, to its largest number). Integers wrap. For bool, Sum and Max are "or", Product and Min
+// "and". For complex numbers there are Sum, Average, PreMulSum and, on the CPU, Product.
 enum class ReduceOp {
   Sum,
-  Average,  // Sum, then one division by size(); integers truncate toward zero; not for bool
+  Average,  // Sum, then one division by size(); integers truncate toward zero; not for bool, nor on
+            // devices for uint64
   Min,      // a NaN on any rank gives NaN
   Max,
   Product,
   BitwiseAnd,  // integers and bool, on the CPU
   BitwiseOr,
+  BitwiseXor,
+  // Sum of what each rank has multiplied by CallOptions::factor and rounded to the dtype; for real
+  // and complex floating-point numbers.
+  PreMulSum,
 };
 
 // Which object makes a call, and in which of its passes. The same on all ranks.
@@ -60,6 +67,18 @@ struct CallOptions {
   // What ReduceOp::Average divides the sum by, where a rank brings the sum of several addends; 0:
   // size(). On the CPU.
   int divide_by = 0;
+  // What ReduceOp::PreMulSum multiplies this rank's elements by. May differ between ranks.
+  double factor = 1;
+  // Of tensors on a device: the operation begins after what is on this stream, and wait() makes
+  // this stream wait, whichever are current. For tensors on the CPU it is refused.
+  std::optional<c10::Stream> stream = std::nullopt;
+};
+
+// Of send_recv().
+struct SendRecv {
+  int to = 0;
+  int from = 0;
+  int tag = 0;
 };
 
 // A value handle: copies refer to the same group. One thread at a time may call a group; different
@@ -70,11 +89,11 @@ struct CallOptions {
 // was.
 //
 // Tensors: of any strides (those that are not contiguous go through a copy), all on the CPU or all
-// on a device that the group carries; float32/64, float16, bfloat16, int8/16/32/64, uint8, bool. On
-// a device, the operations begin after what is on the caller's current stream (all of it, on the
-// device of the tensors), and wait() makes the current stream wait, not the caller; failures are
-// thrown by the next call or wait(). So only a barrier(), or reading a result, shows that
-// everything before it has succeeded.
+// on a device that the group carries; float32/64, float16, bfloat16, float8_e4m3fn, float8_e5m2,
+// int8/16/32/64, uint8/16/32/64, bool, complex64/128. On a device, the operations begin after what
+// is on the caller's current stream (all of it, on the device of the tensors), and wait() makes the
+// current stream wait, not the caller; failures are thrown by the next call or wait(). So only a
+// barrier(), or reading a result, shows that everything before it has succeeded.
 //
 // Aliasing: the tensors of one call share no memory, with two exceptions: the `input` of an
 // all_gather may be this rank's part of `output`, and the `output` of a reduce_scatter may be this
@@ -96,8 +115,8 @@ class Group {
   // "solo", "shm", "tcp", "gloo", "host-then-net", "nccl".
   std::string_view backend() const;
   // Whether sums are taken in the fixed tree, so that they depend neither on how the data was
-  // divided nor on timing.
-  bool keeps_tree_order() const;
+  // divided nor on timing nor on the transport.
+  bool deterministic() const;
   // Whether tensors there can be communicated: on the CPU always; over nccl also on
   // World::device(); in a group of one anywhere.
   bool carries(at::Device device) const;
@@ -105,12 +124,28 @@ class Group {
   // The next number for CallContext::number: 1, 2 and so on. Call it in the same order on every
   // rank; communicates nothing.
   uint32_t next_caller() const;
+  // The ranks as the world counts them: world_ranks()[r] is this group's rank r. Of a group by
+  // join(), and of Group(), the world is the group itself.
+  std::vector<int> world_ranks() const;
+  // Which rank of `other`, of the same world, this group's `rank` is; nothing where it is none.
+  std::optional<int> rank_in(const Group& other, int rank) const;
   // Whether ranks of Python's torch.distributed are in it (WorldOptions::python_peers). Such a rank
   // makes only the calls that its program makes, so everything that communicates by itself
   // (split(), Ddp and the like) refuses the group.
   bool has_python_ranks() const;
   // Throws ConfigError if there are, which says that `who` ("Ddp", for instance) is refused.
   void refuse_python_ranks(std::string_view who) const;
+
+  // Ends the group on all its ranks: whoever waits in it, here or elsewhere, and whoever calls it
+  // later gets a CommError that quotes `why`. Any thread of this rank may call it, also while
+  // another waits. Elsewhere it is known at once over shared memory, within about a second
+  // otherwise. Takes up to a second itself.
+  void abort(std::string_view why) const noexcept;
+  // Why the group can do no more, as far as this rank knows without waiting: what a call here has
+  // thrown, abort(), a rank that gave up or (on one host) has ended, what the launcher says, what
+  // NCCL reports. Nothing while it works. What ranks of other hosts say is asked for in the
+  // background, so ask now and then. Belongs to the thread that calls the group.
+  std::optional<std::string> failure() const;
 
   // Combines `tensor` elementwise over all ranks, in place on all.
   Work all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum,
@@ -167,6 +202,25 @@ class Group {
   Work send(const at::Tensor& tensor, int to, int tag = 0, const CallOptions& options = {}) const;
   Work recv(const at::Tensor& tensor, int from, int tag = 0, const CallOptions& options = {}) const;
 
+  // Sends `input` to one rank and receives `output` from another, or the same, where neither send
+  // nor receive waits for the other. To and from this rank itself it is a copy.
+  Work send_recv(const at::Tensor& output, const at::Tensor& input, const SendRecv& peers,
+                 const CallOptions& options = {}) const;
+
+  // Several tensors in one call, with the results of one call for each: they go together, with one
+  // message for each dtype among them, by way of a copy. The same dtypes and counts on every rank,
+  // in the same order; all on one device.
+  Work all_reduce(const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::Sum,
+                  const CallOptions& options = {}) const;
+  Work broadcast(const std::vector<at::Tensor>& tensors, int root = 0,
+                 const CallOptions& options = {}) const;
+  // Each output has size() times the elements of its input.
+  Work all_gather(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                  const CallOptions& options = {}) const;
+  // Each input has size() times the elements of its output.
+  Work reduce_scatter(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                      ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
+
   // Returns after every rank has called it; over nccl, also after this rank's device has done all
   // operations before it.
   Work barrier(const CallOptions& options = {}) const;
@@ -202,6 +256,10 @@ class Group {
   // negative color joins none and gets a group of one. Communicates in this group (an
   // all_gather_bytes) and sets up the new one; blocks.
   Group split(int color, int key = 0) const;
+  // The same by a list, alike on every rank of this group, which all call it: its rank ranks[i] is
+  // rank i of the new group; those that are not in it get a group of one. Throws ConfigError on all
+  // ranks for lists that differ, ranks that are not in this group, and one that is in it twice.
+  Group subgroup(const std::vector<int>& ranks) const;
 
   // The transport below. Private to the library.
   explicit Group(std::shared_ptr<Transport> transport);
@@ -210,6 +268,7 @@ class Group {
  private:
   Work start(Request request, const CallOptions& options) const;
   void check_list(Collective what, const std::vector<at::Tensor>& tensors) const;
+  Group part(std::vector<int> ranks, int color) const;
 
   std::shared_ptr<Transport> transport_;
 };

@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -38,10 +40,12 @@ class Pending {
 
   // As Work::wait().
   void wait();
-  // As wait(), but returns false when the operation is not over after about `limit`.
+  // As Work::wait_for().
   bool wait_within(std::chrono::microseconds limit);
   // As Work::is_completed().
   bool poll();
+  // Whether wait() has something to do that has to come in the order of waits, as of then().
+  virtual bool runs_in_wait() const { return false; }
   // Where the operation goes when it is dropped.
   const std::shared_ptr<Unfinished>& group() const { return group_; }
   // The number that the flight recorder gave the call.
@@ -130,10 +134,14 @@ class [[nodiscard]] Work {
   // other work overlaps the two.
   bool is_completed() { return !pending_ || pending_->poll(); }
 
-  // Private to the library.
-  bool wait_within(std::chrono::microseconds limit) {
+  // As wait(), but returns false when the operation is not over after about `limit`, and harms
+  // nothing then: it goes on, and may be waited for again. The call's own deadline
+  // (CallOptions::timeout) is counted on, and is an error. `limit` bounds the wait for this
+  // operation, not for dropped ones. For tensors on a device as wait(): it blocks no thread.
+  bool wait_for(std::chrono::microseconds limit) {
     return !pending_ || pending_->wait_within(limit);
   }
+
   // Private to the library.
   void set_call(uint32_t call) const;
   const std::shared_ptr<Pending>& pending() const { return pending_; }
@@ -143,6 +151,14 @@ class [[nodiscard]] Work {
 
   std::shared_ptr<Pending> pending_;
 };
+
+// Waits for all of them, in their order; throws what the first that fails throws.
+void wait_all(std::span<Work> works);
+
+// Waits until one of them is over, and returns which; throws what it throws. Ask for it with the
+// others again for the next. Throws ConfigError for no operations, and for one by then(), whose
+// collectives would come in another order on each rank.
+size_t wait_any(std::span<Work> works);
 
 // The operation that is over when `first` is, `next` was called and the operation it returned is
 // over. `next` runs inside wait() and never inside is_completed(), so collectives that it starts

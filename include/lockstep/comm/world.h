@@ -10,6 +10,7 @@
 #include <string>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/key_value_store.h"
 
 namespace lockstep::comm {
 
@@ -87,6 +88,8 @@ class World {
   at::Device device() const;
   // All ranks of the job.
   const Group& group() const;
+  // Words that the ranks of this world leave each other; keys of its own in the job's store.
+  const KeyValueStore& store() const;
   // Whatever takes a group takes a world, as the group of all ranks.
   operator const Group&() const { return group(); }  // NOLINT(google-explicit-constructor)
 

@@ -160,6 +160,7 @@ bool GlooState::await(const WireWork& work, GlooStep& step, steady_clock::time_p
       if (work->isCompleted()) {
         // It may have come to its end just after the wait gave up.
         if (const auto cause = work->exception()) {
+          check_alive();
           fail(step, fmt::format("failed ({})", first_line(error)));
         }
         return true;
@@ -193,21 +194,22 @@ void GlooState::fail(const GlooStep& step, const std::string& reason) {
   Notice notice = step.notice;
   notice.state = Notice::State::Failed;
   notice.reason = reason;
-  dead_ = fmt::format("{} {}", notice.text, reason);
+  if (!end_.say(fmt::format("{} {}", notice.text, reason))) check_alive();
   peer_status_.post(notice);
   break_connections();
   const PeerStatus::Notices notices = peer_status_.exchange(notice, PeerStatus::kInquiry);
-  dead_ = diagnosis_.end(step.notice, reason, notices);
-  throw CommError("[gloo] " + *dead_);
+  const std::string end = diagnosis_.end(step.notice, reason, notices);
+  end_.explain(end);
+  throw CommError("[gloo] " + end);
 }
 
 void GlooState::give_up(std::string_view why) noexcept {
-  if (dead_) return;
-  dead_ = why;
+  const std::string reason(why);
+  if (!end_.say(reason)) return;
   try {
     // Said before the connections break and, it may be, this process ends.
     peer_status_.exchange(
-        {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = *dead_},
+        {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = reason},
         milliseconds(0));
   } catch (const std::exception&) {
     // The others learn of it by the connections alone.
@@ -216,14 +218,22 @@ void GlooState::give_up(std::string_view why) noexcept {
 }
 
 void GlooState::abandon() noexcept {
-  if (dead_) return;
-  dead_ = "it was destroyed";
-  break_connections();
+  if (end_.say("it was destroyed")) break_connections();
 }
 
 void GlooState::check_alive() const {
-  if (!dead_) return;
-  throw CommError("[gloo] this group is dead, make a new one; it ended when " + *dead_);
+  const auto why = end_.why();
+  if (!why) return;
+  throw CommError("[gloo] this group is dead, make a new one; it ended when " + *why);
+}
+
+std::optional<std::string> GlooState::failure() {
+  if (const auto why = end_.why()) return why;
+  if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
+  // Python ranks post nothing.
+  if (options_.peers == GlooPeers::Lockstep && peer_status_.peek())
+    return "another rank has given it up";
+  return std::nullopt;
 }
 
 // Ends all that is under way, here and on every rank that is connected to this one: a message that

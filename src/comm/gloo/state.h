@@ -9,6 +9,7 @@
 
 #include "comm/gloo/ops.h"
 #include "comm/health/diagnosis.h"
+#include "comm/health/end.h"
 #include "comm/health/peer_status.h"
 
 namespace lockstep::comm {
@@ -38,13 +39,15 @@ class GlooState {
   void done(const GlooStep& step);
   // Ends the group with an error that says what every rank was doing.
   [[noreturn]] void fail(const GlooStep& step, const std::string& reason);
-  // Ends the group, with a word for the others.
+  // Ends the group, with a word for the others. Any thread.
   void give_up(std::string_view why) noexcept;
   // Ends the group without a word, and with it everything under way.
   void abandon() noexcept;
   // Throws when the group is dead.
   void check_alive() const;
-  bool is_dead() const { return dead_.has_value(); }
+  bool is_dead() const { return end_.is_said(); }
+  // Why it is of no use any more, as far as is known here.
+  std::optional<std::string> failure();
 
   int rank() const { return diagnosis_.rank(); }
   int size() const { return diagnosis_.size(); }
@@ -66,7 +69,7 @@ class GlooState {
   std::string address_;
   c10::intrusive_ptr<GlooGroup> group_;
   std::unique_ptr<GlooOps> ops_;
-  std::optional<std::string> dead_;
+  End end_;
 };
 
 }  // namespace lockstep::comm

@@ -69,7 +69,7 @@ class GlooTransport : public Transport {
   int rank() const override { return state_->rank(); }
   int size() const override { return state_->size(); }
   std::chrono::milliseconds timeout() const override { return state_->options().timeout; }
-  bool keeps_tree_order() const override { return !has_python_ranks(); }
+  bool deterministic() const override { return !has_python_ranks(); }
   bool has_python_ranks() const override { return state_->options().peers == GlooPeers::Python; }
 
   Work start(Request request) override;
@@ -78,6 +78,7 @@ class GlooTransport : public Transport {
   }
   void set_idle_work(std::function<void()> work) override { idle_work_ = std::move(work); }
   void give_up(std::string_view why) noexcept override { state_->give_up(why); }
+  std::optional<std::string> failure() override { return state_->failure(); }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:

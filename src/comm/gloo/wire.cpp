@@ -9,6 +9,7 @@ c10d::ReduceOp op_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::Sum:
     case ReduceOp::Average:
+    case ReduceOp::PreMulSum:
       return c10d::ReduceOp::SUM;
     case ReduceOp::Min:
       return c10d::ReduceOp::MIN;
@@ -20,6 +21,8 @@ c10d::ReduceOp op_of(ReduceOp op) {
       return c10d::ReduceOp::BAND;
     case ReduceOp::BitwiseOr:
       return c10d::ReduceOp::BOR;
+    case ReduceOp::BitwiseXor:
+      return c10d::ReduceOp::BXOR;
   }
   return c10d::ReduceOp::SUM;
 }
@@ -54,14 +57,16 @@ Wire wire_of(const at::Tensor& source, ReduceOp op) {
     return {bytes, is_any(op) ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN,
             [bytes](const at::Tensor& target, int) { target.copy_(bytes); }};
   }
-  const at::Tensor wire = dtype == at::kShort ? flat.to(at::kInt) : flat;
+  const at::Tensor wire = dtype == at::kShort        ? flat.to(at::kInt)
+                          : at::isComplexType(dtype) ? at::view_as_real(flat)
+                                                     : flat;
   return {wire, op_of(op), [wire, op](const at::Tensor& target, int size) {
             if (!target.is_alias_of(wire)) target.copy_(wire);
             if (op != ReduceOp::Average) return;
-            if (at::isFloatingType(target.scalar_type())) {
-              target.div_(size);
-            } else {
+            if (at::isIntegralType(target.scalar_type(), /*includeBool=*/true)) {
               target.div_(size, "trunc");
+            } else {
+              target.div_(size);
             }
           }};
 }

@@ -65,7 +65,7 @@ bool Pipeline::finish_within(Chunk& chunk, std::chrono::microseconds limit) {
                 : chunk.stage_ == Chunk::Across ? *across_.front()
                                                 : chunk;
   const bool was_last = chunk.stage_ == Chunk::Back;
-  return next.work_.wait_within(limit) && was_last;
+  return next.work_.wait_for(limit) && was_last;
 }
 
 }  // namespace lockstep::comm

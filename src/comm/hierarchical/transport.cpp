@@ -51,7 +51,7 @@ class HostThenNet : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return layout_.size(); }
   milliseconds timeout() const override { return timeout_; }
-  bool keeps_tree_order() const override { return true; }
+  bool deterministic() const override { return true; }
   Work start(Request request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return levels_->guarded([&] { return levels_->up->empty(sizes, options); });
@@ -60,6 +60,13 @@ class HostThenNet : public Transport {
     levels_->guarded([&] { levels_->move_on(); });
   }
   void give_up(std::string_view why) noexcept override { levels_->give_up(why); }
+  std::optional<std::string> failure() override {
+    if (const auto why = levels_->end.why()) return why;
+    for (const auto& part : {levels_->up, levels_->all}) {
+      if (const auto why = part->failure()) return why;
+    }
+    return std::nullopt;
+  }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:

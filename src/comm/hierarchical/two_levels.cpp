@@ -1,12 +1,12 @@
 #include "comm/hierarchical/two_levels.h"
 
 #include <algorithm>
+#include <string>
 
 namespace lockstep::comm {
 
 void TwoLevels::give_up(std::string_view why) noexcept {
-  if (dead) return;
-  dead = why;
+  if (!end.say(std::string(why))) return;
   for (const auto& part : {up, down, column, all}) {
     if (part) part->give_up(why);
   }
@@ -18,8 +18,9 @@ void TwoLevels::move_on() {
   pipeline.advance();
 }
 
-void OneLevelWork::finish() {
-  levels_->guarded([&] { levels_->wait([&](auto limit) { return work_.wait_within(limit); }); });
+bool OneLevelWork::finish_until(Clock::time_point until) {
+  return levels_->guarded(
+      [&] { return levels_->wait([&](auto limit) { return work_.wait_for(limit); }, until); });
 }
 
 bool OneLevelWork::advance() {
@@ -29,13 +30,15 @@ bool OneLevelWork::advance() {
   });
 }
 
-void TwoLevelWork::finish() {
-  levels_->guarded([&] {
-    for (const auto& chunk : chunks_) {
-      levels_->wait([&](auto limit) { return levels_->pipeline.finish_within(*chunk, limit); });
-    }
+bool TwoLevelWork::finish_until(Clock::time_point until) {
+  const bool over = levels_->guarded([&] {
+    return std::all_of(chunks_.begin(), chunks_.end(), [&](const auto& chunk) {
+      return levels_->wait(
+          [&](auto limit) { return levels_->pipeline.finish_within(*chunk, limit); }, until);
+    });
   });
-  chunks_.clear();
+  if (over) chunks_.clear();
+  return over;
 }
 
 bool TwoLevelWork::advance() {

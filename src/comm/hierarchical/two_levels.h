@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "comm/health/end.h"
 #include "comm/hierarchical/pipeline.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
@@ -23,12 +23,13 @@ struct TwoLevels {
   // The same local rank on every host, or nothing; and everybody. Over the network.
   std::shared_ptr<Transport> column, all;
   Pipeline pipeline;
-  std::optional<std::string> dead;
+  End end;
 
   // Runs `call`; what it throws ends the group on all ranks.
   template <class Call>
   auto guarded(const Call& call) -> decltype(call()) {
-    if (dead) throw CommError(fmt::format("{} (the group is dead since then)", *dead));
+    if (const auto why = end.why())
+      throw CommError(fmt::format("{} (the group is dead since then)", *why));
     try {
       return call();
     } catch (const CommError& error) {
@@ -41,15 +42,19 @@ struct TwoLevels {
   // Takes everything under way further without waiting.
   void move_on();
   // Waits until `wait_within(limit)` is true, and moves on everything else meanwhile: other ranks
-  // may wait for that first.
+  // may wait for that first. False when `until` came first.
+  using Clock = std::chrono::steady_clock;
   template <class WaitWithin>
-  void wait(const WaitWithin& wait_within) {
-    for (std::chrono::milliseconds limit{2}; !wait_within(limit);
-         limit = std::min(2 * limit, kLongestTurn))
+  bool wait(const WaitWithin& wait_within, Clock::time_point until) {
+    for (std::chrono::microseconds limit{2000};; limit = std::min(2 * limit, kLongestTurn)) {
+      const auto left = std::chrono::ceil<std::chrono::microseconds>(until - Clock::now());
+      if (wait_within(std::clamp(left, std::chrono::microseconds(0), limit))) return true;
+      if (Clock::now() >= until) return false;
       move_on();
+    }
   }
   // Looking at the network's work ends a wait there with an exception, which is not for nothing.
-  static constexpr std::chrono::milliseconds kLongestTurn{16};
+  static constexpr std::chrono::microseconds kLongestTurn{16000};
 };
 
 // An operation of one of the transports alone; its failure ends the others, too.
@@ -59,7 +64,12 @@ class OneLevelWork : public Pending {
       : levels_(std::move(levels)), work_(std::move(work)) {}
 
  private:
-  void finish() override;
+  using Clock = TwoLevels::Clock;
+  void finish() override { finish_until(Clock::time_point::max()); }
+  bool finish_within(std::chrono::microseconds limit) override {
+    return finish_until(Clock::now() + limit);
+  }
+  bool finish_until(Clock::time_point until);
   bool advance() override;
 
   const std::shared_ptr<TwoLevels> levels_;
@@ -73,7 +83,12 @@ class TwoLevelWork : public Pending {
       : levels_(std::move(levels)), chunks_(std::move(chunks)) {}
 
  private:
-  void finish() override;
+  using Clock = TwoLevels::Clock;
+  void finish() override { finish_until(Clock::time_point::max()); }
+  bool finish_within(std::chrono::microseconds limit) override {
+    return finish_until(Clock::now() + limit);
+  }
+  bool finish_until(Clock::time_point until);
   bool advance() override;
 
   const std::shared_ptr<TwoLevels> levels_;

@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "lockstep/core/error.h"
 
@@ -62,6 +63,23 @@ nccl::RedOp op_of(ReduceOp op, at::ScalarType dtype, int size) {
   }
 }
 
+// NCCL has neither 16-bit integers nor, on every device, floats of one byte: what they travel as.
+// Sums and products of wider integers have the same low bits.
+at::ScalarType wide_of(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kShort:
+    case at::kUInt16:
+      return at::kInt;
+    case at::kUInt32:
+      return at::kLong;
+    case at::kFloat8_e4m3fn:
+    case at::kFloat8_e5m2:
+      return at::kFloat;
+    default:
+      return dtype;
+  }
+}
+
 // The first failure of several calls.
 class First {
  public:
@@ -98,10 +116,17 @@ void post_message(const Api& api, Communicator* comm, const Request& request, nc
 
 void NcclOps::check(const Request& request) {
   if (!reduces(request.what)) return;
-  if (request.op != ReduceOp::BitwiseAnd && request.op != ReduceOp::BitwiseOr) return;
-  throw ConfigError(fmt::format(
-      "[nccl] {}: NCCL has no {}: gather the tensors and combine them, or move them to the CPU",
-      name_of(request.what), name_of(request.op)));
+  const at::ScalarType dtype = request.dtype();
+  const bool bitwise = request.op == ReduceOp::BitwiseAnd || request.op == ReduceOp::BitwiseOr ||
+                       request.op == ReduceOp::BitwiseXor;
+  const bool other = (request.op == ReduceOp::Product && at::isComplexType(dtype)) ||
+                     (request.op == ReduceOp::Average && dtype == at::kUInt64);
+  if (!bitwise && !other) return;
+  throw ConfigError(
+      fmt::format("[nccl] {}: NCCL has no {}{}: gather the tensors and combine them, or move them "
+                  "to the CPU",
+                  name_of(request.what), name_of(request.op),
+                  bitwise ? "" : fmt::format(" of {}", name_of(dtype))));
 }
 
 void NcclOps::run(const Request& request, const c10::Stream& stream) {
@@ -139,7 +164,15 @@ bool NcclOps::receives(const Request& request) const {
 
 void NcclOps::reduce(const Request& request, const c10::Stream& stream) {
   const at::ScalarType dtype = request.dtype();
-  if (dtype == at::kShort) return reduce_widened(request, stream);
+  if (wide_of(dtype) != dtype) return reduce_widened(request, stream);
+  if (dtype == at::kUInt64) return reduce_as_signed(request, stream);
+  if (at::isComplexType(dtype)) {
+    const auto parts = [](const at::Tensor& tensor) { return at::view_as_real(tensor.detach()); };
+    Request real = request;
+    real.inputs = changed(request.inputs, parts);
+    real.outputs = changed(request.outputs, parts);
+    return reduce(real, stream);
+  }
   std::vector<at::Tensor> nans;
   if (is_extremum(request.op) && at::isFloatingType(dtype)) nans = flags_of_nans(request, stream);
   reduce_raw(request, stream);
@@ -154,20 +187,38 @@ void NcclOps::reduce(const Request& request, const c10::Stream& stream) {
   }
 }
 
-// NCCL has no int16. Sums and products of int32 have the same low bits.
 void NcclOps::reduce_widened(const Request& request, const c10::Stream& stream) {
-  const auto widen = [](const at::Tensor& tensor) { return tensor.detach().to(at::kInt); };
+  const at::ScalarType dtype = request.dtype(), wide_dtype = wide_of(dtype);
+  const auto widen = [&](const at::Tensor& tensor) { return tensor.detach().to(wide_dtype); };
+  // A sum of integers wraps before it is divided.
+  const bool divides = request.op == ReduceOp::Average && !at::isFloatingType(dtype);
   Request wide = request;
   wide.inputs = changed(request.inputs, widen);
   wide.outputs = changed(request.outputs, widen);
-  if (request.op == ReduceOp::Average) wide.op = ReduceOp::Sum;
-  reduce_raw(wide, stream);
+  if (divides) wide.op = ReduceOp::Sum;
+  reduce(wide, stream);
   if (!receives(request)) return;
   for (size_t i = 0; i < wide.outputs.size(); ++i) {
     at::Tensor output = request.outputs[i].detach();
     output.copy_(wide.outputs[i]);
-    if (request.op == ReduceOp::Average) output.div_(size_, "trunc");
+    if (divides) output.copy_(output.to(wide_dtype).div_(size_, "trunc"));
   }
+}
+
+// Of 64 bits, of which libtorch has no arithmetic on devices. Sums and products are the same bits;
+// with the first bit the other way round, so is the order.
+void NcclOps::reduce_as_signed(const Request& request, const c10::Stream& stream) {
+  const auto flipped = [&](const at::Tensor& tensor) {
+    const at::Tensor bits = tensor.detach().view(at::kLong);
+    return is_extremum(request.op) ? bits.bitwise_xor(std::numeric_limits<int64_t>::min()) : bits;
+  };
+  Request wide = request;
+  wide.inputs = changed(request.inputs, flipped);
+  wide.outputs = changed(request.outputs, flipped);
+  reduce_raw(wide, stream);
+  if (!is_extremum(request.op) || !receives(request)) return;
+  for (size_t i = 0; i < wide.outputs.size(); ++i)
+    request.outputs[i].detach().view(at::kLong).copy_(flipped(wide.outputs[i]));
 }
 
 // NCCL's minimum and maximum ignore a NaN where only some ranks have one. Where, for each output.

@@ -24,6 +24,7 @@ class NcclOps {
  private:
   void reduce(const Request& request, const c10::Stream& stream);
   void reduce_widened(const Request& request, const c10::Stream& stream);
+  void reduce_as_signed(const Request& request, const c10::Stream& stream);
   void reduce_raw(const Request& request, const c10::Stream& stream);
   std::vector<at::Tensor> flags_of_nans(const Request& request, const c10::Stream& stream);
   void all_gather(const Request& request, const c10::Stream& stream);

@@ -266,6 +266,17 @@ void NcclState::give_up(std::string_view why) noexcept {
   publish_end(std::move(reason));
 }
 
+std::optional<std::string> NcclState::failure() {
+  if (!ended_) {
+    if (const auto error = comm_.async_error()) return fmt::format("NCCL says: {}", *error);
+    if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
+    return std::nullopt;
+  }
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return dead_.has_value(); });
+  return dead_;
+}
+
 void NcclState::check_alive() {
   if (!ended_) return;
   std::unique_lock lock(mutex_);

@@ -73,6 +73,8 @@ class NcclState {
   void give_up(std::string_view why) noexcept;
   // Throws when the group has ended.
   void check_alive();
+  // Why it is of no use any more, as far as is known here.
+  std::optional<std::string> failure();
 
   const Diagnosis& diagnosis() const { return diagnosis_; }
   at::Device device() const { return setup_.device; }

@@ -8,8 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
+#include "comm/device/capture.h"
 #include "comm/nccl/memory.h"
 #include "comm/nccl/ops.h"
 #include "comm/nccl/state.h"
@@ -136,6 +139,20 @@ class HostPending : public Pending {
       : engine_(std::move(engine)), work_(std::move(work)), drains_(drains) {}
 
  private:
+  bool finish_within(std::chrono::microseconds limit) override {
+    const auto until = std::chrono::steady_clock::now() + limit;
+    const bool over = engine_->halves->guarded([&] {
+      engine_->flush();
+      return work_.wait_for(limit);
+    });
+    if (!over) return false;
+    while (drains_ && !engine_->device().is_idle()) {
+      if (std::chrono::steady_clock::now() >= until) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    finish();
+    return true;
+  }
   void finish() override {
     engine_->halves->guarded([&] {
       // Other ranks may need this one's messages before they come to what is waited for.
@@ -168,7 +185,7 @@ class NcclTransport : public Transport {
   int size() const override { return state().diagnosis().size(); }
   std::chrono::milliseconds timeout() const override { return state().timeout(); }
   // The order of NCCL's sums is its own; two addends have only one, up to exchange.
-  bool keeps_tree_order() const override { return size() == 2; }
+  bool deterministic() const override { return size() == 2; }
   at::Device device() const override { return state().device(); }
 
   Work start(Request request) override;
@@ -186,6 +203,10 @@ class NcclTransport : public Transport {
   void give_up(std::string_view why) noexcept override {
     halves_->device->give_up(why);
     halves_->cpu->give_up(why);
+  }
+  std::optional<std::string> failure() override {
+    if (const auto why = halves_->device->failure()) return why;
+    return halves_->cpu->failure();
   }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
@@ -217,6 +238,14 @@ Work NcclTransport::start(Request request) {
     });
   }
   NcclOps::check(request);
+  const c10::Stream current =
+      c10::impl::VirtualGuardImpl(device().type()).getStream(tensor->device());
+  if (is_capturing(current)) {
+    throw ConfigError(fmt::format(
+        "[nccl] {}: the current stream is capturing a CUDA graph, and what a group does beside it "
+        "(deadlines, comparing calls) would not be replayed: call it outside of the captured part",
+        request.name()));
+  }
   return halves_->guarded([&] {
     Notice notice = numbers_.next(request);
     compare_sizes(request, notice);

@@ -1,6 +1,7 @@
 // The reduction, included once per instruction set with LOCKSTEP_ISA naming the namespace.
 // Blocks of kBlock elements stay in the first-level cache while the tree over the ranks is walked.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -17,14 +18,30 @@ namespace {
 
 constexpr int64_t kBlock = 1024;
 
-// 16-bit floats are storage only: blocks are widened, combined in float32 and rounded back to
-// nearest even.
+// Floats of 16 and 8 bits are storage only: blocks are widened, combined in float32 and rounded
+// back to nearest even.
 struct Half {
   uint16_t bits;
 };
 struct Brain {
   uint16_t bits;
 };
+struct E4M3 {
+  uint8_t bits;
+};
+struct E5M2 {
+  uint8_t bits;
+};
+template <class T>
+constexpr bool is_storage = std::is_same_v<T, Half> || std::is_same_v<T, Brain> ||
+                            std::is_same_v<T, E4M3> || std::is_same_v<T, E5M2>;
+
+template <class Part>
+struct Complex {
+  Part real, imaginary;
+};
+template <class T>
+constexpr bool is_complex = std::is_same_v<T, Complex<float>> || std::is_same_v<T, Complex<double>>;
 
 inline float bits_to_float(uint32_t bits) {
   float f;
@@ -61,6 +78,54 @@ inline Half narrow_one(float value, Half) {
     return {static_cast<uint16_t>(sign | (float_to_bits(bits_to_float(rest) + 0.5f) - 0x3f000000))};
   }
   return {static_cast<uint16_t>(sign | ((rest - 0x38000000 + 0xfff + ((rest >> 13) & 1)) >> 13))};
+}
+
+// All 256 values of a float with one byte. The highest exponent stands for infinity and NaN, or,
+// without infinity, the highest pattern alone for NaN.
+constexpr std::array<float, 256> byte_floats(int mantissa_bits, int bias, bool has_infinity) {
+  std::array<float, 256> all{};
+  for (int pattern = 0; pattern < 256; ++pattern) {
+    const int rest = pattern & 0x7f, mantissa = rest & ((1 << mantissa_bits) - 1);
+    int exponent = rest >> mantissa_bits;
+    float value = static_cast<float>(mantissa + (exponent > 0 ? 1 << mantissa_bits : 0));
+    for (exponent = std::max(exponent, 1) - bias - mantissa_bits; exponent > 0; --exponent)
+      value *= 2;
+    for (; exponent < 0; ++exponent) value /= 2;
+    if (has_infinity && rest >= 0x7c) value = HUGE_VALF;
+    if (has_infinity ? rest > 0x7c : rest == 0x7f) value = __builtin_nanf("");
+    all[pattern] = pattern < 0x80 ? value : -value;
+  }
+  return all;
+}
+inline constexpr auto kE4M3 = byte_floats(3, 7, false);
+inline constexpr auto kE5M2 = byte_floats(2, 15, true);
+
+inline float widen_one(E4M3 value) { return kE4M3[value.bits]; }
+inline float widen_one(E5M2 value) { return kE5M2[value.bits]; }
+
+// A positive float32 with fewer bits, to nearest even; may be above the format's largest. A
+// subnormal comes from an addition that leaves the rounded value in the last bits.
+template <int mantissa_bits, int bias>
+inline uint32_t rounded_to_byte(uint32_t rest) {
+  constexpr uint32_t kDropped = 23 - mantissa_bits;
+  constexpr uint32_t kLeast = static_cast<uint32_t>(128 - bias) << 23;
+  constexpr uint32_t kShift = static_cast<uint32_t>(128 - bias + 23 - mantissa_bits) << 23;
+  if (rest < kLeast) return float_to_bits(bits_to_float(rest) + bits_to_float(kShift)) - kShift;
+  const uint32_t rebased = rest - (static_cast<uint32_t>(127 - bias) << 23);
+  return (rebased + (1u << (kDropped - 1)) - 1 + ((rebased >> kDropped) & 1)) >> kDropped;
+}
+inline E4M3 narrow_one(float value, E4M3) {
+  const uint32_t bits = float_to_bits(value), rest = bits & 0x7fffffff;
+  uint32_t result = 0x7f;
+  if (rest <= 0x7f800000)
+    result = rest >= 0x43e00000 ? 0x7e : std::min(rounded_to_byte<3, 7>(rest), 0x7eu);
+  return {static_cast<uint8_t>(((bits >> 24) & 0x80) | result)};
+}
+inline E5M2 narrow_one(float value, E5M2) {
+  const uint32_t bits = float_to_bits(value), rest = bits & 0x7fffffff;
+  uint32_t result = 0x7f;
+  if (rest <= 0x7f800000) result = rest >= 0x47800000 ? 0x7c : rounded_to_byte<2, 15>(rest);
+  return {static_cast<uint8_t>(((bits >> 24) & 0x80) | result)};
 }
 
 template <class T>
@@ -118,14 +183,30 @@ inline T combine(T a, T b) {
     return static_cast<T>(a & b);
   else if constexpr (std::is_integral_v<T> && C == Combine::Or)
     return static_cast<T>(a | b);
+  else if constexpr (std::is_integral_v<T> && C == Combine::Xor)
+    return static_cast<T>(a ^ b);
   else
     return a;  // bitwise on floats: refused by Group
+}
+
+// Each product is rounded before the next step, on every instruction set alike: in one loop GCC 12
+// makes fused operations of them with AVX-512, whatever -ffp-contract says.
+template <class Part>
+void multiply_block(Complex<Part>* to, const Complex<Part>* a, const Complex<Part>* b, int64_t n) {
+  Part same[kBlock], other[kBlock], left[kBlock], right[kBlock];
+  for (int64_t i = 0; i < n; ++i) same[i] = a[i].real * b[i].real;
+  for (int64_t i = 0; i < n; ++i) other[i] = a[i].imaginary * b[i].imaginary;
+  for (int64_t i = 0; i < n; ++i) left[i] = a[i].real * b[i].imaginary;
+  for (int64_t i = 0; i < n; ++i) right[i] = a[i].imaginary * b[i].real;
+  for (int64_t i = 0; i < n; ++i) to[i] = {same[i] - other[i], left[i] + right[i]};
 }
 
 // to = a + b, all of length n; `to` may be a or b.
 template <Combine C, class T>
 void combine_block(T* to, const T* a, const T* b, int64_t n) {
-  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, Brain>) {
+  if constexpr (is_complex<T>) {
+    multiply_block(to, a, b, n);
+  } else if constexpr (is_storage<T>) {
     float left[kBlock], right[kBlock];
     widen(left, a, n);
     widen(right, b, n);
@@ -139,7 +220,9 @@ void combine_block(T* to, const T* a, const T* b, int64_t n) {
 
 template <class T>
 void divide_block(T* values, int64_t n, int by) {
-  if constexpr (std::is_same_v<T, Half> || std::is_same_v<T, Brain>) {
+  if constexpr (is_complex<T>) {
+    // An average is one of the parts.
+  } else if constexpr (is_storage<T>) {
     float wide[kBlock];
     widen(wide, values, n);
     divide_block(wide, n, by);
@@ -218,20 +301,25 @@ void choose(const Reduction& r, const void* const* sources, int source_count, vo
             int target_count, int64_t count) {
   const auto from = reinterpret_cast<const T* const*>(sources);
   const auto to = reinterpret_cast<T* const*>(targets);
-  switch (r.combine) {
-    case Combine::Sum:
-      return run<Combine::Sum>(r.divide_by, from, source_count, to, target_count, count);
-    case Combine::Min:
-      return run<Combine::Min>(r.divide_by, from, source_count, to, target_count, count);
-    case Combine::Max:
-      return run<Combine::Max>(r.divide_by, from, source_count, to, target_count, count);
-    case Combine::Product:
-      return run<Combine::Product>(r.divide_by, from, source_count, to, target_count, count);
-    case Combine::And:
-      return run<Combine::And>(r.divide_by, from, source_count, to, target_count, count);
-    case Combine::Or:
-      return run<Combine::Or>(r.divide_by, from, source_count, to, target_count, count);
+  const auto run_as = [&]<Combine C>(std::integral_constant<Combine, C>) {
+    run<C>(r.divide_by, from, source_count, to, target_count, count);
+  };
+#define LOCKSTEP_RUN(combine) run_as(std::integral_constant<Combine, Combine::combine>{})
+  if constexpr (is_complex<T>) {
+    return LOCKSTEP_RUN(Product);
+  } else {
+    // Group lets nothing else come.
+    if constexpr (std::is_integral_v<T>) {
+      if (r.combine == Combine::And) return LOCKSTEP_RUN(And);
+      if (r.combine == Combine::Or) return LOCKSTEP_RUN(Or);
+      if (r.combine == Combine::Xor) return LOCKSTEP_RUN(Xor);
+    }
+    if (r.combine == Combine::Min) return LOCKSTEP_RUN(Min);
+    if (r.combine == Combine::Max) return LOCKSTEP_RUN(Max);
+    if (r.combine == Combine::Product) return LOCKSTEP_RUN(Product);
+    return LOCKSTEP_RUN(Sum);
   }
+#undef LOCKSTEP_RUN
 }
 
 }  // namespace
@@ -258,6 +346,20 @@ void reduce(const Reduction& r, const void* const* sources, int source_count, vo
     case Element::Bool:  // stored as 0 or 1; the caller maps its operations to Or and And
     case Element::UInt8:
       return choose<uint8_t>(r, sources, source_count, targets, target_count, count);
+    case Element::UInt16:
+      return choose<uint16_t>(r, sources, source_count, targets, target_count, count);
+    case Element::UInt32:
+      return choose<uint32_t>(r, sources, source_count, targets, target_count, count);
+    case Element::UInt64:
+      return choose<uint64_t>(r, sources, source_count, targets, target_count, count);
+    case Element::Float8E4M3:
+      return choose<E4M3>(r, sources, source_count, targets, target_count, count);
+    case Element::Float8E5M2:
+      return choose<E5M2>(r, sources, source_count, targets, target_count, count);
+    case Element::Complex64:
+      return choose<Complex<float>>(r, sources, source_count, targets, target_count, count);
+    case Element::Complex128:
+      return choose<Complex<double>>(r, sources, source_count, targets, target_count, count);
   }
 }
 

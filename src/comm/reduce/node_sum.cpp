@@ -79,7 +79,9 @@ struct NodeSum::Shape {
     std::vector<const void*> rows;
     for (int64_t k = 0; k < parts.size(0); ++k) rows.push_back(data_of(parts[k]));
     const Request average{.outputs = {target}, .op = ReduceOp::Average, .divide_by = lanes};
-    tree.sum(reduction_of(average, lanes), rows.data(), data_of(target), target.numel());
+    const Reduction reduction = reduction_of(average, lanes);
+    tree.sum(reduction, rows.data(), data_of(target),
+             static_cast<int64_t>(target.nbytes()) / size_of(reduction.element));
     return target;
   }
 };
@@ -93,7 +95,7 @@ NodeSum::NodeSum(const Group& group, int64_t lanes)
         maximal_nodes(numbers_of(lanes_of(rank, ranks, lanes)), static_cast<int>(lanes)));
     all.insert(all.end(), nodes_.back().begin(), nodes_.back().end());
   }
-  one_call_ = group.keeps_tree_order() && has_shape_of_ranks(nodes_, {0, ranks});
+  one_call_ = group.deterministic() && has_shape_of_ranks(nodes_, {0, ranks});
   shape_ = std::make_shared<Shape>(
       Shape{all, Tree(all, static_cast<int>(lanes)), static_cast<int>(lanes)});
 }

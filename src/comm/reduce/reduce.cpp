@@ -20,19 +20,27 @@ Kernel best_kernel() {
 
 int64_t size_of(Element element) {
   switch (element) {
+    case Element::Complex128:
+      return 16;
     case Element::Float64:
     case Element::Int64:
+    case Element::UInt64:
+    case Element::Complex64:
       return 8;
     case Element::Float32:
     case Element::Int32:
+    case Element::UInt32:
       return 4;
     case Element::Float16:
     case Element::BFloat16:
     case Element::Int16:
+    case Element::UInt16:
       return 2;
     case Element::Int8:
     case Element::UInt8:
     case Element::Bool:
+    case Element::Float8E4M3:
+    case Element::Float8E5M2:
       return 1;
   }
   return 0;

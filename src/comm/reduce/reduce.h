@@ -16,9 +16,17 @@ enum class Element : uint8_t {
   Int32,
   Int64,
   UInt8,
-  Bool
+  Bool,
+  UInt16,
+  UInt32,
+  UInt64,
+  Float8E4M3,  // without infinity: larger numbers become the largest, 448
+  Float8E5M2,
+  // Pairs (real, imaginary), for Product alone: a sum is one of the parts.
+  Complex64,
+  Complex128,
 };
-enum class Combine : uint8_t { Sum, Min, Max, Product, And, Or };
+enum class Combine : uint8_t { Sum, Min, Max, Product, And, Or, Xor };
 
 int64_t size_of(Element element);
 

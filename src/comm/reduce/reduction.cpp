@@ -23,9 +23,29 @@ Element element_of(at::ScalarType dtype) {
       return Element::Int64;
     case at::kBool:
       return Element::Bool;
+    case at::kUInt16:
+      return Element::UInt16;
+    case at::kUInt32:
+      return Element::UInt32;
+    case at::kUInt64:
+      return Element::UInt64;
+    case at::kFloat8_e4m3fn:
+      return Element::Float8E4M3;
+    case at::kFloat8_e5m2:
+      return Element::Float8E5M2;
+    case at::kComplexFloat:
+      return Element::Complex64;
+    case at::kComplexDouble:
+      return Element::Complex128;
     default:
       return Element::UInt8;
   }
+}
+
+// Of whose parts a sum of complex numbers is one.
+Element part_of(Element element) {
+  if (element == Element::Complex64) return Element::Float32;
+  return element == Element::Complex128 ? Element::Float64 : element;
 }
 
 }  // namespace
@@ -36,9 +56,10 @@ Reduction reduction_of(const Request& request, int ranks) {
   const Element element = element_of(dtype);
   switch (request.op) {
     case ReduceOp::Sum:
-      return {element, is_bool ? Combine::Or : Combine::Sum};
+    case ReduceOp::PreMulSum:  // Group has multiplied
+      return {part_of(element), is_bool ? Combine::Or : Combine::Sum};
     case ReduceOp::Average:
-      return {element, Combine::Sum, request.divide_by > 0 ? request.divide_by : ranks};
+      return {part_of(element), Combine::Sum, request.divide_by > 0 ? request.divide_by : ranks};
     case ReduceOp::Min:
       return {element, is_bool ? Combine::And : Combine::Min};
     case ReduceOp::Max:
@@ -49,6 +70,8 @@ Reduction reduction_of(const Request& request, int ranks) {
       return {element, Combine::And};
     case ReduceOp::BitwiseOr:
       return {element, Combine::Or};
+    case ReduceOp::BitwiseXor:
+      return {element, Combine::Xor};
   }
   return {};
 }

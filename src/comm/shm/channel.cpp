@@ -244,6 +244,7 @@ bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
           wait_until([&] { return !behind(peer); }, blocks_[peer].*counter, spin_, since,
                      std::min(deadline, patience.until), idle,
                      [&] {
+                       check_alive();
                        for (int other = 0; other < size_; ++other) {
                          if (other == rank_ || !behind(other)) continue;
                          check_peer(
@@ -280,6 +281,7 @@ bool Channel::await_bell(const std::function<bool()>& ready,
   const auto deadline = since + patience.timeout;
   const bool came = wait_until(ready, blocks_[rank_].bell, spin_, since,
                                std::min(deadline, patience.until), move_everything_, [&] {
+                                 check_alive();
                                  check_peer(
                                      peer, [&] { return !ready(); }, what());
                                });
@@ -344,18 +346,39 @@ std::string Channel::where_is(int peer) const {
   return fmt::format("rank {} is at {}{}", name_of(peer), last, stopped);
 }
 
-void Channel::check_alive() const {
+void Channel::check_alive() {
+  // Another thread may have ended it.
+  if (dead_.empty() && blocks_[rank_].gave_up.load(std::memory_order_acquire) != 0)
+    dead_ = blocks_[rank_].reason;
   if (!dead_.empty()) throw CommError(fmt::format("{} (the group is dead since then)", dead_));
 }
 
-void Channel::fail(const std::string& text) {
+std::optional<std::string> Channel::failure() {
+  if (blocks_[rank_].gave_up.load(std::memory_order_acquire) != 0) return blocks_[rank_].reason;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    if (blocks_[peer].gave_up.load(std::memory_order_acquire) != 0)
+      return fmt::format("rank {} gave up: {}", name_of(peer), blocks_[peer].reason);
+    if (is_gone(peer)) return fate_of(peer, milliseconds(0));
+  }
+  if (launcher_status_ && launcher_status_->has_reported())
+    return "the job " + launcher_status_->given_up_with_fates();
+  return std::nullopt;
+}
+
+void Channel::give_up(std::string_view why) noexcept {
+  if (gives_up_.exchange(true)) return;
   RankBlock& block = blocks_[rank_];
+  const size_t length = std::min(why.size(), sizeof block.reason - 1);
+  std::memcpy(block.reason, why.data(), length);
+  block.reason[length] = '\0';
+  block.gave_up.store(1, std::memory_order_release);
+}
+
+void Channel::fail(const std::string& text) {
   if (dead_.empty()) {
     dead_ = text;
-    const size_t length = std::min(text.size(), sizeof block.reason - 1);
-    std::memcpy(block.reason, text.data(), length);
-    block.reason[length] = '\0';
-    block.gave_up.store(1, std::memory_order_release);
+    give_up(text);
   }
   throw CommError(text);
 }

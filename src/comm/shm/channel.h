@@ -141,7 +141,12 @@ class Channel {
   }
 
   // Throws what killed the group, if anything has.
-  void check_alive() const;
+  void check_alive();
+  // What that was, or what would be found out by waiting: a rank that gave up or has ended, the
+  // launcher's word.
+  std::optional<std::string> failure();
+  // Ends the group, here and on the other ranks. Any thread.
+  void give_up(std::string_view why) noexcept;
 
   // Tells the others that this rank throws, and throws it. The group is dead from now on.
   [[noreturn]] void fail(const std::string& text);
@@ -173,7 +178,9 @@ class Channel {
   mutable uint32_t all_done_;
   std::function<Idle()> move_messages_ = [] { return Idle::Nothing; };
   std::function<Idle()> move_everything_ = move_messages_;
-  std::string dead_;
+  // Of `reason` in this rank's block, which the first one writes.
+  std::atomic<bool> gives_up_ = false;
+  std::string dead_;  // known to the thread that calls
 };
 
 }  // namespace lockstep::comm

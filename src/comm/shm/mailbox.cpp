@@ -23,7 +23,7 @@ int large_slots(int size) { return std::min(kMostLarge, static_cast<int>(kSlots)
 struct Mailbox::Header {
   int64_t count;
   int32_t tag;
-  char dtype[12];
+  char dtype[16];
 };
 
 struct Mailbox::Box {

@@ -131,7 +131,7 @@ class ShmTransport : public Transport {
   int rank() const override { return exchange_->rank(); }
   int size() const override { return exchange_->size(); }
   milliseconds timeout() const override { return options_.timeout; }
-  bool keeps_tree_order() const override { return true; }
+  bool deterministic() const override { return true; }
 
   Work start(Request request) override {
     if (request.what == Collective::Send || request.what == Collective::Recv)
@@ -177,13 +177,8 @@ class ShmTransport : public Transport {
         segment->data(), sizes, [segment](void*) {}, options);
   }
 
-  void give_up(std::string_view why) noexcept override {
-    try {
-      exchange_->channel().fail(std::string(why));
-    } catch (const CommError&) {
-      // That is how it says it.
-    }
-  }
+  void give_up(std::string_view why) noexcept override { exchange_->channel().give_up(why); }
+  std::optional<std::string> failure() override { return exchange_->channel().failure(); }
 
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {
     const int size = static_cast<int>(members.size());

@@ -86,37 +86,45 @@ void TcpState::fail(const TcpStep& step, const std::string& reason) {
   Notice notice = step.notice;
   notice.state = Notice::State::Failed;
   notice.reason = reason;
-  dead_ = fmt::format("{} {}", notice.text, reason);
+  const std::string seen = fmt::format("{} {}", notice.text, reason);
+  if (!end_.say(seen)) check_alive();
   peer_status_.post(notice);
-  group_.abort(*dead_);
+  group_.abort(seen);
   const PeerStatus::Notices notices = peer_status_.exchange(notice, PeerStatus::kInquiry);
-  dead_ = diagnosis_.end(step.notice, reason, notices);
-  throw CommError("[tcp] " + *dead_);
+  const std::string end = diagnosis_.end(step.notice, reason, notices);
+  end_.explain(end);
+  throw CommError("[tcp] " + end);
 }
 
 void TcpState::give_up(std::string_view why) noexcept {
-  if (dead_) return;
-  dead_ = why;
+  const std::string reason(why);
+  if (!end_.say(reason)) return;
   try {
     // Said before the others hear of it and, it may be, this process ends.
     peer_status_.exchange(
-        {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = *dead_},
+        {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = reason},
         milliseconds(0));
   } catch (const std::exception&) {
     // The others learn of it from the group alone.
   }
-  group_.abort(*dead_);
+  group_.abort(reason);
 }
 
 void TcpState::abandon() noexcept {
-  if (dead_) return;
-  dead_ = "it was destroyed";
-  group_.leave();
+  if (end_.say("it was destroyed")) group_.leave();
 }
 
 void TcpState::check_alive() const {
-  if (!dead_) return;
-  throw CommError("[tcp] this group is dead, make a new one; it ended when " + *dead_);
+  const auto why = end_.why();
+  if (!why) return;
+  throw CommError("[tcp] this group is dead, make a new one; it ended when " + *why);
+}
+
+std::optional<std::string> TcpState::failure() {
+  if (const auto why = end_.why()) return why;
+  if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
+  if (peer_status_.peek()) return "another rank has given it up";
+  return std::nullopt;
 }
 
 }  // namespace lockstep::comm

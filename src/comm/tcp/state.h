@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/health/diagnosis.h"
+#include "comm/health/end.h"
 #include "comm/health/peer_status.h"
 #include "comm/net/net.h"
 #include "comm/tcp/transport.h"
@@ -36,13 +37,15 @@ class TcpState {
       std::chrono::steady_clock::time_point until = std::chrono::steady_clock::time_point::max());
   // Ends the group with an error that says what every rank was doing.
   [[noreturn]] void fail(const TcpStep& step, const std::string& reason);
-  // Ends the group, with a word for the others.
+  // Ends the group, with a word for the others. Any thread.
   void give_up(std::string_view why) noexcept;
   // Ends the group without a word posted there.
   void abandon() noexcept;
   // Throws when the group is dead.
   void check_alive() const;
-  bool is_dead() const { return dead_.has_value(); }
+  bool is_dead() const { return end_.is_said(); }
+  // Why it is of no use any more, as far as is known here.
+  std::optional<std::string> failure();
 
   int rank() const { return diagnosis_.rank(); }
   int size() const { return diagnosis_.size(); }
@@ -63,7 +66,7 @@ class TcpState {
   const TcpOptions options_;
   PeerStatus peer_status_;
   NetGroup group_;
-  std::optional<std::string> dead_;
+  End end_;
 };
 
 }  // namespace lockstep::comm

@@ -67,13 +67,14 @@ class TcpTransport : public Transport {
   int rank() const override { return state_->rank(); }
   int size() const override { return state_->size(); }
   std::chrono::milliseconds timeout() const override { return state_->options().timeout; }
-  bool keeps_tree_order() const override { return true; }
+  bool deterministic() const override { return true; }
 
   Work start(Request request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return at::zeros(sizes, options);
   }
   void give_up(std::string_view why) noexcept override { state_->give_up(why); }
+  std::optional<std::string> failure() override { return state_->failure(); }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
   // Nobody goes on, or ends and takes the store along, before all have come.

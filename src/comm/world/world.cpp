@@ -14,6 +14,7 @@
 #include "comm/hierarchical/transport.h"
 #include "comm/host/threads.h"
 #include "comm/nccl/transport.h"
+#include "comm/store/keys.h"
 #include "comm/tcp/transport.h"
 #include "comm/world/rendezvous.h"
 #include "comm/world/sharing.h"
@@ -35,6 +36,7 @@ struct World::State {
   int hosts = 1;
   at::Device device = at::kCPU;
   std::optional<Store> store = std::nullopt;  // rank 0's serves the others
+  KeyValueStore keys = own_keys();
   Group group = Group();
 };
 
@@ -267,6 +269,7 @@ World World::from_env(WorldOptions options) {
   const Store store = meet_at_store(place, options);
   state->store = store;
   if (options.python_peers) {
+    state->keys = keys_in(store.prefix("lockstep/user"), options.timeout);
     share_cores_with_python(place);
     state->local_rank = static_cast<int>(place.local_rank.value_or(0));
     state->local_size = static_cast<int>(place.local_size.value_or(1));
@@ -277,6 +280,7 @@ World World::from_env(WorldOptions options) {
   }
 
   const Store own = store.prefix(attempt(place));
+  state->keys = keys_in(own.prefix("user"), options.timeout);
   const bool over_tcp = asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo);
   const auto members = exchange_members(
       own, place.rank,
@@ -347,6 +351,7 @@ int World::local_rank() const { return state_->local_rank; }
 int World::local_size() const { return state_->local_size; }
 at::Device World::device() const { return state_->device; }
 const Group& World::group() const { return state_->group; }
+const KeyValueStore& World::store() const { return state_->keys; }
 
 std::ostream& World::main_out() const {
   thread_local std::ostream silent(nullptr);

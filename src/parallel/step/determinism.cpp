@@ -44,7 +44,7 @@ std::string sums(const Group& group) {
   }
   if (group.size() == 1) return "none";
   return fmt::format("{} over {} ranks ({})",
-                     group.keeps_tree_order() ? "fixed tree" : "the library's order", group.size(),
+                     group.deterministic() ? "fixed tree" : "the library's order", group.size(),
                      group.backend());
 }
 

@@ -379,7 +379,7 @@ class Run {
     if (resumed) {
       say("goes on after {} of {} iterations", state_.iterations, total_iterations());
     }
-    if (!group_.keeps_tree_order()) {
+    if (!group_.deterministic()) {
       say("sums over this transport have no fixed order: not bit-equal across numbers of ranks");
     }
   }

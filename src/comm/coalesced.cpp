@@ -1,0 +1,174 @@
+// Several tensors in one call: the bytes of each dtype go together through one flat tensor.
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "comm/call.h"
+#include "comm/check.h"
+#include "lockstep/comm/group.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// libtorch has no cat() for some dtypes, but for bytes.
+at::Tensor raw_bytes_of(const at::Tensor& tensor) {
+  return tensor.detach().resolve_conj().resolve_neg().reshape({-1}).view(at::kByte);
+}
+
+// The places of the list at which tensors of one dtype are; dtypes in the order in which they come.
+std::vector<std::vector<size_t>> by_dtype(const Tensors& tensors) {
+  std::vector<std::vector<size_t>> batches;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto found = std::find_if(batches.begin(), batches.end(), [&](const auto& batch) {
+      return tensors[batch[0]].scalar_type() == tensors[i].scalar_type();
+    });
+    found == batches.end() ? batches.push_back({i}) : found->push_back(i);
+  }
+  return batches;
+}
+
+// `parts` one after another, `rounds` times over: in round r the r-th of as many equal parts of
+// each.
+at::Tensor flat_of(const Tensors& parts, int rounds) {
+  Tensors pieces;
+  for (int r = 0; r < rounds; ++r) {
+    for (const at::Tensor& part : parts) {
+      const at::Tensor bytes = raw_bytes_of(part);
+      const int64_t each = bytes.numel() / rounds;
+      pieces.push_back(bytes.narrow(0, r * each, each));
+    }
+  }
+  return at::cat(pieces).view(parts[0].scalar_type());
+}
+
+// The reverse, into tensors of any strides.
+void spread(const at::Tensor& flat, const Tensors& targets, int rounds) {
+  const at::NoGradGuard no_grad;
+  const int64_t per_round = flat.numel() / rounds;
+  int64_t offset = 0;
+  for (const at::Tensor& target : targets) {
+    const int64_t each = target.numel() / rounds;
+    const at::Tensor rows =
+        flat.view({rounds, per_round}).narrow(1, offset, each).reshape(target.sizes());
+    target.detach().copy_(rows);
+    offset += each;
+  }
+}
+
+void check(Collective what, const Group& group, const Tensors& tensors,
+           const CallOptions& options) {
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor(what, tensor);
+    check_device(what, tensor, group.transport(), tensors[0].device());
+    check_stream(what, options, tensor.device());
+  }
+}
+
+// Of a call with one pair of flat tensors for each dtype; `rounds_in` and `rounds_out` say how its
+// inputs and outputs are cut. In place where there are no inputs.
+struct Shape {
+  Collective what;
+  int rounds_in = 1, rounds_out = 1;
+};
+using Start = std::function<Work(const at::Tensor& output, const at::Tensor& input)>;
+
+Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
+               const Tensors& inputs, const CallOptions& options, const Start& start) {
+  Tensors all = outputs;
+  all.insert(all.end(), inputs.begin(), inputs.end());
+  if (all.empty()) return {};
+  check(shape.what, group, all, options);
+  const bool in_place = inputs.empty();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const int64_t in = inputs[i].numel() * shape.rounds_out,
+                  out = outputs[i].numel() * shape.rounds_in;
+    if (in != out || inputs[i].scalar_type() != outputs[i].scalar_type()) {
+      refuse(shape.what, "input {} of the list has {} elements of {}, output {} of {}", i,
+             inputs[i].numel(), name_of(inputs[i].scalar_type()), outputs[i].numel(),
+             name_of(outputs[i].scalar_type()));
+    }
+  }
+  const Uses uses = uses_of(inputs, outputs);
+  group.transport().unfinished()->finish_before(uses);
+  std::optional<c10::StreamGuard> current;
+  if (options.stream) current.emplace(*options.stream);
+  std::vector<Work> works;
+  std::vector<std::pair<at::Tensor, Tensors>> results;
+  for (const auto& batch : by_dtype(outputs)) {
+    Tensors out, in;
+    for (const size_t i : batch) {
+      out.push_back(outputs[i]);
+      if (!in_place) in.push_back(inputs[i]);
+    }
+    const at::Tensor from = flat_of(in_place ? out : in, shape.rounds_in);
+    const at::Tensor to =
+        in_place ? from
+                 : at::empty({from.numel() * shape.rounds_out / shape.rounds_in}, from.options());
+    works.push_back(start(to, from));
+    results.emplace_back(to, std::move(out));
+  }
+  return together(group.transport(), uses, std::move(works), options.stream,
+                  [results = std::move(results), rounds = shape.rounds_out] {
+                    for (const auto& [flat, targets] : results) spread(flat, targets, rounds);
+                  });
+}
+
+// A list of one needs no copy.
+bool is_one(const Tensors& tensors) { return tensors.size() == 1; }
+
+void check_lists(Collective what, const Tensors& outputs, const Tensors& inputs) {
+  if (outputs.size() == inputs.size()) return;
+  refuse(what, "{} outputs for {} inputs", outputs.size(), inputs.size());
+}
+
+}  // namespace
+
+Work Group::all_reduce(const std::vector<at::Tensor>& tensors, ReduceOp op,
+                       const CallOptions& options) const {
+  if (is_one(tensors)) return all_reduce(tensors[0], op, options);
+  for (const at::Tensor& tensor : tensors) {
+    check_tensor(Collective::AllReduce, tensor);
+    check_reduction(Collective::AllReduce, tensor.scalar_type(), op);
+  }
+  return coalesced(
+      *this, {Collective::AllReduce}, tensors, {}, options,
+      [&](const at::Tensor& to, const at::Tensor&) { return all_reduce(to, op, options); });
+}
+
+Work Group::broadcast(const std::vector<at::Tensor>& tensors, int root,
+                      const CallOptions& options) const {
+  if (is_one(tensors)) return broadcast(tensors[0], root, options);
+  return coalesced(
+      *this, {Collective::Broadcast}, tensors, {}, options,
+      [&](const at::Tensor& to, const at::Tensor&) { return broadcast(to, root, options); });
+}
+
+Work Group::all_gather(const std::vector<at::Tensor>& outputs,
+                       const std::vector<at::Tensor>& inputs, const CallOptions& options) const {
+  check_lists(Collective::AllGather, outputs, inputs);
+  if (is_one(outputs)) return all_gather(outputs[0], inputs[0], options);
+  return coalesced(
+      *this, {Collective::AllGather, 1, size()}, outputs, inputs, options,
+      [&](const at::Tensor& to, const at::Tensor& from) { return all_gather(to, from, options); });
+}
+
+Work Group::reduce_scatter(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs, ReduceOp op,
+                           const CallOptions& options) const {
+  check_lists(Collective::ReduceScatter, outputs, inputs);
+  if (is_one(outputs)) return reduce_scatter(outputs[0], inputs[0], op, options);
+  for (const at::Tensor& output : outputs) {
+    check_tensor(Collective::ReduceScatter, output);
+    check_reduction(Collective::ReduceScatter, output.scalar_type(), op);
+  }
+  return coalesced(*this, {Collective::ReduceScatter, size(), 1}, outputs, inputs, options,
+                   [&](const at::Tensor& to, const at::Tensor& from) {
+                     return reduce_scatter(to, from, op, options);
+                   });
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,170 @@
+#include "comm/store/keys.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "comm/text.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Timeout = KeyValueStore::Keys::Timeout;
+
+class OwnKeys final : public KeyValueStore::Keys {
+ public:
+  void set(const std::string& key, std::string_view value) override {
+    const std::lock_guard lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+  }
+  std::string get(const std::string& key, Timeout timeout) override {
+    std::unique_lock lock(mutex_);
+    await(lock, {key}, timeout);
+    return values_[key];
+  }
+  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
+    std::unique_lock lock(mutex_);
+    await(lock, keys, timeout);
+  }
+  bool contains(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    return values_.contains(key);
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    const std::lock_guard lock(mutex_);
+    std::string& value = values_[key];
+    int64_t sum = 0;
+    const auto end = value.data() + value.size();
+    if (!value.empty() && std::from_chars(value.data(), end, sum).ptr != end)
+      throw CommError(fmt::format("[store] add {}: its value is no number", key));
+    value = std::to_string(sum += amount);
+    changed_.notify_all();
+    return sum;
+  }
+  std::string compare_set(const std::string& key, std::string_view expected,
+                          std::string_view wanted) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = values_.find(key);
+    if (found == values_.end() && !expected.empty()) return std::string(expected);
+    if (found != values_.end() && found->second != expected) return found->second;
+    changed_.notify_all();
+    return values_[key] = wanted;
+  }
+  bool erase(const std::string& key) override {
+    const std::lock_guard lock(mutex_);
+    return values_.erase(key) > 0;
+  }
+
+ private:
+  void await(std::unique_lock<std::mutex>& lock, const std::vector<std::string>& keys,
+             Timeout timeout) {
+    const auto all = [&] {
+      return std::all_of(keys.begin(), keys.end(),
+                         [&](const std::string& key) { return values_.contains(key); });
+    };
+    if (!timeout) return changed_.wait(lock, all);
+    if (changed_.wait_for(lock, *timeout, all)) return;
+    throw CommError(
+        fmt::format("[store] wait for {}: nobody has set it within {}",
+                    *std::find_if(keys.begin(), keys.end(),
+                                  [&](const std::string& key) { return !values_.contains(key); }),
+                    text_of(*timeout)));
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+class JobKeys final : public KeyValueStore::Keys {
+ public:
+  JobKeys(Store store, std::chrono::milliseconds timeout)
+      : store_(std::move(store)), timeout_(timeout) {}
+
+  void set(const std::string& key, std::string_view value) override { there().set(key, value); }
+  std::string get(const std::string& key, Timeout timeout) override {
+    return there().get(key, timeout.value_or(timeout_));
+  }
+  void wait(const std::vector<std::string>& keys, Timeout timeout) override {
+    there().wait(keys, timeout.value_or(timeout_));
+  }
+  bool contains(const std::string& key) override { return there().check({key}); }
+  int64_t add(const std::string& key, int64_t amount) override { return there().add(key, amount); }
+  std::string compare_set(const std::string& key, std::string_view expected,
+                          std::string_view wanted) override {
+    const auto bytes = [](std::string_view text) {
+      return std::vector<uint8_t>(text.begin(), text.end());
+    };
+    const auto left = there().for_c10d()->compareSet(key, bytes(expected), bytes(wanted));
+    return {left.begin(), left.end()};
+  }
+  bool erase(const std::string& key) override { return there().for_c10d()->deleteKey(key); }
+
+ private:
+  // The job's own connection is not held up by who waits here.
+  const Store& there() {
+    const std::lock_guard lock(mutex_);
+    if (!own_) own_.emplace(store_.clone(timeout_));
+    return *own_;
+  }
+
+  const Store store_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  std::optional<Store> own_;
+};
+
+}  // namespace
+
+KeyValueStore own_keys() { return KeyValueStore(std::make_shared<OwnKeys>()); }
+
+KeyValueStore keys_in(const Store& store, std::chrono::milliseconds timeout) {
+  return KeyValueStore(std::make_shared<JobKeys>(store, timeout));
+}
+
+KeyValueStore::KeyValueStore(std::shared_ptr<Keys> keys, std::string prefix)
+    : keys_(std::move(keys)), prefix_(std::move(prefix)) {}
+
+std::string KeyValueStore::full(std::string_view key) const { return prefix_ + std::string(key); }
+
+void KeyValueStore::set(std::string_view key, std::string_view value) const {
+  keys_->set(full(key), value);
+}
+
+std::string KeyValueStore::get(std::string_view key,
+                               std::optional<std::chrono::milliseconds> timeout) const {
+  return keys_->get(full(key), timeout);
+}
+
+void KeyValueStore::wait(const std::vector<std::string>& keys,
+                         std::optional<std::chrono::milliseconds> timeout) const {
+  std::vector<std::string> all;
+  for (const std::string& key : keys) all.push_back(full(key));
+  keys_->wait(all, timeout);
+}
+
+bool KeyValueStore::contains(std::string_view key) const { return keys_->contains(full(key)); }
+
+int64_t KeyValueStore::add(std::string_view key, int64_t amount) const {
+  return keys_->add(full(key), amount);
+}
+
+std::string KeyValueStore::compare_set(std::string_view key, std::string_view expected,
+                                       std::string_view wanted) const {
+  return keys_->compare_set(full(key), expected, wanted);
+}
+
+bool KeyValueStore::erase(std::string_view key) const { return keys_->erase(full(key)); }
+
+KeyValueStore KeyValueStore::prefix(std::string_view name) const {
+  return KeyValueStore(keys_, full(name) + "/");
+}
+
+}  // namespace lockstep::comm
