@@ -6,8 +6,8 @@ import pathlib
 import re
 import sys
 
-ROOMS = ["core", "text", "comm", "data", "checkpoint", "parallel", "models", "train", "rl", "launch"]
-PLAIN = {"core", "text", "launch", "tools"}  # need no torch, and of the rooms only core and text
+ROOMS = ["core", "text", "comm", "data", "checkpoint", "parallel", "models", "train", "rl", "plan", "launch"]
+PLAIN = {"core", "text", "plan", "launch", "tools"}  # need no torch, and of the rooms only core and text
 FORMAT = "checkpoint/format"  # its headers stand with those of the rest of the room
 # What the program lockstep knows of the room train: folders, and the headers that belong to each.
 TRAIN = {"train/config": {"config", "config_extensions", "model_config"},
@@ -51,12 +51,15 @@ def faults(source):
                     included.startswith(("lockstep/core/", *(f"rl/{folder}/" for folder in RL))) or
                     (included.startswith("lockstep/rl/") and pathlib.Path(included).stem in RL_HEADERS)):
                 yield f"{name}: includes {included}, which is not of {plain}"
+            if plain == "plan" and first in ROOMS and first not in ("core", "plan") and not (
+                    first == "train" and pathlib.Path(included).stem in TRAIN["train/config"]):
+                yield f"{name}: includes {included}, and plan knows of other rooms only core and configurations"
             if not rest or first not in ROOMS or first == room:
                 continue
             if room == "tools" and (first, pathlib.Path(included).stem) in {("checkpoint", f) for f in formats} | {
                     ("train", header) for headers in TRAIN.values() for header in headers} | {("rl", header) for header in RL_HEADERS}:
                 continue
-            allowed = {"core"} if room == "launch" else {"core", "text", "launch"} if room == "tools" else ROOMS[:ROOMS.index(room)]
+            allowed = {"core"} if room == "launch" else {"core", "text", "plan", "launch"} if room == "tools" else ROOMS[:ROOMS.index(room)]
             if first not in allowed:
                 yield f"{name}: includes {included}, and {first} is not left of {room}"
 

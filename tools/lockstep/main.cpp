@@ -16,6 +16,7 @@
 #include "doctor.h"
 #include "flags.h"
 #include "lockstep/checkpoint/error.h"
+#include "plan.h"
 #include "report.h"
 #include "run.h"
 #include "sweep.h"
@@ -63,11 +64,11 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   if (first.find('/') != first.npos) {
     throw ConfigError(fmt::format("'{}' is no command; to start it, write: {}", first, line));
   }
-  throw ConfigError(
-      fmt::format("unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
-                  nearest(first, {"run", "train", "sweep", "tokenize", "config", "doctor", "help",
-                                  "inspect", "verify", "merge", "export", "diff", "report", "top"}),
-                  line));
+  throw ConfigError(fmt::format(
+      "unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
+      nearest(first, {"run", "train", "sweep", "tokenize", "config", "doctor", "help", "inspect",
+                      "verify", "merge", "export", "diff", "report", "top", "plan", "simulate"}),
+      line));
 }
 
 int run(std::vector<std::string> words) {
@@ -84,6 +85,8 @@ int run(std::vector<std::string> words) {
   tool::CheckpointFlags checkpoints(program);
   tool::ReportCommand report(program);
   tool::TopCommand top(program);
+  tool::PlanCommand plan(program);
+  tool::SimulateCommand simulate(program);
   if (words.empty()) words = {"--help"};
   if (words.front() == "help") {
     words.erase(words.begin());
@@ -98,7 +101,8 @@ int run(std::vector<std::string> words) {
     words.assign({"train"});
     words.insert(words.end(), flags.begin(), flags.end());
   } else if (words.front() != "doctor" && words.front() != "report" && words.front() != "top" &&
-             words.front() != "config" && words.front() != "sweep" && words.front() != "tokenize" &&
+             words.front() != "plan" && words.front() != "simulate" && words.front() != "config" &&
+             words.front() != "sweep" && words.front() != "tokenize" &&
              !tool::CheckpointFlags::is_command(words.front()) && words.front() != "-h" &&
              words.front() != "--help" && words.front() != "--version") {
     refuse_command(command, words);
@@ -118,6 +122,8 @@ int run(std::vector<std::string> words) {
   if (program.got_subcommand("run")) return command.carry_out();
   if (program.got_subcommand("report")) return report.carry_out();
   if (program.got_subcommand("top")) return top.carry_out();
+  if (program.got_subcommand("plan")) return plan.carry_out();
+  if (program.got_subcommand("simulate")) return simulate.carry_out();
   if (program.got_subcommand("train")) return train.carry_out();
   if (program.got_subcommand("sweep")) return sweep.carry_out();
   if (program.got_subcommand("tokenize")) return tokenize.carry_out();

@@ -1,0 +1,73 @@
+// What a plan knows of a model: its parameters, what it keeps for backward, and its arithmetic,
+// unit by unit. Needs no torch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/config.h"
+
+namespace lockstep::plan {
+
+// What computation is done in, and so what most activations are kept in.
+enum class Precision { Float, Narrow };  // Narrow: bfloat16 or float16
+
+// What is computed twice instead of kept (lockstep/parallel/activation_checkpointing.h).
+enum class Recomputed { Nothing, Blocks };
+
+// A part of a model, whose parameters Fsdp gathers together. Bytes "of a sample" are multiplied by
+// the batch; the others are not.
+struct ProfileUnit {
+  std::string name;
+  std::vector<int64_t> parameters;  // elements of each, in order of registration
+  double flops = 0;                 // of a sample's forward
+  double kept = 0;                  // bytes of a sample that backward needs
+  double input = 0;                 // of it what is kept when the unit is computed twice
+  double transient = 0;             // bytes of a sample, beside what is kept, while it works
+  double fixed_kept = 0;            // bytes that backward needs whatever the batch
+  double fixed_transient = 0;       // bytes while it works, whatever the batch
+  bool is_block = false;            // one of many alike: it can be computed twice, and is a unit
+
+  // Of all its parameters.
+  int64_t elements() const;
+};
+
+// A whole model.
+struct ModelProfile {
+  std::string name;                // "transformer, 4 layers of 256"
+  std::vector<ProfileUnit> units;  // in the order of forward
+  int64_t buffer_elements = 0;
+  int64_t tokens = 0;         // of a sample; 0: samples are counted
+  double sample_bytes = 0;    // of the batch that the loader makes
+  bool narrow_copies = true;  // computing narrow keeps a narrow copy of each weight (Autocast)
+
+  // Of all units' parameters.
+  int64_t elements() const;
+  double forward_flops() const;  // of a sample
+};
+
+// The sizes of one sample, and how many classes or target columns there are.
+struct SampleSizes {
+  std::vector<int64_t> data;
+  int64_t outputs = 0;
+};
+
+// Of what the configuration names, as far as it can be told without reading the data: mnist and
+// fashion-mnist, images, tokens, synthetic-regression. Throws ConfigError, which says what to give,
+// for the others.
+SampleSizes sample_sizes(const train::RunConfig& config);
+
+// A built-in model. Counted, not measured; tests hold it against what libtorch allocates. Throws
+// ConfigError for a model of the program's own, and for sizes that do not fit.
+ModelProfile profile_of(const train::RunConfig& config, const SampleSizes& sample);
+
+// The transformer's, for `tokens` a sample; 0 in a size means what the configuration says of it.
+ModelProfile transformer_profile(const train::TransformerConfig& sizes, int64_t tokens,
+                                 Precision precision);
+
+// Sizes of published models by name ("qwen3-4b"), in any case. Throws ConfigError with the nearest
+// name for others.
+train::TransformerConfig model_named(const std::string& name);
+
+}  // namespace lockstep::plan

@@ -1,0 +1,59 @@
+// The answer to "DDP or FSDP?" for one model on one machine. Needs no torch.
+//
+//   const auto machine = plan::Machine{.device = plan::device_named("a100-80gb"), ...};
+//   std::cout << plan::plan_text(plan::make_plan(profile, training, machine, {.ranks = 16}));
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/plan/strategy.h"
+
+namespace lockstep::plan {
+
+// One strategy on one number of ranks.
+struct PlanRow {
+  Strategy strategy = Strategy::Ddp;
+  int64_t ranks = 1;
+  Memory memory;
+  StepTime time;
+  double samples_per_second = 0;  // of all ranks together
+  double efficiency = 0;          // against as many ranks that never wait
+};
+
+// For how many ranks to plan.
+struct PlanOptions {
+  int64_t ranks = 0;                                  // 0: those of one node
+  std::optional<Strategy> configured = std::nullopt;  // what the user has asked for
+};
+
+// Strategies compared, and the advice.
+struct Plan {
+  ModelProfile model;
+  Training training;
+  Machine machine;
+  int64_t ranks = 1;
+  std::optional<Strategy> configured;
+  std::vector<PlanRow> strategies;  // all, on `ranks`
+  std::optional<PlanRow> best;      // the fastest that fits; of those within 5 %, the simplest
+  std::vector<PlanRow> sizes;       // the best one on 1, 2, 4, ... ranks, as far as any fits
+  // The fewest ranks (a power of two) on which anything fits; 0: none up to 131,072.
+  int64_t least_ranks = 0;
+  // The fewest ranks (a power of two) on which the best one spends more time on communication and
+  // waiting than on computation; 0: none up to 131,072.
+  int64_t knee = 0;
+};
+
+// Throws ConfigError for fewer than 1 or more than 1,048,576 ranks, and a batch below 1.
+Plan make_plan(const ModelProfile& model, const Training& training, const Machine& machine,
+               const PlanOptions& options = {});
+
+// The plan in words and tables, of at most `width` columns (0: tables
+// as wide as they are).
+std::string plan_text(const Plan& plan, int width = 100);
+// One JSON object; bytes and seconds.
+std::string plan_json(const Plan& plan);
+
+}  // namespace lockstep::plan

@@ -1,0 +1,78 @@
+// Memory and time of one strategy on one number of ranks. Needs no torch.
+//
+// Memory after Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter
+// Models", SC 2020, with what this library's Ddp, ZeroOptimizer and Fsdp hold beside it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "lockstep/plan/cost_model.h"
+#include "lockstep/plan/machine.h"
+#include "lockstep/plan/model_profile.h"
+
+namespace lockstep::plan {
+
+// How ranks divide a model among them.
+enum class Strategy {
+  Ddp,            // every rank has all
+  Zero,           // Ddp with ZeroOptimizer: the optimizer's state is divided (ZeRO 1)
+  FsdpGradients,  // Fsdp, Sharding::Gradients: gradients, too (ZeRO 2)
+  FsdpFull,       // Fsdp, Sharding::Full: parameters, too (ZeRO 3)
+  FsdpHybrid,     // the same within a node; nodes replicate each other
+};
+
+// "Ddp", "Ddp with ZeroOptimizer", ...
+std::string name_of(Strategy strategy);
+// What a configuration file says for it: "parallel: {strategy: ddp, zero: true}".
+std::string config_of(Strategy strategy);
+
+// How a model is trained.
+struct Training {
+  int64_t batch = 1;         // samples of a rank and micro-batch
+  int64_t accumulation = 1;  // micro-batches of a step
+  Precision precision = Precision::Float;
+  Recomputed recomputed = Recomputed::Nothing;
+  int64_t state_bytes = 8;  // of the optimizer, for each parameter: Adam 8, momentum 4, SGD 0
+  double bucket_bytes = 25 << 20;
+  int64_t sent_bytes = 4;    // of a gradient's element on its way: a hook makes it 2
+  int64_t prefetched = 0;    // batches that the loader makes ahead
+  double measured_step = 0;  // seconds of a step on one rank, when it was measured; 0: estimate
+};
+
+// What a configuration says of it.
+Training training_of(const train::RunConfig& config);
+// The strategy that a configuration asks for.
+Strategy strategy_of(const train::RunConfig& config);
+
+// Peak memory of one rank in bytes, by what it is for. On CPUs of one host what all ranks share is
+// counted in equal parts.
+struct Memory {
+  double parameters = 0;  // with their narrow copies
+  double gradients = 0;
+  double optimizer = 0;
+  double gathered = 0;       // parameters of other ranks, while units are whole
+  double communication = 0;  // buckets beside gradients, memory in which gradients are added up
+  double activations = 0;    // kept for backward
+  double working = 0;        // beside them, while one unit works
+  double data = 0;           // batches
+  double tensors = 0;        // all of these
+  double margin = 0;         // lost by the allocator
+  double reserved = 0;       // driver, libraries, transport
+  double total = 0;
+  double available = 0;  // of the device, for one rank
+  // Whether it has room.
+  bool fits() const { return total <= available; }
+};
+
+// The peak of one rank, the model being trained on so many.
+Memory memory_of(const ModelProfile& model, const Training& training, Strategy strategy,
+                 const Machine& machine, int64_t ranks);
+
+// What a step consists of, and its time.
+StepWork work_of(const ModelProfile& model, const Training& training, Strategy strategy,
+                 const Machine& machine, int64_t ranks);
+StepTime time_of(const ModelProfile& model, const Training& training, Strategy strategy,
+                 const Machine& machine, int64_t ranks);
+
+}  // namespace lockstep::plan

@@ -1,0 +1,133 @@
+// This host, and machines in files.
+#include "lockstep/plan/machine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "core/cores.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::plan {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "lockstep.machine";
+
+// "MemTotal:  24105092 kB", or what the control group leaves of it.
+double host_memory() {
+  double bytes = 0;
+  std::ifstream info("/proc/meminfo");
+  for (std::string word; info >> word;) {
+    if (word != "MemTotal:") continue;
+    info >> bytes;
+    bytes *= 1024;
+    break;
+  }
+  std::ifstream limit("/sys/fs/cgroup/memory.max");
+  if (double most = 0; limit >> most && most > 0) bytes = std::min(bytes, most);
+  return bytes;
+}
+
+// A number above 0, or the file is refused.
+double positive(const Json& json, const char* key, const std::string& path) {
+  const auto found = json.find(key);
+  const double value = found != json.end() && found->is_number() ? found->get<double>() : 0;
+  if (!(value > 0) || !std::isfinite(value)) {
+    throw ConfigError(fmt::format("[plan] {}: {} is no number above 0 (docs/plan.md)", path, key));
+  }
+  return value;
+}
+
+}  // namespace
+
+Machine this_host() {
+  const auto cores = static_cast<int64_t>(std::max<size_t>(1, allowed_cores().size()));
+  // A core of today's servers: two vector units of 8 floats, about 2.5 GHz.
+  return {.device = {.name = "cpu",
+                     .memory_bytes = host_memory(),
+                     .memory_bandwidth = 10e9,
+                     .narrow_flops = 80e9,
+                     .float_flops = 80e9,
+                     .local_bandwidth = 5e9,
+                     .efficiency = 0.5,
+                     .reserved_bytes = 0.2e9,
+                     .allocator_margin = 0.02,
+                     .shares_memory = true,
+                     .source = "estimated for a core"},
+          .network = network_named("ethernet-10g"),
+          .devices_per_node = cores,
+          // Two ranks in shared memory, docs/benchmarks.md.
+          .all_reduce = {{65536, 2e-6}, {26214400, 1.57e-3}}};
+}
+
+Machine read_machine(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file) {
+    throw ConfigError(fmt::format(
+        "[plan] {}: cannot be read; docs/plan.md says what a file of a machine has", path));
+  }
+  const Json json = Json::parse(text, nullptr, false);
+  if (!json.is_object() || json.value("format", Json()) != kFormat) {
+    throw ConfigError(
+        fmt::format("[plan] {}: is no file of a machine (format \"{}\")", path, kFormat));
+  }
+  Machine machine = this_host();
+  machine.is_measured = true;
+  machine.all_reduce.clear();
+  Device& device = machine.device;
+  const Json name = json.value("device", Json());
+  device.name = name.is_string() ? name.get<std::string>() : "measured";
+  device.source = path;
+  device.memory_bytes = positive(json, "memory_bytes", path);
+  device.memory_bandwidth = positive(json, "memory_bandwidth", path);
+  device.float_flops = positive(json, "float_flops", path);
+  device.narrow_flops = positive(json, "narrow_flops", path);
+  device.reserved_bytes = positive(json, "reserved_bytes", path);
+  device.local_bandwidth = positive(json, "local_bandwidth", path);
+  machine.devices_per_node = std::llround(positive(json, "ranks", path));
+  const Json shares = json.value("shares_memory", Json());
+  device.shares_memory = shares.is_boolean() && shares.get<bool>();
+  const Json points = json.value("all_reduce", Json::array());
+  double last = 0;
+  for (const Json& point : points.is_array() ? points : Json::array()) {
+    if (!point.is_object()) continue;
+    const MeasuredCollective one = {positive(point, "bytes", path),
+                                    positive(point, "seconds", path)};
+    if (one.bytes <= last) {
+      throw ConfigError(
+          fmt::format("[plan] {}: all_reduce is not in ascending order of bytes", path));
+    }
+    last = one.bytes;
+    machine.all_reduce.push_back(one);
+  }
+  return machine;
+}
+
+std::string machine_json(const Machine& machine) {
+  const Device& device = machine.device;
+  Json json = {{"format", kFormat},
+               {"device", device.name},
+               {"ranks", machine.devices_per_node},
+               {"memory_bytes", device.memory_bytes},
+               {"memory_bandwidth", device.memory_bandwidth},
+               {"float_flops", device.float_flops},
+               {"narrow_flops", device.narrow_flops},
+               {"reserved_bytes", device.reserved_bytes},
+               {"local_bandwidth", device.local_bandwidth},
+               {"shares_memory", device.shares_memory},
+               {"all_reduce", Json::array()}};
+  for (const auto& [bytes, seconds] : machine.all_reduce) {
+    json["all_reduce"].push_back({{"bytes", bytes}, {"seconds", seconds}});
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace lockstep::plan

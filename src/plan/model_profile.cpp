@@ -1,0 +1,98 @@
+#include "lockstep/plan/model_profile.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+
+#include "lockstep/core/error.h"
+#include "plan/small_models.h"
+
+namespace lockstep::plan {
+namespace {
+
+namespace fs = std::filesystem;
+
+int64_t folders_in(const std::string& path) {
+  std::error_code error;
+  int64_t count = 0;
+  for (const auto& entry : fs::directory_iterator(path, error)) count += entry.is_directory();
+  return count;
+}
+
+// A folder of `lockstep tokenize` says it; 0: it does not.
+int64_t vocabulary_of(const std::string& path) {
+  std::ifstream file(fs::path(path) / "tokens.json");
+  const auto json = nlohmann::json::parse(file, nullptr, false);
+  const auto found = json.is_object() ? json.find("vocabulary") : json.end();
+  return json.is_object() && found != json.end() && found->is_number_integer()
+             ? found->get<int64_t>()
+             : 0;
+}
+
+bool is_narrow(const train::RunConfig& config) {
+  const auto& dtype = config.mixed_precision.dtype;
+  return dtype == "bf16" || dtype == "fp16";
+}
+
+}  // namespace
+
+int64_t ProfileUnit::elements() const {
+  return std::accumulate(parameters.begin(), parameters.end(), int64_t{0});
+}
+
+int64_t ModelProfile::elements() const {
+  int64_t all = 0;
+  for (const auto& unit : units) all += unit.elements();
+  return all;
+}
+
+double ModelProfile::forward_flops() const {
+  double all = 0;
+  for (const auto& unit : units) all += unit.flops;
+  return all;
+}
+
+SampleSizes sample_sizes(const train::RunConfig& config) {
+  const auto& data = config.data;
+  if (data.kind == "mnist" || data.kind == "fashion-mnist") return {{1, 28, 28}, 10};
+  if (data.kind == "synthetic-regression") return {{1}, 1};
+  if (data.kind == "images") {
+    return {{data.images.channels, data.images.size, data.images.size}, folders_in(data.path)};
+  }
+  if (data.kind == "tokens") {
+    return {{data.tokens.sequence_length}, vocabulary_of(data.path)};
+  }
+  throw ConfigError(fmt::format(
+      "[plan] data.kind {} does not say how large a sample is: give --sample, as 784 or 3x32x32, "
+      "and --outputs, the classes or target columns",
+      data.kind));
+}
+
+ModelProfile profile_of(const train::RunConfig& config, const SampleSizes& sample) {
+  const auto& model = config.model;
+  if (model.kind == "linear") return linear_profile(model.linear, sample);
+  if (model.kind == "mlp") return mlp_profile(model.mlp, sample);
+  if (model.kind == "convnet") return convnet_profile(model.convnet, sample);
+  if (model.kind == "resnet18") return resnet18_profile(model.resnet18, sample);
+  if (model.kind != "transformer") {
+    throw ConfigError(fmt::format(
+        "[plan] model.kind {} is the program's own: fill a lockstep::plan::ModelProfile in it",
+        model.kind));
+  }
+  auto sizes = model.transformer;
+  if (!sizes.pretrained.empty()) {
+    throw ConfigError(
+        "[plan] model.pretrained: give the sizes instead, as --model qwen3-4b or by --set "
+        "model.layers=...");
+  }
+  if (sizes.vocabulary == 0) sizes.vocabulary = sample.outputs;
+  const int64_t tokens = sample.data.empty() ? sizes.max_length : sample.data.front();
+  return transformer_profile(sizes, tokens,
+                             is_narrow(config) ? Precision::Narrow : Precision::Float);
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,77 @@
+#include "lockstep/plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr std::array kAll = {Strategy::Ddp, Strategy::Zero, Strategy::FsdpGradients,
+                             Strategy::FsdpFull, Strategy::FsdpHybrid};
+constexpr int64_t kMostRanks = 1 << 20, kMostTried = 1 << 17;
+// An estimate is no better than this, so that the simpler strategy is chosen.
+constexpr double kAsFast = 1.05;
+
+PlanRow row_of(const ModelProfile& model, const Training& training, const Machine& machine,
+               Strategy strategy, int64_t ranks) {
+  PlanRow row{.strategy = strategy, .ranks = ranks};
+  row.memory = memory_of(model, training, strategy, machine, ranks);
+  row.time = time_of(model, training, strategy, machine, ranks);
+  const auto samples = static_cast<double>(ranks * training.batch * training.accumulation);
+  row.samples_per_second = samples / row.time.total;
+  row.efficiency = (row.time.computation + row.time.update) / row.time.total;
+  return row;
+}
+
+// Those that mean something on so many ranks.
+std::vector<PlanRow> rows_on(const ModelProfile& model, const Training& training,
+                             const Machine& machine, int64_t ranks) {
+  std::vector<PlanRow> rows;
+  for (const Strategy strategy : kAll) {
+    if (ranks == 1 && strategy != Strategy::Ddp) continue;
+    if (strategy == Strategy::FsdpHybrid &&
+        (ranks <= machine.devices_per_node || ranks % machine.devices_per_node != 0)) {
+      continue;
+    }
+    rows.push_back(row_of(model, training, machine, strategy, ranks));
+  }
+  return rows;
+}
+
+std::optional<PlanRow> best_of(const std::vector<PlanRow>& rows) {
+  std::optional<PlanRow> best;
+  for (const auto& row : rows) {  // simplest first
+    if (!row.memory.fits()) continue;
+    if (!best || row.time.total * kAsFast < best->time.total) best = row;
+  }
+  return best;
+}
+
+}  // namespace
+
+Plan make_plan(const ModelProfile& model, const Training& training, const Machine& machine,
+               const PlanOptions& options) {
+  Plan plan{.model = model, .training = training, .machine = machine};
+  plan.ranks = options.ranks > 0 ? options.ranks : machine.devices_per_node;
+  plan.configured = options.configured;
+  if (options.ranks < 0 || plan.ranks > kMostRanks || training.batch < 1) {
+    throw ConfigError(fmt::format(
+        "[plan] {} ranks and a batch of {}: 1 to {} ranks and at least one sample are planned",
+        options.ranks, training.batch, kMostRanks));
+  }
+  plan.strategies = rows_on(model, training, machine, plan.ranks);
+  plan.best = best_of(plan.strategies);
+  for (int64_t ranks = 1; ranks <= kMostTried; ranks *= 2) {
+    const auto best = best_of(rows_on(model, training, machine, ranks));
+    if (!best) continue;
+    if (plan.least_ranks == 0) plan.least_ranks = ranks;
+    plan.sizes.push_back(*best);
+    if (plan.knee == 0 && best->time.communication_share() > 0.5) plan.knee = ranks;
+  }
+  return plan;
+}
+
+}  // namespace lockstep::plan

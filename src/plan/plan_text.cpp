@@ -1,0 +1,204 @@
+// A plan in words.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "lockstep/plan/plan.h"
+#include "plan/words.h"
+
+namespace lockstep::plan {
+namespace {
+
+std::string rate_text(const Plan& plan, double samples_per_second) {
+  const bool tokens = plan.model.tokens > 0;
+  const double rate = samples_per_second * (tokens ? static_cast<double>(plan.model.tokens) : 1);
+  return count_text(rate) + (tokens ? " tokens/s" : " samples/s");
+}
+
+std::string ranks_text(int64_t ranks) {
+  return ranks == 1 ? "one rank" : fmt::format("{} ranks", ranks);
+}
+
+std::string heading(const Plan& plan) {
+  const auto& t = plan.training;
+  const auto& device = plan.machine.device;
+  std::string out = fmt::format(
+      "{}: {} parameters; batch {} a rank{}, {}{}, {} bytes of optimizer state a parameter\n",
+      plan.model.name, count_text(static_cast<double>(plan.model.elements())), t.batch,
+      t.accumulation > 1 ? fmt::format(" x {} micro-batches", t.accumulation) : "",
+      t.precision == Precision::Narrow ? "computing in 16 bits" : "float32",
+      t.recomputed == Recomputed::Blocks ? ", activations computed twice" : "", t.state_bytes);
+  const bool several = plan.ranks > plan.machine.devices_per_node;
+  out += fmt::format("{} on {} x {}{}, {} a rank{}\n", ranks_text(plan.ranks),
+                     plan.machine.devices_per_node, device.name,
+                     several ? " a node, network " + plan.machine.network.name : "",
+                     bytes_text(plan.strategies.front().memory.available),
+                     device.shares_memory ? " (a part of the host's)" : "");
+  return out;
+}
+
+std::string memory_table(const Plan& plan, int width) {
+  std::vector<std::vector<std::string>> rows = {{"a rank's memory", "total", "fits", "parameters",
+                                                 "gradients", "optimizer", "gathered", "in flight",
+                                                 "activations", "working", "margin, libraries"}};
+  for (const auto& row : plan.strategies) {
+    const Memory& m = row.memory;
+    rows.push_back({name_of(row.strategy), bytes_text(m.total), m.fits() ? "yes" : "no",
+                    bytes_text(m.parameters), bytes_text(m.gradients), bytes_text(m.optimizer),
+                    bytes_text(m.gathered), bytes_text(m.communication), bytes_text(m.activations),
+                    bytes_text(m.working + m.data), bytes_text(m.margin + m.reserved)});
+  }
+  return table_text(rows, width);
+}
+
+std::string time_table(const Plan& plan, int width) {
+  std::vector<std::vector<std::string>> rows = {{"a step's time", "total", "computes", "waits",
+                                                 "slower by overlap", "stragglers", "update",
+                                                 "rate"}};
+  for (const auto& row : plan.strategies) {
+    const StepTime& t = row.time;
+    rows.push_back({name_of(row.strategy), seconds_text(t.total), seconds_text(t.computation),
+                    seconds_text(t.waiting), seconds_text(t.slowdown), seconds_text(t.straggling),
+                    seconds_text(t.update), rate_text(plan, row.samples_per_second)});
+  }
+  return table_text(rows, width);
+}
+
+std::string sizes_table(const Plan& plan, int width) {
+  std::vector<std::vector<std::string>> rows = {
+      {"ranks", "best", "a rank's memory", "step", "rate", "efficiency"}};
+  const int64_t most = std::max<int64_t>({plan.ranks, 8, std::min<int64_t>(plan.knee, 1024)});
+  for (const auto& row : plan.sizes) {
+    if (row.ranks > most) break;
+    rows.push_back({std::to_string(row.ranks), name_of(row.strategy), bytes_text(row.memory.total),
+                    seconds_text(row.time.total), rate_text(plan, row.samples_per_second),
+                    percent_text(row.efficiency)});
+  }
+  return rows.size() > 1 ? table_text(rows, width) : "";
+}
+
+const PlanRow* row_named(const Plan& plan, Strategy strategy) {
+  for (const auto& row : plan.strategies) {
+    if (row.strategy == strategy) return &row;
+  }
+  return nullptr;
+}
+
+std::string largest_part(const Memory& m) {
+  const std::vector<std::pair<double, const char*>> parts = {
+      {m.parameters + m.gathered, "parameters"},
+      {m.gradients + m.communication, "gradients"},
+      {m.optimizer, "the optimizer's state"},
+      {m.activations + m.working, "activations"}};
+  return std::ranges::max_element(parts)->second;
+}
+
+std::string when_nothing_fits(const Plan& plan) {
+  const auto* least = &plan.strategies.front();
+  for (const auto& row : plan.strategies) {
+    if (row.memory.total < least->memory.total) least = &row;
+  }
+  const Memory& m = least->memory;
+  std::string out =
+      fmt::format("Nothing fits on {}: {} needs the least, {} of {}, most of it for {}.",
+                  ranks_text(plan.ranks), name_of(least->strategy), bytes_text(m.total),
+                  bytes_text(m.available), largest_part(m));
+  if (plan.least_ranks > plan.ranks) {
+    out += fmt::format(" It would fit from {} on.", ranks_text(plan.least_ranks));
+  }
+  const double states = m.parameters + m.gradients + m.optimizer;
+  if (m.activations + m.working > states && plan.training.recomputed == Recomputed::Nothing) {
+    out +=
+        " Activations: make training.batch_size smaller and "
+        "training.gradient_accumulation_steps larger, or compute activations twice "
+        "(--recompute).";
+  } else if (plan.training.precision == Precision::Float) {
+    out += " Compute in 16 bits (mixed_precision: bf16), or take a device with more memory.";
+  }
+  return out;
+}
+
+std::string why_fsdp(const PlanRow& best, const PlanRow& ddp) {
+  if (!ddp.memory.fits()) {
+    return fmt::format(
+        "Under Ddp each rank has the whole model with its gradients and optimizer state: {}, and "
+        "there are {}. {} divides them: {}.",
+        bytes_text(ddp.memory.total), bytes_text(ddp.memory.available), name_of(best.strategy),
+        bytes_text(best.memory.total));
+  }
+  return fmt::format(
+      "Ddp fits, too, and takes {} a step, {} more: each of its ranks updates all "
+      "parameters, here each rank updates its part.",
+      seconds_text(ddp.time.total), percent_text(ddp.time.total / best.time.total - 1));
+}
+
+std::string advice(const Plan& plan) {
+  if (!plan.best) return when_nothing_fits(plan);
+  const PlanRow& best = *plan.best;
+  const PlanRow* ddp = row_named(plan, Strategy::Ddp);
+  std::string out =
+      fmt::format("Use {}: {}", name_of(best.strategy), config_of(best.strategy)) + ". ";
+  if (plan.ranks == 1) {
+    return out + fmt::format("The model needs {} of {}; one rank has nothing to divide or to send.",
+                             bytes_text(best.memory.total), bytes_text(best.memory.available));
+  }
+  if (best.strategy == Strategy::Ddp) {
+    out += fmt::format(
+        "All of the model fits each rank ({} of {}), and no strategy that divides it "
+        "is faster: it would only communicate more.",
+        bytes_text(best.memory.total), bytes_text(best.memory.available));
+  } else {
+    out += why_fsdp(best, *ddp);
+  }
+  out += fmt::format(" {} of a step is computation and update; {} ranks do the work of {:.3g}.",
+                     percent_text(best.efficiency), plan.ranks,
+                     best.efficiency * static_cast<double>(plan.ranks));
+  if (plan.configured && *plan.configured != best.strategy) {
+    if (const auto* row = row_named(plan, *plan.configured)) {
+      out += row->memory.fits() ? fmt::format(" The file asks for {}, which takes {} a step.",
+                                              name_of(row->strategy), seconds_text(row->time.total))
+                                : fmt::format(" The file asks for {}, which does not fit.",
+                                              name_of(row->strategy));
+    }
+  }
+  return out;
+}
+
+std::string knee_text(const Plan& plan) {
+  if (plan.sizes.empty()) return "";
+  if (plan.knee == 0) {
+    return "Computation takes more than half of a step on any number of ranks up to 131,072.";
+  }
+  if (plan.knee == 1) return "";
+  return fmt::format(
+      "From {} on, communication and waiting take more than half of a step. More ranks still help "
+      "when each has more to compute: a larger batch, or more micro-batches.",
+      ranks_text(plan.knee));
+}
+
+}  // namespace
+
+std::string plan_text(const Plan& plan, int width) {
+  std::string out = wrapped(heading(plan).substr(0, heading(plan).find('\n')), width);
+  out += wrapped(heading(plan).substr(heading(plan).find('\n') + 1), width) + "\n";
+  out += memory_table(plan, width) + "\n" + time_table(plan, width) + "\n";
+  if (const auto sizes = sizes_table(plan, width); !sizes.empty()) out += sizes + "\n";
+  out += wrapped(advice(plan), width);
+  if (const auto knee = knee_text(plan); !knee.empty()) out += wrapped(knee, width);
+  if (plan.machine.device.name == "cpu" && !plan.machine.is_measured) {
+    out += wrapped(
+        "Times are for cores as a rule has them: --measured-step takes the seconds of a step on "
+        "one rank, --machine a file with this machine's figures (docs/plan.md).",
+        width);
+  } else if (!plan.machine.is_measured && plan.training.measured_step == 0) {
+    out += wrapped(
+        "Computation is estimated from data sheets. --measured-step takes the seconds of "
+        "a step on one rank, which makes the rest exact to a few percent (docs/plan.md).",
+        width);
+  }
+  return out;
+}
+
+}  // namespace lockstep::plan

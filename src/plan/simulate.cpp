@@ -1,0 +1,175 @@
+#include "lockstep/plan/simulate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "lockstep/core/error.h"
+#include "plan/sharding.h"
+#include "plan/timeline.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr double kFloat = 4, kFirstBucket = 1 << 20;
+
+// One step of one strategy, unit by unit.
+class Player {
+ public:
+  Player(const ModelProfile& model, const Training& training, Strategy strategy,
+         const Machine& machine, int64_t ranks, const SimulationOptions& options)
+      : model_(model),
+        training_(training),
+        strategy_(strategy),
+        machine_(machine),
+        all_{.count = ranks, .per_node = machine.devices_per_node},
+        shards_{.count = shard_ranks(strategy, machine, ranks),
+                .per_node = machine.devices_per_node},
+        work_(work_of(model, training, strategy, machine, ranks)),
+        options_(options),
+        timeline_(ranks, options) {
+    divides_ = strategy != Strategy::Ddp && strategy != Strategy::Zero;
+    gathers_ = divides_ && !(machine.device.shares_memory && all_.nodes() == 1);
+    bytes_ = divides_ && training.precision == Precision::Narrow ? 2 : kFloat;
+    for (const auto& unit : model.units) {
+      passes_ += weight_of(unit) * (twice(unit) ? 4 : 3);
+      if (!unit.is_block) root_ += bytes_ * static_cast<double>(unit.elements());
+    }
+  }
+
+  void step() {
+    timeline_.begin_step();
+    for (int64_t i = 0; i < training_.accumulation; ++i) {
+      forward();
+      backward(i + 1 == training_.accumulation);
+    }
+    timeline_.wait();
+    timeline_.compute("update", work_.update);
+    if (strategy_ == Strategy::Zero) {
+      timeline_.collective(
+          "gather parameters",
+          all_gather_seconds(machine_, all_, kFloat * static_cast<double>(model_.elements())),
+          timeline_.latest());
+      timeline_.wait();
+    }
+  }
+
+  const Timeline& timeline() const { return timeline_; }
+
+ private:
+  bool twice(const ProfileUnit& unit) const {
+    return training_.recomputed == Recomputed::Blocks && unit.is_block;
+  }
+  double weight_of(const ProfileUnit& unit) const { return unit.flops > 0 ? unit.flops : 1; }
+  // Of one pass through the unit.
+  double seconds(const ProfileUnit& unit) const {
+    return work_.computation * weight_of(unit) / passes_ /
+           static_cast<double>(training_.accumulation);
+  }
+  double gather(const ProfileUnit& unit, double ready) {
+    if (!gathers_ || !unit.is_block) return 0;
+    return timeline_.collective(
+        "gather " + unit.name,
+        all_gather_seconds(machine_, shards_, bytes_ * static_cast<double>(unit.elements())),
+        ready);
+  }
+  // The unit that comes next is gathered while one computes, or when it is needed.
+  double issue() const { return options_.prefetch ? timeline_.latest_begin() : timeline_.latest(); }
+
+  void forward() {
+    double ready = 0;
+    if (gathers_) {
+      ready = timeline_.collective("gather root", all_gather_seconds(machine_, shards_, root_),
+                                   timeline_.latest());
+    }
+    for (const auto& unit : model_.units) {
+      const double gathered = gather(unit, std::max(ready, issue()));
+      timeline_.compute("forward " + unit.name, seconds(unit), std::max(ready, gathered));
+    }
+  }
+
+  void backward(bool sends) {
+    double filled = 0, limit = kFirstBucket;
+    const bool again = gathers_ && strategy_ != Strategy::FsdpGradients;
+    for (auto unit = model_.units.rbegin(); unit != model_.units.rend(); ++unit) {
+      const double gathered = again ? gather(*unit, issue()) : 0;
+      timeline_.compute("backward " + unit->name, seconds(*unit) * (twice(*unit) ? 3 : 2),
+                        gathered);
+      if (!sends) continue;
+      const auto elements = static_cast<double>(unit->elements());
+      if (divides_) {
+        if (unit->is_block) reduce(unit->name, bytes_ * elements);
+        continue;
+      }
+      filled += static_cast<double>(training_.sent_bytes) * elements;
+      if (filled >= limit || std::next(unit) == model_.units.rend()) {
+        timeline_.collective("all_reduce", all_reduce_seconds(machine_, all_, filled),
+                             timeline_.latest());
+        filled = 0;
+        limit = training_.bucket_bytes;
+      }
+    }
+    if (sends && divides_) reduce("root", root_);
+  }
+
+  void reduce(const std::string& name, double bytes) {
+    timeline_.collective("reduce " + name, reduce_scatter_seconds(machine_, shards_, bytes),
+                         timeline_.latest());
+    if (strategy_ != Strategy::FsdpHybrid || shards_.count == all_.count) return;
+    const Ranks nodes = {.count = all_.nodes(), .per_node = 1};
+    timeline_.collective("all_reduce " + name, all_reduce_seconds(machine_, nodes, bytes),
+                         timeline_.latest());
+  }
+
+  const ModelProfile& model_;
+  const Training& training_;
+  Strategy strategy_;
+  const Machine& machine_;
+  Ranks all_, shards_;
+  StepWork work_;
+  SimulationOptions options_;
+  Timeline timeline_;
+  bool divides_ = false, gathers_ = false;
+  double bytes_ = kFloat, root_ = 0, passes_ = 0;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+Simulation simulate(const ModelProfile& model, const Training& training, Strategy strategy,
+                    const Machine& machine, int64_t ranks, const SimulationOptions& options) {
+  const auto refuse = [](const std::string& what) { throw ConfigError("[simulate] " + what); };
+  if (ranks < 1 || ranks > (1 << 20))
+    refuse(fmt::format("{} ranks: 1 to 1048576 are simulated", ranks));
+  if (options.steps < 1) refuse(fmt::format("{} steps: at least 1", options.steps));
+  if (!(options.jitter >= 0 && options.jitter <= 1)) {
+    refuse(fmt::format("a jitter of {}: 0 to 1", options.jitter));
+  }
+  if (options.slow_ranks < 0 || options.slow_ranks > ranks || !(options.slow_factor >= 1)) {
+    refuse(fmt::format("{} slow ranks of {}, {} times as slow: at most all, at least 1 times",
+                       options.slow_ranks, ranks, options.slow_factor));
+  }
+  Player player(model, training, strategy, machine, ranks, options);
+  Simulation out;
+  double begin = 0;
+  for (int64_t step = 0; step < options.steps; ++step) {
+    player.step();
+    out.steps.push_back(player.timeline().latest() - begin);
+    begin = player.timeline().latest();
+  }
+  const auto steps = static_cast<double>(options.steps);
+  out.computation = median(player.timeline().computed()) / steps;
+  out.waiting = median(player.timeline().waited()) / steps;
+  out.communication = player.timeline().communication() / steps;
+  out.slowest_rank = player.timeline().slowest();
+  out.trace = player.timeline().trace();
+  return out;
+}
+
+}  // namespace lockstep::plan

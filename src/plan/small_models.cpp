@@ -1,0 +1,183 @@
+#include "plan/small_models.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <string>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr double kFloat = 4, kIndex = 8;
+
+int64_t product(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+}
+
+int64_t outputs_of(int64_t given, const SampleSizes& sample, const char* kind) {
+  const int64_t outputs = given > 0 ? given : sample.outputs;
+  if (outputs > 0) return outputs;
+  throw ConfigError(fmt::format(
+      "[plan] {}: the number of classes or target columns is not known: give --outputs", kind));
+}
+
+ModelProfile begin(std::string name, const SampleSizes& sample) {
+  return {.name = std::move(name),
+          .sample_bytes = kFloat * static_cast<double>(product(sample.data)) + kIndex};
+}
+
+// A gradient is computed whole before it is put into its bucket.
+void finish(ModelProfile& profile) {
+  for (auto& unit : profile.units) {
+    if (unit.parameters.empty()) continue;
+    const int64_t largest = *std::ranges::max_element(unit.parameters);
+    unit.fixed_transient = std::max(unit.fixed_transient, kFloat * static_cast<double>(largest));
+  }
+}
+
+// The loss keeps log-probabilities.
+ProfileUnit loss_of(int64_t outputs) {
+  const auto all = static_cast<double>(outputs);
+  return {.name = "loss", .kept = kFloat * all, .transient = 2 * kFloat * all};
+}
+
+ProfileUnit linear_unit(std::string name, int64_t in, int64_t out, bool bias) {
+  ProfileUnit unit{.name = std::move(name), .parameters = {in * out}};
+  if (bias) unit.parameters.push_back(out);
+  unit.flops = 2 * static_cast<double>(in) * static_cast<double>(out);
+  unit.transient = kFloat * static_cast<double>(in + out);
+  return unit;
+}
+
+// How many tensors of its size an activation leaves for backward: its result, or its input, too.
+double kept_by(const std::string& activation) {
+  const bool keeps_result = activation == "relu" || activation == "tanh" ||
+                            activation == "sigmoid" || activation == "identity";
+  return keeps_result ? 1 : 2;
+}
+
+struct Image {
+  int64_t channels, height, width;
+  double elements() const { return static_cast<double>(channels * height * width); }
+};
+
+Image image_of(const SampleSizes& sample, const char* kind) {
+  if (sample.data.size() != 3) {
+    throw ConfigError(fmt::format("[plan] {} takes images, and a sample is {}: use mlp or linear",
+                                  kind, fmt::join(sample.data, "x")));
+  }
+  return {sample.data[0], sample.data[1], sample.data[2]};
+}
+
+// A convolution, normalised. Backward needs its input, which the layer before has kept, and its
+// result, which the normalisation needs; `activated`: and the result of the ReLU behind it.
+enum class Activated { No, Yes };
+ProfileUnit convolution(std::string name, const Image& in, const Image& out, int64_t kernel,
+                        Activated activated) {
+  ProfileUnit unit{
+      .name = std::move(name),
+      .parameters = {in.channels * out.channels * kernel * kernel, out.channels, out.channels}};
+  unit.flops = 2 * static_cast<double>(unit.parameters.front()) *
+               static_cast<double>(out.height * out.width);
+  unit.kept = kFloat * out.elements() * (activated == Activated::Yes ? 2 : 1);
+  unit.transient = kFloat * (in.elements() + 2 * out.elements());
+  unit.fixed_kept = 2 * kFloat * static_cast<double>(out.channels);
+  return unit;
+}
+
+}  // namespace
+
+ModelProfile linear_profile(const train::LinearConfig& model, const SampleSizes& sample) {
+  const int64_t in = model.inputs > 0 ? model.inputs : product(sample.data);
+  const int64_t out = outputs_of(model.outputs, sample, "linear");
+  auto profile = begin(fmt::format("linear, {} to {}", in, out), sample);
+  profile.units = {linear_unit("linear", in, out, model.bias), loss_of(out)};
+  finish(profile);
+  return profile;
+}
+
+ModelProfile mlp_profile(const train::MlpConfig& model, const SampleSizes& sample) {
+  std::vector<int64_t> sizes = {model.inputs > 0 ? model.inputs : product(sample.data)};
+  sizes.insert(sizes.end(), model.hidden.begin(), model.hidden.end());
+  sizes.push_back(outputs_of(model.outputs, sample, "mlp"));
+  auto profile = begin(fmt::format("mlp, {}", fmt::join(sizes, " - ")), sample);
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) {
+    auto unit = linear_unit(fmt::format("layer {}", i), sizes[i], sizes[i + 1], true);
+    const bool is_hidden = i + 2 < sizes.size();
+    if (is_hidden) {
+      // Dropout keeps its mask and hands its own result on, so that one less is needed of an
+      // activation that keeps its input.
+      const double dropped = model.activation == "identity" ? 2 : 3;
+      const double tensors = model.dropout > 0 ? dropped : kept_by(model.activation);
+      unit.kept = kFloat * tensors * static_cast<double>(sizes[i + 1]);
+    }
+    profile.units.push_back(unit);
+  }
+  profile.units.push_back(loss_of(sizes.back()));
+  finish(profile);
+  return profile;
+}
+
+ModelProfile convnet_profile(const train::ConvnetConfig& model, const SampleSizes& sample) {
+  Image in = image_of(sample, "convnet");
+  const int64_t outputs = outputs_of(model.outputs, sample, "convnet");
+  auto profile =
+      begin(fmt::format("convnet, {} channels", fmt::join(model.channels, ", ")), sample);
+  for (size_t i = 0; i < model.channels.size(); ++i) {
+    const Image out = {model.channels[i], in.height, in.width};
+    auto unit = convolution(fmt::format("stage {}", i), in, out, 3, Activated::Yes);
+    const Image pooled = {out.channels, out.height / 2, out.width / 2};
+    unit.kept += (kFloat + kIndex) * pooled.elements();  // with the places of the largest
+    profile.buffer_elements += 2 * out.channels + 1;
+    profile.units.push_back(unit);
+    in = pooled;
+  }
+  auto classifier = linear_unit("classifier", in.channels, outputs, true);
+  classifier.kept = kFloat * static_cast<double>(in.channels);
+  profile.units.push_back(classifier);
+  profile.units.push_back(loss_of(outputs));
+  finish(profile);
+  return profile;
+}
+
+ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSizes& sample) {
+  const Image image = image_of(sample, "resnet18");
+  const int64_t outputs = outputs_of(model.outputs, sample, "resnet18");
+  auto profile = begin("resnet18", sample);
+  const auto add = [&](ProfileUnit unit) {
+    profile.buffer_elements += 2 * unit.parameters.back() + 1;
+    profile.units.push_back(std::move(unit));
+  };
+  const auto half = [](int64_t size) { return (size + 1) / 2; };
+  Image in = {64, image.height, image.width};
+  if (!model.small_images) in = {64, half(image.height), half(image.width)};
+  add(convolution("conv1", image, in, model.small_images ? 3 : 7, Activated::Yes));
+  if (!model.small_images) {
+    in = {64, half(in.height), half(in.width)};
+    profile.units.back().kept += (kFloat + kIndex) * in.elements();
+  }
+  for (int stage = 0; stage < 4; ++stage) {
+    for (int block = 0; block < 2; ++block) {
+      const bool shrinks = stage > 0 && block == 0;
+      const Image out = shrinks ? Image{2 * in.channels, half(in.height), half(in.width)} : in;
+      const auto name = fmt::format("layer{}.{}", stage + 1, block);
+      add(convolution(name + ".conv1", in, out, 3, Activated::Yes));
+      add(convolution(name + ".conv2", out, out, 3, Activated::Yes));  // the ReLU of the sum
+      if (shrinks) add(convolution(name + ".downsample", in, out, 1, Activated::No));
+      in = out;
+    }
+  }
+  auto classifier = linear_unit("fc", in.channels, outputs, true);
+  classifier.kept = kFloat * static_cast<double>(in.channels);
+  profile.units.push_back(classifier);
+  profile.units.push_back(loss_of(outputs));
+  finish(profile);
+  return profile;
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,136 @@
+// What a step of each strategy computes and sends.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "lockstep/plan/strategy.h"
+#include "plan/sharding.h"
+
+namespace lockstep::plan {
+namespace {
+
+constexpr double kFloat = 4;
+constexpr double kFirstBucket = 1 << 20;  // bytes, as Ddp's
+constexpr double kCached = 16 << 20;      // bytes of a cache
+
+// Backward takes two thirds of forward and backward.
+constexpr double kBackwardShare = 2.0 / 3;
+
+double computation(const ModelProfile& model, const Training& training, const Device& device) {
+  const bool narrow = training.precision == Precision::Narrow;
+  const double rate = (narrow ? device.narrow_flops : device.float_flops) * device.efficiency;
+  const auto samples = static_cast<double>(training.batch * training.accumulation);
+  double seconds = 0;
+  for (const auto& unit : model.units) {
+    const bool twice = training.recomputed == Recomputed::Blocks && unit.is_block;
+    const double passes = twice ? 4 : 3;  // backward computes twice what forward does
+    // What is kept is written once and read once, and its gradients as well.
+    const double moved =
+        4 * (unit.kept * samples + unit.fixed_kept * static_cast<double>(training.accumulation));
+    seconds += std::max(passes * unit.flops * samples / rate, moved / device.memory_bandwidth);
+  }
+  return seconds;
+}
+
+// All buckets but the last of backward, which nothing runs beside, and that one.
+void add_buckets(StepWork& work, const ModelProfile& model, const Training& training,
+                 const Machine& machine, const Ranks& ranks) {
+  std::vector<double> buckets;
+  double filled = 0;
+  for (auto unit = model.units.rbegin(); unit != model.units.rend(); ++unit) {
+    for (auto parameter = unit->parameters.rbegin(); parameter != unit->parameters.rend();
+         ++parameter) {
+      filled += kFloat * static_cast<double>(*parameter);
+      if (filled < (buckets.empty() ? kFirstBucket : training.bucket_bytes)) continue;
+      buckets.push_back(filled);
+      filled = 0;
+    }
+  }
+  if (filled > 0) buckets.push_back(filled);
+  const double share = static_cast<double>(training.sent_bytes) / kFloat;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    const double seconds = all_reduce_seconds(machine, ranks, share * buckets[i]);
+    (i + 1 < buckets.size() ? work.collectives : work.exposed) += seconds;
+  }
+}
+
+void add_units(StepWork& work, const ModelProfile& model, const Training& training,
+               Strategy strategy, const Machine& machine, const Ranks& all) {
+  const Ranks shards = {.count = shard_ranks(strategy, machine, all.count),
+                        .per_node = all.per_node};
+  const bool gathers = !(machine.device.shares_memory && all.nodes() == 1);
+  const double computed = training.precision == Precision::Narrow ? 2 : kFloat;
+  const double times = strategy == Strategy::FsdpGradients ? 1 : 2;
+  const auto passes = static_cast<double>(training.accumulation);
+  double root = 0;
+  const auto gather = [&](double bytes) {
+    return gathers ? all_gather_seconds(machine, shards, bytes) : 0;
+  };
+  bool is_first = true;
+  for (const auto& unit : model.units) {
+    const double bytes = computed * static_cast<double>(unit.elements());
+    if (!unit.is_block) {
+      root += bytes;
+      continue;
+    }
+    const double one = gather(bytes), reduce = reduce_scatter_seconds(machine, shards, bytes);
+    work.collectives += times * passes * one + reduce;
+    if (is_first) work.exposed += passes * one + reduce;
+    if (is_first) work.collectives -= passes * one + reduce;
+    is_first = false;
+  }
+  // The root is needed first, and its gradients are complete last.
+  work.exposed += passes * gather(root) + reduce_scatter_seconds(machine, shards, root);
+  if (strategy == Strategy::FsdpHybrid && shards.count < all.count) {
+    // Each rank's part among the nodes; all ranks of a node at once, so its network moves all.
+    const Ranks nodes = {.count = all.nodes(), .per_node = 1};
+    work.collectives +=
+        all_reduce_seconds(machine, nodes, computed * static_cast<double>(model.elements()));
+  }
+}
+
+}  // namespace
+
+StepWork work_of(const ModelProfile& model, const Training& training, Strategy strategy,
+                 const Machine& machine, int64_t count) {
+  const Ranks ranks = {.count = count, .per_node = machine.devices_per_node};
+  StepWork work{.nodes = ranks.nodes()};
+  work.computation = computation(model, training, machine.device);
+  const auto elements = static_cast<double>(model.elements());
+  const bool sharded = strategy != Strategy::Ddp && strategy != Strategy::Zero;
+  if (sharded) {
+    work.overlappable = work.computation;
+    add_units(work, model, training, strategy, machine, ranks);
+  } else {
+    // Only the last micro-batch's gradients are sent while backward goes on.
+    work.overlappable =
+        work.computation * kBackwardShare / static_cast<double>(training.accumulation);
+    add_buckets(work, model, training, machine, ranks);
+  }
+  // The update reads and writes parameters and state, and reads gradients. What fits a cache is
+  // there already, which is several times as fast.
+  const double moved = elements * (3 * kFloat + 2 * static_cast<double>(training.state_bytes));
+  const double bandwidth = machine.device.memory_bandwidth * (moved < kCached ? 4 : 1);
+  const auto divided =
+      static_cast<double>(strategy == Strategy::Ddp ? 1 : shard_ranks(strategy, machine, count));
+  work.update = moved / divided / bandwidth;
+  if (strategy == Strategy::Zero) {
+    work.exposed += all_gather_seconds(machine, ranks, kFloat * elements);
+  }
+  if (training.measured_step > 0) {
+    // Of one rank, on which nothing is divided and nothing sent.
+    const double share = work.overlappable / std::max(work.computation, 1e-30);
+    const double whole_update = std::min(moved / bandwidth, 0.5 * training.measured_step);
+    work.computation = training.measured_step - whole_update;
+    work.overlappable = share * work.computation;
+    work.update = whole_update / divided;
+  }
+  return work;
+}
+
+StepTime time_of(const ModelProfile& model, const Training& training, Strategy strategy,
+                 const Machine& machine, int64_t ranks) {
+  return step_time(work_of(model, training, strategy, machine, ranks));
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,63 @@
+#include "lockstep/plan/strategy.h"
+
+namespace lockstep::plan {
+
+std::string name_of(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::Ddp:
+      return "Ddp";
+    case Strategy::Zero:
+      return "Ddp with ZeroOptimizer";
+    case Strategy::FsdpGradients:
+      return "Fsdp, SHARD_GRAD_OP";
+    case Strategy::FsdpFull:
+      return "Fsdp, FULL_SHARD";
+    case Strategy::FsdpHybrid:
+      return "Fsdp, HYBRID_SHARD";
+  }
+  return "";
+}
+
+std::string config_of(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::Ddp:
+      return "parallel: {strategy: ddp}";
+    case Strategy::Zero:
+      return "parallel: {strategy: ddp, zero: true}";
+    case Strategy::FsdpGradients:
+      return "parallel: {strategy: fsdp, fsdp: {sharding_strategy: SHARD_GRAD_OP}}";
+    case Strategy::FsdpFull:
+      return "parallel: {strategy: fsdp, fsdp: {sharding_strategy: FULL_SHARD}}";
+    case Strategy::FsdpHybrid:
+      return "parallel: {strategy: fsdp, fsdp: {sharding_strategy: HYBRID_SHARD}}";
+  }
+  return "";
+}
+
+Training training_of(const train::RunConfig& config) {
+  Training out;
+  out.batch = config.training.batch_size;
+  out.accumulation = config.training.gradient_accumulation_steps;
+  const auto& dtype = config.mixed_precision.dtype;
+  if (dtype == "bf16" || dtype == "fp16") out.precision = Precision::Narrow;
+  const bool is_fsdp = config.parallel.strategy == "fsdp";
+  if (is_fsdp && config.parallel.fsdp.activation_checkpointing) out.recomputed = Recomputed::Blocks;
+  if (config.optimizer.kind == "sgd") out.state_bytes = config.optimizer.momentum > 0 ? 4 : 0;
+  out.bucket_bytes = config.parallel.bucket_cap_mb * (1 << 20);
+  const auto& hook = config.parallel.hook;
+  if (hook == "fp16" || hook == "bf16") out.sent_bytes = 2;
+  out.prefetched = config.data.prefetch;
+  return out;
+}
+
+Strategy strategy_of(const train::RunConfig& config) {
+  if (config.parallel.strategy != "fsdp") {
+    return config.parallel.zero ? Strategy::Zero : Strategy::Ddp;
+  }
+  const auto& sharding = config.parallel.fsdp.sharding_strategy;
+  if (sharding == "NO_SHARD") return Strategy::Ddp;
+  if (sharding == "SHARD_GRAD_OP") return Strategy::FsdpGradients;
+  return sharding == "HYBRID_SHARD" ? Strategy::FsdpHybrid : Strategy::FsdpFull;
+}
+
+}  // namespace lockstep::plan

@@ -1,0 +1,222 @@
+// What plan says of memory and time, and the command.
+#include "lockstep/plan/plan.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint_format/tool.h"
+#include "lockstep/core/error.h"
+#include "lockstep/plan/grpo_memory.h"
+
+namespace lockstep::plan {
+namespace {
+
+using test::lockstep_tool;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr double kGiB = 1 << 30;
+
+Machine cluster(const char* device) {
+  return {.device = device_named(device), .network = network_named("8x400g")};
+}
+
+ModelProfile qwen(const char* name, Precision precision = Precision::Narrow) {
+  return transformer_profile(model_named(name), 2048, precision);
+}
+
+TEST(Plan, ParametersArePublishedCounts) {
+  EXPECT_EQ(qwen("qwen3-0.6b").elements(), 596049920);
+  EXPECT_EQ(qwen("Qwen/Qwen3-4B").elements(), 4022468096);
+  EXPECT_EQ(qwen("qwen3-8b").elements(), 8190735360);
+}
+
+TEST(Plan, EachStrategyDividesWhatItSays) {
+  const auto model = qwen("qwen3-4b");
+  const Training training = {.precision = Precision::Narrow};
+  const auto all = static_cast<double>(model.elements());
+  const auto machine = cluster("h100-sxm");
+  const auto ddp = memory_of(model, training, Strategy::Ddp, machine, 16);
+  EXPECT_DOUBLE_EQ(ddp.gradients, 4 * all);
+  EXPECT_DOUBLE_EQ(ddp.optimizer, 8 * all);
+  const auto zero = memory_of(model, training, Strategy::Zero, machine, 16);
+  EXPECT_DOUBLE_EQ(zero.gradients, 4 * all);
+  EXPECT_DOUBLE_EQ(zero.optimizer, 8 * all / 16);
+  const auto gradients = memory_of(model, training, Strategy::FsdpGradients, machine, 16);
+  EXPECT_DOUBLE_EQ(gradients.gradients, 4 * all / 16);
+  EXPECT_DOUBLE_EQ(gradients.gathered, 2 * all);
+  const auto full = memory_of(model, training, Strategy::FsdpFull, machine, 16);
+  EXPECT_LT(full.gathered, 0.4 * gradients.gathered);
+  const auto hybrid = memory_of(model, training, Strategy::FsdpHybrid, machine, 16);
+  EXPECT_DOUBLE_EQ(hybrid.optimizer, 8 * all / 8);
+  EXPECT_GT(ddp.total, zero.total);
+  EXPECT_GT(zero.total, gradients.total);
+  EXPECT_GT(hybrid.total, full.total);
+}
+
+TEST(Plan, AccumulationHoldsWholeGradientsAndSendsOnce) {
+  const auto model = qwen("qwen3-4b");
+  const auto machine = cluster("h100-sxm");
+  const Training once = {.precision = Precision::Narrow};
+  const Training four = {.accumulation = 4, .precision = Precision::Narrow};
+  EXPECT_GT(memory_of(model, four, Strategy::FsdpFull, machine, 8).communication,
+            memory_of(model, once, Strategy::FsdpFull, machine, 8).communication);
+  const auto work_once = work_of(model, once, Strategy::Ddp, machine, 8);
+  const auto work_four = work_of(model, four, Strategy::Ddp, machine, 8);
+  EXPECT_NEAR(work_four.computation, 4 * work_once.computation,
+              1e-9 + 0.01 * work_four.computation);
+  EXPECT_DOUBLE_EQ(work_four.collectives, work_once.collectives);
+}
+
+TEST(Plan, ComputingTwiceTradesTimeForMemory) {
+  const auto model = qwen("qwen3-8b");
+  const auto machine = cluster("h100-sxm");
+  const Training kept = {.batch = 8, .precision = Precision::Narrow};
+  const Training again = {
+      .batch = 8, .precision = Precision::Narrow, .recomputed = Recomputed::Blocks};
+  EXPECT_LT(memory_of(model, again, Strategy::FsdpFull, machine, 8).activations,
+            0.1 * memory_of(model, kept, Strategy::FsdpFull, machine, 8).activations);
+  const double ratio = work_of(model, again, Strategy::FsdpFull, machine, 8).computation /
+                       work_of(model, kept, Strategy::FsdpFull, machine, 8).computation;
+  EXPECT_GT(ratio, 1.2);
+  EXPECT_LT(ratio, 1.34);
+}
+
+TEST(Plan, ASmallModelIsForDdpAndALargeOneForFsdp) {
+  const auto machine = cluster("a100-80gb");
+  const Training training = {.precision = Precision::Narrow, .recomputed = Recomputed::Blocks};
+  Training larger = training;
+  larger.batch = 16;  // so that computation outweighs what is sent
+  const auto small = make_plan(qwen("qwen3-0.6b"), larger, machine, {.ranks = 8});
+  ASSERT_TRUE(small.best);
+  EXPECT_TRUE(small.best->strategy == Strategy::Ddp || small.best->strategy == Strategy::Zero);
+  const auto large = make_plan(qwen("qwen3-14b"), training, machine, {.ranks = 8});
+  ASSERT_TRUE(large.best);
+  EXPECT_TRUE(large.best->strategy == Strategy::FsdpFull ||
+              large.best->strategy == Strategy::FsdpGradients);
+  EXPECT_THAT(plan_text(large, 80), HasSubstr("Under Ddp each rank has the whole model"));
+  const auto none = make_plan(qwen("qwen3-32b"), training, machine, {.ranks = 2});
+  EXPECT_FALSE(none.best);
+  EXPECT_GT(none.least_ranks, 2);
+  EXPECT_THAT(plan_text(none, 80), HasSubstr("Nothing fits on 2 ranks"));
+}
+
+TEST(Plan, ASlowNetworkMovesTheKnee) {
+  const Training training = {.precision = Precision::Narrow, .recomputed = Recomputed::Blocks};
+  Machine machine = cluster("h100-sxm");
+  const auto fast = make_plan(qwen("qwen3-4b"), training, machine, {.ranks = 8});
+  machine.network = network_named("ethernet-10g");
+  const auto slow = make_plan(qwen("qwen3-4b"), training, machine, {.ranks = 8});
+  EXPECT_EQ(slow.knee, 16);
+  EXPECT_TRUE(fast.knee == 0 || fast.knee > 16) << fast.knee;
+}
+
+TEST(Plan, AMeasuredStepIsOneRanks) {
+  Training training = {.precision = Precision::Narrow};
+  training.measured_step = 0.5;
+  const auto time = time_of(qwen("qwen3-0.6b"), training, Strategy::Ddp, cluster("h100-sxm"), 1);
+  EXPECT_DOUBLE_EQ(time.total, 0.5);
+}
+
+// What the specification of the three domains counts by hand: 67.4 GiB a device under Ddp, 33.7,
+// 16.9 and 8.4 divided by 2, 4 and 8; without the reference 59.9, 30.0, 15.0 and 7.5.
+TEST(Plan, GrpoOnQwenFourBillion) {
+  const auto sizes = model_named("qwen3-4b");
+  const auto machine = cluster("h100-sxm");
+  EXPECT_EQ(cache_bytes_per_token(sizes), 147456);
+  const auto states = [&](Reference reference) {
+    std::vector<double> out;
+    for (const auto& m : grpo_memory(sizes, machine, {.reference = reference})) {
+      if (m.devices == 1 || m.devices == 2 || m.devices == 4 || m.devices == 8) {
+        out.push_back(std::round(10 * m.states / kGiB) / 10);
+      }
+    }
+    return out;
+  };
+  EXPECT_THAT(states(Reference::Resident), testing::ElementsAre(67.4, 33.7, 16.9, 8.4));
+  EXPECT_THAT(states(Reference::Offloaded), testing::ElementsAre(59.9, 30.0, 15.0, 7.5));
+  EXPECT_THAT(grpo_text(sizes, machine, {}, 100), HasSubstr("use Ddp on any number"));
+  EXPECT_THAT(grpo_text(sizes, cluster("a100-40gb"), {}, 100), HasSubstr("Use Fsdp on 3 devices"));
+  EXPECT_THROW(grpo_memory(sizes, machine, {.new_tokens = 100000}), ConfigError);
+}
+
+class PlanCommand : public testing::Test {
+ protected:
+  PlanCommand() {
+    std::string name = (std::filesystem::temp_directory_path() / "plan-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+    std::ofstream(folder_ / "run.yaml")
+        << "model: {kind: mlp, hidden: [256]}\ndata: fashion-mnist\n";
+    run_ = (folder_ / "run.yaml").string();
+  }
+  ~PlanCommand() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path folder_;
+  std::string run_;
+};
+
+TEST_F(PlanCommand, AFileIsPlannedInWordsAndForPrograms) {
+  const auto words = lockstep_tool("plan " + run_ + " --ranks 2");
+  EXPECT_EQ(words.status, 0) << words.said;
+  EXPECT_THAT(words.said,
+              AllOf(StartsWith("mlp, 784 - 256 - 10: 204 k parameters"), HasSubstr("Use Ddp")));
+  const auto json = lockstep_tool("plan " + run_ + " --ranks 2 --json");
+  const auto plan = nlohmann::json::parse(json.said);
+  EXPECT_EQ(plan.at("ranks"), 2);
+  EXPECT_EQ(plan.at("best").at("strategy"), "Ddp");
+  EXPECT_EQ(plan.at("parameters"), 203530);
+}
+
+TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
+  const auto said = [](const std::string& arguments) {
+    const auto out = lockstep_tool(arguments);
+    EXPECT_EQ(out.status, 2) << out.said;
+    return out.said;
+  };
+  EXPECT_THAT(said("plan"), HasSubstr("say what to plan"));
+  EXPECT_THAT(said("plan " + run_ + " --device h100-smx"), HasSubstr("the nearest is h100-sxm"));
+  EXPECT_THAT(said("plan --model qwen3-5b"), HasSubstr("the nearest is qwen3-"));
+  EXPECT_THAT(said("plan " + run_ + " --ranks 0x"), HasSubstr("--ranks"));
+  EXPECT_THAT(said("plan " + run_ + " --machine /nowhere"), HasSubstr("/nowhere: cannot be read"));
+  EXPECT_THAT(said("plan " + run_ + " --set data.kind=csv --set data.path=x.csv"),
+              HasSubstr("--sample"));
+  EXPECT_THAT(said("plan " + run_ + " --grpo"), HasSubstr("needs a transformer"));
+  EXPECT_THAT(said("simulate " + run_ + " --strategy fsdq"), HasSubstr("the nearest is fsdp"));
+}
+
+TEST_F(PlanCommand, NothingFitsIsAStatusOfItsOwn) {
+  const auto out = lockstep_tool("plan --model qwen3-32b --device t4 --ranks 2");
+  EXPECT_EQ(out.status, 3);
+  EXPECT_THAT(out.said, HasSubstr("Nothing fits on 2 ranks"));
+}
+
+TEST_F(PlanCommand, SimulateWritesItsTimeline) {
+  const auto trace = (folder_ / "trace.json").string();
+  const auto out = lockstep_tool("simulate " + run_ + " --ranks 4 --json --trace " + trace);
+  EXPECT_EQ(out.status, 0) << out.said;
+  EXPECT_EQ(nlohmann::json::parse(out.said).at("steps").size(), 3);
+  EXPECT_TRUE(nlohmann::json::parse(std::ifstream(trace)).contains("traceEvents"));
+}
+
+TEST_F(PlanCommand, AMachineFileIsReadBack) {
+  Machine machine = this_host();
+  machine.devices_per_node = 2;
+  machine.all_reduce = {{1024, 1e-5}, {1 << 20, 1e-4}};
+  const auto path = (folder_ / "machine.json").string();
+  std::ofstream(path) << machine_json(machine);
+  const auto read = read_machine(path);
+  EXPECT_TRUE(read.is_measured);
+  EXPECT_EQ(read.devices_per_node, 2);
+  EXPECT_EQ(read.all_reduce.size(), 2);
+  std::ofstream(path) << R"({"format": "lockstep.machine", "memory_bytes": -1})";
+  EXPECT_THROW(read_machine(path), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep::plan

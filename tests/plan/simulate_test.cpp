@@ -1,0 +1,111 @@
+#include "lockstep/plan/simulate.h"
+
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+#include <string>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::plan {
+namespace {
+
+const Machine kCluster = {.device = device_named("h100-sxm"), .network = network_named("8x400g")};
+
+ModelProfile model() {
+  return transformer_profile(model_named("qwen3-1.7b"), 2048, Precision::Narrow);
+}
+
+Training training() { return {.batch = 4, .precision = Precision::Narrow}; }
+
+TEST(Simulate, OneRankTakesItsComputationAndItsUpdate) {
+  const auto out = simulate(model(), training(), Strategy::Ddp, kCluster, 1, {.jitter = 0});
+  const auto work = work_of(model(), training(), Strategy::Ddp, kCluster, 1);
+  ASSERT_EQ(out.steps.size(), 3);
+  for (const double step : out.steps) EXPECT_NEAR(step, work.computation + work.update, 1e-9);
+  EXPECT_EQ(out.waiting, 0);
+}
+
+// The formula knows no order of events, the simulation no straggling without jitter.
+TEST(Simulate, WithoutJitterItAgreesWithTheFormula) {
+  for (const auto strategy : {Strategy::Ddp, Strategy::Zero, Strategy::FsdpGradients,
+                              Strategy::FsdpFull, Strategy::FsdpHybrid}) {
+    for (const int64_t ranks : {8, 64, 512}) {
+      if (strategy == Strategy::FsdpHybrid && ranks == 8) continue;
+      const auto out = simulate(model(), training(), strategy, kCluster, ranks, {.jitter = 0});
+      const auto formula = time_of(model(), training(), strategy, kCluster, ranks);
+      EXPECT_NEAR(out.steps.back() / (formula.total - formula.straggling), 1, 0.12)
+          << name_of(strategy) << " on " << ranks;
+    }
+  }
+}
+
+TEST(Simulate, OneSlowRankIsWaitedForByAll) {
+  const SimulationOptions fair = {.jitter = 0};
+  const SimulationOptions slow = {.jitter = 0, .slow_ranks = 1, .slow_factor = 1.5};
+  const auto with = simulate(model(), training(), Strategy::Ddp, kCluster, 64, slow);
+  const auto without = simulate(model(), training(), Strategy::Ddp, kCluster, 64, fair);
+  EXPECT_NEAR(with.steps.back() / without.steps.back(), 1.5, 0.1);
+  EXPECT_EQ(with.slowest_rank, 63);
+  EXPECT_GT(with.waiting, 0.3 * without.computation);
+}
+
+TEST(Simulate, PrefetchingHidesWhatIsGathered) {
+  const SimulationOptions late = {.jitter = 0, .prefetch = false};
+  EXPECT_GT(simulate(model(), training(), Strategy::FsdpFull, kCluster, 64, late).steps.back(),
+            1.02 * simulate(model(), training(), Strategy::FsdpFull, kCluster, 64, {.jitter = 0})
+                       .steps.back());
+}
+
+TEST(Simulate, MoreRanksWaitLongerForTheSlowest) {
+  double last = 0;
+  for (const int64_t ranks : {8, 128, 2048, 100000}) {
+    const auto out = simulate(model(), training(), Strategy::Ddp, kCluster, ranks, {.steps = 1});
+    EXPECT_GT(out.steps.back(), last) << ranks;
+    last = out.steps.back();
+  }
+}
+
+TEST(Simulate, TheSameSeedGivesTheSameRun) {
+  const SimulationOptions options = {.seed = 5};
+  const auto a = simulate(model(), training(), Strategy::FsdpFull, kCluster, 32, options);
+  EXPECT_EQ(a.steps,
+            simulate(model(), training(), Strategy::FsdpFull, kCluster, 32, options).steps);
+  EXPECT_NE(a.steps,
+            simulate(model(), training(), Strategy::FsdpFull, kCluster, 32, {.seed = 6}).steps);
+}
+
+TEST(Simulate, TheTimelineIsChromesFormat) {
+  const auto out = simulate(model(), training(), Strategy::FsdpFull, kCluster, 16,
+                            {.steps = 1, .slow_ranks = 1, .traced_ranks = 2});
+  const auto trace = nlohmann::json::parse(out.trace);
+  std::set<int> ranks;
+  double end = 0;
+  int gathers = 0;
+  for (const auto& event : trace.at("traceEvents")) {
+    ranks.insert(event.at("pid").get<int>());
+    if (event.at("ph") != "X") continue;
+    EXPECT_GE(event.at("dur").get<double>(), 0);
+    end = std::max(end, event.at("ts").get<double>() + event.at("dur").get<double>());
+    gathers += event.at("name").get<std::string>().starts_with("gather layers");
+  }
+  EXPECT_EQ(ranks, (std::set{0, 1, 15}));
+  EXPECT_EQ(gathers, 3 * 2 * 28);  // ranks, forward and backward, blocks
+  EXPECT_NEAR(end / 1e6, out.steps.front(), 0.01 * out.steps.front());
+}
+
+TEST(Simulate, WhatCannotBeIsRefused) {
+  const auto refused = [](int64_t ranks, const SimulationOptions& options) {
+    EXPECT_THROW(simulate(model(), training(), Strategy::Ddp, kCluster, ranks, options),
+                 ConfigError);
+  };
+  refused(0, {});
+  refused(8, {.steps = 0});
+  refused(8, {.jitter = -1});
+  refused(8, {.slow_ranks = 9});
+}
+
+}  // namespace
+}  // namespace lockstep::plan
