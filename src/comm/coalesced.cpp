@@ -1,5 +1,6 @@
 // Several tensors in one call: the bytes of each dtype go together through one flat tensor.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
