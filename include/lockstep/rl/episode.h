@@ -56,7 +56,9 @@ class Episode {
   // Without effect on an episode that is over.
   void stop(End why);
 
+  // Whether it has ended, and how.
   bool over() const { return why_ != End::None; }
+  // End::None while it goes on.
   End why() const { return why_; }
 
   // What it earned; asks the environment once. Throws Error before the end.

