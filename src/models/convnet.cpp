@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel/call.h"
 #include "models/checks.h"
 
 namespace lockstep::models {
@@ -41,9 +42,9 @@ void ConvNetImpl::reset() {
 
 at::Tensor ConvNetImpl::forward(const at::Tensor& images) {
   check_images("convnet", images, options.in_channels, int64_t{1} << options.channels.size());
-  at::Tensor x = features->forward(images).mean({2, 3});
+  at::Tensor x = parallel::call(features, images).mean({2, 3});
   if (options.dropout > 0) x = at::dropout(x, options.dropout, is_training());
-  return classifier(x);
+  return parallel::call(classifier, x);
 }
 
 }  // namespace lockstep::models

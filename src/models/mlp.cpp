@@ -8,6 +8,7 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel/call.h"
 #include "models/checks.h"
 
 namespace lockstep::models {
@@ -40,7 +41,7 @@ void MlpImpl::reset() {
 at::Tensor MlpImpl::forward(const at::Tensor& input) {
   at::Tensor x = flat_samples("mlp", input, options.sizes[0]);
   for (size_t i = 0; i < layers_.size(); ++i) {
-    x = layers_[i](x);
+    x = parallel::call(layers_[i], x);
     if (i + 1 == layers_.size()) break;
     x = activate(options.activation, x);
     if (options.dropout > 0) x = at::dropout(x, options.dropout, is_training());

@@ -2,6 +2,7 @@
 
 #include <torch/torch.h>
 
+#include "lockstep/parallel/call.h"
 #include "models/checks.h"
 
 namespace lockstep::models {
@@ -36,9 +37,10 @@ struct BasicBlockImpl : nn::Cloneable<BasicBlockImpl> {
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    at::Tensor branch = at::relu(bn1(conv1(x)));
-    branch = bn2(conv2(branch));
-    return branch.add_(downsample.is_empty() ? x : downsample->forward(x)).relu_();
+    using parallel::call;
+    at::Tensor branch = at::relu(call(bn1, call(conv1, x)));
+    branch = call(bn2, call(conv2, branch));
+    return branch.add_(downsample.is_empty() ? x : call(downsample, x)).relu_();
   }
 
   int64_t in, out, stride;
@@ -86,10 +88,11 @@ void ResNet18Impl::reset() {
 
 at::Tensor ResNet18Impl::forward(const at::Tensor& images) {
   check_images("resnet18", images, options.in_channels, 1);
-  at::Tensor x = bn1(conv1(images)).relu_();
+  using parallel::call;
+  at::Tensor x = call(bn1, call(conv1, images)).relu_();
   if (!options.small_images) x = at::max_pool2d(x, 3, 2, 1);
-  x = layer4->forward(layer3->forward(layer2->forward(layer1->forward(x))));
-  return fc(x.mean({2, 3}));
+  for (const auto& stage : {layer1, layer2, layer3, layer4}) x = call(stage, x);
+  return call(fc, x.mean({2, 3}));
 }
 
 }  // namespace lockstep::models
