@@ -105,7 +105,6 @@ TEST(FlatKeys, TwoThatContradictEachOtherAreAnError) {
 }
 
 TEST(FlatKeys, WhatCannotBeHonouredIsRefusedByName) {
-  EXPECT_THAT(refusal("gradient_checkpointing: true"), HasSubstr("gradient_checkpointing: is not"));
   EXPECT_THAT(refusal("deepspeed_config: {zero_stage: 2}"), HasSubstr("no such engine"));
   EXPECT_THAT(refusal("use_linear_scaling: maybe"), HasSubstr("'maybe' is not true or false"));
   EXPECT_THAT(refusal("optim: adafactor"), HasSubstr("'adafactor' is none of adam"));
@@ -143,12 +142,45 @@ use_cpu: true
   EXPECT_THAT(refusal("num_processes: two"), HasSubstr("flat.yaml:1:16: num_processes: 'two'"));
 }
 
-TEST(FsdpKeys, WithOrWithoutThePrefixAreRefusedUntilTheTrainerHasIt) {
-  const std::string text = refusal(
-      "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 1\n  cpu_offload: false\n");
-  EXPECT_EQ(text,
-            "[config] flat.yaml:1:1: parallel.strategy: fsdp is not supported by the trainer yet; "
-            "use ddp");
+TEST(FsdpKeys, WithOrWithoutThePrefixAreRead) {
+  const auto config = read(
+      "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 2\n  cpu_offload: false\n"
+      "  backward_prefetch: NO_PREFETCH\n  fsdp_forward_prefetch: true\n");
+  EXPECT_EQ(config.parallel.strategy, "fsdp");
+  EXPECT_EQ(config.parallel.fsdp.sharding_strategy, "SHARD_GRAD_OP");
+  EXPECT_EQ(config.parallel.fsdp.backward_prefetch, "NO_PREFETCH");
+  EXPECT_TRUE(config.parallel.fsdp.forward_prefetch);
+  EXPECT_THAT(config.remarks, testing::IsEmpty());
+}
+
+TEST(FsdpKeys, WhatChangesNothingIsSaidOnce) {
+  const auto config = read(
+      "distributed_type: FSDP\nfsdp_config:\n  fsdp_state_dict_type: FULL_STATE_DICT\n"
+      "  use_orig_params: false\n  sync_module_states: false\n  offload_params: true\n"
+      "  min_num_params: 10\n");
+  ASSERT_EQ(config.remarks.size(), 5U);
+  EXPECT_THAT(config.remarks[0], HasSubstr("flat.yaml:3:3: state_dict_type has no effect"));
+  EXPECT_THAT(config.remarks[4], HasSubstr("means SIZE_BASED_WRAP"));
+}
+
+TEST(FsdpKeys, WhatCannotBeIsRefusedByName) {
+  const auto expect = [](const std::string& keys, const std::string& text) {
+    EXPECT_THAT(refusal("distributed_type: FSDP\n" + keys), HasSubstr(text));
+  };
+  expect("fsdp_config: {auto_wrap_policy: SIZE_BASED_WRAP}", "needs parallel.fsdp.min_num_params");
+  expect("fsdp_config: {auto_wrap_policy: NO_WRAP, min_num_params: 3}",
+         "needs parallel.fsdp.auto_wrap_policy: SIZE_BASED_WRAP");
+  expect("fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}",
+         "needs parallel.fsdp.transformer_layer_cls_to_wrap");
+  expect("fsdp_config: {transformer_layer_cls_to_wrap: Block, min_num_params: 3}",
+         "give one of them, or auto_wrap_policy");
+  expect("fsdp_config: {auto_wrap_policy: NO_WRAP, activation_checkpointing: true}",
+         "needs units: parallel.fsdp.auto_wrap_policy is NO_WRAP");
+  expect("fsdp_config: {ignored_modules: head}", "ignored_modules: is not supported");
+  expect("lanes: 4", "parallel.lanes: needs parallel.strategy: ddp, and that is fsdp");
+  expect("bucket_cap_mb: 4", "parallel.bucket_cap_mb: needs parallel.strategy: ddp");
+  expect("parallel: {zero: true, device: cuda, fsdp: {cpu_offload: true}}",
+         "shards cannot be moved off a GPU");
 }
 
 TEST(FsdpKeys, WithoutFsdpAreErrorsAndNotIgnored) {
@@ -178,7 +210,6 @@ TEST(FsdpKeys, FromAcceleratesEnvironment) {
   unsetenv("ACCELERATE_USE_FSDP");
   unsetenv("FSDP_SHARDING_STRATEGY");
   EXPECT_THAT(text, HasSubstr("environment FSDP_SHARDING_STRATEGY=HALF_SHARD: "));
-  EXPECT_THAT(text, HasSubstr("environment ACCELERATE_USE_FSDP=true: "));
 }
 
 }  // namespace

@@ -226,7 +226,8 @@ TEST(LoadConfig, KeysThatNeedOthers) {
   expect("optimizer: {kind: sgd, nesterov: true}", "needs optimizer.momentum");
   expect("eval_strategy: steps", "needs training.eval_steps");
   expect("eval_steps: 3", "needs training.eval_strategy: steps");
-  expect("save_steps: 3\noutput_dir: x", "needs checkpoint.save_strategy: steps");
+  expect("save_steps: 3\nsave_strategy: epoch\noutput_dir: x",
+         "needs checkpoint.save_strategy: steps");
   expect("resume_from_checkpoint: latest", "needs checkpoint.directory or logging.output_dir");
   expect("training: {early_stopping: {metric: accuracy}}",
          "'accuracy' is none of loss; training.metrics says");
@@ -236,12 +237,49 @@ TEST(LoadConfig, KeysThatNeedOthers) {
   expect("launch: {nproc_per_node: 0}", "neither a number from 1 to 4096");
   expect("launch: {nnodes: '4:2'}", "neither a number nor MIN:MAX");
   expect("logging: {metrics_file: a/log.jsonl}", "a run's log is called metrics.jsonl");
-  expect("model: transformer", "transformer is not supported by the trainer yet");
-  expect("data: {kind: tokens, path: x}", "tokens is not supported by the trainer yet");
   expect("data: {kind: npy, path: x.npy}", "data.kind npy needs data.targets_path");
   expect("data: {kind: csv, path: x, scaling: standard}\ntraining: {curriculum: [{path: y}]}",
          "cannot be scaled alike");
-  expect("parallel: {strategy: fsdp}", "fsdp is not supported by the trainer yet");
+}
+
+TEST(LoadConfig, SaveStepsAloneMeansSteps) {
+  const auto config = read("output_dir: x\nsave_steps: 3");
+  EXPECT_EQ(config.checkpoint.save_strategy, "steps");
+  EXPECT_THAT(show_config(config), HasSubstr("# because of save_steps in run.yaml:2:1\n"));
+  EXPECT_EQ(read("output_dir: x\nsave_steps: 3\nsave_strategy: no").checkpoint.save_steps, 3);
+}
+
+TEST(LanguageModels, WhatGoesWithThem) {
+  const auto expect = [](const std::string& file, const std::string& text) {
+    EXPECT_THAT(refusal(file), HasSubstr(text));
+  };
+  expect("model: transformer",
+         "run.yaml:1:1: model.kind: transformer learns from tokens, and "
+         "data.kind fashion-mnist has none");
+  expect("data: {kind: tokens, path: x}", "tokens are for model.kind transformer, and that is mlp");
+  expect("training: {activation_checkpointing: full}", "needs model.kind: transformer");
+  expect("training: {sample: {prompt: a}}", "needs model.kind: transformer");
+  expect("training: {sample: {top_k: 3}}", "needs training.sample.prompt");
+  const std::string data = "data: {kind: tokens, path: x, sequence_length: 2000}\n";
+  expect(data + "model: {kind: transformer, hidden: 250}",
+         "run.yaml:2:28: model.hidden: 250 is no multiple of model.heads 4");
+  expect(data + "model: {kind: transformer, kv_heads: 3}", "model.heads 4 is no multiple of it");
+  expect(data + "model: {kind: transformer, head_dim: 3}", "a head's width has to be even");
+  expect(data + "model: transformer",
+         "run.yaml:1:31: data.sequence_length: 2000 is above model.max_length 1024");
+  expect(data + "model: {kind: transformer, pretrained: y, layers: 3}",
+         "model.layers: model.pretrained gives the sizes");
+  expect(data + "model: transformer\ntraining: {loss: mse, metrics: [auc], label_smoothing: 0.1}",
+         "a transformer's is cross_entropy");
+  expect(data + "model: transformer\ntraining: {metrics: [auc]}",
+         "auc is none of a transformer's: perplexity, accuracy, top_k");
+  const auto good = read(
+      "model: {kind: transformer, max_length: 64}\nmetrics: [perplexity]\n"
+      "data: {kind: tokens, path: x, sequence_length: 64}\ngradient_checkpointing: true\n"
+      "training: {early_stopping: {metric: cross_entropy}, sample: {prompt: a, max_new_tokens: "
+      "9}}");
+  EXPECT_EQ(good.training.activation_checkpointing, "full");
+  EXPECT_EQ(good.training.sample.prompt, "a");
 }
 
 TEST(LoadConfig, AFileThatIsNotThere) {

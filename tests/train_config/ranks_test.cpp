@@ -116,10 +116,13 @@ TEST_F(Ranks, TakeMixedPrecisionFromAcceleratesFile) {
               HasSubstr("[rank 1] precision bf16"));
   write("fsdp.yaml",
         "num_processes: 2\ndistributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: 1}\n");
+  trainer("echo \"fsdp $ACCELERATE_USE_FSDP $FSDP_SHARDING_STRATEGY\"\n");
+  EXPECT_THAT(run("train run.yaml --config_file fsdp.yaml").said,
+              HasSubstr("[rank 1] fsdp true FULL_SHARD"));
+  write("run.yaml", "parallel: {zero: true}\n");
   const auto refused = run("train run.yaml --config_file fsdp.yaml");
   EXPECT_EQ(refused.status, 2);
-  EXPECT_THAT(refused.said, HasSubstr("environment ACCELERATE_USE_FSDP=true: parallel.strategy: "
-                                      "fsdp is not supported"));
+  EXPECT_THAT(refused.said, HasSubstr("parallel.zero: needs parallel.strategy: ddp"));
 }
 
 TEST_F(Ranks, WrongWords) {

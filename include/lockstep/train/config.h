@@ -62,6 +62,15 @@ struct EarlyStoppingConfig {
   double min_delta = 0;       // by which a metric has to be better to count
 };
 
+// training.sample: text that a language model writes after each evaluation.
+struct SampleConfig {
+  std::string prompt = {};  // empty: no text is written
+  int64_t max_new_tokens = 100;
+  double temperature = 0.8;  // 0: the most likely tokens
+  int64_t top_k = 0;         // only the most likely k tokens; 0: all
+  double top_p = 0.95;       // of the most likely ones with so much probability; 1: all
+};
+
 // Section `training`.
 struct TrainingConfig {
   int64_t epochs = 1;
@@ -78,18 +87,23 @@ struct TrainingConfig {
   // accuracy, top_k, confusion_matrix, auc, perplexity, ...: of the evaluation
   std::vector<std::string> metrics = {};
   int64_t top_k = 5;
+  // Activations that backward computes again: none, selective (of norms and activation functions),
+  // full (of whole blocks). Transformers.
+  std::string activation_checkpointing = "none";
   std::string eval_strategy = "epoch";  // no, steps, epoch
   int64_t eval_steps = 0;               // with eval_strategy steps
   int64_t eval_batch_size = 0;          // 0: batch_size
   EarlyStoppingConfig early_stopping = {};
+  SampleConfig sample = {};
   std::vector<CurriculumStage> curriculum = {};  // before the epochs on all data
 };
 
 // parallel.fsdp: taken from files of accelerate and native ones; used with strategy fsdp only.
 struct FsdpConfig {
-  std::string sharding_strategy = "FULL_SHARD";  // SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD
+  // SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2
+  std::string sharding_strategy = "FULL_SHARD";
   bool reshard_after_forward = true;
-  std::string auto_wrap_policy = "NO_WRAP";  // TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP
+  std::string auto_wrap_policy = "AUTO";  // NO_WRAP, TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP
   int64_t min_num_params = 0;
   std::vector<std::string> transformer_layer_cls_to_wrap = {};
   std::string backward_prefetch = "BACKWARD_PRE";  // BACKWARD_POST, NO_PREFETCH

@@ -86,7 +86,9 @@ struct CsvConfig {
 // kind: tokens.
 struct TokensConfig {
   int64_t sequence_length = 256;
-  std::string dtype = "uint16";  // of the file: uint16, uint32, int32, int64
+  std::string dtype = "uint16";  // of a file of plain numbers: uint16, uint32, int32, int64
+  std::string tokenizer = {};    // file or folder; empty: that in the folder of the tokens
+  bool mask_boundaries = false;  // the first token of a document is no target
 };
 
 // kind: images: one folder per class, PNG and JPEG.

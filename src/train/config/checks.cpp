@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace lockstep::train {
@@ -23,7 +26,9 @@ class Checks {
   void training();
   void evaluation();
   void parallel();
+  void fsdp();
   void data();
+  void language_model();
   void launch();
 
  private:
@@ -50,7 +55,9 @@ class Checks {
         for (const char* name : {"accuracy", "precision", "recall", "f1"}) add(name);
       } else if (metric == "mse" || metric == "rmse" || metric == "mae" || metric == "r2") {
         for (const char* name : {"mse", "rmse", "mae", "r2"}) add(name);
-      } else if (metric == "accuracy" || metric == "auc" || metric == "perplexity") {
+      } else if (metric == "perplexity") {
+        for (const char* name : {"perplexity", "cross_entropy"}) add(name);
+      } else if (metric == "accuracy" || metric == "auc") {
         add(metric);
       } else {
         return {};
@@ -126,7 +133,8 @@ void Checks::evaluation() {
   }
   const bool has_place =
       !config_.checkpoint.directory.empty() || !config_.logging.output_dir.empty();
-  needs("checkpoint.save_steps", config_.checkpoint.save_strategy == "steps",
+  // With `no` they wait for a run that saves again.
+  needs("checkpoint.save_steps", config_.checkpoint.save_strategy != "epoch",
         "checkpoint.save_strategy: steps");
   for (const char* name : {"resume", "best_metric"}) {
     const std::string path = std::string("checkpoint.") + name;
@@ -141,7 +149,7 @@ void Checks::evaluation() {
 void Checks::parallel() {
   const auto& parallel = config_.parallel;
   if (parallel.strategy == "fsdp") {
-    refuse("parallel.strategy", "fsdp is not supported by the trainer yet; use ddp");
+    fsdp();
   } else {
     // Also with its default: who writes FULL_SHARD wants the model divided.
     for (const Key& key : schema_.keys()) {
@@ -163,6 +171,43 @@ void Checks::parallel() {
   }
 }
 
+void Checks::fsdp() {
+  const auto& parallel = config_.parallel;
+  const auto& fsdp = parallel.fsdp;
+  const std::string& policy = fsdp.auto_wrap_policy;
+  for (const char* name : {"lanes", "bucket_cap_mb", "unused", "zero", "hook"}) {
+    needs(std::string("parallel.") + name, false, "parallel.strategy: ddp, and that is fsdp");
+  }
+  const bool by_size = policy == "SIZE_BASED_WRAP";
+  const bool by_class = policy == "TRANSFORMER_BASED_WRAP";
+  const bool chooses = policy == "AUTO";
+  if (by_size && fsdp.min_num_params == 0) {
+    refuse("parallel.fsdp.auto_wrap_policy",
+           "SIZE_BASED_WRAP needs parallel.fsdp.min_num_params, 1 or more");
+  }
+  needs("parallel.fsdp.min_num_params", by_size || chooses,
+        "parallel.fsdp.auto_wrap_policy: SIZE_BASED_WRAP");
+  needs("parallel.fsdp.transformer_layer_cls_to_wrap", by_class || chooses,
+        "parallel.fsdp.auto_wrap_policy: TRANSFORMER_BASED_WRAP");
+  if (chooses && fsdp.min_num_params > 0 && !fsdp.transformer_layer_cls_to_wrap.empty()) {
+    refuse("parallel.fsdp.min_num_params",
+           "transformer_layer_cls_to_wrap is given, too: give one of them, or auto_wrap_policy");
+  }
+  if (by_class && fsdp.transformer_layer_cls_to_wrap.empty() &&
+      config_.model.kind != "transformer") {
+    refuse("parallel.fsdp.auto_wrap_policy",
+           "TRANSFORMER_BASED_WRAP needs parallel.fsdp.transformer_layer_cls_to_wrap");
+  }
+  needs("parallel.fsdp.activation_checkpointing", policy != "NO_WRAP",
+        "units: parallel.fsdp.auto_wrap_policy is NO_WRAP");
+  if (fsdp.activation_checkpointing && config_.training.activation_checkpointing != "none") {
+    refuse("parallel.fsdp.activation_checkpointing",
+           "training.activation_checkpointing is given, too: give one of them");
+  }
+  needs("parallel.fsdp.cpu_offload", parallel.device != "cuda",
+        "parallel.device: cpu, where it changes nothing; shards cannot be moved off a GPU");
+}
+
 void Checks::data() {
   const auto& data = config_.data;
   if (data.kind == "csv" && data.csv.delimiter.size() != 1) {
@@ -170,12 +215,6 @@ void Checks::data() {
   }
   if (data.kind == "images" && data.images.channels == 2) {
     refuse("data.channels", "3 or 1");
-  }
-  if (config_.model.kind == "transformer") {
-    refuse("model.kind", "transformer is not supported by the trainer yet");
-  }
-  if (data.kind == "tokens") {
-    refuse("data.kind", "tokens is not supported by the trainer yet");
   }
   for (const auto& stage : config_.training.curriculum) {
     if (stage.path.empty() || data.kind != "csv" || data.csv.scaling == "none") continue;
@@ -201,6 +240,76 @@ void Checks::data() {
                           data.kind == "tokens" || data.kind == "mnist";
   if (needs_path && data.path.empty()) {
     problems_.add(origin_of_("data.kind"), fmt::format("data.kind {} needs data.path", data.kind));
+  }
+}
+
+void Checks::language_model() {
+  const auto& [model, data, training] = std::tie(config_.model, config_.data, config_.training);
+  const auto is = [](const std::string& kind, std::initializer_list<std::string_view> known) {
+    return std::find(known.begin(), known.end(), kind) != known.end();
+  };
+  const bool is_transformer = model.kind == "transformer";
+  // A model of the program's may be one, too, and its data may be tokens.
+  const bool may_be = !is(model.kind, {"linear", "mlp", "convnet", "resnet18"});
+  const bool has_tokens =
+      !is(data.kind, {"fashion-mnist", "mnist", "idx", "csv", "images", "synthetic-regression"});
+  if (data.kind == "tokens" && !may_be) {
+    refuse("data.kind",
+           fmt::format("tokens are for model.kind transformer, and that is {}", model.kind));
+  }
+  needs("training.activation_checkpointing", may_be, "model.kind: transformer");
+  needs("training.sample.prompt", may_be, "model.kind: transformer");
+  needs("training.sample.prompt", training.eval_strategy != "no",
+        "evaluations: training.eval_strategy is no");
+  for (const char* name : {"max_new_tokens", "temperature", "top_k", "top_p"}) {
+    needs(std::string("training.sample.") + name, !training.sample.prompt.empty(),
+          "training.sample.prompt");
+  }
+  if (!is_transformer) return;
+  if (!has_tokens) {
+    refuse("model.kind",
+           fmt::format("transformer learns from tokens, and data.kind {} has none: use tokens",
+                       data.kind));
+  }
+  if (is(training.loss, {"mse", "l1", "huber", "bce_with_logits", "nll"})) {
+    refuse("training.loss", "a transformer's is cross_entropy, of the next token");
+  }
+  if (training.label_smoothing > 0) {
+    refuse("training.label_smoothing", "not with model.kind transformer");
+  }
+  for (const auto& metric : training.metrics) {
+    if (!is(metric, {"auc", "mse", "rmse", "mae", "r2", "confusion_matrix"})) continue;
+    refuse("training.metrics",
+           fmt::format("{} is none of a transformer's: perplexity, accuracy, top_k", metric));
+  }
+  const auto& sizes = model.transformer;
+  if (!sizes.pretrained.empty()) {
+    for (const char* name : {"vocabulary", "layers", "hidden", "feed_forward", "heads", "kv_heads",
+                             "head_dim", "max_length", "tied", "rope_theta", "norm_eps"}) {
+      const std::string path = std::string("model.") + name;
+      if (is_given_(path)) refuse(path, "model.pretrained gives the sizes: leave it out");
+    }
+    return;
+  }
+  const int64_t kv_heads = sizes.kv_heads > 0 ? sizes.kv_heads : sizes.heads;
+  if (sizes.head_dim == 0 && sizes.hidden % sizes.heads != 0) {
+    refuse("model.hidden",
+           fmt::format("{} is no multiple of model.heads {}", sizes.hidden, sizes.heads));
+  } else if ((sizes.head_dim > 0 ? sizes.head_dim : sizes.hidden / sizes.heads) % 2 != 0) {
+    refuse(sizes.head_dim > 0 ? "model.head_dim" : "model.hidden",
+           "a head's width has to be even, for rotary positions");
+  }
+  if (sizes.heads % kv_heads != 0) {
+    refuse("model.kv_heads", fmt::format("model.heads {} is no multiple of it", sizes.heads));
+  }
+  if (data.kind == "tokens" && data.tokens.sequence_length > sizes.max_length) {
+    refuse("data.sequence_length", fmt::format("{} is above model.max_length {}",
+                                               data.tokens.sequence_length, sizes.max_length));
+  }
+  if (!training.sample.prompt.empty() && training.sample.max_new_tokens >= sizes.max_length) {
+    refuse("training.sample.max_new_tokens",
+           fmt::format("{}, with the prompt, are more than model.max_length {}",
+                       training.sample.max_new_tokens, sizes.max_length));
   }
 }
 
@@ -240,6 +349,7 @@ void check_together(const Schema& schema, const RunConfig& config, const OriginO
   checks.evaluation();
   checks.parallel();
   checks.data();
+  checks.language_model();
   checks.launch();
 }
 

@@ -173,8 +173,8 @@ std::vector<FlatKey> make_keys() {
   same("data_seed", "training.seed");
   add("bf16", "true: `mixed_precision.dtype: bf16`", flag("mixed_precision.dtype", "bf16", ""));
   add("fp16", "true: `mixed_precision.dtype: fp16`", flag("mixed_precision.dtype", "fp16", ""));
-  add("gradient_checkpointing", "refused, unless false",
-      refused_unless_no("the trainer does not recompute activations"));
+  add("gradient_checkpointing", "true: `training.activation_checkpointing: full`",
+      flag("training.activation_checkpointing", "full", ""));
   same("load_best_model_at_end", "checkpoint.restore_best");
 
   for (const char* name : {"sync_bn", "use_sync_bn"}) same(name, "parallel.sync_bn");

@@ -11,7 +11,8 @@
 namespace lockstep::train {
 namespace {
 
-constexpr std::array kStrategies = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"};
+constexpr std::array kStrategies = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
+                                    "HYBRID_SHARD_ZERO2"};
 
 // Those whose names and values are ours.
 constexpr std::array kSame = {"sharding_strategy",
@@ -65,7 +66,7 @@ std::vector<std::string> fsdp_names() {
 
 FlatMeaning translate_fsdp(const std::string& name, const YAML::Node& value) {
   const std::string text = value.IsScalar() ? value.Scalar() : "";
-  if (name == "sharding_strategy" && text.size() == 1 && text[0] >= '1' && text[0] <= '4') {
+  if (name == "sharding_strategy" && text.size() == 1 && text[0] >= '1' && text[0] <= '5') {
     return as(name, YAML::Node(kStrategies[static_cast<size_t>(text[0] - '1')]));
   }
   // With version 1 accelerate keeps the strategy under this name.
@@ -87,6 +88,26 @@ FlatMeaning translate_fsdp(const std::string& name, const YAML::Node& value) {
     return {.problem = "is not supported"};
   }
   return as(name, value);
+}
+
+void note_fsdp(RunConfig& config) {
+  if (config.parallel.strategy != "fsdp") return;
+  const auto& fsdp = config.parallel.fsdp;
+  const auto note = [&](const std::string& name, bool differs, const std::string& what) {
+    const auto origin = config.origins.find("parallel.fsdp." + name);
+    if (!differs || origin == config.origins.end()) return;
+    config.remarks.push_back(fmt::format("{}: {} {}", origin->second, name, what));
+  };
+  note("state_dict_type", fsdp.state_dict_type != "SHARDED_STATE_DICT",
+       "has no effect: each rank writes its part, any number of ranks restores it, and `lockstep "
+       "merge` makes one file");
+  note("use_orig_params", !fsdp.use_orig_params,
+       "has no effect: optimizers see shards under the parameters' names");
+  note("sync_module_states", !fsdp.sync_module_states,
+       "has no effect: parameters become rank 0's in any case");
+  note("cpu_offload", fsdp.cpu_offload, "has no effect: parameters lie in the host's memory");
+  note("min_num_params", fsdp.min_num_params > 0 && fsdp.auto_wrap_policy == "AUTO",
+       "without auto_wrap_policy means SIZE_BASED_WRAP");
 }
 
 }  // namespace lockstep::train

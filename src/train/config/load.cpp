@@ -14,6 +14,7 @@
 #include "lockstep/train/config.h"
 #include "train/config/checks.h"
 #include "train/config/curriculum.h"
+#include "train/config/flat_keys.h"
 #include "train/config/schema.h"
 #include "train/config/settings.h"
 #include "train/config/value.h"
@@ -34,6 +35,7 @@ class Loading {
   void store(const Setting& setting);
   void check_backend(const std::vector<Setting>& settings);
   void total_processes();
+  void infer_save_strategy();
   void note(const Setting& setting) {
     config_.origins[setting.path] = setting.origin.text;
     origins_[setting.path] = setting.origin;
@@ -171,6 +173,15 @@ void Loading::total_processes() {
   ranks->second.node.reset(YAML::Node(std::to_string(total / machines)));
 }
 
+// Who says after how many steps wants them to count.
+void Loading::infer_save_strategy() {
+  const auto steps = chosen_.find("checkpoint.save_steps");
+  if (steps == chosen_.end() || chosen_.contains("checkpoint.save_strategy")) return;
+  config_.checkpoint.save_strategy = "steps";
+  config_.origins["checkpoint.save_strategy"] =
+      fmt::format("because of {} in {}", steps->second.written, steps->second.origin.text);
+}
+
 RunConfig Loading::load(const std::string& text, const std::vector<std::string>& overrides) {
   Settings settings(schema_, problems_, config_.remarks);
   settings.read_file(text, name_);
@@ -179,6 +190,7 @@ RunConfig Loading::load(const std::string& text, const std::vector<std::string>&
   choose(settings.list());
   total_processes();
   store_kinds();
+  infer_save_strategy();
   for (const auto& [path, setting] : chosen_) {
     if (path == kCurriculum) {
       config_.training.curriculum = read_curriculum(setting, name_, problems_);
@@ -205,6 +217,7 @@ RunConfig Loading::load(const std::string& text, const std::vector<std::string>&
   }
   check_together(schema_, config_, origin_of, is_given, problems_);
   problems_.raise(name_);
+  note_fsdp(config_);
   for (const Key& key : schema_.keys()) {
     key.store(config_, key.load(config_));  // declared keys get their defaults
   }

@@ -115,7 +115,11 @@ void add_data_keys(KeyList& keys) {
   keys.kinds({"tokens"});
   keys.add("sequence_length", AT(data.tokens.sequence_length), "Tokens of a sample.", at_least(1));
   keys.choice("dtype", AT(data.tokens.dtype), {"uint16", "uint32", "int32", "int64"},
-              "Of the file's tokens.");
+              "Of the tokens in a file of plain numbers; a folder says it itself.");
+  keys.add("tokenizer", AT(data.tokens.tokenizer),
+           "tokenizer.json, .tiktoken file or folder, for samples; empty: that in `path`.");
+  keys.add("mask_boundaries", AT(data.tokens.mask_boundaries),
+           "Whether the first token of a document, which nothing tells, is no target.");
   keys.kinds({"images"});
   keys.add("size", AT(data.images.size), "Width and height to which images are scaled.",
            between(1, 65536));

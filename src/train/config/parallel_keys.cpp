@@ -8,30 +8,37 @@ namespace {
 
 void add_fsdp_keys(KeyList& keys) {
   keys.choice("fsdp.sharding_strategy", AT(parallel.fsdp.sharding_strategy),
-              {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"},
-              "What is divided over the ranks; as accelerate's (which also takes 1 to 4).");
+              {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"},
+              "What is divided over the ranks, HYBRID: over those of a host; as accelerate's (also "
+              "1 to 5).");
   keys.add("fsdp.reshard_after_forward", AT(parallel.fsdp.reshard_after_forward),
            "Whether parameters are gathered again in backward.");
   keys.choice("fsdp.auto_wrap_policy", AT(parallel.fsdp.auto_wrap_policy),
-              {"NO_WRAP", "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"}, "How units are found.");
+              {"AUTO", "NO_WRAP", "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP"},
+              "How units are found. AUTO: by the two keys below where one is given, otherwise the "
+              "blocks of a transformer or ResNet, and of other models none.");
   keys.add("fsdp.min_num_params", AT(parallel.fsdp.min_num_params),
-           "Of a unit, with SIZE_BASED_WRAP; without a policy it selects that one.", at_least(0));
+           "Least parameters of a unit, with SIZE_BASED_WRAP; of a transformer, of a block.",
+           at_least(0));
   keys.add("fsdp.transformer_layer_cls_to_wrap", AT(parallel.fsdp.transformer_layer_cls_to_wrap),
-           "Names of the classes that are units, with TRANSFORMER_BASED_WRAP.");
+           "Names of the classes that are units, with TRANSFORMER_BASED_WRAP; a transformer's: "
+           "TransformerBlock.");
   keys.choice("fsdp.backward_prefetch", AT(parallel.fsdp.backward_prefetch),
               {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"},
               "When the next unit is gathered in backward.");
   keys.add("fsdp.forward_prefetch", AT(parallel.fsdp.forward_prefetch),
            "Whether the next unit is gathered in forward.");
-  keys.add("fsdp.cpu_offload", AT(parallel.fsdp.cpu_offload),
-           "Whether parameters lie in the host's memory; accelerate's offload_params.");
+  keys.add(
+      "fsdp.cpu_offload", AT(parallel.fsdp.cpu_offload),
+      "Whether parameters lie in the host's memory, as those of CPU ranks always do; accelerate's "
+      "offload_params.");
   keys.choice("fsdp.state_dict_type", AT(parallel.fsdp.state_dict_type),
               {"SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"},
-              "How checkpoints are written.");
+              "Has no effect: each rank writes its part, and any number of ranks restores it.");
   keys.add("fsdp.use_orig_params", AT(parallel.fsdp.use_orig_params),
-           "Whether the optimizer sees the module's parameters.");
+           "Has no effect: optimizers see shards under the parameters' names.");
   keys.add("fsdp.sync_module_states", AT(parallel.fsdp.sync_module_states),
-           "Whether parameters become rank 0's at the start.");
+           "Has no effect: they become rank 0's at the start in any case.");
   keys.add("fsdp.activation_checkpointing", AT(parallel.fsdp.activation_checkpointing),
            "Whether units are computed again in backward.");
 }

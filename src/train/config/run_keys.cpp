@@ -11,9 +11,9 @@ void add_run_keys(KeyList& keys) {
            "Where checkpoints are; empty: `checkpoints` in logging.output_dir, if that is set, "
            "otherwise nothing is saved.");
   keys.choice("save_strategy", AT(checkpoint.save_strategy), {"no", "steps", "epoch"},
-              "When to save.");
-  keys.add("save_steps", AT(checkpoint.save_steps),
-           "Optimizer steps between two checkpoints, with save_strategy steps.", at_least(1));
+              "When to save; steps, where only `save_steps` is given.");
+  keys.add("save_steps", AT(checkpoint.save_steps), "Optimizer steps between two checkpoints.",
+           at_least(1));
   keys.add("save_total_limit", AT(checkpoint.save_total_limit),
            "How many of the newest are kept; 0: all.", at_least(0));
   keys.add("resume", AT(checkpoint.resume),

@@ -86,6 +86,10 @@ void add_training_keys(KeyList& keys) {
       {"accuracy", "top_k", "confusion_matrix", "auc", "perplexity", "mse", "rmse", "mae", "r2"},
       "What evaluation computes beside the loss, exact over ranks.");
   keys.add("top_k", AT(training.top_k), "k of the metric top_k.", at_least(1));
+  keys.choice("activation_checkpointing", AT(training.activation_checkpointing),
+              {"none", "selective", "full"},
+              "What a transformer computes again in backward instead of keeping it: norms and "
+              "activation functions, or whole blocks.");
   keys.choice("eval_strategy", AT(training.eval_strategy), {"no", "steps", "epoch"},
               "When to evaluate.");
   keys.add("eval_steps", AT(training.eval_steps),
@@ -101,6 +105,18 @@ void add_training_keys(KeyList& keys) {
            "Evaluations without improvement that are let pass.", at_least(0));
   keys.add("early_stopping.min_delta", AT(training.early_stopping.min_delta),
            "By which it has to be better to count.", at_least(0));
+  keys.add(
+      "sample.prompt", AT(training.sample.prompt),
+      "A transformer goes on from this text after each evaluation, and prints it; empty: not.");
+  keys.add("sample.max_new_tokens", AT(training.sample.max_new_tokens), "Of the text.",
+           at_least(1));
+  keys.add("sample.temperature", AT(training.sample.temperature),
+           "By which logits are divided; 0: the most likely tokens.", at_least(0));
+  keys.add("sample.top_k", AT(training.sample.top_k), "Only the most likely k tokens; 0: all.",
+           at_least(0));
+  keys.add("sample.top_p", AT(training.sample.top_p),
+           "Only the most likely tokens with so much probability together; 1: all.",
+           {.least = 0, .most = 1, .above_least = true});
 }
 
 }  // namespace lockstep::train
