@@ -110,8 +110,13 @@ std::map<std::string, double> Training::evaluate() {
                          .workers = options_.loader.workers,
                          .device = options_.loader.device});
     LaneSums sums;
+    int64_t calls = 0;
     for (const auto& batch : loader.epoch(0)) {
-      sums.add(measured(batch), static_cast<double>(batch.data.size(0)));
+      sums.add(measured(batch), static_cast<double>(count_of(batch)));
+      ++calls;
+    }
+    for (int64_t more = calls_for_others(calls); more > 0; --more) {
+      measure_for_others(*evaluation.data.dataset());
     }
     text += sums.text();
   }
@@ -132,6 +137,33 @@ std::map<std::string, double> Training::evaluate() {
 std::map<std::string, double> Training::measured(const data::Batch& batch) const {
   const auto autocast = this->autocast();
   return options_.evaluation.measure(batch);
+}
+
+// Under Fsdp the ranks make the same calls of units, so that one which has run out of samples makes
+// those of the rank that has most.
+int64_t Training::calls_for_others(int64_t own) const {
+  if (!options_.fsdp) return 0;
+  const auto& evaluation = options_.evaluation;
+  const int64_t most = (evaluation.data.dataset()->size() + world_.size() - 1) / world_.size();
+  const int64_t batch_size =
+      evaluation.batch_size > 0 ? evaluation.batch_size : options_.loader.batch_size;
+  return (most + batch_size - 1) / batch_size - own;
+}
+
+// A sample that does not count.
+void Training::measure_for_others(const data::Dataset& data) const {
+  std::vector<MetricState> counts;
+  for (const auto& metric : options_.evaluation.metrics) counts.push_back(metric->state());
+  const std::vector<int64_t> first = {0};
+  data::Batch batch = data.get_batch(first);
+  batch.data = batch.data.to(*options_.loader.device);
+  if (batch.target.defined()) batch.target = batch.target.to(*options_.loader.device);
+  measured(batch);
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const auto& metric = options_.evaluation.metrics[i];
+    metric->reset();
+    metric->add(counts[i]);
+  }
 }
 
 // The same on all ranks, because the metrics are.

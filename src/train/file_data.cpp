@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@
 #include "lockstep/data/idx_dataset.h"
 #include "lockstep/data/image_folder.h"
 #include "lockstep/data/npy.h"
+#include "lockstep/data/token_dataset.h"
 #include "train/run/slice.h"
 
 namespace lockstep::train {
@@ -154,11 +156,36 @@ FileData images(const DataConfig& config, const comm::World& world) {
   return all;
 }
 
+FileData tokens(const DataConfig& config) {
+  const data::TokenDatasetOptions options{.sequence_length = config.tokens.sequence_length,
+                                          .type = text::token_type(config.tokens.dtype),
+                                          .mask_boundaries = config.tokens.mask_boundaries};
+  const auto training =
+      std::make_shared<data::TokenDataset>(given(config.path, "path", config), options);
+  FileData all{.training = training,
+               .classes = training->files().vocabulary().value_or(0),
+               .tokenizer = config.tokens.tokenizer};
+  if (all.tokenizer.empty() && std::filesystem::exists(config.path + "/tokenizer.json")) {
+    all.tokenizer = config.path;
+  }
+  if (!config.validation_path.empty()) {
+    const auto validation = std::make_shared<data::TokenDataset>(config.validation_path, options);
+    const int64_t other = validation->files().vocabulary().value_or(all.classes);
+    if (other != all.classes) {
+      throw ConfigError(fmt::format(
+          "[config] {} has {} different tokens and {} {}: both have to be of one tokenizer",
+          config.path, all.classes, config.validation_path, other));
+    }
+    all.validation = validation;
+  }
+  return all;
+}
+
 }  // namespace
 
 bool is_file_data(std::string_view kind) {
   return kind == "csv" || kind == "idx" || kind == "npy" || kind == "safetensors" ||
-         kind == "images";
+         kind == "images" || kind == "tokens";
 }
 
 FileData open_file_data(const DataConfig& config, const comm::World& world) {
@@ -167,9 +194,10 @@ FileData open_file_data(const DataConfig& config, const comm::World& world) {
   if (config.kind == "npy") return of_two_files<data::NpyDataset>(config);
   if (config.kind == "safetensors") return tensors(config);
   if (config.kind == "images") return images(config, world);
+  if (config.kind == "tokens") return tokens(config);
   throw ConfigError(
       fmt::format("[config] data.kind = {} lies in no file that is known: csv, idx, "
-                  "npy, safetensors, images",
+                  "npy, safetensors, images, tokens",
                   config.kind));
 }
 

@@ -75,6 +75,33 @@ void check_parts(const TrainerOptions& o, const std::vector<Part>& parts) {
        "an evaluation of several models needs Evaluation::measure, which says what is computed");
 }
 
+// What an Fsdp has instead of Ddp's options, and what it has not.
+void check_fsdp(const TrainerOptions& o, const std::vector<Part>& parts) {
+  if (!o.fsdp) return;
+  need(!o.zero, "fsdp together with zero: an Fsdp divides the optimizer's state already");
+  need(o.loader.lanes == 0, "fsdp together with lanes: lanes are Ddp's; leave out one");
+  need(!o.ddp.hook, "fsdp together with a communication hook, which is Ddp's: leave out one");
+  const parallel::DdpOptions plain;
+  need(o.ddp.bucket_bytes == plain.bucket_bytes && o.ddp.unused == plain.unused &&
+           o.ddp.buffers == plain.buffers && !o.ddp.reduce_dtype && o.ddp.sparse.empty() &&
+           o.ddp.check_same_every == 0,
+       "fsdp together with options of Ddp, which it takes the place of: set those of `fsdp`");
+  need(o.fsdp->ignore.empty(),
+       "fsdp.ignore lets ranks have parameters of their own, and evaluations, clipping and "
+       "checkpoints are of one model: write the loop");
+  need(o.fsdp->buffers != parallel::Buffers::None,
+       "Buffers::None lets ranks have buffers of their own, and evaluations and checkpoints are of "
+       "one model: use Buffers::Broadcast or Average, or write the loop");
+  std::set<const torch::nn::Module*> modules;
+  for (const auto& part : parts) {
+    for (const auto& each : part.model.module().modules()) modules.insert(each.get());
+  }
+  for (const auto& unit : o.fsdp->units) {
+    need(unit != nullptr && modules.contains(unit.get()),
+         "fsdp.units has a module that belongs to no model of the training");
+  }
+}
+
 void check_combinations(const TrainerOptions& o, const comm::Group& group) {
   need(!o.loader.exact,
        "loader.exact gives ranks different numbers of batches: it is for evaluations, which are "
@@ -148,6 +175,7 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
   add("non_finite", static_cast<int>(o.non_finite));
   add("sync_batch_norm", o.sync_batch_norm.value_or(-1));
   add("zero", o.zero);
+  add("fsdp", o.fsdp ? static_cast<int>(o.fsdp->sharding) : -1);
   add("lr_scaling", static_cast<int>(o.lr_scaling));
   add("ddp.hook", o.ddp.hook ? o.ddp.hook->name() : "none");
   add("evaluation.samples", o.evaluation.data ? o.evaluation.data.dataset()->size() : 0);
@@ -188,6 +216,7 @@ void check_options(const TrainerOptions& options, const std::vector<Part>& parts
   check_numbers(options);
   check_length(options, data);
   check_parts(options, parts);
+  check_fsdp(options, parts);
   check_combinations(options, group);
 }
 

@@ -47,7 +47,7 @@ void Training::track_all() {
       std::make_unique<checkpoint::Checkpointer>(world_.group(), saving.directory, options);
   for (auto& part : parts_) {
     const std::string prefix = parts_.size() == 1 ? "" : part.name + "_";
-    checkpoints_->track(part.name, part.model.module());
+    part.track_model(*checkpoints_);
     if (part.zero != nullptr) {
       checkpoints_->track(prefix + "optimizer", *part.zero);
     } else {
@@ -184,7 +184,7 @@ void Training::finish_saving() {
   });
   if (!best->restore_at_end || best_folder_.empty()) return;
   checkpoint::Checkpointer models(world_.group(), options_.saving.directory);
-  for (auto& part : parts_) models.track(part.name, part.model.module());
+  for (auto& part : parts_) part.track_model(models);
   models.restore(best_folder_, {.allow_unexpected = {"*"}});
 }
 

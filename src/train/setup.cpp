@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
+#include <string>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
@@ -35,6 +37,29 @@ double factor_of(parallel::LrScaling scaling, int64_t batches) {
       return std::sqrt(count);
   }
   return 1;
+}
+
+// Groups of the module's parameters become groups of this rank's shards of them.
+void replace_by_shards(std::vector<torch::optim::OptimizerParamGroup>& groups,
+                       const TrainedPart& part) {
+  std::map<std::string, at::Tensor> shards;
+  for (const auto& each : part.fsdp->shards()) shards[each.name] = each.shard;
+  std::map<const at::TensorImpl*, at::Tensor> by_parameter;
+  for (const auto& named : part.model.module().named_parameters()) {
+    const auto shard = shards.find(named.key());
+    if (shard != shards.end()) by_parameter[named.value().unsafeGetTensorImpl()] = shard->second;
+  }
+  for (auto& group : groups) {
+    for (auto& parameter : group.params()) {
+      const auto shard = by_parameter.find(parameter.unsafeGetTensorImpl());
+      if (shard == by_parameter.end()) {
+        throw ConfigError(
+            "[train] TrainerOptions::groups gives a tensor that is no parameter of the model: with "
+            "fsdp groups are of parameters, in whose place their shards are optimized");
+      }
+      parameter = shard->second;
+    }
+  }
 }
 
 int64_t divided_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
@@ -88,8 +113,7 @@ void Training::make_parts(std::vector<Part> parts) {
           module, *ranks == 0 ? world_.group()
                               : world_.group().split(world_.rank() / static_cast<int>(*ranks)));
     }
-    part.parameters = once(module.parameters());
-    part.ddp = std::make_unique<parallel::Ddp>(part.model.shared(), world_.group(), options_.ddp);
+    attach(part);
     if (options_.loader.lanes > 0) part.lane_mean.emplace(*part.ddp);
     if (options_.precision == Precision::Float16) {
       part.scaler.emplace(world_.group(), options_.scaler);
@@ -99,10 +123,27 @@ void Training::make_parts(std::vector<Part> parts) {
   }
 }
 
+// Makes the part's Ddp, or its Fsdp of the units that are the part's.
+void Training::attach(TrainedPart& part) {
+  auto& module = part.model.module();
+  if (!options_.fsdp) {
+    part.parameters = once(module.parameters());
+    part.ddp = std::make_unique<parallel::Ddp>(part.model.shared(), world_.group(), options_.ddp);
+    return;
+  }
+  parallel::FsdpOptions own = *options_.fsdp;
+  std::set<const torch::nn::Module*> modules;
+  for (const auto& each : module.modules()) modules.insert(each.get());
+  std::erase_if(own.units, [&](const auto& unit) { return !modules.contains(unit.get()); });
+  part.fsdp = std::make_unique<parallel::Fsdp>(part.model.shared(), world_.group(), std::move(own));
+  part.parameters = part.fsdp->parameters();
+}
+
 void Training::make_optimizer(TrainedPart& part, const MakeOptimizer& make) {
   auto groups = options_.groups ? options_.groups(part.model.module())
                                 : std::vector<torch::optim::OptimizerParamGroup>{
                                       torch::optim::OptimizerParamGroup(part.parameters)};
+  if (options_.groups && part.fsdp) replace_by_shards(groups, part);
   if (options_.zero) {
     auto zero = std::make_unique<parallel::ZeroOptimizer>(std::move(groups), world_.group(), make);
     part.zero = zero.get();
@@ -121,7 +162,7 @@ void Training::make_optimizer(TrainedPart& part, const MakeOptimizer& make) {
     group.options().set_lr(group.options().get_lr() * factor);
     part.base_rates.push_back(group.options().get_lr());
   }
-  if (options_.ddp.check_same_every > 0) part.ddp->include_in_check(*part.optimizer);
+  if (part.ddp && options_.ddp.check_same_every > 0) part.ddp->include_in_check(*part.optimizer);
 }
 
 void Training::make_schedule(TrainedPart& part, const LearningRate& rate) {

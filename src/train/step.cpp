@@ -9,7 +9,6 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
-#include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/global_mean.h"
 #include "train/training.h"
 
@@ -19,9 +18,9 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
   TrainedPart& part = this->part(name);
   std::vector<parallel::Hold> held;  // the other models' gradients, which their next update clears
   for (auto& other : parts_) {
-    if (&other != &part) held.push_back(other.ddp->hold());
+    if (&other != &part) held.push_back(other.hold());
   }
-  part.ddp->zero_grad();
+  part.zero_grad();
   const StepSums mine = micro_->lanes ? backward_of_lanes(part, loss) : backward(part, loss);
 
   const CommonPart common(*this);  // from here on gradients are alike on all ranks
@@ -31,8 +30,7 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
   // Also before a step that is skipped, whose overflow the scaler has to know of.
   if (part.scaler) part.scaler->unscale_(*part.optimizer);
   if (options_.max_grad_norm > 0) {
-    state_.gradient_norm =
-        parallel::clip_grad_norm_(part.parameters, options_.max_grad_norm).item<double>();
+    state_.gradient_norm = part.clip(options_.max_grad_norm).item<double>();
   }
   bool is_updated = false;
   if (!refuses(part, mine, sums)) {
@@ -72,7 +70,7 @@ StepSums Training::backward(TrainedPart& part, const LossOfBatch& loss) {
   std::vector<at::Tensor> values;
   for (size_t i = 0; i < batches.size(); ++i) {
     std::optional<parallel::Hold> hold;
-    if (i + 1 < batches.size()) hold.emplace(part.ddp->hold());
+    if (i + 1 < batches.size()) hold.emplace(part.hold());
     const auto count = static_cast<double>(count_of(batches[i]));
     const at::Tensor value = loss_of(batches[i], loss);
     backward_of(part, count == all ? value : value / (all / count));
@@ -192,7 +190,7 @@ bool Training::refuses(TrainedPart& part, const StepSums& mine, const StepSums& 
                            !std::isfinite(state_.gradient_norm.value_or(0));
   if (sums.bad == 0 && !is_bad_norm) return false;
   if (options_.non_finite == NonFinite::Skip) {
-    part.ddp->zero_grad();
+    part.zero_grad();
     return true;
   }
   std::string text;

@@ -105,7 +105,13 @@ Outcome Trainer::run() { return training_->run(); }
 std::map<std::string, double> Trainer::evaluate() { return training_->evaluate(); }
 const RunState& Trainer::state() const { return training_->state(); }
 const parallel::Ddp& Trainer::ddp(std::string_view part) const {
-  return *training_->part(part).ddp;
+  const TrainedPart& trained = training_->part(part);
+  if (trained.ddp) return *trained.ddp;
+  throw ConfigError(
+      fmt::format("[train] part '{}' is divided by an Fsdp, and has no Ddp: ask for fsdp()", part));
+}
+parallel::Fsdp* Trainer::fsdp(std::string_view part) const {
+  return training_->part(part).fsdp.get();
 }
 torch::optim::Optimizer& Trainer::optimizer(std::string_view part) const {
   return *training_->part(part).optimizer;

@@ -16,10 +16,13 @@
 #include "lockstep/core/preemption.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/parallel/autocast.h"
+#include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/lanes.h"
 #include "lockstep/parallel/lr_scheduler.h"
+#include "lockstep/parallel/stateful.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "lockstep/train/trainer.h"
 #include "train/feed.h"
@@ -30,8 +33,9 @@ namespace lockstep::train {
 struct TrainedPart {
   std::string name;
   Model model;
-  std::vector<at::Tensor> parameters;  // each once
-  std::unique_ptr<parallel::Ddp> ddp;
+  std::vector<at::Tensor> parameters;  // each once; of an Fsdp this rank's shards
+  std::unique_ptr<parallel::Ddp> ddp;  // one of both
+  std::unique_ptr<parallel::Fsdp> fsdp;
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, where it is one
   std::optional<parallel::GradScaler> scaler;
@@ -40,6 +44,21 @@ struct TrainedPart {
   std::optional<parallel::ReduceLrOnPlateau> plateau;
   std::string plateau_metric;
   std::optional<parallel::LaneMean> lane_mean;
+
+  void zero_grad() { ddp ? ddp->zero_grad() : fsdp->zero_grad(); }
+  [[nodiscard]] parallel::Hold hold() { return ddp ? ddp->hold() : fsdp->hold(); }
+  // As parallel::clip_grad_norm_().
+  at::Tensor clip(double max_norm) {
+    return ddp ? parallel::clip_grad_norm_(parameters, max_norm) : fsdp->clip_grad_norm_(max_norm);
+  }
+  // To a checkpointer, under `name`.
+  void track_model(checkpoint::Checkpointer& checkpoints) {
+    if (fsdp) {
+      checkpoints.track(name, parallel::stateful(*fsdp));
+    } else {
+      checkpoints.track(name, model.module());
+    }
+  }
 };
 
 // A stage, and its place in the data.
@@ -79,6 +98,7 @@ class Training {
 
   // setup.cpp
   void make_parts(std::vector<Part> parts);
+  void attach(TrainedPart& part);
   void make_optimizer(TrainedPart& part, const MakeOptimizer& make);
   void make_schedule(TrainedPart& part, const LearningRate& rate);
   void make_stages(DataSource data);
@@ -120,6 +140,8 @@ class Training {
 
   // evaluation.cpp
   std::map<std::string, double> measured(const data::Batch& batch) const;
+  int64_t calls_for_others(int64_t own) const;
+  void measure_for_others(const data::Dataset& data) const;
   void judge();
 
   // saving.cpp

@@ -72,6 +72,21 @@ def test_a_language_model_resumes_to_the_same_bits(folder):
         assert files[0] == files[1], name
 
 
+def test_a_language_model_as_a_file(folder):
+    made = run(BIN / "lockstep", "tokenize", pathlib.Path(sys.argv[1]) / "docs", "--to", folder + "/corpus", "--vocabulary", 300)
+    made.expect()
+    example = pathlib.Path(sys.argv[1]).resolve() / "examples/gpt.yaml"
+    small = {"model.layers": 1, "model.hidden": 16, "model.heads": 2, "data.sequence_length": 16, "data.max_samples": 400,
+             "data.validation_fraction": 0.001, "training.max_steps": 4, "training.eval_steps": 2, "training.batch_size": 2,
+             "training.sample.max_new_tokens": 8, "logging.logging_steps": 2}
+    few = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+    done = run("env", "-C", folder, BIN / "lockstep", "train", example, "--nproc-per-node", 2, *few)
+    done.expect(out=[r"evaluated after step 2:.* perplexity [\d.]+$", r"sample after step 4: The "])
+    page = run("env", "-C", folder, BIN / "lockstep", "report", "runs/gpt")
+    page.expect()
+    assert "sample" in pathlib.Path(folder, "runs/gpt/report.html").read_text()
+
+
 def check_line(match, number=r"(-?[\d.]+)"):
     w, b = float(match.group(1)), float(match.group(2))
     assert abs(w - 2) < 0.05 and abs(b - 3) < 0.05, match.group(0)

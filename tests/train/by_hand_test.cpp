@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <optional>
 
 #include "support/spawn.h"
 #include "train/net.h"
@@ -141,6 +142,44 @@ TEST_P(ByHand, HasTheSameBits) {
           << ranks << " ranks: " << (expected - found).abs().max();
     });
   }
+}
+
+void expect_the_same(const test::Ranks& ranks, const Features& features) {
+  spawn(ranks, [&](World& world) {
+    const at::Tensor expected = by_hand(world, features);
+    const at::Tensor found = by_trainer(world, features);
+    EXPECT_TRUE(at::equal(expected, found)) << (expected - found).abs().max();
+  });
+}
+
+TEST(ByHandToo, OverEveryTransport) {
+  for (const char* transport : {"gloo", "tcp"}) {
+    expect_the_same({transport, 2}, {{"accumulation", "clip", "zero", "sync_bn"}});
+  }
+}
+
+// A data set of libtorch's, as it is.
+struct TorchSamples : torch::data::datasets::Dataset<TorchSamples> {
+  torch::data::Example<> get(size_t index) override {
+    const std::vector<int64_t> one = {static_cast<int64_t>(index)};
+    const auto batch = samples.get_batch(one);
+    return {batch.data[0], batch.target[0]};
+  }
+  std::optional<size_t> size() const override { return kSamples; }
+  data::TensorDataset samples = test::train_samples(kSamples);
+};
+
+TEST(ByHandToo, OfADataSetOfTorchs) {
+  spawn(2, [](World& world) {
+    const Features features{{"accumulation"}};
+    const at::Tensor expected = by_trainer(world, features);
+    seed_everything(1, world);
+    TrainNet net;
+    train::Trainer trainer(world, net, train::cross_entropy(), TorchSamples(),
+                           test::train_options(features));
+    trainer.run();
+    EXPECT_TRUE(at::equal(expected, flat(*net)));
+  });
 }
 
 }  // namespace

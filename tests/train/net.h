@@ -21,7 +21,10 @@ struct TrainNetImpl : torch::nn::Module {
     dropout = register_module("dropout", torch::nn::Dropout(0.2));
     last = register_module("last", torch::nn::Linear(16, 3));
   }
-  at::Tensor forward(const at::Tensor& x) { return last(dropout(torch::tanh(norm(first(x))))); }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor hidden = torch::tanh(call(norm, call(first, x)));
+    return call(last, call(dropout, hidden));
+  }
   torch::nn::Linear first{nullptr}, last{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
   torch::nn::Dropout dropout{nullptr};

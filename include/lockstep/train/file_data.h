@@ -1,8 +1,10 @@
-// Section `data` of a configuration as data sets: tables, arrays, tensors and images in files.
+// Section `data` of a configuration as data sets: tables, arrays, tensors, images and tokens in
+// files.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "lockstep/comm/world.h"
@@ -16,13 +18,17 @@ namespace lockstep::train {
 struct FileData {
   std::shared_ptr<const data::Dataset> training = nullptr;
   std::shared_ptr<const data::Dataset> validation = nullptr;  // null: no file was given for it
-  int64_t classes = 0;  // targets are numbers below it; 0: targets are values
+  // Targets are numbers below it: classes, or tokens. 0: they are values, or tokens of which the
+  // files do not say how many there are.
+  int64_t classes = 0;
   // csv with scaling standard: measured on the training data, applied to both as their batches are
   // made. Track it: Checkpointer::track("scaler", *scaler).
   std::shared_ptr<data::StandardScaler> scaler = nullptr;
+  // tokens: the file or folder of what made them; empty: not known.
+  std::string tokenizer = {};
 };
 
-// Whether open_file_data() knows the kind: csv, idx, npy, safetensors, images.
+// Whether open_file_data() knows the kind: csv, idx, npy, safetensors, images, tokens.
 bool is_file_data(std::string_view kind);
 
 // Opens what `config` describes. Every rank calls it (with scaling it communicates). Throws what

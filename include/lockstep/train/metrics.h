@@ -129,6 +129,9 @@ class Perplexity : public Metric {
   std::string name() const override { return "perplexity"; }
   void update(const at::Tensor& outputs, const at::Tensor& targets,
               const at::Tensor& weights = {}) override;
+  // A mean cross-entropy over so many targets that was computed without all logits
+  // (lockstep/models/cross_entropy.h).
+  void update(double cross_entropy, int64_t targets);
 
  protected:
   std::map<std::string, double> values_of(const MetricState& total) const override;

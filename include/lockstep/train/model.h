@@ -10,12 +10,15 @@
 #include <memory>
 #include <utility>
 
+#include "lockstep/parallel/call.h"
+
 namespace lockstep::train {
 
 // A handle: a module and how to call it. forward() is no virtual function in libtorch, so it is
 // taken from the type that the handle is made from; a module whose forward() takes something else
 // than one tensor, or gives something else, comes with a function, or without any where the
-// program calls the module itself.
+// program calls the module itself. It is called through lockstep::call(), so that Fsdp and
+// ActivationCheckpointing take part; a function that is given has to do so, too.
 class Model {
  public:
   // A model's forward().
@@ -32,7 +35,9 @@ class Model {
     if constexpr (requires(const at::Tensor& x) {
                     { module->forward(x) } -> std::convertible_to<at::Tensor>;
                   }) {
-      forward_ = [module = std::move(module)](const at::Tensor& x) { return module->forward(x); };
+      forward_ = [module = std::move(module)](const at::Tensor& x) {
+        return parallel::call(module, x);
+      };
     }
   }
   // With a function in place of forward().

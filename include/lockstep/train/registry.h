@@ -27,9 +27,12 @@ namespace lockstep::train {
 struct RunData {
   std::shared_ptr<const data::Dataset> training = nullptr;
   std::shared_ptr<const data::Dataset> validation = nullptr;  // null: there is none of its own
-  int64_t classes = 0;  // targets are numbers below it; 0: targets are values
+  // Targets are numbers below it: classes, or tokens; 0: targets are values.
+  int64_t classes = 0;
   // By which the data were scaled, to be saved with the run; null: they were not.
   std::shared_ptr<data::StandardScaler> scaler = nullptr;
+  // Of tokens: the file or folder of what made them (lockstep/text/tokenizer.h); empty: not known.
+  std::string tokenizer = {};
 };
 
 // How samples look, for a model that has to fit them.

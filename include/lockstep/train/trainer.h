@@ -101,9 +101,9 @@ struct Outcome {
 // on all: that rank throws it, and the others a CommError which quotes it.
 class Trainer {
  public:
-  // Puts the model onto the world's device, makes Ddp, optimizer and loaders of it. Throws
+  // Puts the model onto the world's device, makes Ddp or Fsdp, optimizer and loaders of it. Throws
   // ConfigError on all ranks for options that contradict each other or differ between ranks, and
-  // for a model that Ddp refuses.
+  // for a model that Ddp or Fsdp refuses.
   Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
           TrainerOptions options);
   // The same with a loss that calls the model itself: of outputs that are no tensor, or of a batch
@@ -135,7 +135,10 @@ class Trainer {
   // Where the training stands.
   const RunState& state() const;
   // Of the part of that name (the only one's is "model"): to look at.
+  // Throws ConfigError where the part has an Fsdp.
   const parallel::Ddp& ddp(std::string_view part = "model") const;
+  // Null where the part has a Ddp.
+  parallel::Fsdp* fsdp(std::string_view part = "model") const;
   torch::optim::Optimizer& optimizer(std::string_view part = "model") const;
 
  private:

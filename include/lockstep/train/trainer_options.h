@@ -14,6 +14,7 @@
 #include "lockstep/core/preemption.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/train/callback.h"
@@ -60,7 +61,8 @@ struct Evaluation {
   // Beside the loss: of the model's outputs and the targets. They may be the same objects as those
   // of other Trainers, one after another.
   std::vector<std::shared_ptr<Metric>> metrics = {};
-  // Means over a batch's samples, by name, the same names in every batch. When not given: "loss",
+  // Means over a batch's samples (TrainerOptions::count: over what that counts), by name, the same
+  // names in every batch. When not given: "loss",
   // from the model and the loss of the training, which also counts `metrics`. One that is given
   // counts them itself.
   std::function<std::map<std::string, double>(const data::Batch&)> measure = nullptr;
@@ -140,6 +142,11 @@ struct TrainerOptions {
   bool zero = false;  // a ZeroOptimizer
   // Buckets, hook, unused parameters. The lanes are the loader's.
   parallel::DdpOptions ddp = {};
+  // An Fsdp in place of Ddp: parameters, gradients and the optimizer's state are divided. What
+  // calls the model calls it, and the layers that are units, by lockstep::call(), as Model does.
+  // Micro-batches accumulate whole gradients on each rank (Fsdp::hold()). After the run the model's
+  // parameters have memory within calls only: Trainer::fsdp()->unshard() gives it.
+  std::optional<parallel::FsdpOptions> fsdp = std::nullopt;
 
   Evaluation evaluation = {};
   std::optional<EarlyStopping> early_stopping = std::nullopt;

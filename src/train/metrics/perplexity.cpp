@@ -48,6 +48,22 @@ void Perplexity::update(const at::Tensor& outputs, const at::Tensor& targets,
   add_at(state_.sums, ExactSum::kDigits, all);
 }
 
+void Perplexity::update(double cross_entropy, int64_t targets) {
+  begin_update();
+  make_room(state_.sums, 0, 2);
+  const double loss = cross_entropy * static_cast<double>(targets);
+  if (!std::isfinite(loss)) {
+    note_fault(0,
+               fmt::format("the mean cross-entropy of {} targets is {}", targets, cross_entropy));
+    return;
+  }
+  ExactSum sum, all;
+  sum.add(loss);
+  all.add(static_cast<double>(targets));
+  add_at(state_.sums, 0, sum);
+  add_at(state_.sums, ExactSum::kDigits, all);
+}
+
 std::map<std::string, double> Perplexity::values_of(const MetricState& total) const {
   const double all = sum_at(total.sums, ExactSum::kDigits).value();
   if (all == 0) throw DataError("[perplexity] no target counts: all are ignored");

@@ -1,7 +1,11 @@
 #include "train/run/builtin.h"
 
+#include <fmt/format.h>
+
 #include "lockstep/core/error.h"
 #include "lockstep/models/models.h"
+#include "lockstep/models/pretrained.h"
+#include "lockstep/models/transformer.h"
 
 namespace lockstep::train {
 namespace {
@@ -35,13 +39,11 @@ Model mlp(const RunConfig& config, const SampleShape& shape) {
 
 Model convnet(const RunConfig& config, const SampleShape& shape) {
   const auto& given = config.model.convnet;
-  if (!given.batch_norm) {
-    throw ConfigError("[model] convnet has BatchNorm layers: leave out model.batch_norm: false");
-  }
   return models::ConvNet(models::ConvNetOptions{.in_channels = channels_of(shape, "convnet"),
                                                 .classes = or_else(given.outputs, shape.outputs()),
                                                 .channels = given.channels,
-                                                .dropout = given.dropout});
+                                                .dropout = given.dropout,
+                                                .batch_norm = given.batch_norm});
 }
 
 Model resnet18(const RunConfig& config, const SampleShape& shape) {
@@ -50,6 +52,53 @@ Model resnet18(const RunConfig& config, const SampleShape& shape) {
       models::ResNet18Options{.classes = or_else(given.outputs, shape.outputs()),
                               .in_channels = channels_of(shape, "resnet18"),
                               .small_images = given.small_images});
+}
+
+// Tokens of one dimension.
+Model transformer(const RunConfig& config, const SampleShape& shape) {
+  const auto& given = config.model.transformer;
+  if (shape.data.size() != 1) {
+    throw ConfigError(fmt::format(
+        "[model] transformer takes sequences of tokens, and the samples have {} dimensions",
+        shape.data.size()));
+  }
+  models::Transformer net{nullptr};
+  if (!given.pretrained.empty()) {
+    net = models::load_transformer(given.pretrained);
+  } else {
+    const int64_t vocabulary = or_else(given.vocabulary, shape.classes);
+    if (vocabulary == 0) {
+      throw ConfigError(
+          "[model] transformer: nothing says how many tokens there are: give model.vocabulary, or "
+          "a folder that `lockstep tokenize` wrote as data.path");
+    }
+    net = models::Transformer(models::TransformerOptions{.vocabulary = vocabulary,
+                                                         .layers = given.layers,
+                                                         .hidden = given.hidden,
+                                                         .feed_forward = given.feed_forward,
+                                                         .heads = given.heads,
+                                                         .kv_heads = given.kv_heads,
+                                                         .head_dim = given.head_dim,
+                                                         .max_length = given.max_length,
+                                                         .tied = given.tied,
+                                                         .rope_theta = given.rope_theta,
+                                                         .norm_eps = given.norm_eps,
+                                                         .dropout = given.dropout});
+  }
+  const auto& has = net->options;
+  if (has.vocabulary < shape.classes) {
+    throw ConfigError(
+        fmt::format("[model] transformer: a vocabulary of {}, and the data have {} "
+                    "different tokens: give model.vocabulary of that size or more",
+                    has.vocabulary, shape.classes));
+  }
+  if (has.max_length < shape.data[0]) {
+    throw ConfigError(
+        fmt::format("[model] transformer: max_length is {}, and samples have {} "
+                    "tokens: lower data.sequence_length",
+                    has.max_length, shape.data[0]));
+  }
+  return net;
 }
 
 AdamOptions adam_options(const RunConfig& config) {
@@ -64,7 +113,11 @@ AdamOptions adam_options(const RunConfig& config) {
 }  // namespace
 
 std::map<std::string, Registry::MakeModel> builtin_models() {
-  return {{"linear", linear}, {"mlp", mlp}, {"convnet", convnet}, {"resnet18", resnet18}};
+  return {{"linear", linear},
+          {"mlp", mlp},
+          {"convnet", convnet},
+          {"resnet18", resnet18},
+          {"transformer", transformer}};
 }
 
 std::map<std::string, Registry::ChooseOptimizer> builtin_optimizers() {

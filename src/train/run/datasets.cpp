@@ -47,7 +47,8 @@ RunData files(const RunConfig& config, const comm::World& world) {
   return {.training = all.training,
           .validation = all.validation,
           .classes = all.classes,
-          .scaler = all.scaler};
+          .scaler = all.scaler,
+          .tokenizer = all.tokenizer};
 }
 
 }  // namespace
@@ -56,7 +57,8 @@ std::map<std::string, Registry::MakeData> builtin_data() {
   return {{"csv", files},         {"fashion-mnist", fashion_mnist},
           {"idx", files},         {"images", files},
           {"mnist", mnist},       {"npy", files},
-          {"safetensors", files}, {"synthetic-regression", synthetic_regression}};
+          {"safetensors", files}, {"synthetic-regression", synthetic_regression},
+          {"tokens", files}};
 }
 
 }  // namespace lockstep::train

@@ -35,6 +35,9 @@ void Monitoring::on_evaluate(const RunState& state, Requests&) {
 }
 void Monitoring::on_save(const RunState&, Requests&) { monitor_->event("save"); }
 void Monitoring::on_train_end(const RunState&) { monitor_->finish(); }
+void Monitoring::event(std::string_view kind, std::string_view text) {
+  if (monitor_) monitor_->event(kind, text);
+}
 void Monitoring::on_exception(const RunState&, std::string_view what) {
   if (monitor_) monitor_->fail(what);
 }

@@ -107,6 +107,7 @@ std::shared_ptr<parallel::CommHook> hook_of(const RunConfig& config) {
 
 parallel::DdpOptions ddp_of(const RunConfig& config) {
   const auto& given = config.parallel;
+  if (given.strategy == "fsdp") return {};
   const auto bytes = static_cast<int64_t>(given.bucket_cap_mb * 1024 * 1024);
   return {.bucket_bytes = {std::min<int64_t>(int64_t{1} << 20, bytes), bytes},
           .unused = choice<parallel::Unused>(
@@ -182,6 +183,7 @@ comm::WorldOptions world_options_of(const RunConfig& config) {
   return {.backend = choice<Backend>(given.backend,
                                      {{"auto", Backend::Auto},
                                       {"shm", Backend::Shm},
+                                      {"tcp", Backend::Tcp},
                                       {"gloo", Backend::Gloo},
                                       {"host-then-net", Backend::HostThenNet},
                                       {"nccl", Backend::Nccl}},
@@ -235,10 +237,6 @@ std::string checkpoint_directory(const RunConfig& config) {
 TrainerOptions options_of(const RunConfig& config, const Registry& registry, const RunData& data,
                           const comm::World& world) {
   const auto& training = config.training;
-  if (config.parallel.strategy != "ddp") {
-    throw ConfigError(fmt::format("[run] parallel.strategy: {} is not supported by the trainer",
-                                  config.parallel.strategy));
-  }
   TrainerOptions options{
       .optimizer = registry.optimizer(config),
       .learning_rate = learning_rate_of(config),

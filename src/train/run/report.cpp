@@ -69,6 +69,26 @@ double states_of(const RunConfig& config) {
   return -1;
 }
 
+// Over how many ranks each is divided, and into how many units.
+struct Divided {
+  double parameters = 1, gradients = 1, optimizer = 1;
+  size_t units = 0;  // 0: there is no Fsdp
+  bool shares = false;
+};
+
+Divided divided_by(const Trainer& trainer, const TrainerOptions& options,
+                   const comm::World& world) {
+  if (!options.fsdp) return {.optimizer = options.zero ? static_cast<double>(world.size()) : 1};
+  const auto& fsdp = *options.fsdp;
+  Divided divided{.units = trainer.fsdp()->units().size(),
+                  .shares = trainer.fsdp()->shares_memory()};
+  if (fsdp.sharding == parallel::Sharding::None) return divided;
+  divided.optimizer = fsdp.shard_ranks > 0 ? fsdp.shard_ranks : world.size();
+  divided.gradients = divided.optimizer;
+  if (fsdp.sharding == parallel::Sharding::Full) divided.parameters = divided.optimizer;
+  return divided;
+}
+
 }  // namespace
 
 std::vector<std::string> header(const RunConfig& config, const RunData& data,
@@ -98,12 +118,21 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
           : "",
       rate_text(config, options, world)));
   const double states = states_of(config);
+  const Divided divided = divided_by(trainer, options, world);
+  if (divided.units > 0) {
+    lines.push_back(fmt::format(
+        "fsdp: {} in {} unit{} over {} ranks, {}", config.parallel.fsdp.sharding_strategy,
+        divided.units, divided.units == 1 ? "" : "s", divided.optimizer,
+        divided.shares ? "with one copy of the parameters on this host" : "gathered unit by unit"));
+  }
   if (states >= 0) {
-    const double divided = options.zero ? world.size() : 1;
+    const double parameter_bytes = bytes / divided.parameters,
+                 gradient_bytes = bytes / divided.gradients;
+    const double state_bytes = bytes * states / divided.optimizer;
     lines.push_back(fmt::format(
         "memory of each rank, without activations: {} = parameters {}, gradients {}, optimizer {}",
-        megabytes(bytes * (2 + states / divided)), megabytes(bytes), megabytes(bytes),
-        megabytes(bytes * states / divided)));
+        megabytes(parameter_bytes + gradient_bytes + state_bytes), megabytes(parameter_bytes),
+        megabytes(gradient_bytes), megabytes(state_bytes)));
   }
   const auto& saving = options.saving;
   if (!saving.directory.empty()) lines.push_back("checkpoints in " + saving.directory);
@@ -124,11 +153,14 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
   const int64_t steps = state.step - std::max<int64_t>(state.resumed_at, 0);
   const int64_t samples = state.samples - state.resumed_samples;
   lines.push_back(fmt::format(
-      "{} steps in {:.2f} s, {} samples/s; {:.2f} s for data, {:.2f} s waiting for other ranks, "
-      "{:.2f} s for evaluations, {:.2f} s for checkpoints",
+      "{} steps in {:.2f} s, {} samples/s; {:.2f} s for data, {}{:.2f} s for evaluations, {:.2f} s "
+      "for checkpoints",
       steps, busy, with_commas(busy > 0 ? std::llround(static_cast<double>(samples) / busy) : 0),
-      state.data_seconds, ending.communication_seconds, state.evaluation_seconds,
-      state.saving_seconds));
+      state.data_seconds,
+      ending.communication_seconds < 0
+          ? ""
+          : fmt::format("{:.2f} s waiting for other ranks, ", ending.communication_seconds),
+      state.evaluation_seconds, state.saving_seconds));
   std::vector<std::string> peaks;
   for (const double bytes : ending.peak_bytes) peaks.push_back(megabytes(bytes));
   lines.push_back(fmt::format("peak memory by rank: {}", fmt::join(peaks, ", ")));
@@ -162,7 +194,8 @@ std::string result_json(const Ending& ending, const comm::World& world) {
        {{"total", state.seconds},
         {"steps", busy},
         {"data", state.data_seconds},
-        {"communication", ending.communication_seconds},
+        {"communication",
+         ending.communication_seconds < 0 ? Json(nullptr) : Json(ending.communication_seconds)},
         {"evaluation", state.evaluation_seconds},
         {"checkpoints", state.saving_seconds}}},
       {"peak_bytes", ending.peak_bytes}};
@@ -186,6 +219,7 @@ double peak_memory() {
 }
 
 double communication_seconds(const Trainer& trainer) {
+  if (trainer.fsdp() != nullptr) return -1;
   const auto log = trainer.ddp().log();
   if (log.passes.empty()) return 0;
   double exposed_us = 0;

@@ -1,6 +1,5 @@
 #include "lockstep/train/run.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include "lockstep/parallel/random.h"
 #include "lockstep/train/progress.h"
 #include "train/error_text.h"
+#include "train/run/language_model.h"
 #include "train/run/options_of.h"
 #include "train/run/report.h"
 
@@ -85,21 +85,43 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   const RunData data = data_of(config, registry, world);
   const SampleShape shape = shape_of(data);
   const Model model = registry.model(config, shape);
+  const models::Transformer language = language_model(config, model);
+  // A program may have another loss, of a transformer's logits.
+  const bool has_own_loss = !language.is_empty() && is_next_token(config.training.loss);
   TrainerOptions options = options_of(config, registry, data, world);
+  options.fsdp = fsdp_of(config, model.module(), world);
+  if (has_own_loss) measure_language(options, config, language);
   options.notice = notice;
   std::ostream& out = world.main_out();
   options.callbacks = {
       std::make_shared<Progress>(out, ProgressOptions{.every_steps = config.logging.logging_steps,
                                                       .updating = isatty(STDOUT_FILENO) == 1})};
+  std::shared_ptr<Monitoring> log;
   if (!files.log.empty()) {
     const int64_t every = config.logging.logging_steps;
-    options.callbacks.push_back(std::make_shared<Monitoring>(
-        world, MonitorOptions{.directory = files.log,
-                              .every_steps = every > 0 ? every : kOnlyAtTheEnds,
-                              .name = config.model.kind,
-                              .module = model.module()}));
+    MonitorOptions monitored{.directory = files.log,
+                             .every_steps = every > 0 ? every : kOnlyAtTheEnds,
+                             .name = config.model.kind};
+    // Parameters that an Fsdp divides cannot be looked at between steps.
+    if (!options.fsdp) monitored.module = model.module();
+    log = std::make_shared<Monitoring>(world, std::move(monitored));
+    options.callbacks.push_back(log);
   }
-  Trainer trainer(world, model, registry.loss(config, shape), data.training, options);
+  std::shared_ptr<Samples> samples;
+  if (!config.training.sample.prompt.empty()) {
+    samples = std::make_shared<Samples>(config, data, language, out, log);
+    options.callbacks.push_back(samples);
+  }
+  const auto make = [&] {
+    if (has_own_loss) {
+      return Trainer(world, model, next_token_loss(language), data.training, options);
+    }
+    return Trainer(world, model, registry.loss(config, shape), data.training, options);
+  };
+  Trainer trainer = make();
+  const auto recomputed = recomputed_blocks(config, language);
+  const auto recomputed_too = recomputed_units(config, trainer, model.module());
+  if (samples) samples->attach(trainer.fsdp());
   if (data.scaler) trainer.track("scaling", *data.scaler);
   for (const auto& line : header(config, data, options, trainer, model.module(), world)) {
     out << line << "\n";
@@ -107,6 +129,14 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   out.flush();
   try {
     Ending ending{.outcome = trainer.run()};
+    const bool is_over = ending.outcome.ended != Ended::Preempted;
+    if (!language.is_empty() && is_over && !config.logging.output_dir.empty()) {
+      const WholeParameters whole(trainer.fsdp());
+      if (world.is_main()) {
+        save_language_model(language, data, config.logging.output_dir + "/model");
+      }
+      world.group().barrier().wait();
+    }
     ending.peak_bytes = peaks_of(world);
     ending.communication_seconds = communication_seconds(trainer);
     for (const auto& line : summary(ending, config)) out << line << "\n";

@@ -1,0 +1,256 @@
+// A Trainer whose model is divided does what it does with Ddp.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "checkpoint_format/folder.h"
+#include "lockstep/checkpoint/directory.h"
+#include "lockstep/train/metrics.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+#include "train/net.h"
+
+namespace lockstep {
+namespace {
+
+using test::Features;
+using test::flat;
+using test::Folder;
+using test::message_of;
+using test::spawn;
+using test::TrainNet;
+using testing::HasSubstr;
+using train::Trainer;
+using train::TrainerOptions;
+
+// What a training leaves.
+struct Left {
+  at::Tensor model;
+  std::map<std::string, double> metrics;
+  int64_t skipped = 0;
+  std::string best;
+};
+
+enum class Division { None, Shared, Gathered };
+
+FsdpOptions divided(Division division) {
+  return {.min_num_params = 30, .share_memory = division == Division::Shared};
+}
+
+Left trained(World& world, TrainerOptions options, Division division) {
+  seed_everything(1, world);
+  TrainNet net;
+  const auto samples = test::train_samples(113);
+  if (division != Division::None) options.fsdp = divided(division);
+  Trainer trainer(world, net, train::cross_entropy(), samples, options);
+  const auto outcome = trainer.run();
+  if (auto* const fsdp = trainer.fsdp()) {
+    EXPECT_EQ(fsdp->shares_memory(), division == Division::Shared || world.size() == 1);
+    fsdp->unshard();
+  }
+  return {flat(*net).clone(), outcome.state.metrics, outcome.state.skipped, outcome.best};
+}
+
+class DividedTraining : public testing::TestWithParam<Features> {};
+
+INSTANTIATE_TEST_SUITE_P(Features, DividedTraining,
+                         testing::Values(Features{}, Features{{"accumulation", "cosine", "sgd"}},
+                                         Features{{"accumulation", "fp16", "sync_bn"}},
+                                         Features{{"bf16", "scaling", "drop_last"}}),
+                         [](const auto& test) { return test.param.text(); });
+
+// 31 samples over 2 and 3 ranks, 5 a batch: some ranks make fewer calls than others.
+TEST_P(DividedTraining, HasTheBitsOfDdpAndItsEvaluations) {
+  static const auto held_out = test::train_samples(31, 6);
+  for (const int ranks : {1, 2, 3}) {
+    spawn(ranks, [&](World& world) {
+      auto options = test::train_options(GetParam());
+      const auto counted = [&] {
+        options.evaluation = {.data = held_out, .metrics = {std::make_shared<Accuracy>()}};
+        return options;
+      };
+      const Left plain = trained(world, counted(), Division::None);
+      for (const auto division : {Division::Shared, Division::Gathered}) {
+        const Left found = trained(world, counted(), division);
+        EXPECT_TRUE(at::equal(found.model, plain.model))
+            << ranks << " ranks: " << (found.model - plain.model).abs().max();
+        EXPECT_EQ(found.metrics, plain.metrics);
+        EXPECT_EQ(found.skipped, plain.skipped);
+      }
+    });
+  }
+}
+
+TEST(DividedTraining, ClipsByTheNormOfAllShards) {
+  spawn(2, [](World& world) {
+    auto options = test::train_options({{"clip", "accumulation"}});
+    options.max_grad_norm = 0.05;
+    options.optimizer = train::sgd({.lr = 0.5});
+    const Left plain = trained(world, options, Division::None);
+    for (const auto division : {Division::Shared, Division::Gathered}) {
+      // The norm is added up in another order than that of whole gradients.
+      const Left found = trained(world, options, division);
+      EXPECT_LT((found.model - plain.model).abs().max().item<double>(), 1e-4);
+    }
+  });
+}
+
+TEST(DividedTraining, EvaluatesFewerSamplesThanThereAreRanks) {
+  spawn(4, [](World& world) {
+    auto options = test::train_options({});
+    options.epochs = 1;
+    static const auto held_out = test::train_samples(3, 6);
+    const auto counted = [&] {
+      options.evaluation = {.data = held_out, .metrics = {std::make_shared<Accuracy>()}};
+      return options;
+    };
+    const Left plain = trained(world, counted(), Division::None);
+    EXPECT_EQ(trained(world, counted(), Division::Gathered).metrics, plain.metrics);
+  });
+}
+
+TrainerOptions saving(const std::string& directory, int64_t max_steps) {
+  auto options = test::train_options({{"drop_last"}});
+  options.epochs = 0;
+  options.max_steps = max_steps;
+  options.saving = {.directory = directory, .every_steps = 4, .resume = train::Resume::Latest};
+  return options;
+}
+
+// A run that is stopped and goes on: of which kinds, on how many ranks.
+at::Tensor resumed(const std::string& folder, int before, Division first, int after,
+                   Division second) {
+  at::Tensor model;
+  spawn(before, [&](World& world) { trained(world, saving(folder, 8), first); });
+  const Folder result;
+  spawn(after, [&](World& world) {
+    const Left left = trained(world, saving(folder, 14), second);
+    if (world.is_main()) torch::save(left.model, result / "model");
+  });
+  torch::load(model, result / "model");
+  return model;
+}
+
+TEST(DividedTraining, GoesOnAsDdpAndTheOtherWayRoundOnAnyNumberOfRanks) {
+  const auto run = [](int before, Division first, int after, Division second) {
+    const Folder folder;
+    return resumed(folder / "run", before, first, after, second);
+  };
+  using enum Division;
+  const at::Tensor calm = run(2, None, 2, None);
+  EXPECT_TRUE(at::equal(run(2, Shared, 2, Gathered), calm));
+  EXPECT_TRUE(at::equal(run(2, Gathered, 2, None), calm));
+  EXPECT_TRUE(at::equal(run(2, None, 2, Shared), calm));
+  const at::Tensor more = run(2, None, 3, None);
+  EXPECT_TRUE(at::equal(run(2, Shared, 3, Shared), more));
+  EXPECT_TRUE(at::equal(run(2, Gathered, 3, Gathered), more));
+}
+
+TEST(DividedTraining, KeepsAndRestoresTheBest) {
+  static const auto held_out = test::train_samples(31, 6);
+  for (const auto division : {Division::None, Division::Shared, Division::Gathered}) {
+    const Folder folder;
+    spawn(2, [&](World& world) {
+      auto options = saving(folder / "run", 30);
+      options.optimizer = train::sgd({.lr = 0.8});
+      options.evaluation = {.data = held_out, .every_epochs = 0, .every_steps = 3};
+      options.early_stopping = train::EarlyStopping{.patience = 2};
+      options.saving.best = train::Best{.restore_at_end = true};
+      seed_everything(1, world);
+      TrainNet net;
+      if (division != Division::None) options.fsdp = divided(division);
+      Trainer trainer(world, net, train::cross_entropy(), test::train_samples(113), options);
+      const auto outcome = trainer.run();
+      ASSERT_FALSE(outcome.best.empty());
+      std::map<std::string, double> saved;
+      for (const auto& one : checkpoint::list_checkpoints(folder / "run").checkpoints) {
+        if (outcome.best.ends_with(one.name)) saved = one.metrics;
+      }
+      EXPECT_DOUBLE_EQ(trainer.evaluate().at("loss"), saved.at("loss"));
+    });
+  }
+}
+
+TEST(DividedTraining, GroupsOfParametersBecomeGroupsOfShards) {
+  spawn(2, [](World& world) {
+    auto options = test::train_options({{"sgd"}});
+    options.groups = [](torch::nn::Module& module) {
+      std::vector<torch::optim::OptimizerParamGroup> groups;
+      for (const auto& parameter : module.parameters()) {
+        groups.emplace_back(std::vector<at::Tensor>{parameter});
+        groups.back().set_options(
+            std::make_unique<torch::optim::SGDOptions>(parameter.dim() > 1 ? 0.05 : 0.2));
+      }
+      return groups;
+    };
+    const Left plain = trained(world, options, Division::None);
+    EXPECT_TRUE(at::equal(trained(world, options, Division::Shared).model, plain.model));
+    options.groups = [](torch::nn::Module&) {
+      return std::vector<torch::optim::OptimizerParamGroup>{
+          torch::optim::OptimizerParamGroup(std::vector<at::Tensor>{at::ones({2})})};
+    };
+    EXPECT_THAT(message_of<ConfigError>([&] { trained(world, options, Division::Shared); }),
+                HasSubstr("a tensor that is no parameter of the model"));
+  });
+}
+
+TEST(DividedTraining, TwoModelsAreDividedApart) {
+  const auto losses = [](World& world, Division division) {
+    seed_everything(1, world);
+    TrainNet first, second;
+    const auto samples = test::train_samples(40);
+    TrainerOptions options = test::train_options({{"sgd"}});
+    if (division != Division::None) {
+      options.fsdp = divided(division);
+      options.fsdp->units = {first->last.ptr(), second->first.ptr()};
+    }
+    const auto loss_of = [](const TrainNet& net, const Batch& batch) {
+      return torch::nn::functional::cross_entropy(lockstep::call(net, batch.data), batch.target);
+    };
+    Trainer trainer(
+        world, {{.name = "first", .model = first}, {.name = "second", .model = second}},
+        [&](train::Step& step) {
+          step.update("first", [&](const Batch& batch) { return loss_of(first, batch); });
+          // The first one's gradients, which come on the way, are dropped.
+          step.update("second", [&](const Batch& batch) {
+            return loss_of(second, batch) + loss_of(first, batch);
+          });
+        },
+        samples, options);
+    return trainer.run().state.losses;
+  };
+  spawn(2, [&](World& world) {
+    const auto plain = losses(world, Division::None);
+    EXPECT_EQ(losses(world, Division::Shared), plain);
+    EXPECT_EQ(losses(world, Division::Gathered), plain);
+  });
+}
+
+TEST(DividedTraining, WhatBelongsToDdpIsRefusedByName) {
+  spawn(2, [](World& world) {
+    const auto refused = [&](const std::function<void(TrainerOptions&)>& change) {
+      auto options = test::train_options({});
+      change(options);
+      return message_of<ConfigError>([&] { trained(world, options, Division::Shared); });
+    };
+    EXPECT_THAT(refused([](auto& o) { o.zero = true; }), HasSubstr("fsdp together with zero"));
+    EXPECT_THAT(refused([](auto& o) { o.loader.lanes = 4; }), HasSubstr("lanes are Ddp's"));
+    EXPECT_THAT(refused([](auto& o) { o.ddp.unused = Unused::Error; }),
+                HasSubstr("options of Ddp, which it takes the place of"));
+    EXPECT_THAT(refused([](auto& o) { o.ddp.hook = std::make_shared<CastHook>(at::kHalf); }),
+                HasSubstr("a communication hook, which is Ddp's"));
+    TrainNet net, other;
+    auto options = test::train_options({});
+    options.fsdp = FsdpOptions{.units = {other->first.ptr()}};
+    const auto samples = test::train_samples(40);
+    EXPECT_THAT(message_of<ConfigError>(
+                    [&] { Trainer(world, net, train::cross_entropy(), samples, options); }),
+                HasSubstr("belongs to no model of the training"));
+    options.fsdp = divided(Division::Shared);
+    const Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    EXPECT_THAT(message_of<ConfigError>([&] { trainer.ddp(); }), HasSubstr("ask for fsdp()"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
