@@ -31,6 +31,11 @@ class Stopwatch {
 
 }  // namespace
 
+std::string text_of(const std::exception& error) {
+  const auto* const torch = dynamic_cast<const c10::Error*>(&error);
+  return torch != nullptr ? torch->what_without_backtrace() : error.what();
+}
+
 template <class Point>
 void Training::call(const Point& point) {
   state_.seconds = seconds();

@@ -17,6 +17,7 @@
 #include "train/run/language_model.h"
 #include "train/run/options_of.h"
 #include "train/run/report.h"
+#include "train/training.h"
 
 namespace lockstep::train {
 namespace {
