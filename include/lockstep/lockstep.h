@@ -5,6 +5,7 @@
 #include "lockstep/checkpoint/interchange.h"
 #include "lockstep/checkpoint/tensor_file_dataset.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/join.h"
 #include "lockstep/comm/key_value_store.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"

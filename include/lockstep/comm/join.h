@@ -1,0 +1,55 @@
+// A group without a launcher: from any store in which its ranks can leave each other a word.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <string>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/world.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace lockstep::comm {
+
+// This process's place in the group.
+struct Membership {
+  int rank = 0;
+  int size = 1;
+};
+
+// How a rank joins; alike on all ranks, but for the timeout.
+struct JoinOptions {
+  // LOCKSTEP_BACKEND overrides it; not Nccl.
+  Backend backend = Backend::Auto;
+  // How long this rank waits for the others, to begin with and in each wait later.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+};
+
+// A group of all processes that call it with the same store, for tensors on the CPU, over the
+// transport that World::from_env() would take. `store` is any of libtorch's, under keys that no
+// other group uses (a c10d::PrefixStore); a few short values are written to it, and it is not used
+// once the call has returned. Where ranks are on several hosts, rank 0 is reached at the address of
+// the first interface in GLOO_SOCKET_IFNAME, else at the one from which it talks to MASTER_ADDR,
+// else at that of its host's name. Unlike World::from_env() it leaves the process's threads and
+// memory as they are. Blocks until all have come. Throws CommError that names the ranks which have
+// not come within the deadline, and ConfigError for a place that cannot be and ranks that disagree.
+// The process ignores SIGPIPE from then on, unless it has a handler.
+Group join(const c10::intrusive_ptr<c10d::Store>& store, const Membership& me,
+           const JoinOptions& options = {});
+
+// The same by an address, "10.0.0.1:29500", at which rank 0 serves the store itself. A process may
+// join several groups at one address, one after the other: each rank's n-th call meets the n-th
+// calls of the others. Rank 0 serves it until its process ends.
+Group join(const std::string& address, const Membership& me, const JoinOptions& options = {});
+
+}  // namespace lockstep::comm
+
+namespace lockstep {
+using comm::join;
+using comm::JoinOptions;
+using comm::Membership;
+}  // namespace lockstep

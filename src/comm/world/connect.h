@@ -1,0 +1,53 @@
+// From ranks that know of each other to a group of them: which transport, and its start.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/store/store.h"
+#include "comm/world/rendezvous.h"
+#include "lockstep/comm/world.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+
+// Throws ConfigError: options or variables that do not go together.
+template <class... Args>
+[[noreturn]] void contradiction(fmt::format_string<Args...> text, Args&&... args) {
+  throw ConfigError("[environment] " + fmt::format(text, std::forward<Args>(args)...));
+}
+
+// What LOCKSTEP_BACKEND says, else `asked`. Throws ConfigError.
+Backend backend_from_env(Backend asked);
+std::string name_of(Backend backend);
+// Whether tcp carries what goes between hosts, rather than gloo (LOCKSTEP_NET). Throws ConfigError.
+bool net_from_env();
+
+// A write to a peer that is gone becomes an error: Gloo writes without MSG_NOSIGNAL. Python ignores
+// SIGPIPE from the start.
+void survive_broken_connections();
+
+struct Asked {
+  Backend backend = Backend::Auto;
+  bool over_tcp = true;
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
+};
+
+struct Connection {
+  Group group;
+  int local_rank = 0;
+  int local_size = 1;
+  int hosts = 1;
+  at::Device device = at::kCPU;
+};
+
+// Every rank calls it, with the members that exchange_members() gave and the store it had. Throws
+// ConfigError for a transport that does not suit the layout, CommError when one cannot be had.
+Connection connect(const Store& own, int rank, const std::vector<Member>& members,
+                   const Asked& asked);
+
+}  // namespace lockstep::comm

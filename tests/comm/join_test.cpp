@@ -1,0 +1,99 @@
+// Groups without a launcher: from a store, and from an address.
+#include "lockstep/comm/join.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "lockstep/core/error.h"
+#include "support/loopback.h"
+#include "support/spawn.h"
+
+namespace lockstep::test {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+c10::intrusive_ptr<::c10d::Store> file_store(const std::string& path, int ranks) {
+  return c10::make_intrusive<::c10d::FileStore>(path, ranks);
+}
+
+class Joins : public testing::TestWithParam<Ranks> {};
+INSTANTIATE_TEST_SUITE_P(, Joins,
+                         testing::Values(Ranks{"auto", 3}, Ranks{"tcp", 2},
+                                         Ranks{"auto", 4, {0, 1, 0, 1}}),
+                         name_of);
+
+TEST_P(Joins, MakeGroupsOfAnyStore) {
+  const Ranks ranks = GetParam();
+  std::string path = testing::TempDir() + "join-XXXXXX";
+  close(mkstemp(path.data()));
+  spawn_bare(ranks.count,
+             [&](int rank) {
+               setenv("GLOO_SOCKET_IFNAME", "lo", 1);
+               for (const char* name : {"first", "second"}) {
+                 const auto store =
+                     c10::make_intrusive<::c10d::PrefixStore>(name, file_store(path, ranks.count));
+                 const Group group = join(store, {rank, ranks.count});
+                 EXPECT_EQ(group.backend(), ranks.hosts.empty()
+                                                ? (ranks.backend == "tcp" ? "tcp" : "shm")
+                                                : "host-then-net");
+                 at::Tensor one = at::ones({3});
+                 group.all_reduce(one).wait();
+                 EXPECT_EQ(one[0].item<int>(), ranks.count);
+               }
+             },
+             {.backend = ranks.backend, .hosts = ranks.hosts});
+  unlink(path.c_str());
+}
+
+TEST(JoinAtAnAddress, MakesGroupsOneAfterTheOther) {
+  LoopbackSocket free;
+  free.listen();
+  const std::string address = "127.0.0.1:" + std::to_string(free.port);
+  free.fd.reset();
+  spawn_bare(2, [&](int rank) {
+    for (int i = 0; i < 3; ++i) {
+      const Group group = join(address, {rank, 2});
+      at::Tensor one = at::full({1}, rank + i);
+      group.all_reduce(one).wait();
+      EXPECT_EQ(one.item<int>(), 1 + 2 * i);
+    }
+  });
+}
+
+TEST(JoinRefuses, WhatCannotBe) {
+  spawn_bare(1, [](int) {
+    const auto no_store = c10::intrusive_ptr<::c10d::Store>();
+    EXPECT_THAT(
+        [&] {
+          join(no_store, {2, 2});
+        },
+        ThrowsMessage<ConfigError>(HasSubstr("rank 2 of 2")));
+    EXPECT_EQ(join(no_store, {0, 1}).size(), 1);
+    setenv("LOCKSTEP_BACKEND", "nccl", 1);
+    EXPECT_THAT([&] { join(no_store, {0, 2}); }, ThrowsMessage<ConfigError>(HasSubstr("nccl")));
+  });
+}
+
+TEST(JoinWaits, ForADeadlineAndNamesWhoIsMissing) {
+  std::string path = testing::TempDir() + "join-XXXXXX";
+  close(mkstemp(path.data()));
+  spawn_bare(2, [&](int rank) {
+    EXPECT_THAT(
+        [&] {
+          join(file_store(path, 3), {rank, 3}, {.timeout = milliseconds(300)});
+        },
+        ThrowsMessage<CommError>(
+            HasSubstr(rank == 0 ? "1 of 3 ranks have not come within" : "rank 0")));
+  });
+  unlink(path.c_str());
+}
+
+}  // namespace
+}  // namespace lockstep::test
