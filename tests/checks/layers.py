@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-ROOMS = ["core", "text", "comm", "data", "checkpoint", "parallel", "models", "train", "rl", "plan", "launch"]
+ROOMS = ["core", "text", "comm", "c10d", "data", "checkpoint", "parallel", "models", "train", "rl", "plan", "launch"]
 PLAIN = {"core", "text", "plan", "launch", "tools"}  # need no torch, and of the rooms only core and text
 FORMAT = "checkpoint/format"  # its headers stand with those of the rest of the room
 # What the program lockstep knows of the room train: folders, and the headers that belong to each.

@@ -1,0 +1,357 @@
+#include "c10d/driver.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/transport.h"
+#include "core/thread.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::c10d_backend {
+namespace {
+
+using std::chrono::microseconds;
+
+// How long a caller that need not wait looks whether an operation is over already.
+constexpr microseconds kAttempt{30};
+// For how long the group is taken over at a time: short at first, so that others are not kept
+// waiting, longer while nothing happens.
+constexpr microseconds kFirst{100};
+constexpr microseconds kLongest{2000};
+
+}  // namespace
+
+Driver::Driver(comm::Group group) : group_(std::move(group)), messages_(group_) {}
+
+Driver::~Driver() { close(milliseconds(0)); }
+
+void Driver::check_open() const {
+  if (!ending_) return;
+  std::rethrow_exception(failure("[lockstep] the process group was destroyed"));
+}
+
+bool Driver::is_dead() const {
+  const std::lock_guard lock(mutex_);
+  return dead_;
+}
+
+void Driver::submit(Job job, bool waits) {
+  std::vector<Finished> spent;  // freed without the mutex
+  const auto work = job.work;
+  const bool is_short = job.is_short;
+  Lock lock(mutex_);
+  check_open();
+  spent.swap(spent_);
+  jobs_.push_back(std::move(job));
+  has_news_ = true;
+  if (waits) {
+    lock.unlock();
+    work->wait();
+    return;
+  }
+  if (is_short) attempt(lock, *work);
+  wake(lock);
+  if (work->is_done() && work->error()) std::rethrow_exception(work->error());
+}
+
+void Driver::submit(Send send) {
+  std::vector<Finished> spent;
+  const auto work = send.work;
+  Lock lock(mutex_);
+  check_open();
+  spent.swap(spent_);
+  sends_.push_back(std::move(send));
+  has_news_ = true;
+  attempt(lock, *work);
+  wake(lock);
+}
+
+void Driver::submit(Receive receive) {
+  std::vector<Finished> spent;
+  const auto work = receive.work;
+  Lock lock(mutex_);
+  check_open();
+  spent.swap(spent_);
+  receives_.push_back(std::move(receive));
+  has_news_ = true;
+  attempt(lock, *work);
+  wake(lock);
+}
+
+// Where the group is free, sees whether the operation ends at once.
+void Driver::attempt(Lock& lock, const BackendWork& work) {
+  const auto until = Clock::now() + kAttempt;
+  do {
+    if (is_driven_) return;
+    drive(lock, kAttempt / 3);
+  } while (!work.is_done() && Clock::now() < until);
+}
+
+// What is left to do is the thread's, unless somebody waits.
+void Driver::wake(Lock&) {
+  if (waiting_ > 0 || ending_ || !has_work()) return;
+  if (!thread_.joinable()) thread_ = thread_without_signals([this] { serve(); });
+  woken_.notify_one();
+}
+
+void Driver::wait(const BackendWork& work, milliseconds timeout) {
+  const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  std::vector<Finished> spent;
+  Micros patience = kFirst;
+  Lock lock(mutex_);
+  ++waiting_;
+  while (!work.is_done()) {
+    const auto now = Clock::now();
+    if (now >= deadline) {
+      --waiting_;
+      wake(lock);
+      std::rethrow_exception(failure(
+          fmt::format("[lockstep] an operation was not over within {} ms", timeout.count())));
+    }
+    if (is_driven_ || ending_) {
+      const auto free = [&] { return work.is_done() || closed_ || (!is_driven_ && !ending_); };
+      if (deadline == Clock::time_point::max()) {
+        changed_.wait(lock, free);
+      } else {
+        changed_.wait_until(lock, deadline, free);
+      }
+      if (closed_ && !work.is_done()) break;
+      continue;
+    }
+    const auto left = std::chrono::duration_cast<Micros>(deadline - now);
+    drive(lock, std::min(patience, left));
+    patience = std::min(2 * patience, kLongest);
+  }
+  --waiting_;
+  spent.swap(spent_);
+  wake(lock);
+  if (!work.is_done()) check_open();
+}
+
+void Driver::drive(Lock& lock, Micros patience) {
+  is_driven_ = true;
+  take_news();
+  lock.unlock();
+  std::vector<Finished> finished;
+  {
+    const at::NoGradGuard no_grad;
+    finished = step(patience);
+  }
+  lock.lock();
+  is_moving_ = !flights_.empty() || !ready_.empty() || messages_.sending() || messages_.receiving();
+  is_driven_ = false;
+  dead_ = dead_ || failed_;
+  if (!finished.empty()) {
+    lock.unlock();
+    for (const Finished& one : finished) one.work->settle(one.error);
+    lock.lock();
+    for (const Finished& one : finished) one.work->mark_done();
+    bury(std::move(finished));
+  }
+  changed_.notify_all();
+}
+
+void Driver::bury(std::vector<Finished> finished) {
+  for (Finished& one : finished) spent_.push_back(std::move(one));
+}
+
+void Driver::serve() {
+  Micros patience = kFirst;
+  Lock lock(mutex_);
+  while (true) {
+    woken_.wait(lock, [&] { return ending_ || (has_work() && waiting_ == 0 && !is_driven_); });
+    if (ending_) return;
+    patience = has_news_ ? kFirst : std::min(2 * patience, kLongest);
+    drive(lock, patience);
+  }
+}
+
+// With the mutex held: what was submitted becomes the driver's.
+void Driver::take_news() {
+  if (!has_news_) return;
+  has_news_ = false;
+  for (Job& job : jobs_) ready_.push_back(std::move(job));
+  jobs_.clear();
+  if (asked_to_abort_) aborted_ = std::exchange(asked_to_abort_, std::nullopt);
+}
+
+std::vector<Finished> Driver::step(Micros patience) {
+  std::vector<Finished> finished;
+  std::vector<Send> sends;
+  std::vector<Receive> receives;
+  {
+    const std::lock_guard lock(mutex_);
+    sends.swap(sends_);
+    receives.swap(receives_);
+  }
+  for (Send& send : sends) messages_.add(std::move(send), finished);
+  for (Receive& receive : receives) messages_.add(std::move(receive), finished);
+  if (aborted_) give_up(*std::exchange(aborted_, std::nullopt), finished);
+  start_ready(finished);
+  bool moved = messages_.step(finished);
+  moved = move_flights(finished) || moved;
+  if (!moved && finished.empty() && patience > Micros(0)) idle(patience, finished);
+  return finished;
+}
+
+void Driver::give_up(const std::string& why, std::vector<Finished>& finished) {
+  group_.transport().give_up(why);
+  const auto error = failure("[lockstep] " + why);
+  for (Flight& flight : flights_) finished.push_back(ended(std::move(flight.job), error));
+  for (Job& job : ready_) finished.push_back(ended(std::move(job), error));
+  flights_.clear();
+  ready_.clear();
+  messages_.fail_sends(error, finished);
+  messages_.fail_receives(error, finished);
+}
+
+// What is being thrown, as c10d's, and whether that ends the group.
+std::exception_ptr Driver::failed() {
+  const std::exception_ptr error = std::current_exception();
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommError&) {
+    failed_ = true;
+  } catch (...) {
+  }
+  return translated(error);
+}
+
+// A collective of several stages is alone under way: whatever the timing, all ranks start their
+// collectives in one order.
+void Driver::start_ready(std::vector<Finished>& finished) {
+  while (!ready_.empty()) {
+    if (!flights_.empty() && flights_.back().job.stages.size() > 1) return;
+    Flight flight{std::move(ready_.front()), 0, {}};
+    ready_.pop_front();
+    try {
+      flight.works = flight.job.stages[flight.next++]();
+      flights_.push_back(std::move(flight));
+    } catch (...) {
+      finished.push_back(ended(std::move(flight.job), failed()));
+    }
+  }
+}
+
+// They end in the order in which they were started.
+bool Driver::move_flights(std::vector<Finished>& finished) {
+  bool moved = false;
+  while (!flights_.empty()) {
+    Flight& flight = flights_.front();
+    std::exception_ptr error;
+    try {
+      for (comm::Work& work : flight.works) {
+        if (!work.is_completed()) return moved;
+        work.wait();
+      }
+      moved = true;
+      if (flight.next < flight.job.stages.size()) {
+        flight.works = flight.job.stages[flight.next++]();
+        continue;
+      }
+    } catch (...) {
+      error = failed();
+    }
+    flight.works.clear();
+    finished.push_back(ended(std::move(flight.job), error));
+    flights_.pop_front();
+    start_ready(finished);
+    moved = true;
+  }
+  return moved;
+}
+
+void Driver::idle(Micros patience, std::vector<Finished>& finished) {
+  if (flights_.empty()) {
+    messages_.idle(patience, finished);
+    return;
+  }
+  for (comm::Work& work : flights_.front().works) {
+    try {
+      if (!work.wait_within(patience)) break;
+    } catch (const std::exception&) {
+      break;  // thrown anew by who asks next
+    }
+  }
+  move_flights(finished);
+  messages_.step(finished);
+}
+
+void Driver::abort(const std::string& why) {
+  Lock lock(mutex_);
+  if (ending_) return;
+  dead_ = true;
+  asked_to_abort_ = why;
+  has_news_ = true;
+  if (!is_driven_) drive(lock, Micros(0));
+  wake(lock);
+}
+
+// Takes the group over for good and finishes what others wait for. False where somebody else has.
+bool Driver::drain(Lock& lock, milliseconds patience) {
+  if (ending_) return false;
+  const auto until = Clock::now() + patience;
+  ending_ = true;  // who waits leaves the group to this call
+  woken_.notify_all();
+  // Receives are this rank's own affair.
+  const auto others_wait = [&] {
+    return has_news_ || !flights_.empty() || !ready_.empty() || messages_.sending();
+  };
+  while (is_driven_ || (others_wait() && Clock::now() < until)) {
+    if (is_driven_) {
+      changed_.wait(lock);
+    } else {
+      drive(lock, kLongest);
+    }
+  }
+  return true;
+}
+
+void Driver::end_thread(Lock& lock) {
+  lock.unlock();
+  if (!thread_.joinable()) return;
+  // A future's callback may end the group.
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+void Driver::close(milliseconds patience) noexcept {
+  std::vector<Finished> spent;
+  Lock lock(mutex_);
+  if (!drain(lock, patience)) {
+    changed_.wait(lock, [&] { return closed_ || left_; });
+    return;
+  }
+  const auto error = failure("[lockstep] the process group was destroyed");
+  for (Flight& flight : flights_) spent.push_back(ended(std::move(flight.job), error));
+  for (Job& job : ready_) spent.push_back(ended(std::move(job), error));
+  flights_.clear();
+  ready_.clear();
+  messages_.fail_sends(error, spent);
+  messages_.fail_receives(error, spent);
+  lock.unlock();
+  for (const Finished& one : spent) one.work->settle(one.error);
+  lock.lock();
+  for (const Finished& one : spent) one.work->mark_done();
+  bury(std::exchange(spent, {}));
+  closed_ = true;
+  spent.swap(spent_);
+  changed_.notify_all();
+  end_thread(lock);
+}
+
+void Driver::leave(milliseconds patience) noexcept {
+  Lock lock(mutex_);
+  if (!drain(lock, patience)) return;
+  left_ = true;
+  end_thread(lock);
+}
+
+}  // namespace lockstep::c10d_backend

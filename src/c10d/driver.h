@@ -1,0 +1,121 @@
+// What moves a group's operations: the threads that wait for them, else one thread of its own.
+//
+// A group may be called by one thread at a time, and operations progress inside calls only. Whoever
+// waits therefore takes the group over for a short while at a time, moves on all that has been
+// started, and hands it to whoever else waits; so an operation that is waited for costs no change
+// of threads. The driver's thread does the same while nobody waits.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "c10d/messages.h"
+#include "c10d/work.h"
+#include "lockstep/comm/group.h"
+
+namespace lockstep::c10d_backend {
+
+// A part of a collective: starts what it consists of. The next one starts when all of that is over.
+using Stage = std::function<std::vector<comm::Work>()>;
+
+struct Job {
+  std::vector<Stage> stages;
+  c10::intrusive_ptr<BackendWork> work;
+  // Worth a few microseconds in the caller's thread, although nobody waits yet.
+  bool is_short = false;
+};
+
+// Any thread may call it.
+class Driver : public std::enable_shared_from_this<Driver> {
+ public:
+  explicit Driver(comm::Group group);
+  ~Driver();
+  Driver(const Driver&) = delete;
+  Driver& operator=(const Driver&) = delete;
+
+  // For what runs inside a stage.
+  const comm::Group& group() const { return group_; }
+
+  // Collectives start in the order in which they are submitted. Blocks until it is over if `waits`;
+  // throws where it could not be started.
+  void submit(Job job, bool waits);
+  void submit(Send send);
+  void submit(Receive receive);
+  // Until it is over; throws c10::DistBackendError at the deadline, if there is one.
+  void wait(const BackendWork& work, milliseconds timeout);
+  // Ends what is under way with an error, on all ranks.
+  void abort(const std::string& why);
+  // Whether the group has failed or was aborted.
+  bool is_dead() const;
+  // Drops receives, finishes for `patience` at most what others wait for, and ends the thread.
+  void close(milliseconds patience) noexcept;
+  // The same before the process ends, but that threads which wait are left waiting: one that came
+  // back to an interpreter that ends would abort the process.
+  void leave(milliseconds patience) noexcept;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  using Clock = std::chrono::steady_clock;
+  using Micros = std::chrono::microseconds;
+  struct Flight {
+    Job job;
+    size_t next = 0;  // stage
+    std::vector<comm::Work> works;
+  };
+
+  void check_open() const;
+  bool has_work() const { return has_news_ || is_moving_; }
+  void attempt(Lock& lock, const BackendWork& work);
+  void wake(Lock& lock);
+  bool drain(Lock& lock, milliseconds patience);
+  void end_thread(Lock& lock);
+  void drive(Lock& lock, Micros patience);
+  void serve();
+  std::vector<Finished> step(Micros patience);
+  void take_news();
+  void give_up(const std::string& why, std::vector<Finished>& finished);
+  std::exception_ptr failed();
+  void start_ready(std::vector<Finished>& finished);
+  bool move_flights(std::vector<Finished>& finished);
+  void idle(Micros patience, std::vector<Finished>& finished);
+  void bury(std::vector<Finished> finished);
+
+  const comm::Group group_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // for threads that wait
+  std::condition_variable woken_;    // for the driver's own
+  std::deque<Job> jobs_;
+  std::vector<Send> sends_;
+  std::vector<Receive> receives_;
+  std::optional<std::string> asked_to_abort_;
+  bool has_news_ = false;
+  bool is_moving_ = false;  // something was under way when the group was last handed over
+  bool is_driven_ = false;
+  bool dead_ = false;
+  bool ending_ = false;
+  bool closed_ = false;
+  bool left_ = false;
+  int waiting_ = 0;
+  // The last reference to a tensor that Python knows takes the interpreter's lock, and a thread
+  // that asks for it while the interpreter ends is unwound through noexcept frames, which aborts.
+  // So callers free what the driver's thread has finished.
+  std::vector<Finished> spent_;
+  std::thread thread_;
+
+  // Of whoever drives.
+  std::deque<Job> ready_;
+  std::deque<Flight> flights_;
+  Messages messages_;
+  std::optional<std::string> aborted_;
+  bool failed_ = false;
+};
+
+}  // namespace lockstep::c10d_backend

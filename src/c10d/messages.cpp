@@ -1,0 +1,299 @@
+#include "c10d/messages.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::c10d_backend {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Over shared memory a message of 512 bytes is over before its receiver has come.
+constexpr int64_t kHead = 512;
+struct Head {
+  int64_t bytes;
+  int32_t tag;
+  int32_t unused;
+};
+constexpr int64_t kInline = kHead - static_cast<int64_t>(sizeof(Head));
+
+// Waits for heads have no end: a receive has a deadline, which may pass without harm to the group.
+const comm::CallOptions kEndless{.timeout = std::chrono::years(10)};
+
+// The elements of a contiguous tensor as bytes that share its memory.
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  return at::from_blob(
+      tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())}, [tensor](void*) {}, at::kByte);
+}
+
+Head head_of(const at::Tensor& head) {
+  Head value;
+  std::memcpy(&value, head.const_data_ptr(), sizeof value);
+  return value;
+}
+
+comm::CallOptions until(Deadline deadline) {
+  const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+  return {.timeout = std::max(left, milliseconds(1))};
+}
+
+}  // namespace
+
+Messages::Messages(const comm::Group& group)
+    : group_(group), sources_(static_cast<size_t>(group.size())) {}
+
+void Messages::add(Send send, std::vector<Finished>& finished) {
+  try {
+    send.tensor = send.tensor.contiguous();
+    send.bytes = as_bytes(send.tensor);
+    send.head = at::empty({kHead}, at::kByte);
+    const Head head{send.bytes.numel(), send.tag, 0};
+    auto* const to = send.head.mutable_data_ptr<uint8_t>();
+    std::memcpy(to, &head, sizeof head);
+    const bool fits = head.bytes <= kInline;
+    if (fits && head.bytes > 0) std::memcpy(to + sizeof head, send.bytes.data_ptr(), head.bytes);
+    send.parts.push_back(group_.send(send.head, send.to, 0, until(send.deadline)));
+    if (!fits) send.parts.push_back(group_.send(send.bytes, send.to, 1, until(send.deadline)));
+    sends_.push_back(std::move(send));
+  } catch (...) {
+    finished.push_back(ended(std::move(send), translated(std::current_exception())));
+  }
+}
+
+void Messages::add(Receive receive, std::vector<Finished>& finished) {
+  try {
+    at::Tensor& to = receive.bytes;
+    to = as_bytes(receive.tensor.is_contiguous()
+                      ? receive.tensor
+                      : at::empty_like(receive.tensor, at::MemoryFormat::Contiguous));
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      if (receive.from != kAnyRank && receive.from != rank) continue;
+      auto& kept = sources_[rank].kept;
+      const auto found = std::find_if(kept.begin(), kept.end(),
+                                      [&](const Kept& one) { return one.tag == receive.tag; });
+      if (found == kept.end()) continue;
+      const at::Tensor bytes = found->bytes;
+      kept.erase(found);
+      hand_over(rank, std::move(receive), bytes, finished);
+      return;
+    }
+    receives_.push_back(std::move(receive));
+  } catch (...) {
+    finished.push_back(ended(std::move(receive), translated(std::current_exception())));
+  }
+}
+
+bool Messages::is_wanted(int rank) const {
+  return std::any_of(receives_.begin(), receives_.end(), [&](const Receive& one) {
+    return one.from == rank || (one.from == kAnyRank && rank != group_.rank());
+  });
+}
+
+Messages::Receives::iterator Messages::wanted(int rank, int tag) {
+  return std::find_if(receives_.begin(), receives_.end(), [&](const Receive& one) {
+    return one.tag == tag && (one.from == rank || one.from == kAnyRank);
+  });
+}
+
+bool Messages::step(std::vector<Finished>& finished) {
+  bool moved = step_sends(finished);
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    while (step_source(rank, finished)) moved = true;
+  }
+  expire(finished);
+  return moved;
+}
+
+bool Messages::step_sends(std::vector<Finished>& finished) {
+  bool moved = false;
+  for (auto it = sends_.begin(); it != sends_.end();) {
+    const auto is_over = [](comm::Work& part) { return part.is_completed(); };
+    if (!std::all_of(it->parts.begin(), it->parts.end(), is_over)) {
+      ++it;
+      continue;
+    }
+    std::exception_ptr error;
+    try {
+      for (comm::Work& part : it->parts) part.wait();
+    } catch (...) {
+      error = translated(std::current_exception());
+    }
+    finished.push_back(ended(std::move(*it), error));
+    it = sends_.erase(it);
+    moved = true;
+  }
+  return moved;
+}
+
+// True when something moved.
+bool Messages::step_source(int rank, std::vector<Finished>& finished) {
+  Source& source = sources_[rank];
+  try {
+    if (source.body) {
+      if (!source.body->is_completed()) return false;
+      source.body->wait();
+      source.body.reset();
+      if (source.into) {
+        Receive receive = std::move(*source.into);
+        source.into.reset();
+        const at::Tensor bytes = receive.bytes;
+        return hand_over(rank, std::move(receive), bytes, finished);
+      }
+      if (!source.keeps) return true;
+      Kept kept = std::move(*source.keeps);
+      source.keeps.reset();
+      // Somebody may have asked for it since its head came.
+      const auto found = wanted(rank, kept.tag);
+      if (found == receives_.end()) {
+        source.kept.push_back(std::move(kept));
+        return true;
+      }
+      Receive receive = std::move(*found);
+      receives_.erase(found);
+      return hand_over(rank, std::move(receive), kept.bytes, finished);
+    }
+    if (source.next)
+      return (is_wanted(rank) && source.next->is_completed()) && read_head(rank, finished);
+    if (!is_wanted(rank)) return false;
+    source.head = at::empty({kHead}, at::kByte);
+    source.next = group_.recv(source.head, rank, 0, kEndless);
+    return true;
+  } catch (...) {
+    fail_source(rank, translated(std::current_exception()), finished);
+    return true;
+  }
+}
+
+// Finds who wants the message whose head has come.
+bool Messages::read_head(int rank, std::vector<Finished>& finished) {
+  Source& source = sources_[rank];
+  source.next->wait();
+  source.next.reset();
+  const Head head = head_of(source.head);
+  const auto found = wanted(rank, head.tag);
+  const bool fits = head.bytes <= kInline;
+  std::optional<Receive> receive;
+  if (found != receives_.end()) {
+    receive = std::move(*found);
+    receives_.erase(found);
+  }
+  if (fits) {
+    const at::Tensor bytes = source.head.narrow(0, sizeof head, head.bytes);
+    if (receive) return hand_over(rank, std::move(*receive), bytes, finished);
+    source.kept.push_back({head.tag, bytes});
+    return true;
+  }
+  // What has no room goes where nobody reads it, so that later messages come.
+  if (receive && receive->bytes.numel() != head.bytes) {
+    const at::Tensor rest = at::empty({head.bytes}, at::kByte);
+    source.body = group_.recv(rest, rank, 1, kEndless);
+    return hand_over(rank, std::move(*receive), rest, finished);
+  }
+  const at::Tensor bytes = receive ? receive->bytes : at::empty({head.bytes}, at::kByte);
+  if (receive) {
+    source.into = std::move(receive);
+  } else {
+    source.keeps = Kept{head.tag, bytes};
+  }
+  source.body = group_.recv(bytes, rank, 1, kEndless);
+  return true;
+}
+
+// The message becomes the receive's.
+bool Messages::hand_over(int rank, Receive receive, const at::Tensor& bytes,
+                         std::vector<Finished>& finished) {
+  std::exception_ptr error;
+  if (receive.bytes.numel() != bytes.numel()) {
+    error = failure(fmt::format(
+        "[lockstep] rank {} sent {} bytes with tag {}, and rank {} has room for {}: give both "
+        "tensors one size and dtype",
+        rank, bytes.numel(), receive.tag, group_.rank(), receive.bytes.numel()));
+  } else if (bytes.numel() > 0) {
+    if (bytes.data_ptr() != receive.bytes.data_ptr())
+      std::memcpy(receive.bytes.data_ptr(), bytes.data_ptr(), bytes.nbytes());
+    if (!receive.tensor.is_contiguous()) {
+      receive.tensor.copy_(at::from_blob(receive.bytes.data_ptr(), receive.tensor.sizes(),
+                                         receive.tensor.options()));
+    }
+  }
+  receive.work->set_source(rank);
+  finished.push_back(ended(std::move(receive), error));
+  return true;
+}
+
+// Nothing more comes from there.
+void Messages::fail_source(int rank, const std::exception_ptr& error,
+                           std::vector<Finished>& finished) {
+  Source& source = sources_[rank];
+  source.next.reset();
+  source.body.reset();
+  if (source.into) {
+    finished.push_back(ended(std::move(*source.into), error));
+    source.into.reset();
+  }
+  for (auto it = receives_.begin(); it != receives_.end();) {
+    if (it->from != rank && it->from != kAnyRank) {
+      ++it;
+      continue;
+    }
+    finished.push_back(ended(std::move(*it), error));
+    it = receives_.erase(it);
+  }
+}
+
+void Messages::expire(std::vector<Finished>& finished) {
+  if (receives_.empty()) return;
+  const auto now = Clock::now();
+  for (auto it = receives_.begin(); it != receives_.end();) {
+    if (it->deadline > now) {
+      ++it;
+      continue;
+    }
+    const std::string from = it->from == kAnyRank ? "any rank" : fmt::format("rank {}", it->from);
+    const auto error =
+        failure(fmt::format("[lockstep] rank {} got no message with tag {} from {} within {} ms",
+                            group_.rank(), it->tag, from, it->work->getTimeout().count()));
+    finished.push_back(ended(std::move(*it), error));
+    it = receives_.erase(it);
+  }
+}
+
+void Messages::idle(std::chrono::microseconds limit, std::vector<Finished>& finished) {
+  const size_t count = sources_.size();
+  for (size_t i = 0; i <= count; ++i) {
+    const size_t at = turn_++ % (count + 1);
+    try {
+      if (at == count) {
+        if (sends_.empty()) continue;
+        (void)sends_.front().parts.front().wait_within(limit);
+      } else {
+        Source& source = sources_[at];
+        const int rank = static_cast<int>(at);
+        if (!source.body && !(source.next && is_wanted(rank))) continue;
+        (void)(source.body ? *source.body : *source.next).wait_within(limit);
+      }
+    } catch (const std::exception&) {
+      // Thrown anew by step().
+    }
+    break;
+  }
+  step(finished);
+}
+
+void Messages::fail_sends(const std::exception_ptr& error, std::vector<Finished>& finished) {
+  for (Send& send : sends_) finished.push_back(ended(std::move(send), error));
+  sends_.clear();
+}
+
+void Messages::fail_receives(const std::exception_ptr& error, std::vector<Finished>& finished) {
+  for (int rank = 0; rank < static_cast<int>(sources_.size()); ++rank)
+    fail_source(rank, error, finished);
+}
+
+}  // namespace lockstep::c10d_backend

@@ -1,0 +1,228 @@
+#include "c10d/tensors.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <utility>
+
+namespace lockstep::c10d_backend {
+namespace {
+
+using comm::Work;
+
+bool is_unsigned(at::ScalarType dtype) {
+  return dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64;
+}
+
+std::vector<at::Tensor> empty_for_all(const comm::Group& group, const at::Tensor& like) {
+  std::vector<at::Tensor> all;
+  for (int rank = 0; rank < group.size(); ++rank)
+    all.push_back(at::empty(like.sizes(), like.options()));
+  return all;
+}
+
+at::Tensor xor_of(const std::vector<at::Tensor>& all) {
+  at::Tensor result = all.front().clone();
+  for (size_t i = 1; i < all.size(); ++i) result.bitwise_xor_(all[i]);
+  return result;
+}
+
+}  // namespace
+
+at::Tensor plain(const at::Tensor& tensor) {
+  if (tensor.is_complex()) return at::view_as_real(tensor.detach());
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+    case at::kByte:
+    case at::kBool:
+      return tensor;
+    default:
+      return tensor.is_contiguous() ? tensor.detach().view({-1}).view(at::kByte) : tensor;
+  }
+}
+
+std::vector<at::Tensor> plain(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& tensor : tensors) out.push_back(plain(tensor));
+  return out;
+}
+
+Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(!at::isComplexType(dtype) || ::c10d::isComplexViewAsRealAllowed(op),
+                    "[lockstep] complex numbers can be summed and averaged only");
+  Reduction reduction;
+  switch (op.op_) {
+    case ::c10d::ReduceOp::SUM:
+      break;
+    case ::c10d::ReduceOp::AVG:
+      reduction.op = comm::ReduceOp::Average;
+      break;
+    case ::c10d::ReduceOp::PRODUCT:
+      reduction.op = comm::ReduceOp::Product;
+      break;
+    case ::c10d::ReduceOp::MIN:
+      reduction.op = comm::ReduceOp::Min;
+      break;
+    case ::c10d::ReduceOp::MAX:
+      reduction.op = comm::ReduceOp::Max;
+      break;
+    case ::c10d::ReduceOp::BAND:
+      reduction.op = comm::ReduceOp::BitwiseAnd;
+      break;
+    case ::c10d::ReduceOp::BOR:
+      reduction.op = comm::ReduceOp::BitwiseOr;
+      break;
+    case ::c10d::ReduceOp::BXOR:
+      TORCH_CHECK_VALUE(at::isIntegralType(dtype, /*includeBool=*/true),
+                        "[lockstep] BXOR is for integers and bool, not for ", dtype);
+      reduction.is_xor = true;
+      break;
+    case ::c10d::ReduceOp::PREMUL_SUM: {
+      const auto* given = dynamic_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
+      TORCH_CHECK_VALUE(given != nullptr, "[lockstep] PREMUL_SUM without a factor");
+      TORCH_CHECK_VALUE(!at::isIntegralType(dtype, /*includeBool=*/true),
+                        "[lockstep] PREMUL_SUM is for floating point, not for ", dtype);
+      reduction.multiplies = true;
+      reduction.factor = given->tensor_factor;
+      reduction.plain_factor = given->double_factor;
+      break;
+    }
+    default:
+      TORCH_CHECK_VALUE(false, "[lockstep] an unknown reduction");
+  }
+  const bool by_sign = reduction.op == comm::ReduceOp::Min || reduction.op == comm::ReduceOp::Max ||
+                       reduction.op == comm::ReduceOp::Average;
+  TORCH_CHECK_VALUE(!is_unsigned(dtype) || !by_sign,
+                    "[lockstep] MIN, MAX and AVG are not supported for ", dtype);
+  return reduction;
+}
+
+at::Tensor summand(const at::Tensor& tensor) {
+  if (tensor.is_complex()) return at::view_as_real(tensor.detach());
+  switch (tensor.scalar_type()) {
+    case at::kUInt16:
+      return tensor.view(at::kShort);
+    case at::kUInt32:
+      return tensor.view(at::kInt);
+    case at::kUInt64:
+      return tensor.view(at::kLong);
+    default:
+      return tensor;
+  }
+}
+
+at::Tensor prepared(const at::Tensor& input, const Reduction& reduction) {
+  if (!reduction.multiplies) return summand(input);
+  return summand(reduction.factor.defined() ? input * reduction.factor
+                                            : input * reduction.plain_factor);
+}
+
+std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor& tensor,
+                                     const Reduction& reduction, milliseconds timeout) {
+  if (reduction.is_xor) {
+    const auto all = empty_for_all(group, summand(tensor));
+    return {[&group, all, tensor, timeout] {
+              return std::vector{group.all_gather(all, summand(tensor), {.timeout = timeout})};
+            },
+            [all, tensor]() -> std::vector<Work> {
+              summand(tensor).copy_(xor_of(all));
+              return {};
+            }};
+  }
+  return {[&group, tensor, reduction, timeout] {
+    if (reduction.multiplies) summand(tensor).copy_(prepared(tensor, reduction));
+    return std::vector{group.all_reduce(summand(tensor), reduction.op, {.timeout = timeout})};
+  }};
+}
+
+std::vector<Stage> reduce_stages(const comm::Group& group, const at::Tensor& tensor, int root,
+                                 const Reduction& reduction, milliseconds timeout) {
+  if (reduction.is_xor) {
+    const bool is_root = group.rank() == root;
+    const auto all = is_root ? empty_for_all(group, summand(tensor)) : std::vector<at::Tensor>();
+    return {[&group, all, tensor, root, timeout] {
+              return std::vector{group.gather(all, summand(tensor), root, {.timeout = timeout})};
+            },
+            [all, tensor, is_root]() -> std::vector<Work> {
+              if (is_root) summand(tensor).copy_(xor_of(all));
+              return {};
+            }};
+  }
+  return {[&group, tensor, root, reduction, timeout] {
+    at::Tensor own = summand(tensor);
+    if (reduction.multiplies) {
+      own = prepared(tensor, reduction);
+      if (group.rank() == root) own = summand(tensor).copy_(own);
+    }
+    return std::vector{group.reduce(own, root, reduction.op, {.timeout = timeout})};
+  }};
+}
+
+std::vector<Stage> reduce_scatter_stages(const comm::Group& group, const at::Tensor& output,
+                                         const std::vector<at::Tensor>& inputs,
+                                         const Reduction& reduction, milliseconds timeout) {
+  if (reduction.is_xor) {
+    const auto parts = empty_for_all(group, summand(output));
+    return {[&group, parts, inputs, timeout] {
+              std::vector<at::Tensor> in;
+              for (const at::Tensor& input : inputs) in.push_back(summand(input));
+              return std::vector{group.all_to_all(parts, in, {.timeout = timeout})};
+            },
+            [parts, output]() -> std::vector<Work> {
+              summand(output).copy_(xor_of(parts));
+              return {};
+            }};
+  }
+  return {[&group, output, inputs, reduction, timeout] {
+    std::vector<at::Tensor> in;
+    for (const at::Tensor& input : inputs) in.push_back(prepared(input, reduction));
+    return std::vector{
+        group.reduce_scatter(summand(output), in, reduction.op, {.timeout = timeout})};
+  }};
+}
+
+std::vector<Stage> sparse_stages(const comm::Group& group, const at::Tensor& tensor,
+                                 milliseconds timeout) {
+  struct State {
+    at::Tensor own, counts;
+    std::vector<at::Tensor> indices, values;
+  };
+  const auto state = std::make_shared<State>();
+  return {[&group, tensor, state, timeout] {
+            state->own = tensor.coalesce();
+            state->counts = at::empty({group.size()}, at::kLong);
+            const at::Tensor count = at::full({1}, state->own._nnz(), at::kLong);
+            return std::vector{group.all_gather(state->counts, count, {.timeout = timeout})};
+          },
+          [&group, state, timeout] {
+            const at::Tensor indices = state->own._indices().contiguous();
+            const at::Tensor values = state->own._values().contiguous();
+            for (int rank = 0; rank < group.size(); ++rank) {
+              const int64_t count = state->counts.const_data_ptr<int64_t>()[rank];
+              auto sizes = values.sizes().vec();
+              sizes[0] = count;
+              state->indices.push_back(at::empty({indices.size(0), count}, indices.options()));
+              state->values.push_back(at::empty(sizes, values.options()));
+            }
+            return std::vector{
+                group.all_gather(state->indices, indices, {.timeout = timeout}),
+                group.all_gather(plain(state->values), plain(values), {.timeout = timeout})};
+          },
+          [tensor, state]() -> std::vector<Work> {
+            const at::Tensor sum =
+                at::sparse_coo_tensor(at::cat(state->indices, 1), at::cat(state->values, 0),
+                                      tensor.sizes(), tensor.options());
+            tensor.copy_(sum.coalesce());
+            return {};
+          }};
+}
+
+}  // namespace lockstep::c10d_backend

@@ -1,0 +1,47 @@
+// c10d's tensors and reductions as comm::Group takes them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+#include "c10d/driver.h"
+#include "lockstep/comm/group.h"
+
+namespace lockstep::c10d_backend {
+
+// The same memory as a dtype that Group carries, for calls that combine nothing.
+at::Tensor plain(const at::Tensor& tensor);
+std::vector<at::Tensor> plain(const std::vector<at::Tensor>& tensors);
+
+// How c10d's reduction is had from one of Group's.
+struct Reduction {
+  comm::ReduceOp op = comm::ReduceOp::Sum;
+  bool is_xor = false;      // then `op` is not used
+  at::Tensor factor = {};   // by which each rank multiplies first, if defined
+  double plain_factor = 1;  // else this one
+  bool multiplies = false;
+};
+// Throws c10::ValueError for one that has no meaning for the dtype.
+Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype);
+
+// The tensor that Group combines, sharing memory: complex numbers as pairs, unsigned ones as
+// signed.
+at::Tensor summand(const at::Tensor& tensor);
+// The data that is handed to Group in the place of an input: multiplied first, if it has to be.
+at::Tensor prepared(const at::Tensor& input, const Reduction& reduction);
+
+// Stages that combine `tensor` in place over all ranks, or onto `root` only.
+std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor& tensor,
+                                     const Reduction& reduction, milliseconds timeout);
+std::vector<Stage> reduce_stages(const comm::Group& group, const at::Tensor& tensor, int root,
+                                 const Reduction& reduction, milliseconds timeout);
+std::vector<Stage> reduce_scatter_stages(const comm::Group& group, const at::Tensor& output,
+                                         const std::vector<at::Tensor>& inputs,
+                                         const Reduction& reduction, milliseconds timeout);
+// The sum of sparse tensors, coalesced, as gathered indices and values.
+std::vector<Stage> sparse_stages(const comm::Group& group, const at::Tensor& tensor,
+                                 milliseconds timeout);
+
+}  // namespace lockstep::c10d_backend

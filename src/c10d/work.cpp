@@ -1,0 +1,111 @@
+#include "c10d/work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+
+#include <utility>
+
+#include "c10d/driver.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::c10d_backend {
+
+std::exception_ptr translated(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const ConfigError& wrong) {
+    const std::string text = wrong.what();
+    return std::make_exception_ptr(c10::ValueError({__func__, __FILE__, __LINE__}, text));
+  } catch (const Error& failed) {
+    return failure(failed.what());
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+std::exception_ptr failure(const std::string& text) {
+  return std::make_exception_ptr(c10::DistBackendError({__func__, __FILE__, __LINE__}, text));
+}
+
+BackendWork::BackendWork(std::shared_ptr<Driver> driver, int rank, Call call)
+    : Work(rank, call.type), driver_(std::move(driver)), call_(std::move(call)) {}
+
+bool BackendWork::wait(milliseconds timeout) {
+  if (!is_done()) driver_->wait(*this, timeout);
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
+
+void BackendWork::abort() { driver_->abort("an operation was aborted"); }
+
+void BackendWork::tell(c10::ivalue::Future& future) const {
+  if (error_) {
+    future.setError(error_);
+  } else {
+    future.markCompleted(c10::IValue(call_.outputs));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
+  const std::lock_guard lock(future_mutex_);
+  if (!future_) {
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (settled_) tell(*future_);  // nobody can have left a callback yet
+  }
+  return future_;
+}
+
+void BackendWork::settle(const std::exception_ptr& error) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(future_mutex_);
+    error_ = error;
+    settled_ = true;
+    future = future_;
+  }
+  if (future) tell(*future);
+}
+
+bool CoalescedWork::isCompleted() {
+  for (const auto& work : works_) {
+    if (!work->isCompleted()) return false;
+  }
+  return true;
+}
+
+bool CoalescedWork::isSuccess() const {
+  for (const auto& work : works_) {
+    if (!work->isSuccess()) return false;
+  }
+  return true;
+}
+
+std::exception_ptr CoalescedWork::exception() const {
+  for (const auto& work : works_) {
+    if (auto error = work->exception()) return error;
+  }
+  return nullptr;
+}
+
+bool CoalescedWork::wait(milliseconds timeout) {
+  for (const auto& work : works_) work->wait(timeout);
+  return true;
+}
+
+std::vector<at::Tensor> CoalescedWork::result() {
+  std::vector<at::Tensor> all;
+  for (const auto& work : works_) {
+    for (const at::Tensor& tensor : work->result()) all.push_back(tensor);
+  }
+  return all;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CoalescedWork::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+      c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures);
+}
+
+}  // namespace lockstep::c10d_backend
