@@ -11,7 +11,10 @@ NINJA := NINJA_STATUS="[build %f/%t] " ninja
 # Prints what a command says only when it fails.
 quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exit 1; }; rm -f $$log; }
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes tau2 random docs format check-format clean
+# The package, for Python that runs from the build.
+PYTHON := PYTHONPATH=$(BUILD)/python OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo .deps/peers/bin/python
+
+.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -72,6 +75,18 @@ random: configured ## random programs of collectives, then of training, against 
 	@$(NINJA) -C $(BUILD) random_group random_training
 	@$(BUILD)/bin/random_group --minutes $(MINUTES) --seed $$(date +%s)
 	@$(BUILD)/bin/random_training --minutes $(MINUTES) --seed $$(date +%s)
+
+torch-suite: bench-setup build ## PyTorch's distributed_test.py over Lockstep on 2, 3 and 4 ranks
+	@python3 tests/python/run_torch_suite.py $(BUILD) 2 3 4
+
+python-exits: bench-setup build ## 1,000 starts and ends of Python interpreters, in every way
+	@$(PYTHON) tests/python/exits.py 1000
+
+python-bench: bench-setup build ## Python's calls over Lockstep and over Gloo, by turns
+	@$(PYTHON) tests/python/compare_gloo.py
+
+wheel: bench-setup build ## the wheel, into build/wheel
+	@python3 packaging/python/build_wheel.py $(BUILD) build/wheel
 
 docs: ## writes the API reference into build/docs/api/html, and checks it and the spelling of all pages
 	@scripts/setup.sh --dev

@@ -1,0 +1,27 @@
+// Python's way to the backend: lockstep._C.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
+
+#include <chrono>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "lockstep/c10d/backend.h"
+#include "lockstep/core/error.h"
+
+namespace {
+
+c10::intrusive_ptr<c10d::Backend> create(const c10::intrusive_ptr<c10d::Store>& store, int rank,
+                                         int size, std::chrono::milliseconds timeout) {
+  return lockstep::c10d_backend::make_backend(store, {rank, size}, {.timeout = timeout});
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, module) {
+  const pybind11::call_guard<pybind11::gil_scoped_release> released;
+  module.attr("torch_version") = TORCH_VERSION;
+  module.def("create", &create, released);
+  module.def("shut_all_down", &lockstep::c10d_backend::shut_all_down, released);
+}
