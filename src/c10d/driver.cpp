@@ -272,7 +272,7 @@ void Driver::idle(Micros patience, std::vector<Finished>& finished) {
   }
   for (comm::Work& work : flights_.front().works) {
     try {
-      if (!work.wait_within(patience)) break;
+      if (!work.wait_for(patience)) break;
     } catch (const std::exception&) {
       break;  // thrown anew by who asks next
     }

@@ -271,12 +271,12 @@ void Messages::idle(std::chrono::microseconds limit, std::vector<Finished>& fini
     try {
       if (at == count) {
         if (sends_.empty()) continue;
-        (void)sends_.front().parts.front().wait_within(limit);
+        (void)sends_.front().parts.front().wait_for(limit);
       } else {
         Source& source = sources_[at];
         const int rank = static_cast<int>(at);
         if (!source.body && !(source.next && is_wanted(rank))) continue;
-        (void)(source.body ? *source.body : *source.next).wait_within(limit);
+        (void)(source.body ? *source.body : *source.next).wait_for(limit);
       }
     } catch (const std::exception&) {
       // Thrown anew by step().
