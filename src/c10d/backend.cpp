@@ -27,9 +27,9 @@ Drivers& drivers() {
 }
 
 comm::Group joined(const c10::intrusive_ptr<::c10d::Store>& store, const comm::Membership& me,
-                   const comm::JoinOptions& options) {
+                   const comm::GroupOptions& options) {
   try {
-    return comm::join(store, me, options);
+    return comm::join_group(store, me, options);
   } catch (const Error&) {
     std::rethrow_exception(translated(std::current_exception()));
   }
@@ -198,7 +198,7 @@ void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wai
 
 c10::intrusive_ptr<::c10d::Backend> make_backend(const c10::intrusive_ptr<::c10d::Store>& store,
                                                  const comm::Membership& me,
-                                                 const comm::JoinOptions& options) {
+                                                 const comm::GroupOptions& options) {
   return c10::make_intrusive<ProcessGroup>(joined(store, me, options), options.timeout);
 }
 

@@ -1,7 +1,6 @@
 // The loop around the steps.
 #include "train/training.h"
 
-#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,11 +29,6 @@ class Stopwatch {
 };
 
 }  // namespace
-
-std::string text_of(const std::exception& error) {
-  const auto* const torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
-}
 
 template <class Point>
 void Training::call(const Point& point) {

@@ -29,9 +29,6 @@
 
 namespace lockstep::train {
 
-// What it says; of libtorch's, without the backtrace.
-std::string text_of(const std::exception& error);
-
 // Models, optimizers and what belongs to each.
 struct TrainedPart {
   std::string name;

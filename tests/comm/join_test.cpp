@@ -39,7 +39,7 @@ TEST_P(Joins, MakeGroupsOfAnyStore) {
                for (const char* name : {"first", "second"}) {
                  const auto store =
                      c10::make_intrusive<::c10d::PrefixStore>(name, file_store(path, ranks.count));
-                 const Group group = join(store, {rank, ranks.count});
+                 const Group group = join_group(store, {rank, ranks.count});
                  EXPECT_EQ(group.backend(), ranks.hosts.empty()
                                                 ? (ranks.backend == "tcp" ? "tcp" : "shm")
                                                 : "host-then-net");
@@ -59,7 +59,7 @@ TEST(JoinAtAnAddress, MakesGroupsOneAfterTheOther) {
   free.fd.reset();
   spawn_bare(2, [&](int rank) {
     for (int i = 0; i < 3; ++i) {
-      const Group group = join(address, {rank, 2});
+      const Group group = join_group(address, {rank, 2});
       at::Tensor one = at::full({1}, rank + i);
       group.all_reduce(one).wait();
       EXPECT_EQ(one.item<int>(), 1 + 2 * i);
@@ -72,12 +72,16 @@ TEST(JoinRefuses, WhatCannotBe) {
     const auto no_store = c10::intrusive_ptr<::c10d::Store>();
     EXPECT_THAT(
         [&] {
-          join(no_store, {2, 2});
+          join_group(no_store, {2, 2});
         },
         ThrowsMessage<ConfigError>(HasSubstr("rank 2 of 2")));
-    EXPECT_EQ(join(no_store, {0, 1}).size(), 1);
+    EXPECT_EQ(join_group(no_store, {0, 1}).size(), 1);
     setenv("LOCKSTEP_BACKEND", "nccl", 1);
-    EXPECT_THAT([&] { join(no_store, {0, 2}); }, ThrowsMessage<ConfigError>(HasSubstr("nccl")));
+    EXPECT_THAT(
+        [&] {
+          join_group(no_store, {0, 2});
+        },
+        ThrowsMessage<ConfigError>(HasSubstr("nccl")));
   });
 }
 
@@ -87,7 +91,7 @@ TEST(JoinWaits, ForADeadlineAndNamesWhoIsMissing) {
   spawn_bare(2, [&](int rank) {
     EXPECT_THAT(
         [&] {
-          join(file_store(path, 3), {rank, 3}, {.timeout = milliseconds(300)});
+          join_group(file_store(path, 3), {rank, 3}, {.timeout = milliseconds(300)});
         },
         ThrowsMessage<CommError>(
             HasSubstr(rank == 0 ? "1 of 3 ranks have not come within" : "rank 0")));

@@ -21,10 +21,10 @@ namespace lockstep::c10d_backend {
 // in one thread of the backend, which starts when it is first needed. Works have futures; an error
 // reaches who waits as c10::DistBackendError, and wrong arguments as c10::ValueError from the call.
 // After a DistBackendError of a collective the group is dead, and further calls throw at once.
-// Blocks as comm::join() does, and throws what it throws, as c10d's errors.
+// Blocks as comm::join_group() does, and throws what it throws, as c10d's errors.
 c10::intrusive_ptr<::c10d::Backend> make_backend(const c10::intrusive_ptr<::c10d::Store>& store,
                                                  const comm::Membership& me,
-                                                 const comm::JoinOptions& options = {});
+                                                 const comm::GroupOptions& options = {});
 
 // What a process does before it ends without having shut its groups down: finishes for a second
 // what others wait for, and ends the backends' threads. Later calls on any backend throw; threads

@@ -125,7 +125,7 @@ class Group {
   // rank; communicates nothing.
   uint32_t next_caller() const;
   // The ranks as the world counts them: world_ranks()[r] is this group's rank r. Of a group by
-  // join(), and of Group(), the world is the group itself.
+  // join_group(), and of Group(), the world is the group itself.
   std::vector<int> world_ranks() const;
   // Which rank of `other`, of the same world, this group's `rank` is; nothing where it is none.
   std::optional<int> rank_in(const Group& other, int rank) const;

@@ -22,7 +22,7 @@ struct Membership {
 };
 
 // How a rank joins; alike on all ranks, but for the timeout.
-struct JoinOptions {
+struct GroupOptions {
   // LOCKSTEP_BACKEND overrides it; not Nccl.
   Backend backend = Backend::Auto;
   // How long this rank waits for the others, to begin with and in each wait later.
@@ -38,18 +38,19 @@ struct JoinOptions {
 // memory as they are. Blocks until all have come. Throws CommError that names the ranks which have
 // not come within the deadline, and ConfigError for a place that cannot be and ranks that disagree.
 // The process ignores SIGPIPE from then on, unless it has a handler.
-Group join(const c10::intrusive_ptr<c10d::Store>& store, const Membership& me,
-           const JoinOptions& options = {});
+Group join_group(const c10::intrusive_ptr<c10d::Store>& store, const Membership& me,
+                 const GroupOptions& options = {});
 
 // The same by an address, "10.0.0.1:29500", at which rank 0 serves the store itself. A process may
 // join several groups at one address, one after the other: each rank's n-th call meets the n-th
 // calls of the others. Rank 0 serves it until its process ends.
-Group join(const std::string& address, const Membership& me, const JoinOptions& options = {});
+Group join_group(const std::string& address, const Membership& me,
+                 const GroupOptions& options = {});
 
 }  // namespace lockstep::comm
 
 namespace lockstep {
-using comm::join;
-using comm::JoinOptions;
+using comm::GroupOptions;
+using comm::join_group;
 using comm::Membership;
 }  // namespace lockstep

@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-void check(const Membership& me, const JoinOptions& options, Backend asked) {
+void check(const Membership& me, const GroupOptions& options, Backend asked) {
   if (me.rank < 0 || me.rank >= me.size) {
     throw ConfigError(
         fmt::format("[comm] join: rank {} of {}: ranks are numbered from 0", me.rank, me.size));
@@ -150,7 +150,7 @@ Group meet(const Store& own, const Membership& me, Member mine, Backend asked, b
 
 // What all joins do before they have a store, and after.
 template <class MakeStore>
-Group join_over(const Membership& me, const JoinOptions& options, const MakeStore& make_store) {
+Group join_over(const Membership& me, const GroupOptions& options, const MakeStore& make_store) {
   const Backend asked = backend_from_env(options.backend);
   check(me, options, asked);
   if (me.size == 1) return Group();
@@ -165,14 +165,14 @@ Group join_over(const Membership& me, const JoinOptions& options, const MakeStor
 
 }  // namespace
 
-Group join(const c10::intrusive_ptr<c10d::Store>& store, const Membership& me,
-           const JoinOptions& options) {
+Group join_group(const c10::intrusive_ptr<c10d::Store>& store, const Membership& me,
+                 const GroupOptions& options) {
   return join_over(me, options, [&](const std::string& host) {
     return serve_for(*store, me, host, options.timeout);
   });
 }
 
-Group join(const std::string& address, const Membership& me, const JoinOptions& options) {
+Group join_group(const std::string& address, const Membership& me, const GroupOptions& options) {
   const Endpoint at = Endpoint::parse("join", address, 29500);
   return join_over(me, options, [&](const std::string&) {
     static std::mutex mutex;
