@@ -25,7 +25,7 @@ def shown():
 def test_each_command_is_understood(folder):
     commands = list(shown())
     assert len(commands) >= 8, commands
-    for name in "train", "mnist", "tutorial_many_processes", "tutorial_what_next":
+    for name in "train", "mnist", "three_domain", "tutorial_many_processes", "tutorial_what_next":
         (pathlib.Path(folder) / name).symlink_to("/bin/true")
     programs = pathlib.Path(folder) / "build/release/bin"
     programs.mkdir(parents=True)

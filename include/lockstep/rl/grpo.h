@@ -68,6 +68,7 @@ struct OwnTokens {
   at::Tensor targets;            // the own tokens
   std::vector<int64_t> lengths;  // how many each dialogue has
 };
+// Of dialogues on the CPU, all of one model; the longest decides the width.
 OwnTokens own_tokens(std::span<const models::DialogueTokens* const> dialogues);
 
 // What a model thinks of them.

@@ -93,7 +93,7 @@ Course embedded_course(const RunOptions& options);
 // The results of one domain's test tasks after some stages.
 struct Cell {
   std::vector<double> rewards;  // task by task, each task's trials together
-  double mean() const;
+  double mean() const;          // of all trials; 0 where there is none
 };
 
 // What has become of a run.
