@@ -42,6 +42,9 @@ at::Tensor by_hand(World& world, const Features& features) {
   seed_everything(1, world);
   TrainNet net;
   if (features.has("sync_bn")) convert_sync_batch_norm(net, world);
+  if (features.has("sync_pairs")) {
+    convert_sync_batch_norm(net, world.group().split(world.rank() / 2));
+  }
   const auto options = test::train_options(features);
   auto ddp_options = options.ddp;
   ddp_options.lanes = options.loader.lanes;
@@ -155,6 +158,14 @@ void expect_the_same(const test::Ranks& ranks, const Features& features) {
 TEST(ByHandToo, OverEveryTransport) {
   for (const char* transport : {"gloo", "tcp"}) {
     expect_the_same({transport, 2}, {{"accumulation", "clip", "zero", "sync_bn"}});
+  }
+}
+
+TEST(ByHandToo, WithBatchNormOverGroupsOfRanks) {
+  for (const auto& features : {Features{{"sync_pairs", "sgd"}},
+                               Features{{"sync_pairs", "accumulation", "clip", "zero"}}}) {
+    expect_the_same({"shm", 4}, features);
+    expect_the_same({"tcp", 4}, features);
   }
 }
 

@@ -72,6 +72,7 @@ inline train::TrainerOptions train_options(const Features& features) {
   if (features.has("bf16")) options.precision = train::Precision::BFloat16;
   if (features.has("zero")) options.zero = true;
   if (features.has("sync_bn")) options.sync_batch_norm = 0;
+  if (features.has("sync_pairs")) options.sync_batch_norm = 2;
   if (features.has("hook")) {
     options.ddp.hook = std::make_shared<PowerSgd>(
         PowerSgdOptions{.start_iteration = 4, .least_compression = 1.01});
