@@ -70,7 +70,8 @@ TEST(FileData, WhatIsMissingIsNamed) {
                 HasSubstr("[idx] /none"));
     EXPECT_THAT(refused({.kind = "mnist"}), HasSubstr("data.kind = mnist"));
     EXPECT_TRUE(train::is_file_data("csv"));
-    EXPECT_FALSE(train::is_file_data("tokens"));
+    EXPECT_TRUE(train::is_file_data("tokens"));
+    EXPECT_FALSE(train::is_file_data("mnist"));
   });
 }
 
