@@ -14,7 +14,7 @@ quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exi
 # The package, for Python that runs from the build.
 PYTHON := PYTHONPATH=$(BUILD)/python OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo .deps/peers/bin/python
 
-.PHONY: help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
+.PHONY: release help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -87,6 +87,9 @@ python-bench: bench-setup build ## Python's calls over Lockstep and over Gloo, b
 
 wheel: bench-setup build ## the wheel, into build/wheel
 	@python3 packaging/python/build_wheel.py $(BUILD) build/wheel
+
+release: build ## packages, sources, checksums and the page of a release, in build/release/release
+	@python3 scripts/release.py $(BUILD) $(BUILD)/release
 
 docs: ## writes the API reference into build/docs/api/html, and checks it and the spelling of all pages
 	@scripts/setup.sh --dev

@@ -1,7 +1,8 @@
-"""`cmake --install`, then outside projects that find the package, build, and train on two ranks.
+"""Packages and `cmake --install`, then outside projects that find Lockstep there, build, and train on two ranks.
 
 python3 install_test.py SOURCE_DIR BUILD_DIR
 """
+import hashlib
 import pathlib
 import re
 import subprocess
@@ -24,15 +25,50 @@ def configure(build, project, *flags):
     return run("cmake", "-S", project, "-B", build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", *flags)
 
 
-def test_outside_project_trains(folder):
-    prefix, build = install(folder), folder + "/build"
-    configure(build, SOURCE / "tests/system/consumer", f"-DCMAKE_PREFIX_PATH={prefix}").expect()
-    run("cmake", "--build", build, limit_s=600).expect()
+def packages(folder):
+    """The .deb and the .tar.gz, each unpacked; the prefixes."""
+    run("cpack", "--config", BUILD / "CPackConfig.cmake", "-B", folder + "/packages", limit_s=300).expect()
+    (deb,), (tar,) = (list(pathlib.Path(folder, "packages").glob(kind)) for kind in ("*.deb", "*.tar.gz"))
+    run("dpkg-deb", "-x", deb, folder + "/deb").expect()
+    pathlib.Path(folder, "tar").mkdir()
+    run("tar", "-xzf", tar, "--strip-components=1", "-C", folder + "/tar").expect()
+    return deb, folder + "/deb/usr", folder + "/tar"
 
+
+def digests(prefix):
+    return {str(file.relative_to(prefix)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in pathlib.Path(prefix).rglob("*") if file.is_file() and not file.is_symlink()}
+
+
+def expect_no_path_of_this_machine(prefix):
+    for file in pathlib.Path(prefix).rglob("*"):
+        if not file.is_file() or file.is_symlink():
+            continue
+        assert str(LIBTORCH).encode() not in file.read_bytes(), f"{file} names {LIBTORCH}"
+        if file.suffix in (".cmake", ".h"):
+            assert str(SOURCE) not in file.read_text(), f"{file} names {SOURCE}"
+
+
+def test_packages_and_what_is_built_with_them(folder):
+    deb, prefix, unpacked = packages(folder)
+    # The same files, which know nothing of this machine.
+    assert digests(prefix) == digests(unpacked), set(digests(prefix).items()) ^ set(digests(unpacked).items())
+    expect_no_path_of_this_machine(prefix)
+    needs = run("dpkg-deb", "-f", deb, "Depends").out
+    for package in "libc6", "libssl3", "libyaml-cpp", "zlib1g":
+        assert package in needs, needs
+    version = run("dpkg-deb", "-f", deb, "Version").out.strip()
+    for place in prefix, unpacked:
+        run(place + "/bin/lockstep", "--version").expect(out=re.escape(version))
+
+    build = folder + "/build"
+    configure(build, SOURCE / "tests/system/consumer", f"-DCMAKE_PREFIX_PATH={prefix};{LIBTORCH}").expect()
+    run("cmake", "--build", build, limit_s=600).expect()
     loss = run(prefix + "/bin/lockstep", "run", "--nproc-per-node", 2, build + "/train").expect(
         out=r"^\[rank 0\] epoch 1: loss ([\d.]+)$").group(1)
     assert float(loss) < 0.8, loss  # of the last batch; 2.3 before training
-    run(build + "/train").expect(out=r"^epoch 1: loss [\d.]+$")
+    # With the other package's libraries.
+    run("env", f"LD_LIBRARY_PATH={unpacked}/lib", build + "/train").expect(out=r"^epoch 1: loss [\d.]+$")
 
 
 def beside_torch(build, packages, *flags, root=LIBTORCH):
@@ -78,5 +114,5 @@ def test_a_project_with_the_sources_in_it(folder):
 
 
 if __name__ == "__main__":
-    run_cases([test_outside_project_trains, test_a_project_that_finds_torch_first, test_a_project_that_finds_torch_last,
+    run_cases([test_packages_and_what_is_built_with_them, test_a_project_that_finds_torch_first, test_a_project_that_finds_torch_last,
                test_a_project_with_another_libtorch_is_told, test_a_project_with_the_sources_in_it])
