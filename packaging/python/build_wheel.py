@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 
 # Of libraries that the package needs: those of the system, of the C++ compiler, of torch.
-NOT_OURS = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|resolv|z|ssl|crypto|torch\w*|c10\w*|cu\w*|nv\w*|gomp.*))[-.]")
+NOT_OURS = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|resolv|z|ssl|crypto|torch\w*|c10\w*|cu\w*|nv\w*|gomp.*))[-.]")
 LICENSES = {"fmt": "libfmt9", "spdlog": "libspdlog1.10", "yaml-cpp": "libyaml-cpp0.7", "jpeg": "libjpeg62-turbo", "png": "libpng16-16"}
 ENTRY_POINTS = "\n[console_scripts]\nlockstep = lockstep.__main__:main\n"
 
@@ -36,9 +36,9 @@ def needed(library):
 
 
 def set_runpath(file, runpath):
-    """Replaces the path with a shorter one, in place."""
+    """Replaces the build machine's path to torch with a shorter one, in place; what needs no torch stays as it is installed."""
     old = re.search(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", run("readelf", "-d", file))
-    if not old:
+    if not old or "/torch/" not in old[1]:
         return
     with tempfile.NamedTemporaryFile("w", suffix=".cmake") as script:
         script.write(f'file(RPATH_CHANGE FILE "{file}" OLD_RPATH [[{old[1]}]] NEW_RPATH [[{runpath}]])\n')
@@ -91,7 +91,7 @@ def main():
     build, out = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
     source = pathlib.Path(__file__).resolve().parents[2]
     info_from = next((build / "python").glob("lockstep-*.dist-info"))
-    version = info_from.name.split("-")[1].removesuffix(".dist-info")
+    version = info_from.name.removesuffix(".dist-info").split("-")[1]
     tag = re.search(r"_C\.cpython-(\d+)", next((build / "python" / "lockstep").glob("_C*.so")).name)[1]
     tags = f"cp{tag}-cp{tag}-linux_{os.uname().machine}"
     out.mkdir(parents=True, exist_ok=True)

@@ -22,16 +22,16 @@ SUITE = ["test_send_recv_any_source", "test_send_recv_with_tag", "test_irecv", "
 def environment(**more):
     env = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP_", "MASTER_"))}
     # A rank of many: torch's threads would take the cores from each other.
-    env.update(PYTHONPATH=str(BUILD / "python"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", **more)
-    return env
+    env.update(PYTHONPATH=str(BUILD / "python"), OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    return env | more
 
 
-def run_ranks(program, world, *arguments, hosts=None, **more):
+def run_ranks(program, world, *arguments, hosts=None, python=PYTHON, **more):
     """One process a rank; raises when one fails or takes too long."""
     ranks = []
     for rank in range(world):
         own = {"LOCKSTEP_HOST": str(hosts[rank])} if hosts else {}
-        ranks.append(subprocess.Popen([PYTHON, PROGRAMS / program, *map(str, arguments)], text=True,
+        ranks.append(subprocess.Popen([python, PROGRAMS / program, *map(str, arguments)], text=True,
                                       env=environment(RANK=str(rank), WORLD_SIZE=str(world), **own, **more),
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
     failed = []
@@ -74,6 +74,26 @@ class Python(unittest.TestCase):
     def test_interpreters_start_and_end(self):
         done = subprocess.run([PYTHON, PROGRAMS / "exits.py", "20"], text=True, capture_output=True, timeout=200, env=environment())
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_the_wheel(self):
+        def run(*words, **more):
+            done = subprocess.run([str(word) for word in words], text=True, capture_output=True, timeout=300, env=environment(PYTHONPATH="", **more))
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            return done.stdout
+
+        run(sys.executable, SOURCE / "packaging/python/build_wheel.py", BUILD, self.folder)
+        (wheel,), venv, uv = self.folder.glob("*.whl"), self.folder / "venv", SOURCE / ".deps/tools/bin/uv"
+        run(uv, "venv", "--python", PYTHON, venv)
+        run(uv, "pip", "install", "--offline", "--no-deps", "--python", venv / "bin/python", wheel)
+        # The torch of the peers, in the place of a second one.
+        (site,), (torch,) = venv.glob("lib/python*/site-packages"), PYTHON.parents[1].glob("lib/python*/site-packages")
+        (site / "peers.pth").write_text(f"{torch}\n")
+        run_ranks("train_ddp.py", 2, "lockstep", self.folder / "meet", self.folder / "out.pt", python=venv / "bin/python", PYTHONPATH="")
+        program = "import torch, torch.distributed as dist; dist.init_process_group('lockstep'); ones = torch.ones(3); " \
+                  "dist.all_reduce(ones); print(ones.tolist()); dist.destroy_process_group()"
+        said = run(venv / "bin/lockstep", "run", "--nproc-per-node", 2, venv / "bin/python", "-c", program, LOCKSTEP_PYTHON_PEERS="1")
+        for rank in range(2):
+            self.assertIn(f"[rank {rank}] [2.0, 2.0, 2.0]", said)
 
     def test_pytorchs_own_tests(self):
         (self.folder / "barrier").mkdir()
