@@ -21,7 +21,14 @@ const char* name_of(ScaleRewards scale) {
 
 }  // namespace
 
-RunOptions tiny_preset() { return {}; }
+RunOptions tiny_preset() {
+  RunOptions out;
+  out.iterations = 30;
+  out.updates_per_rollout = 2;
+  out.warm_steps = 1500;
+  out.skill = 0.4;
+  return out;
+}
 
 RunOptions model_preset() {
   RunOptions out;
