@@ -18,6 +18,9 @@ uint64_t counter(Numbers... key) {
   return hash;
 }
 
+// A number of 64 random bits as one in [0, 1).
+inline double unit_interval(uint64_t bits) { return static_cast<double>(bits >> 11) * 0x1p-53; }
+
 // The numbers that a key names, one after another: counter(key..., 1), counter(key..., 2), ...
 class Draws {
  public:
@@ -28,7 +31,7 @@ class Draws {
   // In [0, count). The remainder's bias is below count / 2^64.
   uint64_t below(uint64_t count) { return next() % count; }
   // In [0, 1).
-  double uniform() { return static_cast<double>(next() >> 11) * 0x1p-53; }
+  double uniform() { return unit_interval(next()); }
   bool chance(double probability) { return uniform() < probability; }
   // One of the values of a list.
   template <class List>

@@ -5,13 +5,13 @@
 #include <numeric>
 #include <vector>
 
+#include "core/counter.h"
 #include "lockstep/parallel/random.h"
 
 namespace lockstep::models {
 
 double uniform(uint64_t seed, int64_t sample, int64_t position) {
-  const uint64_t bits = parallel::stream_seed({.seed = seed, .step = position, .lane = sample});
-  return static_cast<double>(bits >> 11) * 0x1p-53;
+  return unit_interval(parallel::stream_seed({.seed = seed, .step = position, .lane = sample}));
 }
 
 int32_t sample_token(std::span<const float> logits, const GenerateOptions& options, double draw) {

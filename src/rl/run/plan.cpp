@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/counter.h"
 #include "lockstep/core/error.h"
-#include "rl/policy/counter.h"
 
 namespace lockstep::rl {
 namespace {
@@ -28,7 +28,7 @@ const TaskKey& task_of(const std::vector<TaskKey>& pool, uint64_t seed, uint64_t
   std::iota(order.begin(), order.end(), size_t{0});
   // The first pass in the order of the tasks, as the guides have it.
   for (size_t i = order.size(); pass > 0 && i > 1; --i) {
-    std::swap(order[i - 1], order[counter({seed, kOrder, stage, pass, i}) % i]);
+    std::swap(order[i - 1], order[counter(seed, kOrder, stage, pass, i) % i]);
   }
   return pool[order[number % pool.size()]];
 }
@@ -106,12 +106,12 @@ RolloutPlan plan_learning(const std::vector<StagePlan>& stages, const RunOptions
     const auto prompt = as_unsigned(j);
     const auto* pool = &stages[s].learning;
     const TaskKey* task = &task_of(*pool, seed, s, number);
-    if (s > 0 && unit_interval(counter({seed, kReplay, s, it, prompt, 0})) < options.replay) {
-      pool = &stages[counter({seed, kReplay, s, it, prompt, 1}) % s].learning;
-      task = &(*pool)[counter({seed, kReplay, s, it, prompt, 2}) % pool->size()];
+    if (s > 0 && unit_interval(counter(seed, kReplay, s, it, prompt, 0)) < options.replay) {
+      pool = &stages[counter(seed, kReplay, s, it, prompt, 1) % s].learning;
+      task = &(*pool)[counter(seed, kReplay, s, it, prompt, 2) % pool->size()];
     }
     for (int64_t g = 0; g < options.group_size; ++g) {
-      out.episodes.push_back({*task, counter({seed, kSample, s, it, prompt, as_unsigned(g)})});
+      out.episodes.push_back({*task, counter(seed, kSample, s, it, prompt, as_unsigned(g))});
     }
   }
   return out;
@@ -124,9 +124,8 @@ RolloutPlan plan_evaluation(const std::vector<StagePlan>& stages, const RunOptio
   for (size_t task = 0; task < tasks.size(); ++task) {
     // Without the row, so that a task's trials after each stage draw the same numbers.
     for (int64_t trial = 0; trial < options.eval_trials; ++trial) {
-      out.episodes.push_back(
-          {tasks[task], counter({as_unsigned(options.seed), kEvaluation, as_unsigned(column), task,
-                                 as_unsigned(trial)})});
+      out.episodes.push_back({tasks[task], counter(as_unsigned(options.seed), kEvaluation,
+                                                   as_unsigned(column), task, as_unsigned(trial))});
     }
   }
   return out;
