@@ -295,20 +295,10 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(
   const milliseconds timeout = timeout_of(opts.timeout);
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Reduction reduction = reduction_of(opts.reduceOp, outputs[i].scalar_type());
-    if (!reduction.is_xor) {
-      all.push_back([this, output = outputs[i], input = inputs[i], reduction, timeout] {
-        return std::vector{group().reduce_scatter(summand(output), prepared(input, reduction),
-                                                  reduction.op, {.timeout = timeout})};
-      });
-      continue;
-    }
-    TORCH_CHECK_VALUE(inputs[i].numel() == getSize() * outputs[i].numel(),
-                      "[lockstep] reduce_scatter: the input is not of ", getSize(), " outputs");
-    Tensors parts;
-    const at::Tensor flat = inputs[i].reshape({getSize(), -1});
-    for (int rank = 0; rank < getSize(); ++rank)
-      parts.push_back(flat[rank].view(outputs[i].sizes()));
-    append(all, reduce_scatter_stages(group(), outputs[i], parts, reduction, timeout));
+    all.push_back([this, output = outputs[i], input = inputs[i], reduction, timeout] {
+      return std::vector{group().reduce_scatter(summand(output), prepared(input, reduction),
+                                                reduction.op, {.timeout = timeout})};
+    });
   }
   const auto type =
       outputs.size() == 1 ? OpType::_REDUCE_SCATTER_BASE : OpType::REDUCE_SCATTER_TENSOR_COALESCED;

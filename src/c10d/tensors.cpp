@@ -15,19 +15,6 @@ bool is_unsigned(at::ScalarType dtype) {
   return dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64;
 }
 
-std::vector<at::Tensor> empty_for_all(const comm::Group& group, const at::Tensor& like) {
-  std::vector<at::Tensor> all;
-  for (int rank = 0; rank < group.size(); ++rank)
-    all.push_back(at::empty(like.sizes(), like.options()));
-  return all;
-}
-
-at::Tensor xor_of(const std::vector<at::Tensor>& all) {
-  at::Tensor result = all.front().clone();
-  for (size_t i = 1; i < all.size(); ++i) result.bitwise_xor_(all[i]);
-  return result;
-}
-
 }  // namespace
 
 at::Tensor plain(const at::Tensor& tensor) {
@@ -83,7 +70,7 @@ Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype) {
     case ::c10d::ReduceOp::BXOR:
       TORCH_CHECK_VALUE(at::isIntegralType(dtype, /*includeBool=*/true),
                         "[lockstep] BXOR is for integers and bool, not for ", dtype);
-      reduction.is_xor = true;
+      reduction.op = comm::ReduceOp::BitwiseXor;
       break;
     case ::c10d::ReduceOp::PREMUL_SUM: {
       const auto* given = dynamic_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
@@ -127,16 +114,6 @@ at::Tensor prepared(const at::Tensor& input, const Reduction& reduction) {
 
 std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor& tensor,
                                      const Reduction& reduction, milliseconds timeout) {
-  if (reduction.is_xor) {
-    const auto all = empty_for_all(group, summand(tensor));
-    return {[&group, all, tensor, timeout] {
-              return std::vector{group.all_gather(all, summand(tensor), {.timeout = timeout})};
-            },
-            [all, tensor]() -> std::vector<Work> {
-              summand(tensor).copy_(xor_of(all));
-              return {};
-            }};
-  }
   return {[&group, tensor, reduction, timeout] {
     if (reduction.multiplies) summand(tensor).copy_(prepared(tensor, reduction));
     return std::vector{group.all_reduce(summand(tensor), reduction.op, {.timeout = timeout})};
@@ -145,17 +122,6 @@ std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor&
 
 std::vector<Stage> reduce_stages(const comm::Group& group, const at::Tensor& tensor, int root,
                                  const Reduction& reduction, milliseconds timeout) {
-  if (reduction.is_xor) {
-    const bool is_root = group.rank() == root;
-    const auto all = is_root ? empty_for_all(group, summand(tensor)) : std::vector<at::Tensor>();
-    return {[&group, all, tensor, root, timeout] {
-              return std::vector{group.gather(all, summand(tensor), root, {.timeout = timeout})};
-            },
-            [all, tensor, is_root]() -> std::vector<Work> {
-              if (is_root) summand(tensor).copy_(xor_of(all));
-              return {};
-            }};
-  }
   return {[&group, tensor, root, reduction, timeout] {
     at::Tensor own = summand(tensor);
     if (reduction.multiplies) {
@@ -169,18 +135,6 @@ std::vector<Stage> reduce_stages(const comm::Group& group, const at::Tensor& ten
 std::vector<Stage> reduce_scatter_stages(const comm::Group& group, const at::Tensor& output,
                                          const std::vector<at::Tensor>& inputs,
                                          const Reduction& reduction, milliseconds timeout) {
-  if (reduction.is_xor) {
-    const auto parts = empty_for_all(group, summand(output));
-    return {[&group, parts, inputs, timeout] {
-              std::vector<at::Tensor> in;
-              for (const at::Tensor& input : inputs) in.push_back(summand(input));
-              return std::vector{group.all_to_all(parts, in, {.timeout = timeout})};
-            },
-            [parts, output]() -> std::vector<Work> {
-              summand(output).copy_(xor_of(parts));
-              return {};
-            }};
-  }
   return {[&group, output, inputs, reduction, timeout] {
     std::vector<at::Tensor> in;
     for (const at::Tensor& input : inputs) in.push_back(prepared(input, reduction));

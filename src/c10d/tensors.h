@@ -18,7 +18,6 @@ std::vector<at::Tensor> plain(const std::vector<at::Tensor>& tensors);
 // How c10d's reduction is had from one of Group's.
 struct Reduction {
   comm::ReduceOp op = comm::ReduceOp::Sum;
-  bool is_xor = false;      // then `op` is not used
   at::Tensor factor = {};   // by which each rank multiplies first, if defined
   double plain_factor = 1;  // else this one
   bool multiplies = false;
