@@ -17,7 +17,7 @@ namespace {
 // The drivers of this process that may have threads, for shut_all_down().
 struct Drivers {
   std::mutex mutex;
-  std::set<Driver*> alive;
+  std::set<std::weak_ptr<Driver>, std::owner_less<>> alive;
   bool ended = false;
 };
 
@@ -44,7 +44,7 @@ ProcessGroup::ProcessGroup(comm::Group group, milliseconds timeout)
   init();
   const std::lock_guard lock(drivers().mutex);
   TORCH_CHECK_WITH(DistBackendError, !drivers().ended, "[lockstep] the process is ending");
-  drivers().alive.insert(driver_.get());
+  drivers().alive.insert(driver_);
 }
 
 // A program that ends without destroy_process_group() is not kept for long.
@@ -53,7 +53,7 @@ ProcessGroup::~ProcessGroup() { end(kAtExit); }
 void ProcessGroup::end(milliseconds patience) {
   {
     const std::lock_guard lock(drivers().mutex);
-    drivers().alive.erase(driver_.get());
+    drivers().alive.erase(driver_);
   }
   driver_->close(patience);
 }
@@ -203,13 +203,15 @@ c10::intrusive_ptr<::c10d::Backend> make_backend(const c10::intrusive_ptr<::c10d
 }
 
 void shut_all_down() noexcept {
-  std::set<Driver*> all;
+  decltype(Drivers::alive) all;
   {
     const std::lock_guard lock(drivers().mutex);
     drivers().ended = true;
     all = drivers().alive;
   }
-  for (Driver* driver : all) driver->leave(kAtExit);
+  for (const auto& one : all) {
+    if (const auto driver = one.lock()) driver->leave(kAtExit);
+  }
 }
 
 }  // namespace lockstep::c10d_backend

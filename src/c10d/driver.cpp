@@ -23,15 +23,25 @@ constexpr microseconds kAttempt{30};
 constexpr microseconds kFirst{100};
 constexpr microseconds kLongest{2000};
 
+// The driver's own thread, which has to end: it runs callbacks of futures, and they may call.
+thread_local bool is_drivers_own = false;
+
 }  // namespace
 
 Driver::Driver(comm::Group group) : group_(std::move(group)), messages_(group_) {}
 
 Driver::~Driver() { close(milliseconds(0)); }
 
-void Driver::check_open() const {
+void Driver::check_open(Lock& lock) {
   if (!ending_) return;
+  stay_if_leaving(lock);
   std::rethrow_exception(failure("[lockstep] the process group was destroyed"));
+}
+
+void Driver::stay_if_leaving(Lock& lock) {
+  const auto self = std::this_thread::get_id();
+  if (leaver_ == std::thread::id() || leaver_ == self || is_drivers_own) return;
+  changed_.wait(lock, [] { return false; });
 }
 
 bool Driver::is_dead() const {
@@ -44,7 +54,7 @@ void Driver::submit(Job job, bool waits) {
   const auto work = job.work;
   const bool is_short = job.is_short;
   Lock lock(mutex_);
-  check_open();
+  check_open(lock);
   spent.swap(spent_);
   jobs_.push_back(std::move(job));
   has_news_ = true;
@@ -55,6 +65,7 @@ void Driver::submit(Job job, bool waits) {
   }
   if (is_short) attempt(lock, *work);
   wake(lock);
+  stay_if_leaving(lock);
   if (work->is_done() && work->error()) std::rethrow_exception(work->error());
 }
 
@@ -62,24 +73,26 @@ void Driver::submit(Send send) {
   std::vector<Finished> spent;
   const auto work = send.work;
   Lock lock(mutex_);
-  check_open();
+  check_open(lock);
   spent.swap(spent_);
   sends_.push_back(std::move(send));
   has_news_ = true;
   attempt(lock, *work);
   wake(lock);
+  stay_if_leaving(lock);
 }
 
 void Driver::submit(Receive receive) {
   std::vector<Finished> spent;
   const auto work = receive.work;
   Lock lock(mutex_);
-  check_open();
+  check_open(lock);
   spent.swap(spent_);
   receives_.push_back(std::move(receive));
   has_news_ = true;
   attempt(lock, *work);
   wake(lock);
+  stay_if_leaving(lock);
 }
 
 // Where the group is free, sees whether the operation ends at once.
@@ -109,6 +122,7 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
     if (now >= deadline) {
       --waiting_;
       wake(lock);
+      stay_if_leaving(lock);
       std::rethrow_exception(failure(
           fmt::format("[lockstep] an operation was not over within {} ms", timeout.count())));
     }
@@ -129,7 +143,8 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
   --waiting_;
   spent.swap(spent_);
   wake(lock);
-  if (!work.is_done()) check_open();
+  stay_if_leaving(lock);
+  if (!work.is_done()) check_open(lock);
 }
 
 void Driver::drive(Lock& lock, Micros patience) {
@@ -160,6 +175,7 @@ void Driver::bury(std::vector<Finished> finished) {
 }
 
 void Driver::serve() {
+  is_drivers_own = true;
   Micros patience = kFirst;
   Lock lock(mutex_);
   while (true) {
@@ -283,6 +299,7 @@ void Driver::idle(Micros patience, std::vector<Finished>& finished) {
 
 void Driver::abort(const std::string& why) {
   Lock lock(mutex_);
+  stay_if_leaving(lock);
   if (ending_) return;
   dead_ = true;
   asked_to_abort_ = why;
@@ -326,7 +343,8 @@ void Driver::close(milliseconds patience) noexcept {
   std::vector<Finished> spent;
   Lock lock(mutex_);
   if (!drain(lock, patience)) {
-    changed_.wait(lock, [&] { return closed_ || left_; });
+    changed_.wait(lock, [&] { return closed_; });
+    stay_if_leaving(lock);
     return;
   }
   const auto error = failure("[lockstep] the process group was destroyed");
@@ -349,8 +367,10 @@ void Driver::close(milliseconds patience) noexcept {
 
 void Driver::leave(milliseconds patience) noexcept {
   Lock lock(mutex_);
+  leaver_ = std::this_thread::get_id();
   if (!drain(lock, patience)) return;
-  left_ = true;
+  closed_ = true;
+  changed_.notify_all();
   end_thread(lock);
 }
 

@@ -57,8 +57,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   bool is_dead() const;
   // Drops receives, finishes for `patience` at most what others wait for, and ends the thread.
   void close(milliseconds patience) noexcept;
-  // The same before the process ends, but that threads which wait are left waiting: one that came
-  // back to an interpreter that ends would abort the process.
+  // The same before the process ends, by the thread that ends it. Other threads do not come back
+  // from their calls any more: one that came back to an interpreter that ends would abort the
+  // process.
   void leave(milliseconds patience) noexcept;
 
  private:
@@ -71,7 +72,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
     std::vector<comm::Work> works;
   };
 
-  void check_open() const;
+  void check_open(Lock& lock);
+  void stay_if_leaving(Lock& lock);
   bool has_work() const { return has_news_ || is_moving_; }
   void attempt(Lock& lock, const BackendWork& work);
   void wake(Lock& lock);
@@ -102,7 +104,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   bool dead_ = false;
   bool ending_ = false;
   bool closed_ = false;
-  bool left_ = false;
+  std::thread::id leaver_;
   int waiting_ = 0;
   // The last reference to a tensor that Python knows takes the interpreter's lock, and a thread
   // that asks for it while the interpreter ends is unwound through noexcept frames, which aborts.

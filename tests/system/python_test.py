@@ -72,7 +72,7 @@ class Python(unittest.TestCase):
         run_ranks("calls.py", 3, self.folder / "meet-hosts", hosts=[0, 0, 1])
 
     def test_interpreters_start_and_end(self):
-        done = subprocess.run([PYTHON, PROGRAMS / "exits.py", "20"], text=True, capture_output=True, timeout=200, env=environment())
+        done = subprocess.run([PYTHON, PROGRAMS / "exits.py", "20"], text=True, capture_output=True, timeout=400, env=environment())
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_the_wheel(self):
