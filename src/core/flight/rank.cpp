@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <typeinfo>
 
 #include "core/flight/block.h"
+#include "core/flight/recording.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::flight {
@@ -92,7 +94,10 @@ void write_error_file(std::string_view text) {
 
 void attach() noexcept { block(); }
 
-uint32_t begin(const Operation& operation) noexcept {
+namespace {
+
+// For the launcher; 0 where there is none.
+uint32_t announce(const Operation& operation) noexcept {
   Block* const own = block();
   if (own == nullptr) return 0;
   uint32_t call = own->calls.load(std::memory_order_relaxed) + 1;
@@ -105,8 +110,6 @@ uint32_t begin(const Operation& operation) noexcept {
   return call;
 }
 
-namespace {
-
 // That call's; null where nothing is recorded, or when its place has gone to a later one.
 Operation* entry_of(uint32_t call) noexcept {
   Block* const own = block();
@@ -117,12 +120,18 @@ Operation* entry_of(uint32_t call) noexcept {
 
 }  // namespace
 
+uint32_t begin(const Operation& operation) noexcept {
+  const uint32_t call = announce(operation);
+  return is_recording() ? record_begin(operation, call) : call;
+}
+
 void number(uint32_t call, uint64_t in_group) noexcept {
   if (Operation* const entry = entry_of(call)) entry->number = static_cast<uint32_t>(in_group);
 }
 
 void end(uint32_t call) noexcept {
   if (Operation* const entry = entry_of(call)) entry->end_ns = now_ns();
+  if (call != 0 && is_recording()) record_end(call);
 }
 
 namespace {
@@ -163,6 +172,9 @@ Span::~Span() {
     t_in_span = false;
     g_busy_ns[static_cast<uint32_t>(activity_)].fetch_add(now - since_ns_,
                                                           std::memory_order_relaxed);
+    if (is_recording()) {
+      record({activity_, static_cast<uint32_t>(syscall(SYS_gettid)), since_ns_, now});
+    }
   }
   if (!outermost_) return;
   Block* const own = block();
