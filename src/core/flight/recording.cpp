@@ -1,6 +1,7 @@
 #include "core/flight/recording.h"
 
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <utility>
 

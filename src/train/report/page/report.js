@@ -63,8 +63,10 @@
       make("text", { x: frame.left - 7, y: y(tick) + 4, "text-anchor": "end" }, svg).textContent = units[spec.unit](tick);
     }
     make("line", { x1: frame.left, x2: width - frame.right, y1: height - frame.bottom, y2: height - frame.bottom, stroke: "var(--muted)" }, svg);
+    const digit = 8; // px, at most
+    const free = width - frame.right - digit * ("step " + whole(lastStep)).length;
     for (const tick of ticks(0, lastStep, width < 420 ? 3 : 6)) {
-      if (tick > lastStep * 0.93 || tick !== Math.round(tick)) continue;
+      if (x(tick) + (digit / 2) * whole(tick).length > free || tick !== Math.round(tick)) continue;
       make("text", { x: x(tick), y: height - frame.bottom + 16, "text-anchor": "middle" }, svg).textContent = whole(tick);
     }
     make("text", { x: width - frame.right, y: height - frame.bottom + 16, "text-anchor": "end", class: "unit" }, svg).textContent = "step " + whole(lastStep);
