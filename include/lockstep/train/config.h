@@ -162,6 +162,10 @@ struct LoggingConfig {
   std::string metrics_file = {};  // JSON lines; empty: metrics.jsonl in output_dir, if that is set
   std::string result_file = {};   // JSON; empty: result.json in output_dir, if that is set
   std::string output_dir = {};    // of the run; checkpoint.directory's default is below it
+  bool tensorboard = false;       // event files, in the folder `tensorboard` beside metrics.jsonl
+  std::string open_metrics_file = {};     // for node_exporter; empty: none
+  std::string prometheus_address = {};    // HOST:PORT of rank 0's endpoint; empty: none
+  std::vector<int64_t> trace_steps = {};  // the first and the last step of trace.json; empty: none
 };
 
 // Section `launch`: how `lockstep train` starts ranks. Flags of the command line go before it.

@@ -1,5 +1,5 @@
 // What one sees of a run, from a training loop of any kind: the log, warnings, the progress line,
-// TensorBoard, Prometheus.
+// TensorBoard, Prometheus, a trace.
 //
 //   RunMonitor monitor(world, {.directory = "runs/a", .every_steps = 20, .module = *net});
 //   for (auto [x, y] : loader.epoch(epoch)) {
@@ -33,6 +33,12 @@ enum class Shown {
   Progress,  // a line that is written over on a terminal, otherwise a line for each report
 };
 
+// Steps, counted from 1; the first and the last belong to it.
+struct StepRange {
+  int64_t first = 0;
+  int64_t last = 0;  // 0: none
+};
+
 // What is reported, where to, and how often. Alike on all ranks.
 struct MonitorOptions {
   // Gets metrics.jsonl, and what else is asked for. Empty: no files.
@@ -48,6 +54,13 @@ struct MonitorOptions {
   // A file with the last report for the textfile collector of Prometheus's node_exporter, as
   // /var/lib/prometheus/node-exporter/lockstep.prom. Empty: none.
   std::string open_metrics_file = {};
+  // Where rank 0 serves the last report over HTTP for Prometheus, as HOST:PORT; "127.0.0.1:0" takes
+  // a free port. Whoever can connect can read. Empty: nowhere.
+  std::string prometheus_address = {};
+  // What all ranks do in these steps, at most 1,000, is written to trace.json in `directory`, for
+  // Perfetto: libtorch's operators, collectives, waits, data, checkpoints. Steps behind it are as
+  // fast as ever.
+  StepRange trace_steps = {};
   WarningLimits warnings = {};
   // Whose parameters are looked at when a loss or a gradient is not finite.
   std::optional<parallel::ModuleRef> module = std::nullopt;
@@ -99,6 +112,10 @@ class RunMonitor {
   void finish(std::string_view outcome = "finished");
   // It ends with an error.
   void fail(std::string_view what);
+
+  // Where the last report is served, "http://127.0.0.1:9464/metrics"; empty on other ranks than 0,
+  // and without a prometheus_address.
+  std::string metrics_url() const;
 
   // The last report, on every rank; of step 0 before the first.
   const StepReport& last() const;

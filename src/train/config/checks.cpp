@@ -319,6 +319,15 @@ void Checks::launch() {
     refuse("logging.metrics_file",
            "a run's log is called metrics.jsonl: give FOLDER/metrics.jsonl");
   }
+  const bool has_folder = !log.empty() || !config_.logging.output_dir.empty();
+  needs("logging.tensorboard", has_folder || !config_.logging.tensorboard, "logging.output_dir");
+  const auto& traced = config_.logging.trace_steps;
+  needs("logging.trace_steps", has_folder || traced.empty(), "logging.output_dir");
+  if (!traced.empty() &&
+      (traced.size() != 2 || traced[1] < traced[0] || traced[1] - traced[0] >= 1000)) {
+    refuse("logging.trace_steps",
+           "give the first and the last of at most 1,000 steps, as in [10, 12]");
+  }
   const auto& launch = config_.launch;
   const auto is_number = [](const std::string& text) {
     return !text.empty() && text.size() < 6 &&

@@ -37,6 +37,15 @@ void add_run_keys(KeyList& keys) {
            "FOLDER/metrics.jsonl; empty: that of output_dir, if that is set.");
   keys.add("result_file", AT(logging.result_file),
            "The final metrics as JSON; empty: result.json in output_dir, if that is set.");
+  keys.add("tensorboard", AT(logging.tensorboard),
+           "Event files for TensorBoard, in the folder `tensorboard` beside metrics.jsonl.");
+  keys.add("open_metrics_file", AT(logging.open_metrics_file),
+           "The last report in OpenMetrics, for Prometheus's node_exporter; empty: none.");
+  keys.add("prometheus_address", AT(logging.prometheus_address),
+           "HOST:PORT at which rank 0 answers Prometheus; port 0: a free one; empty: nowhere.");
+  keys.add("trace_steps", AT(logging.trace_steps),
+           "The first and the last step that trace.json, beside metrics.jsonl, shows; empty: none.",
+           at_least(1));
 
   keys.section("launch");
   keys.add("nproc_per_node", AT(launch.nproc_per_node),

@@ -14,6 +14,7 @@
 #include "train/monitor/outputs.h"
 #include "train/monitor/run_environment.h"
 #include "train/monitor/step_clock.h"
+#include "train/monitor/step_trace.h"
 
 namespace lockstep::train {
 namespace {
@@ -67,6 +68,7 @@ struct RunMonitor::State {
   StepReport last = {};
   RunWarnings warnings{options.warnings};
   std::unique_ptr<MonitorOutputs> outputs = {};  // rank 0's
+  std::unique_ptr<StepTrace> trace = {};         // null without
   bool ended = false;
   int exceptions = std::uncaught_exceptions();
 
@@ -82,6 +84,9 @@ RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
   if (given.every_steps < 1) {
     throw ConfigError(
         fmt::format("[monitor] every_steps is {}: it has to be 1 or more", given.every_steps));
+  }
+  if (given.trace_steps.last != 0 && given.directory.empty()) {
+    throw ConfigError("[monitor] trace_steps needs a directory for trace.json");
   }
   state_->step = state_->reported = std::max<int64_t>(given.resumed_at, 0);
   RunStart start{
@@ -103,6 +108,10 @@ RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
   }
   fault = group.broadcast_bytes(fault, 0, {.label = "metrics: files"});
   if (!fault.empty()) throw Error(fault);
+  if (given.trace_steps.last != 0) {
+    state_->trace = std::make_unique<StepTrace>(world, given.trace_steps,
+                                                given.directory + "/trace.json", state_->step);
+  }
   state_->clock.restart();
 }
 
@@ -180,7 +189,9 @@ void RunMonitor::State::report(const StepFigures& figures) {
 }
 
 void RunMonitor::State::end(RunEnd how) {
-  if (std::exchange(ended, true) || !outputs) return;
+  if (std::exchange(ended, true)) return;
+  if (trace) trace->end(step);
+  if (!outputs) return;
   how.step = step;
   how.seconds = clock.since_start();
   outputs->end(how);
@@ -194,6 +205,7 @@ void RunMonitor::step(const StepFigures& figures) {
     state.not_finite_at = static_cast<double>(state.step);
   }
   if (state.step % state.options.every_steps == 0) state.report(figures);
+  if (state.trace) state.trace->after_step(state.step);
 }
 
 bool RunMonitor::is_next_reported() const {
@@ -222,6 +234,10 @@ void RunMonitor::finish(std::string_view outcome) {
 
 void RunMonitor::fail(std::string_view what) {
   state_->end({.outcome = std::string(what), .failed = true});
+}
+
+std::string RunMonitor::metrics_url() const {
+  return state_->outputs ? state_->outputs->metrics_url() : "";
 }
 
 const StepReport& RunMonitor::last() const { return state_->last; }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <utility>
 
@@ -19,6 +20,10 @@ MonitorOutputs::MonitorOutputs(const MonitorOptions& options, RunStart start)
       total_steps_(options.total_steps) {
   if (options.tensorboard && options.directory.empty()) {
     throw ConfigError("[monitor] tensorboard needs a directory for its files");
+  }
+  if (!options.prometheus_address.empty()) {
+    server_ = std::make_unique<MetricsServer>(options.prometheus_address);
+    server_->publish(open_metrics({.step = std::max<int64_t>(options.resumed_at, 0)}, name_));
   }
   if (!options.directory.empty()) {
     file_ = std::make_unique<RunLog>(options.directory + "/metrics.jsonl");
@@ -40,6 +45,7 @@ void MonitorOutputs::show(const StepReport& report) {
 void MonitorOutputs::report(const StepReport& report, const std::vector<Event>& warnings) {
   if (file_) file_->append(report);
   if (tensorboard_) tensorboard_->report(report);
+  if (server_) server_->publish(open_metrics(report, name_));
   if (!open_metrics_.empty() && !write_open_metrics(open_metrics_, report, name_) &&
       !std::exchange(open_metrics_warned_, true)) {
     log::warn("[monitor] " + open_metrics_ + " cannot be written; training goes on without");

@@ -9,6 +9,7 @@
 #include "lockstep/train/monitor.h"
 #include "lockstep/train/run_log.h"
 #include "lockstep/train/tensorboard.h"
+#include "train/report/metrics_server.h"
 
 namespace lockstep::train {
 
@@ -21,12 +22,15 @@ class MonitorOutputs {
   void evaluation(const EvaluationReport& evaluation);
   void event(const Event& event);
   void end(const RunEnd& end);
+  // Empty where nothing is served.
+  std::string metrics_url() const { return server_ ? server_->url() : ""; }
 
  private:
   void show(const StepReport& report);
 
   std::unique_ptr<RunLog> file_;  // null without a directory
   std::unique_ptr<TensorBoardWriter> tensorboard_;
+  std::unique_ptr<MetricsServer> server_;
   std::string open_metrics_, name_;
   bool open_metrics_warned_ = false;
   Shown shown_;

@@ -1,3 +1,5 @@
+#include <ostream>
+#include <string>
 #include <utility>
 
 #include "lockstep/train/progress.h"
@@ -13,6 +15,9 @@ void Monitoring::on_train_begin(const RunState& state) {
   options.total_steps = state.steps;
   options.resumed_at = state.resumed_at;
   monitor_ = std::make_unique<RunMonitor>(world_, std::move(options));
+  if (const std::string url = monitor_->metrics_url(); !url.empty()) {
+    world_.main_out() << "metrics for Prometheus: " << url << std::endl;
+  }
 }
 
 void Monitoring::on_step_end(const RunState& state, Requests&) {

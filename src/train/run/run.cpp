@@ -98,11 +98,19 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
       std::make_shared<Progress>(out, ProgressOptions{.every_steps = config.logging.logging_steps,
                                                       .updating = isatty(STDOUT_FILENO) == 1})};
   std::shared_ptr<Monitoring> log;
-  if (!files.log.empty()) {
-    const int64_t every = config.logging.logging_steps;
+  const LoggingConfig& logging = config.logging;
+  if (!files.log.empty() || !logging.open_metrics_file.empty() ||
+      !logging.prometheus_address.empty()) {
+    const int64_t every = logging.logging_steps;
     MonitorOptions monitored{.directory = files.log,
                              .every_steps = every > 0 ? every : kOnlyAtTheEnds,
-                             .name = config.model.kind};
+                             .name = config.model.kind,
+                             .tensorboard = logging.tensorboard,
+                             .open_metrics_file = logging.open_metrics_file,
+                             .prometheus_address = logging.prometheus_address};
+    if (!logging.trace_steps.empty()) {
+      monitored.trace_steps = {logging.trace_steps[0], logging.trace_steps[1]};
+    }
     // Parameters that an Fsdp divides cannot be looked at between steps.
     if (!options.fsdp) monitored.module = model.module();
     log = std::make_shared<Monitoring>(world, std::move(monitored));
