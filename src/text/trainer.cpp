@@ -5,6 +5,7 @@
 #include <numeric>
 #include <queue>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -37,9 +38,34 @@ struct Candidate {
   }
 };
 
+using Contents = std::unordered_set<std::string>;
+
+// What added tokens look like in a word. Throws ConfigError for those that would be no token of
+// their own.
+Contents contents_of(const std::vector<AddedToken>& added, bool nfc) {
+  Contents contents;
+  for (const auto& token : added) {
+    if (token.content.size() < 2) {
+      throw ConfigError(fmt::format(
+          "[text] train_tokenizer: the added token '{}' is {}; give two bytes at least",
+          token.content, token.content.empty() ? "empty" : "a byte, which is a token already"));
+    }
+    if (!contents.insert(token.content).second) {
+      throw ConfigError(
+          fmt::format("[text] train_tokenizer: the added token '{}' comes twice", token.content));
+    }
+  }
+  for (const auto& token : added) {
+    if (nfc) contents.insert(to_nfc(token.content));
+  }
+  return contents;
+}
+
 class Training {
  public:
-  explicit Training(const std::array<int32_t, 256>& bytes) : bytes_(bytes) {}
+  // `added` are never made by merging.
+  Training(const std::array<int32_t, 256>& bytes, Contents added)
+      : bytes_(bytes), added_(std::move(added)) {}
 
   void add(std::string_view word, int64_t count) {
     Word entry{{}, count};
@@ -70,6 +96,10 @@ class Training {
         return model.vocabulary[static_cast<size_t>(id)].first;
       };
       std::string bytes = bytes_of(pair.first) + bytes_of(pair.second);
+      if (added_.contains(bytes)) {
+        uses_.erase(pair);
+        continue;
+      }
       // Other parts may have made the same bytes before.
       const auto [found, is_new] =
           known.emplace(bytes, static_cast<int32_t>(model.vocabulary.size()));
@@ -125,6 +155,7 @@ class Training {
   }
 
   std::array<int32_t, 256> bytes_;
+  Contents added_;
   std::vector<Word> words_;
   std::unordered_map<Pair, Use, PairHash> uses_;
   std::priority_queue<Candidate> candidates_;
@@ -147,6 +178,7 @@ Tokenizer train_tokenizer(const TextSource& source, const TrainerOptions& option
         "[text] train_tokenizer: vocabulary={} is too small for 256 bytes and {} added tokens",
         options.vocabulary, added));
   }
+  Contents contents = contents_of(options.added, options.nfc);
   model.pattern = *pattern;
   model.nfc = options.nfc;
   // Numbers in the order of the characters that stand for the bytes, as `tokenizers` gives them.
@@ -170,7 +202,7 @@ Tokenizer train_tokenizer(const TextSource& source, const TrainerOptions& option
       begin = end;
     }
   }
-  Training training(bytes);
+  Training training(bytes, std::move(contents));
   for (const auto& [word, count] : counts) training.add(word, count);
   training.run(model, static_cast<size_t>(options.vocabulary - added), options.min_frequency);
   for (const auto& token : options.added) {

@@ -79,6 +79,15 @@ TEST(PeerTrained, TheSameMergesAndNumbersAndTheirFileIsRead) {
   expect_same_as_peer(folder, folder / "ours.json", folder / "corpus");
 }
 
+// 12 MB of every character, by a tokenizer that knows 1 MB of it: takes a minute.
+TEST(PeerTrained, DISABLED_OnMuch) {
+  const Folder folder;
+  peer({"corpus", folder / "some", "1000000", "short"});
+  peer({"train", folder / "some", folder / "trained.json", "8000"});
+  peer({"corpus", folder / "corpus", "12000000"});
+  expect_same_as_peer(folder, folder / "trained.json", folder / "corpus");
+}
+
 TEST(PeerText, SpecialTokensAsTextAndLeftOut) {
   const Folder folder;
   const auto tokenizer = Tokenizer::from_tiktoken(qwen_ranks());

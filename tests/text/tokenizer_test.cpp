@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,8 +17,10 @@
 namespace lockstep::test {
 namespace {
 
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Lt;
 using text::AddedToken;
 using text::TextStream;
 using text::Tokenizer;
@@ -128,6 +131,33 @@ TEST(TrainTokenizer, StopsAtTheSizeOrWhenNothingIsFrequent) {
               HasSubstr("vocabulary=256 is too small"));
   EXPECT_THAT(message_of<ConfigError>([] { train_tokenizer({"x"}, {.pattern = "x+"}); }),
               HasSubstr("'x+' is not known"));
+}
+
+TEST(Trainer, AnAddedTokenOfTheTextIsNotMadeByMerging) {
+  const std::vector<std::string_view> texts = {
+      "END END ENDING END<|end|>END <|end|> ENDS e\u0301e e\u0301e"};
+  const std::vector<AddedToken> added = {{"END"}, {"<|end|>"}, {"e\u0301e"}};
+  const auto tokenizer =
+      train_tokenizer(texts, {.vocabulary = 300, .min_frequency = 1, .added = added});
+  std::set<std::string> all;
+  for (int32_t id = 0; id < tokenizer.size(); ++id) all.emplace(tokenizer.bytes_of(id));
+  EXPECT_EQ(all.size(), static_cast<size_t>(tokenizer.size()));
+  for (size_t i = 0; i < added.size(); ++i) {
+    const auto id = tokenizer.size() - 3 + static_cast<int32_t>(i);
+    EXPECT_EQ(tokenizer.id_of(added[i].content), id);
+    EXPECT_EQ(tokenizer.encode(added[i].content), (Ids{id}));
+    const auto as_text = tokenizer.encode(added[i].content, {.special = false});
+    EXPECT_THAT(as_text, Each(Lt(tokenizer.size() - 3)));
+  }
+}
+
+TEST(Trainer, AddedTokensThatAreNoneOfTheirOwnAreRefused) {
+  const auto message = [](std::vector<AddedToken> added) {
+    return message_of<ConfigError>([&] { train_tokenizer({"x"}, {.added = std::move(added)}); });
+  };
+  EXPECT_THAT(message({{"x"}}), HasSubstr("'x' is a byte, which is a token already"));
+  EXPECT_THAT(message({{""}}), HasSubstr("'' is empty"));
+  EXPECT_THAT(message({{"<a>"}, {"<a>", false}}), HasSubstr("'<a>' comes twice"));
 }
 
 std::string refused(std::string json, const std::string& from, const std::string& to) {

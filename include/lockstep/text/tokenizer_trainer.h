@@ -30,6 +30,10 @@ using TextSource = std::function<std::optional<std::string>()>;
 // same tokens as BpeTrainer of Hugging Face's `tokenizers` with initial_alphabet =
 // ByteLevel.alphabet(). Needs memory for the different words of the text, not for all of it. Throws
 // ConfigError for an impossible option.
+//
+// Added tokens in the text are text, as there. One that is a word of its own ("END") is not made by
+// merging, however frequent: there it would be, and the added token would have that number, so that
+// encode({.special = false}) could give it.
 Tokenizer train_tokenizer(const TextSource& source, const TrainerOptions& options = {});
 
 // The same of texts in memory.
