@@ -7,7 +7,11 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <cstring>
+#include <map>
+#include <utility>
 
+#include "checkpoint/in_threads.h"
 #include "comm/transport.h"
 #include "lockstep/checkpoint/error.h"
 
@@ -192,17 +196,28 @@ void Restore::plan() {
   }
 }
 
+// In the order of the files, so that a disk reads on from where it is, and with each box the one
+// that a thread will look at next is asked for.
 void Restore::verify() {
-  std::map<const ManifestBox*, const std::string*> boxes;
-  for (const auto& read : reads_) boxes[read.from] = read.tensor;
-  const std::vector<std::pair<const ManifestBox*, const std::string*>> list(boxes.begin(),
-                                                                            boxes.end());
-  at::parallel_for(0, static_cast<int64_t>(list.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) checkpoint_->check(*list[i].second, *list[i].first);
+  std::map<std::pair<const char*, const ManifestBox*>, const Read*> boxes;
+  for (const auto& read : reads_) {
+    boxes[{checkpoint_->bytes(*read.tensor, *read.from).data(), read.from}] = &read;
+  }
+  std::vector<const Read*> list;
+  for (const auto& [place, read] : boxes) list.push_back(read);
+  const auto count = static_cast<int64_t>(list.size());
+  const int threads = at::get_num_threads();
+  const auto expect = [&](int64_t i) { checkpoint_->expect(*list[i]->tensor, *list[i]->from); };
+  for (int64_t i = 0; i < std::min<int64_t>(threads, count); ++i) expect(i);
+  in_threads(count, threads, [&](int64_t i) {
+    if (i + threads < count) expect(i + threads);
+    checkpoint_->check(*list[i]->tensor, *list[i]->from);
   });
 }
 
-void Restore::fill(const Read& read) {
+// What is one piece of memory on both sides is left to be copied `later`; anything else is copied
+// at once.
+void Restore::fill(const Read& read, std::vector<Copy>& later) {
   const std::string_view bytes = checkpoint_->bytes(*read.tensor, *read.from);
   const Box& box = read.from->box;
   const bool is_complex = c10::isComplexType(read.dtype);
@@ -217,7 +232,20 @@ void Restore::fill(const Read& read) {
     for (size_t d = 0; d < inner.offset.size(); ++d) inner.offset[d] -= outer.offset[d];
     return inner;
   };
-  narrowed(read.to->tensor, within(read.to->box)).copy_(narrowed(from, within(box)));
+  const at::Tensor to = narrowed(read.to->tensor, within(read.to->box));
+  from = narrowed(from, within(box));
+  if (!to.is_cpu() || !to.is_contiguous() || !from.is_contiguous() || to.is_conj() || to.is_neg()) {
+    to.copy_(from);
+    return;
+  }
+  constexpr size_t kPiece = 4 << 20;
+  char* memory = static_cast<char*>(to.mutable_data_ptr());
+  // As copy_() does: a backward pass that needs what was there says so.
+  if (!to.is_inference()) to.unsafeGetTensorImpl()->bump_version();
+  const char* source = static_cast<const char*>(from.const_data_ptr());
+  for (size_t i = 0; i < to.nbytes(); i += kPiece) {
+    later.push_back({memory + i, source + i, std::min(kPiece, to.nbytes() - i)});
+  }
 }
 
 void Restore::finish() {
@@ -229,10 +257,13 @@ void Restore::finish() {
     }
   };
   tell(false);
-  at::parallel_for(0, static_cast<int64_t>(reads_.size()), 1, [&](int64_t begin, int64_t end) {
+  {
     const at::NoGradGuard no_grad;
-    for (int64_t i = begin; i < end; ++i) fill(reads_[i]);
-  });
+    std::vector<Copy> copies;
+    for (const auto& read : reads_) fill(read, copies);
+    in_threads(static_cast<int64_t>(copies.size()), at::get_num_threads(),
+               [&](int64_t i) { std::memcpy(copies[i].to, copies[i].from, copies[i].bytes); });
+  }
   tell(true);
 }
 

@@ -57,7 +57,12 @@ class Restore {
   const std::string* primary(const std::string& name) const;
   void plan();
   void verify();
-  void fill(const Read& read);
+  struct Copy {
+    char* to;
+    const char* from;
+    size_t bytes;
+  };
+  void fill(const Read& read, std::vector<Copy>& later);
 
   const Tracked& tracked_;
   const EachRank each_rank_;

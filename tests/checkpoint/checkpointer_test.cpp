@@ -297,6 +297,31 @@ TEST(Checkpointer, AFailureBehindIsToldByTheNextSave) {
   });
 }
 
+// Memory of one piece is copied by several threads; a backward pass that still needs what was there
+// says so, as after copy_().
+TEST(Checkpointer, LargeTensorsAreRestoredByThreads) {
+  isolated([] {
+    const Folder folder;
+    at::set_num_threads(3);
+    torch::nn::Linear net(2049, 1027);  // 8 MB: no multiple of what a thread takes
+    Checkpointer checkpoints(World::solo(), folder.path());
+    checkpoints.track("net", net);
+    checkpoints.save(1);
+    const at::Tensor weight = net->weight.detach().clone(), bias = net->bias.detach().clone();
+    {
+      const at::NoGradGuard no_grad;
+      net->weight.zero_();
+      net->bias.zero_();
+    }
+    const at::Tensor loss = net->weight.square().sum();
+    checkpoints.restore_latest();
+    EXPECT_TRUE(at::equal(net->weight, weight));
+    EXPECT_TRUE(at::equal(net->bias, bias));
+    EXPECT_THAT(message_of<c10::Error>([&] { loss.backward(); }),
+                HasSubstr("modified by an inplace operation"));
+  });
+}
+
 TEST(Checkpointer, KeepsWhatRetentionSays) {
   const Folder folder;
   spawn(2, [&](World& world) {

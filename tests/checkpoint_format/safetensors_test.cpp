@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "checkpoint/format/checksum.h"
 #include "checkpoint_format/folder.h"
@@ -43,6 +44,30 @@ TEST(Safetensors, WhatIsWrittenIsRead) {
   EXPECT_EQ(static_cast<size_t>(written.bytes), contents(folder / "x").size());
   EXPECT_EQ(written.checksum, checkpoint::checksum(contents(folder / "x")));
   EXPECT_EQ(written.tensors.at("a"), checkpoint::checksum(bytes_of(a)));
+}
+
+// The disk begins with a large file before fsync, in the order of the file.
+TEST(Safetensors, WritingBeginsWhileMoreFollows) {
+  struct Watched : checkpoint::FileSystem {
+    void begin_writing(int, int64_t offset, int64_t bytes) override {
+      EXPECT_EQ(offset, begun);
+      EXPECT_GT(bytes, 0);
+      begun = offset + bytes;
+      EXPECT_LE(begun, written);
+    }
+    ssize_t write(int fd, const char* bytes, size_t count) override {
+      const ssize_t done = FileSystem::write(fd, bytes, count);
+      written += done;
+      return done;
+    }
+    int64_t begun = 0, written = 0;
+  } files;
+  const Folder folder;
+  const std::vector<uint8_t> bytes(20 << 20, 7);
+  const auto size = static_cast<int64_t>(bytes.size());
+  write_safetensors(folder / "x", {{"a", dtype("U8"), {size}, bytes_of(bytes)}}, {}, files);
+  EXPECT_EQ(files.written, static_cast<int64_t>(std::filesystem::file_size(folder / "x")));
+  EXPECT_GT(files.begun, size / 2);
 }
 
 // The checksum is the one that other programs compute: XXH3-64 of no bytes, and of "a".

@@ -31,6 +31,11 @@ class FileSystem {
 
   virtual void* map(int fd, size_t bytes);         // to read, from the file's begin
   virtual int unmap(void* address, size_t bytes);  // what map() gave
+  // Advice that changes nothing but how soon the disk works, and so has no failure: a part of a map
+  // that will be read; and what was written of a file may go to the disk before fsync().
+  virtual void will_read(std::string_view mapped);
+  virtual void begin_writing(int fd, int64_t offset, int64_t bytes);
+
   virtual int lock(int fd);      // exclusive; fails with EWOULDBLOCK when another has it
   virtual int64_t size(int fd);  // of a file, in bytes
   // The names in a folder, sorted; nothing, and errno, when it fails.
@@ -49,7 +54,7 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  // Appends.
+  // Appends. The disk begins with what is written while more follows.
   void write(std::string_view bytes);
   // On the disk, and closed.
   void finish();
@@ -58,6 +63,7 @@ class OutputFile {
   FileSystem& files_;
   std::string path_;
   int fd_;
+  int64_t written_ = 0, begun_ = 0;  // bytes
 };
 
 // A file's bytes, mapped to be read. They are read from the disk when they are looked at: a file

@@ -35,6 +35,15 @@ void* FileSystem::map(int fd, size_t bytes) {
   return ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
 }
 int FileSystem::unmap(void* address, size_t bytes) { return ::munmap(address, bytes); }
+void FileSystem::will_read(std::string_view mapped) {
+  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(mapped.data());
+  const size_t before = begin % page;
+  ::madvise(const_cast<char*>(mapped.data()) - before, mapped.size() + before, MADV_WILLNEED);
+}
+void FileSystem::begin_writing(int fd, int64_t offset, int64_t bytes) {
+  ::sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
 int FileSystem::lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB); }
 int64_t FileSystem::size(int fd) {
   struct stat status {};
@@ -90,7 +99,12 @@ void OutputFile::write(std::string_view bytes) {
     if (count == 0) errno = ENOSPC;
     if (count <= 0) throw_system_error(path_, "cannot be written");
     bytes.remove_prefix(count);
+    written_ += count;
   }
+  constexpr int64_t kEnough = 8 << 20;
+  if (written_ - begun_ < kEnough) return;
+  files_.begin_writing(fd_, begun_, written_ - begun_);
+  begun_ = written_;
 }
 
 void OutputFile::finish() {

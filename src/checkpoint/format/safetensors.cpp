@@ -186,7 +186,8 @@ Safetensors::Safetensors(const std::string& path, FileSystem& files)
 WrittenFile write_safetensors(const std::string& path, std::vector<TensorToWrite> tensors,
                               const std::map<std::string, std::string>& metadata,
                               FileSystem& files) {
-  constexpr size_t kPiece = 1 << 20;  // is in the cache when it is written, after two checksums
+  // Is still in a core's own cache when it is written, after two checksums.
+  constexpr size_t kPiece = 256 << 10;
   const std::string header = header_of(tensors, metadata);
   if (static_cast<int64_t>(header.size()) > kMostHeaderBytes) {
     throw CheckpointError(fmt::format(
