@@ -71,10 +71,10 @@ void Timeline::compute(const std::string& name, double seconds, double not_befor
     computed_[rank] += taken;
     latest_begin_ = std::max(latest_begin_, begin);
     latest_ = std::max(latest_, clocks_[rank]);
-  }
-  for (const int64_t rank : traced_) {
-    const auto i = static_cast<size_t>(rank);
-    events_.push_back({name, rank, false, clocks_[i] - seconds * speed_[i], seconds * speed_[i]});
+    if (const auto number = static_cast<int64_t>(rank);
+        std::ranges::binary_search(traced_, number)) {
+      events_.push_back({name, number, false, begin, taken});
+    }
   }
 }
 

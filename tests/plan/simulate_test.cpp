@@ -2,10 +2,14 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lockstep/core/error.h"
 
@@ -94,6 +98,45 @@ TEST(Simulate, TheTimelineIsChromesFormat) {
   EXPECT_EQ(ranks, (std::set{0, 1, 15}));
   EXPECT_EQ(gathers, 3 * 2 * 28);  // ranks, forward and backward, blocks
   EXPECT_NEAR(end / 1e6, out.steps.front(), 0.01 * out.steps.front());
+}
+
+// Perfetto draws the spans of a thread as a stack: one that ends within another one's time is drawn
+// wrongly or left out.
+TEST(Simulate, SpansOfATimelineNestAndHoldAllComputation) {
+  for (const auto strategy : {Strategy::Ddp, Strategy::FsdpFull}) {
+    // All ranks are alike, so that the median rank's computation is each one's.
+    const auto out = simulate(model(), training(), strategy, kCluster, 8,
+                              {.steps = 2, .jitter = 0, .traced_ranks = 4});
+    struct Span {
+      double begin, end;
+    };
+    std::map<std::pair<int, int>, std::vector<Span>> threads;
+    double computed = 0;
+    const auto trace = nlohmann::json::parse(out.trace);
+    for (const auto& event : trace.at("traceEvents")) {
+      if (event.at("ph") != "X") continue;
+      const double begin = event.at("ts").get<double>(), length = event.at("dur").get<double>();
+      EXPECT_GE(begin, 0);
+      threads[{event.at("pid").get<int>(), event.at("tid").get<int>()}].push_back(
+          {begin, begin + length});
+      if (event.at("pid") == 1 && event.at("tid") == 0) computed += length / 1e6;
+    }
+    EXPECT_EQ(threads.size(), 2 * 4) << "computation and communication of the first four ranks";
+    for (auto& [thread, spans] : threads) {
+      std::ranges::stable_sort(spans, {}, &Span::begin);
+      std::vector<double> open;
+      for (const auto& span : spans) {
+        constexpr double kRounding = 1e-3;  // of a microsecond
+        while (!open.empty() && open.back() <= span.begin + kRounding) open.pop_back();
+        if (!open.empty()) {
+          EXPECT_LE(span.end, open.back() + kRounding) << name_of(strategy);
+        }
+        open.push_back(span.end);
+      }
+    }
+    // Computation is slower beside collectives, which its spans show.
+    EXPECT_NEAR(computed / 2, out.computation, 1e-6 * out.computation) << name_of(strategy);
+  }
 }
 
 TEST(Simulate, WhatCannotBeIsRefused) {
