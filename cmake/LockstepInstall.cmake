@@ -3,10 +3,10 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
 set(targets lockstep_core lockstep_tool)
 if(LOCKSTEP_TORCH)
-  list(APPEND targets lockstep lockstep_trainer)
+  list(APPEND targets lockstep lockstep_trainer lockstep_bench)
   # The libtorch that this was built against, unless a program brings another.
   set_target_properties(lockstep PROPERTIES INSTALL_RPATH "\$ORIGIN;${LockstepTorch_LIBRARY_DIR}")
-  set_target_properties(lockstep_trainer PROPERTIES INSTALL_RPATH
+  set_target_properties(lockstep_trainer lockstep_bench PROPERTIES INSTALL_RPATH
                         "\$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${LockstepTorch_LIBRARY_DIR}")
 endif()
 if(TARGET lockstep_c10d)

@@ -64,9 +64,11 @@ double measured(const std::vector<MeasuredCollective>& all, double bytes) {
                   a.seconds + (b.seconds - a.seconds) * (bytes - a.bytes) / (b.bytes - a.bytes));
 }
 
-// Both halves of an all_reduce move the same bytes.
-double gather_or_scatter(const Machine& machine, const Ranks& ranks, double bytes) {
+// Both halves of an all_reduce move the same bytes. `own`: what was measured of this half.
+double gather_or_scatter(const Machine& machine, const Ranks& ranks, double bytes,
+                         const std::vector<MeasuredCollective>& own) {
   if (ranks.count <= 1 || bytes <= 0) return 0;
+  if (ranks.nodes() == 1 && !own.empty()) return measured(own, bytes);
   if (ranks.nodes() == 1 && !machine.all_reduce.empty()) {
     return measured(machine.all_reduce, bytes) / 2;
   }
@@ -76,11 +78,11 @@ double gather_or_scatter(const Machine& machine, const Ranks& ranks, double byte
 }  // namespace
 
 double all_gather_seconds(const Machine& machine, const Ranks& ranks, double bytes) {
-  return gather_or_scatter(machine, ranks, bytes);
+  return gather_or_scatter(machine, ranks, bytes, machine.all_gather);
 }
 
 double reduce_scatter_seconds(const Machine& machine, const Ranks& ranks, double bytes) {
-  return gather_or_scatter(machine, ranks, bytes);
+  return gather_or_scatter(machine, ranks, bytes, machine.reduce_scatter);
 }
 
 double all_reduce_seconds(const Machine& machine, const Ranks& ranks, double bytes) {

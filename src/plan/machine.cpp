@@ -40,9 +40,37 @@ double positive(const Json& json, const char* key, const std::string& path) {
   const auto found = json.find(key);
   const double value = found != json.end() && found->is_number() ? found->get<double>() : 0;
   if (!(value > 0) || !std::isfinite(value)) {
-    throw ConfigError(fmt::format("[plan] {}: {} is no number above 0 (docs/plan.md)", path, key));
+    throw ConfigError(
+        fmt::format("[plan] {}: {} is no number above 0: write the file anew by "
+                    "`lockstep bench --to {}`",
+                    path, key, path));
   }
   return value;
+}
+
+std::vector<MeasuredCollective> collectives(const Json& json, const char* key,
+                                            const std::string& path) {
+  const Json points = json.value(key, Json::array());
+  std::vector<MeasuredCollective> out;
+  for (const Json& point : points.is_array() ? points : Json::array({points})) {
+    if (!point.is_object()) {
+      throw ConfigError(
+          fmt::format("[plan] {}: {} is no list of objects with bytes and seconds", path, key));
+    }
+    const MeasuredCollective one = {positive(point, "bytes", path),
+                                    positive(point, "seconds", path)};
+    if (!out.empty() && one.bytes <= out.back().bytes) {
+      throw ConfigError(fmt::format("[plan] {}: {} is not in ascending order of bytes", path, key));
+    }
+    out.push_back(one);
+  }
+  return out;
+}
+
+Json points_of(const std::vector<MeasuredCollective>& all) {
+  Json out = Json::array();
+  for (const auto& [bytes, seconds] : all) out.push_back({{"bytes", bytes}, {"seconds", seconds}});
+  return out;
 }
 
 }  // namespace
@@ -60,7 +88,7 @@ Machine this_host() {
                      .reserved_bytes = 0.2e9,
                      .allocator_margin = 0.02,
                      .shares_memory = true,
-                     .source = "estimated for a core"},
+                     .source = "estimated for a core; `lockstep bench` measures"},
           .network = network_named("ethernet-10g"),
           .devices_per_node = cores,
           // Two ranks in shared memory, docs/benchmarks.md.
@@ -71,13 +99,13 @@ Machine read_machine(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   if (!file) {
-    throw ConfigError(fmt::format(
-        "[plan] {}: cannot be read; docs/plan.md says what a file of a machine has", path));
+    throw ConfigError(
+        fmt::format("[plan] {}: cannot be read; `lockstep bench --to {}` writes it", path, path));
   }
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object() || json.value("format", Json()) != kFormat) {
     throw ConfigError(
-        fmt::format("[plan] {}: is no file of a machine (format \"{}\")", path, kFormat));
+        fmt::format("[plan] {}: is no file of `lockstep bench` (format \"{}\")", path, kFormat));
   }
   Machine machine = this_host();
   machine.is_measured = true;
@@ -95,38 +123,27 @@ Machine read_machine(const std::string& path) {
   machine.devices_per_node = std::llround(positive(json, "ranks", path));
   const Json shares = json.value("shares_memory", Json());
   device.shares_memory = shares.is_boolean() && shares.get<bool>();
-  const Json points = json.value("all_reduce", Json::array());
-  double last = 0;
-  for (const Json& point : points.is_array() ? points : Json::array()) {
-    if (!point.is_object()) continue;
-    const MeasuredCollective one = {positive(point, "bytes", path),
-                                    positive(point, "seconds", path)};
-    if (one.bytes <= last) {
-      throw ConfigError(
-          fmt::format("[plan] {}: all_reduce is not in ascending order of bytes", path));
-    }
-    last = one.bytes;
-    machine.all_reduce.push_back(one);
-  }
+  machine.all_reduce = collectives(json, "all_reduce", path);
+  machine.all_gather = collectives(json, "all_gather", path);
+  machine.reduce_scatter = collectives(json, "reduce_scatter", path);
   return machine;
 }
 
 std::string machine_json(const Machine& machine) {
   const Device& device = machine.device;
-  Json json = {{"format", kFormat},
-               {"device", device.name},
-               {"ranks", machine.devices_per_node},
-               {"memory_bytes", device.memory_bytes},
-               {"memory_bandwidth", device.memory_bandwidth},
-               {"float_flops", device.float_flops},
-               {"narrow_flops", device.narrow_flops},
-               {"reserved_bytes", device.reserved_bytes},
-               {"local_bandwidth", device.local_bandwidth},
-               {"shares_memory", device.shares_memory},
-               {"all_reduce", Json::array()}};
-  for (const auto& [bytes, seconds] : machine.all_reduce) {
-    json["all_reduce"].push_back({{"bytes", bytes}, {"seconds", seconds}});
-  }
+  const Json json = {{"format", kFormat},
+                     {"device", device.name},
+                     {"ranks", machine.devices_per_node},
+                     {"memory_bytes", device.memory_bytes},
+                     {"memory_bandwidth", device.memory_bandwidth},
+                     {"float_flops", device.float_flops},
+                     {"narrow_flops", device.narrow_flops},
+                     {"reserved_bytes", device.reserved_bytes},
+                     {"local_bandwidth", device.local_bandwidth},
+                     {"shares_memory", device.shares_memory},
+                     {"all_reduce", points_of(machine.all_reduce)},
+                     {"all_gather", points_of(machine.all_gather)},
+                     {"reduce_scatter", points_of(machine.reduce_scatter)}};
   return json.dump(2) + "\n";
 }
 

@@ -15,6 +15,7 @@ TRAIN = {"train/config": {"config", "config_extensions", "model_config"},
 # What of the room rl is free of torch: folders, which may include each other's headers.
 RL = {"chat", "embedded", "environment", "scores", "tau2"}
 RL_HEADERS = {"chat", "dialogue", "embedded", "environment", "episode", "message", "scores", "split", "tau2", "tool_call", "trajectory", "user"}
+MEASURES = {"bench", "measure", "program"}  # of the room plan, what runs models and ranks; the rest is free of torch
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 MOST_LINES = 450
 
@@ -28,7 +29,7 @@ def faults(source):
             yield f"{name}: {lines} lines, {MOST_LINES} are the most"
         room = name.parts[2 if name.parts[0] == "include" else 1]
         room = "tools" if name.parts[0] == "tools" else room
-        plain = room if room in PLAIN else FORMAT if room == "checkpoint" and (
+        plain = room if room in PLAIN and not (room == "plan" and MEASURES & {*name.parts, name.stem}) else FORMAT if room == "checkpoint" and (
             "format" in name.parts or (name.parts[0] == "include" and name.stem in formats)) else next(
             (part for part, headers in TRAIN.items() if room == "train" and (
                 part.removeprefix("train/") in name.parts or (name.parts[0] == "include" and name.stem in headers))), None)

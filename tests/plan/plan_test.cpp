@@ -183,7 +183,8 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   EXPECT_THAT(said("plan " + run_ + " --device h100-smx"), HasSubstr("the nearest is h100-sxm"));
   EXPECT_THAT(said("plan --model qwen3-5b"), HasSubstr("the nearest is qwen3-"));
   EXPECT_THAT(said("plan " + run_ + " --ranks 0x"), HasSubstr("--ranks"));
-  EXPECT_THAT(said("plan " + run_ + " --machine /nowhere"), HasSubstr("/nowhere: cannot be read"));
+  EXPECT_THAT(said("plan " + run_ + " --machine /nowhere"),
+              HasSubstr("lockstep bench --to /nowhere"));
   EXPECT_THAT(said("plan " + run_ + " --set data.kind=csv --set data.path=x.csv"),
               HasSubstr("--sample"));
   EXPECT_THAT(said("plan " + run_ + " --grpo"), HasSubstr("needs a transformer"));
@@ -208,12 +209,16 @@ TEST_F(PlanCommand, AMachineFileIsReadBack) {
   Machine machine = this_host();
   machine.devices_per_node = 2;
   machine.all_reduce = {{1024, 1e-5}, {1 << 20, 1e-4}};
+  machine.all_gather = {{1024, 7e-6}};
   const auto path = (folder_ / "machine.json").string();
   std::ofstream(path) << machine_json(machine);
   const auto read = read_machine(path);
   EXPECT_TRUE(read.is_measured);
   EXPECT_EQ(read.devices_per_node, 2);
   EXPECT_EQ(read.all_reduce.size(), 2);
+  const Ranks two = {.count = 2, .per_node = 2};
+  EXPECT_DOUBLE_EQ(all_gather_seconds(read, two, 1024), 7e-6);
+  EXPECT_DOUBLE_EQ(reduce_scatter_seconds(read, two, 1024), 5e-6);  // half of the all_reduce
   std::ofstream(path) << R"({"format": "lockstep.machine", "memory_bytes": -1})";
   EXPECT_THROW(read_machine(path), ConfigError);
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "bench.h"
 #include "checkpoint_flags.h"
 #include "config_commands.h"
 #include "core/nearest.h"
@@ -66,8 +67,9 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   }
   throw ConfigError(fmt::format(
       "unknown command '{}'; the nearest is {}; to start a program, write: {}", first,
-      nearest(first, {"run", "train", "sweep", "tokenize", "config", "doctor", "help", "inspect",
-                      "verify", "merge", "export", "diff", "report", "top", "plan", "simulate"}),
+      nearest(first,
+              {"run", "train", "sweep", "tokenize", "config", "doctor", "help", "inspect", "verify",
+               "merge", "export", "diff", "report", "top", "plan", "simulate", "bench"}),
       line));
 }
 
@@ -86,6 +88,7 @@ int run(std::vector<std::string> words) {
   tool::ReportCommand report(program);
   tool::TopCommand top(program);
   tool::PlanCommand plan(program);
+  tool::BenchCommand bench(program);
   tool::SimulateCommand simulate(program);
   if (words.empty()) words = {"--help"};
   if (words.front() == "help") {
@@ -100,6 +103,8 @@ int run(std::vector<std::string> words) {
     const auto flags = train.take_file({words.begin() + 1, words.end()});
     words.assign({"train"});
     words.insert(words.end(), flags.begin(), flags.end());
+  } else if (words.front() == "bench") {
+    bench.check_words({words.begin() + 1, words.end()});
   } else if (words.front() != "doctor" && words.front() != "report" && words.front() != "top" &&
              words.front() != "plan" && words.front() != "simulate" && words.front() != "config" &&
              words.front() != "sweep" && words.front() != "tokenize" &&
@@ -123,6 +128,7 @@ int run(std::vector<std::string> words) {
   if (program.got_subcommand("report")) return report.carry_out();
   if (program.got_subcommand("top")) return top.carry_out();
   if (program.got_subcommand("plan")) return plan.carry_out();
+  if (program.got_subcommand("bench")) return bench.carry_out();
   if (program.got_subcommand("simulate")) return simulate.carry_out();
   if (program.got_subcommand("train")) return train.carry_out();
   if (program.got_subcommand("sweep")) return sweep.carry_out();

@@ -8,8 +8,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 
+#include "beside.h"
 #include "core/place/node_list.h"
 #include "launch/job/run.h"
 #include "lockstep/core/environment.h"
@@ -106,17 +106,7 @@ void TrainCommand::apply_launch_section(const train::RunConfig& config) {
 }
 
 std::vector<std::string> TrainCommand::trainer() const {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  const auto program = self.parent_path() / "lockstep-trainer";
-  if (access(program.c_str(), X_OK) != 0) {
-    throw launch::StartError(
-        fmt::format("[train] {} cannot be executed: {}; it is built and installed together with "
-                    "lockstep, where libtorch is",
-                    program.string(), std::strerror(errno)),
-        127);
-  }
-  std::vector<std::string> command = {program.string(), file_};
+  std::vector<std::string> command = {program_beside("lockstep-trainer", "train"), file_};
   for (const std::string& one : overrides_) {
     command.emplace_back("--set");
     command.push_back(one);

@@ -42,9 +42,11 @@ struct Machine {
   Network network;
   int64_t devices_per_node = 8;
   // all_reduce among the devices of a node, by bytes, ascending; in the place of `local_bandwidth`
-  // where it is not empty.
+  // where it is not empty. Written by `lockstep bench`.
   std::vector<MeasuredCollective> all_reduce;
-  bool is_measured = false;  // with the run's own kernels
+  // The same of the halves of an all_reduce, bytes being the whole tensor's; empty: half its time.
+  std::vector<MeasuredCollective> all_gather, reduce_scatter;
+  bool is_measured = false;  // by `lockstep bench`, with the run's own kernels
 };
 
 // The tables.
@@ -59,9 +61,9 @@ const Network& network_named(const std::string& name);
 // estimates (`is_measured` is false).
 Machine this_host();
 
-// From a file as machine_json() writes it; ConfigError names the file and what is wrong in it.
+// What `lockstep bench` has written; ConfigError names the file and what is wrong in it.
 Machine read_machine(const std::string& path);
-// The text of such a file.
+// The same as text.
 std::string machine_json(const Machine& machine);
 
 }  // namespace lockstep::plan

@@ -10,6 +10,6 @@ vcpkg_cmake_configure(
 )
 vcpkg_cmake_install()
 vcpkg_cmake_config_fixup(CONFIG_PATH lib/cmake/lockstep)
-vcpkg_copy_tools(TOOL_NAMES lockstep lockstep-trainer AUTO_CLEAN)
+vcpkg_copy_tools(TOOL_NAMES lockstep lockstep-bench lockstep-trainer AUTO_CLEAN)
 file(REMOVE_RECURSE "${CURRENT_PACKAGES_DIR}/debug/include")
 vcpkg_install_copyright(FILE_LIST "${SOURCE_PATH}/LICENSE")

@@ -1,0 +1,34 @@
+// The program `lockstep-bench`: what `lockstep bench` starts as ranks. Its argument is the file to
+// write; without one it prints.
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <string>
+
+#include "lockstep/comm/world.h"
+#include "lockstep/core/error.h"
+#include "lockstep/plan/bench.h"
+
+int main(int argc, char** argv) try {
+  const std::string path = argc > 1 ? argv[1] : "";
+  const auto world = lockstep::comm::World::from_env();
+  const auto text = lockstep::plan::machine_json(lockstep::plan::measure_machine(world));
+  if (!world.is_main()) return 0;
+  if (path.empty()) {
+    std::fputs(text.c_str(), stdout);
+    return 0;
+  }
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  file.close();
+  if (!file) {
+    throw lockstep::ConfigError("[bench] " + path +
+                                ": cannot be written: name another file by --to");
+  }
+  std::printf("wrote %s; lockstep plan run.yaml --machine %s reads it\n", path.c_str(),
+              path.c_str());
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "error: %s\n", error.what());
+  return 1;
+}

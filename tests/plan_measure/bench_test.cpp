@@ -1,0 +1,86 @@
+// What `lockstep bench` measures.
+#include "lockstep/plan/bench.h"
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+
+#include "checkpoint_format/tool.h"
+#include "lockstep/core/error.h"
+#include "support/spawn.h"
+
+namespace lockstep::plan {
+namespace {
+
+using test::lockstep_tool;
+using testing::HasSubstr;
+
+class Bench : public testing::Test {
+ protected:
+  Bench() {
+    std::string name = (std::filesystem::temp_directory_path() / "bench-XXXXXX").string();
+    folder_ = mkdtemp(name.data());
+    file_ = (folder_ / "machine.json").string();
+  }
+  ~Bench() override { std::filesystem::remove_all(folder_); }
+
+  std::filesystem::path folder_;
+  std::string file_;
+};
+
+TEST_F(Bench, AllRanksKnowTheSameMachineAndAPlanReadsIt) {
+  test::spawn(2, [&](World& world) {
+    const auto machine = measure_machine(world, {.seconds_each = 0.01, .largest_bytes = 1 << 16});
+    const auto text = machine_json(machine);
+    const auto all = world.group().all_gather_bytes(text);
+    EXPECT_EQ(std::set<std::string>(all.begin(), all.end()).size(), 1);
+    EXPECT_EQ(machine.devices_per_node, 2);
+    EXPECT_TRUE(machine.device.shares_memory);
+    EXPECT_EQ(machine.all_reduce.size(), 3);
+    EXPECT_EQ(machine.all_gather.size(), 3);
+    EXPECT_EQ(machine.reduce_scatter.size(), 3);
+    if (world.is_main()) std::ofstream(file_) << text;
+  });
+  const auto read = read_machine(file_);
+  EXPECT_TRUE(read.is_measured);
+  EXPECT_EQ(read.all_gather.size(), 3);
+  std::ofstream(folder_ / "run.yaml") << "model: {kind: mlp}\ndata: fashion-mnist\n";
+  const auto plan =
+      lockstep_tool("plan " + (folder_ / "run.yaml").string() + " --machine " + file_);
+  EXPECT_EQ(plan.status, 0) << plan.said;
+  EXPECT_THAT(plan.said, HasSubstr("2 ranks on 2 x measured"));
+}
+
+TEST_F(Bench, TheCommandStartsRanksAndWritesTheFile) {
+  const auto out = lockstep_tool("bench --nproc-per-node 1 --to " + file_);
+  EXPECT_EQ(out.status, 0) << out.said;
+  EXPECT_THAT(out.said, HasSubstr("wrote " + file_));
+  EXPECT_EQ(read_machine(file_).devices_per_node, 1);
+}
+
+TEST_F(Bench, WrongArgumentsAndFilesAreRefused) {
+  const auto wrong = lockstep_tool("bench machine.json");
+  EXPECT_EQ(wrong.status, 2) << wrong.said;
+  EXPECT_THAT(wrong.said, HasSubstr("'machine.json' is no flag"));
+  const auto nowhere = lockstep_tool("bench --to /nowhere/machine.json");
+  EXPECT_EQ(nowhere.status, 2) << nowhere.said;
+  EXPECT_THAT(nowhere.said, HasSubstr("nothing can be written into /nowhere"));
+}
+
+TEST_F(Bench, RanksOfSeveralHostsAreRefused) {
+  test::spawn(2,
+              [](World& world) {
+                EXPECT_THAT(
+                    [&] { measure_machine(world); },
+                    testing::ThrowsMessage<ConfigError>(HasSubstr("the ranks of one node")));
+              },
+              {.backend = "auto", .hosts = {0, 1}});
+}
+
+}  // namespace
+}  // namespace lockstep::plan
