@@ -42,21 +42,34 @@ void add_activations(Memory& out, const ModelProfile& model, const Training& tra
              static_cast<double>(1 + training.prefetched);
 }
 
+// Beside what is kept at the end, when forward works in pieces: their results are added up in what
+// is kept for all batches, which is not there yet while the first piece is worked on.
+double pieces_of(const ProfileUnit& unit, double batch) {
+  const double all = unit.chunked * batch, one = std::min(all, unit.piece);
+  return all > unit.piece ? std::max(2 * one, one + unit.fixed_kept)
+                          : std::max(one, 2 * one - unit.fixed_kept);
+}
+
 }  // namespace
 
 ActivationPeak activation_peak(const ModelProfile& model, int64_t samples, Recomputed recomputed) {
   const auto batch = static_cast<double>(samples);
   const auto kept_of = [&](const ProfileUnit& unit) {
-    return recomputed == Recomputed::Blocks && unit.is_block ? unit.input * batch
-                                                             : unit.kept * batch + unit.fixed_kept;
+    if (recomputed == Recomputed::Blocks && unit.is_block) return unit.input * batch;
+    const double cheap = recomputed == Recomputed::Cheap ? unit.cheap : 0;
+    return (unit.kept - cheap) * batch + unit.fixed_kept;
   };
   ActivationPeak out;
   for (const auto& unit : model.units) out.kept += kept_of(unit);
   double alive = out.kept, most = out.kept;
   for (auto unit = model.units.rbegin(); unit != model.units.rend(); ++unit) {
-    // A block that is computed again has all that it would have kept.
-    const double again = unit->kept * batch + unit->fixed_kept - kept_of(*unit);
-    most = std::max(most, alive + again + unit->transient * batch + unit->fixed_transient);
+    // A block that is computed again has all that it would have kept; a norm has less than what
+    // the block needs anyway at its busiest.
+    const double again = recomputed == Recomputed::Blocks
+                             ? unit->kept * batch + unit->fixed_kept - kept_of(*unit)
+                             : 0;
+    const double working = unit->transient * batch + unit->fixed_transient;
+    most = std::max(most, alive + again + std::max(working, pieces_of(*unit, batch)));
     alive -= kept_of(*unit);
   }
   out.working = most - out.kept;

@@ -80,7 +80,7 @@ ModelProfile profile_of(const train::RunConfig& config, const SampleSizes& sampl
   if (model.kind == "resnet18") return resnet18_profile(model.resnet18, sample);
   if (model.kind != "transformer") {
     throw ConfigError(fmt::format(
-        "[plan] model.kind {} is the program's own: fill a lockstep::plan::ModelProfile in it",
+        "[plan] model.kind {} is the program's own: call lockstep::plan::measure() in it",
         model.kind));
   }
   auto sizes = model.transformer;

@@ -46,11 +46,14 @@ ProfileUnit loss_of(int64_t outputs) {
   return {.name = "loss", .kept = kFloat * all, .transient = 2 * kFloat * all};
 }
 
-ProfileUnit linear_unit(std::string name, int64_t in, int64_t out, bool bias) {
+// The gradient of the model's input is not computed.
+enum class Place { First, Later };
+
+ProfileUnit linear_unit(std::string name, int64_t in, int64_t out, bool bias, Place place) {
   ProfileUnit unit{.name = std::move(name), .parameters = {in * out}};
   if (bias) unit.parameters.push_back(out);
   unit.flops = 2 * static_cast<double>(in) * static_cast<double>(out);
-  unit.transient = kFloat * static_cast<double>(in + out);
+  unit.transient = kFloat * static_cast<double>(place == Place::First ? out : in + out);
   return unit;
 }
 
@@ -96,7 +99,7 @@ ModelProfile linear_profile(const train::LinearConfig& model, const SampleSizes&
   const int64_t in = model.inputs > 0 ? model.inputs : product(sample.data);
   const int64_t out = outputs_of(model.outputs, sample, "linear");
   auto profile = begin(fmt::format("linear, {} to {}", in, out), sample);
-  profile.units = {linear_unit("linear", in, out, model.bias), loss_of(out)};
+  profile.units = {linear_unit("linear", in, out, model.bias, Place::First), loss_of(out)};
   finish(profile);
   return profile;
 }
@@ -107,16 +110,19 @@ ModelProfile mlp_profile(const train::MlpConfig& model, const SampleSizes& sampl
   sizes.push_back(outputs_of(model.outputs, sample, "mlp"));
   auto profile = begin(fmt::format("mlp, {}", fmt::join(sizes, " - ")), sample);
   for (size_t i = 0; i + 1 < sizes.size(); ++i) {
-    auto unit = linear_unit(fmt::format("layer {}", i), sizes[i], sizes[i + 1], true);
+    profile.units.push_back(linear_unit(fmt::format("layer {}", i), sizes[i], sizes[i + 1], true,
+                                        i == 0 ? Place::First : Place::Later));
     const bool is_hidden = i + 2 < sizes.size();
     if (is_hidden) {
       // Dropout keeps its mask and hands its own result on, so that one less is needed of an
       // activation that keeps its input.
       const double dropped = model.activation == "identity" ? 2 : 3;
       const double tensors = model.dropout > 0 ? dropped : kept_by(model.activation);
-      unit.kept = kFloat * tensors * static_cast<double>(sizes[i + 1]);
+      const auto numbers = static_cast<double>(sizes[i + 1]);
+      profile.units.push_back({.name = fmt::format("activation {}", i),
+                               .kept = kFloat * tensors * numbers,
+                               .transient = 2 * kFloat * numbers});
     }
-    profile.units.push_back(unit);
   }
   profile.units.push_back(loss_of(sizes.back()));
   finish(profile);
@@ -130,14 +136,28 @@ ModelProfile convnet_profile(const train::ConvnetConfig& model, const SampleSize
       begin(fmt::format("convnet, {} channels", fmt::join(model.channels, ", ")), sample);
   for (size_t i = 0; i < model.channels.size(); ++i) {
     const Image out = {model.channels[i], in.height, in.width};
-    auto unit = convolution(fmt::format("stage {}", i), in, out, 3, Activated::Yes);
+    // Its operators one by one, since backward frees what each has kept before the next one.
+    auto unit = convolution(fmt::format("stage {}", i), in, out, 3, Activated::No);
+    const bool is_last = i + 1 == model.channels.size();
     const Image pooled = {out.channels, out.height / 2, out.width / 2};
-    unit.kept += (kFloat + kIndex) * pooled.elements();  // with the places of the largest
-    profile.buffer_elements += 2 * out.channels + 1;
+    const double numbers = out.elements();
+    unit.kept = unit.fixed_kept = 0;
+    unit.transient = kFloat * ((i == 0 ? 0 : in.elements()) + numbers);
     profile.units.push_back(unit);
+    profile.units.push_back({.name = "normalisation",
+                             .kept = kFloat * numbers,
+                             .transient = 2 * kFloat * numbers,
+                             .fixed_kept = 2 * kFloat * static_cast<double>(out.channels)});
+    profile.units.push_back(
+        {.name = "relu", .kept = kFloat * numbers, .transient = 2 * kFloat * numbers});
+    // The places of the largest, and what the next convolution takes; a mean needs nothing.
+    profile.units.push_back({.name = "pooling",
+                             .kept = (kIndex + (is_last ? 0 : kFloat)) * pooled.elements(),
+                             .transient = kFloat * (numbers + pooled.elements())});
+    profile.buffer_elements += 2 * out.channels + 1;
     in = pooled;
   }
-  auto classifier = linear_unit("classifier", in.channels, outputs, true);
+  auto classifier = linear_unit("classifier", in.channels, outputs, true, Place::Later);
   classifier.kept = kFloat * static_cast<double>(in.channels);
   profile.units.push_back(classifier);
   profile.units.push_back(loss_of(outputs));
@@ -149,14 +169,20 @@ ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSi
   const Image image = image_of(sample, "resnet18");
   const int64_t outputs = outputs_of(model.outputs, sample, "resnet18");
   auto profile = begin("resnet18", sample);
-  const auto add = [&](ProfileUnit unit) {
-    profile.buffer_elements += 2 * unit.parameters.back() + 1;
-    profile.units.push_back(std::move(unit));
+  const auto include = [&](ProfileUnit& unit, const ProfileUnit& part) {
+    profile.buffer_elements += 2 * part.parameters.back() + 1;
+    unit.parameters.insert(unit.parameters.end(), part.parameters.begin(), part.parameters.end());
+    unit.flops += part.flops;
+    unit.kept += part.kept;
+    unit.fixed_kept += part.fixed_kept;
+    unit.transient = std::max(unit.transient, part.transient);
   };
   const auto half = [](int64_t size) { return (size + 1) / 2; };
   Image in = {64, image.height, image.width};
   if (!model.small_images) in = {64, half(image.height), half(image.width)};
-  add(convolution("conv1", image, in, model.small_images ? 3 : 7, Activated::Yes));
+  ProfileUnit first{.name = "conv1"};
+  include(first, convolution("conv1", image, in, model.small_images ? 3 : 7, Activated::Yes));
+  profile.units.push_back(std::move(first));
   if (!model.small_images) {
     in = {64, half(in.height), half(in.width)};
     profile.units.back().kept += (kFloat + kIndex) * in.elements();
@@ -165,14 +191,17 @@ ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSi
     for (int block = 0; block < 2; ++block) {
       const bool shrinks = stage > 0 && block == 0;
       const Image out = shrinks ? Image{2 * in.channels, half(in.height), half(in.width)} : in;
-      const auto name = fmt::format("layer{}.{}", stage + 1, block);
-      add(convolution(name + ".conv1", in, out, 3, Activated::Yes));
-      add(convolution(name + ".conv2", out, out, 3, Activated::Yes));  // the ReLU of the sum
-      if (shrinks) add(convolution(name + ".downsample", in, out, 1, Activated::No));
+      // A block is one unit: what Fsdp gathers, and what is computed twice.
+      ProfileUnit unit{.name = fmt::format("layer{}.{}", stage + 1, block), .is_block = true};
+      include(unit, convolution("conv1", in, out, 3, Activated::Yes));
+      include(unit, convolution("conv2", out, out, 3, Activated::Yes));  // the ReLU of the sum
+      if (shrinks) include(unit, convolution("downsample", in, out, 1, Activated::No));
+      unit.input = kFloat * out.elements();  // of the block that follows
+      profile.units.push_back(std::move(unit));
       in = out;
     }
   }
-  auto classifier = linear_unit("fc", in.channels, outputs, true);
+  auto classifier = linear_unit("fc", in.channels, outputs, true, Place::Later);
   classifier.kept = kFloat * static_cast<double>(in.channels);
   profile.units.push_back(classifier);
   profile.units.push_back(loss_of(outputs));

@@ -16,14 +16,30 @@ constexpr double kCached = 16 << 20;      // bytes of a cache
 // Backward takes two thirds of forward and backward.
 constexpr double kBackwardShare = 2.0 / 3;
 
+bool is_twice(const ProfileUnit& unit, const Training& training) {
+  return training.recomputed == Recomputed::Blocks && unit.is_block;
+}
+
+// A measured pass, longer by the forwards that are made twice.
+double measured_computation(const ModelProfile& model, const Training& training) {
+  double once = 0, again = 0;
+  for (const auto& unit : model.units) {
+    once += 3 * unit.flops;
+    if (is_twice(unit, training)) again += unit.flops;
+  }
+  return training.measured_pass * static_cast<double>(training.accumulation) *
+         (once > 0 ? 1 + again / once : 1);
+}
+
 double computation(const ModelProfile& model, const Training& training, const Device& device) {
+  if (training.measured_pass > 0) return measured_computation(model, training);
   const bool narrow = training.precision == Precision::Narrow;
   const double rate = (narrow ? device.narrow_flops : device.float_flops) * device.efficiency;
   const auto samples = static_cast<double>(training.batch * training.accumulation);
   double seconds = 0;
   for (const auto& unit : model.units) {
-    const bool twice = training.recomputed == Recomputed::Blocks && unit.is_block;
-    const double passes = twice ? 4 : 3;  // backward computes twice what forward does
+    const double passes =
+        is_twice(unit, training) ? 4 : 3;  // backward computes twice what forward does
     // What is kept is written once and read once, and its gradients as well.
     const double moved =
         4 * (unit.kept * samples + unit.fixed_kept * static_cast<double>(training.accumulation));
@@ -83,9 +99,11 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
   work.exposed += passes * gather(root) + reduce_scatter_seconds(machine, shards, root);
   if (strategy == Strategy::FsdpHybrid && shards.count < all.count) {
     // Each rank's part among the nodes; all ranks of a node at once, so its network moves all.
+    // The root's gradients are complete last.
     const Ranks nodes = {.count = all.nodes(), .per_node = 1};
     work.collectives +=
-        all_reduce_seconds(machine, nodes, computed * static_cast<double>(model.elements()));
+        all_reduce_seconds(machine, nodes, computed * static_cast<double>(model.elements()) - root);
+    work.exposed += all_reduce_seconds(machine, nodes, root);
   }
 }
 

@@ -41,7 +41,11 @@ Training training_of(const train::RunConfig& config) {
   const auto& dtype = config.mixed_precision.dtype;
   if (dtype == "bf16" || dtype == "fp16") out.precision = Precision::Narrow;
   const bool is_fsdp = config.parallel.strategy == "fsdp";
-  if (is_fsdp && config.parallel.fsdp.activation_checkpointing) out.recomputed = Recomputed::Blocks;
+  const auto& twice = config.training.activation_checkpointing;
+  if (twice == "selective") out.recomputed = Recomputed::Cheap;
+  if (twice == "full" || (is_fsdp && config.parallel.fsdp.activation_checkpointing)) {
+    out.recomputed = Recomputed::Blocks;
+  }
   if (config.optimizer.kind == "sgd") out.state_bytes = config.optimizer.momentum > 0 ? 4 : 0;
   out.bucket_bytes = config.parallel.bucket_cap_mb * (1 << 20);
   const auto& hook = config.parallel.hook;

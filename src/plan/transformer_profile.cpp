@@ -36,12 +36,13 @@ train::TransformerConfig completed(train::TransformerConfig sizes) {
   return sizes;
 }
 
-// RMSNorm of so many numbers in `rows`: the normalised ones, its result when somebody keeps it, a
-// scale of each row and, computing narrow, the wide input.
+// RMSNorm of so many numbers in `rows`: its input, as float32 whatever it was, the normalised
+// numbers, a scale of each row, and its result when somebody keeps it.
 double norm_bytes(double numbers, double rows, double width, bool keeps_result) {
-  const double wide_input = width < kFloat ? kFloat * numbers : 0;
-  return width * numbers * (keeps_result ? 2 : 1) + kFloat * rows + wide_input;
+  return kFloat * numbers + width * numbers * (keeps_result ? 2 : 1) + kFloat * rows;
 }
+// Of it what is not kept when it is computed twice: all but the input as it was, and the result.
+double cheap_norm_bytes(double numbers, double rows) { return kFloat * (numbers + rows); }
 
 ProfileUnit block_of(const train::TransformerConfig& o, double tokens, double width) {
   const auto hidden = static_cast<double>(o.hidden), inner = static_cast<double>(o.feed_forward);
@@ -65,16 +66,20 @@ ProfileUnit block_of(const train::TransformerConfig& o, double tokens, double wi
   unit.flops = tokens * (2 * products + 2 * tokens * queries);
   unit.input = tokens * width * hidden;
   const double attention = norm_bytes(hidden, 1, width, true) +  // before it
-                           width * queries + norm_bytes(queries, heads, width, false) +
-                           width * keys + norm_bytes(keys, kv_heads, width, false) +
+                           norm_bytes(queries, heads, width, false) +
+                           norm_bytes(keys, kv_heads, width, false) +
                            width * (queries + keys) +         // turned by their positions
                            width * keys +                     // values
                            width * queries + kFloat * heads;  // result and its sums
-  const double feed_forward = width * hidden +                // the sum so far
-                              norm_bytes(hidden, 1, width, true) + 4 * width * inner;
-  unit.kept = unit.input + tokens * (attention + feed_forward);
-  // Backward of silu(gate) * up has three tensors of the inner width at a time.
-  unit.transient = tokens * width * (3 * inner + 2 * hidden);
+  const double feed_forward = norm_bytes(hidden, 1, width, true) + 4 * width * inner;
+  unit.kept = tokens * (attention + feed_forward);
+  // Of silu(gate) and its product with up only the product is kept.
+  const double norms = 2 * cheap_norm_bytes(hidden, 1) + cheap_norm_bytes(queries, heads) +
+                       cheap_norm_bytes(keys, kv_heads);
+  unit.cheap = tokens * (norms + width * inner);
+  // Backward of silu(gate) * up has three tensors of the inner width at a time, in the place of the
+  // product.
+  unit.transient = tokens * width * (2 * inner + 2 * hidden);
   return unit;
 }
 
@@ -95,21 +100,26 @@ ModelProfile transformer_profile(const train::TransformerConfig& given, int64_t 
   ModelProfile profile{.name = fmt::format("transformer, {} layers of {}", o.layers, o.hidden),
                        .tokens = tokens,
                        .sample_bytes = 2 * kIndex * length};
-  profile.units.push_back({.name = "embedding", .parameters = {o.vocabulary * o.hidden}});
+  // With the cosines and sines of the positions.
+  profile.units.push_back({.name = "embedding",
+                           .parameters = {o.vocabulary * o.hidden},
+                           .fixed_kept = 2 * kFloat * length * static_cast<double>(o.head_dim)});
   const auto block = block_of(o, length, width);
   for (int64_t i = 0; i < o.layers; ++i) {
     profile.units.push_back(block);
     profile.units.back().name = fmt::format("layers.{}", i);
   }
   // The loss keeps the gradients of its input and of the whole head, which it has computed already,
-  // and holds some logits at a time.
+  // and holds some logits at a time, of 64 tokens at least.
   ProfileUnit head{.name = "head", .parameters = {o.hidden}};
   if (!o.tied) head.parameters.push_back(o.vocabulary * o.hidden);
   head.flops = 2 * length * static_cast<double>(o.vocabulary) * hidden;
-  head.kept = length * (width * hidden + norm_bytes(hidden, 1, width, false) + width * hidden);
+  head.kept = length * (norm_bytes(hidden, 1, width, false) + width * hidden);
   head.fixed_kept = table * width / kFloat;
   head.transient = length * width * hidden;
-  head.fixed_transient = table * width / kFloat + kLossChunkBytes * width / kFloat;
+  head.fixed_transient = table * width / kFloat;
+  head.chunked = kFloat * length * static_cast<double>(o.vocabulary);
+  head.piece = std::max(kLossChunkBytes, 64 * kFloat * static_cast<double>(o.vocabulary));
   profile.units.push_back(head);
   for (auto& unit : profile.units) {
     const auto largest = static_cast<double>(*std::ranges::max_element(unit.parameters));

@@ -107,6 +107,25 @@ TEST(Plan, ASmallModelIsForDdpAndALargeOneForFsdp) {
   EXPECT_THAT(plan_text(none, 80), HasSubstr("Nothing fits on 2 ranks"));
 }
 
+TEST(Plan, WhatAFileComputesTwiceIsPlanned) {
+  train::RunConfig config;
+  EXPECT_EQ(training_of(config).recomputed, Recomputed::Nothing);
+  config.training.activation_checkpointing = "full";
+  EXPECT_EQ(training_of(config).recomputed, Recomputed::Blocks);
+  config.training.activation_checkpointing = "selective";
+  EXPECT_EQ(training_of(config).recomputed, Recomputed::Cheap);
+  EXPECT_EQ(training_of(config).sent_bytes, 4);
+  config.parallel.hook = "bf16";
+  EXPECT_EQ(training_of(config).sent_bytes, 2);
+  const auto model = qwen("qwen3-4b");
+  const auto kept = [&](Recomputed recomputed) {
+    const Training training = {.precision = Precision::Narrow, .recomputed = recomputed};
+    return memory_of(model, training, Strategy::Ddp, cluster("h100-sxm"), 1).activations;
+  };
+  EXPECT_LT(kept(Recomputed::Cheap), 0.8 * kept(Recomputed::Nothing));
+  EXPECT_LT(kept(Recomputed::Blocks), 0.5 * kept(Recomputed::Cheap));
+}
+
 TEST(Plan, ASlowNetworkMovesTheKnee) {
   const Training training = {.precision = Precision::Narrow, .recomputed = Recomputed::Blocks};
   Machine machine = cluster("h100-sxm");

@@ -13,8 +13,9 @@ namespace lockstep::plan {
 // What computation is done in, and so what most activations are kept in.
 enum class Precision { Float, Narrow };  // Narrow: bfloat16 or float16
 
-// What is computed twice instead of kept (lockstep/parallel/activation_checkpointing.h).
-enum class Recomputed { Nothing, Blocks };
+// What is computed twice instead of kept (lockstep/parallel/activation_checkpointing.h): whole
+// blocks, or of a transformer's only norms and activation functions.
+enum class Recomputed { Nothing, Cheap, Blocks };
 
 // A part of a model, whose parameters Fsdp gathers together. Bytes "of a sample" are multiplied by
 // the batch; the others are not.
@@ -24,10 +25,14 @@ struct ProfileUnit {
   double flops = 0;                 // of a sample's forward
   double kept = 0;                  // bytes of a sample that backward needs
   double input = 0;                 // of it what is kept when the unit is computed twice
+  double cheap = 0;                 // of it what norms and activation functions keep
   double transient = 0;             // bytes of a sample, beside what is kept, while it works
-  double fixed_kept = 0;            // bytes that backward needs whatever the batch
-  double fixed_transient = 0;       // bytes while it works, whatever the batch
-  bool is_block = false;            // one of many alike: it can be computed twice, and is a unit
+  // Bytes of a sample that forward works on in pieces of at most `piece` bytes, two copies at a
+  // time.
+  double chunked = 0, piece = 0;
+  double fixed_kept = 0;       // bytes that backward needs whatever the batch
+  double fixed_transient = 0;  // bytes while it works, whatever the batch
+  bool is_block = false;       // one of many alike: it can be computed twice, and is a unit
 
   // Of all its parameters.
   int64_t elements() const;

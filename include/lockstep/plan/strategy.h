@@ -38,6 +38,9 @@ struct Training {
   int64_t sent_bytes = 4;    // of a gradient's element on its way: a hook makes it 2
   int64_t prefetched = 0;    // batches that the loader makes ahead
   double measured_step = 0;  // seconds of a step on one rank, when it was measured; 0: estimate
+  // Seconds of forward and backward of one micro-batch, with nothing computed twice, when they were
+  // measured (lockstep/plan/measure.h); 0: estimate. measured_step goes before it.
+  double measured_pass = 0;
 };
 
 // What a configuration says of it.
