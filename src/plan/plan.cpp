@@ -12,8 +12,12 @@ namespace {
 constexpr std::array kAll = {Strategy::Ddp, Strategy::Zero, Strategy::FsdpGradients,
                              Strategy::FsdpFull, Strategy::FsdpHybrid};
 constexpr int64_t kMostRanks = 1 << 20, kMostTried = 1 << 17;
-// An estimate is no better than this, so that the simpler strategy is chosen.
-constexpr double kAsFast = 1.05;
+// What a strategy has to gain on a simpler one to be chosen. Dividing the model changes the
+// program, its checkpoints and what can be done to parameters, and a step's time is known to a
+// tenth.
+constexpr double kClearGain = 1.10, kGainWithinKind = 1.05;
+
+bool is_fsdp(Strategy strategy) { return strategy != Strategy::Ddp && strategy != Strategy::Zero; }
 
 PlanRow row_of(const ModelProfile& model, const Training& training, const Machine& machine,
                Strategy strategy, int64_t ranks) {
@@ -45,7 +49,13 @@ std::optional<PlanRow> best_of(const std::vector<PlanRow>& rows) {
   std::optional<PlanRow> best;
   for (const auto& row : rows) {  // simplest first
     if (!row.memory.fits()) continue;
-    if (!best || row.time.total * kAsFast < best->time.total) best = row;
+    if (!best) {
+      best = row;
+      continue;
+    }
+    const bool divides = is_fsdp(row.strategy) && !is_fsdp(best->strategy);
+    const double gain = divides ? kClearGain : kGainWithinKind;
+    if (row.time.total * gain < best->time.total) best = row;
   }
   return best;
 }

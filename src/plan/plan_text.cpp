@@ -29,7 +29,10 @@ std::string heading(const Plan& plan) {
       plan.model.name, count_text(static_cast<double>(plan.model.elements())), t.batch,
       t.accumulation > 1 ? fmt::format(" x {} micro-batches", t.accumulation) : "",
       t.precision == Precision::Narrow ? "computing in 16 bits" : "float32",
-      t.recomputed == Recomputed::Blocks ? ", activations computed twice" : "", t.state_bytes);
+      t.recomputed == Recomputed::Blocks  ? ", activations computed twice"
+      : t.recomputed == Recomputed::Cheap ? ", norms and activation functions computed twice"
+                                          : "",
+      t.state_bytes);
   const bool several = plan.ranks > plan.machine.devices_per_node;
   out += fmt::format("{} on {} x {}{}, {} a rank{}\n", ranks_text(plan.ranks),
                      plan.machine.devices_per_node, device.name,
@@ -134,6 +137,21 @@ std::string why_fsdp(const PlanRow& best, const PlanRow& ddp) {
       seconds_text(ddp.time.total), percent_text(ddp.time.total / best.time.total - 1));
 }
 
+std::string why_ddp(const Plan& plan, const PlanRow& best) {
+  const PlanRow* fastest = &best;
+  for (const auto& row : plan.strategies) {
+    if (row.memory.fits() && row.time.total < fastest->time.total) fastest = &row;
+  }
+  const auto out = fmt::format("All of the model fits each rank ({} of {}), and ",
+                               bytes_text(best.memory.total), bytes_text(best.memory.available));
+  const double gain = best.time.total / fastest->time.total - 1;
+  if (gain < 0.005) {
+    return out + "no strategy that divides it is faster: it would only communicate more.";
+  }
+  return out + fmt::format("{}, the fastest, would gain {}, less than such an estimate is good to.",
+                           name_of(fastest->strategy), percent_text(gain));
+}
+
 std::string advice(const Plan& plan) {
   if (!plan.best) return when_nothing_fits(plan);
   const PlanRow& best = *plan.best;
@@ -145,10 +163,7 @@ std::string advice(const Plan& plan) {
                              bytes_text(best.memory.total), bytes_text(best.memory.available));
   }
   if (best.strategy == Strategy::Ddp) {
-    out += fmt::format(
-        "All of the model fits each rank ({} of {}), and no strategy that divides it "
-        "is faster: it would only communicate more.",
-        bytes_text(best.memory.total), bytes_text(best.memory.available));
+    out += why_ddp(plan, best);
   } else {
     out += why_fsdp(best, *ddp);
   }
@@ -189,8 +204,8 @@ std::string plan_text(const Plan& plan, int width) {
   if (const auto knee = knee_text(plan); !knee.empty()) out += wrapped(knee, width);
   if (plan.machine.device.name == "cpu" && !plan.machine.is_measured) {
     out += wrapped(
-        "Times are for cores as a rule has them: --measured-step takes the seconds of a step on "
-        "one rank, --machine a file with this machine's figures (docs/plan.md).",
+        "Times are for cores as a rule has them. `lockstep bench --to machine.json` "
+        "measures this machine; plan takes the file by --machine.",
         width);
   } else if (!plan.machine.is_measured && plan.training.measured_step == 0) {
     out += wrapped(

@@ -107,6 +107,21 @@ TEST(Plan, ASmallModelIsForDdpAndALargeOneForFsdp) {
   EXPECT_THAT(plan_text(none, 80), HasSubstr("Nothing fits on 2 ranks"));
 }
 
+// An estimated gain of some percent is no reason to divide a model that fits many times.
+TEST(Plan, ATinyModelIsForDdpOnAnyNumberOfRanks) {
+  Machine machine = this_host();
+  machine.devices_per_node = 4;
+  const auto tiny = profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {256}}}}, {{784}, 10});
+  const auto plan = make_plan(tiny, {.batch = 64}, machine, {.ranks = 4});
+  ASSERT_TRUE(plan.best);
+  EXPECT_EQ(plan.best->strategy, Strategy::Ddp);
+  EXPECT_THAT(plan_text(plan, 100), HasSubstr("less than such an estimate is good to"));
+  for (const auto& row : plan.sizes) {
+    if (row.ranks > 4) break;  // on several nodes the network decides
+    EXPECT_EQ(row.strategy, Strategy::Ddp) << row.ranks;
+  }
+}
+
 TEST(Plan, WhatAFileComputesTwiceIsPlanned) {
   train::RunConfig config;
   EXPECT_EQ(training_of(config).recomputed, Recomputed::Nothing);

@@ -37,8 +37,10 @@ struct Plan {
   int64_t ranks = 1;
   std::optional<Strategy> configured;
   std::vector<PlanRow> strategies;  // all, on `ranks`
-  std::optional<PlanRow> best;      // the fastest that fits; of those within 5 %, the simplest
-  std::vector<PlanRow> sizes;       // the best one on 1, 2, 4, ... ranks, as far as any fits
+  // The fastest that fits, but a simpler one unless that is 5 % slower, or 10 % where the choice is
+  // between Ddp and Fsdp.
+  std::optional<PlanRow> best;
+  std::vector<PlanRow> sizes;  // the best one on 1, 2, 4, ... ranks, as far as any fits
   // The fewest ranks (a power of two) on which anything fits; 0: none up to 131,072.
   int64_t least_ranks = 0;
   // The fewest ranks (a power of two) on which the best one spends more time on communication and
