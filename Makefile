@@ -14,7 +14,7 @@ quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exi
 # The package, for Python that runs from the build.
 PYTHON := PYTHONPATH=$(BUILD)/python OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo .deps/peers/bin/python
 
-.PHONY: release help train test build configured setup bench bench-setup asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
+.PHONY: release help train test build configured setup bench bench-setup plan-bars asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -44,6 +44,10 @@ configured: setup
 
 bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/bench/results.json
 	@python3 benchmarks/run.py $(BUILD)
+
+plan-bars: configured ## what `lockstep plan` predicts of twelve configurations against what is measured, in about two minutes, on a quiet machine
+	@$(NINJA) -C $(BUILD) lockstep_tool lockstep_bench bench_plan_bars
+	@python3 benchmarks/plan_bars.py $(BUILD)
 
 asan tsan: bench-setup ## runs the tests of the rooms without torch (asan: comm, too) under a sanitizer
 	$(call quietly,cmake --preset $@)
