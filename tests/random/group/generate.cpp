@@ -14,6 +14,10 @@ using comm::ReduceOp;
 const std::vector<ScalarType> kDtypes = {c10::kFloat, c10::kDouble, c10::kHalf, c10::kBFloat16,
                                          c10::kChar,  c10::kShort,  c10::kInt,  c10::kLong,
                                          c10::kByte,  c10::kBool};
+// Of which Python's Gloo has none, and which NCCL rounds otherwise.
+const std::vector<ScalarType> kRareDtypes = {
+    c10::kUInt16,      c10::kUInt32,       c10::kUInt64,       c10::kFloat8_e4m3fn,
+    c10::kFloat8_e5m2, c10::kComplexFloat, c10::kComplexDouble};
 const std::vector<What> kCalls = {
     What::AllReduce,     What::AllReduce,     What::AllReduce,      What::Reduce,
     What::ReduceScatter, What::ReduceScatter, What::AllGather,      What::AllGather,
@@ -71,7 +75,8 @@ class Writer {
 
   void make_memory() {
     for (int64_t left = 1 + dice_.below(3); left > 0; --left) {
-      const ScalarType dtype = dice_.pick(kDtypes);
+      const ScalarType dtype =
+          dice_.pick(traits_.tree_order && dice_.one_in(3) ? kRareDtypes : kDtypes);
       for (int made = 0; made < kBuffers;) {
         Arena arena{.dtype = dtype, .seed = dice_.next()};
         arena.kind = dice_.pick<Arena::Kind>({Arena::Kind::Private, Arena::Kind::Private,
@@ -99,13 +104,17 @@ class Writer {
   }
 
   ReduceOp random_reduction(ScalarType dtype) {
+    if (c10::isComplexType(dtype))
+      return dice_.pick<ReduceOp>({ReduceOp::Sum, ReduceOp::Average, ReduceOp::Product});
     std::vector<ReduceOp> ops = {ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max};
     // A product of many small numbers is no longer exact in every order.
     if (traits_.tree_order) ops.push_back(ReduceOp::Product);
     if (dtype != c10::kBool) ops.push_back(ReduceOp::Average);
+    if (traits_.tree_order && c10::isFloatingType(dtype)) ops.push_back(ReduceOp::PreMulSum);
     if (!c10::isFloatingType(dtype) && traits_.bitwise) {
       ops.push_back(ReduceOp::BitwiseAnd);
       ops.push_back(ReduceOp::BitwiseOr);
+      if (traits_.tree_order) ops.push_back(ReduceOp::BitwiseXor);
     }
     return dice_.pick(ops);
   }

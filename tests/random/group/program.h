@@ -14,6 +14,9 @@
 
 namespace lockstep::random_group {
 
+// What each rank multiplies by for a PreMulSum.
+constexpr double kFactor = -1.5;
+
 // Memory that operations take their tensors from. Buffers cut it into ranges that do not meet.
 struct Arena {
   enum class Kind {
@@ -60,10 +63,10 @@ struct Op {
   int group = 0;
   int only = -1;  // ranks with another color than that in the split of `group` leave the call out;
                   // -1: none does
-  comm::ReduceOp op = comm::ReduceOp::Sum;
-  int root = 0, to = 1;  // modulo the size of the group
-  int64_t count = 0;     // elements of a part; lists have parts of up to as many
-  bool list = false;     // where a call takes one tensor or a list
+  comm::ReduceOp op = comm::ReduceOp::Sum;  // PreMulSum multiplies by kFactor
+  int root = 0, to = 1;                     // modulo the size of the group
+  int64_t count = 0;                        // elements of a part; lists have parts of up to as many
+  bool list = false;                        // where a call takes one tensor or a list
   bool in_place =
       false;  // all_gather: the input is a part of the output; reduce_scatter: the reverse
   // Where inputs and outputs lie; the second is for some of the ranks.

@@ -1,7 +1,10 @@
 #include "random/group/reference.h"
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e5m2.h>
 #include <c10/util/Half.h>
+#include <c10/util/complex.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -38,6 +41,20 @@ auto with_type(c10::ScalarType dtype, const Body& body) {
       return body(int64_t{});
     case c10::kByte:
       return body(uint8_t{});
+    case c10::kUInt16:
+      return body(uint16_t{});
+    case c10::kUInt32:
+      return body(uint32_t{});
+    case c10::kUInt64:
+      return body(uint64_t{});
+    case c10::kFloat8_e4m3fn:
+      return body(c10::Float8_e4m3fn{});
+    case c10::kFloat8_e5m2:
+      return body(c10::Float8_e5m2{});
+    case c10::kComplexFloat:
+      return body(c10::complex<float>{});
+    case c10::kComplexDouble:
+      return body(c10::complex<double>{});
     default:
       return body(bool{});
   }
@@ -47,13 +64,13 @@ template <class T>
 constexpr bool is_float = !std::is_integral_v<T>;
 
 template <class T>
-T value_of(uint64_t bits, bool small) {
+T real_value_of(uint64_t bits, bool small) {
   if constexpr (std::is_same_v<T, bool>) return bits % 2 == 1;
   if (small) return static_cast<T>(static_cast<float>(bits % 3));
   if constexpr (is_float<T>) {
     const auto eighths = static_cast<float>(static_cast<int64_t>(bits >> 8) % 4096 - 2048) / 8;
     if (bits % 64 == 0) return std::numeric_limits<T>::quiet_NaN();
-    if (bits % 64 == 1) return std::numeric_limits<T>::infinity();
+    if (bits % 64 == 1) return static_cast<T>(std::numeric_limits<float>::infinity());
     if (bits % 64 == 2) return static_cast<T>(eighths * 1e4f);
     if (bits % 64 == 3) return static_cast<T>(eighths * 1e-6f);
     return static_cast<T>(eighths / (bits % 64 < 32 ? 1.f : 3.f));
@@ -63,14 +80,31 @@ T value_of(uint64_t bits, bool small) {
 }
 
 template <class T>
+constexpr bool is_complex =
+    std::is_same_v<T, c10::complex<float>> || std::is_same_v<T, c10::complex<double>>;
+
+template <class T>
+T value_of(uint64_t bits, bool small) {
+  if constexpr (is_complex<T>) {
+    using Part = typename T::value_type;
+    return {value_of<Part>(bits, small), value_of<Part>(mixed(bits), small)};
+  } else {
+    return real_value_of<T>(bits, small);
+  }
+}
+template <class T>
 T two_combined(ReduceOp op, T a, T b) {
   if constexpr (std::is_same_v<T, bool>) {
     const bool any = op == ReduceOp::Sum || op == ReduceOp::Max || op == ReduceOp::BitwiseOr;
+    if (op == ReduceOp::BitwiseXor) return a != b;
     return any ? (a || b) : (a && b);
+  } else if constexpr (is_complex<T>) {
+    return op == ReduceOp::Product ? a * b : a + b;
   } else {
     switch (op) {
       case ReduceOp::Sum:
       case ReduceOp::Average:
+      case ReduceOp::PreMulSum:
         if constexpr (std::is_integral_v<T>)
           return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
         else
@@ -88,17 +122,33 @@ T two_combined(ReduceOp op, T a, T b) {
         return b > a ? b : a;
       default:
         if constexpr (std::is_integral_v<T>)
-          return static_cast<T>(op == ReduceOp::BitwiseAnd ? a & b : a | b);
+          return static_cast<T>(op == ReduceOp::BitwiseAnd   ? a & b
+                                : op == ReduceOp::BitwiseXor ? a ^ b
+                                                             : a | b);
         else
           return a;
     }
   }
 }
 
+// Rounded to its dtype before it is added to anything.
+template <class T>
+T multiplied(T value) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
+    return value * static_cast<T>(kFactor);
+  else if constexpr (is_float<T> && !is_complex<T>)
+    return static_cast<T>(static_cast<float>(value) * static_cast<float>(kFactor));
+  else
+    return value;
+}
+
 // n ranks split at the largest power of two below n.
 template <class T>
 T tree(ReduceOp op, const std::vector<const T*>& parts, size_t begin, size_t end, int64_t at) {
-  if (end - begin == 1) return parts[begin][at];
+  if (end - begin == 1) {
+    const T own = parts[begin][at];
+    return op == ReduceOp::PreMulSum ? multiplied(own) : own;
+  }
   size_t left = 1;
   while (2 * left < end - begin) left *= 2;
   return two_combined(op, tree(op, parts, begin, begin + left, at),
@@ -107,10 +157,14 @@ T tree(ReduceOp op, const std::vector<const T*>& parts, size_t begin, size_t end
 
 template <class T>
 T divided(T sum, int by) {
-  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
+  if constexpr (is_complex<T>)
+    return {divided(sum.real(), by), divided(sum.imag(), by)};
+  else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>)
     return sum / static_cast<T>(by);
   else if constexpr (is_float<T>)
     return static_cast<T>(static_cast<float>(sum) / static_cast<float>(by));
+  else if constexpr (std::is_unsigned_v<T>)
+    return static_cast<T>(static_cast<uint64_t>(sum) / static_cast<uint64_t>(by));
   else
     return static_cast<T>(static_cast<int64_t>(sum) / by);
 }
@@ -120,7 +174,10 @@ bool alike(const char* a, const char* b) {
   T x, y;
   std::memcpy(&x, a, sizeof x);
   std::memcpy(&y, b, sizeof y);
-  if constexpr (is_float<T>) {
+  if constexpr (is_complex<T>) {
+    using Part = typename T::value_type;
+    return alike<Part>(a, b) && alike<Part>(a + sizeof(Part), b + sizeof(Part));
+  } else if constexpr (is_float<T>) {
     // Which NaN, and the sign of a zero, are nobody's promise.
     if (x == y || (x != x && y != y)) return true;
   }
@@ -131,7 +188,9 @@ template <class T>
 std::string shown(const char* at) {
   T value;
   std::memcpy(&value, at, sizeof value);
-  if constexpr (is_float<T>)
+  if constexpr (is_complex<T>)
+    return fmt::format("{} + {} i", value.real(), value.imag());
+  else if constexpr (is_float<T>)
     return fmt::format("{}", static_cast<double>(value));
   else
     return fmt::format("{}", static_cast<int64_t>(value));
