@@ -14,7 +14,7 @@ quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exi
 # The package, for Python that runs from the build.
 PYTHON := PYTHONPATH=$(BUILD)/python OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo .deps/peers/bin/python
 
-.PHONY: release help train test build configured setup bench bench-setup plan-bars asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
+.PHONY: release arm64 torch-versions help train test build configured setup bench bench-setup plan-bars asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -91,6 +91,12 @@ python-bench: bench-setup build ## Python's calls over Lockstep and over Gloo, b
 
 wheel: bench-setup build ## the wheel, into build/wheel
 	@python3 packaging/python/build_wheel.py $(BUILD) build/wheel
+
+torch-versions: setup ## builds against each libtorch of PyPI in $TORCHES, and trains with it: 0.5 GB and a whole build each
+	@scripts/torch_versions.sh $(TORCHES)
+
+arm64: ## compiles the rooms without torch for ARM64, and runs their unit tests under qemu; as root the first time
+	@scripts/arm64.sh
 
 release: build ## packages, sources, checksums and the page of a release, in build/release/release
 	@python3 scripts/release.py $(BUILD) $(BUILD)/release
