@@ -1,4 +1,4 @@
-// Rank 0, which serves the store, stands still while the ranks meet.
+// A rank stands still for longer than any of the short waits within a deadline.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <torch/torch.h>
@@ -53,6 +53,38 @@ TEST_P(Pause, OfRankZeroWhileRanksMeetIsNoFailure) {
       },
       {.backend = GetParam().backend, .hosts = GetParam().hosts});
   munmap(leader, 4096);
+}
+
+// Wherever it is then: no short wait within the deadline may end the job.
+TEST_P(Pause, OfARankDuringCollectivesIsNoFailure) {
+  auto* const other = static_cast<std::atomic<pid_t>*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(other, MAP_FAILED);
+  spawn(3,
+        [&](World& world) {
+          if (world.rank() == 1) *other = getpid();
+          world.group().barrier().wait();
+          std::atomic<bool> is_over = false;
+          std::jthread pauses;
+          if (world.rank() == 0) {
+            pauses = std::jthread([&] {
+              kill(*other, SIGSTOP);
+              std::this_thread::sleep_for(1300ms);
+              kill(*other, SIGCONT);
+              is_over = true;
+            });
+          }
+          // The first element says whether the pause is over.
+          at::Tensor t = at::zeros({100'000});
+          while (t[0].item<float>() == 0.f) {
+            t.fill_(1.f);
+            t[0] = world.rank() == 0 && is_over ? 1.f : 0.f;
+            world.group().all_reduce(t).wait();
+            ASSERT_EQ(t[99'999].item<float>(), 3.f);
+          }
+        },
+        {.backend = GetParam().backend, .hosts = GetParam().hosts});
+  munmap(other, 4096);
 }
 
 }  // namespace
