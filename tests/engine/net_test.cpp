@@ -6,9 +6,9 @@
 #include <barrier>
 #include <numeric>
 #include <random>
-#include <thread>
 
 #include "comm/net/ops.h"
+#include "engine/net_ranks.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 
@@ -17,72 +17,6 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::HasSubstr;
-
-Digest key_of(uint8_t byte) {
-  Digest key;
-  key.fill(byte);
-  return key;
-}
-
-class Ranks {
- public:
-  explicit Ranks(int size) {
-    std::vector<std::string> addresses;
-    for (int rank = 0; rank < size; ++rank) {
-      nets_.push_back(std::make_shared<Net>(rank, "127.0.0.1", key_of(1)));
-      addresses.push_back(nets_.back()->own_address());
-    }
-    for (const auto& net : nets_) net->meet(addresses);
-  }
-  int size() const { return static_cast<int>(nets_.size()); }
-  std::shared_ptr<Net>& net(int rank) { return nets_[static_cast<size_t>(rank)]; }
-  int port(int rank) {
-    const std::string& text = net(rank)->own_address();
-    return std::atoi(text.c_str() + text.find(' ') + 1);
-  }
-
-  // Runs `body` on all ranks at once, with a group of them.
-  void run(const std::function<void(NetGroup&, int)>& body) {
-    ++groups_;
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < size(); ++rank) {
-      threads.emplace_back([&, rank] {
-        std::vector<int> members(static_cast<size_t>(size()));
-        std::iota(members.begin(), members.end(), 0);
-        NetGroup group(net(rank), groups_, rank, members);
-        body(group, rank);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-
- private:
-  std::vector<std::shared_ptr<Net>> nets_;
-  uint64_t groups_ = 0;
-};
-
-// Calls of one rank, one after another.
-class Caller {
- public:
-  explicit Caller(NetGroup& group) : group_(group) {}
-  std::shared_ptr<NetJob> start(const std::function<void(const NetPort&)>& begin,
-                                uint32_t checksum = 7) {
-    return group_.start({.number = ++number_, .checksum = checksum}, begin);
-  }
-  void finish(const NetJob& job) {
-    ASSERT_TRUE(group_.wait(job, Net::Clock::now() + 60s));
-    ASSERT_FALSE(job.failure()) << job.failure()->what;
-  }
-  void call(const std::function<void(const NetPort&)>& begin) { finish(*start(begin)); }
-  std::string failure_of(const NetJob& job) {
-    EXPECT_TRUE(group_.wait(job, Net::Clock::now() + 60s));
-    return job.failure() ? job.failure()->what : "nothing";
-  }
-
- private:
-  NetGroup& group_;
-  uint32_t number_ = 0;
-};
 
 // An all_reduce in place, of int64.
 struct Sum {
@@ -103,15 +37,25 @@ struct Sum {
   DirectCall call;
 };
 
-class NetOf : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, NetOf, testing::Values(2, 3, 4, 7),
-                         testing::PrintToStringParamName());
+class NetOf : public testing::TestWithParam<std::pair<int, NetPayload>> {};
+
+std::string name_of(const testing::TestParamInfo<std::pair<int, NetPayload>>& test) {
+  const bool encrypted = test.param.second == NetPayload::Encrypted;
+  return std::to_string(test.param.first) + (encrypted ? "Encrypted" : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Ranks, NetOf,
+    testing::Values(std::pair(2, NetPayload::Plain), std::pair(3, NetPayload::Plain),
+                    std::pair(4, NetPayload::Plain), std::pair(7, NetPayload::Plain),
+                    std::pair(2, NetPayload::Encrypted), std::pair(4, NetPayload::Encrypted)),
+    name_of);
 
 TEST_P(NetOf, CollectivesOfEverySize) {
-  const int size = GetParam();
-  Ranks ranks(size);
+  const auto [size, payload] = GetParam();
+  Ranks ranks(size, payload);
   const auto direct = std::make_shared<const Direct>(Direct::of_ranks(size));
-  ranks.run([&](NetGroup& group, int rank) {
+  ranks.run([&, size = size](NetGroup& group, int rank) {
     Caller caller(group);
     caller.call([](const NetPort& port) { net::barrier(port); });
     for (const size_t count : {0, 1, 5, 4096, 40'000, 700'000}) {
@@ -295,7 +239,7 @@ TEST(Net, StrangersGetNothingAndLeaveNoDescriptor) {
   for (int i = 0; i < 200; ++i) stranger("");
   stranger("GET / HTTP/1.1\r\n\r\n");
   stranger(std::string(1000, '\x16'));
-  NetHandshake wrong = NetHandshake::caller(key_of(2), 1, 0);
+  NetHandshake wrong = NetHandshake::caller(key_of(2), 1, 0, NetPayload::Plain);
   stranger(wrong.take_output());
   ranks.run([&](NetGroup& group, int) {
     Caller caller(group);
@@ -344,8 +288,8 @@ TEST(NetBox, ACallThatEndsWithinItsOwnMessageIsStillThereAfterwards) {
 }
 
 TEST(NetHandshake, BothLearnWhoTheOtherIsAndTakeNothingThatFollows) {
-  NetHandshake caller = NetHandshake::caller(key_of(1), 5, 2);
-  NetHandshake called = NetHandshake::called(key_of(1), 2);
+  NetHandshake caller = NetHandshake::caller(key_of(1), 5, 2, NetPayload::Plain);
+  NetHandshake called = NetHandshake::called(key_of(1), 2, NetPayload::Plain);
   std::string to_called = caller.take_output(), to_caller;
   while (!caller.is_over() || !called.is_over()) {
     const auto pass = [](std::string& bytes, NetHandshake& to) {

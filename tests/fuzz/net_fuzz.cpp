@@ -14,7 +14,7 @@ using namespace lockstep::comm;
 
 void shake_hands(std::string_view bytes) {
   const Digest key{1, 2, 3};
-  NetHandshake called = NetHandshake::called(key, 0);
+  NetHandshake called = NetHandshake::called(key, 0, NetPayload::Plain);
   while (!bytes.empty()) {
     const size_t count = std::min(bytes.size(), called.wants());
     called.feed(bytes.substr(0, count));

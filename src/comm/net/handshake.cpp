@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <utility>
 
 #include "lockstep/core/error.h"
 
@@ -16,7 +17,7 @@ constexpr size_t kMostRecord = (1 << 14) + 256;
 
 // Who speaks, and to whom.
 struct Name {
-  uint32_t version = 1;
+  NetPayload payload = NetPayload::Plain;
   int32_t from = 0;
   int32_t to = 0;
 };
@@ -25,21 +26,23 @@ std::string packed(const Name& name) { return {reinterpret_cast<const char*>(&na
 
 }  // namespace
 
-NetHandshake::NetHandshake(Tls::Role role, const Digest& key, int rank, std::optional<int> peer)
+NetHandshake::NetHandshake(Tls::Role role, const Digest& key, int rank, std::optional<int> peer,
+                           NetPayload payload)
     : tls_(role, key),
       is_caller_(role == Tls::Role::Client),
+      payload_(payload),
       rank_(rank),
       peer_(peer),
       wants_(kHeader) {
-  if (is_caller_) tls_.write(packed({.from = rank_, .to = *peer_}));
+  if (is_caller_) tls_.write(packed({.payload = payload_, .from = rank_, .to = *peer_}));
 }
 
-NetHandshake NetHandshake::caller(const Digest& key, int rank, int peer) {
-  return NetHandshake(Tls::Role::Client, key, rank, peer);
+NetHandshake NetHandshake::caller(const Digest& key, int rank, int peer, NetPayload payload) {
+  return NetHandshake(Tls::Role::Client, key, rank, peer, payload);
 }
 
-NetHandshake NetHandshake::called(const Digest& key, int rank) {
-  return NetHandshake(Tls::Role::Server, key, rank, std::nullopt);
+NetHandshake NetHandshake::called(const Digest& key, int rank, NetPayload payload) {
+  return NetHandshake(Tls::Role::Server, key, rank, std::nullopt, payload);
 }
 
 // Record by record, so that nothing behind the last is taken for a part of it.
@@ -65,15 +68,20 @@ void NetHandshake::hear(std::string_view plain) {
   Name name;
   if (heard_.size() < sizeof name) return;
   std::memcpy(&name, heard_.data(), sizeof name);
-  if (heard_.size() > sizeof name || name.version != 1 || name.to != rank_ ||
+  if (heard_.size() > sizeof name || name.payload != payload_ || name.to != rank_ ||
       (peer_ && name.from != *peer_)) {
     throw Error("a rank that is not who was expected");
   }
   peer_ = name.from;
-  if (!is_caller_) tls_.write(packed({.from = rank_, .to = *peer_}));
+  if (!is_caller_) tls_.write(packed({.payload = payload_, .from = rank_, .to = *peer_}));
   wants_ = 0;
 }
 
 std::string NetHandshake::take_output() { return tls_.take_output(); }
+
+std::optional<Tls> NetHandshake::take_channel() {
+  if (payload_ == NetPayload::Plain) return std::nullopt;
+  return std::move(tls_);
+}
 
 }  // namespace lockstep::comm

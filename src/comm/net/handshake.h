@@ -11,11 +11,15 @@
 
 namespace lockstep::comm {
 
+// What follows the handshake: as it is, or in the same TLS connection. Both sides must want the
+// same.
+enum class NetPayload : uint32_t { Plain = 1, Encrypted = 2 };
+
 class NetHandshake {
  public:
   // The one that has connected to `peer`, or the one that was connected to.
-  static NetHandshake caller(const Digest& key, int rank, int peer);
-  static NetHandshake called(const Digest& key, int rank);
+  static NetHandshake caller(const Digest& key, int rank, int peer, NetPayload payload);
+  static NetHandshake called(const Digest& key, int rank, NetPayload payload);
 
   // How many bytes to read next, exactly: what comes behind the handshake is not its business. 0
   // when it is over.
@@ -27,13 +31,17 @@ class NetHandshake {
   bool is_over() const { return wants_ == 0; }
   // Known when it is over.
   int peer() const { return *peer_; }
+  // Once it is over and all its output was taken: what encrypts the payload, if anything does.
+  std::optional<Tls> take_channel();
 
  private:
-  NetHandshake(Tls::Role role, const Digest& key, int rank, std::optional<int> peer);
+  NetHandshake(Tls::Role role, const Digest& key, int rank, std::optional<int> peer,
+               NetPayload payload);
   void hear(std::string_view plain);
 
   Tls tls_;
   const bool is_caller_;
+  const NetPayload payload_;
   const int rank_;
   std::optional<int> peer_;
   size_t wants_;

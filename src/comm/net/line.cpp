@@ -7,6 +7,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -20,6 +21,9 @@ namespace {
 constexpr size_t kBuffer = 64 << 10;
 // What a connection reads before others have their turn.
 constexpr int64_t kTurn = 4 << 20;
+// The most that one TLS record holds, and how much is encrypted before the kernel takes it.
+constexpr size_t kRecord = 16 << 10;
+constexpr size_t kMostEncrypted = 256 << 10;
 
 bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
@@ -27,8 +31,10 @@ bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK; }
 
 }  // namespace
 
-void NetLine::open(Fd fd) {
+void NetLine::open(Fd fd, std::optional<Tls> tls) {
   fd_ = std::move(fd);
+  // In place, since a channel can be moved but not assigned.
+  if (tls) tls_.emplace(std::move(*tls));
   buffer_.reset(new char[kBuffer]);
 }
 
@@ -44,6 +50,9 @@ std::vector<NetJob*> NetLine::close() {
   left_ = 0;
   begun_ = 0;
   in_queue_ = false;
+  tls_.reset();
+  encrypted_.clear();
+  encrypted_at_ = 0;
   fd_.reset();
   return jobs;
 }
@@ -92,15 +101,8 @@ bool NetLine::flush_some() {
   }
   add_all(urgent_, 0);
   add_all(queue_, first_is_of_queue ? 1 : 0);
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = count;
-  const ssize_t written = sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
-  if (written < 0) {
-    if (errno == EINTR) return true;
-    if (is_temporary(errno)) return false;
-    lost(errno);
-  }
+  const ssize_t written = tls_ ? encrypt(parts, count) : hand_over(parts, count);
+  if (written < 0) return false;
   size_t left = begun_ + static_cast<size_t>(written);
   if (first_is_of_queue) {
     sent(queue_, left);
@@ -120,6 +122,63 @@ bool NetLine::flush_some() {
   return true;
 }
 
+// How much the kernel has taken of `parts`; -1 when it takes nothing now.
+ssize_t NetLine::hand_over(const iovec* parts, size_t count) {
+  msghdr message{};
+  message.msg_iov = const_cast<iovec*>(parts);
+  message.msg_iovlen = count;
+  for (;;) {
+    const ssize_t written = sendmsg(fd_.get(), &message, MSG_NOSIGNAL);
+    if (written >= 0) return written;
+    if (errno == EINTR) continue;
+    if (is_temporary(errno)) return -1;
+    lost(errno);
+  }
+}
+
+// The same for what is encrypted first, of which some may wait here for the kernel.
+ssize_t NetLine::encrypt(const iovec* parts, size_t count) {
+  if (!send_encrypted()) return -1;
+  std::array<char, kRecord> record;
+  size_t filled = 0, done = 0;
+  const auto end_record = [&] {
+    tls_->write({record.data(), filled});
+    done += filled;
+    filled = 0;
+  };
+  for (size_t i = 0; i < count && done < kMostEncrypted; ++i) {
+    std::string_view part(static_cast<const char*>(parts[i].iov_base), parts[i].iov_len);
+    while (!part.empty() && done < kMostEncrypted) {
+      const size_t size = std::min(part.size(), kRecord - filled);
+      if (size == kRecord) {
+        tls_->write(part.substr(0, size));
+        done += size;
+      } else {
+        std::memcpy(record.data() + filled, part.data(), size);
+        filled += size;
+        if (filled == kRecord) end_record();
+      }
+      part.remove_prefix(size);
+    }
+  }
+  end_record();
+  encrypted_ = tls_->take_output();
+  encrypted_at_ = 0;
+  send_encrypted();
+  return static_cast<ssize_t>(done);
+}
+
+// False while the kernel takes no more.
+bool NetLine::send_encrypted() {
+  while (has_encrypted()) {
+    const iovec rest{encrypted_.data() + encrypted_at_, encrypted_.size() - encrypted_at_};
+    const ssize_t written = hand_over(&rest, 1);
+    if (written < 0) return false;
+    encrypted_at_ += static_cast<size_t>(written);
+  }
+  return true;
+}
+
 // Takes the first of `from` out when `count` bytes are all of it; begun_ says how much was, else.
 void NetLine::sent(std::deque<Out>& from, size_t& count) {
   const size_t whole = from.front().head.size() + static_cast<size_t>(from.front().bytes);
@@ -135,22 +194,7 @@ void NetLine::sent(std::deque<Out>& from, size_t& count) {
 
 void NetLine::read() {
   for (int64_t taken = 0; taken < kTurn;) {
-    ssize_t got = 0;
-    if (left_ > static_cast<int64_t>(kBuffer) / 2 && target_.to != nullptr) {
-      // Straight to its place, and what follows it beside.
-      iovec parts[2] = {{target_.to, static_cast<size_t>(left_)}, {buffer_.get(), kBuffer}};
-      got = readv(fd_.get(), parts, 2);
-      if (got > 0) {
-        const int64_t mine = std::min<int64_t>(got, left_);
-        target_.to += mine;
-        left_ -= mine;
-        if (left_ == 0) end_payload();
-        if (got > mine) consume({buffer_.get(), static_cast<size_t>(got - mine)});
-      }
-    } else {
-      got = recv(fd_.get(), buffer_.get(), kBuffer, 0);
-      if (got > 0) consume({buffer_.get(), static_cast<size_t>(got)});
-    }
+    const ssize_t got = receive();
     if (got == 0) throw Error("its connection was closed");
     if (got < 0) {
       if (errno == EINTR) continue;
@@ -158,6 +202,58 @@ void NetLine::read() {
       lost(errno);
     }
     taken += got;
+  }
+}
+
+// What recv() returns, once what has come is where it belongs.
+ssize_t NetLine::receive() {
+  if (!tls_ && left_ > static_cast<int64_t>(kBuffer) / 2 && target_.to != nullptr) {
+    // Straight to its place, and what follows it beside.
+    iovec parts[2] = {{target_.to, static_cast<size_t>(left_)}, {buffer_.get(), kBuffer}};
+    const ssize_t got = readv(fd_.get(), parts, 2);
+    if (got <= 0) return got;
+    const int64_t mine = std::min<int64_t>(got, left_);
+    target_.to += mine;
+    left_ -= mine;
+    if (left_ == 0) end_payload();
+    if (got > mine) consume({buffer_.get(), static_cast<size_t>(got - mine)});
+    return got;
+  }
+  const ssize_t got = recv(fd_.get(), buffer_.get(), kBuffer, 0);
+  if (got <= 0) return got;
+  const std::string_view bytes(buffer_.get(), static_cast<size_t>(got));
+  if (tls_) {
+    decrypt(bytes);
+  } else {
+    consume(bytes);
+  }
+  return got;
+}
+
+void NetLine::decrypt(std::string_view bytes) {
+  tls_->push(bytes);  // a copy: the buffer is free
+  try {
+    for (;;) {
+      // No more than what is being read, so that payloads go straight to their places.
+      const bool to_its_place = left_ > 0 && target_.to != nullptr;
+      char* const to = to_its_place ? target_.to : buffer_.get();
+      const size_t room = left_ == 0     ? NetFrame::kBytes - head_.size()
+                          : to_its_place ? static_cast<size_t>(left_)
+                                         : std::min<size_t>(kBuffer, static_cast<size_t>(left_));
+      const size_t got = tls_->read(to, room);
+      if (got == 0) return;
+      if (!to_its_place) {
+        consume({to, got});
+        continue;
+      }
+      target_.to += got;
+      left_ -= static_cast<int64_t>(got);
+      if (left_ == 0) end_payload();
+    }
+  } catch (const TlsError& error) {
+    throw Error(
+        fmt::format("sent what cannot be decrypted: something on the path to it changes data ({})",
+                    error.what()));
   }
 }
 

@@ -2,16 +2,21 @@
 // from and to where the messages lie. No torch. Not thread-safe: the net's mutex is held.
 #pragma once
 
+#include <sys/types.h>
+#include <sys/uio.h>
+
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/net/frame.h"
 #include "core/fd.h"
+#include "core/security/tls.h"
 
 namespace lockstep::comm {
 
@@ -38,8 +43,8 @@ class NetLine {
  public:
   NetLine(int peer, NetSink& sink) : peer_(peer), sink_(sink) {}
 
-  // What was to be sent before waits for this.
-  void open(Fd fd);
+  // What was to be sent before waits for this. With a channel everything is encrypted.
+  void open(Fd fd, std::optional<Tls> tls = std::nullopt);
   bool is_open() const { return static_cast<bool>(fd_); }
   // Ends it; returns the jobs whose messages were still to be sent.
   std::vector<NetJob*> close();
@@ -55,7 +60,7 @@ class NetLine {
   // its end.
   void flush();
   void read();
-  bool has_output() const { return !urgent_.empty() || !queue_.empty(); }
+  bool has_output() const { return !urgent_.empty() || !queue_.empty() || has_encrypted(); }
 
   // Nothing of the job's memory is touched any more.
   void forget(const NetJob* job);
@@ -74,11 +79,21 @@ class NetLine {
   };
 
   bool flush_some();
+  bool has_encrypted() const { return encrypted_at_ < encrypted_.size(); }
+  ssize_t hand_over(const iovec* parts, size_t count);
+  ssize_t encrypt(const iovec* parts, size_t count);
+  bool send_encrypted();
+  ssize_t receive();
+  void decrypt(std::string_view bytes);
   void sent(std::deque<Out>& from, size_t& count);
   void consume(std::string_view bytes);
   void end_payload();
 
   Fd fd_;
+  std::optional<Tls> tls_;
+  // Records for the kernel, and how much of them it has.
+  std::string encrypted_;
+  size_t encrypted_at_ = 0;
   const int peer_;
   NetSink& sink_;
   std::deque<Out> urgent_, queue_;

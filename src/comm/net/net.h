@@ -23,6 +23,13 @@ namespace lockstep::comm {
 
 class NetGroup;
 
+struct NetOptions {
+  // Alike on all ranks.
+  NetPayload payload = NetPayload::Plain;
+  // Says when this process is about to be stopped. Any thread may call it.
+  std::function<bool()> is_job_over = {};
+};
+
 // The messages of one call, while its group begins it, and in what it calls then.
 class NetPort {
  public:
@@ -48,10 +55,8 @@ class Net final : public NetSink, public NetWires {
   using Clock = std::chrono::steady_clock;
 
   // Listens on a free port of `address`, which is numeric, as `rank` of the world, and serves only
-  // those who know `key`. `is_job_over`, which any thread may call, says when this process is about
-  // to be stopped. Throws CommError.
-  Net(int rank, const std::string& address, const Digest& key,
-      std::function<bool()> is_job_over = {});
+  // those who know `key`. Throws CommError.
+  Net(int rank, const std::string& address, const Digest& key, NetOptions options = {});
   // What has been sent is delivered first, for two seconds at most (a tenth after a group was given
   // up here, or once the job is over); nobody else is waited for.
   ~Net() override;
@@ -105,14 +110,14 @@ class Net final : public NetSink, public NetWires {
   void connect(int peer);
   void step_peer(int peer, uint32_t events);
   bool step(Shaking& shaking);
-  void open(int peer, Fd fd);
+  void open(int peer, Shaking shaking);
   void lose(int peer, const std::string& why);
   void flush_all();
   void linger();
 
   const int rank_;
   const Digest key_;
-  const std::function<bool()> is_job_over_;
+  const NetOptions options_;
   std::string own_address_;
   Fd listening_;
   const Fd stop_, events_;

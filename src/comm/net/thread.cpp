@@ -68,10 +68,10 @@ void settle(int fd) {
 
 }  // namespace
 
-Net::Net(int rank, const std::string& address, const Digest& key, std::function<bool()> is_job_over)
+Net::Net(int rank, const std::string& address, const Digest& key, NetOptions options)
     : rank_(rank),
       key_(key),
-      is_job_over_(std::move(is_job_over)),
+      options_(std::move(options)),
       listening_(listening_on(address, own_address_)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       events_(epoll_create1(EPOLL_CLOEXEC)),
@@ -182,8 +182,9 @@ void Net::accept_all() {
     settle(fd.get());
     const uint64_t number = next_accepted_++;
     if (!watch(fd.get(), EPOLLIN, kAccepted + number)) continue;
-    accepted_.push_back(
-        {.fd = std::move(fd), .handshake = NetHandshake::called(key_, rank_), .number = number});
+    accepted_.push_back({.fd = std::move(fd),
+                         .handshake = NetHandshake::called(key_, rank_, options_.payload),
+                         .number = number});
     if (accepted_.size() > most_accepted_) {
       // It may have said just now who it is.
       step_accepted(accepted_.front().number);
@@ -202,11 +203,11 @@ void Net::step_accepted(uint64_t number) {
     accepted_.erase(found);  // no rank of this job
     return;
   }
-  Fd fd = std::move(found->fd);
-  const int peer = found->handshake.peer();
+  Shaking shaking = std::move(*found);
+  const int peer = shaking.handshake.peer();
   accepted_.erase(found);
   if (peer <= rank_ || peer >= static_cast<int>(peers_.size())) return;
-  if (peers_[static_cast<size_t>(peer)]->state == State::Idle) open(peer, std::move(fd));
+  if (peers_[static_cast<size_t>(peer)]->state == State::Idle) open(peer, std::move(shaking));
 }
 
 // True when both sides know each other and all of it is sent. Throws when they never will.
@@ -280,16 +281,16 @@ void Net::step_peer(int rank, uint32_t events) {
                                                             std::strerror(error)));
     }
     peer.state = State::Shaking;
-    peer.shaking.emplace(
-        Shaking{std::move(peer.connecting), NetHandshake::caller(key_, rank_, rank)});
+    peer.shaking.emplace(Shaking{std::move(peer.connecting),
+                                 NetHandshake::caller(key_, rank_, rank, options_.payload)});
     peer.shaking->out = peer.shaking->handshake.take_output();
   }
   if (peer.state != State::Shaking) return;
   try {
     if (step(*peer.shaking)) {
-      Fd fd = std::move(peer.shaking->fd);
+      Shaking shaking = std::move(*peer.shaking);
       peer.shaking.reset();
-      open(rank, std::move(fd));
+      open(rank, std::move(shaking));
     } else if (peer.shaking->out.empty()) {
       watch(peer.shaking->fd.get(), EPOLLIN, static_cast<uint64_t>(rank));
     }
@@ -305,13 +306,13 @@ void Net::step_peer(int rank, uint32_t events) {
   }
 }
 
-void Net::open(int rank, Fd fd) {
+void Net::open(int rank, Shaking shaking) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
-  watch(fd.get(), EPOLLIN, static_cast<uint64_t>(rank));
+  watch(shaking.fd.get(), EPOLLIN, static_cast<uint64_t>(rank));
   peer.state = State::Open;
   peer.timer.reset();
   peer.gone.clear();
-  peer.line.open(std::move(fd));
+  peer.line.open(std::move(shaking.fd), shaking.handshake.take_channel());
   dirty_.insert(rank);
   // Once all who could still come are here.
   const bool all = std::all_of(peers_.begin() + rank_ + 1, peers_.end(), [](const auto& one) {
@@ -341,7 +342,8 @@ void Net::lose(int rank, const std::string& why) {
 void Net::linger() {
   auto end = Clock::now() + (has_failed_ ? kLingerAfterFailure : kLinger);
   for (;;) {
-    if (is_job_over_ && is_job_over_()) end = std::min(end, Clock::now() + kLingerAfterFailure);
+    if (options_.is_job_over && options_.is_job_over())
+      end = std::min(end, Clock::now() + kLingerAfterFailure);
     bool waits = false;
     for (const auto& peer : peers_) {
       if (peer->state == State::Open && peer->line.lingers()) waits = true;

@@ -100,7 +100,8 @@ std::string own_address(const Store& store, int rank, int size, milliseconds tim
 
 }  // namespace
 
-std::shared_ptr<Net> make_net(const Store& store, int rank, int size, milliseconds timeout) {
+std::shared_ptr<Net> make_net(const Store& store, int rank, int size, milliseconds timeout,
+                              const std::optional<Digest>& tls_key) {
   const auto start = Clock::now();
   const auto left = [&] {
     const auto spent = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
@@ -109,10 +110,15 @@ std::shared_ptr<Net> make_net(const Store& store, int rank, int size, millisecon
   // Known to whoever can read the store, and nobody else.
   if (rank == 0) store.set(kSecret, hex_of(random_bytes()));
   const std::string own = own_address(store, rank, size, timeout);
-  const auto secret = digest_of_hex(store.get(kSecret, left()));
+  auto secret = digest_of_hex(store.get(kSecret, left()));
   if (!secret) throw CommError("[tcp] start: rank 0 has put no secret into the store");
+  // So that nothing depends on who else may read the store: torchrun's is open.
+  if (tls_key) secret = hmac(lockstep::text_of(*tls_key), {"net", lockstep::text_of(*secret)});
   auto net = std::make_shared<Net>(
-      rank, own, *secret, [status = store.launcher_status()] { return status->has_reported(); });
+      rank, own, *secret,
+      NetOptions{
+          .payload = tls_key ? NetPayload::Encrypted : NetPayload::Plain,
+          .is_job_over = [status = store.launcher_status()] { return status->has_reported(); }});
   net->meet(tell_all(store, "addresses", rank, size, net->own_address(), left()));
   return net;
 }

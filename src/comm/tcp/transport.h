@@ -3,11 +3,13 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/net/net.h"
 #include "comm/store/store.h"
 #include "comm/transport.h"
+#include "core/security/token.h"
 
 namespace lockstep::comm {
 
@@ -26,10 +28,12 @@ struct TcpOptions {
 
 // Every rank of the world calls it once; blocks until all have come, each with its address in the
 // store. Each listens at the address from which it talks to the store, or that of the first
-// interface in GLOO_SOCKET_IFNAME, and serves only ranks that can read the store. Throws CommError
-// that names who is missing.
+// interface in GLOO_SOCKET_IFNAME, and serves only ranks that can read the store. With a secret of
+// the job, which all ranks have then, only those that know it, too, and everything is encrypted.
+// Throws CommError that names who is missing.
 std::shared_ptr<Net> make_net(const Store& store, int rank, int size,
-                              std::chrono::milliseconds timeout);
+                              std::chrono::milliseconds timeout,
+                              const std::optional<Digest>& tls_key);
 
 // Every member calls it, with a store under the same prefix, which no other group of the world has.
 // Connections are made when they are needed.

@@ -122,6 +122,23 @@ bool net_from_env() {
   contradiction("LOCKSTEP_NET='{}' is none of tcp, gloo", *text);
 }
 
+std::optional<Digest> tls_key_from_env(Backend asked, bool over_tcp, std::string_view job) {
+  if (env_int("LOCKSTEP_TLS", 0, 1).value_or(0) == 0) return std::nullopt;
+  if (!over_tcp) {
+    contradiction(
+        "LOCKSTEP_TLS=1 was asked for, but {} sends everything as it is: use tcp (unset {})",
+        asked == Backend::Gloo ? "gloo" : "LOCKSTEP_NET=gloo",
+        asked == Backend::Gloo ? "LOCKSTEP_BACKEND and LOCKSTEP_PYTHON_PEERS" : "LOCKSTEP_NET");
+  }
+  const auto key = job_key_from_env(job);
+  if (!key) {
+    contradiction(
+        "LOCKSTEP_TLS=1 was asked for, but the ranks share no secret: start them with `lockstep "
+        "run`, or give all of them the same LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN");
+  }
+  return key;
+}
+
 Connection connect(const Store& own, int rank, const std::vector<Member>& members,
                    const Asked& asked) {
   const int size = static_cast<int>(members.size());
@@ -140,8 +157,8 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
   const bool is_flat = asked.backend == Backend::Tcp || connection.hosts == size;
   const MakeNet between_hosts =
       [over = std::make_shared<std::shared_ptr<Net>>(), over_tcp = asked.over_tcp, is_flat, own,
-       rank, size, timeout = asked.timeout](const Store& at,
-                                            const NetMembers& net) -> std::shared_ptr<Transport> {
+       rank, size, timeout = asked.timeout, tls_key = asked.tls_key](
+          const Store& at, const NetMembers& net) -> std::shared_ptr<Transport> {
     if (!over_tcp) {
       check_descriptors(static_cast<int>(net.members.size()));
       return make_gloo_transport(
@@ -151,7 +168,7 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
     // Of host-then-net's plain group most connections are never made.
     if (!net.nodes.empty() || is_flat) check_descriptors(static_cast<int>(net.members.size()));
     // One for all groups of the world, where there is any that needs it: all ranks come at once.
-    if (!*over) *over = make_net(own.prefix("net"), rank, size, timeout);
+    if (!*over) *over = make_net(own.prefix("net"), rank, size, timeout, tls_key);
     return make_tcp_transport(
         *over, at, net.rank,
         {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
@@ -159,6 +176,12 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
   try {
     check_layout(asked.backend, connection.hosts, size);
     connection.device = own_device(members, local_places, rank);
+    if (asked.tls_key && !connection.device.is_cpu() && connection.hosts > 1) {
+      contradiction(
+          "LOCKSTEP_TLS=1 was asked for, but NCCL sends the tensors of GPUs on {} hosts as they "
+          "are: encrypt the network (WireGuard, IPsec), or set LOCKSTEP_DEVICE=cpu",
+          connection.hosts);
+    }
     take(connection.device);
     if (!is_plain) {
       const Sharing sharing = try_sharing(own, rank, std::move(layout), asked.timeout);

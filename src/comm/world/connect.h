@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "comm/store/store.h"
 #include "comm/world/rendezvous.h"
+#include "core/security/token.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/error.h"
 
@@ -27,6 +30,11 @@ std::string name_of(Backend backend);
 // Whether tcp carries what goes between hosts, rather than gloo (LOCKSTEP_NET). Throws ConfigError.
 bool net_from_env();
 
+// The secret with which ranks encrypt what they send each other, where LOCKSTEP_TLS says so;
+// nothing where it may stay as it is. `asked` is the backend, `over_tcp` whether tcp carries what
+// goes between hosts. Throws ConfigError when it does not, or when this process has no secret.
+std::optional<Digest> tls_key_from_env(Backend asked, bool over_tcp, std::string_view job);
+
 // A write to a peer that is gone becomes an error: Gloo writes without MSG_NOSIGNAL. Python ignores
 // SIGPIPE from the start.
 void survive_broken_connections();
@@ -34,6 +42,7 @@ void survive_broken_connections();
 struct Asked {
   Backend backend = Backend::Auto;
   bool over_tcp = true;
+  std::optional<Digest> tls_key = std::nullopt;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 

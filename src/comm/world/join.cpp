@@ -137,12 +137,9 @@ Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& ho
   return Store::connect(options);
 }
 
-Group meet(const Store& own, const Membership& me, Member mine, Backend asked, bool over_tcp,
-           milliseconds timeout) {
-  const auto members = exchange_members(own, me.rank, std::move(mine), timeout);
-  Group group =
-      connect(own, me.rank, members, {.backend = asked, .over_tcp = over_tcp, .timeout = timeout})
-          .group;
+Group meet(const Store& own, const Membership& me, Member mine, const Asked& asked) {
+  const auto members = exchange_members(own, me.rank, std::move(mine), asked.timeout);
+  Group group = connect(own, me.rank, members, asked).group;
   // Until then others may read rank 0's store, which may end with this call.
   group.barrier({.label = "join"}).wait();
   return group;
@@ -157,10 +154,14 @@ Group join_over(const Membership& me, const GroupOptions& options, const MakeSto
   survive_broken_connections();
   raise_descriptor_limit();
   const bool over_tcp = asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo);
-  Member mine = this_member(me.size, -1, Devices{},
-                            {.backend = name_of(asked), .net = over_tcp ? "tcp" : "gloo"});
+  const auto tls_key = tls_key_from_env(asked, over_tcp, "join");
+  Member mine = this_member(
+      me.size, -1, Devices{},
+      {.backend = name_of(asked), .net = over_tcp ? "tcp" : "gloo", .tls = tls_key.has_value()});
   const Store store = make_store(mine.host);
-  return meet(store, me, std::move(mine), asked, over_tcp, options.timeout);
+  return meet(
+      store, me, std::move(mine),
+      {.backend = asked, .over_tcp = over_tcp, .tls_key = tls_key, .timeout = options.timeout});
 }
 
 }  // namespace

@@ -25,10 +25,10 @@ using std::chrono::milliseconds;
 
 std::string encode(const Member& member) {
   const Devices& devices = member.devices;
-  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {}", member.world_size,
+  return fmt::format("{} {} {} {} {} {} {:d} {} {} {} {} {} {} {} {}", member.world_size,
                      member.local_rank, member.host, member.version, member.backend, member.net,
-                     static_cast<int>(devices.type), devices.count, devices.is_own ? 1 : 0,
-                     member.cores.threads, member.cores.is_fixed ? 1 : 0,
+                     member.tls, static_cast<int>(devices.type), devices.count,
+                     devices.is_own ? 1 : 0, member.cores.threads, member.cores.is_fixed ? 1 : 0,
                      member.cores.ids.empty() ? "-" : text_of_cores(member.cores.ids),
                      member.door.empty() ? "-" : member.door, devices.problem);
 }
@@ -39,8 +39,9 @@ Member decode(const std::string& text, int rank) {
   int type = 0;
   std::string cores;
   if (!(in >> member.world_size >> member.local_rank >> member.host >> member.version >>
-        member.backend >> member.net >> type >> member.devices.count >> member.devices.is_own >>
-        member.cores.threads >> member.cores.is_fixed >> cores >> member.door)) {
+        member.backend >> member.net >> member.tls >> type >> member.devices.count >>
+        member.devices.is_own >> member.cores.threads >> member.cores.is_fixed >> cores >>
+        member.door)) {
     throw CommError(fmt::format(
         "[comm] rank {} introduced itself with '{}': is it another version of this library?", rank,
         text.substr(0, 80)));
@@ -82,12 +83,14 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
         fmt::format("[comm] rank {} runs lockstep {}, rank {} runs {}: all ranks need the same",
                     rank, mine.version, peer, theirs.version));
   }
-  if (mine.backend != theirs.backend || mine.net != theirs.net) {
-    throw ConfigError(
-        fmt::format("[comm] rank {} asks for LOCKSTEP_BACKEND={} and LOCKSTEP_NET={}, rank {} asks "
-                    "for LOCKSTEP_BACKEND={} and LOCKSTEP_NET={}: start all ranks of a job with "
-                    "the same",
-                    rank, mine.backend, mine.net, peer, theirs.backend, theirs.net));
+  if (mine.backend != theirs.backend || mine.net != theirs.net || mine.tls != theirs.tls) {
+    throw ConfigError(fmt::format(
+        "[comm] rank {} asks for LOCKSTEP_BACKEND={}, LOCKSTEP_NET={} and "
+        "LOCKSTEP_TLS={:d}, rank {} asks "
+        "for LOCKSTEP_BACKEND={}, LOCKSTEP_NET={} and LOCKSTEP_TLS={:d}: start all ranks of a job "
+        "with "
+        "the same",
+        rank, mine.backend, mine.net, mine.tls, peer, theirs.backend, theirs.net, theirs.tls));
   }
 }
 
@@ -119,6 +122,7 @@ Member this_member(int world_size, int local_rank, Devices devices, const AskedT
           .cores = this_process_cores(),
           .backend = asked.backend,
           .net = asked.net,
+          .tls = asked.tls,
           .door = Door::own().address()};
 }
 

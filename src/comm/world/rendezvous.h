@@ -20,12 +20,14 @@ struct Member {
   Cores cores;
   std::string backend;  // what LOCKSTEP_BACKEND or WorldOptions::backend asks for
   std::string net;      // what goes between hosts: tcp or gloo
+  bool tls = false;     // whether that is encrypted
   std::string door;     // where this process is handed memory (see door.h); empty: nowhere
 };
 
 struct AskedTransport {
   std::string backend = "auto";
   std::string net = "tcp";
+  bool tls = false;
 };
 
 // This process, as `local_rank` of a world of `world_size`.

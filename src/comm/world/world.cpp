@@ -138,6 +138,10 @@ World World::from_env(WorldOptions options) {
   if (options.python_peers && asked != Backend::Auto && asked != Backend::Gloo) {
     contradiction("Python ranks can join a group over gloo only: set LOCKSTEP_BACKEND=gloo");
   }
+  const bool over_tcp = !options.python_peers &&
+                        (asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo));
+  const auto tls_key =
+      tls_key_from_env(options.python_peers ? Backend::Gloo : asked, over_tcp, place.job);
   const DeviceKind kind =
       check_device(device_from_env(options.device), asked, options.python_peers);
   log::set_rank(place.rank);
@@ -170,18 +174,19 @@ World World::from_env(WorldOptions options) {
 
   const Store own = store.prefix(attempt(place));
   state->keys = keys_in(own.prefix("user"), options.timeout);
-  const bool over_tcp = asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo);
   const auto members = exchange_members(
       own, place.rank,
       this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind),
-                  {.backend = name_of(asked), .net = over_tcp ? "tcp" : "gloo"}),
+                  {.backend = name_of(asked),
+                   .net = over_tcp ? "tcp" : "gloo",
+                   .tls = tls_key.has_value()}),
       options.timeout);
   log::info(
       fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size, seconds()));
   share_cores(members, place.rank);
-  Connection connection =
-      connect(own, place.rank, members,
-              {.backend = asked, .over_tcp = over_tcp, .timeout = options.timeout});
+  Connection connection = connect(
+      own, place.rank, members,
+      {.backend = asked, .over_tcp = over_tcp, .tls_key = tls_key, .timeout = options.timeout});
   state->local_rank = connection.local_rank;
   state->local_size = connection.local_size;
   state->hosts = connection.hosts;

@@ -4,8 +4,10 @@
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace lockstep {
@@ -16,11 +18,14 @@ struct Tls::State {
   BIO* in = nullptr;  // owned by ssl
   BIO* out = nullptr;
   std::string waiting;  // to be written when the handshake is over
+  size_t written = 0;   // bytes, with the present key
 };
 
 namespace {
 
 constexpr std::string_view kIdentity = "lockstep";
+// RFC 8446, 5.5: 2^24.5 full records of AES-GCM at most, some 380 GiB.
+constexpr size_t kMostWithOneKey = size_t{64} << 30;
 constexpr std::array<unsigned char, 2> kAes128GcmSha256 = {0x13, 0x01};
 
 [[noreturn]] void fail(const char* what) {
@@ -106,12 +111,33 @@ Tls::Tls(Tls&&) noexcept = default;
 
 Tls::~Tls() { ERR_clear_error(); }
 
-std::string Tls::feed(std::string_view bytes) {
-  SSL* ssl = state_->ssl.get();
+void Tls::push(std::string_view bytes) {
   if (!bytes.empty() && BIO_write(state_->in, bytes.data(), static_cast<int>(bytes.size())) !=
                             static_cast<int>(bytes.size())) {
     fail("no memory");
   }
+}
+
+size_t Tls::read(char* to, size_t room) {
+  SSL* ssl = state_->ssl.get();
+  ERR_clear_error();  // what other users of this thread have left would be taken for ours
+  size_t done = 0;
+  while (done < room) {
+    const size_t most = std::min<size_t>(room - done, std::numeric_limits<int>::max());
+    const int got = SSL_read(ssl, to + done, static_cast<int>(most));
+    if (got <= 0) {
+      const int error = SSL_get_error(ssl, got);
+      if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_ZERO_RETURN) break;
+      fail("a broken stream");
+    }
+    done += static_cast<size_t>(got);
+  }
+  return done;
+}
+
+std::string Tls::feed(std::string_view bytes) {
+  SSL* ssl = state_->ssl.get();
+  push(bytes);
   if (SSL_in_init(ssl)) {
     const int done = SSL_do_handshake(ssl);
     if (done != 1) {
@@ -122,16 +148,8 @@ std::string Tls::feed(std::string_view bytes) {
   }
   std::string plain;
   std::array<char, 16384> buffer;
-  for (;;) {
-    const int got = SSL_read(ssl, buffer.data(), static_cast<int>(buffer.size()));
-    if (got > 0) {
-      plain.append(buffer.data(), static_cast<size_t>(got));
-      continue;
-    }
-    const int error = SSL_get_error(ssl, got);
-    if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_ZERO_RETURN) return plain;
-    fail("a broken stream");
-  }
+  while (const size_t got = read(buffer.data(), buffer.size())) plain.append(buffer.data(), got);
+  return plain;
 }
 
 bool Tls::is_open() const { return SSL_is_init_finished(state_->ssl.get()) == 1; }
@@ -144,6 +162,16 @@ void Tls::write(std::string_view plain) {
     return;
   }
   if (SSL_write(ssl, plain.data(), static_cast<int>(plain.size())) <= 0) fail("cannot write");
+  state_->written += plain.size();
+  if (state_->written > kMostWithOneKey) renew_key();
+}
+
+void Tls::renew_key() {
+  state_->written = 0;
+  SSL* ssl = state_->ssl.get();
+  if (SSL_key_update(ssl, SSL_KEY_UPDATE_NOT_REQUESTED) != 1 || SSL_do_handshake(ssl) != 1) {
+    fail("no new key");
+  }
 }
 
 std::string Tls::take_output() {
