@@ -1,9 +1,11 @@
 // Where members lie in one flat memory, and how it is cut.
 #include "parallel/layout/flat_layout.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/core/error.h"
+#include "parallel/layout/flat_memory.h"
 #include "support/thrown.h"
 
 namespace lockstep::test {
@@ -44,6 +46,30 @@ TEST(FlatLayout, CutsAreOnTheGridOfAMemberAndPortionsCoverIt) {
     }
     EXPECT_EQ(next, (std::vector<int64_t>{5000, 1, 3000}));
   }
+}
+
+TEST(FlatLayout, PackedMembersHaveNoGaps) {
+  FlatLayout layout = FlatLayout::packed(at::kComplexDouble);
+  layout.add("a", 3);
+  layout.add("none", 0);
+  layout.add("b", 1);
+  EXPECT_EQ(layout.members()[1].begin, 3);
+  EXPECT_EQ(layout.members()[2].begin, 3);
+  EXPECT_EQ(layout.numel(), 4);
+  EXPECT_EQ(layout.reals(), 8);
+  EXPECT_EQ(layout.bytes(), 64);
+}
+
+TEST(FlatLayout, AMemberOfPairsOfRealsIsComplex) {
+  FlatLayout layout(at::kComplexFloat, 16);
+  layout.add("a", 1);
+  layout.add("b", 2);
+  const at::Tensor reals = at::arange(layout.reals(), at::kFloat);
+  const at::Tensor elements = parallel::as_elements(reals, layout.dtype());
+  const at::Tensor b = parallel::member_of(elements, layout, 1);
+  EXPECT_EQ(b.numel(), 2);
+  EXPECT_EQ(b[1].item<c10::complex<float>>(), c10::complex<float>(6, 7));
+  EXPECT_TRUE(b.is_alias_of(reals));
 }
 
 TEST(FlatLayout, IsReadBackFromItsText) {

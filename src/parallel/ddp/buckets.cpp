@@ -5,26 +5,22 @@
 #include <algorithm>
 #include <map>
 
-#include "parallel/ddp/packed.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
 namespace {
 
-// The flat tensor's elements as the parameters' dtype.
-at::Tensor typed(const at::Tensor& flat, at::ScalarType dtype) {
-  return at::isComplexType(dtype) ? at::view_as_complex(flat.view({-1, 2})) : flat;
-}
-
 // A plain narrow().view() counts as a differentiable view, which Optimizer::zero_grad() refuses to
 // detach in place.
-at::Tensor alias(const at::Tensor& elements, const at::Tensor& parameter, int64_t offset) {
-  const auto numel = parameter.numel();
+at::Tensor alias(const at::Tensor& elements, const FlatLayout& layout, size_t member,
+                 const at::Tensor& parameter) {
   if (parameter.is_non_overlapping_and_dense()) {
     return elements
-        .as_strided(parameter.sizes(), parameter.strides(), elements.storage_offset() + offset)
+        .as_strided(parameter.sizes(), parameter.strides(),
+                    elements.storage_offset() + layout.members()[member].begin)
         .detach();
   }
-  return elements.narrow(0, offset, numel).view(parameter.sizes()).detach();
+  return member_of(elements, layout, member).view(parameter.sizes()).detach();
 }
 
 }  // namespace
@@ -71,16 +67,11 @@ Buckets::Buckets(const Group& group, const std::vector<Named>& parameters, Assig
                                           ? at::TensorOptions(at::kFloat)
                                           : parameters[members.front()].tensor.options();
     const auto dtype = c10::typeMetaToScalarType(options.dtype());
-    const int64_t width = static_cast<int64_t>(c10::elementSize(dtype));
-    const int64_t per_element = at::isComplexType(dtype) ? 2 : 1;
-
-    std::vector<int64_t> offsets;
-    int64_t bytes = 0;
+    FlatLayout layout(dtype, kCacheLine);
     for (size_t member : members) {
-      offsets.push_back(bytes / width);
-      bytes += aligned(parameters[member].tensor.nbytes());
+      layout.add(parameters[member].name, parameters[member].tensor.numel());
     }
-    const int64_t numel = bytes / width * per_element;
+    const int64_t numel = layout.reals();
     const bool last = index + 1 == assignment_.size();
     const int64_t extra = last ? static_cast<int64_t>(flags) : 0;
     // An even count, so that the whole can be seen as pairs.
@@ -90,11 +81,11 @@ Buckets::Buckets(const Group& group, const std::vector<Named>& parameters, Assig
 
     Bucket bucket{
         .index = index, .last = last, .flat = flats_.back().narrow(0, 0, numel), .names = {}};
-    const at::Tensor elements = typed(flats_.back(), dtype);
+    const at::Tensor elements = as_elements(flats_.back(), dtype);
     for (size_t i = 0; i < members.size(); ++i) {
       const Named& parameter = parameters[members[i]];
       bucket_of_[members[i]] = index;
-      views_[members[i]] = alias(elements, parameter.tensor, offsets[i]);
+      views_[members[i]] = alias(elements, layout, i, parameter.tensor);
       bucket.gradients.push_back(views_[members[i]]);
       bucket.parameters.push_back(parameter.tensor);
       bucket.names.push_back(parameter.name);

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "lockstep/core/log.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -51,36 +52,40 @@ BufferSync::BufferSync(const Group& group, std::vector<Named> buffers, Buffers m
       copied_(group, broadcast_ones(buffers_, mode)),
       mode_(mode) {
   const at::NoGradGuard no_grad;
-  std::map<at::ScalarType, std::vector<size_t>> by_dtype;
+  std::map<at::ScalarType, Flat> by_dtype;
   size_t copied = 0;
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const at::Tensor& tensor = buffers_[i].tensor;
     if (is_averaged(tensor, mode)) {
-      by_dtype[tensor.scalar_type()].push_back(i);
+      Flat& flat =
+          by_dtype.try_emplace(tensor.scalar_type(), Flat{FlatLayout::packed(tensor.scalar_type())})
+              .first->second;
+      flat.layout.add(buffers_[i].name, own_elements(tensor).numel());
+      flat.members.push_back(i);
+      averaged_buffers_.push_back(i);
     } else {
       places_[i] = copied_.region(copied++);
     }
   }
-  for (const auto& [dtype, members] : by_dtype) {
-    const int64_t per_element = at::isComplexType(dtype) ? 2 : 1;
-    int64_t numel = 0;
-    for (const size_t i : members) numel += own_elements(buffers_[i].tensor).numel();
+  for (auto& [dtype, averaged] : by_dtype) {
     const auto options =
-        buffers_[members.front()].tensor.options().dtype(c10::toRealValueType(dtype));
-    const at::Tensor flat = group.empty({numel * per_element}, options.requires_grad(false));
-    const at::Tensor elements = per_element == 2 ? at::view_as_complex(flat.view({-1, 2})) : flat;
-    std::vector<int64_t> offsets;
-    int64_t offset = 0;
-    for (const size_t i : members) {
-      offsets.push_back(offset);
-      const at::Tensor own = own_elements(buffers_[i].tensor);
-      places_[i] = elements.narrow(0, offset, own.numel()).view(own.sizes());
-      offset += own.numel();
-      averaged_buffers_.push_back(i);
-    }
-    averaged_.push_back({.flat = flat, .work = {}, .members = members, .offsets = offsets});
+        buffers_[averaged.members.front()].tensor.options().dtype(c10::toRealValueType(dtype));
+    averaged.flat = group.empty({averaged.layout.reals()}, options.requires_grad(false));
+    const auto places = places_in(averaged, averaged.flat);
+    for (size_t m = 0; m < places.size(); ++m) places_[averaged.members[m]] = places[m];
+    averaged_.push_back(std::move(averaged));
   }
   for (size_t i = 0; i < buffers_.size(); ++i) places_[i].copy_(own_elements(buffers_[i].tensor));
+}
+
+std::vector<at::Tensor> BufferSync::places_in(const Flat& averaged, const at::Tensor& flat) const {
+  const at::Tensor elements = as_elements(flat, averaged.layout.dtype());
+  std::vector<at::Tensor> places;
+  for (size_t m = 0; m < averaged.members.size(); ++m) {
+    const at::Tensor own = own_elements(buffers_[averaged.members[m]].tensor);
+    places.push_back(member_of(elements, averaged.layout, m).view(own.sizes()));
+  }
+  return places;
 }
 
 const std::vector<char>& BufferSync::find_changed() {
@@ -103,9 +108,9 @@ void BufferSync::start(const std::vector<int>& present) {
   const bool counts = std::ranges::find(present, group_.rank()) != present.end();
   copied_.start(present.front(), "buffers");
   for (const size_t i : averaged_buffers_) places_[i].copy_(own_elements(buffers_[i].tensor));
-  for (auto& [flat, work, members, offsets] : averaged_) {
-    if (!counts) flat.zero_();
-    work = group_.all_reduce(flat, ReduceOp::Sum, {.label = "buffers"});
+  for (auto& averaged : averaged_) {
+    if (!counts) averaged.flat.zero_();
+    averaged.work = group_.all_reduce(averaged.flat, ReduceOp::Sum, {.label = "buffers"});
   }
 }
 
@@ -121,9 +126,9 @@ void BufferSync::write(size_t buffer, const at::Tensor& value) const {
 void BufferSync::finish(const std::vector<double>& shares) {
   const at::NoGradGuard no_grad;
   copied_.wait();
-  for (auto& [flat, work, members, offsets] : averaged_) {
-    work.wait();
-    flat.div_(divisor_);
+  for (auto& averaged : averaged_) {
+    averaged.work.wait();
+    averaged.flat.div_(divisor_);
   }
   // The average of equal numbers may be rounded, and what is unchanged is to stay so.
   for (const size_t i : averaged_buffers_) {

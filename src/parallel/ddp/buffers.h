@@ -10,6 +10,7 @@
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/lanes/plan.h"
+#include "parallel/layout/flat_layout.h"
 
 namespace lockstep::parallel {
 
@@ -56,12 +57,14 @@ class BufferSync {
  private:
   // Buffers of one dtype in one memory.
   struct Flat {
-    at::Tensor flat;
-    comm::Work work;
-    std::vector<size_t> members;   // buffers
-    std::vector<int64_t> offsets;  // of their elements
+    FlatLayout layout;
+    std::vector<size_t> members = {};  // buffers
+    at::Tensor flat = {};              // complex ones as pairs of real numbers
+    comm::Work work = {};
   };
 
+  // The averaged buffers of one dtype as parts of `flat`, in the order of members.
+  std::vector<at::Tensor> places_in(const Flat& averaged, const at::Tensor& flat) const;
   void write(size_t buffer) const { write(buffer, places_[buffer]); }
   void write(size_t buffer, const at::Tensor& value) const;
   void compare();

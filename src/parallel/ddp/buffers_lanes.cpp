@@ -49,13 +49,11 @@ void BufferSync::end_lane(int64_t own_lane) {
     for (const auto& item : buffers_) lanes_->first.push_back(own_elements(item.tensor).clone());
   }
   for (size_t k = 0; k < averaged_.size(); ++k) {
-    const auto& [flat, work, members, offsets] = averaged_[k];
     const auto& slots = lanes_->slots[k];
-    const at::Tensor leaf = at::zeros_like(flat);
-    for (size_t m = 0; m < members.size(); ++m) {
-      const at::Tensor own = own_elements(buffers_[members[m]].tensor);
-      const at::Tensor elements = own.is_complex() ? at::view_as_complex(leaf.view({-1, 2})) : leaf;
-      elements.narrow(0, offsets[m], own.numel()).view(own.sizes()).copy_(own);
+    const at::Tensor leaf = at::zeros_like(averaged_[k].flat);
+    const auto places = places_in(averaged_[k], leaf);
+    for (size_t m = 0; m < places.size(); ++m) {
+      places[m].copy_(own_elements(buffers_[averaged_[k].members[m]].tensor));
     }
     lanes_->plan->place(own_lane, leaf, [&](int slot) -> const at::Tensor& { return slots[slot]; });
   }

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "parallel/layout/flat_memory.h"
+
 namespace lockstep::parallel {
 
 at::Tensor own_elements(const at::Tensor& tensor) {
@@ -35,15 +37,14 @@ Packed::Packed(const Group& group, std::vector<at::Tensor> tensors)
     : group_(group), tensors_(std::move(tensors)) {
   if (tensors_.empty()) return;
   const at::NoGradGuard no_grad;
-  int64_t bytes = 0;
-  for (const auto& tensor : tensors_) bytes += aligned(own_elements(tensor).nbytes());
-  flat_ = group.empty({bytes}, tensors_.front().options().dtype(at::kByte).requires_grad(false));
-  int64_t offset = 0;
-  for (const auto& tensor : tensors_) {
-    const at::Tensor own = own_elements(tensor);
-    const int64_t size = own.nbytes();
-    regions_.push_back(flat_.narrow(0, offset, size).view(tensor.scalar_type()).view(own.sizes()));
-    offset += aligned(size);
+  FlatLayout layout(at::kByte, kCacheLine);
+  for (const auto& tensor : tensors_) layout.add({}, own_elements(tensor).nbytes());
+  flat_ = group.empty({layout.numel()},
+                      tensors_.front().options().dtype(at::kByte).requires_grad(false));
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    regions_.push_back(member_of(flat_, layout, i)
+                           .view(tensors_[i].scalar_type())
+                           .view(own_elements(tensors_[i]).sizes()));
   }
 }
 

@@ -10,14 +10,6 @@
 
 namespace lockstep::parallel {
 
-// Each region in a flat tensor begins on a cache line, so that vectorised kernels meet aligned
-// memory.
-inline constexpr int64_t kRegionBytes = 64;
-
-inline int64_t aligned(int64_t bytes) {
-  return (bytes + kRegionBytes - 1) / kRegionBytes * kRegionBytes;
-}
-
 // The elements that have memory of their own: of those that an expanded tensor (stride 0) repeats,
 // the first. A view of `tensor`.
 at::Tensor own_elements(const at::Tensor& tensor);

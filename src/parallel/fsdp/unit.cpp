@@ -9,7 +9,6 @@
 
 #include "checkpoint/part_of.h"
 #include "parallel/ddp/gradients.h"
-#include "parallel/ddp/packed.h"
 #include "parallel/nn/deferred_init.h"
 
 namespace lockstep::parallel {
@@ -60,7 +59,7 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
                    std::string_view unit)
     : plan_(plan),
       members_(std::move(members)),
-      layout_(model.parameters[members_.front()].tensor.scalar_type(), kRegionBytes),
+      layout_(model.parameters[members_.front()].tensor.scalar_type(), kCacheLine),
       trainable_(model.parameters[members_.front()].tensor.requires_grad()),
       unit_(unit),
       have_(members_.size()) {

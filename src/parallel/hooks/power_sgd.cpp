@@ -8,8 +8,8 @@
 #include "core/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
-#include "parallel/ddp/packed.h"
 #include "parallel/hooks/state.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -73,8 +73,7 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
 
   kept_->begin(bucket);
   auto factors = std::make_shared<Factors>();
-  std::vector<int64_t> ranks;
-  int64_t first = 0, second = 0;
+  auto first = FlatLayout::packed(bucket.flat.scalar_type()), second = first;
   for (size_t i = 0; i < bucket.gradients.size(); ++i) {
     const at::Tensor& gradient = bucket.gradients[i];
     const auto shape = compressed(gradient, options_);
@@ -98,32 +97,26 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
     factors->gradients.push_back(gradient);
     factors->matrices.push_back(matrix);
     factors->starts.push_back(q);
-    ranks.push_back(r);
-    first += n * r;
-    second += m * r;
+    first.add(name, n * r);
+    second.add(name, m * r);
   }
-  for (const auto& gradient : factors->exact) first += gradient.numel();
+  for (const auto& gradient : factors->exact) first.add("exact", gradient.numel());
 
-  factors->first = at::empty({first}, bucket.flat.options());
-  factors->second = at::empty({second}, bucket.flat.options());
-  int64_t offset = 0;
-  const auto take = [&](const at::Tensor& from, at::IntArrayRef sizes) {
-    const int64_t numel = c10::multiply_integers(sizes);
-    offset += numel;
-    return from.narrow(0, offset - numel, numel).view(sizes);
-  };
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    factors->ps.push_back(take(factors->first, {factors->matrices[i].size(0), ranks[i]}));
+  factors->first = at::empty({first.numel()}, bucket.flat.options());
+  factors->second = at::empty({second.numel()}, bucket.flat.options());
+  const size_t compressed_count = factors->names.size();
+  for (size_t i = 0; i < compressed_count; ++i) {
+    const int64_t r = factors->starts[i].size(1);
+    factors->ps.push_back(member_of(factors->first, first, i).view({-1, r}));
     // Into memory of its own: a kernel may round otherwise where a bucket's layout shifts it.
     factors->ps[i].copy_(at::mm(factors->matrices[i], factors->starts[i]));
+    factors->qs.push_back(member_of(factors->second, second, i).view({-1, r}));
   }
-  for (const auto& gradient : factors->exact) {
-    factors->exact_parts.push_back(take(factors->first, gradient.sizes()));
-    factors->exact_parts.back().copy_(gradient);
-  }
-  offset = 0;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    factors->qs.push_back(take(factors->second, {factors->matrices[i].size(1), ranks[i]}));
+  for (size_t i = 0; i < factors->exact.size(); ++i) {
+    const at::Tensor& gradient = factors->exact[i];
+    factors->exact_parts.push_back(
+        member_of(factors->first, first, compressed_count + i).view(gradient.sizes()));
+    factors->exact_parts[i].copy_(gradient);
   }
   bytes_ += static_cast<int64_t>(factors->first.nbytes() + factors->second.nbytes());
 

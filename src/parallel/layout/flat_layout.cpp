@@ -80,6 +80,10 @@ FlatLayout::FlatLayout(at::ScalarType dtype, int64_t alignment)
   }
 }
 
+FlatLayout FlatLayout::packed(at::ScalarType dtype) {
+  return {dtype, static_cast<int64_t>(c10::elementSize(dtype))};
+}
+
 size_t FlatLayout::add(std::string name, int64_t numel) {
   members_.push_back({.name = std::move(name), .numel = numel, .begin = numel_});
   const int64_t bytes = (numel * width_ + alignment_ - 1) / alignment_ * alignment_;

@@ -12,6 +12,9 @@
 
 namespace lockstep::parallel {
 
+// Members of memory that kernels compute on begin on a cache line.
+inline constexpr int64_t kCacheLine = 64;
+
 // Names and numbers alone: it has no memory and communicates nothing, so that ranks which lay out
 // the same members in the same order have the same layout.
 class FlatLayout {
@@ -31,6 +34,8 @@ class FlatLayout {
 
   // Each member begins on a multiple of `alignment` bytes, which is one of the dtype's width.
   FlatLayout(at::ScalarType dtype, int64_t alignment);
+  // One member right after the other.
+  static FlatLayout packed(at::ScalarType dtype);
 
   // Returns the number of the member.
   size_t add(std::string name, int64_t numel);
@@ -40,6 +45,8 @@ class FlatLayout {
   // With the gaps between members, and behind the last.
   int64_t numel() const { return numel_; }
   int64_t bytes() const { return numel_ * width_; }
+  // Collectives know no complex numbers: those are pairs of real ones.
+  int64_t reals() const { return numel_ * (c10::isComplexType(dtype_) ? 2 : 1); }
 
   // Where each of `parts` equal parts begins, and the end: parts + 1 elements. A cut is at a
   // member's end, or a multiple of `grid` elements from its begin.

@@ -77,8 +77,7 @@ void ZeroOptimizer::Parts::lay_out(bool share) {
   std::map<at::ScalarType, Flat> by_dtype;
   for (size_t i = parameters.size(); i-- > 0;) {
     const at::ScalarType dtype = parameters[i].scalar_type();
-    auto& flat =
-        by_dtype.try_emplace(dtype, Flat{FlatLayout(dtype, kRegionBytes), {}}).first->second;
+    auto& flat = by_dtype.try_emplace(dtype, Flat{FlatLayout(dtype, kCacheLine), {}}).first->second;
     flat.layout.add(fmt::format("{}", i), parameters[i].numel());
     flat.members.push_back(i);
   }
