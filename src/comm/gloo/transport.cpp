@@ -25,8 +25,8 @@ uint32_t checksum_of(std::string_view text) {
 
 class GlooPending : public Pending {
  public:
-  GlooPending(std::shared_ptr<GlooState> state, GlooStep step, GlooCall call)
-      : state_(std::move(state)), step_(std::move(step)), call_(std::move(call)) {}
+  GlooPending(std::shared_ptr<GlooState> state, WireOperation operation, GlooCall call)
+      : state_(std::move(state)), operation_(std::move(operation)), call_(std::move(call)) {}
   // Only a group that goes away has unfinished operations; it must not wait for them.
   ~GlooPending() override {
     if (!all_over()) state_->abandon();
@@ -39,9 +39,9 @@ class GlooPending : public Pending {
   }
   bool finish_until(std::chrono::steady_clock::time_point until) {
     for (const WireWork& work : call_.works) {
-      if (!state_->await(work, step_, until)) return false;
+      if (!state_->await(work, operation_, until)) return false;
     }
-    state_->done(step_);
+    state_->done(operation_);
     const at::NoGradGuard no_grad;
     call_.finish();
     call_ = {};
@@ -56,7 +56,7 @@ class GlooPending : public Pending {
   }
 
   const std::shared_ptr<GlooState> state_;
-  GlooStep step_;
+  WireOperation operation_;
   GlooCall call_;
 };
 
@@ -82,35 +82,35 @@ class GlooTransport : public Transport {
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:
-  void await(const WireWork& work, GlooStep& step);
+  void await(const WireWork& work, WireOperation& operation);
 
   const std::shared_ptr<GlooState> state_;
   CallNumbers numbers_;
   std::function<void()> idle_work_ = [] {};
 };
 
-void GlooTransport::await(const WireWork& work, GlooStep& step) {
+void GlooTransport::await(const WireWork& work, WireOperation& operation) {
   constexpr std::chrono::milliseconds kTurn{2};
-  while (!state_->await(work, step, std::chrono::steady_clock::now() + kTurn)) idle_work_();
+  while (!state_->await(work, operation, std::chrono::steady_clock::now() + kTurn)) idle_work_();
 }
 
 Work GlooTransport::start(Request request) {
   state_->check_alive();
   const at::NoGradGuard no_grad;
-  GlooStep step{.notice = numbers_.next(request), .timeout = request.timeout};
+  WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
   GlooCall call;
   try {
-    call =
-        state_->ops().launch(request, checksum_of(step.notice.signature), request.timeout + kGrace,
-                             [&](const WireWork& work) { await(work, step); });
+    call = state_->ops().launch(request, checksum_of(operation.notice.signature),
+                                request.timeout + kGrace,
+                                [&](const WireWork& work) { await(work, operation); });
   } catch (const CommError& error) {
     if (state_->is_dead()) throw;
-    state_->fail(step, error.what());
+    state_->fail(operation, error.what());
   } catch (const std::exception& error) {
-    state_->fail(step, fmt::format("failed ({})", first_line(error)));
+    state_->fail(operation, fmt::format("failed ({})", first_line(error)));
   }
   if (call.works.empty()) return {};
-  return Work(std::make_shared<GlooPending>(state_, std::move(step), std::move(call)));
+  return Work(std::make_shared<GlooPending>(state_, std::move(operation), std::move(call)));
 }
 
 std::shared_ptr<Transport> GlooTransport::subset(const std::vector<int>& members, int color) {

@@ -22,10 +22,10 @@ uint32_t checksum_of(std::string_view text) {
 
 class TcpPending : public Pending {
  public:
-  TcpPending(std::shared_ptr<TcpState> state, TcpStep step, std::shared_ptr<NetJob> job,
+  TcpPending(std::shared_ptr<TcpState> state, WireOperation operation, std::shared_ptr<NetJob> job,
              std::function<void()> finish)
       : state_(std::move(state)),
-        step_(std::move(step)),
+        operation_(std::move(operation)),
         job_(std::move(job)),
         finish_(std::move(finish)) {}
   // Only a group that goes away has unfinished operations; it must not wait for them.
@@ -39,7 +39,7 @@ class TcpPending : public Pending {
     return finish_until(std::chrono::steady_clock::now() + limit);
   }
   bool finish_until(std::chrono::steady_clock::time_point until) {
-    if (!state_->await(*job_, step_, until)) return false;
+    if (!state_->await(*job_, operation_, until)) return false;
     const at::NoGradGuard no_grad;
     finish_();
     finish_ = nullptr;
@@ -48,7 +48,7 @@ class TcpPending : public Pending {
   bool advance() override { return state_->is_dead() || job_->is_over(); }
 
   const std::shared_ptr<TcpState> state_;
-  TcpStep step_;
+  WireOperation operation_;
   const std::shared_ptr<NetJob> job_;
   std::function<void()> finish_;
 };
@@ -90,11 +90,11 @@ class TcpTransport : public Transport {
 Work TcpTransport::start(Request request) {
   state_->check_alive();
   const at::NoGradGuard no_grad;
-  TcpStep step{.notice = numbers_.next(request), .timeout = request.timeout};
+  WireOperation operation{.notice = numbers_.next(request), .timeout = request.timeout};
   TcpCall call = tcp_call(request, rank(), size(), ranks_, direct_);
   if (!call.begin) return {};
-  NetCallName name{.number = static_cast<uint32_t>(step.notice.number),
-                   .checksum = checksum_of(step.notice.signature),
+  NetCallName name{.number = static_cast<uint32_t>(operation.notice.number),
+                   .checksum = checksum_of(operation.notice.signature),
                    .meets = has_own_sizes(request, size())};
   if (request.what == Collective::Send || request.what == Collective::Recv) {
     name.kind =
@@ -103,15 +103,15 @@ Work TcpTransport::start(Request request) {
     name.meets = true;
   }
   auto job = state_->group().start(name, call.begin);
-  return Work(std::make_shared<TcpPending>(state_, std::move(step), std::move(job),
+  return Work(std::make_shared<TcpPending>(state_, std::move(operation), std::move(job),
                                            std::move(call.finish)));
 }
 
 void TcpTransport::meet() {
-  TcpStep step{.notice = {.lane = "start", .signature = "start", .text = "start"},
-               .timeout = timeout()};
+  WireOperation operation{.notice = {.lane = "start", .signature = "start", .text = "start"},
+                          .timeout = timeout()};
   const auto job = state_->group().start({.number = 0, .checksum = 1}, net::barrier);
-  state_->await(*job, step);
+  state_->await(*job, operation);
 }
 
 std::shared_ptr<Transport> make(std::shared_ptr<Net> net, const Store& store, int rank,

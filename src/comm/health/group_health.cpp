@@ -1,0 +1,100 @@
+#include "comm/health/group_health.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/text.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::comm {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+milliseconds WireOperation::left() const {
+  const auto spent = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
+  return std::max(milliseconds(0), timeout - spent);
+}
+
+GroupHealth::GroupHealth(std::string_view transport, const Store& store, int rank,
+                         std::vector<int> members)
+    : transport_(transport),
+      store_(store),
+      diagnosis_(rank, std::move(members), store.launcher_status()),
+      peer_status_(store.clone(PeerStatus::kInquiry), rank, diagnosis_.members()) {}
+
+void GroupHealth::attend(WireOperation& operation) {
+  if (diagnosis_.launcher_reports()) fail(operation, diagnosis_.given_up());
+  if (operation.left().count() == 0)
+    fail(operation, fmt::format("timed out after {}", text_of(operation.timeout)));
+  if (!operation.looked && steady_clock::now() - operation.start > PeerStatus::kLongWait)
+    look(operation);
+}
+
+// Ranks that wait long compare what they wait for, since different calls may wait for each other
+// until the deadline.
+void GroupHealth::look(WireOperation& operation) {
+  operation.looked = true;
+  const PeerStatus::Notices notices = peer_status_.exchange(operation.notice, milliseconds(0));
+  for (const auto& notice : notices) {
+    if (notice && notice->contradicts(operation.notice))
+      fail(operation, "is not what the others called");
+  }
+}
+
+void GroupHealth::done(const WireOperation& operation) {
+  if (!operation.looked) return;
+  Notice notice = operation.notice;
+  notice.state = Notice::State::Running;
+  peer_status_.post(notice);
+}
+
+void GroupHealth::fail(const WireOperation& operation, const std::string& reason) {
+  Notice notice = operation.notice;
+  notice.state = Notice::State::Failed;
+  notice.reason = reason;
+  const std::string seen = fmt::format("{} {}", notice.text, reason);
+  if (!end_.say(seen)) check_alive();
+  peer_status_.post(notice);
+  abort(seen);
+  const PeerStatus::Notices notices = peer_status_.exchange(notice, PeerStatus::kInquiry);
+  const std::string end = diagnosis_.end(operation.notice, reason, notices);
+  end_.explain(end);
+  throw CommError(fmt::format("[{}] {}", transport_, end));
+}
+
+void GroupHealth::give_up(std::string_view why) noexcept {
+  const std::string reason(why);
+  if (!end_.say(reason)) return;
+  try {
+    // Said before the connections break and, it may be, this process ends.
+    peer_status_.exchange(
+        {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = reason},
+        milliseconds(0));
+  } catch (const std::exception&) {
+    // The others learn of it by the connections alone.
+  }
+  abort(reason);
+}
+
+void GroupHealth::abandon() noexcept {
+  if (end_.say("it was destroyed")) leave();
+}
+
+void GroupHealth::check_alive() const {
+  const auto why = end_.why();
+  if (!why) return;
+  throw CommError(
+      fmt::format("[{}] this group is dead, make a new one; it ended when {}", transport_, *why));
+}
+
+std::optional<std::string> GroupHealth::failure() {
+  if (const auto why = end_.why()) return why;
+  if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
+  if (peers_post() && peer_status_.peek()) return "another rank has given it up";
+  return std::nullopt;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,82 @@
+// What the transports that exchange messages know of their group: whether it is alive, and how a
+// failure becomes an error on every rank.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/health/diagnosis.h"
+#include "comm/health/end.h"
+#include "comm/health/peer_status.h"
+#include "comm/store/store.h"
+
+namespace lockstep::comm {
+
+// One operation under way.
+struct WireOperation {
+  Notice notice;
+  std::chrono::milliseconds timeout;
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+  bool looked = false;  // at what the peers have posted
+
+  // Until the deadline.
+  std::chrono::milliseconds left() const;
+};
+
+class GroupHealth {
+ public:
+  virtual ~GroupHealth() = default;
+
+  // Ends the group with an error that says what every rank was doing.
+  [[noreturn]] void fail(const WireOperation& operation, const std::string& reason);
+  // Ends the group, with a word for the others. Any thread.
+  void give_up(std::string_view why) noexcept;
+  // Ends the group without a word posted there, and with it everything under way.
+  void abandon() noexcept;
+  // Tells the others that this rank came out of a long operation.
+  void done(const WireOperation& operation);
+  // Throws when the group is dead.
+  void check_alive() const;
+  bool is_dead() const { return end_.is_said(); }
+  // Why it is of no use any more, as far as is known here.
+  std::optional<std::string> failure();
+
+  int rank() const { return diagnosis_.rank(); }
+  int size() const { return diagnosis_.size(); }
+  const std::vector<int>& members() const { return diagnosis_.members(); }
+  const Store& store() const { return store_; }
+
+ protected:
+  // How often a wait looks at the launcher's status.
+  static constexpr std::chrono::milliseconds kSlice{50};
+
+  // `transport` is what errors begin with; `members` are the ranks of the group as the world
+  // counts them.
+  GroupHealth(std::string_view transport, const Store& store, int rank, std::vector<int> members);
+
+  // For a wait that goes on, once a slice. Throws CommError, and ends the group, when the deadline
+  // has passed, when the launcher reports a dead rank, and when another rank turns out to do
+  // something else.
+  void attend(WireOperation& operation);
+  const Diagnosis& diagnosis() const { return diagnosis_; }
+
+ private:
+  // Ends all that is under way, here and on every other rank.
+  virtual void abort(const std::string& why) noexcept = 0;
+  // As abort(), when the group is destroyed.
+  virtual void leave() noexcept = 0;
+  // Whether the others post what they do.
+  virtual bool peers_post() const { return true; }
+  void look(WireOperation& operation);
+
+  const std::string transport_;
+  const Store store_;
+  const Diagnosis diagnosis_;
+  PeerStatus peer_status_;
+  End end_;
+};
+
+}  // namespace lockstep::comm
