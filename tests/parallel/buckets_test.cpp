@@ -1,6 +1,7 @@
 // Which parameters travel together, in which order, and when.
 #include "parallel/ddp/buckets.h"
 
+#include "parallel/ddp/bucket_schedule.h"
 #include "parallel/fake_transport.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
@@ -10,6 +11,7 @@ namespace {
 
 using parallel::assign_buckets;
 using parallel::Assignment;
+using parallel::BucketSchedule;
 using parallel::Named;
 using ::testing::ElementsAre;
 
@@ -155,6 +157,53 @@ TEST(Buckets, HoldStartsNothing) {
     square_loss(net, 0).backward();
     EXPECT_TRUE(journal.empty());
   });
+}
+
+// Parameters 0 and 1, 2, 3 in buckets; 4 in none.
+const parallel::Assignment kBuckets = {{0, 1}, {2}, {3}};
+
+TEST(BucketSchedule, BucketsAreDueInTheirOrder) {
+  BucketSchedule schedule(5);
+  schedule.begin(kBuckets);
+  schedule.complete(2, 1);
+  schedule.complete(1, 0);
+  EXPECT_FALSE(schedule.is_due());
+  schedule.complete(0, 0);
+  EXPECT_TRUE(schedule.is_due());
+  EXPECT_EQ(schedule.take(), 0);
+  EXPECT_TRUE(schedule.is_due());
+  EXPECT_EQ(schedule.take(), 1);
+  EXPECT_THAT(schedule.order(), ElementsAre(2, 1, 0));
+}
+
+TEST(BucketSchedule, TheLastWaitsForTheEnd) {
+  BucketSchedule schedule(5);
+  schedule.begin(kBuckets);
+  for (const size_t i : {0, 1}) schedule.complete(i, 0);
+  schedule.complete(2, 1);
+  schedule.complete(3, 2);
+  EXPECT_FALSE(schedule.all_complete());
+  schedule.complete(4, std::nullopt);
+  EXPECT_TRUE(schedule.all_complete());
+  while (schedule.is_due()) schedule.take();
+  EXPECT_TRUE(schedule.has_next());
+  EXPECT_EQ(schedule.take(), 2);
+  EXPECT_FALSE(schedule.has_next());
+}
+
+TEST(BucketSchedule, APassBeginsAnew) {
+  BucketSchedule schedule(5);
+  schedule.begin(kBuckets);
+  schedule.set(3, BucketSchedule::Step::Arriving);
+  for (const size_t i : {0, 1}) schedule.complete(i, 0);
+  schedule.take();
+  schedule.begin(kBuckets);
+  EXPECT_EQ(schedule.step(3), BucketSchedule::Step::Absent);
+  EXPECT_FALSE(schedule.is_complete(0));
+  EXPECT_FALSE(schedule.is_due());
+  EXPECT_TRUE(schedule.order().empty());
+  for (const size_t i : {0, 1}) schedule.complete(i, 0);
+  EXPECT_EQ(schedule.take(), 0);
 }
 
 }  // namespace

@@ -15,10 +15,10 @@
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
-#include "parallel/ddp/backward_end.h"
 #include "parallel/ddp/compare_ranks.h"
 #include "parallel/ddp/fingerprint.h"
 #include "parallel/ddp/gradients.h"
+#include "parallel/lanes/rules.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -53,10 +53,10 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
       buffers_(buffers),
       holds_(std::move(holds)),
       plan_(std::move(plan)),
-      caller_(group.next_caller()) {
+      caller_(group.next_caller()),
+      schedule_(dense_ + sparse.size()) {
   parameters_.insert(parameters_.end(), sparse.begin(), sparse.end());
   held_.resize(parameters_.size());
-  steps_.resize(parameters_.size());
   priors_.resize(parameters_.size());
   flags_ = UsageFlags(buckets_.flags(), flag_counts_, options.unused);
   if (plan_) {
@@ -70,7 +70,7 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
 
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   const bool held = *holds_ > 0;
-  if (!held && !in_pass_) begin();
+  if (!held && !backward_.is_open()) begin();
   if (parameter >= parameters_.size()) {
     object(module_.change());
     return gradient;
@@ -85,10 +85,10 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   }
   note_prior(parameter);
   if (held) {
-    if (lanes_) object_unless_in_lane();
+    if (lanes_) object_unless_in_lane(objection_, *plan_, "Ddp");
     held_[parameter] = true;
-  } else if (steps_[parameter] == Step::Absent) {
-    steps_[parameter] = Step::Arriving;
+  } else if (schedule_.step(parameter) == Step::Absent) {
+    schedule_.set(parameter, Step::Arriving);
   } else {
     object(fmt::format(
         "parameter '{}' received a second gradient within one backward(), when its first may be on "
@@ -114,17 +114,15 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
 }
 
 void Reducer::arrived(size_t parameter) {
-  if (!in_pass_ || parameter >= parameters_.size()) return;
-  const bool is_placed = steps_[parameter] == Step::Placed;
-  if (!is_placed && steps_[parameter] != Step::Arriving) return;
+  if (!backward_.is_open() || parameter >= parameters_.size()) return;
+  const bool is_placed = schedule_.step(parameter) == Step::Placed;
+  if (!is_placed && schedule_.step(parameter) != Step::Arriving) return;
   const at::Tensor& tensor = parameters_[parameter].tensor;
   // A post-accumulate hook that took the gradient away leaves a parameter unreached.
   if (!is_placed && !tensor.grad().defined()) {
-    steps_[parameter] = Step::Absent;
+    schedule_.set(parameter, Step::Absent);
     return;
   }
-  steps_[parameter] = Step::Ready;
-  order_.push_back(parameter);
   if (is_sparse(parameter)) {
     if (!tensor.grad().is_sparse()) {
       object(
@@ -135,6 +133,7 @@ void Reducer::arrived(size_t parameter) {
                       parameters_[parameter].name));
     }
     if (lanes_) take_in_lane(parameter);
+    schedule_.complete(parameter, std::nullopt);
   } else {
     if (is_placed) {
       // Its bucket has it.
@@ -145,30 +144,18 @@ void Reducer::arrived(size_t parameter) {
     } else {
       object_to_gradient(parameter);
     }
-    --waiting_[buckets_.bucket_of(parameter)];
+    schedule_.complete(parameter, buckets_.bucket_of(parameter));
   }
-  if (!is_due(launched_)) {
-    drive();
-    return;
-  }
-  while (is_due(launched_)) launch(launched_);
-}
-
-// The last bucket carries the flags of all parameters, and waits for the end of backward(): whoever
-// has its average knows that no rank computes any more.
-bool Reducer::is_due(size_t bucket) const {
-  return bucket + 1 < buckets_.size() && waiting_[bucket] == 0 && is_last_lane();
+  if (!is_last_lane() || !schedule_.is_due()) return drive();
+  while (schedule_.is_due()) launch_next();
 }
 
 void Reducer::begin() {
   // What a backward that threw left in flight still writes to the buckets.
   for (auto& work : works_) work.wait();
   works_.clear();
-  completed_ = launched_ = 0;
-  std::fill(steps_.begin(), steps_.end(), Step::Absent);
-  order_.clear();
-  waiting_.clear();
-  for (const auto& members : buckets_.assignment()) waiting_.push_back(members.size());
+  completed_ = 0;
+  schedule_.begin(buckets_.assignment());
   while (tags_.size() < buckets_.size()) tags_.push_back(fmt::format("bucket {}", tags_.size()));
   clock_.begin(buckets_.size());
   quiet_ = options_.hook && !options_.hook->communicates();
@@ -180,16 +167,7 @@ void Reducer::begin() {
   if (lanes_) begin_lane();
   if (!quiet_ && is_last_lane()) ++pass_;
   if (is_last_lane()) zeroed_in_a_pass_ = std::max(zeroed_in_a_pass_, std::exchange(zeroed_, 0));
-  if (shadows_) return;
-
-  in_pass_ = true;
-  const auto with_owner = [self = weak_from_this()](auto action) {
-    return [self, action] {
-      if (const auto owner = self.lock()) action(*owner);
-    };
-  };
-  at_end_of_backward(with_owner([](Reducer& owner) { owner.finish(); }),
-                     with_owner([](Reducer& owner) { owner.in_pass_ = false; }));
+  if (!shadows_) backward_.begin(weak_from_this(), &Reducer::finish, &Reducer::abort);
 }
 
 comm::CallOptions Reducer::call(std::string_view label) const {
@@ -198,12 +176,12 @@ comm::CallOptions Reducer::call(std::string_view label) const {
           .advice = kAdvice};
 }
 
-void Reducer::launch(size_t bucket) {
+void Reducer::launch_next() {
+  const size_t bucket = schedule_.take();
   const bool last = bucket + 1 == buckets_.size();
   const at::Tensor& flat = buckets_.flat(bucket);
   if (last) write_flags();
   clock_.started(bucket, static_cast<int64_t>(flat.nbytes()));
-  launched_ = bucket + 1;
   if (options_.hook) {
     const at::NoGradGuard no_grad;
     works_.push_back(options_.hook->start(group_, buckets_.bucket(bucket)));
@@ -234,7 +212,6 @@ void Reducer::wait_for_works() {
 }
 
 void Reducer::finish() {
-  in_pass_ = false;
   const at::NoGradGuard no_grad;
   clock_.last_gradient();
   if (auto change = module_.change(); !change.empty()) object(std::move(change));
@@ -243,10 +220,10 @@ void Reducer::finish() {
     const bool is_last = is_last_lane();
     complete_lane();
     if (!is_last) return;
-  } else if (!all_ready()) {
+  } else if (!schedule_.all_complete()) {
     unreached = contribute_unreached();
   }
-  while (launched_ < buckets_.size()) launch(launched_);
+  while (schedule_.has_next()) launch_next();
   refuse_objected();
   if (join_) {
     wait_for_works();
@@ -322,22 +299,19 @@ void Reducer::write_flags() {
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_.find_changed());
   if (mine == UsageFlags::Presence::Absent) {
     // Nothing is reached, and nothing is lacking.
-  } else if (all_ready() && !lanes_) {
+  } else if (schedule_.all_complete() && !lanes_) {
     flags_.write_all_reached();
   } else {
     flags_.write(reached());
   }
   if (join_) flags_.write_presence(group_.rank(), mine);
   if (std::ranges::any_of(priors_, &at::Tensor::defined)) flags_.write_prior();
-  if (!objection_.empty() && !quiet_) flags_.write_objection();
+  if (objection_.is_raised() && !quiet_) flags_.write_objection();
 }
 
 void Reducer::zeroed() {
   if (is_in_lane()) {
-    object(
-        fmt::format("zero_grad() in {}, where gradients are being added up: call it before the "
-                    "loop over the lanes",
-                    lane_text(plan_->open)));
+    object_to_zero_grad(objection_, *plan_);
     return;
   }
   forget();
@@ -358,11 +332,11 @@ void Reducer::write(DdpLog& log) const {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     log.bucket_bytes.push_back(static_cast<int64_t>(buckets_.bucket(bucket).flat.nbytes()));
   }
-  for (const size_t i : order_) log.order.push_back(parameters_[i].name);
+  for (const size_t i : schedule_.order()) log.order.push_back(parameters_[i].name);
   clock_.write(log);
   if (log.pass_count == 0) return;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (steps_[i] != Step::Ready) log.unused.push_back(parameters_[i].name);
+    if (!schedule_.is_complete(i)) log.unused.push_back(parameters_[i].name);
   }
 }
 
@@ -370,11 +344,11 @@ void Reducer::rebuild() {
   rebuilt_ = true;
   if (group_.size() == 1) return;
   std::vector<size_t> order;
-  std::copy_if(order_.begin(), order_.end(), std::back_inserter(order),
-               [&](size_t i) { return !is_sparse(i); });
+  std::ranges::copy_if(schedule_.order(), std::back_inserter(order),
+                       [&](size_t i) { return !is_sparse(i); });
   for (const auto& members : buckets_.assignment()) {
     for (size_t i : members) {
-      if (steps_[i] != Step::Ready) order.push_back(i);
+      if (!schedule_.is_complete(i)) order.push_back(i);
     }
   }
   const std::string bytes = group_.broadcast_bytes(

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -12,9 +13,12 @@
 #include "lockstep/parallel/join.h"
 #include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/attached_module.h"
+#include "parallel/ddp/backward_pass.h"
+#include "parallel/ddp/bucket_schedule.h"
 #include "parallel/ddp/buckets.h"
 #include "parallel/ddp/buffers.h"
 #include "parallel/ddp/join_gate.h"
+#include "parallel/ddp/objection.h"
 #include "parallel/ddp/pass_clock.h"
 #include "parallel/ddp/sparse.h"
 #include "parallel/ddp/usage_flags.h"
@@ -23,12 +27,9 @@
 namespace lockstep::parallel {
 
 // One pass = one backward(): it begins with the first gradient that arrives outside hold() and
-// finishes before the outermost backward() returns. A bucket is
-// started when its last gradient is in and all buckets before it are started, so that the ranks'
-// collectives come in one order whatever order their gradients take.
-//
-// What one rank finds wrong in a pass must not keep it from its collectives, for which the others
-// wait: it is an objection, which finish() throws on all ranks.
+// finishes before the outermost backward() returns (BackwardPass). Its gradients become complete
+// one by one, and buckets are averaged as they are (BucketSchedule). What one rank finds wrong is
+// thrown by finish() on all ranks (Objection).
 class Reducer : public GradientListener,
                 public LaneListener,
                 public std::enable_shared_from_this<Reducer> {
@@ -73,7 +74,7 @@ class Reducer : public GradientListener,
   bool shadow();
 
  private:
-  enum class Step : uint8_t { Absent, Arriving, Placed, Ready };
+  using Step = BucketSchedule::Step;
   // A dense parameter this rank's backward did not reach, and its gradient from before if the
   // bucket holds it.
   struct Unreached {
@@ -85,18 +86,17 @@ class Reducer : public GradientListener,
   void forget();
   comm::CallOptions call(std::string_view label) const;
   // Refuses the pass, or the next one. The first objection counts.
-  void object(std::string text);
+  void object(std::string text) { objection_.add(std::move(text)); }
   void object_to_gradient(size_t parameter);
   void refuse_objected();
   // Whether the gradient could be copied to the parameter's place in a bucket as it is.
   bool fits(const at::Tensor& gradient, size_t parameter) const;
-  void launch(size_t bucket);
+  void launch_next();
   void drive();
   void wait_for_works();
   void finish();
-  bool is_due(size_t bucket) const;
+  void abort() {}
   bool is_sparse(size_t parameter) const { return parameter >= dense_; }
-  bool all_ready() const { return order_.size() == parameters_.size(); }
   std::vector<char> reached() const;
   std::vector<Unreached> contribute_unreached();
   void write_flags();
@@ -110,13 +110,10 @@ class Reducer : public GradientListener,
   void add_priors();
   void refuse_uneven() const;
   void check_same();
-  bool is_in_lane() const;
-  // Whether this backward() meets the other ranks; always, without lanes.
-  bool is_last_lane() const;
-  std::string lane_text(int64_t own_lane) const;
+  bool is_in_lane() const { return plan_ && plan_->is_open(); }
+  // Whether this backward() meets the other ranks.
+  bool is_last_lane() const { return !plan_ || plan_->meets(); }
   void begin_lane();
-  void object_unless_in_lane();
-  void object_to_missing_lane();
   // A pass to which this rank comes without a backward().
   void meet_without_backward();
   at::Tensor arriving_in_lane(size_t parameter, const at::Tensor& gradient);
@@ -163,15 +160,12 @@ class Reducer : public GradientListener,
   int64_t unchecked_ = 0;  // passes that count since check_same() compared the ranks
 
   // Of the pass.
-  bool in_pass_ = false;
-  std::string objection_;
+  BackwardPass backward_;
+  Objection objection_;
   bool quiet_ = false;     // the hook does not communicate
   bool shadows_ = false;   // this rank is in none
   bool somebody_ = false;  // some rank was in a backward()
-  std::vector<Step> steps_;
-  std::vector<size_t> order_;    // in which parameters became ready
-  std::vector<size_t> waiting_;  // by bucket: parameters not yet ready
-  size_t launched_ = 0;          // buckets
+  BucketSchedule schedule_;
   std::vector<comm::Work> works_;
   size_t completed_ = 0;  // of works_, from the front
 };

@@ -1,37 +1,21 @@
 // The part of Reducer that deals with several lanes a rank.
-#include <ATen/Parallel.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
 #include "parallel/ddp/reducer.h"
+#include "parallel/lanes/rules.h"
 
 namespace lockstep::parallel {
-
-bool Reducer::is_last_lane() const {
-  return !is_in_lane() || plan_->open + 1 == plan_->own_lanes();
-}
-
-bool Reducer::is_in_lane() const { return lanes_ && plan_->open >= 0; }
-
-std::string Reducer::lane_text(int64_t own_lane) const {
-  return fmt::format("lane {} of {}", plan_->sum.lanes().begin + own_lane, plan_->lanes);
-}
 
 void Reducer::enter_lane(int64_t lane) {
   const int64_t own = lane - plan_->sum.lanes().begin;
   if (own != lanes_->next()) {
-    object_to_missing_lane();
+    object_to_missing_lane(objection_, *plan_, lanes_->next());
     lanes_->skip_to(own);
   }
-  if (own == 0 && at::get_num_threads() != options_.threads) {
-    object(fmt::format(
-        "this rank computes with {} threads now, DdpOptions::threads are {}: kernels divide their "
-        "sums by that number, so leave it as it is",
-        at::get_num_threads(), options_.threads));
-  }
   if (own == 0) {
+    object_to_other_threads(objection_, "Ddp", options_.threads);
     lanes_->begin(parameters_);
     buffers_.begin_lanes();
   } else {
@@ -45,34 +29,14 @@ void Reducer::leave_lane() { plan_->open = -1; }
 
 void Reducer::end_lanes() {
   if (lanes_->is_complete()) return;
-  object_to_missing_lane();
+  object_to_missing_lane(objection_, *plan_, lanes_->next());
   meet_without_backward();
-}
-
-void Reducer::object_to_missing_lane() {
-  object(fmt::format(
-      "{} of the step has had no backward() outside of hold(): run one in every lane, and after an "
-      "exception zero_grad() before the next step",
-      lane_text(lanes_->next())));
-}
-
-void Reducer::object_unless_in_lane() {
-  if (is_in_lane()) return;
-  object(fmt::format(
-      "backward() outside of a lane, with DdpOptions::lanes = {}: run it within for (auto [x, y] : "
-      "ddp.lanes(step))",
-      plan_->lanes));
 }
 
 void Reducer::begin_lane() {
   lanes_->begin_lane();
-  object_unless_in_lane();
-  if (is_in_lane() && plan_->open != lanes_->next()) {
-    object(
-        fmt::format("a second backward() in {}: add the losses and run one, or run all but the "
-                    "last under hold()",
-                    lane_text(plan_->open)));
-  }
+  object_unless_in_lane(objection_, *plan_, "Ddp");
+  if (is_in_lane() && plan_->open != lanes_->next()) object_to_second_backward(objection_, *plan_);
 }
 
 // What autograd is to accumulate by itself is this lane's alone, and arrived() takes it.
@@ -84,7 +48,7 @@ at::Tensor Reducer::arriving_in_lane(size_t parameter, const at::Tensor& gradien
                       !fits(gradient, parameter);
   if (is_own) return gradient;
   lanes_->place(buckets_, parameter, gradient);
-  steps_[parameter] = Step::Placed;
+  schedule_.set(parameter, Step::Placed);
   return {};
 }
 
@@ -102,7 +66,7 @@ void Reducer::take_in_lane(size_t parameter) {
 
 void Reducer::complete_lane() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (steps_[i] == Step::Ready) continue;
+    if (schedule_.is_complete(i)) continue;
     if (held_[i] && parameters_[i].tensor.grad().defined()) {
       take_in_lane(i);
     } else {

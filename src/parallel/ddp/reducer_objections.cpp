@@ -2,17 +2,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <utility>
-
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "parallel/ddp/reducer.h"
 
 namespace lockstep::parallel {
-
-void Reducer::object(std::string text) {
-  if (objection_.empty()) objection_ = std::move(text);
-}
 
 void Reducer::object_to_gradient(size_t parameter) {
   object(module_.change());
@@ -38,10 +32,9 @@ bool Reducer::fits(const at::Tensor& gradient, size_t parameter) const {
 // the others.
 void Reducer::refuse_objected() {
   if (!flags_.elements().is_cpu() || quiet_) {
-    if (objection_.empty()) return;
+    if (!objection_.is_raised()) return;
     if (lanes_) lanes_->reset();
-    const auto text =
-        fmt::format("[ddp] rank {}: {}", group_.rank(), std::exchange(objection_, {}));
+    const auto text = fmt::format("[ddp] rank {}: {}", group_.rank(), objection_.take());
     if (!quiet_) group_.transport().give_up(text);
     throw ConfigError(text);
   }
@@ -50,11 +43,7 @@ void Reducer::refuse_objected() {
   flags_.clear_objection();
   forget();
   if (lanes_) lanes_->reset();
-  const auto texts = group_.all_gather_bytes(std::exchange(objection_, {}), call("objections"));
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (!texts[rank].empty())
-      throw ConfigError(fmt::format("[ddp] rank {}: {}", rank, texts[rank]));
-  }
+  objection_.refuse(group_, "ddp", call("objections"));
 }
 
 }  // namespace lockstep::parallel

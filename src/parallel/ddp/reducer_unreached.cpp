@@ -13,14 +13,14 @@ std::vector<char> Reducer::reached() const {
     return options_.unused == Unused::Error ? lanes_->all_reached() : lanes_->any_reached();
   }
   std::vector<char> reached(parameters_.size());
-  for (size_t i = 0; i < reached.size(); ++i) reached[i] = steps_[i] == Step::Ready || held_[i];
+  for (size_t i = 0; i < reached.size(); ++i) reached[i] = schedule_.is_complete(i) || held_[i];
   return reached;
 }
 
 std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
   std::vector<Unreached> unreached;
   for (size_t i = 0; i < dense_; ++i) {
-    if (steps_[i] == Step::Ready) continue;
+    if (schedule_.is_complete(i)) continue;
     const at::Tensor& view = buckets_.view(i);
     const at::Tensor& gradient = parameters_[i].tensor.grad();
     Unreached item{i, {}};
@@ -38,7 +38,7 @@ std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
     unreached.push_back(std::move(item));
   }
   for (size_t i = dense_; i < parameters_.size(); ++i) {
-    if (steps_[i] != Step::Ready) note_prior(i);
+    if (!schedule_.is_complete(i)) note_prior(i);
   }
   return unreached;
 }

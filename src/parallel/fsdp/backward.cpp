@@ -9,19 +9,14 @@
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
-#include "parallel/ddp/backward_end.h"
 #include "parallel/fsdp/call_count.h"
 #include "parallel/fsdp/state.h"
+#include "parallel/lanes/rules.h"
 
 namespace lockstep::parallel {
 
-void Fsdp::State::object(std::string text) {
-  if (objection_.empty()) objection_ = std::move(text);
-}
-
 void Fsdp::State::begin_backward() {
-  if (in_backward_) return;
-  in_backward_ = true;
+  if (backward_.is_open()) return;
   std::ranges::fill(arrived_, false);
   for (const auto& unit : units_) {
     unit->fired = 0;
@@ -31,13 +26,7 @@ void Fsdp::State::begin_backward() {
       if (flat.is_trainable()) unit->missing += flat.members().size();
     }
   }
-  const auto with_owner = [self = weak_from_this()](auto action) {
-    return [self, action] {
-      if (const auto owner = self.lock()) action(*owner);
-    };
-  };
-  at_end_of_backward(with_owner([](State& owner) { owner.end_backward(); }),
-                     with_owner([](State& owner) { owner.abandon_backward(); }));
+  backward_.begin(weak_from_this(), &State::end_backward, &State::abandon_backward);
 }
 
 // A gradient of what the call returned is known, so that its backward begins.
@@ -93,7 +82,7 @@ at::Tensor Fsdp::State::arriving(size_t parameter, const at::Tensor& gradient) {
   begin_backward();
   const bool held = *holds_ > 0;
   if (!held && !in_pass_) begin_pass();
-  if (held && lane_plan_) object_unless_in_lane();
+  if (held && lane_plan_) object_unless_in_lane(objection_, *lane_plan_, "Fsdp");
   const auto& item = model().parameters[parameter];
   const auto& [unit, flat, member] = places_[parameter];
   if (!flat->is_trainable()) {
@@ -134,7 +123,7 @@ at::Tensor Fsdp::State::arriving(size_t parameter, const at::Tensor& gradient) {
 
 void Fsdp::State::arrived(size_t parameter) {
   Unit& unit = *places_[parameter].unit;
-  if (!in_backward_ || unit.reduced || !places_[parameter].flat->is_trainable()) return;
+  if (!backward_.is_open() || unit.reduced || !places_[parameter].flat->is_trainable()) return;
   if (!arrived_[parameter]) --unit.missing;
   arrived_[parameter] = true;
   // Another call of the unit may still bring more.
@@ -202,14 +191,13 @@ void Fsdp::State::end_backward() {
     if (const auto call = each.lock()) call->discount();
   }
   fired_.clear();
-  in_backward_ = false;
   if (!whole_) hide_unused();
   if (std::exchange(in_pass_, false)) finish_pass();
 }
 
 // What is in flight still writes to the units' memory; the next pass waits for it.
 void Fsdp::State::abandon_backward() {
-  in_pass_ = in_backward_ = false;
+  in_pass_ = false;
   for (const auto& each : fired_) {
     if (const auto call = each.lock()) call->discount();
   }
@@ -245,7 +233,7 @@ void Fsdp::State::finish_pass() {
   for (const size_t i : trainable_) mine.push_back(reached_[i]);
   flags_.write(mine);
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_->find_changed());
-  if (!objection_.empty()) flags_.write_objection();
+  if (objection_.is_raised()) flags_.write_objection();
   plan_.all.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")).wait();
   refuse_objected();
   finish_buffers();
@@ -263,12 +251,7 @@ void Fsdp::State::refuse_objected() {
   if (!objected) return;
   flags_.clear_objection();
   std::ranges::fill(reached_, false);
-  const auto texts = plan_.all.all_gather_bytes(std::exchange(objection_, {}), call("objections"));
-  for (size_t rank = 0; rank < texts.size(); ++rank) {
-    if (!texts[rank].empty()) {
-      throw ConfigError(fmt::format("[fsdp] rank {}: {}", rank, texts[rank]));
-    }
-  }
+  objection_.refuse(plan_.all, "fsdp", call("objections"));
 }
 
 void Fsdp::State::finish_buffers() {

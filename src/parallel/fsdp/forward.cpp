@@ -162,7 +162,7 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
 }
 
 void Fsdp::State::unshard() {
-  if (depth_ > 0 || in_backward_) {
+  if (depth_ > 0 || backward_.is_open()) {
     throw ConfigError("[fsdp] unshard() within a forward or backward: call it outside of them");
   }
   if (whole_) return;

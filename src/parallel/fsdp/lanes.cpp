@@ -1,36 +1,19 @@
 // The part of Fsdp that deals with several lanes a rank.
-#include <ATen/Parallel.h>
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "parallel/fsdp/state.h"
+#include "parallel/lanes/rules.h"
 
 namespace lockstep::parallel {
-
-bool Fsdp::State::is_in_lane() const { return lane_plan_ && lane_plan_->open >= 0; }
-
-bool Fsdp::State::is_last_lane() const {
-  return !is_in_lane() || lane_plan_->open + 1 == lane_plan_->own_lanes();
-}
-
-std::string Fsdp::State::lane_text(int64_t own_lane) const {
-  return fmt::format("lane {} of {}", lane_plan_->sum.lanes().begin + own_lane, lane_plan_->lanes);
-}
 
 void Fsdp::State::enter_lane(int64_t lane) {
   const int64_t own = lane - lane_plan_->sum.lanes().begin;
   if (own != next_lane_) {
-    object_to_missing_lane();
+    object_to_missing_lane(objection_, *lane_plan_, next_lane_);
     next_lane_ = own;
   }
-  if (own == 0 && at::get_num_threads() != plan_.options.threads) {
-    object(fmt::format(
-        "this rank computes with {} threads now, FsdpOptions::threads are {}: kernels divide their "
-        "sums by that number, so leave it as it is",
-        at::get_num_threads(), plan_.options.threads));
-  }
   if (own == 0) {
+    object_to_other_threads(objection_, "Fsdp", plan_.options.threads);
     open_for_lanes();
     buffers_->begin_lanes();
   } else {
@@ -47,7 +30,7 @@ void Fsdp::State::leave_lane() { lane_plan_->open = -1; }
 
 void Fsdp::State::end_lanes() {
   if (lanes_complete_) return;
-  object_to_missing_lane();
+  object_to_missing_lane(objection_, *lane_plan_, next_lane_);
   begin_pass();
   in_pass_ = false;
   finish_pass();
@@ -76,30 +59,9 @@ void Fsdp::State::reset_lanes() {
   close_for_lanes();
 }
 
-void Fsdp::State::object_to_missing_lane() {
-  object(fmt::format(
-      "{} of the step has had no backward() outside of hold(): run one in every lane, and after an "
-      "exception zero_grad() before the next step",
-      lane_text(next_lane_)));
-}
-
-void Fsdp::State::object_unless_in_lane() {
-  if (is_in_lane()) return;
-  object(
-      fmt::format("backward() outside of a lane, with FsdpOptions::lanes = {}: run it within for "
-                  "(auto [x, y] : "
-                  "fsdp.lanes(step))",
-                  lane_plan_->lanes));
-}
-
 void Fsdp::State::begin_lane_pass() {
-  object_unless_in_lane();
-  if (is_in_lane() && lane_done_) {
-    object(
-        fmt::format("a second backward() in {}: add the losses and run one, or run all but the "
-                    "last under hold()",
-                    lane_text(lane_plan_->open)));
-  }
+  object_unless_in_lane(objection_, *lane_plan_, "Fsdp");
+  if (is_in_lane() && lane_done_) object_to_second_backward(objection_, *lane_plan_);
 }
 
 void Fsdp::State::end_lane_pass() {

@@ -294,20 +294,17 @@ comm::CallOptions Fsdp::State::call(std::string_view label) const {
 
 void Fsdp::State::zero_grad() {
   if (is_in_lane()) {
-    object(
-        fmt::format("zero_grad() in {}, where gradients are being added up: call it before the "
-                    "loop over the lanes",
-                    lane_text(lane_plan_->open)));
+    object_to_zero_grad(objection_, *lane_plan_);
     return;
   }
   if (lane_plan_) reset_lanes();
   for (const auto& unit : units_) {
     for (auto& flat : unit->flats) {
       flat.zero_grad();
-      if (flat.is_trainable() && !in_backward_) memory_->take_back(flat.drop_gradients());
+      if (flat.is_trainable() && !backward_.is_open()) memory_->take_back(flat.drop_gradients());
     }
   }
-  if (!in_backward_) std::ranges::fill(reached_, false);
+  if (!backward_.is_open()) std::ranges::fill(reached_, false);
 }
 
 }  // namespace lockstep::parallel

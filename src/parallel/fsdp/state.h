@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/parallel/call.h"
@@ -13,7 +14,9 @@
 #include "lockstep/parallel/lanes.h"
 #include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/attached_module.h"
+#include "parallel/ddp/backward_pass.h"
 #include "parallel/ddp/buffers.h"
+#include "parallel/ddp/objection.h"
 #include "parallel/ddp/usage_flags.h"
 #include "parallel/fsdp/unit.h"
 #include "parallel/lanes/plan.h"
@@ -106,17 +109,14 @@ class Fsdp::State : public GradientListener,
   void finish_pass();
   void finish_buffers();
   void refuse_objected();
-  void object(std::string text);
+  void object(std::string text) { objection_.add(std::move(text)); }
   void settle(const std::vector<char>& reached);
   void agree_on_order();
 
   // lanes.cpp
-  bool is_in_lane() const;
-  // Whether this backward() meets the other ranks; always, without lanes.
-  bool is_last_lane() const;
-  std::string lane_text(int64_t own_lane) const;
-  void object_to_missing_lane();
-  void object_unless_in_lane();
+  bool is_in_lane() const { return lane_plan_ && lane_plan_->is_open(); }
+  // Whether this backward() meets the other ranks.
+  bool is_last_lane() const { return !lane_plan_ || lane_plan_->meets(); }
   void begin_lane_pass();
   void end_lane_pass();
   void open_for_lanes();
@@ -151,9 +151,10 @@ class Fsdp::State : public GradientListener,
   bool whole_ = false;  // between unshard() and reshard()
   std::vector<Unit*> order_now_, order_before_;  // of calls in forward
 
-  bool in_backward_ = false, in_pass_ = false;
+  BackwardPass backward_;
+  bool in_pass_ = false;
   uint32_t pass_ = 0;
-  std::string objection_;
+  Objection objection_;
   std::vector<char> reached_;  // by parameter, in this pass or under hold() before it
   std::vector<char> arrived_;  // by parameter, in this backward
   std::vector<std::weak_ptr<Call>> fired_;

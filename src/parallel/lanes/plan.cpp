@@ -1,6 +1,7 @@
 #include "parallel/lanes/plan.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
@@ -26,6 +27,10 @@ LanePlan::LanePlan(const Group& g, int64_t count) : group(g), lanes(count), sum(
 }
 
 LanePlan::~LanePlan() { group.transport().end_lanes(); }
+
+std::string LanePlan::name(int64_t own_lane) const {
+  return fmt::format("lane {} of {}", sum.lanes().begin + own_lane, lanes);
+}
 
 void LanePlan::place(int64_t own_lane, const at::Tensor& value,
                      const std::function<const at::Tensor&(int)>& slot) const {

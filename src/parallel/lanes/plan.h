@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "comm/reduce/node_sum.h"
@@ -30,6 +31,11 @@ struct LanePlan {
   LanePlan& operator=(const LanePlan&) = delete;
 
   int64_t own_lanes() const { return sum.lanes().size(); }
+  bool is_open() const { return open >= 0; }
+  // Whether a backward() meets the other ranks: outside of lanes, and in a rank's last one.
+  bool meets() const { return !is_open() || open + 1 == own_lanes(); }
+  // "lane 3 of 8"
+  std::string name(int64_t own_lane) const;
   // Applies a lane's move to tensors of one shape, where slot(k) is the one of slot k.
   void place(int64_t own_lane, const at::Tensor& value,
              const std::function<const at::Tensor&(int)>& slot) const;

@@ -1,5 +1,6 @@
 #include "parallel/lanes/rules.h"
 
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include "comm/host/threads.h"
@@ -125,6 +126,43 @@ void begin_lanes(const Group& group, const LaneOptions& options) {
   }
   if (group.rank() == 0)
     log::info(fmt::format("[{}] {} lanes: {}", options.who, options.lanes, mine.text()));
+}
+
+void object_to_missing_lane(Objection& objection, const LanePlan& plan, int64_t own_lane) {
+  objection.add(fmt::format(
+      "{} of the step has had no backward() outside of hold(): run one in every lane, and after an "
+      "exception zero_grad() before the next step",
+      plan.name(own_lane)));
+}
+
+void object_unless_in_lane(Objection& objection, const LanePlan& plan, std::string_view type) {
+  if (plan.is_open()) return;
+  objection.add(
+      fmt::format("backward() outside of a lane, with {}Options::lanes = {}: run it within for "
+                  "(auto [x, y] : {}.lanes(step))",
+                  type, plan.lanes, type == "Ddp" ? "ddp" : "fsdp"));
+}
+
+void object_to_second_backward(Objection& objection, const LanePlan& plan) {
+  objection.add(
+      fmt::format("a second backward() in {}: add the losses and run one, or run all but the "
+                  "last under hold()",
+                  plan.name(plan.open)));
+}
+
+void object_to_zero_grad(Objection& objection, const LanePlan& plan) {
+  objection.add(
+      fmt::format("zero_grad() in {}, where gradients are being added up: call it before the "
+                  "loop over the lanes",
+                  plan.name(plan.open)));
+}
+
+void object_to_other_threads(Objection& objection, std::string_view type, int threads) {
+  if (at::get_num_threads() == threads) return;
+  objection.add(fmt::format(
+      "this rank computes with {} threads now, {}Options::threads are {}: kernels divide their "
+      "sums by that number, so leave it as it is",
+      at::get_num_threads(), type, threads));
 }
 
 void refuse_lanes(const Group& group, std::string_view who, std::string_view advice) {

@@ -8,6 +8,8 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
 #include "parallel/ddp/model.h"
+#include "parallel/ddp/objection.h"
+#include "parallel/lanes/plan.h"
 
 namespace lockstep::parallel {
 
@@ -32,6 +34,15 @@ std::string unfit_for_lanes(const Model& model, const LaneOptions& options,
 // Sets the number of threads; then throws ConfigError on all ranks when ranks differ in something
 // that their bits depend on. Every rank calls it.
 void begin_lanes(const Group& group, const LaneOptions& options);
+
+// What a loop over lanes does wrong, as objections of the pass.
+// `own_lane` has had no backward() that counts.
+void object_to_missing_lane(Objection& objection, const LanePlan& plan, int64_t own_lane);
+// `type` is "Ddp" or "Fsdp", whose method or options the text names.
+void object_unless_in_lane(Objection& objection, const LanePlan& plan, std::string_view type);
+void object_to_second_backward(Objection& objection, const LanePlan& plan);
+void object_to_zero_grad(Objection& objection, const LanePlan& plan);
+void object_to_other_threads(Objection& objection, std::string_view type, int threads);
 
 // Throws ConfigError when the group's ranks sum up over lanes: `who` would give other bits on
 // another number of ranks; `advice` says what to do instead.
