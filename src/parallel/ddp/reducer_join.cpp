@@ -6,15 +6,9 @@
 
 #include "lockstep/core/error.h"
 #include "parallel/ddp/reducer.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
-namespace {
-
-at::Tensor pairs_of_reals(const at::Tensor& values) {
-  return values.is_complex() ? at::view_as_real(values) : values;
-}
-
-}  // namespace
 
 UsageFlags::Presence Reducer::presence() const {
   if (!shadows_) return UsageFlags::Presence::Backward;
@@ -66,9 +60,9 @@ void Reducer::add_priors() {
           "Divisor::Active",
           parameters_[i].name));
     }
-    const at::Tensor view = pairs_of_reals(buckets_.view(i));
+    const at::Tensor view = as_reals(buckets_.view(i));
     at::Tensor prior = at::empty_like(view);
-    if (group_.rank() == source) prior.copy_(pairs_of_reals(priors_[i]));
+    if (group_.rank() == source) prior.copy_(as_reals(priors_[i]));
     group_.broadcast(prior, source, call("earlier gradient")).wait();
     view.add_(prior, share);
   }

@@ -8,6 +8,7 @@
 #include "comm/reduce/tree.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -20,11 +21,6 @@ at::Tensor tree_sum(const std::vector<at::Tensor>& addends, Range node) {
   if (node.size() == 1) return addends[node.begin];
   const int64_t half = comm::middle(node);
   return tree_sum(addends, {node.begin, half}) + tree_sum(addends, {half, node.end});
-}
-
-// Collectives know no complex numbers.
-at::Tensor as_real(const at::Tensor& values) {
-  return values.is_complex() ? at::view_as_real(values) : values;
 }
 
 // Each index once. Checked, because the kernels would read past the end.
@@ -164,7 +160,7 @@ at::Tensor SparseGradients::sum(const Named& parameter, const std::vector<at::Te
     of_ranks.push_back(at::empty({entries, sparse_dim}, at::kLong));
     const at::Tensor all = at::empty(with_front(entries, tensor.sizes().slice(sparse_dim)),
                                      tensor.options().requires_grad(false));
-    reals.push_back(as_real(all));
+    reals.push_back(as_reals(all));
     int64_t begin = 0;
     for (int64_t a = range.begin; a < range.end; ++a) {
       const int64_t length = std::max<int64_t>(counts[a], 0);

@@ -9,23 +9,14 @@
 
 #include "checkpoint/part_of.h"
 #include "parallel/ddp/gradients.h"
+#include "parallel/layout/flat_memory.h"
 #include "parallel/nn/deferred_init.h"
 
 namespace lockstep::parallel {
 namespace {
 
-// Parameters are cut at multiples of this many elements from their first, so that a vectorised
-// kernel of an optimizer meets the same vectors and the same remainder as over the whole: the same
-// bits.
-constexpr int64_t kShardGrid = 1024;
-
 at::Tensor place_in_flat(const at::Tensor& flat, int64_t begin, const at::Tensor& parameter) {
   return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + begin);
-}
-
-// Collectives know no complex numbers.
-at::Tensor real_of(const at::Tensor& tensor) {
-  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
 }
 
 }  // namespace
@@ -72,8 +63,8 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
     parameters_.push_back(model.parameters[i].tensor);
     layout_.add(model.parameters[i].name, parameters_.back().numel());
   }
-  cuts_ = layout_.cuts(plan.shards.size(), kShardGrid);
-  if (plan.resharded) nearby_cuts_ = layout_.cuts(plan.resharded->size(), kShardGrid);
+  cuts_ = layout_.cuts(plan.shards.size(), kCutGrid);
+  if (plan.resharded) nearby_cuts_ = layout_.cuts(plan.resharded->size(), kCutGrid);
   own_ = {cuts_[plan.shards.rank()], cuts_[plan.shards.rank() + 1]};
 
   const auto options = parameters_.front().options().requires_grad(false);
@@ -83,7 +74,7 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
     place_in_flat(first, layout_.members()[i].begin, parameters_[i])
         .copy_(values_of(parameters_[i]));
   }
-  plan.all.broadcast(real_of(first), 0, {.label = unit}).wait();
+  plan.all.broadcast(as_reals(first), 0, {.label = unit}).wait();
   if (plan.shares) {
     const auto computed = options.dtype(compute_);
     shared_ = plan.shards.size() == 1 ? at::zeros({layout_.numel()}, computed)
@@ -123,7 +114,7 @@ std::vector<at::Tensor> UnitFlat::parts_of(const at::Tensor& flat,
                                            const std::vector<int64_t>& cuts) {
   std::vector<at::Tensor> parts;
   for (size_t rank = 0; rank + 1 < cuts.size(); ++rank) {
-    parts.push_back(real_of(flat.narrow(0, cuts[rank], cuts[rank + 1] - cuts[rank])));
+    parts.push_back(as_reals(flat.narrow(0, cuts[rank], cuts[rank + 1] - cuts[rank])));
   }
   return parts;
 }
@@ -143,11 +134,11 @@ void UnitFlat::start_gather(const comm::CallOptions& options) {
   gathered_ = at::empty({layout_.numel()}, shard_.options().dtype(compute_));
   if (nearby_.defined()) {
     gather_ =
-        plan_.resharded->all_gather(parts_of(gathered_, nearby_cuts_), real_of(nearby_), options);
+        plan_.resharded->all_gather(parts_of(gathered_, nearby_cuts_), as_reals(nearby_), options);
     return;
   }
   gather_ =
-      plan_.shards.all_gather(parts_of(gathered_, cuts_), real_of(shard_.to(compute_)), options);
+      plan_.shards.all_gather(parts_of(gathered_, cuts_), as_reals(shard_.to(compute_)), options);
 }
 
 void UnitFlat::show() {
@@ -214,7 +205,7 @@ void UnitFlat::start_reduce(const comm::CallOptions& options) {
   prepare_average();
   label_ = options.label;
   reduce_work_ = plan_.shards.reduce_scatter(
-      real_of(received_), parts_of(gradients_, cuts_),
+      as_reals(received_), parts_of(gradients_, cuts_),
       plan_.replicas.size() > 1 ? ReduceOp::Sum : ReduceOp::Average, options);
 }
 
@@ -223,14 +214,14 @@ void UnitFlat::make_lane_slots(const LanePlan& plan) {
   for (int slot = 0; slot < plan.slots; ++slot) {
     const at::Tensor bytes = slot == 0 ? plan.group.empty({gradient_bytes()}, options)
                                        : at::empty({gradient_bytes()}, options);
-    lane_slots_.push_back(real_of(bytes.view(reduce_)));
+    lane_slots_.push_back(as_reals(bytes.view(reduce_)));
   }
 }
 
 void UnitFlat::place_lane(const LanePlan& plan, int64_t own_lane) {
   const at::NoGradGuard no_grad;
   clear_absent();
-  plan.place(own_lane, real_of(gradients_),
+  plan.place(own_lane, as_reals(gradients_),
              [&](int slot) -> const at::Tensor& { return lane_slots_[slot]; });
 }
 
@@ -243,7 +234,7 @@ void UnitFlat::start_lane_average(const LanePlan& plan, const comm::CallOptions&
 
 void UnitFlat::start_second_reduce() {
   second_ = true;
-  reduce_work_ = plan_.replicas.all_reduce(real_of(received_), ReduceOp::Sum, {.label = label_});
+  reduce_work_ = plan_.replicas.all_reduce(as_reals(received_), ReduceOp::Sum, {.label = label_});
 }
 
 bool UnitFlat::advance_reduce() {
@@ -261,7 +252,7 @@ at::Tensor UnitFlat::finish_reduce() {
     const int64_t reals = received_.is_complex() ? 2 : 1;  // an element
     const at::Tensor own =
         lane_slots_.front().view({-1}).narrow(0, own_.begin * reals, own_.size() * reals);
-    const at::Tensor target = real_of(received_);
+    const at::Tensor target = as_reals(received_);
     target.copy_(own.view(target.sizes()));
   } else if (plan_.replicas.size() > 1) {
     if (!second_) start_second_reduce();

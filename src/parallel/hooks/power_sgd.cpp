@@ -78,7 +78,7 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
     const at::Tensor& gradient = bucket.gradients[i];
     const auto shape = compressed(gradient, options_);
     if (!shape) {
-      factors->exact.push_back(gradient.is_complex() ? at::view_as_real(gradient) : gradient);
+      factors->exact.push_back(as_reals(gradient));
       continue;
     }
     const auto [n, m, r] = *shape;

@@ -9,6 +9,7 @@
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -123,13 +124,9 @@ void HookState::restore(const Tensors& state, std::initializer_list<std::string_
 }
 
 at::Tensor part_of(const at::Tensor& flat, const Bucket& bucket, size_t i) {
-  const at::Tensor& gradient = bucket.gradients[i];
-  const bool complex = gradient.is_complex();
-  const int64_t offset =
-      complex ? at::view_as_real(gradient).storage_offset() : gradient.storage_offset();
+  const at::Tensor real = as_reals(bucket.gradients[i]);
   // In the order of memory, which is the one thing a gradient of any strides and `flat` share.
-  return flat.narrow(0, offset - bucket.flat.storage_offset(),
-                     gradient.numel() * (complex ? 2 : 1));
+  return flat.narrow(0, real.storage_offset() - bucket.flat.storage_offset(), real.numel());
 }
 
 void add_residuals(const Bucket& bucket, const HookState& residuals) {
@@ -142,7 +139,7 @@ void add_residuals(const Bucket& bucket, const HookState& residuals) {
 void stage_residuals(const Bucket& bucket, const at::Tensor& sent, HookState& residuals) {
   for (size_t i = 0; i < bucket.names.size(); ++i) {
     at::Tensor next = bucket.gradients[i].clone();
-    at::Tensor real = next.is_complex() ? at::view_as_real(next) : next;
+    at::Tensor real = as_reals(next);
     // clone() keeps the strides of whatever has no gaps, as gradients in buckets.
     real.as_strided({real.numel()}, {1}, real.storage_offset()).sub_(part_of(sent, bucket, i));
     residuals.stage(bucket.names[i], std::move(next));

@@ -3,72 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
+#include <nlohmann/json.hpp>
 
 #include "lockstep/core/error.h"
 
 namespace lockstep::parallel {
-namespace {
-
-// A name may hold any byte but these two.
-std::string escaped(std::string_view name) {
-  std::string text;
-  for (const char c : name) {
-    if (c == '%' || c == ' ' || c == '\n') {
-      text += fmt::format("%{:02x}", static_cast<unsigned char>(c));
-    } else {
-      text += c;
-    }
-  }
-  return text;
-}
-
-// The words of a layout's text, one after another.
-class Words {
- public:
-  explicit Words(std::string_view text) : text_(text), rest_(text) {}
-
-  bool empty() const { return rest_.empty(); }
-  std::string_view word() {
-    const size_t end = std::min(rest_.find(' '), rest_.size());
-    const std::string_view found = rest_.substr(0, end);
-    if (found.empty()) refuse();
-    rest_.remove_prefix(std::min(end + 1, rest_.size()));
-    return found;
-  }
-  int64_t number(int64_t least) {
-    const std::string_view digits = word();
-    int64_t value = 0;
-    const auto [end, error] = std::from_chars(digits.begin(), digits.end(), value);
-    if (error != std::errc() || end != digits.end() || value < least) refuse();
-    return value;
-  }
-  std::string name() {
-    const std::string_view quoted = word();
-    std::string text;
-    for (size_t i = 0; i < quoted.size(); ++i) {
-      if (quoted[i] != '%') {
-        text += quoted[i];
-        continue;
-      }
-      unsigned value = 0;
-      const auto digits = quoted.substr(i + 1, 2);
-      const auto [end, error] = std::from_chars(digits.begin(), digits.end(), value, 16);
-      if (digits.size() != 2 || error != std::errc() || end != digits.end()) refuse();
-      text += static_cast<char>(value);
-      i += 2;
-    }
-    return text;
-  }
-  [[noreturn]] void refuse() const {
-    throw ConfigError(fmt::format("[flat layout] '{}' is no layout's text", text_));
-  }
-
- private:
-  std::string_view text_, rest_;
-};
-
-}  // namespace
 
 FlatLayout::FlatLayout(at::ScalarType dtype, int64_t alignment)
     : dtype_(dtype), width_(static_cast<int64_t>(c10::elementSize(dtype))), alignment_(alignment) {
@@ -118,23 +57,28 @@ std::vector<FlatLayout::Portion> FlatLayout::portions(const Range& range) const 
 }
 
 std::string FlatLayout::text() const {
-  std::string text = fmt::format("{} {}", static_cast<int>(dtype_), alignment_);
-  for (const auto& member : members_) {
-    text += fmt::format(" {} {}", escaped(member.name), member.numel);
-  }
-  return text;
+  auto members = nlohmann::json::array();
+  for (const auto& member : members_) members.push_back({member.name, member.numel});
+  return nlohmann::json{
+      {"dtype", static_cast<int>(dtype_)}, {"alignment", alignment_}, {"members", members}}
+      .dump();
 }
 
 FlatLayout FlatLayout::parse(std::string_view text) {
-  Words words(text);
-  const int64_t dtype = words.number(0);
-  if (dtype >= static_cast<int64_t>(at::ScalarType::Undefined)) words.refuse();
-  FlatLayout layout(static_cast<at::ScalarType>(dtype), words.number(1));
-  while (!words.empty()) {
-    std::string name = words.name();
-    layout.add(std::move(name), words.number(0));
+  const ConfigError refusal(fmt::format("[flat layout] '{}' is not the text of a layout", text));
+  try {
+    const auto all = nlohmann::json::parse(text);
+    const auto dtype = all.at("dtype").get<int>();
+    if (dtype < 0 || dtype >= static_cast<int>(at::ScalarType::Undefined)) throw refusal;
+    FlatLayout layout(static_cast<at::ScalarType>(dtype), all.at("alignment").get<int64_t>());
+    for (const auto& member : all.at("members")) {
+      if (member.at(1).get<int64_t>() < 0) throw refusal;
+      layout.add(member.at(0).get<std::string>(), member.at(1).get<int64_t>());
+    }
+    return layout;
+  } catch (const nlohmann::json::exception&) {
+    throw refusal;
   }
-  return layout;
 }
 
 }  // namespace lockstep::parallel

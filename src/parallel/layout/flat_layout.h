@@ -14,6 +14,9 @@ namespace lockstep::parallel {
 
 // Members of memory that kernels compute on begin on a cache line.
 inline constexpr int64_t kCacheLine = 64;
+// Members are cut at multiples of this many elements from their first, so that a vectorised kernel
+// of an optimizer meets the same vectors and the same remainder as over the whole: the same bits.
+inline constexpr int64_t kCutGrid = 1024;
 
 // Names and numbers alone: it has no memory and communicates nothing, so that ranks which lay out
 // the same members in the same order have the same layout.
@@ -44,7 +47,6 @@ class FlatLayout {
   const std::vector<Member>& members() const { return members_; }
   // With the gaps between members, and behind the last.
   int64_t numel() const { return numel_; }
-  int64_t bytes() const { return numel_ * width_; }
   // Collectives know no complex numbers: those are pairs of real ones.
   int64_t reals() const { return numel_ * (c10::isComplexType(dtype_) ? 2 : 1); }
 
@@ -54,7 +56,7 @@ class FlatLayout {
   // What of the members lies in a range of elements, in order.
   std::vector<Portion> portions(const Range& range) const;
 
-  // One line of text, and back. Throws ConfigError for what is none.
+  // JSON, and back. Throws ConfigError for what is no such text.
   std::string text() const;
   static FlatLayout parse(std::string_view text);
   bool operator==(const FlatLayout&) const = default;

@@ -7,6 +7,7 @@
 
 #include "lockstep/core/error.h"
 #include "parallel/lanes/rules.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
 
@@ -44,9 +45,8 @@ bool Averager::step() {
     const at::NoGradGuard no_grad;
     std::vector<comm::Work> works;
     for (const auto& parameter : parameters_) {
-      const at::Tensor values = parameter.detach();
-      works.push_back(group.all_reduce(values.is_complex() ? at::view_as_real(values) : values,
-                                       ReduceOp::Average, {.label = "averager"}));
+      works.push_back(
+          group.all_reduce(as_reals(parameter.detach()), ReduceOp::Average, {.label = "averager"}));
     }
     for (auto& work : works) work.wait();
     return true;

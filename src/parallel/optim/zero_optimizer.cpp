@@ -15,15 +15,12 @@
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/hooks/state.h"
+#include "parallel/layout/flat_memory.h"
 #include "parallel/optim/fused.h"
 #include "parallel/optim/zero_parts.h"
 
 namespace lockstep::parallel {
 namespace {
-
-// Parameters are cut at multiples of this many elements from their first, so that a vectorised
-// kernel meets the same vectors and the same remainder as over the whole: the same bits.
-constexpr int64_t kGrid = 1024;
 
 void check(const at::Tensor& parameter, size_t index, at::Device device) {
   const auto refuse = [&](std::string_view why) {
@@ -83,7 +80,7 @@ void ZeroOptimizer::Parts::lay_out(bool share) {
   }
   for (auto& [dtype, flat] : by_dtype) {
     const auto options = parameters[flat.members.front()].options().requires_grad(false);
-    flat.cuts = flat.layout.cuts(group.size(), kGrid);
+    flat.cuts = flat.layout.cuts(group.size(), kCutGrid);
     if (share) flat.memory = group.shared({flat.layout.numel()}, options);
     shared = flat.memory.defined();
     if (!shared) flat.memory = group.empty({flat.layout.numel()}, options);
@@ -197,8 +194,7 @@ void ZeroOptimizer::Parts::spread() {
     for (int rank = 0; rank < group.size(); ++rank) {
       const auto part =
           flat.memory.narrow(0, flat.cuts[rank], flat.cuts[rank + 1] - flat.cuts[rank]);
-      // Collectives know no complex numbers.
-      parts.push_back(part.is_complex() ? at::view_as_real(part) : part);
+      parts.push_back(as_reals(part));
     }
     group.all_gather(parts, parts[group.rank()].clone(), {.label = "zero: updated"}).wait();
   }

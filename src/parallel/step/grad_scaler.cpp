@@ -7,6 +7,7 @@
 #include "lockstep/core/error.h"
 #include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/gradients.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -39,7 +40,7 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimiz
               "in float32 and let Autocast narrow them");
     }
     // libtorch unscales no complex numbers.
-    const at::Tensor values = gradient.is_complex() ? at::view_as_real(gradient) : gradient;
+    const at::Tensor values = as_reals(gradient);
     gradients[values.scalar_type()].push_back(values);
   }
   return gradients;

@@ -12,6 +12,7 @@
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "parallel/lanes/rules.h"
+#include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -57,10 +58,7 @@ std::vector<int64_t> counts_of(const at::Tensor& rows, const Group& group) {
 at::Tensor sum_over_ranks(const at::Tensor& value, const Group& group) {
   at::Tensor sum = value.detach().clone(at::MemoryFormat::Contiguous);
   if (group.size() == 1) return sum;
-  group
-      .all_reduce(sum.is_complex() ? at::view_as_real(sum) : sum, ReduceOp::Sum,
-                  {.label = "sum_over_ranks"})
-      .wait();
+  group.all_reduce(as_reals(sum), ReduceOp::Sum, {.label = "sum_over_ranks"}).wait();
   return sum;
 }
 
@@ -95,12 +93,9 @@ at::Tensor gather_for_metrics(const at::Tensor& rows, const Group& group,
     sizes[0] = count;
     parts.push_back(at::empty(sizes, mine.options()));
   }
-  const auto real = [](const at::Tensor& tensor) {
-    return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
-  };
   std::vector<at::Tensor> outputs;
-  for (const auto& part : parts) outputs.push_back(real(part));
-  group.all_gather(outputs, real(mine), {.label = "gather_for_metrics"}).wait();
+  for (const auto& part : parts) outputs.push_back(as_reals(part));
+  group.all_gather(outputs, as_reals(mine), {.label = "gather_for_metrics"}).wait();
   sizes[0] = total;
   at::Tensor all = at::empty(sizes, mine.options());
   for (int64_t rank = 0; rank < ranks; ++rank) {
