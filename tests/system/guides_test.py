@@ -2,6 +2,7 @@
 
 python3 guides_test.py SOURCE_DIR BUILD_DIR
 """
+
 import json
 import os
 import pathlib
@@ -22,7 +23,11 @@ def train(folder, file, *arguments, **variables):
 
 
 def settings(**values):
-    return [word for name, value in values.items() for word in ("--set", f"{name.replace('__', '.')}={value}")]
+    return [
+        word
+        for name, value in values.items()
+        for word in ("--set", f"{name.replace('__', '.')}={value}")
+    ]
 
 
 def result(folder, name="runs"):
@@ -33,13 +38,25 @@ def test_all_files_are_correct_and_short(folder):
     for file in sorted(GUIDES.glob("*.yaml")):
         done = run(LOCKSTEP, "config", "check", file)
         done.expect()
-    lines = [line for line in (GUIDES / "mnist_mlp.yaml").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (GUIDES / "mnist_mlp.yaml").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert len(lines) <= 15, lines
 
 
 def test_the_mlp_of_784_256_10(folder):
-    done = train(folder, "mnist_mlp.yaml", *settings(training__epochs=1, data__max_samples=6400, logging__output_dir="runs",
-                                                     checkpoint__save_strategy="no"))
+    done = train(
+        folder,
+        "mnist_mlp.yaml",
+        *settings(
+            training__epochs=1,
+            data__max_samples=6400,
+            logging__output_dir="runs",
+            checkpoint__save_strategy="no",
+        ),
+    )
     done.expect()
     found = result(folder)
     assert found["world_size"] == 2 and found["step"] == 50, found
@@ -50,8 +67,17 @@ def test_a_line_on_one_process_and_on_many(folder):
     found = []
     for ranks in 1, 4:
         name = f"runs{ranks}"
-        train(folder, "linear_regression.yaml", "--nproc-per-node", ranks,
-              *settings(training__batch_size=32 // ranks, logging__output_dir=name, checkpoint__save_strategy="no")).expect()
+        train(
+            folder,
+            "linear_regression.yaml",
+            "--nproc-per-node",
+            ranks,
+            *settings(
+                training__batch_size=32 // ranks,
+                logging__output_dir=name,
+                checkpoint__save_strategy="no",
+            ),
+        ).expect()
         found.append(result(folder, name))
     assert [one["world_size"] for one in found] == [1, 4]
     assert found[0]["step"] == found[1]["step"], found
@@ -66,60 +92,128 @@ def test_the_flat_file_of_run_py(folder):
     first.expect(out=[r"linear"])
     found = result(folder, "runs/run")
     assert found["step"] == 8 and found["resumed_at"] is None, found
-    again = train(folder, "run.yaml", "--nproc-per-node", 2, *few, *settings(training__max_steps=16))
+    again = train(
+        folder, "run.yaml", "--nproc-per-node", 2, *few, *settings(training__max_steps=16)
+    )
     again.expect()
     found = result(folder, "runs/run")
     assert found["step"] == 16 and found["resumed_at"] == 8, found
-    kept = sorted(one.name for one in (pathlib.Path(folder) / "runs/run/checkpoints").glob("step-*"))
+    kept = sorted(
+        one.name for one in (pathlib.Path(folder) / "runs/run/checkpoints").glob("step-*")
+    )
     assert kept == ["step-00000015", "step-00000016"], kept
 
 
 def test_learning_rates_grow_as_they_are_told_to(folder):
     for scaling, rate in ("none", 0.1), ("sqrt", 0.2), ("linear", 0.4):
-        done = train(folder, "linear_regression.yaml", "--nproc-per-node", 4,
-                     *settings(lr_scaling=scaling, training__max_steps=1, logging__logging_steps=1, logging__output_dir=scaling))
+        done = train(
+            folder,
+            "linear_regression.yaml",
+            "--nproc-per-node",
+            4,
+            *settings(
+                lr_scaling=scaling,
+                training__max_steps=1,
+                logging__logging_steps=1,
+                logging__output_dir=scaling,
+            ),
+        )
         done.expect()
         text = (pathlib.Path(folder) / scaling / "metrics.jsonl").read_text()
-        rates = [value for line in text.splitlines() for key, value in json.loads(line).items() if key in ("lr", "learning_rate")]
+        rates = [
+            value
+            for line in text.splitlines()
+            for key, value in json.loads(line).items()
+            if key in ("lr", "learning_rate")
+        ]
         assert rates and abs(rates[0] - rate) < 1e-9, (scaling, text)
 
 
 def test_fsdp_keys_work_with_fsdp_and_are_refused_without(folder):
     few = settings(data__max_samples=640, mixed_precision__dtype="no")
     done = train(folder, "fsdp.yaml", *few, *settings(logging__output_dir="divided"))
-    done.expect(out=[r"fsdp: FULL_SHARD in 2 units over 2 ranks, with one copy of the parameters on this host$"])
+    done.expect(
+        out=[
+            r"fsdp: FULL_SHARD in 2 units over 2 ranks, "
+            r"with one copy of the parameters on this host$"
+        ]
+    )
     # The flat file of run.py with accelerate's file beside it, and without: the same losses.
-    again = train(folder, "fsdp.yaml", *few, *settings(logging__output_dir="whole", parallel__strategy="fsdp",
-                                                       parallel__fsdp__sharding_strategy="NO_SHARD"))
+    again = train(
+        folder,
+        "fsdp.yaml",
+        *few,
+        *settings(
+            logging__output_dir="whole",
+            parallel__strategy="fsdp",
+            parallel__fsdp__sharding_strategy="NO_SHARD",
+        ),
+    )
     again.expect(out=[r"fsdp: NO_SHARD in 2 units over 1 ranks"])
     assert result(folder, "divided")["train_loss"] == result(folder, "whole")["train_loss"]
-    run_py = train(folder, "run.yaml", "--config_file", GUIDES / "fsdp_accelerate.yaml",
-                   *settings(data__max_samples=2560, training__max_steps=4, checkpoint__save_steps=2))
+    run_py = train(
+        folder,
+        "run.yaml",
+        "--config_file",
+        GUIDES / "fsdp_accelerate.yaml",
+        *settings(data__max_samples=2560, training__max_steps=4, checkpoint__save_steps=2),
+    )
     run_py.expect(out=[r"fsdp: SHARD_GRAD_OP"])
     ignored = pathlib.Path(folder) / "ddp.yaml"
-    ignored.write_text((GUIDES / "fsdp.yaml").read_text().replace("distributed_type: FSDP", "distributed_type: MULTI_CPU"))
+    ignored.write_text(
+        (GUIDES / "fsdp.yaml")
+        .read_text()
+        .replace("distributed_type: FSDP", "distributed_type: MULTI_CPU")
+    )
     done = run(LOCKSTEP, "config", "check", ignored)
-    done.expect(status=2, err=[r"ddp.yaml:6:3: parallel.fsdp.sharding_strategy: needs parallel.strategy: fsdp",
-                               r"ddp.yaml:8:3: parallel.fsdp.min_num_params: needs"])
+    done.expect(
+        status=2,
+        err=[
+            r"ddp.yaml:6:3: parallel.fsdp.sharding_strategy: needs parallel.strategy: fsdp",
+            r"ddp.yaml:8:3: parallel.fsdp.min_num_params: needs",
+        ],
+    )
 
 
 def test_the_ways_to_start_one(folder):
     path = f"{BUILD / 'bin'}:{os.environ['PATH']}"
-    done = run("env", "-C", folder, GUIDES / "launch.sh", GUIDES / "linear_regression.yaml", *settings(training__epochs=1), PATH=path)
+    done = run(
+        "env",
+        "-C",
+        folder,
+        GUIDES / "launch.sh",
+        GUIDES / "linear_regression.yaml",
+        *settings(training__epochs=1),
+        PATH=path,
+    )
     done.expect()
     ended = re.findall(r"^.*2 ranks.*$", done.out, re.MULTILINE)
     assert len(ended) >= 4, done
 
 
 def test_tasks_of_slurm_are_ranks(folder):
-    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "1",
+        "SLURM_STEP_TASKS_PER_NODE": "1",
+    }
     assert "srun --kill-on-bad-exit=1 lockstep train" in (GUIDES / "slurm.sh").read_text()
     (pathlib.Path(folder) / "srun").write_text('#!/bin/sh\nshift\nexec "$@"\n')
     (pathlib.Path(folder) / "scontrol").write_text('#!/bin/sh\necho "scontrol $*"\n')
     for name in "srun", "scontrol":
         (pathlib.Path(folder) / name).chmod(0o755)
     path = f"{folder}:{BUILD / 'bin'}:{os.environ['PATH']}"
-    done = run("env", "-C", folder, GUIDES / "slurm.sh", GUIDES / "linear_regression.yaml", *settings(training__epochs=1), PATH=path, **job)
+    done = run(
+        "env",
+        "-C",
+        folder,
+        GUIDES / "slurm.sh",
+        GUIDES / "linear_regression.yaml",
+        *settings(training__epochs=1),
+        PATH=path,
+        **job,
+    )
     done.expect()
 
 
@@ -137,26 +231,52 @@ rows = [f"{a[0]*100+7},{a[1]},{a[2]},{a[3]},{'yes' if b else 'no'}" for a, b in 
 pathlib.Path("xy.csv").write_text("a,b,c,d,label\\n" + "\\n".join(rows) + "\\nx,1,1,1,no\\n")
 """
     run("env", "-C", folder, PEERS, "-c", script).expect()
-    common = "model: linear\noptimizer: {kind: sgd, learning_rate: 0.5}\n" \
-             "training: {epochs: 8, batch_size: 16, seed: 1, metrics: [accuracy]}\nlogging: {output_dir: runs}\n"
-    kinds = {"npy": "path: x.npy, targets_path: y.npy", "safetensors": "path: xy.safetensors",
-             "csv": "path: xy.csv, classification: true, scaling: standard, bad_rows: skip"}
+    common = (
+        "model: linear\noptimizer: {kind: sgd, learning_rate: 0.5}\n"
+        "training: {epochs: 8, batch_size: 16, seed: 1, metrics: [accuracy]}\n"
+        "logging: {output_dir: runs}\n"
+    )
+    kinds = {
+        "npy": "path: x.npy, targets_path: y.npy",
+        "safetensors": "path: xy.safetensors",
+        "csv": "path: xy.csv, classification: true, scaling: standard, bad_rows: skip",
+    }
     for kind, keys in kinds.items():
-        text = common.replace("runs", kind) + f"data: {{kind: {kind}, {keys}, validation_fraction: 0.25}}\n"
+        text = (
+            common.replace("runs", kind)
+            + f"data: {{kind: {kind}, {keys}, validation_fraction: 0.25}}\n"
+        )
         (pathlib.Path(folder) / f"{kind}.yaml").write_text(text)
         done = train(folder, pathlib.Path(folder) / f"{kind}.yaml", "--nproc-per-node", 2)
         done.expect()
         found = result(folder, kind)
         assert found["metrics"]["accuracy"] > 0.9, (kind, found)
-    again = train(folder, pathlib.Path(folder) / "csv.yaml", "--nproc-per-node", 1,
-                  *settings(training__epochs=9, resume_from_checkpoint="latest"))
+    again = train(
+        folder,
+        pathlib.Path(folder) / "csv.yaml",
+        "--nproc-per-node",
+        1,
+        *settings(training__epochs=9, resume_from_checkpoint="latest"),
+    )
     again.expect()
     assert result(folder, "csv")["resumed_at"] == 48, result(folder, "csv")
 
 
 def test_a_sweep(folder):
-    done = run("env", "-C", folder, LOCKSTEP, "sweep", GUIDES / "linear_regression.yaml", "--over", "optimizer.learning_rate=0.1,1e-6",
-               "--over", "training.seed=1,2", *settings(training__epochs=2, checkpoint__save_strategy="no"), OMP_NUM_THREADS=None)
+    done = run(
+        "env",
+        "-C",
+        folder,
+        LOCKSTEP,
+        "sweep",
+        GUIDES / "linear_regression.yaml",
+        "--over",
+        "optimizer.learning_rate=0.1,1e-6",
+        "--over",
+        "training.seed=1,2",
+        *settings(training__epochs=2, checkpoint__save_strategy="no"),
+        OMP_NUM_THREADS=None,
+    )
     done.expect(out=[r"^best: run-00[01] \(loss = ", r"^4 of 4 runs ended well; sweep/sweep.json$"])
     found = json.loads((pathlib.Path(folder) / "sweep/sweep.json").read_text())
     assert [one["exit_status"] for one in found["runs"]] == [0] * 4, found
@@ -164,15 +284,42 @@ def test_a_sweep(folder):
 
 def test_a_study_with_optuna(folder):
     shutil.copy(GUIDES / "mnist_mlp.yaml", pathlib.Path(folder) / "run.yaml")
-    done = run("env", "-C", folder, PEERS, SOURCE / "examples/optuna_study.py", "run.yaml", "--trials", 3, "--lockstep", LOCKSTEP,
-               "--metric", "accuracy", "--", "--nproc-per-node", "1", *settings(data__max_samples=1280, training__epochs=1))
+    done = run(
+        "env",
+        "-C",
+        folder,
+        PEERS,
+        SOURCE / "examples/optuna_study.py",
+        "run.yaml",
+        "--trials",
+        3,
+        "--lockstep",
+        LOCKSTEP,
+        "--metric",
+        "accuracy",
+        "--",
+        "--nproc-per-node",
+        "1",
+        *settings(data__max_samples=1280, training__epochs=1),
+    )
     done.expect(out=r"best accuracy 0\.\d+ with .*3 of 3 trials ended well")
     found = json.loads((pathlib.Path(folder) / "study/study.json").read_text())
     assert found["states"] == ["COMPLETE"] * 3, found
 
 
 if __name__ == "__main__":
-    run_cases([test_all_files_are_correct_and_short, test_the_mlp_of_784_256_10, test_a_line_on_one_process_and_on_many,
-               test_the_flat_file_of_run_py, test_learning_rates_grow_as_they_are_told_to, test_fsdp_keys_work_with_fsdp_and_are_refused_without,
-               test_the_ways_to_start_one, test_tasks_of_slurm_are_ranks, test_files_of_ones_own,
-               test_a_sweep, test_a_study_with_optuna])
+    run_cases(
+        [
+            test_all_files_are_correct_and_short,
+            test_the_mlp_of_784_256_10,
+            test_a_line_on_one_process_and_on_many,
+            test_the_flat_file_of_run_py,
+            test_learning_rates_grow_as_they_are_told_to,
+            test_fsdp_keys_work_with_fsdp_and_are_refused_without,
+            test_the_ways_to_start_one,
+            test_tasks_of_slurm_are_ranks,
+            test_files_of_ones_own,
+            test_a_sweep,
+            test_a_study_with_optuna,
+        ]
+    )

@@ -1,7 +1,6 @@
-"""The report in a real browser: whether its parts are there, drawn, readable and reachable by keyboard, and no error is logged.
+"""The report in a real browser: whether its parts are there, drawn, readable and reachable by
+keyboard, and no error is logged.  python3 report_test.py SOURCE_DIR BUILD_DIR """
 
-python3 report_test.py SOURCE_DIR BUILD_DIR
-"""
 import html.parser
 import json
 import math
@@ -22,28 +21,88 @@ BROWSER = shutil.which("chromium")
 def write_log(folder, ranks=4, reports=100, slow=None):
     """A run that learns, in which rank `slow` works 1.5 times as long."""
     folder.mkdir(parents=True)
-    lines = [{"type": "run", "time": 1.7e9, "version": 1, "ranks": ranks, "name": "net", "config": {"training.seed": "1"},
-              "environment": {"libtorch": "2.15.0"}}]
+    lines = [
+        {
+            "type": "run",
+            "time": 1.7e9,
+            "version": 1,
+            "ranks": ranks,
+            "name": "net",
+            "config": {"training.seed": "1"},
+            "environment": {"libtorch": "2.15.0"},
+        }
+    ]
     for i in range(1, reports + 1):
         working = [0.03 if rank == slow else 0.02 for rank in range(ranks)]
         step = max(working) + 0.002
-        lines.append({"type": "step", "time": 1.7e9 + i, "step": i * 10, "steps": 10, "epoch": 0, "seconds": i, "loss": 2 / i,
-                      "learning_rate": 0.1, "gradient_norm": 1 + 0.1 * math.sin(i), "samples": i * 640, "samples_per_second": 640,
-                      "ranks": {"step_seconds": [step] * ranks, "communication_seconds": [step - one for one in working],
-                                "data_seconds": [0.001] * ranks, "checkpoint_seconds": [0] * ranks,
-                                "memory_bytes": [500 * 2**20] * ranks}})
-    lines.append({"type": "event", "time": 1.7e9, "kind": "warning", "step": 20, "rank": slow or 0,
-                  "text": "</td><script>document.title='broken'</script>", "advice": "Look."})
-    lines.append({"type": "end", "time": 1.7e9 + reports, "step": reports * 10, "seconds": reports, "outcome": "finished"})
+        lines.append(
+            {
+                "type": "step",
+                "time": 1.7e9 + i,
+                "step": i * 10,
+                "steps": 10,
+                "epoch": 0,
+                "seconds": i,
+                "loss": 2 / i,
+                "learning_rate": 0.1,
+                "gradient_norm": 1 + 0.1 * math.sin(i),
+                "samples": i * 640,
+                "samples_per_second": 640,
+                "ranks": {
+                    "step_seconds": [step] * ranks,
+                    "communication_seconds": [step - one for one in working],
+                    "data_seconds": [0.001] * ranks,
+                    "checkpoint_seconds": [0] * ranks,
+                    "memory_bytes": [500 * 2**20] * ranks,
+                },
+            }
+        )
+    lines.append(
+        {
+            "type": "event",
+            "time": 1.7e9,
+            "kind": "warning",
+            "step": 20,
+            "rank": slow or 0,
+            "text": "</td><script>document.title='broken'</script>",
+            "advice": "Look.",
+        }
+    )
+    lines.append(
+        {
+            "type": "end",
+            "time": 1.7e9 + reports,
+            "step": reports * 10,
+            "seconds": reports,
+            "outcome": "finished",
+        }
+    )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def browse(page, folder, *flags):
-    """The page's document as the browser has it after its program has run, and what the browser logged."""
+    """The page's document as the browser has it after its program has run, and what the browser
+    logged."""
     done = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/browser", "--enable-logging=stderr", "--v=0",
-         "--window-size=1200,900", *flags, "--virtual-time-budget=2000", "--dump-dom", f"file://{page}"],
-        capture_output=True, text=True, timeout=120, check=False)
+        [
+            BROWSER,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={folder}/browser",
+            "--enable-logging=stderr",
+            "--v=0",
+            "--window-size=1200,900",
+            *flags,
+            "--virtual-time-budget=2000",
+            "--dump-dom",
+            f"file://{page}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     return done.stdout, said
 
@@ -64,7 +123,7 @@ class Document(html.parser.HTMLParser):
 
 
 def luminance(color):
-    parts = [int(color[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -80,19 +139,34 @@ def test_colours_can_be_told_apart():
     assert len(themes) == 3, "light, dark, print"
     for theme in themes:
         colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", theme))
-        colors = {name: value if len(value) == 7 else "#" + "".join(c * 2 for c in value[1:]) for name, value in colors.items()}
+        colors = {
+            name: value if len(value) == 7 else "#" + "".join(c * 2 for c in value[1:])
+            for name, value in colors.items()
+        }
         for text in ("ink", "muted", "good", "bad"):
             for back in ("paper", "card", "bad-back"):
-                assert contrast(colors[text], colors[back]) >= 4.5, (text, back, contrast(colors[text], colors[back]))
+                assert contrast(colors[text], colors[back]) >= 4.5, (
+                    text,
+                    back,
+                    contrast(colors[text], colors[back]),
+                )
         for line in ("s1", "s2", "s3", "s4", "s5", "s6", "fast", "slow"):
-            assert contrast(colors[line], colors["card"]) >= 3, (line, contrast(colors[line], colors["card"]))
+            assert contrast(colors[line], colors["card"]) >= 3, (
+                line,
+                contrast(colors[line], colors["card"]),
+            )
 
 
 def test_the_page_in_a_browser(folder):
     write_log(folder / "a", slow=2)
     write_log(folder / "b")
     page = folder / "report.html"
-    made = subprocess.run([LOCKSTEP, "report", folder / "a", "--compare", folder / "b", "-o", page], capture_output=True, text=True, check=True)
+    made = subprocess.run(
+        [LOCKSTEP, "report", folder / "a", "--compare", folder / "b", "-o", page],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "! Rank 2 is slow, and all wait for it." in made.stdout, made.stdout
     text, said = browse(page, folder)
     assert not said, said
@@ -100,45 +174,76 @@ def test_the_page_in_a_browser(folder):
     assert "<title>a · Lockstep report</title>" in text, "what a log says was run as a program"
     document = Document(text)
     plots = [one for one in document.all("div") if "data-chart" in one]
-    assert [one["data-chart"] for one in plots] == ["loss", "throughput", "learning_rate", "gradient_norm", "heat", "shares", "step_time", "memory"]
+    assert [one["data-chart"] for one in plots] == [
+        "loss",
+        "throughput",
+        "learning_rate",
+        "gradient_norm",
+        "heat",
+        "shares",
+        "step_time",
+        "memory",
+    ]
     drawn = document.all("svg") + document.all("canvas")
     assert len(drawn) == len(plots)
     for one in drawn:
-        assert one.get("role") == "img" and one.get("aria-label") and one.get("tabindex") == "0", one
-    assert any("The slowest is rank 2, with 1.50 times the median" in one["aria-label"] for one in drawn)
+        assert (
+            one.get("role") == "img" and one.get("aria-label") and one.get("tabindex") == "0"
+        ), one
+    assert any(
+        "The slowest is rank 2, with 1.50 times the median" in one["aria-label"] for one in drawn
+    )
     identifiers = [attributes["id"] for _, attributes in document.elements if "id" in attributes]
     assert len(identifiers) == len(set(identifiers))
     for link in document.all("a"):
         assert link["href"][1:] in identifiers, link
     assert document.all("html")[0]["lang"] == "en"
     levels = [int(tag[1]) for tag, _ in document.elements if re.fullmatch("h[1-6]", tag)]
-    assert levels[0] == 1 and levels.count(1) == 1 and all(b - a <= 1 for a, b in zip(levels, levels[1:])), levels
+    assert (
+        levels[0] == 1
+        and levels.count(1) == 1
+        and all(b - a <= 1 for a, b in zip(levels, levels[1:]))
+    ), levels
     for box in document.all("div"):
         if box.get("class") == "table":
-            assert box.get("tabindex") == "0" and box.get("aria-label"), "a table that scrolls is reached by keyboard"
+            assert box.get("tabindex") == "0" and box.get(
+                "aria-label"
+            ), "a table that scrolls is reached by keyboard"
     assert all(cell.get("scope") in ("col", "row") for cell in document.all("th"))
 
 
 def test_a_long_run_on_many_ranks_is_small_and_quick(folder):
-    """The bars: 2 MB, and painted within a second. Time is the browser's, with a margin for a machine that is busy."""
+    """The bars: 2 MB, and painted within a second. Time is the browser's, with a margin for a
+    machine that is busy."""
     write_log(folder / "long", ranks=64, reports=3000, slow=37)
     page = folder / "long.html"
-    subprocess.run([LOCKSTEP, "report", folder / "long", "-o", page], capture_output=True, check=True)
+    subprocess.run(
+        [LOCKSTEP, "report", folder / "long", "-o", page], capture_output=True, check=True
+    )
     assert page.stat().st_size <= 2_000_000, page.stat().st_size
     begun = time.monotonic()
     text, said = browse(page, folder)
     assert not said and 'data-drawn="yes"' in text, said
-    print(f"  {page.stat().st_size:,} bytes, in the browser after {time.monotonic() - begun:.2f} s with its start")
+    print(
+        f"  {page.stat().st_size:,} bytes, in the browser after "
+        f"{time.monotonic() - begun:.2f} s with its start"
+    )
 
 
 def test_top_prints_the_state_where_there_is_no_terminal(folder):
     write_log(folder / "a", slow=1)
-    shown = subprocess.run([LOCKSTEP, "top", folder / "a"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [LOCKSTEP, "top", folder / "a"], capture_output=True, text=True, check=True
+    ).stdout
     assert "step 1,000" in shown and "\x1b" not in shown and "1.50x" in shown, shown
 
 
 def test_what_cannot_be_read_is_said(folder):
-    for command, status, words in ((["report", folder / "none"], 1, "there is no log"), (["report"], 2, "RUN"), (["top", folder / "none"], 1, "there is no log")):
+    for command, status, words in (
+        (["report", folder / "none"], 1, "there is no log"),
+        (["report"], 2, "RUN"),
+        (["top", folder / "none"], 1, "there is no log"),
+    ):
         done = subprocess.run([LOCKSTEP, *command], capture_output=True, text=True, check=False)
         assert done.returncode == status and words in done.stderr, (command, done)
 

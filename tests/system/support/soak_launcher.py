@@ -1,5 +1,7 @@
-"""Jobs of the soak in which the launcher's own world goes wrong: the launcher, its guard, the disk of its log files, the reader of its
-output, the first moments of a job, launchers of two and three pretend hosts."""
+"""Jobs of the soak in which the launcher's own world goes wrong: the launcher, its guard, the disk
+of its log files, the reader of its output, the first moments of a job, launchers of two and three
+pretend hosts."""
+
 import os
 import pathlib
 import signal
@@ -8,18 +10,40 @@ import tempfile
 import time
 
 from support.hosts import Hosts
-from support.soak_jobs import HANG_S, LAUNCHERS, STATUS, STEPS, TIMEOUT_S, Counter, Trouble, await_that, job_end, send, times
+from support.soak_jobs import (
+    HANG_S,
+    LAUNCHERS,
+    STATUS,
+    STEPS,
+    TIMEOUT_S,
+    Counter,
+    Trouble,
+    await_that,
+    job_end,
+    send,
+    times,
+)
 from support.training import Training, is_alive
 
 # What does not end a job; a fault that does, of ENDS, follows at once.
-HARMLESS = ["kill guard", "stop guard", "pause launcher", "full disk", "stalled disk", "stalled reader"]
+HARMLESS = [
+    "kill guard",
+    "stop guard",
+    "pause launcher",
+    "full disk",
+    "stalled disk",
+    "stalled reader",
+]
 ENDS = ["kill", "stop launcher", "kill launcher"]
 MOST_TEXT = 4000  # of a job that went wrong, for the log
 FLOOD = 'until test -e "$GO"; do sleep 0.02; done; yes "$(printf %01000d 0)" | head -c 5000000'
-# In the place of a log file of the next attempt there is a pipe, and rank 1 writes more to it than a pipe holds.
-STALL = ('if test $RANK = 1; then if test $TORCHELASTIC_RESTART_COUNT = 0; then next=$(dirname $(dirname $(dirname '
-         '$TORCHELASTIC_ERROR_FILE)))/attempt_1/1; mkdir -p $next; mkfifo $next/stderr.log; '
-         'else yes "$(printf %01000d 0)" | head -c 3000000 >&2 & fi; fi; exec "$@"')
+# In the place of a log file of the next attempt there is a pipe, and rank 1 writes more to it than
+# a pipe holds.
+STALL = (
+    "if test $RANK = 1; then if test $TORCHELASTIC_RESTART_COUNT = 0; then "
+    "next=$(dirname $(dirname $(dirname $TORCHELASTIC_ERROR_FILE)))/attempt_1/1; mkdir -p $next; mkfifo $next/stderr.log; "
+    'else yes "$(printf %01000d 0)" | head -c 3000000 >&2 & fi; fi; exec "$@"'
+)
 
 
 class Held(Training):
@@ -48,7 +72,9 @@ def check_nothing_left(job, folder, patience_s=5):
     end = time.monotonic() + patience_s
     while job.leftovers() and time.monotonic() < end:
         time.sleep(0.01)
-    if left := job.leftovers() + [f"file {name}" for name in os.listdir(folder) if name not in ("go", "logs")]:
+    if left := job.leftovers() + [
+        f"file {name}" for name in os.listdir(folder) if name not in ("go", "logs")
+    ]:
         raise Trouble("leftovers", ", ".join(left))
 
 
@@ -69,15 +95,27 @@ def run_with_trouble_around(chance, build, tally):
             program, faults = ["sh", "-c", STALL, "sh"], faults * 2
         if kind == "stalled reader":
             program = ["sh", "-c", f'({FLOOD}) & exec "$@"', "sh"]
-        job = Held(build, ranks, chance.choice(["shm", "gloo"]), faults, steps=STEPS, flags=flags, program=program,
-                   timeout_s=TIMEOUT_S, TMPDIR=folder, GO=str(go), LOCKSTEP_OUTPUT_TIMEOUT="2")
+        job = Held(
+            build,
+            ranks,
+            chance.choice(["shm", "gloo"]),
+            faults,
+            steps=STEPS,
+            flags=flags,
+            program=program,
+            timeout_s=TIMEOUT_S,
+            TMPDIR=folder,
+            GO=str(go),
+            LOCKSTEP_OUTPUT_TIMEOUT="2",
+        )
         text = f"{kind}, {last} on {ranks} ranks: {job.run_id}"
         try:
             meet(chance, job, counter, kind, last, go, logs)
             check_nothing_left(job, folder)
         except Trouble as trouble:
             tally.count(counter.kind, "around", trouble.what)
-            return f"{trouble.what.upper()}: {text}: {str(trouble)[:MOST_TEXT]}\n{str(job)[-MOST_TEXT:]}"
+            said = str(trouble)[:MOST_TEXT]
+            return f"{trouble.what.upper()}: {text}: {said}\n{str(job)[-MOST_TEXT:]}"
         finally:
             job.holds = False
             job.end()
@@ -89,8 +127,14 @@ def run_with_trouble_around(chance, build, tally):
 
 
 def await_training(job, after=0):
-    ended = lambda: job.process.poll() is not None and not any(reader.is_alive() for reader in job.readers)  # noqa: E731
-    await_that(lambda: times(job.out, "training") and times(job.out, "training")[-1] > after, ended, lambda: job)
+    ended = lambda: job.process.poll() is not None and not any(
+        reader.is_alive() for reader in job.readers
+    )  # noqa: E731
+    await_that(
+        lambda: times(job.out, "training") and times(job.out, "training")[-1] > after,
+        ended,
+        lambda: job,
+    )
     await_that(lambda: len(job.pids()) == job.ranks, ended, lambda: job)
     time.sleep(0.2 * chance_of(job))
 
@@ -112,18 +156,28 @@ def meet(chance, job, counter, kind, last, go, logs):
         time.sleep(0.5 * chance.random())
         job.process.send_signal(signal.SIGCONT)
     elif kind == "full disk":
-        subprocess.run(["dd", "if=/dev/zero", f"of={logs}/filler", "bs=4k"], stderr=subprocess.DEVNULL)
+        subprocess.run(
+            ["dd", "if=/dev/zero", f"of={logs}/filler", "bs=4k"], stderr=subprocess.DEVNULL
+        )
     elif kind == "stalled reader":
         job.holds = True
         go.touch()
         time.sleep(0.5 * chance.random())
     elif kind == "stalled disk":
-        await_that(lambda: list(logs.glob("*/attempt_1/1/stderr.log")), lambda: False, lambda: "no pipe")
-        job.unread = os.open(next(logs.glob("*/attempt_1/1/stderr.log")), os.O_RDONLY | os.O_NONBLOCK)
+        await_that(
+            lambda: list(logs.glob("*/attempt_1/1/stderr.log")), lambda: False, lambda: "no pipe"
+        )
+        job.unread = os.open(
+            next(logs.glob("*/attempt_1/1/stderr.log")), os.O_RDONLY | os.O_NONBLOCK
+        )
         before = set(job.pids())
         os.kill(job.pids()[0], signal.SIGKILL)
         # What the ranks say may wait for the disk; how the job ends may not.
-        await_that(lambda: len(set(job.pids()) - before) == job.ranks, lambda: job.process.poll() is not None, lambda: job)
+        await_that(
+            lambda: len(set(job.pids()) - before) == job.ranks,
+            lambda: job.process.poll() is not None,
+            lambda: job,
+        )
         time.sleep(2 * chance.random())
         job.note_segments()
     if job.process.poll() is not None:
@@ -159,13 +213,23 @@ def ended_with(job):
 
 
 def run_in_the_start(chance, build, tally):
-    """A signal in the first moments: before the launcher hears signals, between two ranks, while ranks meet."""
-    kind = chance.choice(["start: SIGTERM", "start: SIGINT", "start: kill launcher", "start: kill rank"])
+    """A signal in the first moments: before the launcher hears signals, between two ranks, while
+    ranks meet."""
+    kind = chance.choice(
+        ["start: SIGTERM", "start: SIGINT", "start: kill launcher", "start: kill rank"]
+    )
     counter = Counter(tally, "start")
     with tempfile.TemporaryDirectory(prefix="lockstep-soak-") as folder:
         ranks = chance.choice([2, 3, 8])
-        job = Training(build, ranks, chance.choice(["shm", "gloo"]), [0, 0, "", "outside"], flags=("--grace", 1), timeout_s=TIMEOUT_S,
-                       TMPDIR=folder)
+        job = Training(
+            build,
+            ranks,
+            chance.choice(["shm", "gloo"]),
+            [0, 0, "", "outside"],
+            flags=("--grace", 1),
+            timeout_s=TIMEOUT_S,
+            TMPDIR=folder,
+        )
         try:
             time.sleep(chance.choice([0.01, 0.1, 0.5, 2]) * chance.random())
             if kind == "start: kill rank":
@@ -176,7 +240,9 @@ def run_in_the_start(chance, build, tally):
                 os.kill(chance.choice(job.pids()), signal.SIGKILL)
                 allowed = {137}
             else:
-                number = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}.get(kind[7:], signal.SIGKILL)
+                number = {"SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}.get(
+                    kind[7:], signal.SIGKILL
+                )
                 job.process.send_signal(number)
                 allowed = {-number, 128 + number}
             if (status := ended_with(job)) not in allowed:
@@ -185,29 +251,78 @@ def run_in_the_start(chance, build, tally):
             counter.settle(job.out, "over", job.ended_ns)
         except Trouble as trouble:
             tally.count(kind, "start", trouble.what)
-            return f"{trouble.what.upper()}: {kind} on {ranks} ranks: {str(trouble)[:MOST_TEXT]}\n{str(job)[-MOST_TEXT:]}"
+            said = str(trouble)[:MOST_TEXT]
+            return (
+                f"{trouble.what.upper()}: {kind} on {ranks} ranks: {said}\n"
+                f"{str(job)[-MOST_TEXT:]}"
+            )
         finally:
             job.end()
     return None
 
 
-# Statuses on the host of the fault and on the others. A launcher that is killed, or a coordinator that is gone, is status 1 elsewhere.
-ON_HOSTS = {"kill launcher": ({-9, 137}, {1}), "kill coordinator": ({-9, 137}, {1}), "SIGTERM": ({143}, {143}), "SIGINT": ({130}, {130}),
-            "kill rank": ({137}, {137}), "power off": (None, {1}), "pause launcher": ({143}, {143}), "SIGTERM after a failure": None}
+# Statuses on the host of the fault and on the others. A launcher that is killed, or a coordinator
+# that is gone, is status 1 elsewhere.
+ON_HOSTS = {
+    "kill launcher": ({-9, 137}, {1}),
+    "kill coordinator": ({-9, 137}, {1}),
+    "SIGTERM": ({143}, {143}),
+    "SIGINT": ({130}, {130}),
+    "kill rank": ({137}, {137}),
+    "power off": (None, {1}),
+    "pause launcher": ({143}, {143}),
+    "SIGTERM after a failure": None,
+}
 
 
 def run_launchers_of_hosts(chance, build, tally):
-    """Two or three hosts; something happens to one of their launchers, in training or in the first moments."""
+    """Two or three hosts; something happens to one of their launchers, in training or in the first
+    moments."""
     count, kind = chance.choice([2, 2, 3]), chance.choice(list(ON_HOSTS))
-    early = kind in ("SIGTERM", "SIGINT", "kill launcher", "kill coordinator") and chance.random() < 0.3
-    host = 1 if kind == "kill coordinator" else chance.randint(2 if kind in ("kill launcher", "power off") else 1, count)
+    early = (
+        kind in ("SIGTERM", "SIGINT", "kill launcher", "kill coordinator") and chance.random() < 0.3
+    )
+    host = (
+        1
+        if kind == "kill coordinator"
+        else chance.randint(2 if kind in ("kill launcher", "power off") else 1, count)
+    )
     counter = Counter(tally, f"hosts{count}")
     binary = pathlib.Path(build) / "bin"
-    with tempfile.TemporaryDirectory(prefix="lockstep-soak-") as folder, Hosts(folder, count) as hosts:
+    with tempfile.TemporaryDirectory(prefix="lockstep-soak-") as folder, Hosts(
+        folder, count
+    ) as hosts:
         flags = ["--max-restarts", 3] if kind == "SIGTERM after a failure" else []
-        all_of = [hosts.launch(one, binary / "lockstep", "run", "--nnodes", count, "--nproc-per-node", 1, "--rdzv-endpoint", "host1:29400",
-                               "--rdzv-conf", LAUNCHERS, "--grace", 1, *flags, binary / "fault_trainer", STEPS, 0, 0, "", "outside",
-                               0, 0, "", "outside", LOCKSTEP_TIMEOUT="20") for one in range(1, count + 1)]
+        all_of = [
+            hosts.launch(
+                one,
+                binary / "lockstep",
+                "run",
+                "--nnodes",
+                count,
+                "--nproc-per-node",
+                1,
+                "--rdzv-endpoint",
+                "host1:29400",
+                "--rdzv-conf",
+                LAUNCHERS,
+                "--grace",
+                1,
+                *flags,
+                binary / "fault_trainer",
+                STEPS,
+                0,
+                0,
+                "",
+                "outside",
+                0,
+                0,
+                "",
+                "outside",
+                LOCKSTEP_TIMEOUT="20",
+            )
+            for one in range(1, count + 1)
+        ]
         said = lambda: "".join(map(str, all_of))  # noqa: E731
         ended = lambda: all(launcher.status is not None for launcher in all_of)  # noqa: E731
         try:
@@ -228,11 +343,19 @@ def run_launchers_of_hosts(chance, build, tally):
             for one in range(1, count + 1):
                 if kind == "power off" and one == host:
                     continue
-                await_that(lambda: not hosts.processes(one), lambda: False, lambda: f"leftovers {hosts.processes(one)}")
+                await_that(
+                    lambda: not hosts.processes(one),
+                    lambda: False,
+                    lambda: f"leftovers {hosts.processes(one)}",
+                )
             counter.settle(said(), "over", time.monotonic_ns())
         except Trouble as trouble:
             tally.count(counter.kind, f"hosts{count}", trouble.what)
-            return f"{trouble.what.upper()}: {kind} on host{host} of {count}{', early' if early else ''}: {trouble}\n{said()}"
+            when = ", early" if early else ""
+            return (
+                f"{trouble.what.upper()}: {kind} on host{host} of {count}{when}: {trouble}\n"
+                f"{said()}"
+            )
         except AssertionError as wrong:
             tally.count(counter.kind, f"hosts{count}", "leftovers")
             return f"LEFTOVERS: {kind} on host{host} of {count}: {wrong}\n{said()}"
@@ -245,7 +368,11 @@ def check_statuses(kind, host, all_of):
         wrong = set(statuses) - {143}
     else:
         own, others = ON_HOSTS[kind]
-        wrong = {status for index, status in enumerate(statuses) if index + 1 != host and status not in others}
+        wrong = {
+            status
+            for index, status in enumerate(statuses)
+            if index + 1 != host and status not in others
+        }
         wrong |= set() if own is None or statuses[host - 1] in own else {statuses[host - 1]}
     if wrong:
         raise Trouble("wrong", f"statuses {statuses}")
