@@ -18,7 +18,8 @@ namespace {
 constexpr const char* kBegin =
     R"(# Configuration
 
-This page is written by `lockstep config reference`, and a test compares the two. One YAML file describes a run:
+This page is written by `lockstep config reference`, and a test compares the two. One YAML file
+describes a run:
 
 ```yaml
 model: {kind: mlp, hidden: [256]}
@@ -35,47 +36,57 @@ training: {epochs: 2, batch_size: 64, seed: 1}
 | `lockstep train FILE` | trains; the file is checked before any rank is started |
 | `lockstep sweep FILE --over KEY=V,V` | trains once for each combination of values, as many runs at a time as the cores allow |
 
-All of them take `--set section.key=value`, any number of times; the value is YAML, and the last one counts.
+All of them take `--set section.key=value`, any number of times; the value is YAML, and the last one
+counts.
 
 ## What counts
 
-The command line goes before environment variables, these before the file, and the file before the defaults. Of the environment these are
-read: `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE` and `LOCKSTEP_TIMEOUT` (`parallel.backend`, `parallel.device`, `parallel.timeout_seconds`; a `--set` that contradicts
-one of them is an error), and what `lockstep run --config_file` and `accelerate launch` set: `ACCELERATE_MIXED_PRECISION` (unless it is no),
-`ACCELERATE_USE_CPU`, `ACCELERATE_USE_FSDP` and `FSDP_` with a key's name in capitals.
+The command line goes before environment variables, these before the file, and the file before the
+defaults. Of the environment these are read: `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE` and
+`LOCKSTEP_TIMEOUT` (`parallel.backend`, `parallel.device`, `parallel.timeout_seconds`; a `--set`
+that contradicts one of them is an error), and what `lockstep run --config_file` and `accelerate
+launch` set: `ACCELERATE_MIXED_PRECISION` (unless it is no), `ACCELERATE_USE_CPU`,
+`ACCELERATE_USE_FSDP` and `FSDP_` with a key's name in capitals.
 
-Unknown and repeated keys, and values of a wrong type or out of range, are errors. All errors of a file are told at once, each with line and column (or the text of
-the `--set`, or the variable), the nearest name, and what would be right. A key without a value (`resume:`) says nothing. In numbers `1_000`
-and `1e3` are the same. A number in quotes is a text. One value stands for a list of one. Anchors and aliases work; merge keys (`<<`) do not.
+Unknown and repeated keys, and values of a wrong type or out of range, are errors. All errors of a
+file are told at once, each with line and column (or the text of the `--set`, or the variable), the
+nearest name, and what would be right. A key without a value (`resume:`) says nothing. In numbers
+`1_000` and `1e3` are the same. A number in quotes is a text. One value stands for a list of one.
+Anchors and aliases work; merge keys (`<<`) do not.
 
-For `model`, `data`, `optimizer`, `schedule` and `mixed_precision` one word is enough where only the kind (the dtype) is to be said: `optimizer: sgd`.
-Keys that belong to one kind are errors with another.
+For `model`, `data`, `optimizer`, `schedule` and `mixed_precision` one word is enough where only the
+kind (the dtype) is to be said: `optimizer: sgd`. Keys that belong to one kind are errors with
+another.
 
 ## Programs with models of their own
 
-A program that calls `load_config()` may declare kinds of models, data sets and optimizers with their keys, names of losses and metrics, and whole sections
-(`ConfigExtensions`). Its file is then checked as strictly, and `show_config()` shows the values.
+A program that calls `load_config()` may declare kinds of models, data sets and optimizers with
+their keys, names of losses and metrics, and whole sections (`ConfigExtensions`). Its file is then
+checked as strictly, and `show_config()` shows the values.
 )";
 
 constexpr const char* kCurriculumText = R"(
-`training.curriculum` is a list of stages that come before the epochs on all data, each a group of keys: `epochs` (1), `fraction` (1: the first
-share of the samples, in the data set's order, above 0) and `path` (other data of the same kind; empty: `data.path`).
+`training.curriculum` is a list of stages that come before the epochs on all data, each a group of
+keys: `epochs` (1), `fraction` (1: the first share of the samples, in the data set's order, above 0)
+and `path` (other data of the same kind; empty: `data.path`).
 )";
 
 constexpr const char* kFlatBegin = R"(
 ## Keys of other programs
 
-Files that were written for the transformers Trainer, for accelerate, or with PyTorch's names are read as they are: these keys stand at the top of
-the file, alone or beside sections. What has no effect here is said once on start. Two keys that contradict each other are an error.
+Files that were written for the transformers Trainer, for accelerate, or with PyTorch's names are
+read as they are: these keys stand at the top of the file, alone or beside sections. What has no
+effect here is said once on start. Two keys that contradict each other are an error.
 
 | key | meaning here |
 |---|---|
 )";
 
 constexpr const char* kFsdpText = R"(
-Keys of accelerate's `fsdp_config`, with or without the prefix `fsdp_`, below `fsdp_config`, at the top, or below `parallel.fsdp`, are those of `parallel.fsdp`;
-`offload_params` is `cpu_offload`, and `sharding_strategy` may be a number from 1 to 4. Without `parallel.strategy: fsdp` they are errors: accelerate
-itself ignores those without the prefix silently.
+Keys of accelerate's `fsdp_config`, with or without the prefix `fsdp_`, below `fsdp_config`, at the
+top, or below `parallel.fsdp`, are those of `parallel.fsdp`; `offload_params` is `cpu_offload`, and
+`sharding_strategy` may be a number from 1 to 4. Without `parallel.strategy: fsdp` they are errors:
+accelerate itself ignores those without the prefix silently.
 )";
 
 std::string default_of(const Key& key) {
