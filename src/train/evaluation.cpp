@@ -100,6 +100,7 @@ std::map<std::string, double> Training::evaluate() {
   const EvalMode mode(parts_);
   for (const auto& metric : evaluation.metrics) metric->reset();
   std::string text;
+  int64_t calls = 0;
   for (int64_t lane = own.begin; lane < own.end; ++lane) {
     data::Loader loader(evaluation.data.dataset(), Shard{lane, lanes},
                         {.batch_size = evaluation.batch_size > 0 ? evaluation.batch_size
@@ -110,15 +111,14 @@ std::map<std::string, double> Training::evaluate() {
                          .workers = options_.loader.workers,
                          .device = options_.loader.device});
     LaneSums sums;
-    int64_t calls = 0;
     for (const auto& batch : loader.epoch(0)) {
       sums.add(measured(batch), static_cast<double>(count_of(batch)));
       ++calls;
     }
-    for (int64_t more = calls_for_others(calls); more > 0; --more) {
-      measure_for_others(*evaluation.data.dataset());
-    }
     text += sums.text();
+  }
+  for (int64_t more = calls_for_others(calls, lanes); more > 0; --more) {
+    measure_for_others(*evaluation.data.dataset());
   }
   const CommonPart common(*this);
   LaneSums total;
@@ -140,14 +140,15 @@ std::map<std::string, double> Training::measured(const data::Batch& batch) const
 }
 
 // Under Fsdp the ranks make the same calls of units, so that one which has run out of samples makes
-// those of the rank that has most.
-int64_t Training::calls_for_others(int64_t own) const {
+// those of a rank that had most lanes, each with most samples.
+int64_t Training::calls_for_others(int64_t own, int64_t lanes) const {
   if (!options_.fsdp) return 0;
+  const auto divided_up = [](int64_t count, int64_t by) { return (count + by - 1) / by; };
   const auto& evaluation = options_.evaluation;
-  const int64_t most = (evaluation.data.dataset()->size() + world_.size() - 1) / world_.size();
   const int64_t batch_size =
       evaluation.batch_size > 0 ? evaluation.batch_size : options_.loader.batch_size;
-  return (most + batch_size - 1) / batch_size - own;
+  const int64_t of_lane = divided_up(evaluation.data.dataset()->size(), lanes);
+  return divided_up(lanes, world_.size()) * divided_up(of_lane, batch_size) - own;
 }
 
 // A sample that does not count.

@@ -31,20 +31,41 @@ void Feed::take_batches() {
   }
 }
 
-MicroBatches* Feed::next() {
-  if (epoch_) {
-    take_batches();
-    return now_.batches.empty() ? nullptr : &now_;
-  }
+void Feed::take_lanes() {
   now_.lanes.reset();
+  now_.before.clear();
   if (!step_) {
     step_.emplace(steps_->begin());
   } else {
     ++*step_;
   }
-  if (*step_ == std::default_sentinel) return nullptr;
+  if (*step_ == std::default_sentinel) return;
+  const int64_t more = std::min(accumulation_ - 1, steps_->size());
+  for (int64_t i = 0; i < more; ++i) {
+    const data::Step step = **step_;
+    auto& batches = now_.before.emplace_back();
+    for (int64_t lane = step.lanes().begin; lane < step.lanes().end; ++lane) {
+      batches.push_back(step.batch(lane));
+    }
+    ++*step_;
+  }
   now_.lanes.emplace(**step_);
-  return &now_;
+}
+
+MicroBatches* Feed::next() {
+  if (epoch_) {
+    take_batches();
+    return now_.batches.empty() ? nullptr : &now_;
+  }
+  take_lanes();
+  return now_.lanes ? &now_ : nullptr;
+}
+
+std::vector<data::Batch> MicroBatches::of_lane(int64_t own_lane, const data::Batch& last) const {
+  std::vector<data::Batch> all;
+  for (const auto& micro : before) all.push_back(micro[static_cast<size_t>(own_lane)]);
+  all.push_back(last);
+  return all;
 }
 
 }  // namespace lockstep::train

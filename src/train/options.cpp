@@ -79,12 +79,11 @@ void check_parts(const TrainerOptions& o, const std::vector<Part>& parts) {
 void check_fsdp(const TrainerOptions& o, const std::vector<Part>& parts) {
   if (!o.fsdp) return;
   need(!o.zero, "fsdp together with zero: an Fsdp divides the optimizer's state already");
-  need(o.loader.lanes == 0, "fsdp together with lanes: lanes are Ddp's; leave out one");
   need(!o.ddp.hook, "fsdp together with a communication hook, which is Ddp's: leave out one");
   const parallel::DdpOptions plain;
   need(o.ddp.bucket_bytes == plain.bucket_bytes && o.ddp.unused == plain.unused &&
            o.ddp.buffers == plain.buffers && !o.ddp.reduce_dtype && o.ddp.sparse.empty() &&
-           o.ddp.check_same_every == 0,
+           o.ddp.check_same_every == 0 && o.ddp.threads == plain.threads,
        "fsdp together with options of Ddp, which it takes the place of: set those of `fsdp`");
   need(o.fsdp->ignore.empty(),
        "fsdp.ignore lets ranks have parameters of their own, and evaluations, clipping and "
@@ -109,10 +108,9 @@ void check_combinations(const TrainerOptions& o, const comm::Group& group) {
   need(o.ddp.lanes == 0 || o.ddp.lanes == o.loader.lanes,
        fmt::format("ddp.lanes = {} and loader.lanes = {}: set the loader's", o.ddp.lanes,
                    o.loader.lanes));
-  need(o.loader.lanes == 0 || o.accumulation == 1,
-       fmt::format("lanes = {} together with accumulation = {}: a lane is a micro-batch already; "
-                   "multiply the number of lanes instead",
-                   o.loader.lanes, o.accumulation));
+  need(!o.fsdp || o.fsdp->lanes == 0 || o.fsdp->lanes == o.loader.lanes,
+       fmt::format("fsdp.lanes = {} and loader.lanes = {}: set the loader's",
+                   o.fsdp ? o.fsdp->lanes : 0, o.loader.lanes));
   need(o.ddp.ignore.empty(),
        "ddp.ignore lets ranks have parameters of their own, and evaluations, clipping and "
        "checkpoints are of one model: write the loop");

@@ -75,6 +75,7 @@ Training::Training(const comm::World& world, std::vector<Part> parts, StepFuncti
   compare_options(options_, parts, data, world.group());
   if (!options_.loader.device) options_.loader.device = world.device();
   options_.ddp.lanes = options_.loader.lanes;
+  if (options_.fsdp) options_.fsdp->lanes = options_.loader.lanes;
   make_stages(std::move(data));
   make_parts(std::move(parts));
   track_all();
@@ -114,7 +115,9 @@ void Training::make_parts(std::vector<Part> parts) {
                               : world_.group().split(world_.rank() / static_cast<int>(*ranks)));
     }
     attach(part);
-    if (options_.loader.lanes > 0) part.lane_mean.emplace(*part.ddp);
+    if (options_.loader.lanes > 0) {
+      part.ddp ? part.lane_mean.emplace(*part.ddp) : part.lane_mean.emplace(*part.fsdp);
+    }
     if (options_.precision == Precision::Float16) {
       part.scaler.emplace(world_.group(), options_.scaler);
     }

@@ -83,28 +83,41 @@ StepSums Training::backward(TrainedPart& part, const LossOfBatch& loss) {
   return sums;
 }
 
-// The same with lanes instead of micro-batches.
+// The same in each lane.
 StepSums Training::backward_of_lanes(TrainedPart& part, const LossOfBatch& loss) {
   const data::Step& step = *micro_->lanes;
   StepSums sums;
-  double all = 0;
+  const int64_t first = step.lanes().begin;
+  const auto counted = [&](const std::vector<data::Batch>& batches) {
+    double count = 0;
+    for (const auto& batch : batches) count += static_cast<double>(count_of(batch));
+    return count;
+  };
+  double all = 0;  // of the step, in each lane; alike in all, unless they count
   if (options_.count) {
-    for (int64_t lane = step.lanes().begin; lane < step.lanes().end; ++lane) {
-      sums.weight += static_cast<double>(count_of(step.batch(lane)));
+    for (int64_t lane = first; lane < step.lanes().end; ++lane) {
+      sums.weight += counted(micro_->of_lane(lane - first, step.batch(lane)));
     }
     const CommonPart common(*this);
     all = static_cast<double>(parallel::global_count(world_, std::llround(sums.weight))) /
           static_cast<double>(step.lane_count());
   }
-  for (const auto& batch : part.ddp->lanes(step)) {
-    sums.samples += static_cast<double>(batch.data.size(0));
-    const at::Tensor value = loss_of(batch, loss);
-    const auto count = static_cast<double>(count_of(batch));
-    backward_of(part, !options_.count || count == all ? value : value / (all / count));
-    const double of_lane = value.item<double>();
-    part.lane_mean->add(of_lane * count, std::llround(count));
-    if (!std::isfinite(of_lane)) sums.bad = 1;
-    sums.loss += of_lane;  // what an error shows
+  int64_t own_lane = 0;
+  for (const auto& last : part.lanes(step)) {
+    const auto batches = micro_->of_lane(own_lane++, last);
+    if (!options_.count) all = counted(batches);
+    for (size_t i = 0; i < batches.size(); ++i) {
+      std::optional<parallel::Hold> hold;
+      if (i + 1 < batches.size()) hold.emplace(part.hold());
+      sums.samples += static_cast<double>(batches[i].data.size(0));
+      const at::Tensor value = loss_of(batches[i], loss);
+      const auto count = static_cast<double>(count_of(batches[i]));
+      backward_of(part, count == all ? value : value / (all / count));
+      const double of_batch = value.item<double>();
+      part.lane_mean->add(of_batch * count, std::llround(count));
+      if (!std::isfinite(of_batch)) sums.bad = 1;
+      sums.loss += of_batch;  // what an error shows
+    }
   }
   return sums;
 }

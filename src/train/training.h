@@ -47,6 +47,9 @@ struct TrainedPart {
 
   void zero_grad() { ddp ? ddp->zero_grad() : fsdp->zero_grad(); }
   [[nodiscard]] parallel::Hold hold() { return ddp ? ddp->hold() : fsdp->hold(); }
+  parallel::LaneRange<parallel::BatchOfLane> lanes(const data::Step& step) const {
+    return ddp ? ddp->lanes(step) : fsdp->lanes(step);
+  }
   // As parallel::clip_grad_norm_().
   at::Tensor clip(double max_norm) {
     return ddp ? parallel::clip_grad_norm_(parameters, max_norm) : fsdp->clip_grad_norm_(max_norm);
@@ -140,7 +143,7 @@ class Training {
 
   // evaluation.cpp
   std::map<std::string, double> measured(const data::Batch& batch) const;
-  int64_t calls_for_others(int64_t own) const;
+  int64_t calls_for_others(int64_t own, int64_t lanes) const;
   void measure_for_others(const data::Dataset& data) const;
   void judge();
 

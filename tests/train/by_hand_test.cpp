@@ -90,16 +90,28 @@ at::Tensor by_hand(World& world, const Features& features) {
     if (schedule) schedule->step();
   };
   for (int64_t epoch = 0; epoch < options.epochs; ++epoch) {
+    auto left = loader.batches();
     if (features.has("lanes")) {
+      std::vector<std::vector<Batch>> of_lanes;
+      int64_t taken = 0;
       for (auto step : loader.steps(epoch)) {
+        const auto [first, last] = step.lanes();
+        of_lanes.resize(last - first);
+        for (int64_t lane = first; lane < last; ++lane) {
+          const Batch& batch = step.batch(lane);
+          of_lanes[lane - first].push_back({batch.data.clone(), batch.target.clone()});
+        }
+        if (--left > 0 && ++taken % micro != 0) continue;
         ddp.zero_grad();
-        for (const auto& batch : ddp.lanes(step)) one_step({batch}, net, ddp, scaler, features);
+        for (const Lane lane : ddp.lanes(step.next_key())) {
+          one_step(of_lanes[lane.index - first], net, ddp, scaler, features);
+        }
         update();
+        of_lanes.clear();
       }
       continue;
     }
     std::vector<Batch> batches;
-    auto left = loader.batches();
     for (const auto& batch : loader.epoch(epoch)) {
       batches.push_back({batch.data.clone(), batch.target.clone()});
       if (--left > 0 && std::ssize(batches) < micro) continue;
@@ -133,6 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Features{{"accumulation", "fp16", "clip", "zero", "sync_bn", "hook"}},
                     Features{{"accumulation", "bf16", "zero", "scaling", "drop_last"}},
                     Features{{"lanes"}}, Features{{"lanes", "fp16", "clip", "zero", "scaling"}},
+                    Features{{"lanes", "accumulation", "bf16", "sgd"}},
                     Features{{"sync_bn", "hook", "fp16"}}, Features{{"zero", "cosine", "hook"}}),
     [](const auto& test) { return test.param.text(); });
 

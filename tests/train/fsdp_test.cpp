@@ -13,6 +13,8 @@
 namespace lockstep {
 namespace {
 
+using test::divided;
+using test::Division;
 using test::Features;
 using test::flat;
 using test::Folder;
@@ -31,17 +33,11 @@ struct Left {
   std::string best;
 };
 
-enum class Division { None, Shared, Gathered };
-
-FsdpOptions divided(Division division) {
-  return {.min_num_params = 30, .share_memory = division == Division::Shared};
-}
-
 Left trained(World& world, TrainerOptions options, Division division) {
   seed_everything(1, world);
   TrainNet net;
   const auto samples = test::train_samples(113);
-  if (division != Division::None) options.fsdp = divided(division);
+  options.fsdp = divided(division);
   Trainer trainer(world, net, train::cross_entropy(), samples, options);
   const auto outcome = trainer.run();
   if (auto* const fsdp = trainer.fsdp()) {
@@ -158,7 +154,7 @@ TEST(DividedTraining, KeepsAndRestoresTheBest) {
       options.saving.best = train::Best{.restore_at_end = true};
       seed_everything(1, world);
       TrainNet net;
-      if (division != Division::None) options.fsdp = divided(division);
+      options.fsdp = divided(division);
       Trainer trainer(world, net, train::cross_entropy(), test::train_samples(113), options);
       const auto outcome = trainer.run();
       ASSERT_FALSE(outcome.best.empty());
@@ -229,12 +225,22 @@ TEST(DividedTraining, TwoModelsAreDividedApart) {
 TEST(DividedTraining, WhatBelongsToDdpIsRefusedByName) {
   spawn(2, [](World& world) {
     const auto refused = [&](const std::function<void(TrainerOptions&)>& change) {
+      TrainNet net;
       auto options = test::train_options({});
+      options.fsdp = divided(Division::Shared);
       change(options);
-      return message_of<ConfigError>([&] { trained(world, options, Division::Shared); });
+      static const auto samples = test::train_samples(40);
+      return message_of<ConfigError>(
+          [&] { Trainer(world, net, train::cross_entropy(), samples, options); });
     };
     EXPECT_THAT(refused([](auto& o) { o.zero = true; }), HasSubstr("fsdp together with zero"));
-    EXPECT_THAT(refused([](auto& o) { o.loader.lanes = 4; }), HasSubstr("lanes are Ddp's"));
+    EXPECT_THAT(refused([](auto& o) {
+                  o.loader.lanes = 4;
+                  o.fsdp->lanes = 2;
+                }),
+                HasSubstr("fsdp.lanes = 2 and loader.lanes = 4"));
+    EXPECT_THAT(refused([](auto& o) { o.fsdp->lanes = 2; }),
+                HasSubstr("fsdp.lanes = 2 and loader.lanes = 0"));
     EXPECT_THAT(refused([](auto& o) { o.ddp.unused = Unused::Error; }),
                 HasSubstr("options of Ddp, which it takes the place of"));
     EXPECT_THAT(refused([](auto& o) { o.ddp.hook = std::make_shared<CastHook>(at::kHalf); }),

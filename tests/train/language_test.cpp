@@ -14,6 +14,7 @@
 #include "lockstep/train/run.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
+#include "train/printed.h"
 
 namespace lockstep {
 namespace {
@@ -22,6 +23,7 @@ using nlohmann::json;
 using test::contents;
 using test::Folder;
 using test::message_of;
+using test::printed;
 using test::spawn_bare;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -68,19 +70,6 @@ RunConfig small_run(const std::string& data, const std::string& output) {
   config.checkpoint.resume = "latest";
   config.logging = {.logging_steps = 4, .output_dir = output};
   return config;
-}
-
-// What rank 0 printed.
-std::string printed(int ranks, const RunConfig& config) {
-  const Folder folder;
-  spawn_bare(ranks, [&](int rank) {
-    std::ostringstream out;
-    auto* const before = std::cout.rdbuf(out.rdbuf());
-    EXPECT_EQ(train::run(config), 0);
-    std::cout.rdbuf(before);
-    if (rank == 0) test::write(folder / "out", out.str());
-  });
-  return contents(folder / "out");
 }
 
 // The weights that Hugging Face's libraries would read.
@@ -158,8 +147,17 @@ TEST(LanguageRun, HasTheSameBitsDividedRecomputedAndWithLanesOnAnyRanks) {
                    c.parallel.fsdp.activation_checkpointing = true;
                  }),
             plain);
-  const auto lanes = [](auto& c) { c.parallel.lanes = 2; };
-  EXPECT_EQ(made(1, lanes), made(2, lanes));
+  const auto lanes = [](auto& c) {
+    c.parallel.lanes = 3;
+    c.training.gradient_accumulation_steps = 2;
+  };
+  const auto divided = [&](auto& c) {
+    lanes(c);
+    c.parallel.strategy = "fsdp";
+  };
+  const auto in_lanes = made(1, lanes);
+  EXPECT_EQ(made(2, lanes), in_lanes);
+  for (const int ranks : {2, 3}) EXPECT_EQ(made(ranks, divided), in_lanes);
 }
 
 TEST(LanguageRun, TargetsThatDoNotCountAreInNoMean) {

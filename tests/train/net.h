@@ -3,11 +3,14 @@
 
 #include <torch/torch.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/lockstep.h"
 #include "lockstep/train/trainer.h"
@@ -57,6 +60,24 @@ struct Features {
 };
 
 inline void PrintTo(const Features& features, std::ostream* out) { *out << features.text(); }
+
+// Whether an Fsdp divides the model, and how its ranks come to whole parameters.
+enum class Division { None, Shared, Gathered };
+
+inline std::optional<FsdpOptions> divided(Division division) {
+  if (division == Division::None) return std::nullopt;
+  return FsdpOptions{.min_num_params = 30, .share_memory = division == Division::Shared};
+}
+
+// Does something at the end of a step.
+struct AtStep : train::Callback {
+  AtStep(int64_t number, std::function<void()> what) : step(number), act(std::move(what)) {}
+  void on_step_end(const train::RunState& state, train::Requests&) override {
+    if (state.step == step) act();
+  }
+  int64_t step;
+  std::function<void()> act;
+};
 
 inline train::TrainerOptions train_options(const Features& features) {
   train::TrainerOptions options{.optimizer = train::adamw({.lr = 1e-2, .weight_decay = 0.1}),

@@ -139,10 +139,6 @@ TEST(Options, ThatDoNotGoTogetherAreRefusedOnAllRanks) {
     const auto expect = [&](const std::string& text, const std::function<void(Options&)>& change) {
       EXPECT_THAT(refusal(world, change), HasSubstr(text));
     };
-    expect("a lane is a micro-batch already", [](Options& o) {
-      o.loader.lanes = 2;
-      o.accumulation = 2;
-    });
     expect("sync_batch_norm together with lanes", [](Options& o) {
       o.loader.lanes = 2;
       o.sync_batch_norm = 0;

@@ -14,6 +14,7 @@
 namespace lockstep {
 namespace {
 
+using test::AtStep;
 using test::Features;
 using test::Folder;
 using test::message_of;
@@ -33,15 +34,6 @@ uint64_t hash_of(const TrainNet& net, const RunState& state) {
   }
   return test::chained(sum, static_cast<uint64_t>(state.step));
 }
-
-struct AtStep : train::Callback {
-  AtStep(int64_t number, std::function<void()> what) : step(number), act(std::move(what)) {}
-  void on_step_end(const RunState& state, train::Requests&) override {
-    if (state.step == step) act();
-  }
-  int64_t step;
-  std::function<void()> act;
-};
 
 train::TrainerOptions saving(const Features& features, const std::string& directory) {
   auto options = test::train_options(features);

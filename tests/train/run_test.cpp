@@ -17,6 +17,7 @@
 #include "support/spawn.h"
 #include "support/thrown.h"
 #include "train/net.h"
+#include "train/printed.h"
 
 namespace lockstep {
 namespace {
@@ -25,6 +26,7 @@ using nlohmann::json;
 using test::contents;
 using test::Folder;
 using test::message_of;
+using test::printed;
 using test::spawn_bare;
 using testing::AllOf;
 using testing::ElementsAre;
@@ -45,19 +47,6 @@ RunConfig small_run(const std::string& folder) {
   config.checkpoint.save_total_limit = 1;
   config.logging = {.logging_steps = 10, .output_dir = folder};
   return config;
-}
-
-// Runs on so many ranks; what rank 0 printed.
-std::string printed(int ranks, const RunConfig& config, const Registry& registry = {}) {
-  const Folder folder;
-  spawn_bare(ranks, [&](int rank) {
-    std::ostringstream out;
-    auto* const before = std::cout.rdbuf(out.rdbuf());
-    EXPECT_EQ(train::run(config, registry), 0);
-    std::cout.rdbuf(before);
-    if (rank == 0) test::write(folder / "out", out.str());
-  });
-  return contents(folder / "out");
 }
 
 std::vector<json> lines_of(const std::string& text) {

@@ -126,8 +126,9 @@ struct TrainerOptions {
   data::LoaderOptions loader = {};
   // Further stages instead of the Trainer's data, one after another.
   std::vector<Stage> stages = {};
-  // Micro-batches of a step. The gradient is that of the mean over all samples of the step,
-  // also where micro-batches differ in size, as at the end of an epoch, which may have fewer.
+  // Micro-batches of a step, of each rank or lane. The gradient is that of the mean over all
+  // samples of the step, also where micro-batches differ in size, as at the end of an epoch, which
+  // may have fewer.
   int64_t accumulation = 1;
   // Of what a batch's loss is the mean, when not of its samples: tokens without padding. Ranks may
   // then differ; one all_reduce of one number a step.
@@ -144,8 +145,9 @@ struct TrainerOptions {
   parallel::DdpOptions ddp = {};
   // An Fsdp in place of Ddp: parameters, gradients and the optimizer's state are divided. What
   // calls the model calls it, and the layers that are units, by lockstep::call(), as Model does.
-  // Micro-batches accumulate whole gradients on each rank (Fsdp::hold()). After the run the model's
-  // parameters have memory within calls only: Trainer::fsdp()->unshard() gives it.
+  // Micro-batches accumulate whole gradients on each rank (Fsdp::hold()). The lanes are the
+  // loader's. After the run the model's parameters have memory within calls only:
+  // Trainer::fsdp()->unshard() gives it.
   std::optional<parallel::FsdpOptions> fsdp = std::nullopt;
 
   Evaluation evaluation = {};

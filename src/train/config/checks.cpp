@@ -175,7 +175,7 @@ void Checks::fsdp() {
   const auto& parallel = config_.parallel;
   const auto& fsdp = parallel.fsdp;
   const std::string& policy = fsdp.auto_wrap_policy;
-  for (const char* name : {"lanes", "bucket_cap_mb", "unused", "zero", "hook"}) {
+  for (const char* name : {"bucket_cap_mb", "unused", "zero", "hook"}) {
     needs(std::string("parallel.") + name, false, "parallel.strategy: ddp, and that is fsdp");
   }
   const bool by_size = policy == "SIZE_BASED_WRAP";
