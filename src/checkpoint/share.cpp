@@ -177,7 +177,8 @@ Share share_of(const State& state, const Shard& rank) {
   for (const auto& piece : state.pieces) {
     if (piece.held == Held::InParts) {
       for (const auto& [box, values] : piece.parts) {
-        if (values.numel() > 0) add_box(share, piece, box, values);
+        // Of a tensor without elements at least its sizes.
+        if (values.numel() > 0 || elements(piece.sizes) == 0) add_box(share, piece, box, values);
       }
       continue;
     }

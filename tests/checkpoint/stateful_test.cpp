@@ -280,5 +280,31 @@ TEST(Stateful, WhatAHookKeepsIsEachRanksOwn) {
   });
 }
 
+// What a hook keeps of a parameter without elements is saved, too.
+TEST(Stateful, WhatAHookKeepsOfNothing) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    struct Net : torch::nn::Module {
+      Net() {
+        some = register_parameter("some", torch::ones({3}));
+        none = register_parameter("none", torch::ones({0, 4}));
+      }
+      at::Tensor some, none;
+    } net;
+    const auto hook =
+        std::make_shared<CastHook>(at::kBFloat16, CastOptions{.error_feedback = true});
+    Ddp ddp(net, world.group(), {.hook = hook});
+    (net.some.square().sum() * (1.1 + world.rank()) + net.none.sum()).backward();
+    Checkpointer checkpoints(world.group(), folder.path());
+    checkpoints.track("hook", stateful(*hook, world.group()));
+    const auto before = hook->state();
+    EXPECT_TRUE(before.contains("none"));
+    checkpoints.save(1);
+    checkpoints.restore_latest();
+    EXPECT_EQ(hook->state().size(), before.size());
+    EXPECT_TRUE(at::equal(hook->state().at("some"), before.at("some")));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test
