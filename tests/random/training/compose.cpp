@@ -1,5 +1,6 @@
 // From a seed to a program; which parts do not go together.
 #include <algorithm>
+#include <bit>
 #include <stdexcept>
 
 #include "random/training/features.h"
@@ -13,6 +14,14 @@ const FeatureKind& kind_of(std::string_view name) {
     throw std::invalid_argument("there is no feature " + std::string(name));
   }
   return *found;
+}
+
+// What a part decides by itself, by a seed; of lanes it is their number.
+uint64_t drawn_seed(const Program& program, std::string_view name, Random& random) {
+  const uint64_t seed = random.next();
+  if (name != "lanes") return seed % 1000;
+  const auto least = static_cast<uint64_t>(program.ranks);
+  return std::max(uint64_t{2} << seed % 3, std::bit_ceil(least));
 }
 
 // A pair that all ranks refuse, in place of what conflicts with it.
@@ -30,7 +39,9 @@ void add_refusal(Program& program, Random& random) {
     return std::ranges::count(names, name) > 0;
   };
   for (const auto& name : {pair.one, pair.other}) {
-    const Part part{name, random.next() % 1000};
+    Part part{name, drawn_seed(program, name, random)};
+    // With as many lanes as ranks each rank's steps are those without.
+    if (name == "lanes") part.seed = 8;
     if (is_in(optimizer_names(), name)) {
       program.optimizer = part;
     } else {
@@ -50,6 +61,7 @@ const std::vector<FeatureKind>& all_features() {
     add_communication_features(made);
     add_gradient_features(made);
     add_input_features(made);
+    add_lane_features(made);
     add_lifetime_features(made);
     add_optimizer_features(made);
     return made;
@@ -107,6 +119,15 @@ Program variant_of(const Program& program) {
   return other;
 }
 
+Program on_other_ranks(const Program& program) {
+  Program other = program;
+  Random random(program.seed + 23);
+  other.ranks = program.ranks > 1 ? 1 : static_cast<int>(random.between(2, program.lanes()));
+  other.ranks = std::min(other.ranks, 5);
+  place(other, other.ranks == 1 ? "solo" : random.pick({"shm", "tcp"}), random);
+  return other;
+}
+
 Program compose(uint64_t seed) {
   Random random(seed * 1000003 + 1);
   Program program{.seed = seed, .optimizer = {}, .layers = {}, .features = {}};
@@ -132,7 +153,7 @@ Program compose(uint64_t seed) {
   const double share = random.pick({0.1, 0.2, 0.35});
   for (const FeatureKind* kind : kinds) {
     const bool chosen = random.chance(kind->name == "bucket_bytes" ? 0.7 : share);
-    const auto part_seed = random.next() % 1000;
+    const auto part_seed = drawn_seed(program, kind->name, random);
     if (!chosen || !kind->applies(program) || conflicts_with(program, kind->name)) continue;
     program.features.push_back({kind->name, part_seed});
   }

@@ -62,7 +62,22 @@ const std::vector<Conflict>& conflicts() {
         {"ignore", "hook_top_k", {}, "ranks are not alike, which is what is compared"},
         {"ignore", "zero", {}, "ignored gradients are not alike"},
         {"local_sgd", "zero", {}, "gradients of ranks' own are not alike"},
+        {"lanes", "join", "a Ddp with lanes cannot be joined", {}},
+        {"lanes", "backward_twice", "a second backward() in lane", {}},
+        {"lanes", "sync_batch_norm", "SyncBatchNorm together with lanes", {}},
+        {"lanes", "averager", "gives other bits on another", {}},
+        {"lanes", "plateau", "give LaneMean::mean()", {}},
+        {"lanes", "tensor_hooks", {}, "each rank's hook is its own, and a lane has none"},
+        {"lanes", "ignore", {}, "a rank's own gradients are those of the lanes that it runs"},
+        {"resume", "join", {}, "ranks without a batch are in no such step"},
+        {"resume", "local_sgd", {}, "ranks are not alike on purpose"},
+        {"resume", "ignore", {}, "ranks are not alike on purpose"},
+        {"resume", "buffers", {}, "ranks are not alike on purpose"},
     };
+    for (const std::string averaging : {"reduce_dtype", "hook_all_reduce", "hook_cast",
+                                        "hook_power_sgd", "hook_top_k", "local_sgd"}) {
+      made.push_back({"lanes", averaging, "it averages over ranks, and with lanes", {}});
+    }
     // Hooks: one Ddp has one, and each belongs to one Ddp.
     const std::vector<std::string> hooks{"hook_all_reduce", "hook_cast", "hook_power_sgd",
                                          "hook_top_k", "local_sgd"};

@@ -42,6 +42,7 @@ void add_data_features(std::vector<FeatureKind>& kinds);
 void add_communication_features(std::vector<FeatureKind>& kinds);
 void add_gradient_features(std::vector<FeatureKind>& kinds);
 void add_input_features(std::vector<FeatureKind>& kinds);
+void add_lane_features(std::vector<FeatureKind>& kinds);
 void add_lifetime_features(std::vector<FeatureKind>& kinds);
 void add_optimizer_features(std::vector<FeatureKind>& kinds);
 

@@ -32,6 +32,8 @@ struct BufferModes : Feature {
   }
   void plan(Training& training) override {
     training.options.buffers = Random(seed).pick({Buffers::Average, Buffers::None});
+    // Which lanes a rank runs depends on the number of ranks.
+    if (training.program.lanes() > 0) training.options.buffers = Buffers::Average;
   }
   uint64_t seed;
 };

@@ -14,11 +14,11 @@ namespace {
 struct HeldBackwards : Feature {
   explicit HeldBackwards(const Part& part) : seed(part.seed) {}
   static bool applies(const Program&) { return true; }
-  void build(Training& training, Lane& lane, Net&) override {
+  void plan(Training& training) override {
     Random random(seed);
-    const auto count = random.between(2, 3);
+    const int count = static_cast<int>(random.between(2, 3));
     const bool equal = random.chance(0.5) || training.program.has_layer("sync_batch_norm");
-    lane.micros = static_cast<int>(equal ? count : 1 + lane.rank % count);
+    training.micros = [=](int part) { return equal ? count : 1 + part % count; };
   }
   uint64_t seed;
 };

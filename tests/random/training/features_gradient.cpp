@@ -103,7 +103,7 @@ struct Scaling : Feature {
   void begin(Training& training) override {
     Random random(seed);
     overflow_step = static_cast<int>(random.below(training.program.steps + 1));
-    overflow_lane = static_cast<int>(random.below(training.program.ranks));
+    overflow_lane = static_cast<int>(random.below(training.program.parts()));
     unscales = random.chance(0.5);
     for (size_t i = 0; i < training.lanes.size(); ++i) {
       scalers.push_back(std::make_unique<parallel::GradScaler>(

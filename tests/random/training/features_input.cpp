@@ -1,6 +1,8 @@
 // Where samples come from, and in what dtype they are computed.
 #include <torch/torch.h>
 
+#include <deque>
+#include <map>
 #include <optional>
 
 #include "lockstep/data/loader.h"
@@ -29,11 +31,15 @@ struct Loading : Feature {
     std::optional<data::Loader::Epoch::Iterator> at;
     int64_t epochs = 0, batches = 0;
     std::vector<data::Batch> samples;  // of the epoch, in one process
+    // With lanes, on a rank.
+    std::optional<data::Steps> steps;
+    std::optional<data::Steps::Iterator> step;
+    std::map<int, std::deque<Batch>> waiting;  // by lane
   };
 
   void begin(Training& training) override {
     Random random(seed);
-    const auto length = training.program.ranks * random.between(4, 6) + random.below(3);
+    const auto length = training.program.parts() * random.between(4, 6) + random.below(3);
     auto generator = at::detail::createCPUGenerator(seed);
     samples = std::make_unique<data::TensorDataset>(
         at::randn({length, kFeatures}, generator, at::kDouble),
@@ -54,6 +60,7 @@ struct Loading : Feature {
     data::LoaderOptions single = options;
     single.batch_size = 1;
     single.prefetch = single.workers = 0;
+    if (training.on_rank()) options.lanes = training.program.lanes();
     sources = std::vector<Source>(training.lanes.size());
     for (size_t i = 0; i < sources.size(); ++i) {
       const auto part = part_of(training, i);
@@ -66,6 +73,10 @@ struct Loading : Feature {
   void batch(Training& training, const Lane& lane, const Moment&, Batch& batch) override {
     const auto i = static_cast<size_t>(&lane - training.lanes.data());
     Source& source = sources[i];
+    if (training.on_rank() && options.lanes > 0) {
+      batch = next_of_lane(source, lane.rank);
+      return;
+    }
     if (training.on_rank()) {
       if (source.at) ++*source.at;
       if (!source.at || *source.at == std::default_sentinel) {
@@ -93,7 +104,29 @@ struct Loading : Feature {
   }
 
   static Shard part_of(const Training& training, size_t lane) {
-    return {training.lanes[lane].rank, training.program.ranks};
+    const Program& program = training.program;
+    return {training.lanes[lane].rank, training.on_rank() ? program.ranks : program.parts()};
+  }
+
+  // Lanes may take different numbers of batches in a step.
+  static Batch next_of_lane(Source& source, int lane) {
+    auto& own = source.waiting[lane];
+    if (own.empty()) {
+      if (source.step) ++*source.step;
+      if (!source.step || *source.step == std::default_sentinel) {
+        source.step.reset();
+        source.steps.emplace(source.loader->steps(source.epochs++));
+        source.step.emplace(source.steps->begin());
+      }
+      const data::Step step = **source.step;
+      for (int64_t each = step.lanes().begin; each < step.lanes().end; ++each) {
+        const data::Batch& made = step.batch(each);
+        source.waiting[static_cast<int>(each)].push_back({made.data, made.target});
+      }
+    }
+    const Batch batch = own.front();
+    own.pop_front();
+    return batch;
   }
 
   uint64_t seed;

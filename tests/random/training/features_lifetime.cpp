@@ -1,10 +1,15 @@
 // What is saved, loaded, taken down and put up again while a training goes on.
 #include <torch/torch.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <sstream>
+#include <stdexcept>
 
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/check_same.h"
+#include "lockstep/parallel/stateful.h"
 #include "random/training/features.h"
 
 namespace lockstep::test::training {
@@ -176,6 +181,62 @@ struct FrozenLater : Feature {
   uint64_t seed;
 };
 
+// Into a folder of its own. What is to be restored is spoilt before.
+struct Resumed : Feature {
+  explicit Resumed(const Part& part) : seed(part.seed) {}
+  static bool applies(const Program&) { return true; }
+  void after_step(Training& training) override {
+    Random random(seed);
+    if (training.alone || training.step != random.below(training.program.steps)) return;
+    CheckpointerOptions options;
+    options.async = random.chance(0.5);
+    const std::string folder = shared_folder(training.group);
+    {
+      const auto saving = tracking(training, folder, options);
+      saving->save(training.step);
+      saving->finish();
+    }
+    spoil(training.lanes[0]);
+    tracking(training, folder, options)->restore_latest();
+    training.group.barrier().wait();
+    if (training.group.rank() == 0) std::filesystem::remove_all(folder);
+  }
+  static std::string shared_folder(const Group& group) {
+    std::string folder = std::filesystem::temp_directory_path() / "lockstep-random-XXXXXX";
+    if (group.rank() == 0 && mkdtemp(folder.data()) == nullptr) {
+      throw std::runtime_error("mkdtemp " + folder);
+    }
+    return group.broadcast_bytes(folder, 0);
+  }
+  static std::unique_ptr<Checkpointer> tracking(Training& training, const std::string& folder,
+                                                const CheckpointerOptions& options) {
+    auto checkpoints = std::make_unique<Checkpointer>(training.group, folder, options);
+    for (auto& model : training.lanes[0].models) {
+      const std::string number = std::to_string(&model - training.lanes[0].models.data());
+      checkpoints->track("net" + number, *model.net);
+      if (model.zero != nullptr) {
+        checkpoints->track("optimizer" + number, *model.zero);
+      } else {
+        checkpoints->track("optimizer" + number, *model.optimizer);
+      }
+    }
+    if (const auto& hook = training.options.hook) {
+      checkpoints->track("hook", parallel::stateful(*hook, training.group));
+    }
+    return checkpoints;
+  }
+  static void spoil(Lane& lane) {
+    const at::NoGradGuard no_grad;
+    for (auto& model : lane.models) {
+      for (const auto& parameter : model.net->parameters()) parameter.fill_(0.5);
+      for (const auto& buffer : model.net->buffers()) buffer.fill_(3);
+      for (auto& group : model.optimizer->param_groups()) group.options().set_lr(77);
+      if (model.zero == nullptr) model.optimizer->state().clear();
+    }
+  }
+  uint64_t seed;
+};
+
 // A group of the same ranks, of its own.
 struct SplitGroup : Feature {
   explicit SplitGroup(const Part&) {}
@@ -214,6 +275,7 @@ void add_lifetime_features(std::vector<FeatureKind>& kinds) {
   kinds.push_back(feature<OptimizerBroadcast>("optimizer_broadcast", Splits::Yes));
   kinds.push_back(feature<CheckedSame>("check_same", Splits::Yes));
   kinds.push_back(feature<Reattached>("reattach", Splits::Yes));
+  kinds.push_back(feature<Resumed>("resume", Splits::Yes));
   kinds.push_back(feature<SplitGroup>("split_group", Splits::Yes));
   kinds.push_back(feature<Averaging>("averager", Splits::Yes));
 }

@@ -102,7 +102,8 @@ struct Evaluation : Feature {
         nets.push_back(lane->models[model].net.get());
         nets.back()->eval();
         batches.push_back({at::ones({2, kFeatures}, at::kDouble), {}});
-        moments.push_back({.lane = lane->rank, .lanes = 1, .step = 0, .micro = 0, .seed = 0});
+        const int part = training.program.lanes() > 0 ? 0 : lane->rank;
+        moments.push_back({.lane = part, .lanes = 1, .step = 0, .micro = 0, .seed = 0});
       }
       const auto outputs = Net::forward(nets, batches, moments);
       size_t i = 0;

@@ -7,8 +7,11 @@
 
 #include <chrono>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <set>
+#include <sstream>
 
 #include "random/training/features.h"
 #include "random/training/shrink.h"
@@ -61,14 +64,24 @@ struct Case {
   std::vector<Program> variants;
   std::vector<Outcome> outcomes;
 
+  // Of all ranks; with lanes they are alike, and do not depend on how many there are.
+  std::string bits_of(size_t variant) const {
+    const std::string& all = outcomes[variant].digest;
+    if (variants[variant].lanes() == 0) return all;
+    std::istringstream words(all);
+    std::set<std::string> each{std::istream_iterator<std::string>(words), {}};
+    return each.size() == 1 ? *each.begin() : all;
+  }
+
   std::string error() const {
     for (size_t i = 0; i < outcomes.size(); ++i) {
       if (!outcomes[i].good) return fmt::format("variant {}: {}", i, outcomes[i].error);
     }
     for (size_t i = 1; i < outcomes.size(); ++i) {
-      if (outcomes[i].digest != outcomes[0].digest) {
-        return fmt::format("variant {} ({}) and variant 0 ({}) differ in bits", i,
-                           variants[i].backend, variants[0].backend);
+      if (bits_of(i) != bits_of(0)) {
+        return fmt::format("variant {} ({} ranks, {}) and variant 0 ({} ranks, {}) differ in bits",
+                           i, variants[i].ranks, variants[i].backend, variants[0].ranks,
+                           variants[0].backend);
       }
     }
     return {};
@@ -78,6 +91,9 @@ struct Case {
 Case case_of(const Program& program) {
   Case made{.variants = {program}, .outcomes = {}};
   made.variants.push_back(variant_of(program));
+  if (program.lanes() > 0 && refusal_of(program).empty()) {
+    made.variants.push_back(on_other_ranks(program));
+  }
   made.outcomes.resize(made.variants.size());
   return made;
 }

@@ -52,6 +52,11 @@ const Part* Program::feature(std::string_view name) const {
 
 bool Program::has(std::string_view name) const { return feature(name) != nullptr; }
 
+int Program::lanes() const {
+  const Part* const part = feature("lanes");
+  return part == nullptr ? 0 : static_cast<int>(part->seed);
+}
+
 bool Program::has_layer(std::string_view prefix) const {
   return std::ranges::any_of(layers,
                              [&](const Part& layer) { return layer.name.starts_with(prefix); });

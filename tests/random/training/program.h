@@ -53,6 +53,10 @@ struct Program {
   std::vector<Part> features;
 
   bool has(std::string_view feature) const;
+  // Into how many lanes a step is cut; 0 without.
+  int lanes() const;
+  // Parts of the whole batch: lanes, or ranks.
+  int parts() const { return lanes() > 0 ? lanes() : ranks; }
   bool has_layer(std::string_view prefix) const;
   const Part* feature(std::string_view name) const;
   // One line, which parse() reads.
@@ -67,6 +71,8 @@ Program compose(uint64_t seed);
 
 // Another backend and other buckets for the same program.
 Program variant_of(const Program& program);
+// With lanes: the same program on one rank, or on several when it has one.
+Program on_other_ranks(const Program& program);
 
 // A world of this backend for so many ranks, and how its ranks are spread over hosts.
 void place(Program& program, std::string_view backend, Random& random);

@@ -30,7 +30,7 @@ Batch default_batch(const Program& program, const Moment& moment) {
 
 Batch whole_batch(const Program& program, Moment moment) {
   std::vector<at::Tensor> data, targets;
-  for (moment.lane = 0; moment.lane < program.ranks; ++moment.lane) {
+  for (moment.lane = 0; moment.lane < program.parts(); ++moment.lane) {
     const auto batch = default_batch(program, moment);
     data.push_back(batch.data);
     targets.push_back(batch.target);
@@ -79,14 +79,15 @@ void attach(Training& training, Model& model) {
   }
 }
 
-// Forwards of the model's lanes, and the sum of their losses.
+}  // namespace
+
 at::Tensor losses(Training& training, const std::vector<Lane*>& lanes, size_t model, int micro) {
   std::vector<Net*> nets;
   std::vector<Batch> batches;
   std::vector<Moment> moments;
   for (Lane* lane : lanes) {
     moments.push_back({.lane = lane->rank,
-                       .lanes = training.program.ranks,
+                       .lanes = training.program.parts(),
                        .step = training.step,
                        .micro = micro,
                        .seed = training.program.seed});
@@ -113,6 +114,8 @@ at::Tensor losses(Training& training, const std::vector<Lane*>& lanes, size_t mo
   }
   return sum;
 }
+
+namespace {
 
 void clear_gradients(Training& training) {
   for (auto& lane : training.lanes) {
@@ -163,14 +166,18 @@ namespace {
 void run_step(Training& training) {
   for (const auto& feature : training.features) feature->begin_step(training);
   clear_gradients(training);
+  if (training.on_rank() && training.program.lanes() > 0) {
+    run_lanes(training);
+    return rest_of_step(training);
+  }
   const auto active = training.active();
   int rounds = 0;
-  for (const Lane* lane : active) rounds = std::max(rounds, lane->micros);
+  for (const Lane* lane : active) rounds = std::max(rounds, training.micros(lane->rank));
   for (training.round = rounds; training.round-- > 0;) {
     const int round = training.round;
     std::vector<Lane*> taking;
     for (Lane* lane : active) {
-      if (lane->micros > round) taking.push_back(lane);
+      if (training.micros(lane->rank) > round) taking.push_back(lane);
     }
     for (int backward = 0; backward < training.backwards; ++backward) {
       for (int model = 0; model < training.models; ++model) {
@@ -267,7 +274,7 @@ std::vector<State> train(const Program& program, const Group& group, Who who) {
                     .lanes = {},
                     .features = make_features(program)};
   for (const auto& feature : training.features) feature->plan(training);
-  const int first = alone ? 0 : group.rank(), count = who == Who::AllRanks ? program.ranks : 1;
+  const int first = alone ? 0 : group.rank(), count = who == Who::AllRanks ? program.parts() : 1;
   for (int i = 0; i < count; ++i) training.lanes.push_back(make_lane(training, first + i));
   for (auto& lane : training.lanes) {
     for (auto& model : lane.models) attach(training, model);

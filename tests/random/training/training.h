@@ -3,6 +3,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -30,11 +31,10 @@ struct Model {
   std::unordered_map<const void*, at::Tensor> earlier;
 };
 
-// What belongs to one rank.
+// What belongs to one rank; where a step is cut into lanes, in one process to one of those.
 struct Lane {
-  int rank = 0;
+  int rank = 0;        // on a rank, while it computes one of its lanes: that lane's number
   int steps = 0;       // for which it has batches
-  int micros = 1;      // backwards of a step, all but the last under hold()
   bool active = true;  // has a batch in this step
   std::vector<Model> models;
   std::vector<double> losses;
@@ -62,6 +62,9 @@ struct Training {
   int model = 0;  // whose backward runs
   DdpOptions options;
   Rules rules;
+  // Backwards of a step in each round, of one part of the whole batch; all but the last under
+  // hold().
+  std::function<int(int part)> micros = [](int) { return 1; };
   std::vector<Lane> lanes;  // one on a rank
   std::vector<std::unique_ptr<Feature>> features;
 
@@ -117,6 +120,10 @@ enum class Who {
 };
 std::vector<State> train(const Program& program, const Group& group, Who who);
 
+// Forwards of the model's lanes, and the sum of their losses.
+at::Tensor losses(Training& training, const std::vector<Lane*>& lanes, size_t model, int micro);
+// A step's backwards on a rank that goes through several lanes.
+void run_lanes(Training& training);
 // What follows the backwards of a step.
 void rest_of_step(Training& training);
 

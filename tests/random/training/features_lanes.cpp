@@ -1,0 +1,61 @@
+// A step's batch in lanes: the same bits on any number of ranks.
+#include <torch/torch.h>
+
+#include "lockstep/parallel/lanes.h"
+#include "random/training/features.h"
+
+namespace lockstep::test::training {
+namespace {
+
+// The part's seed is the number of lanes.
+struct Lanes : Feature {
+  explicit Lanes(const Part&) {}
+  static bool applies(const Program& program) {
+    return program.lanes() == 0 || program.ranks <= program.lanes();
+  }
+  void plan(Training& training) override { training.options.lanes = training.program.lanes(); }
+};
+
+}  // namespace
+
+void run_lanes(Training& training) {
+  Lane& own = training.lanes[0];
+  auto& models = own.models;
+  const int rank = own.rank;
+  const size_t known = own.losses.size();
+  parallel::LaneMean mean(*models[0].ddp);
+  const StepKey key{.seed = training.program.seed, .step = training.step};
+  for (const lockstep::Lane lane : training.models == 1
+                                       ? models[0].ddp->lanes(key)
+                                       : models[0].ddp->lanes(key, *models[1].ddp)) {
+    own.rank = static_cast<int>(lane.index);
+    for (training.round = training.micros(own.rank); training.round-- > 0;) {
+      const int round = training.round;
+      for (int backward = 0; backward < training.backwards; ++backward) {
+        const bool is_last = round == 0 && backward + 1 == training.backwards;
+        for (int model = 0; model < training.models; ++model) {
+          training.model = model;
+          std::optional<parallel::Hold> hold;
+          if (!is_last) hold.emplace(models[static_cast<size_t>(model)].ddp->hold());
+          const auto loss = losses(training, {&own}, static_cast<size_t>(model),
+                                   round + 10 * backward + 50 * model);
+          bool done = false;
+          for (const auto& feature : training.features) {
+            done = done || feature->backward(training, loss);
+          }
+          if (!done) loss.backward();
+          mean.add(loss.detach().to(at::kDouble));
+        }
+      }
+    }
+  }
+  own.rank = rank;
+  own.losses.resize(known);
+  own.losses.push_back(mean.mean());
+}
+
+void add_lane_features(std::vector<FeatureKind>& kinds) {
+  kinds.push_back(feature<Lanes>("lanes", Splits::Yes));
+}
+
+}  // namespace lockstep::test::training
