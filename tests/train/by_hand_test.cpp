@@ -194,16 +194,27 @@ struct TorchSamples : torch::data::datasets::Dataset<TorchSamples> {
 };
 
 TEST(ByHandToo, OfADataSetOfTorchs) {
+  using namespace torch::data;
   spawn(2, [](World& world) {
-    const Features features{{"accumulation"}};
-    const at::Tensor expected = by_trainer(world, features);
-    seed_everything(1, world);
-    TrainNet net;
-    train::Trainer trainer(world, net, train::cross_entropy(), TorchSamples(),
-                           test::train_options(features));
-    trainer.run();
-    EXPECT_TRUE(at::equal(expected, flat(*net)));
+    for (const auto& features : {Features{{"accumulation"}}, Features{{"lanes", "clip"}}}) {
+      const at::Tensor expected = by_trainer(world, features);
+      const auto trained = [&](const train::DataSource& source) {
+        seed_everything(1, world);
+        TrainNet net;
+        train::Trainer(world, net, train::cross_entropy(), source, test::train_options(features))
+            .run();
+        return flat(*net);
+      };
+      EXPECT_TRUE(at::equal(trained(TorchSamples()), expected));
+      // As it is written for a loader of torch's.
+      EXPECT_TRUE(at::equal(trained(TorchSamples().map(transforms::Stack<>())), expected));
+      EXPECT_TRUE(at::equal(
+          trained(datasets::make_shared_dataset<TorchSamples>().map(transforms::Stack<>())),
+          expected));
+    }
   });
+  auto loader = decltype(make_data_loader(TorchSamples(), DataLoaderOptions())){};
+  static_assert(!std::constructible_from<train::DataSource, decltype(loader)>);
 }
 
 }  // namespace

@@ -55,7 +55,8 @@ uint64_t hash_of_optimizer(Trainer& trainer, const torch::nn::Module& net, const
     std::map<std::string, at::Tensor> pieces;
     const auto found = states.find(part.shard.unsafeGetTensorImpl());
     if (found != states.end()) {
-      for (const auto& piece : parallel::pieces_of(*found->second)) pieces[piece.name] = piece.tensor;
+      for (const auto& piece : parallel::pieces_of(*found->second))
+        pieces[piece.name] = piece.tensor;
     }
     for (const char* name : {"exp_avg", "exp_avg_sq", "momentum_buffer"}) {
       const at::Tensor whole = at::zeros({item.value().numel()});
@@ -101,8 +102,7 @@ TEST_P(DividedLanes, LeaveOneHashOnAnyNumberOfRanks) {
                      [&](World& world) { return trained_to_hash(world, options, division); });
   };
   // The norm of parts is added up in another order than that of whole gradients.
-  const uint64_t expected =
-      left(1, GetParam().has("clip") ? Division::Shared : Division::None);
+  const uint64_t expected = left(1, GetParam().has("clip") ? Division::Shared : Division::None);
   EXPECT_NE(expected, 0u);
   for (const int ranks : {1, 2, 3}) EXPECT_EQ(left(ranks, Division::Shared), expected) << ranks;
   for (const int ranks : {2, 3}) EXPECT_EQ(left(ranks, Division::Gathered), expected) << ranks;
@@ -116,14 +116,13 @@ TEST(DividedLanes, GoOnWithOtherNumbersOfRanksAtEveryResume) {
     int64_t until;  // the step at which it is killed
   };
   using enum Division;
-  const std::vector<Leg> legs = {{2, None, 5},    {3, Shared, 10}, {1, None, 11},
-                                 {2, Gathered, 16}, {4, Shared, 19}};
+  const std::vector<Leg> legs = {
+      {2, None, 5}, {3, Shared, 10}, {1, None, 11}, {2, Gathered, 16}, {4, Shared, 19}};
   const Folder folder;
   const auto leave = [&](World& world, const std::string& name, const Leg& leg) {
     auto options = test::train_options({{"lanes", "cosine", "fp16"}});
     options.epochs = 4;
-    options.saving = {
-        .directory = folder / name, .every_steps = 3, .keep_last = 2, .async = false};
+    options.saving = {.directory = folder / name, .every_steps = 3, .keep_last = 2, .async = false};
     options.callbacks = {std::make_shared<test::AtStep>(leg.until, [] { raise(SIGKILL); })};
     return trained_to_hash(world, options, leg.division);
   };

@@ -10,6 +10,14 @@
 
 namespace lockstep::train {
 
+// What torch::data::make_data_loader() gives.
+template <typename L>
+concept TorchLoader = requires(L& loader) {
+  loader.begin();
+  loader.end();
+  loader.options().batch_size;
+};
+
 // A handle to a data::Dataset, or to one of libtorch's as it is (lockstep/data/torch_dataset.h).
 class DataSource {
  public:
@@ -33,6 +41,10 @@ class DataSource {
   template <data::AnyTorchDataset D>
   DataSource(D set)  // NOLINT(google-explicit-constructor)
       : dataset_(data::from_torch(std::move(set))) {}
+  // A loader of torch's has chosen the order of the samples, and which rank has which, for the rest
+  // of the run: give its data set; TrainerOptions::loader has what its options say.
+  template <TorchLoader L>
+  DataSource(const std::unique_ptr<L>& loader) = delete;
 
   // Whether there is one.
   explicit operator bool() const { return dataset_ != nullptr; }
