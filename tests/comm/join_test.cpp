@@ -36,8 +36,8 @@ TEST_P(Joins, MakeGroupsOfAnyStore) {
   spawn_bare(ranks.count,
              [&](int rank) {
                setenv("GLOO_SOCKET_IFNAME", "lo", 1);
-               // One for both groups: the last FileStore of a path to be destroyed removes the file,
-               // which may be after another rank has begun to use it for the next group.
+               // One for both groups: the last FileStore of a path to be destroyed removes the
+               // file, which may be after another rank has begun to use it for the next group.
                const auto file = file_store(path, ranks.count);
                for (const char* name : {"first", "second"}) {
                  const auto store = c10::make_intrusive<::c10d::PrefixStore>(name, file);
