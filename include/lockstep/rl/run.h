@@ -17,6 +17,7 @@
 #include "lockstep/comm/world.h"
 #include "lockstep/rl/learner.h"
 #include "lockstep/rl/rollout.h"
+#include "lockstep/rl/scores.h"
 #include "lockstep/rl/warm_up.h"
 
 namespace lockstep::rl {
@@ -92,8 +93,8 @@ Course embedded_course(const RunOptions& options);
 
 // The results of one domain's test tasks after some stages.
 struct Cell {
-  std::vector<double> rewards;  // task by task, each task's trials together
-  double mean() const;          // of all trials; 0 where there is none
+  std::vector<EvaluatedTrial> trials;  // task by task, each task's trials together
+  double mean() const;                 // reward of all trials; 0 where there is none
 };
 
 // What has become of a run.

@@ -86,7 +86,7 @@ struct EvaluatedTrial {
 struct EvaluatedTask {
   std::string id;
   std::vector<std::string> gold = {};  // names of the tools that solve it
-  bool has_argument = false;           // the customer gives more than an id
+  bool has_argument = false;           // a call of the solution has more than one
   std::vector<EvaluatedTrial> trials = {};
 };
 

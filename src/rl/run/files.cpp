@@ -87,8 +87,8 @@ void append(const std::string& path, const std::string& text) {
 
 double Cell::mean() const {
   double sum = 0;
-  for (const double reward : rewards) sum += reward;
-  return rewards.empty() ? 0 : sum / static_cast<double>(rewards.size());
+  for (const auto& trial : trials) sum += trial.reward;
+  return trials.empty() ? 0 : sum / static_cast<double>(trials.size());
 }
 
 std::vector<std::vector<double>> RunResult::matrix() const {
@@ -153,47 +153,30 @@ std::string results_json(const RunResult& result, const std::vector<StagePlan>& 
   return dump(out, 1) + "\n";
 }
 
-std::map<std::string, double> figures_of(const RunResult& result) {
-  const auto r = result.matrix();
-  if (r.size() < 2 || r.back().size() + 1 != r.size()) return {};
-  const ContinualScores scores = continual_scores(r);
-  std::map<std::string, double> out{{"acc", scores.acc},
-                                    {"learning_accuracy", scores.learning_accuracy}};
-  if (scores.bwt) out["bwt"] = *scores.bwt;
-  if (scores.fwt) out["fwt"] = *scores.fwt;
-  if (scores.forgetting) out["forgetting"] = *scores.forgetting;
-  return out;
-}
-
-std::string metrics_json(const RunResult& result, const std::vector<StagePlan>& stages) {
-  const auto r = result.matrix();
-  Json matrix = Json::object();
-  for (const auto& [name, value] : figures_of(result)) matrix[name] = value;
-  Json gain = Json::object(), null_agent = Json::object();
-  double sum = 0;
-  for (size_t j = 0; j < stages.size(); ++j) {
-    if (j + 1 < r.size() && r[j + 1].size() == stages.size()) {
-      gain[stages[j].domain] = r[j + 1][j] - r[j][j];
-      sum += r[j + 1][j] / static_cast<double>(stages.size());
-    }
-    if (j < result.null_agent.size()) null_agent[stages[j].domain] = result.null_agent[j];
+std::string summary_text(const std::string& metrics) {
+  const Json json = Json::parse(metrics);
+  std::string out = fmt::format("{:<24}{:>10}{:>18}", "summary", "this run", "guides' own");
+  const auto line = [&](const char* name, const Json& ours, const Json& theirs) {
+    const auto text = [](const Json& value) {
+      return value.is_number() ? fmt::format("{:.3f}", value.get<double>()) : std::string("-");
+    };
+    out += fmt::format("\n{:<24}{:>10}{:>18}", name, text(ours), text(theirs));
+  };
+  const Json& matrix = json.at("matrix");
+  const Json& guides = json.at("guides");
+  const Json none = nullptr;
+  line("average accuracy", matrix.at("acc"), none);
+  line("backward transfer", matrix.at("bwt"), guides.at("backward_transfer"));
+  line("forward transfer", matrix.at("fwt"), guides.at("forward_transfer"));
+  line("forgetting", matrix.at("forgetting"), guides.at("average_forgetting"));
+  line("learning accuracy", matrix.at("learning_accuracy"), json.at("basic").at("average_reward"));
+  for (const auto& [k, value] : json.at("basic").at("pass_hat_k").items()) {
+    const auto& theirs = guides.at("pass_at_k");
+    line(fmt::format("pass^{}", k).c_str(), value, theirs.contains(k) ? theirs.at(k) : none);
   }
-  matrix["gain_per_stage"] = std::move(gain);
-  const bool whole = r.size() == stages.size() + 1 && r.back().size() == stages.size();
-  const Json out{{"basic",
-                  {{"average_reward", whole ? Json(sum) : Json(nullptr)},
-                   {"final_reward", whole ? Json(r.back().back()) : Json(nullptr)}}},
-                 {"matrix", std::move(matrix)},
-                 {"null_agent", std::move(null_agent)}};
-  return dump(out, 1) + "\n";
-}
-
-std::string summary_text(const RunResult& result) {
-  std::string out = "summary:";
-  for (const auto& [name, value] : figures_of(result)) {
-    out += fmt::format(" {} {:.3f}", name, value);
-  }
-  return out;
+  line("area under the curve", json.at("learning_efficiency").at("aulc_training"),
+       guides.at("aulc"));
+  return out + "\n(the guides' definitions are others: docs/three_domain_metrics.md)";
 }
 
 std::string matrix_text(const RunResult& result, const std::vector<StagePlan>& stages) {

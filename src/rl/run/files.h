@@ -33,15 +33,9 @@ std::string results_json(const RunResult& result, const std::vector<StagePlan>& 
                          const RunOptions& options, const RunState& state, const Seconds& seconds,
                          const std::map<std::string, std::string>& environment);
 
-// What continual_scores() makes of the matrix, once it is whole; what one domain alone does not
-// have is not there.
-std::map<std::string, double> figures_of(const RunResult& result);
-
-// metrics.json
-std::string metrics_json(const RunResult& result, const std::vector<StagePlan>& stages);
-
-// The matrix as lines of text, and what is said at the end.
+// The matrix as lines of text.
 std::string matrix_text(const RunResult& result, const std::vector<StagePlan>& stages);
-std::string summary_text(const RunResult& result);
+// What is said at the end, of the text of metrics.json: our figures, and the guides' beside them.
+std::string summary_text(const std::string& metrics);
 
 }  // namespace lockstep::rl

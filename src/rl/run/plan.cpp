@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -20,18 +21,34 @@ enum Purpose : uint64_t { kSample = 0x5A3, kEvaluation = 0xE7A, kOrder = 0x04D, 
 
 uint64_t as_unsigned(int64_t value) { return static_cast<uint64_t>(value); }
 
-// The n-th task of an endless walk over the pool, in a new order each time.
-const TaskKey& task_of(const std::vector<TaskKey>& pool, uint64_t seed, uint64_t stage,
-                       uint64_t number) {
-  const uint64_t pass = number / pool.size();
-  std::vector<size_t> order(pool.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  // The first pass in the order of the tasks, as the guides have it.
-  for (size_t i = order.size(); pass > 0 && i > 1; --i) {
-    std::swap(order[i - 1], order[counter(seed, kOrder, stage, pass, i) % i]);
+// An endless walk over the pool, in a new order each time.
+class Walk {
+ public:
+  Walk(const std::vector<TaskKey>& pool, uint64_t seed, uint64_t stage)
+      : pool_(&pool), seed_(seed), stage_(stage), order_(pool.size()) {}
+
+  // The n-th task. Cheap while n stays within one pass.
+  const TaskKey& operator[](uint64_t n) {
+    const uint64_t pass = n / pool_->size();
+    if (pass_ != pass) shuffle(pass);
+    return (*pool_)[order_[n % pool_->size()]];
   }
-  return pool[order[number % pool.size()]];
-}
+
+ private:
+  // The first pass in the order of the tasks, as the guides have it.
+  void shuffle(uint64_t pass) {
+    std::iota(order_.begin(), order_.end(), size_t{0});
+    for (size_t i = order_.size(); pass > 0 && i > 1; --i) {
+      std::swap(order_[i - 1], order_[counter(seed_, kOrder, stage_, pass, i) % i]);
+    }
+    pass_ = pass;
+  }
+
+  const std::vector<TaskKey>* pool_;
+  uint64_t seed_, stage_;
+  std::vector<size_t> order_;
+  uint64_t pass_ = std::numeric_limits<uint64_t>::max();  // no order yet
+};
 
 Json keys_json(const std::vector<TaskKey>& keys) {
   Json out = Json::array();
@@ -101,14 +118,14 @@ RolloutPlan plan_learning(const std::vector<StagePlan>& stages, const RunOptions
   RolloutPlan out{.group_size = options.group_size, .lanes = options.lanes};
   const auto seed = as_unsigned(options.seed), s = as_unsigned(unit.stage),
              it = as_unsigned(unit.number);
+  Walk walk(stages[s].learning, seed, s);
   for (int64_t j = 0; j < options.prompts; ++j) {
     const auto number = as_unsigned(unit.number * options.prompts + j);
     const auto prompt = as_unsigned(j);
-    const auto* pool = &stages[s].learning;
-    const TaskKey* task = &task_of(*pool, seed, s, number);
+    const TaskKey* task = &walk[number];
     if (s > 0 && unit_interval(counter(seed, kReplay, s, it, prompt, 0)) < options.replay) {
-      pool = &stages[counter(seed, kReplay, s, it, prompt, 1) % s].learning;
-      task = &(*pool)[counter(seed, kReplay, s, it, prompt, 2) % pool->size()];
+      const auto& pool = stages[counter(seed, kReplay, s, it, prompt, 1) % s].learning;
+      task = &pool[counter(seed, kReplay, s, it, prompt, 2) % pool.size()];
     }
     for (int64_t g = 0; g < options.group_size; ++g) {
       out.episodes.push_back({*task, counter(seed, kSample, s, it, prompt, as_unsigned(g))});

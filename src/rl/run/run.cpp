@@ -22,6 +22,7 @@
 #include "lockstep/train/run_report.h"
 #include "rl/run/files.h"
 #include "rl/run/plan.h"
+#include "rl/run/record.h"
 #include "rl/run/setup.h"
 #include "rl/run/state.h"
 
@@ -45,25 +46,6 @@ class Clock {
   const char* what_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
-
-// Mean reward of an agent whose lines are known.
-double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
-                const std::function<std::vector<std::string>(const Planned&)>& lines) {
-  double sum = 0;
-  for (const auto& planned : plan.episodes) {
-    const Arena& arena = course.arenas.at(planned.task.domain);
-    const auto environment = arena.domain->make();
-    const auto user = arena.make_user();
-    Episode episode(*environment, *user, limits);
-    episode.begin(planned.task, planned.key);
-    for (const auto& line : lines(planned)) {
-      if (!episode.over()) episode.agent_says(line);
-    }
-    episode.stop(End::AgentStop);
-    sum += episode.reward().value;
-  }
-  return plan.episodes.empty() ? 0 : sum / static_cast<double>(plan.episodes.size());
-}
 
 class Run {
  public:
@@ -220,6 +202,13 @@ class Run {
 
   void baselines() {
     const Clock clock(seconds_, "baselines");
+    std::string problem;
+    try {
+      if (world_.is_main()) gold_ = gold_of(course_, stages_);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    agree_on(group_, problem);
     for (size_t j = 0; j < stages_.size(); ++j) {
       const auto plan = plan_evaluation(stages_, options_, static_cast<int64_t>(j));
       result_.null_agent.push_back(
@@ -244,7 +233,10 @@ class Run {
       const Clock clock(seconds_, "rollout");
       rollout = play(plan, options_.temperature, options_.top_p);
     }
-    CurvePoint point{.stage = unit.stage, .iteration = unit.number};
+    CurvePoint point{
+        .stage = unit.stage,
+        .iteration = unit.number,
+        .own_reward = reward_on(rollout, plan, stages_[static_cast<size_t>(unit.stage)].domain)};
     {
       const Clock clock(seconds_, "update");
       point.learnt = learner_->learn(rollout, state_.iterations);
@@ -263,8 +255,7 @@ class Run {
     const Clock clock(seconds_, "evaluation");
     const auto plan = plan_evaluation(stages_, options_, unit.number);
     const auto rollout = play(plan, options_.eval_temperature, 1);
-    Cell cell;
-    for (const auto& outcome : rollout.outcomes) cell.rewards.push_back(outcome.reward);
+    Cell cell = cell_of(rollout, group_);
     const auto row = static_cast<size_t>(unit.stage);
     state_.rows.resize(std::max(state_.rows.size(), row + 1));
     state_.rows[row].push_back(std::move(cell));
@@ -395,7 +386,9 @@ class Run {
     environment["world"] = world_.describe();
     write_whole(options_.output_dir, "results.json",
                 results_json(result_, stages_, options_, state_, seconds_, environment));
-    write_whole(options_.output_dir, "metrics.json", metrics_json(result_, stages_));
+    if (stages_done(stages_, state_) == 0) return;
+    metrics_ = metrics_json(record_of(stages_, options_, state_, result_, gold_));
+    write_whole(options_.output_dir, "metrics.json", metrics_);
   }
 
   void finish() {
@@ -410,7 +403,7 @@ class Run {
       say("saved after {} iterations; --resume goes on", state_.iterations);
       return;
     }
-    say("{}", summary_text(result_));
+    if (!metrics_.empty()) say("{}", summary_text(metrics_));
     say("parameters {:016x}", result_.fingerprint);
   }
 
@@ -422,6 +415,8 @@ class Run {
   std::vector<Unit> units_;
   RunState state_;
   RunResult result_;
+  GoldCalls gold_;       // on rank 0
+  std::string metrics_;  // metrics.json, on rank 0
   Seconds seconds_;
   models::Transformer net_{nullptr};
   std::optional<text::Tokenizer> tokenizer_;

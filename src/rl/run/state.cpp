@@ -7,23 +7,47 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+std::string as_line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Json array_of(const EvaluatedTrial& trial) {
+  return {trial.reward, trial.told, trial.calls, trial.good_calls, trial.called};
+}
+
+EvaluatedTrial trial_of(const Json& array) {
+  return {.reward = array.at(0),
+          .called = array.at(4).get<std::vector<std::string>>(),
+          .calls = array.at(2),
+          .good_calls = array.at(3),
+          .told = array.at(1)};
+}
+
 }  // namespace
+
+std::string to_json(const EvaluatedTrial& trial) { return as_line(array_of(trial)); }
+
+EvaluatedTrial trial_from_json(const std::string& text) { return trial_of(Json::parse(text)); }
 
 std::string RunState::to_json() const {
   Json out{{"position", position},  {"iterations", iterations}, {"log_lines", log_lines},
            {"rows", Json::array()}, {"curve", Json::array()},   {"ends", ends}};
   for (const auto& row : rows) {
     Json cells = Json::array();
-    for (const auto& cell : row) cells.push_back(cell.rewards);
+    for (const auto& cell : row) {
+      Json trials = Json::array();
+      for (const auto& trial : cell.trials) trials.push_back(array_of(trial));
+      cells.push_back(std::move(trials));
+    }
     out["rows"].push_back(std::move(cells));
   }
   for (const auto& point : curve) {
     const Learnt& l = point.learnt;
     out["curve"].push_back({point.stage, point.iteration, l.reward, l.equal_share, l.kept, l.tokens,
                             l.updated, l.kl, l.entropy, l.clipped_low, l.clipped_high,
-                            l.gradient_norm});
+                            l.gradient_norm, point.own_reward});
   }
-  return out.dump();
+  return as_line(out);
 }
 
 RunState RunState::from_json(const std::string& text) {
@@ -34,11 +58,15 @@ RunState RunState::from_json(const std::string& text) {
   in.at("ends").get_to(out.ends);
   for (const auto& row : in.at("rows")) {
     out.rows.emplace_back();
-    for (const auto& cell : row) out.rows.back().push_back({cell.get<std::vector<double>>()});
+    for (const auto& cell : row) {
+      auto& trials = out.rows.back().emplace_back().trials;
+      for (const auto& trial : cell) trials.push_back(trial_of(trial));
+    }
   }
   for (const auto& p : in.at("curve")) {
     out.curve.push_back({p[0],
                          p[1],
+                         p[12],
                          {.reward = p[2],
                           .equal_share = p[3],
                           .kept = p[4],

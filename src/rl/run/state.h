@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "lockstep/rl/run.h"
+#include "lockstep/rl/scores.h"
 
 namespace lockstep::rl {
 
 // One iteration, as curves show it. Without times, which differ from rank to rank.
 struct CurvePoint {
   int64_t stage = 0, iteration = 0;
+  double own_reward = 0;  // on the stage's own tasks, without those that are replayed
   Learnt learnt;
 };
 
@@ -27,5 +29,9 @@ struct RunState {
   std::string to_json() const;
   static RunState from_json(const std::string& text);
 };
+
+// A trial as one line of text.
+std::string to_json(const EvaluatedTrial& trial);
+EvaluatedTrial trial_from_json(const std::string& text);
 
 }  // namespace lockstep::rl

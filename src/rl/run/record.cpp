@@ -1,0 +1,169 @@
+#include "rl/run/record.h"
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/rl/episode.h"
+
+namespace lockstep::rl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Parts of rewards that say whether the customer was told what he had to be told: the embedded
+// domains' and tau2's.
+constexpr const char* kTold[] = {"told", "COMMUNICATE"};
+
+bool is_of_agent(const Message& message) { return message.role == Role::Assistant; }
+
+EvaluatedTrial trial_of(const Played& played) {
+  EvaluatedTrial out{.reward = played.reward.value};
+  for (const auto& message : played.log) {
+    // A malformed one was meant as a call.
+    if (is_of_agent(message) && message.error) ++out.calls;
+    if (is_of_agent(message)) {
+      for (const auto& call : message.calls) out.called.push_back(call.name);
+      out.calls += static_cast<int64_t>(message.calls.size());
+    }
+    const bool answers = message.role == Role::Tool && !message.call_id.empty();
+    if (answers && message.by == Party::Agent && !message.error) ++out.good_calls;
+  }
+  for (const char* name : kTold) {
+    const auto part = played.reward.parts.find(name);
+    out.told = out.told || (part != played.reward.parts.end() && part->second >= 1);
+  }
+  return out;
+}
+
+std::vector<std::string> names_of_agents(const std::vector<ToolCall>& calls) {
+  std::vector<std::string> out;
+  for (const auto& call : calls) {
+    if (call.by == Party::Agent) out.push_back(call.name);
+  }
+  return out;
+}
+
+bool has_argument(const std::vector<ToolCall>& calls) {
+  return std::any_of(calls.begin(), calls.end(), [](const ToolCall& call) {
+    const auto arguments = Json::parse(call.arguments, nullptr, false);
+    return call.by == Party::Agent && arguments.is_object() && arguments.size() > 1;
+  });
+}
+
+std::map<std::string, double> by_domain(const std::vector<StagePlan>& stages, size_t count,
+                                        const std::vector<double>& values) {
+  std::map<std::string, double> out;
+  for (size_t j = 0; j < std::min(count, values.size()); ++j) out[stages[j].domain] = values[j];
+  return out;
+}
+
+}  // namespace
+
+double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
+                const std::function<std::vector<std::string>(const Planned&)>& lines) {
+  double sum = 0;
+  for (const auto& planned : plan.episodes) {
+    const Arena& arena = course.arenas.at(planned.task.domain);
+    const auto environment = arena.domain->make();
+    const auto user = arena.make_user();
+    Episode episode(*environment, *user, limits);
+    episode.begin(planned.task, planned.key);
+    for (const auto& line : lines(planned)) {
+      if (!episode.over()) episode.agent_says(line);
+    }
+    episode.stop(End::AgentStop);
+    sum += episode.reward().value;
+  }
+  return plan.episodes.empty() ? 0 : sum / static_cast<double>(plan.episodes.size());
+}
+
+GoldCalls gold_of(const Course& course, const std::vector<StagePlan>& stages) {
+  GoldCalls out;
+  for (const auto& stage : stages) {
+    const auto& domain = *course.arenas.at(stage.domain).domain;
+    for (const auto& key : stage.learning) out[key] = domain.gold_calls(key);
+    for (const auto& key : stage.evaluation) out[key] = domain.gold_calls(key);
+  }
+  return out;
+}
+
+Cell cell_of(const Rollout& rollout, const comm::Group& group) {
+  Json mine = Json::array();
+  for (size_t lane = 0; lane < rollout.numbers.size(); ++lane) {
+    for (size_t i = 0; i < rollout.numbers[lane].size(); ++i) {
+      mine.push_back({rollout.numbers[lane][i], to_json(trial_of(rollout.episodes[lane][i]))});
+    }
+  }
+  Cell out;
+  out.trials.resize(rollout.outcomes.size());
+  const std::string text = mine.dump(-1, ' ', false, Json::error_handler_t::replace);
+  for (const auto& of_rank : group.all_gather_bytes(text, {.label = "trials"})) {
+    for (const auto& one : Json::parse(of_rank)) {
+      out.trials.at(one[0].get<size_t>()) = trial_from_json(one[1].get<std::string>());
+    }
+  }
+  return out;
+}
+
+double reward_on(const Rollout& rollout, const RolloutPlan& plan, const std::string& domain) {
+  double sum = 0, count = 0;
+  for (size_t i = 0; i < plan.episodes.size(); ++i) {
+    if (plan.episodes[i].task.domain != domain) continue;
+    sum += rollout.outcomes[i].reward;
+    ++count;
+  }
+  return count == 0 ? 0 : sum / count;
+}
+
+size_t stages_done(const std::vector<StagePlan>& stages, const RunState& state) {
+  size_t whole = 0;
+  while (whole < state.rows.size() && state.rows[whole].size() == stages.size()) ++whole;
+  return whole == 0 ? 0 : whole - 1;
+}
+
+RunRecord record_of(const std::vector<StagePlan>& stages, const RunOptions& options,
+                    const RunState& state, const RunResult& result, const GoldCalls& gold) {
+  const size_t done = stages_done(stages, state);
+  RunRecord out{.retention_tasks = options.retention_tasks > 0
+                                       ? options.retention_tasks
+                                       : std::numeric_limits<int64_t>::max(),
+                .seed = static_cast<uint64_t>(options.seed)};
+  for (size_t s = 0; s < done; ++s) {
+    StageRecord stage{.stage_id = stages[s].id, .domain = stages[s].domain};
+    for (const auto& point : state.curve) {
+      if (point.stage == static_cast<int64_t>(s)) stage.curve.push_back(point.own_reward);
+    }
+    stage.episodes =
+        static_cast<int64_t>(stage.curve.size()) * options.prompts * options.group_size;
+    for (const auto& key : stages[s].learning) {
+      const auto names = names_of_agents(gold.at(key));
+      stage.training_tools.insert({names.begin(), names.end()});
+    }
+    out.stages.push_back(std::move(stage));
+  }
+  const auto trials = static_cast<size_t>(options.eval_trials);
+  for (size_t i = 0; i <= done; ++i) {
+    out.cells.emplace_back();
+    for (size_t j = 0; j < done; ++j) {
+      auto& tasks = out.cells.back().emplace_back();
+      const auto& all = state.rows[i][j].trials;
+      for (size_t k = 0; k < stages[j].evaluation.size(); ++k) {
+        const auto& key = stages[j].evaluation[k];
+        const auto first = all.begin() + static_cast<std::ptrdiff_t>(k * trials);
+        tasks.push_back({.id = key.id,
+                         .gold = names_of_agents(gold.at(key)),
+                         .has_argument = has_argument(gold.at(key)),
+                         .trials = {first, first + static_cast<std::ptrdiff_t>(trials)}});
+      }
+    }
+  }
+  out.baselines["null"] = by_domain(stages, done, result.null_agent);
+  if (!result.oracle.empty()) out.baselines["oracle"] = by_domain(stages, done, result.oracle);
+  std::vector<double> warm;
+  for (const auto& cell : state.rows.front()) warm.push_back(cell.mean());
+  out.baselines["warm_up"] = by_domain(stages, done, warm);
+  return out;
+}
+
+}  // namespace lockstep::rl

@@ -1,0 +1,40 @@
+// What a run measured, in the form that metrics.json is made of.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/rl/run.h"
+#include "lockstep/rl/scores.h"
+#include "rl/run/plan.h"
+#include "rl/run/state.h"
+
+namespace lockstep::rl {
+
+// Mean reward of an agent whose lines are known.
+double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
+                const std::function<std::vector<std::string>(const Planned&)>& lines);
+
+// The calls that solve each task of all stages.
+using GoldCalls = std::map<TaskKey, std::vector<ToolCall>>;
+
+// Asks the domains. Throws EnvironmentError when one of them has died.
+GoldCalls gold_of(const Course& course, const std::vector<StagePlan>& stages);
+
+// The episodes of an evaluation, by their number, on every rank. Every rank calls it.
+Cell cell_of(const Rollout& rollout, const comm::Group& group);
+
+// The share of reward on tasks of one domain.
+double reward_on(const Rollout& rollout, const RolloutPlan& plan, const std::string& domain);
+
+// As if the course had only the stages that are over, of which there has to be one.
+RunRecord record_of(const std::vector<StagePlan>& stages, const RunOptions& options,
+                    const RunState& state, const RunResult& result, const GoldCalls& gold);
+
+// How many stages are over: learnt, and all domains measured after them.
+size_t stages_done(const std::vector<StagePlan>& stages, const RunState& state);
+
+}  // namespace lockstep::rl
