@@ -24,12 +24,15 @@ using rl::TaskKey;
 
 // How many more worlds may begin before this process is killed.
 inline std::atomic<int> worlds_left = -1;
+// Whether each world dies as soon as it begins.
+inline bool worlds_die = false;
 
 // Hands over a ticket; who answers with an even number of bytes earns 1.
 class EvenWorld : public rl::Environment {
  public:
   Scene reset(const TaskKey& key, uint64_t) override {
     if (worlds_left >= 0 && worlds_left-- == 0) raise(SIGKILL);
+    if (worlds_die) throw rl::EnvironmentError("[test] its last words");
     return {.task = key, .ticket = "task " + key.id};
   }
   Message call(const rl::ToolCall&) override { return {.role = rl::Role::Tool, .error = true}; }

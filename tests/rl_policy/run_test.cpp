@@ -87,6 +87,80 @@ TEST(ContinualRun, MeasuresWhatIsInItsTrajectories) {
   EXPECT_GT(net->options.layers, 0);
 }
 
+// A folder of transformers with a model that can end its messages.
+void make_model(const std::string& folder) {
+  spawn(1, [&](World& world) {
+    const auto made = rl::warm_up(world, course().demonstrate, course().text, course().arenas,
+                                  {.steps = 12,
+                                   .batch = 3,
+                                   .lanes = 4,
+                                   .corpus = 20,
+                                   .model = {.layers = 1,
+                                             .hidden = 32,
+                                             .feed_forward = 32,
+                                             .heads = 2,
+                                             .kv_heads = 1,
+                                             .head_dim = 16,
+                                             .max_length = 512}});
+    models::save_transformer(made.net, folder);
+    made.tokenizer.save(folder + "/tokenizer.json");
+  });
+}
+
+RunOptions with_model(const std::string& model, const std::string& folder) {
+  auto o = options(folder);
+  o.model = model;
+  o.chat_format = "compact";
+  o.context = 512;
+  return o;
+}
+
+TEST(ContinualRun, TrainsTheModelOfAFolder) {
+  const Folder folder;
+  // Where transformers keeps what it has downloaded.
+  const std::string kept = folder / "hub/models--some--model";
+  fs::create_directories(kept + "/refs");
+  fs::create_directories(kept + "/snapshots");
+  write(kept + "/refs/main", "a1b2");
+  make_model(kept + "/snapshots/a1b2");
+  const Left one = left_by_ranks(1, with_model(kept + "/snapshots/a1b2", folder / "1"));
+  EXPECT_THAT(one.trajectories, HasSubstr("\"reward\":1.0"));
+  EXPECT_THAT(one.trajectories, HasSubstr("\"reward\":0.0"));
+  setenv("HF_HUB_CACHE", (folder / "hub").c_str(), 1);
+  Left three = left_by_ranks(3, with_model("some/model", folder / "3"));
+  unsetenv("HF_HUB_CACHE");
+  EXPECT_EQ(three, one);
+}
+
+TEST(ContinualRun, PlaysTasksOfTau2) {
+  const Folder folder;
+  make_model(folder / "model");
+  auto o = with_model(folder / "model", folder / "run");
+  o.env = "tau2";
+  o.order = {"airline", "retail"};
+  spawn(2, [&](World& world) {
+    rl::run_continual(world,
+                      rl::tau2_course(o, {.command = {"python3", LOCKSTEP_SOURCE_DIR
+                                                      "/tests/rl_env/tau2_fake.py"}}),
+                      o);
+  });
+  const auto metrics = Json::parse(contents(folder / "run/metrics.json"));
+  EXPECT_EQ(metrics.at("matrix").at("columns"), (Json{"airline", "retail"}));
+  EXPECT_EQ(metrics.at("baselines").at("null").at("retail"), 1);  // that of an idle agent, there
+  EXPECT_THAT(contents(folder / "run/trajectories.jsonl"), HasSubstr("Reason for call: help"));
+}
+
+TEST(ContinualRun, EndsWhenItsEnvironmentsDie) {
+  const Folder folder;
+  make_model(folder / "model");
+  spawn(2, [&](World& world) {
+    worlds_die = world.rank() == 1;
+    const auto o = with_model(folder / "model", folder / "run");
+    EXPECT_THAT(message_of<Error>([&] { rl::run_continual(world, course(), o); }),
+                HasSubstr("of 6 episodes died, at last: [test] its last words"));
+  });
+}
+
 TEST(ContinualRun, HasOtherWaysToLearn) {
   const Folder folder;
   auto o = options(folder / "imitates");
@@ -139,10 +213,14 @@ TEST(ContinualRun, RefusesImpossibleOptions) {
     EXPECT_THAT(said([](RunOptions& x) { x.order = {"moon"}; }),
                 HasSubstr("--order names the domain moon; there are again, even"));
     EXPECT_THAT(said([](RunOptions& x) { x.order = {"even", "even"}; }), HasSubstr("twice"));
+    EXPECT_THAT(said([](RunOptions& x) { x.env = "tau2"; }), HasSubstr("needs --model"));
+    EXPECT_THAT(said([](RunOptions& x) { x.model = "no/model"; }),
+                HasSubstr("--model no/model is neither a folder nor a name in"));
     EXPECT_THAT(said([](RunOptions& x) { x.replay = 1; }), HasSubstr("--replay 1"));
     EXPECT_THAT(said([](RunOptions& x) { x.temperature = 0; }), HasSubstr("--temperature"));
     EXPECT_THAT(said([](RunOptions& x) { x.output_dir = "/proc/no"; }), HasSubstr("--output-dir"));
   });
+  EXPECT_FALSE(fs::exists(folder / "run"));
 }
 
 }  // namespace

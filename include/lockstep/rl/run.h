@@ -18,13 +18,15 @@
 #include "lockstep/rl/learner.h"
 #include "lockstep/rl/rollout.h"
 #include "lockstep/rl/scores.h"
+#include "lockstep/rl/tau2.h"
 #include "lockstep/rl/warm_up.h"
 
 namespace lockstep::rl {
 
 // All of a run. Named as the flags of three_domain are, docs/three_domain.md. Alike on all ranks.
 struct RunOptions {
-  std::string model = "";  // a folder of transformers with a Qwen 3; empty: the tiny one
+  std::string model = "";        // as model_folder() takes it, a Qwen 3; empty: the tiny one
+  std::string env = "embedded";  // or "tau2", which needs a model
   std::vector<std::string> order = {"airline", "retail", "telecom"};
   int64_t tasks_per_domain = 1024;
   double learning_ratio = 0.6;
@@ -96,6 +98,15 @@ struct Cell {
   std::vector<EvaluatedTrial> trials;  // task by task, each task's trials together
   double mean() const;                 // reward of all trials; 0 where there is none
 };
+
+// tau2-bench's domains of the order, with users that read their tasks aloud: a process of Python
+// for each rank. Throws ConfigError for other domains.
+Course tau2_course(const RunOptions& options, const Tau2Options& process = {});
+
+// The folder of a model: `model` itself, or, for a name such as "Qwen/Qwen3-0.6B", where
+// transformers has downloaded it to ($HF_HUB_CACHE, $HF_HOME/hub or ~/.cache/huggingface/hub).
+// Throws ConfigError when there is neither.
+std::string model_folder(const std::string& model);
 
 // What has become of a run.
 struct RunResult {

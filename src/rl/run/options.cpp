@@ -55,6 +55,7 @@ std::map<std::string, std::string> RunOptions::as_text() const {
     out[name] = fmt::format("{}", value);
   };
   put("model", model);
+  put("env", env);
   out["order"] = fmt::format("{}", fmt::join(order, ","));
   put("tasks-per-domain", tasks_per_domain);
   put("learning-ratio", learning_ratio);
@@ -100,6 +101,9 @@ void RunOptions::check() const {
   const auto above = [&](const char* flag, double value, double least) {
     need(value >= least, fmt::format("--{} {} has to be {} or more", flag, value, least));
   };
+  need(env == "embedded" || env == "tau2", fmt::format("--env {} has to be embedded or tau2", env));
+  need(env != "tau2" || !model.empty(),
+       "--env tau2 needs --model: its policies and tools are more than a tiny model can read");
   above("tasks-per-domain", static_cast<double>(tasks_per_domain), 2);
   need(learning_ratio > 0 && learning_ratio < 1,
        fmt::format("--learning-ratio {} has to lie between 0 and 1", learning_ratio));

@@ -1,9 +1,12 @@
 #include "rl/run/record.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/core/error.h"
 #include "lockstep/rl/episode.h"
 
 namespace lockstep::rl {
@@ -76,6 +79,20 @@ double scripted(const Course& course, const RolloutPlan& plan, const Limits& lim
     sum += episode.reward().value;
   }
   return plan.episodes.empty() ? 0 : sum / static_cast<double>(plan.episodes.size());
+}
+
+void check_environments(const Rollout& rollout, const std::string& why, const comm::Group& group) {
+  const auto died = std::count_if(
+      rollout.outcomes.begin(), rollout.outcomes.end(),
+      [](const Outcome& outcome) { return outcome.end == static_cast<double>(End::EnvError); });
+  const auto count = static_cast<int64_t>(rollout.outcomes.size());
+  if (died * 5 <= count) return;
+  for (const auto& of_rank : group.all_gather_bytes(why, {.label = "environments"})) {
+    if (of_rank.empty()) continue;
+    throw Error(
+        fmt::format("[three_domain] the environments of {} of {} episodes died, at last: {}", died,
+                    count, of_rank));
+  }
 }
 
 GoldCalls gold_of(const Course& course, const std::vector<StagePlan>& stages) {

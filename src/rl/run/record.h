@@ -18,6 +18,10 @@ namespace lockstep::rl {
 double scripted(const Course& course, const RolloutPlan& plan, const Limits& limits,
                 const std::function<std::vector<std::string>(const Planned&)>& lines);
 
+// Some environments may die; where more than a fifth do, what is measured is not the agent. `why`:
+// the last words of one of this rank's. Throws Error on all ranks; every rank calls it.
+void check_environments(const Rollout& rollout, const std::string& why, const comm::Group& group);
+
 // The calls that solve each task of all stages.
 using GoldCalls = std::map<TaskKey, std::vector<ToolCall>>;
 

@@ -56,6 +56,7 @@ class Run {
     stages_ = plan_stages(course_, options_);
     units_ = plan_units(stages_);
     state_.ends.assign(stages_.size(), std::vector<int64_t>(16, 0));
+    model_folder_ = find_model(group_, options_.model);
     prepare_directory(group_, options_);
   }
 
@@ -129,8 +130,8 @@ class Run {
     if (!options_.model.empty()) {
       std::string problem;
       try {
-        net_ = models::load_transformer(options_.model);
-        tokenizer_ = text::Tokenizer::from_file(options_.model);
+        net_ = models::load_transformer(model_folder_);
+        tokenizer_ = text::Tokenizer::from_file(model_folder_);
       } catch (const std::exception& error) {
         problem = error.what();
       }
@@ -220,10 +221,17 @@ class Run {
   }
 
   Rollout play(const RolloutPlan& plan, double temperature, double top_p) {
-    return run_rollout(plan, group_, [&](const std::vector<Planned>& episodes) {
-      return roll_out(net_, *tokenizer_, course_.text, course_.arenas, episodes,
-                      {.limits = limits(), .temperature = temperature, .top_p = top_p});
+    std::string why;  // an environment died, the last time
+    auto out = run_rollout(plan, group_, [&](const std::vector<Planned>& episodes) {
+      auto played = roll_out(net_, *tokenizer_, course_.text, course_.arenas, episodes,
+                             {.limits = limits(), .temperature = temperature, .top_p = top_p});
+      for (const auto& one : played) {
+        if (one.end == End::EnvError) why = one.reward.note;
+      }
+      return played;
     });
+    check_environments(out, why, group_);
+    return out;
   }
 
   void learn(const Unit& unit) {
@@ -411,6 +419,7 @@ class Run {
   const comm::Group& group_;
   const Course& course_;
   RunOptions options_;
+  std::string model_folder_;  // empty: a tiny one is made
   std::vector<StagePlan> stages_;
   std::vector<Unit> units_;
   RunState state_;

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "rl/run/files.h"
 
@@ -66,6 +67,38 @@ void write_whole(const std::string& folder, const std::string& name, const std::
   fs::remove(aside);
   append(aside, text);
   fs::rename(aside, folder + "/" + name);
+}
+
+std::string model_folder(const std::string& model) {
+  if (fs::is_directory(model)) return model;
+  std::string hub = env_text("HOME").value_or("") + "/.cache/huggingface/hub";
+  if (const auto home = env_text("HF_HOME")) hub = *home + "/hub";
+  if (const auto cache = env_text("HF_HUB_CACHE")) hub = *cache;
+  std::string name = model;
+  for (size_t at = 0; (at = name.find('/', at)) != std::string::npos; at += 2) {
+    name.replace(at, 1, "--");
+  }
+  const std::string kept = hub + "/models--" + name;
+  std::string revision;
+  std::ifstream(kept + "/refs/main") >> revision;
+  const std::string folder = kept + "/snapshots/" + revision;
+  if (!revision.empty() && fs::is_directory(folder)) return folder;
+  throw ConfigError(fmt::format(
+      "[three_domain] --model {} is neither a folder nor a name in {}: hf download {} brings it "
+      "there",
+      model, hub, model));
+}
+
+std::string find_model(const comm::Group& group, const std::string& model) {
+  if (model.empty()) return "";
+  std::string folder, problem;
+  try {
+    folder = model_folder(model);
+  } catch (const ConfigError& error) {
+    problem = error.what();
+  }
+  agree_on(group, problem);
+  return folder;
 }
 
 void prepare_directory(const comm::Group& group, const RunOptions& options) {

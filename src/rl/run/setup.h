@@ -15,6 +15,9 @@ void agree_on(const comm::Group& group, const std::string& problem);
 // Throws ConfigError on all ranks when options differ, with the first that does.
 void check_alike(const comm::Group& group, const std::map<std::string, std::string>& mine);
 
+// model_folder() on each rank; empty for no model. Throws ConfigError on all ranks.
+std::string find_model(const comm::Group& group, const std::string& model);
+
 // Makes output_dir, or finds the run in it that is to go on. A directory has one run; its options
 // are in run.txt. Throws ConfigError on all ranks.
 void prepare_directory(const comm::Group& group, const RunOptions& options);
