@@ -9,6 +9,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_report.h"
+#include "train/report/transfer.h"
 
 namespace lockstep::train {
 namespace {
@@ -197,6 +198,24 @@ TEST(Page, ALogWithNothingButABeginningMakesAPage) {
   run.add(RunStart{}, 1);
   EXPECT_THAT(report_page({run}), HasSubstr("The log has no figures of ranks."));
   EXPECT_THROW(report_page({}), ConfigError);
+}
+
+TEST(Page, HasTheMatrixOfARunOverDomains) {
+  RunHistory run = good();
+  EXPECT_THAT(report_page({run}), Not(HasSubstr("what was forgotten")));
+  run.transfer = transfer_of(R"({"matrix": {"columns": ["airline", "<b>"], "acc": 0.45, "bwt": null,
+    "acc_ci95": [0.4, 0.5], "R": [[0.1, 0.2], [0.75, 0.2], [0.5, 0.4]],
+    "R_ci95": [[[0, 1], [0, 1]], [[0.7, 0.8], [0, 1]], [[0, 1], [0, 1]]]}})");
+  ASSERT_TRUE(run.transfer);
+  const std::string page = report_page({run});
+  EXPECT_THAT(page, HasSubstr("<strong>0.750</strong><br><span class=\"muted\">0.70 to 0.80"));
+  EXPECT_THAT(page, HasSubstr("stage &lt;b&gt;"));
+  EXPECT_THAT(page, HasSubstr("average accuracy 0.450 (0.40 to 0.50)."));
+  for (const char* other : {"", "[]", "{}", R"({"matrix": {"columns": ["a"], "R": [[1]]}})",
+                            R"({"matrix": {"columns": [1], "R": [[1], [1]]}})",
+                            R"({"matrix": {"columns": ["a"], "R": [["x"], [1]]}})"}) {
+    EXPECT_FALSE(transfer_of(other)) << other;
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/train/run_log.h"
@@ -65,6 +66,18 @@ struct RankTotals {
   double working_seconds() const { return step_seconds - communication_seconds; }
 };
 
+// Of a run that learns one domain after another: the mean reward of each after each stage.
+struct Transfer {
+  // One domain's after some stages.
+  struct Cell {
+    double reward = 0;
+    std::string interval;  // "0.31 to 0.42"
+  };
+  std::vector<std::string> domains;
+  std::vector<std::vector<Cell>> rows;                       // after 0, 1, ... stages
+  std::vector<std::pair<std::string, std::string>> figures;  // "forgetting", "0.120 (0.08 to 0.16)"
+};
+
 // What is in a run's log.
 struct RunHistory {
   static constexpr size_t kMostEvents = 1000;
@@ -87,6 +100,8 @@ struct RunHistory {
   std::vector<Event> events;  // at most kMostEvents, the first and the last ones
   int64_t events_left_out = 0;
   int64_t reports = 0;
+
+  std::optional<Transfer> transfer;  // what metrics.json beside the log has, where there is one
 
   int64_t lines = 0;
   int64_t skipped_lines = 0;  // damaged, or of an unknown type

@@ -12,6 +12,7 @@
 #include "train/report/page_data.h"
 #include "train/report/ranks.h"
 #include "train/report/text.h"
+#include "train/report/transfer.h"
 
 namespace lockstep::train {
 namespace {
@@ -307,6 +308,7 @@ std::string report_page(const std::vector<RunHistory>& runs) {
       "<noscript><p>The charts need JavaScript; the summary and the tables do "
       "not.</p></noscript>\n";
   page += "<h2 id=\"learning\">Did it learn?</h2>\n" + charts(runs);
+  page += transfer_section(run);
   page += "<h2 id=\"time\">Where did time and memory go?</h2>\n" + time_charts(runs);
   page += "<h2 id=\"ranks\">Ranks</h2>\n" + ranks_table(run);
   page += "<h2 id=\"events\">What happened</h2>\n" + events_table(run);

@@ -3,11 +3,13 @@
 
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_history.h"
+#include "train/report/transfer.h"
 
 namespace lockstep::train {
 namespace {
@@ -281,6 +283,11 @@ RunHistory read_run(const std::string& path) {
   if (history.starts.empty() && history.reports == 0) {
     throw Error(fmt::format("[metrics] {} has no run in it{}{}", reader.path(),
                             history.first_fault.empty() ? "" : ": ", history.first_fault));
+  }
+  const auto beside = std::filesystem::path(reader.path()).parent_path() / "metrics.json";
+  if (std::ifstream file(beside); file) {
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    history.transfer = transfer_of(text);
   }
   return history;
 }
