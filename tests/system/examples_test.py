@@ -87,6 +87,34 @@ def test_a_language_model_as_a_file(folder):
     assert "sample" in pathlib.Path(folder, "runs/gpt/report.html").read_text()
 
 
+def test_three_domains_as_a_file(folder):
+    example = pathlib.Path(sys.argv[1]).resolve() / "examples/three_domain.yaml"
+    small = {"tasks_per_domain": 6, "eval_tasks": 2, "eval_trials": 2, "iterations": 1, "prompts": 2, "group_size": 2, "warm_steps": 2,
+             "warm_batch": 4, "lanes": 4, "output_dir": "run", "no_cache": "true"}
+    few = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+    done = run("env", "-C", folder, BIN / "lockstep", "train", example, *few)
+    done.expect(out=[r"three_domain: .*2 ranks", r"mean reward after +airline +retail +telecom", r"an oracle +1.000 +1.000 +1.000",
+                     r"summary +this run +guides' own", r"^.*average accuracy +[\d.]+ +-$", r"pass\^2 ", r"parameters [0-9a-f]{16}"])
+    # By itself it starts as many ranks as it is told to, and leaves the same bits.
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in (small | {"output_dir": "again"}).items()]
+    again = run("env", "-C", folder, BIN / "three_domain", "--num-gpus", 3, *flags)
+    sums = [re.search(r"parameters [0-9a-f]{16}", result.out).group(0) for result in (done, again)]
+    assert sums[0] == sums[1], sums
+    for name in ("metrics.json", "trajectories.jsonl"):
+        assert pathlib.Path(folder, "run", name).read_bytes() == pathlib.Path(folder, "again", name).read_bytes(), name
+    log = folder + "/run/trajectories.jsonl"
+    run(BIN / "lockstep", "inspect", log).expect(out=[r": 36 episodes$", r"learning in stage +3 telecom +4 episodes +mean reward"])
+    run(BIN / "lockstep", "inspect", log, "--episode", 1).expect(out=[r"^airline/test/0: reward [\d.]+", r"^ +user  "])
+    run(BIN / "lockstep", "inspect", log, "--episode", 37).expect(2, err="has 36 episodes")
+    run(BIN / "lockstep", "inspect", log, "--json").expect(2, err="--json and --only are for checkpoints")
+    run(BIN / "lockstep", "inspect", folder + "/run/checkpoints", "--episode", 1).expect(2, err="--episode is for a trajectories.jsonl")
+    run(BIN / "lockstep", "report", folder + "/run").expect()
+    assert "What was learnt, and what was forgotten" in pathlib.Path(folder, "run/report.html").read_text()
+    wrong = pathlib.Path(folder, "wrong.yaml")
+    wrong.write_text("program: three_domain\nbetta: 1\norder: {a: 1}\n")
+    run(BIN / "three_domain", "--config", wrong).expect(2, err=r"wrong.yaml:2: unknown key betta\n.*wrong.yaml:3: the value of order")
+
+
 def check_line(match, number=r"(-?[\d.]+)"):
     w, b = float(match.group(1)), float(match.group(2))
     assert abs(w - 2) < 0.05 and abs(b - 3) < 0.05, match.group(0)

@@ -189,5 +189,24 @@ TEST_F(Ranks, OfASweepThatFailAreNamed) {
   EXPECT_THAT(run("sweep run.yaml --over seed").said, HasSubstr("expected KEY=V,V"));
 }
 
+TEST_F(Ranks, AFileMayNameAProgramOfItsOwn) {
+  write("three_domain", "#!/bin/sh\necho rank $RANK of $WORLD_SIZE: $*\n");
+  fs::permissions(folder_ / "three_domain", fs::perms::owner_all);
+  write("run.yaml", "program: three_domain\nnum_gpus: 3\nbeta: 0.2\n");
+  auto done = run("train run.yaml --set learning_rate=1e-5");
+  EXPECT_EQ(done.status, 0) << done.said;
+  EXPECT_THAT(done.said, HasSubstr("rank 2 of 3: --config run.yaml --learning-rate=1e-5"));
+  done = run("train run.yaml --nproc-per-node 1");
+  EXPECT_THAT(done.said, HasSubstr("rank 0 of 1: --config run.yaml"));
+  done = run("train run.yaml --set num_gpus=4");
+  EXPECT_THAT(done.said, HasSubstr("rank 3 of 4: --config run.yaml"));
+  done = run("train run.yaml", "RANK=1 WORLD_SIZE=2");
+  EXPECT_THAT(done.said, HasSubstr("rank 1 of 2: --config run.yaml"));
+  write("run.yaml", "\nprogram: four_domain\n");
+  done = run("train run.yaml");
+  EXPECT_EQ(done.status, 2);
+  EXPECT_THAT(done.said, HasSubstr("run.yaml:2: program four_domain; there is three_domain"));
+}
+
 }  // namespace
 }  // namespace lockstep::train

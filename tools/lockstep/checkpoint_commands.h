@@ -14,8 +14,12 @@ struct Inspection {
   std::string path;
   std::vector<std::string> only;
   bool json = false;
+  int64_t episode = 0;  // of a file of trajectories, from 1; 0: an overview
 };
 int inspect(const Inspection& inspection);
+
+// What episodes of three_domain are in a file with one a line, or one of them.
+int inspect_trajectories(const std::string& path, int64_t episode);
 
 // 1 when anything is damaged.
 int verify(const std::string& path);

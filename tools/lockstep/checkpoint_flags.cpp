@@ -9,9 +9,13 @@
 namespace lockstep::tool {
 namespace {
 
-constexpr const char* kWhat =
+constexpr const char* kInspectFooter =
     R"(CHECKPOINT is a checkpoint's folder, a directory of checkpoints (the newest counts), a .safetensors
 file, a folder with model.safetensors.index.json, or a file of Python's or C++'s torch.save. docs/checkpoints.md.
+A trajectories.jsonl of three_domain is taken, too: its episodes are counted, or one is printed.
+
+  lockstep inspect runs/a
+  lockstep inspect trajectories.jsonl --episode 3
 )";
 constexpr const char* kVerifyFooter =
     R"(Of a directory all checkpoints are verified, and the file `latest`. Each finding names the file, and the tensor
@@ -48,8 +52,13 @@ constexpr std::array kCommands = {"inspect", "verify", "merge", "export", "diff"
 
 CheckpointFlags::CheckpointFlags(CLI::App& program) : program_(program) {
   constexpr const char* kCheckpoint = "Which; several kinds of files are taken (below)";
-  auto& inspect = add("inspect", "Show what is in a checkpoint", kWhat);
+  auto& inspect = add("inspect", "Show what is in a checkpoint", kInspectFooter);
   inspect.add_option("CHECKPOINT", inspection_.path, kCheckpoint)->required();
+  inspect
+      .add_option("--episode", inspection_.episode,
+                  "Of a trajectories.jsonl: print this conversation, from 1")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
   inspect.add_flag("--json", inspection_.json, "Print one JSON object, for programs");
   inspect.add_option("--only", inspection_.only,
                      "Tensors below these names, or that match patterns");

@@ -11,6 +11,7 @@
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/export.h"
 #include "lockstep/checkpoint/tensor_files.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::tool {
 namespace {
@@ -178,6 +179,16 @@ size_t print_findings(const std::string& name, const std::vector<std::string>& f
 std::string text_of(const checkpoint::Value& value) { return std::visit(ToText(), value); }
 
 int inspect(const Inspection& inspection) {
+  const bool is_trajectories = inspection.path.ends_with(".jsonl");
+  if (is_trajectories && (inspection.json || !inspection.only.empty())) {
+    throw ConfigError("[inspect] --json and --only are for checkpoints, not for trajectories");
+  }
+  if (!is_trajectories && inspection.episode != 0) {
+    throw ConfigError("[inspect] --episode is for a trajectories.jsonl");
+  }
+  if (is_trajectories) {
+    return inspect_trajectories(inspection.path, inspection.episode);
+  }
   const auto files = checkpoint::open_tensors(inspection.path);
   const auto selected = select(*files, inspection.only);
   if (inspection.json) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
+#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -22,6 +23,7 @@ constexpr const char* kTrainFooter =
     R"(FILE describes the run: `lockstep config init` writes one to start from, docs/configuration.md has all keys. It is
 checked before any rank is started. The other flags are those of `lockstep run`; they go before the file's section
 `launch`. Inside a launcher (lockstep run, torchrun, srun, mpirun) no ranks are started: this process becomes one.
+A file with `program: three_domain` has that program's flags for keys, docs/three_domain.md.
 
 Exit status: as that of lockstep run; 2 for a wrong file.
 
@@ -105,7 +107,38 @@ void TrainCommand::apply_launch_section(const train::RunConfig& config) {
   }
 }
 
-std::vector<std::string> TrainCommand::trainer() const {
+std::vector<std::string> TrainCommand::own_program() {
+  YAML::Node root;
+  try {
+    root = YAML::LoadFile(file_);
+  } catch (const YAML::Exception&) {
+    return {};  // load_config() says what is wrong
+  }
+  if (!root.IsMap() || !root["program"]) return {};
+  const auto program = root["program"].as<std::string>("");
+  if (program != "three_domain") {
+    throw ConfigError(fmt::format("[train] {}:{}: program {}; there is three_domain", file_,
+                                  root["program"].Mark().line + 1, program));
+  }
+  std::vector<std::string> command = {program_beside("three_domain", "train"), "--config", file_};
+  std::string ranks = root["num_gpus"] ? root["num_gpus"].as<std::string>("") : "2";
+  for (const std::string& one : overrides_) {
+    const size_t end = std::min(one.find('='), one.size());
+    std::string key = one.substr(0, end);
+    std::replace(key.begin(), key.end(), '-', '_');
+    if (key == "num_gpus" && end < one.size()) {
+      ranks = one.substr(end + 1);
+      continue;
+    }
+    std::replace(key.begin(), key.end(), '_', '-');
+    command.push_back("--" + key + one.substr(end));
+  }
+  run_.give("--nproc-per-node", ranks);
+  return command;
+}
+
+std::vector<std::string> TrainCommand::trainer() {
+  if (auto own = own_program(); !own.empty()) return own;
   std::vector<std::string> command = {program_beside("lockstep-trainer", "train"), file_};
   for (const std::string& one : overrides_) {
     command.emplace_back("--set");
@@ -114,7 +147,7 @@ std::vector<std::string> TrainCommand::trainer() const {
   return command;
 }
 
-void TrainCommand::become_rank() const {
+void TrainCommand::become_rank() {
   const std::vector<std::string> command = trainer();
   std::vector<char*> words;
   words.reserve(command.size() + 1);
@@ -141,6 +174,10 @@ int TrainCommand::carry_out() {
   // accelerate's variables count as the environment that the ranks will have.
   for (const auto& [name, value] : run_.apply_accelerate()) {
     setenv(name.c_str(), value.c_str(), 0);
+  }
+  if (auto own = own_program(); !own.empty()) {
+    run_.start_program(std::move(own));
+    return run_.carry_out();
   }
   apply_launch_section(train::load_config(file_, overrides_));
   run_.start_program(trainer());

@@ -22,11 +22,13 @@ class TrainCommand {
   int carry_out();
 
  private:
+  // Of a file that names a program of its own: `three_domain`, beside this one; else empty.
+  std::vector<std::string> own_program();
   void apply_launch_section(const train::RunConfig& config);
   // The ranks' command: the program `lockstep-trainer`, which is beside this one.
-  std::vector<std::string> trainer() const;
+  std::vector<std::string> trainer();
   // Inside a launcher this process becomes the rank itself.
-  [[noreturn]] void become_rank() const;
+  [[noreturn]] void become_rank();
 
   RunCommand run_;
   std::string file_;
