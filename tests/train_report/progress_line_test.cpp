@@ -3,9 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdlib>
+#include <sstream>
 #include <string>
 
 namespace lockstep::train {
@@ -33,6 +37,12 @@ TEST(ProgressLine, SaysHowFarHowFastAndHowLong) {
       "step 400/938  42 %  loss 0.3121  12,345 samples/s  10 s left  lr 0.001  norm 1.25  epoch 2");
   EXPECT_EQ(progress_line(report(), 0, {.width = 0}),
             "step 400  loss 0.3121  12,345 samples/s  lr 0.001  norm 1.25  epoch 2");
+}
+
+TEST(ProgressLine, EndsWithWhatTheProgramTells) {
+  StepReport own = report();
+  own.values = {{"generator", 0.5}, {"\x1b[2J", 1}};
+  EXPECT_THAT(progress_line(own, 938, {.width = 0}), HasSubstr("epoch 2   [2J 1  generator 0.5"));
 }
 
 TEST(ProgressLine, NamesTheSlowestRankWhereOneIsSlow) {
@@ -63,6 +73,25 @@ TEST(ProgressLine, AFileIsNoTerminal) {
   EXPECT_EQ(style.width, 0);
 }
 
+TEST(ProgressLine, APipeToTheLauncherIsAsWideAsItsTerminal) {
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  unsetenv("NO_COLOR");
+  setenv("LOCKSTEP_COLUMNS", "71", 1);
+  TextStyle style = TextStyle::of_file(ends[1]);
+  EXPECT_EQ(style.width, 71);
+  EXPECT_TRUE(style.color);
+  setenv("NO_COLOR", "1", 1);
+  EXPECT_FALSE(TextStyle::of_file(ends[1]).color);
+  unsetenv("NO_COLOR");
+  unsetenv("LOCKSTEP_COLUMNS");
+  style = TextStyle::of_file(ends[1]);
+  EXPECT_EQ(style.width, 0);
+  EXPECT_FALSE(style.color);
+  close(ends[0]);
+  close(ends[1]);
+}
+
 TEST(ProgressLine, AWarningIsBrokenBetweenWordsAndHasNoCommandsToTheTerminal) {
   const Event event{.kind = "warning",
                     .text = "rank 1\x1b[2J is\nslow\xC2\x9B",
@@ -70,6 +99,20 @@ TEST(ProgressLine, AWarningIsBrokenBetweenWordsAndHasNoCommandsToTheTerminal) {
   EXPECT_EQ(warning_text(event, {.width = 40}), "warning: rank 1 [2J is slow  .\n         " +
                                                     std::string(20, 'a') + "\n         " +
                                                     std::string(20, 'b'));
+}
+
+TEST(RunScreen, ALongWarningFitsTheWidth) {
+  RunHistory run;
+  run.path = "runs/a/metrics.jsonl";
+  run.add(RunStart{.ranks = 1}, 1);
+  std::string words;
+  for (int i = 0; i < 200; ++i) words += "words ";
+  run.add(Event{.kind = "warning", .step = 1234567, .text = words}, 2);
+  std::istringstream lines(run_screen(run, {.width = 60}));
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) EXPECT_LT(line.size(), 60u) << line;
+  EXPECT_GT(count, 5);
+  EXPECT_LT(count, 12);
 }
 
 TEST(RunScreen, ShowsEachRankAndTheLastWarning) {

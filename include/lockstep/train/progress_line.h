@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "lockstep/train/run_history.h"
 #include "lockstep/train/run_log.h"
@@ -15,22 +16,26 @@ struct TextStyle {
       100;  // columns; lines are shortened to fit by leaving out the last parts. 0: no limit
   bool color = false;
 
-  // Of a stream's file: its width where it is a terminal, otherwise no limit; colour on a terminal,
-  // unless NO_COLOR is set or TERM is dumb.
+  // Of a stream's file: its width where it is a terminal, or where the launcher passes what is
+  // written on to one (LOCKSTEP_COLUMNS); otherwise no limit. Colour on a terminal, unless NO_COLOR
+  // is set or TERM is dumb.
   static TextStyle of_file(int descriptor);
 };
 
 // Whether it is a terminal that can write over a line.
 bool is_terminal(int descriptor);
 
-// "step 400/938  43 %  epoch 1  loss 0.3121  lr 0.001  norm 1.2  12,345 samples/s  8 s left
-// slowest: rank 2 (1.4x)". `total_steps` 0: not known. The slowest rank is named where it works 1.1
-// times as long as the median of the others, or longer.
+// "step 400/938  43 %  loss 0.3121  12,345 samples/s  8 s left  slowest: rank 2 (1.4x)  lr 0.001
+// norm 1.2  epoch 1", then the program's own values. `total_steps` 0: not known. The slowest rank
+// is named where it works 1.1 times as long as the median of the others, or longer.
 std::string progress_line(const StepReport& report, int64_t total_steps,
                           const TextStyle& style = {});
 
 // "warning: rank 2 works ...: what to do", in several lines where it is long.
 std::string warning_text(const Event& event, const TextStyle& style = {});
+
+// One line without control characters, which would be commands to a terminal.
+std::string printable(std::string_view text);
 
 // A run's state as several lines: what `lockstep top` shows. At most `most_lines` lines; of many
 // ranks the slowest.

@@ -1,6 +1,7 @@
 #include "launch/job/attempt.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "launch/process/binding.h"
 #include "launch/process/child.h"
 #include "launch/process/environment.h"
+#include "lockstep/core/environment.h"
 
 namespace lockstep::launch {
 
@@ -33,6 +35,15 @@ std::string expanded(std::string text, const std::map<std::string, std::string>&
     }
   }
   return text;
+}
+
+// How wide a line may be behind the tag in the terminal that stdout goes to; 0 where it goes to
+// none, or to one that cannot write over a line.
+int columns_behind(const std::string& tag) {
+  winsize size{};
+  const bool is_capable = env_text("TERM").value_or("dumb") != "dumb";
+  if (!is_capable || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+  return std::max(0, size.ws_col - static_cast<int>(tag.size()));
 }
 
 // Starts the ranks of one attempt.
@@ -55,6 +66,8 @@ class Starter {
   // Chooses a stream's way; `file` takes it, or a copy of it.
   void direct(Target& target, int local, StreamChoice::Stream stream, const Fd& file);
   void attach(int local, bool is_error, Fd pipe, Fd file);
+  // What stands before the rank's lines.
+  std::string tag_of(int local) const;
   bool is_shown(int local) const {
     const auto& shown = options_.shown_ranks;
     return shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
@@ -79,12 +92,16 @@ void Starter::direct(Target& target, int local, StreamChoice::Stream stream, con
   }
 }
 
+std::string Starter::tag_of(int local) const {
+  if (options_.line_prefix.empty()) return fmt::format("[rank {}] ", plan_.first_rank + local);
+  return expanded(options_.line_prefix, {{"role_name", options_.role},
+                                         {"local_rank", std::to_string(local)},
+                                         {"rank", std::to_string(plan_.first_rank + local)},
+                                         {"hostname", host_name()}});
+}
+
 void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
   const int rank = plan_.first_rank + local;
-  const auto tag = expanded(options_.line_prefix, {{"role_name", options_.role},
-                                                   {"local_rank", std::to_string(local)},
-                                                   {"rank", std::to_string(rank)},
-                                                   {"hostname", host_name()}});
   Writer::Shared copy;
   if (file) {
     const std::string folder = session_.logs.of_rank(plan_.restarts, local);
@@ -96,7 +113,7 @@ void Starter::attach(int local, bool is_error, Fd pipe, Fd file) {
                           .pipe = std::move(pipe),
                           .file = std::move(copy),
                           .shown = is_shown(local),
-                          .tag = tag});
+                          .tag = tag_of(local)});
 }
 
 Child Starter::start(int local) {
@@ -119,10 +136,16 @@ Child Starter::start(int local) {
     variables["LOCKSTEP_STORE_FD"] = std::to_string(plan_.listener.get());
     spec.inherited.push_back(plan_.listener.get());
   }
-  spec.environment = environment_with(variables);
   Logs::Files files = std::move(files_[static_cast<size_t>(local)]);
   direct(spec.out, local, StreamChoice::Out, files.out);
   direct(spec.err, local, StreamChoice::Err, files.err);
+  // A rank whose output passes here sees a pipe. Files get what it writes as it is, so that such a
+  // rank is told of no terminal.
+  if (spec.out.kind == Target::Piped && !files.out && is_shown(local)) {
+    const int columns = columns_behind(tag_of(local));
+    if (columns > 0) variables["LOCKSTEP_COLUMNS"] = std::to_string(columns);
+  }
+  spec.environment = environment_with(variables);
   Child child = start_child(spec, session_.signals);
   // Rank 0 alone keeps the socket: when it is gone, so is the port, and nobody waits for an answer.
   plan_.listener.reset();

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +11,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
 #include "train/report/ranks.h"
 #include "train/report/terminal.h"
 #include "train/report/text.h"
@@ -19,6 +22,11 @@ namespace {
 
 constexpr double kSlow = 1.1;
 
+bool is_pipe(int descriptor) {
+  struct stat status {};
+  return fstat(descriptor, &status) == 0 && S_ISFIFO(status.st_mode);
+}
+
 }  // namespace
 
 bool is_terminal(int descriptor) {
@@ -27,11 +35,17 @@ bool is_terminal(int descriptor) {
 }
 
 TextStyle TextStyle::of_file(int descriptor) {
-  if (!is_terminal(descriptor)) return {.width = 0, .color = false};
-  winsize size{};
-  const bool known = ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   const char* const no_color = std::getenv("NO_COLOR");
-  return {.width = known ? size.ws_col : 80, .color = no_color == nullptr || *no_color == '\0'};
+  TextStyle style{.width = 0, .color = no_color == nullptr || *no_color == '\0'};
+  if (is_terminal(descriptor)) {
+    winsize size{};
+    const bool known = ioctl(descriptor, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+    style.width = known ? size.ws_col : 80;
+  } else if (is_pipe(descriptor)) {
+    style.width = static_cast<int>(env_int("LOCKSTEP_COLUMNS", 0, 1 << 15).value_or(0));
+  }
+  if (style.width == 0) style.color = false;
+  return style;
 }
 
 std::string colored(const std::string& text, Color color, const TextStyle& style) {
@@ -40,17 +54,8 @@ std::string colored(const std::string& text, Color color, const TextStyle& style
 }
 
 std::string printable(std::string_view text) {
-  std::string safe;
-  for (const char letter : text) {
-    const auto code = static_cast<unsigned char>(letter);
-    safe += code < 0x20 || code == 0x7f ? ' ' : letter;
-  }
-  // Control characters of the second kind are two bytes in UTF-8: 0xC2 0x80 to 0x9F.
-  for (size_t at = 0; at + 1 < safe.size(); ++at) {
-    const auto first = static_cast<unsigned char>(safe[at]);
-    const auto second = static_cast<unsigned char>(safe[at + 1]);
-    if (first == 0xC2 && second >= 0x80 && second < 0xA0) safe[at] = safe[at + 1] = ' ';
-  }
+  std::string safe = plain_text(text);
+  std::replace(safe.begin(), safe.end(), '\n', ' ');
   return safe;
 }
 
@@ -95,6 +100,7 @@ std::string progress_line(const StepReport& report, int64_t total_steps, const T
   if (report.learning_rate) add("lr " + figure(*report.learning_rate));
   if (report.gradient_norm) add("norm " + figure(*report.gradient_norm));
   add(fmt::format("epoch {}", report.epoch + 1));
+  for (const auto& [name, value] : report.values) add(printable(name) + " " + figure(value));
 
   std::string line;
   size_t length = 0;

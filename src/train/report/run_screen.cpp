@@ -14,6 +14,8 @@
 namespace lockstep::train {
 namespace {
 
+constexpr size_t kLongText = 300;  // bytes
+
 // The loss so far as a row of blocks; '.' where it was no number.
 std::string sparkline(const Series& series, size_t width) {
   const auto& points = series.points();
@@ -109,10 +111,12 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
   }
   if (warning != nullptr) {
     lines.emplace_back();
-    lines.push_back(colored(fmt::format("last {} (step {}):", printable(warning->kind),
-                                        with_commas(warning->step)),
-                            Color::Yellow, style) +
-                    " " + wrapped(printable(warning->text), width, 4));
+    const std::string head =
+        fmt::format("last {} (step {}):", printable(warning->kind), with_commas(warning->step));
+    const std::string text =
+        wrapped(head + " " + printable(shortened(warning->text, kLongText)), width, 4);
+    const size_t end = text.starts_with(head) ? head.size() : 0;
+    lines.push_back(colored(text.substr(0, end), Color::Yellow, style) + text.substr(end));
   }
   std::string all;
   for (const auto& line : lines) all += line + "\n";

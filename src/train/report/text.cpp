@@ -52,7 +52,38 @@ std::string rank_name(size_t rank, const std::string& host) {
   return host.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, host);
 }
 
-std::string escaped(std::string_view text) {
+std::string plain_text(std::string_view text) {
+  std::string plain;
+  for (const char letter : text) {
+    const auto code = static_cast<unsigned char>(letter);
+    plain += (code < 0x20 && letter != '\n') || code == 0x7f ? ' ' : letter;
+  }
+  for (size_t at = 0; at + 1 < plain.size(); ++at) {
+    const auto byte = [&](size_t behind) {
+      return at + behind < plain.size() ? static_cast<unsigned char>(plain[at + behind]) : 0;
+    };
+    const auto is_within = [&](size_t behind, int low, int high) {
+      return byte(behind) >= low && byte(behind) <= high;
+    };
+    // U+0080 to U+009F; U+200E and F, U+202A to E; U+2066 to U+2069.
+    if (byte(0) == 0xC2 && is_within(1, 0x80, 0x9F)) plain.replace(at, 2, "  ");
+    const bool turns =
+        (byte(1) == 0x80 && (is_within(2, 0x8E, 0x8F) || is_within(2, 0xAA, 0xAE))) ||
+        (byte(1) == 0x81 && is_within(2, 0xA6, 0xA9));
+    if (byte(0) == 0xE2 && turns) plain.replace(at, 3, "   ");
+  }
+  return plain;
+}
+
+std::string shortened(std::string_view text, size_t most) {
+  if (text.size() <= most) return std::string(text);
+  // Not within a letter.
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
+  return std::string(text.substr(0, most)) + "…";
+}
+
+std::string escaped(std::string_view given) {
+  const std::string text = plain_text(given);
   std::string safe;
   safe.reserve(text.size());
   for (const char letter : text) {
@@ -73,8 +104,7 @@ std::string escaped(std::string_view text) {
         safe += "&#39;";
         break;
       default:
-        // Control characters are none of HTML's.
-        safe += static_cast<unsigned char>(letter) < 0x20 && letter != '\n' ? ' ' : letter;
+        safe += letter;
     }
   }
   return safe;
