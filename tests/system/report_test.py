@@ -212,6 +212,34 @@ def test_the_page_in_a_browser(folder):
     assert all(cell.get("scope") in ("col", "row") for cell in document.all("th"))
 
 
+def test_ranks_that_left_are_no_crosses_and_names_spoil_no_chart(folder):
+    """A restart on fewer ranks, and a value whose name has control characters."""
+    write_log(folder / "a", ranks=4, reports=10)
+    log = folder / "a" / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    begin, reports = lines[0], [line for line in lines if line["type"] == "step"]
+    for report in reports[5:]:
+        report["ranks"] = {name: of[:2] for name, of in report["ranks"].items()}
+    for report in reports:
+        report["values"] = {"own\0\x1b[2J": 1.0}
+    begun_again = {**begin, "ranks": 2, "resumed_at": 50, "restart": 1}
+    log.write_text(
+        "".join(json.dumps(line) + "\n" for line in [begin, *reports[:5], begun_again, *reports[5:]])
+    )
+    (folder / "a" / "trace.json").write_text("{}")
+    page = folder / "a" / "report.html"
+    subprocess.run([LOCKSTEP, "report", folder / "a"], capture_output=True, check=True)
+    text, said = browse(page, folder)
+    assert not said, said
+    seen = text[: text.index("<script")]  # without the program, which has these words, too
+    assert "This chart could not be drawn" not in seen
+    assert "×" not in seen, "a rank that is not there is shown as a value that is no number"
+    document = Document(text)
+    plots = [one for one in document.all("div") if "data-chart" in one]
+    assert len(document.all("svg") + document.all("canvas")) == len(plots) == 9, len(plots)
+    assert "trace.json" in [link["href"] for link in document.all("a")]
+
+
 def test_a_long_run_on_many_ranks_is_small_and_quick(folder):
     """The bars: 2 MB, and painted within a second. Time is the browser's, with a margin for a
     machine that is busy."""
@@ -228,6 +256,19 @@ def test_a_long_run_on_many_ranks_is_small_and_quick(folder):
         f"  {page.stat().st_size:,} bytes, in the browser after "
         f"{time.monotonic() - begun:.2f} s with its start"
     )
+
+
+def test_what_a_log_says_is_no_command_to_the_terminal(folder):
+    write_log(folder / "a")
+    log = folder / "a" / "metrics.jsonl"
+    lines = log.read_text().splitlines()
+    end = {**json.loads(lines[-1]), "failed": True, "outcome": "broken \x1b[2J\x9b5m"}
+    log.write_text("\n".join([*lines[:-1], json.dumps(end)]) + "\n")
+    for command in "report", "top":
+        shown = subprocess.run(
+            [LOCKSTEP, command, folder / "a"], capture_output=True, text=True, check=True
+        ).stdout
+        assert "\x1b" not in shown and "\x9b" not in shown, shown
 
 
 def test_top_prints_the_state_where_there_is_no_terminal(folder):

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -124,8 +125,66 @@ TEST(Page, ARunThatFailedOrHasNoEndSaysSo) {
   EXPECT_EQ(findings_of(run)[0].title, "Still running, or killed");
 }
 
+TEST(Page, SaysWhyARunEnded) {
+  for (const auto& [outcome, title] :
+       std::map<std::string, std::string>{{"finished", "The run ended well"},
+                                          {"preempted", "The run was preempted"},
+                                          {"stopped", "The program stopped the run"},
+                                          {"time limit", "The run came to its time limit"},
+                                          {"early stopping", "The run stopped early"}}) {
+    RunHistory run = good();
+    run.end->outcome = outcome;
+    EXPECT_EQ(findings_of(run)[0].title, title);
+  }
+  RunHistory none;
+  none.add(RunStart{.ranks = 2}, 1e9);
+  none.add(RunEnd{.outcome = "finished"}, 1e9);
+  EXPECT_EQ(findings_of(none)[0].title, "The run made no step");
+}
+
+TEST(Page, OfOneRankThereIsNoMapOfRanks) {
+  EXPECT_THAT(report_page({good(1)}), Not(HasSubstr("data-chart=\"heat\"")));
+  EXPECT_THAT(report_page({good(2)}), HasSubstr("data-chart=\"heat\""));
+}
+
+TEST(Page, BeforeTheFirstReportItSaysSoAndHowManyRanksThereAre) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 4, .name = "net"}, 1e9);
+  const std::string page = report_page({run});
+  EXPECT_THAT(page, HasSubstr("net: 4 ranks, 0 steps"));
+  EXPECT_THAT(page, HasSubstr("There is no report yet."));
+}
+
+TEST(Page, LinksATraceAsAnAddress) {
+  const std::string page = report_page({good()}, {.trace = "a b/\"#?<%.json"});
+  EXPECT_THAT(page, HasSubstr("<a href=\"a%20b/%22%23%3F%3C%25.json\">a b/&quot;#?&lt;%.json</a>"));
+  EXPECT_THAT(report_page({good()}), Not(HasSubstr("Perfetto")));
+}
+
+TEST(Page, ANameOfAValueIsTheSameInTheDataAndInTheChart) {
+  const std::string name = std::string("\0\x1b[2J \xE2\x80\xAE", 9) + "x\xC2\x9B";
+  const RunHistory run = made(1, 3, [&](StepReport& report, int64_t) { report.values[name] = 1; });
+  const std::string page = report_page({run});
+  EXPECT_THAT(page, HasSubstr("data-chart=\"value:   [2J    x  \""));
+  EXPECT_TRUE(data_of(page)["runs"][0]["series"].contains("value:   [2J    x  "));
+}
+
+TEST(Page, ALongWarningIsShortenedInTheSummary) {
+  RunHistory run = good();
+  const std::string letters = [] {
+    std::string all;
+    for (int i = 0; i < 1000; ++i) all += "ä";
+    return all;
+  }();
+  run.add(Event{.kind = "warning", .text = "x" + letters}, 1e9);
+  const std::string text = findings_of(run).back().text;
+  EXPECT_LT(text.size(), 400u);
+  EXPECT_TRUE(text.ends_with("ä…")) << text;
+}
+
 TEST(Page, WhatIsInALogIsTextNeverMarkup) {
   RunHistory run = good();
+  const std::string plain = "</script><script>alert('1')</script><!--\"'& ";
   const std::string evil = "</script><script>alert('1')</script><!--\"'&\x01";
   run.path = "runs/" + evil + "/metrics.jsonl";
   run.add(RunStart{.name = evil,
@@ -146,7 +205,7 @@ TEST(Page, WhatIsInALogIsTextNeverMarkup) {
   EXPECT_EQ(page.find("<script>alert"), std::string::npos);
   EXPECT_EQ(page.find("<!--"), std::string::npos);
   EXPECT_THAT(page, HasSubstr("&lt;script&gt;alert(&#39;1&#39;)"));
-  EXPECT_TRUE(data_of(page)["runs"][0]["series"].contains("evaluation: " + evil));
+  EXPECT_TRUE(data_of(page)["runs"][0]["series"].contains("evaluation: " + plain));
 }
 
 TEST(Page, NeedsNoNetwork) {
@@ -166,12 +225,10 @@ TEST(Page, ComparedRunsAreBesideEachOtherWithTheirDifferences) {
   other.starts[0].config["training.seed"] = "4";
   other.starts[0].config["optimizer.kind"] = "sgd";
   const std::string page = report_page({good(), other});
-  EXPECT_THAT(
-      page,
-      HasSubstr(
-          "<tr class=\"differs\"><th scope=\"row\">training.seed</th><td>3</td><td>4</td></tr>"));
   EXPECT_THAT(page, HasSubstr("<tr class=\"differs\"><th "
-                              "scope=\"row\">optimizer.kind</th><td>—</td><td>sgd</td></tr>"));
+                              "scope=\"row\">training.<wbr>seed</th><td>3</td><td>4</td></tr>"));
+  EXPECT_THAT(page, HasSubstr("<tr class=\"differs\"><th "
+                              "scope=\"row\">optimizer.<wbr>kind</th><td>—</td><td>sgd</td></tr>"));
   EXPECT_THAT(page, HasSubstr("2 of 2 differ"));
   EXPECT_EQ(data_of(page)["runs"][1]["label"], "b");
 }

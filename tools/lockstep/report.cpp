@@ -8,6 +8,7 @@
 
 #include "flags.h"
 #include "lockstep/core/error.h"
+#include "lockstep/train/progress_line.h"
 #include "lockstep/train/run_report.h"
 
 namespace lockstep::tool {
@@ -38,6 +39,15 @@ void write_page(const std::string& path, const std::string& page) {
   }
 }
 
+// The trace beside a log, as a path from the page's folder; empty where there is none.
+std::string trace_beside(const std::filesystem::path& log, const std::filesystem::path& page) {
+  std::error_code error;
+  const auto trace = log.parent_path() / "trace.json";
+  if (!std::filesystem::is_regular_file(trace, error)) return "";
+  const auto folder = std::filesystem::absolute(page, error).parent_path();
+  return std::filesystem::relative(trace, folder, error).string();
+}
+
 }  // namespace
 
 ReportCommand::ReportCommand(CLI::App& program) {
@@ -58,10 +68,11 @@ int ReportCommand::carry_out() const {
     const auto log = std::filesystem::path(runs.front().path);
     path = (log.parent_path() / "report.html").string();
   }
-  write_page(path, train::report_page(runs));
+  write_page(path, train::report_page(runs, {.trace = trace_beside(runs.front().path, path)}));
   for (const auto& finding : train::findings_of(runs.front())) {
     const bool bad = finding.tone == train::Finding::Tone::Bad;
-    fmt::print("{} {}. {}\n", bad ? "!" : "-", finding.title, finding.text);
+    fmt::print("{} {}. {}\n", bad ? "!" : "-", train::printable(finding.title),
+               train::printable(finding.text));
   }
   fmt::print("{}\n", path);
   return 0;

@@ -21,9 +21,14 @@ struct Finding {
 // and what happened, in this order.
 std::vector<Finding> findings_of(const RunHistory& run);
 
+// Of a page.
+struct PageOptions {
+  std::string trace = {};  // trace.json of the first run, as a path from the page's folder; or none
+};
+
 // One HTML file that needs no network: the first run, and the others beside it for comparison.
 // Whatever is in a log appears as text. At most about 1 MB, however long the runs were and however
 // many ranks they had. Throws ConfigError without a run.
-std::string report_page(const std::vector<RunHistory>& runs);
+std::string report_page(const std::vector<RunHistory>& runs, const PageOptions& options = {});
 
 }  // namespace lockstep::train

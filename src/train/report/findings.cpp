@@ -17,6 +17,7 @@ using Tone = Finding::Tone;
 constexpr double kSlow = 1.25, kStarving = 0.25, kTalking = 0.4, kSaving = 0.15;
 constexpr double kImbalance = 1.5, kGrowth = 1.2;
 constexpr double kLeastBytes = 64 << 20;
+constexpr size_t kLongText = 300, kLongError = 2000;  // bytes
 
 Finding ending(const RunHistory& run) {
   const std::string steps =
@@ -33,12 +34,33 @@ Finding ending(const RunHistory& run) {
   }
   if (run.end->failed) {
     return {Tone::Bad, "The run failed",
-            fmt::format("After {} and {}: {}{}", steps, time, run.end->outcome, again)};
+            fmt::format("After {} and {}: {}{}", steps, time,
+                        shortened(run.end->outcome, kLongError), again)};
+  }
+  const std::string& outcome = run.end->outcome;
+  const std::string after = fmt::format("After {} in {}.", steps, time);
+  if (outcome == "preempted") {
+    return {Tone::Plain, "The run was preempted",
+            after + " Started again, it goes on from its last checkpoint." + again};
+  }
+  if (outcome == "stopped" || outcome == "time limit") {
+    return {Tone::Plain,
+            outcome == "stopped" ? "The program stopped the run" : "The run came to its time limit",
+            after + again};
+  }
+  if (run.last_step() == 0) {
+    return {Tone::Plain, "The run made no step", fmt::format("It ended after {}.{}", time, again)};
+  }
+  if (outcome == "early stopping") {
+    return {Tone::Good, "The run stopped early",
+            after + " The metric had not become better any more." + again};
   }
   return {restarts == 0 ? Tone::Good : Tone::Plain,
           restarts == 0 ? "The run ended well" : "The run ended well, after a restart",
-          fmt::format("It {} after {} in {}.{}",
-                      run.end->outcome.empty() ? "ended" : run.end->outcome, steps, time, again)};
+          outcome.empty() || outcome == "finished"
+              ? fmt::format("It finished after {} in {}.{}", steps, time, again)
+              : fmt::format("It ended after {} in {}: {}.{}", steps, time,
+                            shortened(outcome, kLongText), again)};
 }
 
 void add_learning(const RunHistory& run, std::vector<Finding>& findings) {
@@ -168,7 +190,8 @@ void add_events(const RunHistory& run, std::vector<Finding>& findings) {
         {Tone::Bad,
          fmt::format("{} warning{}{}", warnings, warnings == 1 ? "" : "s",
                      faults > 0 ? fmt::format(", {} fault{}", faults, faults == 1 ? "" : "s") : ""),
-         fmt::format("The last one, at step {}: {}", with_commas(last->step), last->text)});
+         fmt::format("The last one, at step {}: {}", with_commas(last->step),
+                     shortened(last->text, kLongText))});
   }
   if (run.skipped_lines > 0) {
     findings.push_back({Tone::Plain, "Lines of the log could not be read",

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <ctime>
 #include <set>
+#include <string_view>
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_report.h"
@@ -18,6 +19,7 @@ namespace lockstep::train {
 namespace {
 
 constexpr size_t kMostRows = 256, kMostSettings = 400;
+constexpr const char* kNothingYet = "<p class=\"muted\">There is no report yet.</p>\n";
 
 std::string date(double unix_seconds) {
   // Up to the year 9999.
@@ -93,18 +95,21 @@ std::string charts(const std::vector<RunHistory>& runs) {
                     evaluated ? "Of the data that is held out." : "As the program reports it.");
     }
   }
+  if (html.empty()) return kNothingYet;
   return "<div class=\"charts\">\n" + html + "</div>\n";
 }
 
 std::string time_charts(const std::vector<RunHistory>& runs) {
   const RunHistory& run = runs.front();
   std::string html;
-  if (!run.columns.empty()) {
+  if (run.ranks.size() > 1 && !run.columns.empty()) {
     html += chart("heat", "Work per rank",
                   "How long each rank works a step without waiting for others, against the median "
                   "of the ranks at "
                   "that time. A row of one strong colour is a rank that is slow all the time.",
                   "wide");
+  }
+  if (!run.columns.empty()) {
     html += chart("shares", "Where the time of a step goes",
                   "The mean over ranks. Communication includes waiting for slower ranks.");
   }
@@ -114,6 +119,7 @@ std::string time_charts(const std::vector<RunHistory>& runs) {
   if (!run.columns.empty()) {
     html += chart("memory", "Memory per rank", "Resident memory of each rank's process.", "wide");
   }
+  if (html.empty()) return kNothingYet;
   return "<div class=\"charts\">\n" + html + "</div>\n";
 }
 
@@ -207,6 +213,38 @@ std::string events_table(const RunHistory& run) {
                rows);
 }
 
+// A path as an address.
+std::string address_of(const std::string& path) {
+  std::string text;
+  for (const char letter : path) {
+    const bool is_plain = (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') ||
+                          (letter >= '0' && letter <= '9') ||
+                          std::string_view("/._-~").find(letter) != std::string_view::npos;
+    text += is_plain ? std::string(1, letter)
+                     : fmt::format("%{:02X}", static_cast<unsigned char>(letter));
+  }
+  // A colon in the first part would end the name of a protocol.
+  return path.starts_with('/') ? "file://" + text : text;
+}
+
+std::string trace_link(const std::string& path) {
+  if (path.empty()) return "";
+  return fmt::format(
+      "<p>What all ranks did in some of the steps: <a href=\"{}\">{}</a>, to be opened in Perfetto "
+      "(ui.perfetto.dev) or about:tracing.</p>\n",
+      address_of(path), escaped(path));
+}
+
+// A name that may be broken where its parts end.
+std::string breakable(const std::string& name) {
+  std::string html;
+  for (const char letter : escaped(name)) {
+    html += letter;
+    if (letter == '.' || letter == '_') html += "<wbr>";
+  }
+  return html;
+}
+
 // One row a name, one column a run; names whose values differ come first.
 std::string settings(const std::vector<RunHistory>& runs,
                      std::map<std::string, std::string> RunStart::*member, const char* name) {
@@ -235,7 +273,7 @@ std::string settings(const std::vector<RunHistory>& runs,
     if (++count > kMostSettings) continue;
     (differs ? differing : alike) +=
         fmt::format("<tr class=\"{}\"><th scope=\"row\">{}</th>{}</tr>\n", differs ? "differs" : "",
-                    escaped(key), cells);
+                    breakable(key), cells);
   }
   std::string head = heading("name");
   for (const RunHistory& run : runs)
@@ -274,15 +312,17 @@ std::string comparison(const std::vector<RunHistory>& runs) {
 
 }  // namespace
 
-std::string report_page(const std::vector<RunHistory>& runs) {
+std::string report_page(const std::vector<RunHistory>& runs, const PageOptions& options) {
   if (runs.empty()) throw ConfigError("[report] there is no run to report about");
   const RunHistory& run = runs.front();
   const std::string label = label_of(run);
   const std::string name = run.starts.empty() ? "" : run.starts.front().name;
+  // Before the first report the log has no figures of ranks.
+  const size_t told = run.starts.empty() ? 1 : static_cast<size_t>(run.starts.back().ranks);
+  const size_t ranks = run.ranks.empty() ? told : run.ranks.size();
   const std::string line =
-      fmt::format("{}{} rank{}, {} steps, started {}", name.empty() ? "" : name + ": ",
-                  std::max<size_t>(run.ranks.size(), 1), run.ranks.size() > 1 ? "s" : "",
-                  with_commas(run.last_step()), date(run.first_time));
+      fmt::format("{}{} rank{}, {} steps, started {}", name.empty() ? "" : name + ": ", ranks,
+                  ranks > 1 ? "s" : "", with_commas(run.last_step()), date(run.first_time));
   std::string page = R"(<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -310,6 +350,7 @@ std::string report_page(const std::vector<RunHistory>& runs) {
   page += "<h2 id=\"learning\">Did it learn?</h2>\n" + charts(runs);
   page += transfer_section(run);
   page += "<h2 id=\"time\">Where did time and memory go?</h2>\n" + time_charts(runs);
+  page += trace_link(options.trace);
   page += "<h2 id=\"ranks\">Ranks</h2>\n" + ranks_table(run);
   page += "<h2 id=\"events\">What happened</h2>\n" + events_table(run);
   page +=

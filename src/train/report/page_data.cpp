@@ -20,9 +20,10 @@ std::string number(double value) {
   return std::isfinite(value) ? fmt::format("{:.5g}", value) : "null";
 }
 
+// As escaped() has it: a chart is found by its name.
 std::string quoted(const std::string& text) {
-  std::string json =
-      nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string json = nlohmann::json(plain_text(text))
+                         .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   // "</script>" and "<!--" end a script or change how it is read.
   for (size_t at = 0; (at = json.find('<', at)) != std::string::npos; at += 6) {
     json.replace(at, 1, "\\u003c");

@@ -89,7 +89,7 @@
   const path = (points, x, y) => {
     let text = "", pen = "M";
     for (const [at, value] of points) {
-      if (value === null) { pen = "M"; continue; }
+      if (value == null) { pen = "M"; continue; }
       text += pen + x(at).toFixed(1) + " " + y(value).toFixed(1);
       pen = "L";
     }
@@ -167,12 +167,14 @@
     return svg;
   };
 
-  // Lines: each of { label, swatch, points: [[first, last, mean, least, most], ...] }.
+  // Lines: each of { label, swatch, points: [[first, last, mean, least, most], ...] }. Of a point whose mean is null no value was a
+  // number; one whose mean is undefined is not there.
+  const noted = (value, unit) => (value === null ? "not a number" : value === undefined ? "—" : units[unit](value));
   const lines = (plot, spec, all) => {
     const width = plot.clientWidth, height = spec.height || 220;
     let low = spec.zero ? 0 : Infinity, high = -Infinity;
     for (const one of all) for (const point of one.points) {
-      if (point[2] === null) continue;
+      if (point[2] == null) continue;
       low = Math.min(low, spec.mean ? point[2] : point[3]);
       high = Math.max(high, spec.mean ? point[2] : point[4]);
     }
@@ -182,29 +184,29 @@
     high += (high - low) * 0.05;
     const own = all[0].points;
     const final = own[own.length - 1];
-    const label = `${spec.title}: ${final && final[2] !== null ? units[spec.unit](final[2]) + " at the end, between " + units[spec.unit](Math.max(low, Math.min(...own.map((p) => (p[3] === null ? Infinity : p[3]))))) + " and " + units[spec.unit](Math.max(...own.map((p) => (p[4] === null ? -Infinity : p[4])))) : "not a number at the end"}. Arrow keys read single values.`;
+    const label = `${spec.title}: ${final && final[2] != null ? units[spec.unit](final[2]) + " at the end, between " + units[spec.unit](Math.max(low, Math.min(...own.map((p) => (p[3] ?? Infinity))))) + " and " + units[spec.unit](Math.max(...own.map((p) => (p[4] ?? -Infinity)))) : "not a number at the end"}. Arrow keys read single values.`;
     const svg = board(plot, width, height, label);
     const { x, y } = axes(svg, width, height, low, high, spec);
     marks(svg, x, height);
     for (const one of [...all].reverse()) {
       const points = one.points;
-      if (!spec.mean && points.some((p) => p[2] !== null && p[4] - p[3] > 0)) {
-        const solid = points.filter((p) => p[2] !== null);
+      if (!spec.mean && points.some((p) => p[2] != null && p[4] - p[3] > 0)) {
+        const solid = points.filter((p) => p[2] != null);
         const band = path(solid.map((p) => [middle(p), p[4]]), x, y) + path(solid.map((p) => [middle(p), p[3]]).reverse(), x, y).replace("M", "L") + "Z";
         make("path", { d: band, fill: `var(--${one.swatch})`, opacity: 0.2 }, svg);
       }
       make("path", { d: path(points.map((p) => [middle(p), p[2]]), x, y), fill: "none", stroke: `var(--${one.swatch})`, "stroke-width": one.thin ? 1 : 2, "stroke-linejoin": "round", "stroke-dasharray": one.dash || "none" }, svg);
-      if (points.length === 1 && points[0][2] !== null) make("circle", { cx: x(middle(points[0])), cy: y(points[0][2]), r: 4, fill: `var(--${one.swatch})` }, svg);
+      if (points.length === 1 && points[0][2] != null) make("circle", { cx: x(middle(points[0])), cy: y(points[0][2]), r: 4, fill: `var(--${one.swatch})` }, svg);
       // Where a value was no number.
       for (const point of points) if (point[2] === null) make("text", { x: x(middle(point)), y: frame.top + 10, "text-anchor": "middle", style: "fill: var(--bad); font-weight: 700" }, svg).textContent = "×";
     }
     tips(plot, svg, width, height, own.length, (index) => x(middle(own[index])), (index) => steps(own[index]) + all.map((one) => {
       const at = middle(own[index]);
       const point = one.points.reduce((a, b) => (Math.abs(middle(b) - at) < Math.abs(middle(a) - at) ? b : a), one.points[0]);
-      return "\n" + one.label + " " + (point[2] === null ? "not a number" : units[spec.unit](point[2]));
+      return "\n" + one.label + " " + noted(point[2], spec.unit);
     }).join(""));
     if (all.length > 1) legend(plot, all.map((one) => [one.label, one.swatch]));
-    figures(plot, ["step", ...all.map((one) => one.label)], own.map((p, i) => [whole(p[1]), ...all.map((one) => { const q = one.points[i]; return !q ? "" : q[2] === null ? "NaN" : units[spec.unit](q[2]); })]));
+    figures(plot, ["step", ...all.map((one) => one.label)], own.map((p, i) => [whole(p[1]), ...all.map((one) => { const q = one.points[i]; return q ? noted(q[2], spec.unit) : ""; })]));
   };
 
   // Of a name, in all runs.
@@ -321,7 +323,7 @@
     const { rows, columns } = run.heat;
     const most = run.memory;
     const all = [];
-    const series = (r) => columns.map((column, c) => { const v = most[c][r]; return [column[0], column[1], v === undefined ? null : v, v, v]; });
+    const series = (r) => columns.map((column, c) => { const v = most[c][r]; return [column[0], column[1], v, v, v]; });
     if (rows.length <= 6) {
       rows.forEach((name, r) => all.push({ label: name, swatch: "s" + (1 + r), dash: ["none", "6 3", "2 3", "9 3 2 3", "4 2", "1 3"][r], points: series(r) }));
     } else {
@@ -348,8 +350,14 @@
       const held = plot.contains(document.activeElement);
       plot.replaceChildren();
       const name = plot.dataset.chart;
-      if (name in charts) charts[name](plot);
-      else lines(plot, { title: plot.dataset.title, unit: "plain" }, ofRuns(name));
+      try {
+        if (Object.hasOwn(charts, name)) charts[name](plot);
+        else lines(plot, { title: plot.dataset.title, unit: "plain" }, ofRuns(name));
+      } catch (fault) { // of one chart: the others are drawn all the same
+        plot.replaceChildren();
+        element("p", "This chart could not be drawn.", plot, "muted");
+        console.error(fault);
+      }
       if (held && plot.firstElementChild) plot.firstElementChild.focus();
     }
     document.documentElement.dataset.drawn = "yes";
