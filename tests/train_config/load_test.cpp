@@ -97,6 +97,25 @@ schedule: {kind: cosine, kind: step}
   EXPECT_THAT(text, HasSubstr("run.yaml:10:26: 'kind' is there twice, first in run.yaml:10:12"));
 }
 
+TEST(LoadConfig, StepsOfATraceAreAFirstAndALastOne) {
+  const auto told = [](const std::string& steps) {
+    return refusal("logging: {output_dir: run, trace_steps: " + steps + "}\n");
+  };
+  for (const char* const steps : {"[5]", "[5, 4]", "[1, 2, 3]", "[1, 1001]"}) {
+    EXPECT_EQ(told(steps),
+              "[config] run.yaml:1:28: logging.trace_steps: give the first and the last of at most "
+              "1,000 steps, as in [10, 12]");
+  }
+  for (const char* const steps : {"[0, 4]", "[1.5, 4]", "[a, 4]", "soon", "{first: 3}"}) {
+    EXPECT_THAT(told(steps), HasSubstr("run.yaml:1:41: trace_steps: "));
+    EXPECT_THAT(told(steps), HasSubstr("a list of whole numbers, 1 or more"));
+  }
+  EXPECT_THAT(refusal("logging: {trace_steps: [3, 4]}\n"),
+              HasSubstr("logging.trace_steps: needs logging.output_dir"));
+  EXPECT_EQ(read("logging: {output_dir: run, trace_steps: [3, 4]}\n").logging.trace_steps,
+            (std::vector<int64_t>{3, 4}));
+}
+
 TEST(LoadConfig, AKeyOfAnotherSectionIsNamed) {
   EXPECT_EQ(refusal("training:\n  learning_rate: 1\n"),
             "[config] run.yaml:2:3: unknown key 'learning_rate' in training; it is "
