@@ -63,6 +63,22 @@ def test_the_mlp_of_784_256_10(folder):
     assert found["metrics"]["accuracy"] > 0.6, found
 
 
+def test_the_file_of_the_readme(folder):
+    """The command that README.md shows, on fewer images."""
+    command = re.search(
+        r"^lockstep (train examples/mnist\.yaml.*)$", (SOURCE / "README.md").read_text(), re.M
+    )[1]
+    file = SOURCE / "examples/mnist.yaml"
+    lines = [one for one in file.read_text().splitlines() if one and not one.startswith("#")]
+    assert len(lines) <= 15, lines
+    few = settings(data__max_samples=12800, logging__output_dir=f"{folder}/runs")
+    done = run("env", "-C", SOURCE, LOCKSTEP, *command.split(), *few)
+    done.expect(out=r"mlp: 203,530 parameters; fashion-mnist: 12,800 samples, evaluated on")
+    found = result(folder)
+    assert found["world_size"] == 2 and found["epoch"] == 2 and found["step"] == 300, found
+    assert found["metrics"]["accuracy"] > 0.7, found
+
+
 def test_a_line_on_one_process_and_on_many(folder):
     found = []
     for ranks in 1, 4:
@@ -312,6 +328,7 @@ if __name__ == "__main__":
         [
             test_all_files_are_correct_and_short,
             test_the_mlp_of_784_256_10,
+            test_the_file_of_the_readme,
             test_a_line_on_one_process_and_on_many,
             test_the_flat_file_of_run_py,
             test_learning_rates_grow_as_they_are_told_to,
