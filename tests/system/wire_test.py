@@ -5,7 +5,9 @@ python3 wire_test.py SOURCE_DIR BUILD_DIR        (as root: the hosts' namespaces
 import json
 import os
 import pathlib
+import re
 import sys
+import time
 
 from support.hosts import Hosts
 from support.program import LIMIT_S, run, run_cases
@@ -67,6 +69,33 @@ def test_a_host_that_loses_power_is_named_at_the_deadline(folder):
             # Whatever it was in then: a step also has a barrier.
             assert ("all_reduce" in err or "barrier" in err) and ("rank 2" in err or "rank 3" in err), err
         for rank in ranks[2:]:
+            rank.communicate(timeout=LIMIT_S)
+
+
+# Whether the kernel lets a program limit the pauses between two attempts (Linux 6.15).
+LIMITS = "import socket\ntry: socket.socket().setsockopt(6, 44, 1000); print(1)\nexcept OSError: print(0)"
+
+
+def test_what_is_lost_is_sent_again_every_second(folder):
+    with Hosts(folder, 2) as network:
+        # Far more steps than there is time for.
+        ranks = network.start_ranks([BIN / "bench_wire", MIB, 1_000_000_000], 1, LOCKSTEP_TIMEOUT="300")
+        network.do("until", 1, "tx", 20 * MIB)
+        network.do("drop", 1, 2)
+        # Of connections on which the same was sent again four times: what a pause is then.
+        pauses, end = [], time.monotonic() + LIMIT_S
+        while not pauses:
+            assert time.monotonic() < end, said
+            said = network.on(1, "ss", "-Htnio", "state", "established").replace("\n\t", " ")
+            pauses = [int(re.search(r" rto:(\d+)", line)[1]) for line in said.splitlines()
+                      if re.search(r"timer:\(on,[^,]*,([4-9]|\d\d)\)", line)]
+        if network.on(1, "python3", "-c", LIMITS).strip() == "1":
+            assert max(pauses) <= 1000, pauses
+        network.do("undrop")
+        network.do("until", 1, "tx", sent(network, 1) + 20 * MIB)  # it goes on
+        for host in (1, 2):
+            network.do("off", host)
+        for rank in ranks:
             rank.communicate(timeout=LIMIT_S)
 
 

@@ -26,6 +26,8 @@ class NetGroup;
 struct NetOptions {
   // Alike on all ranks.
   NetPayload payload = NetPayload::Plain;
+  // Of the longest wait: a connection on which nothing is acknowledged lasts for as long.
+  std::chrono::milliseconds deadline{0};
   // Says when this process is about to be stopped. Any thread may call it.
   std::function<bool()> is_job_over = {};
 };

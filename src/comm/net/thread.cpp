@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 #include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -18,6 +16,7 @@
 
 #include "comm/net/net.h"
 #include "core/address.h"
+#include "core/tcp_options.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -58,12 +57,6 @@ Fd listening_on(const std::string& address, std::string& own) {
   }
   own = fmt::format("{} {}", address, local_address(fd->get()).port());
   return std::move(*fd);
-}
-
-void settle(int fd) {
-  const int on = 1;
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
 }
 
 }  // namespace
@@ -179,7 +172,7 @@ void Net::accept_all() {
       listen_again_ = Clock::now() + milliseconds(100);
       return;
     }
-    settle(fd.get());
+    settle_connection(fd.get(), options_.deadline);
     const uint64_t number = next_accepted_++;
     if (!watch(fd.get(), EPOLLIN, kAccepted + number)) continue;
     accepted_.push_back({.fd = std::move(fd),
@@ -241,11 +234,11 @@ void Net::connect(int rank) {
   if (!found.addresses.empty()) {
     const Address& there = found.addresses[0];
     Fd fd(socket(there.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (fd) settle_connection(fd.get(), options_.deadline);
     if (!fd || (::connect(fd.get(), there.generic(), there.length) != 0 && errno != EINPROGRESS) ||
         !watch(fd.get(), EPOLLIN | EPOLLOUT, static_cast<uint64_t>(rank))) {
       error = errno;
     } else {
-      settle(fd.get());
       peer.connecting = std::move(fd);
       peer.state = State::Connecting;
       return;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <netdb.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -14,6 +13,7 @@
 #include "comm/later.h"
 #include "comm/store/protocol.h"
 #include "core/address.h"
+#include "core/tcp_options.h"
 
 namespace lockstep::comm {
 namespace {
@@ -70,6 +70,7 @@ Resolved resolve_within(const std::string& host, uint16_t port, StorePatience& p
 Fd connect_to(const Address& there, StorePatience& patience) {
   Fd fd(socket(there.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) throw StoreFailure(fmt::format("no socket ({})", std::strerror(errno)));
+  settle_connection(fd.get());
   int error = 0;
   if (connect(fd.get(), there.generic(), there.length) != 0) {
     error = errno;
@@ -80,8 +81,6 @@ Fd connect_to(const Address& there, StorePatience& patience) {
     }
   }
   if (error != 0) throw StoreFailure(fmt::format("no connection ({})", std::strerror(error)));
-  const int on = 1;
-  setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   return fd;
 }
 

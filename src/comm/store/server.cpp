@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -14,6 +12,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/tcp_options.h"
 #include "core/thread.h"
 #include "lockstep/core/error.h"
 
@@ -108,10 +107,7 @@ bool StoreServer::accept_all() {
       if (full && drop_oldest_stranger()) continue;
       return !full;
     }
-    const int on = 1;
-    setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    // A host that is gone for good takes its connections along in time.
-    setsockopt(fd.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    settle_connection(fd.get());
     Client& client = clients_.emplace_back(Client{.fd = std::move(fd)});
     if (!watch(client.fd, EPOLLIN, &client)) {
       clients_.pop_back();

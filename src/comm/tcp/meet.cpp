@@ -118,6 +118,7 @@ std::shared_ptr<Net> make_net(const Store& store, int rank, int size, millisecon
       rank, own, *secret,
       NetOptions{
           .payload = tls_key ? NetPayload::Encrypted : NetPayload::Plain,
+          .deadline = timeout,
           .is_job_over = [status = store.launcher_status()] { return status->has_reported(); }});
   net->meet(tell_all(store, "addresses", rank, size, net->own_address(), left()));
   return net;

@@ -1,13 +1,14 @@
 #include "launch/rendezvous/network.h"
 
 #include <fmt/format.h>
-#include <netinet/tcp.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
+
+#include "core/tcp_options.h"
 
 namespace lockstep::launch {
 namespace {
@@ -46,6 +47,7 @@ void Network::dial(ConnectionId link, const std::string& address) {
   if (!found.empty()) {
     connection->socket = Fd(
         ::socket(found.front().storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (connection->socket) settle_connection(connection->socket.get());
   }
   const bool begun =
       connection->socket &&
@@ -115,8 +117,6 @@ void Network::pump(Connection& connection) {
       socklen_t length = sizeof error;
       getsockopt(connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
       if (error != 0) return close(connection, error == ECONNREFUSED);
-      const int on = 1;
-      setsockopt(connection.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
       connection.connecting = false;
     }
   }
@@ -152,8 +152,7 @@ void Network::accept_all() {
       }
     }
     if (!socket) return;
-    const int on = 1;
-    setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    settle_connection(socket.get());
     connections_.push_back(std::make_unique<Connection>(
         Connection{.socket = std::move(socket),
                    .peer = Endpoint{from.host(), from.port()}.text(),

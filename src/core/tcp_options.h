@@ -1,0 +1,18 @@
+// How the TCP connections between a job's processes behave in the kernel. No torch.
+#pragma once
+
+#include <chrono>
+
+namespace lockstep {
+
+// Linux's default ends a connection after some 15 minutes in which nothing was acknowledged.
+constexpr std::chrono::minutes kUnacknowledged{15};
+
+// For a socket before it connects, or one that was accepted: what is written leaves at once, a host
+// that is gone for good takes its connections along in time, and what the network has lost is sent
+// again every second at most (Linux 6.15; before it the pauses double up to two minutes). The
+// connection ends after `unacknowledged` without an acknowledgement: at least 15 minutes, and no
+// deadline of its user should be longer.
+void settle_connection(int socket, std::chrono::milliseconds unacknowledged = kUnacknowledged);
+
+}  // namespace lockstep
