@@ -65,7 +65,8 @@ class Ranks {
 // Calls of one rank, one after another.
 class Caller {
  public:
-  explicit Caller(NetGroup& group) : group_(group) {}
+  explicit Caller(NetGroup& group, uint32_t calls_before = 0)
+      : group_(group), number_(calls_before) {}
   std::shared_ptr<NetJob> start(const std::function<void(const NetPort&)>& begin,
                                 uint32_t checksum = 7) {
     return group_.start({.number = ++number_, .checksum = checksum}, begin);
@@ -82,7 +83,7 @@ class Caller {
 
  private:
   NetGroup& group_;
-  uint32_t number_ = 0;
+  uint32_t number_;
 };
 
 }  // namespace lockstep::comm

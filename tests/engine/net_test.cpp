@@ -98,6 +98,31 @@ TEST_P(NetOf, CollectivesOfEverySize) {
   });
 }
 
+TEST(Net, CountersMayWrap) {
+  constexpr int kCalls = 40;
+  Ranks ranks(3);
+  const auto direct = std::make_shared<const Direct>(Direct::of_ranks(3));
+  ranks.run([&](NetGroup& group, int rank) {
+    Caller caller(group, -uint32_t{kCalls / 2});
+    // All under way at once, short ones and long ones.
+    std::vector<std::vector<int64_t>> data;
+    std::vector<Sum> sums;
+    std::vector<std::shared_ptr<NetJob>> jobs;
+    for (int i = 0; i < kCalls; ++i) {
+      data.emplace_back(i % 5 == 0 ? 20'000 : 5, rank + i);
+      sums.emplace_back(rank, 3, data.back());
+    }
+    for (const Sum& sum : sums) {
+      jobs.push_back(
+          caller.start([&](const NetPort& port) { net::reduce(port, direct, sum.call); }));
+    }
+    for (int i = 0; i < kCalls; ++i) {
+      caller.finish(*jobs[static_cast<size_t>(i)]);
+      EXPECT_EQ(data[static_cast<size_t>(i)].back(), 3 + 3 * i);
+    }
+  });
+}
+
 TEST(Net, AFastRankDoesNotFillASlowOnesMemory) {
   Ranks ranks(2);
   constexpr int kCalls = 3000, kBytes = 16 << 10;
