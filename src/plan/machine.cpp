@@ -35,6 +35,20 @@ double host_memory() {
   return bytes;
 }
 
+// `estimate` where the file does not say it, as those of earlier versions.
+double at_least_zero(const Json& json, const char* key, const std::string& path, double estimate) {
+  const auto found = json.find(key);
+  if (found == json.end()) return estimate;
+  const double value = found->is_number() ? found->get<double>() : -1;
+  if (!(value >= 0) || !std::isfinite(value)) {
+    throw ConfigError(
+        fmt::format("[plan] {}: {} is no number of at least 0: write the file anew by "
+                    "`lockstep bench --to {}`",
+                    path, key, path));
+  }
+  return value;
+}
+
 // A number above 0, or the file is refused.
 double positive(const Json& json, const char* key, const std::string& path) {
   const auto found = json.find(key);
@@ -85,8 +99,10 @@ Machine this_host() {
                      .float_flops = 80e9,
                      .local_bandwidth = 5e9,
                      .efficiency = 0.5,
-                     .reserved_bytes = 0.2e9,
-                     .allocator_margin = 0.02,
+                     .reserved_bytes = 145e6,  // measured, as both that follow
+                     .convolution_bytes = 11e6,
+                     .attention_bytes = 9e6,
+                     .allocator_margin = 0.01,
                      .shares_memory = true,
                      .source = "estimated for a core; `lockstep bench` measures"},
           .network = network_named("ethernet-10g"),
@@ -119,6 +135,9 @@ Machine read_machine(const std::string& path) {
   device.float_flops = positive(json, "float_flops", path);
   device.narrow_flops = positive(json, "narrow_flops", path);
   device.reserved_bytes = positive(json, "reserved_bytes", path);
+  device.convolution_bytes =
+      at_least_zero(json, "convolution_bytes", path, device.convolution_bytes);
+  device.attention_bytes = at_least_zero(json, "attention_bytes", path, device.attention_bytes);
   device.local_bandwidth = positive(json, "local_bandwidth", path);
   machine.devices_per_node = std::llround(positive(json, "ranks", path));
   const Json shares = json.value("shares_memory", Json());
@@ -139,6 +158,8 @@ std::string machine_json(const Machine& machine) {
                      {"float_flops", device.float_flops},
                      {"narrow_flops", device.narrow_flops},
                      {"reserved_bytes", device.reserved_bytes},
+                     {"convolution_bytes", device.convolution_bytes},
+                     {"attention_bytes", device.attention_bytes},
                      {"local_bandwidth", device.local_bandwidth},
                      {"shares_memory", device.shares_memory},
                      {"all_reduce", points_of(machine.all_reduce)},

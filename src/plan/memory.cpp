@@ -12,12 +12,11 @@ namespace {
 
 constexpr double kFloat = 4;
 
-bool is_fsdp(Strategy strategy) { return strategy != Strategy::Ddp && strategy != Strategy::Zero; }
-
 // Units as Fsdp has them: the blocks, and one for all the rest, the root. A model without blocks is
 // one unit.
 struct Sizes {
   double all = 0, root = 0, largest = 0;  // elements
+  std::vector<double> blocks;
 };
 
 Sizes sizes_of(const ModelProfile& model) {
@@ -27,6 +26,7 @@ Sizes sizes_of(const ModelProfile& model) {
     out.all += elements;
     if (unit.is_block) {
       out.largest = std::max(out.largest, elements);
+      out.blocks.push_back(elements);
     } else {
       out.root += elements;
     }
@@ -34,8 +34,50 @@ Sizes sizes_of(const ModelProfile& model) {
   return out;
 }
 
-void add_activations(Memory& out, const ModelProfile& model, const Training& training) {
-  const auto peak = activation_peak(model, training.batch, training.recomputed);
+double sum_of(const std::vector<double>& all) {
+  return std::accumulate(all.begin(), all.end(), 0.0);
+}
+
+// Where ranks of one host exchange tensors in memory that they share, it comes in whole pages.
+enum class Exchange { Private, Shared };
+double exchanged(double bytes, Exchange exchange) {
+  return exchange == Exchange::Shared ? shared_memory_bytes(bytes) : bytes;
+}
+
+// Ddp's gradients lie in its buckets.
+double gradients_in_buckets(const ModelProfile& model, const Training& training,
+                            Exchange exchange) {
+  auto buckets = bucket_sizes(model, training);
+  for (double& bucket : buckets) bucket = exchanged(bucket, exchange);
+  return sum_of(buckets);
+}
+
+// Of all ranks together, where they have one copy: a memory for each unit.
+double shared_parameters(const Sizes& sizes, double width) {
+  double sum = shared_memory_bytes(width * sizes.root);
+  for (const double block : sizes.blocks) sum += shared_memory_bytes(width * block);
+  return sum;
+}
+
+// Units' gradients while they are added up over ranks: the root's, and those of two other units at
+// a time. Accumulation without communication holds all, the others in memory of the rank's own.
+double gradients_in_flight(const Sizes& sizes, const Training& training, double width,
+                           Exchange exchange, int64_t ranks) {
+  const double lent = exchanged(width * sizes.root, exchange) +
+                      (sizes.blocks.empty() ? 0 : 2 * exchanged(width * sizes.largest, exchange));
+  const double rest = width * (sizes.all - sizes.root - 2 * sizes.largest);
+  if (training.lanes == 0) {
+    return lent + (training.accumulation > 1 ? std::max(0.0, rest) : 0);
+  }
+  // Whole sums of lanes until the rank's last one, of which the first is exchanged.
+  const auto more = static_cast<double>(lane_slots(training, ranks) - 1);
+  double slots = exchanged(width * sizes.root, exchange) + more * width * sizes.all;
+  for (const double block : sizes.blocks) slots += exchanged(width * block, exchange);
+  return lent + slots;
+}
+
+void add_activations(Memory& out, const ModelProfile& model, const Training& training,
+                     const ActivationPeak& peak) {
   out.activations = peak.kept;
   out.working = peak.working;
   out.data = model.sample_bytes * static_cast<double>(training.batch) *
@@ -61,7 +103,7 @@ ActivationPeak activation_peak(const ModelProfile& model, int64_t samples, Recom
   };
   ActivationPeak out;
   for (const auto& unit : model.units) out.kept += kept_of(unit);
-  double alive = out.kept, most = out.kept;
+  double alive = out.kept, most = out.kept, gradients = 0, growing = out.kept;
   for (auto unit = model.units.rbegin(); unit != model.units.rend(); ++unit) {
     // A block that is computed again has all that it would have kept; a norm has less than what
     // the block needs anyway at its busiest.
@@ -69,15 +111,16 @@ ActivationPeak activation_peak(const ModelProfile& model, int64_t samples, Recom
                              ? unit->kept * batch + unit->fixed_kept - kept_of(*unit)
                              : 0;
     const double working = unit->transient * batch + unit->fixed_transient;
-    most = std::max(most, alive + again + std::max(working, pieces_of(*unit, batch)));
+    const double busiest = alive + again + std::max(working, pieces_of(*unit, batch));
+    most = std::max(most, busiest);
+    growing = std::max(growing, busiest + gradients);
     alive -= kept_of(*unit);
+    gradients += kFloat * static_cast<double>(unit->elements());
+    growing = std::max(growing, alive + gradients);
   }
   out.working = most - out.kept;
+  out.growing_gradients = growing - most;
   return out;
-}
-
-int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks) {
-  return strategy == Strategy::FsdpHybrid ? std::min(ranks, machine.devices_per_node) : ranks;
 }
 
 Memory memory_of(const ModelProfile& model, const Training& training, Strategy strategy,
@@ -87,15 +130,31 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   const double computed = narrow ? 2 : kFloat;
   const auto divided = static_cast<double>(shard_ranks(strategy, machine, ranks));
   const bool on_one_host = machine.device.shares_memory && ranks <= machine.devices_per_node;
+  const Exchange exchange = on_one_host && ranks > 1 ? Exchange::Shared : Exchange::Private;
+  const auto peak = activation_peak(model, training.batch, training.recomputed);
   Memory out;
   out.gradients = kFloat * sizes.all;
   out.optimizer = static_cast<double>(training.state_bytes) * sizes.all;
   out.parameters = kFloat * sizes.all;
   // Autocast keeps a narrow copy of each weight from its first use to the end of the pass.
   const double narrow_copies = narrow && model.narrow_copies ? 2 * sizes.all : 0;
-  if (strategy == Strategy::Zero) out.optimizer /= static_cast<double>(ranks);
+  if (strategy == Strategy::Zero) {
+    out.optimizer /= static_cast<double>(ranks);
+    out.parameters = exchanged(out.parameters, exchange);
+  }
   if (!is_fsdp(strategy)) {
     out.parameters += narrow_copies;
+    // One rank has no buckets: gradients come to be while activations go. Of accumulated ones the
+    // first micro-batch leaves all.
+    if (ranks > 1) {
+      out.gradients = gradients_in_buckets(model, training, exchange);
+    } else if (training.accumulation == 1 && training.lanes == 0) {
+      out.gradients = peak.growing_gradients;
+    }
+    if (training.lanes > 0) {  // further sums beside those in the buckets
+      out.communication +=
+          static_cast<double>(lane_slots(training, ranks) - 1) * kFloat * sizes.all;
+    }
     if (training.sent_bytes < 4) {
       out.communication = static_cast<double>(training.sent_bytes) * sizes.all;
     }
@@ -105,24 +164,26 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
     out.optimizer /= divided;
     // In one memory the parameters of all ranks are there once. Elsewhere a unit in use and the
     // next two are whole, beside the root; with SHARD_GRAD_OP all stay until their backward.
-    if (on_one_host) {
+    if (exchange == Exchange::Shared) {
+      const double shared = shared_parameters(sizes, computed) / divided;
+      (narrow ? out.gathered : out.parameters) = shared;
+    } else if (on_one_host) {
       out.gathered = narrow ? 2 * sizes.all / divided : 0;
-    } else if (strategy == Strategy::FsdpGradients || divided == 1) {
+    } else if (keeps_parameters(strategy) || divided == 1) {
       out.gathered = computed * sizes.all;
     } else {
       out.gathered = computed * std::min(sizes.all, sizes.root + 3 * sizes.largest);
     }
-    // Two units' gradients at a time and the root's; accumulation without communication holds all.
-    const double reduced = training.accumulation > 1 ? sizes.all : sizes.root + 2 * sizes.largest;
-    out.communication = computed * std::max(reduced, sizes.root + 2 * sizes.largest);
+    out.communication = gradients_in_flight(sizes, training, computed, exchange, ranks);
   }
   out.parameters += kFloat * static_cast<double>(model.buffer_elements);
-  add_activations(out, model, training);
+  add_activations(out, model, training, peak);
   out.tensors = out.parameters + out.gradients + out.optimizer + out.gathered + out.communication +
                 out.activations + out.working + out.data;
   const Device& device = machine.device;
   out.margin = device.allocator_margin * out.tensors;
-  out.reserved = device.reserved_bytes;
+  out.reserved = device.reserved_bytes + (model.convolves ? device.convolution_bytes : 0) +
+                 (model.attends ? device.attention_bytes : 0);
   out.total = out.tensors + out.margin + out.reserved;
   out.available = device.memory_bytes;
   if (device.shares_memory) {

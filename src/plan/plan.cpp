@@ -5,27 +5,29 @@
 #include <array>
 
 #include "lockstep/core/error.h"
+#include "plan/sharding.h"
 
 namespace lockstep::plan {
 namespace {
 
-constexpr std::array kAll = {Strategy::Ddp, Strategy::Zero, Strategy::FsdpGradients,
-                             Strategy::FsdpFull, Strategy::FsdpHybrid};
+constexpr std::array kAll = {Strategy::Ddp,
+                             Strategy::Zero,
+                             Strategy::FsdpGradients,
+                             Strategy::FsdpFull,
+                             Strategy::FsdpHybridGradients,
+                             Strategy::FsdpHybrid};
 constexpr int64_t kMostRanks = 1 << 20, kMostTried = 1 << 17;
 // What a strategy has to gain on a simpler one to be chosen. Dividing the model changes the
 // program, its checkpoints and what can be done to parameters, and a step's time is known to a
 // tenth.
 constexpr double kClearGain = 1.10, kGainWithinKind = 1.05;
 
-bool is_fsdp(Strategy strategy) { return strategy != Strategy::Ddp && strategy != Strategy::Zero; }
-
 PlanRow row_of(const ModelProfile& model, const Training& training, const Machine& machine,
                Strategy strategy, int64_t ranks) {
   PlanRow row{.strategy = strategy, .ranks = ranks};
   row.memory = memory_of(model, training, strategy, machine, ranks);
   row.time = time_of(model, training, strategy, machine, ranks);
-  const auto samples = static_cast<double>(ranks * training.batch * training.accumulation);
-  row.samples_per_second = samples / row.time.total;
+  row.samples_per_second = samples_of(training, ranks) / row.time.total;
   row.efficiency = (row.time.computation + row.time.update) / row.time.total;
   return row;
 }
@@ -36,7 +38,7 @@ std::vector<PlanRow> rows_on(const ModelProfile& model, const Training& training
   std::vector<PlanRow> rows;
   for (const Strategy strategy : kAll) {
     if (ranks == 1 && strategy != Strategy::Ddp) continue;
-    if (strategy == Strategy::FsdpHybrid &&
+    if (is_hybrid(strategy) &&
         (ranks <= machine.devices_per_node || ranks % machine.devices_per_node != 0)) {
       continue;
     }

@@ -1,12 +1,30 @@
-// Among how many ranks a strategy divides the model.
+// Among how many ranks a strategy divides the model, and the memory in which it is exchanged.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "lockstep/plan/strategy.h"
 
 namespace lockstep::plan {
 
+bool is_fsdp(Strategy strategy);
+// Within a node only.
+bool is_hybrid(Strategy strategy);
+// Parameters stay whole from a unit's forward to its backward.
+bool keeps_parameters(Strategy strategy);
+
 int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks);
+
+// Bytes of Ddp's buckets in the order in which backward fills them.
+std::vector<double> bucket_sizes(const ModelProfile& model, const Training& training);
+
+// Partial sums that a rank with lanes holds, each as large as all gradients: a tree over lane
+// numbers leaves so many. Exact where the lanes are a multiple of the ranks; else at most.
+int64_t lane_slots(const Training& training, int64_t ranks);
+
+// What memory that ranks of one host share takes: whole pages, and from 2 MiB on whole pages of
+// 2 MiB, as Group::empty() and Group::shared() give it.
+double shared_memory_bytes(double bytes);
 
 }  // namespace lockstep::plan

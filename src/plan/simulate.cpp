@@ -40,9 +40,10 @@ class Player {
 
   void step() {
     timeline_.begin_step();
-    for (int64_t i = 0; i < training_.accumulation; ++i) {
+    const int64_t passes = passes_of(training_, all_.count);
+    for (int64_t i = 0; i < passes; ++i) {
       forward();
-      backward(i + 1 == training_.accumulation);
+      backward(i + 1 == passes);
     }
     timeline_.wait();
     timeline_.compute("update", work_.update);
@@ -65,7 +66,7 @@ class Player {
   // Of one pass through the unit.
   double seconds(const ProfileUnit& unit) const {
     return work_.computation * weight_of(unit) / passes_ /
-           static_cast<double>(training_.accumulation);
+           static_cast<double>(passes_of(training_, all_.count));
   }
   double gather(const ProfileUnit& unit, double ready) {
     if (!gathers_ || !unit.is_block) return 0;
@@ -91,7 +92,7 @@ class Player {
 
   void backward(bool sends) {
     double filled = 0, limit = kFirstBucket;
-    const bool again = gathers_ && strategy_ != Strategy::FsdpGradients;
+    const bool again = gathers_ && !keeps_parameters(strategy_);
     for (auto unit = model_.units.rbegin(); unit != model_.units.rend(); ++unit) {
       const double gathered = again ? gather(*unit, issue()) : 0;
       timeline_.compute("backward " + unit->name, seconds(*unit) * (twice(*unit) ? 3 : 2),
@@ -116,7 +117,7 @@ class Player {
   void reduce(const std::string& name, double bytes) {
     timeline_.collective("reduce " + name, reduce_scatter_seconds(machine_, shards_, bytes),
                          timeline_.latest());
-    if (strategy_ != Strategy::FsdpHybrid || shards_.count == all_.count) return;
+    if (!is_hybrid(strategy_) || shards_.count == all_.count) return;
     const Ranks nodes = {.count = all_.nodes(), .per_node = 1};
     timeline_.collective("all_reduce " + name, all_reduce_seconds(machine_, nodes, bytes),
                          timeline_.latest());

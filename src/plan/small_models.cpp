@@ -90,6 +90,9 @@ ProfileUnit convolution(std::string name, const Image& in, const Image& out, int
   unit.kept = kFloat * out.elements() * (activated == Activated::Yes ? 2 : 1);
   unit.transient = kFloat * (in.elements() + 2 * out.elements());
   unit.fixed_kept = 2 * kFloat * static_cast<double>(out.channels);
+  // The weight's gradient is computed in a layout of the kernels' own, then copied into the
+  // weight's.
+  unit.fixed_transient = 2 * kFloat * static_cast<double>(unit.parameters.front());
   return unit;
 }
 
@@ -134,6 +137,7 @@ ModelProfile convnet_profile(const train::ConvnetConfig& model, const SampleSize
   const int64_t outputs = outputs_of(model.outputs, sample, "convnet");
   auto profile =
       begin(fmt::format("convnet, {} channels", fmt::join(model.channels, ", ")), sample);
+  profile.convolves = true;
   for (size_t i = 0; i < model.channels.size(); ++i) {
     const Image out = {model.channels[i], in.height, in.width};
     // Its operators one by one, since backward frees what each has kept before the next one.
@@ -169,6 +173,7 @@ ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSi
   const Image image = image_of(sample, "resnet18");
   const int64_t outputs = outputs_of(model.outputs, sample, "resnet18");
   auto profile = begin("resnet18", sample);
+  profile.convolves = true;
   const auto include = [&](ProfileUnit& unit, const ProfileUnit& part) {
     profile.buffer_elements += 2 * part.parameters.back() + 1;
     unit.parameters.insert(unit.parameters.end(), part.parameters.begin(), part.parameters.end());
@@ -176,6 +181,7 @@ ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSi
     unit.kept += part.kept;
     unit.fixed_kept += part.fixed_kept;
     unit.transient = std::max(unit.transient, part.transient);
+    unit.fixed_transient = std::max(unit.fixed_transient, part.fixed_transient);
   };
   const auto half = [](int64_t size) { return (size + 1) / 2; };
   Image in = {64, image.height, image.width};

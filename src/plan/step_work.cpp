@@ -10,8 +10,7 @@ namespace lockstep::plan {
 namespace {
 
 constexpr double kFloat = 4;
-constexpr double kFirstBucket = 1 << 20;  // bytes, as Ddp's
-constexpr double kCached = 16 << 20;      // bytes of a cache
+constexpr double kCached = 16 << 20;  // bytes of a cache
 
 // Backward takes two thirds of forward and backward.
 constexpr double kBackwardShare = 2.0 / 3;
@@ -21,28 +20,27 @@ bool is_twice(const ProfileUnit& unit, const Training& training) {
 }
 
 // A measured pass, longer by the forwards that are made twice.
-double measured_computation(const ModelProfile& model, const Training& training) {
+double measured_computation(const ModelProfile& model, const Training& training, int64_t passes) {
   double once = 0, again = 0;
   for (const auto& unit : model.units) {
     once += 3 * unit.flops;
     if (is_twice(unit, training)) again += unit.flops;
   }
-  return training.measured_pass * static_cast<double>(training.accumulation) *
-         (once > 0 ? 1 + again / once : 1);
+  return training.measured_pass * static_cast<double>(passes) * (once > 0 ? 1 + again / once : 1);
 }
 
-double computation(const ModelProfile& model, const Training& training, const Device& device) {
-  if (training.measured_pass > 0) return measured_computation(model, training);
+double computation(const ModelProfile& model, const Training& training, const Device& device,
+                   int64_t count) {
+  if (training.measured_pass > 0) return measured_computation(model, training, count);
   const bool narrow = training.precision == Precision::Narrow;
   const double rate = (narrow ? device.narrow_flops : device.float_flops) * device.efficiency;
-  const auto samples = static_cast<double>(training.batch * training.accumulation);
+  const auto samples = static_cast<double>(training.batch * count);
   double seconds = 0;
   for (const auto& unit : model.units) {
     const double passes =
         is_twice(unit, training) ? 4 : 3;  // backward computes twice what forward does
     // What is kept is written once and read once, and its gradients as well.
-    const double moved =
-        4 * (unit.kept * samples + unit.fixed_kept * static_cast<double>(training.accumulation));
+    const double moved = 4 * (unit.kept * samples + unit.fixed_kept * static_cast<double>(count));
     seconds += std::max(passes * unit.flops * samples / rate, moved / device.memory_bandwidth);
   }
   return seconds;
@@ -51,18 +49,7 @@ double computation(const ModelProfile& model, const Training& training, const De
 // All buckets but the last of backward, which nothing runs beside, and that one.
 void add_buckets(StepWork& work, const ModelProfile& model, const Training& training,
                  const Machine& machine, const Ranks& ranks) {
-  std::vector<double> buckets;
-  double filled = 0;
-  for (auto unit = model.units.rbegin(); unit != model.units.rend(); ++unit) {
-    for (auto parameter = unit->parameters.rbegin(); parameter != unit->parameters.rend();
-         ++parameter) {
-      filled += kFloat * static_cast<double>(*parameter);
-      if (filled < (buckets.empty() ? kFirstBucket : training.bucket_bytes)) continue;
-      buckets.push_back(filled);
-      filled = 0;
-    }
-  }
-  if (filled > 0) buckets.push_back(filled);
+  const auto buckets = bucket_sizes(model, training);
   const double share = static_cast<double>(training.sent_bytes) / kFloat;
   for (size_t i = 0; i < buckets.size(); ++i) {
     const double seconds = all_reduce_seconds(machine, ranks, share * buckets[i]);
@@ -76,8 +63,8 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
                         .per_node = all.per_node};
   const bool gathers = !(machine.device.shares_memory && all.nodes() == 1);
   const double computed = training.precision == Precision::Narrow ? 2 : kFloat;
-  const double times = strategy == Strategy::FsdpGradients ? 1 : 2;
-  const auto passes = static_cast<double>(training.accumulation);
+  const double times = keeps_parameters(strategy) ? 1 : 2;
+  const auto passes = static_cast<double>(passes_of(training, all.count));
   double root = 0;
   const auto gather = [&](double bytes) {
     return gathers ? all_gather_seconds(machine, shards, bytes) : 0;
@@ -97,7 +84,7 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
   }
   // The root is needed first, and its gradients are complete last.
   work.exposed += passes * gather(root) + reduce_scatter_seconds(machine, shards, root);
-  if (strategy == Strategy::FsdpHybrid && shards.count < all.count) {
+  if (is_hybrid(strategy) && shards.count < all.count) {
     // Each rank's part among the nodes; all ranks of a node at once, so its network moves all.
     // The root's gradients are complete last.
     const Ranks nodes = {.count = all.nodes(), .per_node = 1};
@@ -113,16 +100,15 @@ StepWork work_of(const ModelProfile& model, const Training& training, Strategy s
                  const Machine& machine, int64_t count) {
   const Ranks ranks = {.count = count, .per_node = machine.devices_per_node};
   StepWork work{.nodes = ranks.nodes()};
-  work.computation = computation(model, training, machine.device);
+  work.computation = computation(model, training, machine.device, passes_of(training, count));
   const auto elements = static_cast<double>(model.elements());
-  const bool sharded = strategy != Strategy::Ddp && strategy != Strategy::Zero;
-  if (sharded) {
+  if (is_fsdp(strategy)) {
     work.overlappable = work.computation;
     add_units(work, model, training, strategy, machine, ranks);
   } else {
     // Only the last micro-batch's gradients are sent while backward goes on.
     work.overlappable =
-        work.computation * kBackwardShare / static_cast<double>(training.accumulation);
+        work.computation * kBackwardShare / static_cast<double>(passes_of(training, count));
     add_buckets(work, model, training, machine, ranks);
   }
   // The update reads and writes parameters and state, and reads gradients. What fits a cache is

@@ -12,6 +12,8 @@ std::string name_of(Strategy strategy) {
       return "Fsdp, SHARD_GRAD_OP";
     case Strategy::FsdpFull:
       return "Fsdp, FULL_SHARD";
+    case Strategy::FsdpHybridGradients:
+      return "Fsdp, HYBRID_SHARD_ZERO2";
     case Strategy::FsdpHybrid:
       return "Fsdp, HYBRID_SHARD";
   }
@@ -28,6 +30,8 @@ std::string config_of(Strategy strategy) {
       return "parallel: {strategy: fsdp, fsdp: {sharding_strategy: SHARD_GRAD_OP}}";
     case Strategy::FsdpFull:
       return "parallel: {strategy: fsdp, fsdp: {sharding_strategy: FULL_SHARD}}";
+    case Strategy::FsdpHybridGradients:
+      return "parallel: {strategy: fsdp, fsdp: {sharding_strategy: HYBRID_SHARD_ZERO2}}";
     case Strategy::FsdpHybrid:
       return "parallel: {strategy: fsdp, fsdp: {sharding_strategy: HYBRID_SHARD}}";
   }
@@ -38,6 +42,7 @@ Training training_of(const train::RunConfig& config) {
   Training out;
   out.batch = config.training.batch_size;
   out.accumulation = config.training.gradient_accumulation_steps;
+  out.lanes = config.parallel.lanes;
   const auto& dtype = config.mixed_precision.dtype;
   if (dtype == "bf16" || dtype == "fp16") out.precision = Precision::Narrow;
   const bool is_fsdp = config.parallel.strategy == "fsdp";
@@ -58,10 +63,15 @@ Strategy strategy_of(const train::RunConfig& config) {
   if (config.parallel.strategy != "fsdp") {
     return config.parallel.zero ? Strategy::Zero : Strategy::Ddp;
   }
-  const auto& sharding = config.parallel.fsdp.sharding_strategy;
+  const auto& fsdp = config.parallel.fsdp;
+  const auto& sharding = fsdp.sharding_strategy;
   if (sharding == "NO_SHARD") return Strategy::Ddp;
-  if (sharding == "SHARD_GRAD_OP") return Strategy::FsdpGradients;
-  return sharding == "HYBRID_SHARD" ? Strategy::FsdpHybrid : Strategy::FsdpFull;
+  const bool keeps = sharding == "SHARD_GRAD_OP" || sharding == "HYBRID_SHARD_ZERO2" ||
+                     !fsdp.reshard_after_forward;
+  if (sharding.starts_with("HYBRID_SHARD")) {
+    return keeps ? Strategy::FsdpHybridGradients : Strategy::FsdpHybrid;
+  }
+  return keeps ? Strategy::FsdpGradients : Strategy::FsdpFull;
 }
 
 }  // namespace lockstep::plan

@@ -99,7 +99,8 @@ ModelProfile transformer_profile(const train::TransformerConfig& given, int64_t 
   const double table = kFloat * static_cast<double>(o.vocabulary) * hidden;
   ModelProfile profile{.name = fmt::format("transformer, {} layers of {}", o.layers, o.hidden),
                        .tokens = tokens,
-                       .sample_bytes = 2 * kIndex * length};
+                       .sample_bytes = 2 * kIndex * length,
+                       .attends = true};
   // With the cosines and sines of the positions.
   profile.units.push_back({.name = "embedding",
                            .parameters = {o.vocabulary * o.hidden},

@@ -60,6 +60,113 @@ TEST(Plan, EachStrategyDividesWhatItSays) {
   EXPECT_GT(hybrid.total, full.total);
 }
 
+ModelProfile perceptron() {
+  return profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {2048, 2048}}}}, {{784}, 10});
+}
+
+// Ranks of one host exchange gradients in memory that they share, which comes in pages of 2 MiB:
+// of buckets of 16.1 and 6.1 MiB 18 and 8.
+TEST(Plan, SharedMemoryComesInWholePages) {
+  constexpr double kMiB = 1 << 20;
+  const auto model = perceptron();
+  const auto whole = 4 * static_cast<double>(model.elements());
+  Machine machine = this_host();
+  machine.devices_per_node = 2;
+  const auto on = [&](Strategy strategy) { return memory_of(model, {}, strategy, machine, 2); };
+  EXPECT_DOUBLE_EQ(on(Strategy::Ddp).gradients, 26 * kMiB);
+  EXPECT_DOUBLE_EQ(on(Strategy::Ddp).parameters, whole);
+  EXPECT_DOUBLE_EQ(on(Strategy::Zero).parameters, 24 * kMiB);
+  EXPECT_DOUBLE_EQ(on(Strategy::FsdpFull).parameters, 12 * kMiB);
+  EXPECT_DOUBLE_EQ(on(Strategy::FsdpFull).communication, 24 * kMiB);
+  EXPECT_DOUBLE_EQ(on(Strategy::FsdpFull).gradients, whole / 2);
+  machine.device.shares_memory = false;
+  EXPECT_DOUBLE_EQ(on(Strategy::Ddp).gradients, whole);
+}
+
+// One rank has no buckets: while the first gradients are computed the others have no memory.
+TEST(Plan, OneRanksGradientsGrowWhileActivationsGo) {
+  const auto sizes = train::TransformerConfig{
+      .vocabulary = 4096, .layers = 6, .hidden = 512, .heads = 8, .tied = true};
+  const auto model = transformer_profile(sizes, 128, Precision::Float);
+  const auto whole = 4 * static_cast<double>(model.elements());
+  const auto on = [&](int64_t batch, int64_t accumulation) {
+    const Training training = {.batch = batch, .accumulation = accumulation};
+    return memory_of(model, training, Strategy::Ddp, this_host(), 1);
+  };
+  EXPECT_LT(on(8, 1).gradients, 0.2 * whole);
+  EXPECT_GT(on(1, 1).gradients, 0.3 * whole);  // fewer activations, so the end counts
+  EXPECT_GE(on(1, 1).gradients + on(1, 1).activations + on(1, 1).working, whole);
+  EXPECT_DOUBLE_EQ(on(8, 2).gradients, whole);
+}
+
+TEST(Plan, AFilesShardingIsPlanned) {
+  train::RunConfig config;
+  config.parallel.strategy = "fsdp";
+  const auto planned = [&](const char* sharding, bool reshards) {
+    config.parallel.fsdp.sharding_strategy = sharding;
+    config.parallel.fsdp.reshard_after_forward = reshards;
+    return strategy_of(config);
+  };
+  EXPECT_EQ(planned("NO_SHARD", true), Strategy::Ddp);
+  EXPECT_EQ(planned("FULL_SHARD", true), Strategy::FsdpFull);
+  EXPECT_EQ(planned("FULL_SHARD", false), Strategy::FsdpGradients);
+  EXPECT_EQ(planned("SHARD_GRAD_OP", true), Strategy::FsdpGradients);
+  EXPECT_EQ(planned("HYBRID_SHARD", true), Strategy::FsdpHybrid);
+  EXPECT_EQ(planned("HYBRID_SHARD_ZERO2", true), Strategy::FsdpHybridGradients);
+  const auto model = qwen("qwen3-4b");
+  const Training training = {.precision = Precision::Narrow};
+  const auto machine = cluster("h100-sxm");
+  const auto on = [&](Strategy s) { return memory_of(model, training, s, machine, 16); };
+  EXPECT_DOUBLE_EQ(on(Strategy::FsdpHybridGradients).gathered,
+                   2 * static_cast<double>(model.elements()));
+  EXPECT_DOUBLE_EQ(on(Strategy::FsdpHybridGradients).optimizer, on(Strategy::FsdpHybrid).optimizer);
+  const auto collectives = [&](Strategy s) {
+    return work_of(model, training, s, machine, 16).collectives;
+  };
+  EXPECT_LT(collectives(Strategy::FsdpHybridGradients), collectives(Strategy::FsdpHybrid));
+}
+
+// 8 lanes on 2 ranks: each computes four one after the other, and holds two sums.
+TEST(Plan, LanesAreComputedOneAfterTheOther) {
+  train::RunConfig config;
+  config.parallel.lanes = 8;
+  EXPECT_EQ(training_of(config).lanes, 8);
+  const auto model = qwen("qwen3-0.6b");
+  const auto machine = cluster("h100-sxm");
+  const auto whole = 4 * static_cast<double>(model.elements());
+  const Training without = {}, lanes = {.lanes = 8};
+  const auto work = [&](const Training& training, int64_t ranks) {
+    return work_of(model, training, Strategy::Ddp, machine, ranks).computation;
+  };
+  EXPECT_DOUBLE_EQ(work(lanes, 8), work(without, 8));
+  EXPECT_NEAR(work(lanes, 2) / work(without, 2), 4, 0.04);
+  const auto memory = [&](const Training& training, Strategy strategy, int64_t ranks) {
+    return memory_of(model, training, strategy, machine, ranks);
+  };
+  EXPECT_DOUBLE_EQ(memory(lanes, Strategy::Ddp, 8).communication, 0);
+  EXPECT_DOUBLE_EQ(memory(lanes, Strategy::Ddp, 2).communication, whole);
+  EXPECT_DOUBLE_EQ(memory(lanes, Strategy::Ddp, 1).communication, 2 * whole);
+  EXPECT_DOUBLE_EQ(memory(lanes, Strategy::FsdpFull, 2).communication -
+                       memory(without, Strategy::FsdpFull, 2).communication,
+                   2 * whole);
+  const auto plan = make_plan(model, lanes, machine, {.ranks = 2});
+  EXPECT_DOUBLE_EQ(plan.strategies[0].samples_per_second * plan.strategies[0].time.total, 8);
+  EXPECT_THAT(plan_text(plan, 100), HasSubstr("a lane of 8"));
+}
+
+TEST(Plan, LibrariesOfTheKernelsInUseAreReserved) {
+  Machine machine = this_host();
+  machine.device.reserved_bytes = 100e6;
+  machine.device.convolution_bytes = 15e6;
+  machine.device.attention_bytes = 7e6;
+  const auto reserved = [&](const ModelProfile& model) {
+    return memory_of(model, {}, Strategy::Ddp, machine, 1).reserved;
+  };
+  EXPECT_DOUBLE_EQ(reserved(perceptron()), 100e6);
+  EXPECT_DOUBLE_EQ(reserved(profile_of({.model = {.kind = "convnet"}}, {{3, 32, 32}, 10})), 115e6);
+  EXPECT_DOUBLE_EQ(reserved(qwen("qwen3-0.6b")), 107e6);
+}
+
 TEST(Plan, AccumulationHoldsWholeGradientsAndSendsOnce) {
   const auto model = qwen("qwen3-4b");
   const auto machine = cluster("h100-sxm");
@@ -244,15 +351,25 @@ TEST_F(PlanCommand, AMachineFileIsReadBack) {
   machine.devices_per_node = 2;
   machine.all_reduce = {{1024, 1e-5}, {1 << 20, 1e-4}};
   machine.all_gather = {{1024, 7e-6}};
+  machine.device.convolution_bytes = 14e6;
   const auto path = (folder_ / "machine.json").string();
   std::ofstream(path) << machine_json(machine);
   const auto read = read_machine(path);
   EXPECT_TRUE(read.is_measured);
   EXPECT_EQ(read.devices_per_node, 2);
+  EXPECT_DOUBLE_EQ(read.device.convolution_bytes, 14e6);
   EXPECT_EQ(read.all_reduce.size(), 2);
   const Ranks two = {.count = 2, .per_node = 2};
   EXPECT_DOUBLE_EQ(all_gather_seconds(read, two, 1024), 7e-6);
   EXPECT_DOUBLE_EQ(reduce_scatter_seconds(read, two, 1024), 5e-6);  // half of the all_reduce
+  auto json = nlohmann::json::parse(machine_json(machine));
+  json.erase("convolution_bytes");  // as files of earlier versions
+  std::ofstream(path) << json.dump();
+  EXPECT_DOUBLE_EQ(read_machine(path).device.convolution_bytes,
+                   this_host().device.convolution_bytes);
+  json["convolution_bytes"] = -1;
+  std::ofstream(path) << json.dump();
+  EXPECT_THROW(read_machine(path), ConfigError);
   std::ofstream(path) << R"({"format": "lockstep.machine", "memory_bytes": -1})";
   EXPECT_THROW(read_machine(path), ConfigError);
 }

@@ -38,13 +38,14 @@ plan::Strategy strategy_named(const std::string& name) {
       {"zero", plan::Strategy::Zero},
       {"fsdp-gradients", plan::Strategy::FsdpGradients},
       {"fsdp", plan::Strategy::FsdpFull},
+      {"fsdp-hybrid-gradients", plan::Strategy::FsdpHybridGradients},
       {"fsdp-hybrid", plan::Strategy::FsdpHybrid}};
   if (const auto found = all.find(name); found != all.end()) return found->second;
   std::vector<std::string> names;
   for (const auto& [known, strategy] : all) names.push_back(known);
   throw ConfigError(
       fmt::format("[simulate] --strategy {}: the nearest is {}; ddp, zero, fsdp-gradients, "
-                  "fsdp or fsdp-hybrid",
+                  "fsdp, fsdp-hybrid-gradients or fsdp-hybrid",
                   name, nearest(name, names)));
 }
 
@@ -81,7 +82,8 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
   question_.add_flags(command);
   command
       .add_option("--strategy", strategy_,
-                  "ddp, zero, fsdp-gradients, fsdp, fsdp-hybrid (the best that fits)")
+                  "ddp, zero, fsdp-gradients, fsdp, fsdp-hybrid-gradients, fsdp-hybrid (the best "
+                  "that fits)")
       ->type_name("NAME");
   command.add_option("--steps", steps_, "Steps that are played through (3)")->type_name("N");
   command.add_option("--jitter", jitter_, "Deviation of each rank's speed, as a share (0.02)")

@@ -17,6 +17,8 @@ struct Device {
   double local_bandwidth = 0;      // bytes/s of a collective's bus within a node
   double efficiency = 0.4;         // share of the rate that training reaches
   double reserved_bytes = 1.5e9;   // of the driver, libraries and the transport, beside tensors
+  double convolution_bytes = 0;    // beside that, of a process that computes convolutions
+  double attention_bytes = 0;      // beside that, of one that computes attention
   double allocator_margin = 0.06;  // share of tensors' memory that the allocator loses
   bool shares_memory = false;      // ranks of one host have one memory (CPUs)
   std::string source;              // where the figures are from

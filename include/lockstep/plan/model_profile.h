@@ -46,6 +46,8 @@ struct ModelProfile {
   int64_t tokens = 0;         // of a sample; 0: samples are counted
   double sample_bytes = 0;    // of the batch that the loader makes
   bool narrow_copies = true;  // computing narrow keeps a narrow copy of each weight (Autocast)
+  bool convolves = false;     // computes convolutions, whose libraries have memory of their own
+  bool attends = false;       // the same of attention
 
   // Of all units' parameters.
   int64_t elements() const;

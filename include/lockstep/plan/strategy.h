@@ -15,11 +15,12 @@ namespace lockstep::plan {
 
 // How ranks divide a model among them.
 enum class Strategy {
-  Ddp,            // every rank has all
-  Zero,           // Ddp with ZeroOptimizer: the optimizer's state is divided (ZeRO 1)
-  FsdpGradients,  // Fsdp, Sharding::Gradients: gradients, too (ZeRO 2)
-  FsdpFull,       // Fsdp, Sharding::Full: parameters, too (ZeRO 3)
-  FsdpHybrid,     // the same within a node; nodes replicate each other
+  Ddp,                  // every rank has all
+  Zero,                 // Ddp with ZeroOptimizer: the optimizer's state is divided (ZeRO 1)
+  FsdpGradients,        // Fsdp, Sharding::Gradients: gradients, too (ZeRO 2)
+  FsdpFull,             // Fsdp, Sharding::Full: parameters, too (ZeRO 3)
+  FsdpHybridGradients,  // ZeRO 2 within a node; nodes replicate each other
+  FsdpHybrid,           // ZeRO 3 within a node
 };
 
 // "Ddp", "Ddp with ZeroOptimizer", ...
@@ -31,6 +32,7 @@ std::string config_of(Strategy strategy);
 struct Training {
   int64_t batch = 1;         // samples of a rank and micro-batch
   int64_t accumulation = 1;  // micro-batches of a step
+  int64_t lanes = 0;         // of all ranks together (docs/reproducibility.md); 0: without
   Precision precision = Precision::Float;
   Recomputed recomputed = Recomputed::Nothing;
   int64_t state_bytes = 8;  // of the optimizer, for each parameter: Adam 8, momentum 4, SGD 0
@@ -42,6 +44,11 @@ struct Training {
   // measured (lockstep/plan/measure.h); 0: estimate. measured_step goes before it.
   double measured_pass = 0;
 };
+
+// Micro-batches of one rank in a step: with lanes those of each of its lanes.
+int64_t passes_of(const Training& training, int64_t ranks);
+// Samples of all ranks in a step.
+double samples_of(const Training& training, int64_t ranks);
 
 // What a configuration says of it.
 Training training_of(const train::RunConfig& config);
