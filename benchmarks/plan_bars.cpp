@@ -106,9 +106,9 @@ double kib_of(const char* file, const std::string& key) {
   return 0;
 }
 
-// Memory of this process, of what ranks share a part each.
-double shared_less() {
-  return kib_of("/proc/self/status", "RssShmem:") - kib_of("/proc/self/smaps_rollup", "Pss_Shmem:");
+// The peak of this process without what it shares with other ranks.
+double private_peak() {
+  return kib_of("/proc/self/status", "VmHWM:") - kib_of("/proc/self/status", "RssShmem:");
 }
 
 struct Measured {
@@ -145,6 +145,12 @@ std::string flag_of(plan::Strategy strategy) {
 double slowest(const Group& group, double value) {
   const Tensor one = torch::full({1}, value, torch::kDouble);
   group.all_reduce(one, comm::ReduceOp::Max).wait();
+  return one.item<double>();
+}
+
+double mean(const Group& group, double value) {
+  const Tensor one = torch::full({1}, value, torch::kDouble);
+  group.all_reduce(one, comm::ReduceOp::Average).wait();
   return one.item<double>();
 }
 
@@ -195,7 +201,9 @@ Measured train(const World& world, Job& job, const Arguments& arguments) {
   }
   std::ranges::nth_element(seconds, seconds.begin() + count / 2);
   out.step = slowest(group, seconds[static_cast<size_t>(count / 2)]);
-  out.peak = slowest(group, kib_of("/proc/self/status", "VmHWM:") - shared_less());
+  // Of what ranks share each has an equal part, whichever of them has touched it.
+  const double shared = mean(group, kib_of("/proc/self/smaps_rollup", "Pss_Shmem:"));
+  out.peak = slowest(group, private_peak()) + shared;
   group.barrier().wait();  // nobody unmaps what is shared while another one counts it
   return out;
 }
