@@ -4,11 +4,16 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "comm/shm/segment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/models.h"
 #include "lockstep/parallel/activation_checkpointing.h"
 #include "lockstep/parallel/call.h"
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/fused_adam.h"
 #include "lockstep/plan/strategy.h"
+#include "plan/measure/allocations.h"
+#include "plan/sharding.h"
 #include "support/spawn.h"
 
 namespace lockstep::plan {
@@ -46,6 +51,40 @@ void expect_as_counted(torch::nn::Module& net, const std::function<at::Tensor()>
               peak_within)
       << profile.name << ": counted " << memory.activations + memory.working << ", measured "
       << measured.peak << " beside " << states;
+}
+
+TEST(Measure, SharedMemoryIsRoundedAsGroupsRoundIt) {
+  for (const int64_t bytes : {1, 4096, 4097, (2 << 20) - 1, 2 << 20, (2 << 20) + 1, 37 << 20}) {
+    EXPECT_DOUBLE_EQ(shared_memory_bytes(static_cast<double>(bytes)),
+                     static_cast<double>(comm::page_rounded(bytes)));
+  }
+}
+
+// With its parameters and optimizer, from one step to the next.
+TEST(Measure, OneRankNeedsWhatIsCounted) {
+  test::spawn(1, [](World& world) {
+    models::Mlp net(models::MlpOptions{.sizes = {784, 1024, 1024, 10}});
+    const auto x = torch::randn({64, 784}), y = torch::randint(10, {64});
+    Ddp ddp(*net, world);
+    FusedAdamW adam(net->parameters(), torch::optim::AdamWOptions(1e-4));
+    const auto step = [&] {
+      ddp.zero_grad();
+      torch::nn::functional::cross_entropy(net->forward(x), y).backward();
+      adam.step();
+    };
+    for (int i = 0; i < 2; ++i) step();
+    ddp.zero_grad();
+    const auto memory = std::make_shared<Allocations>();
+    {
+      const Allocations::Watch watch(memory);
+      step();
+    }
+    const auto profile =
+        profile_of({.model = {.kind = "mlp", .mlp = {.hidden = {1024, 1024}}}}, {{784}, 10});
+    const auto planned = memory_of(profile, {.batch = 64}, Strategy::Ddp, this_host(), 1);
+    const double states = 12 * static_cast<double>(profile.elements());
+    EXPECT_NEAR((planned.tensors - planned.data) / (states + memory->peak()), 1, kPeakWithin);
+  });
 }
 
 at::Tensor classes(int64_t batch, int64_t count) { return torch::randint(count, {batch}); }
