@@ -3,6 +3,7 @@
 
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/interchange.h"
+#include "lockstep/checkpoint/load_optimizer.h"
 #include "lockstep/checkpoint/tensor_file_dataset.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/join.h"
