@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -26,19 +28,32 @@ int32_t sample_token(std::span<const float> logits, const GenerateOptions& optio
     weights[i] = std::exp((logits[i] - most) / static_cast<float>(options.temperature));
   }
   if (k < n || options.top_p < 1) {
-    // Of equal ones those with the lower numbers are more likely.
+    // Of equal ones those with the lower numbers are more likely; what is not a number comes last,
+    // since sorting needs an order of all.
     std::vector<int32_t> order(n);
     std::iota(order.begin(), order.end(), 0);
+    const auto logit = [&](int32_t i) {
+      const float x = logits[static_cast<size_t>(i)];
+      return x == x ? x : -std::numeric_limits<float>::infinity();
+    };
     const auto likelier = [&](int32_t a, int32_t b) {
-      const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+      const float x = logit(a), y = logit(b);
       return x != y ? x > y : a < b;
     };
-    std::partial_sort(order.begin(), order.begin() + static_cast<long>(k), order.end(), likelier);
+    const auto place = [&](size_t i) { return order.begin() + static_cast<std::ptrdiff_t>(i); };
+    if (k < n) std::nth_element(order.begin(), place(k), order.end(), likelier);
     size_t kept = k;
     if (options.top_p < 1) {
       double total = 0, sum = 0;
       for (size_t i = 0; i < k; ++i) total += weights[static_cast<size_t>(order[i])];
+      // Few tokens have most of the probability: only those are sorted.
+      size_t sorted = 0;
       for (kept = 0; kept < k && (kept == 0 || sum < options.top_p * total); ++kept) {
+        if (kept == sorted) {
+          const size_t end = std::min(k, std::max<size_t>(64, 4 * sorted));
+          std::partial_sort(place(sorted), place(end), place(k), likelier);
+          sorted = end;
+        }
         sum += weights[static_cast<size_t>(order[kept])];
       }
     }

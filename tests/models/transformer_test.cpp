@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <set>
+#include <span>
 
 #include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/interchange.h"
@@ -16,6 +17,7 @@
 #include "lockstep/models/pretrained.h"
 #include "lockstep/parallel/activation_checkpointing.h"
 #include "lockstep/parallel/call.h"
+#include "models/sampling.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 #include "text/files.h"
@@ -262,6 +264,33 @@ TEST(Generate, EndsAtAStopAndTheOthersGoOn) {
     std::set<int32_t> drawn;
     for (const auto& text : generate(net, prompts, few)) drawn.insert(text.begin(), text.end());
     EXPECT_THAT(drawn, ElementsAre(0, 1, 2, 3, 4));
+  });
+}
+
+// Against all of them sorted.
+TEST(Generate, DrawsFromTheLeastSetOfTheMostLikely) {
+  isolated([] {
+    torch::manual_seed(4);
+    const std::vector<std::pair<int64_t, double>> settings = {
+        {0, 0.3}, {0, 0.999}, {20, 1}, {20, 0.6}, {2000, 0.9}};
+    for (const int64_t n : {1, 50, 3000}) {
+      for (const double width : {0.0, 0.1, 5.0}) {
+        const at::Tensor logits = (torch::randn({n}) * width * 4).round() / 4;  // some are equal
+        const std::span row(logits.const_data_ptr<float>(), static_cast<size_t>(n));
+        const at::Tensor chances = logits.to(at::kDouble).softmax(0);
+        const at::Tensor order = std::get<1>(logits.sort(true, 0, true));
+        for (const auto& [k, p] : settings) {
+          const int64_t most = k == 0 ? n : std::min(k, n);
+          const at::Tensor likely = chances.index_select(0, order.slice(0, 0, most));
+          const at::Tensor before = likely.cumsum(0) - likely;
+          const int64_t kept = (before < p * likely.sum() - 1e-9).sum().item<int64_t>();
+          const at::Tensor set = std::get<0>(order.slice(0, 0, std::max<int64_t>(kept, 1)).sort());
+          const GenerateOptions options{.temperature = 1, .top_k = k, .top_p = p};
+          EXPECT_EQ(models::sample_token(row, options, 0), set[0].item<int64_t>());
+          EXPECT_EQ(models::sample_token(row, options, 1 - 1e-12), set[-1].item<int64_t>());
+        }
+      }
+    }
   });
 }
 
