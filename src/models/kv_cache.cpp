@@ -13,8 +13,12 @@
 
 namespace lockstep::models {
 
-KvCache::KvCache(std::vector<Layer> layers, int64_t sequences, int64_t length)
-    : layers_(std::move(layers)), lengths_(static_cast<size_t>(sequences), 0), capacity_(length) {}
+KvCache::KvCache(std::vector<Layer> layers, int64_t sequences, int64_t length,
+                 std::vector<float> frequencies)
+    : layers_(std::move(layers)),
+      lengths_(static_cast<size_t>(sequences), 0),
+      capacity_(length),
+      frequencies_(std::move(frequencies)) {}
 
 void KvCache::set_lengths(std::vector<int64_t> lengths) {
   if (lengths.size() != lengths_.size()) {
@@ -65,14 +69,19 @@ const KvCache::Step& KvCache::step(int64_t count) const {
 
 at::Tensor KvCache::positions(int64_t count) const { return step(count).positions; }
 
-KvCache::Layer KvCache::extend(int64_t layer, const at::Tensor& keys, const at::Tensor& values) {
-  auto& kept = layers_.at(static_cast<size_t>(layer));
-  const int64_t count = keys.size(2);
+void KvCache::check_room(int64_t count) const {
   const int64_t longest = *std::max_element(lengths_.begin(), lengths_.end()) + count;
   if (longest > capacity_) {
     throw ConfigError(
         fmt::format("[transformer] KvCache: {} tokens, made for {}", longest, capacity_));
   }
+}
+
+KvCache::Layer KvCache::extend(int64_t layer, const at::Tensor& keys, const at::Tensor& values) {
+  auto& kept = layers_.at(static_cast<size_t>(layer));
+  const int64_t count = keys.size(2);
+  check_room(count);
+  const int64_t longest = *std::max_element(lengths_.begin(), lengths_.end()) + count;
   const auto store = [&](at::Tensor& to, const at::Tensor& from) {
     if (even()) {
       to.slice(2, lengths_.front(), longest).copy_(from);

@@ -10,6 +10,7 @@
 #include "lockstep/models/cross_entropy.h"
 #include "lockstep/parallel/call.h"
 #include "models/checks.h"
+#include "models/token_step/token_step.h"
 #include "models/transformer_parts.h"
 
 namespace lockstep::models {
@@ -117,14 +118,17 @@ void TransformerImpl::check_ids(const at::Tensor& ids) const {
   }
 }
 
+at::Tensor TransformerImpl::frequencies(at::Device device) const {
+  const auto wide = at::dtype(at::kFloat).device(device);
+  const auto d = static_cast<double>(options.head_dim);
+  return at::pow(at::scalar_tensor(options.rope_theta, wide),
+                 at::arange(0, options.head_dim, 2, wide) / d)
+      .reciprocal();
+}
+
 TransformerImpl::Rotation TransformerImpl::rotation(const at::Tensor& positions,
                                                     const at::Tensor& x) const {
-  const auto wide = at::dtype(at::kFloat).device(x.device());
-  const auto d = static_cast<double>(options.head_dim);
-  const at::Tensor frequencies = at::pow(at::scalar_tensor(options.rope_theta, wide),
-                                         at::arange(0, options.head_dim, 2, wide) / d)
-                                     .reciprocal();
-  const at::Tensor angles = positions.to(wide.dtype()).unsqueeze(-1) * frequencies;
+  const at::Tensor angles = positions.to(at::kFloat).unsqueeze(-1) * frequencies(x.device());
   const at::Tensor both = at::cat({angles, angles}, -1);
   return {both.cos().to(x.scalar_type()), both.sin().to(x.scalar_type())};
 }
@@ -141,6 +145,7 @@ at::Tensor TransformerImpl::hidden(const at::Tensor& ids) {
 
 at::Tensor TransformerImpl::hidden(const at::Tensor& ids, KvCache& cache) {
   check_ids(ids);
+  if (auto step = TokenStep::of(*this, ids, cache)) return step->run();
   at::Tensor x = model->embed_tokens(ids);
   const auto [cosines, sines] = rotation(cache.positions(ids.size(1)), x);
   for (size_t i = 0; i < model->layers->size(); ++i) {
@@ -155,6 +160,7 @@ const at::Tensor& TransformerImpl::head_weight() const {
 }
 
 at::Tensor TransformerImpl::head(const at::Tensor& hidden) const {
+  if (auto few = few_products(hidden, head_weight())) return *std::move(few);
   return at::linear(hidden, head_weight());
 }
 
@@ -172,7 +178,9 @@ KvCache TransformerImpl::make_cache(int64_t sequences, int64_t length) const {
     layers.push_back({at::zeros(sizes, weight.options().requires_grad(false)),
                       at::zeros(sizes, weight.options().requires_grad(false))});
   }
-  return {std::move(layers), sequences, length};
+  const at::Tensor angles = frequencies(at::kCPU).contiguous();
+  const auto* first = angles.const_data_ptr<float>();
+  return {std::move(layers), sequences, length, {first, first + angles.numel()}};
 }
 
 std::vector<std::shared_ptr<torch::nn::Module>> TransformerImpl::recomputed(Recomputed kind,

@@ -17,8 +17,10 @@ class KvCache {
     at::Tensor keys, values;
   };
 
-  // An empty one.
-  KvCache(std::vector<Layer> layers, int64_t sequences, int64_t length);
+  // An empty one. `frequencies` of the positions' angles are the model's; without them it computes
+  // them for each token.
+  KvCache(std::vector<Layer> layers, int64_t sequences, int64_t length,
+          std::vector<float> frequencies = {});
 
   // How many sequences there are, and how many tokens of each there is memory for.
   int64_t sequences() const { return static_cast<int64_t>(lengths_.size()); }
@@ -42,6 +44,13 @@ class KvCache {
   // Returns those of all tokens up to the longest sequence's end. advance() makes them count.
   Layer extend(int64_t layer, const at::Tensor& keys, const at::Tensor& values);
 
+  // All memory of a layer, sequences x heads x capacity() x head_dim, for what stores by itself.
+  Layer& memory(int64_t layer) { return layers_.at(static_cast<size_t>(layer)); }
+  // Throws ConfigError when `count` more tokens do not fit.
+  void check_room(int64_t count) const;
+  // As they were given.
+  const std::vector<float>& frequencies() const { return frequencies_; }
+
   // What each of `count` new tokens may look at among what extend() returns: sequences x 1 x count
   // x tokens, true where it may; undefined when a causal kernel or none at all does the same.
   at::Tensor mask(int64_t count) const;
@@ -63,6 +72,7 @@ class KvCache {
   std::vector<Layer> layers_;
   std::vector<int64_t> lengths_;
   int64_t capacity_;
+  std::vector<float> frequencies_;
   mutable Step step_;
 };
 

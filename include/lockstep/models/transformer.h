@@ -75,6 +75,7 @@ TORCH_MODULE(Swiglu);
 
 class TransformerAttentionImpl;
 class TransformerMlpImpl;
+class TokenStep;
 
 // One layer: attention, then the feed-forward network, each added to its input.
 class TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
@@ -92,6 +93,7 @@ class TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
 
  private:
   friend class TransformerImpl;
+  friend class TokenStep;
   at::Tensor add_feed_forward(const at::Tensor& x);
   at::Tensor drop(const at::Tensor& x) const;
 
@@ -145,7 +147,8 @@ class TransformerImpl : public torch::nn::Cloneable<TransformerImpl> {
   at::Tensor hidden(const at::Tensor& ids);
 
   // The same of ids that follow those in the cache, to which they are added; each sequence has its
-  // own length there.
+  // own length there. One token a sequence has a way of its own on the CPU in float32, without
+  // gradients: the same values up to rounding, without libtorch's operators.
   at::Tensor hidden(const at::Tensor& ids, KvCache& cache);
 
   // Logits of hidden(): ... x vocabulary.
@@ -176,6 +179,7 @@ class TransformerImpl : public torch::nn::Cloneable<TransformerImpl> {
   struct Rotation {
     at::Tensor cosines, sines;
   };
+  at::Tensor frequencies(at::Device device) const;
   Rotation rotation(const at::Tensor& positions, const at::Tensor& x) const;
   void check_ids(const at::Tensor& ids) const;
 };

@@ -1,0 +1,2 @@
+#define LOCKSTEP_ISA avx2
+#include "models/token_step/kernels.inl"

@@ -1,0 +1,2 @@
+#define LOCKSTEP_ISA baseline
+#include "models/token_step/kernels.inl"
