@@ -14,9 +14,9 @@ import re
 import sys
 
 from bench import HERE, Bench, machine
-from figures import checkpoints, collectives, examples, launching, training
+from figures import checkpoints, collectives, examples, language_models, launching, training
 
-FIGURES = examples.FIGURES | training.FIGURES | launching.FIGURES | collectives.FIGURES | checkpoints.FIGURES
+FIGURES = examples.FIGURES | training.FIGURES | language_models.FIGURES | launching.FIGURES | collectives.FIGURES | checkpoints.FIGURES
 
 
 def main():
