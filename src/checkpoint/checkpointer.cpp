@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "checkpoint/format/checksum.h"
+#include "checkpoint/format/latest.h"
 #include "checkpoint/generators.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"
@@ -148,6 +149,7 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
 std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& restore_options) {
   std::string mine(1, kWell);
   if (group.rank() == 0) {
+    mend_latest(path, files);
     try {
       if (restore_options.damaged == Damaged::Error) {
         if (const auto newest = newest_checkpoint(path, files)) mine += *newest + "\n";

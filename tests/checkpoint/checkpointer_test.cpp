@@ -156,6 +156,32 @@ TEST(Checkpointer, ASecondJobIsTold) {
   });
 }
 
+// The last save of a job was cut off behind the publishing, and the next job has nothing to save.
+TEST(Checkpointer, RestoringReplacesALatestThatAKilledJobLeftBehind) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    int64_t value = 0;
+    std::string first, second;
+    {
+      Checkpointer checkpoints(world, folder.path());
+      checkpoints.track("value", value);
+      checkpoints.save(1);
+      if (world.is_main()) first = contents(folder / "latest");
+      checkpoints.save(2);
+    }
+    if (world.is_main()) {
+      second = contents(folder / "latest");
+      write(folder / "latest", first);
+    }
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("value", value);
+    EXPECT_EQ(checkpoints.restore_latest()->step, 2);
+    if (world.is_main()) {
+      EXPECT_EQ(contents(folder / "latest"), second);
+    }
+  });
+}
+
 TEST(Checkpointer, WhatDoesNotFitIsListedAndAllowedByPattern) {
   const Folder folder;
   spawn(2, [&](World& world) {

@@ -8,9 +8,11 @@
 
 #include <filesystem>
 
+#include "checkpoint/format/latest.h"
 #include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
+#include "lockstep/checkpoint/tensor_files.h"
 #include "support/thrown.h"
 
 namespace lockstep::test {
@@ -21,6 +23,7 @@ using checkpoint::newest_checkpoint;
 using checkpoint::Published;
 using checkpoint::Retention;
 using checkpoint::to_remove;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -77,7 +80,7 @@ TEST(Directory, OneThatIsRemovedWhileAJobSavesIsAnError) {
   save(directory, 1, 1);
   std::filesystem::remove_all(path);
   EXPECT_THAT(message_of<CheckpointError>([&] { save(directory, 2, 2); }),
-              testing::AllOf(HasSubstr(path), HasSubstr("No such file or directory")));
+              AllOf(HasSubstr(path), HasSubstr("No such file or directory")));
   EXPECT_FALSE(std::filesystem::exists(path));
 }
 
@@ -90,10 +93,9 @@ TEST(Directory, ASecondWriterIsToldWhoIsFirst) {
   const Folder folder;
   {
     const Directory first(folder.path());
-    EXPECT_THAT(
-        message_of<CheckpointError>([&] { Directory second(folder.path()); }),
-        testing::AllOf(HasSubstr(folder.path()), HasSubstr(fmt::format("process {} on ", getpid())),
-                       HasSubstr("writes checkpoints here already")));
+    EXPECT_THAT(message_of<CheckpointError>([&] { Directory second(folder.path()); }),
+                AllOf(HasSubstr(folder.path()), HasSubstr(fmt::format("process {} on ", getpid())),
+                      HasSubstr("writes checkpoints here already")));
     const pid_t pid = fork();
     if (pid == 0) {
       const auto told = message_of<CheckpointError>([&] { Directory second(folder.path()); });
@@ -115,6 +117,51 @@ TEST(Directory, LeftoversOfAnEarlierSaveGo) {
   Directory directory(folder.path());
   save(directory, 5, 1);
   EXPECT_THAT(names(folder.path()), ElementsAre(".lock", "latest", "mine.txt", "step-00000005"));
+}
+
+// A job is killed after it has published a checkpoint and before it has replaced `latest`. The next
+// one may have nothing left to save.
+TEST(Directory, ALatestThatAKilledJobHasNotReplacedIsReplacedByTheNext) {
+  const Folder folder;
+  const std::string latest = folder / "latest";
+  std::string first, second;
+  {
+    Directory directory(folder.path());
+    save(directory, 10, 1);
+    first = contents(latest);
+    save(directory, 20, 2);
+    second = contents(latest);
+  }
+  for (const std::string& left : {first, std::string("step-0"), std::string()}) {
+    left.empty() ? (void)std::filesystem::remove(latest) : write(latest, left);
+    checkpoint::mend_latest(folder.path(), checkpoint::system_files());
+    EXPECT_EQ(contents(latest), second);
+    EXPECT_THAT(checkpoint::verify_directory(folder.path()).directory, ElementsAre());
+  }
+  EXPECT_THAT(names(folder.path()),
+              ElementsAre(".lock", "latest", "step-00000010", "step-00000020"));
+}
+
+TEST(Directory, MendingLatestLeavesTheDirectoriesOfOthersAlone) {
+  const Folder folder;
+  const std::string latest = folder / "latest";
+  checkpoint::mend_latest(folder / "nowhere", checkpoint::system_files());
+  EXPECT_FALSE(std::filesystem::exists(folder / "nowhere"));
+  {
+    Directory writer(folder.path());
+    checkpoint::mend_latest(folder.path(), checkpoint::system_files());
+    save(writer, 10, 1);
+    const std::string first = contents(latest);
+    save(writer, 20, 2);
+    write(latest, first);
+    checkpoint::mend_latest(folder.path(), checkpoint::system_files());  // the writer is about to
+    EXPECT_EQ(contents(latest), first);
+    write(folder / "step-00000020/manifest.json", "{}");
+    write(latest, "step-0");
+  }
+  // It says that the newest that can be read is older than one that cannot.
+  checkpoint::mend_latest(folder.path(), checkpoint::system_files());
+  EXPECT_EQ(contents(latest), "step-0");
 }
 
 TEST(Directory, WhatIsAbandonedLeavesNothing) {
@@ -140,10 +187,9 @@ TEST(Directory, AnUnreadableManifestIsAnErrorUnlessLatestSaysItIsOld) {
   EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 2);
   write(old, kept);
   write(folder / "step-00000020/manifest.json", "{}");
-  EXPECT_THAT(
-      message_of<CheckpointError>([&] { newest_checkpoint(folder.path()); }),
-      testing::AllOf(HasSubstr("step-00000020/manifest.json: is damaged"),
-                     HasSubstr("The newest readable checkpoint"), HasSubstr("is step-00000010")));
+  EXPECT_THAT(message_of<CheckpointError>([&] { newest_checkpoint(folder.path()); }),
+              AllOf(HasSubstr("step-00000020/manifest.json: is damaged"),
+                    HasSubstr("The newest readable checkpoint"), HasSubstr("is step-00000010")));
 }
 
 TEST(Directory, ADamagedLatestDoesNotMatter) {

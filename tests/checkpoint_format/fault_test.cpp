@@ -8,10 +8,12 @@
 
 #include <filesystem>
 
+#include "checkpoint/format/latest.h"
 #include "checkpoint_format/faulty_files.h"
 #include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
+#include "lockstep/checkpoint/tensor_files.h"
 #include "support/thrown.h"
 
 namespace lockstep::test {
@@ -41,7 +43,8 @@ int calls_of_a_save() {
   return files.calls();
 }
 
-// Complete checkpoints only, and no litter once another save has been made.
+// Complete checkpoints only, `latest` is right once a job has restored, and no litter is left once
+// another save has been made.
 void expect_intact(const std::string& path, const std::string& what) {
   const auto newest = newest_checkpoint(path);
   ASSERT_TRUE(newest) << what;
@@ -50,6 +53,8 @@ void expect_intact(const std::string& path, const std::string& what) {
     EXPECT_EQ(value_of(path + "/" + one.name), static_cast<float>(one.step)) << what;
   }
   EXPECT_TRUE(checkpoint::list_checkpoints(path).unreadable.empty()) << what;
+  checkpoint::mend_latest(path, checkpoint::system_files());
+  EXPECT_THAT(checkpoint::verify_directory(path).directory, testing::ElementsAre()) << what;
   {
     Directory directory(path);
     save(directory, 3, 3);

@@ -10,7 +10,7 @@
 #include <set>
 #include <system_error>
 
-#include "checkpoint/format/checksum.h"
+#include "checkpoint/format/latest.h"
 #include "checkpoint/format/names.h"
 #include "core/address.h"
 #include "lockstep/checkpoint/error.h"
@@ -48,15 +48,6 @@ void make_directories(FileSystem& files, const std::string& path) {
 std::string without_end_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;
-}
-
-// The name that `latest` holds, with the manifest's checksum: "step-00001200 0123456789abcdef\n".
-std::string latest_text(const std::string& name, std::string_view manifest) {
-  return fmt::format("{} {}\n", name, hex(checksum(manifest)));
-}
-
-std::string manifest_path(const std::string& directory, const std::string& name) {
-  return fmt::format("{}/{}/{}", directory, name, kManifestName);
 }
 
 // Whether `latest` is whole and of a checkpoint that is. Then one that cannot be read is older,
@@ -154,7 +145,10 @@ Directory::Directory(std::string path, FileSystem& files)
   make_directories(files_, path_);
   lock();
   try {
-    checkpoints_ = list_checkpoints(path_, files_).checkpoints;
+    Listing listing = list_checkpoints(path_, files_);
+    const auto text = missing_in_latest(path_, listing, files_);
+    if (text) write_latest(path_, *text, files_);
+    checkpoints_ = std::move(listing.checkpoints);
   } catch (...) {
     files_.close(lock_);
     throw;
@@ -230,10 +224,7 @@ std::string Directory::publish(Manifest manifest) {
   temporary_.clear();
   checkpoints_.push_back({name, manifest.step, manifest.save, manifest.metrics});
   sync_directory(files_, path_);
-  const std::string latest = fmt::format("{}/{}{}", path_, kTemporary, kLatestName);
-  write_file(files_, latest, latest_text(name, text));
-  rename(files_, latest, fmt::format("{}/{}", path_, kLatestName));
-  sync_directory(files_, path_);
+  write_latest(path_, latest_text(name, text), files_);
   return folder;
 }
 

@@ -17,7 +17,8 @@ namespace {
 std::string fault_of_latest(const std::string& directory, const Listing& listing,
                             FileSystem& files) {
   const std::string path = fmt::format("{}/{}", directory, kLatestName);
-  const std::string cure = "Restoring does not need it; the next save writes it again";
+  const std::string cure =
+      "Restoring does not need it; the next restore_latest() or save writes it again";
   const std::string newest = listing.checkpoints.empty() ? "" : listing.checkpoints.back().name;
   try {
     const MappedFile file(files, path);
