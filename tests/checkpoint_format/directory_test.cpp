@@ -119,6 +119,42 @@ TEST(Directory, LeftoversOfAnEarlierSaveGo) {
   EXPECT_THAT(names(folder.path()), ElementsAre(".lock", "latest", "mine.txt", "step-00000005"));
 }
 
+// As a rank does whose job was restarted without it: rank 0 and its lock have gone, and it still
+// writes.
+TEST(Directory, WhatARankOfAnEndedJobWritesGoesIntoNoNewCheckpoint) {
+  const Folder folder;
+  const std::string name = "/shard-1-of-2.safetensors";
+  std::string begun;
+  {
+    Directory ended(folder.path());
+    begun = ended.begin(5);
+  }
+  Directory next(folder.path());
+  const std::string again = next.begin(5);
+  EXPECT_NE(again, begun);
+  EXPECT_THAT(message_of<CheckpointError>(
+                  [&] { checkpoint::OutputFile(checkpoint::system_files(), begun + name); }),
+              AllOf(HasSubstr(begun + name), HasSubstr("No such file or directory")));
+  EXPECT_FALSE(std::filesystem::exists(again + name));
+}
+
+// The same rank makes a file in the folder of the attempt while the new job removes it.
+TEST(Directory, LeftoversThatCannotBeRemovedYetDoNotStopASave) {
+  class Busy : public checkpoint::FileSystem {
+   public:
+    int remove_directory(const std::string& path) override {
+      if (path.ends_with(".tmp-step-00000005"))
+        test::write(path + "/shard-1-of-2.safetensors", "late");
+      return FileSystem::remove_directory(path);
+    }
+  } busy;
+  const Folder folder;
+  std::filesystem::create_directories(folder / ".tmp-step-00000005");
+  Directory directory(folder.path(), busy);
+  save(directory, 6, 1, busy);
+  EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 1);
+}
+
 // A job is killed after it has published a checkpoint and before it has replaced `latest`. The next
 // one may have nothing left to save.
 TEST(Directory, ALatestThatAKilledJobHasNotReplacedIsReplacedByTheNext) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <random>
 #include <set>
 #include <system_error>
 
@@ -63,6 +64,12 @@ bool names_a_readable_one(const std::string& directory, const Listing& listing, 
   } catch (const CheckpointError&) {
     return false;
   }
+}
+
+// So that no two attempts have a name in common, on whatever host and in whatever job.
+std::string random_suffix() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}", device(), device());
 }
 
 }  // namespace
@@ -199,9 +206,14 @@ std::string Directory::begin(int64_t step) {
   for (const auto& name : names_in(files_, path_)) {
     if (!name.starts_with(kTemporary)) continue;
     const std::string stale = path_ + "/" + name;
-    if (files_.unlink(stale) != 0) remove_folder(files_, stale);
+    try {
+      if (files_.unlink(stale) != 0) remove_folder(files_, stale);
+    } catch (const CheckpointError&) {
+      // A rank of an ended job may still write there. The next save tries again.
+    }
   }
-  const std::string folder = fmt::format("{}/{}{}{:08}", path_, kTemporary, kStep, step);
+  const std::string folder =
+      fmt::format("{}/{}{}{:08}-{}", path_, kTemporary, kStep, step, random_suffix());
   if (files_.make_directory(folder) != 0) throw_system_error(folder, "cannot be made");
   temporary_ = folder;
   return folder;
@@ -240,7 +252,7 @@ void Directory::abandon() noexcept {
 void Directory::remove(const std::string& name) {
   // Under another name first: what is removed in part must not pass for a checkpoint.
   const std::string own = path_ + "/" + name;
-  const std::string doomed = fmt::format("{}/{}{}", path_, kTemporary, name);
+  const std::string doomed = fmt::format("{}/{}{}-{}", path_, kTemporary, name, random_suffix());
   if (files_.rename(own, doomed) != 0) {
     if (errno == ENOENT) return;  // somebody has removed it
     throw_system_error(own, fmt::format("cannot be renamed to {}", doomed));
