@@ -264,16 +264,22 @@ void Checkpointer::finish() {
 
 std::optional<Restored> Checkpointer::restore_latest(const RestoreOptions& options) {
   impl_->join();
-  std::string damage;
-  for (const auto& folder : impl_->candidates(options)) {
-    if (auto restored = impl_->attempt(folder, options, damage)) return restored;
-    if (options.damaged == Damaged::Error) break;
-    if (impl_->group.rank() == 0) {
-      log::warn(damage + "\n  an older checkpoint is restored");
+  auto folders = impl_->candidates(options);
+  while (true) {
+    std::string damage;
+    for (const auto& folder : folders) {
+      if (auto restored = impl_->attempt(folder, options, damage)) return restored;
+      if (options.damaged == Damaged::Error) break;
+      if (impl_->group.rank() == 0) {
+        log::warn(damage + "\n  an older checkpoint is restored");
+      }
     }
+    if (damage.empty()) return std::nullopt;
+    // A job that writes there may have published a newer one since, and removed this one.
+    auto now = impl_->candidates(options);
+    if (now.empty() || now.front() == folders.front()) throw CheckpointError(damage);
+    folders = std::move(now);
   }
-  if (!damage.empty()) throw CheckpointError(damage);
-  return std::nullopt;
 }
 
 Restored Checkpointer::restore(const std::string& folder, const RestoreOptions& options) {

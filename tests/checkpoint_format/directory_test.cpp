@@ -155,6 +155,40 @@ TEST(Directory, LeftoversThatCannotBeRemovedYetDoNotStopASave) {
   EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 1);
 }
 
+// An evaluation looks for the newest while a training saves: its list of names has one checkpoint,
+// which is gone when it is opened.
+TEST(Directory, AReaderLooksAgainWhenAWriterHasRemovedWhatItFound) {
+  const Folder folder;
+  Directory writer(folder.path());
+  class Overtaken : public checkpoint::FileSystem {
+   public:
+    explicit Overtaken(Directory& writer) : writer_(writer) {}
+    std::optional<std::vector<std::string>> list(const std::string& path) override {
+      auto names = FileSystem::list(path);
+      if (path == writer_.path() && step_ < 4) {
+        ++step_;
+        save(writer_, step_, 1.0F * step_);
+        writer_.retain({.keep_last = 1});
+      }
+      return names;
+    }
+
+   private:
+    Directory& writer_;
+    int step_ = 1;
+  } files(writer);
+  save(writer, 1, 1);
+  EXPECT_EQ(newest_checkpoint(folder.path(), files), folder / "step-00000004");
+}
+
+TEST(Directory, ALinkThatLeadsNowhereCannotBeRead) {
+  const Folder folder;
+  Directory directory(folder.path());
+  save(directory, 10, 1);
+  std::filesystem::create_symlink("nowhere", folder / "step-00000020");
+  EXPECT_THAT(checkpoint::list_checkpoints(folder.path()).unreadable, ElementsAre("step-00000020"));
+}
+
 // A job is killed after it has published a checkpoint and before it has replaced `latest`. The next
 // one may have nothing left to save.
 TEST(Directory, ALatestThatAKilledJobHasNotReplacedIsReplacedByTheNext) {

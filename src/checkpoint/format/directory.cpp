@@ -19,6 +19,8 @@
 namespace lockstep::checkpoint {
 namespace {
 
+constexpr int kAttempts = 10;  // a link that leads nowhere is gone each time
+
 std::string this_process() { return fmt::format("process {} on {}", getpid(), host_name()); }
 
 void write_file(FileSystem& files, const std::string& path, std::string_view bytes) {
@@ -76,16 +78,23 @@ std::string random_suffix() {
 
 Listing list_checkpoints(const std::string& directory, FileSystem& files) {
   Listing listing;
-  for (const auto& name : names_in(files, directory)) {
-    if (!name.starts_with(kStep)) continue;
-    const std::string path = manifest_path(directory, name);
-    try {
-      const MappedFile file(files, path);
-      const Manifest manifest = manifest_from(file.bytes(), "[checkpoint] " + path);
-      listing.checkpoints.push_back({name, manifest.step, manifest.save, manifest.metrics});
-    } catch (const CheckpointError&) {
-      listing.unreadable.push_back(name);
+  // As often as a writer may have published one meanwhile and removed what was listed before.
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    listing = {};
+    bool outdated = false;
+    for (const auto& name : names_in(files, directory)) {
+      if (!name.starts_with(kStep)) continue;
+      const std::string path = manifest_path(directory, name);
+      try {
+        const MappedFile file(files, path);
+        const Manifest manifest = manifest_from(file.bytes(), "[checkpoint] " + path);
+        listing.checkpoints.push_back({name, manifest.step, manifest.save, manifest.metrics});
+      } catch (const CheckpointError&) {
+        listing.unreadable.push_back(name);
+        outdated = outdated || (!files.list(directory + "/" + name) && errno == ENOENT);
+      }
     }
+    if (!outdated) break;
   }
   std::sort(listing.checkpoints.begin(), listing.checkpoints.end(),
             [](const auto& a, const auto& b) {
