@@ -19,6 +19,8 @@ namespace {
 namespace nn = torch::nn;
 namespace optim = torch::optim;
 
+constexpr int64_t kLanes = 4;
+
 struct Plan {
   std::string directory, trace;
   int64_t steps = 0, every = 0, seed = 0;
@@ -138,6 +140,26 @@ class Batches {
   std::optional<Loader::Epoch::Iterator> at_;
 };
 
+// The same step by step, with lanes.
+class LaneSteps {
+ public:
+  explicit LaneSteps(Loader& loader) : loader_(loader) {}
+  data::Step next() {
+    if (at_) ++*at_;
+    while (!at_ || *at_ == std::default_sentinel) {
+      at_.reset();
+      epoch_.emplace(loader_.steps(loader_.state().epoch));
+      at_.emplace(epoch_->begin());
+    }
+    return **at_;
+  }
+
+ private:
+  Loader& loader_;
+  std::optional<data::Steps> epoch_;
+  std::optional<data::Steps::Iterator> at_;
+};
+
 void train(const World& world, const Plan& plan) {
   const at::Tensor inputs = at::randn({209, 12}, at::make_generator<at::CPUGeneratorImpl>(5));
   const data::TensorDataset samples(inputs, inputs.sum(1, /*keepdim=*/true).sin());
@@ -146,14 +168,15 @@ void train(const World& world, const Plan& plan) {
                               .seed = plan.seed,
                               .drop_last = plan.has("drop_last"),
                               .prefetch = loads_ahead ? 3 : 0,
-                              .workers = loads_ahead ? 2 : 0};
+                              .workers = loads_ahead ? 2 : 0,
+                              .lanes = plan.has("lanes") ? kLanes : 0};
   if (plan.has("transforms")) loading.transforms.emplace_back(shaken);
   Loader loader(samples, world, loading);
 
   seed_everything(plan.seed, world);
   Net net(world, plan);
   const auto hook = make_hook(plan);
-  Ddp ddp(net, world, {.bucket_bytes = {700, 2000}, .hook = hook});
+  Ddp ddp(net, world, {.bucket_bytes = {700, 2000}, .hook = hook, .lanes = loading.lanes});
   std::vector<optim::OptimizerParamGroup> groups;
   groups.emplace_back(std::vector{net->first->weight, net->first->bias});
   std::vector<at::Tensor> others;
@@ -203,26 +226,42 @@ void train(const World& world, const Plan& plan) {
   const auto found = checkpoints.restore_latest();
   const Trace trace(fmt::format("{}.{}", plan.trace, world.rank()));
   Batches batches(loader);
+  LaneSteps lane_steps(loader);
+  std::optional<LaneMean> lane_mean;
+  if (plan.has("lanes")) lane_mean.emplace(ddp);
   const int micro = plan.has("accumulate") ? 3 : 1;
   for (int64_t step = found ? found->step : 0; step < plan.steps;) {
     ddp.zero_grad();
     double sum = 0;
-    for (int i = 0; i < micro; ++i) {
-      std::optional<parallel::Hold> hold;
-      if (i + 1 < micro) hold.emplace(ddp.hold());
-      const auto [x, y] = batches.next();
+    const auto backward_of = [&](const data::Batch& batch, bool overflows) {
+      const auto& [x, y] = batch;
       auto loss = nn::functional::mse_loss(
           net->forward(x), y, nn::functional::MSELossFuncOptions().reduction(torch::kSum));
-      sum += loss.item<double>();
+      const auto value = loss.item<double>();
       if (plan.has("global_mean")) {
         mean.add(x.size(0));
       } else {
         loss = loss / (15.0 * micro);
       }
-      if (plan.has("overflow") && step % 11 == 7 && world.rank() == world.size() - 1) {
+      if (overflows && plan.has("overflow") && step % 11 == 7) {
         loss = loss * std::numeric_limits<double>::infinity();
       }
       scaler.scale(loss).backward();
+      return value;
+    };
+    if (plan.has("lanes")) {
+      const data::Step lanes = lane_steps.next();
+      int64_t lane = lanes.lanes().begin;
+      for (const auto& batch : ddp.lanes(lanes)) {
+        lane_mean->add(backward_of(batch, lane++ == kLanes - 1));
+      }
+      sum = lane_mean->mean();
+    } else {
+      for (int i = 0; i < micro; ++i) {
+        std::optional<parallel::Hold> hold;
+        if (i + 1 < micro) hold.emplace(ddp.hold());
+        sum += backward_of(batches.next(), world.rank() == world.size() - 1);
+      }
     }
     if (plan.has("global_mean")) mean.scale_gradients_(net->parameters());
     if (plan.has("clip")) {
@@ -235,7 +274,7 @@ void train(const World& world, const Plan& plan) {
     if (plan.has("plateau")) plateau.step(sum);
     if (plan.has("averager")) averager.step();
     ++step;
-    running = 0.9 * running + 0.1 * sum_over_ranks(sum, world);
+    running = 0.9 * running + 0.1 * (plan.has("lanes") ? sum : sum_over_ranks(sum, world));
     sums[step % 3] = running;
     trace.add(step, sum);
     if (step == plan.steps || step % plan.every == 0) checkpoints.save(step);
