@@ -160,6 +160,71 @@ TEST(FsdpFeatures, ReshardsToASmallerGroupAfterForward) {
   });
 }
 
+struct HookedImpl : torch::nn::Module {
+  explicit HookedImpl(double times) : factor(times) {
+    torch::manual_seed(8);
+    first = register_module("first", torch::nn::Linear(40, 60));
+    middle = register_module("middle", torch::nn::Linear(60, 60));
+    last = register_module("last", torch::nn::Linear(60, 5));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = call(middle, torch::tanh(call(first, x)));
+    y.register_hook([this](const at::Tensor& gradient) { return gradient * factor; });
+    return call(last, y);
+  }
+  double factor;
+  torch::nn::Linear first{nullptr}, middle{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Hooked);
+
+TEST(FsdpFeatures, HooksSeeAndChangeTheGradientsOfThisRank) {
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      const double factor = 1.5 + world.rank();
+      const Hooked net(factor), usual(factor);
+      int64_t seen = 0;
+      const auto watch = [&](const at::Tensor& parameter) {
+        parameter.register_hook([&seen, factor](const at::Tensor& gradient) {
+          seen += gradient.numel();
+          return gradient * factor;
+        });
+      };
+      for (const auto& model : {net, usual}) watch(model->middle->weight);
+      Fsdp fsdp(net, world.group(),
+                {.units = units_of<torch::nn::LinearImpl>(*net), .share_memory = share});
+      Ddp ddp(usual, world.group());
+      for (const auto& model : {net, usual}) watch(model->first->bias);  // after attaching, too
+      for (int step = 0; step < 2; ++step) {
+        fsdp.zero_grad();
+        ddp.zero_grad();
+        call(net, feature_input(world.rank(), step)).square().mean().backward();
+        call(usual, feature_input(world.rank(), step)).square().mean().backward();
+        expect_same_gradients(fsdp, usual, 0);
+      }
+      EXPECT_EQ(seen, 2 * 2 * (60 * 60 + 60));
+    });
+  }
+}
+
+// There is no Join: ranks that have batches are told of those that have none.
+TEST(FsdpFeatures, UnequalNumbersOfBatchesAreAnErrorOnAllRanks) {
+  static_assert(!std::is_base_of_v<parallel::Joinable, Fsdp>);
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      const Tower net;
+      const Fsdp fsdp(net, world.group(),
+                      {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      EXPECT_THAT(message_of<CommError>([&] {
+                    for (int step = 0; step < 2 + world.rank(); ++step) {
+                      tower_loss(net, world.rank(), step).backward();
+                    }
+                    world.group().barrier().wait();
+                  }),
+                  HasSubstr("Fsdp"));
+    });
+  }
+}
+
 TEST(FsdpFeatures, WhatLooksAtWholeParametersIsRefusedByName) {
   spawn(2, [](World& world) {
     const Group& group = world.group();
