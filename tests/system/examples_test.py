@@ -215,6 +215,14 @@ def test_the_trainers_program_learns(_):
     assert accuracy > 0.8, accuracy
 
 
+def test_the_trainers_file_learns(folder):
+    file = pathlib.Path(sys.argv[1]).resolve() / "examples/mnist.yaml"
+    assert len([line for line in file.read_text().splitlines() if line and not line.startswith("#")]) <= 15
+    done = run("env", "-C", folder, BIN.resolve() / "lockstep", "train", file, "--nproc-per-node", 2, "--set", "training.epochs=1", OMP_NUM_THREADS="1")
+    accuracy = float(done.expect(out=r"^\[rank 0\] finished after step 469: .*accuracy (0\.\d+)").group(1))
+    assert accuracy > 0.8, accuracy
+
+
 def test_data_folder_missing(folder):
     check_refused(folder + "/nowhere", "no such folder.*dataset-fashion-mnist")
 
