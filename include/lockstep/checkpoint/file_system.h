@@ -1,4 +1,4 @@
-// What checkpoints ask of a file system: the one place where it is called.
+// The file system as checkpoints use it: every system call of theirs goes through here.
 #pragma once
 
 #include <sys/types.h>
@@ -45,8 +45,8 @@ class FileSystem {
 // The machine's.
 FileSystem& system_files();
 
-// A file that is written from its begin to its end. Everything throws CheckpointError with the
-// path, and what the system says.
+// A file that is written from beginning to end. Everything throws CheckpointError with the path,
+// and what the system says.
 class OutputFile {
  public:
   OutputFile(FileSystem& files, std::string path);  // replaces a file that is there

@@ -28,7 +28,7 @@ struct StoredTensor {
   std::vector<Part> parts;
 };
 
-// Bytes of an element. Throws CheckpointError for a name that is no dtype.
+// Bytes of an element. Throws CheckpointError for a name that is not a dtype.
 int64_t element_bytes(const std::string& dtype);
 int64_t bytes_of(const StoredTensor& tensor);
 
@@ -71,7 +71,7 @@ class TensorFiles {
   virtual TensorBytes read(const std::string& name) = 0;
 
   // Everything that is wrong: each finding names the file, and the tensor where it is one's. Reads
-  // all of it. Files without checksums are as good as their headers.
+  // all of it. Of files without checksums only the headers are checked.
   virtual std::vector<std::string> verify() = 0;
 
  protected:

@@ -47,13 +47,14 @@ struct CallContext {
   uint32_t pass = 0;           // 0: not given
 };
 
-// What a call may be told beside its tensors.
+// Options of one call.
 struct CallOptions {
   // How long a rank waits for the others, in place of the group's own deadline. It bounds a wait,
-  // not the operation: over shared memory it is counted anew whenever the ranks have met, so that
-  // an operation that moves on may take longer in all; over tcp, gloo and nccl it is counted from
-  // the call, so that time between the call and wait() counts too. Calls that consist of several
-  // collectives (the _bytes calls, for instance) have it for each.
+  // not the operation: over shared memory it starts again at each synchronisation of the ranks
+  // within the operation, so that an operation that makes progress may take longer in all; over
+  // tcp, gloo and nccl it is counted from the call, so that time between the call and wait() counts
+  // too. In calls that consist of several collectives (the _bytes calls, for instance) it applies
+  // to each of them.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   // What error messages call this call, as "bucket 3". May differ between ranks.
   std::string_view label = {};
@@ -69,8 +70,8 @@ struct CallOptions {
   int divide_by = 0;
   // What ReduceOp::PreMulSum multiplies this rank's elements by. May differ between ranks.
   double factor = 1;
-  // Of tensors on a device: the operation begins after what is on this stream, and wait() makes
-  // this stream wait, whichever are current. For tensors on the CPU it is refused.
+  // For tensors on a device: the operation begins after the work on this stream, and wait() makes
+  // this stream wait, whichever stream is current. For tensors on the CPU it is refused.
   std::optional<c10::Stream> stream = std::nullopt;
 };
 
@@ -90,10 +91,10 @@ struct SendRecv {
 //
 // Tensors: of any strides (those that are not contiguous go through a copy), all on the CPU or all
 // on a device that the group carries; float32/64, float16, bfloat16, float8_e4m3fn, float8_e5m2,
-// int8/16/32/64, uint8/16/32/64, bool, complex64/128. On a device, the operations begin after what
-// is on the caller's current stream (all of it, on the device of the tensors), and wait() makes the
-// current stream wait, not the caller; failures are thrown by the next call or wait(). So only a
-// barrier(), or reading a result, shows that everything before it has succeeded.
+// int8/16/32/64, uint8/16/32/64, bool, complex64/128. On a device, the operations begin after the
+// work on the caller's current stream (all of it, on the device of the tensors), and wait() makes
+// the current stream wait, not the caller; failures are thrown by the next call or wait(). So only
+// a barrier(), or reading a result, shows that everything before it has succeeded.
 //
 // Aliasing: the tensors of one call share no memory, with two exceptions: the `input` of an
 // all_gather may be this rank's part of `output`, and the `output` of a reduce_scatter may be this
@@ -124,8 +125,8 @@ class Group {
   // The next number for CallContext::number: 1, 2 and so on. Call it in the same order on every
   // rank; communicates nothing.
   uint32_t next_caller() const;
-  // The ranks as the world counts them: world_ranks()[r] is this group's rank r. Of a group by
-  // join_group(), and of Group(), the world is the group itself.
+  // The world's numbers of this group's ranks: world_ranks()[r] is rank r of this group. Of a group
+  // by join_group(), and of Group(), the world is the group itself.
   std::vector<int> world_ranks() const;
   // Which rank of `other`, of the same world, this group's `rank` is; nothing where it is none.
   std::optional<int> rank_in(const Group& other, int rank) const;
@@ -133,7 +134,8 @@ class Group {
   // makes only the calls that its program makes, so everything that communicates by itself
   // (split(), Ddp and the like) refuses the group.
   bool has_python_ranks() const;
-  // Throws ConfigError if there are, which says that `who` ("Ddp", for instance) is refused.
+  // Throws ConfigError if there are, with the message that `who` ("Ddp", for instance) does not
+  // support them.
   void refuse_python_ranks(std::string_view who) const;
 
   // Ends the group on all its ranks: whoever waits in it, here or elsewhere, and whoever calls it
@@ -141,10 +143,11 @@ class Group {
   // another waits. Elsewhere it is known at once over shared memory, within about a second
   // otherwise. Takes up to a second itself.
   void abort(std::string_view why) const noexcept;
-  // Why the group can do no more, as far as this rank knows without waiting: what a call here has
-  // thrown, abort(), a rank that gave up or (on one host) has ended, what the launcher says, what
-  // NCCL reports. Nothing while it works. What ranks of other hosts say is asked for in the
-  // background, so ask now and then. Belongs to the thread that calls the group.
+  // Why the group can do no more, as far as this rank knows without waiting: an exception of a call
+  // here, abort(), a rank that has aborted the group or (on one host) has ended, a failure that the
+  // launcher or NCCL reports. Nothing while it works. The state of ranks on other hosts is fetched
+  // in the background between calls, so call it from time to time. Belongs to the thread that calls
+  // the group.
   std::optional<std::string> failure() const;
 
   // Combines `tensor` elementwise over all ranks, in place on all.
@@ -193,12 +196,13 @@ class Group {
   // two ranks: the receiver has to ask for them in the order in which they were sent, and a
   // different number is an error.
   //
-  // Whether send's Work is over before the receiver has asked is the transport's affair: over
-  // shared memory a message of up to 512 bytes is over as soon as the one before it has been taken,
-  // a longer one may need its receiver; over tcp a send is over when its receiver has asked for it
-  // and all of it has left, over gloo when the receiver has taken it; over nccl messages leave when
-  // somebody waits, asks or calls the group's next collective. A program that is right everywhere
-  // starts its sends, then its receives, and waits for both.
+  // Whether send's Work completes before the receiver has called recv() depends on the transport:
+  // over shared memory a message of up to 512 bytes completes as soon as the one before it has been
+  // received, a longer one may wait for its receiver; over tcp a send completes when its receiver
+  // has called recv() and all of it has been handed to the kernel, over gloo when the receiver has
+  // received it; over nccl messages are issued when the program waits for one, asks whether it is
+  // completed, or calls the group's next collective. A program that works on every transport starts
+  // its sends, then its receives, and waits for both.
   Work send(const at::Tensor& tensor, int to, int tag = 0, const CallOptions& options = {}) const;
   Work recv(const at::Tensor& tensor, int from, int tag = 0, const CallOptions& options = {}) const;
 
@@ -207,9 +211,9 @@ class Group {
   Work send_recv(const at::Tensor& output, const at::Tensor& input, const SendRecv& peers,
                  const CallOptions& options = {}) const;
 
-  // Several tensors in one call, with the results of one call for each: they go together, with one
-  // message for each dtype among them, by way of a copy. The same dtypes and counts on every rank,
-  // in the same order; all on one device.
+  // Several tensors in one call, with the results of one call for each: they are copied into one
+  // message for each dtype among them. The same dtypes and counts on every rank, in the same order;
+  // all on one device.
   Work all_reduce(const std::vector<at::Tensor>& tensors, ReduceOp op = ReduceOp::Sum,
                   const CallOptions& options = {}) const;
   Work broadcast(const std::vector<at::Tensor>& tensors, int root = 0,
@@ -237,19 +241,19 @@ class Group {
                               const CallOptions& options = {}) const;
 
   // A zeroed contiguous tensor in the transport's own memory (for a device: registered with NCCL);
-  // collectives on it make no copies. Every rank calls it with the same sizes and dtype. Ranks that
-  // share memory meet for it (a broadcast and a barrier); over tcp and on a device nothing is
-  // communicated. Freed with its last reference, on each rank by itself; other ranks may go on
-  // using theirs. A child that fork() makes does not have this memory: it may exec, or leave it
-  // alone.
+  // collectives on it make no copies. Every rank calls it with the same sizes and dtype. Among
+  // ranks that share memory this communicates (a broadcast and a barrier); over tcp and on a device
+  // it does not. Freed with its last reference, on each rank by itself; other ranks may go on using
+  // theirs. A child process made by fork() does not have this memory: it may call exec, or must not
+  // touch it.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the
   // others see after the next barrier() or other collective of all. Undefined when the ranks do not
   // all share a memory (backend() tcp or gloo, or a device). Every rank calls it with the same
-  // sizes and dtype; no more than one rank may write an element between two meetings. So it is no
-  // output of a collective, such as all_reduce: all ranks would write the same elements. It may be
-  // an input. As empty(), it is not there after fork().
+  // sizes and dtype; no more than one rank may write an element between two such calls. So it
+  // cannot be the output of a collective, such as all_reduce: all ranks would write the same
+  // elements. It may be an input. As with empty(), a child process made by fork() does not have it.
   at::Tensor shared(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // Every rank calls it; ranks of equal `color` form a new group, ordered by (key, rank). A

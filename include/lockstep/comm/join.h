@@ -1,4 +1,4 @@
-// A group without a launcher: from any store in which its ranks can leave each other a word.
+// Forms a group without a launcher, by means of any key-value store that its ranks share.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -21,7 +21,7 @@ struct Membership {
   int size = 1;
 };
 
-// How a rank joins; alike on all ranks, but for the timeout.
+// How a rank joins; the same on all ranks, except for the timeout.
 struct GroupOptions {
   // LOCKSTEP_BACKEND overrides it; not Nccl.
   Backend backend = Backend::Auto;
@@ -36,14 +36,14 @@ struct GroupOptions {
 // the first interface in GLOO_SOCKET_IFNAME, else at the one from which it talks to MASTER_ADDR,
 // else at that of its host's name. Unlike World::from_env() it leaves the process's threads and
 // memory as they are. Blocks until all have come. Throws CommError that names the ranks which have
-// not come within the deadline, and ConfigError for a place that cannot be and ranks that disagree.
-// The process ignores SIGPIPE from then on, unless it has a handler.
+// not come within the deadline, and ConfigError for an impossible rank or size and ranks that
+// disagree. The process ignores SIGPIPE from then on, unless it has a handler.
 Group join_group(const c10::intrusive_ptr<c10d::Store>& store, const Membership& me,
                  const GroupOptions& options = {});
 
 // The same by an address, "10.0.0.1:29500", at which rank 0 serves the store itself. A process may
-// join several groups at one address, one after the other: each rank's n-th call meets the n-th
-// calls of the others. Rank 0 serves it until its process ends.
+// join several groups at one address, one after the other: the n-th calls of all ranks form a
+// group. Rank 0 serves it until its process ends.
 Group join_group(const std::string& address, const Membership& me,
                  const GroupOptions& options = {});
 

@@ -1,4 +1,5 @@
-// Words that ranks leave each other outside of collectives.
+// A key-value store that all ranks of a job share, for what they tell each other outside of
+// collectives.
 #pragma once
 
 #include <chrono>
@@ -12,11 +13,11 @@
 namespace lockstep::comm {
 
 // Text by key, the same for all ranks of a job: as torch.distributed's Store. A value handle:
-// copies are the same keys. Any thread may call it; a call that waits holds up those of other
-// threads of the process. Every call but prefix() is a request to the process that serves the
-// store, rank 0 or the launcher, which keeps the keys until the job ends. In a world of one rank
-// the keys are this process's. Throws CommError when the server is gone, when the deadline (the
-// world's, unless one is given) passes, and when the launcher reports a failure during a wait.
+// copies are the same keys. Any thread may call it; a call that waits delays those of other threads
+// of the process. Every call but prefix() is a request to the process that serves the store, rank 0
+// or the launcher, which keeps the keys until the job ends. In a world of one rank the keys are
+// this process's. Throws CommError when the server is gone, when the deadline (the world's, unless
+// one is given) passes, and when the launcher reports a failure during a wait.
 class KeyValueStore {
  public:
   // Private to the library.
@@ -24,7 +25,7 @@ class KeyValueStore {
   // Private to the library.
   explicit KeyValueStore(std::shared_ptr<Keys> keys, std::string prefix = {});
 
-  // Any bytes, in place of what was there.
+  // Stores any bytes under the key, in place of an earlier value.
   void set(std::string_view key, std::string_view value) const;
   // The value, once somebody has set it.
   std::string get(std::string_view key,
@@ -32,7 +33,7 @@ class KeyValueStore {
   // Blocks until all keys have been set.
   void wait(const std::vector<std::string>& keys,
             std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
-  // Whether it has been set. At once.
+  // Whether it has been set. Does not wait.
   bool contains(std::string_view key) const;
   // Adds to the number under `key`, which starts at 0; returns the sum.
   int64_t add(std::string_view key, int64_t amount) const;

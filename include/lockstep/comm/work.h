@@ -33,7 +33,8 @@ struct Uses {
   bool unknown = false;  // may use any
 };
 
-// What a transport keeps of an operation until it is over. Private to the library.
+// A transport's part of an operation, kept until the operation is completed. Private to the
+// library.
 class Pending {
  public:
   virtual ~Pending() = default;
@@ -96,8 +97,8 @@ class Pending {
 // Dropping it unwaited is allowed: the group keeps the operation and finishes it, with all its
 // effects. It is over when a later wait() on the group has returned, which therefore also waits for
 // it; a call on the group whose tensors share memory with those of a dropped operation finishes
-// that first, and any call finishes a dropped then(). What is dropped last of all, before the group
-// goes away, is not finished. Dropping itself never communicates.
+// that first, and any call finishes a dropped then(). An operation that is dropped after the last
+// call on its group is not finished. Dropping itself never communicates.
 //
 // Threads: wait(), is_completed() and then() belong to the thread that calls the group. The last
 // copy may be destroyed on any thread: an operation that is not over then goes to the group, which
@@ -155,9 +156,9 @@ class [[nodiscard]] Work {
 // Waits for all of them, in their order; throws what the first that fails throws.
 void wait_all(std::span<Work> works);
 
-// Waits until one of them is over, and returns which; throws what it throws. Ask for it with the
-// others again for the next. Throws ConfigError for no operations, and for one by then(), whose
-// collectives would come in another order on each rank.
+// Waits until one of them is over, and returns which; throws what it throws. To wait for the next
+// one, call it again with the rest. Throws ConfigError for no operations, and for one by then(),
+// whose collectives would come in another order on each rank.
 size_t wait_any(std::span<Work> works);
 
 // The operation that is over when `first` is, `next` was called and the operation it returned is

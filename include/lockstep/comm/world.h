@@ -32,8 +32,7 @@ enum class DeviceKind {
   Cuda,
 };
 
-// How the ranks of a job meet. A variable of the environment, where it is set, goes before its
-// option.
+// How the ranks of a job find each other. An environment variable that is set overrides its option.
 struct WorldOptions {
   // LOCKSTEP_BACKEND (auto, shm, tcp, gloo, host-then-net, nccl) overrides it.
   Backend backend = Backend::Auto;
@@ -49,23 +48,23 @@ struct WorldOptions {
 };
 
 // A value handle: copies are the same world. A process may make several worlds: the n-th call of
-// from_env() on one rank meets the n-th call on every other rank.
+// from_env() on each rank makes one world of all ranks.
 //
 // A world of one rank opens no socket and no shared memory, none of its calls waits, and libtorch
 // keeps its own number of threads.
 class World {
  public:
-  // This process's place is what its launcher's variables say: `lockstep run`'s, torchrun's,
-  // mpirun's, srun's (lockstep/core/place.h); without any, a world of one. Where OMP_NUM_THREADS is
-  // not set, libtorch computes with the same number of threads on all ranks, at most this rank's
-  // share of the cores that it may use, and at most what at::set_num_threads() was given before;
-  // that holds for every thread of the process from the first memory on that it takes for a tensor.
-  // glibc's malloc keeps up to 64 MiB of freed memory, unless the user has set its thresholds.
-  // Every rank calls it; blocks until all have. Throws ConfigError for variables that are missing
-  // or contradict each other, or when there are fewer GPUs than ranks on a host; CommError when
-  // ranks do not come within the deadline or disagree on the world's size. In a world of several
-  // the process ignores SIGPIPE from then on, unless it has a handler: a peer that is gone is an
-  // error, not this rank's end.
+  // This process's rank and the size of the job come from its launcher's variables: `lockstep
+  // run`'s, torchrun's, mpirun's, srun's (lockstep/core/place.h); without any, a world of one.
+  // Where OMP_NUM_THREADS is not set, libtorch computes with the same number of threads on all
+  // ranks, at most this rank's share of the cores that it may use, and at most what
+  // at::set_num_threads() was given before; every thread of the process takes over that number when
+  // it first allocates memory for a tensor. glibc's malloc keeps up to 64 MiB of freed memory,
+  // unless the user has set its thresholds. Every rank calls it; blocks until all have. Throws
+  // ConfigError for variables that are missing or contradict each other, or when there are fewer
+  // GPUs than ranks on a host; CommError when ranks do not come within the deadline or disagree on
+  // the world's size. In a world of several the process ignores SIGPIPE from then on, unless it has
+  // a handler: a lost peer is an error, and does not end this process.
   static World from_env(WorldOptions options = {});
 
   // A world of one, whatever the environment says.
@@ -88,7 +87,8 @@ class World {
   at::Device device() const;
   // All ranks of the job.
   const Group& group() const;
-  // Words that the ranks of this world leave each other; keys of its own in the job's store.
+  // A key-value store that the ranks of this world share; its keys are separate from those of other
+  // worlds.
   const KeyValueStore& store() const;
   // Whatever takes a group takes a world, as the group of all ranks.
   operator const Group&() const { return group(); }  // NOLINT(google-explicit-constructor)

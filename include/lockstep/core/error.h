@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-// A message has an address: what was tried, on which rank, with what, and what to do about it.
+// A message says what was tried, on which rank, with which values, and what to do about it.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -10,7 +10,7 @@ namespace lockstep::flight {
 // Whose fault an error is.
 enum class Blame : uint32_t {
   Own = 1,   // the rank's own: bad data, a failed check, an exception of the program
-  Peer = 2,  // of a collective: often the echo of what happened on another rank
+  Peer = 2,  // of a collective: often the consequence of a failure on another rank
 };
 
 // What a rank spends its time on; everything else counts as computing. The launcher sees the first
@@ -24,9 +24,9 @@ constexpr size_t kActivities = 3;
 
 // From now on this rank can say where its code is: when the launcher asks for it, when an exception
 // is not caught, and when it dies of a signal of its own (SIGSEGV, SIGBUS, SIGFPE, SIGILL,
-// SIGABRT), of which a program's own handlers stay as they are. World::from_env() calls it, and so
-// does whatever is called first of the functions below. Only the thread that calls it can tell of a
-// stack that is full.
+// SIGABRT), unless the program handles the signal itself. World::from_env() calls it, and so does
+// whichever of the functions below is called first. A stack overflow is reported only where it
+// happens on the thread that called attach().
 void attach() noexcept;
 
 // From construction to destruction this rank is blocked in `call` (0: in none that has a number),
@@ -49,7 +49,8 @@ class [[nodiscard]] Span {
 // within another one of the same thread belongs to the outer one, so that the sum is at most the
 // time that has passed. A Span that still goes on is not in it.
 std::array<uint64_t, kActivities> own_busy_ns() noexcept;
-// What the calling thread does from now on runs beside training, and is not counted there.
+// From now on own_busy_ns() leaves out the calling thread, which works in the background of
+// training.
 void exclude_this_thread() noexcept;
 
 // This rank fails with `text`. The first one stays, except that an Own one replaces a Peer one.

@@ -1,5 +1,5 @@
 // Log lines on stderr, tagged with the rank. LOCKSTEP_LOG = trace, debug, info, warn, error or off
-// sets the level (default warn; another word is warned of and counts as warn).
+// sets the level (default warn; any other value is reported and counts as warn).
 #pragma once
 
 #include <string_view>

@@ -6,22 +6,22 @@
 
 namespace lockstep {
 
-// A rank, the size of its job, and where the ranks meet.
+// A rank, the size of its job, and where rank 0's store is.
 struct Place {
   int rank = 0;
   int size = 1;
   std::optional<int> local_rank = std::nullopt;  // among the ranks of this host, where it is known
   std::optional<int> local_size = std::nullopt;
-  // Where rank 0 is to be met; empty and 0 when size is 1.
+  // The address of rank 0's store; empty and 0 when size is 1.
   std::string host = {};
   int port = 0;
-  // On rank 0, where the meeting place was found without being given: a socket that listens there
+  // On rank 0, where the address was found without being given: a socket that listens there
   // already, and belongs to the caller; -1 otherwise.
   int listen_fd = -1;
   // Where this was found: "the launcher's variables", "Open MPI", "MPICH", "Slurm"; empty for a
   // process that nobody launched.
   std::string source = {};
-  // Tells apart jobs, and attempts of one job, that meet at the same address.
+  // Tells apart jobs, and attempts of one job, that use the same address.
   std::string job = "job";
 
   // "rank 1 of 4 (Slurm), meeting at node1:23456"
@@ -40,9 +40,9 @@ struct Place {
 // follows from the job's id, so that all ranks name the same. Under an mpirun over several hosts
 // rank 0 takes a free port and tells the others over mpirun's process manager: the first call
 // blocks until all ranks have called, at most for LOCKSTEP_TIMEOUT seconds (300), and later ones
-// give the same without listen_fd. Programs of MPI's own have to be given both. Otherwise a place
-// of one. Throws ConfigError for variables that are missing, malformed or contradict each other,
-// CommError when the ranks do not meet so.
+// give the same without listen_fd. Programs of MPI's own have to be given both. Otherwise a job of
+// one rank. Throws ConfigError for variables that are missing, malformed or contradict each other,
+// CommError when the ranks cannot exchange the address in that way.
 Place place_from_env();
 
 }  // namespace lockstep

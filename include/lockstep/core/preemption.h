@@ -26,8 +26,8 @@ inline constexpr int kRequeueStatus = 75;
 //     return kRequeueStatus;
 //   }
 //
-// One at a time in a process. The destructor restores the handling from before, but for a signal
-// that has come and would now end the process: that one is ignored from then on, since the same
+// One at a time in a process. The destructor restores the handling from before, except for a signal
+// that was received and would now end the process: that one is ignored from then on, since the same
 // signal may come twice (Slurm signals every process of a step, including the launcher) while a
 // program that has saved is on its way out. Safe to poll from any thread. Throws ConfigError when
 // there is one already, or for a signal that cannot be handled.

@@ -16,8 +16,8 @@
 
 namespace lockstep::data {
 
-// What happens to a row that cannot be used: with other fields than the others, a value that is no
-// number, is missing, infinite or beyond float32, or a class that is not known.
+// What happens to a row that cannot be used: with other fields than the others, a value that is not
+// a number, is missing, infinite or beyond float32, or an unknown class.
 enum class BadRows {
   Error,  // DataError with file, line and column
   Skip,   // left out and counted: CsvDataset::skipped()
@@ -33,7 +33,7 @@ enum class MissingValues {
 struct CsvOptions {
   // Columns by name, or by number from 0.
   std::vector<std::string> targets = {};   // empty: the last column
-  std::vector<std::string> features = {};  // empty: all that are no targets
+  std::vector<std::string> features = {};  // empty: all that are not targets
   char delimiter = ',';
   bool header = true;  // the first record has the columns' names
   // The one target column holds classes: numbers 0, 1, 2, ... as they are; any other texts are
@@ -60,7 +60,7 @@ class CsvDataset : public TensorDataset {
   // As the header has them, or their numbers.
   const std::vector<std::string>& feature_names() const { return feature_names_; }
   const std::vector<std::string>& target_names() const { return target_names_; }
-  // With classification: how many there are; and their texts, where they are no numbers.
+  // With classification: how many there are; and their texts, where they are not numbers.
   int64_t class_count() const { return class_count_; }
   const std::vector<std::string>& class_names() const { return class_names_; }
   // Bad rows that were left out, and what was wrong with the first.

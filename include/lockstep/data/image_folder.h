@@ -22,7 +22,7 @@ enum class ImageFit {
   Stretch,  // both sides are resized to `size`
 };
 
-// What happens to a file that is no image, or a damaged one.
+// What happens to a file that is not an image, or is damaged.
 enum class BadImages {
   Error,  // DataError with the file, when it is to be read
   // Left out and counted: the constructor decodes all files once.

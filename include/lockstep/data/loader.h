@@ -101,19 +101,19 @@ class Loader {
   // Batches of a whole epoch on this rank; with lanes, steps.
   int64_t batches() const;
 
-  // The epoch's batches, to be gone through once: from its front, or, for the epoch of a restored
-  // state, once from where it stood. May outlive the loader. Throws ConfigError for a negative
-  // epoch.
+  // The epoch's batches, to be gone through once: from its beginning, or, for the epoch of a
+  // restored state, once from the saved position. May outlive the loader. Throws ConfigError for a
+  // negative epoch.
   Epoch epoch(int64_t epoch);
 
   // The same for a loader with lanes, of which epoch() throws ConfigError, as this does of one
   // without: each step has a batch for each lane of this rank.
   Steps steps(int64_t epoch);
 
-  // Where the loop stands: the batch that it works on counts as taken, so save after the
-  // optimizer's step. After the last batch's body: the front of the next epoch. After an error:
-  // behind the last batch that the loop had. Of two epochs that are gone through at once: where the
-  // one that moved last stands.
+  // The loop's position in the data: the batch that it works on counts as taken, so save after the
+  // optimizer's step. After the last batch's body: the beginning of the next epoch. After an error:
+  // after the last batch that the loop was given. Of two epochs that are iterated at the same time:
+  // the position of the one that advanced last.
   SamplerState state() const;
 
   // The next epoch(state.epoch) goes on from there, on any number of ranks and with any batch size.

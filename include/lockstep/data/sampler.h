@@ -21,10 +21,10 @@ struct SamplerOptions {
   bool exact = false;      // every sample once: ranks may differ by one. For evaluation
 };
 
-// Where in the data a training stands. The same on all ranks, and independent of their number.
+// A training's position in the data. The same on all ranks, and independent of their number.
 struct SamplerState {
   int64_t epoch = 0;
-  // Samples that all ranks together have taken from the epoch's order, from its front; repeated
+  // Samples that all ranks together have taken from the beginning of the epoch's order; repeated
   // ones are not counted.
   int64_t position = 0;
   // Which order the position belongs to: in another one, other samples come before it.
@@ -43,15 +43,15 @@ struct SamplerState {
 // Resuming at position p is an epoch of the remaining order: rank r of W takes samples p + r, p + r
 // + W, ..., whatever W was before; only then is the rest that W does not divide repeated, dropped
 // or uneven. So with unchanged W the indices are those of the uninterrupted epoch, and with another
-// W no sample comes twice and none is lost (but for this end).
+// W no sample comes twice and none is lost (except for the remainder at the end).
 class DistributedSampler {
  public:
   // For rank part.index of part.count. Throws ConfigError for an impossible part, a negative
   // length, or drop_last with exact.
   DistributedSampler(int64_t length, Shard part, SamplerOptions options = {});
 
-  // Starts epoch `epoch` >= 0 at its front. Costs a shuffle of all samples when the epoch changes,
-  // none otherwise.
+  // Starts epoch `epoch` >= 0 at its beginning. Costs a shuffle of all samples when the epoch
+  // changes, none otherwise.
   void set_epoch(int64_t epoch);
 
   // How many samples this rank still has to take in this epoch.

@@ -19,9 +19,9 @@ namespace lockstep::data {
 struct TokenDatasetOptions {
   int64_t sequence_length = 256;
   text::TokenType type = text::TokenType::Uint16;  // of a single file
-  // What a token predicts over the end of its document. Documents are packed: a sequence may hold
-  // several, and attention sees them all. True: the first token of a document is no target (-100),
-  // since nothing before it tells it.
+  // Whether the first token of a document is left out of the targets (-100), since the document
+  // before it does not predict it. Documents are packed: a sequence may hold several, and attention
+  // sees them all.
   bool mask_boundaries = false;
   // Only these samples, from `first` on; 0: all. For a part that is kept for evaluation.
   int64_t first = 0;

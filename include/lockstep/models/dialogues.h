@@ -1,6 +1,7 @@
 // Many dialogues at once between a transformer and what answers it: an environment, a user. The
-// model writes a message, token by token; the answer is put behind it; and so on. Of every token it
-// is recorded who wrote it, so that a model can be trained on the very tokens that it has written.
+// model writes a message, token by token; the answer is appended to it; and so on. Of every token
+// it is recorded who wrote it, so that a model can be trained on the very tokens that it has
+// written.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ enum class Written {
 class Dialogue {
  public:
   virtual ~Dialogue() = default;
-  // What stands before the model's first message; at least one token.
+  // The tokens before the model's first message; at least one.
   virtual std::vector<int32_t> begin() = 0;
   // What stands behind the message up to the model's next one. Nothing ends the dialogue; so does
   // ContextFull, whatever is returned.

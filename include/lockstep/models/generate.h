@@ -23,7 +23,7 @@ struct GenerateOptions {
   // Of these the most likely ones that have this much probability together; 1: all. As
   // transformers: after temperature and top_k.
   double top_p = 1;
-  std::vector<int32_t> stop = {};  // a sequence ends behind one of these
+  std::vector<int32_t> stop = {};  // a sequence ends after one of these
   // The draw for a token depends on (seed, number of the sample, position in the sequence) alone,
   // not on the other samples of the batch.
   uint64_t seed = 0;

@@ -8,8 +8,8 @@
 
 namespace lockstep::models {
 
-// Memory for all tokens is there from the begin; each sequence has its own number of tokens. For
-// one thread, without gradients.
+// Memory for all tokens is allocated at the beginning; each sequence has its own number of tokens.
+// For one thread, without gradients.
 class KvCache {
  public:
   // Of one layer: sequences x heads x length x head_dim each.
@@ -40,8 +40,9 @@ class KvCache {
   // the same length.
   at::Tensor positions(int64_t count) const;
 
-  // Stores the keys and values (sequences x heads x count x head_dim) behind the sequences' tokens.
-  // Returns those of all tokens up to the longest sequence's end. advance() makes them count.
+  // Stores the keys and values (sequences x heads x count x head_dim) after the sequences' earlier
+  // tokens. Returns those of all tokens up to the longest sequence's end. advance() makes them
+  // count.
   Layer extend(int64_t layer, const at::Tensor& keys, const at::Tensor& values);
 
   // All memory of a layer, sequences x heads x capacity() x head_dim, for what stores by itself.

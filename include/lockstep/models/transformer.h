@@ -6,7 +6,7 @@
 //   384}); at::Tensor loss = lockstep::call(net, ids, targets);
 //
 // Names of parameters are those of transformers' Qwen3ForCausalLM. lockstep/models/pretrained.h
-// reads and writes its folders, lockstep/models/generate.h lets it write.
+// reads and writes its folders, lockstep/models/generate.h generates text with it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,7 +38,7 @@ struct TransformerOptions {
   bool tied = true;                 // the embedding is the head's weight, too [tie_word_embeddings]
   double rope_theta = 1e6;          // [rope_theta]
   double norm_eps = 1e-6;           // [rms_norm_eps]
-  double initial_deviation = 0.02;  // of the weights at the begin [initializer_range]
+  double initial_deviation = 0.02;  // of the initial weights [initializer_range]
   double dropout = 0;  // of what attention and feed-forward add, in training; Qwen has none
 
   bool operator==(const TransformerOptions&) const = default;
@@ -104,7 +104,7 @@ class TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
 };
 TORCH_MODULE(TransformerBlock);
 
-// What stands below the head.
+// All layers but the head.
 class TransformerBodyImpl : public torch::nn::Cloneable<TransformerBodyImpl> {
  public:
   // Options as Transformer has completed them.

@@ -1,5 +1,5 @@
-// The seam between a model and what takes part in the calls of its layers: libtorch's modules have
-// no forward hooks, so the model says where a layer is called.
+// Forward hooks for libtorch's modules, which have none: the model calls its layers through call(),
+// and Fsdp or ActivationCheckpointing can act before and after a layer's forward().
 //
 //   for (auto& block : blocks) x = lockstep::call(block, x);     // in the model's forward()
 //   auto y = lockstep::call(net, x);                             // in the training loop

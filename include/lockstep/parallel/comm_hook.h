@@ -42,9 +42,10 @@ class CommHook {
   // the gradients unspecified.
   virtual comm::Work start(const Group& group, const Bucket& bucket) = 0;
 
-  // Asked at the begin of a pass, answered alike by all ranks. When false, start() does not meet
-  // ranks outside subgroup() in this pass, and neither does Ddp: buffers are left alone, and a
-  // parameter that none of them reached keeps its gradient. Not possible within a Join.
+  // Called at the beginning of a pass; must return the same on all ranks. When false, start() does
+  // not communicate with ranks outside subgroup() in this pass, and neither does Ddp: buffers are
+  // left alone, and a parameter that none of them reached keeps its gradient. Not possible within a
+  // Join.
   virtual bool communicates() const { return true; }
   // For a hook that does not communicate in every pass: the ranks among which start() averages in
   // the others, a group of one where it does not. Ddp then treats unused parameters and sparse

@@ -61,12 +61,12 @@ struct DdpOptions {
   // together with a hook.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
   // Parameters and buffers that take no part: neither broadcast nor averaged, and free to differ.
-  // Clip their gradients apart from the others: a norm over both is another one on each rank, and
-  // with it what all parameters become.
+  // Clip their gradients separately: a norm over both would differ between the ranks, and so would
+  // the update of every parameter.
   std::vector<std::string> ignore = {};
   // Parameters whose gradients are sparse (layout at::kSparse), beside the tables of Embedding and
-  // EmbeddingBag with sparse = true, which are found. They go to all ranks after the buckets, past
-  // any hook: each rank's indices and values only.
+  // EmbeddingBag with sparse = true, which are found. They are sent to all ranks after the buckets,
+  // without going through a hook: each rank's indices and values only.
   std::vector<std::string> sparse = {};
   // After this many passes all ranks compare their parameters and buffers, as check_same() does,
   // and the state that include_in_check() adds; 0: never. backward() throws ConfigError on all
@@ -80,11 +80,12 @@ struct DdpOptions {
   // lanes(). Alike on all ranks. 0: each rank runs its own batch.
   int64_t lanes = 0;
   // With lanes: how many threads each rank computes with, which the constructor sets for the whole
-  // process. Kernels divide their sums by it, so it belongs to a run as its seed does.
+  // process. The order of sums within a kernel depends on it, so, like the seed, it has to stay the
+  // same for a result to repeat.
   int threads = 1;
 };
 
-// Gradients that travel in one all_reduce.
+// Gradients that are reduced in one all_reduce.
 struct BucketInfo {
   at::ScalarType dtype;
   int64_t bytes = 0;  // of gradients
@@ -167,13 +168,13 @@ class Ddp : public Joinable {
 
   // Attaches to the module as it is now, as if constructed again with the same options: call it on
   // every rank, outside of backward(), after the module was changed. Throws what the constructor
-  // does, and then stays attached as before. The log begins anew; a hook keeps its state.
+  // does, and then stays attached as before. The log starts again; a hook keeps its state.
   void refresh();
 
   // Makes the gradients of all of the module's parameters undefined, which costs nothing: the next
-  // backward writes over the buckets. Called once a step, it also tells a rank that leaves out a
-  // batch after it at the next backward; of an optimizer's zero_grad() Ddp sees nothing
-  // (docs/architecture.md).
+  // backward writes over the buckets. Where it is called once a step, the next backward also
+  // detects a rank that leaves out a batch after it; calls of an optimizer's zero_grad() are
+  // invisible to Ddp (docs/architecture.md).
   void zero_grad();
 
   // Several may live at once; the last to go ends it.
@@ -206,8 +207,8 @@ class Ddp : public Joinable {
   uint64_t fingerprint() const;
 
   // From now on check_same_every also compares this optimizer's options and its state of the
-  // module's parameters. It has to stay where it is for as long as this does; another one takes its
-  // place. Called alike on all ranks. Does not communicate.
+  // module's parameters. It has to outlive this; a second call replaces the optimizer. Called alike
+  // on all ranks. Does not communicate.
   void include_in_check(const torch::optim::Optimizer& optimizer);
 
   // In the order in which they are reduced; none in a group of one.

@@ -11,7 +11,7 @@ namespace lockstep::parallel {
 // One bucket in one pass, on this rank's steady clock.
 struct BucketTimes {
   std::chrono::steady_clock::time_point
-      started;                                 // its last gradient was there and its turn had come
+      started;  // all its gradients were ready, and all buckets before it had started
   std::chrono::steady_clock::time_point over;  // this rank saw its average
   int64_t bytes = 0;
 };
@@ -32,7 +32,7 @@ struct PassTimes {
   // Data, forward, and backward up to the first parameter's gradient.
   Duration forward() const { return first_gradient - since; }
   Duration backward() const { return last_gradient - first_gradient; }
-  // Some bucket was on its way.
+  // The time during which at least one bucket was being reduced.
   Duration communication() const;
   // The part of communication() that ran beside backward().
   Duration overlap() const;

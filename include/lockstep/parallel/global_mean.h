@@ -1,6 +1,6 @@
 // Means over all samples (or tokens) of all ranks, exact when ranks and micro-batches have
-// different numbers of them. The mean of the ranks' means, which Ddp alone gives, is then another
-// number.
+// different numbers of them. The mean of the ranks' means, which is what Ddp alone computes,
+// differs from it in that case.
 //
 //   GlobalMean mean(world);
 //   ddp.zero_grad();

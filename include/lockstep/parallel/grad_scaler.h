@@ -60,8 +60,8 @@ class GradScaler {
   bool step(torch::optim::Optimizer& optimizer);
 
   // Backs off when any optimizer's step was skipped since the last update(), else counts towards
-  // growth. Communication hooks of the Ddps to which the optimizers' parameters are attached learn
-  // of a new scale (CommHook::rescale).
+  // growth. Communication hooks of the Ddps to which the optimizers' parameters are attached are
+  // told the new scale (CommHook::rescale).
   void update();
 
   // The current factor, 1 when disabled. Waits for the device.

@@ -37,11 +37,11 @@ class Joinable {
   // step take over the state of one that had.
   virtual void leave() = 0;
   // This rank's part of a step for which it has no batch: the same collectives, in the same order
-  // and of the same sizes, as on a rank that has one, with values that change no result. For what
-  // comes after the Ddp: gradients are the averages by now, and state that is alike on all ranks
-  // has to become what it becomes there. The first joinable's says whether it was a step: false
-  // when no rank had a batch. The others' are not called then, and what they return does not
-  // matter.
+  // and of the same sizes, as on a rank that has one, with values that change no result. When a
+  // joinable after the Ddp is called, the gradients are already the averages; state that is the
+  // same on all ranks has to change as it does on ranks with a batch. The first joinable returns
+  // whether there was a step: false when no rank had a batch. The others are not called then, and
+  // their results are ignored.
   virtual bool shadow() = 0;
 };
 
@@ -68,9 +68,9 @@ class [[nodiscard]] Join {
   // `rest_of_step` is what the loop does after backward() in each step, when that communicates or
   // changes more than the parameters: GlobalMean, clipping over a group, GradScaler, the
   // optimizer's step, schedulers, an Averager. It runs after each step of the others in which this
-  // rank took part, on the averaged gradients, so that its collectives meet theirs and optimizers
-  // make the same steps on all ranks. What it does may not be among the joinables, too. A step has
-  // one backward() outside of hold(). GlobalMean goes with Divisor::World.
+  // rank took part, on the averaged gradients, so that all ranks make the same collective calls and
+  // optimizers make the same steps on all ranks. What it does may not be among the joinables, too.
+  // A step has one backward() outside of hold(). GlobalMean goes with Divisor::World.
   //
   //   const auto rest = [&] { scaler.step(adam); scaler.update(); schedule.step(); };
   //   for (each batch) { adam.zero_grad(); scaler.scale(loss).backward(); rest(); }

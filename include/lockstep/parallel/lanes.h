@@ -51,8 +51,8 @@ struct Lane {
 class LaneListener {
  public:
   virtual ~LaneListener() = default;
-  // A loop comes to one of this rank's lanes, and leaves it. What is wrong with it the next pass
-  // refuses.
+  // The loop enters one of this rank's lanes, and leaves it. What is wrong with the lane is refused
+  // in the next pass.
   virtual void enter_lane(int64_t lane) = 0;
   virtual void leave_lane() = 0;
   // After the last. Throws ConfigError on all ranks when a lane of this rank has had no backward().

@@ -33,9 +33,9 @@ std::shared_ptr<Stateful> stateful(ReduceLrOnPlateau& scheduler);
 std::shared_ptr<Stateful> stateful(Averager& averager);
 
 // What the hook keeps on each rank of Ddp's group: checkpoints.track("hook", stateful(*hook,
-// group)). As many ranks as saved it get their own back; another number of ranks gets the mean of
-// all residuals on each, so that what error feedback owes to the average is the same, and rank 0's
-// of the rest.
+// group)). As many ranks as saved it get their own back; on another number of ranks each gets the
+// mean of all residuals, so that error feedback corrects the average by the same amount, and rank
+// 0's values of the rest.
 std::shared_ptr<Stateful> stateful(CommHook& hook, const Group& group);
 
 }  // namespace lockstep::parallel

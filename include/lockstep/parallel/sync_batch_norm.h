@@ -87,8 +87,8 @@ TORCH_MODULE(SyncBatchNorm3d);
 // and mode.
 //
 // Ranks: all call it, for the same module; ranks of `group` (as Group::split makes them) normalise
-// together. The layers communicate over a new group of the same ranks, so that Ddp on `group` and
-// they do not meet.
+// together. The layers communicate over a new group of the same ranks, so that their calls and
+// those of a Ddp on `group` may come in different orders on the ranks.
 //
 // C++ binds a layer's forward() at compile time, so a torch BatchNorm that a member variable (or
 // any other handle) holds, one of a derived class, and `module` being one itself, stay where they

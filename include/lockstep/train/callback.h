@@ -69,16 +69,17 @@ class Callback {
  public:
   virtual ~Callback() = default;
 
-  // Before the first step, behind restoring.
+  // Before the first step, after restoring.
   virtual void on_train_begin(const RunState&) {}
-  // Before an epoch's first step, and before the first one after restoring in the midst of it.
+  // Before an epoch's first step, and before the first step after restoring in the middle of an
+  // epoch.
   virtual void on_epoch_begin(const RunState&) {}
   virtual void on_step_begin(const RunState&) {}
   virtual void on_step_end(const RunState&, Requests&) {}
-  // Behind the epoch's evaluation, before its checkpoint.
+  // After the epoch's evaluation, before its checkpoint.
   virtual void on_epoch_end(const RunState&, Requests&) {}
   virtual void on_evaluate(const RunState&, Requests&) {}
-  // Behind a checkpoint (one that is written behind training is not on the disk yet).
+  // After a checkpoint (one that is written in the background is not on the disk yet).
   virtual void on_save(const RunState&, Requests&) {}
   // The last call, unless the training ends with an exception.
   virtual void on_train_end(const RunState&) {}

@@ -28,7 +28,7 @@ namespace lockstep::train {
 // What a metric has counted.
 struct MetricState {
   std::vector<int64_t> sums = {};  // ranks' are added up: counts, and digits of ExactSums
-  std::vector<double> rows = {};   // ranks' are put one behind the other
+  std::vector<double> rows = {};   // those of the ranks are concatenated
   std::string fault = {};          // an input that cannot be counted; empty: none
 };
 

@@ -14,10 +14,10 @@
 
 namespace lockstep::train {
 
-// A handle: a module and how to call it. forward() is no virtual function in libtorch, so it is
+// A handle: a module and how to call it. forward() is not a virtual function in libtorch, so it is
 // taken from the type that the handle is made from; a module whose forward() takes something else
-// than one tensor, or gives something else, comes with a function, or without any where the
-// program calls the module itself. It is called through lockstep::call(), so that Fsdp and
+// than one tensor, or gives something else, comes with a function, or without any where the program
+// calls the module itself. It is called through lockstep::call(), so that Fsdp and
 // ActivationCheckpointing take part; a function that is given has to do so, too.
 class Model {
  public:

@@ -24,7 +24,7 @@ struct MlpConfig {
   int64_t outputs = 0;  // 0: as many as there are classes or target columns
   std::vector<int64_t> hidden = {256};
   std::string activation = "relu";  // leaky_relu, elu, gelu, silu, tanh, sigmoid, identity
-  double dropout = 0;               // behind each activation
+  double dropout = 0;               // after each activation
 };
 
 // kind: convnet: blocks of convolution, BatchNorm, ReLU and pooling, then one linear layer.
@@ -88,7 +88,7 @@ struct TokensConfig {
   int64_t sequence_length = 256;
   std::string dtype = "uint16";  // of a file of plain numbers: uint16, uint32, int32, int64
   std::string tokenizer = {};    // file or folder; empty: that in the folder of the tokens
-  bool mask_boundaries = false;  // the first token of a document is no target
+  bool mask_boundaries = false;  // the first token of a document is not a target
 };
 
 // kind: images: one folder per class, PNG and JPEG.

@@ -1,4 +1,4 @@
-// What one sees of a run, from a training loop of any kind: the log, warnings, the progress line,
+// Monitoring of a run, for a training loop of any kind: the log, warnings, the progress line,
 // TensorBoard, Prometheus, a trace.
 //
 //   RunMonitor monitor(world, {.directory = "runs/a", .every_steps = 20, .module = *net});
@@ -58,8 +58,8 @@ struct MonitorOptions {
   // a free port. Whoever can connect can read. Empty: nowhere.
   std::string prometheus_address = {};
   // What all ranks do in these steps, at most 1,000, is written to trace.json in `directory`, for
-  // Perfetto: libtorch's operators, collectives, waits, data, checkpoints. Steps behind it are as
-  // fast as ever.
+  // Perfetto: libtorch's operators, collectives, waits, data, checkpoints. Later steps are as fast
+  // as without.
   StepRange trace_steps = {};
   WarningLimits warnings = {};
   // Whose parameters are looked at when a loss or a gradient is not finite.
@@ -83,8 +83,8 @@ struct StepFigures {
 // (Checkpointer). A report costs one all_gather of a few numbers; what is written is written by
 // another thread of rank 0.
 //
-// Between two reports the loss is looked at, not communicated: one that is not finite is told of in
-// the next report, with its step and rank.
+// Between two reports the loss is looked at, not communicated: one that is not finite is reported
+// in the next report, with its step and rank.
 class RunMonitor {
  public:
   // Gathers the hosts' names. Throws ConfigError for options that contradict each other; Error on
@@ -94,7 +94,7 @@ class RunMonitor {
   RunMonitor(const RunMonitor&) = delete;
   RunMonitor& operator=(const RunMonitor&) = delete;
 
-  // Behind each step, on every rank. Reports when it is time to.
+  // After each step, on every rank. Reports when it is time to.
   void step(const StepFigures& figures);
   // Whether the next step() reports: what is costly to find out need not be known otherwise.
   bool is_next_reported() const;
@@ -105,7 +105,7 @@ class RunMonitor {
 
   // Metrics of an evaluation.
   void evaluation(const std::map<std::string, double>& metrics);
-  // Something happened: "save", "preemption", or a word of the program's.
+  // Something happened: "save", "preemption", or a kind of the program's own.
   void event(std::string_view kind, std::string_view text = {});
   // The run has ended; nothing is reported afterwards. Also done by the destructor, which says
   // "left" when an exception is on its way and "finished" otherwise.

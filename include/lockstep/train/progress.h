@@ -81,7 +81,8 @@ class Monitoring : public Callback {
   void on_train_end(const RunState& state) override;
   void on_exception(const RunState& state, std::string_view what) override;
 
-  // A word of the program's for the log, on rank 0: RunMonitor::event(). Nothing before the run.
+  // Adds an event of the program's own to the log, on rank 0: RunMonitor::event(). Nothing before
+  // the run.
   void event(std::string_view kind, std::string_view text);
 
  private:

@@ -1,6 +1,5 @@
 // The models, data sets, losses, metrics and optimizers that a configuration may name: those of the
-// library, and what a program adds. A value, passed to run(): nothing is registered behind anyone's
-// back.
+// library, and what a program adds. A value, passed to run(): there is no global registry.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -75,7 +75,7 @@ struct EvaluationReport {
 
 // Something that happened once.
 struct Event {
-  // "save", "restore", "restart", "warning", "fault", "preemption", or a word of the program's.
+  // "save", "restore", "restart", "warning", "fault", "preemption", or a kind of the program's own.
   std::string kind;
   int64_t step = 0;
   double seconds = 0;

@@ -97,7 +97,7 @@ struct Outcome {
 // in the data, hooks, generators, counters. A run that was stopped anywhere and started again ends
 // with the same bits; with lanes on any number of ranks (docs/resuming.md).
 //
-// What one rank alone meets (data that cannot be read, an exception of the loss) ends the training
+// An error of one rank alone (data that cannot be read, an exception of the loss) ends the training
 // on all: that rank throws it, and the others a CommError which quotes it.
 class Trainer {
  public:
@@ -106,8 +106,8 @@ class Trainer {
   // for a model that Ddp or Fsdp refuses.
   Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
           TrainerOptions options);
-  // The same with a loss that calls the model itself: of outputs that are no tensor, or of a batch
-  // of which the model takes more than the data.
+  // The same with a loss that calls the model itself: of outputs that are not a tensor, or of a
+  // batch of which the model takes more than the data.
   Trainer(const comm::World& world, const Model& model, LossOfBatch loss, DataSource data,
           TrainerOptions options);
   // Several models. An evaluation needs Evaluation::measure.

@@ -98,7 +98,7 @@ struct Saving {
   bool at_end = true;                       // of the run, and when it is stopped before
   int64_t keep_last = 0;                    // 0: all
   std::optional<Best> best = std::nullopt;  // saved whenever an evaluation finds a better one
-  bool async = true;                        // written behind the training
+  bool async = true;                        // written in the background
   Resume resume = Resume::Latest;
   std::string resume_from = {};  // a checkpoint's folder, in place of `resume`
 };
