@@ -1,4 +1,4 @@
-// Which of the known words was meant.
+// Finds which of the known words was meant, for error messages.
 #pragma once
 
 #include <algorithm>

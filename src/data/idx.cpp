@@ -48,7 +48,7 @@ class Source {
       done += static_cast<size_t>(got);
       total_ += got;
     }
-    // A stream that ends early is an error only of the read that meets its end.
+    // A stream that ends early is an error only of the read that reaches its end.
     int code = Z_OK;
     gzerror(file_.get(), &code);
     if (code != Z_OK && code != Z_STREAM_END) fail_unpacking();

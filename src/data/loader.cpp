@@ -158,7 +158,7 @@ struct Loader::Epoch::Cursor {
   BatchMaker maker;
   Batch made;
   Batch current;             // the same, where the loop wants it
-  int64_t taken = 0;         // batches that the loop had, and one more when it has heard of the end
+  int64_t taken = 0;         // batches that the loop had, and one more when it has seen the end
   std::exception_ptr error;  // of the batch behind them
   std::optional<Ahead<Batch>> ahead;  // last: its threads use the maker
 };

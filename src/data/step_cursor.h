@@ -21,7 +21,7 @@ class StepCursor {
   bool has_begun() const { return taken_ > 0; }
   bool done() const { return taken_ > count_; }
   int64_t count() const { return count_; }
-  // Steps that the loop had, and one more when it has heard of the end.
+  // Steps that the loop had, and one more when it has seen the end.
   int64_t taken() const { return taken_; }
   void rethrow() const {
     if (error_) std::rethrow_exception(error_);

@@ -6,7 +6,8 @@
 
 namespace lockstep::comm {
 
-// A message on its way. To drop one that is not over is allowed only when the link is given up.
+// A message on its way. One that is not over may be dropped only when the link is not used any
+// more.
 class Transfer {
  public:
   virtual ~Transfer() = default;
@@ -20,8 +21,8 @@ class Link {
   virtual ~Link() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // A message meets the one of the same peer, tag and bytes; those of one peer and tag in order.
-  // The memory stays untouched until the transfer is over. Tags have 31 bits.
+  // A send matches the receive of the same peer, tag and number of bytes; those of one peer and tag
+  // in order. The memory stays untouched until the transfer is over. Tags have 31 bits.
   virtual std::unique_ptr<Transfer> send(int peer, uint32_t tag, const char* data,
                                          int64_t bytes) = 0;
   virtual std::unique_ptr<Transfer> recv(int peer, uint32_t tag, char* data, int64_t bytes) = 0;

@@ -26,7 +26,7 @@ class GlooOps {
 
   GlooOps(c10::intrusive_ptr<GlooGroup> group, const GlooOptions& options);
 
-  // Starts `request`. `checksum` is of what all ranks must agree on. Gloo itself gives up after
+  // Starts `request`. `checksum` is of what all ranks must agree on. Gloo itself times out after
   // `patience`. Calls with per-rank sizes first compare them, by way of `await`; throws CommError
   // when they do not fit together.
   GlooCall launch(const Request& request, uint32_t checksum, std::chrono::milliseconds patience,

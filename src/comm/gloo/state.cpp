@@ -154,7 +154,7 @@ bool GlooState::await(const WireWork& work, WireOperation& operation,
       return true;
     } catch (const std::exception& error) {
       if (work->isCompleted()) {
-        // It may have come to its end just after the wait gave up.
+        // It may have completed just after the wait timed out.
         if (const auto cause = work->exception()) {
           check_alive();
           fail(operation, fmt::format("failed ({})", first_line(error)));

@@ -12,7 +12,8 @@ namespace lockstep::comm {
 
 // Who else is in the group.
 enum class GlooPeers {
-  Lockstep,  // ranks of this library: calls carry a signature, so that different ones never meet
+  Lockstep,  // ranks of this library: calls carry a signature, so that different ones are never
+             // matched
   Python,    // torch.distributed ranks too: exactly its calls on the wire, nothing is checked
 };
 
@@ -30,8 +31,8 @@ struct GlooOptions {
   int ranks = 0;
 };
 
-// The keys under which torch.distributed.init_process_group("gloo") meets: the store that a world
-// with Python ranks gives to make_gloo_transport.
+// The keys that torch.distributed.init_process_group("gloo") uses in the store: the store that a
+// world with Python ranks gives to make_gloo_transport.
 Store python_group_keys(const Store& store);
 
 // Every rank calls it with a store under the same prefix; blocks until all have connected. Throws

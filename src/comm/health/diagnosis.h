@@ -31,7 +31,8 @@ class Diagnosis {
   // "rank 1 (rank 3 of the world)".
   std::string name(int rank) const;
   // How this rank's call `mine` ended, with what each of the others is doing. The cause is the
-  // launcher's word, where it has given one by now, or else what was `seen`, perhaps its echo.
+  // launcher's explanation, where it has given one by now, or else what was `seen`, perhaps its
+  // consequence.
   std::string end(const Notice& mine, const std::string& seen,
                   const PeerStatus::Notices& notices) const;
 

@@ -19,7 +19,7 @@ class End {
     is_said_.store(true, std::memory_order_release);
     return true;
   }
-  // Says the same in more words.
+  // Replaces the reason by a more detailed one.
   void explain(std::string why) {
     const std::lock_guard lock(mutex_);
     why_ = std::move(why);

@@ -32,9 +32,9 @@ class GroupHealth {
 
   // Ends the group with an error that says what every rank was doing.
   [[noreturn]] void fail(const WireOperation& operation, const std::string& reason);
-  // Ends the group, with a word for the others. Any thread.
+  // Ends the group and reports the reason to the other ranks. Any thread.
   void give_up(std::string_view why) noexcept;
-  // Ends the group without a word posted there, and with it everything under way.
+  // Ends the group, and with it everything under way, without a report to the other ranks.
   void abandon() noexcept;
   // Tells the others that this rank came out of a long operation.
   void done(const WireOperation& operation);

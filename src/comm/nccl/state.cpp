@@ -120,7 +120,7 @@ void NcclState::sweep() {
   std::vector<std::optional<Request>> requests;
   const std::lock_guard lock(mutex_);
   std::erase_if(calls_, [&](const std::shared_ptr<DeviceCall>& call) {
-    // What the watch has told the others of it also says to them when it is over.
+    // What the watch thread has reported of it to the others has to be withdrawn when it is over.
     const bool is_done = call->over || ended_ || (!call->looked && is_over(*call));
     if (is_done) requests.push_back(std::move(call->request));
     return is_done;
@@ -255,7 +255,7 @@ void NcclState::give_up(std::string_view why) noexcept {
   if (!claim_end()) return;
   std::string reason(why);
   try {
-    // Said, and time given to hear it, before this process ends, as it may.
+    // Report it, and leave the others time to read it, before this process ends, as it may.
     peer_status_.exchange(
         {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = reason},
         PeerStatus::kInquiry);

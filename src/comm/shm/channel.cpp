@@ -22,14 +22,14 @@ namespace {
 using std::chrono::milliseconds;
 
 // Spinning pays only while every rank has a core of its own; measured 400 times slower at 4 ranks
-// on 2 cores. Then it pays for long: whoever yields or sleeps while a stranger wants the core waits
-// for the stranger's whole time slice of 3 ms (measured: a step of 1.3 ms took 3.3 ms with a spin
-// of 100 us beside one compiler, 1.5 ms with this).
+// on 2 cores. Then it pays for long: a rank that yields or sleeps while another program wants the
+// core waits for that program's whole time slice of 3 ms (measured: a step of 1.3 ms took 3.3 ms
+// with a spin of 100 us beside one compiler, 1.5 ms with this).
 constexpr auto kSpin = std::chrono::microseconds(2000);
 constexpr int kYields = 50;
 // A sleeper looks around this often: a lost peer is known well within half a second.
 constexpr std::chrono::microseconds kNap(20000);
-// While something else is under way, of whose moves it is not told.
+// While something else is under way, of whose progress it is not notified.
 constexpr std::chrono::microseconds kShortNap(500);
 
 void relax() {

@@ -1,5 +1,5 @@
-// How ranks that share memory meet: what each is about to do, who has arrived, who is gone. No
-// torch, so that sanitizers can watch all of it.
+// How ranks that share memory synchronise: what each is about to do, who has arrived, who is gone.
+// No torch, so that sanitizers can watch all of it.
 //
 // Each rank owns one RankBlock and alone writes it. Its three counters only grow, and wrap:
 //   posted   operations announced (the announcement of operation s is in ring[s % kRing])
@@ -30,7 +30,7 @@ struct Patience {
   using Clock = std::chrono::steady_clock;
 
   std::chrono::milliseconds timeout;                   // then it is an error
-  Clock::time_point until = Clock::time_point::max();  // then the wait is given up for now
+  Clock::time_point until = Clock::time_point::max();  // then the wait ends for now
   // When the wait began, of which this may be a later part.
   Clock::time_point* since = nullptr;
 };
@@ -142,8 +142,8 @@ class Channel {
 
   // Throws what killed the group, if anything has.
   void check_alive();
-  // What that was, or what would be found out by waiting: a rank that gave up or has ended, the
-  // launcher's word.
+  // What that was, or what would be found out by waiting: a rank that has aborted or ended, what
+  // the launcher reports.
   std::optional<std::string> failure();
   // Ends the group, here and on the other ranks. Any thread.
   void give_up(std::string_view why) noexcept;
@@ -157,7 +157,7 @@ class Channel {
   void compare(int peer, uint32_t sequence);
   // " (or one rank ran out of batches: see Join)": of this rank's announcement, or of the peer's.
   std::string advice(uint32_t sequence, int peer) const;
-  // Throws when `peer`, which is `needed`, has died or given up, or the launcher says that a rank
+  // Throws when `peer`, which is `needed`, has died or aborted, or the launcher says that a rank
   // has.
   void check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
                   const std::string& advice = {});

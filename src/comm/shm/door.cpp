@@ -21,9 +21,9 @@
 namespace lockstep::comm {
 namespace {
 
-// What came and was not taken; more of it comes from strangers.
+// Descriptors that came and were not taken; more than that come from other programs.
 constexpr size_t kMostKept = 256;
-// How long a full door is tried again.
+// How long sending to a full socket is tried again.
 constexpr std::chrono::seconds kFull{5};
 
 // In the abstract name space: there is no file that could be left.

@@ -3,8 +3,8 @@
 // Data in group memory is reduced where it lies: rank r adds slice r of all ranks' buffers in tree
 // order and writes the sum back to all (the direct-exchange all-reduce of Rabenseifner, 2004,
 // without the exchange). Everything else is staged: each rank copies a chunk into its own slot, all
-// meet, each reads what it needs from the others' slots. Two slots a rank alternate, so one meeting
-// a chunk is enough.
+// synchronise, each reads what it needs from the others' slots. Two slots a rank alternate, so one
+// synchronisation a chunk is enough.
 //
 // Operations run in the order in which they were started. There is no thread of our own: they move
 // on inside the calls, all that can, whichever of them a call waits for.

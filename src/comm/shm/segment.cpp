@@ -131,7 +131,7 @@ Segment Segment::attach(const SegmentHandle& handle) {
     throw CommError(
         "[shm] the descriptor of shared memory has not come. Set LOCKSTEP_BACKEND=gloo");
   }
-  // A stranger's file is not written to.
+  // A file of another program is not written to.
   struct stat file {};
   if (fstat(fd.get(), &file) != 0 || file.st_dev != handle.device || file.st_ino != handle.inode ||
       file.st_size != handle.bytes) {

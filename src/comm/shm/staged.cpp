@@ -15,8 +15,8 @@ constexpr int64_t kChunk = Exchange::kChunk;
 // Slots are divided among ranks when each gets something else.
 int64_t part_bytes(int size) { return kChunk / size / 64 * 64; }
 
-// An operation in which each rank in turn fills its slot, meets the others and reads theirs, chunk
-// by chunk.
+// An operation in which each rank in turn fills its slot, waits for the others and reads theirs,
+// chunk by chunk.
 class Staged : public Operation {
  protected:
   virtual void fill(Exchange& exchange, int64_t chunk, char* slot) = 0;

@@ -40,7 +40,7 @@ class StorePatience {
   bool is_over() const { return left() == std::chrono::milliseconds(0); }
   // For one wait, before the next look().
   std::chrono::milliseconds slice() const;
-  // What comes in addition; what has been heard stays.
+  // The deadline is `time` from now, or sooner where an abort was noticed.
   void extend(Clock::duration time);
   StorePatience at_most(Clock::duration time) const;
   void look();

@@ -1,5 +1,5 @@
 // The messages of torch.distributed's TCPStore (torch 2.1 and later), so that ranks of Python and
-// of this library meet in one store, whoever serves it. Not documented: read off what its clients
+// of this library can use one store, whoever serves it. Not documented: read off what its clients
 // and servers send each other. A message is the byte of its query and its fields; numbers are
 // little-endian, a text is its length as uint64 and its bytes.
 #pragma once
@@ -47,7 +47,7 @@ constexpr std::string_view kArrivals = "init/";
 // Before every key of a user's.
 constexpr std::string_view kUsers = "/";
 
-// Beyond what anybody keeps in a store: a stranger's bytes are not taken for a length.
+// Beyond what anybody keeps in a store: bytes of another program are not taken for a length.
 constexpr uint64_t kMostText = uint64_t{64} << 20;
 // What a server that has the job's secret says to a client that begins without: no client sends it
 // as a ping.

@@ -68,7 +68,7 @@ Fd listening(const StoreOptions& options) {
   unreachable(options, std::strerror(errno), errno);
 }
 
-// One per port and process: its worlds, which come one after the other or side by side, meet in
+// One per port and process: its worlds, which come one after the other or at the same time, are in
 // one.
 std::shared_ptr<StoreServer> serve(const StoreOptions& options) {
   static std::mutex mutex;

@@ -42,7 +42,7 @@ struct StoreOptions {
 // as a handle of the process that serves.
 class Store {
  public:
-  // As torch.distributed's env:// makes it, so that Python ranks meet the same store, whether they
+  // As torch.distributed's env:// makes it, so that Python ranks use the same store, whether they
   // or this library serve it. Throws CommError with the address and what to do.
   static Store connect(const StoreOptions& options);
 

@@ -15,8 +15,8 @@ namespace lockstep::comm {
 // put, append, add and push throw Error when the store is full, and change nothing then.
 class StoreValues {
  public:
-  // Of values and keys together. Beyond, only short values are taken, so that ranks can still meet,
-  // up to a quarter more.
+  // Of values and keys together. Beyond, only short values are taken, so that ranks can still find
+  // each other, up to a quarter more.
   static constexpr size_t kMost = size_t{256} << 20;
   static constexpr size_t kShort = 4 << 10;
 

@@ -1,4 +1,4 @@
-// Who is who: what the ranks of a world tell each other before they have a group.
+// What the ranks of a world tell each other about themselves before they have a group.
 #pragma once
 
 #include <chrono>

@@ -26,7 +26,7 @@ struct Trace {
 };
 
 // The rank alone writes it. A reader in the middle of a write may see half of an operation, which
-// is no more than a wrong word in a report.
+// has no worse effect than a wrong word in a report.
 struct Block {
   static constexpr uint64_t kMagic = 0x3230'746c'666b'636c;  // "lckflt02"
 

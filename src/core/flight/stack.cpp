@@ -28,7 +28,7 @@ pid_t g_pid = 0;
 std::array<char, 248> g_program{};
 alignas(16) std::array<char, 64 * 1024> g_handler_stack{};
 
-// Where the signal met the thread; null on a machine that we do not know.
+// The instruction at which the signal interrupted the thread; null on an unknown machine.
 void* interrupted(const void* context) {
 #if defined(__x86_64__)
   return reinterpret_cast<void*>(
@@ -75,7 +75,8 @@ void fill(Trace& trace, void* const* addresses, int count, const void* exact) {
 
 enum class Then { GoOn, End };
 
-// `exact`: where a signal met this thread; what lies further in is the handler.
+// `exact`: the instruction at which a signal interrupted this thread; what lies further in is the
+// handler.
 void tell(int signal, const void* exact, Then then) {
   // A child of the rank has its handlers, too.
   if (g_block == nullptr || getpid() != g_pid) return;

@@ -1,5 +1,5 @@
-// One word from rank 0 to all ranks, through the process manager that has started them. Every rank
-// calls the same function once; the managers are left afterwards, and know of no failure.
+// One string from rank 0 to all ranks, through the process manager that has started them. Every
+// rank calls the same function once; the managers are left afterwards, and know of no failure.
 #pragma once
 
 #include <chrono>

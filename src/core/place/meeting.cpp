@@ -1,5 +1,5 @@
-// Where ranks of several hosts meet that an mpirun has started: rank 0 listens, and says where over
-// mpirun's process manager.
+// Where rank 0's store is when an mpirun has started ranks on several hosts: rank 0 listens, and
+// says where over mpirun's process manager.
 #include <dlfcn.h>
 #include <netdb.h>
 #include <sys/socket.h>

@@ -19,8 +19,8 @@ constexpr int kMostRanks = 1 << 20;
 std::optional<Place> place_from_mpi();
 std::optional<Place> place_from_slurm();
 
-// Whether ranks of several hosts can meet without being told where: under Open MPI's and MPICH's
-// mpirun.
+// Whether ranks of several hosts can find rank 0 without being given its address: under Open MPI's
+// and MPICH's mpirun.
 bool can_meet_over_mpirun(const Place& place);
 // Every rank calls it, once; blocks until all have. Fills in host, port and, on rank 0, listen_fd.
 void meet_over_mpirun(Place& place);

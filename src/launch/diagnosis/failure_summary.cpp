@@ -80,7 +80,7 @@ std::string words_of(const Outcome& outcome, int rank) {
 }
 
 // The same in words that do not depend on which rank it is: "all_reduce #9 cannot go on", and "this
-// rank calls" for its own number. An echo repeats them on every rank.
+// rank calls" for its own number. A consequence repeats them on every rank.
 std::string without_own_rank(std::string words, int rank) {
   const std::string own = fmt::format("rank {}", rank), on = " on " + own;
   const auto ends_at = [&words](size_t at) {
@@ -99,7 +99,7 @@ std::string without_own_rank(std::string words, int rank) {
   return words;
 }
 
-// Ranks whose words differ in who says them alone share a line.
+// Ranks whose messages differ in the rank's number alone share a line.
 class Echoes {
  public:
   void add(int rank, const std::string& story, const std::string& words) {
@@ -164,7 +164,7 @@ class Places {
   std::map<std::pair<std::string, std::string>, Group> groups_;
 };
 
-// The ranks in words of their own; equal ones share a line.
+// What each rank said; equal messages share a line.
 void add_grouped(std::vector<std::string>& lines, std::map<std::string, std::vector<int>>& groups) {
   std::vector<std::pair<int, std::string>> sorted;
   for (auto& [what, ranks] : groups) {

@@ -27,7 +27,7 @@ constexpr auto kTelling = 800ms;
 // busy machine.
 constexpr auto kGraceAfterFailure = 1500ms;
 constexpr auto kGraceAfterSignal = 10'000ms;
-// Ranks say where they are within a millisecond or two. After a failure the others are told behind
+// Ranks say where they are within a millisecond or two. After a failure the others are told after
 // that, and have to know within 0.5 s.
 constexpr auto kAnswerAfterFailure = 300ms;
 // Between two rounds of SIGKILL, which only a process in the middle of a fork() can outlive, and

@@ -1,5 +1,5 @@
 // Writes to files, pipes and terminals on a thread of its own. The launcher's other thread sends
-// heartbeats, hears signals and watches the ranks; it never waits for a reader or a disk.
+// heartbeats, handles signals and watches the ranks; it never waits for a reader or a disk.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ struct Bell {
   void silence() const;
 
   Fd fd;                             // readable after ring()
-  std::atomic<bool> awaited{false};  // somebody wants to hear of the next progress
+  std::atomic<bool> awaited{false};  // somebody waits for the next progress
 };
 
 class Writer {

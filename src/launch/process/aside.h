@@ -9,7 +9,7 @@
 
 namespace lockstep::launch {
 
-// Runs `task` on a thread of its own and waits for its end, while this thread goes on to hear
+// Runs `task` on a thread of its own and waits for its end, while this thread continues to handle
 // signals and `outside` (which may be null). Rethrows what the task throws. False when a signal or
 // an order from outside came first, which `outcome` says then; the task may still be at work, and
 // must own what it uses.

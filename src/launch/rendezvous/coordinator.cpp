@@ -10,7 +10,8 @@
 namespace lockstep::launch {
 namespace {
 
-// Failures that lie closer together than this are one, and the echo may have come first.
+// Failures that lie closer together than this count as one: the consequence may have been reported
+// first.
 constexpr Time kEcho = std::chrono::seconds(1);
 
 constexpr int kSigkill = 128 + 9;  // as an exit status: it comes from outside
@@ -258,7 +259,7 @@ void Coordinator::settle(Time now) {
 }
 
 // The earliest one; but a rank that was killed, or a host that was lost, comes before another's
-// exit, which may well be its echo.
+// exit, which may well be a consequence.
 Failure Coordinator::cause() const {
   Time earliest = failures_.front().time;
   for (const Event& event : failures_) earliest = std::min(earliest, event.time);

@@ -1,4 +1,4 @@
-// What the hosts of a job have to have in common, in words.
+// Describes how the job specifications of two hosts differ.
 #pragma once
 
 #include <string>

@@ -56,7 +56,7 @@ class Network {
  private:
   struct Connection {
     Fd socket;
-    std::optional<ConnectionId> link;  // none: a stranger so far
+    std::optional<ConnectionId> link;  // none: has not proved yet that it belongs to the job
     std::string peer;                  // its address
     SecureChannel channel;
     bool connecting = false;
@@ -82,7 +82,7 @@ class Network {
   Listener& listener_;
   std::vector<std::unique_ptr<Connection>> connections_;
   Clock::time_point last_said_{};
-  MessagePtr encoded_;  // into bytes_: a word to all is made once
+  MessagePtr encoded_;  // into bytes_: a message to all is encoded once
   std::string bytes_;
   int unsaid_ = 0;
   std::string last_text_;

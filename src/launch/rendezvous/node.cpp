@@ -272,7 +272,7 @@ void Node::orphaned(const std::string& why, Time now) {
   actions_.emplace_back(Say{what});
   done_ = false;
   why_ = what;
-  // Who was never heard has not changed anything.
+  // Before the first answer nothing has changed.
   if (held_) look_for_coordinator(options_.timing.rejoin, now);
   retry(now);
 }

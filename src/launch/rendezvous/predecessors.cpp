@@ -15,7 +15,7 @@ void Predecessors::note(const Past& past, uint64_t own, Time fence) {
   Attempt& attempt = attempts_[past.coordinator];
   if (past.attempt < attempt.number) return;
   if (past.attempt > attempt.number) {
-    // The first word of it counts: ranks of that coordinator were being stopped by then.
+    // The first report of it counts: ranks of that coordinator were being stopped by then.
     attempt = {
         past.attempt, past.hosts, {kCoordinator}, attempt.number == 0 ? fence : attempt.until};
   }

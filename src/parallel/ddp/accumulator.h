@@ -10,7 +10,7 @@
 
 namespace lockstep::parallel {
 
-// Who is told about gradients. Called within backward(), on its thread.
+// Receives the gradients. Called within backward(), on its thread.
 class GradientListener {
  public:
   virtual ~GradientListener() = default;

@@ -1,4 +1,4 @@
-// A number that tells whether two tensors have the same bytes, without sending them.
+// A hash by which ranks compare tensors without sending them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

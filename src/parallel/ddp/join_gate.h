@@ -8,18 +8,19 @@
 
 namespace lockstep::parallel {
 
-// A rank that has run out of batches takes part in the others' backward(), but would not be found
-// in their forward(). So the ranks tell each other before the first such layer of a step.
+// A rank that has run out of batches takes part in the others' backward(), but does not run their
+// forward(). So the ranks compare whether all have a batch before the first such layer of a step.
 class JoinGate {
  public:
   explicit JoinGate(const Group& group) : group_(group) {}
 
-  // Before a layer communicates. The first time in a step the ranks meet; throws DataError, on all
-  // of them, when one has no batch.
+  // Before a layer communicates. The first time in a step the ranks communicate; throws DataError,
+  // on all of them, when one has no batch.
   void begin_step();
   void end_step() { has_begun_ = false; }
 
-  // In the place of a step. False when no rank has a batch; throws DataError when one has.
+  // In place of a step, on a rank without a batch. False when no rank has a batch; throws DataError
+  // when one has.
   bool shadow();
 
  private:

@@ -67,7 +67,8 @@ void Fsdp::State::prefetch(const Unit& unit, int step) {
   if (whole < plan_.options.max_unsharded_units) gather(*order[place]);
 }
 
-// Shards may have been written since the last forward. All ranks have done that when they meet.
+// Shards may have been written since the last forward. All ranks have done that when the barrier
+// returns.
 void Fsdp::State::publish() {
   if (stale_) {
     hide_unused();
@@ -87,7 +88,7 @@ void Fsdp::State::begin_forward() {
   if (whole_) return;
   order_before_ = std::move(order_now_);
   order_now_.clear();
-  // Ranks may have different numbers of lanes, so they have met before the first.
+  // Ranks may have different numbers of lanes, so the barrier came before the first.
   if (!is_in_lane()) publish();
 }
 

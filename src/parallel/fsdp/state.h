@@ -24,9 +24,9 @@
 namespace lockstep::parallel {
 
 // A pass = one backward() outside hold(). Units' gradients are averaged in one order, which is that
-// in which rank 0 had them complete in the first pass, so that the ranks' collectives meet whatever
-// order theirs take. What one rank finds wrong in a pass must not keep it from its collectives: it
-// is an objection, which the end of the pass throws on all ranks.
+// in which rank 0 had them complete in the first pass, so that the ranks' collectives come in one
+// order whatever order theirs take. What one rank finds wrong in a pass must not keep it from its
+// collectives: it is an objection, which the end of the pass throws on all ranks.
 class Fsdp::State : public GradientListener,
                     public LaneListener,
                     public std::enable_shared_from_this<State> {
@@ -115,7 +115,7 @@ class Fsdp::State : public GradientListener,
 
   // lanes.cpp
   bool is_in_lane() const { return lane_plan_ && lane_plan_->is_open(); }
-  // Whether this backward() meets the other ranks.
+  // Whether this backward() communicates.
   bool is_last_lane() const { return !lane_plan_ || lane_plan_->meets(); }
   void begin_lane_pass();
   void end_lane_pass();

@@ -32,7 +32,7 @@ struct LanePlan {
 
   int64_t own_lanes() const { return sum.lanes().size(); }
   bool is_open() const { return open >= 0; }
-  // Whether a backward() meets the other ranks: outside of lanes, and in a rank's last one.
+  // Whether a backward() communicates: outside of lanes, and in a rank's last one.
   bool meets() const { return !is_open() || open + 1 == own_lanes(); }
   // "lane 3 of 8"
   std::string name(int64_t own_lane) const;

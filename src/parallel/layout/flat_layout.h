@@ -15,7 +15,8 @@ namespace lockstep::parallel {
 // Members of memory that kernels compute on begin on a cache line.
 inline constexpr int64_t kCacheLine = 64;
 // Members are cut at multiples of this many elements from their first, so that a vectorised kernel
-// of an optimizer meets the same vectors and the same remainder as over the whole: the same bits.
+// of an optimizer processes the same vectors and the same remainder as over the whole: the same
+// bits.
 inline constexpr int64_t kCutGrid = 1024;
 
 // Names and numbers alone: it has no memory and communicates nothing, so that ranks which lay out

@@ -167,7 +167,7 @@ struct Call {
   bool changes_one_in_place() const {
     const auto& schema = op.schema();
     if (tensors != 1 || deferred != 1 || !first()->isTensor()) return false;
-    // Autograd would have a word.
+    // Autograd would record or refuse it.
     if (first()->toTensor().requires_grad() && at::GradMode::is_enabled()) return false;
     return !op.hasTag(at::Tag::inplace_view) && schema.returns().size() == 1 &&
            schema.arguments()[0].alias_info() != nullptr &&
