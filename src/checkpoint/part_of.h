@@ -19,6 +19,7 @@ struct PartOf {
   Sizes strides;
   Range range;
   bool saves = true;  // not of further copies of the part, on other ranks
+  int ranks = 1;      // among which the parameter is divided
 };
 
 // Says so of a tensor; it stays said for as long as the tensor lives.

@@ -2,8 +2,10 @@
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/averager.h"
 #include "lockstep/parallel/check_same.h"
+#include "lockstep/parallel/clip.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/global_mean.h"
+#include "lockstep/parallel/grad_scaler.h"
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
@@ -14,6 +16,7 @@
 namespace lockstep::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 at::Tensor feature_input(int rank, int step = 0) {
@@ -247,6 +250,123 @@ TEST(FsdpFeatures, WhatLooksAtWholeParametersIsRefusedByName) {
     EXPECT_THAT(message_of<ConfigError>([&] { parallel::broadcast_optimizer(sgd, group); }),
                 HasSubstr("an Fsdp's shards differs from rank to rank"));
   });
+}
+
+// Each rank would find another norm, or an overflow that the others do not, and train on.
+TEST(FsdpFeatures, WhatLooksAtThePartsOfOneRankIsRefusedByName) {
+  spawn(4, [](World& world) {
+    const Group& group = world.group();
+    const auto divided = [&](int among, const auto& check) {
+      const Tower net;
+      Fsdp fsdp(net, group, {.units = units_of<BlockImpl>(*net), .shard_ranks = among});
+      tower_loss(net, world.rank(), 0).backward();
+      check(fsdp.parameters());
+    };
+    const std::string own_norm =
+        "so this would not be the norm of all gradients: call fsdp.clip_grad_norm_()";
+    const std::string own_overflow = "the others would step: GradScaler scaler(world)";
+    for (const int among : {2, 4}) {
+      divided(among, [&](const std::vector<at::Tensor>& shards) {
+        const auto before = shards.back().grad().clone();
+        EXPECT_THAT(message_of<ConfigError>([&] { parallel::clip_grad_norm_(shards, 1e-9); }),
+                    AllOf(HasSubstr("is an Fsdp's part of one"), HasSubstr(own_norm)));
+        EXPECT_TRUE(at::equal(before, shards.back().grad()));
+        torch::optim::SGD sgd(shards, 0.1);
+        GradScaler alone;
+        const at::Tensor loss = alone.scale(at::ones({}));
+        EXPECT_THAT(message_of<ConfigError>([&] { alone.step(sgd); }), HasSubstr(own_overflow));
+        GradScaler among_all(group);
+        among_all.scale(loss);
+        EXPECT_TRUE(among_all.step(sgd));
+      });
+    }
+    // Replicas would count twice.
+    divided(2, [&](const std::vector<at::Tensor>& shards) {
+      EXPECT_THAT(
+          message_of<ConfigError>([&] { parallel::clip_grad_norm_(shards, 1, {.group = group}); }),
+          HasSubstr("divided among 2 ranks, and ClipOptions::group has 4"));
+    });
+    // What is not divided has its norm on each rank.
+    divided(1, [&](const std::vector<at::Tensor>& shards) {
+      EXPECT_GT(parallel::clip_grad_norm_(shards, 1).item<double>(), 0);
+    });
+  });
+}
+
+// As when averaged weights are evaluated, and taken back.
+TEST(FsdpFeatures, WhatIsWrittenToShardsAfterAnEvaluationIsWhatTheNextForwardSees) {
+  for (const bool share : {true, false}) {
+    for (const bool by_data : {false, true}) {
+      spawn(2, [share, by_data](World& world) {
+        Tower net, usual;
+        Fsdp fsdp(net, world.group(),
+                  {.units = units_of<BlockImpl>(*net),
+                   .share_memory = share,
+                   .param_dtype = at::kBFloat16});
+        const at::Tensor x = tower_input(0);
+        const auto wanted = [&] {
+          const at::NoGradGuard no_grad;
+          return usual->forward(x);
+        };
+        usual->to(at::kBFloat16);
+        const auto shrink = [&] {
+          const at::NoGradGuard no_grad;
+          for (auto& shard : fsdp.parameters()) (by_data ? shard.data() : shard).mul_(0.5);
+          for (auto& parameter : usual->parameters()) parameter.mul_(0.5);
+        };
+        for (int change = 0; change < 2; ++change) {
+          shrink();
+          const at::NoGradGuard no_grad;
+          EXPECT_TRUE(at::equal(call(net, x), wanted())) << change;
+        }
+        shrink();
+        EXPECT_TRUE(at::equal(call(net, x).detach(), wanted()));
+      });
+    }
+  }
+}
+
+TEST(FsdpFeatures, AShardThatTheModuleWouldNotSeeIsRefusedByName) {
+  spawn(2, [](World& world) {
+    const Tower net;
+    Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net)});
+    at::Tensor shard = fsdp.parameters().front();
+    const auto refused = [&](const char* why) {
+      EXPECT_THAT(message_of<ConfigError>([&] { tower_loss(net, world.rank(), 0); }),
+                  AllOf(HasSubstr("the shard of parameter '"), HasSubstr(why)));
+    };
+    shard.requires_grad_(false);
+    refused("was frozen: freeze the module's parameter itself");
+    shard.requires_grad_(true);
+    tower_loss(net, world.rank(), 0).backward();
+    shard.set_data(shard.detach().clone());
+    refused("was given other memory, which the module does not see");
+  });
+}
+
+// Whoever forgets reshard() would train on with the weights of that moment.
+TEST(FsdpFeatures, ABackwardEndsUnshard) {
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      const Tower net, usual;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      Ddp ddp(usual, world.group());
+      torch::optim::SGD divided(fsdp.parameters(), 0.1), whole(usual->parameters(), 0.1);
+      fsdp.unshard();
+      for (int step = 0; step < 3; ++step) {
+        fsdp.zero_grad();
+        ddp.zero_grad();
+        tower_loss(net, world.rank(), step).backward();
+        tower_loss(usual, world.rank(), step).backward();
+        EXPECT_THAT(message_of<c10::Error>([&] { net->head->weight.sum(); }),
+                    HasSubstr("has no memory"));
+        divided.step();
+        whole.step();
+      }
+      fsdp.reshard();
+      expect_same_parameters(fsdp, net, usual);
+    });
+  }
 }
 
 }  // namespace

@@ -138,8 +138,8 @@ struct FsdpShard {
 //
 // When backward() returns, each shard's gradient is its part of the average over the ranks, the
 // same bits as under Ddp; or it threw. The module's own parameters have no gradients. An optimizer
-// of any class that treats every element by itself is given parameters(); its state is divided as
-// they are. Values of shards may be changed after a backward(), or after a forward under no_grad.
+// of any class that treats every element by itself is given parameters(); its state is divided
+// alike. Shards may be written, in place, after a backward(), or after a forward under no_grad.
 //
 // Outside of its unit's forward and backward a parameter has no memory: whatever reads or writes it
 // throws c10::Error, which names the parameter and its unit. unshard() gives all their memory for a
@@ -201,9 +201,9 @@ class Fsdp {
   // up in one order, whatever the number of ranks: the same bits on any.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
-  // All parameters get their memory and keep it until reshard(). Every rank calls them, outside of
-  // forward and backward. Parameters are to be read only: what is written is lost, or, where ranks
-  // share a memory, written for all.
+  // All parameters get their memory and keep it until reshard(), or a backward() that averages. All
+  // ranks call them, outside of forward and backward. Parameters are to be read only: what is
+  // written is lost, or, where ranks share a memory, written for all.
   void unshard();
   void reshard();
 

@@ -51,7 +51,7 @@ class GradScaler {
 
   // Divides the optimizer's gradients by the scale and notes whether one is not finite. Once per
   // optimizer and step, after its last backward(). float16 gradients are refused: keep float32
-  // parameters.
+  // parameters. So are an Fsdp's shards by a scaler without their group.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // optimizer.step(), after unscale_() if that was not called; not when a gradient of any rank is

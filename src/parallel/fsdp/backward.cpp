@@ -228,6 +228,8 @@ void Fsdp::State::finish_pass() {
     if (!is_last) return;
     close_for_lanes();
   }
+  // What an optimizer now writes to the shards would not reach parameters that stay.
+  end_whole();
 
   std::vector<char> mine;
   for (const size_t i : trainable_) mine.push_back(reached_[i]);

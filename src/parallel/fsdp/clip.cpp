@@ -50,7 +50,10 @@ at::Tensor Fsdp::clip_grad_norm_(double max_norm, double norm_type) {
       }
     }
   };
-  each([](const UnitFlat&, size_t) {});
+  bool is_wide = false;
+  each([&](const UnitFlat& flat, size_t) {
+    is_wide = is_wide || c10::toRealValueType(flat.layout().dtype()) == at::kDouble;
+  });
   std::vector<at::Tensor> gradients;
   const auto parameters = this->parameters();
   const at::Device device = parameters.empty() ? at::Device(at::kCPU) : parameters.front().device();
@@ -66,7 +69,7 @@ at::Tensor Fsdp::clip_grad_norm_(double max_norm, double norm_type) {
   group.all_reduce(cells, ReduceOp::Sum, {.label = "clip_grad_norm_"}).wait();
   const at::Tensor norm =
       (count > 0 ? at::linalg_vector_norm(cells, norm_type) : at::zeros({}, cells.options()))
-          .to(at::kFloat);
+          .to(is_wide ? at::kDouble : at::kFloat);
   // As Python rounds max_norm / (norm + 1e-6).
   const at::Tensor factor = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
   const bool unchanged = factor.is_cpu() && factor.item<double>() == 1;

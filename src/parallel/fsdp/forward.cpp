@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/core/error.h"
 #include "parallel/fsdp/call_count.h"
@@ -70,13 +71,21 @@ void Fsdp::State::prefetch(const Unit& unit, int step) {
 // Shards may have been written since the last forward. All ranks have done that when the barrier
 // returns.
 void Fsdp::State::publish() {
+  const auto each = [&](const auto& act) {
+    for (const auto& unit : units_) std::ranges::for_each(unit->flats, act);
+  };
+  each([&](const UnitFlat& flat) {
+    flat.check_leaves();
+    stale_ = stale_ || flat.is_written();
+  });
   if (stale_) {
     hide_unused();
-    for (const auto& unit : units_) {
-      for (auto& flat : unit->flats) flat.publish();
-    }
-    stale_ = false;
+    each([](UnitFlat& flat) { flat.publish(); });
+  } else if (may_be_written_) {
+    // Past autograd, as by data(), which leaves no trace.
+    each([](UnitFlat& flat) { flat.share_values(); });
   }
+  stale_ = may_be_written_ = false;
   meet("forward");
 }
 
@@ -157,8 +166,10 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
   }
   if (!outermost || in_graph || whole_) return outputs;
   hide_unused();
+  if (is_in_lane()) return outputs;
   // No rank may write to its shards while another still reads.
-  if (!is_in_lane()) meet("no_grad");
+  meet("no_grad");
+  may_be_written_ = true;
   return outputs;
 }
 
@@ -173,10 +184,14 @@ void Fsdp::State::unshard() {
   whole_ = true;
 }
 
+void Fsdp::State::end_whole() {
+  if (!std::exchange(whole_, false)) return;
+  for (const auto& unit : units_) close(*unit, After::Free);
+}
+
 void Fsdp::State::reshard() {
   if (!whole_) return;
-  whole_ = false;
-  for (const auto& unit : units_) close(*unit, After::Free);
+  end_whole();
   meet("reshard");
 }
 

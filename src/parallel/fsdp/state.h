@@ -81,6 +81,7 @@ class Fsdp::State : public GradientListener,
   CallLayer::Tensors forward(Unit& unit, const CallLayer::Tensors& inputs,
                              const CallLayer::Body& body);
   void begin_forward();
+  void end_whole();
   void publish();
   void meet(std::string_view label);
   void watch_outputs(Unit& unit, const CallLayer::Tensors& outputs);
@@ -146,9 +147,10 @@ class Fsdp::State : public GradientListener,
   bool lane_done_ = false;         // the one that a loop is in has had its backward()
   bool opened_for_lanes_ = false;  // parameters are whole for the step
 
-  int depth_ = 0;       // calls under way
-  bool stale_ = true;   // shards may have changed since they were published
-  bool whole_ = false;  // between unshard() and reshard()
+  int depth_ = 0;                // calls under way
+  bool stale_ = true;            // shards may have changed since they were published
+  bool may_be_written_ = false;  // a forward under no_grad was the last, so they may have, too
+  bool whole_ = false;           // between unshard() and reshard()
   std::vector<Unit*> order_now_, order_before_;  // of calls in forward
 
   BackwardPass backward_;

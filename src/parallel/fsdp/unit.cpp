@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "checkpoint/part_of.h"
+#include "lockstep/core/error.h"
 #include "parallel/ddp/gradients.h"
 #include "parallel/layout/flat_memory.h"
 #include "parallel/nn/deferred_init.h"
@@ -95,7 +96,8 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
                                            .sizes = parameters_[i].sizes().vec(),
                                            .strides = parameters_[i].strides().vec(),
                                            .range = ranges_[i],
-                                           .saves = plan.replicas.rank() == 0});
+                                           .saves = plan.replicas.rank() == 0,
+                                           .ranks = plan.shards.size()});
     memory_.emplace_back(
         parameters_[i], compute_,
         fmt::format("parameter '{}' is divided among the ranks and has no memory outside of its "
@@ -122,9 +124,30 @@ std::vector<at::Tensor> UnitFlat::parts_of(const at::Tensor& flat,
 void UnitFlat::publish() {
   nearby_ = at::Tensor();
   for (const auto& parameter : parameters_) torch::autograd::impl::bump_version(parameter);
-  if (plan_.shares && compute_ != layout_.dtype()) {
-    const at::NoGradGuard no_grad;
-    shared_.narrow(0, own_.begin, own_.size()).copy_(shard_);
+  share_values();
+  published_ = shard_._version();
+}
+
+void UnitFlat::share_values() {
+  if (!plan_.shares || compute_ == layout_.dtype()) return;
+  const at::NoGradGuard no_grad;
+  shared_.narrow(0, own_.begin, own_.size()).copy_(shard_);
+}
+
+bool UnitFlat::is_written() const { return shard_._version() != published_; }
+
+void UnitFlat::check_leaves() const {
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    const char* why = nullptr;
+    if (!leaves_[i].is_alias_of(shard_)) {
+      why = "was given other memory, which the module does not see: copy_() values into it";
+    } else if (leaves_[i].requires_grad() != trainable_) {
+      why = trainable_ ? "was frozen: freeze the module's parameter itself"
+                       : "was thawed: thaw the module's parameter, and construct Fsdp again";
+    }
+    if (why == nullptr) continue;
+    throw ConfigError(
+        fmt::format("[fsdp] the shard of parameter '{}' {}", layout_.members()[i].name, why));
   }
 }
 

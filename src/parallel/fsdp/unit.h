@@ -71,6 +71,13 @@ class UnitFlat {
   // parameters' versions move, as by any change. In one memory for all ranks the others see it
   // after the next meeting.
   void publish();
+  // The part of publish() that a graph may have been recorded before: nothing else moves.
+  void share_values();
+  // Whether autograd has seen a shard change since publish().
+  bool is_written() const;
+  // Throws ConfigError for a leaf that its owner has taken other memory for, or has frozen or
+  // thawed.
+  void check_leaves() const;
   // Gathers, where ranks share no memory.
   void start_gather(const comm::CallOptions& options);
   void show();
@@ -121,10 +128,11 @@ class UnitFlat {
   Range own_;
   std::string unit_;
 
-  at::Tensor shared_;    // all elements, for all ranks
-  at::Tensor gathered_;  // while shown
-  at::Tensor nearby_;    // this rank's elements among ShardPlan::resharded, after forward
-  at::Tensor shard_;     // this rank's elements, in the module's own dtype
+  at::Tensor shared_;       // all elements, for all ranks
+  at::Tensor gathered_;     // while shown
+  at::Tensor nearby_;       // this rank's elements among ShardPlan::resharded, after forward
+  at::Tensor shard_;        // this rank's elements, in the module's own dtype
+  int64_t published_ = -1;  // shard_'s version at the last publish()
   std::vector<at::Tensor> leaves_;
   std::vector<Range> ranges_;
   comm::Work gather_;

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "checkpoint/part_of.h"
 #include "lockstep/core/error.h"
 #include "parallel/ddp/gradients.h"
 #include "parallel/ddp/model.h"
@@ -26,6 +27,21 @@ at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double p) {
   }
   if (filled.empty()) return at::zeros({}, tensors.front().options().dtype(at::kFloat));
   return at::linalg_vector_norm(at::stack(at::_foreach_norm(filled, p)), p);
+}
+
+// An Fsdp's parts have another norm on each rank, which would clip and train on.
+void check_parts(const std::vector<at::Tensor>& parameters, const std::optional<Group>& group) {
+  for (const auto& parameter : parameters) {
+    const auto* const part = checkpoint::part_of(parameter);
+    if (part == nullptr || part->ranks == 1 || (group && group->size() == part->ranks)) continue;
+    throw ConfigError(
+        fmt::format("[clip_grad_norm_] parameter '{}' is an Fsdp's part of one, divided among {} "
+                    "ranks, and {}, "
+                    "so this would not be the norm of all gradients: call fsdp.clip_grad_norm_()",
+                    part->name, part->ranks,
+                    group ? fmt::format("ClipOptions::group has {}", group->size())
+                          : "there is no ClipOptions::group"));
+  }
 }
 
 // The p-norm of all ranks' vectors laid end to end.
@@ -61,6 +77,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
                     "must be above 0 (infinity for the largest magnitude)",
                     max_norm, options.norm_type));
   }
+  check_parts(parameters, options.group);
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(parameters);
   at::Tensor norm = norm_of(gradients, options.norm_type);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <torch/optim/lbfgs.h>
 
+#include "checkpoint/part_of.h"
 #include "lockstep/core/error.h"
 #include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/gradients.h"
@@ -25,6 +26,17 @@ void check_options(const GradScalerOptions& o) {
                   "growth_interval = {}: need "
                   "above 0, above 1, between 0 and 1, above 0",
                   o.init_scale, o.growth_factor, o.backoff_factor, o.growth_interval));
+}
+
+// Of an Fsdp's parts each rank sees its own overflows only.
+void check_part(const at::Tensor& parameter, const Group& group) {
+  const auto* const part = checkpoint::part_of(parameter);
+  if (part == nullptr || part->ranks <= group.size()) return;
+  misused("unscale_",
+          fmt::format("parameter '{}' is an Fsdp's part of one, divided among {} ranks, and the "
+                      "scaler's group has {}: after an overflow in one rank's parts the others "
+                      "would step: GradScaler scaler(world)",
+                      part->name, part->ranks, group.size()));
 }
 
 std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimizer& optimizer) {
@@ -77,6 +89,9 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
                             : "called after step(): update() comes first");
   }
   const at::NoGradGuard no_grad;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) check_part(parameter, group_);
+  }
   const auto gradients = by_dtype(optimizer);
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
