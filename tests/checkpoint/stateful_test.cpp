@@ -284,8 +284,8 @@ TEST(Stateful, WhatAHookKeepsIsEachRanksOwn) {
 TEST(Stateful, WhatAHookKeepsOfNothing) {
   const Folder folder;
   spawn(2, [&](World& world) {
-    struct Net : torch::nn::Module {
-      Net() {
+    struct WithNothing : torch::nn::Module {
+      WithNothing() {
         some = register_parameter("some", torch::ones({3}));
         none = register_parameter("none", torch::ones({0, 4}));
       }
