@@ -60,7 +60,9 @@ std::string first_difference(const std::vector<std::string>& texts) {
 }  // namespace
 
 struct Checkpointer::Impl {
-  comm::Group group;  // of its own: a thread uses it while training uses the caller's
+  // The caller's: a rank that saves while the others go on to their next step is told so at once.
+  comm::Group group;
+  comm::Group behind;  // of its own: a thread uses it while training uses the caller's
   std::string path;
   CheckpointerOptions options;
   FileSystem& files;
@@ -72,7 +74,9 @@ struct Checkpointer::Impl {
 
   EachRank each_rank() const { return {options.each_rank, group.rank()}; }
   comm::CallOptions call(const char* label) const {
-    return {.timeout = options.timeout, .label = label};
+    return {.timeout = options.timeout,
+            .label = label,
+            .advice = "every rank calls save() and restore_latest()"};
   }
 
   void join() {
@@ -134,7 +138,7 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
                       "in CheckpointerOptions::each_rank what each rank has of its own"
                     : ""));
   }
-  Save save{.group = group,
+  Save save{.group = options.async ? behind : group,
             .timeout = options.timeout,
             .files = &files,
             .directory = directory.get(),
@@ -209,7 +213,8 @@ std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
 
 Checkpointer::Checkpointer(const comm::Group& group, std::string directory,
                            CheckpointerOptions options)
-    : impl_(new Impl{.group = group.split(0, group.rank()),
+    : impl_(new Impl{.group = group,
+                     .behind = group.split(0, group.rank()),
                      .path = std::move(directory),
                      .options = options,
                      .files = options.files == nullptr ? system_files() : *options.files}) {}

@@ -6,10 +6,12 @@
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <utility>
 
 #include "checkpoint/model.h"
 #include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpoint.h"
+#include "lockstep/parallel/ddp.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 
@@ -154,6 +156,26 @@ TEST(Checkpointer, ASecondJobIsTold) {
     EXPECT_EQ(second.restore_latest()->step, 1);
     first.save(3);
   });
+}
+
+TEST(Checkpointer, SavingOrRestoringOnOneRankAloneIsNamedOnAll) {
+  for (const auto& [backend, saves] : {std::pair("shm", true), {"shm", false}, {"gloo", true}}) {
+    const Folder folder;
+    const auto body = [&, saves = saves](World& world) {
+      torch::manual_seed(1);
+      torch::nn::Linear net(3, 2);
+      const Ddp ddp(net, world);
+      Checkpointer checkpoints(world, folder.path(), {.async = true});
+      checkpoints.track("net", net);
+      EXPECT_THAT(message_of<CommError>([&] {
+                    if (world.is_main() && saves) checkpoints.save(1);
+                    if (world.is_main() && !saves) checkpoints.restore_latest();
+                    net->forward(at::ones({4, 3})).sum().backward();
+                  }),
+                  HasSubstr("(checkpoint: "));
+    };
+    spawn(2, body, {.backend = backend});
+  }
 }
 
 // The last save of a job was cut off behind the publishing, and the next job has nothing to save.

@@ -2,8 +2,11 @@
 // restore.
 #include "lockstep/parallel/fsdp.h"
 
+#include <gmock/gmock.h>
+
 #include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/checkpoint/directory.h"
 #include "lockstep/parallel/deferred_init.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/stateful.h"
@@ -11,10 +14,13 @@
 #include "parallel/counted_memory.h"
 #include "parallel/fsdp_models.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
 
+using testing::AllOf;
+using testing::HasSubstr;
 using torch::optim::AdamWOptions;
 
 // Every rank has the same batch, so that the number of ranks changes no bit of the averages.
@@ -95,6 +101,29 @@ TEST(FsdpCheckpoint, ChangesUnitsRanksAndKindBetweenSaveAndRestore) {
     const Folder folder;
     spawn(ranks_from, [&](World& world) { run(world, from, folder.path(), false); });
     spawn(ranks_to, [&](World& world) { run(world, to, folder.path(), true); });
+  }
+}
+
+// What programs with a full state dict write as `if (rank == 0) save()`. The others are at their
+// next step by then.
+TEST(FsdpCheckpoint, SavingOnRankZeroAloneIsNamedOnAllRanks) {
+  for (const bool share : {true, false}) {
+    const Folder folder;
+    spawn(2, [&](World& world) {
+      Tower net;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      FusedAdamW adam(fsdp.parameters(), AdamWOptions(0.01));
+      Checkpointer checkpoints(world.group(), folder.path());
+      checkpoints.track("net", fsdp);
+      checkpoints.track("adam", adam);
+      EXPECT_THAT(message_of<CommError>([&] {
+                    train(net, adam, 0, 1);
+                    if (world.is_main()) checkpoints.save(1);
+                    train(net, adam, 1, 2);
+                  }),
+                  AllOf(HasSubstr("(checkpoint: begins"), HasSubstr("Fsdp")));
+    });
+    EXPECT_TRUE(checkpoint::list_checkpoints(folder.path()).checkpoints.empty());
   }
 }
 

@@ -79,7 +79,8 @@ struct Restored {
 
 // Every rank constructs it, tracks the same objects in the same order under the same names, and
 // calls save(), finish() and the restoring functions together. What any rank meets is thrown on all
-// ranks, with its reason.
+// ranks, with its reason. save() and the restoring functions are collectives of the group that it
+// was given, which no other thread calls meanwhile; an asynchronous save is written over another.
 class Checkpointer {
  public:
   // Nothing is made or locked before the first save().
