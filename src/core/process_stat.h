@@ -11,14 +11,18 @@ namespace lockstep {
 
 struct ProcessStat {
   pid_t pid = 0;
-  std::string name;  // the program's choice: it may hold anything
-  char state = 0;    // R, S, D, Z, T, ...
+  std::string name;      // the program's choice: it may hold anything
+  char state = 0;        // R, S, D, Z, T, ...
+  uint32_t flags = 0;    // the kernel's PF_...
+  uint32_t pending = 0;  // signals that its first thread has not taken yet, a bit each
   pid_t parent = 0;
   pid_t group = 0;
   uint64_t start = 0;  // with the pid it is one process's for ever
 
   // By SIGSTOP, or by a debugger.
   bool is_stopped() const { return state == 'T' || state == 't'; }
+  // It runs none of its own code any more, but may not have closed its files.
+  bool is_ending() const;
 };
 
 // From /proc/PID/stat; nothing when there is no such process.

@@ -6,11 +6,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
+#include <fstream>
 
 #include "checkpoint/format/latest.h"
 #include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
+#include "core/address.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "support/thrown.h"
@@ -106,6 +109,41 @@ TEST(Directory, ASecondWriterIsToldWhoIsFirst) {
     EXPECT_EQ(status, 0);
   }
   Directory after(folder.path());
+}
+
+// Whose lock is refused to others the first times that they ask.
+struct RefusingFiles : checkpoint::FileSystem {
+  explicit RefusingFiles(int times) : left(times) {}
+  int lock(int fd) override {
+    if (left == 0) return FileSystem::lock(fd);
+    --left;
+    errno = EWOULDBLOCK;
+    return -1;
+  }
+  int left;
+};
+
+// A killed process has its lock until the kernel has closed its files.
+TEST(Directory, WaitsForAWriterThatIsEnding) {
+  const Folder folder;
+  const pid_t ended = fork();
+  if (ended == 0) _exit(0);
+  siginfo_t info;
+  ASSERT_EQ(waitid(P_PID, ended, &info, WEXITED | WNOWAIT), 0);
+  const std::string lock = folder.path() + "/.lock";
+  const auto says = [&](pid_t pid) {
+    std::ofstream(lock) << fmt::format("process {} on {}\n", pid, host_name());
+  };
+  says(ended);
+  RefusingFiles three(3);
+  Directory(folder.path(), three);
+  EXPECT_EQ(three.left, 0);
+  says(getppid());
+  RefusingFiles two(2);
+  EXPECT_THAT(message_of<CheckpointError>([&] { Directory(folder.path(), two); }),
+              HasSubstr(fmt::format("process {} on", getppid())));
+  EXPECT_EQ(two.left, 1);
+  waitpid(ended, nullptr, 0);
 }
 
 TEST(Directory, LeftoversOfAnEarlierSaveGo) {

@@ -6,22 +6,48 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <random>
 #include <set>
 #include <system_error>
+#include <thread>
 
 #include "checkpoint/format/latest.h"
 #include "checkpoint/format/names.h"
 #include "core/address.h"
+#include "core/process_stat.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {
 namespace {
 
 constexpr int kAttempts = 10;  // a link that leads nowhere is gone each time
+// A process that was killed may take as long to close its files when the machine is busy.
+constexpr std::chrono::seconds kEnding(10);
+constexpr std::chrono::milliseconds kLook(10);
 
-std::string this_process() { return fmt::format("process {} on {}", getpid(), host_name()); }
+std::string process(pid_t pid) { return fmt::format("process {} on {}", pid, host_name()); }
+
+// What the holder of a lock has written into its file.
+std::string holder_of(int lock) {
+  std::string holder(256, '\0');
+  const ssize_t count = ::pread(lock, holder.data(), holder.size(), 0);
+  holder.resize(count > 0 ? count : 0);
+  while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+  return holder;
+}
+
+// Whether that is a process of this host that is ending, as one of a job that was just killed.
+bool is_ending(const std::string& holder) {
+  pid_t pid = 0;
+  if (std::sscanf(holder.c_str(), "process %d on ", &pid) != 1 || holder != process(pid)) {
+    return false;
+  }
+  const auto stat = process_stat(pid);
+  return !stat || stat->is_ending();
+}
 
 void write_file(FileSystem& files, const std::string& path, std::string_view bytes) {
   OutputFile file(files, path);
@@ -184,7 +210,8 @@ void Directory::lock() {
     files_.close(std::exchange(lock_, -1));
     throw CheckpointError(what);
   };
-  if (files_.lock(lock_) != 0) {
+  const auto deadline = std::chrono::steady_clock::now() + kEnding;
+  while (files_.lock(lock_) != 0) {
     const int error = errno;
     if (error != EWOULDBLOCK) {
       fail(
@@ -192,17 +219,18 @@ void Directory::lock() {
                       "flock()",
                       path, std::generic_category().message(error)));
     }
-    std::string holder(256, '\0');
-    const ssize_t count = ::pread(lock_, holder.data(), holder.size(), 0);
-    holder.resize(count > 0 ? count : 0);
-    while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+    const std::string holder = holder_of(lock_);
+    if (is_ending(holder) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kLook);
+      continue;
+    }
     fail(
         fmt::format("[checkpoint] {}: {} writes checkpoints here already: give this job another "
                     "directory, or end that one",
                     path_, holder.empty() ? "another process" : holder));
   }
   // Who holds it is for people only: the lock is the kernel's, and gone with its holder.
-  const std::string holder = this_process() + "\n";
+  const std::string holder = process(getpid()) + "\n";
   if (::ftruncate(lock_, 0) != 0 || files_.write(lock_, holder.data(), holder.size()) < 0) {
     const int error = errno;
     fail(fmt::format("[checkpoint] {}: cannot be written: {}", path,
