@@ -41,4 +41,4 @@ $(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),))
 $(eval $(call fuzzer,tool_call,$(patsubst src/%,%,$(wildcard src/rl/chat/*.cpp) src/rl/environment/names.cpp),-DFMT_HEADER_ONLY))
 REPORT := $(filter-out $(addprefix train/report/,run_log.cpp tensorboard.cpp open_metrics.cpp metrics_server.cpp),$(patsubst src/%,%,$(wildcard src/train/report/*.cpp)))
 # CMake has written the page's style and script into a source.
-$(eval $(call fuzzer,run_log,$(REPORT),-Isrc $(BUILD)/src/report_assets.cpp))
+$(eval $(call fuzzer,run_log,$(REPORT) core/environment.cpp,-Isrc $(BUILD)/src/report_assets.cpp))
