@@ -5,8 +5,12 @@ tenth of the time of starting an interpreter for each.
 """
 import os
 
-import torch
-from torch.testing._internal.common_distributed import DistTestCases
+# On a CI machine torch's helpers write XML reports with a package of its developers, and leave tests out.
+for name in ("CI", "SANDCASTLE"):
+    os.environ.pop(name, None)
+
+import torch  # noqa: E402
+from torch.testing._internal.common_distributed import DistTestCases  # noqa: E402
 
 NAME = os.environ["BACKEND"]
 for feature in ("ddp", "subgroup", "plugin"):
