@@ -60,9 +60,12 @@ std::string first_difference(const std::vector<std::string>& texts) {
 }  // namespace
 
 struct Checkpointer::Impl {
-  // The caller's: a rank that saves while the others go on to their next step is told so at once.
+  // The caller's, so that `if (rank == 0) save()` meets the others' next call and is an error at
+  // once.
   comm::Group group;
-  comm::Group behind;  // of its own: a thread uses it while training uses the caller's
+  // The one that files are written over: the caller's, too, but where a thread writes while
+  // training uses that.
+  comm::Group writing;
   std::string path;
   CheckpointerOptions options;
   FileSystem& files;
@@ -138,7 +141,7 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
                       "in CheckpointerOptions::each_rank what each rank has of its own"
                     : ""));
   }
-  Save save{.group = options.async ? behind : group,
+  Save save{.group = writing,
             .timeout = options.timeout,
             .files = &files,
             .directory = directory.get(),
@@ -214,7 +217,7 @@ std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
 Checkpointer::Checkpointer(const comm::Group& group, std::string directory,
                            CheckpointerOptions options)
     : impl_(new Impl{.group = group,
-                     .behind = group.split(0, group.rank()),
+                     .writing = options.async ? group.split(0, group.rank()) : group,
                      .path = std::move(directory),
                      .options = options,
                      .files = options.files == nullptr ? system_files() : *options.files}) {}

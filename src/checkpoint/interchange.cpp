@@ -1,17 +1,17 @@
 #include "lockstep/checkpoint/interchange.h"
 
 #include <ATen/MemoryOverlap.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_complex.h>
 #include <c10/util/StringUtil.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fnmatch.h>
 
 #include <algorithm>
 #include <optional>
 #include <set>
 
+#include "checkpoint/share.h"
+#include "checkpoint/stored_view.h"
 #include "lockstep/checkpoint/export.h"
 #include "lockstep/checkpoint/state.h"
 #include "lockstep/checkpoint/tensor_files.h"
@@ -22,12 +22,6 @@ namespace {
 using Module = torch::nn::Module;
 
 constexpr size_t kMostListed = 200;
-
-bool is_allowed(const std::string& name, const std::vector<std::string>& patterns) {
-  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-  });
-}
 
 // A parameter or buffer with all names that it has, the first of them first.
 struct Entry {
@@ -48,18 +42,6 @@ std::vector<Entry> entries_of(const Module& module) {
     }
   }
   return entries;
-}
-
-std::string type_text(const std::string& dtype, at::IntArrayRef sizes) {
-  return fmt::format("{} [{}]", dtype, fmt::join(sizes, ", "));
-}
-
-// A view of bytes that outlive it. Complex numbers may be stored as two reals each.
-at::Tensor view_of(std::string_view bytes, const StoredTensor& stored) {
-  // from_blob refuses null, which an empty tensor has.
-  static char nothing = 0;
-  char* data = bytes.empty() ? &nothing : const_cast<char*>(bytes.data());
-  return at::from_blob(data, stored.sizes, at::dtype(scalar_type_of(stored.dtype)));
 }
 
 // Reads a module, in two steps: compare and verify, then change.
@@ -87,7 +69,7 @@ class ModuleLoader {
     for (const auto& [name, stored] : there_) {
       if (used_.contains(name)) continue;
       loaded_.unexpected.push_back(name);
-      if (!is_allowed(name, options_.allow_unexpected)) {
+      if (!matches(name, options_.allow_unexpected)) {
         faults_.push_back(
             fmt::format("{} is unexpected: the module has nothing of that name", name));
       }
@@ -139,7 +121,7 @@ class ModuleLoader {
     const auto sizes = entry.tensor.sizes();
     if (found.empty()) {
       loaded_.missing.push_back(name);
-      if (!is_allowed(name, options_.allow_missing)) {
+      if (!matches(name, options_.allow_missing)) {
         faults_.push_back(fmt::format("{} is missing: {} here", name,
                                       type_text(dtype_of(entry.tensor.scalar_type()), sizes)));
       }
@@ -174,7 +156,7 @@ class ModuleLoader {
     if (tensor.sizes() != at::IntArrayRef(stored.sizes)) return false;
     const bool is_complex = stored.dtype == "C64" || stored.dtype == "C128";
     return stored.dtype == dtype ||
-           (is_allowed(name, options_.allow_conversion) && (tensor.is_complex() || !is_complex));
+           (matches(name, options_.allow_conversion) && (tensor.is_complex() || !is_complex));
   }
 
   [[noreturn]] void complain() const {

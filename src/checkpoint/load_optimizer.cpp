@@ -1,10 +1,8 @@
 #include "lockstep/checkpoint/load_optimizer.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fnmatch.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adamw.h>
 
@@ -22,6 +20,8 @@
 
 #include "checkpoint/optimizer_fields.h"
 #include "checkpoint/part_of.h"
+#include "checkpoint/share.h"
+#include "checkpoint/stored_view.h"
 #include "lockstep/checkpoint/state.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "lockstep/core/error.h"
@@ -206,11 +206,7 @@ class OptimizerLoader {
   void compare_other(size_t group, const std::string& name, const Value& value) {
     const bool* flag = std::get_if<bool>(&value);
     if (changes_nothing(name) || (name == "maximize" && flag != nullptr && !*flag)) return;
-    if (std::any_of(allowed_.begin(), allowed_.end(), [&](const std::string& pattern) {
-          return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-        })) {
-      return;
-    }
+    if (matches(name, allowed_)) return;
     if (name == "decoupled_weight_decay" && flag != nullptr) {
       const bool here = dynamic_cast<const torch::optim::AdamW*>(&optimizer_) != nullptr;
       if (*flag == here) return;
@@ -262,16 +258,16 @@ class OptimizerLoader {
       const StoredTensor& there = files_->tensors().at(found->second);
       if (at::IntArrayRef(there.sizes) != parameter.sizes() ||
           there.dtype != dtype_of(parameter.scalar_type())) {
-        faults_.push_back(fmt::format("{} of {} is {} [{}] there, {} [{}] here", field, where,
-                                      there.dtype, fmt::join(there.sizes, ", "),
-                                      dtype_of(parameter.scalar_type()),
-                                      fmt::join(parameter.sizes(), ", ")));
+        faults_.push_back(fmt::format(
+            "{} of {} is {} there, {} here", field, where, type_text(there.dtype, there.sizes),
+            type_text(dtype_of(parameter.scalar_type()), parameter.sizes())));
         continue;
       }
       const at::NoGradGuard no_grad;
       at::Tensor& to = **std::get_if<at::Tensor*>(&value);
       to = at::empty_like(parameter);
-      to.copy_(tensor(found->second));
+      const TensorBytes bytes = files_->read(found->second);
+      to.copy_(view_of(bytes.view(), there));
     }
     for (const auto& [field, name] : stored) {
       if (!used.contains(field)) faults_.push_back(other_field(where, field));
@@ -301,17 +297,11 @@ class OptimizerLoader {
     return true;
   }
 
-  at::Tensor tensor(const std::string& name) {
-    const StoredTensor& stored = files_->tensors().at(name);
-    const TensorBytes bytes = files_->read(name);
-    static char nothing = 0;  // from_blob refuses null, which an empty tensor has
-    char* data = bytes.view().empty() ? &nothing : const_cast<char*>(bytes.view().data());
-    return at::from_blob(data, stored.sizes, at::dtype(scalar_type_of(stored.dtype))).clone();
-  }
-
   std::optional<double> number_in(const std::string& name) {
-    if (elements(files_->tensors().at(name).sizes) != 1) return std::nullopt;
-    const at::Tensor one = tensor(name);
+    const StoredTensor& stored = files_->tensors().at(name);
+    if (elements(stored.sizes) != 1) return std::nullopt;
+    const TensorBytes bytes = files_->read(name);
+    const at::Tensor one = view_of(bytes.view(), stored);
     return one.is_complex() ? std::nullopt : std::optional(one.to(at::kDouble).item<double>());
   }
 

@@ -120,15 +120,16 @@ data::Sample shaken(data::Sample sample) {
   return {sample.data + 0.1 * torch::randn_like(sample.data), sample.target};
 }
 
-// The loader's next batch, epoch after epoch.
-class Batches {
+// What a loader gives, epoch after epoch: `of(number)` is an epoch's range.
+template <class Range>
+class Endless {
  public:
-  explicit Batches(Loader& loader) : loader_(loader) {}
-  data::Batch next() {
+  Endless(Loader& loader, Range (Loader::*of)(int64_t)) : loader_(loader), of_(of) {}
+  auto next() {
     if (at_) ++*at_;
     while (!at_ || *at_ == std::default_sentinel) {
       at_.reset();
-      epoch_.emplace(loader_.epoch(loader_.state().epoch));
+      epoch_.emplace((loader_.*of_)(loader_.state().epoch));
       at_.emplace(epoch_->begin());
     }
     return **at_;
@@ -136,28 +137,9 @@ class Batches {
 
  private:
   Loader& loader_;
-  std::optional<Loader::Epoch> epoch_;
-  std::optional<Loader::Epoch::Iterator> at_;
-};
-
-// The same step by step, with lanes.
-class LaneSteps {
- public:
-  explicit LaneSteps(Loader& loader) : loader_(loader) {}
-  data::Step next() {
-    if (at_) ++*at_;
-    while (!at_ || *at_ == std::default_sentinel) {
-      at_.reset();
-      epoch_.emplace(loader_.steps(loader_.state().epoch));
-      at_.emplace(epoch_->begin());
-    }
-    return **at_;
-  }
-
- private:
-  Loader& loader_;
-  std::optional<data::Steps> epoch_;
-  std::optional<data::Steps::Iterator> at_;
+  Range (Loader::*of_)(int64_t);
+  std::optional<Range> epoch_;
+  std::optional<typename Range::Iterator> at_;
 };
 
 void train(const World& world, const Plan& plan) {
@@ -225,8 +207,8 @@ void train(const World& world, const Plan& plan) {
 
   const auto found = checkpoints.restore_latest();
   const Trace trace(fmt::format("{}.{}", plan.trace, world.rank()));
-  Batches batches(loader);
-  LaneSteps lane_steps(loader);
+  Endless batches(loader, &Loader::epoch);
+  Endless lane_steps(loader, &Loader::steps);
   std::optional<LaneMean> lane_mean;
   if (plan.has("lanes")) lane_mean.emplace(ddp);
   const int micro = plan.has("accumulate") ? 3 : 1;

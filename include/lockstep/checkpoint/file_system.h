@@ -86,6 +86,8 @@ class MappedFile {
 };
 
 // What follows throws CheckpointError as above.
+// A whole file, which is on the disk afterwards.
+void write_file(FileSystem& files, const std::string& path, std::string_view bytes);
 // The names in a folder are on the disk.
 void sync_directory(FileSystem& files, const std::string& path);
 // Renames, and replaces what is there.

@@ -49,12 +49,6 @@ bool is_ending(const std::string& holder) {
   return !stat || stat->is_ending();
 }
 
-void write_file(FileSystem& files, const std::string& path, std::string_view bytes) {
-  OutputFile file(files, path);
-  file.write(bytes);
-  file.finish();
-}
-
 // With all folders above it, each on the disk.
 void make_directories(FileSystem& files, const std::string& path) {
   if (files.make_directory(path) != 0) {

@@ -129,6 +129,12 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) files_.unmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
+void write_file(FileSystem& files, const std::string& path, std::string_view bytes) {
+  OutputFile file(files, path);
+  file.write(bytes);
+  file.finish();
+}
+
 void sync_directory(FileSystem& files, const std::string& path) {
   const int fd = files.open(path, O_RDONLY | O_DIRECTORY);
   if (fd < 0) throw_system_error(path, "cannot be opened");

@@ -46,9 +46,7 @@ std::optional<std::string> missing_in_latest(const std::string& directory, const
 
 void write_latest(const std::string& directory, const std::string& text, FileSystem& files) {
   const std::string temporary = fmt::format("{}/{}{}", directory, kTemporary, kLatestName);
-  OutputFile file(files, temporary);
-  file.write(text);
-  file.finish();
+  write_file(files, temporary, text);
   rename(files, temporary, latest_path(directory));
   sync_directory(files, directory);
 }
