@@ -2,7 +2,7 @@
 
 #include <torch/torch.h>
 
-#include "data/draws.h"
+#include "data/loader/draws.h"
 #include "data/rows.h"
 #include "data/stack.h"
 #include "lockstep/core/error.h"

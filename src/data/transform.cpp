@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "data/draws.h"
+#include "data/loader/draws.h"
 #include "data/stack.h"
 
 namespace lockstep::data {

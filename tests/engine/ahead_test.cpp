@@ -1,5 +1,5 @@
 // Things made ahead by threads, without torch: the order, the bounds, the end, what is thrown.
-#include "data/ahead.h"
+#include "data/loader/ahead.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

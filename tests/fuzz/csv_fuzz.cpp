@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "data/csv_table.h"
+#include "data/csv/csv_table.h"
 #include "lockstep/core/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t count) {

@@ -1,7 +1,7 @@
 // Any bytes as an IDX file: read_idx returns an array or throws DataError, and nothing else
 // happens.
 //   clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -Iinclude tests/fuzz/idx_fuzz.cpp
-//   src/data/idx.cpp -lz -lfmt
+//   src/data/idx/idx.cpp -lz -lfmt
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>

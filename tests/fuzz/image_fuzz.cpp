@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "data/decode_image.h"
+#include "data/image/decode_image.h"
 #include "lockstep/core/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t count) {

@@ -2,7 +2,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "data/npy_header.h"
+#include "data/npy/npy_header.h"
 #include "lockstep/core/error.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t count) {

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
-#include "data/ahead.h"
-#include "data/batch_maker.h"
+#include "data/loader/ahead.h"
+#include "data/loader/batch_maker.h"
 #include "lockstep/data/loader.h"
 
 namespace lockstep::data {

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "data/pixels.h"
+#include "data/image/pixels.h"
 #include "data/rows.h"
 #include "lockstep/core/error.h"
 #include "lockstep/data/idx.h"

@@ -5,7 +5,7 @@
 #include <csetjmp>
 #include <cstring>
 
-#include "data/decode_image.h"
+#include "data/image/decode_image.h"
 
 namespace lockstep::data {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/pixels.h"
+#include "data/image/pixels.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>

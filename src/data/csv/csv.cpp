@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "data/csv_table.h"
+#include "data/csv/csv_table.h"
 #include "data/mapped_bytes.h"
 #include "lockstep/core/error.h"
 

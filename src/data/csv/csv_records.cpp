@@ -1,4 +1,4 @@
-#include "data/csv_records.h"
+#include "data/csv/csv_records.h"
 
 #include <algorithm>
 

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "data/decode_image.h"
+#include "data/image/decode_image.h"
 #include "data/mapped_bytes.h"
 #include "data/rows.h"
 #include "lockstep/core/error.h"

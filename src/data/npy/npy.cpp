@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "data/mapped_bytes.h"
-#include "data/npy_header.h"
+#include "data/npy/npy_header.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {

@@ -1,4 +1,4 @@
-#include "data/npy_header.h"
+#include "data/npy/npy_header.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

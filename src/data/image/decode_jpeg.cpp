@@ -6,7 +6,7 @@
 #include <csetjmp>
 #include <cstdio>
 
-#include "data/decode_image.h"
+#include "data/image/decode_image.h"
 
 namespace lockstep::data {
 namespace {

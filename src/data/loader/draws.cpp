@@ -1,4 +1,4 @@
-#include "data/draws.h"
+#include "data/loader/draws.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>

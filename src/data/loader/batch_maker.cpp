@@ -1,4 +1,4 @@
-#include "data/batch_maker.h"
+#include "data/loader/batch_maker.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -10,7 +10,7 @@
 #include <string>
 #include <utility>
 
-#include "data/draws.h"
+#include "data/loader/draws.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {

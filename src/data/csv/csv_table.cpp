@@ -1,4 +1,4 @@
-#include "data/csv_table.h"
+#include "data/csv/csv_table.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,7 +13,7 @@
 #include <unordered_map>
 
 #include "core/nearest.h"
-#include "data/csv_records.h"
+#include "data/csv/csv_records.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {

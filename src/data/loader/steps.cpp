@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "core/mix.h"
-#include "data/step_cursor.h"
+#include "data/loader/step_cursor.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 

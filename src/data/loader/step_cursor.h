@@ -6,9 +6,9 @@
 #include <optional>
 #include <vector>
 
-#include "data/ahead.h"
-#include "data/batch_maker.h"
-#include "data/loader_shared.h"
+#include "data/loader/ahead.h"
+#include "data/loader/batch_maker.h"
+#include "data/loader/loader_shared.h"
 #include "lockstep/data/steps.h"
 
 namespace lockstep::data {

@@ -10,10 +10,10 @@
 #include <system_error>
 #include <utility>
 
-#include "data/ahead.h"
-#include "data/batch_maker.h"
-#include "data/loader_shared.h"
-#include "data/step_cursor.h"
+#include "data/loader/ahead.h"
+#include "data/loader/batch_maker.h"
+#include "data/loader/loader_shared.h"
+#include "data/loader/step_cursor.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
 

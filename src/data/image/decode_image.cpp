@@ -1,4 +1,4 @@
-#include "data/decode_image.h"
+#include "data/image/decode_image.h"
 
 #include <fmt/format.h>
 
