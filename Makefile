@@ -45,7 +45,7 @@ configured: setup
 bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/bench/results.json
 	@python3 benchmarks/run.py $(BUILD)
 
-plan-bars: configured ## what `lockstep plan` predicts of twelve configurations against what is measured, in about two minutes, on a quiet machine
+plan-bars: configured ## what `lockstep plan` predicts of 60 configurations against what is measured, in about ten minutes, on a quiet machine
 	@$(NINJA) -C $(BUILD) lockstep_tool lockstep_bench bench_plan_bars
 	@python3 benchmarks/plan_bars.py $(BUILD)
 

@@ -3,10 +3,11 @@
 
 usage: plan_bars.py BUILD_DIR [--seconds 1] [--only REGEX]
 
-`lockstep bench` measures the machine; then each of twelve configurations (six models, two batches each, 2 ranks, AdamW) is trained with
-every strategy, and some on one rank and with blocks computed twice. The plan is given the machine's file and the time of a pass
-on one rank without communication; everything else is predicted. Memory is measured where malloc
-returns what is freed; "default" is the peak of the same training where it does not. Prints a table and a summary, and writes build/bench/plan.json.
+`lockstep bench` measures the machine. Then six models with two batch sizes each are trained on 2 ranks by AdamW with
+every strategy, and each model on one rank, too; the transformers also with activations recomputed. That makes 60
+configurations. The plan is given the machine's file and the time of a forward and backward pass on one rank without
+communication; everything else is predicted. Memory is measured while malloc returns what is freed; "default" is the
+peak of the same training while it does not. Prints a table and a summary, and writes build/bench/plan.json.
 """
 import argparse
 import json
@@ -15,7 +16,14 @@ import re
 import subprocess
 import sys
 
-MODELS = {"mlp-small": (64, 512), "mlp-large": (32, 256), "convnet": (32, 128), "resnet18": (8, 32), "gpt-small": (4, 16), "gpt-large": (2, 8)}
+MODELS = {
+    "mlp-small": (64, 512),
+    "mlp-large": (32, 256),
+    "convnet": (32, 128),
+    "resnet18": (8, 32),
+    "gpt-small": (4, 16),
+    "gpt-large": (2, 8),
+}
 STRATEGIES = ("ddp", "zero", "fsdp-gradients", "fsdp")
 AS_FAST = 1.05  # of the fastest strategy's time
 
@@ -25,9 +33,11 @@ RETURNED = {"MALLOC_MMAP_THRESHOLD_": "131072"}
 
 
 def measure(build, machine, ranks, model, batch, *options, env=None):
-    command = [os.path.join(build, "bin", "lockstep"), "run", "--nproc-per-node", str(ranks), os.path.join(build, "bin", "bench_plan_bars"),
-               "--machine", machine, "--model", model, "--batch", str(batch), *options]
-    ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | (env or {}))
+    command = [os.path.join(build, "bin", "lockstep"), "run", "--nproc-per-node", str(ranks)]
+    command += [os.path.join(build, "bin", "bench_plan_bars"), "--machine", machine, "--model", model]
+    command += ["--batch", str(batch), *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | (env or {})
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     found = re.search(r"\{.*\}", ran.stdout)
     if ran.returncode or not found:
         sys.exit(f"{' '.join(command)}: {ran.stdout}{ran.stderr}")
@@ -41,15 +51,20 @@ def off(pair):
 def show(row):
     name = f"{row['model']} {row['batch']}, {row['ranks']} x {row['strategy']}{', twice' * row['recompute']}"
     peak, step = row["peak"], row["step"]
-    print(f"{name:42} {peak['measured'] / 2**20:8.0f} {peak['plan'] / 2**20:8.0f} {off(peak):+7.1%} {row['resident'] / 2**20:8.0f}"
-          f" {step['measured'] * 1e3:9.2f} {step['plan'] * 1e3:9.2f} {off(step):+7.1%} {step['estimated'] / step['measured'] - 1:+9.0%}", flush=True)
+    estimate = step["estimated"] / step["measured"] - 1
+    print(f"{name:42} {peak['measured'] / 2**20:8.0f} {peak['plan'] / 2**20:8.0f} {off(peak):+7.1%}"
+          f" {row['resident'] / 2**20:8.0f} {step['measured'] * 1e3:9.2f} {step['plan'] * 1e3:9.2f} {off(step):+7.1%}"
+          f" {estimate:+9.0%}", flush=True)
 
 
 def summary(name, errors, bar):
     errors = sorted(abs(e) for e in errors)
     if errors:
         within = sum(e <= bar for e in errors)
-        print(f"{name}: {within} of {len(errors)} within {bar:.0%}; mean {sum(errors) / len(errors):.1%}, median {errors[len(errors) // 2]:.1%}, largest {errors[-1]:.1%}")
+        mean = sum(errors) / len(errors)
+        median = errors[len(errors) // 2]
+        print(f"{name}: {within} of {len(errors)} within {bar:.0%};"
+              f" mean {mean:.1%}, median {median:.1%}, largest {errors[-1]:.1%}")
 
 
 def main():
@@ -63,10 +78,13 @@ def main():
     machines = {}
     for ranks in (1, 2):
         machines[ranks] = os.path.join(folder, f"machine{ranks}.json")
-        subprocess.run([os.path.join(args.build, "bin", "lockstep"), "bench", "--nproc-per-node", str(ranks), "--to", machines[ranks]], check=True,
-                       stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        command = [os.path.join(args.build, "bin", "lockstep"), "bench", "--nproc-per-node", str(ranks)]
+        command += ["--to", machines[ranks]]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     print(f"{os.cpu_count()} cores, load before: {os.getloadavg()[0]:.2f}")
-    print(f"{'':42} {'peak MiB':>8} {'plan':>8} {'off':>7} {'default':>8} {'step ms':>9} {'plan':>9} {'off':>7} {'estimate':>9}")
+    print(f"{'':42} {'peak MiB':>8} {'plan':>8} {'off':>7} {'default':>8}"
+          f" {'step ms':>9} {'plan':>9} {'off':>7} {'estimate':>9}")
     rows, advised = [], []
 
     passes = {}  # in seconds, of as many ranks at once
@@ -95,13 +113,16 @@ def main():
             for ranks, strategy in ((1, "ddp"), (2, "ddp"), (2, "fsdp")):
                 run(ranks, model, MODELS[model][1], strategy, recompute=True)
     print()
-    for name, chosen in (("nothing computed twice", [r for r in rows if not r["recompute"]]), ("blocks computed twice", [r for r in rows if r["recompute"]])):
+    kept = [row for row in rows if not row["recompute"]]
+    recomputed = [row for row in rows if row["recompute"]]
+    for name, chosen in (("nothing computed twice", kept), ("blocks computed twice", recomputed)):
         summary(f"peak memory, {name}", [off(r["peak"]) for r in chosen], .05)
         summary(f"step time, {name}", [off(r["step"]) for r in chosen], .10)
     for name, advice, factor, fastest in advised:
         if factor > AS_FAST:
             print(f"advice for {name}: {advice}, and {fastest} is {factor - 1:.0%} faster")
-    print(f"advice: {sum(factor <= AS_FAST for *_, factor, _ in advised)} of {len(advised)} the fastest or within {AS_FAST - 1:.0%} of it")
+    right = sum(factor <= AS_FAST for *_, factor, _ in advised)
+    print(f"advice: {right} of {len(advised)} the fastest or within {AS_FAST - 1:.0%} of it")
     with open(os.path.join(folder, "plan.json"), "w") as file:
         json.dump(rows, file, indent=1)
 

@@ -24,10 +24,11 @@ def launch(ranks, program, *arguments, **variables):
 
 
 def preempt(folder, signal, who):
-    """A training that gets the signal while it runs; returns the step after which it has left, and where it had begun."""
-    job = subprocess.Popen([BIN / "lockstep", "run", "--nproc-per-node", "2", BIN / "resume", "--directory", folder + "/runs",
-                            "--steps", "1000000000", "--save-every", "50"], stdout=subprocess.PIPE, text=True,
-                           env=os.environ | {"OMP_NUM_THREADS": "1"})
+    """Sends the signal to a running training; returns the step after which it ended, and the one at which it began."""
+    command = [BIN / "lockstep", "run", "--nproc-per-node", "2", BIN / "resume", "--directory", folder + "/runs"]
+    command += ["--steps", "1000000000", "--save-every", "50"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     begun = re.match(r"\[rank 0\] \w+ at step (\d+)", job.stdout.readline())
     who(job, signal)
     out, _ = job.communicate(timeout=180)
@@ -55,11 +56,17 @@ def test_a_preempted_training_leaves_together_and_resumes(folder):
     alone.expect(out=[rf"resumes at step {steps + 10}$", rf"trained after step {steps + 20}, "])
 
 
-def test_a_language_model_resumes_to_the_same_bits(folder):
-    made = run(BIN / "lockstep", "tokenize", pathlib.Path(sys.argv[1]) / "docs", "--to", folder + "/corpus", "--vocabulary", 300)
+def make_corpus(folder):
+    """A tokenizer with a vocabulary of 300, and this project's pages as its tokens, in `folder`/corpus."""
+    pages = pathlib.Path(sys.argv[1]) / "docs"
+    made = run(BIN / "lockstep", "tokenize", pages, "--to", folder + "/corpus", "--vocabulary", 300)
     made.expect(out=[r"documents, \d+ bytes, \d+ tokens of 300$"])
-    small = ["--corpus", folder + "/corpus", "--steps", 6, "--save-every", 3, "--batch-size", 2, "--sequence-length", 16, "--layers",
-             2, "--hidden", 16, "--heads", 2, "--sample-tokens", 8]
+
+
+def test_a_language_model_resumes_to_the_same_bits(folder):
+    make_corpus(folder)
+    small = ["--corpus", folder + "/corpus", "--steps", 6, "--save-every", 3, "--batch-size", 2]
+    small += ["--sequence-length", 16, "--layers", 2, "--hidden", 16, "--heads", 2, "--sample-tokens", 8]
     whole = launch(2, "gpt", *small, "--directory", folder + "/a")
     whole.expect(out=[r"starts at step 0", r"step 3: loss", r"step 6: loss [\d.]+, perplexity"])
     shutil.copytree(folder + "/a/step-00000003", folder + "/b/step-00000003")
@@ -73,12 +80,21 @@ def test_a_language_model_resumes_to_the_same_bits(folder):
 
 
 def test_a_language_model_as_a_file(folder):
-    made = run(BIN / "lockstep", "tokenize", pathlib.Path(sys.argv[1]) / "docs", "--to", folder + "/corpus", "--vocabulary", 300)
-    made.expect()
+    make_corpus(folder)
     example = pathlib.Path(sys.argv[1]).resolve() / "examples/gpt.yaml"
-    small = {"model.layers": 1, "model.hidden": 16, "model.heads": 2, "data.sequence_length": 16, "data.max_samples": 400,
-             "data.validation_fraction": 0.001, "training.max_steps": 4, "training.eval_steps": 2, "training.batch_size": 2,
-             "training.sample.max_new_tokens": 8, "logging.logging_steps": 2}
+    small = {
+        "model.layers": 1,
+        "model.hidden": 16,
+        "model.heads": 2,
+        "data.sequence_length": 16,
+        "data.max_samples": 400,
+        "data.validation_fraction": 0.001,
+        "training.max_steps": 4,
+        "training.eval_steps": 2,
+        "training.batch_size": 2,
+        "training.sample.max_new_tokens": 8,
+        "logging.logging_steps": 2,
+    }
     few = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     done = run("env", "-C", folder, BIN / "lockstep", "train", example, "--nproc-per-node", 2, *few)
     done.expect(out=[r"evaluated after step 2:.* perplexity [\d.]+$", r"sample after step 4: The "])
@@ -89,12 +105,28 @@ def test_a_language_model_as_a_file(folder):
 
 def test_three_domains_as_a_file(folder):
     example = pathlib.Path(sys.argv[1]).resolve() / "examples/three_domain.yaml"
-    small = {"tasks_per_domain": 6, "eval_tasks": 2, "eval_trials": 2, "iterations": 1, "prompts": 2, "group_size": 2, "warm_steps": 2,
-             "warm_batch": 4, "lanes": 4, "output_dir": "run", "no_cache": "true"}
+    small = {
+        "tasks_per_domain": 6,
+        "eval_tasks": 2,
+        "eval_trials": 2,
+        "iterations": 1,
+        "prompts": 2,
+        "group_size": 2,
+        "warm_steps": 2,
+        "warm_batch": 4,
+        "lanes": 4,
+        "output_dir": "run",
+        "no_cache": "true",
+    }
     few = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     done = run("env", "-C", folder, BIN / "lockstep", "train", example, *few)
-    done.expect(out=[r"three_domain: .*2 ranks", r"mean reward after +airline +retail +telecom", r"an oracle +1.000 +1.000 +1.000",
-                     r"summary +this run +guides' own", r"^.*average accuracy +[\d.]+ +-$", r"pass\^2 ", r"parameters [0-9a-f]{16}"])
+    done.expect(out=[r"three_domain: .*2 ranks",
+                     r"mean reward after +airline +retail +telecom",
+                     r"an oracle +1.000 +1.000 +1.000",
+                     r"summary +this run +guides' own",
+                     r"^.*average accuracy +[\d.]+ +-$",
+                     r"pass\^2 ",
+                     r"parameters [0-9a-f]{16}"])
     # By itself it starts as many ranks as it is told to, and leaves the same bits.
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in (small | {"output_dir": "again"}).items()]
     again = run("env", "-C", folder, BIN / "three_domain", "--num-gpus", 3, *flags)
@@ -103,16 +135,19 @@ def test_three_domains_as_a_file(folder):
     for name in ("metrics.json", "trajectories.jsonl"):
         assert pathlib.Path(folder, "run", name).read_bytes() == pathlib.Path(folder, "again", name).read_bytes(), name
     log = folder + "/run/trajectories.jsonl"
-    run(BIN / "lockstep", "inspect", log).expect(out=[r": 36 episodes$", r"learning in stage +3 telecom +4 episodes +mean reward"])
+    done = run(BIN / "lockstep", "inspect", log)
+    done.expect(out=[r": 36 episodes$", r"learning in stage +3 telecom +4 episodes +mean reward"])
     run(BIN / "lockstep", "inspect", log, "--episode", 1).expect(out=[r"^airline/test/0: reward [\d.]+", r"^ +user  "])
     run(BIN / "lockstep", "inspect", log, "--episode", 37).expect(2, err="has 36 episodes")
     run(BIN / "lockstep", "inspect", log, "--json").expect(2, err="--json and --only are for checkpoints")
-    run(BIN / "lockstep", "inspect", folder + "/run/checkpoints", "--episode", 1).expect(2, err="--episode is for a trajectories.jsonl")
+    done = run(BIN / "lockstep", "inspect", folder + "/run/checkpoints", "--episode", 1)
+    done.expect(2, err="--episode is for a trajectories.jsonl")
     run(BIN / "lockstep", "report", folder + "/run").expect()
     assert "What was learnt, and what was forgotten" in pathlib.Path(folder, "run/report.html").read_text()
     wrong = pathlib.Path(folder, "wrong.yaml")
     wrong.write_text("program: three_domain\nbetta: 1\norder: {a: 1}\n")
-    run(BIN / "three_domain", "--config", wrong).expect(2, err=r"wrong.yaml:2: unknown key betta\n.*wrong.yaml:3: the value of order")
+    done = run(BIN / "three_domain", "--config", wrong)
+    done.expect(2, err=r"wrong.yaml:2: unknown key betta\n.*wrong.yaml:3: the value of order")
 
 
 def check_line(match, number=r"(-?[\d.]+)"):
@@ -142,7 +177,8 @@ def test_linear_regression_scales_the_learning_rate(_):
 def test_a_wrong_number_is_told_what_it_may_be(_):
     done = run(BIN / "mnist", "--seed", "-1")
     done.expect(2, err=r"error: --seed: has to be a number, 0 or above, not -1 \(see --help\)$")
-    run(BIN / "linear_regression", "--epochs", "x").expect(2, err=r"error: --epochs: has to be a number, 0 or above, not x")
+    done = run(BIN / "linear_regression", "--epochs", "x")
+    done.expect(2, err=r"error: --epochs: has to be a number, 0 or above, not x")
 
 
 def check_mnist(done, figures):
@@ -218,7 +254,8 @@ def test_the_trainers_program_learns(_):
 def test_the_trainers_file_learns(folder):
     file = pathlib.Path(sys.argv[1]).resolve() / "examples/mnist.yaml"
     assert len([line for line in file.read_text().splitlines() if line and not line.startswith("#")]) <= 15
-    done = run("env", "-C", folder, BIN.resolve() / "lockstep", "train", file, "--nproc-per-node", 2, "--set", "training.epochs=1", OMP_NUM_THREADS="1")
+    done = run("env", "-C", folder, BIN.resolve() / "lockstep", "train", file, "--nproc-per-node", 2,
+               "--set", "training.epochs=1", OMP_NUM_THREADS="1")
     accuracy = float(done.expect(out=r"^\[rank 0\] finished after step 469: .*accuracy (0\.\d+)").group(1))
     assert accuracy > 0.8, accuracy
 
@@ -249,7 +286,8 @@ def test_data_file_is_cut_inside(folder):
 
 def test_mnist_refuses_batches_that_cannot_be(_):
     launch(2, "mnist", "--batch-size", 0).expect(2, err=r"error on rank 0: --batch-size: has to be a number above 0")
-    launch(2, "mnist", "--batch-size", 40000).expect(2, err=r"--batch-size 40000 on 2 ranks is more than the 60000 images")
+    done = launch(2, "mnist", "--batch-size", 40000)
+    done.expect(2, err=r"--batch-size 40000 on 2 ranks is more than the 60000 images")
     run(BIN / "mnist", "--batch", 64).expect(2, err=r"error: .*--batch")
 
 
@@ -260,7 +298,8 @@ def test_contradicting_environment(_):
 
 
 def test_unwritable_figures_end_the_job(folder):
-    launch(2, "mnist", "--steps", 1, "--json", folder + "/nowhere/x.json").expect(1, err="cannot write .*nowhere/x.json")
+    done = launch(2, "mnist", "--steps", 1, "--json", folder + "/nowhere/x.json")
+    done.expect(1, err="cannot write .*nowhere/x.json")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What other programs read of a run, by those programs: the endpoint scraped by Prometheus, event files opened by TensorBoard's reader, the trace
-as JSON.
+"""What other programs read of a run, read by them: Prometheus the endpoint, TensorBoard's reader the event files.
+
+The trace is read as JSON.
 
 python3 metrics_test.py SOURCE_DIR BUILD_DIR
 """
@@ -46,11 +47,13 @@ def train(folder, length, logging):
 
 
 def test_tensorboard_and_a_trace_of_a_configured_run(folder):
-    subprocess.run(train(folder, "max_steps: 6", "logging_steps: 2, tensorboard: true, trace_steps: [3, 4]"), capture_output=True, check=True, timeout=LIMIT)
+    command = train(folder, "max_steps: 6", "logging_steps: 2, tensorboard: true, trace_steps: [3, 4]")
+    subprocess.run(command, capture_output=True, check=True, timeout=LIMIT)
     reports = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
     losses = [[one["step"], one["loss"]] for one in reports if one["type"] == "step"]
     assert [step for step, _ in losses] == [2, 4, 6], losses
-    read = subprocess.run([PEERS, "-c", TAGS, folder / "run/tensorboard"], capture_output=True, text=True, check=False, timeout=LIMIT)
+    command = [PEERS, "-c", TAGS, folder / "run/tensorboard"]
+    read = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert read.returncode == 0, read.stderr
     tags = json.loads(read.stdout)
     seen = tags["train/loss"]
@@ -60,7 +63,8 @@ def test_tensorboard_and_a_trace_of_a_configured_run(folder):
     events = json.loads((folder / "run/trace.json").read_text())["traceEvents"]
     for rank in (0, 1):
         own = [one for one in events if one["pid"] == rank and one["ph"] == "X"]
-        assert {"step", "operator", "bucket", "collective", "wait", "data"} <= {one["cat"] for one in own}, {one["cat"] for one in own}
+        categories = {one["cat"] for one in own}
+        assert {"step", "operator", "bucket", "collective", "wait", "data"} <= categories, categories
         assert {one["name"] for one in own if one["cat"] == "step"} == {"step 3", "step 4"}
 
 
@@ -97,8 +101,9 @@ def started_prometheus(folder, target):
          "scrape_configs": [{"job_name": "lockstep", "static_configs": [{"targets": [target]}]}]}))
     for attempt in range(5):  # somebody else may have taken the port since
         address = f"127.0.0.1:{free_port()}"
-        process = subprocess.Popen(["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data{attempt}",
-                                    f"--web.listen-address={address}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--web.listen-address={address}",
+                   f"--storage.tsdb.path={folder}/data{attempt}"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             until(lambda: asked(f"http://{address}/-/ready"), process)
             return process, address
@@ -110,12 +115,15 @@ def started_prometheus(folder, target):
 
 def test_prometheus_scrapes_the_endpoint(folder):
     with open(folder / "said", "w+") as said:
-        job = subprocess.Popen(train(folder, "max_steps: 1000000000", "logging_steps: 100, prometheus_address: '127.0.0.1:0'"), stdout=said)
+        logging = "logging_steps: 100, prometheus_address: '127.0.0.1:0'"
+        job = subprocess.Popen(train(folder, "max_steps: 1000000000", logging), stdout=said)
         prometheus = None
         try:
-            target = until(lambda: re.search(r"http://(127\.0\.0\.1:\d+)/metrics\n", (folder / "said").read_text()), job)[1]
+            endpoint = re.compile(r"http://(127\.0\.0\.1:\d+)/metrics\n")
+            target = until(lambda: endpoint.search((folder / "said").read_text()), job)[1]
             text = until(lambda: asked(f"http://{target}/metrics"), job)
-            assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0, text
+            checked = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False)
+            assert checked.returncode == 0, text
             prometheus, address = started_prometheus(folder, target)
 
             def value_of(metric):
@@ -124,7 +132,8 @@ def test_prometheus_scrapes_the_endpoint(folder):
 
             steps = until(lambda: value_of("lockstep_step%3E0"), prometheus)
             assert steps[0]["metric"]["run"] == "linear" and float(steps[0]["value"][1]) >= 100, steps
-            assert {one["metric"]["rank"] for one in until(lambda: value_of("lockstep_memory_bytes"), prometheus)} == {"0", "1"}
+            memory = until(lambda: value_of("lockstep_memory_bytes"), prometheus)
+            assert {one["metric"]["rank"] for one in memory} == {"0", "1"}
         finally:
             if prometheus is not None:
                 prometheus.kill()

@@ -2,9 +2,10 @@
 
 python3 resume_test.py SOURCE_DIR BUILD_DIR [--kills 12] [--steps 60] [--seed 1] [--plan "WORLD FEATURE..."]
 
-Each round draws a plan: so many ranks, and which features the training has (resume/trainer.cpp). It runs once undisturbed, and once with
-SIGKILL to a rank or to the whole job at random moments. Both leave a last checkpoint, and a line for each step with the loss's bits.
-With lanes each start has another number of ranks, and the bits are those of the undisturbed run on one more.
+Each round draws a plan: the number of ranks, and which features the training has (resume/trainer.cpp). The training
+runs once undisturbed, and once with SIGKILL to a rank or to the whole job at random moments. Both leave a last
+checkpoint, and a line for each step with the loss's bits. With lanes each start may have another number of ranks, and
+the bits are those of the undisturbed run.
 """
 import argparse
 import json
@@ -23,8 +24,9 @@ from support.program import LAUNCHED, LIMIT_S
 
 OPTIMIZERS = ["adam", "adamw", "sgd", "fused_adam", "fused_sgd", "rmsprop", "adagrad"]
 HOOKS = ["", "power_sgd", "top_k", "cast", "local_sgd averager"]
-CHOICES = ["dropout", "batch_norm", "sync_batch_norm", "accumulate", "prefetch", "transforms", "drop_last", "zero", "scaler", "overflow",
-           "clip", "cosine", "plateau", "averager", "global_mean", "async", "shared", "sparse", "lanes"]
+CHOICES = ["dropout", "batch_norm", "sync_batch_norm", "accumulate", "prefetch", "transforms", "drop_last", "zero",
+           "scaler", "overflow", "clip", "cosine", "plateau", "averager", "global_mean", "async", "shared", "sparse",
+           "lanes"]
 RANKS_WITH_LANES = [1, 2, 3, 4]
 
 
@@ -55,12 +57,15 @@ class Run:
     def start(self, *flags, world=None):
         self.world = world or self.world
         self.fewest = min(self.fewest, self.world)
-        environment = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)} | {"OMP_NUM_THREADS": "1"}
+        environment = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
+        environment |= {"OMP_NUM_THREADS": "1"}
         if "gloo" in self.arguments and self.world > 1:
             environment |= {"LOCKSTEP_BACKEND": "gloo"}
         self.log = open(self.folder / "log", "ab")
-        command = [self.binaries / "lockstep", "run", "--nproc-per-node", self.world, *flags, self.binaries / "resume_trainer", *self.arguments]
-        return subprocess.Popen([str(word) for word in command], env=environment, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        command = [self.binaries / "lockstep", "run", "--nproc-per-node", self.world, *flags]
+        command += [self.binaries / "resume_trainer", *self.arguments]
+        return subprocess.Popen([str(word) for word in command], env=environment, stdin=subprocess.DEVNULL,
+                                stdout=self.log, stderr=self.log)
 
     def lines(self):
         trace = self.folder / "trace.0"
@@ -114,7 +119,7 @@ def lives(pid):
 
 
 def wait_for_the_end_of(ranks):
-    """Killed ones hold the lock of the directory until they have ended, which the launcher, when it was killed, waits for no more."""
+    """A killed rank holds the directory's lock until it has ended, and a killed launcher does not wait for that."""
     deadline = time.monotonic() + LIMIT_S
     while any(lives(pid) for pid in ranks):
         assert time.monotonic() < deadline, f"ranks of a killed launcher go on: {ranks}"
@@ -138,7 +143,8 @@ def disturb(run, dice, kills, steps):
             if not ranks or job.poll() is not None:
                 continue
             try:
-                os.kill(dice.choice(list(ranks.values())) if restarting or dice.random() < 0.5 else job.pid, signal.SIGKILL)
+                one_rank = restarting or dice.random() < 0.5
+                os.kill(dice.choice(list(ranks.values())) if one_rank else job.pid, signal.SIGKILL)
                 done += 1
             except ProcessLookupError:
                 continue
@@ -183,7 +189,8 @@ def round_of(binaries, folder, world, words, dice, kills, steps):
     if not plain.has_lanes:
         same(plain.state(), killed.state())
         return done
-    # Other numbers of ranks cut the same tensors into other parts. A rank that was not there all the time has begun with another generator.
+    # The parts of a tensor depend on the number of ranks, so the tensors are compared. A rank that did not take part
+    # in every start began with another generator's state.
     diff = subprocess.run([binaries / "lockstep", "diff", plain.last(), killed.last()], capture_output=True, text=True)
     *lines, summary = diff.stdout.splitlines() or [""]
     always = min(plain.fewest, killed.fewest)
@@ -210,7 +217,8 @@ def main():
         folder = pathlib.Path(tempfile.mkdtemp(prefix="lockstep-resume-"))
         rounds += 1
         try:
-            kills += max(1, round_of(args.build.resolve() / "bin", folder, world, words, dice, min(4, args.kills - kills), args.steps))
+            most = min(4, args.kills - kills)
+            kills += max(1, round_of(args.build.resolve() / "bin", folder, world, words, dice, most, args.steps))
         except AssertionError as wrong:
             failed += 1
             kills += 4
