@@ -5,12 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
-
 #include "checkpoint/model.h"
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpoint.h"
 #include "lockstep/parallel/ddp.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

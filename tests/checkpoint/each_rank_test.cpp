@@ -10,13 +10,13 @@
 #include <sstream>
 
 #include "checkpoint/model.h"
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpoint.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/data/torch_sampler.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/random.h"
 #include "lockstep/parallel/stateful.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

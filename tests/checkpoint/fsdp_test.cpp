@@ -4,7 +4,6 @@
 
 #include <gmock/gmock.h>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/parallel/deferred_init.h"
@@ -13,6 +12,7 @@
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/counted_memory.h"
 #include "parallel/fsdp_models.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

@@ -9,9 +9,9 @@
 #include <fstream>
 
 #include "checkpoint/model.h"
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

@@ -10,7 +10,6 @@
 #include <fstream>
 #include <memory>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/interchange.h"
 #include "lockstep/parallel/fsdp.h"
@@ -18,6 +17,7 @@
 #include "lockstep/parallel/fused_sgd.h"
 #include "lockstep/parallel/stateful.h"
 #include "lockstep/parallel/zero_optimizer.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

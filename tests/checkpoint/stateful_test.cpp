@@ -10,13 +10,13 @@
 #include <limits>
 
 #include "checkpoint/model.h"
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/hooks.h"
 #include "lockstep/parallel/stateful.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

@@ -6,10 +6,10 @@
 
 #include <filesystem>
 
-#include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/tensor_files.h"
+#include "support/folder.h"
 #include "support/thrown.h"
 
 namespace lockstep::test {

@@ -6,14 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
-
 #include "checkpoint/format/latest.h"
 #include "checkpoint_format/faulty_files.h"
-#include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/tensor_files.h"
+#include "support/folder.h"
 #include "support/thrown.h"
 
 namespace lockstep::test {

@@ -11,8 +11,8 @@
 #include <memory>
 #include <set>
 
-#include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
+#include "support/folder.h"
 
 namespace lockstep::test {
 namespace {

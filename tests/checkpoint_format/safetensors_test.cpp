@@ -8,9 +8,9 @@
 #include <filesystem>
 
 #include "checkpoint/format/checksum.h"
-#include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
+#include "support/folder.h"
 #include "support/thrown.h"
 
 namespace lockstep::test {

@@ -8,8 +8,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
+#include "support/folder.h"
 
 namespace lockstep::test {
 namespace {

@@ -6,11 +6,11 @@
 #include <cstdlib>
 
 #include "checkpoint/format/tensor_kinds.h"
-#include "checkpoint_format/folder.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "checkpoint_format/tool.h"
 #include "checkpoint_format/torch_zip.h"
 #include "lockstep/checkpoint/error.h"
+#include "support/folder.h"
 #include "support/thrown.h"
 
 namespace lockstep::test {

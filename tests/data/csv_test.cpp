@@ -23,7 +23,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 struct File {
-  explicit File(const std::string& text) { write_file(folder / "t.csv", text); }
+  explicit File(const std::string& text) { write(folder / "t.csv", text); }
   CsvDataset read(const CsvOptions& options = {}) const {
     return CsvDataset(folder / "t.csv", options);
   }

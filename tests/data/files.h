@@ -1,54 +1,24 @@
-// Folders and IDX files for the tests of this room.
+// IDX files and compressed ones for the tests of this room.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
+#include "support/folder.h"
 #include "support/thrown.h"
 
 namespace lockstep::test {
 
-// A folder that is gone at the end.
-class Folder {
- public:
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-data-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) ADD_FAILURE() << "mkdtemp " << name;
-    path_ = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
-
-inline void write_file(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-
-inline std::string read_file(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 // `bytes` as gzip packs them.
 inline std::string gzip(const std::string& bytes) {
   const Folder folder;
-  write_file(folder / "x", bytes);
-  EXPECT_EQ(std::system(("gzip -n " + (folder / "x").string()).c_str()), 0);
-  return read_file(folder / "x.gz");
+  write(folder / "x", bytes);
+  EXPECT_EQ(std::system(("gzip -n " + folder / "x").c_str()), 0);
+  return contents(folder / "x.gz");
 }
 
 // The bytes of an IDX file of unsigned bytes.

@@ -15,9 +15,9 @@ using testing::HasSubstr;
 
 TEST(IdxDataset, BytesAndLabels) {
   const Folder folder;
-  write_file(folder / "x", gzip(idx({2, 1, 3}, std::string("\x00\xff\x33\x01\x02\x03", 6))));
-  write_file(folder / "y", idx({2}, std::string("\x2e\x00", 2)));
-  write_file(folder / "three", idx({3}, "abc"));
+  write(folder / "x", gzip(idx({2, 1, 3}, std::string("\x00\xff\x33\x01\x02\x03", 6))));
+  write(folder / "y", idx({2}, std::string("\x2e\x00", 2)));
+  write(folder / "three", idx({3}, "abc"));
   const IdxDataset set(folder / "x", folder / "y");
   EXPECT_EQ(set.data().sizes(), (std::vector<int64_t>{2, 1, 3}));
   EXPECT_EQ(set.data()[0][0][2].item<float>(), 51.0F / 255);

@@ -15,7 +15,7 @@ using test::Folder;
 using test::gzip;
 using test::idx;
 using test::message_of;
-using test::write_file;
+using test::write;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -24,7 +24,7 @@ class Idx : public testing::Test {
  protected:
   // The message of reading a file of these bytes; it always names the file.
   std::string failure(const std::string& bytes) {
-    write_file(file_, bytes);
+    write(file_, bytes);
     const std::string message = message_of<DataError>([&] { read_idx(file_); });
     EXPECT_THAT(message, HasSubstr(file_.string()));
     return message;
@@ -37,7 +37,7 @@ class Idx : public testing::Test {
 TEST_F(Idx, ReadsPlainAndGzipAlike) {
   const std::string bytes = idx({2, 3}, "abcdef");
   for (const std::string& stored : {bytes, gzip(bytes)}) {
-    write_file(file_, stored);
+    write(file_, stored);
     const IdxArray array = read_idx(file_);
     EXPECT_THAT(array.sizes, ElementsAre(2, 3));
     EXPECT_THAT(array.bytes, ElementsAre('a', 'b', 'c', 'd', 'e', 'f'));
@@ -45,7 +45,7 @@ TEST_F(Idx, ReadsPlainAndGzipAlike) {
 }
 
 TEST_F(Idx, ReadsNoElements) {
-  write_file(file_, idx({0, 28, 28}, ""));
+  write(file_, idx({0, 28, 28}, ""));
   EXPECT_THAT(read_idx(file_).sizes, ElementsAre(0, 28, 28));
 }
 
@@ -140,7 +140,7 @@ TEST_F(Idx, AnyDamageIsAnError) {
             bytes.insert(at, 1, static_cast<char>(random()));
         }
       }
-      write_file(file_, bytes);
+      write(file_, bytes);
       try {
         const IdxArray array = read_idx(file_);
         int64_t count = 1;

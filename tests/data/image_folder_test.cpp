@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "data/files.h"
@@ -33,8 +32,8 @@ struct Flowers {
     put("daisy/notes.txt", "no image");
   }
   void put(const std::string& name, const std::string& bytes) const {
-    std::filesystem::create_directories((folder / name).parent_path());
-    write_file(folder / name, bytes);
+    std::filesystem::create_directories(std::filesystem::path(folder / name).parent_path());
+    write(folder / name, bytes);
   }
   data::ImageFolder open(const ImageFolderOptions& options = {.size = 4}) const {
     return data::ImageFolder(folder.path(), options);
@@ -69,7 +68,7 @@ TEST(ImageFolder, PngOfAllKinds) {
   torch::manual_seed(3);
   const auto image = torch::randint(256, {5, 7, 4}, at::kByte);
   const auto read = [&](const at::Tensor& pixels, int64_t channels, int bits = 8) {
-    write_file(folder / "x.png", png_of(pixels, bits));
+    write(folder / "x.png", png_of(pixels, bits));
     return read_image(folder / "x.png", channels);
   };
   const auto rgb = image.slice(2, 0, 3), grey = image.slice(2, 0, 1);

@@ -14,7 +14,7 @@ using test::Folder;
 using test::gzip;
 using test::idx;
 using test::message_of;
-using test::write_file;
+using test::write;
 using testing::AllOf;
 using testing::HasSubstr;
 
@@ -33,8 +33,8 @@ const std::string kLabels("\7\0\x09", 3);
 class MnistFiles : public testing::Test {
  protected:
   MnistFiles() {
-    write_file(images_, images());
-    write_file(labels_, idx({3}, kLabels));
+    write(images_, images());
+    write(labels_, idx({3}, kLabels));
   }
   std::string failure() const {
     return message_of<DataError>([&] { Mnist(folder_.path(), Split::Train); });
@@ -72,7 +72,7 @@ TEST_F(MnistFiles, MnistHasItsOwnScale) {
 
 TEST_F(MnistFiles, GzipIsFoundToo) {
   std::filesystem::remove(images_);
-  write_file(images_.string() + ".gz", gzip(images()));
+  write(images_.string() + ".gz", gzip(images()));
   EXPECT_EQ(Mnist(folder_.path(), Split::Train).size(), 3);
 }
 
@@ -115,13 +115,13 @@ TEST_F(MnistFiles, FileMissing) {
 }
 
 TEST_F(MnistFiles, Truncated) {
-  write_file(images_, images().substr(0, 1000));
+  write(images_, images().substr(0, 1000));
   EXPECT_THAT(failure(), AllOf(HasSubstr(images_.string()), HasSubstr("truncated")));
 }
 
 TEST_F(MnistFiles, NotGzip) {
   std::filesystem::remove(images_);
-  write_file(images_.string() + ".gz", "<html>404</html>");
+  write(images_.string() + ".gz", "<html>404</html>");
   EXPECT_THAT(failure(), AllOf(HasSubstr("wrong magic"), HasSubstr("not gzip")));
 }
 
@@ -133,22 +133,22 @@ TEST_F(MnistFiles, ImagesAndLabelsExchanged) {
 }
 
 TEST_F(MnistFiles, OtherImageSize) {
-  write_file(images_, idx({3, 2, 2}, std::string(12, 'x')));
+  write(images_, idx({3, 2, 2}, std::string(12, 'x')));
   EXPECT_THAT(failure(), HasSubstr("wrong sizes: expected N x 28 x 28, found 3 x 2 x 2"));
 }
 
 TEST_F(MnistFiles, CountsDiffer) {
-  write_file(images_, images(2));
+  write(images_, images(2));
   EXPECT_THAT(failure(), AllOf(HasSubstr("2 images in"), HasSubstr("3 labels in")));
 }
 
 TEST_F(MnistFiles, NoSamples) {
-  write_file(labels_, idx({0}, ""));
+  write(labels_, idx({0}, ""));
   EXPECT_THAT(failure(), HasSubstr("expected at least one sample, found 0"));
 }
 
 TEST_F(MnistFiles, LabelOutside) {
-  write_file(labels_, idx({3}, "\1\2\x0a"));
+  write(labels_, idx({3}, "\1\2\x0a"));
   EXPECT_THAT(failure(), HasSubstr("sample 2: expected a label from 0 to 9, found 10"));
 }
 

@@ -31,7 +31,7 @@ class Npy : public testing::Test {
   static void SetUpTestSuite() {
     folder = new Folder;
     ASSERT_EQ(std::system(fmt::format("{} {}/tests/data/npy_cases.py {}", LOCKSTEP_PEERS_PYTHON,
-                                      LOCKSTEP_SOURCE_DIR, folder->path().string())
+                                      LOCKSTEP_SOURCE_DIR, folder->path())
                               .c_str()),
               0);
   }
@@ -41,7 +41,7 @@ class Npy : public testing::Test {
     return message_of<DataError>([&] { read_npy(*folder / name); });
   }
   static std::string refused_bytes(const std::string& bytes) {
-    write_file(*folder / "damaged.npy", bytes);
+    write(*folder / "damaged.npy", bytes);
     return refused("damaged.npy");
   }
 
@@ -93,7 +93,7 @@ TEST_F(Npy, AsDataAndTargets) {
   EXPECT_THAT(refused_set("empty.npy", "labels.npy"), HasSubstr("[0, 3] has no samples"));
   EXPECT_THAT(refused_set("scalar.npy", "labels.npy"), HasSubstr("no samples along"));
   EXPECT_THAT(refused_set("complex64-Cl1.npy", "labels.npy"), HasSubstr("complex data"));
-  write_file(*folder / "three.npy", "");
+  write(*folder / "three.npy", "");
   EXPECT_THAT(refused_set("labels.npy", "three.npy"), HasSubstr("is empty"));
 }
 
@@ -109,7 +109,7 @@ TEST_F(Npy, RefusesWhatIsNoArrayOfNumbers) {
 }
 
 TEST_F(Npy, DamagedFiles) {
-  const std::string good = read_file(*folder / "float32-Cl1.npy");
+  const std::string good = contents(*folder / "float32-Cl1.npy");
   for (size_t length = 0; length < good.size(); ++length) {
     EXPECT_THAT(refused_bytes(good.substr(0, length)), HasSubstr("[npy] ")) << length;
   }

@@ -60,10 +60,10 @@ TEST(DistributedSampler, B65_EqualsLivePython) {
                          random() >> (2 + random() % 60), random() % 100, random() % 4 != 0 ? 1 : 0,
                          random() % 2);
   }
-  test::write_file(folder / "cases", cases);
+  test::write(folder / "cases", cases);
   const std::string command =
       fmt::format("{} {}/tests/data/sampler_cases.py < {} > {}", LOCKSTEP_PEERS_PYTHON,
-                  LOCKSTEP_SOURCE_DIR, (folder / "cases").string(), (folder / "out").string());
+                  LOCKSTEP_SOURCE_DIR, folder / "cases", folder / "out");
   ASSERT_EQ(std::system(command.c_str()), 0)
       << "needs a Python with torch at " << LOCKSTEP_PEERS_PYTHON << " (LOCKSTEP_PEERS_PYTHON)";
   std::ifstream out(folder / "out");

@@ -62,12 +62,12 @@ TEST(StandardScaler, TheSameBitsOnAnyNumberOfRanks) {
                         world);
       EXPECT_EQ(bits(scaler.mean()), bits(of_parts.mean()));
       EXPECT_EQ(bits(scaler.deviation()), bits(of_parts.deviation()));
-      write_file(folder / fmt::format("{}-{}", ranks, world.rank()),
-                 bits(scaler.mean()) + bits(scaler.deviation()));
+      write(folder / fmt::format("{}-{}", ranks, world.rank()),
+            bits(scaler.mean()) + bits(scaler.deviation()));
     });
   }
   for (const char* name : {"2-0", "2-1", "3-0", "3-1", "3-2"}) {
-    EXPECT_EQ(read_file(folder / name), read_file(folder / "1-0")) << name;
+    EXPECT_EQ(contents(folder / name), contents(folder / "1-0")) << name;
   }
 }
 

@@ -23,7 +23,7 @@ using testing::HasSubstr;
 
 // Tokens 1, 2, 3 ... in documents of 7, and 0 behind each.
 std::string corpus(const Folder& folder) {
-  const std::string path = (folder / "corpus").string();
+  const std::string path = folder / "corpus";
   text::TokenWriter writer(path, {.vocabulary = 1000, .separator = 0, .shard_tokens = 30});
   int32_t next = 1;
   for (int document = 0; document < 9; ++document) {

@@ -2,12 +2,13 @@
 #include "comm/host/cgroup.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <string>
+
+#include "support/folder.h"
 
 namespace lockstep::comm {
 namespace {
@@ -16,16 +17,14 @@ namespace fs = std::filesystem;
 
 class Cgroup : public testing::Test {
  protected:
-  void TearDown() override { fs::remove_all(root_); }
   void write(const std::map<std::string, std::string>& files) const {
     for (const auto& [name, text] : files) {
       fs::create_directories((root_ / name).parent_path());
       std::ofstream(root_ / name) << text << "\n";
     }
   }
-  const fs::path root_ =
-      fs::temp_directory_path() / ("lockstep_cgroup_" + std::to_string(getpid()) + "_" +
-                                   testing::UnitTest::GetInstance()->current_test_info()->name());
+  const test::Folder folder_;
+  const fs::path root_ = folder_.path();
 };
 
 TEST_F(Cgroup, WithoutALimitThereIsNone) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "support/folder.h"
 
 namespace lockstep::comm {
 namespace {
@@ -47,8 +48,8 @@ TEST(SharedSegment, HasANameUntilAllHaveItWhereADoorIsOutOfReach) {
 
 TEST(SharedSegment, AStrangersDescriptorIsNotMapped) {
   const Segment segment = Segment::create(kBytes, {});
-  const std::string file =
-      std::filesystem::temp_directory_path() / ("lockstep_stranger_" + std::to_string(getpid()));
+  const test::Folder folder{test::Folder::On::Disk};
+  const std::string file = folder / "stranger";
   std::ofstream(file) << std::string(kBytes, 's');
   const Fd fd(open(file.c_str(), O_RDWR | O_CLOEXEC));
   EXPECT_FALSE(Door::hand_over(Door::own().address(), segment.handle().cookie, fd.get()));
@@ -56,7 +57,6 @@ TEST(SharedSegment, AStrangersDescriptorIsNotMapped) {
   SegmentHandle named = segment.handle();
   std::copy(file.begin(), file.end(), named.path);
   EXPECT_THROW((void)Segment::attach(named), CommError);
-  std::filesystem::remove(file);
 }
 
 TEST(SharedSegment, StrangersMessagesAreNoUse) {

@@ -4,11 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "launch/job.h"
 #include "lockstep/core/error.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -121,12 +121,10 @@ TEST(Accelerate, AnEmptyFileSaysNothing) {
 
 class AccelerateJob : public ::testing::Test {
  protected:
-  std::string folder_ = ::testing::TempDir() + "lockstep-accelerate-XXXXXX";
-  AccelerateJob() { folder_ = mkdtemp(folder_.data()); }
-  ~AccelerateJob() override { std::filesystem::remove_all(folder_); }
+  const test::Folder folder_{test::Folder::On::Disk};
   std::string file(const std::string& text) {
-    std::ofstream(folder_ + "/f.yaml") << text;
-    return folder_ + "/f.yaml";
+    std::ofstream(folder_ / "f.yaml") << text;
+    return folder_ / "f.yaml";
   }
 };
 

@@ -13,6 +13,7 @@
 #include "launch/process/environment.h"
 #include "launch/rendezvous/host.h"
 #include "lockstep/core/error.h"
+#include "support/folder.h"
 #include "support/thrown.h"
 
 namespace lockstep::launch::testing {
@@ -24,7 +25,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(Allocator, TheFirstFolderWithTheUsualLibraryHasIt) {
-  const fs::path top = fs::path(::testing::TempDir()) / "allocator_test";
+  const test::Folder folders;
+  const fs::path top = folders.path();
   for (const char* folder : {"a", "b"}) fs::create_directories(top / folder);
   std::ofstream(top / "a" / "libtcmalloc.so.4");
   std::ofstream(top / "b" / "libtcmalloc_minimal.so.4");
@@ -36,7 +38,6 @@ TEST(Allocator, TheFirstFolderWithTheUsualLibraryHasIt) {
                     HasSubstr("Debian: libjemalloc2")));
   EXPECT_THAT(message_of([&] { find_allocator("malloc", both); }),
               HasSubstr("malloc is none of system, tcmalloc, jemalloc"));
-  fs::remove_all(top);
 }
 
 TEST(Allocator, RanksTakeTheirMemoryFromIt) {

@@ -6,12 +6,12 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "launch/diagnosis/failure_report.h"
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/job.h"
 #include "launch/job/outcome.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -23,12 +23,6 @@ using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 using ::testing::Not;
 namespace fs = std::filesystem;
-
-std::string content(const std::string& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
 
 // Rank 1 ends with status 1 after 2 s, rank 0 before it with 3 after 1 s, both by themselves.
 Outcome two_failures() {
@@ -194,15 +188,13 @@ TEST(Diagnosis, AnExceptionThatNobodyCatchesIsQuoted) {
 
 class StuckTest : public ::testing::Test {
  protected:
-  std::string folder_ = ::testing::TempDir() + "lockstep-stuck-XXXXXX";
+  const test::Folder folder_{test::Folder::On::Disk};
   std::string gate_;
 
   StuckTest() {
-    folder_ = mkdtemp(folder_.data());
-    gate_ = folder_ + "/gate";
+    gate_ = folder_ / "gate";
     if (mkfifo(gate_.c_str(), 0600) != 0) throw std::runtime_error("mkfifo");
   }
-  ~StuckTest() override { fs::remove_all(folder_); }
   void open_gate() { std::ofstream(gate_) << "go\n"; }
 };
 
@@ -234,15 +226,15 @@ TEST_F(StuckTest, ASignalAsksWhereTheRanksAreAndDisturbsNothing) {
 }
 
 TEST_F(StuckTest, TheFolderHoldsAPageAndEachRanksError) {
-  Job job(rank_args("stuck", {"--log-dir", folder_, "--rdzv-id=job"}),
+  Job job(rank_args("stuck", {"--log-dir", folder_.path(), "--rdzv-id=job"}),
           {.environment = {{"GATE", gate_}}});
   ASSERT_TRUE(job.await("stuck", 2));
   open_gate();
   const Result result = job.wait();
-  const size_t at = result.err.find("more in " + folder_ + "/job_");
+  const size_t at = result.err.find("more in " + folder_ / "job_");
   ASSERT_NE(at, std::string::npos) << result.err;
   const std::string path = lines_of(result.err.substr(at + 8))[0];
-  const std::string page = content(path);
+  const std::string page = test::contents(path);
   EXPECT_THAT(page, HasSubstr("rank 1 failed first: it exited with status 7"));
   EXPECT_THAT(page, HasSubstr("last 3 of 3 calls"));
   EXPECT_THAT(page, HasSubstr("not over  barrier #30"));
@@ -252,56 +244,50 @@ TEST_F(StuckTest, TheFolderHoldsAPageAndEachRanksError) {
 }
 
 TEST_F(StuckTest, TheErrorFileIsTorchrunsJson) {
-  const Result result = Job(rank_args("echo", {"--log-dir", folder_})).wait();
+  const Result result = Job(rank_args("echo", {"--log-dir", folder_.path()})).wait();
   std::string path = lines_of(result.err.substr(result.err.find("more in ") + 8))[0];
   const fs::path attempt = fs::path(path).parent_path();
-  const auto error = nlohmann::json::parse(content(attempt / "1" / "error.json"));
+  const auto error = nlohmann::json::parse(test::contents(attempt / "1" / "error.json"));
   EXPECT_EQ(error["message"]["message"], "bad data in row 17");
   EXPECT_TRUE(error["message"]["extraInfo"].contains("timestamp"));
 }
 
 TEST(Diagnosis, LastWordsAreOnThePage) {
-  std::string folder = ::testing::TempDir() + "lockstep-page-XXXXXX";
-  folder = mkdtemp(folder.data());
-  const Result result = Job({"run", "--nproc-per-node=2", "--log-dir", folder, "sh", "-c",
+  const test::Folder folder{test::Folder::On::Disk};
+  const Result result = Job({"run", "--nproc-per-node=2", "--log-dir", folder.path(), "sh", "-c",
                              "test $RANK = 0 && exec sleep 1000; echo oh no >&2; exit 2"})
                             .wait();
   const std::string path = lines_of(result.err.substr(result.err.find("more in ") + 8))[0];
-  EXPECT_THAT(content(path), HasSubstr("  last on stderr\n    | oh no\n"));
-  fs::remove_all(folder);
+  EXPECT_THAT(test::contents(path), HasSubstr("  last on stderr\n    | oh no\n"));
 }
 
 TEST(Diagnosis, APageThatCannotBeWrittenIsSaid) {
-  std::string folder = ::testing::TempDir() + "lockstep-page-XXXXXX";
-  folder = mkdtemp(folder.data());
-  const Result result = Job({"run", "--log-dir", folder, "sh", "-c",
+  const test::Folder folder{test::Folder::On::Disk};
+  const Result result = Job({"run", "--log-dir", folder.path(), "sh", "-c",
                              "ln -s /dev/full $(dirname $TORCHELASTIC_ERROR_FILE)/../failure.txt; "
                              "exit 3"})
                             .wait();
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.err, ContainsRegex("failure.txt: No space left on device"));
   EXPECT_THAT(result.err, Not(HasSubstr("more in")));
-  fs::remove_all(folder);
 }
 
 TEST(Diagnosis, WhatWasRedirectedIsQuotedAndItsFileNamed) {
-  std::string folder = ::testing::TempDir() + "lockstep-quote-XXXXXX";
-  folder = mkdtemp(folder.data());
+  const test::Folder folder{test::Folder::On::Disk};
   const std::string script = "test $RANK = 0 && exec sleep 1000; echo oh no >&2; exit 2";
   const Result result =
       Job({"run", "--nproc-per-node=2", "--redirects=3", "--rdzv-id=job", "sh", "-c", script},
-          {.environment = {{"TMPDIR", folder}}})
+          {.environment = {{"TMPDIR", folder.path()}}})
           .wait();
-  EXPECT_THAT(result.err, ContainsRegex("output of the ranks goes to " + folder + "/job_"));
-  EXPECT_THAT(result.err, ContainsRegex("the end of its stderr \\(all of it in " + folder +
+  EXPECT_THAT(result.err, ContainsRegex("output of the ranks goes to " + folder / "job_"));
+  EXPECT_THAT(result.err, ContainsRegex("the end of its stderr \\(all of it in " + folder.path() +
                                         "/job_[^ ]*/attempt_0/1/stderr.log\\):\n.*  \\| oh no\n"));
   const std::string path = lines_of(result.err.substr(result.err.find("more in ") + 8))[0];
-  EXPECT_THAT(content(path), HasSubstr("  last on stderr\n    | oh no\n"));
+  EXPECT_THAT(test::contents(path), HasSubstr("  last on stderr\n    | oh no\n"));
   // Of one whose output is not shown, too.
   const Result hidden =
       Job({"run", "--nproc-per-node=2", "--local-ranks-filter=0", "sh", "-c", script}).wait();
   EXPECT_THAT(hidden.err, HasSubstr("the end of its stderr:\n[lockstep]   | oh no\n"));
-  fs::remove_all(folder);
 }
 
 }  // namespace

@@ -6,10 +6,11 @@
 
 #include <chrono>
 #include <csignal>
-#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 
@@ -106,7 +107,8 @@ class Presence {
   [[nodiscard]] bool everybody_left(std::chrono::milliseconds limit = kPatience) const;
 
  private:
-  std::string folder_, path_;
+  test::Folder folder_{test::Folder::On::Disk};
+  std::string path_ = folder_ / "fifo";
   int fd_ = -1;
 };
 

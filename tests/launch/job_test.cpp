@@ -22,7 +22,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdlib>
-#include <fstream>
 #include <thread>
 
 #include "core/control.h"
@@ -232,17 +231,11 @@ Settings TwoHosts::with_token(Settings settings) {
 }
 
 Presence::Presence() {
-  folder_ = ::testing::TempDir() + "lockstep-presence-XXXXXX";
-  if (mkdtemp(folder_.data()) == nullptr) throw std::runtime_error("mkdtemp");
-  path_ = folder_ + "/fifo";
   if (mkfifo(path_.c_str(), 0600) != 0) throw std::runtime_error("mkfifo");
   fd_ = open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 }
 
-Presence::~Presence() {
-  close(fd_);
-  std::filesystem::remove_all(folder_);
-}
+Presence::~Presence() { close(fd_); }
 
 bool Presence::everybody_left(std::chrono::milliseconds limit) const {
   pollfd event = {fd_, 0, 0};  // POLLHUP alone

@@ -17,6 +17,7 @@
 #include "launch/rendezvous/coordinator.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -31,18 +32,16 @@ namespace fs = std::filesystem;
 
 class Late : public ::testing::Test {
  protected:
-  std::string folder_ = ::testing::TempDir() + "lockstep-late-XXXXXX";
-  Late() { folder_ = mkdtemp(folder_.data()); }
-  ~Late() override { fs::remove_all(folder_); }
+  const test::Folder folder_{test::Folder::On::Disk};
 };
 
 TEST_F(Late, ARankAtWorkLongAfterAnotherHasEndedIsNamed) {
   // Without children: a shell that starts one is in an uninterruptible wait for a moment.
-  const std::string go = folder_ + "/go";
+  const std::string go = folder_ / "go";
   ASSERT_EQ(mkfifo(go.c_str(), 0600), 0);
   const std::string script = "test $RANK = 0 && exit 0; read line < $FOLDER/go; true";
   Job job(script_args(2, script),
-          {.environment = {{"FOLDER", folder_}, {"LOCKSTEP_LATE_RANKS", "1"}}});
+          {.environment = {{"FOLDER", folder_.path()}, {"LOCKSTEP_LATE_RANKS", "1"}}});
   ASSERT_TRUE(job.await_error(
       "1 of 2 ranks of this host have ended well; still at work after 1 s: rank 1 (in no "
       "collective)"));
@@ -113,8 +112,8 @@ TEST_F(Late, ARankThatIsStoppedIsNamedOnEveryHost) {
 TEST_F(Late, AProgramThatTheDiskDoesNotGiveKeepsNoLauncherFromItsWork) {
   std::string program[2];
   for (int host = 0; host < 2; ++host) {
-    fs::create_directory(fmt::format("{}/{}", folder_, host));
-    program[host] = fmt::format("{}/{}/program", folder_, host);
+    fs::create_directory(folder_ / std::to_string(host));
+    program[host] = fmt::format("{}/{}/program", folder_.path(), host);
     std::ofstream(program[host]) << "#!/bin/sh\necho here\nexec sleep 1000\n";
     chmod(program[host].c_str(), 0755);
   }

@@ -4,15 +4,14 @@
 #include <sys/syscall.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <string>
 
 #include "launch/job.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 TEST(OldKernel, WithoutSomeSystemCallsRunsAJobAllTheSame) {
@@ -50,16 +49,14 @@ TEST(OpenFiles, TooFewAreOneClearError) {
 }
 
 TEST(FileSize, ThatIsLimitedCostsTheFileAndNotTheJob) {
-  std::string folder = ::testing::TempDir() + "lockstep-size-XXXXXX";
-  folder = mkdtemp(folder.data());
-  const Result result =
-      Job({"run", "--nproc-per-node=2", "--tee=1", "--log-dir", folder, "sh", "-c", "seq 30000"},
-          {.most_file_bytes = 1 << 16})
-          .wait();
+  const test::Folder folder{test::Folder::On::Disk};
+  const Result result = Job({"run", "--nproc-per-node=2", "--tee=1", "--log-dir", folder.path(),
+                             "sh", "-c", "seq 30000"},
+                            {.most_file_bytes = 1 << 16})
+                            .wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(lines_of(result.out).size(), 60'000U);
   EXPECT_THAT(result.err, HasSubstr("/0/stdout.log: File too large; the job goes on without"));
-  fs::remove_all(folder);
 }
 
 }  // namespace

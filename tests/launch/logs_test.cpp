@@ -9,6 +9,7 @@
 #include "launch/job.h"
 #include "launch/output/streams.h"
 #include "lockstep/core/error.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -44,22 +45,19 @@ TEST(Streams, WrongWordsAreRefused) {
 
 class LogsTest : public ::testing::Test {
  protected:
-  std::string folder_ = ::testing::TempDir() + "lockstep-logs-XXXXXX";
-
-  LogsTest() { folder_ = mkdtemp(folder_.data()); }
-  ~LogsTest() override { fs::remove_all(folder_); }
+  const test::Folder folder_{test::Folder::On::Disk};
 
   Result run(std::vector<std::string> flags, const std::string& script, int ranks = 2) {
     std::vector<std::string> args = {"run", "--nproc-per-node=" + std::to_string(ranks),
                                      "--rdzv-id=job"};
     args.insert(args.end(), flags.begin(), flags.end());
     args.insert(args.end(), {"sh", "-c", script});
-    return Job(args, {.environment = {{"TMPDIR", folder_}}}).wait();
+    return Job(args, {.environment = {{"TMPDIR", folder_.path()}}}).wait();
   }
   // The one folder of the only job.
   std::string job_folder() {
     std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(folder_)) found.push_back(entry.path());
+    for (const auto& entry : fs::directory_iterator(folder_.path())) found.push_back(entry.path());
     EXPECT_EQ(found.size(), 1u);
     return found.empty() ? "" : found.front();
   }
@@ -75,14 +73,14 @@ class LogsTest : public ::testing::Test {
 
 TEST_F(LogsTest, NoFilesUnlessAskedFor) {
   EXPECT_EQ(run({}, "echo ${TORCHELASTIC_ERROR_FILE-unset}", 1).out, "unset\n");
-  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
   run({"--log-dir=/dev/null"}, "true");
-  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
 
 TEST_F(LogsTest, RedirectedStreamsAreInFilesOnly) {
   const Result result =
-      run({"--log-dir", folder_, "--redirects=3"}, "echo out $RANK; echo err $RANK >&2");
+      run({"--log-dir", folder_.path(), "--redirects=3"}, "echo out $RANK; echo err $RANK >&2");
   EXPECT_EQ(result.out + result.err, "");
   EXPECT_EQ(content("attempt_0/0/stdout.log"), "out 0\n");
   EXPECT_EQ(content("attempt_0/1/stdout.log"), "out 1\n");
@@ -90,7 +88,8 @@ TEST_F(LogsTest, RedirectedStreamsAreInFilesOnly) {
 }
 
 TEST_F(LogsTest, TeeWritesBothAndTheFileHasNoTag) {
-  const Result result = run({"--log_dir=" + folder_, "-t1"}, "echo out $RANK; echo err $RANK >&2");
+  const Result result =
+      run({"--log_dir=" + folder_.path(), "-t1"}, "echo out $RANK; echo err $RANK >&2");
   EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] out 0", "[rank 1] out 1"));
   EXPECT_THAT(lines_of(result.err), UnorderedElementsAre("[rank 0] err 0", "[rank 1] err 1"));
   EXPECT_EQ(content("attempt_0/1/stdout.log"), "out 1\n");
@@ -98,7 +97,7 @@ TEST_F(LogsTest, TeeWritesBothAndTheFileHasNoTag) {
 }
 
 TEST_F(LogsTest, AnyLocalRankCanBeChosen) {
-  run({"--log-dir", folder_, "-r", "11:1"}, "echo out $RANK", 12);
+  run({"--log-dir", folder_.path(), "-r", "11:1"}, "echo out $RANK", 12);
   EXPECT_EQ(content("attempt_0/11/stdout.log"), "out 11\n");
   EXPECT_EQ(content("attempt_0/1/stdout.log"), "none");
 }
@@ -112,7 +111,7 @@ TEST_F(LogsTest, ARankThatIsNotThereIsRefused) {
 }
 
 TEST_F(LogsTest, TheFilterHidesButFilesAreWritten) {
-  const Result result = run({"--log-dir", folder_, "--tee=3", "--local-ranks-filter=1"},
+  const Result result = run({"--log-dir", folder_.path(), "--tee=3", "--local-ranks-filter=1"},
                             "echo out $RANK; echo err $RANK >&2");
   EXPECT_EQ(result.out, "[rank 1] out 1\n");
   EXPECT_EQ(result.err, "[rank 1] err 1\n");
@@ -121,15 +120,15 @@ TEST_F(LogsTest, TheFilterHidesButFilesAreWritten) {
 }
 
 TEST_F(LogsTest, EachAttemptHasItsFiles) {
-  run({"--log-dir", folder_, "--redirects=1", "--max-restarts=1"},
+  run({"--log-dir", folder_.path(), "--redirects=1", "--max-restarts=1"},
       "echo try $TORCHELASTIC_RESTART_COUNT; exit 1", 1);
   EXPECT_EQ(content("attempt_0/0/stdout.log"), "try 0\n");
   EXPECT_EQ(content("attempt_1/0/stdout.log"), "try 1\n");
 }
 
 TEST_F(LogsTest, RanksFindTheErrorFilesName) {
-  const Result result = run({"--log-dir", folder_}, "echo $TORCHELASTIC_ERROR_FILE", 1);
-  EXPECT_THAT(result.out, MatchesRegex(folder_ + "/job_....../attempt_0/0/error.json\n"));
+  const Result result = run({"--log-dir", folder_.path()}, "echo $TORCHELASTIC_ERROR_FILE", 1);
+  EXPECT_THAT(result.out, MatchesRegex(folder_ / "job_....../attempt_0/0/error.json\n"));
 }
 
 TEST_F(LogsTest, WithoutAFolderOneIsMadeBelowTmpdir) {

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "launch/rendezvous/secure_channel.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -253,7 +254,8 @@ TEST(Token, IsLongEnoughAndComesFromOnePlace) {
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), HasSubstr("openssl rand -hex 32"));
   }
-  const std::string path = ::testing::TempDir() + "/lockstep_token";
+  const test::Folder folder;
+  const std::string path = folder / "token";
   FILE* file = fopen(path.c_str(), "w");
   fputs((kSecret + "\n").c_str(), file);
   fchmod(fileno(file), 0644);
@@ -271,7 +273,6 @@ TEST(Token, IsLongEnoughAndComesFromOnePlace) {
   unsetenv("LOCKSTEP_TOKEN_FILE");
   EXPECT_EQ(Token::from_env().key("a", "b"), Token(kSecret).key("a", "b"));
   unsetenv("LOCKSTEP_TOKEN");
-  remove(path.c_str());
 }
 
 TEST(Token, TextsAreTakenApart) {

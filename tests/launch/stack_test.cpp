@@ -3,12 +3,11 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "launch/diagnosis/symbols.h"
 #include "launch/job.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -16,30 +15,25 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
-namespace fs = std::filesystem;
 
 // The sanitizers' own handlers would take the place of ours.
 const std::map<std::string, std::string> kPlain = {{"ASAN_OPTIONS", "handle_segv=0"},
                                                    {"TSAN_OPTIONS", "handle_segv=0"}};
 
 TEST(Stack, OfARankThatCrashesNamesTheFunction) {
-  std::string folder = ::testing::TempDir() + "lockstep-stack-XXXXXX";
-  folder = mkdtemp(folder.data());
+  const test::Folder folder{test::Folder::On::Disk};
   const Result result =
-      Job(rank_args("crash", {"--log-dir", folder}), {.environment = kPlain}).wait();
+      Job(rank_args("crash", {"--log-dir", folder.path()}), {.environment = kPlain}).wait();
   EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
   EXPECT_THAT(result.err,
               ContainsRegex("  rank 1: \\(SIGSEGV\\) lockstep::launch::testing::read_damaged_row < "
                             "(lockstep::launch::testing::crash < )?main"));
   const size_t at = result.err.find("more in ");
   ASSERT_NE(at, std::string::npos) << result.err;
-  std::ostringstream page;
-  page << std::ifstream(lines_of(result.err.substr(at + 8))[0]).rdbuf();
   EXPECT_THAT(
-      page.str(),
+      test::contents(lines_of(result.err.substr(at + 8))[0]),
       ContainsRegex("#0  lockstep::launch::testing::.*read_damaged_row\\(int volatile\\*\\) "
                     "\\(test_launch\\+0x[0-9a-f]+\\)"));
-  fs::remove_all(folder);
 }
 
 TEST(Stack, ThatIsFullIsToldFromAnother) {
@@ -55,9 +49,8 @@ TEST(Stack, OfAnExceptionThatNobodyCatchesIsThatOfTheThrow) {
 }
 
 TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
-  std::string folder = ::testing::TempDir() + "lockstep-wait-XXXXXX";
-  folder = mkdtemp(folder.data());
-  const std::string gate = folder + "/gate";
+  const test::Folder folder{test::Folder::On::Disk};
+  const std::string gate = folder / "gate";
   ASSERT_EQ(mkfifo(gate.c_str(), 0600), 0);
   Job job(rank_args("stuck"), {.environment = {{"GATE", gate}}});
   ASSERT_TRUE(job.await("stuck", 2));
@@ -78,7 +71,6 @@ TEST(Stack, OfARankThatWaitsIsToldOnAFailureAndWhenAsked) {
   EXPECT_THAT(result.err, ContainsRegex("  rank 0: .*wait_for_ever < "));
   EXPECT_THAT(result.err,
               Not(ContainsRegex("rank 1: [^\n]*stuck < ")));  // it has ended without a signal
-  fs::remove_all(folder);
 }
 
 TEST(Stack, AProgramThatDoesNotListenIsNotAsked) {
@@ -92,9 +84,7 @@ TEST(Stack, AProgramThatDoesNotListenIsNotAsked) {
 
 // A program's symbol table, and every way to cut it.
 TEST(Symbols, AnyBytesAreReadWithoutHarm) {
-  std::ostringstream bytes;
-  bytes << std::ifstream("/proc/self/exe").rdbuf();
-  const std::string whole = bytes.str();
+  const std::string whole = test::contents("/proc/self/exe");
   const auto reading = [](const std::string& elf) {
     return [&elf](uint64_t offset, uint64_t size) {
       return offset < elf.size() ? elf.substr(offset, size) : std::string();

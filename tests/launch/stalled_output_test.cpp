@@ -6,27 +6,22 @@
 #include <sys/stat.h>
 
 #include <csignal>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <thread>
 
 #include "core/fd.h"
 #include "launch/job.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
 
-namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
 class StalledOutput : public ::testing::Test {
  protected:
-  StalledOutput() { fs::create_directories(folder_); }
-  ~StalledOutput() override { fs::remove_all(folder_); }
-
-  const std::string folder_ = ::testing::TempDir() + "lockstep-stalled-" + std::to_string(getpid());
+  const test::Folder folder_{test::Folder::On::Disk};
   Presence presence_;
 };
 
@@ -83,7 +78,7 @@ class StalledDisk : public StalledOutput, public ::testing::WithParamInterface<b
 
   std::vector<std::string> flags(int host) const {
     std::vector<std::string> all = {"--max-restarts=1", "--grace=0.1"};
-    if (host == 1) all.insert(all.end(), {"--tee=3", "--log-dir=" + folder_});
+    if (host == 1) all.insert(all.end(), {"--tee=3", "--log-dir=" + folder_.path()});
     all.insert(all.end(), {"sh", "-c", kScript});
     return all;
   }
@@ -92,12 +87,12 @@ class StalledDisk : public StalledOutput, public ::testing::WithParamInterface<b
 TEST_P(StalledDisk, OfOneHostIsNoReasonToLoseIt) {
   const bool is_read = GetParam();
   const TwoHosts hosts;
-  const auto settings = TwoHosts::with_token({.environment = {{"FOLDER", folder_}}});
+  const auto settings = TwoHosts::with_token({.environment = {{"FOLDER", folder_.path()}}});
   Job first(hosts.args(0, flags(0)), settings);
   Job second(hosts.args(1, flags(1)), settings);
   ASSERT_TRUE(second.await("made"));
   Fd reader;
-  if (is_read) reader = Fd(open((folder_ + "/file").c_str(), O_RDONLY | O_NONBLOCK));
+  if (is_read) reader = Fd(open((folder_ / "file").c_str(), O_RDONLY | O_NONBLOCK));
   second.close_input();
   if (is_read) {
     ASSERT_TRUE(second.await("30000\n"));  // it is stuck by then: a pipe holds 64 KiB
@@ -119,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(All, StalledDisk, ::testing::Bool(),
                          [](const auto& one) { return one.param ? "InAWrite" : "InAnOpen"; });
 
 TEST_F(StalledOutput, AFailurePageThatCannotBeWrittenIsSaid) {
-  const Result result = Job({"run", "--nproc-per-node=2", "--log-dir", folder_, "sh", "-c",
+  const Result result = Job({"run", "--nproc-per-node=2", "--log-dir", folder_.path(), "sh", "-c",
                              "test $RANK = 0 || exit 3; mkdir $(dirname $(dirname "
                              "$TORCHELASTIC_ERROR_FILE))/failure.txt; "
                              "exec sleep 1000"})

@@ -3,27 +3,23 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include <filesystem>
 #include <fstream>
 
 #include "launch/job.h"
+#include "support/folder.h"
 
 namespace lockstep::launch::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
-namespace fs = std::filesystem;
 
 class StartTest : public ::testing::Test {
  protected:
-  std::string folder_ = ::testing::TempDir() + "lockstep-start-XXXXXX";
-
-  StartTest() { folder_ = mkdtemp(folder_.data()); }
-  ~StartTest() override { fs::remove_all(folder_); }
+  const test::Folder folder_{test::Folder::On::Disk};
 
   std::string file(const std::string& content, mode_t mode) {
-    const std::string path = folder_ + "/program";
+    const std::string path = folder_ / "program";
     std::ofstream(path) << content;
     chmod(path.c_str(), mode);
     return path;
@@ -43,9 +39,9 @@ class StartTest : public ::testing::Test {
 TEST_F(StartTest, NoSuchProgramInPath) {
   expect_refused("no-such-program-anywhere", 127, "no such program in PATH");
 }
-TEST_F(StartTest, NoSuchFile) { expect_refused(folder_ + "/x", 127, "No such file or directory"); }
+TEST_F(StartTest, NoSuchFile) { expect_refused(folder_ / "x", 127, "No such file or directory"); }
 TEST_F(StartTest, EmptyName) { expect_refused("", 127, "the name is empty"); }
-TEST_F(StartTest, Directory) { expect_refused(folder_, 126, "it is a directory"); }
+TEST_F(StartTest, Directory) { expect_refused(folder_.path(), 126, "it is a directory"); }
 TEST_F(StartTest, NotExecutable) {
   expect_refused(file("#!/bin/sh\n", 0644), 126, "permission denied; if it is a program: chmod +x");
 }
@@ -60,14 +56,14 @@ TEST_F(StartTest, DamagedBinary) {
 }
 
 TEST_F(StartTest, APythonScriptIsNoProgram) {
-  const std::string path = folder_ + "/train.py";
+  const std::string path = folder_ / "train.py";
   std::ofstream(path) << "print('x')\n";
   expect_refused(path, 126, "it is a Python script: write python3 " + path);
   chmod(path.c_str(), 0755);  // no #! line: the shell would run it
   expect_refused(path, 126, "it is a Python script: write python3 " + path);
-  const std::string here = "cd " + folder_ + "; exec " + LOCKSTEP_BINARY_DIR "/bin/lockstep";
+  const std::string here = "cd " + folder_.path() + "; exec " + LOCKSTEP_BINARY_DIR "/bin/lockstep";
   EXPECT_EQ(std::system((here + " run train.py 2> message").c_str()) >> 8, 126);
-  expect_refused(folder_ + "/none.py", 127, "No such file or directory");
+  expect_refused(folder_ / "none.py", 127, "No such file or directory");
   std::ofstream(path) << "#!/bin/sh\necho its own interpreter\n";
   EXPECT_EQ(Job({"run", path}).wait().out, "its own interpreter\n");
 }
@@ -77,9 +73,9 @@ TEST_F(StartTest, AScriptWithoutFirstLineRunsInTheShell) {
 
 TEST_F(StartTest, AProgramIsFoundInPath) {
   const std::string path = file("#!/bin/sh\necho found as $0\n", 0755);
-  const Result result =
-      Job({"run", "program"}, {.environment = {{"PATH", "/no/such:" + folder_ + ":/usr/bin"}}})
-          .wait();
+  const Result result = Job({"run", "program"},
+                            {.environment = {{"PATH", "/no/such:" + folder_.path() + ":/usr/bin"}}})
+                            .wait();
   EXPECT_EQ(result.out, "found as " + path + "\n");
 }
 

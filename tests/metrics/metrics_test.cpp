@@ -13,10 +13,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/interchange.h"
 #include "lockstep/core/error.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

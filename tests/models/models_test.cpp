@@ -8,11 +8,11 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/interchange.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/sync_batch_norm.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

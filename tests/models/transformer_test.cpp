@@ -9,7 +9,6 @@
 #include <set>
 #include <span>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/interchange.h"
 #include "lockstep/core/error.h"
 #include "lockstep/models/cross_entropy.h"
@@ -18,6 +17,7 @@
 #include "lockstep/parallel/activation_checkpointing.h"
 #include "lockstep/parallel/call.h"
 #include "models/sampling.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 #include "text/files.h"

@@ -3,15 +3,14 @@
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint_format/tool.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/grpo_memory.h"
+#include "support/folder.h"
 
 namespace lockstep::plan {
 namespace {
@@ -290,15 +289,12 @@ TEST(Plan, GrpoOnQwenFourBillion) {
 class PlanCommand : public testing::Test {
  protected:
   PlanCommand() {
-    std::string name = (std::filesystem::temp_directory_path() / "plan-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
     std::ofstream(folder_ / "run.yaml")
         << "model: {kind: mlp, hidden: [256]}\ndata: fashion-mnist\n";
-    run_ = (folder_ / "run.yaml").string();
+    run_ = folder_ / "run.yaml";
   }
-  ~PlanCommand() override { std::filesystem::remove_all(folder_); }
 
-  std::filesystem::path folder_;
+  const test::Folder folder_;
   std::string run_;
 };
 
@@ -339,7 +335,7 @@ TEST_F(PlanCommand, NothingFitsIsAStatusOfItsOwn) {
 }
 
 TEST_F(PlanCommand, SimulateWritesItsTimeline) {
-  const auto trace = (folder_ / "trace.json").string();
+  const auto trace = folder_ / "trace.json";
   const auto out = lockstep_tool("simulate " + run_ + " --ranks 4 --json --trace " + trace);
   EXPECT_EQ(out.status, 0) << out.said;
   EXPECT_EQ(nlohmann::json::parse(out.said).at("steps").size(), 3);
@@ -352,7 +348,7 @@ TEST_F(PlanCommand, AMachineFileIsReadBack) {
   machine.all_reduce = {{1024, 1e-5}, {1 << 20, 1e-4}};
   machine.all_gather = {{1024, 7e-6}};
   machine.device.convolution_bytes = 14e6;
-  const auto path = (folder_ / "machine.json").string();
+  const auto path = folder_ / "machine.json";
   std::ofstream(path) << machine_json(machine);
   const auto read = read_machine(path);
   EXPECT_TRUE(read.is_measured);

@@ -2,16 +2,14 @@
 #include "lockstep/plan/bench.h"
 
 #include <gmock/gmock.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <set>
 #include <string>
 
 #include "checkpoint_format/tool.h"
 #include "lockstep/core/error.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 
 namespace lockstep::plan {
@@ -22,15 +20,8 @@ using testing::HasSubstr;
 
 class Bench : public testing::Test {
  protected:
-  Bench() {
-    std::string name = (std::filesystem::temp_directory_path() / "bench-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    file_ = (folder_ / "machine.json").string();
-  }
-  ~Bench() override { std::filesystem::remove_all(folder_); }
-
-  std::filesystem::path folder_;
-  std::string file_;
+  const test::Folder folder_;
+  const std::string file_ = folder_ / "machine.json";
 };
 
 TEST_F(Bench, AllRanksKnowTheSameMachineAndAPlanReadsIt) {
@@ -50,8 +41,7 @@ TEST_F(Bench, AllRanksKnowTheSameMachineAndAPlanReadsIt) {
   EXPECT_TRUE(read.is_measured);
   EXPECT_EQ(read.all_gather.size(), 3);
   std::ofstream(folder_ / "run.yaml") << "model: {kind: mlp}\ndata: fashion-mnist\n";
-  const auto plan =
-      lockstep_tool("plan " + (folder_ / "run.yaml").string() + " --machine " + file_);
+  const auto plan = lockstep_tool("plan " + folder_ / "run.yaml" + " --machine " + file_);
   EXPECT_EQ(plan.status, 0) << plan.said;
   EXPECT_THAT(plan.said, HasSubstr("2 ranks on 2 x measured"));
 }

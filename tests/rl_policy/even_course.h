@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/rl/run.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 
 namespace lockstep::test {

@@ -8,11 +8,10 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <string>
 #include <vector>
 
-#include "checkpoint_format/folder.h"
+#include "support/folder.h"
 #include "text/files.h"
 
 namespace lockstep::test {

@@ -5,9 +5,9 @@
 
 #include <cstdlib>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/core/error.h"
 #include "lockstep/text/tokenizer.h"
+#include "support/folder.h"
 #include "support/thrown.h"
 #include "text/files.h"
 

@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <filesystem>
-
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/interchange.h"
 #include "lockstep/core/error.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint_format/folder.h"
 #include "lanes/training.h"
 #include "lockstep/train/metrics.h"
 #include "parallel/optim/optimizer_pieces.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "train/net.h"
 

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/train/metrics.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 #include "train/net.h"

@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/data/token_dataset.h"
 #include "lockstep/models/pretrained.h"
 #include "lockstep/text/tokenizer_trainer.h"
 #include "lockstep/train/run.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 #include "train/printed.h"

@@ -5,8 +5,8 @@
 
 #include <csignal>
 
-#include "checkpoint_format/folder.h"
 #include "lanes/training.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 #include "train/net.h"

@@ -7,8 +7,8 @@
 #include <sstream>
 #include <string>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/train/run.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 
 namespace lockstep::test {

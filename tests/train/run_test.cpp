@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "checkpoint_format/folder.h"
 #include "lockstep/train/metrics.h"
 #include "lockstep/train/progress.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 #include "train/net.h"

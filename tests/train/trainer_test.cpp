@@ -6,7 +6,7 @@
 #include <csignal>
 #include <limits>
 
-#include "checkpoint_format/folder.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 #include "train/net.h"

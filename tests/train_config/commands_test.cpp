@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <string>
 
 #include "checkpoint_format/tool.h"
 #include "lockstep/train/config.h"
+#include "support/folder.h"
 
 namespace lockstep::train {
 namespace {
@@ -19,38 +18,26 @@ using test::lockstep_tool;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-std::string text_of(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 class ConfigCommands : public testing::Test {
  protected:
-  ConfigCommands() {
-    std::string name = (fs::temp_directory_path() / "config-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-  }
-  ~ConfigCommands() override { fs::remove_all(folder_); }
-
   std::string write(const std::string& name, const std::string& text) {
-    std::ofstream(folder_ / name) << text;
-    return (folder_ / name).string();
+    test::write(folder_ / name, text);
+    return folder_ / name;
   }
 
-  fs::path folder_;
+  const test::Folder folder_;
 };
 
 TEST_F(ConfigCommands, TheReferencePageIsTheCodes) {
-  EXPECT_EQ(text_of(fs::path(LOCKSTEP_SOURCE_DIR) / "docs/configuration.md"), config_reference())
+  EXPECT_EQ(test::contents(LOCKSTEP_SOURCE_DIR "/docs/configuration.md"), config_reference())
       << "write it anew: build/release/bin/lockstep config reference > docs/configuration.md";
 }
 
 TEST_F(ConfigCommands, TheFileToStartFromIsCorrect) {
   EXPECT_EQ(parse_config(starter_config(), "run.yaml").model.kind, "mlp");
-  const std::string file = (folder_ / "run.yaml").string();
+  const std::string file = folder_ / "run.yaml";
   EXPECT_EQ(lockstep_tool("config init " + file + " </dev/null").status, 0);
-  EXPECT_EQ(text_of(file), starter_config());
+  EXPECT_EQ(test::contents(file), starter_config());
   const auto checked = lockstep_tool("config check " + file);
   EXPECT_EQ(checked.status, 0);
   EXPECT_EQ(checked.said, file + ": correct\n");
@@ -61,9 +48,9 @@ TEST_F(ConfigCommands, InitReplacesNothingUnlessTold) {
   const auto refused = lockstep_tool("config init " + file);
   EXPECT_EQ(refused.status, 2);
   EXPECT_THAT(refused.said, HasSubstr("is there already; --force replaces it"));
-  EXPECT_EQ(text_of(file), "mine");
+  EXPECT_EQ(test::contents(file), "mine");
   EXPECT_EQ(lockstep_tool("config init --force " + file).status, 0);
-  EXPECT_EQ(text_of(file), starter_config());
+  EXPECT_EQ(test::contents(file), starter_config());
   EXPECT_EQ(lockstep_tool("config init -").said, starter_config());
   EXPECT_EQ(lockstep_tool("config init /none/run.yaml").status, 1);
 }

@@ -12,6 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "support/folder.h"
+
 namespace lockstep::train {
 namespace {
 
@@ -27,12 +29,7 @@ struct Outcome {
 
 class Ranks : public testing::Test {
  protected:
-  Ranks() {
-    std::string name = (fs::temp_directory_path() / "ranks-XXXXXX").string();
-    folder_ = mkdtemp(name.data());
-    fs::copy_file(fs::path(LOCKSTEP_BINARY_DIR) / "bin/lockstep", folder_ / "lockstep");
-  }
-  ~Ranks() override { fs::remove_all(folder_); }
+  Ranks() { fs::copy_file(fs::path(LOCKSTEP_BINARY_DIR) / "bin/lockstep", folder_ / "lockstep"); }
 
   void write(const std::string& name, const std::string& text) {
     std::ofstream(folder_ / name) << text;
@@ -44,7 +41,7 @@ class Ranks : public testing::Test {
   // In a shell's words, in the test's folder.
   Outcome run(const std::string& args, const std::string& environment = "") const {
     const std::string command = fmt::format("cd {} && env -u OMP_NUM_THREADS {} ./lockstep {} 2>&1",
-                                            folder_.string(), environment, args);
+                                            folder_.path(), environment, args);
     FILE* pipe = popen(command.c_str(), "r");
     Outcome outcome;
     std::array<char, 4096> piece{};
@@ -56,7 +53,7 @@ class Ranks : public testing::Test {
     return outcome;
   }
 
-  fs::path folder_;
+  const test::Folder folder_{test::Folder::On::Disk};
 };
 
 constexpr const char* kSay = "echo \"rank $RANK of $WORLD_SIZE threads $OMP_NUM_THREADS: $*\"\n";

@@ -7,7 +7,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <limits>
 #include <map>
@@ -17,6 +16,7 @@
 #include "lockstep/core/flight.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/train/run_history.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 
 namespace lockstep::train {
@@ -27,13 +27,7 @@ using ::testing::HasSubstr;
 
 class Monitor : public testing::Test {
  protected:
-  Monitor() {
-    std::string pattern = testing::TempDir() + "monitorXXXXXX";
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~Monitor() override { std::filesystem::remove_all(folder_); }
-
-  std::string folder_;
+  const test::Folder folder_;
 };
 
 // Nothing that depends on timing is warned of.
@@ -52,7 +46,7 @@ void work(int milliseconds) {
 
 TEST_F(Monitor, ALoopOfAProgramsOwnLeavesALog) {
   spawn(2, [&](World& world) {
-    RunMonitor monitor(world, {.directory = folder_,
+    RunMonitor monitor(world, {.directory = folder_.path(),
                                .every_steps = 2,
                                .name = "net",
                                .config = {{"training.seed", "3"}},
@@ -73,7 +67,7 @@ TEST_F(Monitor, ALoopOfAProgramsOwnLeavesALog) {
     monitor.event("save", "step-4");
     monitor.finish();
   });
-  const RunHistory run = read_run(folder_);
+  const RunHistory run = read_run(folder_.path());
   EXPECT_EQ(run.skipped_lines, 0) << run.first_fault;
   ASSERT_EQ(run.starts.size(), 1u);
   EXPECT_EQ(run.starts[0].ranks, 2);
@@ -98,7 +92,7 @@ TEST_F(Monitor, ALoopOfAProgramsOwnLeavesALog) {
 
 TEST_F(Monitor, TimeIsDividedAmongWhatItWasSpentOn) {
   spawn(2, [&](World& world) {
-    RunMonitor monitor(world, {.directory = folder_, .every_steps = 1});  // it may well warn
+    RunMonitor monitor(world, {.directory = folder_.path(), .every_steps = 1});  // it may well warn
     for (int step = 0; step < 3; ++step) {
       {
         const flight::Span data(flight::Activity::Data);
@@ -128,7 +122,7 @@ TEST_F(Monitor, ASlowRankIsTheOneThatDoesNotWait) {
   // The ranks take turns in fixed order: what each waits for is not a matter of the machine's speed
   // but of the other's work.
   spawn(2, [&](World& world) {
-    RunMonitor monitor(world, {.directory = folder_, .every_steps = 2});
+    RunMonitor monitor(world, {.directory = folder_.path(), .every_steps = 2});
     for (int step = 0; step < 6; ++step) {
       work(world.rank() == 1 ? 30 : 1);
       world.group().barrier().wait();
@@ -136,7 +130,7 @@ TEST_F(Monitor, ASlowRankIsTheOneThatDoesNotWait) {
     }
     monitor.finish();
   });
-  const RunHistory run = read_run(folder_);
+  const RunHistory run = read_run(folder_.path());
   EXPECT_GT(run.ranks[1].working_seconds(), run.ranks[0].working_seconds());
   bool is_named = false;
   for (const auto& event : run.events) is_named |= event.kind == "warning" && event.rank == 1;
@@ -148,7 +142,8 @@ TEST_F(Monitor, ALossThatIsNotFiniteIsNamedWithStepRankAndParameter) {
     torch::nn::Linear net(2, 1);
     const Ddp ddp(net, world);
     RunMonitor monitor(
-        world, {.directory = folder_, .every_steps = 4, .warnings = kUntimed, .module = net});
+        world,
+        {.directory = folder_.path(), .every_steps = 4, .warnings = kUntimed, .module = net});
     for (int step = 1; step <= 4; ++step) {
       auto input = torch::ones({1, 2});
       const bool is_bad = step == 3 && world.rank() == 1;
@@ -165,7 +160,7 @@ TEST_F(Monitor, ALossThatIsNotFiniteIsNamedWithStepRankAndParameter) {
     }
     monitor.finish();
   });
-  const RunHistory run = read_run(folder_);
+  const RunHistory run = read_run(folder_.path());
   ASSERT_EQ(run.events.size(), 1u);
   EXPECT_EQ(run.events[0].text, "the loss is NaN at step 3; the first parameter is weight");
   EXPECT_EQ(run.events[0].rank, 1);
@@ -175,15 +170,15 @@ TEST_F(Monitor, ARestartedRunGoesOnInTheSameLog) {
   for (const int64_t resumed_at : {-1, 4}) {
     spawn(1,
           [&](World& world) {
-            RunMonitor monitor(world,
-                               {.directory = folder_, .every_steps = 1, .resumed_at = resumed_at});
+            RunMonitor monitor(
+                world, {.directory = folder_.path(), .every_steps = 1, .resumed_at = resumed_at});
             for (int i = 0; i < 6; ++i) monitor.step({.loss = 1.0});
             EXPECT_EQ(monitor.steps(), resumed_at < 0 ? 6 : 10);
             if (resumed_at < 0) throw Error("out of luck");  // ends as a run that fails
           },
           {.doomed = {resumed_at < 0 ? 0 : -1}});
   }
-  const RunHistory run = read_run(folder_);
+  const RunHistory run = read_run(folder_.path());
   ASSERT_EQ(run.starts.size(), 2u);
   EXPECT_EQ(run.starts[1].resumed_at, 4);
   EXPECT_EQ(run.last->step, 10);
@@ -195,13 +190,13 @@ TEST_F(Monitor, ARestartedRunGoesOnInTheSameLog) {
 TEST_F(Monitor, OtherProgramsFindTheSameFigures) {
   spawn(2, [&](World& world) {
     testing::internal::CaptureStdout();
-    RunMonitor monitor(world, {.directory = folder_,
+    RunMonitor monitor(world, {.directory = folder_.path(),
                                .every_steps = 1,
                                .name = "net",
                                .total_steps = 4,
                                .shown = Shown::Progress,
                                .tensorboard = true,
-                               .open_metrics_file = folder_ + "/lockstep.prom",
+                               .open_metrics_file = folder_ / "lockstep.prom",
                                .warnings = kUntimed});
     monitor.step({.loss = 0.5});
     monitor.finish();
@@ -213,8 +208,8 @@ TEST_F(Monitor, OtherProgramsFindTheSameFigures) {
       EXPECT_EQ(shown, "");
     }
   });
-  EXPECT_TRUE(std::filesystem::exists(folder_ + "/lockstep.prom"));
-  EXPECT_FALSE(std::filesystem::is_empty(folder_ + "/tensorboard"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "lockstep.prom"));
+  EXPECT_FALSE(std::filesystem::is_empty(folder_ / "tensorboard"));
 }
 
 TEST_F(Monitor, WhatCannotBeDoneIsSaidOnAllRanks) {

@@ -5,7 +5,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -19,6 +18,7 @@
 #include "lockstep/core/flight.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/train/monitor.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 
 namespace lockstep::train {
@@ -31,15 +31,9 @@ using ::testing::IsSupersetOf;
 
 class Trace : public testing::Test {
  protected:
-  Trace() {
-    std::string pattern = testing::TempDir() + "traceXXXXXX";
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~Trace() override { std::filesystem::remove_all(folder_); }
+  json read() const { return json::parse(std::ifstream(folder_ / "trace.json")); }
 
-  json read() const { return json::parse(std::ifstream(folder_ + "/trace.json")); }
-
-  std::string folder_;
+  const test::Folder folder_;
 };
 
 // A training step that does something of every kind.
@@ -77,7 +71,8 @@ TEST_F(Trace, HasWhatEveryRankDidInTheseSteps) {
     at::manual_seed(1);
     torch::nn::Linear net(8, 2);
     Ddp ddp(net, world);
-    RunMonitor monitor(world, {.directory = folder_, .every_steps = 4, .trace_steps = {3, 4}});
+    RunMonitor monitor(world,
+                       {.directory = folder_.path(), .every_steps = 4, .trace_steps = {3, 4}});
     for (int step = 0; step < 6; ++step) {
       make_step(ddp, net);
       monitor.step({});
@@ -122,7 +117,7 @@ TEST_F(Trace, ARunThatEndsBeforeLeavesWhatRankZeroDid) {
     at::manual_seed(1);
     torch::nn::Linear net(8, 2);
     Ddp ddp(net, world);
-    RunMonitor monitor(world, {.directory = folder_, .trace_steps = {1, 1000}});
+    RunMonitor monitor(world, {.directory = folder_.path(), .trace_steps = {1, 1000}});
     make_step(ddp, net);
     monitor.step({});
     monitor.finish();
@@ -138,14 +133,16 @@ TEST_F(Trace, StepsThatCannotBeTracedAreRefused) {
   spawn(1, [&](World& world) {
     EXPECT_THROW(RunMonitor(world, {.trace_steps = {1, 2}}), ConfigError);  // no directory
     for (const StepRange steps : {StepRange{0, 2}, StepRange{3, 2}, StepRange{1, 1001}}) {
-      EXPECT_THROW(RunMonitor(world, {.directory = folder_, .trace_steps = steps}), ConfigError);
+      EXPECT_THROW(RunMonitor(world, {.directory = folder_.path(), .trace_steps = steps}),
+                   ConfigError);
     }
     // Steps that were made before a restart are no error.
-    RunMonitor monitor(world, {.directory = folder_, .resumed_at = 5, .trace_steps = {1, 2}});
+    RunMonitor monitor(world,
+                       {.directory = folder_.path(), .resumed_at = 5, .trace_steps = {1, 2}});
     monitor.step({});
     monitor.finish();
   });
-  EXPECT_FALSE(std::filesystem::exists(folder_ + "/trace.json"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "trace.json"));
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +11,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/train/open_metrics.h"
 #include "lockstep/train/tensorboard.h"
+#include "support/folder.h"
 
 namespace lockstep::train {
 namespace {
@@ -49,14 +49,13 @@ TEST(TensorBoard, ARecordIsAnEventWithOneScalar) {
 }
 
 TEST(TensorBoard, AFileHasAllOfAReport) {
-  std::string pattern = testing::TempDir() + "boardXXXXXX";
-  const std::string folder = mkdtemp(pattern.data());
+  const test::Folder folder;
   {
-    TensorBoardWriter writer(folder + "/deep/er");
+    TensorBoardWriter writer(folder / "deep/er");
     writer.report(report());
     writer.evaluation({.step = 300, .metrics = {{"accuracy", 0.75}}});
   }
-  const auto file = std::filesystem::directory_iterator(folder + "/deep/er")->path();
+  const auto file = std::filesystem::directory_iterator(folder / "deep/er")->path();
   EXPECT_THAT(file.filename().string(), HasSubstr("events.out.tfevents."));
   std::ifstream in(file, std::ios::binary);
   const std::string bytes{std::istreambuf_iterator<char>(in), {}};
@@ -72,7 +71,6 @@ TEST(TensorBoard, AFileHasAllOfAReport) {
                                 "memory_bytes/rank 1", "evaluation/accuracy"}) {
     EXPECT_THAT(bytes, HasSubstr(tag));
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST(TensorBoard, AFolderThatCannotBeMadeIsAnError) {
@@ -91,13 +89,11 @@ TEST(OpenMetrics, HasFamiliesWithTypesAndLabelsThatAreQuoted) {
 }
 
 TEST(OpenMetrics, AFileIsReplacedAsAWhole) {
-  std::string pattern = testing::TempDir() + "openXXXXXX";
-  const std::string folder = mkdtemp(pattern.data());
-  EXPECT_TRUE(write_open_metrics(folder + "/lockstep.prom", report(), "a"));
-  EXPECT_TRUE(write_open_metrics(folder + "/lockstep.prom", report(), "a"));
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
+  const test::Folder folder;
+  EXPECT_TRUE(write_open_metrics(folder / "lockstep.prom", report(), "a"));
+  EXPECT_TRUE(write_open_metrics(folder / "lockstep.prom", report(), "a"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1);
   EXPECT_FALSE(write_open_metrics("/proc/none/x", report(), "a"));
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 
 #include <cmath>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -19,6 +18,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_history.h"
+#include "support/folder.h"
 
 namespace lockstep::train {
 namespace {
@@ -27,24 +27,18 @@ using ::testing::HasSubstr;
 
 class TheRunLog : public testing::Test {
  protected:
-  TheRunLog() {
-    std::string pattern = testing::TempDir() + "metricsXXXXXX";
-    folder_ = mkdtemp(pattern.data());
-  }
-  ~TheRunLog() override { std::filesystem::remove_all(folder_); }
-
-  std::string path() const { return folder_ + "/run/metrics.jsonl"; }
+  std::string path() const { return folder_ / "run/metrics.jsonl"; }
   std::string text() const {
     std::ostringstream all;
     all << std::ifstream(path()).rdbuf();
     return all.str();
   }
   void write(const std::string& text) const {
-    std::filesystem::create_directories(folder_ + "/run");
+    std::filesystem::create_directories(folder_ / "run");
     std::ofstream(path()) << text;
   }
 
-  std::string folder_;
+  const test::Folder folder_;
 };
 
 const std::string kStart = log_line(RunStart{.ranks = 2}, 1000) + "\n";
@@ -130,7 +124,7 @@ TEST_F(TheRunLog, AFileThatWasCutIsGoneOnWith) {
     RunLog file(path());
     file.append(StepReport{.step = 2, .loss = 0.25});
   }
-  const RunHistory run = read_run(folder_ + "/run");
+  const RunHistory run = read_run(folder_ / "run");
   EXPECT_EQ(run.reports, 2);
   EXPECT_EQ(run.last->step, 2);
   EXPECT_EQ(run.skipped_lines, 1);
@@ -188,7 +182,7 @@ TEST_F(TheRunLog, AFullDiskIsWarnedOfOnceAndLinesGoOnWhenThereIsRoom) {
 }
 
 TEST_F(TheRunLog, ADiskThatHangsHoldsNobodyUp) {
-  std::filesystem::create_directories(folder_ + "/run");
+  std::filesystem::create_directories(folder_ / "run");
   ASSERT_EQ(mkfifo(path().c_str(), 0600), 0);
   const int reader = open(path().c_str(), O_RDONLY | O_NONBLOCK);  // which never reads
   {
@@ -260,11 +254,11 @@ TEST_F(TheRunLog, ALogOfALaterVersionIsRefused) {
 
 TEST_F(TheRunLog, AFolderWithoutALogIsAnErrorThatSaysWhatToName) {
   try {
-    read_run(folder_);
+    read_run(folder_.path());
     FAIL();
   } catch (const Error& error) {
     EXPECT_THAT(error.what(),
-                HasSubstr("there is no log " + folder_ + "/metrics.jsonl: name a run's"));
+                HasSubstr("there is no log " + folder_ / "metrics.jsonl: name a run's"));
   }
 }
 
