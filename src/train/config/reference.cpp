@@ -28,18 +28,18 @@ optimizer: {kind: adam, learning_rate: 1e-3}
 training: {epochs: 2, batch_size: 64, seed: 1}
 ```
 
-| command | does |
+| command | effect |
 |---|---|
 | `lockstep config init [FILE]` | writes a commented file to start from |
-| `lockstep config check FILE` | tells everything that is wrong with a file, with line and column |
-| `lockstep config show FILE` | shows every value, and where it came from |
+| `lockstep config check FILE` | reports all errors of a file, with line and column |
+| `lockstep config show FILE` | shows every value and where it comes from |
 | `lockstep train FILE` | trains; the file is checked before any rank is started |
 | `lockstep sweep FILE --over KEY=V,V` | trains once for each combination of values, as many runs at a time as the cores allow |
 
-All of them take `--set section.key=value`, any number of times; the value is YAML, and the last one
-counts.
+All of them take `--set section.key=value`, any number of times; the value is YAML. If a key is set
+twice, the last value is used.
 
-## What counts
+## Precedence and errors
 
 The command line goes before environment variables, these before the file, and the file before the
 defaults. Of the environment these are read: `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE` and
@@ -49,20 +49,19 @@ launch` set: `ACCELERATE_MIXED_PRECISION` (unless it is no), `ACCELERATE_USE_CPU
 `ACCELERATE_USE_FSDP` and `FSDP_` with a key's name in capitals.
 
 Unknown and repeated keys, and values of a wrong type or out of range, are errors. All errors of a
-file are told at once, each with line and column (or the text of the `--set`, or the variable), the
-nearest name, and what would be right. A key without a value (`resume:`) says nothing. In numbers
-`1_000` and `1e3` are the same. A number in quotes is a text. One value stands for a list of one.
-Anchors and aliases work; merge keys (`<<`) do not.
+file are reported together, each with line and column (or the text of the `--set`, or the variable),
+the most similar name, and what is allowed. A key without a value (`resume:`) is ignored. `1_000` and
+`1e3` are the same number. A number in quotes is a text. A single value may be given for a list with
+one element. Anchors and aliases work; merge keys (`<<`) do not.
 
-For `model`, `data`, `optimizer`, `schedule` and `mixed_precision` one word is enough where only the
-kind (the dtype) is to be said: `optimizer: sgd`. Keys that belong to one kind are errors with
-another.
+For `model`, `data`, `optimizer`, `schedule` and `mixed_precision` a single word gives the kind (for
+mixed precision the dtype): `optimizer: sgd`. A key of one kind is an error with another kind.
 
-## Programs with models of their own
+## Programs with their own models
 
-A program that calls `load_config()` may declare kinds of models, data sets and optimizers with
-their keys, names of losses and metrics, and whole sections (`ConfigExtensions`). Its file is then
-checked as strictly, and `show_config()` shows the values.
+A program that calls `load_config()` may declare its own kinds of models, data sets and optimizers
+with their keys, names of losses and metrics, and whole sections (`ConfigExtensions`). Its file is
+checked just as strictly, and `show_config()` also shows these values.
 )";
 
 constexpr const char* kCurriculumText = R"(
