@@ -14,7 +14,6 @@
 
 namespace lockstep::test {
 
-using BackendPtr = c10::intrusive_ptr<::c10d::Backend>;
 using StorePtr = c10::intrusive_ptr<::c10d::Store>;
 
 // A store that is neither Lockstep's nor on a port.

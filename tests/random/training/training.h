@@ -47,7 +47,6 @@ struct Rules {
   // all that follows a backward.
   bool everybody_updates = false;
   bool everybody_rests = false;
-  bool averages_gradients = true;
 };
 
 struct Training {
