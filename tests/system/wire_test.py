@@ -124,7 +124,8 @@ while count == 0 or time.monotonic() < end:
                 except OSError:
                     pass
                 count += 1
-    for one in held: one.close()
+    for one in held:
+        one.close()
 print(count)
 """
 
