@@ -19,6 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
+using testing::Not;
 using Json = nlohmann::ordered_json;
 
 TEST(ContinualRun, LeavesTheSameBitsOnAnyNumberOfRanks) {
@@ -133,6 +134,22 @@ TEST(ContinualRun, TrainsTheModelOfAFolder) {
   Left three = left_by_ranks(3, with_model("some/model", folder / "3"));
   unsetenv("HF_HUB_CACHE");
   EXPECT_EQ(three, one);
+}
+
+TEST(ContinualRun, TakesItsWarmUpFromTheCache) {
+  const Folder folder;
+  auto o = options(folder / "makes");
+  o.order = {"even"};
+  o.iterations = 1;
+  o.cache = true;
+  o.cache_dir = folder / "cache";
+  const Left made = left_by_ranks(1, o);
+  o.output_dir = folder / "takes";
+  testing::internal::CaptureStderr();
+  const Left taken = left_by_ranks(2, o);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(),
+              Not(HasSubstr("begins with other parameters")));
+  EXPECT_EQ(taken, made);
 }
 
 TEST(ContinualRun, PlaysTasksOfTau2) {

@@ -180,14 +180,18 @@ WarmedUp warm_up(const comm::World& world, const Demonstrations& demonstrations,
                           : make_tokenizer(demonstrations, text, arenas, options);
   WarmedUp out{
       .net = make_net(options, tokenizer.size()), .tokenizer = tokenizer, .cached = cached};
-  if (cached && kept) copy(kept, out.net);
+  if (kept) copy(kept, out.net);
+  if (cached) {
+    const at::NoGradGuard no_grad;
+    group.broadcast(out.net->parameters()).wait();
+    return out;
+  }
   Learner learner(out.net, group,
                   {.use_grpo = false,
                    .group_size = 1,
                    .learning_rate = options.learning_rate,
                    .lanes = options.lanes,
                    .seed = options.seed});
-  if (cached) return out;  // Ddp has given all ranks rank 0's parameters
   const auto own = Shard{group.rank(), group.size()}.of(options.lanes);
   for (int64_t step = 0; step < options.steps; ++step) {
     const double up = std::min(1.0, static_cast<double>(step + 1) / 20);
