@@ -134,6 +134,12 @@ TEST(ContinualRun, TrainsTheModelOfAFolder) {
   Left three = left_by_ranks(3, with_model("some/model", folder / "3"));
   unsetenv("HF_HUB_CACHE");
   EXPECT_EQ(three, one);
+  spawn(2, [&](World& world) {
+    auto o = with_model(kept + "/snapshots/a1b2", folder / "longer");
+    o.context = 513;
+    EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),
+                HasSubstr("--context 513 is more than the 512 positions of /"));
+  });
 }
 
 TEST(ContinualRun, TakesItsWarmUpFromTheCache) {
@@ -211,6 +217,16 @@ TEST(ContinualRun, RefusesAFolderWithAnotherRun) {
   });
 }
 
+TEST(ContinualRun, RefusesTasksThatAreLongerThanItsContext) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    auto o = options(folder / "run");
+    o.context = 8;
+    EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),
+                HasSubstr("--context 8: the task even/train/0 begins with "));
+  });
+}
+
 TEST(ContinualRun, RefusesRanksWithOtherOptions) {
   const Folder folder;
   spawn(2, [&](World& world) {
@@ -236,6 +252,9 @@ TEST(ContinualRun, RefusesImpossibleOptions) {
     EXPECT_THAT(said([](RunOptions& x) { x.env = "tau2"; }), HasSubstr("needs --model"));
     EXPECT_THAT(said([](RunOptions& x) { x.model = "no/model"; }),
                 HasSubstr("--model no/model is neither a folder nor a name in"));
+    EXPECT_THAT(said([](RunOptions& x) { x.max_grad_norm = 0; }), HasSubstr("--max-grad-norm 0"));
+    EXPECT_THAT(said([](RunOptions& x) { x.clip_low = 2; }), HasSubstr("--clip-low 2"));
+    EXPECT_THAT(said([](RunOptions& x) { x.clip_high = -1; }), HasSubstr("--clip-high -1"));
     EXPECT_THAT(said([](RunOptions& x) { x.replay = 1; }), HasSubstr("--replay 1"));
     EXPECT_THAT(said([](RunOptions& x) { x.temperature = 0; }), HasSubstr("--temperature"));
     EXPECT_THAT(said([](RunOptions& x) { x.output_dir = "/proc/no"; }), HasSubstr("--output-dir"));

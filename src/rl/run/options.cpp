@@ -116,6 +116,9 @@ void RunOptions::check() const {
   above("group-size", static_cast<double>(group_size), 1);
   above("learning-rate", learning_rate, 0);
   above("beta", beta, 0);
+  need(clip_low >= 0 && clip_low <= 1, fmt::format("--clip-low {} has to lie in [0, 1]", clip_low));
+  above("clip-high", clip_high, 0);
+  need(max_grad_norm > 0, fmt::format("--max-grad-norm {} has to be above 0", max_grad_norm));
   above("updates-per-rollout", static_cast<double>(updates_per_rollout), 1);
   need(temperature > 0, "--temperature has to be above 0: a greedy policy explores nothing");
   need(top_p > 0 && top_p <= 1, fmt::format("--top-p {} has to lie in (0, 1]", top_p));
@@ -129,6 +132,7 @@ void RunOptions::check() const {
   above("save-every", static_cast<double>(save_every), 1);
   above("lanes", static_cast<double>(lanes), 0);
   above("warm-steps", static_cast<double>(warm_steps), 0);
+  above("warm-lr", warm_lr, 0);
   above("warm-batch", static_cast<double>(warm_batch), 1);
   need(!order.empty(), "--order names no domain");
   need(std::set(order.begin(), order.end()).size() == order.size(), "--order names a domain twice");

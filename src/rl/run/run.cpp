@@ -62,6 +62,7 @@ class Run {
 
   RunResult run() {
     make_policy();
+    check_lengths(group_, course_, stages_, *tokenizer_, options_, net_->options.max_length);
     Learner learner(net_, group_, learner_options());
     learner_ = &learner;
     checkpoint::Checkpointer checkpoints(group_, path("checkpoints"),

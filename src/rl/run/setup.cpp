@@ -8,6 +8,7 @@
 
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
+#include "lockstep/rl/episode.h"
 #include "rl/run/files.h"
 
 namespace lockstep::rl {
@@ -40,6 +41,30 @@ std::string difference(const RunOptions& options) {
   if (differing.empty()) return "";
   return fmt::format("[three_domain] --output-dir {} has another run; here:{}", options.output_dir,
                      differing);
+}
+
+// What is too long for the context; nothing when all is well.
+std::string too_long(const Course& course, const std::vector<StagePlan>& stages,
+                     const text::Tokenizer& tokenizer, const RunOptions& options) {
+  for (const auto& stage : stages) {
+    const Arena& arena = course.arenas.at(stage.domain);
+    const auto environment = arena.domain->make();
+    const auto user = arena.make_user();
+    Episode episode(*environment, *user);
+    for (const auto* keys : {&stage.learning, &stage.evaluation}) {
+      for (const auto& key : *keys) {
+        const auto seen = episode.begin(key, 0);
+        if (episode.over()) continue;  // its environment died
+        const auto tokens = tokenizer.encode(course.text.prompt(episode.scene(), seen)).size();
+        if (static_cast<int64_t>(tokens) < options.context) continue;
+        return fmt::format(
+            "[three_domain] --context {}: the task {} begins with {} tokens, before the agent has "
+            "said a word",
+            options.context, name_of(key), tokens);
+      }
+    }
+  }
+  return "";
 }
 
 }  // namespace
@@ -99,6 +124,23 @@ std::string find_model(const comm::Group& group, const std::string& model) {
   }
   agree_on(group, problem);
   return folder;
+}
+
+void check_lengths(const comm::Group& group, const Course& course,
+                   const std::vector<StagePlan>& stages, const text::Tokenizer& tokenizer,
+                   const RunOptions& options, int64_t max_length) {
+  std::string problem;
+  if (options.context > max_length) {
+    problem = fmt::format("[three_domain] --context {} is more than the {} positions of {}",
+                          options.context, max_length, options.model);
+  } else if (group.rank() == 0) {
+    try {
+      problem = too_long(course, stages, tokenizer, options);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+  }
+  agree_on(group, problem);
 }
 
 void prepare_directory(const comm::Group& group, const RunOptions& options) {

@@ -1,11 +1,15 @@
 // What ranks agree on before a run begins.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "lockstep/comm/group.h"
 #include "lockstep/rl/run.h"
+#include "lockstep/text/tokenizer.h"
+#include "rl/run/plan.h"
 
 namespace lockstep::rl {
 
@@ -21,6 +25,12 @@ std::string find_model(const comm::Group& group, const std::string& model);
 // Makes output_dir, or finds the run in it that is to go on. A directory has one run; its options
 // are in run.txt. Throws ConfigError on all ranks.
 void prepare_directory(const comm::Group& group, const RunOptions& options);
+
+// Whether the context holds what every task begins with, and a model with positions for so many
+// tokens the context. Throws ConfigError on all ranks.
+void check_lengths(const comm::Group& group, const Course& course,
+                   const std::vector<StagePlan>& stages, const text::Tokenizer& tokenizer,
+                   const RunOptions& options, int64_t max_length);
 
 // The file appears as a whole or not at all.
 void write_whole(const std::string& folder, const std::string& name, const std::string& text);
