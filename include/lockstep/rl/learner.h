@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/core/shard.h"
 #include "lockstep/models/transformer.h"
-#include "lockstep/parallel/ddp.h"
-#include "lockstep/parallel/fused_adam.h"
 #include "lockstep/rl/grpo.h"
 #include "lockstep/rl/rollout.h"
 
@@ -66,6 +65,12 @@ struct LearnerOptions {
   int64_t longest = 256;  // tokens that an episode may have written, for LossNorm::Constant
   int64_t lanes = 8;
   uint64_t seed = 1;
+  // Policy, reference and the optimizer's state are divided among the ranks, by Fsdp, and backward
+  // computes the policy's blocks again instead of keeping their activations; false: each rank has
+  // all of them, as under Ddp.
+  bool divided = false;
+  // Both models compute in bfloat16, the optimizer updates float32 parameters.
+  bool narrow = false;
 };
 
 // What an update has done, the same on every rank.
@@ -83,8 +88,8 @@ struct Learnt {
 // Every rank constructs it and calls its functions together.
 class Learner {
  public:
-  // Attaches a Ddp with lanes to the net, whose parameters become rank 0's. Keeps the net. Throws
-  // ConfigError for impossible options.
+  // Attaches a Ddp or an Fsdp with lanes to the net, whose parameters become rank 0's. Keeps the
+  // net. Throws ConfigError for impossible options.
   Learner(const models::Transformer& net, const comm::Group& group, LearnerOptions options);
   ~Learner();
 
@@ -104,11 +109,19 @@ class Learner {
   void renew_optimizer(double learning_rate);
   void set_learning_rate(double rate);
 
-  // To be saved.
-  parallel::FusedAdamW& optimizer();
-  // Undefined where beta is 0.
-  models::Transformer& reference();
-  parallel::Ddp& ddp();
+  // While texts are written, or the net is saved by other means, every rank has all parameters:
+  // between these two, which every rank calls.
+  void unshard();
+  void reshard();
+
+  // What a run goes on with: "net", "adam" and, where beta is above 0, "reference". A checkpoint
+  // says nothing of how they were divided.
+  void track(checkpoint::Checkpointer& checkpoints);
+  // The net alone.
+  void track_net(checkpoint::Checkpointer& checkpoints);
+
+  // A hash of the parameters, the same on all ranks, which all call it.
+  uint64_t fingerprint();
 
  private:
   struct State;

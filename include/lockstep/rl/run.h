@@ -56,6 +56,11 @@ struct RunOptions {
   // "qwen3", "qwen3-2507" or "compact"; empty: compact for the tiny model, else qwen3.
   std::string chat_format = {};
   int64_t lanes = 8;  // 0: as many as ranks
+  // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", divided. Either goes on
+  // with what the other has saved.
+  std::string parallel = "ddp";
+  // What it computes in: "fp32", or "bf16" with float32 parameters for the optimizer.
+  std::string precision = "fp32";
   int64_t seed = 42;
   std::string output_dir = "three_domain_results_ddp";
   bool resume = false;
@@ -66,8 +71,8 @@ struct RunOptions {
   bool export_hf = false;      // a folder of transformers for each stage's checkpoint
   std::string cache_dir = {};  // empty: cache_folder()
 
-  // Name and value of each, as text, but for those that may differ between a run and its
-  // continuation: output_dir, resume, save_every, quiet, cache.
+  // Name and value of each, as text, but for those that may differ between ranks: output_dir,
+  // resume, save_every, quiet, cache. Between a run and its continuation parallel may differ, too.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "lockstep/core/error.h"
+#include "rl/policy/with_hidden.h"
 
 namespace lockstep::rl {
 namespace {
@@ -127,20 +129,21 @@ OwnTokens own_tokens(std::span<const models::DialogueTokens* const> dialogues) {
 TokenLogProbs own_log_probs(models::Transformer& net, const OwnTokens& tokens,
                             const LogProbOptions& options) {
   const at::Device device = net->head_weight().device();
-  const at::Tensor hidden = net->hidden(tokens.ids.to(device)).flatten(0, 1);
-  at::Tensor logits = net->head(hidden.index_select(0, tokens.places.to(device)));
-  if (options.vocabulary > 0) logits = logits.slice(1, 0, options.vocabulary);
-  if (logits.scalar_type() != at::kDouble) logits = logits.to(at::kFloat);
-  if (options.temperature > 0 && options.temperature != 1) logits = logits / options.temperature;
-  const at::Tensor all = at::log_softmax(logits, -1);
-  TokenLogProbs out;
-  out.log_probs = all.gather(1, tokens.targets.to(device).unsqueeze(1)).squeeze(1);
-  if (options.entropy) {
+  const auto part = [&](const at::Tensor& hidden) -> std::vector<at::Tensor> {
+    at::Tensor logits = net->head(hidden.flatten(0, 1).index_select(0, tokens.places.to(device)));
+    if (options.vocabulary > 0) logits = logits.slice(1, 0, options.vocabulary);
+    if (logits.scalar_type() != at::kDouble) logits = logits.to(at::kFloat);
+    if (options.temperature > 0 && options.temperature != 1) logits = logits / options.temperature;
+    const at::Tensor all = at::log_softmax(logits, -1);
+    const at::Tensor log_probs = all.gather(1, tokens.targets.to(device).unsqueeze(1)).squeeze(1);
+    if (!options.entropy) return {log_probs};
     const at::NoGradGuard no_grad;
     const at::Tensor values = all.detach();
-    out.entropy = -(values.exp() * values).sum(-1);
-  }
-  return out;
+    return {log_probs, -(values.exp() * values).sum(-1)};
+  };
+  auto made = with_hidden(net, tokens.ids.to(device), part);
+  return {.log_probs = std::move(made[0]),
+          .entropy = options.entropy ? std::move(made[1]) : at::Tensor()};
 }
 
 GrpoLoss grpo_loss(const GrpoTokens& tokens, const GrpoOptions& options) {

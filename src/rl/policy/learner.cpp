@@ -11,7 +11,13 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/cross_entropy.h"
+#include "lockstep/parallel/activation_checkpointing.h"
 #include "lockstep/parallel/clip.h"
+#include "lockstep/parallel/ddp.h"
+#include "lockstep/parallel/fsdp.h"
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/stateful.h"
+#include "rl/policy/with_hidden.h"
 
 namespace lockstep::rl {
 namespace {
@@ -38,10 +44,26 @@ Outcome outcome_of(const Played& played, double seconds) {
 at::Tensor zero_loss(models::Transformer& net) {
   const at::Tensor ids =
       at::zeros({1, 1}, at::dtype(at::kLong).device(net->head_weight().device()));
-  return net->head(net->hidden(ids)).sum() * 0;
+  return with_hidden(net, ids, [&](const at::Tensor& hidden) -> std::vector<at::Tensor> {
+    return {net->head(hidden).sum() * 0};
+  })[0];
 }
 
-std::vector<at::Tensor> parameters_of(const models::Transformer& net) { return net->parameters(); }
+// Blocks are gathered one by one where the model is divided.
+parallel::FsdpOptions division_of(const models::Transformer& net, const LearnerOptions& options) {
+  parallel::FsdpOptions out{
+      .units = parallel::units_of<models::TransformerBlockImpl>(*net),
+      .sharding = options.divided ? parallel::Sharding::Full : parallel::Sharding::None};
+  if (options.narrow) out.param_dtype = at::kBFloat16;
+  return out;
+}
+
+void check(const LearnerOptions& options) {
+  if (options.updates < 1 || options.lanes < 1 || options.group_size < 1) {
+    throw ConfigError(fmt::format("[learner] updates = {}, lanes = {}, group-size = {}: above 0",
+                                  options.updates, options.lanes, options.group_size));
+  }
+}
 
 }  // namespace
 
@@ -87,39 +109,85 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
 
 struct Learner::State {
   State(const models::Transformer& given, const comm::Group& group, LearnerOptions o)
-      : options(std::move(o)),
-        net(given),
-        ddp(*net, group, {.lanes = options.lanes}),
-        adam(make_adam(options.learning_rate)) {
-    if (options.updates < 1 || options.lanes < 1 || options.group_size < 1) {
-      throw ConfigError(fmt::format("[learner] updates = {}, lanes = {}, group-size = {}: above 0",
-                                    options.updates, options.lanes, options.group_size));
+      : options(std::move(o)), net(given) {
+    check(options);
+    if (options.use_grpo && options.grpo.beta > 0) make_reference(group);
+    if (options.divided || options.narrow) {
+      auto division = division_of(net, options);
+      division.lanes = options.lanes;
+      fsdp.emplace(net, group, std::move(division));
+    } else {
+      ddp.emplace(*net, group, parallel::DdpOptions{.lanes = options.lanes});
     }
-    if (options.use_grpo && options.grpo.beta > 0) {
-      reference = models::Transformer(net->options);
-      reference->to(net->head_weight().device());
-      reference->eval();
-      for (auto& parameter : reference->parameters()) parameter.set_requires_grad(false);
-      copy_reference();
-    }
+    if (options.divided) recomputed.emplace(net->recomputed(models::Recomputed::Full));
+    own_lanes = Shard{group.rank(), group.size()}.of(options.lanes).size();
+    most_lanes = (options.lanes + group.size() - 1) / group.size();
+    adam = make_adam(options.learning_rate);
+    copy_reference();
+  }
+
+  void make_reference(const comm::Group& group) {
+    reference = models::Transformer(net->options);
+    reference->to(net->head_weight().device());
+    if (options.narrow) reference->to(at::kBFloat16);
+    reference->eval();
+    for (auto& parameter : reference->parameters()) parameter.set_requires_grad(false);
+    copy(net->parameters(), reference->parameters());
+    if (options.divided) reference_fsdp.emplace(reference, group, division_of(reference, options));
+  }
+
+  // What the optimizer updates: of this rank.
+  std::vector<at::Tensor> parameters() const {
+    return fsdp ? fsdp->parameters() : net->parameters();
   }
 
   std::unique_ptr<parallel::FusedAdamW> make_adam(double rate) const {
     return std::make_unique<parallel::FusedAdamW>(
-        net->parameters(), torch::optim::AdamWOptions(rate).betas({0.9, 0.95}).weight_decay(0.01));
+        parameters(), torch::optim::AdamWOptions(rate).betas({0.9, 0.95}).weight_decay(0.01));
+  }
+
+  static void copy(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i].view_as(to[i]));
   }
 
   void copy_reference() {
+    if (!reference) return;
+    copy(parameters(), reference_fsdp ? reference_fsdp->parameters() : reference->parameters());
+  }
+
+  // The reference's log-probabilities of a lane, where it has tokens. Ranks that gather its units
+  // call it equally often.
+  at::Tensor of_reference(const OwnTokens& tokens) {
     const at::NoGradGuard no_grad;
-    const auto from = net->parameters();
-    const auto to = reference->parameters();
-    for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
+    if (!tokens.lengths.empty()) {
+      return own_log_probs(reference, tokens, options.log_probs).log_probs;
+    }
+    if (reference_fsdp) zero_loss(reference);
+    return {};
+  }
+
+  void zero_grad() { fsdp ? fsdp->zero_grad() : ddp->zero_grad(); }
+  auto lanes(const parallel::StepKey& key) const {
+    return fsdp ? fsdp->lanes(key) : ddp->lanes(key);
+  }
+  parallel::LaneMean lane_mean() const {
+    return fsdp ? parallel::LaneMean(*fsdp) : parallel::LaneMean(*ddp);
+  }
+  double clip() {
+    const double most = options.max_grad_norm;
+    return (fsdp ? fsdp->clip_grad_norm_(most) : parallel::clip_grad_norm_(net->parameters(), most))
+        .item<double>();
   }
 
   LearnerOptions options;
   models::Transformer net;
   models::Transformer reference{nullptr};
-  parallel::Ddp ddp;
+  int64_t own_lanes = 0, most_lanes = 0;  // of this rank, and of any
+  // One of them is attached to the net.
+  std::optional<parallel::Ddp> ddp;
+  std::optional<parallel::Fsdp> fsdp, reference_fsdp;
+  std::optional<parallel::ActivationCheckpointing> recomputed;  // blocks of a divided net
   std::unique_ptr<parallel::FusedAdamW> adam;
 };
 
@@ -128,9 +196,7 @@ Learner::Learner(const models::Transformer& net, const comm::Group& group, Learn
 
 Learner::~Learner() = default;
 
-void Learner::set_reference() {
-  if (state_->reference) state_->copy_reference();
-}
+void Learner::set_reference() { state_->copy_reference(); }
 
 void Learner::renew_optimizer(double learning_rate) {
   state_->adam = state_->make_adam(learning_rate);
@@ -140,9 +206,35 @@ void Learner::set_learning_rate(double rate) {
   for (auto& group : state_->adam->param_groups()) group.options().set_lr(rate);
 }
 
-parallel::FusedAdamW& Learner::optimizer() { return *state_->adam; }
-models::Transformer& Learner::reference() { return state_->reference; }
-parallel::Ddp& Learner::ddp() { return state_->ddp; }
+void Learner::unshard() {
+  if (state_->fsdp) state_->fsdp->unshard();
+}
+
+void Learner::reshard() {
+  if (state_->fsdp) state_->fsdp->reshard();
+}
+
+void Learner::track_net(checkpoint::Checkpointer& checkpoints) {
+  if (state_->fsdp) {
+    checkpoints.track("net", *state_->fsdp);
+  } else {
+    checkpoints.track("net", state_->net);
+  }
+}
+
+void Learner::track(checkpoint::Checkpointer& checkpoints) {
+  track_net(checkpoints);
+  checkpoints.track("adam", *state_->adam);
+  if (state_->reference_fsdp) {
+    checkpoints.track("reference", *state_->reference_fsdp);
+  } else if (state_->reference) {
+    checkpoints.track("reference", state_->reference);
+  }
+}
+
+uint64_t Learner::fingerprint() {
+  return state_->fsdp ? state_->fsdp->fingerprint() : state_->ddp->fingerprint();
+}
 
 namespace {
 
@@ -222,17 +314,15 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
   std::vector<LaneBatch> batches;
   for (size_t own = 0; own < rollout.numbers.size(); ++own) {
     batches.push_back(batch_of(rollout, own, agreed, o));
-    auto& batch = batches.back();
-    if (!s.reference || batch.tokens.lengths.empty()) continue;
-    const at::NoGradGuard no_grad;
-    batch.reference = own_log_probs(s.reference, batch.tokens, o.log_probs).log_probs;
+    if (s.reference) batches.back().reference = s.of_reference(batches.back().tokens);
   }
-  parallel::LaneMean kl(s.ddp), entropy(s.ddp), low(s.ddp), high(s.ddp);
+  for (int64_t lane = s.own_lanes; s.reference && lane < s.most_lanes; ++lane) s.of_reference({});
+  auto kl = s.lane_mean(), entropy = s.lane_mean(), low = s.lane_mean(), high = s.lane_mean();
   const auto on = s.net->head_weight().device();
   for (int64_t update = 0; update < o.updates; ++update) {
-    s.ddp.zero_grad();
+    s.zero_grad();
     size_t own = 0;
-    for (const auto lane : s.ddp.lanes({.seed = o.seed, .step = step * o.updates + update})) {
+    for (const auto lane : s.lanes({.seed = o.seed, .step = step * o.updates + update})) {
       auto& batch = batches.at(own++);
       if (batch.tokens.lengths.empty()) {
         zero_loss(s.net).backward();
@@ -261,8 +351,7 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
       high.add(loss.clipped_high, count);
       (loss.loss * factor).backward();
     }
-    learnt.gradient_norm =
-        parallel::clip_grad_norm_(parameters_of(s.net), o.max_grad_norm).item<double>();
+    learnt.gradient_norm = s.clip();
     if (!std::isfinite(learnt.gradient_norm)) {
       throw Error(
           fmt::format("[learner] step {}: the gradient's norm is {}; a lower learning rate, or a "
@@ -284,10 +373,10 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
 double Learner::imitate(const std::vector<std::vector<const models::DialogueTokens*>>& lanes,
                         int64_t tokens, int64_t step) {
   auto& s = *state_;
-  s.ddp.zero_grad();
-  parallel::LaneMean mean(s.ddp);
+  s.zero_grad();
+  auto mean = s.lane_mean();
   size_t own = 0;
-  for (const auto lane : s.ddp.lanes({.seed = s.options.seed, .step = step})) {
+  for (const auto lane : s.lanes({.seed = s.options.seed, .step = step})) {
     const auto& dialogues = lanes.at(own++);
     const OwnTokens batch = own_tokens(dialogues);
     if (batch.targets.size(0) == 0) {
@@ -295,14 +384,16 @@ double Learner::imitate(const std::vector<std::vector<const models::DialogueToke
       continue;
     }
     const auto device = s.net->head_weight().device();
-    const at::Tensor hidden =
-        s.net->hidden(batch.ids.to(device)).flatten(0, 1).index_select(0, batch.places.to(device));
-    const at::Tensor sum = models::cross_entropy(hidden, s.net->head_weight(),
-                                                 batch.targets.to(device), {.mean = false});
+    const auto part = [&](const at::Tensor& hidden) -> std::vector<at::Tensor> {
+      const at::Tensor before = hidden.flatten(0, 1).index_select(0, batch.places.to(device));
+      return {models::cross_entropy(before, s.net->head_weight(), batch.targets.to(device),
+                                    {.mean = false})};
+    };
+    const at::Tensor sum = with_hidden(s.net, batch.ids.to(device), part)[0];
     mean.add(sum.detach(), batch.targets.size(0));
     (sum * (static_cast<double>(lane.count) / static_cast<double>(tokens))).backward();
   }
-  parallel::clip_grad_norm_(parameters_of(s.net), s.options.max_grad_norm);
+  s.clip();
   s.adam->step();
   return mean.mean();
 }

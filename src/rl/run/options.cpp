@@ -88,6 +88,8 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   put("skill", skill);
   put("difficulty", difficulty);
   put("lanes", lanes);
+  out["parallel"] = parallel;
+  out["precision"] = precision;
   put("chat-format", chat_format);
   put("seed", seed);
   put("log-all", log_all);
@@ -134,6 +136,10 @@ void RunOptions::check() const {
   above("warm-steps", static_cast<double>(warm_steps), 0);
   above("warm-lr", warm_lr, 0);
   above("warm-batch", static_cast<double>(warm_batch), 1);
+  need(parallel == "ddp" || parallel == "fsdp",
+       fmt::format("--parallel {} has to be ddp or fsdp", parallel));
+  need(precision == "fp32" || precision == "bf16",
+       fmt::format("--precision {} has to be fp32 or bf16", precision));
   need(!order.empty(), "--order names no domain");
   need(std::set(order.begin(), order.end()).size() == order.size(), "--order names a domain twice");
   need(!output_dir.empty(), "--output-dir is empty");

@@ -133,6 +133,29 @@ double reward_on(const Rollout& rollout, const RolloutPlan& plan, const std::str
   return count == 0 ? 0 : sum / count;
 }
 
+std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& learnt,
+                                         int64_t stage) {
+  const auto count = static_cast<double>(rollout.outcomes.size());
+  std::map<std::string, double> values{{"reward", learnt.reward},
+                                       {"equal groups", learnt.equal_share},
+                                       {"kl", learnt.kl},
+                                       {"entropy", learnt.entropy},
+                                       {"clipped low", learnt.clipped_low},
+                                       {"clipped high", learnt.clipped_high},
+                                       {"stage", static_cast<double>(stage + 1)}};
+  double longest = 0;
+  for (const auto& outcome : rollout.outcomes) {
+    values["reward/state"] += outcome.state / count;
+    values["reward/told"] += outcome.told / count;
+    values["reward/policy"] += outcome.policy / count;
+    values["turns"] += outcome.turns / count;
+    values["tokens"] += outcome.own_tokens / count;
+    longest = std::max(longest, outcome.own_tokens);
+  }
+  values["longest"] = longest;
+  return values;
+}
+
 size_t stages_done(const std::vector<StagePlan>& stages, const RunState& state) {
   size_t whole = 0;
   while (whole < state.rows.size() && state.rows[whole].size() == stages.size()) ++whole;

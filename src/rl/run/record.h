@@ -34,6 +34,10 @@ Cell cell_of(const Rollout& rollout, const comm::Group& group);
 // The share of reward on tasks of one domain.
 double reward_on(const Rollout& rollout, const RolloutPlan& plan, const std::string& domain);
 
+// What the log says of an iteration of this stage, counted from 0.
+std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& learnt,
+                                         int64_t stage);
+
 // As if the course had only the stages that are over, of which there has to be one.
 RunRecord record_of(const std::vector<StagePlan>& stages, const RunOptions& options,
                     const RunState& state, const RunResult& result, const GoldCalls& gold);

@@ -16,7 +16,6 @@
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/determinism.h"
 #include "lockstep/parallel/metrics.h"
-#include "lockstep/parallel/stateful.h"
 #include "lockstep/train/monitor.h"
 #include "lockstep/train/run_history.h"
 #include "lockstep/train/run_report.h"
@@ -68,9 +67,7 @@ class Run {
     checkpoint::Checkpointer checkpoints(group_, path("checkpoints"),
                                          {.retention = {.keep_last = 2}});
     std::string text = state_.to_json();
-    checkpoints.track("net", net_);
-    checkpoints.track("adam", learner.optimizer());
-    if (learner.reference()) checkpoints.track("reference", learner.reference());
+    learner.track(checkpoints);
     checkpoints.track("state", text);
     std::optional<checkpoint::Restored> found;
     if (options_.resume) found = checkpoints.restore_latest();
@@ -116,6 +113,9 @@ class Run {
     }
     return options;
   }
+
+  // Outside of its steps an Fsdp's model has no parameters.
+  bool uses_fsdp() const { return options_.parallel == "fsdp" || options_.precision == "bf16"; }
 
   std::string path(const std::string& name) const { return options_.output_dir + "/" + name; }
 
@@ -183,17 +183,20 @@ class Run {
             .log_probs = {.temperature = o.temperature, .vocabulary = tokenizer_->size()},
             .longest = o.max_new_tokens * o.max_turns,
             .lanes = o.lanes,
-            .seed = static_cast<uint64_t>(o.seed)};
+            .seed = static_cast<uint64_t>(o.seed),
+            .divided = o.parallel == "fsdp",
+            .narrow = o.precision == "bf16"};
   }
 
   train::MonitorOptions monitor_options(bool resumed) const {
-    return {.directory = options_.output_dir,
-            .every_steps = 1,
-            .name = "three_domain",
-            .total_steps = total_iterations(),
-            .resumed_at = resumed ? state_.iterations : -1,
-            .config = options_.as_text(),
-            .module = *net_};
+    train::MonitorOptions out{.directory = options_.output_dir,
+                              .every_steps = 1,
+                              .name = "three_domain",
+                              .total_steps = total_iterations(),
+                              .resumed_at = resumed ? state_.iterations : -1,
+                              .config = options_.as_text()};
+    if (!uses_fsdp()) out.module = *net_;
+    return out;
   }
 
   int64_t total_iterations() const {
@@ -223,6 +226,7 @@ class Run {
 
   Rollout play(const RolloutPlan& plan, double temperature, double top_p) {
     std::string why;  // an environment died, the last time
+    learner_->unshard();
     auto out = run_rollout(plan, group_, [&](const std::vector<Planned>& episodes) {
       auto played = roll_out(net_, *tokenizer_, course_.text, course_.arenas, episodes,
                              {.limits = limits(), .temperature = temperature, .top_p = top_p});
@@ -231,6 +235,7 @@ class Run {
       }
       return played;
     });
+    learner_->reshard();
     check_environments(out, why, group_);
     return out;
   }
@@ -316,31 +321,13 @@ class Run {
   }
 
   void report(const Rollout& rollout, const Unit& unit, const Learnt& learnt) {
-    const auto count = static_cast<double>(rollout.outcomes.size());
-    std::map<std::string, double> values{{"reward", learnt.reward},
-                                         {"equal groups", learnt.equal_share},
-                                         {"kl", learnt.kl},
-                                         {"entropy", learnt.entropy},
-                                         {"clipped low", learnt.clipped_low},
-                                         {"clipped high", learnt.clipped_high},
-                                         {"stage", static_cast<double>(unit.stage + 1)}};
-    double longest = 0;
-    for (const auto& outcome : rollout.outcomes) {
-      values["reward/state"] += outcome.state / count;
-      values["reward/told"] += outcome.told / count;
-      values["reward/policy"] += outcome.policy / count;
-      values["turns"] += outcome.turns / count;
-      values["tokens"] += outcome.own_tokens / count;
-      longest = std::max(longest, outcome.own_tokens);
-    }
-    values["longest"] = longest;
     int64_t mine = 0;
     for (const auto& lane : rollout.numbers) mine += static_cast<int64_t>(lane.size());
     monitor_->step({.samples = mine,
                     .learning_rate = options_.learning_rate,
                     .gradient_norm = learnt.gradient_norm,
                     .epoch = unit.stage,
-                    .values = std::move(values)});
+                    .values = figures_of(rollout, learnt, unit.stage)});
   }
 
   void say_iteration(const Unit& unit, const Learnt& learnt) const {
@@ -353,18 +340,31 @@ class Run {
 
   void end_stage(int64_t stage) {
     learner_->set_reference();
-    parallel::check_same(*net_, group_);
+    if (!uses_fsdp()) parallel::check_same(*net_, group_);
     const Clock clock(seconds_, "checkpoint");
     const std::string folder = path("grpo_checkpoints/" + stages_[static_cast<size_t>(stage)].id);
     checkpoint::Checkpointer own(group_, folder, {.retention = {.keep_last = 1}});
-    own.track("net", net_);
+    learner_->track_net(own);
     own.save(state_.position);
     own.finish();
-    if (world_.is_main() && options_.export_hf) {
-      models::save_transformer(net_, folder + "/huggingface");
-      tokenizer_->save(folder + "/huggingface/tokenizer.json");
-    }
+    if (options_.export_hf) export_model(folder + "/huggingface");
     write_results();
+  }
+
+  // Every rank calls it; rank 0 writes.
+  void export_model(const std::string& folder) {
+    learner_->unshard();
+    std::string problem;
+    try {
+      if (world_.is_main()) {
+        models::save_transformer(net_, folder);
+        tokenizer_->save(folder + "/tokenizer.json");
+      }
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    agree_on(group_, problem);
+    learner_->reshard();
   }
 
   void save(checkpoint::Checkpointer& checkpoints, std::string& text) {
@@ -374,8 +374,9 @@ class Run {
   }
 
   void say_header(bool resumed) const {
-    say("three_domain: {}, {} lanes, {} parameters, vocabulary {}", world_.describe(),
-        options_.lanes, models::parameter_count(net_->options), tokenizer_->size());
+    say("three_domain: {}, {} lanes, {} parameters, vocabulary {}, {}, {}", world_.describe(),
+        options_.lanes, models::parameter_count(net_->options), tokenizer_->size(),
+        options_.parallel, options_.precision);
     if (resumed) {
       say("goes on after {} of {} iterations", state_.iterations, total_iterations());
     }
@@ -386,7 +387,7 @@ class Run {
 
   void write_results() {
     result_.rows = state_.rows;
-    result_.fingerprint = learner_->ddp().fingerprint();
+    result_.fingerprint = learner_->fingerprint();
     if (!world_.is_main()) return;
     std::map<std::string, std::string> environment;
     for (const auto& [name, value] : parallel::determinism_report(group_).items) {

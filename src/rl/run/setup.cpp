@@ -35,6 +35,7 @@ std::string difference(const RunOptions& options) {
   before << "\n" << file.rdbuf();
   std::string differing;
   for (const auto& [name, value] : options.as_text()) {
+    if (name == "parallel") continue;  // a checkpoint of either goes on as the other
     const std::string line = fmt::format("--{} {}", name, value);
     if (before.str().find("\n" + line + "\n") == std::string::npos) differing += " " + line;
   }
