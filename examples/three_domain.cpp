@@ -8,6 +8,9 @@
 #include <lockstep/comm/world.h>
 #include <lockstep/core/error.h>
 #include <lockstep/core/preemption.h>
+#include <lockstep/models/pretrained.h>
+#include <lockstep/parallel/metrics.h>
+#include <lockstep/plan/grpo_memory.h>
 #include <lockstep/rl/run.h>
 #include <lockstep/rl/tau2.h>
 #include <unistd.h>
@@ -16,7 +19,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <sstream>
+#include <string>
 #include <vector>
 
 #include "program.h"
@@ -29,18 +34,20 @@ struct Flags {
   rl::RunOptions run;
   int64_t num_gpus = 0;  // 0: not given
   std::string norm = "token", scale = "std", order, tau2_python = "python3", config;
+  std::string parallel = "auto";
 };
 
 // What is not a value of RunOptions, or only spelt in another way.
 void add_flags(CLI::App& app, Flags& flags) {
   rl::RunOptions& o = flags.run;
   const auto add = [&](const char* name, auto& value, const char* what) {
-    app.add_option(name, value, what)->capture_default_str();
+    return app.add_option(name, value, what)->capture_default_str();
   };
   add("--model", o.model,
       "folder with a Qwen 3, or its name in Hugging Face's cache; without it a tiny one is made");
   app.add_option("--num-gpus", flags.num_gpus,
-                 "ranks, which it starts itself; under a launcher its number of ranks");
+                 "ranks, which it starts itself; under a launcher its number of ranks")
+      ->check(example::positive());
   add("--tasks-per-domain", o.tasks_per_domain, "for learning and evaluation together");
   app.add_flag("--use-grpo,!--no-grpo", o.use_grpo,
                "without it, episodes that went well are imitated");
@@ -81,6 +88,11 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_option("--chat-format", o.chat_format,
                  "qwen3, qwen3-2507 or compact [compact for the tiny model, else qwen3]");
   add("--lanes", o.lanes, "parts of a batch; 0: as many as ranks");
+  add("--parallel", flags.parallel,
+      "ddp: each rank has all of the model; fsdp: it is divided; auto: as `lockstep plan` says")
+      ->check(CLI::IsMember({"auto", "ddp", "fsdp"}));
+  add("--precision", o.precision, "fp32, or bf16 with float32 parameters for the optimizer")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
   add("--seed", o.seed, "of everything that is drawn");
   add("--save-every", o.save_every, "iterations");
   app.add_flag("--resume", o.resume, "go on with the run in --output-dir, if there is one");
@@ -165,6 +177,58 @@ std::vector<std::string> arguments_of(int argc, char** argv) {
   return all;
 }
 
+// Of a Qwen 3's folder.
+lockstep::train::TransformerConfig sizes_of(const std::string& folder) {
+  std::ifstream file(folder + "/config.json");
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto o = lockstep::models::transformer_options(text.str(), folder + "/config.json");
+  return {.vocabulary = o.vocabulary,
+          .layers = o.layers,
+          .hidden = o.hidden,
+          .feed_forward = o.feed_forward,
+          .heads = o.heads,
+          .kv_heads = o.kv_heads,
+          .head_dim = o.head_dim,
+          .max_length = o.max_length,
+          .tied = o.tied};
+}
+
+// Whether a rank's part of the host's memory holds all of a model, as `lockstep plan --grpo` counts
+// it, even when all episodes fill the context.
+bool fits(const rl::RunOptions& o, const lockstep::World& world) {
+  namespace plan = lockstep::plan;
+  const auto sizes = sizes_of(rl::model_folder(o.model));
+  const int64_t lanes = o.lanes > 0 ? o.lanes : world.size();
+  const int64_t episodes = (o.prompts + lanes - 1) / lanes * o.group_size;
+  const int64_t length = std::min(o.context, sizes.max_length);
+  const int64_t written = std::min(o.max_new_tokens, length - 1);
+  const bool refers = o.use_grpo && o.beta > 0;
+  auto host = plan::this_host();
+  host.device.shares_memory = false;  // this rank's part of it
+  host.device.memory_bytes /= world.local_size();
+  const auto all = plan::grpo_memory(
+      sizes, host,
+      {.reference = refers ? plan::Reference::Resident : plan::Reference::None,
+       .prompts = std::min<int64_t>(episodes, 64),  // that are written at a time
+       .group_size = 1,
+       .prompt_tokens = length - written,
+       .new_tokens = written,
+       .update_batch = episodes,
+       .recompute = false,
+       .precision = o.precision == "bf16" ? plan::Precision::Narrow : plan::Precision::Float},
+      world.size());
+  return all.front().fits();
+}
+
+// Every rank calls it. How much memory a GPU has is not known here: there several ranks divide the
+// model.
+std::string placement(const rl::RunOptions& o, const lockstep::World& world) {
+  if (o.model.empty() || world.size() == 1) return "ddp";
+  const bool fits_here = world.device().is_cpu() && fits(o, world);
+  return lockstep::parallel::any_rank(!fits_here, world.group()) ? "fsdp" : "ddp";
+}
+
 // `lockstep run` stands beside this program or in the PATH. Returns if it cannot be started.
 void start_ranks(int64_t ranks, int argc, char** argv) {
   const auto self = std::filesystem::read_symlink("/proc/self/exe");
@@ -210,6 +274,11 @@ int main(int argc, char** argv) {
     if (!is_launched()) {
       const int64_t ranks =
           flags.num_gpus > 0 ? flags.num_gpus : std::min<long>(2, sysconf(_SC_NPROCESSORS_ONLN));
+      if (flags.run.lanes > 0 && ranks > flags.run.lanes) {
+        throw lockstep::ConfigError("[three_domain] --lanes " + std::to_string(flags.run.lanes) +
+                                    " for " + std::to_string(ranks) +
+                                    " ranks: each rank needs one");
+      }
       if (ranks > 1) start_ranks(ranks, argc, argv);
     }
     const auto world = lockstep::World::from_env();
@@ -218,6 +287,7 @@ int main(int argc, char** argv) {
                                   ", but the launcher has started " + std::to_string(world.size()) +
                                   " ranks: leave one of them out");
     }
+    flags.run.parallel = flags.parallel == "auto" ? placement(flags.run, world) : flags.parallel;
     const auto course = flags.run.env == "tau2"
                             ? rl::tau2_course(flags.run, {.python = flags.tau2_python})
                             : rl::embedded_course(flags.run);

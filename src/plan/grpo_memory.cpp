@@ -20,21 +20,23 @@ GrpoMemory memory_on(const ModelProfile& profile, const train::TransformerConfig
   const auto all = static_cast<double>(profile.elements());
   const double share = divided ? 1.0 / static_cast<double>(devices) : 1;
   GrpoMemory m{.devices = devices, .divided = divided};
-  m.weights = kNarrow * all * share;
-  m.gradients = kNarrow * all * share;
-  m.master = kFloat * all * share;
+  const bool is_narrow = options.precision == Precision::Narrow;
+  const double each = is_narrow ? kNarrow : kFloat;
+  m.weights = each * all * share;
+  m.gradients = each * all * share;
+  if (is_narrow) m.master = kFloat * all * share;
   m.optimizer = 2 * kFloat * all * share;
-  if (options.reference == Reference::Resident) m.reference = kNarrow * all * share;
+  if (options.reference == Reference::Resident) m.reference = each * all * share;
   m.states = m.weights + m.gradients + m.master + m.optimizer + m.reference;
   const auto prompts = static_cast<double>(options.prompts);
   const double tokens = prompts * (static_cast<double>(options.prompt_tokens) +
                                    static_cast<double>(options.group_size * options.new_tokens));
-  m.cache = tokens * cache_bytes_per_token(sizes);
+  m.cache = tokens * cache_bytes_per_token(sizes) * each / kNarrow;
   const auto peak_of_update = activation_peak(
       profile, options.update_batch, options.recompute ? Recomputed::Blocks : Recomputed::Nothing);
   m.activations = peak_of_update.kept + peak_of_update.working;
   if (divided) {
-    m.whole = kNarrow * all - m.weights;
+    m.whole = each * all - m.weights;
     double root = 0, largest = 0;
     for (const auto& unit : profile.units) {
       const auto elements = static_cast<double>(unit.elements());
@@ -42,7 +44,7 @@ GrpoMemory memory_on(const ModelProfile& profile, const train::TransformerConfig
       if (!unit.is_block) root += elements;
     }
     // Parameters of three units and the root, and gradients of two and the root.
-    m.gathered = kNarrow * (2 * root + 5 * largest);
+    m.gathered = each * (2 * root + 5 * largest);
   }
   const Device& device = machine.device;
   const auto peak = [&](double tensors) {
@@ -71,7 +73,7 @@ ModelProfile profile_for(const train::TransformerConfig& sizes, const GrpoOption
         "--prompt-tokens and --new-tokens that fit",
         options.prompt_tokens, options.new_tokens, sizes.max_length));
   }
-  return transformer_profile(fitting, length, Precision::Narrow);
+  return transformer_profile(fitting, length, options.precision);
 }
 
 const char* name_of(Reference reference) {

@@ -281,6 +281,12 @@ TEST(Plan, GrpoOnQwenFourBillion) {
   };
   EXPECT_THAT(states(Reference::Resident), testing::ElementsAre(67.4, 33.7, 16.9, 8.4));
   EXPECT_THAT(states(Reference::Offloaded), testing::ElementsAre(59.9, 30.0, 15.0, 7.5));
+  // 20 bytes a parameter instead of 18, and keys and values of twice the size.
+  const auto narrow = grpo_memory(sizes, machine).front();
+  const auto wide = grpo_memory(sizes, machine, {.precision = Precision::Float}).front();
+  EXPECT_EQ(wide.master, 0);
+  EXPECT_EQ(wide.states * 18, narrow.states * 20);
+  EXPECT_EQ(wide.cache, 2 * narrow.cache);
   EXPECT_THAT(grpo_text(sizes, machine, {}, 100), HasSubstr("use Ddp on any number"));
   EXPECT_THAT(grpo_text(sizes, cluster("a100-40gb"), {}, 100), HasSubstr("Use Fsdp on 3 devices"));
   EXPECT_THROW(grpo_memory(sizes, machine, {.new_tokens = 100000}), ConfigError);

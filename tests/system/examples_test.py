@@ -129,7 +129,7 @@ def test_three_domains_as_a_file(folder):
                      r"parameters [0-9a-f]{16}"])
     # By itself it starts as many ranks as it is told to, and leaves the same bits.
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in (small | {"output_dir": "again"}).items()]
-    again = run("env", "-C", folder, BIN / "three_domain", "--num-gpus", 3, *flags)
+    again = run("env", "-C", folder, BIN / "three_domain", "--num-gpus", 3, "--export-hf", *flags)
     sums = [re.search(r"parameters [0-9a-f]{16}", result.out).group(0) for result in (done, again)]
     assert sums[0] == sums[1], sums
     for name in ("metrics.json", "trajectories.jsonl"):
@@ -148,6 +148,18 @@ def test_three_domains_as_a_file(folder):
     wrong.write_text("program: three_domain\nbetta: 1\norder: {a: 1}\n")
     done = run(BIN / "three_domain", "--config", wrong)
     done.expect(2, err=r"wrong.yaml:2: unknown key betta\n.*wrong.yaml:3: the value of order")
+    run(BIN / "three_domain", "--num-gpus", 0).expect(2, err=r"error: --num-gpus: has to be a number above 0, not 0")
+    run(BIN / "three_domain", "--num-gpus", 9).expect(2, err=r"^error: \[three_domain\] --lanes 8 for 9 ranks")
+    with_a_model(folder, folder + "/again/grpo_checkpoints/stage_1_airline/huggingface")
+
+
+def with_a_model(folder, model):
+    flags = ["--order", "airline", "--tasks-per-domain", 4, "--eval-trials", 1, "--prompts", 2, "--iterations", 1, "--context", 384,
+             "--max-new-tokens", 8, "--chat-format", "compact", "--model", model]
+    fits = run(BIN / "three_domain", "--num-gpus", 2, *flags, "--output-dir", folder + "/fits")
+    fits.expect(out=r"three_domain: .*2 ranks .*, ddp, fp32$")
+    divided = run(BIN / "three_domain", "--num-gpus", 2, *flags, "--parallel", "fsdp", "--precision", "bf16", "--output-dir", folder + "/divided")
+    divided.expect(out=r"three_domain: .*2 ranks .*, fsdp, bf16$")
 
 
 def check_line(match, number=r"(-?[\d.]+)"):

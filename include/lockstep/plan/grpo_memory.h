@@ -28,17 +28,19 @@ struct GrpoOptions {
   int64_t new_tokens = 1024;     // of a text
   int64_t update_batch = 1;      // texts of a micro-batch in the update
   bool recompute = true;         // activations of blocks twice in the update
+  // Narrow: bfloat16, with a float32 master copy; Float: all is float32, without one.
+  Precision precision = Precision::Narrow;
 };
 
 // One device's bytes.
 struct GrpoMemory {
   int64_t devices = 1;
-  bool divided = false;    // by Fsdp; else Ddp
-  double weights = 0;      // bfloat16
-  double gradients = 0;    // bfloat16
-  double master = 0;       // float32
-  double optimizer = 0;    // Adam's two means, float32
-  double reference = 0;    // bfloat16
+  bool divided = false;  // by Fsdp; else Ddp
+  double weights = 0;    // in GrpoOptions::precision, as what follows without another dtype
+  double gradients = 0;
+  double master = 0;     // float32
+  double optimizer = 0;  // Adam's two means, float32
+  double reference = 0;
   double states = 0;       // all of these
   double cache = 0;        // keys and values, while texts are written
   double whole = 0;        // under Fsdp all weights at once, while texts are written
