@@ -217,13 +217,32 @@ TEST(ContinualRun, RefusesAFolderWithAnotherRun) {
   });
 }
 
+TEST(ContinualRun, GoesOnWhenItsLauncherStartsItAgain) {
+  const Folder folder;
+  isolated([&] {
+    auto o = options(folder / "run");
+    o.order = {"even"};
+    o.iterations = 1;
+    setenv("TORCHELASTIC_RUN_ID", "first", 1);
+    const auto begun = rl::run_continual(World::solo(), course(), o);
+    setenv("TORCHELASTIC_RESTART_COUNT", "1", 1);
+    EXPECT_EQ(rl::run_continual(World::solo(), course(), o).fingerprint, begun.fingerprint);
+    setenv("TORCHELASTIC_RUN_ID", "second", 1);
+    EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(World::solo(), course(), o); }),
+                HasSubstr("has a run already"));
+  });
+}
+
 TEST(ContinualRun, RefusesTasksThatAreLongerThanItsContext) {
   const Folder folder;
   spawn(2, [&](World& world) {
     auto o = options(folder / "run");
     o.context = 8;
-    EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),
-                HasSubstr("--context 8: the task even/train/0 begins with "));
+    // Also the second time: what never began is no run.
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),
+                  HasSubstr("--context 8: the task even/train/0 begins with "));
+    }
   });
 }
 

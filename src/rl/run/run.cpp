@@ -56,12 +56,13 @@ class Run {
     units_ = plan_units(stages_);
     state_.ends.assign(stages_.size(), std::vector<int64_t>(16, 0));
     model_folder_ = find_model(group_, options_.model);
-    prepare_directory(group_, options_);
+    options_.resume = prepare_directory(group_, options_);
   }
 
   RunResult run() {
     make_policy();
     check_lengths(group_, course_, stages_, *tokenizer_, options_, net_->options.max_length);
+    claim_directory(group_, options_);
     Learner learner(net_, group_, learner_options());
     learner_ = &learner;
     checkpoint::Checkpointer checkpoints(group_, path("checkpoints"),

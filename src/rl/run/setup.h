@@ -22,9 +22,13 @@ void check_alike(const comm::Group& group, const std::map<std::string, std::stri
 // model_folder() on each rank; empty for no model. Throws ConfigError on all ranks.
 std::string find_model(const comm::Group& group, const std::string& model);
 
-// Makes output_dir, or finds the run in it that is to go on. A directory has one run; its options
-// are in run.txt. Throws ConfigError on all ranks.
-void prepare_directory(const comm::Group& group, const RunOptions& options);
+// Makes output_dir, or finds the run in it that is to go on: where options say so, and after a
+// restart by the launcher that began it. Returns whether it is to. Throws ConfigError on all ranks.
+bool prepare_directory(const comm::Group& group, RunOptions options);
+
+// From now on the directory has this run, whose options are in run.txt. Throws ConfigError on all
+// ranks.
+void claim_directory(const comm::Group& group, const RunOptions& options);
 
 // Whether the context holds what every task begins with, and a model with positions for so many
 // tokens the context. Throws ConfigError on all ranks.
