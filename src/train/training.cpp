@@ -7,6 +7,7 @@
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
 #include "lockstep/core/log.h"
 #include "train/error_text.h"
 
@@ -27,6 +28,12 @@ class Stopwatch {
   double& seconds_;
   std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
 };
+
+// How long this process has been blocked in collectives so far.
+double blocked_seconds() {
+  constexpr auto kWhat = static_cast<size_t>(flight::Activity::Communication);
+  return static_cast<double>(flight::own_busy_ns()[kWhat]) * 1e-9;
+}
 
 }  // namespace
 
@@ -135,6 +142,7 @@ MicroBatches* Training::next_of(Feed& feed) {
 }
 
 void Training::step() {
+  const double blocked_before = blocked_seconds();
   if (!options_.callbacks.empty()) call([&](Callback& one) { one.on_step_begin(state_); });
   has_agreed_ = false;
   Step context(*this);
@@ -146,6 +154,7 @@ void Training::step() {
   ++state_.step;
   ++stage_steps_;
   state_.samples += state_.step_samples;
+  state_.communication_seconds += blocked_seconds() - blocked_before;
   if (!options_.callbacks.empty()) call([&](Callback& one) { one.on_step_end(state_, requests_); });
   after_step();
 }
@@ -179,6 +188,7 @@ void Training::finish() {
     const CommonPart common(*this);
     finish_saving();
   }
+  state_.ended = name_of(*ended_);
   call([&](Callback& one) { one.on_train_end(state_); });
 }
 

@@ -10,7 +10,7 @@ ROOMS = ["core", "text", "comm", "c10d", "data", "checkpoint", "parallel", "mode
 PLAIN = {"core", "text", "plan", "launch", "tools"}  # need no torch, and of the rooms only core and text
 FORMAT = "checkpoint/format"  # its headers stand with those of the rest of the room
 # What the program lockstep knows of the room train: folders, and the headers that belong to each.
-TRAIN = {"train/config": {"config", "config_extensions", "model_config"},
+TRAIN = {"train/config": {"config", "config_extensions", "config_texts", "model_config"},
          "train/report": {"open_metrics", "progress_line", "run_history", "run_log", "run_report", "run_warnings", "tensorboard"}}
 # What of the room rl is free of torch: folders, which may include each other's headers.
 RL = {"chat", "embedded", "environment", "scores", "tau2"}

@@ -6,11 +6,13 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <filesystem>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "lockstep/core/preemption.h"
 #include "lockstep/train/metrics.h"
 #include "lockstep/train/progress.h"
 #include "support/folder.h"
@@ -80,12 +82,21 @@ TEST(Run, SaysWhatItDoesAndWritesItsFiles) {
   EXPECT_EQ(result["peak_bytes"].size(), 2u);
   EXPECT_DOUBLE_EQ(result["samples_per_s"].get<double>() * result["seconds"]["steps"].get<double>(),
                    result["samples"].get<double>());
+  EXPECT_GT(result["seconds"]["communication"], 0);
+  EXPECT_LE(result["seconds"]["communication"], result["seconds"]["steps"]);
 
   std::map<std::string, int> types;
   std::vector<json> steps;
   for (const auto& line : lines_of(contents(folder / "run/metrics.jsonl"))) {
     ++types[line["type"]];
     if (line["type"] == "step") steps.push_back(line);
+    if (line["type"] == "run") {
+      EXPECT_EQ(line["config"]["data.kind"], "synthetic-regression");
+      EXPECT_EQ(line["config"]["training.seed"], "1");
+    }
+    if (line["type"] == "end") {
+      EXPECT_EQ(line["outcome"], "finished");
+    }
     if (line["type"] == "evaluation" && line["step"] == 30) {
       EXPECT_EQ(line["metrics"], result["metrics"]);
     }
@@ -177,6 +188,51 @@ TEST(Run, AFailureIsInItsResult) {
   const auto last = lines_of(contents(folder / "run/metrics.jsonl")).back();
   EXPECT_EQ(last["type"], "end");
   EXPECT_EQ(last["failed"], true);
+}
+
+TEST(Run, CommunicationIsKnownUnderFsdpToo) {
+  const Folder folder;
+  RunConfig config = small_run(folder / "run");
+  config.parallel.strategy = "fsdp";
+  printed(2, config);
+  EXPECT_GT(json::parse(contents(folder / "run/result.json"))["seconds"]["communication"], 0);
+}
+
+TEST(Run, TheResultOfARunBeforeIsGone) {
+  const Folder folder;
+  test::write(folder / "result.json", "{}");
+  Registry registry;
+  registry.add_data("own", [&](const RunConfig&, const World&) -> train::RunData {
+    EXPECT_FALSE(std::filesystem::exists(folder / "result.json"));
+    throw DataError("no data");
+  });
+  RunConfig config = small_run(folder / "");
+  config.data.kind = "own";
+  spawn_bare(1, [&](int) { EXPECT_THROW(train::run(config, registry), DataError); });
+  EXPECT_FALSE(std::filesystem::exists(folder / "result.json"));
+}
+
+TEST(Run, ItsLogSaysWhyItEnded) {
+  const Folder folder;
+  const auto outcome = [](const RunConfig& config) {
+    return lines_of(contents(config.logging.output_dir + "/metrics.jsonl")).back()["outcome"];
+  };
+  auto config = small_run(folder / "preempted");
+  config.training.loss = "own";
+  Registry registry;
+  registry.add_loss("own", [](const RunConfig&) -> train::Loss {
+    return [of = train::mse(), calls = 0](const auto& outputs, const auto& targets) mutable {
+      if (++calls == 3) raise(SIGUSR1);
+      return of(outputs, targets);
+    };
+  });
+  spawn_bare(1, [&](int) { EXPECT_EQ(train::run(config, registry), kRequeueStatus); });
+  EXPECT_EQ(outcome(config), "preempted");
+  config = small_run(folder / "stopped");
+  config.training.epochs = 6;
+  config.training.early_stopping = {.metric = "mae", .patience = 1, .min_delta = 1e9};
+  printed(1, config);
+  EXPECT_EQ(outcome(config), "early stopping");
 }
 
 TEST(Run, AProgramAddsItsOwnModelDataLossAndMetric) {

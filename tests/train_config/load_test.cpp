@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/train/config.h"
+#include "lockstep/train/config_texts.h"
 #include "support/thrown.h"
 
 namespace lockstep::train {
@@ -114,6 +115,15 @@ TEST(LoadConfig, StepsOfATraceAreAFirstAndALastOne) {
               HasSubstr("logging.trace_steps: needs logging.output_dir"));
   EXPECT_EQ(read("logging: {output_dir: run, trace_steps: [3, 4]}\n").logging.trace_steps,
             (std::vector<int64_t>{3, 4}));
+}
+
+TEST(LoadConfig, ItsTextsAreThoseOfTheEffectiveConfiguration) {
+  const auto config = read("training: {seed: 7}\noptimizer: sgd\n");
+  const auto texts = config_texts(config);
+  EXPECT_EQ(texts.at("training.seed"), "7");
+  EXPECT_EQ(texts.at("optimizer.kind"), "sgd");
+  EXPECT_EQ(texts.at("training.batch_size"), "64");
+  EXPECT_FALSE(texts.contains("parallel.fsdp.sharding_strategy"));
 }
 
 TEST(LoadConfig, AKeyOfAnotherSectionIsNamed) {

@@ -37,10 +37,14 @@ struct RunState {
   int64_t resumed_at = -1;                // the step that was restored; -1: none was
   int64_t resumed_samples = 0;            // of `samples`: those before that step
 
-  double seconds = 0;             // since this process began to train
-  double data_seconds = 0;        // of them: waiting for batches
-  double evaluation_seconds = 0;  // evaluating
-  double saving_seconds = 0;      // saving checkpoints
+  double seconds = 0;                // since this process began to train
+  double data_seconds = 0;           // of them: waiting for batches
+  double communication_seconds = 0;  // in steps, blocked in collectives
+  double evaluation_seconds = 0;     // evaluating
+  double saving_seconds = 0;         // saving checkpoints
+
+  // In on_train_end(): why, "finished", "stopped", "early stopping", "time limit" or "preempted".
+  std::string ended = {};
 };
 
 // What a callback may ask for. On which rank does not matter: it happens on all of them. Asked for

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "lockstep/train/config.h"
+#include "lockstep/train/config_texts.h"
 #include "train/config/curriculum.h"
 #include "train/config/schema.h"
 #include "train/config/value.h"
@@ -61,16 +63,16 @@ class Lines {
   std::string text_, group_;
 };
 
-}  // namespace
-
-std::string show_config(const RunConfig& config, const ConfigExtensions& extensions) {
+// Calls section() for each section, and add() for each key that has a meaning in this run.
+template <class Section, class Add>
+void visit(const RunConfig& config, const ConfigExtensions& extensions, const Section& begin,
+           const Add& add) {
   const Schema schema(extensions);
-  Lines lines(config);
   for (const std::string& section : schema.sections()) {
     const std::string kind_key = schema.kind_key(section);
     const std::string kind =
         kind_key.empty() ? "" : std::get<std::string>(schema.find(kind_key, "")->load(config));
-    lines.section(section);
+    begin(section);
     for (const Key& key : schema.keys()) {
       if (key.section() != section || !belongs_to(key, kind)) continue;
       if (key.path.starts_with("parallel.fsdp.") && config.parallel.strategy != "fsdp") continue;
@@ -79,13 +81,35 @@ std::string show_config(const RunConfig& config, const ConfigExtensions& extensi
       if (is_aside && !config.origins.contains(key.path) && key.load(config) == key.fallback) {
         continue;
       }
-      lines.add(key.path, key.name(), text_of(key.load(config)));
+      add(key.path, key.name(), text_of(key.load(config)));
     }
     if (section == "training") {
-      lines.add(kCurriculum, "curriculum", text_of(config.training.curriculum));
+      add(kCurriculum, "curriculum", text_of(config.training.curriculum));
     }
   }
+}
+
+}  // namespace
+
+std::string show_config(const RunConfig& config, const ConfigExtensions& extensions) {
+  Lines lines(config);
+  visit(
+      config, extensions, [&](const std::string& section) { lines.section(section); },
+      [&](const std::string& path, const std::string& name, const std::string& value) {
+        lines.add(path, name, value);
+      });
   return std::move(lines).text();
+}
+
+std::map<std::string, std::string> config_texts(const RunConfig& config,
+                                                const ConfigExtensions& extensions) {
+  std::map<std::string, std::string> texts;
+  visit(
+      config, extensions, [](const std::string&) {},
+      [&](const std::string& path, const std::string&, const std::string& value) {
+        texts[path] = value;
+      });
+  return texts;
 }
 
 }  // namespace lockstep::train

@@ -39,7 +39,9 @@ void Monitoring::on_evaluate(const RunState& state, Requests&) {
   monitor_->evaluation(state.metrics);
 }
 void Monitoring::on_save(const RunState&, Requests&) { monitor_->event("save"); }
-void Monitoring::on_train_end(const RunState&) { monitor_->finish(); }
+void Monitoring::on_train_end(const RunState& state) {
+  monitor_->finish(state.ended.empty() ? "finished" : state.ended);
+}
 void Monitoring::event(std::string_view kind, std::string_view text) {
   if (monitor_) monitor_->event(kind, text);
 }

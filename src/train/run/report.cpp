@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
@@ -19,10 +18,6 @@
 
 namespace lockstep::train {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(nullptr); }
 
 std::string precision_text(Precision precision) {
   if (precision == Precision::BFloat16) return "bfloat16 products, float32 weights and sums";
@@ -153,14 +148,11 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
   const int64_t steps = state.step - std::max<int64_t>(state.resumed_at, 0);
   const int64_t samples = state.samples - state.resumed_samples;
   lines.push_back(fmt::format(
-      "{} steps in {:.2f} s, {} samples/s; {:.2f} s for data, {}{:.2f} s for evaluations, {:.2f} s "
-      "for checkpoints",
+      "{} steps in {:.2f} s, {} samples/s; {:.2f} s for data, {:.2f} s waiting for other ranks, "
+      "{:.2f} s for evaluations, {:.2f} s for checkpoints",
       steps, busy, with_commas(busy > 0 ? std::llround(static_cast<double>(samples) / busy) : 0),
-      state.data_seconds,
-      ending.communication_seconds < 0
-          ? ""
-          : fmt::format("{:.2f} s waiting for other ranks, ", ending.communication_seconds),
-      state.evaluation_seconds, state.saving_seconds));
+      state.data_seconds, state.communication_seconds, state.evaluation_seconds,
+      state.saving_seconds));
   std::vector<std::string> peaks;
   for (const double bytes : ending.peak_bytes) peaks.push_back(megabytes(bytes));
   lines.push_back(fmt::format("peak memory by rank: {}", fmt::join(peaks, ", ")));
@@ -170,62 +162,12 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
   return lines;
 }
 
-std::string result_json(const Ending& ending, const comm::World& world) {
-  const auto& state = ending.outcome.state;
-  Json metrics = Json::object();
-  for (const auto& [name, value] : state.metrics) metrics[name] = number(value);
-  const double busy = busy_seconds(state);
-  const auto samples = static_cast<double>(state.samples - state.resumed_samples);
-  const Json result = {
-      {"status", name_of(ending.outcome.ended)},
-      {"exit_status", ending.outcome.exit_status()},
-      {"step", state.step},
-      {"epoch", state.epoch},
-      {"samples", state.samples},
-      {"train_loss", number(state.loss)},
-      {"metrics", metrics},
-      {"evaluated_at", state.evaluated_at < 0 ? Json(nullptr) : Json(state.evaluated_at)},
-      {"skipped", state.skipped},
-      {"best_checkpoint", ending.outcome.best.empty() ? Json(nullptr) : Json(ending.outcome.best)},
-      {"resumed_at", state.resumed_at < 0 ? Json(nullptr) : Json(state.resumed_at)},
-      {"world_size", world.size()},
-      {"samples_per_s", number(busy > 0 ? samples / busy : 0)},
-      {"seconds",
-       {{"total", state.seconds},
-        {"steps", busy},
-        {"data", state.data_seconds},
-        {"communication",
-         ending.communication_seconds < 0 ? Json(nullptr) : Json(ending.communication_seconds)},
-        {"evaluation", state.evaluation_seconds},
-        {"checkpoints", state.saving_seconds}}},
-      {"peak_bytes", ending.peak_bytes}};
-  return result.dump(1) + "\n";
-}
-
-std::string result_json(const std::string& error, const RunState& state, const comm::World& world) {
-  const Json result = {
-      {"status", "failed"},        {"exit_status", 1},     {"error", error},
-      {"step", state.step},        {"epoch", state.epoch}, {"samples", state.samples},
-      {"world_size", world.size()}};
-  return result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
 double peak_memory() {
   std::ifstream file("/proc/self/status");
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) * 1024;
   }
   return 0;
-}
-
-double communication_seconds(const Trainer& trainer) {
-  if (trainer.fsdp() != nullptr) return -1;
-  const auto log = trainer.ddp().log();
-  if (log.passes.empty()) return 0;
-  double exposed_us = 0;
-  for (const auto& pass : log.passes) exposed_us += pass.exposed().count();
-  return exposed_us * 1e-6 / static_cast<double>(log.passes.size()) *
-         static_cast<double>(log.pass_count);
 }
 
 void write_whole(const std::string& path, const std::string& text) {

@@ -20,7 +20,6 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
 struct Ending {
   Outcome outcome;
   std::vector<double> peak_bytes = {};  // by rank
-  double communication_seconds = 0;     // that steps waited for, on rank 0; -1: not known
 };
 
 // The lines at the end.
@@ -32,9 +31,6 @@ std::string result_json(const std::string& error, const RunState& state, const c
 
 // Peak resident memory of this process, in bytes.
 double peak_memory();
-// What steps waited for communication so far, in seconds, taken from the last of them; -1 under
-// Fsdp, which does not measure it.
-double communication_seconds(const Trainer& trainer);
 
 // The file appears as a whole or not at all. Throws Error.
 void write_whole(const std::string& path, const std::string& text);

@@ -12,6 +12,7 @@
 #include "lockstep/core/log.h"
 #include "lockstep/core/preemption.h"
 #include "lockstep/parallel/random.h"
+#include "lockstep/train/config_texts.h"
 #include "lockstep/train/progress.h"
 #include "train/error_text.h"
 #include "train/run/language_model.h"
@@ -57,6 +58,9 @@ void prepare(const Files& files, const RunConfig& config, const Registry& regist
         const auto folder = std::filesystem::path(file).parent_path();
         if (!folder.empty() && folder != "/") std::filesystem::create_directories(folder);
       }
+      // Until this run has a result of its own there is none, not that of a run before.
+      std::error_code ignored;  // writing it says it better
+      if (!files.result.empty()) std::filesystem::remove(files.result, ignored);
       if (!files.config.empty()) {
         write_whole(files.config, show_config(config, registry.extensions()));
       }
@@ -105,6 +109,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     MonitorOptions monitored{.directory = files.log,
                              .every_steps = every > 0 ? every : kOnlyAtTheEnds,
                              .name = config.model.kind,
+                             .config = config_texts(config, registry.extensions()),
                              .tensorboard = logging.tensorboard,
                              .open_metrics_file = logging.open_metrics_file,
                              .prometheus_address = logging.prometheus_address};
@@ -147,7 +152,6 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
       world.group().barrier().wait();
     }
     ending.peak_bytes = peaks_of(world);
-    ending.communication_seconds = communication_seconds(trainer);
     for (const auto& line : summary(ending, config)) out << line << "\n";
     out.flush();
     if (world.is_main() && !files.result.empty()) {
