@@ -17,6 +17,7 @@ namespace lockstep::train {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 StepReport report() {
   return {.step = 300,
@@ -85,6 +86,13 @@ TEST(OpenMetrics, HasFamiliesWithTypesAndLabelsThatAreQuoted) {
   EXPECT_THAT(text, HasSubstr("lockstep_samples{run=\"a\\\"b\\\\c\\n\"} 1280\n"));
   EXPECT_THAT(text, HasSubstr("rank=\"0\",kind=\"communication\"} 0.005\n"));
   EXPECT_THAT(text, HasSubstr("rank=\"1\"} 2048\n"));
+  EXPECT_THAT(text, Not(HasSubstr("gpu_busy")));
+  StepReport on_gpus = report();
+  on_gpus.ranks[1].gpu_busy = 0.5;
+  EXPECT_THAT(
+      open_metrics(on_gpus, "a"),
+      HasSubstr("# TYPE lockstep_gpu_busy gauge\n# HELP lockstep_gpu_busy Share of the time "
+                "the GPU computes.\nlockstep_gpu_busy{run=\"a\",rank=\"1\"} 0.5\n"));
   EXPECT_TRUE(text.ends_with("# EOF\n"));
 }
 

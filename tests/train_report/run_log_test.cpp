@@ -74,17 +74,17 @@ TEST_F(TheRunLog, EveryRecordIsReadAsItWasWritten) {
   EXPECT_EQ(start.environment.at("libtorch"), "2.15");
   EXPECT_EQ(start.hosts[2], "b");
 
-  const auto report = std::get<StepReport>(again(
-      StepReport{.step = 100,
-                 .steps = 50,
-                 .epoch = 2,
-                 .seconds = 1.25,
-                 .loss = 0.1,
-                 .gradient_norm = std::numeric_limits<double>::infinity(),
-                 .samples = 6400,
-                 .samples_per_second = 1024.5,
-                 .values = {{"loss scale", 65536}},
-                 .ranks = {{0.01, 0.002, 0.001, 0.0005, 1 << 20}, {0.01, 0, 0, 0, 2 << 20}}}));
+  const auto report = std::get<StepReport>(again(StepReport{
+      .step = 100,
+      .steps = 50,
+      .epoch = 2,
+      .seconds = 1.25,
+      .loss = 0.1,
+      .gradient_norm = std::numeric_limits<double>::infinity(),
+      .samples = 6400,
+      .samples_per_second = 1024.5,
+      .values = {{"loss scale", 65536}},
+      .ranks = {{0.01, 0.002, 0.001, 0.0005, 1 << 20, 0.75}, {0.01, 0, 0, 0, 2 << 20}}}));
   EXPECT_EQ(report.step, 100);
   EXPECT_EQ(report.steps, 50);
   EXPECT_EQ(report.loss, 0.1);
@@ -95,6 +95,8 @@ TEST_F(TheRunLog, EveryRecordIsReadAsItWasWritten) {
   EXPECT_EQ(report.ranks[0].communication_seconds, 0.002);
   EXPECT_EQ(report.ranks[1].memory_bytes, 2 << 20);
   EXPECT_DOUBLE_EQ(report.ranks[0].working_seconds(), 0.008);
+  EXPECT_EQ(report.ranks[0].gpu_busy, 0.75);
+  EXPECT_EQ(report.ranks[1].gpu_busy, -1) << "not known";
 
   const auto evaluation =
       std::get<EvaluationReport>(again(EvaluationReport{.step = 9, .metrics = {{"accuracy", 1}}}));

@@ -63,6 +63,39 @@ TEST(RunWarnings, AStragglerIsNamedWithWhereItIsSlow) {
   EXPECT_THAT(events[0].advice, HasSubstr("--bind cores"));
 }
 
+TEST(RunWarnings, IdleGpusAreNamedWithWhatToDo) {
+  const auto idle = [](StepReport& report, int64_t) {
+    for (auto& rank : report.ranks) rank.gpu_busy = 0.25;
+    report.ranks[1].gpu_busy = -1;  // not known
+  };
+  const auto events = said(10, idle);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].step, 20) << "one idle moment may be chance";
+  EXPECT_EQ(events[0].text, "the GPUs compute only 25 % of the time");
+  EXPECT_THAT(events[0].advice, HasSubstr("training.batch_size"));
+  const auto waiting = said(10, [&](StepReport& report, int64_t number) {
+    idle(report, number);
+    for (auto& rank : report.ranks) rank.communication_seconds = 0.006;
+  });
+  ASSERT_EQ(waiting.size(), 1u);
+  EXPECT_THAT(waiting[0].text, HasSubstr("the ranks wait for each other 50 % of it"));
+  EXPECT_THAT(waiting[0].advice, HasSubstr("parallel.hook"));
+}
+
+TEST(RunWarnings, GpusThatWaitForDataAreNotWarnedOfTwice) {
+  const auto events = said(10, [](StepReport& report, int64_t) {
+    for (auto& rank : report.ranks) rank.gpu_busy = 0.1, rank.data_seconds = 0.006;
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].text, HasSubstr("training waits for data"));
+}
+
+TEST(RunWarnings, GpusAreFineThatComputeOrAreIdleOnce) {
+  EXPECT_TRUE(said(100, [](StepReport& report, int64_t number) {
+                for (auto& rank : report.ranks) rank.gpu_busy = number % 2 == 0 ? 0.1 : 0.9;
+              }).empty());
+}
+
 TEST(RunWarnings, AStragglerThatWaitsForItsDiskIsToldFromOneThatComputes) {
   const auto events = said(3, [](StepReport& report, int64_t) {
     for (auto& rank : report.ranks) rank.step_seconds = 0.017, rank.communication_seconds = 0.007;

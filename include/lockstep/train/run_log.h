@@ -31,6 +31,7 @@ struct RankFigures {
   double data_seconds = 0;           // of it, waiting for batches
   double checkpoint_seconds = 0;     // of it, held up by saving
   int64_t memory_bytes = 0;          // resident, at the report
+  double gpu_busy = -1;              // share of the time in which its GPU computed; -1: not known
 
   // What is left.
   double compute_seconds() const;

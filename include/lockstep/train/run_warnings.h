@@ -17,6 +17,8 @@ struct WarningLimits {
   double straggler = 1.25;
   // The share of a step's time that ranks wait for batches, the mean over ranks.
   double data_share = 0.25;
+  // The share of the time in which GPUs compute, the mean over ranks, is less.
+  double gpu_busy = 0.4;
   // A rank has so many times the memory of the median of the others, and so much more.
   double memory_imbalance = 1.5;
   int64_t memory_imbalance_bytes = int64_t{256} << 20;
@@ -47,6 +49,7 @@ class RunWarnings {
   using Events = std::vector<Event>;
   void look_at_loss(const StepReport& report, std::string_view parameter, Events& events);
   void look_at_times(const StepReport& report, Events& events);
+  void look_at_gpus(const StepReport& report, Events& events);
   void look_at_memory(const StepReport& report, Events& events);
   // Adds it unless its kind has been warned of just before.
   bool say(const std::string& trouble, Event event, Events& events);
@@ -58,7 +61,7 @@ class RunWarnings {
   double gradient_norm_ = 0;
   int64_t gradients_ = 0;
   int slow_rank_ = -1;  // of the report before
-  bool starved_ = false;
+  bool starved_ = false, idled_ = false;
   struct Memory {
     int64_t reports = 0, base = 0, last = 0;
     int grown = 0;  // reports in a row

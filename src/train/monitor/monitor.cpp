@@ -5,12 +5,14 @@
 
 #include <cmath>
 #include <exception>
+#include <functional>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
+#include "train/monitor/gpu_use.h"
 #include "train/monitor/outputs.h"
 #include "train/monitor/run_environment.h"
 #include "train/monitor/step_clock.h"
@@ -26,6 +28,7 @@ constexpr double kNever = -1;
 struct Told {
   double has_loss = 0, loss = 0, samples = 0, all_samples = 0;
   double step = 0, communication = 0, data = 0, checkpoint = 0, memory = 0;
+  double gpu_busy = -1;
   double not_finite_at = kNever;  // the first step since the last report
 };
 constexpr int64_t kTold = sizeof(Told) / sizeof(double);
@@ -69,6 +72,7 @@ struct RunMonitor::State {
   RunWarnings warnings{options.warnings};
   std::unique_ptr<MonitorOutputs> outputs = {};  // rank 0's
   std::unique_ptr<StepTrace> trace = {};         // null without
+  std::function<double()> gpu = {};              // gpu_use(), on a GPU
   bool ended = false;
   int exceptions = std::uncaught_exceptions();
 
@@ -112,6 +116,7 @@ RunMonitor::RunMonitor(const comm::World& world, MonitorOptions options)
     state_->trace = std::make_unique<StepTrace>(world, given.trace_steps,
                                                 given.directory + "/trace.json", state_->step);
   }
+  if (world.device().is_cuda()) state_->gpu = gpu_use(world.device().index());
   state_->clock.restart();
 }
 
@@ -137,6 +142,7 @@ void RunMonitor::State::report(const StepFigures& figures) {
                                             .data = mine.data_seconds,
                                             .checkpoint = mine.checkpoint_seconds,
                                             .memory = static_cast<double>(mine.memory_bytes),
+                                            .gpu_busy = gpu ? gpu() : -1,
                                             .not_finite_at = not_finite_at});
   StepReport now{.step = step, .steps = steps, .epoch = figures.epoch};
   now.seconds = clock.since_start();
@@ -157,7 +163,7 @@ void RunMonitor::State::report(const StepFigures& figures) {
       bad_rank = static_cast<int>(rank);
     }
     now.ranks.push_back({told.step, told.communication, told.data, told.checkpoint,
-                         static_cast<int64_t>(told.memory)});
+                         static_cast<int64_t>(told.memory), told.gpu_busy});
   }
   if (weight > 0) now.loss = loss / weight;
   samples += static_cast<int64_t>(taken);

@@ -78,6 +78,12 @@ Json json_of(const StepReport& report, double now) {
   ranks["checkpoint_seconds"] =
       column(report.ranks, [](const auto& r) { return rounded(r.checkpoint_seconds); });
   ranks["memory_bytes"] = column(report.ranks, [](const auto& r) { return r.memory_bytes; });
+  const bool has_gpus = std::any_of(report.ranks.begin(), report.ranks.end(),
+                                    [](const auto& r) { return r.gpu_busy >= 0; });
+  if (!has_gpus) return line;
+  ranks["gpu_busy"] = column(report.ranks, [](const auto& r) {
+    return r.gpu_busy < 0 ? Json(nullptr) : rounded(r.gpu_busy);
+  });
   return line;
 }
 

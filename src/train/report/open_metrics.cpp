@@ -55,6 +55,7 @@ std::string open_metrics(const StepReport& report, std::string_view run) {
   gauge("lockstep_samples", "Samples taken so far on all ranks.",
         static_cast<double>(report.samples));
   if (!report.ranks.empty()) {
+    bool has_gpus = false;
     family("lockstep_step_seconds", "gauge", "Mean time of a step, by what it was spent on.");
     for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
       const RankFigures& figures = report.ranks[rank];
@@ -71,6 +72,13 @@ std::string open_metrics(const StepReport& report, std::string_view run) {
     for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
       text += fmt::format("lockstep_memory_bytes{{run=\"{}\",rank=\"{}\"}} {}\n", name, rank,
                           report.ranks[rank].memory_bytes);
+    }
+    for (size_t rank = 0; rank < report.ranks.size(); ++rank) {
+      if (report.ranks[rank].gpu_busy < 0) continue;
+      if (!has_gpus) family("lockstep_gpu_busy", "gauge", "Share of the time the GPU computes.");
+      has_gpus = true;
+      text += fmt::format("lockstep_gpu_busy{{run=\"{}\",rank=\"{}\"}} {}\n", name, rank,
+                          number(report.ranks[rank].gpu_busy));
     }
   }
   return text + "# EOF\n";

@@ -168,6 +168,11 @@ StepReport report_of(const Json& line) {
   column(*ranks, "memory_bytes", report.ranks, [](RankFigures& figures, const Json& value) {
     figures.memory_bytes = whole(value, "memory_bytes");
   });
+  column(*ranks, "gpu_busy", report.ranks, [](RankFigures& figures, const Json& value) {
+    if (value.is_null()) return;
+    const double busy = number_of(value, "gpu_busy");
+    if (busy >= 0 && busy <= 1) figures.gpu_busy = busy;
+  });
   return report;
 }
 

@@ -194,11 +194,42 @@ void RunWarnings::look_at_memory(const StepReport& report, Events& events) {
   }
 }
 
+void RunWarnings::look_at_gpus(const StepReport& report, Events& events) {
+  double busy = 0, known = 0, total = 0, communication = 0;
+  for (const auto& rank : report.ranks) {
+    total += rank.step_seconds;
+    communication += rank.communication_seconds;
+    if (rank.gpu_busy < 0) continue;
+    busy += rank.gpu_busy;
+    ++known;
+  }
+  const bool idles = known > 0 && busy < limits_.gpu_busy * known;
+  // Where training waits for data, that is said already.
+  if (idles && idled_ && !starved_) {
+    const bool talks = communication > 0.4 * total;
+    say("gpu",
+        {.step = report.step,
+         .seconds = report.seconds,
+         .text = fmt::format("the GPUs compute only {:.0f} % of the time{}", 100 * busy / known,
+                             talks ? fmt::format("; the ranks wait for each other {:.0f} % of it",
+                                                 100 * communication / total)
+                                   : ""),
+         .advice = talks
+                       ? "Use larger batches, accumulation (training.gradient_accumulation_steps) "
+                         "or a communication hook (parallel.hook)."
+                       : "Use larger batches (training.batch_size), and leave out what waits for "
+                         "the GPU in each step: item(), cpu(), printing a tensor."},
+        events);
+  }
+  idled_ = idles;
+}
+
 std::vector<Event> RunWarnings::look(const StepReport& report, std::string_view parameter) {
   Events events;
   look_at_loss(report, parameter, events);
   if (report.ranks.empty()) return events;
   look_at_times(report, events);
+  look_at_gpus(report, events);
   look_at_memory(report, events);
   return events;
 }

@@ -127,6 +127,7 @@ void TensorBoardWriter::report(const StepReport& report) {
     of_rank("communication_seconds", figures.communication_seconds);
     of_rank("data_seconds", figures.data_seconds);
     of_rank("memory_bytes", static_cast<double>(figures.memory_bytes));
+    if (figures.gpu_busy >= 0) of_rank("gpu_busy", figures.gpu_busy);
   }
   flush();
 }
