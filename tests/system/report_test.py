@@ -212,6 +212,14 @@ def test_the_page_in_a_browser(folder):
     assert all(cell.get("scope") in ("col", "row") for cell in document.all("th"))
 
 
+def test_of_two_ranks_the_slow_one_stands_out(folder):
+    write_log(folder / "a", ranks=2, slow=1)
+    subprocess.run([LOCKSTEP, "report", folder / "a"], capture_output=True, check=True)
+    text, said = browse(folder / "a" / "report.html", folder)
+    assert not said, said
+    assert [one.get("data-slow") for one in Document(text).all("canvas")] == ["rank 1"]
+
+
 def test_ranks_that_left_are_no_crosses_and_names_spoil_no_chart(folder):
     """A restart on fewer ranks, and a value whose name has control characters."""
     write_log(folder / "a", ranks=4, reports=10)

@@ -238,7 +238,8 @@
     return `rgb(${a.map((value, i) => Math.round(value + (b[i] - value) * share)).join(",")})`;
   };
 
-  // A row a rank, a column some steps; the colour is the ratio to the median of the column.
+  // A row a rank, a column some steps; the colour is the ratio to the median of the column: of an even number the faster one in the middle, so that
+  // of two ranks it is the slow one that stands out.
   const heat = (plot) => {
     const { columns, rows, cells } = run.heat;
     const width = plot.clientWidth, left = 74, top = 7, bottom = 26;
@@ -255,7 +256,7 @@
     pen.scale(ratio, ratio);
     const even = color("even"), fast = color("fast"), slow = color("slow");
     const cell = (width - left) / columns.length;
-    const medians = cells.map((column) => { const sorted = column.filter((v) => v !== null).sort((a, b) => a - b); return sorted[sorted.length >> 1] || 0; });
+    const medians = cells.map((column) => { const sorted = column.filter((v) => v !== null).sort((a, b) => a - b); return sorted[(sorted.length - 1) >> 1] || 0; });
     const times = (c, r) => (medians[c] > 0 && cells[c][r] !== null && cells[c][r] !== undefined ? cells[c][r] / medians[c] : null);
     for (let c = 0; c < columns.length; ++c) for (let r = 0; r < rows.length; ++r) {
       const t = times(c, r);
@@ -270,6 +271,7 @@
     // As many names as there is room for, but those of slow ranks always.
     const every = Math.ceil(15 / row);
     const isSlow = rows.map((name, r) => { const all = columns.map((column, i) => times(i, r)).filter((t) => t !== null); return all.reduce((a, b) => a + b, 0) / (all.length || 1) > 1.25; });
+    canvas.dataset.slow = rows.filter((name, r) => isSlow[r]).join(", ");
     rows.forEach((name, r) => {
       const near = isSlow.some((slowRow, other) => slowRow && other !== r && Math.abs(other - r) < every);
       if (!isSlow[r] && (r % every !== 0 || near)) return;
