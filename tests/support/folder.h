@@ -25,7 +25,8 @@ class Folder {
     const bool in_memory = on == On::Memory && access("/dev/shm", W_OK) == 0;
     const std::filesystem::path parent =
         in_memory ? "/dev/shm" : std::filesystem::temp_directory_path();
-    path_ = (parent / "lockstep-test-XXXXXX").string();
+    // Not called lockstep: tests of faults look for what Lockstep leaves in shared memory.
+    path_ = (parent / "test-XXXXXX").string();
     if (mkdtemp(path_.data()) == nullptr) {
       throw std::system_error(errno, std::generic_category(), "mkdtemp " + path_);
     }

@@ -1,6 +1,8 @@
 // What is saved, loaded, taken down and put up again while a training goes on.
 #include <torch/torch.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <sstream>
 #include <stdexcept>
 
@@ -9,7 +11,6 @@
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/stateful.h"
 #include "random/training/features.h"
-#include "support/folder.h"
 
 namespace lockstep::test::training {
 namespace {
@@ -189,9 +190,7 @@ struct Resumed : Feature {
     if (training.alone || training.step != random.below(training.program.steps)) return;
     CheckpointerOptions options;
     options.async = random.chance(0.5);
-    std::optional<Folder> made;
-    if (training.group.rank() == 0) made.emplace(Folder::On::Disk);
-    const std::string folder = training.group.broadcast_bytes(made ? made->path() : "", 0);
+    const std::string folder = shared_folder(training.group);
     {
       const auto saving = tracking(training, folder, options);
       saving->save(training.step);
@@ -200,6 +199,14 @@ struct Resumed : Feature {
     spoil(training.lanes[0]);
     tracking(training, folder, options)->restore_latest();
     training.group.barrier().wait();
+    if (training.group.rank() == 0) std::filesystem::remove_all(folder);
+  }
+  static std::string shared_folder(const Group& group) {
+    std::string folder = std::filesystem::temp_directory_path() / "lockstep-random-XXXXXX";
+    if (group.rank() == 0 && mkdtemp(folder.data()) == nullptr) {
+      throw std::runtime_error("mkdtemp " + folder);
+    }
+    return group.broadcast_bytes(folder, 0);
   }
   static std::unique_ptr<Checkpointer> tracking(Training& training, const std::string& folder,
                                                 const CheckpointerOptions& options) {
