@@ -13,9 +13,15 @@ namespace lockstep::comm {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+namespace {
+
+// The longest pause between two comparisons: each is three requests of every rank that waits.
+constexpr std::chrono::seconds kLongestPause{30};
+
+}  // namespace
+
 milliseconds WireOperation::left() const {
-  const auto spent = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
-  return std::max(milliseconds(0), timeout - spent);
+  return std::max(milliseconds(0), timeout - std::chrono::duration_cast<milliseconds>(spent()));
 }
 
 GroupHealth::GroupHealth(std::string_view transport, const Store& store, int rank,
@@ -29,14 +35,15 @@ void GroupHealth::attend(WireOperation& operation) {
   if (diagnosis_.launcher_reports()) fail(operation, diagnosis_.given_up());
   if (operation.left().count() == 0)
     fail(operation, fmt::format("timed out after {}", text_of(operation.timeout)));
-  if (!operation.looked && steady_clock::now() - operation.start > PeerStatus::kLongWait)
-    look(operation);
+  if (operation.spent() > operation.next_look) look(operation);
 }
 
 // Ranks that wait long compare what they wait for, since different calls may wait for each other
-// until the deadline.
+// until the deadline. Once is not enough: the store may take too long to answer, on a machine that
+// is busy, and of two ranks the one that was first learns nothing.
 void GroupHealth::look(WireOperation& operation) {
-  operation.looked = true;
+  const auto spent = operation.spent();
+  operation.next_look = spent + std::min<steady_clock::duration>(spent, kLongestPause);
   const PeerStatus::Notices notices = peer_status_.exchange(operation.notice, milliseconds(0));
   for (const auto& notice : notices) {
     if (notice && notice->contradicts(operation.notice))
@@ -45,7 +52,7 @@ void GroupHealth::look(WireOperation& operation) {
 }
 
 void GroupHealth::done(const WireOperation& operation) {
-  if (!operation.looked) return;
+  if (!operation.has_looked()) return;
   Notice notice = operation.notice;
   notice.state = Notice::State::Running;
   peer_status_.post(notice);

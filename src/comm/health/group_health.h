@@ -20,10 +20,16 @@ struct WireOperation {
   Notice notice;
   std::chrono::milliseconds timeout;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
-  bool looked = false;  // at what the peers have posted
+  // When it is compared with what the peers wait for, again and again.
+  std::chrono::steady_clock::duration next_look = PeerStatus::kLongWait;
 
+  std::chrono::steady_clock::duration spent() const {
+    return std::chrono::steady_clock::now() - start;
+  }
   // Until the deadline.
   std::chrono::milliseconds left() const;
+  // Whether it has been compared.
+  bool has_looked() const { return next_look > PeerStatus::kLongWait; }
 };
 
 class GroupHealth {
