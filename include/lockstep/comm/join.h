@@ -27,6 +27,12 @@ struct GroupOptions {
   Backend backend = Backend::Auto;
   // How long this rank waits for the others, to begin with and in each wait later.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // As in WorldOptions. LOCKSTEP_TLS overrides it.
+  bool tls = false;
+  // What the group's ranks share and nobody else, 16 bytes or more: for TLS, and for the store that
+  // rank 0 serves at an address. Empty: the job's, where it has one; ranks of several jobs need one
+  // of their own.
+  std::string secret = {};
 };
 
 // A group of all processes that call it with the same store, for tensors on the CPU, over the
@@ -42,8 +48,9 @@ Group join_group(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
                  const GroupOptions& options = {});
 
 // The same by an address, "10.0.0.1:29500", at which rank 0 serves the store itself. A process may
-// join several groups at one address, one after the other: the n-th calls of all ranks form a
-// group. Rank 0 serves it until its process ends.
+// join several groups at one address, one after the other: each rank's n-th call meets the n-th
+// calls of the others. Rank 0 serves it until its process ends; with a secret, of the job or of
+// `options`, to nobody who has another or none.
 Group join_group(const std::string& address, const Membership& me,
                  const GroupOptions& options = {});
 

@@ -41,6 +41,11 @@ struct WorldOptions {
   // How long a rank waits for the others before the wait fails (CallOptions::timeout says what
   // counts as a wait). LOCKSTEP_TIMEOUT (seconds) overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
+  // Encrypts what ranks send each other over the network: TLS 1.3, by the job's secret
+  // (docs/transports.md). Only tcp can, so from_env() throws ConfigError where Gloo would send
+  // something or, with GPUs on several hosts, NCCL, and where several ranks have no secret. Alike
+  // on all ranks. LOCKSTEP_TLS (0, 1) overrides it.
+  bool tls = false;
   // Some ranks are Python processes that called torch.distributed.init_process_group("gloo"). Needs
   // Gloo; the ranks then do not check each other's world size and versions at the start.
   // LOCKSTEP_PYTHON_PEERS=1 sets it.
@@ -93,8 +98,9 @@ class World {
   // Whatever takes a group takes a world, as the group of all ranks.
   operator const Group&() const { return group(); }  // NOLINT(google-explicit-constructor)
 
-  // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each", and where this rank
-  // may use a part of the host's cores only ", rank 0 on cores 0-3".
+  // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each"; "tcp with TLS" where
+  // what goes over the network is encrypted; and where this rank may use a part of the host's cores
+  // only ", rank 0 on cores 0-3".
   std::string describe() const;
 
  private:

@@ -122,21 +122,36 @@ bool net_from_env() {
   contradiction("LOCKSTEP_NET='{}' is none of tcp, gloo", *text);
 }
 
-std::optional<Digest> tls_key_from_env(Backend asked, bool over_tcp, std::string_view job) {
-  if (env_int("LOCKSTEP_TLS", 0, 1).value_or(0) == 0) return std::nullopt;
-  if (!over_tcp) {
+std::optional<Digest> common_key(const Asked& asked, std::string_view job) {
+  return asked.secret.empty() ? job_key_from_env(job) : Token(asked.secret).key("ranks", job);
+}
+
+std::optional<Digest> tls_key_from_env(const Asked& asked, std::string_view job) {
+  if (env_int("LOCKSTEP_TLS", 0, 1).value_or(asked.tls ? 1 : 0) == 0) return std::nullopt;
+  if (!asked.over_tcp) {
+    const bool by_name = asked.backend == Backend::Gloo;
     contradiction(
-        "LOCKSTEP_TLS=1 was asked for, but {} sends everything as it is: use tcp (unset {})",
-        asked == Backend::Gloo ? "gloo" : "LOCKSTEP_NET=gloo",
-        asked == Backend::Gloo ? "LOCKSTEP_BACKEND and LOCKSTEP_PYTHON_PEERS" : "LOCKSTEP_NET");
+        "TLS was asked for (LOCKSTEP_TLS=1, or the option tls), but {} sends everything as it is: "
+        "use tcp (unset {})",
+        by_name ? "gloo" : "LOCKSTEP_NET=gloo",
+        by_name ? "LOCKSTEP_BACKEND and LOCKSTEP_PYTHON_PEERS" : "LOCKSTEP_NET");
   }
-  const auto key = job_key_from_env(job);
+  const auto key = common_key(asked, job);
   if (!key) {
     contradiction(
-        "LOCKSTEP_TLS=1 was asked for, but the ranks share no secret: start them with `lockstep "
-        "run`, or give all of them the same LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN");
+        "TLS was asked for (LOCKSTEP_TLS=1, or the option tls), but the ranks share no secret: "
+        "start them with `lockstep run`, or give all of them the same LOCKSTEP_TOKEN_FILE or "
+        "LOCKSTEP_TOKEN");
   }
   return key;
+}
+
+AskedTransport shared_part(const Asked& asked) {
+  return {.backend = name_of(asked.backend),
+          .net = asked.over_tcp ? "tcp" : "gloo",
+          .tls = asked.tls_key
+                     ? hex_of(hmac(lockstep::text_of(*asked.tls_key), {"same"})).substr(0, 16)
+                     : ""};
 }
 
 Connection connect(const Store& own, int rank, const std::vector<Member>& members,
@@ -155,10 +170,11 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
   connection.hosts = static_cast<int>(layout.by_host().size());
   const bool is_plain = asked.backend == Backend::Gloo || asked.backend == Backend::Tcp;
   const bool is_flat = asked.backend == Backend::Tcp || connection.hosts == size;
-  const MakeNet between_hosts =
-      [over = std::make_shared<std::shared_ptr<Net>>(), over_tcp = asked.over_tcp, is_flat, own,
-       rank, size, timeout = asked.timeout, tls_key = asked.tls_key](
-          const Store& at, const NetMembers& net) -> std::shared_ptr<Transport> {
+  const auto over = std::make_shared<std::shared_ptr<Net>>();
+  const MakeNet between_hosts = [over, over_tcp = asked.over_tcp, is_flat, own, rank, size,
+                                 timeout = asked.timeout, tls_key = asked.tls_key](
+                                    const Store& at,
+                                    const NetMembers& net) -> std::shared_ptr<Transport> {
     if (!over_tcp) {
       check_descriptors(static_cast<int>(net.members.size()));
       return make_gloo_transport(
@@ -178,8 +194,9 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
     connection.device = own_device(members, local_places, rank);
     if (asked.tls_key && !connection.device.is_cpu() && connection.hosts > 1) {
       contradiction(
-          "LOCKSTEP_TLS=1 was asked for, but NCCL sends the tensors of GPUs on {} hosts as they "
-          "are: encrypt the network (WireGuard, IPsec), or set LOCKSTEP_DEVICE=cpu",
+          "TLS was asked for (LOCKSTEP_TLS=1, or the option tls), but NCCL sends the tensors of "
+          "GPUs on {} hosts as they are: encrypt the network (WireGuard, IPsec), or set "
+          "LOCKSTEP_DEVICE=cpu",
           connection.hosts);
     }
     take(connection.device);
@@ -195,6 +212,7 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
                                       {connection.device, layout, asked.timeout});
     }
     connection.group = Group(std::move(transport));
+    connection.is_encrypted = asked.tls_key && *over;
   } catch (...) {
     leave(own, rank, size - 1);
     throw;

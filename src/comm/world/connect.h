@@ -30,27 +30,37 @@ std::string name_of(Backend backend);
 // Whether tcp carries what goes between hosts, rather than gloo (LOCKSTEP_NET). Throws ConfigError.
 bool net_from_env();
 
-// The secret with which ranks encrypt what they send each other, where LOCKSTEP_TLS says so;
-// nothing where it may stay as it is. `asked` is the backend, `over_tcp` whether tcp carries what
-// goes between hosts. Throws ConfigError when it does not, or when this process has no secret.
-std::optional<Digest> tls_key_from_env(Backend asked, bool over_tcp, std::string_view job);
-
 // A write to a peer that is gone becomes an error: Gloo writes without MSG_NOSIGNAL. Python ignores
 // SIGPIPE from the start.
 void survive_broken_connections();
 
 struct Asked {
   Backend backend = Backend::Auto;
-  bool over_tcp = true;
+  bool over_tcp = true;     // whether tcp carries what goes between hosts, rather than gloo
+  bool tls = false;         // what the options say
+  std::string secret = {};  // of the group; empty: the job's
   std::optional<Digest> tls_key = std::nullopt;
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
+
+// What the ranks of `job` have in common and nobody else, if there is anything: see
+// job_key_from_env().
+std::optional<Digest> common_key(const Asked& asked, std::string_view job);
+
+// The secret by which the ranks of `job` encrypt what they send each other, where LOCKSTEP_TLS or,
+// without it, `asked` says so. Throws ConfigError when tcp does not carry it, or when this process
+// has no secret.
+std::optional<Digest> tls_key_from_env(const Asked& asked, std::string_view job);
+
+// What all ranks must ask for alike.
+AskedTransport shared_part(const Asked& asked);
 
 struct Connection {
   Group group;
   int local_rank = 0;
   int local_size = 1;
   int hosts = 1;
+  bool is_encrypted = false;  // what goes over the network, if anything does
   at::Device device = at::kCPU;
 };
 

@@ -25,6 +25,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr const char* kJoin = "join";  // in place of a job's name
+
 void check(const Membership& me, const GroupOptions& options, Backend asked) {
   if (me.rank < 0 || me.rank >= me.size) {
     throw ConfigError(
@@ -154,14 +156,15 @@ Group join_over(const Membership& me, const GroupOptions& options, const MakeSto
   survive_broken_connections();
   raise_descriptor_limit();
   const bool over_tcp = asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo);
-  const auto tls_key = tls_key_from_env(asked, over_tcp, "join");
-  Member mine = this_member(
-      me.size, -1, Devices{},
-      {.backend = name_of(asked), .net = over_tcp ? "tcp" : "gloo", .tls = tls_key.has_value()});
+  Asked transport{.backend = asked,
+                  .over_tcp = over_tcp,
+                  .tls = options.tls,
+                  .secret = options.secret,
+                  .timeout = options.timeout};
+  transport.tls_key = tls_key_from_env(transport, kJoin);
+  Member mine = this_member(me.size, -1, Devices{}, shared_part(transport));
   const Store store = make_store(mine.host);
-  return meet(
-      store, me, std::move(mine),
-      {.backend = asked, .over_tcp = over_tcp, .tls_key = tls_key, .timeout = options.timeout});
+  return meet(store, me, std::move(mine), transport);
 }
 
 }  // namespace
@@ -179,8 +182,11 @@ Group join_group(const std::string& address, const Membership& me, const GroupOp
     static std::mutex mutex;
     static auto& calls = *new std::map<std::string, int>;
     static auto& served = *new std::map<std::string, Store>;  // for those that come again
-    Store store = Store::connect(
-        {.host = at.host, .port = at.port, .server = me.rank == 0, .timeout = options.timeout});
+    Store store = Store::connect({.host = at.host,
+                                  .port = at.port,
+                                  .server = me.rank == 0,
+                                  .timeout = options.timeout,
+                                  .key = common_key({.secret = options.secret}, kJoin)});
     const std::lock_guard lock(mutex);
     if (me.rank == 0) served.insert_or_assign(at.text(), store);
     return store.prefix(fmt::format("lockstep/join/{}", calls[at.text()]++));

@@ -25,10 +25,11 @@ using std::chrono::milliseconds;
 
 std::string encode(const Member& member) {
   const Devices& devices = member.devices;
-  return fmt::format("{} {} {} {} {} {} {:d} {} {} {} {} {} {} {} {}", member.world_size,
+  return fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", member.world_size,
                      member.local_rank, member.host, member.version, member.backend, member.net,
-                     member.tls, static_cast<int>(devices.type), devices.count,
-                     devices.is_own ? 1 : 0, member.cores.threads, member.cores.is_fixed ? 1 : 0,
+                     member.tls.empty() ? "-" : member.tls, static_cast<int>(devices.type),
+                     devices.count, devices.is_own ? 1 : 0, member.cores.threads,
+                     member.cores.is_fixed ? 1 : 0,
                      member.cores.ids.empty() ? "-" : text_of_cores(member.cores.ids),
                      member.door.empty() ? "-" : member.door, devices.problem);
 }
@@ -49,6 +50,7 @@ Member decode(const std::string& text, int rank) {
   member.devices.type = static_cast<c10::DeviceType>(type);
   member.cores.machine = member.host.substr(0, member.host.find('/'));
   if (member.door == "-") member.door.clear();
+  if (member.tls == "-") member.tls.clear();
   if (cores != "-") member.cores.ids = cores_of_text(cores);
   std::getline(in >> std::ws, member.devices.problem);
   return member;
@@ -83,14 +85,19 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
         fmt::format("[comm] rank {} runs lockstep {}, rank {} runs {}: all ranks need the same",
                     rank, mine.version, peer, theirs.version));
   }
-  if (mine.backend != theirs.backend || mine.net != theirs.net || mine.tls != theirs.tls) {
+  const bool has_tls = !mine.tls.empty(), have_tls = !theirs.tls.empty();
+  if (mine.backend != theirs.backend || mine.net != theirs.net || has_tls != have_tls) {
     throw ConfigError(fmt::format(
-        "[comm] rank {} asks for LOCKSTEP_BACKEND={}, LOCKSTEP_NET={} and "
-        "LOCKSTEP_TLS={:d}, rank {} asks "
-        "for LOCKSTEP_BACKEND={}, LOCKSTEP_NET={} and LOCKSTEP_TLS={:d}: start all ranks of a job "
-        "with "
-        "the same",
-        rank, mine.backend, mine.net, mine.tls, peer, theirs.backend, theirs.net, theirs.tls));
+        "[comm] rank {} asks for LOCKSTEP_BACKEND={}, LOCKSTEP_NET={} and LOCKSTEP_TLS={:d}, rank "
+        "{} asks for LOCKSTEP_BACKEND={}, LOCKSTEP_NET={} and LOCKSTEP_TLS={:d}: start all ranks "
+        "of a job with the same",
+        rank, mine.backend, mine.net, has_tls, peer, theirs.backend, theirs.net, have_tls));
+  }
+  if (mine.tls != theirs.tls) {
+    throw ConfigError(
+        fmt::format("[comm] ranks {} and {} encrypt by different secrets: give all ranks of a job "
+                    "the same LOCKSTEP_TOKEN_FILE or LOCKSTEP_TOKEN, or leave it to `lockstep run`",
+                    rank, peer));
   }
 }
 

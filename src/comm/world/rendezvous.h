@@ -20,14 +20,15 @@ struct Member {
   Cores cores;
   std::string backend;  // what LOCKSTEP_BACKEND or WorldOptions::backend asks for
   std::string net;      // what goes between hosts: tcp or gloo
-  bool tls = false;     // whether that is encrypted
-  std::string door;     // where this process is handed memory (see door.h); empty: nowhere
+  // What tells apart the secrets by which that is encrypted; empty where it is not.
+  std::string tls;
+  std::string door;  // where this process is handed memory (see door.h); empty: nowhere
 };
 
 struct AskedTransport {
   std::string backend = "auto";
   std::string net = "tcp";
-  bool tls = false;
+  std::string tls;
 };
 
 // This process, as `local_rank` of a world of `world_size`.

@@ -31,6 +31,7 @@ struct World::State {
   int local_rank = 0;
   int local_size = 1;
   int hosts = 1;
+  bool is_encrypted = false;
   at::Device device = at::kCPU;
   std::optional<Store> store = std::nullopt;  // rank 0's serves the others
   KeyValueStore keys = own_keys();
@@ -140,8 +141,12 @@ World World::from_env(WorldOptions options) {
   }
   const bool over_tcp = !options.python_peers &&
                         (asked == Backend::Tcp || (net_from_env() && asked != Backend::Gloo));
-  const auto tls_key =
-      tls_key_from_env(options.python_peers ? Backend::Gloo : asked, over_tcp, place.job);
+  Asked transport{.backend = options.python_peers ? Backend::Gloo : asked,
+                  .over_tcp = over_tcp,
+                  .tls = options.tls,
+                  .timeout = options.timeout};
+  // One rank sends nobody anything, and is often started without a launcher.
+  if (place.size > 1) transport.tls_key = tls_key_from_env(transport, place.job);
   const DeviceKind kind =
       check_device(device_from_env(options.device), asked, options.python_peers);
   log::set_rank(place.rank);
@@ -174,22 +179,19 @@ World World::from_env(WorldOptions options) {
 
   const Store own = store.prefix(attempt(place));
   state->keys = keys_in(own.prefix("user"), options.timeout);
-  const auto members = exchange_members(
-      own, place.rank,
-      this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)), find_devices(kind),
-                  {.backend = name_of(asked),
-                   .net = over_tcp ? "tcp" : "gloo",
-                   .tls = tls_key.has_value()}),
-      options.timeout);
+  const auto members =
+      exchange_members(own, place.rank,
+                       this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)),
+                                   find_devices(kind), shared_part(transport)),
+                       options.timeout);
   log::info(
       fmt::format("the {} ranks have met at rank 0's store after {:.2f} s", place.size, seconds()));
   share_cores(members, place.rank);
-  Connection connection = connect(
-      own, place.rank, members,
-      {.backend = asked, .over_tcp = over_tcp, .tls_key = tls_key, .timeout = options.timeout});
+  Connection connection = connect(own, place.rank, members, transport);
   state->local_rank = connection.local_rank;
   state->local_size = connection.local_size;
   state->hosts = connection.hosts;
+  state->is_encrypted = connection.is_encrypted;
   state->device = connection.device;
   state->group = std::move(connection.group);
   const World world(std::move(state));
@@ -215,8 +217,10 @@ std::string World::describe() const {
     return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
   };
   const std::string cores = own_cores();
-  return fmt::format("{} on {}, {}, {} each{}", count(size(), "rank"), count(state_->hosts, "host"),
-                     group().backend(), count(at::get_num_threads(), "thread"),
+  return fmt::format("{} on {}, {}{}, {} each{}", count(size(), "rank"),
+                     count(state_->hosts, "host"), group().backend(),
+                     state_->is_encrypted ? " with TLS" : "",
+                     count(at::get_num_threads(), "thread"),
                      cores.empty() ? "" : fmt::format(", rank {} on {}", rank(), cores));
 }
 
