@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <thread>
@@ -80,6 +81,20 @@ TEST(SharingMemory, BetweenUserNamespaces) {
     if (unshare(CLONE_NEWUSER) != 0) become_somebody_else(rank);
     const World world = World::from_env({.timeout = 60s});
     EXPECT_EQ(world.group().backend(), "shm");
+    use_all_memory(world.group());
+  });
+}
+
+// Machines that were cloned while they ran say the same of their kernel.
+TEST(SharingMemory, NotWithAHostOfAnotherName) {
+  spawn_bare(2, [](int rank) {
+    const bool own_name = unshare(CLONE_NEWUTS) == 0 || unshare(CLONE_NEWUSER | CLONE_NEWUTS) == 0;
+    const std::string name = "clone" + std::to_string(rank);
+    // Where a test may not change it, the user's word does the same.
+    if (!own_name || sethostname(name.c_str(), name.size()) != 0)
+      setenv("LOCKSTEP_HOST", name.c_str(), 1);
+    const World world = World::from_env({.timeout = 60s});
+    EXPECT_EQ(world.group().backend(), "tcp");
     use_all_memory(world.group());
   });
 }
