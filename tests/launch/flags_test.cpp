@@ -62,6 +62,15 @@ TEST(Flags, WrongWordsAboutHostsAreNamed) {
   expect_usage_error({"run", "--nnodes=2", "--node-rank=2", "true"}, "they count from 0");
   expect_usage_error({"run", "--nnodes=2", "--print-env", "true"}, "leave --nnodes out");
 }
+TEST(Flags, TlsIsForLaunchersAndRanksAlike) {
+  EXPECT_THAT(Job({"run", "--tls", "--print-env", "true"}).wait().out, HasSubstr("LOCKSTEP_TLS=1"));
+  expect_usage_error({"run", "--tls", "--rdzv-conf=tls=0", "true"},
+                     "--tls and --rdzv-conf tls=0 say different things");
+  const Result result =
+      Job({"run", "--tls", "true"}, {.environment = {{"LOCKSTEP_TLS", "0"}}}).wait();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--tls and LOCKSTEP_TLS say different things"));
+}
 TEST(Flags, OneHostNeedsNoRendezvousWhateverIsSaidAboutIt) {
   EXPECT_EQ(Job({"run", "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0",
                  "--node_rank=0", "--master-addr=localhost", "echo", "x"})

@@ -123,6 +123,11 @@ def test_tls_by_option(folder):
         plain = launch(hosts, 2, "echo ran", conf="join_timeout=1")
         plain.expect(1, "no coordinator at host1:29400 within 1 s; last: .*(handshake|no launcher)")
         first.await_text("TLS: no handshake")
+    with Hosts(folder, 2) as hosts:
+        # One flag for launchers and ranks.
+        both = [launch(hosts, host, "echo ran with LOCKSTEP_TLS=$LOCKSTEP_TLS", "--tls") for host in (1, 2)]
+        for launcher in both:
+            launcher.expect(0, "ran with LOCKSTEP_TLS=1")
 
 
 def test_nothing_listens_beyond_the_hosts_own_address_and_the_token_is_nowhere(folder):

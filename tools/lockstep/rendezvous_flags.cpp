@@ -38,6 +38,9 @@ void RendezvousFlags::add_to(CLI::App& command) {
          "With --node-rank: the leading host (see --master-port)");
   option("--local-addr", local_addr_, "ADDRESS",
          "Where the other hosts reach this one (as routes say)");
+  command.add_flag("--tls", tls_,
+                   "Encrypt what launchers, and ranks of Lockstep, send each other over the\n"
+                   "network (--rdzv-conf tls=1 and LOCKSTEP_TLS=1)");
 }
 
 std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const {
@@ -53,7 +56,12 @@ std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const
         backend_));
   }
   if (node_rank_ >= 0) rendezvous.node_rank = node_rank_;
+  rendezvous.tls = tls_;
   rendezvous.set_conf(conf_);
+  if (tls_ && !rendezvous.tls) {
+    throw ConfigError(
+        "[run] --tls and --rdzv-conf tls=0 say different things about the same: give one of them");
+  }
   if (rendezvous.node_rank && *rendezvous.node_rank >= rendezvous.max_nodes) {
     throw ConfigError(fmt::format("[run] --node-rank {} with --nnodes {}: they count from 0",
                                   *rendezvous.node_rank, nodes_));

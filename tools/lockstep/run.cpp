@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "flags.h"
+#include "lockstep/core/environment.h"
 
 namespace lockstep::tool {
 namespace {
@@ -234,6 +235,10 @@ int RunCommand::carry_out() {
   refuse_limited_flags(command_);
   apply_accelerate();
   if (options_.verbose) options_.environment.emplace("LOCKSTEP_LOG", "info");
+  if (rendezvous_.tls()) {
+    if (env_text("LOCKSTEP_TLS").value_or("1") != "1") refuse_both("--tls", "LOCKSTEP_TLS");
+    options_.environment.emplace("LOCKSTEP_TLS", "1");
+  }
   choose_binding();
   choose_grace();
   if (allocator_ != "system") options_.preload = launch::find_allocator(allocator_);

@@ -170,7 +170,7 @@ void Network::read(Connection& connection) {
       if (connection.link && !connection.channel.is_open()) {
         listener_.on_disagreement(fmt::format(
             "{} hung up in the middle of the handshake: have both hosts the same token, --rdzv-id "
-            "and --rdzv-conf tls?",
+            "and --tls (or --rdzv-conf tls)?",
             connection.peer));
       }
       return close(connection);

@@ -84,9 +84,10 @@ void SecureChannel::feed(std::string_view bytes) {
     try {
       input_ += tls_->feed(bytes);
     } catch (const TlsError& error) {
-      throw ProtocolError(fmt::format(
-          "[rendezvous] {}: do both launchers have --rdzv-conf tls=1 and the same token?",
-          error.what()));
+      throw ProtocolError(
+          fmt::format("[rendezvous] {}: do both launchers have --tls (or --rdzv-conf tls=1) and "
+                      "the same token?",
+                      error.what()));
     }
   } else {
     input_ += bytes;
