@@ -222,6 +222,23 @@ TEST(LoadConfig, VariablesGoBeforeTheFile) {
   EXPECT_THAT(wrong, HasSubstr("environment ACCELERATE_MIXED_PRECISION=bf61: "));
 }
 
+TEST(LoadConfig, TlsIsAKeyAVariableAndNothingForGloo) {
+  EXPECT_FALSE(read("").parallel.tls);
+  EXPECT_TRUE(read("parallel: {tls: true}").parallel.tls);
+  EXPECT_THAT(refusal("parallel: {tls: true, backend: gloo}"),
+              HasSubstr("another parallel.backend than gloo, which encrypts nothing"));
+  setenv("LOCKSTEP_TLS", "1", 1);
+  const auto config = read("parallel: {tls: false}");
+  const std::string text = refusal("", {"parallel.tls=false"});
+  setenv("LOCKSTEP_TLS", "0", 1);
+  const auto plain = read("parallel: {tls: true}");
+  unsetenv("LOCKSTEP_TLS");
+  EXPECT_TRUE(config.parallel.tls);
+  EXPECT_EQ(config.origins.at("parallel.tls"), "environment LOCKSTEP_TLS=1");
+  EXPECT_FALSE(plain.parallel.tls);
+  EXPECT_THAT(text, HasSubstr("--set parallel.tls=false: contradicts the environment"));
+}
+
 TEST(LoadConfig, Curriculum) {
   const auto config = read(R"(
 training:

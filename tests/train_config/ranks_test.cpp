@@ -81,6 +81,13 @@ TEST_F(Ranks, AreAsManyAsTheSectionLaunchSaysUnlessTheCommandLineDoes) {
   EXPECT_THAT(run("train run.yaml --set launch.nproc_per_node=1").said, HasSubstr("rank 0 of 1"));
 }
 
+TEST_F(Ranks, EncryptWhereTheFileSaysSo) {
+  trainer("echo \"tls $LOCKSTEP_TLS.\"\n");
+  write("run.yaml", "parallel: {tls: true}\n");
+  EXPECT_THAT(run("train run.yaml --nproc-per-node 2").said, HasSubstr("tls 1."));
+  EXPECT_THAT(run("train run.yaml", "LOCKSTEP_TLS=0").said, HasSubstr("tls 0."));
+}
+
 TEST_F(Ranks, KeepTheirExitStatus) {
   trainer("exit 7");
   write("run.yaml", "");

@@ -101,6 +101,7 @@ void TrainCommand::apply_launch_section(const train::RunConfig& config) {
   give("rdzv_id", "--rdzv-id", launch.rdzv_id);
   give("max_restarts", "--max-restarts", number(launch.max_restarts, 0));
   give("log_dir", "--log-dir", launch.log_dir);
+  if (config.parallel.tls) run_.give("--tls", "true");
   if (run_.value_of("--numa-binding").empty()) give("bind", "--bind", launch.bind);
   if (launch.threads_per_rank > 0) {
     run_.add_variable("OMP_NUM_THREADS", std::to_string(launch.threads_per_rank));

@@ -132,6 +132,7 @@ struct ParallelConfig {
   std::string backend = "auto";       // auto, shm, tcp, gloo, host-then-net, nccl
   std::string device = "auto";        // auto, cpu, cuda
   double timeout_seconds = 300;       // how long a rank waits for the others
+  bool tls = false;                   // what ranks send each other over the network is encrypted
   FsdpConfig fsdp = {};
 };
 

@@ -158,6 +158,8 @@ void Checks::parallel() {
              fmt::format("needs parallel.strategy: fsdp, and that is {}", parallel.strategy));
     }
   }
+  needs("parallel.tls", !parallel.tls || parallel.backend != "gloo",
+        "another parallel.backend than gloo, which encrypts nothing");
   needs("parallel.sync_bn_group_size", parallel.sync_bn || parallel.sync_bn_group_size == 0,
         "parallel.sync_bn: true");
   for (const char* name : {"hook_rank", "hook_start_step"}) {

@@ -78,6 +78,9 @@ void add_parallel_keys(KeyList& keys) {
   keys.add("timeout_seconds", AT(parallel.timeout_seconds),
            "How long a rank waits for the others; LOCKSTEP_TIMEOUT goes before it.",
            between(1, 604800));
+  keys.add("tls", AT(parallel.tls),
+           "Whether ranks, and launchers, encrypt what they send each other over the network; "
+           "LOCKSTEP_TLS goes before it.");
   add_fsdp_keys(keys);
 
   keys.section("mixed_precision");

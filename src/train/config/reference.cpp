@@ -42,11 +42,11 @@ twice, the last value is used.
 ## Precedence and errors
 
 The command line goes before environment variables, these before the file, and the file before the
-defaults. Of the environment these are read: `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE` and
-`LOCKSTEP_TIMEOUT` (`parallel.backend`, `parallel.device`, `parallel.timeout_seconds`; a `--set`
-that contradicts one of them is an error), and what `lockstep run --config_file` and `accelerate
-launch` set: `ACCELERATE_MIXED_PRECISION` (unless it is no), `ACCELERATE_USE_CPU`,
-`ACCELERATE_USE_FSDP` and `FSDP_` with a key's name in capitals.
+defaults. Of the environment these are read: `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE`,
+`LOCKSTEP_TIMEOUT` and `LOCKSTEP_TLS` (`parallel.backend`, `parallel.device`,
+`parallel.timeout_seconds`, `parallel.tls`; a `--set` that contradicts one of them is an error), and
+what `lockstep run --config_file` and `accelerate launch` set: `ACCELERATE_MIXED_PRECISION` (unless
+it is no), `ACCELERATE_USE_CPU`, `ACCELERATE_USE_FSDP` and `FSDP_` with a key's name in capitals.
 
 Unknown and repeated keys, and values of a wrong type or out of range, are errors. All errors of a
 file are reported together, each with line and column (or the text of the `--set`, or the variable),

@@ -243,6 +243,9 @@ void Settings::read_environment() {
   for (const auto& [name, path] : kOurs) {
     if (const auto value = env_text(name)) take(name, path, *value);
   }
+  if (const auto tls = env_text("LOCKSTEP_TLS")) {
+    take("LOCKSTEP_TLS", "parallel.tls", *tls == "1" ? "true" : *tls == "0" ? "false" : *tls);
+  }
   // accelerate's, which `lockstep run --config_file` sets for the ranks. It writes "no" when
   // nothing was said.
   const auto precision = env_text("ACCELERATE_MIXED_PRECISION");

@@ -192,7 +192,8 @@ comm::WorldOptions world_options_of(const RunConfig& config) {
               given.device,
               {{"auto", DeviceKind::Auto}, {"cpu", DeviceKind::Cpu}, {"cuda", DeviceKind::Cuda}},
               "parallel.device"),
-          .timeout = std::chrono::milliseconds(std::llround(given.timeout_seconds * 1000))};
+          .timeout = std::chrono::milliseconds(std::llround(given.timeout_seconds * 1000)),
+          .tls = given.tls};
 }
 
 RunData data_of(const RunConfig& config, const Registry& registry, const comm::World& world) {
