@@ -1,13 +1,17 @@
 // An optimizer divided over the ranks has the bits of the whole one.
 #include "lockstep/parallel/zero_optimizer.h"
 
+#include <gmock/gmock.h>
+
 #include <map>
 #include <sstream>
 
+#include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/stateful.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -234,6 +238,38 @@ TEST(Zero, ResumesToTheSameBits) {
     once_more.load_from(state);
     EXPECT_THROW(whole.load(once_more), ConfigError);
   });
+}
+
+// Its memory has the old dtype, into which the next step would have brought all parameters back.
+TEST(Zero, AModelThatWasConvertedWantsAnother) {
+  for (const bool share : {false, true}) {
+    spawn(2, [&](World& world) {
+      torch::manual_seed(0);
+      torch::nn::Linear net(6, 3);
+      Ddp ddp(net, world);
+      const auto optimizer = [&] {
+        return ZeroOptimizer(net->parameters(), world.group(), zero<FusedAdam>(AdamOptions(0.1)),
+                             {.share_parameters = share});
+      };
+      const auto backward = [&](at::ScalarType dtype) {
+        ddp.zero_grad();
+        net->forward(at::ones({2, 6}, dtype)).sum().backward();
+      };
+      auto first = optimizer();
+      backward(at::kFloat);
+      first.step();
+      net->to(at::kDouble);
+      ddp.refresh();
+      backward(at::kDouble);
+      const at::Tensor before = net->weight.detach().clone();
+      EXPECT_THAT(message_of<ConfigError>([&] { first.step(); }),
+                  testing::HasSubstr("is of Double and shape [3, 6] now, and was of Float"));
+      EXPECT_TRUE(at::equal(net->weight, before));
+      optimizer().step();
+      EXPECT_EQ(net->weight.scalar_type(), at::kDouble);
+      EXPECT_FALSE(at::equal(net->weight, before));
+    });
+  }
 }
 
 TEST(Zero, RefusesWhatItCannotDivide) {

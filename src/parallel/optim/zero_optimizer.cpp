@@ -117,6 +117,21 @@ bool ZeroOptimizer::Parts::any_elsewhere() const {
   return false;
 }
 
+// Values of another dtype would be copied back into the old one, and the conversion be undone.
+void ZeroOptimizer::Parts::check_same_type() const {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i].scalar_type() == places[i].scalar_type() &&
+        parameters[i].sizes() == places[i].sizes()) {
+      continue;
+    }
+    throw ConfigError(fmt::format(
+        "[zero] parameter {} is of {} and shape [{}] now, and was of {} and [{}] when it was "
+        "divided: construct another ZeroOptimizer after the model was converted",
+        i, at::toString(parameters[i].scalar_type()), fmt::join(parameters[i].sizes(), ", "),
+        at::toString(places[i].scalar_type()), fmt::join(places[i].sizes(), ", ")));
+  }
+}
+
 void ZeroOptimizer::Parts::copy_in() {
   for (size_t i = 0; i < parameters.size() && !shared; ++i) {
     if (is_elsewhere(i)) places[i].copy_(parameters[i]);
@@ -277,6 +292,7 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
     return loss;
   }
   refuse_local_gradients(parts.parameters, "zero");
+  parts.check_same_type();
   parts.check_gradients();
   parts.point_to_gradients();
   if (parts.any_elsewhere()) {

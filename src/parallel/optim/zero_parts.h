@@ -40,6 +40,7 @@ struct ZeroOptimizer::Parts {
   void own_portions(const Flat& flat);
   bool is_elsewhere(size_t parameter) const;
   bool any_elsewhere() const;
+  void check_same_type() const;
   void copy_in();
   void alias();
   std::vector<OptimizerParamGroup> own_groups(std::vector<OptimizerParamGroup>& groups);
