@@ -84,7 +84,8 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
                       {"has_seen", has_seen_},
                       {"bad_evaluations", bad_evaluations_},
                       {"best_saved", best_saved_},
-                      {"has_saved", has_saved_}};
+                      {"has_saved", has_saved_},
+                      {"lr_factor", lr_factor_}};
       },
       [this](const Values& values) {
         stage_ = value_of<int64_t>(values, "stage");
@@ -99,16 +100,20 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
         bad_evaluations_ = value_of<int64_t>(values, "bad_evaluations");
         best_saved_ = value_of<double>(values, "best_saved");
         has_saved_ = value_of<bool>(values, "has_saved");
+        restored_lr_factor_ = value_of<double>(values, "lr_factor");
       });
 }
 
 void Training::restore() {
   if (!checkpoints_) return;
   const auto& saving = options_.saving;
+  const checkpoint::RestoreOptions older{.allow_missing = {"trainer/lr_factor"}};
   if (!saving.resume_from.empty()) {
-    checkpoints_->restore(saving.resume_from);
+    checkpoints_->restore(saving.resume_from, older);
+    // The best of another directory, or one that was removed, is none of this run's.
+    if (saving.best && has_saved_) has_saved_ = !best_in_directory().empty();
   } else if (saving.resume == Resume::Latest) {
-    if (!checkpoints_->restore_latest()) return;
+    if (!checkpoints_->restore_latest(older)) return;
     state_.saved_at = state_.step;
   } else {
     refuse_others();
@@ -116,14 +121,28 @@ void Training::restore() {
   }
   state_.resumed_at = state_.step;
   state_.resumed_samples = state_.samples;
-  for (auto& part : parts_) {
-    // The rates are those of the options: where another number of ranks goes on, they follow it.
-    if (part.schedule) {
-      part.schedule->restore({.step = part.schedule->state().step, .base_lrs = part.base_rates});
-    }
-  }
+  set_rates();
   const auto& early = options_.early_stopping;
   if (early && bad_evaluations_ > early->patience) end(Ended::Early);
+}
+
+// The rates are those of the options: where another number of ranks goes on, they follow it. A step
+// of more ranks takes more samples, so that the rest of the run has fewer; a schedule over the run
+// stands where it would if all of it had been made on these ranks, and ends with the run.
+void Training::set_rates() {
+  const auto left = steps_left();
+  const int64_t planned = state_.steps;
+  if (left) state_.steps = state_.step + *left;
+  for (auto& part : parts_) {
+    if (part.schedule) {
+      part.schedule->restore({.step = left ? planned - *left : part.schedule->state().step,
+                              .base_lrs = part.base_rates});
+    }
+    if (!part.plateau) continue;
+    for (auto& group : part.optimizer->param_groups()) {
+      group.options().set_lr(group.options().get_lr() * (lr_factor_ / restored_lr_factor_));
+    }
+  }
 }
 
 // What rank 0 finds in the directory, on all ranks; what it throws, too.
@@ -163,25 +182,30 @@ std::map<std::string, double> Training::metrics_of_step() const {
   return metrics;
 }
 
+// The folder whose metric is that of the best evaluation; empty when there is none.
+std::string Training::best_in_directory() {
+  const auto& saving = options_.saving;
+  return seen_by_main([&] {
+    std::string folder;
+    if (!checkpoint::newest_checkpoint(saving.directory)) return folder;
+    for (const auto& one : checkpoint::list_checkpoints(saving.directory).checkpoints) {
+      // Of equals the newest, which is the one that is kept.
+      const auto value = one.metrics.find(saving.best->metric);
+      if (value != one.metrics.end() && value->second == best_saved_) {
+        folder = saving.directory + "/" + one.name;
+      }
+    }
+    return folder;
+  });
+}
+
 // What is written behind the training is on the disk when this returns, or it throws.
 void Training::finish_saving() {
   if (!checkpoints_) return;
   checkpoints_->finish();
   const auto& best = options_.saving.best;
   if (!best) return;
-  const auto& directory = options_.saving.directory;
-  best_folder_ = seen_by_main([&] {
-    if (!has_saved_) return std::string();
-    std::string folder;
-    for (const auto& one : checkpoint::list_checkpoints(directory).checkpoints) {
-      // Of equals the newest, which is the one that is kept.
-      const auto value = one.metrics.find(best->metric);
-      if (value != one.metrics.end() && value->second == best_saved_) {
-        folder = directory + "/" + one.name;
-      }
-    }
-    return folder;
-  });
+  best_folder_ = has_saved_ ? best_in_directory() : "";
   if (!best->restore_at_end || best_folder_.empty()) return;
   checkpoint::Checkpointer models(world_.group(), options_.saving.directory);
   for (auto& part : parts_) part.track_model(models);

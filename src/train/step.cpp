@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <torch/nn/module.h>
 
 #include <array>
 #include <bit>
@@ -21,6 +22,7 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
     if (&other != &part) held.push_back(other.hold());
   }
   part.zero_grad();
+  const auto buffers = copies_of_buffers();
   const StepSums mine = micro_->lanes ? backward_of_lanes(part, loss) : backward(part, loss);
 
   const CommonPart common(*this);  // from here on gradients are alike on all ranks
@@ -33,7 +35,9 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
     state_.gradient_norm = part.clip(options_.max_grad_norm).item<double>();
   }
   bool is_updated = false;
-  if (!refuses(part, mine, sums)) {
+  if (refuses(part, mine, sums)) {
+    restore_buffers(buffers);
+  } else {
     if (part.scaler) {
       is_updated = part.scaler->step(*part.optimizer);
     } else {
@@ -47,7 +51,6 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
     state_.loss_scale = part.scaler->factor();
     part.scaler->update();
   }
-  if (part.schedule) part.schedule->step();
   state_.loss = mean;
   if (parts_.size() > 1) state_.losses[part.name] = mean;
   return mean;
@@ -195,6 +198,26 @@ void Training::note(const StepSums& sums) {
   if (sums.preempted > 0) end(Ended::Preempted);
   if (sums.stop > 0) end(Ended::Stopped);
   if (sums.late > 0) end(Ended::TimeLimit);
+}
+
+// A step that may be skipped leaves no running statistics behind either: one value that is not
+// finite would stay in them for ever.
+std::vector<at::Tensor> Training::copies_of_buffers() const {
+  std::vector<at::Tensor> copies;
+  if (options_.non_finite != NonFinite::Skip) return copies;
+  const at::NoGradGuard no_grad;
+  for (const auto& part : parts_) {
+    for (const auto& buffer : part.model.module().buffers()) copies.push_back(buffer.clone());
+  }
+  return copies;
+}
+
+void Training::restore_buffers(const std::vector<at::Tensor>& copies) {
+  const at::NoGradGuard no_grad;
+  size_t next = 0;
+  for (const auto& part : parts_) {
+    for (auto& buffer : part.model.module().buffers()) buffer.copy_(copies[next++]);
+  }
 }
 
 // Whether there is to be no update, because something is not finite.

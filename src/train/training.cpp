@@ -112,6 +112,29 @@ bool Training::is_full(const StageRun& run) const {
          (options_.max_steps > 0 && state_.step >= options_.max_steps);
 }
 
+std::optional<int64_t> Training::steps_left() const {
+  std::optional<int64_t> left = 0;
+  for (int64_t i = stage_; i < std::ssize(stages_) && left; ++i) {
+    const StageRun& run = stages_[i];
+    const bool is_begun = i == stage_;
+    if (run.stage.steps > 0) {
+      *left += run.stage.steps - (is_begun ? stage_steps_ : 0);
+    } else if (run.stage.epochs == 0) {
+      left.reset();
+    } else if (const int64_t epoch = is_begun ? run.loader->state().epoch : 0;
+               epoch < run.stage.epochs) {
+      const int64_t in_epoch =
+          (run.loader->batches_left() + options_.accumulation - 1) / options_.accumulation;
+      *left += (run.stage.epochs - epoch - 1) * run.steps_of_epoch + in_epoch;
+    }
+  }
+  if (options_.max_steps > 0) {
+    const int64_t most = std::max<int64_t>(options_.max_steps - state_.step, 0);
+    left = std::min(left.value_or(most), most);
+  }
+  return left;
+}
+
 void Training::train_stage(StageRun& run) {
   state_.stage = run.stage.name;
   state_.epochs = run.stage.epochs;
@@ -151,6 +174,9 @@ void Training::step() {
     const CommonPart common(*this);
     note(agreed({}));
   }
+  for (auto& part : parts_) {
+    if (part.schedule) part.schedule->step();
+  }
   ++state_.step;
   ++stage_steps_;
   state_.samples += state_.step_samples;
@@ -182,8 +208,10 @@ void Training::finish() {
       state_.evaluated_at != state_.step) {
     evaluate_now();
   }
-  const bool is_wanted = options_.saving.at_end || std::exchange(save_now_, false);
-  if (state_.saved_at != state_.step && (is_wanted || ended_ == Ended::Preempted)) save();
+  // What was saved in this step already has nothing of the evaluation that has just found it best.
+  const bool is_asked = std::exchange(save_now_, false);
+  const bool is_due = options_.saving.at_end || ended_ == Ended::Preempted;
+  if (is_asked || (is_due && state_.saved_at != state_.step)) save();
   {
     const CommonPart common(*this);
     finish_saving();

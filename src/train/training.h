@@ -110,6 +110,8 @@ class Training {
   void train();
   void train_stage(StageRun& run);
   bool is_full(const StageRun& run) const;
+  // Until the end of the run, from here; nothing where neither epochs nor steps are given.
+  std::optional<int64_t> steps_left() const;
   MicroBatches* next_of(Feed& feed);
   void step();
   void after_step();
@@ -137,6 +139,8 @@ class Training {
   StepSums flags() const;
   void note(const StepSums& sums);
   bool refuses(TrainedPart& part, const StepSums& mine, const StepSums& sums);
+  std::vector<at::Tensor> copies_of_buffers() const;
+  void restore_buffers(const std::vector<at::Tensor>& copies);
 
   // With mixed precision: what forward passes run in.
   std::unique_ptr<parallel::Autocast> autocast() const;
@@ -151,6 +155,8 @@ class Training {
   void track_all();
   std::shared_ptr<checkpoint::Stateful> progress();
   void restore();
+  void set_rates();
+  std::string best_in_directory();
   template <class Look>
   std::string seen_by_main(const Look& look);
   void refuse_others();
@@ -170,6 +176,8 @@ class Training {
   RunState state_;
   int64_t stage_ = 0;        // its index
   int64_t stage_steps_ = 0;  // made in it
+  // What rates are multiplied by here, and what they were where a restored checkpoint was saved.
+  double lr_factor_ = 1, restored_lr_factor_ = 1;
   // Of early stopping, and of the best checkpoint.
   double best_seen_ = 0, best_saved_ = 0;
   bool has_seen_ = false, has_saved_ = false;

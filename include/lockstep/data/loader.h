@@ -100,6 +100,8 @@ class Loader {
 
   // Batches of a whole epoch on this rank; with lanes, steps.
   int64_t batches() const;
+  // Those of state().epoch that come behind state().position.
+  int64_t batches_left() const;
 
   // The epoch's batches, to be gone through once: from its beginning, or, for the epoch of a
   // restored state, once from the saved position. May outlive the loader. Throws ConfigError for a

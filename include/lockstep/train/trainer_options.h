@@ -39,7 +39,7 @@ enum class Precision {
 // finite. (With float16 an overflow of the gradients is the scaler's to skip.)
 enum class NonFinite {
   Error,  // the training ends on all ranks, with the step and the ranks' losses
-  Skip,   // the step makes no update, and is counted in RunState::skipped
+  Skip,   // the step makes no update, buffers are as before it, and RunState::skipped counts it
 };
 
 // A part of a run with data of its own, as a curriculum has them.

@@ -200,6 +200,12 @@ int64_t Loader::batches() const {
   return batches_of(whole.size(), shared_->options);
 }
 
+int64_t Loader::batches_left() const {
+  DistributedSampler rest = shared_->sampler;
+  rest.restore(shared_->state);
+  return batches_of(rest.size(), shared_->options);
+}
+
 int64_t Loader::begin(int64_t epoch) {
   Shared& shared = *shared_;
   shared.sampler.set_epoch(epoch);

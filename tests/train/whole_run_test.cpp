@@ -1,0 +1,225 @@
+// What belongs to a whole run: schedules over it, its best checkpoint, steps without an update.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint_format/folder.h"
+#include "support/spawn.h"
+#include "train/net.h"
+
+namespace lockstep {
+namespace {
+
+using test::Folder;
+using test::spawn;
+using test::TrainNet;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using train::Callback;
+using train::Requests;
+using train::RunState;
+
+// The rate of each step, and a request to stop in one of them.
+struct Rates : Callback {
+  explicit Rates(int64_t last) : stop(last) {}
+  void on_step_end(const RunState& state, Requests& requests) override {
+    all.push_back(state.learning_rate);
+    if (state.step + 1 == stop) requests.stop();  // happens after the next step
+  }
+  int64_t stop;
+  std::vector<double> all;
+};
+
+struct Found {
+  std::vector<double> rates;
+  RunState state;
+};
+
+Found trained(World& world, train::TrainerOptions options, int64_t stop = -1) {
+  torch::manual_seed(1);
+  TrainNet net;
+  const auto samples = test::train_samples(80);
+  const auto rates = std::make_shared<Rates>(stop);
+  options.callbacks = {rates};
+  train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+  trainer.run();
+  return {rates->all, trainer.state()};
+}
+
+train::TrainerOptions line_to_zero(const std::string& directory) {
+  return {.optimizer = train::sgd({.lr = 1.0}),
+          .learning_rate = train::linear_decay(),
+          .epochs = 2,
+          .loader = {.batch_size = 5},
+          .saving = {.directory = directory}};
+}
+
+TEST(OtherRanks, AScheduleOverTheRunEndsWithIt) {
+  const Folder folder;
+  spawn(2, [&](World& world) {  // 8 steps an epoch
+    EXPECT_THAT(trained(world, line_to_zero(folder / "run"), 8).rates,
+                ElementsAre(1.0, 15 / 16.0, 14 / 16.0, 13 / 16.0, 12 / 16.0, 11 / 16.0, 10 / 16.0,
+                            9 / 16.0));
+  });
+  spawn(4, [&](World& world) {  // 4 steps an epoch
+    const auto found = trained(world, line_to_zero(folder / "run"), 10);
+    EXPECT_THAT(found.rates, ElementsAre(0.5, 0.375));
+    EXPECT_EQ(found.state.steps, 12);
+  });
+  spawn(1, [&](World& world) {  // 16 steps an epoch, of which the first half is made
+    const auto found = trained(world, line_to_zero(folder / "run"));
+    EXPECT_THAT(found.rates, ElementsAre(0.25, 7 / 32.0, 6 / 32.0, 5 / 32.0, 4 / 32.0, 3 / 32.0,
+                                         2 / 32.0, 1 / 32.0));
+    EXPECT_EQ(found.state.step, 18);
+    EXPECT_EQ(found.state.steps, 18);
+  });
+}
+
+TEST(OtherRanks, AScheduleOverANumberOfStepsCountsThem) {
+  const Folder folder;
+  const auto options = [&] {
+    auto all = line_to_zero(folder / "run");
+    all.max_steps = 4;
+    return all;
+  };
+  spawn(2, [&](World& world) { trained(world, options(), 2); });
+  spawn(1, [&](World& world) {
+    EXPECT_THAT(trained(world, options()).rates, ElementsAre(0.5, 0.25));
+  });
+}
+
+TEST(OtherRanks, ARateThatFollowsAMetricIsScaledByThem) {
+  const Folder folder;
+  const auto held_out = test::train_samples(10, 7);
+  const auto options = [&](int64_t epochs) {
+    return train::TrainerOptions{
+        .optimizer = train::sgd({.lr = 0.01}),
+        .learning_rate = train::on_plateau(
+            {.better = train::Better::Higher, .factor = 0.5, .patience = 0, .threshold = 1e6}),
+        .lr_scaling = LrScaling::Linear,
+        .epochs = epochs,
+        .loader = {.batch_size = 20},
+        .evaluation = {.data = held_out},
+        .saving = {.directory = folder / "run"}};
+  };
+  spawn(2, [&](World& world) {  // 2 steps an epoch; the second epoch's end halves the rate
+    EXPECT_THAT(trained(world, options(2)).rates, ElementsAre(0.02, 0.02, 0.02, 0.02));
+  });
+  spawn(1, [&](World& world) {
+    EXPECT_THAT(trained(world, options(3)).rates, ElementsAre(0.005, 0.005, 0.005, 0.005));
+  });
+}
+
+TEST(Parts, APartThatIsUpdatedMoreOftenHasTheScheduleOfTheRun) {
+  spawn(2, [](World& world) {
+    TrainNet critic, actor;
+    const auto samples = test::train_samples(40);
+    std::vector<double> critics, actors;
+    train::Trainer trainer(
+        world, {{.name = "critic", .model = critic}, {.name = "actor", .model = actor}},
+        [&](train::Step& step) {
+          const auto update = [&](const char* name, TrainNet& net) {
+            step.update(name, [&](const Batch& b) {
+              return torch::nn::functional::cross_entropy(net->forward(b.data), b.target);
+            });
+            return step.state().learning_rate;
+          };
+          for (int i = 0; i < 3; ++i) critics.push_back(update("critic", critic));
+          if (step.state().step % 2 == 0) actors.push_back(update("actor", actor));
+        },
+        samples,
+        {.optimizer = train::sgd({.lr = 1.0}),
+         .learning_rate = train::linear_decay(),
+         .epochs = 1,
+         .loader = {.batch_size = 5}});
+    trainer.run();
+    EXPECT_THAT(critics, ElementsAre(1, 1, 1, 0.75, 0.75, 0.75, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25));
+    EXPECT_THAT(actors, ElementsAre(1, 0.5));
+  });
+}
+
+// Ends with its best evaluation, in a step that every_steps has saved before it.
+TEST(Best, ComesBackWhenTheLastStepWasSavedBeforeItsEvaluation) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(80);
+    const auto held_out = test::train_samples(10, 7);
+    auto count = std::make_shared<double>(9);
+    train::Trainer trainer(
+        world, net, train::cross_entropy(), samples,
+        {.max_steps = 4,
+         .loader = {.batch_size = 5},
+         .evaluation = {.data = held_out,
+                        .every_epochs = 0,
+                        .measure = [count](const Batch&) -> std::map<std::string, double> {
+                          return {{"loss", *count}};
+                        }},
+         .saving = {.directory = folder / "run",
+                    .every_steps = 2,
+                    .keep_last = 1,
+                    .best = train::Best{.restore_at_end = true}},
+         .callbacks = {std::make_shared<test::AtStep>(4, [count] { *count = 1; })}});
+    const auto outcome = trainer.run();
+    EXPECT_THAT(outcome.best, HasSubstr("/run/step-00000004"));
+  });
+}
+
+TEST(Best, OfAnotherDirectoryIsNoneOfThisRuns) {
+  const Folder folder;
+  const auto held_out = test::train_samples(10, 7);
+  const auto run = [&](World& world, double loss, const std::string& to, const std::string& from) {
+    TrainNet net;
+    const auto samples = test::train_samples(80);
+    train::Trainer trainer(
+        world, net, train::cross_entropy(), samples,
+        {.epochs = from.empty() ? 1 : 2,
+         .loader = {.batch_size = 5},
+         .evaluation = {.data = held_out,
+                        .measure =
+                            [loss](const Batch&) {
+                              return std::map<std::string, double>{{"loss", loss}};
+                            }},
+         .saving = {
+             .directory = to, .best = train::Best{.restore_at_end = true}, .resume_from = from}});
+    return trainer.run().best;
+  };
+  spawn(2, [&](World& world) {
+    const auto first = run(world, 1, folder / "a", "");
+    EXPECT_THAT(first, HasSubstr("/a/step-00000008"));
+    EXPECT_THAT(run(world, 2, folder / "b", first), HasSubstr("/b/step-00000016"));
+  });
+}
+
+TEST(NonFinite, ASkippedStepLeavesNoRunningStatistics) {
+  for (const int64_t lanes : {0, 4}) {
+    spawn(2, [&](World& world) {
+      TrainNet net;
+      const at::Tensor x = at::randn({40, 6});
+      x[4].fill_(std::numeric_limits<float>::quiet_NaN());
+      const data::TensorDataset spoilt(x, torch::zeros({40}, at::kLong));
+      const auto held_out = test::train_samples(10, 7);
+      train::Trainer trainer(world, net, train::cross_entropy(), spoilt,
+                             {.epochs = 1,
+                              .loader = {.batch_size = 5, .shuffle = false, .lanes = lanes},
+                              .max_grad_norm = 1,
+                              .non_finite = train::NonFinite::Skip,
+                              .evaluation = {.data = held_out}});
+      const auto outcome = trainer.run();
+      EXPECT_EQ(outcome.state.skipped, 1);
+      EXPECT_TRUE(std::isfinite(outcome.state.metrics.at("loss")));
+      EXPECT_TRUE(test::flat(*net).isfinite().all().item<bool>());
+      EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), lanes == 0 ? 3 : 1);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
