@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint_format/folder.h"
+#include "support/folder.h"
 #include "support/spawn.h"
 #include "train/net.h"
 
