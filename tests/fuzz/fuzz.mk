@@ -4,7 +4,7 @@ FUZZ := clang++ -std=c++20 -g -O1 -fsanitize=address,undefined -fno-sanitize-rec
 # What several fuzzers try is compiled once.
 build/fuzz/%.o: %.cpp | fuzz-tools
 	@mkdir -p $(@D)
-	$(FUZZ) -fsanitize=fuzzer-no-link -MMD -Iinclude -Isrc -Itests -c $< -o $@
+	$(FUZZ) -fsanitize=fuzzer-no-link -MMD -MP -Iinclude -Isrc -Itests -c $< -o $@
 -include $(wildcard build/fuzz/*/*/*.d build/fuzz/*/*/*/*.d)
 
 # fuzzer(name, sources, libraries)
