@@ -1,5 +1,7 @@
-// Trains one configuration for some steps and holds peak memory and step time against what a plan
-// says of it. Prints one JSON line. make plan-bars runs it for all configurations.
+// Holds what a plan says of a configuration against what is measured: the peak memory of one
+// training, or the step times of several strategies, which train by turns in the same processes, so
+// that what disturbs the machine for longer than a turn disturbs all. Prints one JSON line.
+// make plan-bars runs it for all configurations.
 #include <fmt/format.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/models/models.h>
@@ -111,15 +113,10 @@ double private_peak() {
   return kib_of("/proc/self/status", "VmHWM:") - kib_of("/proc/self/status", "RssShmem:");
 }
 
-struct Measured {
-  double before = 0, peak = 0;  // bytes
-  double step = 0;              // seconds, the median
-};
-
 struct Arguments {
-  std::string model = "mlp-small", strategy = "ddp", machine;
-  int64_t batch = 64;
-  double seconds = 1, pass = 0;
+  std::string model = "mlp-small", machine;
+  std::vector<std::string> strategies = {"ddp"};
+  int64_t batch = 64, turns = 0;
   bool recompute = false;
 };
 
@@ -154,117 +151,164 @@ double mean(const Group& group, double value) {
   return one.item<double>();
 }
 
-Measured train(const World& world, Job& job, const Arguments& arguments) {
-  const Group group = world.group();
-  Measured out{.before = kib_of("/proc/self/status", "VmRSS:")};
-  std::optional<Ddp> ddp;
-  std::optional<Fsdp> fsdp;
-  std::unique_ptr<torch::optim::Optimizer> adam;
-  const auto options = torch::optim::AdamWOptions(1e-4);
-  if (arguments.strategy.starts_with("fsdp")) {
-    fsdp.emplace(job.module, group,
-                 FsdpOptions{.units = job.units,
-                             .sharding = arguments.strategy == "fsdp" ? Sharding::Full
-                                                                      : Sharding::Gradients});
-    adam = std::make_unique<FusedAdamW>(fsdp->parameters(), options);
-  } else {
-    ddp.emplace(*job.module, world);
-    if (arguments.strategy == "zero") {
-      adam = std::make_unique<ZeroOptimizer>(job.module->parameters(), group,
-                                             zero<FusedAdamW>(options));
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::ranges::nth_element(values, middle);
+  return *middle;
+}
+
+// One model in training by one strategy.
+class Trained {
+ public:
+  Trained(const World& world, const Arguments& arguments, const std::string& strategy)
+      : job_(job_of(arguments.model, arguments.batch)) {
+    const Group group = world.group();
+    const auto options = torch::optim::AdamWOptions(1e-4);
+    if (strategy.starts_with("fsdp")) {
+      fsdp_.emplace(
+          job_.module, group,
+          FsdpOptions{.units = job_.units,
+                      .sharding = strategy == "fsdp" ? Sharding::Full : Sharding::Gradients});
+      adam_ = std::make_unique<FusedAdamW>(fsdp_->parameters(), options);
     } else {
-      adam = std::make_unique<FusedAdamW>(job.module->parameters(), options);
+      ddp_.emplace(*job_.module, world);
+      if (strategy == "zero") {
+        adam_ = std::make_unique<ZeroOptimizer>(job_.module->parameters(), group,
+                                                zero<FusedAdamW>(options));
+      } else {
+        adam_ = std::make_unique<FusedAdamW>(job_.module->parameters(), options);
+      }
     }
+    if (arguments.recompute) twice_.emplace(job_.units);
   }
-  std::optional<ActivationCheckpointing> twice;
-  if (arguments.recompute) twice.emplace(job.units);
-  const auto step = [&] {
-    if (fsdp) {
-      fsdp->zero_grad();
+
+  void step() {
+    if (fsdp_) {
+      fsdp_->zero_grad();
     } else {
-      ddp->zero_grad();
+      ddp_->zero_grad();
     }
-    job.loss().backward();
-    adam->step();
-  };
-  for (int i = 0; i < 3; ++i) step();
+    job_.loss().backward();
+    adam_->step();
+  }
+
+  // Seconds of a step on the slowest rank: the median of as many as take about a fifth of a second,
+  // and of two at least.
+  double seconds(const Group& group) {
+    const auto timed = [&] {
+      const auto begin = Clock::now();
+      step();
+      return std::chrono::duration<double>(Clock::now() - begin).count();
+    };
+    const int count = std::clamp(static_cast<int>(0.2 / slowest(group, timed())), 2, 100);
+    std::vector<double> all;
+    for (int i = 0; i < count; ++i) all.push_back(timed());
+    return slowest(group, median(all));
+  }
+
+  const plan::ModelProfile& profile() const { return job_.profile; }
+
+ private:
+  Job job_;
+  std::optional<Ddp> ddp_;
+  std::optional<Fsdp> fsdp_;
+  std::unique_ptr<torch::optim::Optimizer> adam_;
+  std::optional<ActivationCheckpointing> twice_;
+};
+
+// Bytes, on the rank that has most.
+double peak_of(const Group& group, Trained& trained) {
+  for (int i = 0; i < 3; ++i) trained.step();
   std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins anew
-  const auto first = Clock::now();
-  step();
-  const double about = slowest(group, std::chrono::duration<double>(Clock::now() - first).count());
-  const int count = std::clamp(static_cast<int>(arguments.seconds / about), 5, 500);
-  std::vector<double> seconds;
-  for (int i = 0; i < count; ++i) {
-    const auto begin = Clock::now();
-    step();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-  }
-  std::ranges::nth_element(seconds, seconds.begin() + count / 2);
-  out.step = slowest(group, seconds[static_cast<size_t>(count / 2)]);
+  for (int i = 0; i < 6; ++i) trained.step();
   // Of what ranks share each has an equal part, whichever of them has touched it.
   const double shared = mean(group, kib_of("/proc/self/smaps_rollup", "Pss_Shmem:"));
-  out.peak = slowest(group, private_peak()) + shared;
+  const double peak = slowest(group, private_peak()) + shared;
   group.barrier().wait();  // nobody unmaps what is shared while another one counts it
+  return peak;
+}
+
+// Seconds of a forward and backward pass without communication, the median of the turns; and of
+// each strategy's step, the median of what it took beside the same turn's pass.
+struct Times {
+  double pass = 0;
+  std::vector<double> steps;
+};
+
+Times times_of(const World& world, const Arguments& arguments) {
+  const Group group = world.group();
+  Job alone = job_of(arguments.model, arguments.batch);
+  std::vector<std::unique_ptr<Trained>> all;
+  for (const auto& strategy : arguments.strategies)
+    all.push_back(std::make_unique<Trained>(world, arguments, strategy));
+  std::vector<double> passes;
+  std::vector<std::vector<double>> steps(all.size());
+  for (int64_t turn = -1; turn < arguments.turns; ++turn) {  // the first is for warming up
+    group.barrier().wait();
+    const double pass = slowest(group, plan::measure_pass(*alone.module, alone.loss, 3).seconds);
+    if (turn >= 0) passes.push_back(pass);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const size_t which = turn % 2 == 0 ? i : all.size() - 1 - i;
+      group.barrier().wait();
+      const double step = all[which]->seconds(group);
+      if (turn >= 0) steps[which].push_back(step / pass);
+    }
+  }
+  Times out{.pass = median(passes)};
+  for (const auto& of_one : steps) out.steps.push_back(out.pass * median(of_one));
   return out;
+}
+
+nlohmann::ordered_json memory_of(const World& world, const Arguments& arguments,
+                                 const plan::Machine& machine, const plan::Training& training) {
+  const auto& strategy = arguments.strategies.front();
+  Trained trained(world, arguments, strategy);
+  const double measured = peak_of(world.group(), trained);
+  const auto planned =
+      plan::memory_of(trained.profile(), training, strategy_named(strategy), machine, world.size());
+  return {{"measured", measured}, {"plan", planned.total}};
+}
+
+nlohmann::ordered_json time_of(const World& world, const Arguments& arguments,
+                               const plan::Machine& machine, const plan::Training& training) {
+  const auto profile = job_of(arguments.model, arguments.batch).profile;
+  const Times times = times_of(world, arguments);
+  plan::Training timed = training;
+  timed.measured_pass = times.pass;
+  nlohmann::ordered_json steps;
+  for (size_t i = 0; i < arguments.strategies.size(); ++i) {
+    const auto strategy = strategy_named(arguments.strategies[i]);
+    const auto time = plan::time_of(profile, timed, strategy, machine, world.size());
+    const auto estimated = plan::time_of(profile, training, strategy, machine, world.size());
+    steps[arguments.strategies[i]] = {
+        {"measured", times.steps[i]},   {"plan", time.total},
+        {"estimated", estimated.total}, {"computation", time.computation},
+        {"slowdown", time.slowdown},    {"waiting", time.waiting},
+        {"update", time.update}};
+  }
+  const auto advice = plan::make_plan(profile, timed, machine, {.ranks = world.size()}).best;
+  return {
+      {"pass", times.pass}, {"advice", advice ? flag_of(advice->strategy) : ""}, {"steps", steps}};
 }
 
 int run(int argc, char** argv) {
   Arguments arguments;
   CLI::App app;
   app.add_option("--model", arguments.model);
-  app.add_option("--strategy", arguments.strategy);
+  app.add_option("--strategies", arguments.strategies)->delimiter(',');
   app.add_option("--machine", arguments.machine)->required();
   app.add_option("--batch", arguments.batch);
-  app.add_option("--seconds", arguments.seconds);
-  app.add_option("--pass", arguments.pass);  // seconds; without it they are measured
+  app.add_option("--turns", arguments.turns);  // of step times; without them, the peak of the first
   app.add_flag("--recompute", arguments.recompute);
   CLI11_PARSE(app, argc, argv);
   const World world = World::from_env();
   torch::manual_seed(1);
-  Job job = job_of(arguments.model, arguments.batch);
-
-  // The time of a pass is measured by a process of its own: what it leaves in the allocator is no
-  // memory of the training.
-  if (arguments.pass == 0) {
-    plan::measure_pass(*job.module, job.loss, 1);
-    world.group().barrier().wait();
-    const double pass =
-        slowest(world.group(), plan::measure_pass(*job.module, job.loss, 9).seconds);
-    if (world.is_main()) fmt::print("{}\n", nlohmann::json{{"pass", pass}}.dump());
-    return 0;
-  }
-
-  // What plan is told: the machine, and that time.
   const auto machine = plan::read_machine(arguments.machine);
   plan::Training training = {.batch = arguments.batch};
   if (arguments.recompute) training.recomputed = plan::Recomputed::Blocks;
-  const auto strategy = strategy_named(arguments.strategy);
-  const auto estimated =
-      plan::time_of(job.profile, training, strategy, machine, world.size()).total;
-  training.measured_pass = arguments.pass;
-  const auto advice = plan::make_plan(job.profile, training, machine, {.ranks = world.size()}).best;
-  const auto time = plan::time_of(job.profile, training, strategy, machine, world.size());
-  const auto memory = plan::memory_of(job.profile, training, strategy, machine, world.size());
-
-  const Measured measured = train(world, job, arguments);
-  if (!world.is_main()) return 0;
-  const nlohmann::ordered_json out = {
-      {"model", arguments.model},
-      {"batch", arguments.batch},
-      {"ranks", world.size()},
-      {"strategy", arguments.strategy},
-      {"recompute", arguments.recompute},
-      {"advice", advice ? flag_of(advice->strategy) : ""},
-      {"step", {{"measured", measured.step}, {"plan", time.total}, {"estimated", estimated}}},
-      {"parts",
-       {{"pass", training.measured_pass},
-        {"computation", time.computation},
-        {"slowdown", time.slowdown},
-        {"waiting", time.waiting},
-        {"update", time.update}}},
-      {"peak", {{"measured", measured.peak}, {"plan", memory.total}}},
-      {"tensors", {{"measured", measured.peak - measured.before}, {"plan", memory.tensors}}}};
-  fmt::print("{}\n", out.dump());
+  const auto row = arguments.turns == 0 ? memory_of(world, arguments, machine, training)
+                                        : time_of(world, arguments, machine, training);
+  if (world.is_main()) fmt::print("{}\n", row.dump());
   return 0;
 }
 

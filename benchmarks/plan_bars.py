@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Measures what `lockstep plan` predicts: peak memory and step time of training, and which strategy is the fastest.
 
-usage: plan_bars.py BUILD_DIR [--seconds 1] [--only REGEX]
+usage: plan_bars.py BUILD_DIR [--turns 5] [--only REGEX]
 
 `lockstep bench` measures the machine. Then six models with two batch sizes each are trained on 2 ranks by AdamW with
 every strategy, and each model on one rank, too; the transformers also with activations recomputed. That makes 60
 configurations. The plan is given the machine's file and the time of a forward and backward pass on one rank without
-communication; everything else is predicted. Memory is measured while malloc returns what is freed; "default" is the
-peak of the same training while it does not. Prints a table and a summary, and writes build/bench/plan.json.
+communication; everything else is predicted. That pass and all strategies of a model are timed by turns in the same
+processes; memory is measured in a process for each, while malloc returns what is freed. Prints a table and a summary,
+and writes build/bench/plan.json.
 """
 import argparse
 import json
@@ -53,8 +54,7 @@ def show(row):
     peak, step = row["peak"], row["step"]
     estimate = step["estimated"] / step["measured"] - 1
     print(f"{name:42} {peak['measured'] / 2**20:8.0f} {peak['plan'] / 2**20:8.0f} {off(peak):+7.1%}"
-          f" {row['resident'] / 2**20:8.0f} {step['measured'] * 1e3:9.2f} {step['plan'] * 1e3:9.2f} {off(step):+7.1%}"
-          f" {estimate:+9.0%}", flush=True)
+          f" {step['measured'] * 1e3:9.2f} {step['plan'] * 1e3:9.2f} {off(step):+7.1%} {estimate:+9.0%}", flush=True)
 
 
 def summary(name, errors, bar):
@@ -70,7 +70,7 @@ def summary(name, errors, bar):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build")
-    parser.add_argument("--seconds", type=float, default=1, help="of training, for each row (1)")
+    parser.add_argument("--turns", type=int, default=5, help="of which medians are taken (5)")
     parser.add_argument("--only", default="", help="regular expression on the model's name")
     args = parser.parse_args()
     folder = os.path.join(os.path.dirname(os.path.abspath(args.build)), "bench")
@@ -83,35 +83,34 @@ def main():
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     print(f"{os.cpu_count()} cores, load before: {os.getloadavg()[0]:.2f}")
-    print(f"{'':42} {'peak MiB':>8} {'plan':>8} {'off':>7} {'default':>8}"
+    print(f"{'':42} {'peak MiB':>8} {'plan':>8} {'off':>7}"
           f" {'step ms':>9} {'plan':>9} {'off':>7} {'estimate':>9}")
     rows, advised = [], []
 
-    passes = {}  # in seconds, of as many ranks at once
-
-    def run(ranks, model, batch, strategy, recompute=False):
+    def run(ranks, model, batch, strategies, recompute=False):
+        """Times by strategy."""
         here = (args.build, machines[ranks], ranks, model, batch)
-        if here not in passes:
-            passes[here] = measure(*here)["pass"]
-        options = ["--strategy", strategy, "--pass", str(passes[here])] + ["--recompute"] * recompute
-        row = measure(*here, *options, "--seconds", str(args.seconds))
-        needed = measure(*here, *options, "--seconds", "0", env=RETURNED)
-        rows.append(row | {"peak": needed["peak"], "resident": row["peak"]["measured"]})
-        show(rows[-1])
-        return rows[-1]
+        twice = ["--recompute"] * recompute
+        timed = measure(*here, *twice, "--strategies", ",".join(strategies), "--turns", str(args.turns))
+        row = dict(model=model, batch=batch, ranks=ranks, recompute=recompute)
+        for strategy, step in timed["steps"].items():
+            peak = measure(*here, *twice, "--strategies", strategy, env=RETURNED)
+            rows.append(row | dict(strategy=strategy, peak=peak, step=step))
+            show(rows[-1])
+        return timed
 
     models = {model: batches for model, batches in MODELS.items() if re.search(args.only, model)}
     for model, batches in models.items():
         for batch in batches:
-            tried = {strategy: run(2, model, batch, strategy) for strategy in STRATEGIES}
-            times = {strategy: row["step"]["measured"] for strategy, row in tried.items()}
-            advice = tried["ddp"]["advice"]
-            advised.append((f"{model} {batch}", advice, times[advice] / min(times.values()), min(times, key=times.get)))
+            timed = run(2, model, batch, STRATEGIES)
+            times = {strategy: step["measured"] for strategy, step in timed["steps"].items()}
+            fastest = min(times, key=times.get)
+            advised.append((f"{model} {batch}", timed["advice"], times[timed["advice"]] / times[fastest], fastest))
     for model in models:
-        run(1, model, MODELS[model][1], "ddp")
+        run(1, model, MODELS[model][1], ["ddp"])
         if model.startswith("gpt"):
-            for ranks, strategy in ((1, "ddp"), (2, "ddp"), (2, "fsdp")):
-                run(ranks, model, MODELS[model][1], strategy, recompute=True)
+            run(1, model, MODELS[model][1], ["ddp"], recompute=True)
+            run(2, model, MODELS[model][1], ["ddp", "fsdp"], recompute=True)
     print()
     kept = [row for row in rows if not row["recompute"]]
     recomputed = [row for row in rows if row["recompute"]]
