@@ -101,6 +101,31 @@ def with_and_without(bench):
     row("the same / two that wait for each other, exchanging nothing", ddp, barrier)
 
 
+def trainer(bench):
+    """A Trainer beside the loop that it takes the place of, by turns of an epoch in the same
+    processes."""
+    for model, ranks, steps, batch, turns in (
+        ("mlp", 1, 100, 64, 101),
+        ("mlp", 2, 100, 64, 101),
+        ("gpt", 1, 4, 8, 25),
+        ("gpt", 2, 4, 8, 25),
+    ):
+        if bench.args.check:
+            steps, turns = 2, 1
+        program = [bench.program("bench_trainer"), "--model", model, "--batch", str(batch)]
+        program += [f"--steps={steps}", f"--turns={turns}", f"--threads={bench.threads}"]
+        rates = json.loads(bench.launched(ranks, *program))["samples_per_s"]
+        bench.row(
+            f"{model}, {ranks} rank{'s' * (ranks > 1)}: Trainer / a loop by hand",
+            rates["trainer"],
+            rates["loop"],
+            "samples/s",
+            0.99,
+            lower_is_better=False,
+            paired=True,
+        )
+
+
 def bfloat16(bench):
     """Which speed-up the narrower dtype gives, here and there."""
     few = (
@@ -316,5 +341,6 @@ FIGURES = {
     "fsdp": divided_model,
     "accumulation": accumulation,
     "lanes": lanes,
+    "trainer": trainer,
     "scaling": scaling,
 }
