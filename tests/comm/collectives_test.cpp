@@ -221,6 +221,24 @@ TEST_P(Collectives, AllGatherOfUnequalParts) {
   });
 }
 
+// ZeroOptimizer's parameters: each rank has its part in place already.
+TEST_P(Collectives, AllGatherInPlaceOfUnequalPartsOfOneMemory) {
+  run([](World& world) {
+    const auto of = [](int r) { return values((r + 1) * 30001, r, at::kFloat); };
+    const int64_t count = 30001 * world.size() * (world.size() + 1) / 2;
+    for (const at::Tensor& memory : {world.group().empty({count}), at::empty({count})}) {
+      std::vector<at::Tensor> outs;
+      for (int64_t r = 0, begin = 0; r < world.size(); begin += 30001 * ++r) {
+        outs.push_back(memory.narrow(0, begin, 30001 * (r + 1)));
+      }
+      memory.fill_(-1);
+      outs[world.rank()].copy_(of(world.rank()));
+      world.group().all_gather(outs, outs[world.rank()]).wait();
+      for (int r = 0; r < world.size(); ++r) EXPECT_TRUE(same(outs[r], of(r)));
+    }
+  });
+}
+
 TEST_P(Collectives, Broadcast) {
   run([](World& world) {
     for (int root = 0; root < world.size(); root += 2) {

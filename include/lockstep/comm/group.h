@@ -96,9 +96,9 @@ struct SendRecv {
 // the current stream wait, not the caller; failures are thrown by the next call or wait(). So only
 // a barrier(), or reading a result, shows that everything before it has succeeded.
 //
-// Aliasing: the tensors of one call share no memory, with two exceptions: the `input` of an
-// all_gather may be this rank's part of `output`, and the `output` of a reduce_scatter may be this
-// rank's part of `input` (single contiguous tensors, not lists). Inputs may overlap each other. An
+// Aliasing: the tensors of one call share no memory, but for contiguous ones: an all_gather's
+// `input` may be this rank's part of `output` (of a list, outputs[rank()]), a reduce_scatter's
+// `output` this rank's part of `input` (not of a list). Inputs may overlap each other. An
 // output whose own elements overlap (an expanded tensor) is refused. Until its Work is over, the
 // memory of an operation belongs to it: no other operation may write what it reads, nor read or
 // write what it writes.

@@ -211,7 +211,7 @@ void ZeroOptimizer::Parts::spread() {
           flat.memory.narrow(0, flat.cuts[rank], flat.cuts[rank + 1] - flat.cuts[rank]);
       parts.push_back(as_reals(part));
     }
-    group.all_gather(parts, parts[group.rank()].clone(), {.label = "zero: updated"}).wait();
+    group.all_gather(parts, parts[group.rank()], {.label = "zero: updated"}).wait();
   }
 }
 
