@@ -316,6 +316,18 @@ TEST_F(PlanCommand, AFileIsPlannedInWordsAndForPrograms) {
   EXPECT_EQ(plan.at("parameters"), 203530);
 }
 
+TEST_F(PlanCommand, RanksAreThoseOfAllHostsOfTheFile) {
+  const auto ranks = [&](const std::string& more) {
+    const auto out = lockstep_tool("plan " + run_ + " --json --devices-per-node 4 " + more);
+    return nlohmann::json::parse(out.said).at("ranks").get<int>();
+  };
+  EXPECT_EQ(ranks(""), 4);
+  EXPECT_EQ(ranks("--set launch.nproc_per_node=2 --set launch.nnodes=3"), 6);
+  EXPECT_EQ(ranks("--set num_processes=6 --set num_machines=3"), 6);
+  EXPECT_EQ(ranks("--set launch.nnodes=2:4"), 8);
+  EXPECT_EQ(ranks("--set launch.nproc_per_node=auto --ranks 3"), 3);
+}
+
 TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   const auto said = [](const std::string& arguments) {
     const auto out = lockstep_tool(arguments);
@@ -332,6 +344,9 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
               HasSubstr("--sample"));
   EXPECT_THAT(said("plan " + run_ + " --grpo"), HasSubstr("needs a transformer"));
   EXPECT_THAT(said("simulate " + run_ + " --strategy fsdq"), HasSubstr("the nearest is fsdp"));
+  EXPECT_THAT(said("plan " + run_ + " --measured-step nan"), HasSubstr("--measured-step"));
+  EXPECT_THAT(said("simulate " + run_ + " --work-hours inf"), HasSubstr("inf is no time"));
+  EXPECT_THAT(said("simulate " + run_ + " --save-every 1e-9"), HasSubstr("checkpoints in"));
 }
 
 TEST_F(PlanCommand, NothingFitsIsAStatusOfItsOwn) {

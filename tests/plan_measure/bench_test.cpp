@@ -53,6 +53,13 @@ TEST_F(Bench, TheCommandStartsRanksAndWritesTheFile) {
   EXPECT_EQ(read_machine(file_).devices_per_node, 1);
 }
 
+TEST_F(Bench, TheCommandPrintsWhatNoFileIsNamedFor) {
+  const auto out = lockstep_tool("bench --nproc-per-node 1");
+  EXPECT_EQ(out.status, 0) << out.said;
+  std::ofstream(file_) << out.said;
+  EXPECT_EQ(read_machine(file_).devices_per_node, 1);
+}
+
 TEST_F(Bench, WrongArgumentsAndFilesAreRefused) {
   const auto wrong = lockstep_tool("bench machine.json");
   EXPECT_EQ(wrong.status, 2) << wrong.said;

@@ -46,14 +46,16 @@ void BenchCommand::check_words(const std::vector<std::string>& words) {
 }
 
 int BenchCommand::carry_out() {
-  // Known before anything is measured.
-  const auto folder = std::filesystem::absolute(to_).parent_path();
-  if (!to_.empty() && access(folder.c_str(), W_OK) != 0) {
-    throw ConfigError(fmt::format("[bench] --to {}: nothing can be written into {}: {}", to_,
-                                  folder.string(), std::strerror(errno)));
-  }
   std::vector<std::string> command = {program_beside("lockstep-bench", "bench")};
-  if (!to_.empty()) command.push_back(to_);
+  if (!to_.empty()) {
+    // Known before anything is measured.
+    const auto folder = std::filesystem::absolute(to_).parent_path();
+    if (access(folder.c_str(), W_OK) != 0) {
+      throw ConfigError(fmt::format("[bench] --to {}: nothing can be written into {}: {}", to_,
+                                    folder.string(), std::strerror(errno)));
+    }
+    command.push_back(to_);
+  }
   run_.start_program(command);
   return run_.carry_out();
 }

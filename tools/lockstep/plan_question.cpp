@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 
 #include "lockstep/core/error.h"
 #include "plan.h"
@@ -47,7 +48,8 @@ void PlanQuestion::add_flags(CLI::App& command) {
       ->type_name("NAME");
   command.add_option("--machine", machine_, "This machine's measured figures (docs/plan.md)")
       ->type_name("FILE");
-  command.add_option("--ranks", ranks_, "Ranks (those of one node, or launch.nproc_per_node)")
+  command
+      .add_option("--ranks", ranks_, "Ranks (those of one node, or launch.nproc_per_node x nnodes)")
       ->type_name("N");
   command
       .add_option("--batch", batch_,
@@ -80,7 +82,9 @@ plan::Machine PlanQuestion::machine() const {
     throw ConfigError(
         "[plan] --ranks, --devices-per-node, --batch, --tokens and --outputs are numbers above 0");
   }
-  if (measured_step_ < 0) throw ConfigError("[plan] --measured-step: seconds above 0");
+  if (!std::isfinite(measured_step_) || measured_step_ < 0) {
+    throw ConfigError("[plan] --measured-step: seconds above 0");
+  }
   if (per_node_ > 0) machine.devices_per_node = per_node_;
   return machine;
 }
@@ -131,12 +135,15 @@ plan::Training PlanQuestion::training(const train::RunConfig& config) const {
 
 int64_t PlanQuestion::ranks(const train::RunConfig& config, const plan::Machine& machine) const {
   if (ranks_ > 0) return ranks_;
-  int64_t asked = 0;
-  const auto& text = config.launch.nproc_per_node;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), asked);
-  const bool is_given = config.origins.contains("launch.nproc_per_node");
-  if (is_given && error == std::errc() && end == text.data() + text.size()) return asked;
-  return machine.devices_per_node;
+  const auto number = [&](const char* key, const std::string& text, int64_t otherwise) {
+    int64_t asked = 0;
+    const char* const last = text.data() + text.size();
+    const auto [end, error] = std::from_chars(text.data(), last, asked);
+    const bool is_given = config.origins.contains(key) && error == std::errc();
+    return is_given && (end == last || *end == ':') ? asked : otherwise;
+  };
+  return number("launch.nproc_per_node", config.launch.nproc_per_node, machine.devices_per_node) *
+         number("launch.nnodes", config.launch.nnodes, 1);  // of MIN:MAX the least
 }
 
 }  // namespace lockstep::tool

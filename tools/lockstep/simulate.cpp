@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,6 +19,8 @@
 
 namespace lockstep::tool {
 namespace {
+
+constexpr double kMostCheckpoints = 1e8;  // which take a second
 
 using OrderedJson = nlohmann::ordered_json;
 
@@ -118,9 +121,17 @@ int SimulateCommand::carry_out() const {
   const auto profile = question_.profile(config);
   const auto training = question_.training(config);
   const int64_t ranks = question_.ranks(config, machine);
-  if (!(failure_hours_ > 0) || !(save_ > 0) || !(restart_ >= 0) || !(work_hours_ > 0) ||
-      !(interval_ >= 0)) {
+  for (const double number : {failure_hours_, save_, restart_, work_hours_, interval_}) {
+    if (std::isfinite(number) && number >= 0) continue;
+    throw ConfigError(fmt::format("[simulate] {} is no time: 0 or more, and finite", number));
+  }
+  if (failure_hours_ == 0 || save_ == 0 || work_hours_ == 0) {
     throw ConfigError("[simulate] --failure-hours, --save-seconds and --work-hours are above 0");
+  }
+  if (interval_ > 0 && work_hours_ * 3600 / interval_ > kMostCheckpoints) {
+    throw ConfigError(
+        fmt::format("[simulate] --save-every {}: more than {:.0f} checkpoints in --work-hours {}",
+                    interval_, kMostCheckpoints, work_hours_));
   }
   plan::Strategy strategy = plan::Strategy::Ddp;
   if (!strategy_.empty()) {
