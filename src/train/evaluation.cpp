@@ -167,10 +167,14 @@ void Training::measure_for_others(const data::Dataset& data) const {
   }
 }
 
-// The same on all ranks, because the metrics are.
+// The same on all ranks, because the metrics are. An evaluation that a run has only because it was
+// stopped there is none of the schedule's and early stopping's, which a run that goes on from there
+// has as one that was not stopped.
 void Training::judge() {
   for (auto& part : parts_) {
-    if (part.plateau) part.plateau->step(watched(state_, part.plateau_metric, "the schedule"));
+    if (!part.plateau) continue;
+    const double value = watched(state_, part.plateau_metric, "the schedule");
+    if (!is_extra_) part.plateau->step(value);
   }
   if (const auto& best = options_.saving.best; best && checkpoints_) {
     const double value = watched(state_, best->metric, "the best checkpoint");
@@ -182,6 +186,7 @@ void Training::judge() {
   }
   if (const auto& early = options_.early_stopping) {
     const double value = watched(state_, early->metric, "early stopping");
+    if (is_extra_) return;
     if (!std::isnan(value) &&
         (!has_seen_ || is_better(value, best_seen_, early->better, early->min_delta))) {
       has_seen_ = true;

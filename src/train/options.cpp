@@ -132,6 +132,8 @@ void check_combinations(const TrainerOptions& o, const comm::Group& group) {
          "same on any number of them; leave out one");
   }
   const auto& saving = o.saving;
+  need(saving.on_preemption || o.notice == nullptr,
+       "saving.on_preemption is false, and there is a notice: give one of them");
   need(!saving.directory.empty() || (saving.every_steps == 0 && saving.every_epochs == 0 &&
                                      !saving.best && saving.resume_from.empty()),
        "saving has no directory: give Saving::directory");
@@ -189,6 +191,7 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
   add("saving.every_steps", o.saving.every_steps);
   add("saving.every_epochs", o.saving.every_epochs);
   add("saving.at_end", o.saving.at_end);
+  add("saving.on_preemption", o.saving.on_preemption);
   add("saving.resume", static_cast<int>(o.saving.resume));
   add("saving.resume_from", o.saving.resume_from);
   if (o.saving.best) add("saving.best", o.saving.best->metric);

@@ -77,6 +77,8 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
                       {"stage_steps", stage_steps_},
                       {"step", state_.step},
                       {"samples", state_.samples},
+                      {"loss", state_.loss},
+                      {"epoch", state_.epoch},
                       {"skipped", state_.skipped},
                       {"evaluated_at", state_.evaluated_at},
                       {"metrics", packed(state_.metrics)},
@@ -85,13 +87,15 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
                       {"bad_evaluations", bad_evaluations_},
                       {"best_saved", best_saved_},
                       {"has_saved", has_saved_},
-                      {"lr_factor", lr_factor_}};
+                      {"base_rates", packed(base_rates())}};
       },
       [this](const Values& values) {
         stage_ = value_of<int64_t>(values, "stage");
         stage_steps_ = value_of<int64_t>(values, "stage_steps");
         state_.step = value_of<int64_t>(values, "step");
         state_.samples = value_of<int64_t>(values, "samples");
+        state_.loss = value_of<double>(values, "loss");
+        state_.epoch = value_of<int64_t>(values, "epoch");
         state_.skipped = value_of<int64_t>(values, "skipped");
         state_.evaluated_at = value_of<int64_t>(values, "evaluated_at");
         state_.metrics = unpacked(value_of<std::string>(values, "metrics"));
@@ -100,14 +104,16 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
         bad_evaluations_ = value_of<int64_t>(values, "bad_evaluations");
         best_saved_ = value_of<double>(values, "best_saved");
         has_saved_ = value_of<bool>(values, "has_saved");
-        restored_lr_factor_ = value_of<double>(values, "lr_factor");
+        restored_rates_ = unpacked(value_of<std::string>(values, "base_rates"));
       });
 }
 
 void Training::restore() {
   if (!checkpoints_) return;
   const auto& saving = options_.saving;
-  const checkpoint::RestoreOptions older{.allow_missing = {"trainer/lr_factor"}};
+  const checkpoint::RestoreOptions older{
+      .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates"},
+      .allow_unexpected = {"trainer/lr_factor"}};
   if (!saving.resume_from.empty()) {
     checkpoints_->restore(saving.resume_from, older);
     // The best of another directory, or one that was removed, is none of this run's.
@@ -139,10 +145,24 @@ void Training::set_rates() {
                               .base_lrs = part.base_rates});
     }
     if (!part.plateau) continue;
-    for (auto& group : part.optimizer->param_groups()) {
-      group.options().set_lr(group.options().get_lr() * (lr_factor_ / restored_lr_factor_));
+    for (size_t i = 0; i < part.base_rates.size(); ++i) {
+      auto& options = part.optimizer->param_groups()[i].options();
+      const auto before = restored_rates_.find(fmt::format("{}/{}", part.name, i));
+      if (before == restored_rates_.end() || before->second == 0) continue;
+      options.set_lr(options.get_lr() * (part.base_rates[i] / before->second));
     }
   }
+}
+
+// What the options say, before a plateau has reduced it: by part and parameter group.
+std::map<std::string, double> Training::base_rates() const {
+  std::map<std::string, double> rates;
+  for (const auto& part : parts_) {
+    for (size_t i = 0; i < part.base_rates.size(); ++i) {
+      rates[fmt::format("{}/{}", part.name, i)] = part.base_rates[i];
+    }
+  }
+  return rates;
 }
 
 // What rank 0 finds in the directory, on all ranks; what it throws, too.

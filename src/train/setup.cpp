@@ -159,11 +159,10 @@ void Training::make_optimizer(TrainedPart& part, const MakeOptimizer& make) {
         "[train] LBFGS evaluates the loss several times a step, and a Trainer's step does it once: "
         "write the loop (global_loss() in lockstep/parallel/metrics.h shows how)");
   }
-  lr_factor_ =
+  const double factor =
       factor_of(options_.lr_scaling, std::max<int64_t>(options_.loader.lanes, world_.size()));
-  restored_lr_factor_ = lr_factor_;
   for (auto& group : part.optimizer->param_groups()) {
-    group.options().set_lr(group.options().get_lr() * lr_factor_);
+    group.options().set_lr(group.options().get_lr() * factor);
     part.base_rates.push_back(group.options().get_lr());
   }
   if (part.ddp && options_.ddp.check_same_every > 0) part.ddp->include_in_check(*part.optimizer);

@@ -87,13 +87,20 @@ void Training::fail(const std::exception& error) {
 }
 
 void Training::train() {
-  if (options_.notice == nullptr && !options_.saving.directory.empty()) own_notice_.emplace();
+  const auto& saving = options_.saving;
+  if (options_.notice == nullptr && saving.on_preemption && !saving.directory.empty()) {
+    own_notice_.emplace();
+  }
   {
     const CommonPart common(*this);
     restore();
   }
   begun_ = Clock::now();
   call([&](Callback& one) { one.on_train_begin(state_); });
+  if (state_.resumed_at > 0 && !is_over()) {
+    evaluate_what_is_due();
+    if (std::exchange(save_now_, false)) save();
+  }
   while (!is_over()) {
     train_stage(stages_[stage_]);
     if (is_over()) break;
@@ -186,12 +193,20 @@ void Training::step() {
 }
 
 void Training::after_step() {
-  const auto is_due = [&](int64_t every) { return every > 0 && state_.step % every == 0; };
   if (ended_ == Ended::Preempted) return;  // there is little time: finish() saves
-  if (std::exchange(evaluate_now_, false) || is_due(options_.evaluation.every_steps)) {
+  if (std::exchange(evaluate_now_, false)) {
     evaluate_now();
+  } else {
+    evaluate_what_is_due();
   }
-  if (std::exchange(save_now_, false) || is_due(options_.saving.every_steps)) save();
+  const int64_t every = options_.saving.every_steps;
+  if (std::exchange(save_now_, false) || (every > 0 && state_.step % every == 0)) save();
+}
+
+// Also where a run resumes that was preempted in a step with an evaluation.
+void Training::evaluate_what_is_due() {
+  const int64_t every = options_.evaluation.every_steps;
+  if (every > 0 && state_.step % every == 0 && state_.evaluated_at != state_.step) evaluate_now();
 }
 
 void Training::after_epoch() {
@@ -206,6 +221,7 @@ void Training::after_epoch() {
 void Training::finish() {
   if (ended_ != Ended::Preempted && options_.evaluation.data &&
       state_.evaluated_at != state_.step) {
+    is_extra_ = true;
     evaluate_now();
   }
   // What was saved in this step already has nothing of the evaluation that has just found it best.

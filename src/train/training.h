@@ -117,6 +117,7 @@ class Training {
   void after_step();
   void after_epoch();
   void evaluate_now();
+  void evaluate_what_is_due();
   void save();
   void finish();
   void fail(const std::exception& error);
@@ -156,6 +157,7 @@ class Training {
   std::shared_ptr<checkpoint::Stateful> progress();
   void restore();
   void set_rates();
+  std::map<std::string, double> base_rates() const;
   std::string best_in_directory();
   template <class Look>
   std::string seen_by_main(const Look& look);
@@ -174,10 +176,9 @@ class Training {
   std::optional<PreemptionNotice> own_notice_;
 
   RunState state_;
-  int64_t stage_ = 0;        // its index
-  int64_t stage_steps_ = 0;  // made in it
-  // What rates are multiplied by here, and what they were where a restored checkpoint was saved.
-  double lr_factor_ = 1, restored_lr_factor_ = 1;
+  int64_t stage_ = 0;                             // its index
+  int64_t stage_steps_ = 0;                       // made in it
+  std::map<std::string, double> restored_rates_;  // base_rates() where a checkpoint was saved
   // Of early stopping, and of the best checkpoint.
   double best_seen_ = 0, best_saved_ = 0;
   bool has_seen_ = false, has_saved_ = false;
@@ -190,6 +191,7 @@ class Training {
   Requests requests_;
   bool has_agreed_ = false;  // in this step
   bool save_now_ = false, evaluate_now_ = false;
+  bool is_extra_ = false;          // the evaluation is one that only the run's end asks for
   MicroBatches* micro_ = nullptr;  // of the step that is made
   // Whether an exception that comes now is thrown on all ranks alike.
   bool is_common_ = false;

@@ -156,6 +156,11 @@ TEST(Options, ThatDoNotGoTogetherAreRefusedOnAllRanks) {
            [](Options& o) { o.early_stopping = train::EarlyStopping{}; });
     expect("needs an evaluation", [](Options& o) { o.learning_rate = train::on_plateau(); });
     expect("saving has no directory", [](Options& o) { o.saving.every_steps = 3; });
+    const PreemptionNotice notice;
+    expect("saving.on_preemption is false, and there is a notice", [&](Options& o) {
+      o.saving.on_preemption = false;
+      o.notice = &notice;
+    });
     expect("the run has no end", [](Options& o) { o.epochs = 0; });
     expect("lanes = 1 on 2 ranks", [](Options& o) { o.loader.lanes = 1; });
     expect("LBFGS", [](Options& o) {

@@ -105,6 +105,44 @@ TEST_P(Killed, AndResumedItHasTheBitsOfAnUndisturbedRun) {
   EXPECT_EQ(found, expected);
 }
 
+// Leaves a run after its step `at`: by a signal, or by a request.
+struct Leave : train::Callback {
+  Leave(int64_t step, bool signals) : at(step), by_signal(signals) {}
+  void on_step_end(const RunState& state, train::Requests& requests) override {
+    if (state.step != at - 1) return;  // both happen in the next step
+    if (by_signal) {
+      raise(SIGUSR1);
+    } else {
+      requests.stop();
+    }
+  }
+  int64_t at;
+  bool by_signal;
+};
+
+// The rate is halved by each evaluation but the first, so that one more or less is seen.
+TEST(Resuming, EvaluationsCountAsInARunThatWasNotLeft) {
+  const Folder folder;
+  const auto options = [&](const std::string& name, int64_t at, bool by_signal) {
+    auto all = saving({{"best"}}, folder / name);
+    all.learning_rate = train::on_plateau(
+        {.better = train::Better::Higher, .factor = 0.5, .patience = 0, .threshold = 1e6});
+    if (at > 0) all.callbacks = {std::make_shared<Leave>(at, by_signal)};
+    return all;
+  };
+  const auto run = [&](const std::string& name, int64_t at, bool by_signal) {
+    return result_of({"auto", 2},
+                     [&](World& world) { return trained(world, options(name, at, by_signal)); });
+  };
+  const uint64_t expected = run("calm", 0, false);
+  // 5 has an evaluation, which a signal leaves no time for; 7 has none, and a request makes one.
+  for (const auto& [at, by_signal] : {std::pair<int64_t, bool>{5, true}, {7, false}, {12, true}}) {
+    const std::string name = std::to_string(at);
+    EXPECT_NE(run(name, at, by_signal), expected);
+    EXPECT_EQ(run(name, 0, false), expected) << at;
+  }
+}
+
 TEST(Resuming, AFinishedRunHasNothingLeftToDo) {
   const Folder folder;
   for (int round = 0; round < 2; ++round) {

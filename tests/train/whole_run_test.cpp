@@ -115,6 +115,11 @@ TEST(OtherRanks, ARateThatFollowsAMetricIsScaledByThem) {
   spawn(1, [&](World& world) {
     EXPECT_THAT(trained(world, options(3)).rates, ElementsAre(0.005, 0.005, 0.005, 0.005));
   });
+  spawn(1, [&](World& world) {  // halved twice by now, and of another rate
+    auto slower = options(4);
+    slower.optimizer = train::sgd({.lr = 0.004});
+    EXPECT_THAT(trained(world, slower).rates, ElementsAre(0.001, 0.001, 0.001, 0.001));
+  });
 }
 
 TEST(Parts, APartThatIsUpdatedMoreOftenHasTheScheduleOfTheRun) {

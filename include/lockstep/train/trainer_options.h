@@ -101,6 +101,9 @@ struct Saving {
   bool async = true;                        // written in the background
   Resume resume = Resume::Latest;
   std::string resume_from = {};  // a checkpoint's folder, in place of `resume`
+  // A signal to stop saves, and ends the run (PreemptionNotice); false: it does what it does in the
+  // program.
+  bool on_preemption = true;
 };
 
 // Alike on all ranks; the constructor compares them.
@@ -155,7 +158,7 @@ struct TrainerOptions {
   Saving saving = {};
   // When it has been received on any rank, the run saves and ends. To notice signals from the
   // program's start on, make one before the World. When not given, run() makes one where there is a
-  // directory to save to.
+  // directory to save to, unless Saving::on_preemption is false.
   const PreemptionNotice* notice = nullptr;
   std::vector<std::shared_ptr<Callback>> callbacks = {};
 };
