@@ -177,6 +177,41 @@ TEST_F(Ranks, OfASweepAreThoseOfEachCombination) {
   EXPECT_THAT(again.said, HasSubstr("s/run-000 is there already"));
 }
 
+TEST_F(Ranks, OfASweepAreComparedByTheMeaningOfTheMetric) {
+  trainer(R"(
+for word; do case $word in
+  logging.output_dir=*) out=$(echo "${word#*=}" | tr -d '"');;
+  training.seed=*) seed=${word#*=};;
+esac; done
+echo "{\"metrics\": {\"mae\": $seed, \"r2\": $seed}}" > $out/result.json
+)");
+  write("run.yaml", "training: {metrics: [mae, r2]}\n");
+  const std::string over = "sweep run.yaml --over training.seed=1,2 ";
+  EXPECT_THAT(run(over + "--metric mae --out a").said, HasSubstr("best: run-000 (mae = 1)"));
+  EXPECT_THAT(run(over + "--metric r2 --out b").said, HasSubstr("best: run-001 (r2 = 2)"));
+  EXPECT_THAT(run(over + "--metric mae --mode max --out c").said, HasSubstr("best: run-001"));
+}
+
+// One run would go on with another's checkpoints.
+TEST_F(Ranks, OfASweepShareNoFiles) {
+  trainer(kResult);
+  const std::string over = "sweep run.yaml --over training.seed=1,2";
+  for (const std::string key :
+       {"checkpoint.directory: all", "logging.metrics_file: all/metrics.jsonl",
+        "logging.open_metrics_file: all", "logging.prometheus_address: '127.0.0.1:9464'",
+        "logging.result_file: all"}) {
+    const size_t dot = key.find('.');
+    write("run.yaml", key.substr(0, dot) + ": {" + key.substr(dot + 1) + "}\n");
+    const auto refused = run(over);
+    EXPECT_EQ(refused.status, 2) << key;
+    EXPECT_THAT(refused.said, HasSubstr("[sweep] " + key.substr(0, key.find(':')) + " is "));
+    EXPECT_FALSE(fs::exists(folder_ / "sweep"));
+  }
+  write("run.yaml", "logging: {prometheus_address: '127.0.0.1:0'}\n");
+  EXPECT_EQ(run(over + " --over checkpoint.directory=a").status, 2);
+  EXPECT_EQ(run("sweep run.yaml --over checkpoint.directory=a,b --set training.seed=1").status, 0);
+}
+
 TEST_F(Ranks, OfASweepThatFailAreNamed) {
   trainer(kResult);
   write("run.yaml", "epochs: 2\n");

@@ -18,7 +18,6 @@
 #include "flags.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
-#include "lockstep/train/config.h"
 
 namespace lockstep::tool {
 namespace {
@@ -107,7 +106,7 @@ SweepCommand::SweepCommand(CLI::App& program)
       ->check(whole_number(1, 4096));
   command_.add_option("--metric", metric_, "By which the best run is chosen (loss)")
       ->type_name("NAME");
-  command_.add_option("--mode", mode_, "min, max; auto: the lower loss, otherwise the higher")
+  command_.add_option("--mode", mode_, "min, max; auto: as early_stopping.mode")
       ->type_name("HOW")
       ->check(one_of({"auto", "min", "max"}));
 }
@@ -135,6 +134,28 @@ std::vector<std::vector<std::string>> SweepCommand::combinations() const {
   return all;
 }
 
+// Where several runs would write to one place, and one of them might go on with another's
+// checkpoints.
+void SweepCommand::refuse_shared_places(const train::RunConfig& config) {
+  const auto& logging = config.logging;
+  const auto& address = logging.prometheus_address;
+  const std::string port = address.substr(std::min(address.rfind(':'), address.size()));
+  for (const auto& [key, place] :
+       {std::pair<const char*, std::string>{"checkpoint.directory", config.checkpoint.directory},
+        {"logging.metrics_file", logging.metrics_file},
+        {"logging.open_metrics_file", logging.open_metrics_file},
+        {"logging.prometheus_address", port == ":0" ? "" : address}}) {
+    if (place.empty() || places_.insert(key + place).second) continue;
+    throw ConfigError(fmt::format(
+        "[sweep] {} is {} in several runs: leave it out, each run has a folder of its own", key,
+        place));
+  }
+  if (logging.result_file.empty()) return;
+  throw ConfigError(fmt::format(
+      "[sweep] logging.result_file is {}: leave it out, a run's result is in the run's folder",
+      logging.result_file));
+}
+
 std::vector<SweepRun> SweepCommand::plan() {
   std::vector<SweepRun> runs;
   std::error_code error;
@@ -150,6 +171,7 @@ std::vector<SweepRun> SweepCommand::plan() {
       ranks_ =
           std::max(runs.empty() ? 1 : ranks_, launch::count_ranks(config.launch.nproc_per_node));
     }
+    refuse_shared_places(config);
     if (config.launch.nnodes != "1") {
       throw ConfigError(
           fmt::format("[sweep] launch.nnodes is {}: the runs of a sweep are on this "
@@ -167,9 +189,7 @@ std::vector<SweepRun> SweepCommand::plan() {
 }
 
 int SweepCommand::report(const std::vector<SweepRun>& runs) const {
-  const bool is_lower =
-      mode_ == "min" || (mode_ == "auto" &&
-                         (metric_ == "loss" || metric_ == "train_loss" || metric_ == "perplexity"));
+  const bool is_lower = mode_ == "auto" ? train::is_better_lower(metric_) : mode_ == "min";
   Json list = Json::array();
   const SweepRun* best = nullptr;
   double best_value = 0;

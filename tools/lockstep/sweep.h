@@ -3,9 +3,11 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "lockstep/train/config.h"
 #include "sweep_runs.h"
 
 namespace lockstep::tool {
@@ -23,11 +25,13 @@ class SweepCommand {
   // The overrides of each run.
   std::vector<std::vector<std::string>> combinations() const;
   std::vector<SweepRun> plan();
+  void refuse_shared_places(const train::RunConfig& config);
   int report(const std::vector<SweepRun>& runs) const;
 
   CLI::App& command_;
   std::string file_, out_ = "sweep", metric_ = "loss", mode_ = "auto";
   std::vector<std::string> axes_, overrides_;
+  std::set<std::string> places_;  // what is not below a run's folder, with its key
   int jobs_ = 0, ranks_ = 1;
 };
 

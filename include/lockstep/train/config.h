@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -50,8 +51,9 @@ struct ScheduleConfig {
 // One stage of training.curriculum: training on a part of the data, or on other data, first.
 struct CurriculumStage {
   int64_t epochs = 1;
-  double fraction = 1;    // the first share of the samples, in the data set's order
-  std::string path = {};  // other data of the same kind; data.path when empty
+  double fraction = 1;            // the first share of the samples, in the data set's order
+  std::string path = {};          // other data of the same kind; data.path when empty
+  std::string targets_path = {};  // with `path` of npy and idx: its targets
 };
 
 // training.early_stopping.
@@ -237,6 +239,10 @@ RunConfig parse_config(const std::string& text, const std::string& name,
 // Checks the values of a configuration that a program has made, as load_config() does. Throws
 // ConfigError that lists everything that is wrong.
 void check_config(const RunConfig& config, const ConfigExtensions& extensions = {});
+
+// Whether a metric of the evaluation is the better the lower it is: what `auto` means in
+// early_stopping.mode and best_mode.
+bool is_better_lower(std::string_view metric);
 
 // The effective configuration as a file that load_config() reads back to the same values, with a
 // comment on each line that says where the value came from.

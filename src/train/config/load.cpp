@@ -240,6 +240,12 @@ std::string text_of_file(const std::string& path) {
 
 }  // namespace
 
+bool is_better_lower(std::string_view metric) {
+  static const std::set<std::string_view> kLower = {"loss", "train_loss", "perplexity",   "mse",
+                                                    "rmse", "mae",        "cross_entropy"};
+  return kLower.contains(metric);
+}
+
 RunConfig parse_config(const std::string& text, const std::string& name,
                        const std::vector<std::string>& overrides,
                        const ConfigExtensions& extensions) {

@@ -18,12 +18,13 @@ void add_run_keys(KeyList& keys) {
            "How many of the newest are kept; 0: all.", at_least(0));
   keys.add("resume", AT(checkpoint.resume),
            "Go on from `latest` (from the beginning when there is none) or from a checkpoint's "
-           "folder; empty: begin anew.");
+           "folder; empty: begin anew. Ranks that the launcher starts again go on in any case.");
   keys.add("async", AT(checkpoint.async), "Files are written while training goes on.");
   keys.add("best_metric", AT(checkpoint.best_metric),
            "The checkpoint that is best by this metric of the evaluation is kept, too.");
   keys.choice("best_mode", AT(checkpoint.best_mode), {"auto", "min", "max"},
-              "Which is better; auto: the lower loss and perplexity, otherwise the higher.");
+              "Which is better; auto: the lower loss, perplexity, mse, rmse and mae, otherwise the "
+              "higher.");
   keys.add("restore_best", AT(checkpoint.restore_best),
            "After the run the model is that of the best checkpoint.");
   keys.add("save_on_preemption", AT(checkpoint.save_on_preemption),

@@ -100,7 +100,8 @@ void add_training_keys(KeyList& keys) {
            "Training ends when this metric of the evaluation no longer improves: loss, or one that "
            "`metrics` give (also precision, recall, f1, top_5_accuracy); empty: off.");
   keys.choice("early_stopping.mode", AT(training.early_stopping.mode), {"auto", "min", "max"},
-              "Which is better; auto: the lower loss and perplexity, otherwise the higher.");
+              "Which is better; auto: the lower loss, perplexity, mse, rmse and mae, otherwise the "
+              "higher.");
   keys.add("early_stopping.patience", AT(training.early_stopping.patience),
            "Evaluations without improvement that are let pass.", at_least(0));
   keys.add("early_stopping.min_delta", AT(training.early_stopping.min_delta),
