@@ -140,16 +140,18 @@ TransformerOptions transformer_options(std::string_view config, std::string_view
   return Config(config, where).options();
 }
 
-Transformer load_transformer(const std::string& folder, at::ScalarType dtype) {
+Transformer load_transformer(const std::string& folder, const LoadTransformerOptions& options) {
   const std::string path = folder + "/config.json";
-  Transformer net(transformer_options(text::read_file(path), path));
-  net->to(dtype);
-  checkpoint::LoadOptions options{.allow_conversion = {"*"}};
+  auto sizes = transformer_options(text::read_file(path), path);
+  sizes.dropout = options.dropout;
+  Transformer net(sizes);
+  net->to(options.dtype);
+  checkpoint::LoadOptions loading{.allow_conversion = {"*"}};
   if (net->options.tied) {
     check_stored_head(folder);
-    options.allow_unexpected = {"lm_head.weight"};
+    loading.allow_unexpected = {"lm_head.weight"};
   }
-  load_module(net, folder, options);
+  load_module(net, folder, loading);
   return net;
 }
 

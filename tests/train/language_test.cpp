@@ -107,6 +107,19 @@ TEST(LanguageRun, HasPerplexitySamplesAndAModelFolder) {
   EXPECT_TRUE(std::filesystem::exists(folder / "run/model/tokenizer.json"));
 }
 
+TEST(LanguageRun, AModelOfAFolderHasTheDropoutOfTheFile) {
+  const Folder folder;
+  const std::string data = corpus(folder);
+  printed(1, small_run(data, folder / "first"));
+  const auto tuned = [&](double dropout) {
+    auto config = small_run(data, folder / std::to_string(dropout));
+    config.model.transformer = {.pretrained = folder / "first/model", .dropout = dropout};
+    printed(1, config);
+    return weights(config);
+  };
+  EXPECT_NE(tuned(0.5), tuned(0));
+}
+
 TEST(LanguageRun, ResumesToTheSameBits) {
   const Folder folder;
   const std::string data = corpus(folder);

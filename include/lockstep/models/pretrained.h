@@ -19,10 +19,15 @@ namespace lockstep::models {
 TransformerOptions transformer_options(std::string_view config,
                                        std::string_view where = "config.json");
 
-// The model of a folder, with parameters of `dtype` whatever the files have. A head that is tied
-// may be there again, with the same values. Communicates nothing: every rank calls it, or one
-// before Ddp. Throws ConfigError and CheckpointError.
-Transformer load_transformer(const std::string& folder, at::ScalarType dtype = at::kFloat);
+// Of load_transformer().
+struct LoadTransformerOptions {
+  at::ScalarType dtype = at::kFloat;  // of the parameters, whatever the files have
+  double dropout = 0;                 // TransformerOptions::dropout, which files do not have
+};
+
+// The model of a folder. A head that is tied may be there again, with the same values. Communicates
+// nothing: every rank calls it, or one before Ddp. Throws ConfigError and CheckpointError.
+Transformer load_transformer(const std::string& folder, const LoadTransformerOptions& options = {});
 
 // Of save_transformer().
 struct SaveTransformerOptions {

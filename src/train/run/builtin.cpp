@@ -64,7 +64,7 @@ Model transformer(const RunConfig& config, const SampleShape& shape) {
   }
   models::Transformer net{nullptr};
   if (!given.pretrained.empty()) {
-    net = models::load_transformer(given.pretrained);
+    net = models::load_transformer(given.pretrained, {.dropout = given.dropout});
   } else {
     const int64_t vocabulary = or_else(given.vocabulary, shape.classes);
     if (vocabulary == 0) {
