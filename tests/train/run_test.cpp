@@ -14,7 +14,6 @@
 
 #include "lockstep/core/preemption.h"
 #include "lockstep/train/metrics.h"
-#include "lockstep/train/progress.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -29,6 +28,7 @@ using test::contents;
 using test::Folder;
 using test::message_of;
 using test::printed;
+using test::small_run;
 using test::spawn_bare;
 using testing::AllOf;
 using testing::ElementsAre;
@@ -37,19 +37,6 @@ using testing::Not;
 using train::Registry;
 using train::RunConfig;
 using train::RunState;
-
-RunConfig small_run(const std::string& folder) {
-  RunConfig config;
-  config.model.kind = "linear";
-  config.data.kind = "synthetic-regression";
-  config.data.synthetic.samples = 100;
-  config.data.validation_fraction = 0.2;
-  config.optimizer = {.kind = "sgd", .learning_rate = 0.05, .lr_scaling = "linear"};
-  config.training = {.epochs = 3, .batch_size = 4, .seed = 1, .metrics = {"mae"}};
-  config.checkpoint.save_total_limit = 1;
-  config.logging = {.logging_steps = 10, .output_dir = folder};
-  return config;
-}
 
 std::vector<json> lines_of(const std::string& text) {
   std::vector<json> all;
@@ -235,6 +222,57 @@ TEST(Run, ItsLogSaysWhyItEnded) {
   EXPECT_EQ(outcome(config), "early stopping");
 }
 
+TEST(Run, ASignalIsTheProgramsWhereNothingIsToBeSavedForIt) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.checkpoint.save_on_preemption = false;
+  config.training.loss = "own";
+  Registry registry;
+  registry.add_loss("own", [](const RunConfig&) -> train::Loss {
+    return [of = train::mse()](const auto& outputs, const auto& targets) {
+      raise(SIGUSR1);
+      return of(outputs, targets);
+    };
+  });
+  spawn_bare(1, [&](int) {
+    signal(SIGUSR1, SIG_IGN);
+    EXPECT_EQ(train::run(config, registry), 0);
+  });
+}
+
+TEST(Run, RanksThatAreStartedAgainGoOnAndOthersAreRefused) {
+  const Folder folder;
+  const auto config = small_run(folder / "run");
+  const auto run = [&](const char* job, const char* restarts) {
+    spawn_bare(2, [&](int) {
+      setenv("TORCHELASTIC_RUN_ID", job, 1);
+      setenv("TORCHELASTIC_RESTART_COUNT", restarts, 1);
+      train::run(config);
+    });
+    return json::parse(contents(folder / "run/result.json"));
+  };
+  const auto refused = [&](const char* job, const char* restarts) {
+    spawn_bare(2, [&](int) {
+      setenv("TORCHELASTIC_RUN_ID", job, 1);
+      setenv("TORCHELASTIC_RESTART_COUNT", restarts, 1);
+      EXPECT_THAT(message_of<ConfigError>([&] { train::run(config); }),
+                  HasSubstr("has checkpoints of a run already"));
+    });
+  };
+  const auto first = run("a", "0");
+  const auto again = run("a", "1");
+  EXPECT_EQ(again["resumed_at"], 30);
+  EXPECT_EQ(again["train_loss"], first["train_loss"]);
+  EXPECT_EQ(again["epoch"], first["epoch"]);
+  // And who is refused leaves what is another's as it is.
+  const auto before = contents(folder / "run/result.json");
+  const auto settings = contents(folder / "run/config.yaml");
+  refused("a", "0");
+  refused("b", "1");
+  EXPECT_EQ(contents(folder / "run/result.json"), before);
+  EXPECT_EQ(contents(folder / "run/config.yaml"), settings);
+}
+
 TEST(Run, AProgramAddsItsOwnModelDataLossAndMetric) {
   const Folder folder;
   struct Twice : train::Mean {
@@ -296,29 +334,6 @@ TEST(Run, ItsProgramMakesErrorsIntoStatuses) {
     EXPECT_EQ(status({"--help"}), 0);
     EXPECT_EQ(status({folder / "run.yaml", "--set", "optimizer.learning_rate=1e38"}), 1);
   });
-}
-
-TEST(Progress, NeedsNoTrainer) {
-  std::ostringstream out;
-  train::Progress progress(out, {.every_steps = 2});
-  train::Requests requests;
-  RunState state{.epochs = 2, .steps = 8, .step_samples = 10, .learning_rate = 0.5};
-  progress.on_train_begin(state);
-  for (int64_t step = 1; step <= 3; ++step) {
-    state.step = step;
-    state.loss = static_cast<double>(step);
-    state.seconds = static_cast<double>(step);
-    progress.on_step_end(state, requests);
-  }
-  EXPECT_EQ(out.str(),
-            "epoch 1/2  step 2/8  25 %  loss 1.5000  lr 0.5  10 samples/s  6.0 s left\n");
-  state.metrics = {{"accuracy", 0.25}};
-  progress.on_evaluate(state, requests);
-  EXPECT_THAT(out.str(), HasSubstr("evaluated after step 3:  accuracy 0.2500\n"));
-  state.rank = 1;
-  const auto before = out.str();
-  progress.on_evaluate(state, requests);
-  EXPECT_EQ(out.str(), before);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "core/job_file.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/rl/episode.h"
@@ -17,22 +18,11 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kOptionsFile = "run.txt";
-constexpr const char* kJobFile = "job.txt";  // who has worked here last
 
 std::string lines_of(const std::map<std::string, std::string>& options) {
   std::string text;
   for (const auto& [name, value] : options) text += fmt::format("--{} {}\n", name, value);
   return text;
-}
-
-std::string launcher() { return env_text("TORCHELASTIC_RUN_ID").value_or(""); }
-
-// Whether the launcher of the run in output_dir has started its ranks again.
-bool is_restart(const RunOptions& options) {
-  if (env_int("TORCHELASTIC_RESTART_COUNT", 0, 1 << 20).value_or(0) == 0) return false;
-  std::ifstream file(options.output_dir + "/" + kJobFile);
-  std::string last;
-  return std::getline(file, last) && !last.empty() && last == launcher();
 }
 
 // What is wrong with going on with the run in output_dir; nothing when all is well.
@@ -159,11 +149,11 @@ bool prepare_directory(const comm::Group& group, RunOptions options) {
   std::string problem;
   if (group.rank() == 0) {
     try {
-      options.resume = options.resume || is_restart(options);
+      options.resume = options.resume || is_restarted_job(options.output_dir);
       const bool exists = fs::exists(options.output_dir + "/" + kOptionsFile);
       if (exists) problem = difference(options);
       if (!exists) fs::create_directories(options.output_dir);
-      if (problem.empty()) write_whole(options.output_dir, kJobFile, launcher() + "\n");
+      if (problem.empty()) write_job_file(options.output_dir);
     } catch (const std::exception& error) {
       problem = fmt::format("[three_domain] --output-dir {}: {}", options.output_dir, error.what());
     }

@@ -8,12 +8,15 @@
 #include <optional>
 #include <ostream>
 
+#include "core/job_file.h"
+#include "lockstep/checkpoint/directory.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/preemption.h"
 #include "lockstep/parallel/random.h"
 #include "lockstep/train/config_texts.h"
 #include "lockstep/train/progress.h"
+#include "lockstep/train/progress_line.h"
 #include "train/error_text.h"
 #include "train/run/language_model.h"
 #include "train/run/options_of.h"
@@ -27,6 +30,7 @@ constexpr int64_t kOnlyAtTheEnds = int64_t{1} << 60;  // steps between two repor
 
 // What a run writes beside its checkpoints; empty: nothing.
 struct Files {
+  Files() = default;
   explicit Files(const LoggingConfig& logging)
       : log(logging.output_dir), result(logging.result_file) {
     const std::filesystem::path file = logging.metrics_file;
@@ -82,9 +86,43 @@ std::vector<double> peaks_of(const comm::World& world) {
   return all;
 }
 
+// Once the run has the folder of checkpoints for itself: it goes on from what is there when the
+// launcher starts its ranks again.
+class Job : public Callback {
+ public:
+  explicit Job(std::string folder) : folder_(std::move(folder)) {}
+  void on_train_begin(const RunState& state) override {
+    if (state.is_main()) write_job_file(folder_);
+  }
+
+ private:
+  std::string folder_;
+};
+
+// What is in the folder of checkpoints before the run begins, as rank 0 finds it.
+enum class Found : char { Nothing, Own, Others };
+
+Found found_in(const std::string& directory, const comm::World& world) {
+  std::string found(1, static_cast<char>(Found::Nothing));
+  if (world.is_main() && !directory.empty()) {
+    try {
+      if (checkpoint::newest_checkpoint(directory)) {
+        found[0] = static_cast<char>(is_restarted_job(directory) ? Found::Own : Found::Others);
+      }
+    } catch (const Error&) {
+      // Restoring says what is wrong with it.
+    }
+  }
+  return static_cast<Found>(world.group().broadcast_bytes(found, 0, {.label = "run: place"})[0]);
+}
+
 int train(const RunConfig& config, const Registry& registry, const comm::World& world,
           const PreemptionNotice* notice) {
-  const Files files(config.logging);
+  Files files(config.logging);
+  const std::string directory = checkpoint_directory(config);
+  const Found found = found_in(directory, world);
+  // It will be refused, and the folder is another run's.
+  if (found == Found::Others && config.checkpoint.resume.empty()) files = {};
   prepare(files, config, registry, world);
   parallel::seed_everything(static_cast<uint64_t>(config.training.seed), world);
   const RunData data = data_of(config, registry, world);
@@ -97,10 +135,16 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   options.fsdp = fsdp_of(config, model.module(), world);
   if (has_own_loss) measure_language(options, config, language);
   options.notice = notice;
+  if (found == Found::Own) {
+    options.saving.resume = Resume::Latest;
+    options.saving.resume_from.clear();
+  }
   std::ostream& out = world.main_out();
-  options.callbacks = {
-      std::make_shared<Progress>(out, ProgressOptions{.every_steps = config.logging.logging_steps,
-                                                      .updating = isatty(STDOUT_FILENO) == 1})};
+  options.callbacks = {std::make_shared<Progress>(
+      out, ProgressOptions{.every_steps = config.logging.logging_steps,
+                           .updating = isatty(STDOUT_FILENO) == 1,
+                           .width = TextStyle::of_file(STDOUT_FILENO).width})};
+  if (!directory.empty()) options.callbacks.push_back(std::make_shared<Job>(directory));
   std::shared_ptr<Monitoring> log;
   const LoggingConfig& logging = config.logging;
   if (!files.log.empty() || !logging.open_metrics_file.empty() ||

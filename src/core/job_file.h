@@ -1,0 +1,16 @@
+// Which launcher's job works in a folder, for a run that is to go on after a restart and not to
+// take another run's folder for its own.
+#pragma once
+
+#include <string>
+
+namespace lockstep {
+
+// Writes the launcher's name of the job into FOLDER/job.txt; nothing where no launcher has one.
+// Throws Error.
+void write_job_file(const std::string& folder);
+
+// Whether the launcher of the job that wrote there has started its ranks again.
+bool is_restarted_job(const std::string& folder);
+
+}  // namespace lockstep
