@@ -1,6 +1,7 @@
 #include "lockstep/train/file_data.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -63,6 +64,23 @@ void log_skipped(const comm::World& world, const std::string& path, int64_t coun
   log::warn(fmt::format("[data] {}: {} left out; the first: {}", path, count, first));
 }
 
+// Columns that nobody has named are the training data's: in another place they would be taken for
+// others.
+void check_columns(const data::CsvDataset& training, const data::CsvDataset& other,
+                   const DataConfig& config, const std::string& path) {
+  if (!config.csv.header) return;
+  const auto check = [&](std::string_view key, const std::vector<std::string>& given,
+                         const std::vector<std::string>& first,
+                         const std::vector<std::string>& second) {
+    if (!given.empty() || first == second) return;
+    throw DataError(
+        fmt::format("[csv] {} has the {} {}, and {} has {}: name them in data.{}, in one order",
+                    path, key, fmt::join(second, ", "), config.path, fmt::join(first, ", "), key));
+  };
+  check("targets", config.csv.targets, training.target_names(), other.target_names());
+  check("features", config.csv.features, training.feature_names(), other.feature_names());
+}
+
 FileData csv(const DataConfig& config, const comm::World& world) {
   const CsvConfig& keys = config.csv;
   if (keys.delimiter.size() != 1) {
@@ -78,61 +96,64 @@ FileData csv(const DataConfig& config, const comm::World& world) {
       .missing_values =
           keys.missing_values == "nan" ? data::MissingValues::Nan : data::MissingValues::Bad,
       .bad_rows = keys.bad_rows == "skip" ? data::BadRows::Skip : data::BadRows::Error};
-  const auto open = [&](const std::string& path) {
-    auto set = std::make_shared<data::CsvDataset>(path, options);
+  const auto open = [world](const std::string& path, const data::CsvOptions& how) {
+    auto set = std::make_shared<data::CsvDataset>(path, how);
     log_skipped(world, path, set->skipped(), set->first_skipped());
     return set;
   };
-  const auto training = open(given(config.path, "path", config));
+  const auto training = open(given(config.path, "path", config), options);
+  options.classes = training->class_names();
   FileData all{.training = training, .classes = training->class_count()};
-  if (!config.validation_path.empty()) {
-    options.classes = training->class_names();
-    const auto validation = open(config.validation_path);
-    all.classes = std::max(all.classes, validation->class_count());
-    all.validation = validation;
-  }
   if (keys.scaling == "standard") {
     all.scaler = std::make_shared<StandardScaler>();
     // Not on what is held out for evaluation.
     const Slice part(training, {0, training->size() - held_out(config, training->size())});
     all.scaler->fit(part, world, {.names = training->feature_names()});
-    all.training = std::make_shared<ScaledDataset>(all.training, all.scaler);
-    if (all.validation) {
-      all.validation = std::make_shared<ScaledDataset>(all.validation, all.scaler);
-    }
+    all.training = std::make_shared<ScaledDataset>(training, all.scaler);
   }
+  all.more = [=, scaler = all.scaler](const DataConfig& files) {
+    const auto other = open(files.path, options);
+    check_columns(*training, *other, config, files.path);
+    if (other->class_count() > 0 && training->class_names().empty() &&
+        !other->class_names().empty()) {
+      throw DataError(
+          fmt::format("[csv] {}: its classes are {}, and those of {} are whole numbers from 0",
+                      files.path, fmt::join(other->class_names(), ", "), config.path));
+    }
+    MoreData more{.data = other, .classes = other->class_count()};
+    if (scaler) more.data = std::make_shared<ScaledDataset>(other, scaler);
+    return more;
+  };
   return all;
+}
+
+// Of files that are opened without regard to others.
+template <class Open>
+FileData alike(const DataConfig& config, const Open& open) {
+  const auto training = open(config);
+  return {.training = training,
+          .classes = classes_of(*training),
+          .more = [open](const DataConfig& files) {
+            const auto other = open(files);
+            return MoreData{.data = other, .classes = classes_of(*other)};
+          }};
 }
 
 // Data sets of two files each: samples and targets.
 template <class Set>
 FileData of_two_files(const DataConfig& config) {
-  const auto training = std::make_shared<Set>(given(config.path, "path", config),
-                                              given(config.targets_path, "targets_path", config));
-  FileData all{.training = training, .classes = classes_of(*training)};
-  if (!config.validation_path.empty()) {
-    const auto validation = std::make_shared<Set>(
-        config.validation_path,
-        given(config.validation_targets_path, "validation_targets_path", config));
-    all.classes = std::max(all.classes, classes_of(*validation));
-    all.validation = validation;
-  }
-  return all;
+  return alike(config, [](const DataConfig& files) {
+    return std::make_shared<Set>(given(files.path, "path", files),
+                                 given(files.targets_path, "targets_path", files));
+  });
 }
 
 FileData tensors(const DataConfig& config) {
-  const checkpoint::TensorFileOptions options{.data = {config.inputs_key},
-                                              .targets = {config.targets_key}};
-  const auto training =
-      std::make_shared<checkpoint::TensorFileDataset>(given(config.path, "path", config), options);
-  FileData all{.training = training, .classes = classes_of(*training)};
-  if (!config.validation_path.empty()) {
-    const auto validation =
-        std::make_shared<checkpoint::TensorFileDataset>(config.validation_path, options);
-    all.classes = std::max(all.classes, classes_of(*validation));
-    all.validation = validation;
-  }
-  return all;
+  return alike(config, [](const DataConfig& files) {
+    return std::make_shared<checkpoint::TensorFileDataset>(
+        given(files.path, "path", files),
+        checkpoint::TensorFileOptions{.data = {files.inputs_key}, .targets = {files.targets_key}});
+  });
 }
 
 FileData images(const DataConfig& config, const comm::World& world) {
@@ -142,18 +163,17 @@ FileData images(const DataConfig& config, const comm::World& world) {
       .channels = keys.channels,
       .fit = keys.fit == "stretch" ? data::ImageFit::Stretch : data::ImageFit::Crop,
       .bad_images = keys.bad_images == "skip" ? data::BadImages::Skip : data::BadImages::Error};
-  const auto open = [&](const std::string& path) {
-    auto set = std::make_shared<data::ImageFolder>(path, options);
+  const auto open = [world](const std::string& path, const data::ImageFolderOptions& how) {
+    auto set = std::make_shared<data::ImageFolder>(path, how);
     log_skipped(world, path, set->skipped(), set->first_skipped());
     return set;
   };
-  const auto training = open(given(config.path, "path", config));
-  FileData all{.training = training, .classes = static_cast<int64_t>(training->classes().size())};
-  if (!config.validation_path.empty()) {
-    options.classes = training->classes();
-    all.validation = open(config.validation_path);
-  }
-  return all;
+  const auto training = open(given(config.path, "path", config), options);
+  options.classes = training->classes();
+  const auto classes = std::ssize(options.classes);
+  return {.training = training, .classes = classes, .more = [=](const DataConfig& files) {
+            return MoreData{.data = open(files.path, options), .classes = classes};
+          }};
 }
 
 FileData tokens(const DataConfig& config) {
@@ -168,27 +188,20 @@ FileData tokens(const DataConfig& config) {
   if (all.tokenizer.empty() && std::filesystem::exists(config.path + "/tokenizer.json")) {
     all.tokenizer = config.path;
   }
-  if (!config.validation_path.empty()) {
-    const auto validation = std::make_shared<data::TokenDataset>(config.validation_path, options);
-    const int64_t other = validation->files().vocabulary().value_or(all.classes);
-    if (other != all.classes) {
+  all.more = [=, first = config.path, classes = all.classes](const DataConfig& files) {
+    const auto other = std::make_shared<data::TokenDataset>(files.path, options);
+    const int64_t tokens = other->files().vocabulary().value_or(classes);
+    if (tokens != classes) {
       throw ConfigError(fmt::format(
-          "[config] {} has {} different tokens and {} {}: both have to be of one tokenizer",
-          config.path, all.classes, config.validation_path, other));
+          "[config] {} has {} different tokens and {} {}: both have to be of one tokenizer", first,
+          classes, files.path, tokens));
     }
-    all.validation = validation;
-  }
+    return MoreData{.data = other, .classes = classes};
+  };
   return all;
 }
 
-}  // namespace
-
-bool is_file_data(std::string_view kind) {
-  return kind == "csv" || kind == "idx" || kind == "npy" || kind == "safetensors" ||
-         kind == "images" || kind == "tokens";
-}
-
-FileData open_file_data(const DataConfig& config, const comm::World& world) {
+FileData open_kind(const DataConfig& config, const comm::World& world) {
   if (config.kind == "csv") return csv(config, world);
   if (config.kind == "idx") return of_two_files<data::IdxDataset>(config);
   if (config.kind == "npy") return of_two_files<data::NpyDataset>(config);
@@ -199,6 +212,28 @@ FileData open_file_data(const DataConfig& config, const comm::World& world) {
       fmt::format("[config] data.kind = {} lies in no file that is known: csv, idx, "
                   "npy, safetensors, images, tokens",
                   config.kind));
+}
+
+}  // namespace
+
+bool is_file_data(std::string_view kind) {
+  return kind == "csv" || kind == "idx" || kind == "npy" || kind == "safetensors" ||
+         kind == "images" || kind == "tokens";
+}
+
+FileData open_file_data(const DataConfig& config, const comm::World& world) {
+  FileData all = open_kind(config, world);
+  if (config.validation_path.empty()) return all;
+  DataConfig files = config;
+  files.path = config.validation_path;
+  files.targets_path = config.validation_targets_path;
+  if (config.kind == "npy" || config.kind == "idx") {
+    given(files.targets_path, "validation_targets_path", config);
+  }
+  const MoreData other = all.more(files);
+  all.validation = other.data;
+  all.classes = std::max(all.classes, other.classes);
+  return all;
 }
 
 }  // namespace lockstep::train

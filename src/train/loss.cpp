@@ -23,6 +23,17 @@ at::Tensor shaped_as(const at::Tensor& output, const at::Tensor& target) {
                   fmt::join(output.sizes(), ", "), fmt::join(target.sizes(), ", ")));
 }
 
+// Whatever the model does, its loss would be 0.
+void refuse_one_class(const at::Tensor& output) {
+  if (output.dim() < 2 || output.size(1) != 1) return;
+  throw ConfigError(
+      fmt::format("[loss] cross_entropy of outputs [{}], which are of one class: it is 0 whatever "
+                  "they are. Give "
+                  "the model an output for each class and targets that are class numbers (csv: "
+                  "data.classification: true), or use mse or bce_with_logits",
+                  fmt::join(output.sizes(), ", ")));
+}
+
 }  // namespace
 
 Loss cross_entropy(const CrossEntropyOptions& options) {
@@ -30,6 +41,7 @@ Loss cross_entropy(const CrossEntropyOptions& options) {
                           .label_smoothing(options.label_smoothing)
                           .ignore_index(options.ignore_index);
   return [chosen](const at::Tensor& output, const at::Tensor& target) {
+    refuse_one_class(output);
     return F::cross_entropy(output, target, chosen);
   };
 }

@@ -56,6 +56,39 @@ TEST(FileData, TensorsInASafetensorsFile) {
   });
 }
 
+TEST(FileData, FurtherTablesHaveTheColumnsAndClassesOfTheFirst) {
+  isolated([] {
+    const Folder folder;
+    write(folder / "train.csv", "a,b,kind\n1,5,cat\n3,7,dog\n");
+    write(folder / "swapped.csv", "b,a,kind\n5,1,dog\n");
+    write(folder / "last.csv", "a,kind,b\n1,dog,5\n");
+    write(folder / "dogs.csv", "a,b,kind\n1,5,dog\n");
+    DataConfig config{.kind = "csv", .path = folder / "train.csv"};
+    config.csv.classification = true;
+    const auto target = [&](const std::string& name) {
+      config.validation_path = folder / name;
+      return open_file_data(config, World::solo()).validation->get_batch({0});
+    };
+    const auto refused = [&](const std::string& name) {
+      return message_of<DataError>([&] { target(name); });
+    };
+    EXPECT_EQ(target("dogs.csv").target.item<int64_t>(), 1);
+    EXPECT_THAT(refused("swapped.csv"),
+                testing::AllOf(HasSubstr("swapped.csv has the features b, a, and "),
+                               HasSubstr("train.csv has a, b: name them in data.features")));
+    EXPECT_THAT(refused("last.csv"), HasSubstr("last.csv has the targets b, and "));
+    config.csv.features = {"a", "b"};
+    config.csv.targets = {"kind"};
+    EXPECT_TRUE(at::equal(target("swapped.csv").data, torch::tensor({{1.0F, 5.0F}})));
+    EXPECT_TRUE(at::equal(target("last.csv").data, torch::tensor({{1.0F, 5.0F}})));
+    // Which would number the classes anew.
+    write(folder / "numbers.csv", "a,b,kind\n1,5,0\n1,5,1\n1,5,2\n");
+    write(folder / "damaged.csv", "a,b,kind\n1,5,1\n1,5,x\n");
+    config.path = folder / "numbers.csv";
+    EXPECT_THAT(refused("damaged.csv"), HasSubstr("its classes are 1, x, and those of "));
+  });
+}
+
 TEST(FileData, WhatIsMissingIsNamed) {
   isolated([] {
     const auto refused = [](const DataConfig& config) {

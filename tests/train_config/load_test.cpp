@@ -246,6 +246,11 @@ training:
     - {epochs: 2, fraction: 0.25}
     - {path: other.csv}
 )");
+  EXPECT_EQ(read("data: {kind: npy, path: a, targets_path: b}\n"
+                 "training: {curriculum: [{path: c, targets_path: d}]}")
+                .training.curriculum[0]
+                .targets_path,
+            "d");
   ASSERT_EQ(config.training.curriculum.size(), 2U);
   EXPECT_EQ(config.training.curriculum[0].fraction, 0.25);
   EXPECT_EQ(config.training.curriculum[1].path, "other.csv");
@@ -284,8 +289,14 @@ TEST(LoadConfig, KeysThatNeedOthers) {
   expect("launch: {nnodes: '4:2'}", "neither a number nor MIN:MAX");
   expect("logging: {metrics_file: a/log.jsonl}", "a run's log is called metrics.jsonl");
   expect("data: {kind: npy, path: x.npy}", "data.kind npy needs data.targets_path");
-  expect("data: {kind: csv, path: x, scaling: standard}\ntraining: {curriculum: [{path: y}]}",
-         "cannot be scaled alike");
+  expect("training: {curriculum: [{path: y}]}\ndata: synthetic-regression",
+         "synthetic-regression is in no files");
+  expect("training: {curriculum: [{path: y}]}\ndata: {kind: npy, path: x, targets_path: z}",
+         "training.curriculum: data.kind npy needs targets_path, too");
+  expect("training: {curriculum: [{path: y, targets_path: z}]}\ndata: {kind: csv, path: x}",
+         "data.kind csv has its targets in path");
+  expect("schedule: {kind: plateau, warmup_steps: 3}", "plateau, which has no warm-up");
+  expect("schedule: {kind: plateau, warmup_ratio: 0.1}", "plateau, which has no warm-up");
 }
 
 TEST(LoadConfig, SaveStepsAloneMeansSteps) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -13,6 +14,12 @@
 #include "lockstep/train/model_config.h"
 
 namespace lockstep::train {
+
+// Further files of the same kind.
+struct MoreData {
+  std::shared_ptr<const data::Dataset> data = nullptr;
+  int64_t classes = 0;  // as FileData's
+};
 
 // What the files hold.
 struct FileData {
@@ -26,6 +33,9 @@ struct FileData {
   std::shared_ptr<data::StandardScaler> scaler = nullptr;
   // tokens: the file or folder of what made them; empty: not known.
   std::string tokenizer = {};
+  // Opens the files at `path` and `targets_path` of what it is given: with the classes and the
+  // scaling of `training`, whose columns they have to have.
+  std::function<MoreData(const DataConfig&)> more = nullptr;
 };
 
 // Whether open_file_data() knows the kind: csv, idx, npy, safetensors, images, tokens.

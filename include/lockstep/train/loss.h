@@ -18,7 +18,7 @@ struct CrossEntropyOptions {
 };
 
 // torch.nn.functional's, with mean reduction. Outputs n x classes (or n x classes x ...), targets
-// int64.
+// int64. Of one class it would be 0 for each output: throws ConfigError.
 Loss cross_entropy(const CrossEntropyOptions& options = {});
 // Outputs and targets of the same shape; a target of n for an output of n x 1 is taken as n x 1,
 // since libtorch would otherwise broadcast both to n x n.

@@ -32,6 +32,9 @@ struct RunData {
   std::shared_ptr<data::StandardScaler> scaler = nullptr;
   // Of tokens: the file or folder of what made them (lockstep/text/tokenizer.h); empty: not known.
   std::string tokenizer = {};
+  // Opens what a stage of training.curriculum names (`path`, `targets_path`), with classes numbered
+  // as here; null: the function of the kind is called once more.
+  std::function<std::shared_ptr<const data::Dataset>(const DataConfig&)> more = nullptr;
 };
 
 // How samples look, for a model that has to fit them.

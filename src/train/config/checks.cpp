@@ -90,6 +90,10 @@ void Checks::training() {
   if (schedule.warmup_steps > 0 && schedule.warmup_ratio > 0) {
     refuse("schedule.warmup_ratio", "schedule.warmup_steps is given, too: give one of them");
   }
+  for (const char* name : {"warmup_steps", "warmup_ratio"}) {
+    needs(std::string("schedule.") + name, schedule.kind != "plateau",
+          "another schedule.kind than plateau, which has no warm-up");
+  }
   for (size_t i = 1; i < schedule.milestones.size(); ++i) {
     if (schedule.milestones[i] > schedule.milestones[i - 1]) continue;
     refuse("schedule.milestones", "they have to increase");
@@ -133,6 +137,10 @@ void Checks::evaluation() {
   }
   const bool has_place =
       !config_.checkpoint.directory.empty() || !config_.logging.output_dir.empty();
+  for (const char* name : {"save_strategy", "save_steps", "save_total_limit"}) {
+    needs(std::string("checkpoint.") + name, has_place || config_.checkpoint.save_strategy == "no",
+          "checkpoint.directory or logging.output_dir");
+  }
   // With `no` they wait for a run that saves again.
   needs("checkpoint.save_steps", config_.checkpoint.save_strategy != "epoch",
         "checkpoint.save_strategy: steps");
@@ -219,8 +227,16 @@ void Checks::data() {
     refuse("data.channels", "3 or 1");
   }
   for (const auto& stage : config_.training.curriculum) {
-    if (stage.path.empty() || data.kind != "csv" || data.csv.scaling == "none") continue;
-    refuse("data.scaling", "stages of training.curriculum with other data cannot be scaled alike");
+    const bool has_two = data.kind == "npy" || data.kind == "idx";
+    if (!stage.path.empty() && data.kind == "synthetic-regression") {
+      refuse("training.curriculum", "path: data.kind synthetic-regression is in no files");
+    } else if (has_two && stage.path.empty() != stage.targets_path.empty()) {
+      refuse("training.curriculum", fmt::format("data.kind {} needs {}, too", data.kind,
+                                                stage.path.empty() ? "path" : "targets_path"));
+    } else if (!has_two && !stage.targets_path.empty()) {
+      refuse("training.curriculum",
+             fmt::format("targets_path: data.kind {} has its targets in path", data.kind));
+    }
   }
   for (const char* name : {"targets_path", "validation_targets_path"}) {
     const bool is_first = std::string(name) == "targets_path";

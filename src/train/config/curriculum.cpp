@@ -69,10 +69,13 @@ std::vector<CurriculumStage> read_curriculum(const Setting& setting, const std::
         read(stage.fraction);
       } else if (name == "path") {
         read(stage.path);
+      } else if (name == "targets_path") {
+        read(stage.targets_path);
       } else {
         is_good = false;
-        refuse(entry.first, fmt::format("unknown key '{}'; the nearest is {}", name,
-                                        nearest(name, {"epochs", "fraction", "path"})));
+        refuse(entry.first,
+               fmt::format("unknown key '{}'; the nearest is {}", name,
+                           nearest(name, {"epochs", "fraction", "path", "targets_path"})));
       }
       if (!is_good) break;
     }
@@ -89,6 +92,7 @@ std::string text_of(const std::vector<CurriculumStage>& stages) {
     text += fmt::format("{}{{epochs: {}, fraction: {}", text.empty() ? "" : ", ", stage.epochs,
                         text_of_number(stage.fraction));
     if (!stage.path.empty()) text += ", path: " + quoted(stage.path);
+    if (!stage.targets_path.empty()) text += ", targets_path: " + quoted(stage.targets_path);
     text += "}";
   }
   return "[" + text + "]";

@@ -77,7 +77,8 @@ void add_data_keys(KeyList& keys) {
   keys.add("path", AT(data.path),
            "File or folder, from the working directory; fashion-mnist: Debian's when empty.");
   keys.add("validation_path", AT(data.validation_path),
-           "Data for evaluation, of the same kind; mnist and fashion-mnist have their own.");
+           "Data for evaluation, of the same kind; mnist, fashion-mnist: the folder of the test "
+           "images, `path` when empty.");
   keys.kinds({"npy", "idx"});
   keys.add("targets_path", AT(data.targets_path), "The file of targets or labels.");
   keys.add("validation_targets_path", AT(data.validation_targets_path),

@@ -1,7 +1,6 @@
 // The data sets that a configuration may name.
 #include "lockstep/data/datasets.h"
 
-#include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,20 +16,25 @@ using data::Split;
 
 // Images of 1 x 28 x 28, which linear layers take as well.
 template <class Set>
-RunData digits(const std::filesystem::path& folder) {
+RunData digits(const std::string& folder, const std::string& validation) {
   const data::ImageOptions options{.flatten = false};
   return {.training = std::make_shared<Set>(folder, Split::Train, options),
-          .validation = std::make_shared<Set>(folder, Split::Test, options),
-          .classes = 10};
+          .validation =
+              std::make_shared<Set>(validation.empty() ? folder : validation, Split::Test, options),
+          .classes = 10,
+          .more = [options](const DataConfig& files) {
+            return std::make_shared<Set>(files.path, Split::Train, options);
+          }};
 }
 
 RunData fashion_mnist(const RunConfig& config, const comm::World&) {
   const auto& path = config.data.path;
-  return digits<data::FashionMnist>(path.empty() ? "/usr/share/datasets/fashion-mnist" : path);
+  return digits<data::FashionMnist>(path.empty() ? "/usr/share/datasets/fashion-mnist" : path,
+                                    config.data.validation_path);
 }
 
 RunData mnist(const RunConfig& config, const comm::World&) {
-  return digits<data::Mnist>(config.data.path);
+  return digits<data::Mnist>(config.data.path, config.data.validation_path);
 }
 
 RunData synthetic_regression(const RunConfig& config, const comm::World&) {
@@ -48,7 +52,8 @@ RunData files(const RunConfig& config, const comm::World& world) {
           .validation = all.validation,
           .classes = all.classes,
           .scaler = all.scaler,
-          .tokenizer = all.tokenizer};
+          .tokenizer = all.tokenizer,
+          .more = [more = all.more](const DataConfig& files) { return more(files).data; }};
 }
 
 }  // namespace

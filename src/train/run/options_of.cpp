@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
@@ -25,10 +24,8 @@ T choice(const std::string& text, const std::map<std::string, T>& values, const 
 }
 
 Better better_of(const std::string& mode, const std::string& metric) {
-  static const std::set<std::string> kLower = {"loss", "perplexity", "cross_entropy",
-                                               "mse",  "rmse",       "mae"};
-  if (mode != "auto") return mode == "min" ? Better::Lower : Better::Higher;
-  return kLower.contains(metric) ? Better::Lower : Better::Higher;
+  const bool is_lower = mode == "auto" ? is_better_lower(metric) : mode == "min";
+  return is_lower ? Better::Lower : Better::Higher;
 }
 
 LearningRate learning_rate_of(const RunConfig& config) {
@@ -127,7 +124,8 @@ Saving saving_of(const RunConfig& config) {
                 .keep_last = given.save_total_limit,
                 .async = given.async,
                 .resume = given.resume == "latest" ? Resume::Latest : Resume::Never,
-                .resume_from = given.resume == "latest" ? "" : given.resume};
+                .resume_from = given.resume == "latest" ? "" : given.resume,
+                .on_preemption = given.save_on_preemption};
   if (saving.directory.empty()) return saving;
   if (given.save_strategy == "steps") saving.every_steps = given.save_steps;
   if (given.save_strategy == "epoch") saving.every_epochs = 1;
@@ -138,6 +136,14 @@ Saving saving_of(const RunConfig& config) {
                        .restore_at_end = given.restore_best};
   }
   return saving;
+}
+
+void refuse_without_evaluation(const char* key, bool is_given) {
+  if (!is_given) return;
+  throw ConfigError(
+      fmt::format("[run] {}: there is no data to evaluate with; give data.validation_path or "
+                  "data.validation_fraction",
+                  key));
 }
 
 std::shared_ptr<const data::Dataset> first_of(std::shared_ptr<const data::Dataset> whole,
@@ -156,8 +162,9 @@ std::vector<Stage> stages_of(const RunConfig& config, const Registry& registry, 
     if (!given.path.empty()) {
       RunConfig other = config;
       other.data.path = given.path;
-      other.data.validation_fraction = 0;
-      samples = data_of(other, registry, world).training;
+      other.data.targets_path = given.targets_path;
+      samples = data.more ? data.more(other.data) : registry.data(other, world).training;
+      if (config.data.max_samples > 0) samples = first_of(samples, config.data.max_samples);
     }
     const auto count =
         static_cast<int64_t>(std::llround(given.fraction * static_cast<double>(samples->size())));
@@ -268,6 +275,11 @@ TrainerOptions options_of(const RunConfig& config, const Registry& registry, con
       .saving = saving_of(config)};
   if (!options.stages.empty()) options.epochs = 0;
   if (config.parallel.sync_bn) options.sync_batch_norm = config.parallel.sync_bn_group_size;
+  if (training.eval_strategy != "no" && !data.validation) {
+    refuse_without_evaluation("training.metrics", !training.metrics.empty());
+    refuse_without_evaluation("training.eval_steps", training.eval_steps > 0);
+    refuse_without_evaluation("training.sample.prompt", !training.sample.prompt.empty());
+  }
   if (training.eval_strategy != "no" && data.validation) {
     options.evaluation = {
         .data = data.validation,

@@ -93,6 +93,11 @@ MakeOptimizer Registry::optimizer(const RunConfig& config) const {
 Loss Registry::loss(const RunConfig& config, const SampleShape& shape) const {
   std::string name = config.training.loss;
   if (name == "auto") name = shape.classes > 0 ? "cross_entropy" : "mse";
+  if (config.training.label_smoothing > 0 && name == "mse") {
+    throw ConfigError(
+        "[registry] training.label_smoothing is of cross_entropy, and the targets of these data "
+        "are values, whose training.loss is mse: leave it out");
+  }
   return found(losses_, "training.loss", name)(config);
 }
 

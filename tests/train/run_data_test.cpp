@@ -1,0 +1,111 @@
+// The data that a configuration names: of stages, and for evaluations.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/run.h"
+#include "support/folder.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+#include "train/printed.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using test::contents;
+using test::Folder;
+using test::message_of;
+using test::printed;
+using test::small_run;
+using test::spawn_bare;
+using testing::HasSubstr;
+
+// A line of rows for each of the values.
+std::string table_of(const std::string& kind, int rows) {
+  std::string text = "a,kind\n";
+  for (int i = 0; i < rows; ++i) text += std::to_string(i % 3) + "," + kind + "\n";
+  return text;
+}
+
+// Which would teach the first class that its file has as class 0.
+TEST(Run, AStageWithOtherDataHasTheTrainingsClasses) {
+  const Folder folder;
+  test::write(folder / "all.csv", table_of("cat", 2) + "0,dog\n1,dog\n");
+  test::write(folder / "dogs.csv", table_of("dog", 40));
+  auto config = small_run(folder / "csv");
+  config.data = {.kind = "csv",
+                 .path = folder / "all.csv",
+                 .validation_path = folder / "dogs.csv",
+                 .csv = {.scaling = "standard", .classification = true}};
+  config.training.metrics = {"accuracy"};
+  config.training.curriculum = {{.epochs = 20, .path = folder / "dogs.csv"}};
+  config.training.epochs = 1;
+  printed(2, config);
+  EXPECT_EQ(json::parse(contents(folder / "csv/result.json"))["metrics"]["accuracy"], 1.0);
+}
+
+std::string idx(const std::vector<unsigned char>& values, int columns) {
+  std::string text = {0, 0, 8, static_cast<char>(columns > 0 ? 2 : 1)};
+  const auto rows = values.size() / static_cast<size_t>(std::max(columns, 1));
+  text += {0, 0, 0, static_cast<char>(rows)};
+  if (columns > 0) text += {0, 0, 0, static_cast<char>(columns)};
+  for (const unsigned char value : values) text += static_cast<char>(value);
+  return text;
+}
+
+// And would learn the targets of the training's file.
+TEST(Run, AStageWithOtherDataHasTargetsOfItsOwn) {
+  const Folder folder;
+  const std::vector<unsigned char> ones(40, 1);
+  std::vector<unsigned char> both(40, 0);
+  both[0] = 1;
+  test::write(folder / "x", idx(ones, 1));
+  test::write(folder / "mixed", idx(both, 0));
+  test::write(folder / "ones", idx(ones, 0));
+  auto config = small_run(folder / "idx");
+  config.data = {.kind = "idx",
+                 .path = folder / "x",
+                 .targets_path = folder / "mixed",
+                 .validation_path = folder / "x",
+                 .validation_targets_path = folder / "ones",
+                 .max_samples = 4};
+  config.training.metrics = {"accuracy"};
+  config.training.curriculum = {
+      {.epochs = 20, .path = folder / "x", .targets_path = folder / "ones"}};
+  config.training.epochs = 1;
+  config.optimizer.learning_rate = 0.05;
+  printed(1, config);
+  EXPECT_EQ(json::parse(contents(folder / "idx/result.json"))["metrics"]["accuracy"], 1.0);
+}
+
+TEST(Run, WhatWouldHaveNoEffectIsRefused) {
+  const Folder folder;
+  test::write(folder / "t.csv", table_of("1", 20));
+  const auto expect = [&](const std::string& text, const std::string& more) {
+    const auto config =
+        train::parse_config("data: {kind: csv, path: " + folder / "t.csv" + more, "run.yaml");
+    spawn_bare(2, [&](int) {
+      EXPECT_THAT(message_of<ConfigError>([&] { train::run(config); }), HasSubstr(text));
+    });
+  };
+  expect("[run] training.metrics: there is no data to evaluate with",
+         "}\ntraining: {metrics: [mae]}");
+  expect("[run] training.eval_steps: there is no data to evaluate with",
+         "}\ntraining: {eval_strategy: steps, eval_steps: 3}");
+  expect("cross_entropy of outputs [10, 1], which are of one class",
+         "}\ntraining: {loss: cross_entropy, batch_size: 10}");
+  expect("training.label_smoothing is of cross_entropy", "}\ntraining: {label_smoothing: 0.1}");
+  auto mnist =
+      train::parse_config("data: {kind: fashion-mnist, validation_path: /none}", "run.yaml");
+  spawn_bare(1, [&](int) {
+    EXPECT_THAT(message_of<DataError>([&] { train::run(mnist); }), HasSubstr("/none"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
