@@ -7,6 +7,7 @@
 #include <lockstep/models/models.h>
 #include <lockstep/parallel/fused_adam.h>
 #include <lockstep/plan/measure.h>
+#include <lockstep/plan/placement.h>
 #include <lockstep/plan/plan.h>
 #include <torch/torch.h>
 
@@ -59,15 +60,11 @@ Job perceptron(std::vector<int64_t> hidden, int64_t batch) {
                     models::Mlp(models::MlpOptions{.sizes = sizes}));
 }
 
-Job transformer(const train::TransformerConfig& o, int64_t tokens, int64_t batch) {
-  models::Transformer net({.vocabulary = o.vocabulary,
-                           .layers = o.layers,
-                           .hidden = o.hidden,
-                           .heads = o.heads,
-                           .tied = o.tied});
+Job transformer(const models::TransformerOptions& o, int64_t tokens, int64_t batch) {
+  models::Transformer net(o);
   const Tensor ids = torch::randint(o.vocabulary, {batch, tokens}),
                targets = torch::randint(o.vocabulary, {batch, tokens});
-  return {.profile = plan::transformer_profile(o, tokens, plan::Precision::Float),
+  return {.profile = plan::transformer_profile(plan::sizes_of(o), tokens, plan::Precision::Float),
           .module = net.ptr(),
           .units = net->recomputed(models::Recomputed::Full),
           .loss = [=]() mutable { return call(net, ids, targets); }};

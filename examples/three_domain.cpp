@@ -8,9 +8,7 @@
 #include <lockstep/comm/world.h>
 #include <lockstep/core/error.h>
 #include <lockstep/core/preemption.h>
-#include <lockstep/models/pretrained.h>
-#include <lockstep/parallel/metrics.h>
-#include <lockstep/plan/grpo_memory.h>
+#include <lockstep/plan/placement.h>
 #include <lockstep/rl/run.h>
 #include <lockstep/rl/tau2.h>
 #include <unistd.h>
@@ -19,7 +17,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -177,58 +174,6 @@ std::vector<std::string> arguments_of(int argc, char** argv) {
   return all;
 }
 
-// Of a Qwen 3's folder.
-lockstep::train::TransformerConfig sizes_of(const std::string& folder) {
-  std::ifstream file(folder + "/config.json");
-  std::stringstream text;
-  text << file.rdbuf();
-  const auto o = lockstep::models::transformer_options(text.str(), folder + "/config.json");
-  return {.vocabulary = o.vocabulary,
-          .layers = o.layers,
-          .hidden = o.hidden,
-          .feed_forward = o.feed_forward,
-          .heads = o.heads,
-          .kv_heads = o.kv_heads,
-          .head_dim = o.head_dim,
-          .max_length = o.max_length,
-          .tied = o.tied};
-}
-
-// Whether a rank's part of the host's memory holds all of a model, as `lockstep plan --grpo` counts
-// it, even when all episodes fill the context.
-bool fits(const rl::RunOptions& o, const lockstep::World& world) {
-  namespace plan = lockstep::plan;
-  const auto sizes = sizes_of(rl::model_folder(o.model));
-  const int64_t lanes = o.lanes > 0 ? o.lanes : world.size();
-  const int64_t episodes = (o.prompts + lanes - 1) / lanes * o.group_size;
-  const int64_t length = std::min(o.context, sizes.max_length);
-  const int64_t written = std::min(o.max_new_tokens, length - 1);
-  const bool refers = o.use_grpo && o.beta > 0;
-  auto host = plan::this_host();
-  host.device.shares_memory = false;  // this rank's part of it
-  host.device.memory_bytes /= world.local_size();
-  const auto all = plan::grpo_memory(
-      sizes, host,
-      {.reference = refers ? plan::Reference::Resident : plan::Reference::None,
-       .prompts = std::min<int64_t>(episodes, 64),  // that are written at a time
-       .group_size = 1,
-       .prompt_tokens = length - written,
-       .new_tokens = written,
-       .update_batch = episodes,
-       .recompute = false,
-       .precision = o.precision == "bf16" ? plan::Precision::Narrow : plan::Precision::Float},
-      world.size());
-  return all.front().fits();
-}
-
-// Every rank calls it. How much memory a GPU has is not known here: there several ranks divide the
-// model.
-std::string placement(const rl::RunOptions& o, const lockstep::World& world) {
-  if (o.model.empty() || world.size() == 1) return "ddp";
-  const bool fits_here = world.device().is_cpu() && fits(o, world);
-  return lockstep::parallel::any_rank(!fits_here, world.group()) ? "fsdp" : "ddp";
-}
-
 // `lockstep run` stands beside this program or in the PATH. Returns if it cannot be started.
 void start_ranks(int64_t ranks, int argc, char** argv) {
   const auto self = std::filesystem::read_symlink("/proc/self/exe");
@@ -287,7 +232,8 @@ int main(int argc, char** argv) {
                                   ", but the launcher has started " + std::to_string(world.size()) +
                                   " ranks: leave one of them out");
     }
-    flags.run.parallel = flags.parallel == "auto" ? placement(flags.run, world) : flags.parallel;
+    flags.run.parallel =
+        flags.parallel == "auto" ? lockstep::plan::placement(flags.run, world) : flags.parallel;
     const auto course = flags.run.env == "tau2"
                             ? rl::tau2_course(flags.run, {.python = flags.tau2_python})
                             : rl::embedded_course(flags.run);

@@ -15,7 +15,7 @@ TRAIN = {"train/config": {"config", "config_extensions", "config_texts", "model_
 # What of the room rl is free of torch: folders, which may include each other's headers.
 RL = {"chat", "embedded", "environment", "scores", "tau2"}
 RL_HEADERS = {"chat", "dialogue", "embedded", "environment", "episode", "message", "scores", "split", "tau2", "tool_call", "trajectory", "user"}
-MEASURES = {"bench", "measure", "program"}  # of the room plan, what runs models and ranks; the rest is free of torch
+MEASURES = {"bench", "measure", "placement", "program"}  # of the room plan, what knows models and ranks; the rest is free of torch
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 MOST_LINES = 450
 

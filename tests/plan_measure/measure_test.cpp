@@ -11,6 +11,7 @@
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/fused_adam.h"
+#include "lockstep/plan/placement.h"
 #include "lockstep/plan/strategy.h"
 #include "plan/measure/allocations.h"
 #include "plan/sharding.h"
@@ -131,36 +132,24 @@ TEST(Measure, AConvNetAndAResNetKeepWhatIsCounted) {
   });
 }
 
-train::TransformerConfig sizes(int64_t kv_heads, bool tied) {
-  return {.vocabulary = 500,
-          .layers = 3,
-          .hidden = 64,
-          .feed_forward = 160,
-          .heads = 4,
-          .kv_heads = kv_heads,
-          .head_dim = 16,
-          .tied = tied};
-}
-
-models::Transformer net_of(const train::TransformerConfig& o) {
-  return models::Transformer({.vocabulary = o.vocabulary,
-                              .layers = o.layers,
-                              .hidden = o.hidden,
-                              .feed_forward = o.feed_forward,
-                              .heads = o.heads,
-                              .kv_heads = o.kv_heads,
-                              .head_dim = o.head_dim,
-                              .tied = o.tied});
+models::Transformer net_of(int64_t kv_heads, bool tied) {
+  return models::Transformer({.vocabulary = 500,
+                              .layers = 3,
+                              .hidden = 64,
+                              .feed_forward = 160,
+                              .heads = 4,
+                              .kv_heads = kv_heads,
+                              .head_dim = 16,
+                              .tied = tied});
 }
 
 TEST(Measure, ATransformerKeepsWhatIsCounted) {
   test::isolated([] {
     for (const int64_t kv_heads : {4, 2}) {
-      const auto o = sizes(kv_heads, kv_heads == 4);
-      auto net = net_of(o);
+      auto net = net_of(kv_heads, kv_heads == 4);
       const auto ids = torch::randint(500, {8, 96}), targets = torch::randint(500, {8, 96});
       const auto loss = [&] { return lockstep::call(net, ids, targets); };
-      const auto profile = transformer_profile(o, 96, Precision::Float);
+      const auto profile = transformer_profile(sizes_of(net->options), 96, Precision::Float);
       expect_as_counted(*net, loss, profile, 8);
       {
         const ActivationCheckpointing again(net->recomputed(models::Recomputed::Selective));
@@ -174,13 +163,12 @@ TEST(Measure, ATransformerKeepsWhatIsCounted) {
 
 TEST(Measure, ANarrowTransformerKeepsWhatIsCounted) {
   test::isolated([] {
-    const auto o = sizes(2, true);
-    auto net = net_of(o);
+    auto net = net_of(2, true);
     net->to(at::kBFloat16);
     const auto ids = torch::randint(500, {8, 96}), targets = torch::randint(500, {8, 96});
     expect_as_counted(
         *net, [&] { return lockstep::call(net, ids, targets); },
-        transformer_profile(o, 96, Precision::Narrow), 8);
+        transformer_profile(sizes_of(net->options), 96, Precision::Narrow), 8);
   });
 }
 
@@ -203,8 +191,7 @@ TEST(Measure, AModuleOfTheProgramsOwnIsMeasured) {
 // From the units' memory follows what the whole needs when they are computed twice.
 TEST(Measure, UnitsAreMeasuredOneByOne) {
   test::isolated([] {
-    const auto o = sizes(2, true);
-    auto net = net_of(o);
+    auto net = net_of(2, true);
     const auto loss = [&](int64_t batch) {
       return lockstep::call(net, torch::randint(500, {batch, 96}),
                             torch::randint(500, {batch, 96}));
@@ -212,7 +199,7 @@ TEST(Measure, UnitsAreMeasuredOneByOne) {
     const auto blocks = net->recomputed(models::Recomputed::Full);
     const auto profile = measure(*net, loss, {.batch = 4, .units = blocks, .tokens = 96});
     ASSERT_EQ(profile.units.size(), 5) << "what is before, three blocks, and the rest";
-    const auto counted = transformer_profile(o, 96, Precision::Float);
+    const auto counted = transformer_profile(sizes_of(net->options), 96, Precision::Float);
     EXPECT_EQ(profile.units[1].elements(), counted.units[1].elements());
     EXPECT_NEAR(profile.units[1].flops / counted.units[1].flops, 1, 0.02);
     const auto memory = [&](Recomputed recomputed) {

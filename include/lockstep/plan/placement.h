@@ -1,0 +1,30 @@
+// Whether ranks that learn by GRPO (lockstep/rl/run.h) each keep all of their model or divide it,
+// by what `lockstep plan --grpo` counts.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "lockstep/comm/world.h"
+#include "lockstep/models/transformer.h"
+#include "lockstep/plan/grpo_memory.h"
+#include "lockstep/rl/run.h"
+#include "lockstep/train/model_config.h"
+
+namespace lockstep::plan {
+
+// The sizes of a model, as plans and configurations have them.
+train::TransformerConfig sizes_of(const models::TransformerOptions& options);
+
+// The most that a rank of a run writes and learns from at a time: episodes that fill the context.
+GrpoOptions grpo_options(const rl::RunOptions& options, const train::TransformerConfig& sizes,
+                         int64_t ranks);
+
+// RunOptions::parallel for a run of these options: "ddp" where the part of its host's memory that
+// each rank has holds all of the model, the reference and the optimizer, else "fsdp". "ddp" for the
+// tiny model and one rank. GPUs, whose memory is not known here: "fsdp". Every rank calls it and
+// gets the same. A model that cannot be read is left to run_continual(), which says so on all
+// ranks.
+std::string placement(const rl::RunOptions& options, const comm::World& world);
+
+}  // namespace lockstep::plan
