@@ -85,9 +85,9 @@ TEST(Straggling, NamesWhoTheOthersWaitForAndInWhat) {
   ranks[0].log.busy_ns = {for_ever, 0};
   ranks[2].log.busy_ns = {for_ever, 0};
   EXPECT_THAT(Straggling(3).lines(ranks).back(),
-              HasSubstr("the others wait for rank 5, which is slow in computing: 0 % of its time"));
+              HasSubstr("the others wait for rank 5, which computes: 0 % of its time"));
   ranks[1].log.busy_ns = {0, for_ever};
-  EXPECT_THAT(Straggling(3).lines(ranks).back(), HasSubstr("rank 5, which is slow in its data"));
+  EXPECT_THAT(Straggling(3).lines(ranks).back(), HasSubstr("rank 5, which waits for data"));
   ranks[1].log.busy_ns = {for_ever, 0};
   EXPECT_THAT(Straggling(3).lines(ranks).back(), HasSubstr("rank 6: in no collective so far"));
 }

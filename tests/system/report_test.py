@@ -167,7 +167,7 @@ def test_the_page_in_a_browser(folder):
         text=True,
         check=True,
     )
-    assert "! Rank 2 is slow, and all wait for it." in made.stdout, made.stdout
+    assert "! Rank 2 works longest, and all wait for it." in made.stdout, made.stdout
     text, said = browse(page, folder)
     assert not said, said
     assert 'data-drawn="yes"' in text, "the charts were not drawn"

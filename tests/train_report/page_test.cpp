@@ -71,7 +71,7 @@ TEST(Page, AStragglerIsSeen) {
     for (auto& rank : report.ranks) rank = {.step_seconds = 0.015, .communication_seconds = 0.005};
     report.ranks[2].communication_seconds = 0;
   });
-  EXPECT_THAT(bad_titles(run), testing::ElementsAre("Rank 2 is slow, and all wait for it"));
+  EXPECT_THAT(bad_titles(run), testing::ElementsAre("Rank 2 works longest, and all wait for it"));
   const std::string page = report_page({run});
   EXPECT_THAT(page,
               HasSubstr("<tr class=\"bad\"><th scope=\"row\">rank 2</th><td class=\"n\">15 ms</td>"

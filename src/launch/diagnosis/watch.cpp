@@ -87,10 +87,10 @@ std::vector<std::string> Straggling::lines(const std::vector<Seen>& ranks) {
       [](const Share& a, const Share& b) { return a.communication < b.communication; });
   if (most->communication - least->communication >= kNotable) {
     text.push_back(
-        fmt::format("  the others wait for rank {}, which is slow in {}: {:.0f} % of its time is "
+        fmt::format("  the others wait for rank {}, which {}: {:.0f} % of its time is "
                     "communication, up to {:.0f} % of theirs",
                     ranks[static_cast<size_t>(least - shares.begin())].rank,
-                    least->data > least->computing() ? "its data" : "computing",
+                    least->data > least->computing() ? "waits for data" : "computes",
                     100 * least->communication, 100 * most->communication));
   }
   return text;

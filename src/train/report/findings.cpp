@@ -135,12 +135,13 @@ void add_slow(const RunHistory& run, std::vector<Finding>& findings) {
   if (others <= 0) return;
   const double times = working[slowest] / others;
   if (times > kSlow) {
-    findings.push_back({Tone::Bad, fmt::format("Rank {} is slow, and all wait for it", slowest),
+    findings.push_back({Tone::Bad,
+                        fmt::format("Rank {} works longest, and all wait for it", slowest),
                         fmt::format("R{} works {} a step, the others {}: {:.2f} times as long.",
                                     rank_of(run, slowest).substr(1), short_time(working[slowest]),
                                     short_time(others), times)});
   } else {
-    findings.push_back({Tone::Good, "No rank is slow",
+    findings.push_back({Tone::Good, "All ranks work about equally long",
                         fmt::format("The slowest, {}, works {:.2f} times as long as the others.",
                                     rank_of(run, slowest), times)});
   }

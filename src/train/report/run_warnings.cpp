@@ -124,15 +124,16 @@ void RunWarnings::look_at_times(const StepReport& report, Events& events) {
     const double in_data = extra([](const auto& r) { return r.data_seconds; });
     const double in_compute = extra([](const auto& r) { return r.compute_seconds(); });
     const double in_saving = extra([](const auto& r) { return r.checkpoint_seconds; });
-    const char* where = "computing";
+    const char* what = "computes";
     const char* advice =
         "Look for other programs on its host, a core or GPU that is throttled, threads that share "
-        "cores (lockstep run --bind cores), or larger batches than the others'.";
+        "cores (lockstep run --bind cores), or for more work than the others have: larger batches, "
+        "longer texts.";
     if (in_data > in_compute && in_data >= in_saving) {
-      where = "waiting for data";
+      what = "waits for data";
       advice = "Look at its disk and its loader threads; do all ranks have equally much to read?";
     } else if (in_saving > in_compute) {
-      where = "saving";
+      what = "saves";
       advice = "Save asynchronously (checkpoint.async), or look at its disk.";
     }
     say("straggler",
@@ -140,9 +141,9 @@ void RunWarnings::look_at_times(const StepReport& report, Events& events) {
          .seconds = report.seconds,
          .rank = static_cast<int>(slowest),
          .text = fmt::format("rank {} works {:.1f} ms a step, the others {:.1f} ms ({:.2f} times): "
-                             "it is slow in {}, and all wait for it",
+                             "it {} for longer, and all wait for it",
                              slowest, 1e3 * rank.working_seconds(), 1e3 * others,
-                             working[slowest] / others, where),
+                             working[slowest] / others, what),
          .advice = advice},
         events);
   }
