@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <csignal>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,8 @@ using rl::TaskKey;
 
 // How many more worlds may begin before this process is killed.
 inline std::atomic<int> worlds_left = -1;
+// Called when a world begins.
+inline std::function<void()> on_world = [] {};
 // Whether each world dies as soon as it begins.
 inline bool worlds_die = false;
 
@@ -31,6 +34,7 @@ inline bool worlds_die = false;
 class EvenWorld : public rl::Environment {
  public:
   Scene reset(const TaskKey& key, uint64_t) override {
+    on_world();
     if (worlds_left >= 0 && worlds_left-- == 0) raise(SIGKILL);
     if (worlds_die) throw rl::EnvironmentError("[test] its last words");
     return {.task = key, .ticket = "task " + key.id};

@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/core/error.h"
 #include "lockstep/rl/scores.h"
 
 namespace lockstep::rl {
@@ -15,75 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json message_json(const Message& message) {
-  Json out{{"role", name_of(message.role)}, {"content", message.content}};
-  if (!message.calls.empty()) {
-    out["calls"] = Json::array();
-    for (const auto& call : message.calls) {
-      out["calls"].push_back({{"name", call.name}, {"arguments", call.arguments}});
-    }
-  }
-  if (message.error) out["error"] = true;
-  return out;
-}
-
-std::string dump(const Json& json, int indent = -1) {
-  return json.dump(indent, ' ', false, Json::error_handler_t::replace);
-}
-
 }  // namespace
-
-std::string trajectory_line(const Played& played, const TrajectoryPlace& place) {
-  const bool learns = place.unit.kind == Unit::Kind::Learn;
-  const int64_t group = place.number / place.group_size;
-  Json out{{"phase", learns ? "learn" : "eval"}};
-  if (learns) {
-    out["stage"] = place.unit.stage + 1;
-    out["iteration"] = place.unit.number;
-  } else {
-    out["row"] = place.unit.stage;
-  }
-  out["domain"] = played.planned.task.domain;
-  out["split"] = played.planned.task.split;
-  out["id"] = played.planned.task.id;
-  out["sample"] = place.number % place.group_size;
-  out["lane"] = group % place.lanes;
-  out["key"] = played.planned.key;
-  out["messages"] = Json::array();
-  for (const auto& message : played.log) out["messages"].push_back(message_json(message));
-  out["reward"] = played.reward.value;
-  out["parts"] = played.reward.parts;
-  out["end"] = name_of(played.end);
-  out["turns"] = played.turns;
-  out["tokens"] = played.own_tokens();
-  return dump(out);
-}
-
-void cut_lines(const std::string& path, int64_t lines) {
-  std::ifstream in(path, std::ios::binary);
-  std::string line;
-  int64_t bytes = 0, found = 0;
-  while (found < lines && std::getline(in, line) && !in.eof()) {
-    bytes += static_cast<int64_t>(line.size()) + 1;
-    ++found;
-  }
-  if (found < lines) {
-    throw Error(
-        fmt::format("[three_domain] {} has {} whole lines; the checkpoint was made when it had {}",
-                    path, found, lines));
-  }
-  in.close();
-  if (lines > 0 || std::filesystem::exists(path)) {
-    std::filesystem::resize_file(path, static_cast<uintmax_t>(bytes));
-  }
-}
-
-void append(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary | std::ios::app);
-  out << text;
-  out.flush();
-  if (!out) throw Error(fmt::format("[three_domain] {} cannot be written", path));
-}
 
 double Cell::mean() const {
   double sum = 0;
@@ -150,7 +79,7 @@ std::string results_json(const RunResult& result, const std::vector<StagePlan>& 
                    {"n_trials", options.eval_trials}};
   out["seconds"] = seconds;
   out["parameters_checksum"] = fmt::format("{:016x}", result.fingerprint);
-  return dump(out, 1) + "\n";
+  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 std::string summary_text(const std::string& metrics) {

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
+#include <functional>
 #include <optional>
+#include <string>
 
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/core/preemption.h"
 #include "lockstep/models/pretrained.h"
 #include "lockstep/parallel/check_same.h"
@@ -21,14 +23,15 @@
 #include "lockstep/train/run_report.h"
 #include "rl/run/files.h"
 #include "rl/run/plan.h"
+#include "rl/run/policy.h"
 #include "rl/run/record.h"
 #include "rl/run/setup.h"
 #include "rl/run/state.h"
+#include "rl/run/trajectories.h"
+#include "train/run/report.h"
 
 namespace lockstep::rl {
 namespace {
-
-namespace fs = std::filesystem;
 
 class Clock {
  public:
@@ -49,7 +52,11 @@ class Clock {
 class Run {
  public:
   Run(const comm::World& world, const Course& course, const RunOptions& given)
-      : world_(world), group_(world.group()), course_(course), options_(completed(given, world)) {
+      : world_(world),
+        group_(world.group()),
+        course_(course),
+        options_(completed(given, world)),
+        trajectories_(path("trajectories.jsonl")) {
     at::set_num_threads(1);  // kernels divide their sums by the number of threads
     check_alike(group_, options_.as_text());
     stages_ = plan_stages(course_, options_);
@@ -60,10 +67,16 @@ class Run {
   }
 
   RunResult run() {
-    make_policy();
+    {
+      const Clock clock(seconds_, "warm_up");
+      auto policy = make_policy(world_, course_, options_, model_folder_,
+                                [&](const std::string& text) { say("{}", text); });
+      net_ = policy.net;
+      tokenizer_ = policy.tokenizer;
+    }
     check_lengths(group_, course_, stages_, *tokenizer_, options_, net_->options.max_length);
     claim_directory(group_, options_);
-    Learner learner(net_, group_, learner_options());
+    Learner learner(net_, group_, learner_options(options_, tokenizer_->size()));
     learner_ = &learner;
     checkpoint::Checkpointer checkpoints(group_, path("checkpoints"),
                                          {.retention = {.keep_last = 2}});
@@ -74,9 +87,8 @@ class Run {
     if (options_.resume) found = checkpoints.restore_latest();
     if (found) state_ = RunState::from_json(text);
     if (world_.is_main()) {
-      if (!found)
-        write_whole(options_.output_dir, "curriculum.json", curriculum_json(stages_, options_));
-      cut_lines(path("trajectories.jsonl"), state_.log_lines);
+      warn_of(write("curriculum.json", [&] { return curriculum_json(stages_, options_); }));
+      trajectories_.cut(state_.log_lines);
     }
     baselines();
     monitor_.emplace(world_, monitor_options(found.has_value()));
@@ -127,68 +139,6 @@ class Run {
     std::fflush(stdout);
   }
 
-  void make_policy() {
-    const Clock clock(seconds_, "warm_up");
-    if (!options_.model.empty()) {
-      std::string problem;
-      try {
-        net_ = models::load_transformer(model_folder_);
-        tokenizer_ = text::Tokenizer::from_file(model_folder_);
-      } catch (const std::exception& error) {
-        problem = error.what();
-      }
-      agree_on(group_, problem);
-      net_->to(world_.device());
-      return;
-    }
-    if (!course_.demonstrate) throw ConfigError("[three_domain] --model is needed for this course");
-    WarmUpOptions warm{.steps = options_.warm_steps,
-                       .batch = options_.warm_batch,
-                       .learning_rate = options_.warm_lr,
-                       .lanes = options_.lanes,
-                       .seed = static_cast<uint64_t>(options_.seed)};
-    warm.model.max_length = std::max(warm.model.max_length, options_.context);
-    warm.key = course_.demonstrations_key;
-    if (options_.cache)
-      warm.cache = options_.cache_dir.empty() ? cache_folder() : options_.cache_dir;
-    warm.on_step = [&](int64_t step, double loss) {
-      if (step % 100 == 0)
-        say("warm-up step {} of {}: loss {:.3f}", step, options_.warm_steps, loss);
-    };
-    auto made = warm_up(world_, course_.demonstrate, course_.text, course_.arenas, warm);
-    net_ = made.net;
-    tokenizer_ = made.tokenizer;
-    say("{}", made.cached ? "the warm-up was in the cache"
-                          : fmt::format("warm-up: loss {:.3f}", made.loss));
-  }
-
-  Limits limits() const {
-    return {.max_turns = options_.max_turns,
-            .max_errors = options_.max_turns,
-            .max_new_tokens = options_.max_new_tokens,
-            .context = options_.context,
-            .malformed = options_.model.empty() ? Malformed::Ends : Malformed::Reported};
-  }
-
-  LearnerOptions learner_options() const {
-    const auto& o = options_;
-    return {.use_grpo = o.use_grpo,
-            .grpo = {.clip_low = o.clip_low, .clip_high = o.clip_high, .beta = o.beta},
-            .norm = o.loss_norm,
-            .scale = o.scale_rewards,
-            .group_size = o.group_size,
-            .drop_equal_groups = o.drop_equal_groups,
-            .updates = o.updates_per_rollout,
-            .learning_rate = o.learning_rate,
-            .max_grad_norm = o.max_grad_norm,
-            .log_probs = {.temperature = o.temperature, .vocabulary = tokenizer_->size()},
-            .longest = o.max_new_tokens * o.max_turns,
-            .lanes = o.lanes,
-            .seed = static_cast<uint64_t>(o.seed),
-            .divided = o.parallel == "fsdp",
-            .narrow = o.precision == "bf16"};
-  }
-
   train::MonitorOptions monitor_options(bool resumed) const {
     train::MonitorOptions out{.directory = options_.output_dir,
                               .every_steps = 1,
@@ -217,10 +167,10 @@ class Run {
     agree_on(group_, problem);
     for (size_t j = 0; j < stages_.size(); ++j) {
       const auto plan = plan_evaluation(stages_, options_, static_cast<int64_t>(j));
-      result_.null_agent.push_back(
-          scripted(course_, plan, limits(), [&](const Planned&) { return course_.idle; }));
+      result_.null_agent.push_back(scripted(course_, plan, limits_of(options_),
+                                            [&](const Planned&) { return course_.idle; }));
       if (course_.oracle) {
-        result_.oracle.push_back(scripted(course_, plan, limits(), course_.oracle));
+        result_.oracle.push_back(scripted(course_, plan, limits_of(options_), course_.oracle));
       }
     }
   }
@@ -229,8 +179,9 @@ class Run {
     std::string why;  // an environment died, the last time
     learner_->unshard();
     auto out = run_rollout(plan, group_, [&](const std::vector<Planned>& episodes) {
-      auto played = roll_out(net_, *tokenizer_, course_.text, course_.arenas, episodes,
-                             {.limits = limits(), .temperature = temperature, .top_p = top_p});
+      auto played =
+          roll_out(net_, *tokenizer_, course_.text, course_.arenas, episodes,
+                   {.limits = limits_of(options_), .temperature = temperature, .top_p = top_p});
       for (const auto& one : played) {
         if (one.end == End::EnvError) why = one.reward.note;
       }
@@ -286,39 +237,9 @@ class Run {
     }
   }
 
-  // Trajectories of this rank's lanes go to rank 0, which puts them into the order of episodes.
   void log(const Rollout& rollout, const RolloutPlan& plan, const Unit& unit) {
-    const bool learns = unit.kind == Unit::Kind::Learn;
-    const auto is_logged = [&](size_t number) {
-      return learns || options_.log_all || static_cast<int64_t>(number) % plan.group_size == 0;
-    };
-    std::string mine;
-    for (size_t lane = 0; lane < rollout.numbers.size(); ++lane) {
-      for (size_t i = 0; i < rollout.numbers[lane].size(); ++i) {
-        const size_t number = rollout.numbers[lane][i];
-        if (!is_logged(number)) continue;
-        mine += fmt::format("{:08} ", number) +
-                trajectory_line(rollout.episodes[lane][i],
-                                {unit, static_cast<int64_t>(number), plan.group_size, plan.lanes}) +
-                "\n";
-      }
-    }
-    std::vector<std::string> lines;
-    for (const auto& text : group_.gather_bytes(mine, 0, {.label = "trajectories"})) {
-      for (size_t at = 0; at < text.size();) {
-        const size_t end = text.find('\n', at);
-        lines.push_back(text.substr(at, end - at + 1));
-        at = end + 1;
-      }
-    }
-    for (size_t number = 0; number < plan.episodes.size(); ++number) {
-      if (is_logged(number)) ++state_.log_lines;
-    }
-    if (!world_.is_main()) return;
-    std::sort(lines.begin(), lines.end());
-    std::string all;
-    for (const auto& line : lines) all += line.substr(9);
-    append(path("trajectories.jsonl"), all);
+    const auto lines = trajectory_lines(rollout, plan, unit, options_, group_);
+    if (world_.is_main()) trajectories_.append(lines);
   }
 
   void report(const Rollout& rollout, const Unit& unit, const Learnt& learnt) {
@@ -349,7 +270,7 @@ class Run {
     own.save(state_.position);
     own.finish();
     if (options_.export_hf) export_model(folder + "/huggingface");
-    write_results();
+    warn_of(write_results());
   }
 
   // Every rank calls it; rank 0 writes.
@@ -364,12 +285,15 @@ class Run {
     } catch (const std::exception& error) {
       problem = error.what();
     }
-    agree_on(group_, problem);
+    throw_on_all(problem);
     learner_->reshard();
   }
 
   void save(checkpoint::Checkpointer& checkpoints, std::string& text) {
     const Clock clock(seconds_, "checkpoint");
+    // Of what a full disk has taken only rank 0 knows.
+    state_.log_lines = std::stoll(group_.broadcast_bytes(std::to_string(trajectories_.lines()), 0,
+                                                         {.label = "lines of trajectories"}));
     text = state_.to_json();
     checkpoints.save(state_.position);
   }
@@ -386,35 +310,63 @@ class Run {
     }
   }
 
-  void write_results() {
+  // A file that the run can do without. Returns what went wrong; nothing when all is well.
+  std::string write(const std::string& name, const std::function<std::string()>& text) const {
+    try {
+      train::write_whole(path(name), text());
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  static void warn_of(const std::string& problem) {
+    if (!problem.empty()) lockstep::log::warn(problem + "; the run goes on");
+  }
+
+  void throw_on_all(const std::string& problem) const {
+    const std::string first = first_problem(group_, problem);
+    if (!first.empty()) throw Error(first);
+  }
+
+  // As write().
+  std::string write_results() {
     result_.rows = state_.rows;
     result_.fingerprint = learner_->fingerprint();
-    if (!world_.is_main()) return;
+    if (!world_.is_main()) return "";
     std::map<std::string, std::string> environment;
     for (const auto& [name, value] : parallel::determinism_report(group_).items) {
       environment[name] = value;
     }
     environment["world"] = world_.describe();
-    write_whole(options_.output_dir, "results.json",
-                results_json(result_, stages_, options_, state_, seconds_, environment));
-    if (stages_done(stages_, state_) == 0) return;
+    const std::string problem = write("results.json", [&] {
+      return results_json(result_, stages_, options_, state_, seconds_, environment);
+    });
+    if (stages_done(stages_, state_) == 0) return problem;
     metrics_ = metrics_json(record_of(stages_, options_, state_, result_, gold_));
-    write_whole(options_.output_dir, "metrics.json", metrics_);
+    const std::string other = write("metrics.json", [&] { return metrics_; });
+    return problem.empty() ? other : problem;
   }
 
   void finish() {
-    write_results();
+    std::string problem = write_results();
     monitor_->finish(result_.preempted ? "preempted" : "finished");
     monitor_.reset();  // its log is whole
     if (world_.is_main()) {
-      write_whole(options_.output_dir, "report.html",
-                  train::report_page({train::read_run(options_.output_dir)}));
+      warn_of(write("report.html",
+                    [&] { return train::report_page({train::read_run(options_.output_dir)}); }));
     }
     if (result_.preempted) {
+      warn_of(problem);
       say("saved after {} iterations; --resume goes on", state_.iterations);
       return;
     }
+    if (!problem.empty()) problem += "; a checkpoint has all of the run: --resume writes it";
+    throw_on_all(problem);
     if (!metrics_.empty()) say("{}", summary_text(metrics_));
+    if (trajectories_.lost() > 0)
+      say("trajectories.jsonl lacks {} episodes, for which the disk had no room",
+          trajectories_.lost());
     say("parameters {:016x}", result_.fingerprint);
   }
 
@@ -430,6 +382,7 @@ class Run {
   GoldCalls gold_;       // on rank 0
   std::string metrics_;  // metrics.json, on rank 0
   Seconds seconds_;
+  TrajectoryFile trajectories_;  // rank 0's
   models::Transformer net_{nullptr};
   std::optional<text::Tokenizer> tokenizer_;
   Learner* learner_ = nullptr;

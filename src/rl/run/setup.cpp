@@ -10,7 +10,7 @@
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/rl/episode.h"
-#include "rl/run/files.h"
+#include "train/run/report.h"
 
 namespace lockstep::rl {
 namespace {
@@ -71,10 +71,16 @@ std::string too_long(const Course& course, const std::vector<StagePlan>& stages,
 
 }  // namespace
 
-void agree_on(const comm::Group& group, const std::string& problem) {
-  for (const auto& of_rank : group.all_gather_bytes(problem, {.label = "problems"})) {
-    if (!of_rank.empty()) throw ConfigError(of_rank);
+std::string first_problem(const comm::Group& group, const std::string& mine) {
+  for (const auto& of_rank : group.all_gather_bytes(mine, {.label = "problems"})) {
+    if (!of_rank.empty()) return of_rank;
   }
+  return "";
+}
+
+void agree_on(const comm::Group& group, const std::string& problem) {
+  const std::string first = first_problem(group, problem);
+  if (!first.empty()) throw ConfigError(first);
 }
 
 void check_alike(const comm::Group& group, const std::map<std::string, std::string>& mine) {
@@ -87,13 +93,6 @@ void check_alike(const comm::Group& group, const std::map<std::string, std::stri
       throw ConfigError(fmt::format("[three_domain] rank 0 has {}, rank {} has {}", a, rank, b));
     }
   }
-}
-
-void write_whole(const std::string& folder, const std::string& name, const std::string& text) {
-  const std::string aside = folder + "/." + name;
-  fs::remove(aside);
-  append(aside, text);
-  fs::rename(aside, folder + "/" + name);
 }
 
 std::string model_folder(const std::string& model) {
@@ -166,7 +165,7 @@ void claim_directory(const comm::Group& group, const RunOptions& options) {
   std::string problem;
   if (group.rank() == 0 && !fs::exists(options.output_dir + "/" + kOptionsFile)) {
     try {
-      write_whole(options.output_dir, kOptionsFile, lines_of(options.as_text()));
+      train::write_whole(options.output_dir + "/" + kOptionsFile, lines_of(options.as_text()));
     } catch (const std::exception& error) {
       problem = error.what();
     }

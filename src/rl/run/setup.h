@@ -13,7 +13,10 @@
 
 namespace lockstep::rl {
 
-// All ranks throw ConfigError with what the first of them has found wrong, or none does.
+// What the first rank has found wrong, on all ranks, which all call it; empty for nothing.
+std::string first_problem(const comm::Group& group, const std::string& mine);
+
+// All ranks throw ConfigError with it, or none does.
 void agree_on(const comm::Group& group, const std::string& problem);
 
 // Throws ConfigError on all ranks when options differ, with the first that does.
@@ -35,8 +38,5 @@ void claim_directory(const comm::Group& group, const RunOptions& options);
 void check_lengths(const comm::Group& group, const Course& course,
                    const std::vector<StagePlan>& stages, const text::Tokenizer& tokenizer,
                    const RunOptions& options, int64_t max_length);
-
-// The file appears as a whole or not at all.
-void write_whole(const std::string& folder, const std::string& name, const std::string& text);
 
 }  // namespace lockstep::rl

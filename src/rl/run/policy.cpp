@@ -1,0 +1,75 @@
+#include "rl/run/policy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "lockstep/core/error.h"
+#include "lockstep/models/pretrained.h"
+#include "rl/run/setup.h"
+
+namespace lockstep::rl {
+
+WarmedUp make_policy(const comm::World& world, const Course& course, const RunOptions& options,
+                     const std::string& folder, const std::function<void(std::string)>& say) {
+  if (!folder.empty()) {
+    models::Transformer net{nullptr};
+    std::optional<text::Tokenizer> tokenizer;
+    std::string problem;
+    try {
+      net = models::load_transformer(folder);
+      tokenizer = text::Tokenizer::from_file(folder);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    agree_on(world.group(), problem);
+    net->to(world.device());
+    return {.net = net, .tokenizer = *tokenizer};
+  }
+  if (!course.demonstrate) throw ConfigError("[three_domain] --model is needed for this course");
+  WarmUpOptions warm{.steps = options.warm_steps,
+                     .batch = options.warm_batch,
+                     .learning_rate = options.warm_lr,
+                     .lanes = options.lanes,
+                     .seed = static_cast<uint64_t>(options.seed)};
+  warm.model.max_length = std::max(warm.model.max_length, options.context);
+  warm.key = course.demonstrations_key;
+  if (options.cache) warm.cache = options.cache_dir.empty() ? cache_folder() : options.cache_dir;
+  warm.on_step = [&](int64_t step, double loss) {
+    if (step % 100 == 0)
+      say(fmt::format("warm-up step {} of {}: loss {:.3f}", step, options.warm_steps, loss));
+  };
+  auto made = warm_up(world, course.demonstrate, course.text, course.arenas, warm);
+  say(made.cached ? "the warm-up was in the cache"
+                  : fmt::format("warm-up: loss {:.3f}", made.loss));
+  return made;
+}
+
+Limits limits_of(const RunOptions& options) {
+  return {.max_turns = options.max_turns,
+          .max_errors = options.max_turns,
+          .max_new_tokens = options.max_new_tokens,
+          .context = options.context,
+          .malformed = options.model.empty() ? Malformed::Ends : Malformed::Reported};
+}
+
+LearnerOptions learner_options(const RunOptions& o, int64_t vocabulary) {
+  return {.use_grpo = o.use_grpo,
+          .grpo = {.clip_low = o.clip_low, .clip_high = o.clip_high, .beta = o.beta},
+          .norm = o.loss_norm,
+          .scale = o.scale_rewards,
+          .group_size = o.group_size,
+          .drop_equal_groups = o.drop_equal_groups,
+          .updates = o.updates_per_rollout,
+          .learning_rate = o.learning_rate,
+          .max_grad_norm = o.max_grad_norm,
+          .log_probs = {.temperature = o.temperature, .vocabulary = vocabulary},
+          .longest = o.max_new_tokens * o.max_turns,
+          .lanes = o.lanes,
+          .seed = static_cast<uint64_t>(o.seed),
+          .divided = o.parallel == "fsdp",
+          .narrow = o.precision == "bf16"};
+}
+
+}  // namespace lockstep::rl
