@@ -70,7 +70,7 @@ lanes: configured ## whether a run with lanes leaves one hash on 1 to 8 ranks, f
 	@$(NINJA) -C $(BUILD) test_lanes
 	@$(BUILD)/bin/test_lanes --gtest_also_run_disabled_tests --gtest_filter='LaneBars.*:RandomLanes.*'
 
-tau2: configured ## plays the solutions of all of tau2-bench's tasks, which have to earn 1 (minutes; installs its environments)
+tau2: configured ## plays the solutions of all of tau2-bench's tasks, which have to earn 1, and 300 episodes that leave nothing behind (minutes; installs its environments)
 	@scripts/setup.sh --tau2
 	@$(NINJA) -C $(BUILD) test_rl_env
 	@LOCKSTEP_TAU2_PYTHON=.deps/tau2/bin/python $(BUILD)/bin/test_rl_env --gtest_also_run_disabled_tests --gtest_filter='*Tau2Real*'

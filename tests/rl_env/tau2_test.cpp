@@ -5,7 +5,11 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -181,6 +185,70 @@ TEST_P(Tau2Real, DISABLED_SolutionsEarnOneAndDoingNothingWhatItDoes) {
   const double expected = GetParam() == "airline" ? .380 : GetParam() == "retail" ? .061 : 0;
   EXPECT_NEAR(idle / static_cast<double>(keys.size()), expected, 5e-4);
   EXPECT_EQ(bridge().deaths(), 0);
+}
+
+// What this process and the bridge's have: open files of both, their children, and the resident
+// memory of the bridge's.
+struct Held {
+  int64_t files = 0, children = 0, bytes = 0;
+};
+
+Held held(const Tau2Bridge& bridge) {
+  namespace fs = std::filesystem;
+  Held out;
+  for (const std::string& pid : {std::string("self"), std::to_string(bridge.pid())}) {
+    const std::string process = "/proc/" + pid;
+    out.files += std::distance(fs::directory_iterator(process + "/fd"), {});
+    for (const auto& thread : fs::directory_iterator(process + "/task")) {
+      std::ifstream children(thread.path() / "children");
+      out.children += std::distance(std::istream_iterator<int64_t>(children), {});
+    }
+  }
+  std::ifstream status("/proc/" + std::to_string(bridge.pid()) + "/status");
+  for (std::string word; status >> word;) {
+    if (word == "VmRSS:" && status >> out.bytes) out.bytes *= 1024;
+  }
+  return out;
+}
+
+// An agent that makes the solution's calls, one a message, and says what the user has to be told.
+// Where solutions have calls of the user (telecom), this user makes none of them.
+TEST_P(Tau2Real, DISABLED_AHundredEpisodesOfAScriptedAgentLeaveNothingBehind) {
+  constexpr int kEpisodes = 100, kFirst = 20;
+  Tau2Domain domain(GetParam(), bridge());
+  Tau2ScriptedUser user;
+  const auto keys = domain.tasks("all");
+  Held first;
+  double earned = 0;
+  for (int i = 0; i < kEpisodes; ++i) {
+    const TaskKey& key = keys[static_cast<size_t>(i) % keys.size()];
+    const auto world = domain.make();
+    Episode episode(*world, user,
+                    {.max_turns = 100, .max_errors = 100, .malformed = Malformed::Reported});
+    episode.begin(key, 0);
+    for (const auto& call : domain.gold_calls(key)) {
+      if (call.by == Party::User) continue;
+      episode.agent_says("<tool_call>{\"name\": \"" + call.name +
+                         "\", \"arguments\": " + call.arguments + "}</tool_call>");
+    }
+    std::string last = "Done.";
+    for (const auto& told : domain.told(key)) last += " " + told;
+    episode.agent_says(last);
+    EXPECT_EQ(episode.why(), End::UserStop) << name_of(key) << ": " << episode.reward().note;
+    earned += episode.reward().value;
+    if (i + 1 == kFirst) first = held(bridge());
+  }
+  const Held end = held(bridge());
+  EXPECT_EQ(end.files, first.files);
+  EXPECT_EQ(end.children, first.children);
+  EXPECT_LE(static_cast<double>(end.bytes), 1.05 * static_cast<double>(first.bytes));
+  EXPECT_EQ(bridge().deaths(), 0);
+  if (GetParam() != "telecom") {
+    EXPECT_EQ(earned, kEpisodes);
+  }
+  std::printf("%s: reward %.3f, %ld MB at first, %ld MB at the end\n", GetParam().c_str(),
+              earned / kEpisodes, static_cast<long>(first.bytes >> 20),
+              static_cast<long>(end.bytes >> 20));
 }
 
 INSTANTIATE_TEST_SUITE_P(Domains, Tau2Real, testing::Values("airline", "retail", "telecom"),
