@@ -2,6 +2,7 @@
 
 Exits 0 when every result is right.
 """
+
 import datetime
 import os
 
@@ -66,7 +67,9 @@ out = torch.zeros(2)
 dist.all_to_all_single(out, torch.full((2,), 5.0))
 check("all_to_all", out, torch.tensor([7.0, 5.0] if rank == 1 else [5.0, 7.0]))
 out = torch.zeros(1)
-dist.all_to_all_single(out, torch.full((1,), 5.0), [int(r == cpp) for r in range(2)], [int(r == cpp) for r in range(2)])
+dist.all_to_all_single(
+    out, torch.full((1,), 5.0), [int(r == cpp) for r in range(2)], [int(r == cpp) for r in range(2)]
+)
 check("all_to_all of one", out, torch.full((1,), 7.0))
 out = torch.zeros(4)
 dist.reduce_scatter_tensor(out, torch.arange(8.0) * (rank + 1))

@@ -1,7 +1,9 @@
-"""Asks a store for everything that torch.distributed's client can ask, and compares with the answers of Python's own server.
+"""Asks a store for everything that torch.distributed's client can ask, and compares with the answers
+of Python's own server.
 
 python3 store_python_peer.py PORT
 """
+
 import datetime
 import os
 import sys
@@ -12,7 +14,14 @@ import torch.distributed as dist
 
 
 def client(port):
-    return dist.TCPStore("127.0.0.1", port, None, False, timeout=datetime.timedelta(seconds=20), wait_for_workers=False)
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        False,
+        timeout=datetime.timedelta(seconds=20),
+        wait_for_workers=False,
+    )
 
 
 def ask(port):
@@ -31,10 +40,23 @@ def ask(port):
     note("large", lambda: (store.set("large", "x" * 1_000_000), len(store.get("large"))))
     note("add", lambda: [store.add("sum", 5), store.add("sum", -7), store.get("sum")])
     note("check", lambda: [store.check(["key", "sum"]), store.check(["key", "absent"])])
-    note("compare_set", lambda: [store.compare_set("cas", "x", "y"), store.compare_set("cas", "", "y"),
-                                 store.compare_set("cas", "z", "w"), store.compare_set("cas", "y", "w"), store.get("cas")])
-    note("append", lambda: (store.append("text", "ab"), store.append("text", "cd"), store.get("text")))
-    note("multi", lambda: (store.multi_set(["m1", "m2"], ["1", "2"]), store.multi_get(["m2", "m1"])))
+    note(
+        "compare_set",
+        lambda: [
+            store.compare_set("cas", "x", "y"),
+            store.compare_set("cas", "", "y"),
+            store.compare_set("cas", "z", "w"),
+            store.compare_set("cas", "y", "w"),
+            store.get("cas"),
+        ],
+    )
+    note(
+        "append",
+        lambda: (store.append("text", "ab"), store.append("text", "cd"), store.get("text")),
+    )
+    note(
+        "multi", lambda: (store.multi_set(["m1", "m2"], ["1", "2"]), store.multi_get(["m2", "m1"]))
+    )
     note("delete", lambda: [store.delete_key("m1"), store.delete_key("m1"), store.check(["m1"])])
     note("keys", lambda: store.num_keys() - store.check(["from_cpp"]))
     note("wait", lambda: store.wait(["absent"], datetime.timedelta(milliseconds=50)))
@@ -46,13 +68,24 @@ def ask(port):
     setter.join()
 
     if hasattr(store, "queue_push"):
-        note("queue", lambda: (store.queue_push("q", "1"), store.queue_push("q", "2"), store.queue_len("q"),
-                               store.queue_pop("q"), store.queue_pop("q"), store.queue_len("q")))
+        note(
+            "queue",
+            lambda: (
+                store.queue_push("q", "1"),
+                store.queue_push("q", "2"),
+                store.queue_len("q"),
+                store.queue_pop("q"),
+                store.queue_pop("q"),
+                store.queue_len("q"),
+            ),
+        )
         note("empty queue", lambda: store.queue_pop("q", False))
     if hasattr(store, "list_keys"):
         note("list", lambda: sorted(set(store.list_keys()) - {"from_cpp"}))
     if hasattr(store, "barrier"):
-        peer = threading.Thread(target=lambda: other.barrier("all", 2, datetime.timedelta(seconds=20)))
+        peer = threading.Thread(
+            target=lambda: other.barrier("all", 2, datetime.timedelta(seconds=20))
+        )
         peer.start()
         note("barrier", lambda: store.barrier("all", 2, datetime.timedelta(seconds=20)))
         peer.join()
@@ -61,7 +94,9 @@ def ask(port):
 
 
 def main():
-    serving = dist.TCPStore("127.0.0.1", 0, None, True, timeout=datetime.timedelta(seconds=20), wait_for_workers=False)
+    serving = dist.TCPStore(
+        "127.0.0.1", 0, None, True, timeout=datetime.timedelta(seconds=20), wait_for_workers=False
+    )
     _, want = ask(serving.port)
     store, got = ask(int(sys.argv[1]))
     assert store.get("from_cpp") == b"1"

@@ -1,7 +1,9 @@
-"""The networks of models_test.cpp in Python: models_peer.py FOLDER writes initial values, inputs and outputs there.
+"""The networks of models_test.cpp in Python: models_peer.py FOLDER writes initial values, inputs and
+outputs there.
 
 ResNet-18 is written out as torchvision.models.resnet18 has it (version 0.29 gives the same bits).
 """
+
 import sys
 
 import torch
@@ -45,8 +47,12 @@ class ResNet18(nn.Module):
     def stage(self, inputs, planes, stride):
         downsample = None
         if stride != 1:
-            downsample = nn.Sequential(nn.Conv2d(inputs, planes, 1, stride, bias=False), nn.BatchNorm2d(planes))
-        return nn.Sequential(BasicBlock(inputs, planes, stride, downsample), BasicBlock(planes, planes, 1, None))
+            downsample = nn.Sequential(
+                nn.Conv2d(inputs, planes, 1, stride, bias=False), nn.BatchNorm2d(planes)
+            )
+        return nn.Sequential(
+            BasicBlock(inputs, planes, stride, downsample), BasicBlock(planes, planes, 1, None)
+        )
 
     def forward(self, x):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
@@ -59,7 +65,12 @@ class ConvNet(nn.Module):
         super().__init__()
         layers, inputs = [], 3
         for planes in (8, 16):
-            layers += [nn.Conv2d(inputs, planes, 3, padding=1, bias=False), nn.BatchNorm2d(planes), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += [
+                nn.Conv2d(inputs, planes, 3, padding=1, bias=False),
+                nn.BatchNorm2d(planes),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            ]
             inputs = planes
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(inputs, 10)
@@ -70,8 +81,16 @@ class ConvNet(nn.Module):
 
 MODELS = {
     "linear": (lambda: nn.Linear(12, 3), (4, 12)),
-    "mlp": (lambda: nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)), (4, 12)),
-    "mlp_dropout": (lambda: nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 3)), (4, 12)),
+    "mlp": (
+        lambda: nn.Sequential(
+            nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)
+        ),
+        (4, 12),
+    ),
+    "mlp_dropout": (
+        lambda: nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.Dropout(0.5), nn.Linear(8, 3)),
+        (4, 12),
+    ),
     "convnet": (ConvNet, (4, 3, 9, 12)),
     "resnet18": (lambda: ResNet18(1000), (2, 3, 40, 48)),
 }

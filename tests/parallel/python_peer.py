@@ -1,12 +1,14 @@
 """Trains the tests' Mlp in Python over Gloo, one thread a rank.
 
 usage: python_peer.py RANKS [CASE...]   CASE: sgd|adam|adamw, plain|accumulate|clip, as "adamw-clip"
-       Starts RANKS processes under DistributedDataParallel. Prints for each case the hash of the initial parameters, then for each
-       step the ranks' losses, then the hash of the final parameters.
+       Starts RANKS processes under DistributedDataParallel. Prints for each case the hash of the
+       initial parameters, then for each step the ranks' losses, then the hash of the final
+       parameters.
 usage: python_peer.py mixed CASE
-       Is one rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) of a group whose others need not be Python: averages the gradients by one
-       all_reduce a step. Exits with 0 when all ranks end with the same parameters. CASE: adamw-plain, adamw-all (with what a program
-       has beside), nothing (leaves when all have met).
+       Is one rank (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) of a group whose others need not be
+       Python: averages the gradients by one all_reduce a step. Exits with 0 when all ranks end with
+       the same parameters. CASE: adamw-plain, adamw-all (with what a program has beside), nothing
+       (leaves when all have met).
 """
 
 import contextlib
@@ -24,7 +26,11 @@ STEPS = 100
 def make_net():
     torch.manual_seed(0)
     return torch.nn.Sequential(
-        torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)
+        torch.nn.Linear(6, 8),
+        torch.nn.Tanh(),
+        torch.nn.Linear(8, 8),
+        torch.nn.Tanh(),
+        torch.nn.Linear(8, 3),
     )
 
 
@@ -119,7 +125,9 @@ def mixed(case):
         return 0
     net = make_net()
     name, what = case.split("-")
-    {"plain": train_plainly, "all": train_with_all}[what](net, make_optimizer(name, net.parameters()))
+    {"plain": train_plainly, "all": train_with_all}[what](
+        net, make_optimizer(name, net.parameters())
+    )
     own = torch.cat([p.detach().flatten() for p in net.parameters()])
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, own)
@@ -136,16 +144,22 @@ def ranks_of(count, cases):
                 break
             children.append(child)
         if count > 1:
-            dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count)
+            dist.init_process_group(
+                "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count
+            )
         for case in cases:
             train(rank, count, case)
         if rank > 0:
             os._exit(0)
-        return max([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], default=0)
+        return max(
+            [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children], default=0
+        )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    status = mixed(sys.argv[2]) if sys.argv[1] == "mixed" else ranks_of(int(sys.argv[1]), sys.argv[2:])
+    status = (
+        mixed(sys.argv[2]) if sys.argv[1] == "mixed" else ranks_of(int(sys.argv[1]), sys.argv[2:])
+    )
     sys.stdout.flush()
     os._exit(status)  # the interpreter's own exit races libtorch's threads and sometimes aborts

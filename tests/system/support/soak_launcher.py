@@ -41,7 +41,8 @@ FLOOD = 'until test -e "$GO"; do sleep 0.02; done; yes "$(printf %01000d 0)" | h
 # a pipe holds.
 STALL = (
     "if test $RANK = 1; then if test $TORCHELASTIC_RESTART_COUNT = 0; then "
-    "next=$(dirname $(dirname $(dirname $TORCHELASTIC_ERROR_FILE)))/attempt_1/1; mkdir -p $next; mkfifo $next/stderr.log; "
+    "next=$(dirname $(dirname $(dirname $TORCHELASTIC_ERROR_FILE)))/attempt_1/1; "
+    "mkdir -p $next; mkfifo $next/stderr.log; "
     'else yes "$(printf %01000d 0)" | head -c 3000000 >&2 & fi; fi; exec "$@"'
 )
 
