@@ -30,13 +30,13 @@ JobSpec with_command(const std::vector<std::string>& command) {
 Join host(int number, const JobSpec& job_spec) {
   return {.launcher = static_cast<uint64_t>(number) + 100,
           .host = fmt::format("h{}", number),
-          .address = fmt::format("10.0.0.{}:29400", number),
+          .address = fmt::format("10.0.0.{}", number),
           .job_spec = job_spec};
 }
 
 // What the coordinator of a job with `job` answers to a host with `other`.
 std::string refusal(const JobSpec& job, const JobSpec& other) {
-  Coordinator coordinator(job, {}, 4, ms(0));
+  Coordinator coordinator(job, {}, "", ms(0));
   coordinator.place(host(0, job), ms(0));
   const Message answer = coordinator.place(host(1, other), ms(1));
   const auto* refuse = std::get_if<Refuse>(&answer);
@@ -161,7 +161,6 @@ TEST(ReplacedCoordinator, NoTwoEpochsMeetForAnySeedOfCrashes) {
     scenario.job_spec.max_restarts = upto(1) == 0 ? 0 : 20;
     scenario.timing.join = ms(60'000);
     scenario.timing.last_call = ms(1'000 * upto(3));
-    scenario.fanout = 1 + upto(3);
     scenario.crashes = 3 + upto(5);
     scenario.rank_failures = upto(2) == 0 ? 0.2 : 0;
     Simulation simulation(scenario, seed);

@@ -59,18 +59,18 @@ TEST_F(Late, AWrongTimeIsRefused) {
 
 TEST(LateHosts, AreNamedByTheCoordinatorOnce) {
   const JobSpec job_spec{2, 2, 0};
-  Coordinator coordinator(job_spec, {.survivors = ms(0)}, 4, ms(0));
+  Coordinator coordinator(job_spec, {.survivors = ms(0)}, "", ms(0));
   for (int number = 0; number < 2; ++number) {
     coordinator.place({.launcher = static_cast<uint64_t>(number) + 1,
                        .host = fmt::format("h{}", number),
                        .address = "10.0.0.1:1",
                        .job_spec = job_spec},
                       ms(0));
-    coordinator.receive(Ready{.id = static_cast<NodeId>(number + 1)}, ms(1));
+    coordinator.receive(static_cast<NodeId>(number + 1), Ready{}, ms(1));
   }
   ASSERT_EQ(coordinator.phase(), Coordinator::Phase::Running);
   EXPECT_EQ(coordinator.deadline(ms(2)), std::nullopt);
-  coordinator.receive(Done{.id = 1, .attempt = 1}, ms(1'000));
+  coordinator.receive(1, Done{.attempt = 1}, ms(1'000));
   EXPECT_EQ(coordinator.deadline(ms(1'000)), ms(31'000));
   coordinator.tick(ms(30'999));
   EXPECT_THAT(coordinator.take_remarks(), IsEmpty());
@@ -79,7 +79,7 @@ TEST(LateHosts, AreNamedByTheCoordinatorOnce) {
       coordinator.take_remarks(),
       ElementsAre("all ranks of 1 of 2 hosts have ended well; still at work after 30 s: h1"));
   EXPECT_EQ(coordinator.deadline(ms(31'000)), std::nullopt);
-  coordinator.receive(Done{.id = 2, .attempt = 1}, ms(90'000));
+  coordinator.receive(2, Done{.attempt = 1}, ms(90'000));
   EXPECT_EQ(coordinator.phase(), Coordinator::Phase::Ended);
 }
 

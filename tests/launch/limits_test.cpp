@@ -48,6 +48,21 @@ TEST(OpenFiles, TooFewAreOneClearError) {
             0);
 }
 
+TEST(OpenFiles, TooFewForACoordinatorAreOneClearError) {
+  const auto coordinate = [](const std::string& nodes) {
+    return Job({"run", "--nnodes=" + nodes, "--rdzv-endpoint=127.0.0.1:0",
+                "--rdzv-conf=is_host=1,last_call_timeout=0", "true"},
+               {.environment = {{"LOCKSTEP_TOKEN", "0123456789abcdef"}},
+                .most_open_files = 64,
+                .most_open_files_ever = 64})
+        .wait();
+  };
+  const Result result = coordinate("1:100");
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--nnodes 100: the coordinator keeps a connection with each"));
+  EXPECT_EQ(coordinate("1:8").exit_code, 0);
+}
+
 TEST(FileSize, ThatIsLimitedCostsTheFileAndNotTheJob) {
   const test::Folder folder{test::Folder::On::Disk};
   const Result result = Job({"run", "--nproc-per-node=2", "--tee=1", "--log-dir", folder.path(),

@@ -28,7 +28,7 @@ enum class Planted {
   EndlessLease,      // hosts go on whether they are answered or not
   EarlyReady,        // a host says that its ranks have ended when it has only told them to
   WrongSeats,        // one host reads another order of hosts
-  ForgottenLoss,     // a parent does not say that it has lost a child
+  ForgottenLoss,     // the coordinator does not see that it has lost a host
   LostStop,          // the order to stop is lost on the way to one host
   LostEnd,           // and the last word of the job
 };
@@ -37,7 +37,6 @@ struct Scenario {
   int hosts = 4;
   JobSpec job_spec{4, 4, 0};
   Timing timing;
-  int fanout = 32;
   Time work = ms(20'000);    // that an attempt takes when nothing happens
   Time arrival = ms(2'000);  // hosts come within
   Time delay = ms(20);       // a message takes at most
@@ -69,8 +68,6 @@ class Simulation {
     return launch.attempt + 1000 * (static_cast<uint32_t>(launch.coordinator) - 1);
   }
   std::vector<std::string> said;
-  // Of every kind of event.
-  size_t messages = 0, coordinator_messages = 0;
   Time now{};
   bool trace = false;
 

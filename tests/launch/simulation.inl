@@ -59,12 +59,11 @@ inline void Simulation::boot(int index) {
       .launcher = static_cast<uint64_t>(index) << 32 | static_cast<uint64_t>(++host.boots),
       .host = host.name,
       .ranks = 1 + index % 3,
-      .address = fmt::format("{}:1", index),
+      .address = fmt::format("{}", index),
       .job_spec = scenario_.job_spec};
   options.timing = scenario_.timing;
   options.coordinator = "0:1";
   options.is_coordinator = index == 0;
-  options.fanout = scenario_.fanout;
   options.store_port = static_cast<uint16_t>(1000 + index);
   if (index == 0 && host.boots > 1 && !scenario_.coordinator_comes_back) return;
   if (scenario_.planted == Planted::HastyCoordinator && index == 0) {
@@ -73,6 +72,8 @@ inline void Simulation::boot(int index) {
   }
   if (scenario_.planted == Planted::EndlessLease && index != 0)
     options.timing.lease = ms(1'000'000);
+  if (scenario_.planted == Planted::ForgottenLoss && index == 0)
+    options.timing.lease = std::chrono::hours(10);
   host.node = std::make_unique<Node>(options, now);
   act(index);
 }

@@ -69,8 +69,6 @@ inline bool Simulation::tampered(int to, MessagePtr& message) const {
       return to == 1 && is(static_cast<Stop*>(nullptr));
     case Planted::LostEnd:
       return to == 1 && is(static_cast<launch::End*>(nullptr));
-    case Planted::ForgottenLoss:
-      return is(static_cast<Lost*>(nullptr));
     default:
       return false;
   }
@@ -82,8 +80,6 @@ inline void Simulation::perform(int index, const Send& send) {
   const auto [connection, side] = found->second;
   Side& other = connection->sides[1 - side];
   if (!connection->established || !other.open) return;
-  ++messages;
-  if (index == 0 || other.host == 0) ++coordinator_messages;
   MessagePtr message = send.message;
   if (tampered(other.host, message)) return;
   other.to_here.push_back(message);
@@ -125,6 +121,7 @@ inline void Simulation::deliver(const std::shared_ptr<Connection>& connection, i
   if (!here.open || !here.closing || !here.to_here.empty()) return;
   here.open = false;
   links_.erase({here.host, link});
+  if (scenario_.planted == Planted::ForgottenLoss && here.host == 0) return;
   const bool refused = here.refused;
   on_node(here.host, attempt, [=, this](Node& node) { node.closed(link, refused, now); });
 }

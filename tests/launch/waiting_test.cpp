@@ -24,14 +24,14 @@ Join host(int number, const JobSpec& job_spec = kThree) {
   return {.launcher = static_cast<uint64_t>(number) + 100,
           .host = fmt::format("h{}", number),
           .node_rank = number < job_spec.max_nodes ? number : -1,
-          .address = fmt::format("10.0.0.{}:29400", number),
+          .address = fmt::format("10.0.0.{}", number),
           .job_spec = job_spec};
 }
 
 TEST(WaitingCoordinator, SaysWhereHowManyHaveComeAndWhoIsMissing) {
-  Coordinator coordinator(kThree, {}, 4, ms(0));
+  Coordinator coordinator(kThree, {}, "10.0.0.0:29400", ms(0));
   coordinator.place(host(0), ms(0));
-  coordinator.receive(Ready{.id = 1}, ms(1));
+  coordinator.receive(1, Ready{}, ms(1));
   coordinator.tick(ms(1'000));
   EXPECT_THAT(coordinator.take_remarks(), IsEmpty());
   ASSERT_LE(*coordinator.deadline(ms(1'000)), ms(2'000));
@@ -43,7 +43,7 @@ TEST(WaitingCoordinator, SaysWhereHowManyHaveComeAndWhoIsMissing) {
   coordinator.tick(ms(20'000));
   EXPECT_THAT(coordinator.take_remarks(), IsEmpty());  // nothing has changed
   coordinator.place(host(2), ms(21'000));
-  coordinator.receive(Ready{.id = 2}, ms(21'000));
+  coordinator.receive(2, Ready{}, ms(21'000));
   coordinator.tick(ms(40'000));
   EXPECT_THAT(coordinator.take_remarks(), ElementsAre(HasSubstr("2 of 3 hosts have come (here: h0, "
                                                                 "h2; missing: node rank 1)")));
@@ -51,38 +51,38 @@ TEST(WaitingCoordinator, SaysWhereHowManyHaveComeAndWhoIsMissing) {
 
 TEST(WaitingCoordinator, SaysThatItWaitsForMoreThanAreNeeded) {
   const JobSpec job_spec{1, 3, 0};
-  Coordinator coordinator(job_spec, {}, 4, ms(0));
+  Coordinator coordinator(job_spec, {}, "", ms(0));
   coordinator.place(host(0, job_spec), ms(0));
-  coordinator.receive(Ready{.id = 1}, ms(1));
+  coordinator.receive(1, Ready{}, ms(1));
   coordinator.tick(ms(2'000));
   EXPECT_THAT(coordinator.take_remarks(),
               ElementsAre(HasSubstr("1 hosts have come, 3 may; starting without more after 30 s")));
 }
 
 TEST(WaitingCoordinator, SaysWhomItRefusesAndWhoHasToWait) {
-  Coordinator coordinator(kThree, {}, 4, ms(0));
+  Coordinator coordinator(kThree, {}, "10.0.0.0:29400", ms(0));
   coordinator.place(host(0), ms(0));
   coordinator.place(host(1, {3, 3, 9}), ms(1));
   Join twin = host(0);
   twin.launcher = 7;
   for (int time = 2; time < 5; ++time) coordinator.place(twin, ms(time));
   EXPECT_THAT(coordinator.take_remarks(),
-              ElementsAre(HasSubstr("refused h1 (10.0.0.1:29400): h1 was started with"),
-                          "h0 (10.0.0.0:29400) has to wait: node rank 0 is h0's (10.0.0.0:29400)"));
+              ElementsAre(HasSubstr("refused h1 (10.0.0.1): h1 was started with"),
+                          "h0 (10.0.0.0) has to wait: node rank 0 is h0's (10.0.0.0)"));
 }
 
 TEST(WaitingCoordinator, KeepsAsManySparesAsItIsTold) {
   const JobSpec job_spec{1, 1, 1};
-  Coordinator coordinator(job_spec, {.survivors = ms(0)}, 4, ms(0));
+  Coordinator coordinator(job_spec, {.survivors = ms(0)}, "", ms(0));
   coordinator.limit_spares(1);
   for (int number = 0; number < 2; ++number) {
     Join join = host(number, job_spec);
     join.node_rank = -1;
     ASSERT_TRUE(std::holds_alternative<Welcome>(coordinator.place(join, ms(number))));
-    coordinator.receive(Ready{.id = static_cast<NodeId>(number + 1)}, ms(number));
+    coordinator.receive(static_cast<NodeId>(number + 1), Ready{}, ms(number));
   }
   EXPECT_THAT(coordinator.take_remarks(),
-              ElementsAre("h1 (10.0.0.1:29400) is a spare: all 1 places are taken"));
+              ElementsAre("h1 (10.0.0.1) is a spare: all 1 places are taken"));
   Join third = host(2, job_spec);
   third.node_rank = -1;
   EXPECT_THAT(std::get<Refuse>(coordinator.place(third, ms(9))).reason,

@@ -38,7 +38,7 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
                .host = host_name(),
                .node_rank = rendezvous.node_rank.value_or(-1),
                .ranks = options.ranks,
-               .address = Endpoint{meeting.own.host(), meeting.own.port()}.text(),
+               .address = meeting.own.host(),
                .job_spec = {.min_nodes = rendezvous.min_nodes,
                             .max_nodes = rendezvous.max_nodes,
                             .max_restarts = options.max_restarts,
@@ -165,9 +165,6 @@ void Agent::run_ranks(const Launch& launch) {
                                                 std::to_string(launch.attempt)}),
             .restarts = static_cast<int>(launch.attempt) - 1,
             .max_restarts = max_restarts_};
-  if (plan.master_addr.starts_with('[')) {
-    plan.master_addr = plan.master_addr.substr(1, plan.master_addr.size() - 2);
-  }
   // A Python rank 0 binds the port itself, so that it must be left free.
   if (launch.node_rank == 0 && !has_python_peers()) plan.listener = std::move(store_);
   store_.reset();

@@ -40,8 +40,7 @@ void fields(Io& io, Join& one) {
 }
 template <class Io>
 void fields(Io& io, Welcome& one) {
-  io(one.id), io(one.parent), io(one.parent_launcher), io(one.coordinator);
-  io(one.attempt), io(one.hosts);
+  io(one.id), io(one.coordinator), io(one.attempt), io(one.hosts);
 }
 template <class Io>
 void fields(Io& io, Wait& one) {
@@ -50,10 +49,6 @@ void fields(Io& io, Wait& one) {
 template <class Io>
 void fields(Io& io, Refuse& one) {
   io(one.reason);
-}
-template <class Io>
-void fields(Io& io, Attach& one) {
-  io(one.id), io(one.parent_launcher);
 }
 template <class Io>
 void fields(Io& io, Ping& one) {
@@ -65,19 +60,15 @@ void fields(Io& io, Pong& one) {
 }
 template <class Io>
 void fields(Io& io, Ready& one) {
-  io(one.id), io(one.attempt), io(one.store_port), io(one.failure);
+  io(one.attempt), io(one.store_port), io(one.failure);
 }
 template <class Io>
 void fields(Io& io, Failed& one) {
-  io(one.id), io(one.attempt), io(one.failure);
+  io(one.attempt), io(one.failure);
 }
 template <class Io>
 void fields(Io& io, Done& one) {
-  io(one.id), io(one.attempt);
-}
-template <class Io>
-void fields(Io& io, Lost& one) {
-  io(one.id), io(one.silent);
+  io(one.attempt);
 }
 template <class Io>
 void fields(Io& io, Remark& one) {
@@ -86,10 +77,6 @@ void fields(Io& io, Remark& one) {
 template <class Io>
 void fields(Io& io, Start& one) {
   io(one.attempt), io(one.hosts), io(one.master_addr), io(one.master_port), io(one.why);
-}
-template <class Io>
-void fields(Io& io, Forget& one) {
-  io(one.id);
 }
 template <class Io>
 void fields(Io& io, Stop& one) {

@@ -20,10 +20,10 @@ double seconds(Time time) { return std::chrono::duration<double>(time).count(); 
 
 }  // namespace
 
-Coordinator::Coordinator(const JobSpec& job_spec, const Timing& timing, int fanout, Time now)
+Coordinator::Coordinator(const JobSpec& job_spec, const Timing& timing, std::string where, Time now)
     : job_spec_(job_spec),
       timing_(timing),
-      fanout_(fanout),
+      where_(std::move(where)),
       restarts_(job_spec.max_restarts),
       gathering_since_(now),
       not_before_(now + timing.survivors),
@@ -60,9 +60,8 @@ Message Coordinator::answer(const Join& join, Time now) {
     return Refuse{fmt::format("--node-rank {} with --nnodes {}: they count from 0", join.node_rank,
                               job_spec_.max_nodes)};
   }
-  drop_unattached(now);
   if (const auto known = by_launcher_.find(join.launcher); known != by_launcher_.end()) {
-    lost(known->second, false, now);  // it has noticed that before its parent did
+    lost(known->second, false, now);  // it has noticed that before we did
   }
   fences_.erase(join.launcher);  // it asks only when none of its ranks is left
   if (const auto taken = by_node_rank_.find(join.node_rank); taken != by_node_rank_.end()) {
@@ -76,61 +75,41 @@ Message Coordinator::answer(const Join& join, Time now) {
         "all {} places of the job are taken, and --spares {} keeps no more launchers waiting",
         job_spec_.max_nodes, *spares_)};
   }
-  Host host{.join = join, .placed = now};
-  if (last_id_ > 0) {
-    if (open_parents_.empty()) return Wait{"no launcher has room for another one yet"};
-    host.parent = *open_parents_.begin();
-    Host& parent = hosts_.at(host.parent);
-    host.depth = parent.depth + 1;
-    if (++parent.children >= fanout_) open_parents_.erase(host.parent);
-  }
   const NodeId id = ++last_id_;
-  const bool direct = host.parent <= 1;
-  Welcome place{.id = id,
-                .coordinator = own_launcher_,
-                .attempt = attempt_,
-                .hosts = static_cast<uint32_t>(seated_.size())};
-  if (!direct) {
-    place.parent = hosts_.at(host.parent).join.address;
-    place.parent_launcher = hosts_.at(host.parent).join.launcher;
-  }
-  if (direct) open_parents_.insert(id);
   by_launcher_[join.launcher] = id;
   if (join.node_rank >= 0) by_node_rank_[join.node_rank] = id;
   ++counts_[static_cast<size_t>(State::Placed)];
-  hosts_.emplace(id, std::move(host));
-  return place;
+  hosts_.emplace(id, Host{.join = join});
+  return Welcome{.id = id,
+                 .coordinator = own_launcher_,
+                 .attempt = attempt_,
+                 .hosts = static_cast<uint32_t>(seated_.size())};
 }
 
-void Coordinator::receive(const Message& message, Time now) {
-  if (const auto* one = std::get_if<Lost>(&message)) return lost(one->id, one->silent, now);
-  std::visit([&](const auto& one) { on(one, now); }, message);
+void Coordinator::receive(NodeId from, const Message& message, Time now) {
+  // What a member has said of a failure before it was lost may come later.
+  if (!hosts_.contains(from) && !std::holds_alternative<Failed>(message)) return;
+  std::visit([&](const auto& one) { on(from, one, now); }, message);
 }
 
-void Coordinator::on(const Ready& ready, Time now) {
-  const auto found = hosts_.find(ready.id);
-  if (found == hosts_.end()) {
-    broadcasts_.push_back(Forget{ready.id});
-    return;
-  }
-  Host& host = found->second;
-  const bool ran = has_seat(ready.id) && ready.attempt == attempt_;
-  if (has_seat(ready.id) && !ran) return;
-  if (host.state == State::Placed && host.children < fanout_) open_parents_.insert(ready.id);
+void Coordinator::on(NodeId from, const Ready& ready, Time now) {
+  Host& host = hosts_.at(from);
+  const bool ran = has_seat(from) && ready.attempt == attempt_;
+  if (has_seat(from) && !ran) return;
   set_state(host, State::Ready);
   host.store_port = ready.store_port;
   const bool over = phase_ == Phase::Gathering || phase_ == Phase::Ended;
   if (ran && ready.failure && !over) {
     // It knows more by now than when it said that one of its ranks had failed.
-    std::erase_if(failures_, [&](const Event& event) { return event.host == ready.id; });
-    note(ready.id, *ready.failure, now);
+    std::erase_if(failures_, [&](const Event& event) { return event.host == from; });
+    note(from, *ready.failure, now);
   }
   if (phase_ == Phase::Gathering) return consider_start(now);
   if (phase_ == Phase::Stopping) return settle(now);
   if (phase_ != Phase::Running) return;
   if (ran) {
     std::string what = host.join.host + " has stopped by itself";
-    if (!ready.failure) note(ready.id, Failure{.what = what}, now);
+    if (!ready.failure) note(from, Failure{.what = what}, now);
     stop(ready.failure ? ready.failure->what : what, now);
     settle(now);
   } else if (seated_.size() < static_cast<size_t>(job_spec_.max_nodes) && in(State::Done) == 0) {
@@ -141,27 +120,24 @@ void Coordinator::on(const Ready& ready, Time now) {
   }
 }
 
-void Coordinator::on(const Failed& failed, Time now) {
-  if (!has_seat(failed.id) || failed.attempt != attempt_) return;
+void Coordinator::on(NodeId from, const Failed& failed, Time now) {
+  if (!has_seat(from) || failed.attempt != attempt_) return;
   // No rank runs any more, and none is to run again.
   if (phase_ == Phase::Gathering && failed.failure.is_final()) {
     return end(failed.failure.status, failed.failure.what);
   }
-  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(failed.id, failed.failure, now);
+  if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(from, failed.failure, now);
   if (phase_ == Phase::Running) stop(failed.failure.what, now);
 }
 
-void Coordinator::on(const Remark& remark, Time) {
-  if (hosts_.contains(remark.id)) broadcasts_.push_back(remark);
+void Coordinator::on(NodeId from, const Remark& remark, Time) {
+  broadcasts_.push_back(Remark{from, remark.text});
 }
 
-void Coordinator::on(const Done& done, Time now) {
-  const auto found = hosts_.find(done.id);
-  if (found == hosts_.end() || !has_seat(done.id) || done.attempt != attempt_ ||
-      phase_ != Phase::Running || found->second.state != State::Running) {
-    return;
-  }
-  set_state(found->second, State::Done);
+void Coordinator::on(NodeId from, const Done& done, Time now) {
+  Host& host = hosts_.at(from);
+  if (done.attempt != attempt_ || phase_ != Phase::Running || host.state != State::Running) return;
+  set_state(host, State::Done);
   if (in(State::Done) == 1) late_at_ = now + timing_.late;
   if (in(State::Running) == 0) end(0, "");
 }
@@ -173,57 +149,27 @@ void Coordinator::interrupt(const Failure& failure, Time now) {
 }
 
 void Coordinator::lost(NodeId id, bool silent, Time now) {
-  if (!hosts_.contains(id)) return;
-  // One that is silent has had no answer for as long, and has given up by now.
-  if (silent) {
-    const std::string how = fmt::format(
-        "no sign of life for {:g} s (--rdzv-conf heartbeat_timeout)", seconds(timing_.lease));
-    remove(id, now + timing_.stop, how, now);
-  } else {
-    remove(id, now + timing_.lease + timing_.stop, "its launcher has ended, or was cut off", now);
-  }
-  if (phase_ == Phase::Stopping) settle(now);
-  if (phase_ == Phase::Gathering) consider_start(now);
-}
-
-void Coordinator::remove(NodeId id, Time fence, const std::string& how, Time now) {
-  const Host host = hosts_.extract(id).mapped();
+  const auto found = hosts_.find(id);
+  if (found == hosts_.end()) return;
+  const Host host = hosts_.extract(found).mapped();
   --counts_[static_cast<size_t>(host.state)];
   by_launcher_.erase(host.join.launcher);
   if (host.join.node_rank >= 0) by_node_rank_.erase(host.join.node_rank);
-  open_parents_.erase(id);
-  if (const auto parent = hosts_.find(host.parent); parent != hosts_.end()) {
-    --parent->second.children;
-    open_parents_.insert(host.parent);
-  }
   if (host.state == State::Running) {
-    fences_[host.join.launcher] = fence;
+    // One that is silent has had no answer for as long, and has given up by now.
+    fences_[host.join.launcher] = now + timing_.stop + (silent ? Time(0) : timing_.lease);
+    const std::string how =
+        silent ? fmt::format("no sign of life for {:g} s (--rdzv-conf heartbeat_timeout)",
+                             seconds(timing_.lease))
+               : "its launcher has ended, or was cut off";
     const Failure failure{
         .kind = Failure::Kind::Lost,
         .what = fmt::format("{} ({}) was lost: {}", host.join.host, host.join.address, how)};
     if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(id, failure, now);
     if (phase_ == Phase::Running) stop(failure.what, now);
   }
-  // Whoever is below it has lost the way to us, too. A launcher whose own lease has run out lets go
-  // of its children, whose leases run out in turn.
-  std::vector<NodeId> below;
-  for (const auto& [child, other] : hosts_) {
-    if (other.parent == id) below.push_back(child);
-  }
-  for (const NodeId child : below) {
-    remove(child, fence + timing_.lease, "the way to it went over " + host.join.host, now);
-  }
-}
-
-// A launcher that was sent to a parent and has never got there may be gone.
-void Coordinator::drop_unattached(Time now) {
-  if (in(State::Placed) == 0 || now < next_drop_) return;
-  next_drop_ = now + timing_.lease;
-  std::vector<NodeId> gone;
-  for (const auto& [id, host] : hosts_) {
-    if (host.state == State::Placed && now >= host.placed + 2 * timing_.lease) gone.push_back(id);
-  }
-  for (const NodeId id : gone) remove(id, now, "it has not attached", now);
+  if (phase_ == Phase::Stopping) settle(now);
+  if (phase_ == Phase::Gathering) consider_start(now);
 }
 
 void Coordinator::note(NodeId host, const Failure& failure, Time now) {
@@ -321,7 +267,7 @@ void Coordinator::start(Time now) {
   }
   message.why += successors(before, had_seat_);
   const Host& first = hosts_.at(message.hosts.front().id);
-  message.master_addr = first.join.address.substr(0, first.join.address.rfind(':'));
+  message.master_addr = first.join.address;
   message.master_port = first.store_port;
   failures_.clear();
   fences_.clear();
@@ -342,7 +288,6 @@ void Coordinator::tick(Time now) {
     remarks_.on_late(seated_.size(), hosts_with_ranks(), timing_);
   }
   if (phase_ == Phase::Gathering) {
-    drop_unattached(now);
     consider_start(now);
     const bool few = in(State::Ready) < static_cast<size_t>(job_spec_.min_nodes);
     if (phase_ == Phase::Gathering && few && now >= gathering_since_ + timing_.join) {
@@ -365,7 +310,6 @@ std::optional<Time> Coordinator::deadline(Time now) const {
   if (phase_ == Phase::Running) return late_at_;
   if (phase_ != Phase::Gathering) return std::nullopt;
   Time next = enough_since_ ? *enough_since_ + timing_.last_call : gathering_since_ + timing_.join;
-  if (in(State::Placed) > 0) next = std::min(next, now + 2 * timing_.lease);
   next = std::min(next, remarks_.due());
   return enough_since_ && fenced_until() > now ? fenced_until() : next;
 }

@@ -30,15 +30,15 @@ class Coordinator {
     Ended,
   };
 
-  // `fanout`: how many other launchers one launcher talks to at most, itself included.
-  Coordinator(const JobSpec& job_spec, const Timing& timing, int fanout, Time now);
+  // `where`: its launcher listens, for its user.
+  Coordinator(const JobSpec& job_spec, const Timing& timing, std::string where, Time now);
 
   // A launcher asks to become a member: Welcome, Wait or Refuse. The first one is the coordinator's
   // own.
   Message place(const Join& join, Time now);
-  // Ready, Failed, Done, Lost; others are ignored, as is whatever comes from nobody or from an
-  // attempt that is over.
-  void receive(const Message& message, Time now);
+  // Ready, Failed, Done, Remark; others are ignored, as is what comes from an attempt that is over.
+  void receive(NodeId from, const Message& message, Time now);
+  // The way to a member. `silent`: its lease has run out; otherwise its connection was closed.
   void lost(NodeId id, bool silent, Time now);
   // Its own launcher was asked to end.
   void interrupt(const Failure& failure, Time now);
@@ -50,7 +50,7 @@ class Coordinator {
   void limit_spares(std::optional<int> most) { spares_ = most; }
   // Lines for the coordinator's user: what it waits for, whom it has refused, who is a spare.
   std::vector<std::string> take_remarks() { return remarks_.take(); }
-  // Start, Forget, Stop, End, Wait (for those without ranks): for every member, in this order.
+  // Start, Stop, End, Remark, Wait (for those without ranks): for every member, in this order.
   std::vector<Message> take_broadcasts() { return std::exchange(broadcasts_, {}); }
 
   Phase phase() const { return phase_; }
@@ -60,26 +60,19 @@ class Coordinator {
   enum class State { Placed, Ready, Running, Done };
   struct Host {
     Join join;
-    NodeId parent = 0;
-    int depth = 0;
-    int children = 0;
     State state = State::Placed;
-    Time placed{};
     uint16_t store_port = 0;
   };
 
-  void on(const Ready& ready, Time now);
-  void on(const Failed& failed, Time now);
-  void on(const Done& done, Time now);
-  void on(const Remark& remark, Time now);
+  void on(NodeId from, const Ready& ready, Time now);
+  void on(NodeId from, const Failed& failed, Time now);
+  void on(NodeId from, const Done& done, Time now);
+  void on(NodeId from, const Remark& remark, Time now);
   template <class Other>
-  void on(const Other&, Time) {}
+  void on(NodeId, const Other&, Time) {}
 
   void set_state(Host& host, State state);
   size_t in(State state) const { return counts_[static_cast<size_t>(state)]; }
-  // With all that are below it. `fence`: when its ranks must have ended.
-  void remove(NodeId id, Time fence, const std::string& how, Time now);
-  void drop_unattached(Time now);
   // No rank of the attempt is wanted any more.
   void stop(const std::string& why, Time now);
   // Of that host; 0 when it is none's.
@@ -101,7 +94,7 @@ class Coordinator {
 
   const JobSpec job_spec_;
   const Timing timing_;
-  const int fanout_;
+  const std::string where_;
   Phase phase_ = Phase::Gathering;
   uint32_t attempt_ = 0;
   NodeId last_id_ = 0;
@@ -110,7 +103,6 @@ class Coordinator {
   std::array<size_t, 4> counts_{};  // of hosts in each state
   std::map<uint64_t, NodeId> by_launcher_;
   std::map<int, NodeId> by_node_rank_;
-  std::set<NodeId> open_parents_;  // attached, with room for more children; low ids are near us
   RankAssignment seating_;
   Restarts restarts_;
 
@@ -124,7 +116,7 @@ class Coordinator {
   // Launchers that were lost with ranks, and when these must have ended, wherever they are.
   std::map<uint64_t, Time> fences_;
   Predecessors predecessors_;
-  Time started_{}, gathering_since_{}, not_before_{}, stop_until_{}, next_drop_{};
+  Time started_{}, gathering_since_{}, not_before_{}, stop_until_{};
   std::optional<Time> enough_since_;  // hosts are ready
   std::optional<Time> late_at_;       // when hosts that are still at work are named
   std::string why_;                   // for the next start

@@ -25,7 +25,7 @@ std::string Coordinator::who_is_here() const {
 // For the user, as long as nothing runs.
 void Coordinator::remark_on_waiting(Time now) {
   if (phase_ != Phase::Gathering || hosts_.empty()) return;
-  remarks_.on_waiting({.where = hosts_.begin()->second.join.address,
+  remarks_.on_waiting({.where = where_,
                        .who = who_is_here(),
                        .ready = in(State::Ready),
                        .is_fenced = now < fenced_until()},

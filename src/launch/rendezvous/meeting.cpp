@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/descriptors.h"
+
 namespace lockstep::launch {
 namespace {
 
@@ -67,6 +69,18 @@ Address given_address(const std::string& text) {
   return *own;
 }
 
+// A coordinator that can accept no more would let the other launchers wait.
+void check_descriptors(int hosts) {
+  const auto [used, limit] = descriptors();
+  constexpr int kSpare = 16;
+  if (used + hosts + kSpare <= limit) return;
+  throw ConfigError(
+      fmt::format("[run] --nnodes {}: the coordinator keeps a connection with each host, but {} of "
+                  "at most {} descriptors are in use: raise the limit (ulimit -n, "
+                  "LimitNOFILE= of systemd, --ulimit nofile= of a container)",
+                  hosts, used, limit));
+}
+
 }  // namespace
 
 Endpoint meeting_place(const Rendezvous& rendezvous) {
@@ -106,30 +120,24 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
                       wanted.host(), endpoint.port, std::strerror(errno)));
     }
     if (socket) {
+      check_descriptors(rendezvous.max_nodes);
       meeting.is_coordinator = true;
       meeting.own = local_address(socket->get());
       meeting.socket = std::move(*socket);
-      session.tell(fmt::format("listening at {}: this launcher is the coordinator",
-                               Endpoint{meeting.own.host(), meeting.own.port()}.text()));
+      meeting.coordinator = Endpoint{meeting.own.host(), meeting.own.port()}.text();
+      session.tell("listening at " + meeting.coordinator + ": this launcher is the coordinator");
       return meeting;
     }
   }
   const auto own = rendezvous.local_addr.empty()
                        ? source_towards(found.front())
-                       : std::optional(given_address(rendezvous.local_addr).with_port(0));
+                       : std::optional(given_address(rendezvous.local_addr));
   if (!own) {
     throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: no way to {} from here: {}",
                                   endpoint.text(), found.front().host(), std::strerror(errno)));
   }
-  auto socket = listen_at(*own, SOCK_NONBLOCK);
-  if (!socket) {
-    throw ConfigError(
-        fmt::format("[run] cannot listen at {}: {}", own->host(), std::strerror(errno)));
-  }
-  meeting.own = local_address(socket->get());
-  meeting.socket = std::move(*socket);
-  session.tell(fmt::format("listening at {}; the coordinator is at {} ({})",
-                           Endpoint{meeting.own.host(), meeting.own.port()}.text(),
+  meeting.own = *own;
+  session.tell(fmt::format("this host is {}; the coordinator is at {} ({})", own->host(),
                            meeting.coordinator, found.front().host()));
   return meeting;
 }

@@ -12,8 +12,8 @@ namespace lockstep::launch {
 struct Meeting {
   std::string coordinator;  // "host1:29400"
   bool is_coordinator = false;
-  Address own;  // where the others reach this host; its port is the socket's
-  Fd socket;    // listens there
+  Address own;  // where the others reach this host
+  Fd socket;    // the coordinator's listens there; the others have none
   std::optional<int> signal = std::nullopt;  // came first; nothing else is set then
 };
 
@@ -21,9 +21,9 @@ struct Meeting {
 // host could find.
 Endpoint meeting_place(const Rendezvous& rendezvous);
 
-// Finds out who this launcher is, and listens. Waits for the endpoint's name to be known, as a
-// Kubernetes pod's is only after a while: no longer than the join time-out. Throws ConfigError when
-// it cannot be.
+// Finds out who this launcher is, and listens where it is the coordinator. Waits for the endpoint's
+// name to be known, as a Kubernetes pod's is only after a while: no longer than the join time-out.
+// Throws ConfigError when it cannot be.
 Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session);
 
 }  // namespace lockstep::launch

@@ -69,7 +69,7 @@ struct Join {
   std::string host;
   int node_rank = -1;  // as the user gave it; negative when the coordinator may choose
   int ranks = 1;
-  std::string address;  // "10.0.0.2:40001", where other launchers reach this one
+  std::string address;  // "10.0.0.2", where the other hosts reach this one
   JobSpec job_spec;
   Past past = {};
   bool operator==(const Join&) const = default;
@@ -78,10 +78,8 @@ struct Join {
 // The coordinator's answers.
 struct Welcome {  // a member from now on
   NodeId id = 0;
-  std::string parent;  // the address of the launcher to attach to; empty: this connection stays
-  uint64_t parent_launcher = 0;  // and its number: another may have come to that address
-  uint64_t coordinator = 0;      // the number of the coordinator's launcher
-  uint32_t attempt = 0;          // the last one that was started, and its hosts (see Past)
+  uint64_t coordinator = 0;  // the number of the coordinator's launcher
+  uint32_t attempt = 0;      // the last one that was started, and its hosts (see Past)
   uint32_t hosts = 0;
   bool operator==(const Welcome&) const = default;
 };
@@ -94,13 +92,8 @@ struct Refuse {  // for good
   bool operator==(const Refuse&) const = default;
 };
 
-// From child to parent, and back. A ping that is answered extends the child's lease from the moment
-// at which it was sent.
-struct Attach {
-  NodeId id = 0;
-  uint64_t parent_launcher = 0;
-  bool operator==(const Attach&) const = default;
-};
+// From a member to the coordinator, and back. A ping that is answered extends the member's lease
+// from the moment at which it was sent.
 struct Ping {
   uint64_t number = 0;
   bool operator==(const Ping&) const = default;
@@ -110,39 +103,31 @@ struct Pong {
   bool operator==(const Pong&) const = default;
 };
 
-// Up the tree to the coordinator.
-struct Ready {  // has no rank running; the first one says that the launcher is attached
-  NodeId id = 0;
+// From a member to the coordinator.
+struct Ready {              // has no rank running
   uint32_t attempt = 0;     // the last one it ran; 0 before the first
   uint16_t store_port = 0;  // a socket listens there already, should it be given rank 0
   std::optional<Failure> failure = std::nullopt;  // of that attempt, here
   bool operator==(const Ready&) const = default;
 };
 struct Failed {  // at once; its ranks still have to be stopped
-  NodeId id = 0;
   uint32_t attempt = 0;
   Failure failure;
   bool operator==(const Failed&) const = default;
 };
 struct Done {  // every rank of this host has exited with 0
-  NodeId id = 0;
   uint32_t attempt = 0;
   bool operator==(const Done&) const = default;
 };
-struct Lost {  // by its parent
-  NodeId id = 0;
-  bool silent = false;  // the lease has run out; otherwise the connection was closed
-  bool operator==(const Lost&) const = default;
-};
 
-// Up the tree, and from the coordinator to all.
+// From a member to the coordinator, and from there to all.
 struct Remark {   // for the users of the other hosts
-  NodeId id = 0;  // whose it is
+  NodeId id = 0;  // whose it is, as the coordinator says
   std::string text;
   bool operator==(const Remark&) const = default;
 };
 
-// Down the tree, from the coordinator to all.
+// From the coordinator to all.
 struct HostRanks {
   NodeId id = 0;
   int ranks = 0;
@@ -156,10 +141,6 @@ struct Start {
   std::string why;  // what ended the attempt before
   bool operator==(const Start&) const = default;
 };
-struct Forget {  // not a member (any more): join again
-  NodeId id = 0;
-  bool operator==(const Forget&) const = default;
-};
 struct Stop {
   uint32_t attempt = 0;
   int signal = 0;  // to be handed on to the ranks, which may take their time; 0 after a failure
@@ -172,8 +153,8 @@ struct End {
   bool operator==(const End&) const = default;
 };
 
-using Message = std::variant<Join, Welcome, Wait, Refuse, Attach, Ping, Pong, Ready, Failed, Done,
-                             Lost, Remark, Start, Forget, Stop, End>;
+using Message = std::variant<Join, Welcome, Wait, Refuse, Ping, Pong, Ready, Failed, Done, Remark,
+                             Start, Stop, End>;
 
 using MessagePtr = std::shared_ptr<const Message>;
 

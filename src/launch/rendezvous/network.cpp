@@ -1,9 +1,8 @@
 #include "launch/rendezvous/network.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
+#include <sys/epoll.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -16,7 +15,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // Who has not proved anything costs memory and a descriptor: beyond that many the oldest goes.
-constexpr long kMostStrangers = 256;
+constexpr size_t kMostStrangers = 256;
 // A peer that takes nothing is not worth more memory.
 constexpr size_t kMostOutput = 16 << 20;
 constexpr auto kClosing = 2s;
@@ -24,38 +23,62 @@ constexpr auto kClosing = 2s;
 }  // namespace
 
 Network::Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener)
-    : socket_(std::move(socket)), keys_(keys), patience_(patience), listener_(listener) {}
+    : socket_(std::move(socket)),
+      keys_(keys),
+      patience_(patience),
+      listener_(listener),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (!epoll_) throw Error(fmt::format("[run] epoll_create1: {}", std::strerror(errno)));
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+  if (socket_) epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket_.get(), &event);
+}
 
 Network::Connection* Network::find(ConnectionId link) {
-  for (const auto& connection : connections_) {
-    if (connection->link == link && !connection->over && !connection->closing) {
-      return connection.get();
-    }
-  }
-  return nullptr;
+  const auto found = links_.find(link);
+  return found == links_.end() ? nullptr : found->second;
+}
+
+Network::Connection& Network::add(SecureChannel::Side side, std::string peer) {
+  const uint64_t number = ++last_number_;
+  return connections_
+      .emplace(number, Connection{.number = number,
+                                  .peer = std::move(peer),
+                                  .channel = SecureChannel(side, keys_),
+                                  .until = Clock::now() + patience_})
+      .first->second;
+}
+
+void Network::watch(Connection& connection) {
+  uint32_t wanted = 0;
+  if (!connection.closing) wanted |= EPOLLIN;
+  if (connection.connecting || !connection.output.empty()) wanted |= EPOLLOUT;
+  if (wanted == connection.events) return;
+  epoll_event event{.events = wanted, .data = {.u64 = connection.number}};
+  epoll_ctl(epoll_.get(), connection.events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD,
+            connection.socket.get(), &event);
+  connection.events = wanted;
 }
 
 void Network::dial(ConnectionId link, const std::string& address) {
   const Endpoint endpoint = Endpoint::parse("address", address, 0);
-  auto connection = std::make_unique<Connection>(
-      Connection{.link = link,
-                 .peer = address,
-                 .channel = SecureChannel(SecureChannel::Side::Caller, keys_),
-                 .connecting = true,
-                 .until = Clock::now() + patience_});
+  Connection& connection = add(SecureChannel::Side::Caller, address);
+  connection.link = link;
+  connection.connecting = true;
+  links_[link] = &connection;
   const auto found = resolve(endpoint.host, endpoint.port).addresses;
   if (!found.empty()) {
-    connection->socket = Fd(
+    connection.socket = Fd(
         ::socket(found.front().storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (connection->socket) settle_connection(connection->socket.get());
+    if (connection.socket) settle_connection(connection.socket.get());
   }
-  const bool begun =
-      connection->socket &&
-      (connect(connection->socket.get(), found.front().generic(), found.front().length) == 0 ||
-       errno == EINPROGRESS);
-  // Told in pump(), not from inside the caller's own call.
-  if (!begun) connection->until = Clock::now();
-  connections_.push_back(std::move(connection));
+  const bool begun = connection.socket && (connect(connection.socket.get(), found.front().generic(),
+                                                   found.front().length) == 0 ||
+                                           errno == EINPROGRESS);
+  if (begun) {
+    watch(connection);
+  } else {  // told in pump(), not from inside the caller's own call
+    connection.until = Clock::now();
+  }
 }
 
 void Network::send(ConnectionId link, const MessagePtr& message) {
@@ -72,6 +95,7 @@ void Network::send(ConnectionId link, const MessagePtr& message) {
 void Network::hang_up(ConnectionId link) {
   Connection* connection = find(link);
   if (connection == nullptr) return;
+  links_.erase(link);
   connection->link.reset();
   connection->closing = true;
   connection->until = Clock::now() + kClosing;
@@ -79,57 +103,60 @@ void Network::hang_up(ConnectionId link) {
 }
 
 void Network::await(std::vector<pollfd>& events) const {
-  events.push_back({socket_.get(), POLLIN, 0});
-  for (const auto& connection : connections_) {
-    if (!connection->socket) continue;
-    short wanted = connection->closing ? 0 : POLLIN;
-    if (connection->connecting || !connection->output.empty()) wanted |= POLLOUT;
-    events.push_back({connection->socket.get(), wanted, 0});
-  }
+  events.push_back({epoll_.get(), POLLIN, 0});
 }
 
 std::optional<Network::Clock::time_point> Network::deadline() const {
   std::optional<Clock::time_point> next;
   if (unsaid_ > 0) next = last_said_ + 1s;
-  for (const auto& connection : connections_) {
-    const bool limited = connection->closing || !connection->channel.is_open();
-    if (limited && (!next || connection->until < *next)) next = connection->until;
+  for (const auto& [number, connection] : connections_) {
+    const bool limited = connection.closing || !connection.channel.is_open();
+    if (limited && (!next || connection.until < *next)) next = connection.until;
   }
   return next;
 }
 
 void Network::pump() {
   say_what_is_due();
-  accept_all();
-  // The listener may dial, which makes the list longer.
-  for (size_t i = 0; i < connections_.size(); ++i) {
-    Connection& connection = *connections_[i];
-    if (!connection.over) pump(connection);
+  std::array<epoll_event, 256> events;
+  const int count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t number = events[static_cast<size_t>(i)].data.u64;
+    if (number == 0) {
+      accept_all();
+    } else if (const auto found = connections_.find(number);
+               found != connections_.end() && !found->second.over) {
+      pump(found->second);
+    }
   }
-  std::erase_if(connections_, [](const auto& connection) { return connection->over; });
+  drop_the_late();
+  std::erase_if(connections_, [](const auto& one) { return one.second.over; });
 }
 
 void Network::pump(Connection& connection) {
   if (connection.connecting) {
-    pollfd event{connection.socket.get(), POLLOUT, 0};
-    if (connection.socket && poll(&event, 1, 0) == 1) {
-      int error = 0;
-      socklen_t length = sizeof error;
-      getsockopt(connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-      if (error != 0) return close(connection, error == ECONNREFUSED);
-      connection.connecting = false;
+    int error = 0;
+    socklen_t length = sizeof error;
+    getsockopt(connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) return close(connection, error == ECONNREFUSED);
+    connection.connecting = false;
+  }
+  flush(connection);
+  if (!connection.over) read(connection);
+}
+
+void Network::drop_the_late() {
+  const auto now = Clock::now();
+  // The listener may dial, which makes the list longer.
+  for (auto& [number, connection] : connections_) {
+    const bool limited = connection.closing || !connection.channel.is_open();
+    if (connection.over || !limited || now < connection.until) continue;
+    if (!connection.link && !connection.closing) {
+      say(fmt::format("{} connected and did not prove that it belongs to this job",
+                      connection.peer));
     }
+    close(connection);
   }
-  if (!connection.connecting) {
-    flush(connection);
-    if (!connection.over) read(connection);
-  }
-  const bool limited = connection.closing || !connection.channel.is_open();
-  if (connection.over || !limited || Clock::now() < connection.until) return;
-  if (!connection.link && !connection.closing) {
-    say(fmt::format("{} connected and did not prove that it belongs to this job", connection.peer));
-  }
-  close(connection);
 }
 
 void Network::accept_all() {
@@ -140,24 +167,18 @@ void Network::accept_all() {
                       SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket && errno == ECONNABORTED) continue;
     const bool full = !socket && (errno == EMFILE || errno == ENFILE);
-    const auto is_stranger = [](const auto& one) {
-      return !one->link && !one->over && !one->closing;
-    };
-    if (full ||
-        std::count_if(connections_.begin(), connections_.end(), is_stranger) >= kMostStrangers) {
-      const auto oldest = std::find_if(connections_.begin(), connections_.end(), is_stranger);
-      if (oldest != connections_.end()) {
-        say(fmt::format("{} had to make room for other connections", (*oldest)->peer));
-        close(**oldest);
-      }
+    if (!strangers_.empty() && (full || strangers_.size() >= kMostStrangers)) {
+      Connection& oldest = connections_.at(*strangers_.begin());
+      say(fmt::format("{} had to make room for other connections", oldest.peer));
+      close(oldest);
     }
     if (!socket) return;
     settle_connection(socket.get());
-    connections_.push_back(std::make_unique<Connection>(
-        Connection{.socket = std::move(socket),
-                   .peer = Endpoint{from.host(), from.port()}.text(),
-                   .channel = SecureChannel(SecureChannel::Side::Called, keys_),
-                   .until = Clock::now() + patience_}));
+    Connection& connection =
+        add(SecureChannel::Side::Called, Endpoint{from.host(), from.port()}.text());
+    connection.socket = std::move(socket);
+    strangers_.insert(connection.number);
+    watch(connection);
   }
 }
 
@@ -188,7 +209,9 @@ void Network::read(Connection& connection) {
       if (connection.link) {
         listener_.on_connect(*connection.link);
       } else {
+        strangers_.erase(connection.number);
         connection.link = listener_.on_accept();
+        links_[*connection.link] = &connection;
       }
     }
     deliver(connection);
@@ -233,14 +256,19 @@ void Network::flush(Connection& connection) {
   if (connection.closing && connection.output.empty()) {
     connection.over = true;
     connection.socket.reset();
+    return;
   }
+  watch(connection);
 }
 
 void Network::close(Connection& connection, bool refused) {
   if (connection.over) return;
   connection.over = true;
   connection.socket.reset();
-  if (connection.link) listener_.on_close(*connection.link, refused);
+  strangers_.erase(connection.number);
+  if (!connection.link) return;
+  links_.erase(*connection.link);
+  listener_.on_close(*connection.link, refused);
 }
 
 // However many there are, a line a second.
@@ -263,16 +291,17 @@ void Network::finish(Clock::duration limit) {
   const auto until = Clock::now() + limit;
   for (;;) {
     std::vector<pollfd> events;
-    for (const auto& connection : connections_) {
-      flush(*connection);
-      if (!connection->over && !connection->output.empty()) {
-        events.push_back({connection->socket.get(), POLLOUT, 0});
+    for (auto& [number, connection] : connections_) {
+      flush(connection);
+      if (!connection.over && !connection.output.empty()) {
+        events.push_back({connection.socket.get(), POLLOUT, 0});
       }
     }
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
     if (events.empty() || left <= 0) break;
     poll(events.data(), events.size(), static_cast<int>(left));
   }
+  links_.clear();
   connections_.clear();
 }
 

@@ -5,9 +5,11 @@
 #include <poll.h>
 
 #include <chrono>
-#include <memory>
+#include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "core/address.h"
@@ -37,8 +39,8 @@ class Network {
     virtual void on_disagreement(const std::string& text) = 0;
   };
 
-  // `socket` listens and does not block. `patience`: for a connection to be opened and the
-  // handshake to be over.
+  // `socket` listens and does not block; without one nobody can connect. `patience`: for a
+  // connection to be opened and the handshake to be over.
   Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener);
 
   void dial(ConnectionId link, const std::string& address);
@@ -55,19 +57,24 @@ class Network {
 
  private:
   struct Connection {
-    Fd socket;
-    std::optional<ConnectionId> link;  // none: has not proved yet that it belongs to the job
-    std::string peer;                  // its address
+    const uint64_t number;
+    Fd socket = {};
+    uint32_t events = 0;                    // that epoll is to report
+    std::optional<ConnectionId> link = {};  // none: has not proved yet that it belongs to the job
+    std::string peer;                       // its address
     SecureChannel channel;
     bool connecting = false;
-    bool closing = false;     // once the output is gone
-    Clock::time_point until;  // the handshake's end, or the closing's
+    bool closing = false;          // once the output is gone
+    Clock::time_point until = {};  // the handshake's end, or the closing's
     std::string output = {};
     bool over = false;
   };
 
+  Connection& add(SecureChannel::Side side, std::string peer);
+  void watch(Connection& connection);
   void accept_all();
   void pump(Connection& connection);
+  void drop_the_late();
   void read(Connection& connection);
   void flush(Connection& connection);
   void close(Connection& connection, bool refused = false);
@@ -80,7 +87,12 @@ class Network {
   const Keys keys_;
   const Clock::duration patience_;
   Listener& listener_;
-  std::vector<std::unique_ptr<Connection>> connections_;
+  // A coordinator has a connection with each host, and looks only at those where something happens.
+  const Fd epoll_;
+  uint64_t last_number_ = 0;
+  std::map<uint64_t, Connection> connections_;
+  std::unordered_map<ConnectionId, Connection*> links_;
+  std::set<uint64_t> strangers_;  // have connected and not proved anything yet
   Clock::time_point last_said_{};
   MessagePtr encoded_;  // into bytes_: a message to all is encoded once
   std::string bytes_;

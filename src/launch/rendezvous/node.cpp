@@ -8,8 +8,6 @@ namespace lockstep::launch {
 namespace {
 
 constexpr Time kFirstPause = std::chrono::milliseconds(50);
-constexpr Time kQuiet =
-    std::chrono::milliseconds(1500);  // then people want to know what is awaited
 
 }  // namespace
 
@@ -20,7 +18,7 @@ Node::Node(const NodeOptions& options, Time now)
     dial(now);
     return;
   }
-  coordinator_.emplace(options.self.job_spec, options.timing, options.fanout, now);
+  coordinator_.emplace(options.self.job_spec, options.timing, options.coordinator, now);
   coordinator_->limit_spares(options.spares);
   answered(coordinator_->place(options.self, now), now);
 }
@@ -31,28 +29,29 @@ void Node::send(ConnectionId link, Message message) {
 
 void Node::hang_up(ConnectionId link) { actions_.emplace_back(Hang{link}); }
 
-// Towards the coordinator.
-void Node::up(const Message& message, Time now) {
+void Node::disconnect() {
+  if (link_) hang_up(*std::exchange(link_, std::nullopt));
+}
+
+// To the coordinator.
+void Node::report(const Message& message, Time now) {
   if (is_root()) {
-    coordinator_->receive(message, now);
+    coordinator_->receive(id_, message, now);
     broadcast(now);
-  } else if (parent_ && phase_ != Phase::Attaching) {
-    send(*parent_, message);
+  } else if (link_) {
+    send(*link_, message);
   }
 }
 
 void Node::broadcast(Time now) {
-  for (Message& message : coordinator_->take_broadcasts()) {
-    down(std::make_shared<const Message>(std::move(message)), now);
+  for (Message& one : coordinator_->take_broadcasts()) {
+    const auto message = std::make_shared<const Message>(std::move(one));
+    for (const auto& [link, caller] : callers_) {
+      if (caller.id != 0) actions_.emplace_back(Send{link, message});
+    }
+    follow(*message, now);
   }
   for (std::string& remark : coordinator_->take_remarks()) actions_.emplace_back(Say{remark});
-}
-
-void Node::down(const MessagePtr& message, Time now) {
-  for (const auto& [link, child] : children_) {
-    if (child.id != 0) actions_.emplace_back(Send{link, message});
-  }
-  follow(*message, now);
 }
 
 // What the coordinator says to all.
@@ -104,36 +103,29 @@ void Node::follow(const Message& message, Time now) {
     obstructed(wait->reason);
   } else if (const auto* remark = std::get_if<Remark>(&message)) {
     if (remark->id != id_) actions_.emplace_back(Say{remark->text});
-  } else if (const auto* forget = std::get_if<Forget>(&message)) {
-    if (forget->id == id_) orphaned("the coordinator has given it up", now);
   }
 }
 
 ConnectionId Node::accept(Time now) {
   const ConnectionId link = ++last_link_;
-  children_[link] = {0, now};
+  callers_[link] = {0, now};
   return link;
 }
 
 void Node::connected(ConnectionId link, Time now) {
-  if (link != parent_) return;
+  if (link != link_ || phase_ != Phase::Dialling) return;
   dialled_ = now;
-  if (phase_ == Phase::Dialling) {
-    phase_ = Phase::Asking;
-    Join join = options_.self;
-    join.past = past_;
-    join.past.has_ranks = asked_with_ranks_ = ranks_;
-    send(link, std::move(join));
-  } else if (phase_ == Phase::Attaching) {
-    send(link, Attach{id_, parent_launcher_});
-    attached(now);
-  }
+  phase_ = Phase::Asking;
+  Join join = options_.self;
+  join.past = past_;
+  join.past.has_ranks = asked_with_ranks_ = ranks_;
+  send(link, std::move(join));
 }
 
 void Node::closed(ConnectionId link, bool refused, Time now) {
-  if (children_.contains(link)) return drop_child(link, false, now);
-  if (link != parent_) return;
-  parent_.reset();
+  if (callers_.contains(link)) return drop(link, false, now);
+  if (link != link_) return;
+  link_.reset();
   if (phase_ == Phase::Member) return orphaned("its connection was closed", now);
   // It listens for as long as it lives.
   if (refused && attempt_ > 0 && phase_ == Phase::Dialling && !ranks_) {
@@ -147,8 +139,8 @@ void Node::closed(ConnectionId link, bool refused, Time now) {
 
 void Node::receive(ConnectionId link, const MessagePtr& message, Time now) {
   if (phase_ == Phase::Over) return;
-  if (children_.contains(link)) return from_child(link, message, now);
-  if (link != parent_) return;
+  if (callers_.contains(link)) return from_caller(link, *message, now);
+  if (link != link_) return;
   if (phase_ == Phase::Asking) return answered(*message, now);
   if (phase_ != Phase::Member) return;
   // A word that comes too late may have been overtaken by others.
@@ -161,40 +153,29 @@ void Node::receive(ConnectionId link, const MessagePtr& message, Time now) {
     held_ = true;
     unanswered_.erase(unanswered_.begin(), std::next(ping));
   } else {
-    down(message, now);
+    follow(*message, now);
   }
 }
 
-void Node::from_child(ConnectionId link, const MessagePtr& message, Time now) {
-  Child& child = children_.at(link);
-  child.heard = now;
-  if (const auto* ping = std::get_if<Ping>(message.get())) {
-    // Somebody who has lost its own way to the coordinator must not keep others going.
+void Node::from_caller(ConnectionId link, const Message& message, Time now) {
+  Caller& caller = callers_.at(link);
+  caller.heard = now;
+  if (const auto* ping = std::get_if<Ping>(&message)) {
     if (phase_ == Phase::Member) send(link, Pong{ping->number});
     return;
   }
-  if (const auto* attach = std::get_if<Attach>(message.get())) {
-    child.id = attach->id;
-    const bool meant = attach->parent_launcher == options_.self.launcher;
-    if (phase_ != Phase::Member || !meant) drop_child(link, false, now);
-    return;
-  }
-  if (const auto* join = std::get_if<Join>(message.get())) {
-    if (!is_root()) return send(link, Refuse{"this launcher is not the coordinator"});
+  if (const auto* join = std::get_if<Join>(&message); join && caller.id == 0) {
     const Message answer = coordinator_->place(*join, now);
-    if (const auto* place = std::get_if<Welcome>(&answer); place && place->parent.empty()) {
-      child.id = place->id;
-    }
+    if (const auto* place = std::get_if<Welcome>(&answer)) caller.id = place->id;
     send(link, answer);
-    return broadcast(now);  // which may end the job, and with it the child
+    return broadcast(now);  // which may end the job, and with it the caller
   }
-  if (child.id == 0) return drop_child(link, false, now);
-  const bool upward =
-      std::holds_alternative<Ready>(*message) || std::holds_alternative<Failed>(*message) ||
-      std::holds_alternative<Done>(*message) || std::holds_alternative<Lost>(*message) ||
-      std::holds_alternative<Remark>(*message);
-  if (!upward) return drop_child(link, false, now);
-  if (phase_ == Phase::Member || phase_ == Phase::Ending) up(*message, now);
+  const bool is_report =
+      std::holds_alternative<Ready>(message) || std::holds_alternative<Failed>(message) ||
+      std::holds_alternative<Done>(message) || std::holds_alternative<Remark>(message);
+  if (caller.id == 0 || !is_report) return drop(link, false, now);
+  coordinator_->receive(caller.id, message, now);
+  broadcast(now);
 }
 
 void Node::obstructed(const std::string& why) {
@@ -204,26 +185,17 @@ void Node::obstructed(const std::string& why) {
 
 void Node::answered(const Message& message, Time now) {
   if (asked_with_ranks_) {  // there was nothing to ask for
-    hang_up(*std::exchange(parent_, std::nullopt));
+    disconnect();
     return retry(now);
   }
   if (const auto* place = std::get_if<Welcome>(&message)) {
     id_ = place->id;
-    parent_launcher_ = place->parent_launcher;
     coordinator_launcher_ = place->coordinator;
     past_ = {.coordinator = place->coordinator, .attempt = place->attempt, .hosts = place->hosts};
-    if (is_root() || place->parent.empty()) {
-      phase_ = Phase::Member;
-      return attached(now);
-    }
-    hang_up(*parent_);
-    phase_ = Phase::Attaching;
-    parent_ = ++last_link_;
-    dialled_ = now;
-    actions_.emplace_back(Dial{*parent_, place->parent});
+    joined(now);
   } else if (const auto* wait = std::get_if<Wait>(&message)) {
     obstructed("waiting: " + wait->reason);
-    hang_up(*std::exchange(parent_, std::nullopt));
+    disconnect();
     retry(now);
   } else if (const auto* refuse = std::get_if<Refuse>(&message)) {
     end(2,
@@ -231,12 +203,12 @@ void Node::answered(const Message& message, Time now) {
                     refuse->reason),
         now);
   } else {
-    hang_up(*std::exchange(parent_, std::nullopt));
+    disconnect();
     retry(now);
   }
 }
 
-void Node::attached(Time now) {
+void Node::joined(Time now) {
   phase_ = Phase::Member;
   unanswered_.clear();
   // The coordinator takes us for a member from now on at the earliest.
@@ -250,13 +222,12 @@ void Node::attached(Time now) {
 void Node::report_ready(Time now) {
   done_ = false;
   if (failure_) failure_->ago = now - failed_at_;
-  up(Ready{id_, attempt_, store_port_, failure_}, now);
+  report(Ready{attempt_, store_port_, failure_}, now);
 }
 
 // The way to the coordinator is lost.
 void Node::orphaned(const std::string& why, Time now) {
-  if (parent_) hang_up(*std::exchange(parent_, std::nullopt));
-  while (!children_.empty()) drop_child(children_.begin()->first, false, now);
+  disconnect();
   id_ = 0;
   const std::string what =
       "lost the way to the coordinator at " + options_.coordinator + ": " + why;
@@ -277,21 +248,24 @@ void Node::orphaned(const std::string& why, Time now) {
   retry(now);
 }
 
-void Node::drop_child(ConnectionId link, bool silent, Time now) {
-  const NodeId id = children_.extract(link).mapped().id;
-  hang_up(link);
-  if (id != 0 && (phase_ == Phase::Member || phase_ == Phase::Ending)) up(Lost{id, silent}, now);
+void Node::drop(ConnectionId caller, bool silent, Time now) {
+  const NodeId id = callers_.extract(caller).mapped().id;
+  hang_up(caller);
+  if (id != 0) {
+    coordinator_->lost(id, silent, now);
+    broadcast(now);
+  }
   if (phase_ == Phase::Ending) leave_if_alone();
 }
 
 void Node::remark(const std::string& text, Time now) {
-  if (phase_ == Phase::Member) up(Remark{id_, text}, now);
+  if (phase_ == Phase::Member) report(Remark{.text = text}, now);
 }
 
 void Node::rank_failed(const Failure& failure, Time now) {
   failure_ = failure;
   failed_at_ = now - failure.ago;
-  if (phase_ == Phase::Member) up(Failed{id_, attempt_, failure}, now);
+  if (phase_ == Phase::Member) report(Failed{attempt_, failure}, now);
 }
 
 void Node::ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now) {
@@ -303,14 +277,14 @@ void Node::ranks_over(const std::optional<Failure>& failure, uint16_t store_port
   }
   if (phase_ == Phase::Ending) return leave_if_alone();
   if (ends_with_ranks_) {
-    if (parent_) hang_up(*std::exchange(parent_, std::nullopt));
+    disconnect();
     return end(1, *ends_with_ranks_, now);
   }
   pause_ = kFirstPause;
   if (phase_ != Phase::Member) return;
   if (failure_ || halted_) return report_ready(now);
   done_ = true;
-  up(Done{id_, attempt_}, now);
+  report(Done{attempt_}, now);
 }
 
 }  // namespace lockstep::launch

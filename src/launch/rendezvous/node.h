@@ -1,6 +1,6 @@
-// A launcher as a member of its job: it finds the coordinator (or is it), keeps its place in the
-// tree of launchers, runs its ranks when told to, and sees to it that they end when it has lost the
-// way to the coordinator. Pure, as the coordinator: events and the time go in, actions come out.
+// A launcher as a member of its job: it finds the coordinator (or is it), runs its ranks when told
+// to, and sees to it that they end when it has lost the way to the coordinator. Pure, as the
+// coordinator: events and the time go in, actions come out.
 #pragma once
 
 #include <map>
@@ -58,7 +58,6 @@ struct NodeOptions {
   Timing timing;
   std::string coordinator;  // its address
   bool is_coordinator = false;
-  int fanout = 32;
   std::optional<int> spares = std::nullopt;  // see Rendezvous
   uint16_t store_port = 0;                   // see Ready
 };
@@ -67,7 +66,7 @@ class Node {
  public:
   Node(const NodeOptions& options, Time now);
 
-  // Somebody who knows the token has connected.
+  // Somebody who knows the token has connected; to the coordinator, where alone somebody listens.
   ConnectionId accept(Time now);
   void connected(ConnectionId link, Time now);
   // Of its own accord, or because it could not be opened. `refused`: nobody listens there.
@@ -97,33 +96,32 @@ class Node {
 
  private:
   enum class Phase {
-    Dialling,   // the coordinator
-    Asking,     // it for a place
-    Attaching,  // to the parent
+    Dialling,  // the coordinator
+    Asking,    // it for a place
     Member,
     Pausing,  // before dialling again
-    Ending,   // until no rank runs here and no child is left
+    Ending,   // until no rank runs here and nobody is connected
     Over,
   };
-  struct Child {
-    NodeId id = 0;  // 0: has not said who it is
+  struct Caller {   // of the coordinator
+    NodeId id = 0;  // 0: no member
     Time heard{};
   };
 
   void send(ConnectionId link, Message message);
-  void up(const Message& message, Time now);
-  void down(const MessagePtr& message, Time now);
+  void report(const Message& message, Time now);
   void broadcast(Time now);
   void follow(const Message& message, Time now);
-  void from_child(ConnectionId link, const MessagePtr& message, Time now);
+  void from_caller(ConnectionId link, const Message& message, Time now);
   void answered(const Message& message, Time now);
-  void attached(Time now);
+  void joined(Time now);
   void orphaned(const std::string& why, Time now);
   void retry(Time now);
   void look_for_coordinator(Time patience, Time now);
   void dial(Time now);
   void hang_up(ConnectionId link);
-  void drop_child(ConnectionId link, bool silent, Time now);
+  void disconnect();
+  void drop(ConnectionId caller, bool silent, Time now);
   void end(int status, const std::string& why, Time now);
   void leave_if_alone();
   bool lease_is_over(Time now) const;
@@ -137,10 +135,9 @@ class Node {
   Phase phase_ = Phase::Dialling;
   std::vector<Action> actions_;
   ConnectionId last_link_ = 0;
-  std::optional<ConnectionId> parent_;
-  std::map<ConnectionId, Child> children_;
+  std::optional<ConnectionId> link_;  // to the coordinator
+  std::map<ConnectionId, Caller> callers_;
   NodeId id_ = 0;
-  uint64_t parent_launcher_ = 0;
   uint64_t coordinator_launcher_ = 0;
   Past past_;  // of the last order to start
 
@@ -159,7 +156,7 @@ class Node {
   bool asked_with_ranks_ = false;  // at the last try
 
   uint64_t pings_ = 0;
-  bool held_ = false;  // the lease has been extended since we attached
+  bool held_ = false;  // the lease has been extended since we joined
   std::map<uint64_t, Time> unanswered_;
   Time lease_from_{}, next_ping_{}, dialling_until_{}, patience_{}, next_dial_{}, pause_{},
       dialled_{};

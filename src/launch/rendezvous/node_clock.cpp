@@ -19,9 +19,9 @@ double seconds(Time time) { return std::chrono::duration<double>(time).count(); 
 
 void Node::dial(Time now) {
   phase_ = Phase::Dialling;
-  parent_ = ++last_link_;
+  link_ = ++last_link_;
   dialled_ = now;
-  actions_.emplace_back(Dial{*parent_, options_.coordinator});
+  actions_.emplace_back(Dial{*link_, options_.coordinator});
 }
 
 void Node::look_for_coordinator(Time patience, Time now) {
@@ -67,28 +67,27 @@ void Node::tick(Time now) {
   const Timing& timing = options_.timing;
   if (phase_ == Phase::Over) return;
   std::vector<ConnectionId> silent;
-  for (const auto& [link, child] : children_) {
-    if (now >= child.heard + timing.lease) silent.push_back(link);
+  for (const auto& [link, caller] : callers_) {
+    if (now >= caller.heard + timing.lease) silent.push_back(link);
   }
   for (const ConnectionId link : silent) {
-    if (children_.contains(link)) drop_child(link, true, now);
+    if (callers_.contains(link)) drop(link, true, now);
   }
   if (is_root()) {
     coordinator_->tick(now);
     broadcast(now);
   }
   if (phase_ == Phase::Ending && now >= end_by_) {
-    while (!children_.empty()) hang_up(children_.extract(children_.begin()).key());
+    while (!callers_.empty()) hang_up(callers_.extract(callers_.begin()).key());
     leave_if_alone();
   }
-  const bool dialling =
-      phase_ == Phase::Dialling || phase_ == Phase::Asking || phase_ == Phase::Attaching;
+  const bool dialling = phase_ == Phase::Dialling || phase_ == Phase::Asking;
   if (dialling && now >= dialled_ + timing.lease) {
-    if (parent_) hang_up(*std::exchange(parent_, std::nullopt));
+    disconnect();
     retry(now);
   }
   if ((dialling || phase_ == Phase::Pausing) && !ranks_ && now >= dialling_until_) {
-    if (parent_) hang_up(*std::exchange(parent_, std::nullopt));
+    disconnect();
     return end(
         1,
         fmt::format("no coordinator at {} within {:g} s{}{}", options_.coordinator,
@@ -105,7 +104,7 @@ void Node::tick(Time now) {
     if (now >= next_ping_) {
       next_ping_ = now + timing.interval;
       unanswered_[++pings_] = now;
-      send(*parent_, Ping{pings_});
+      send(*link_, Ping{pings_});
     }
   }
 }
@@ -114,14 +113,14 @@ Time Node::deadline(Time now) const {
   const Timing& timing = options_.timing;
   Time next = now + std::chrono::hours(1);
   const auto by = [&next](Time time) { next = std::min(next, time); };
-  for (const auto& [link, child] : children_) by(child.heard + timing.lease);
+  for (const auto& [link, caller] : callers_) by(caller.heard + timing.lease);
   if (is_root()) {
     if (const auto time = coordinator_->deadline(now)) by(*time);
   }
   if (quiet_until_) by(*quiet_until_);
   // Afterwards only ranks are awaited, and whoever has started them sees to their end.
   if (phase_ == Phase::Ending && now < end_by_) by(end_by_);
-  if (phase_ == Phase::Dialling || phase_ == Phase::Asking || phase_ == Phase::Attaching) {
+  if (phase_ == Phase::Dialling || phase_ == Phase::Asking) {
     by(dialled_ + timing.lease);
     if (!ranks_) by(dialling_until_);
   }

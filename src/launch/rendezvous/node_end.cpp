@@ -14,8 +14,6 @@ void Node::interrupt(const Failure& failure, Time now) {
     interrupted_ = failure;
     rank_failed(failure, now);
   } else {
-    // Launchers below this one know of no end, and must not rely on this one any more.
-    while (!children_.empty()) drop_child(children_.begin()->first, false, now);
     end(failure.status, failure.what, now);
   }
 }
@@ -25,25 +23,25 @@ void Node::end(int status, const std::string& why, Time now) {
   phase_ = Phase::Ending;
   status_ = status;
   why_ = why;
-  // The longest that ranks may take, and then as long for each launcher below to be noticed.
+  // The longest that ranks may take, and then as long for the other launchers to be noticed.
   end_by_ = now + options_.timing.stop_after_signal + options_.timing.lease;
   if (ranks_ && !std::exchange(halted_, true)) actions_.emplace_back(Halt{why, 0});
-  for (auto child = children_.begin(); child != children_.end();) {
-    if (child->second.id != 0) {
-      ++child;
+  for (auto caller = callers_.begin(); caller != callers_.end();) {
+    if (caller->second.id != 0) {
+      ++caller;
       continue;
     }
-    hang_up(child->first);
-    child = children_.erase(child);
+    hang_up(caller->first);
+    caller = callers_.erase(caller);
   }
   leave_if_alone();
 }
 
-// Children first: they have to be told why the job ends.
+// The coordinator goes last: the others have to be told why the job ends.
 void Node::leave_if_alone() {
-  if (phase_ != Phase::Ending || ranks_ || !children_.empty()) return;
+  if (phase_ != Phase::Ending || ranks_ || !callers_.empty()) return;
   phase_ = Phase::Over;
-  if (parent_) hang_up(*std::exchange(parent_, std::nullopt));
+  disconnect();
   actions_.emplace_back(Leave{status_, why_});
 }
 

@@ -32,7 +32,7 @@ struct Keys {
 
 class SecureChannel {
  public:
-  static constexpr uint16_t kVersion = 2;
+  static constexpr uint16_t kVersion = 3;
   enum class Side { Caller, Called };
 
   // `version`: this side's, for tests.
