@@ -38,13 +38,10 @@ struct ProgressOptions {
   int64_t every_steps = 50;  // between two lines; 0: none
   // One line that is written over, several times a second, as for a terminal.
   bool updating = false;
-  // Columns of the terminal: a longer line, which could not be written over, is cut. 0: not known.
-  int64_t width = 0;
 };
 
 // Prints on rank 0: a line every so many steps with the mean loss since the one before, and one
-// for each evaluation. A line that is written over has the mean since the last multiple of so many
-// steps (50 where they are 0).
+// for each evaluation.
 class Progress : public Callback {
  public:
   // Prints to `out`, which has to outlive this.
@@ -60,14 +57,11 @@ class Progress : public Callback {
 
  private:
   void print(const RunState& state);
-  // Over what stands in the terminal's line.
-  std::string over(std::string text);
 
   std::ostream& out_;
   ProgressOptions options_;
   Pace pace_;
   int64_t printed_at_ = -1;
-  size_t written_ = 0;  // columns of the line that will be written over
   std::chrono::steady_clock::time_point next_ = {};
 };
 

@@ -54,21 +54,9 @@ std::string Progress::line(const RunState& state, const Pace& pace) {
   return text;
 }
 
-// Its letters take a byte each.
-std::string Progress::over(std::string text) {
-  if (!options_.updating) return text;
-  const auto columns = static_cast<size_t>(options_.width);
-  if (columns > 1 && text.size() >= columns) text.resize(columns - 1);
-  const size_t length = text.size();
-  if (length < written_) text.append(written_ - length, ' ');
-  written_ = length;
-  return text;
-}
-
 void Progress::print(const RunState& state) {
-  const bool stays = !options_.updating || state.step == state.steps;
-  out_ << over(line(state, pace_)) << (stays ? '\n' : '\r') << std::flush;
-  if (stays) written_ = 0;
+  out_ << line(state, pace_) << (options_.updating && state.step < state.steps ? " \r" : "\n")
+       << std::flush;
   printed_at_ = state.step;
 }
 
@@ -79,13 +67,9 @@ void Progress::on_step_end(const RunState& state, Requests&) {
   pace_.add(state);
   if (options_.updating) {
     const auto now = std::chrono::steady_clock::now();
-    if (now >= next_ || state.step == state.steps) {
-      next_ = now + std::chrono::milliseconds(200);
-      print(state);
-    }
-    const int64_t every = options_.every_steps > 0 ? options_.every_steps : 50;
-    if (state.step % every == 0) pace_.reset(state);
-    return;
+    if (now < next_ && state.step < state.steps) return;
+    next_ = now + std::chrono::milliseconds(200);
+    return print(state);
   }
   if (options_.every_steps == 0 || state.step % options_.every_steps != 0) return;
   print(state);
@@ -96,16 +80,14 @@ void Progress::on_evaluate(const RunState& state, Requests&) {
   if (!state.is_main()) return;
   std::string text = fmt::format("evaluated after step {}:", state.step);
   for (const auto& [name, value] : state.metrics) text += fmt::format("  {} {:.4f}", name, value);
-  if (text.size() < written_) text.append(written_ - text.size(), ' ');
-  written_ = 0;
-  out_ << text << '\n' << std::flush;
+  out_ << text << (options_.updating ? "          \n" : "\n") << std::flush;
 }
 
 void Progress::on_train_end(const RunState& state) {
-  if (!state.is_main()) return;
-  if (options_.every_steps > 0 && state.step > printed_at_ && pace_.loss() != 0) print(state);
-  if (written_ > 0) out_ << '\n' << std::flush;  // of a run that ends before its last step
-  written_ = 0;
+  if (state.is_main() && options_.every_steps > 0 && state.step > printed_at_ &&
+      pace_.loss() != 0) {
+    print(state);
+  }
 }
 
 }  // namespace lockstep::train
