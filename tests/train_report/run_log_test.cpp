@@ -80,6 +80,7 @@ TEST_F(TheRunLog, EveryRecordIsReadAsItWasWritten) {
       .epoch = 2,
       .seconds = 1.25,
       .loss = 0.1,
+      .mean_loss = 0.15,
       .gradient_norm = std::numeric_limits<double>::infinity(),
       .samples = 6400,
       .samples_per_second = 1024.5,
@@ -88,6 +89,7 @@ TEST_F(TheRunLog, EveryRecordIsReadAsItWasWritten) {
   EXPECT_EQ(report.step, 100);
   EXPECT_EQ(report.steps, 50);
   EXPECT_EQ(report.loss, 0.1);
+  EXPECT_EQ(report.mean_loss, 0.15);
   EXPECT_FALSE(report.learning_rate);
   EXPECT_TRUE(std::isinf(*report.gradient_norm));
   EXPECT_EQ(report.values.at("loss scale"), 65536);

@@ -14,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <variant>
 #include <vector>
 
@@ -54,11 +53,12 @@ struct RunStart {
 
 // The steps since the report before.
 struct StepReport {
-  int64_t step = 0;                           // made so far
-  int64_t steps = 1;                          // that this report is about
-  int64_t epoch = 0;                          // from 0
-  double seconds = 0;                         // since this process began to train
-  std::optional<double> loss = std::nullopt;  // of the last step, the mean over all ranks
+  int64_t step = 0;                                // made so far
+  int64_t steps = 1;                               // that this report is about
+  int64_t epoch = 0;                               // from 0
+  double seconds = 0;                              // since this process began to train
+  std::optional<double> loss = std::nullopt;       // of the last step, the mean over all ranks
+  std::optional<double> mean_loss = std::nullopt;  // of all these steps
   std::optional<double> learning_rate = std::nullopt;
   std::optional<double> gradient_norm = std::nullopt;  // before it was clipped
   int64_t samples = 0;                                 // so far, on all ranks
@@ -101,16 +101,17 @@ using LogRecord = std::variant<RunStart, StepReport, EvaluationReport, Event, Ru
 // it was made.
 std::string log_line(const LogRecord& record, double unix_seconds);
 
+class RecordQueue;
+
 // Appends to a file, by a thread of its own: whoever appends never waits for the disk. Every line
 // is written whole; one that was cut (a full disk, an end of the process before) is ended by a line
 // feed before the next, so that a reader loses that line alone. A disk that takes nothing is
 // warned of once, and training goes on; when it takes lines again, an event says how many are
-// missing. More than kWaiting records that wait for the disk are dropped and counted in the same
-// way.
+// missing. Of more than 4,096 records that wait for the disk the oldest are dropped and counted in
+// the same way. A process that ends by exit() or abort(), or dies of a fault of its own, writes
+// what it has appended before, unless the disk takes longer than a second.
 class RunLog {
  public:
-  static constexpr size_t kWaiting = 4096;
-
   // Makes the folder, too. Throws Error when the file cannot be opened.
   explicit RunLog(const std::string& path);
   // flush(), for at most 1 s: a disk that hangs holds up no process.
@@ -125,9 +126,7 @@ class RunLog {
   bool flush(std::chrono::milliseconds timeout = std::chrono::seconds(10));
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
-  std::thread thread_;
+  std::unique_ptr<RecordQueue> queue_;
 };
 
 }  // namespace lockstep::train

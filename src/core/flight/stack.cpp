@@ -8,11 +8,13 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 
 #include "core/flight/block.h"
+#include "core/flight/last_work.h"
 
 namespace lockstep::flight {
 namespace {
@@ -25,6 +27,8 @@ constexpr std::array kDeadly = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 // Handlers find what they need here.
 Block* g_block = nullptr;
 pid_t g_pid = 0;
+std::atomic<void (*)()> g_last_work{nullptr};
+pid_t g_last_work_pid = 0;
 std::array<char, 248> g_program{};
 alignas(16) std::array<char, 64 * 1024> g_handler_stack{};
 
@@ -104,20 +108,34 @@ void on_question(int, siginfo_t*, void* context) {
 // returns, so that a core file shows it; a signal that was sent has to be sent again.
 void on_end(int signal, siginfo_t* info, void* context) {
   tell(signal, interrupted(context), Then::End);
+  if (auto* const work = g_last_work.exchange(nullptr); work && getpid() == g_last_work_pid) work();
   if (info->si_code <= 0) raise(signal);
 }
 
 // False where the program has a handler of its own, which stays.
 bool handle(int signal, void (*handler)(int, siginfo_t*, void*), int flags) {
   struct sigaction now {};
-  if (sigaction(signal, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) return false;
+  if (sigaction(signal, nullptr, &now) != 0) return false;
+  const bool is_own = (now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == handler;
+  if (is_own) return true;
+  if (now.sa_handler != SIG_DFL) return false;
   struct sigaction action {};
   action.sa_sigaction = handler;
   action.sa_flags = SA_SIGINFO | flags;
   return sigaction(signal, &action, nullptr) == 0;
 }
 
+void listen_to_deadly_signals() noexcept {
+  for (const int signal : kDeadly) handle(signal, on_end, SA_ONSTACK | SA_NODEFER | SA_RESETHAND);
+}
+
 }  // namespace
+
+void set_last_work(void (*work)()) noexcept {
+  g_last_work_pid = getpid();
+  g_last_work = work;
+  listen_to_deadly_signals();
+}
 
 int question() noexcept { return SIGRTMAX - 5; }
 
@@ -133,7 +151,7 @@ void watch_stack(Block& block) noexcept {
         .ss_sp = g_handler_stack.data(), .ss_flags = 0, .ss_size = g_handler_stack.size()};
     sigaltstack(&own, nullptr);
   }
-  for (const int signal : kDeadly) handle(signal, on_end, SA_ONSTACK | SA_NODEFER | SA_RESETHAND);
+  listen_to_deadly_signals();
   const bool listens = handle(question(), on_question, SA_RESTART);
   block.trace.listens.store(listens ? 1 : 0, std::memory_order_release);
 }

@@ -62,6 +62,7 @@ Json json_of(const StepReport& report, double now) {
   line["epoch"] = report.epoch;
   line["seconds"] = rounded(report.seconds);
   if (report.loss) line["loss"] = number(*report.loss);
+  if (report.mean_loss) line["mean_loss"] = number(*report.mean_loss);
   if (report.learning_rate) line["learning_rate"] = number(*report.learning_rate);
   if (report.gradient_norm) line["gradient_norm"] = number(*report.gradient_norm);
   line["samples"] = report.samples;

@@ -148,6 +148,7 @@ StepReport report_of(const Json& line) {
   report.epoch = whole_in(line, "epoch");
   report.seconds = seconds_in_object(line, "seconds");
   report.loss = number_if(line, "loss");
+  report.mean_loss = number_if(line, "mean_loss");
   report.learning_rate = number_if(line, "learning_rate");
   report.gradient_norm = number_if(line, "gradient_norm");
   report.samples = whole_in(line, "samples");
