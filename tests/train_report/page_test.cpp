@@ -76,6 +76,8 @@ TEST(Page, AStragglerIsSeen) {
   EXPECT_THAT(page,
               HasSubstr("<tr class=\"bad\"><th scope=\"row\">rank 2</th><td class=\"n\">15 ms</td>"
                         "<td class=\"n\">1.50</td>"));
+  EXPECT_LT(page.find("<th scope=\"row\">rank 2<"), page.find("<th scope=\"row\">rank 0<"))
+      << "the table begins with what one looks for";
   const auto heat = data_of(page)["runs"][0]["heat"];
   EXPECT_NEAR(heat["cells"][0][2].get<double>() / heat["cells"][0][0].get<double>(), 1.5, 1e-3);
   EXPECT_THAT(heat["says"], HasSubstr("The slowest is rank 2, with 1.50 times the median"));
@@ -93,6 +95,41 @@ TEST(Page, ALeakingRankIsSeen) {
   const RunHistory run = made(
       3, 20, [](StepReport& report, int64_t i) { report.ranks[1].memory_bytes += 20 * i * kMiB; });
   EXPECT_THAT(bad_titles(run), testing::ElementsAre("Rank 1's memory grew"));
+}
+
+TEST(Page, GpusThatAreIdleAreSeenWhereTheyWereMeasured) {
+  const std::string without = report_page({good()});
+  EXPECT_THAT(without, Not(HasSubstr("GPU in use")));
+  EXPECT_THAT(without, Not(HasSubstr("data-chart=\"gpu_busy\"")));
+  const RunHistory run = made(3, 600, [](StepReport& report, int64_t) {
+    report.ranks[0].gpu_busy = 0.9;
+    report.ranks[1].gpu_busy = 0.1;
+  });
+  EXPECT_TRUE(bad_titles(run).empty());
+  const std::string page = report_page({run});
+  EXPECT_THAT(page, HasSubstr("data-chart=\"gpu_busy\""));
+  EXPECT_THAT(page, HasSubstr("They compute 50\u00a0% of the time"));
+  EXPECT_THAT(page, HasSubstr("GPU in use"));
+  EXPECT_THAT(page, HasSubstr("<td class=\"n\">90 %</td></tr>"));
+  EXPECT_THAT(page, HasSubstr("<td class=\"n\">—</td></tr>")) << "rank 2 has none";
+  const auto busy = data_of(page)["runs"][0]["gpu_busy"];
+  ASSERT_GT(busy.size(), 100u);
+  EXPECT_NEAR(busy[0][0].get<double>(), 0.9, 1e-4);
+  EXPECT_NEAR(busy.back()[1].get<double>(), 0.1, 1e-4);
+  EXPECT_TRUE(busy[0][2].is_null());
+  const RunHistory idle =
+      made(1, 4, [](StepReport& report, int64_t) { report.ranks[0].gpu_busy = 0.2; });
+  EXPECT_THAT(bad_titles(idle), testing::ElementsAre("GPUs are idle most of the time"));
+}
+
+TEST(Page, StagesAreMarkedWithTheirNames) {
+  RunHistory run = good();
+  run.add(Event{.kind = "stage", .step = 100, .text = "all"}, 1e9);
+  run.add(Event{.kind = "save", .step = 150}, 1e9);
+  const auto marks = data_of(report_page({run}))["runs"][0]["marks"];
+  ASSERT_EQ(marks.size(), 1u) << "a save is no mark";
+  EXPECT_EQ(marks[0]["kind"], "stage");
+  EXPECT_EQ(marks[0]["text"], "all");
 }
 
 TEST(Page, AnExplodingLossAndANaNAreSeen) {

@@ -54,6 +54,10 @@ struct RankColumn {
   int64_t reports = 0;
   std::vector<float> working_seconds;  // by rank, the mean of a step
   std::vector<float> memory_bytes;     // by rank, the most
+  std::vector<float> gpu_busy;         // by rank, the mean; NaN where it is not known
+
+  // What comes behind it, of as many ranks, becomes a part of it.
+  void join(const RankColumn& next);
 };
 
 // The same over the whole run.
@@ -61,6 +65,8 @@ struct RankTotals {
   double step_seconds = 0, communication_seconds = 0, data_seconds = 0, checkpoint_seconds = 0;
   int64_t steps = 0;
   int64_t first_memory = 0, last_memory = 0, most_memory = 0;
+  double gpu_busy = 0;  // a sum, of so many reports that know of a GPU
+  int64_t gpu_reports = 0;
 
   // All but waiting for others and sending.
   double working_seconds() const { return step_seconds - communication_seconds; }

@@ -14,7 +14,7 @@ namespace {
 using Tone = Finding::Tone;
 
 // From where on a word of blame is said; as WarningLimits has them.
-constexpr double kSlow = 1.25, kStarving = 0.25, kTalking = 0.4, kSaving = 0.15;
+constexpr double kSlow = 1.25, kStarving = 0.25, kTalking = 0.4, kSaving = 0.15, kIdle = 0.4;
 constexpr double kImbalance = 1.5, kGrowth = 1.2;
 constexpr double kLeastBytes = 64 << 20;
 constexpr size_t kLongText = 300, kLongError = 2000;  // bytes
@@ -147,6 +147,24 @@ void add_slow(const RunHistory& run, std::vector<Finding>& findings) {
   }
 }
 
+void add_gpus(const RunHistory& run, std::vector<Finding>& findings) {
+  double busy = 0, known = 0;
+  for (const auto& rank : run.ranks) {
+    if (rank.gpu_reports == 0) continue;
+    busy += rank.gpu_busy / static_cast<double>(rank.gpu_reports);
+    ++known;
+  }
+  if (known == 0) return;
+  busy /= known;
+  const std::string text =
+      fmt::format("They compute {} of the time, the mean of the ranks.{}", percent(busy),
+                  busy >= kIdle ? ""
+                                : " Larger batches, more loader threads or "
+                                  "fewer small operators help.");
+  findings.push_back({busy < kIdle ? Tone::Bad : Tone::Good,
+                      busy < kIdle ? "GPUs are idle most of the time" : "GPUs are in use", text});
+}
+
 void add_memory(const RunHistory& run, std::vector<Finding>& findings) {
   if (run.ranks.empty()) return;
   std::vector<double> most, growth;
@@ -208,6 +226,7 @@ std::vector<Finding> findings_of(const RunHistory& run) {
   add_learning(run, findings);
   add_time(run, findings);
   add_slow(run, findings);
+  add_gpus(run, findings);
   add_memory(run, findings);
   add_events(run, findings);
   return findings;

@@ -119,6 +119,12 @@ std::string time_charts(const std::vector<RunHistory>& runs) {
   if (!run.columns.empty()) {
     html += chart("memory", "Memory per rank", "Resident memory of each rank's process.", "wide");
   }
+  if (knows_gpus(run)) {
+    html += chart("gpu_busy", "GPU use per rank",
+                  "The share of the time in which the GPU computes, for whichever process; at most "
+                  "one second before each report is looked at.",
+                  "wide");
+  }
   if (html.empty()) return kNothingYet;
   return "<div class=\"charts\">\n" + html + "</div>\n";
 }
@@ -166,7 +172,15 @@ std::string ranks_table(const RunHistory& run) {
     says = fmt::format("<p class=\"muted\">The {} slowest of {} ranks.</p>\n", kMostRows,
                        run.ranks.size());
   }
-  std::string rows;
+  const bool has_gpus = knows_gpus(run);
+  const auto gpu = [has_gpus](const RankTotals& rank) {
+    if (!has_gpus) return std::string();
+    return fmt::format("<td class=\"n\">{}</td>",
+                       rank.gpu_reports == 0
+                           ? "—"
+                           : percent(rank.gpu_busy / static_cast<double>(rank.gpu_reports)));
+  };
+  std::string slow, rows;  // those that one looks for come first
   for (const auto& [unused, i] : order) {
     const RankTotals& rank = run.ranks[i];
     const double others = run.ranks.size() > 1 ? median_without(working, i) : 0;
@@ -174,20 +188,22 @@ std::string ranks_table(const RunHistory& run) {
     const auto share = [&](double seconds) {
       return percent(rank.step_seconds > 0 ? seconds / rank.step_seconds : 0);
     };
-    rows += fmt::format(
+    const bool is_slow = times > 1.25;
+    (is_slow ? slow : rows) += fmt::format(
         "<tr class=\"{}\"><th scope=\"row\">{}</th><td class=\"n\">{}</td><td "
         "class=\"n\">{:.2f}</td><td class=\"n\">{}</td>"
-        "<td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td></tr>\n",
-        times > 1.25 ? "bad" : "", escaped(rank_of(run, i)), short_time(working[i]), times,
+        "<td class=\"n\">{}</td><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{}</td>{}</tr>\n",
+        is_slow ? "bad" : "", escaped(rank_of(run, i)), short_time(working[i]), times,
         share(rank.communication_seconds), share(rank.data_seconds), share(rank.checkpoint_seconds),
-        bar(rank), memory_text(static_cast<double>(rank.most_memory)));
+        bar(rank), memory_text(static_cast<double>(rank.most_memory)), gpu(rank));
   }
   return says +
          table("Ranks",
                heading("rank") + heading("works a step", "n") + heading("times the others", "n") +
                    heading("communication", "n") + heading("data", "n") + heading("saving", "n") +
-                   heading("time <span class=\"sr\">as a bar</span>") + heading("most memory", "n"),
-               rows);
+                   heading("time <span class=\"sr\">as a bar</span>") +
+                   heading("most memory", "n") + (has_gpus ? heading("GPU in use", "n") : ""),
+               slow + rows);
 }
 
 std::string events_table(const RunHistory& run) {
@@ -360,8 +376,7 @@ std::string report_page(const std::vector<RunHistory>& runs, const PageOptions& 
   page += "<p class=\"sr\" id=\"live\" aria-live=\"polite\"></p>\n</main>\n";
   page += fmt::format(
       "<footer>Made by lockstep report from {}. Vertical lines in charts: dashed where the run was "
-      "restarted, dotted "
-      "where something was warned of.</footer>\n",
+      "restarted, dotted where something was warned of, solid where a stage began.</footer>\n",
       escaped(run.path));
   page += "<script type=\"application/json\" id=\"data\">" + page_data(runs) + "</script>\n";
   page += fmt::format("<script>\n{}</script>\n</body>\n</html>\n", kReportJs);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "train/report/ranks.h"
@@ -63,38 +64,32 @@ std::string shares(const RunHistory& run) {
 // The columns, joined until a screen can show them.
 std::vector<RankColumn> shown_columns(const RunHistory& run) {
   std::vector<RankColumn> columns;
-  if (run.columns.empty()) return columns;
   const size_t together = (run.columns.size() + kMostColumns - 1) / kMostColumns;
+  size_t joined = 0;
   for (const RankColumn& column : run.columns) {
-    const bool joins = !columns.empty() && static_cast<size_t>(columns.back().reports) < together &&
+    const bool joins = joined > 0 && joined < together &&
                        columns.back().working_seconds.size() == column.working_seconds.size();
-    if (!joins) {
+    joined = joins ? joined + 1 : 1;
+    if (joins) {
+      columns.back().join(column);
+    } else {
       columns.push_back(column);
-      columns.back().reports = 1;
-      continue;
     }
-    RankColumn& to = columns.back();
-    const auto count = static_cast<float>(to.reports);
-    for (size_t rank = 0; rank < to.working_seconds.size(); ++rank) {
-      to.working_seconds[rank] =
-          (to.working_seconds[rank] * count + column.working_seconds[rank]) / (count + 1);
-      to.memory_bytes[rank] = std::max(to.memory_bytes[rank], column.memory_bytes[rank]);
-    }
-    to.last = column.last;
-    ++to.reports;
   }
   return columns;
 }
 
-// The most of each group of neighbouring ranks.
-std::string groups(const std::vector<float>& ranks, size_t together) {
+// Of each group of neighbouring ranks the one that stands out: `picks` says whether the first does.
+template <class Picks>
+std::string groups(const std::vector<float>& ranks, size_t together, const Picks& picks) {
   std::string all = "[";
   for (size_t begin = 0; begin < ranks.size(); begin += together) {
-    const auto end =
-        ranks.begin() + static_cast<std::ptrdiff_t>(std::min(begin + together, ranks.size()));
-    const float most = *std::max_element(ranks.begin() + static_cast<std::ptrdiff_t>(begin), end);
+    float one = NAN;
+    for (size_t i = begin; i < std::min(begin + together, ranks.size()); ++i) {
+      if (std::isfinite(ranks[i]) && (std::isnan(one) || picks(ranks[i], one))) one = ranks[i];
+    }
     if (begin > 0) all += ',';
-    all += std::isfinite(most) ? fmt::format("{:.4g}", most) : "null";
+    all += std::isfinite(one) ? fmt::format("{:.4g}", one) : "null";
   }
   return all + "]";
 }
@@ -122,31 +117,36 @@ std::string heat_says(const RunHistory& run, size_t together) {
 std::string ranks(const RunHistory& run) {
   const auto columns = shown_columns(run);
   const size_t together = (run.ranks.size() + kMostRows - 1) / kMostRows;
-  std::string rows, spans, cells, memory;
+  std::string rows, spans, cells, memory, gpus;
   for (size_t begin = 0; begin < run.ranks.size(); begin += together) {
     const size_t last = std::min(begin + together, run.ranks.size()) - 1;
     rows += (rows.empty() ? "" : ",") + quoted(last == begin ? fmt::format("rank {}", begin)
                                                              : fmt::format("{}–{}", begin, last));
   }
+  const bool has_gpus = knows_gpus(run);
   for (const RankColumn& column : columns) {
     const char* const comma = spans.empty() ? "" : ",";
     spans += fmt::format("{}[{},{}]", comma, column.first, column.last);
-    cells += comma + groups(column.working_seconds, together);
-    memory += comma + groups(column.memory_bytes, together);
+    cells += comma + groups(column.working_seconds, together, std::greater());
+    memory += comma + groups(column.memory_bytes, together, std::greater());
+    if (has_gpus) gpus += comma + groups(column.gpu_busy, together, std::less());
   }
   return fmt::format(
-      R"("heat":{{"says":{},"rows":[{}],"columns":[{}],"cells":[{}]}},"memory":[{}])",
-      quoted(heat_says(run, together)), rows, spans, cells, memory);
+      R"("heat":{{"says":{},"rows":[{}],"columns":[{}],"cells":[{}]}},"memory":[{}],"gpu_busy":[{}])",
+      quoted(heat_says(run, together)), rows, spans, cells, memory, gpus);
 }
 
 std::string marks(const RunHistory& run) {
   std::string all = "[";
   size_t count = 0;
   for (const Event& event : run.events) {
-    if (event.kind != "restart" && event.kind != "warning" && event.kind != "fault") continue;
+    const bool is_stage = event.kind == "stage";
+    if (!is_stage && event.kind != "restart" && event.kind != "warning" && event.kind != "fault") {
+      continue;
+    }
     if (++count > kMostMarks) break;
-    all += fmt::format("{}{{\"kind\":\"{}\",\"step\":{}}}", count > 1 ? "," : "", event.kind,
-                       event.step);
+    all += fmt::format("{}{{\"kind\":\"{}\",\"step\":{},\"text\":{}}}", count > 1 ? "," : "",
+                       event.kind, event.step, quoted(is_stage ? event.text : ""));
   }
   return all + "]";
 }

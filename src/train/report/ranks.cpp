@@ -23,6 +23,11 @@ Shares shares_of(const RunHistory& run) {
           .checkpoint = checkpoint / step};
 }
 
+bool knows_gpus(const RunHistory& run) {
+  return std::any_of(run.ranks.begin(), run.ranks.end(),
+                     [](const auto& rank) { return rank.gpu_reports > 0; });
+}
+
 size_t largest(const std::vector<double>& values) {
   return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }

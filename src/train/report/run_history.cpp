@@ -21,15 +21,10 @@ float mean_of(float a, int64_t of_a, float b, int64_t of_b) {
   return a * (static_cast<float>(of_a) / both) + b * (static_cast<float>(of_b) / both);
 }
 
-// Behind `a`, of as many ranks.
-void join(RankColumn& a, const RankColumn& b) {
-  for (size_t rank = 0; rank < a.working_seconds.size(); ++rank) {
-    a.working_seconds[rank] =
-        mean_of(a.working_seconds[rank], a.reports, b.working_seconds[rank], b.reports);
-    a.memory_bytes[rank] = std::max(a.memory_bytes[rank], b.memory_bytes[rank]);
-  }
-  a.last = b.last;
-  a.reports += b.reports;
+// Of what may be unknown.
+float known_mean(float a, int64_t of_a, float b, int64_t of_b) {
+  if (std::isnan(a)) return b;
+  return std::isnan(b) ? a : mean_of(a, of_a, b, of_b);
 }
 
 void add_to(std::map<std::string, Series>& all, const std::map<std::string, double>& values,
@@ -42,11 +37,22 @@ void add_to(std::map<std::string, Series>& all, const std::map<std::string, doub
 
 }  // namespace
 
+void RankColumn::join(const RankColumn& next) {
+  for (size_t rank = 0; rank < working_seconds.size(); ++rank) {
+    working_seconds[rank] =
+        mean_of(working_seconds[rank], reports, next.working_seconds[rank], next.reports);
+    memory_bytes[rank] = std::max(memory_bytes[rank], next.memory_bytes[rank]);
+    gpu_busy[rank] = known_mean(gpu_busy[rank], reports, next.gpu_busy[rank], next.reports);
+  }
+  last = next.last;
+  reports += next.reports;
+}
+
 void RunHistory::add_ranks(const StepReport& report) {
   const size_t count = std::min(report.ranks.size(), kMostRanks);
   if (count == 0) return;
   if (ranks.size() < count) ranks.resize(count);
-  RankColumn column{report.step, report.step, 1, {}, {}};
+  RankColumn column{report.step, report.step, 1, {}, {}, {}};
   double step = 0, communication = 0, data = 0, checkpoint = 0;
   for (size_t i = 0; i < count; ++i) {
     const RankFigures& figures = report.ranks[i];
@@ -62,6 +68,10 @@ void RunHistory::add_ranks(const StepReport& report) {
     totals.most_memory = std::max(totals.most_memory, figures.memory_bytes);
     column.working_seconds.push_back(static_cast<float>(figures.working_seconds()));
     column.memory_bytes.push_back(static_cast<float>(figures.memory_bytes));
+    const bool has_gpu = figures.gpu_busy >= 0;
+    column.gpu_busy.push_back(has_gpu ? static_cast<float>(figures.gpu_busy) : NAN);
+    totals.gpu_busy += has_gpu ? figures.gpu_busy : 0;
+    totals.gpu_reports += has_gpu;
     step += figures.step_seconds;
     communication += figures.communication_seconds;
     data += figures.data_seconds;
@@ -76,7 +86,7 @@ void RunHistory::add_ranks(const StepReport& report) {
   // A restart on another number of ranks begins a new column.
   const bool fits = !columns.empty() && columns.back().working_seconds.size() == count;
   if (fits && columns.back().reports < reports_per_column_) {
-    join(columns.back(), column);
+    columns.back().join(column);
     return;
   }
   if (columns.size() >= 2 * most_columns(count)) {
@@ -86,7 +96,7 @@ void RunHistory::add_ranks(const StepReport& report) {
                          one.reports <= reports_per_column_ &&
                          halved.back().working_seconds.size() == one.working_seconds.size();
       if (joins) {
-        join(halved.back(), one);
+        halved.back().join(one);
       } else {
         halved.push_back(std::move(one));
       }

@@ -25,7 +25,8 @@
   const short = (value) => {
     if (value === 0) return "0";
     const size = Math.abs(value);
-    if (size >= 1e5 || size < 1e-3) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+    if (size >= 1e4 && size < 1e7 && value === Math.round(value)) return whole(value);
+    if (size >= 1e5 || size < 1e-4) return value.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
     return String(Number(value.toPrecision(4)));
   };
   const whole = (value) => Math.round(value).toLocaleString("en");
@@ -53,7 +54,7 @@
   let lastStep = 1;
   for (const one of data.runs) for (const points of Object.values(one.series)) if (points.length) lastStep = Math.max(lastStep, points[points.length - 1][1]);
 
-  const frame = { left: 66, right: 12, top: 12, bottom: 34 };
+  const frame = { left: 66, right: 12, top: 15, bottom: 34 };
 
   const axes = (svg, width, height, low, high, spec) => {
     const x = (step) => frame.left + ((width - frame.left - frame.right) * step) / lastStep;
@@ -73,16 +74,21 @@
     return { x, y };
   };
 
-  // Restarts and warnings, where they were.
+  // Restarts, warnings and stages, where they were.
+  const strokes = { restart: { stroke: "var(--muted)", "stroke-dasharray": "5 3" }, stage: { stroke: "var(--ink)", "stroke-dasharray": "none", "stroke-width": 1 } };
   const marks = (svg, x, height) => {
     const seen = new Set();
+    let free = frame.left; // for the next name of a stage
     for (const event of run.marks) {
       const at = Math.round(x(event.step));
       const key = event.kind + at;
       if (seen.has(key)) continue;
       seen.add(key);
-      const line = make("line", { x1: at, x2: at, y1: frame.top, y2: height - frame.bottom, stroke: event.kind === "restart" ? "var(--muted)" : "var(--bad)", "stroke-dasharray": event.kind === "restart" ? "5 3" : "1 4", "stroke-width": 1.5 }, svg);
-      make("title", {}, line).textContent = event.kind;
+      const line = make("line", { x1: at, x2: at, y1: frame.top, y2: height - frame.bottom, stroke: "var(--bad)", "stroke-dasharray": "1 4", "stroke-width": 1.5, ...strokes[event.kind] }, svg);
+      make("title", {}, line).textContent = event.kind + (event.text ? " " + event.text : "");
+      if (event.kind !== "stage" || at < free || event.text.length > 16) continue;
+      make("text", { x: at, y: frame.top - 3, class: "stage" }, svg).textContent = event.text;
+      free = at + 12 + 8 * event.text.length;
     }
   };
 
@@ -182,6 +188,7 @@
     if (high === low) high = low + (Math.abs(low) || 1) * 0.1, low -= spec.zero ? 0 : (Math.abs(low) || 1) * 0.1;
     if (spec.zero || (low >= 0 && low < high * 0.35)) low = 0;
     high += (high - low) * 0.05;
+    if (spec.high !== undefined) low = spec.low, high = spec.high;
     const own = all[0].points;
     const final = own[own.length - 1];
     const label = `${spec.title}: ${final && final[2] != null ? units[spec.unit](final[2]) + " at the end, between " + units[spec.unit](Math.max(low, Math.min(...own.map((p) => (p[3] ?? Infinity))))) + " and " + units[spec.unit](Math.max(...own.map((p) => (p[4] ?? -Infinity)))) : "not a number at the end"}. Arrow keys read single values.`;
@@ -318,24 +325,27 @@
     const scale = element("div", undefined, plot, "scale");
     element("span", "1.5 times faster", scale);
     element("i", undefined, scale);
-    element("span", "1.5 times slower than the median rank", scale);
+    element("span", "1.5 times slower than the median", scale);
   };
 
-  const memory = (plot) => {
+  // A line a rank; of many ranks the one that stands out, and what all have. `sign` 1: the one with the most stands out, -1: with the least.
+  const ofRanks = (plot, spec, cells, sign, says) => {
     const { rows, columns } = run.heat;
-    const most = run.memory;
+    const point = (column, mean, least, most) => [column[0], column[1], mean ?? undefined, least ?? undefined, most ?? undefined];
+    const series = (r) => columns.map((column, c) => point(column, cells[c][r], cells[c][r], cells[c][r]));
     const all = [];
-    const series = (r) => columns.map((column, c) => { const v = most[c][r]; return [column[0], column[1], v, v, v]; });
     if (rows.length <= 6) {
       rows.forEach((name, r) => all.push({ label: name, swatch: "s" + (1 + r), dash: ["none", "6 3", "2 3", "9 3 2 3", "4 2", "1 3"][r], points: series(r) }));
     } else {
-      // The largest at the end, and what all have.
-      const last = most[most.length - 1];
-      const top = last.indexOf(Math.max(...last));
-      all.push({ label: rows[top] + " (most at the end)", swatch: "s2", points: series(top) });
-      all.push({ label: "all ranks: mean, least and most", swatch: "s1", points: columns.map((column, c) => { const v = most[c]; return [column[0], column[1], v.reduce((a, b) => a + b, 0) / v.length, Math.min(...v), Math.max(...v)]; }) });
+      const known = (values) => values.filter((value) => value !== null && value !== undefined);
+      const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : undefined);
+      const last = cells[cells.length - 1];
+      const score = rows.map((name, r) => (sign > 0 ? last[r] : mean(known(cells.map((column) => column[r]))))).map((value) => (value == null ? -Infinity : sign * value));
+      const top = score.indexOf(Math.max(...score));
+      all.push({ label: `${rows[top]} (${says})`, swatch: "s2", points: series(top) });
+      all.push({ label: "all ranks: mean, least and most", swatch: "s1", points: columns.map((column, c) => { const v = known(cells[c]); return v.length ? point(column, mean(v), Math.min(...v), Math.max(...v)) : point(column); }) });
     }
-    lines(plot, { title: "Memory", unit: "bytes", zero: true }, all);
+    lines(plot, spec, all);
   };
 
   const charts = {
@@ -344,7 +354,9 @@
     gradient_norm: (plot) => lines(plot, { title: "Gradient norm", unit: "plain", zero: true }, ofRuns("gradient_norm")),
     throughput: (plot) => lines(plot, { title: "Throughput", unit: "count", zero: true }, ofRuns("samples_per_second")),
     step_time: (plot) => lines(plot, { title: "Step time", unit: "time", zero: true }, ofRuns("step_seconds")),
-    shares, heat, memory,
+    memory: (plot) => ofRanks(plot, { title: "Memory", unit: "bytes", zero: true }, run.memory, 1, "most at the end"),
+    gpu_busy: (plot) => ofRanks(plot, { title: "GPU use", unit: "share", low: 0, high: 1 }, run.gpu_busy, -1, "least in the mean"),
+    shares, heat,
   };
   const drawn = () => {
     for (const plot of document.querySelectorAll(".plot")) {
