@@ -139,11 +139,12 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
   const auto& state = ending.outcome.state;
   std::vector<std::string> lines;
   std::string metrics;
-  for (const auto& [name, value] : state.metrics)
-    metrics += fmt::format(", {} {:.4f}", name, value);
-  lines.push_back(fmt::format("{} after step {}: train loss {:.4f}{}",
-                              name_of(ending.outcome.ended), state.step, state.loss,
-                              metrics.empty() ? "" : metrics));
+  for (const auto& [name, value] : state.metrics) {
+    metrics +=
+        fmt::format("{} {} {:.4f}", metrics.empty() ? "; last evaluation:" : ",", name, value);
+  }
+  lines.push_back(fmt::format("{} after step {}: loss of this step {:.4f}{}",
+                              name_of(ending.outcome.ended), state.step, state.loss, metrics));
   const double busy = busy_seconds(state);
   const int64_t steps = state.step - std::max<int64_t>(state.resumed_at, 0);
   const int64_t samples = state.samples - state.resumed_samples;
