@@ -245,6 +245,9 @@ class Run {
   void report(const Rollout& rollout, const Unit& unit, const Learnt& learnt) {
     int64_t mine = 0;
     for (const auto& lane : rollout.numbers) mine += static_cast<int64_t>(lane.size());
+    if (unit.number == 0) {
+      monitor_->event("stage", stages_[static_cast<size_t>(unit.stage)].domain);
+    }
     monitor_->step({.samples = mine,
                     .learning_rate = options_.learning_rate,
                     .gradient_norm = learnt.gradient_norm,
