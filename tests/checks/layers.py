@@ -38,6 +38,7 @@ HEADERS = {
     "train/config": {"config", "config_extensions", "config_texts", "model_config"},
     "train/report": {
         "open_metrics",
+        "progress_display",
         "progress_line",
         "run_history",
         "run_log",

@@ -1,4 +1,4 @@
-"""What the launcher tells ranks of the terminal in which it was started.
+"""What the launcher tells ranks of the terminal in which it was started, and what a training shows there.
 
 python3 terminal_test.py SOURCE_DIR BUILD_DIR
 """
@@ -60,5 +60,76 @@ def test_ranks_are_told_how_wide_their_terminal_is(folder):
     assert told(run(LOCKSTEP, "run", *COLUMNS_OF_RANKS, LOCKSTEP_COLUMNS="9").out) == ["", ""]
 
 
+CONFIG = """
+model: {{kind: mlp, hidden: [512, 512]}}
+data: {{kind: synthetic-regression, samples: 4096, validation_fraction: 0.1}}
+optimizer: {{kind: adam, learning_rate: 0.001}}
+training: {{batch_size: 64, seed: 1, loss: mse, epochs: 6, max_grad_norm: 1.0}}
+checkpoint: {{save_strategy: no}}
+logging: {{logging_steps: 10{logging}}}
+"""
+
+
+def shown(screen, columns):
+    """What is left on a terminal of so many columns, line by line, without colours."""
+    lines, column = [[]], 0
+    for part in re.findall(r"\x1b\[[\d;]*[A-Za-z]|[^\x1b]", screen):
+        line = lines[-1]
+        if part == "\n":
+            lines.append([])
+            column = 0
+        elif part == "\r":
+            column = 0
+        elif part == "\x1b[K":
+            del line[column:]
+        elif not part.startswith("\x1b"):
+            if column == columns:
+                lines.append([])
+                line, column = lines[-1], 0
+            line[column:column + 1] = part
+            column += 1
+    return ["".join(line) for line in lines]
+
+
+def written_config(folder, logging=""):
+    config = pathlib.Path(folder) / "run.yaml"
+    config.write_text(CONFIG.format(logging=logging))
+    return config
+
+
+def test_progress_is_one_line_that_fits_the_terminal(folder):
+    config = written_config(folder)
+    for columns in (80, 200):
+        for ranks in (1, 2):
+            screen = in_terminal(columns, LOCKSTEP, "train", config, "--nproc-per-node", ranks)
+            lines = shown(screen, columns)
+            progress = [line for line in lines if re.search(r"step \d+/\d+  ", line)]
+            # Each evaluation stands in the place of the line before it; the last step's line stays.
+            assert len(progress) == 1 and "100 %" in progress[0], (progress, screen)
+            assert " left" not in progress[0], progress
+            assert len([line for line in lines if "evaluated after step" in line]) == 6, lines
+            assert all(len(line) < columns for line in progress), progress
+            assert "loss" in progress[0] and "samples/s" in progress[0], progress
+            assert ("norm" in progress[0]) == (columns == 200), progress
+            # No line was wider than the terminal on the way, either.
+            plain = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", screen)
+            wide = [line for line in re.split("[\r\n]", plain) if "step" in line and len(line) > columns]
+            assert not [line for line in wide if "/" in line and "loss" in line], wide
+
+
+def test_piped_progress_is_a_line_every_so_many_steps(folder):
+    done = run(LOCKSTEP, "train", written_config(folder), "--nproc-per-node", 2)
+    done.expect(out=r"^\[rank 0\] epoch 6/6  step 174/174  100 %  loss [\d.e-]+  lr 0.001  norm [\d.e-]+  [\d,]+ samples/s")
+    lines = [line for line in done.out.splitlines() if re.search(r"  step \d+/174  ", line)]
+    steps = [int(re.search(r"step (\d+)/", line)[1]) for line in lines]
+    assert steps == [*range(10, 171, 10), 174], steps
+    assert "\x1b" not in done.out and "\r" not in done.out, done.out
+    assert all(" left" in line for line in lines[:-1]) and " left" not in lines[-1], lines
+
+
 if __name__ == "__main__":
-    run_cases([test_ranks_are_told_how_wide_their_terminal_is])
+    run_cases([
+        test_ranks_are_told_how_wide_their_terminal_is,
+        test_progress_is_one_line_that_fits_the_terminal,
+        test_piped_progress_is_a_line_every_so_many_steps,
+    ])

@@ -336,5 +336,27 @@ TEST(Run, ItsProgramMakesErrorsIntoStatuses) {
   });
 }
 
+TEST(Progress, NeedsNoTrainer) {
+  std::ostringstream out;
+  train::Progress progress(out, {.every_steps = 2});
+  train::Requests requests;
+  RunState state{.epochs = 2, .steps = 8, .step_samples = 10, .learning_rate = 0.5};
+  progress.on_train_begin(state);
+  for (int64_t step = 1; step <= 3; ++step) {
+    state.step = step;
+    state.loss = static_cast<double>(step);
+    state.seconds = static_cast<double>(step);
+    progress.on_step_end(state, requests);
+  }
+  EXPECT_EQ(out.str(), "epoch 1/2  step 2/8  25 %  loss 1.500  lr 0.5  10 samples/s  6.0 s left\n");
+  state.metrics = {{"accuracy", 0.25}};
+  progress.on_evaluate(state, requests);
+  EXPECT_THAT(out.str(), HasSubstr("evaluated after step 3:  accuracy 0.2500\n"));
+  state.rank = 1;
+  const auto before = out.str();
+  progress.on_evaluate(state, requests);
+  EXPECT_EQ(out.str(), before);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -90,6 +90,25 @@ TEST_F(Monitor, ALoopOfAProgramsOwnLeavesALog) {
   EXPECT_EQ(run.end->step, 5);
 }
 
+TEST_F(Monitor, TheMeanLossIsOfAllStepsAndRanksByTheirSamples) {
+  spawn(2, [&](World& world) {
+    RunMonitor monitor(world, {.every_steps = 2, .warnings = kUntimed});
+    const bool is_first = world.rank() == 0;
+    monitor.step({.loss = is_first ? 1.0 : 2.0, .samples = is_first ? 10 : 30});
+    monitor.step({.loss = is_first ? 5.0 : 4.0, .samples = is_first ? 20 : 20});
+    EXPECT_DOUBLE_EQ(*monitor.last().loss, 4.5);
+    EXPECT_DOUBLE_EQ(*monitor.last().mean_loss, (10 + 60 + 100 + 80) / 80.0);
+    // One rank tells, and no samples; one step without a loss.
+    monitor.step({.loss = is_first ? std::optional(3.0) : std::nullopt});
+    monitor.step({});
+    EXPECT_FALSE(monitor.last().loss);
+    EXPECT_DOUBLE_EQ(*monitor.last().mean_loss, 3.0);
+    monitor.step({});
+    monitor.step({});
+    EXPECT_FALSE(monitor.last().mean_loss);
+  });
+}
+
 TEST_F(Monitor, TimeIsDividedAmongWhatItWasSpentOn) {
   spawn(2, [&](World& world) {
     RunMonitor monitor(world, {.directory = folder_.path(), .every_steps = 1});  // it may well warn
@@ -202,8 +221,8 @@ TEST_F(Monitor, OtherProgramsFindTheSameFigures) {
     monitor.finish();
     const std::string shown = testing::internal::GetCapturedStdout();
     if (world.is_main()) {
-      EXPECT_EQ(shown.rfind("step 1/4  25 %  loss 0.5", 0), 0u) << shown;
-      EXPECT_THAT(shown, HasSubstr("epoch 1\n"));
+      EXPECT_EQ(shown.rfind("epoch 1  step 1/4  25 %  loss 0.5000", 0), 0u) << shown;
+      EXPECT_THAT(shown, HasSubstr(" left\n"));
     } else {
       EXPECT_EQ(shown, "");
     }

@@ -32,39 +32,64 @@ StepReport report() {
 }
 
 TEST(ProgressLine, SaysHowFarHowFastAndHowLong) {
-  EXPECT_EQ(
-      progress_line(report(), 938, {.width = 0}),
-      "step 400/938  42 %  loss 0.3121  12,345 samples/s  10 s left  lr 0.001  norm 1.25  epoch 2");
-  EXPECT_EQ(progress_line(report(), 0, {.width = 0}),
-            "step 400  loss 0.3121  12,345 samples/s  lr 0.001  norm 1.25  epoch 2");
+  EXPECT_EQ(progress_line(report(), {.steps = 938}, {.width = 0}),
+            "epoch 2  step 400/938  42 %  loss 0.3121  lr 0.001  norm 1.25  12,346 samples/s  "
+            "10 s left");
+  EXPECT_EQ(progress_line(report(), {}, {.width = 0}),
+            "epoch 2  step 400  loss 0.3121  lr 0.001  norm 1.25  12,346 samples/s");
+  EXPECT_EQ(progress_line({.step = 1, .loss = 0.5, .samples_per_second = 0.25},
+                          {.steps = 2, .epochs = 3, .stage = "one", .step_seconds = 90}),
+            "stage one  epoch 1/3  step 1/2  50 %  loss 0.5000  0.25 samples/s  1 min 30 s left");
+}
+
+TEST(ProgressLine, TheLossIsTheMeanSinceTheLineBefore) {
+  StepReport mean = report();
+  mean.mean_loss = 0.4;
+  EXPECT_THAT(progress_line(mean), HasSubstr("  loss 0.4000  "));
+}
+
+TEST(ProgressLine, AtTheEndNothingIsLeft) {
+  EXPECT_THAT(progress_line(report(), {.steps = 400, .step_seconds = 1}), Not(HasSubstr("left")));
 }
 
 TEST(ProgressLine, EndsWithWhatTheProgramTells) {
   StepReport own = report();
   own.values = {{"generator", 0.5}, {"\x1b[2J", 1}};
-  EXPECT_THAT(progress_line(own, 938, {.width = 0}), HasSubstr("epoch 2   [2J 1  generator 0.5"));
+  EXPECT_THAT(progress_line(own, {.steps = 938}, {.width = 0}),
+              HasSubstr("10 s left   [2J 1  generator 0.5"));
 }
 
 TEST(ProgressLine, NamesTheSlowestRankWhereOneIsSlow) {
   StepReport slow = report();
   slow.ranks[1].communication_seconds = 0.005;
-  EXPECT_THAT(progress_line(slow, 938), HasSubstr("slowest: rank 1 (1.5x)"));
+  EXPECT_THAT(progress_line(slow, {.steps = 938}, {.width = 0}),
+              HasSubstr("10 s left  slowest: rank 1 (1.5x)"));
 }
 
-TEST(ProgressLine, FitsTheWidthByLeavingOutTheLastParts) {
-  for (const int width : {20, 40, 80, 200}) {
-    const std::string line = progress_line(report(), 938, {.width = width});
+TEST(ProgressLine, FitsTheWidthByLeavingOutWhatMattersLeast) {
+  StepReport full = report();
+  full.values = {{"own", 1}};
+  full.ranks[1].communication_seconds = 0.005;
+  for (int width = 20; width <= 200; ++width) {
+    const std::string line = progress_line(full, {.steps = 938}, {.width = width});
     EXPECT_LT(line.size(), static_cast<size_t>(width));
-    EXPECT_EQ(line.rfind("step 400/938", 0), 0u);
+    EXPECT_THAT(line, HasSubstr("step 400/938"));
   }
+  EXPECT_EQ(progress_line(full, {.steps = 938}, {.width = 40}),
+            "step 400/938  loss 0.3121  10 s left");
+  EXPECT_EQ(progress_line(full, {.steps = 938}, {.width = 71}),
+            "epoch 2  step 400/938  42 %  loss 0.3121  12,346 samples/s  10 s left");
+  EXPECT_EQ(progress_line(full, {.steps = 938}, {.width = 84}),
+            "step 400/938  loss 0.3121  12,346 samples/s  10 s left  slowest: rank 1 (1.5x)");
 }
 
 TEST(ProgressLine, ColourIsOnlyWhereItIsAskedFor) {
-  EXPECT_THAT(progress_line(report(), 938), Not(HasSubstr("\x1b")));
-  EXPECT_THAT(progress_line(report(), 938, {.color = true}), HasSubstr("\x1b[1mstep"));
+  EXPECT_THAT(progress_line(report(), {.steps = 938}), Not(HasSubstr("\x1b")));
+  EXPECT_THAT(progress_line(report(), {.steps = 938}, {.color = true}), HasSubstr("\x1b[1mstep"));
   StepReport broken = report();
   broken.loss = std::nan("");
-  EXPECT_THAT(progress_line(broken, 938, {.color = true}), HasSubstr("\x1b[31mloss NaN\x1b[0m"));
+  EXPECT_THAT(progress_line(broken, {.steps = 938}, {.color = true}),
+              HasSubstr("\x1b[31mloss NaN\x1b[0m"));
 }
 
 TEST(ProgressLine, AFileIsNoTerminal) {
@@ -81,13 +106,16 @@ TEST(ProgressLine, APipeToTheLauncherIsAsWideAsItsTerminal) {
   TextStyle style = TextStyle::of_file(ends[1]);
   EXPECT_EQ(style.width, 71);
   EXPECT_TRUE(style.color);
+  EXPECT_TRUE(style.rewrites);
   setenv("NO_COLOR", "1", 1);
   EXPECT_FALSE(TextStyle::of_file(ends[1]).color);
+  EXPECT_TRUE(TextStyle::of_file(ends[1]).rewrites) << "what may be written over is no colour";
   unsetenv("NO_COLOR");
   unsetenv("LOCKSTEP_COLUMNS");
   style = TextStyle::of_file(ends[1]);
   EXPECT_EQ(style.width, 0);
   EXPECT_FALSE(style.color);
+  EXPECT_FALSE(style.rewrites);
   close(ends[0]);
   close(ends[1]);
 }

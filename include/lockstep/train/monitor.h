@@ -22,6 +22,7 @@
 
 #include "lockstep/comm/world.h"
 #include "lockstep/parallel/module_ref.h"
+#include "lockstep/train/progress_display.h"
 #include "lockstep/train/run_log.h"
 #include "lockstep/train/run_warnings.h"
 
@@ -30,7 +31,7 @@ namespace lockstep::train {
 // What rank 0 prints of a run.
 enum class Shown {
   Nothing,   // but warnings
-  Progress,  // a line that is written over on a terminal, otherwise a line for each report
+  Progress,  // a line on a terminal that is written over, otherwise a line for each report
 };
 
 // Steps, counted from 1; the first and the last belong to it.
@@ -49,6 +50,9 @@ struct MonitorOptions {
   int64_t resumed_at = -1;   // the step that was restored; -1: none. Steps are counted from it
   std::map<std::string, std::string> config = {};  // as the report shows it
   Shown shown = Shown::Nothing;
+  // Through which rank 0 prints, with others that print through it, as a Progress callback, which
+  // then names the slowest rank, too. Null: standard output.
+  std::shared_ptr<ProgressDisplay> display = nullptr;
   // Event files for TensorBoard, in the folder `tensorboard` of `directory`.
   bool tensorboard = false;
   // A file with the last report for the textfile collector of Prometheus's node_exporter, as

@@ -24,12 +24,28 @@ namespace {
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 constexpr double kNever = -1;
 
+// A sum of losses, and how much it is the sum of.
+struct LossSum {
+  double sum = 0, weight = 0;
+
+  void add(double loss, double share) {
+    sum += loss * share;
+    weight += share;
+  }
+  void add(const LossSum& other) {
+    sum += other.sum;
+    weight += other.weight;
+  }
+};
+
 // What a rank tells in a report, as numbers of one tensor.
 struct Told {
   double has_loss = 0, loss = 0, samples = 0, all_samples = 0;
   double step = 0, communication = 0, data = 0, checkpoint = 0, memory = 0;
   double gpu_busy = -1;
   double not_finite_at = kNever;  // the first step since the last report
+  LossSum by_samples = {};        // of these steps, where it has samples
+  LossSum by_steps = {};          // of these, where it has none
 };
 constexpr int64_t kTold = sizeof(Told) / sizeof(double);
 static_assert(sizeof(Told) == kTold * sizeof(double));
@@ -63,9 +79,10 @@ struct RunMonitor::State {
   comm::World world;
   MonitorOptions options;
   StepClock clock = {};
-  int64_t step = 0, reported = 0;  // steps made, and those of them that are in reports
-  int64_t samples_here = 0;        // since the last report
-  int64_t samples = 0;             // on all ranks, in reports
+  int64_t step = 0, reported = 0;          // steps made, and those of them that are in reports
+  int64_t samples_here = 0;                // since the last report
+  int64_t samples = 0;                     // on all ranks, in reports
+  LossSum by_samples = {}, by_steps = {};  // here, since the last report
   double not_finite_at = kNever;
   double reported_after = 0;  // seconds
   StepReport last = {};
@@ -143,13 +160,16 @@ void RunMonitor::State::report(const StepFigures& figures) {
                                             .checkpoint = mine.checkpoint_seconds,
                                             .memory = static_cast<double>(mine.memory_bytes),
                                             .gpu_busy = gpu ? gpu() : -1,
-                                            .not_finite_at = not_finite_at});
+                                            .not_finite_at = not_finite_at,
+                                            .by_samples = by_samples,
+                                            .by_steps = by_steps});
   StepReport now{.step = step, .steps = steps, .epoch = figures.epoch};
   now.seconds = clock.since_start();
   now.learning_rate = figures.learning_rate;
   now.gradient_norm = figures.gradient_norm;
   now.values = figures.values;
   double loss = 0, weight = 0, taken = 0, bad_step = kNever;
+  LossSum all_by_samples, all_by_steps;
   int bad_rank = -1;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const Told& told = all[rank];
@@ -158,6 +178,8 @@ void RunMonitor::State::report(const StepFigures& figures) {
     if (share > 0) loss += told.loss * share;
     weight += share;
     taken += told.all_samples;
+    all_by_samples.add(told.by_samples);
+    all_by_steps.add(told.by_steps);
     if (told.not_finite_at != kNever && (bad_step == kNever || told.not_finite_at < bad_step)) {
       bad_step = told.not_finite_at;
       bad_rank = static_cast<int>(rank);
@@ -166,6 +188,8 @@ void RunMonitor::State::report(const StepFigures& figures) {
                          static_cast<int64_t>(told.memory), told.gpu_busy});
   }
   if (weight > 0) now.loss = loss / weight;
+  const LossSum& of_steps = all_by_samples.weight > 0 ? all_by_samples : all_by_steps;
+  if (of_steps.weight > 0) now.mean_loss = of_steps.sum / of_steps.weight;
   samples += static_cast<int64_t>(taken);
   now.samples = samples;
   now.samples_per_second =
@@ -175,6 +199,7 @@ void RunMonitor::State::report(const StepFigures& figures) {
   reported_after = now.seconds;
   samples_here = 0;
   not_finite_at = kNever;
+  by_samples = by_steps = {};
   if (outputs) {
     const bool is_bad = bad_rank >= 0 || (now.loss && !std::isfinite(*now.loss)) ||
                         (now.gradient_norm && !std::isfinite(*now.gradient_norm));
@@ -207,6 +232,11 @@ void RunMonitor::step(const StepFigures& figures) {
   State& state = *state_;
   ++state.step;
   state.samples_here += figures.samples;
+  if (figures.loss && figures.samples > 0) {
+    state.by_samples.add(*figures.loss, static_cast<double>(figures.samples));
+  } else if (figures.loss) {
+    state.by_steps.add(*figures.loss, 1);
+  }
   if (figures.loss && !std::isfinite(*figures.loss) && state.not_finite_at == kNever) {
     state.not_finite_at = static_cast<double>(state.step);
   }

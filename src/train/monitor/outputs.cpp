@@ -1,81 +1,100 @@
 #include "train/monitor/outputs.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstdio>
+#include <iostream>
+#include <optional>
 #include <utility>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/train/open_metrics.h"
-#include "lockstep/train/progress_line.h"
+#include "lockstep/train/tensorboard.h"
+#include "train/report/log_file.h"
+#include "train/report/metrics_server.h"
 
 namespace lockstep::train {
 
+// The queue's thread writes through them.
+struct MonitorOutputs::Writers {
+  std::string name = {};
+  std::optional<LogFile> log = {};
+  std::optional<TensorBoardWriter> tensorboard = {};
+  std::optional<MetricsServer> server = {};
+  std::string open_metrics_file = {};
+  bool open_metrics_warned = false;
+
+  void take(const LogRecord& record, double unix_seconds, uint64_t missing) {
+    if (log) log->take(record, unix_seconds, missing);
+    if (const auto* const report = std::get_if<StepReport>(&record)) {
+      if (tensorboard) tensorboard->report(*report);
+      if (server) server->publish(open_metrics(*report, name));
+      if (!open_metrics_file.empty()) write_last(*report);
+    } else if (const auto* const evaluation = std::get_if<EvaluationReport>(&record)) {
+      if (tensorboard) tensorboard->evaluation(*evaluation);
+    }
+  }
+
+  void write_last(const StepReport& report) {
+    if (write_open_metrics(open_metrics_file, report, name)) return;
+    if (std::exchange(open_metrics_warned, true)) return;
+    log::warn("[monitor] " + open_metrics_file + " cannot be written; training goes on without");
+  }
+};
+
 MonitorOutputs::MonitorOutputs(const MonitorOptions& options, RunStart start)
-    : open_metrics_(options.open_metrics_file),
-      name_(options.name),
-      shown_(options.shown),
-      total_steps_(options.total_steps) {
+    : display_(options.display), shown_(options.shown), total_steps_(options.total_steps) {
   if (options.tensorboard && options.directory.empty()) {
     throw ConfigError("[monitor] tensorboard needs a directory for its files");
   }
+  if (shown_ == Shown::Progress && !display_) {
+    display_ = std::make_shared<ProgressDisplay>(std::cout);
+  }
+  const auto writers = std::make_shared<Writers>();
+  writers->name = options.name;
+  writers->open_metrics_file = options.open_metrics_file;
   if (!options.prometheus_address.empty()) {
-    server_ = std::make_unique<MetricsServer>(options.prometheus_address);
-    server_->publish(open_metrics({.step = std::max<int64_t>(options.resumed_at, 0)}, name_));
+    writers->server.emplace(options.prometheus_address);
+    writers->server->publish(
+        open_metrics({.step = std::max<int64_t>(options.resumed_at, 0)}, options.name));
+    url_ = writers->server->url();
   }
-  if (!options.directory.empty()) {
-    file_ = std::make_unique<RunLog>(options.directory + "/metrics.jsonl");
-    file_->append(std::move(start));
-  }
-  if (options.tensorboard) {
-    tensorboard_ = std::make_unique<TensorBoardWriter>(options.directory + "/tensorboard");
-  }
+  if (!options.directory.empty()) writers->log.emplace(options.directory + "/metrics.jsonl");
+  if (options.tensorboard) writers->tensorboard.emplace(options.directory + "/tensorboard");
+  if (!writers->log && !writers->server && options.open_metrics_file.empty()) return;
+  queue_ = std::make_unique<RecordQueue>(
+      [writers](const LogRecord& record, double unix_seconds, uint64_t missing) {
+        writers->take(record, unix_seconds, missing);
+      });
+  queue_->append(std::move(start));
 }
 
-void MonitorOutputs::show(const StepReport& report) {
-  if (shown_ == Shown::Nothing) return;
-  const std::string line = progress_line(report, total_steps_, TextStyle::of_file(STDOUT_FILENO));
-  is_line_open_ = is_terminal(STDOUT_FILENO);
-  std::fputs((is_line_open_ ? "\r" + line + "\x1b[K" : line + "\n").c_str(), stdout);
-  std::fflush(stdout);
+void MonitorOutputs::append(LogRecord record) {
+  if (queue_) queue_->append(std::move(record));
 }
 
 void MonitorOutputs::report(const StepReport& report, const std::vector<Event>& warnings) {
-  if (file_) file_->append(report);
-  if (tensorboard_) tensorboard_->report(report);
-  if (server_) server_->publish(open_metrics(report, name_));
-  if (!open_metrics_.empty() && !write_open_metrics(open_metrics_, report, name_) &&
-      !std::exchange(open_metrics_warned_, true)) {
-    log::warn("[monitor] " + open_metrics_ + " cannot be written; training goes on without");
-  }
+  append(report);
   for (const Event& warning : warnings) event(warning);
-  show(report);
+  if (!display_) return;
+  display_->note_ranks(report.ranks);
+  if (shown_ == Shown::Progress) display_->show(report, {.steps = total_steps_});
 }
 
-void MonitorOutputs::evaluation(const EvaluationReport& evaluation) {
-  if (file_) file_->append(evaluation);
-  if (tensorboard_) tensorboard_->evaluation(evaluation);
-}
+void MonitorOutputs::evaluation(const EvaluationReport& evaluation) { append(evaluation); }
 
 void MonitorOutputs::event(const Event& event) {
   if (event.kind == "warning") {
-    if (std::exchange(is_line_open_, false)) std::fputs("\r\x1b[K", stdout);
-    std::fflush(stdout);
+    if (display_) display_->clear();
     log::warn(event.text + ". " + event.advice);
   }
-  if (file_) file_->append(event);
+  append(event);
 }
 
 void MonitorOutputs::end(const RunEnd& end) {
-  if (std::exchange(is_line_open_, false)) {
-    std::fputs("\n", stdout);
-    std::fflush(stdout);
-  }
-  if (!file_) return;
-  file_->append(end);
-  file_->flush();
+  if (display_ && shown_ == Shown::Progress) display_->finish();
+  if (!queue_) return;
+  queue_->append(end);
+  queue_->flush();
 }
 
 }  // namespace lockstep::train

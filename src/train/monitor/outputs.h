@@ -8,11 +8,12 @@
 
 #include "lockstep/train/monitor.h"
 #include "lockstep/train/run_log.h"
-#include "lockstep/train/tensorboard.h"
-#include "train/report/metrics_server.h"
+#include "train/report/record_queue.h"
 
 namespace lockstep::train {
 
+// Files and the endpoint for Prometheus are written by a thread of its own. What is printed is
+// printed at once.
 class MonitorOutputs {
  public:
   // Throws Error for files that cannot be written.
@@ -23,19 +24,17 @@ class MonitorOutputs {
   void event(const Event& event);
   void end(const RunEnd& end);
   // Empty where nothing is served.
-  std::string metrics_url() const { return server_ ? server_->url() : ""; }
+  const std::string& metrics_url() const { return url_; }
 
  private:
-  void show(const StepReport& report);
+  struct Writers;
+  void append(LogRecord record);
 
-  std::unique_ptr<RunLog> file_;  // null without a directory
-  std::unique_ptr<TensorBoardWriter> tensorboard_;
-  std::unique_ptr<MetricsServer> server_;
-  std::string open_metrics_, name_;
-  bool open_metrics_warned_ = false;
+  std::string url_ = {};
+  std::shared_ptr<ProgressDisplay> display_;  // null where nothing is printed
   Shown shown_;
   int64_t total_steps_ = 0;
-  bool is_line_open_ = false;  // the terminal's cursor stands behind a progress line
+  std::unique_ptr<RecordQueue> queue_;  // null where nothing is written
 };
 
 }  // namespace lockstep::train

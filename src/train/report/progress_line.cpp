@@ -44,7 +44,8 @@ TextStyle TextStyle::of_file(int descriptor) {
   } else if (is_pipe(descriptor)) {
     style.width = static_cast<int>(env_int("LOCKSTEP_COLUMNS", 0, 1 << 15).value_or(0));
   }
-  if (style.width == 0) style.color = false;
+  style.rewrites = style.width > 0;
+  style.color &= style.rewrites;
   return style;
 }
 
@@ -59,33 +60,48 @@ std::string printable(std::string_view text) {
   return safe;
 }
 
-std::string progress_line(const StepReport& report, int64_t total_steps, const TextStyle& style) {
+std::string progress_line(const StepReport& report, const RunExtent& extent,
+                          const TextStyle& style) {
   struct Part {
     std::string text;
-    Color color = Color::None;
+    int weight;  // the more, the less likely it is left out
+    Color color;
+    bool fits = false;
   };
   std::vector<Part> parts;
-  const auto add = [&parts](std::string text, Color color = Color::None) {
-    parts.push_back({std::move(text), color});
+  const auto add = [&parts](std::string text, int weight, Color color = Color::None) {
+    parts.push_back({std::move(text), weight, color});
   };
-  if (total_steps > 0) {
-    const double share = static_cast<double>(report.step) / static_cast<double>(total_steps);
-    add(fmt::format("step {}/{}", with_commas(report.step), with_commas(total_steps)), Color::Bold);
-    add(fmt::format("{:.0f} %", std::floor(100 * std::min(share, 1.0))));
+  if (!extent.stage.empty()) add("stage " + printable(extent.stage), 3);
+  add(fmt::format("epoch {}", report.epoch + 1) +
+          (extent.epochs > 0 ? fmt::format("/{}", extent.epochs) : ""),
+      4);
+  if (extent.steps > 0) {
+    const double share = static_cast<double>(report.step) / static_cast<double>(extent.steps);
+    add(fmt::format("step {}/{}", with_commas(report.step), with_commas(extent.steps)), 10,
+        Color::Bold);
+    add(fmt::format("{:.0f} %", std::floor(100 * std::min(share, 1.0))), 5);
   } else {
-    add(fmt::format("step {}", with_commas(report.step)), Color::Bold);
+    add(fmt::format("step {}", with_commas(report.step)), 10, Color::Bold);
   }
-  if (report.loss) {
-    add("loss " + figure(*report.loss), std::isfinite(*report.loss) ? Color::None : Color::Red);
+  if (const auto loss = report.mean_loss ? report.mean_loss : report.loss) {
+    add("loss " + steady_figure(*loss), 9, std::isfinite(*loss) ? Color::None : Color::Red);
   }
-  double time = 0;  // of a step
-  for (const auto& rank : report.ranks) time = std::max(time, rank.step_seconds);
-  if (report.samples_per_second > 0) {
-    add(with_commas(static_cast<int64_t>(std::min(report.samples_per_second, 1e15))) +
-        " samples/s");
+  if (report.learning_rate) add("lr " + figure(*report.learning_rate), 2);
+  if (report.gradient_norm) add("norm " + figure(*report.gradient_norm), 1);
+  if (const double speed = report.samples_per_second; speed > 0) {
+    add((speed < 10 ? figure(speed)
+                    : with_commas(static_cast<int64_t>(std::round(std::min(speed, 1e15))))) +
+            " samples/s",
+        7);
   }
-  if (total_steps > report.step && time > 0) {
-    add(long_time(time * static_cast<double>(total_steps - report.step)) + " left", Color::Green);
+  double time = extent.step_seconds;
+  if (time <= 0) {
+    for (const auto& rank : report.ranks) time = std::max(time, rank.step_seconds);
+  }
+  if (extent.steps > report.step && time > 0) {
+    add(long_time(time * static_cast<double>(extent.steps - report.step)) + " left", 8,
+        Color::Green);
   }
   if (report.ranks.size() > 1) {
     std::vector<double> working;
@@ -93,23 +109,29 @@ std::string progress_line(const StepReport& report, int64_t total_steps, const T
     const size_t slowest = largest(working);
     const double others = median_without(working, slowest);
     if (others > 0 && working[slowest] > kSlow * others) {
-      add(fmt::format("slowest: rank {} ({:.1f}x)", slowest, working[slowest] / others),
+      add(fmt::format("slowest: rank {} ({:.1f}x)", slowest, working[slowest] / others), 6,
           Color::Yellow);
     }
   }
-  if (report.learning_rate) add("lr " + figure(*report.learning_rate));
-  if (report.gradient_norm) add("norm " + figure(*report.gradient_norm));
-  add(fmt::format("epoch {}", report.epoch + 1));
-  for (const auto& [name, value] : report.values) add(printable(name) + " " + figure(value));
+  for (const auto& [name, value] : report.values) add(printable(name) + " " + figure(value), 0);
 
-  std::string line;
+  // The weightiest first, and of equal ones the first.
+  std::vector<Part*> order;
+  for (Part& part : parts) order.push_back(&part);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const Part* a, const Part* b) { return a->weight > b->weight; });
   size_t length = 0;
-  for (const Part& part : parts) {
-    const size_t more = part.text.size() + (length > 0 ? 2 : 0);
-    if (style.width > 0 && length + more >= static_cast<size_t>(style.width)) break;
-    if (length > 0) line += "  ";
-    line += part.color == Color::None ? part.text : colored(part.text, part.color, style);
+  for (Part* const part : order) {
+    const size_t more = part->text.size() + (length > 0 ? 2 : 0);
+    if (style.width > 0 && length + more >= static_cast<size_t>(style.width)) continue;
+    part->fits = true;
     length += more;
+  }
+  std::string line;
+  for (const Part& part : parts) {
+    if (!part.fits) continue;
+    if (!line.empty()) line += "  ";
+    line += part.color == Color::None ? part.text : colored(part.text, part.color, style);
   }
   return line;
 }

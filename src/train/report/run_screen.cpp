@@ -70,7 +70,7 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
     const StepReport& last = *run.last;
     // Of a run that has ended nothing is left.
     const int64_t total = run.starts.empty() || run.end ? 0 : run.starts.back().total_steps;
-    lines.push_back(progress_line(last, total, style));
+    lines.push_back(progress_line(last, {.steps = total}, style));
     const std::string curve = sparkline(run.loss, static_cast<size_t>(std::max(10, width - 8)));
     if (!curve.empty()) lines.push_back("loss  " + curve);
     if (!last.ranks.empty()) {

@@ -48,6 +48,13 @@ std::string figure(double value) {
   return fmt::format("{:.4g}", value);
 }
 
+std::string steady_figure(double value) {
+  if (!std::isfinite(value)) return figure(value);
+  std::string text = fmt::format("{:#.4g}", value);
+  if (text.ends_with('.')) text.pop_back();
+  return text;
+}
+
 std::string rank_name(size_t rank, const std::string& host) {
   return host.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, host);
 }

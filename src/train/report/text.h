@@ -19,6 +19,8 @@ std::string memory_text(double bytes);
 std::string percent(double share);
 // Four digits that count: "0.3121", "1.2e-05".
 std::string figure(double value);
+// The same with zeros at the end, "0.3120", so that a line that is written over keeps its places.
+std::string steady_figure(double value);
 // "rank 1", with the host's name where there are several: "rank 1 (host-b)".
 std::string rank_name(size_t rank, const std::string& host);
 

@@ -89,12 +89,12 @@ void measure_language(TrainerOptions& options, const RunConfig& config, models::
 }
 
 Samples::Samples(const RunConfig& config, const RunData& data, models::Transformer net,
-                 std::ostream& out, std::shared_ptr<Monitoring> log)
+                 std::shared_ptr<ProgressDisplay> display, std::shared_ptr<Monitoring> log)
     : config_(config.training.sample),
       seed_(static_cast<uint64_t>(config.training.seed)),
       tokenizer_(tokenizer_of(data)),
       net_(std::move(net)),
-      out_(out),
+      display_(std::move(display)),
       log_(std::move(log)) {
   const auto prompt = static_cast<int64_t>(tokenizer_.encode(config_.prompt).size());
   if (prompt + config_.max_new_tokens > net_->options.max_length) {
@@ -121,7 +121,7 @@ void Samples::on_evaluate(const RunState& state, Requests&) {
   const WholeParameters whole(fsdp_);
   if (!state.is_main()) return;
   const std::string written = text();
-  out_ << fmt::format("sample after step {}: {}\n", state.step, written) << std::flush;
+  display_->print(fmt::format("sample after step {}: {}", state.step, written));
   if (log_) log_->event("sample", written);
 }
 

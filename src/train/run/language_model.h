@@ -59,8 +59,8 @@ class Samples : public Callback {
  public:
   // Throws DataError for a tokenizer that cannot be read, and ConfigError where there is none.
   // `log` may be null.
-  Samples(const RunConfig& config, const RunData& data, models::Transformer net, std::ostream& out,
-          std::shared_ptr<Monitoring> log);
+  Samples(const RunConfig& config, const RunData& data, models::Transformer net,
+          std::shared_ptr<ProgressDisplay> display, std::shared_ptr<Monitoring> log);
 
   void on_evaluate(const RunState& state, Requests& requests) override;
   // What divides the model; null: nothing does.
@@ -73,7 +73,7 @@ class Samples : public Callback {
   uint64_t seed_;
   text::Tokenizer tokenizer_;
   models::Transformer net_;
-  std::ostream& out_;
+  std::shared_ptr<ProgressDisplay> display_;
   std::shared_ptr<Monitoring> log_;
   parallel::Fsdp* fsdp_ = nullptr;
 };

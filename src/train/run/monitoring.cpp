@@ -20,9 +20,15 @@ void Monitoring::on_train_begin(const RunState& state) {
   }
 }
 
+void Monitoring::on_epoch_begin(const RunState& state) {
+  if (state.stage == stage_) return;
+  stage_ = state.stage;
+  monitor_->event("stage", stage_);
+}
+
 void Monitoring::on_step_end(const RunState& state, Requests&) {
-  StepFigures figures{.loss = state.loss,
-                      // The state has the sum of all ranks, and the monitor adds them up.
+  StepFigures figures{// The state has those of all ranks, and the monitor adds them up.
+                      .loss = state.is_main() ? std::optional(state.loss) : std::nullopt,
                       .samples = state.is_main() ? state.step_samples : 0,
                       .learning_rate = state.learning_rate,
                       .gradient_norm = state.gradient_norm,

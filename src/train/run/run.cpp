@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <torch/nn/module.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <optional>
@@ -16,7 +15,6 @@
 #include "lockstep/parallel/random.h"
 #include "lockstep/train/config_texts.h"
 #include "lockstep/train/progress.h"
-#include "lockstep/train/progress_line.h"
 #include "train/error_text.h"
 #include "train/run/language_model.h"
 #include "train/run/options_of.h"
@@ -140,20 +138,20 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     options.saving.resume_from.clear();
   }
   std::ostream& out = world.main_out();
-  options.callbacks = {std::make_shared<Progress>(
-      out, ProgressOptions{.every_steps = config.logging.logging_steps,
-                           .updating = isatty(STDOUT_FILENO) == 1,
-                           .width = TextStyle::of_file(STDOUT_FILENO).width})};
-  if (!directory.empty()) options.callbacks.push_back(std::make_shared<Job>(directory));
-  std::shared_ptr<Monitoring> log;
   const LoggingConfig& logging = config.logging;
-  if (!files.log.empty() || !logging.open_metrics_file.empty() ||
-      !logging.prometheus_address.empty()) {
-    const int64_t every = logging.logging_steps;
+  const int64_t every = logging.logging_steps;
+  const auto display = std::make_shared<ProgressDisplay>(out);
+  if (!directory.empty()) options.callbacks = {std::make_shared<Job>(directory)};
+  const bool is_logged = !files.log.empty() || !logging.open_metrics_file.empty() ||
+                         !logging.prometheus_address.empty();
+  std::shared_ptr<Monitoring> log;
+  // Of several ranks the line names the slowest, and warnings are printed, without a log, too.
+  if (is_logged || (every > 0 && world.size() > 1)) {
     MonitorOptions monitored{.directory = files.log,
                              .every_steps = every > 0 ? every : kOnlyAtTheEnds,
                              .name = config.model.kind,
                              .config = config_texts(config, registry.extensions()),
+                             .display = display,
                              .tensorboard = logging.tensorboard,
                              .open_metrics_file = logging.open_metrics_file,
                              .prometheus_address = logging.prometheus_address};
@@ -165,9 +163,12 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     log = std::make_shared<Monitoring>(world, std::move(monitored));
     options.callbacks.push_back(log);
   }
+  // Behind the log, whose report it shows.
+  options.callbacks.push_back(
+      std::make_shared<Progress>(display, ProgressOptions{.every_steps = every}));
   std::shared_ptr<Samples> samples;
   if (!config.training.sample.prompt.empty()) {
-    samples = std::make_shared<Samples>(config, data, language, out, log);
+    samples = std::make_shared<Samples>(config, data, language, display, log);
     options.callbacks.push_back(samples);
   }
   const auto make = [&] {

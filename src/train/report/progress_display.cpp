@@ -1,0 +1,81 @@
+#include "lockstep/train/progress_display.h"
+
+#include <unistd.h>
+
+#include <cmath>
+#include <iostream>
+
+#include "lockstep/core/error.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr std::chrono::milliseconds kPause{200};
+constexpr double kSmoothSeconds = 3;
+constexpr const char* kErase = "\x1b[K";  // to the line's end
+
+}  // namespace
+
+ProgressDisplay::ProgressDisplay(std::ostream& out)
+    : ProgressDisplay(
+          out, &out == &std::cout ? TextStyle::of_file(STDOUT_FILENO) : TextStyle{.width = 0}) {
+  follows_ = style_.rewrites;
+}
+
+ProgressDisplay::ProgressDisplay(std::ostream& out, const TextStyle& style)
+    : out_(out), style_(style) {}
+
+bool ProgressDisplay::is_due() const { return !style_.rewrites || Clock::now() >= next_; }
+
+void ProgressDisplay::show(const StepReport& report, const RunExtent& extent) {
+  const bool is_last = report.step == extent.steps;
+  if (!is_last && !is_due()) {
+    waiting_ = {report, extent};
+    return;
+  }
+  write({report, extent});
+  if (is_last) finish();
+}
+
+// What is read many times a second must not tremble: the speed of the last few seconds.
+void ProgressDisplay::smooth(Figures& figures) {
+  double& speed = figures.report.samples_per_second;
+  double& step = figures.extent.step_seconds;
+  for (const auto& rank : figures.report.ranks) {
+    if (figures.extent.step_seconds <= 0) step = std::max(step, rank.step_seconds);
+  }
+  const double passed = last_ ? figures.report.seconds - last_->report.seconds : 0;
+  if (passed <= 0) return;
+  const double kept = std::exp(-passed / kSmoothSeconds);
+  speed += kept * (last_->report.samples_per_second - speed);
+  step += kept * (last_->extent.step_seconds - step);
+}
+
+void ProgressDisplay::write(Figures figures) {
+  if (figures.report.ranks.size() <= 1 && !ranks_.empty()) figures.report.ranks = ranks_;
+  if (follows_) style_.width = TextStyle::of_file(STDOUT_FILENO).width;
+  if (style_.rewrites) smooth(figures);
+  out_ << progress_line(figures.report, figures.extent, style_)
+       << (style_.rewrites ? "\x1b[K\r" : "\n") << std::flush;
+  is_open_ = style_.rewrites;
+  next_ = Clock::now() + kPause;
+  waiting_.reset();
+  last_ = std::move(figures);
+}
+
+void ProgressDisplay::print(std::string_view line) {
+  clear();
+  out_ << line << "\n" << std::flush;
+}
+
+void ProgressDisplay::clear() {
+  if (std::exchange(is_open_, false)) out_ << kErase << std::flush;
+}
+
+void ProgressDisplay::finish() {
+  if (waiting_) write(*std::exchange(waiting_, std::nullopt));
+  if (std::exchange(is_open_, false)) out_ << "\n" << std::flush;
+  last_.reset();
+}
+
+}  // namespace lockstep::train
