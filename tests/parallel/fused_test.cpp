@@ -1,11 +1,14 @@
 // The fused optimizers meet parameters that are listed twice, change their memory, have no
 // elements, or other dtypes, as torch::optim does on whole ones.
+#include <gmock/gmock.h>
+
 #include <functional>
 
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/fused_sgd.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -168,6 +171,21 @@ TEST(Fused, ComplexAndSparseGradientsAreRefusedBeforeAnythingChanged) {
       EXPECT_THROW(optimizer->step(), ConfigError);
       EXPECT_TRUE(at::equal(first, before));
       EXPECT_TRUE(optimizer->state().empty());
+    }
+  });
+}
+
+// As with torch::optim: autograd refuses a graph that has saved what is no longer there.
+TEST(Fused, AGraphFromBeforeAStepCannotRunBackward) {
+  isolated([] {
+    for (const auto& kind : fused_kinds()) {
+      SCOPED_TRACE(kind.name);
+      const at::Tensor parameter = leaf_of({5, 4}), x = seeded({4, 3}, 2).requires_grad_();
+      const auto optimizer = kind.fused({{{parameter}}});
+      const at::Tensor loss = at::mm(parameter, x).sum();
+      step_with(*optimizer, parameter, 3);
+      EXPECT_THAT(message_of([&] { loss.backward(); }),
+                  testing::HasSubstr("modified by an inplace operation"));
     }
   });
 }

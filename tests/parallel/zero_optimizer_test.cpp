@@ -290,5 +290,23 @@ TEST(Zero, RefusesWhatItCannotDivide) {
   });
 }
 
+// Also of a parameter that another rank updates.
+TEST_P(ZeroWorlds, AGraphFromBeforeAStepCannotRunBackward) {
+  spawn(GetParam(), [](World& world) {
+    for (const bool share : {false, true}) {
+      Wide net;
+      Ddp ddp(net, world.group());
+      ZeroOptimizer adam(net.parameters(), world.group(),
+                         parallel::zero<parallel::FusedAdam>(AdamOptions(0.1)),
+                         {.share_parameters = share});
+      const at::Tensor before = wide_loss(net, world.rank(), 0);
+      wide_loss(net, world.rank(), 1).backward();
+      adam.step();
+      EXPECT_THAT(message_of([&] { before.backward(); }),
+                  testing::HasSubstr("modified by an inplace operation"));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -58,6 +58,10 @@ at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& parameter) 
   return at::empty_like(parameter).copy_(tensor);
 }
 
+void count_versions(const std::vector<at::Tensor>& parameters) {
+  for (const auto& parameter : parameters) parameter.unsafeGetTensorImpl()->bump_version();
+}
+
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
   if (!closure) return {};
   const at::AutoGradMode enable_grad(true);

@@ -23,6 +23,10 @@ void check_fused_state(const at::Tensor& state, const at::Tensor& parameter,
 // one dtype. A copy where `tensor` is not.
 at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& parameter);
 
+// Says to autograd that the parameters were changed, which torch's fused kernels and ours do not: a
+// graph that has saved one of them must not run backward any more.
+void count_versions(const std::vector<at::Tensor>& parameters);
+
 // What step() does with the closure that it was given, if any.
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
 

@@ -144,6 +144,7 @@ void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& stat
       }
     }
     update(others, options);
+    count_versions(parameters[i]);
   }
 }
 

@@ -58,6 +58,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
     }
     first.update(options, /*is_first_step=*/true);
     next.update(options, /*is_first_step=*/false);
+    count_versions(parameters[i]);
   }
   return loss;
 }

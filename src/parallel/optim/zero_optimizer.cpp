@@ -7,6 +7,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "checkpoint/part_of.h"
@@ -215,6 +216,14 @@ void ZeroOptimizer::Parts::spread() {
   }
 }
 
+// Those of the leaves are not the parameters', of which other ranks have updated parts, too.
+void ZeroOptimizer::Parts::count_updates() const {
+  std::vector<at::Tensor> updated;
+  std::ranges::copy_if(parameters, std::back_inserter(updated),
+                       [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+  count_versions(updated);
+}
+
 ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group,
                              const Make& make, const ZeroOptions& options)
     : Optimizer(std::vector<OptimizerParamGroup>(), nullptr), parts_(std::make_unique<Parts>()) {
@@ -302,6 +311,7 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
   }
   parts.optimizer->step();
   parts.spread();
+  parts.count_updates();
   return loss;
 }
 

@@ -47,6 +47,7 @@ struct ZeroOptimizer::Parts {
   void check_gradients() const;
   void point_to_gradients();
   void spread();
+  void count_updates() const;
 };
 
 }  // namespace lockstep::parallel
