@@ -369,5 +369,52 @@ TEST(FsdpFeatures, ABackwardEndsUnshard) {
   }
 }
 
+// As in one process: autograd refuses a graph that has saved what is no longer there, and no other.
+TEST(FsdpFeatures, AGraphFromBeforeAStepCannotRunBackwardUnlessTheStepLeftItsParametersAlone) {
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      const Tower net, usual;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      const auto shards = fsdp.parameters();
+      FusedAdam all(shards), last({shards.back()});
+      const auto loss = [&](int step) { return tower_loss(net, world.rank(), step); };
+      const at::Tensor before = loss(0), after = loss(1);
+      after.backward();
+      all.step();
+      EXPECT_THAT(message_of([&] { before.backward(); }),
+                  HasSubstr("modified by an inplace operation"));
+      fsdp.zero_grad();
+      // The bias of the head, which no graph saves.
+      const at::Tensor one = loss(2), other = loss(3);
+      one.backward();
+      last.step();
+      const at::Tensor third = loss(4);
+      other.backward();
+      third.backward();
+    });
+  }
+}
+
+TEST(FsdpFeatures, AStepBetweenUnshardAndTheNextForwardCounts) {
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      const Tower net, usual;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      Ddp ddp(usual, world.group());
+      FusedAdam divided(fsdp.parameters()), whole(usual->parameters());
+      for (int step = 0; step < 3; ++step) {
+        fsdp.zero_grad();
+        ddp.zero_grad();
+        tower_loss(net, world.rank(), step).backward();
+        tower_loss(usual, world.rank(), step).backward();
+        fsdp.unshard();  // to look at the parameters
+        divided.step();
+        whole.step();
+      }
+      expect_same_parameters(fsdp, net, usual);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::test

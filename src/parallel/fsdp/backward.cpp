@@ -48,6 +48,7 @@ void Fsdp::State::before_backward(Unit& unit, Call& call) {
   }
   if (unit.backward_open) return;
   unit.backward_open = true;
+  for (auto& flat : unit.flats) flat.count_writes();
   open(unit);
   if (plan_.options.backward_prefetch == BackwardPrefetch::Before) prefetch(unit, -1);
 }

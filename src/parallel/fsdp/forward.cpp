@@ -74,11 +74,8 @@ void Fsdp::State::publish() {
   const auto each = [&](const auto& act) {
     for (const auto& unit : units_) std::ranges::for_each(unit->flats, act);
   };
-  each([&](const UnitFlat& flat) {
-    flat.check_leaves();
-    stale_ = stale_ || flat.is_written();
-  });
-  if (stale_) {
+  each([](const UnitFlat& flat) { flat.check_leaves(); });
+  if (stale_ || is_written()) {
     hide_unused();
     each([](UnitFlat& flat) { flat.publish(); });
   } else if (may_be_written_) {
@@ -89,12 +86,21 @@ void Fsdp::State::publish() {
   meet("forward");
 }
 
+bool Fsdp::State::is_written() const {
+  return std::ranges::any_of(units_, [](const auto& unit) {
+    return std::ranges::any_of(unit->flats, &UnitFlat::is_written);
+  });
+}
+
 void Fsdp::State::meet(std::string_view label) {
   if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call(label)).wait();
 }
 
 void Fsdp::State::begin_forward() {
-  if (whole_) return;
+  if (whole_) {
+    if (!is_in_lane()) unshard();
+    return;
+  }
   order_before_ = std::move(order_now_);
   order_now_.clear();
   // Ranks may have different numbers of lanes, so the barrier came before the first.
@@ -177,7 +183,9 @@ void Fsdp::State::unshard() {
   if (depth_ > 0 || backward_.is_open()) {
     throw ConfigError("[fsdp] unshard() within a forward or backward: call it outside of them");
   }
-  if (whole_) return;
+  // An optimizer may have made a step since.
+  if (whole_ && !stale_ && !is_written()) return;
+  end_whole();
   stale_ = true;
   begin_forward();
   for (const auto& unit : units_) open(*unit);

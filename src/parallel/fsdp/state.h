@@ -83,6 +83,7 @@ class Fsdp::State : public GradientListener,
   void begin_forward();
   void end_whole();
   void publish();
+  bool is_written() const;
   void meet(std::string_view label);
   void watch_outputs(Unit& unit, const CallLayer::Tensors& outputs);
   CallLayer::Tensors cast(const CallLayer::Tensors& inputs) const;

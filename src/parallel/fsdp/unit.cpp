@@ -90,8 +90,9 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
   for (size_t i = 0; i < members_.size(); ++i) {
     const auto& [name, numel, begin] = layout_.members()[i];
     const int64_t place = ranges_[i].size() > 0 ? begin + ranges_[i].begin - own_.begin : 0;
+    // Of a version of its own: an optimizer of some parameters writes to no others.
     leaves_.push_back(
-        shard_.narrow(0, place, ranges_[i].size()).detach().requires_grad_(trainable_));
+        shard_.narrow(0, place, ranges_[i].size()).variable_data().requires_grad_(trainable_));
     checkpoint::mark_part(leaves_.back(), {.name = name,
                                            .sizes = parameters_[i].sizes().vec(),
                                            .strides = parameters_[i].strides().vec(),
@@ -106,6 +107,8 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
                     name, unit));
     parameters_[i].mutable_grad() = at::Tensor();
   }
+  for (const auto& leaf : leaves_) counted_.push_back(leaf._version());
+  published_ = counted_;
 }
 
 int64_t UnitFlat::gradient_bytes() const {
@@ -123,9 +126,9 @@ std::vector<at::Tensor> UnitFlat::parts_of(const at::Tensor& flat,
 
 void UnitFlat::publish() {
   nearby_ = at::Tensor();
-  for (const auto& parameter : parameters_) torch::autograd::impl::bump_version(parameter);
+  count_writes();
+  published_ = counted_;
   share_values();
-  published_ = shard_._version();
 }
 
 void UnitFlat::share_values() {
@@ -134,7 +137,19 @@ void UnitFlat::share_values() {
   shared_.narrow(0, own_.begin, own_.size()).copy_(shard_);
 }
 
-bool UnitFlat::is_written() const { return shard_._version() != published_; }
+void UnitFlat::count_writes() {
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    if (std::exchange(counted_[i], leaves_[i]._version()) == leaves_[i]._version()) continue;
+    torch::autograd::impl::bump_version(parameters_[i]);
+  }
+}
+
+bool UnitFlat::is_written() const {
+  for (size_t i = 0; i < leaves_.size(); ++i) {
+    if (leaves_[i]._version() != published_[i]) return true;
+  }
+  return false;
+}
 
 void UnitFlat::check_leaves() const {
   for (size_t i = 0; i < leaves_.size(); ++i) {

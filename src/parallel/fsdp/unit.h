@@ -67,12 +67,14 @@ class UnitFlat {
   const at::Tensor& leaf(size_t member) const { return leaves_[member]; }
   const Range& range(size_t member) const { return ranges_[member]; }
 
-  // What the optimizer may have written to the shards becomes what forward() computes with; the
-  // parameters' versions move, as by any change. In one memory for all ranks the others see it
-  // after the next meeting.
+  // What the optimizer may have written to the shards becomes what forward() computes with. In one
+  // memory for all ranks the others see it after the next meeting.
   void publish();
-  // The part of publish() that a graph may have been recorded before: nothing else moves.
+  // The part of publish() that leaves no trace in versions.
   void share_values();
+  // Versions of parameters move where those of their shards have, so that autograd refuses a graph
+  // that has saved what was there before.
+  void count_writes();
   // Whether autograd has seen a shard change since publish().
   bool is_written() const;
   // Throws ConfigError for a leaf that its owner has taken other memory for, or has frozen or
@@ -128,12 +130,13 @@ class UnitFlat {
   Range own_;
   std::string unit_;
 
-  at::Tensor shared_;       // all elements, for all ranks
-  at::Tensor gathered_;     // while shown
-  at::Tensor nearby_;       // this rank's elements among ShardPlan::resharded, after forward
-  at::Tensor shard_;        // this rank's elements, in the module's own dtype
-  int64_t published_ = -1;  // shard_'s version at the last publish()
+  at::Tensor shared_;    // all elements, for all ranks
+  at::Tensor gathered_;  // while shown
+  at::Tensor nearby_;    // this rank's elements among ShardPlan::resharded, after forward
+  at::Tensor shard_;     // this rank's elements, in the module's own dtype
   std::vector<at::Tensor> leaves_;
+  // By member, the leaf's version: at the last publish(), and at the last count_writes().
+  std::vector<int64_t> published_, counted_;
   std::vector<Range> ranges_;
   comm::Work gather_;
 
