@@ -263,5 +263,26 @@ TEST(LanesOfDdp, AnExceptionInALaneEndsTheStepAndTheNextBeginsAnew) {
   });
 }
 
+TEST(LanesOfDdp, AStepThatWasNotFinishedLeavesBuffersAsItBegan) {
+  expect_one_result([](World& world) {
+    torch::manual_seed(2);
+    torch::nn::Sequential net(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
+    Ddp ddp(net, world.group(), {.lanes = 8});
+    const auto run = [&](int64_t own_fails) {
+      int64_t own = 0;
+      for (Lane lane : ddp.lanes(StepKey{})) {
+        const auto y = net->forward(test::drawn({6, 5}, static_cast<uint64_t>(lane.index)));
+        if (own++ == own_fails) throw DataError("no such sample");
+        y.square().mean().backward();
+      }
+    };
+    EXPECT_EQ(message_of<DataError>([&] { run(0); }), "no such sample");
+    ddp.zero_grad();
+    run(-1);
+    EXPECT_EQ(net->buffers()[2].item<int64_t>(), 1);
+    return test::lane_hash(*net);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

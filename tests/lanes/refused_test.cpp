@@ -102,6 +102,8 @@ TEST(LanesRefuse, WhatIsNoFunctionOfLanes) {
                 HasSubstr("threads: 2 here, 1 there"));
     EXPECT_THAT(refused({.lanes = 8 + world.rank()}), HasSubstr("lanes: 9 here, 8 there"));
     torch::nn::Sequential norms(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
+    torch::nn::Sequential synchronous(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
+    parallel::convert_sync_batch_norm(synchronous, group);
     EXPECT_THAT(message_of<ConfigError>(
                     [&] { Ddp ddp(norms, group, {.buffers = Buffers::None, .lanes = 8}); }),
                 HasSubstr("Buffers::None together with lanes"));
@@ -127,10 +129,48 @@ TEST(LanesRefuse, WhatIsNoFunctionOfLanes) {
                 HasSubstr("give LaneMean::mean()"));
     EXPECT_THAT(message_of<ConfigError>([&] { Ddp another(net, group, {.lanes = 4}); }),
                 HasSubstr("another model of this group has 8"));
-    torch::nn::Sequential synchronous(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
-    parallel::convert_sync_batch_norm(synchronous, group);
     EXPECT_THAT(message_of<ConfigError>([&] { Ddp sync(synchronous, group, {.lanes = 8}); }),
                 HasSubstr("SyncBatchNorm together with lanes"));
+    EXPECT_THAT(message_of<ConfigError>([&] { convert_sync_batch_norm(norms, group); }),
+                HasSubstr("the ranks of this group run 8 lanes"));
+    norms->push_back(SyncBatchNorm1d(torch::nn::BatchNormOptions(4)));
+    EXPECT_THAT(message_of<ConfigError>([&] { ddp.refresh(); }),
+                HasSubstr("SyncBatchNorm together with lanes"));
+  });
+}
+
+// A generator's statistics, where the discriminator's loop runs it.
+TEST(LanesRefuse, BuffersThatTheLanesOfAnotherLoopHaveChanged) {
+  spawn(3, [](World& world) {
+    torch::nn::Sequential made(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4));
+    torch::nn::Sequential judged(torch::nn::Linear(4, 1));
+    Ddp maker(made, world.group(), {.lanes = 8}), judge(judged, world.group(), {.lanes = 8});
+    const auto make = [&] { return made->forward(torch::randn({6, 5})); };
+    const auto judge_step = [&] {
+      judge.zero_grad();
+      for (Lane lane : judge.lanes(StepKey{.step = 1})) {
+        (void)lane;
+        judged->forward(make().detach()).mean().backward();
+      }
+    };
+    const auto maker_step = [&] {
+      maker.zero_grad();
+      for (Lane lane : maker.lanes(StepKey{.step = 2}, judge)) {
+        (void)lane;
+        judged->forward(make()).mean().backward();
+      }
+    };
+    judge_step();
+    EXPECT_THAT(message_of<ConfigError>(maker_step),
+                HasSubstr("buffer '1.running_mean' was another one on rank 1 than on rank 0"));
+    maker.sync_buffers();
+    maker_step();
+    made->eval();
+    judge_step();
+    made->train();
+    maker_step();
+    EXPECT_EQ(world.group().all_gather_bytes(std::to_string(maker.fingerprint())),
+              std::vector<std::string>(3, std::to_string(maker.fingerprint())));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -53,6 +54,13 @@ class BufferSync {
   void end_lane(int64_t own_lane);
   // In the place of start() and finish(), after the last.
   void finish_lanes(const std::vector<double>& shares);
+  // Of a step that cannot be finished: buffers become again what it began with.
+  void abandon_lanes();
+  // Whether the step began with others than the one before has left. Then check_start() on all
+  // ranks, which throws ConfigError there unless they are alike: another loop's lanes may have
+  // changed them, on each rank by its own.
+  bool is_start_changed() const { return lanes_ && lanes_->start_changed; }
+  void check_start(std::string_view address);
 
  private:
   // Buffers of one dtype in one memory.
@@ -75,6 +83,8 @@ class BufferSync {
     std::shared_ptr<const LanePlan> plan;
     std::vector<at::Tensor> start, first;  // by buffer
     std::vector<char> changed;
+    bool start_changed = false;
+    bool under_way = false;                      // a step is
     std::vector<std::vector<at::Tensor>> slots;  // by averaged flat
   };
 

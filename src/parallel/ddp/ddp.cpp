@@ -163,7 +163,10 @@ Ddp::Ddp(Ddp&&) noexcept = default;
 
 void Ddp::refresh() {
   AttachedModule now(state_->module.module(), state_->module.notes());
-  check(now.model(), state_->group, {});
+  std::string complaint;
+  if (state_->plan)
+    complaint = unfit_for_lanes(now.model(), lane_options(state_->options), now.module());
+  check(now.model(), state_->group, std::move(complaint));
   state_->attach_hook(now.model());
   state_->accumulators.clear();
   state_->reducer.reset();

@@ -262,12 +262,13 @@ void Reducer::check_same() {
 void Reducer::finish_buffers() {
   wait_for_works();
   if (flag_counts_.buffers == 0 || quiet_) return;
+  if (lanes_ && flags_.has_prior()) buffers_.check_start("ddp");
   auto shares = flags_.changed();
   if (options_.hook || divides_by_present()) {  // sums
     for (double& share : shares) share /= group_.size();
   }
-  if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
   if (lanes_) return buffers_.finish_lanes(shares);
+  if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
   if (!join_) buffers_.warn_of_own_changes(shares);
   buffers_.start(present_);
   buffers_.finish(shares);
@@ -305,7 +306,9 @@ void Reducer::write_flags() {
     flags_.write(reached());
   }
   if (join_) flags_.write_presence(group_.rank(), mine);
-  if (std::ranges::any_of(priors_, &at::Tensor::defined)) flags_.write_prior();
+  if (lanes_) flags_.clear_prior();
+  const bool has_prior = std::ranges::any_of(priors_, &at::Tensor::defined);
+  if (has_prior || buffers_.is_start_changed()) flags_.write_prior();
   if (objection_.is_raised() && !quiet_) flags_.write_objection();
 }
 

@@ -124,6 +124,8 @@ class Reducer : public GradientListener,
   void settle_lanes();
   void average_sparse_lanes();
   void make_lane_slots();
+  // Forgets what the lanes of a step that was not finished have left.
+  void abandon_lanes();
   bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }
   void settle(const std::vector<Unreached>& unreached);
   void refuse_unreached() const;

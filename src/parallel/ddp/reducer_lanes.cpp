@@ -2,6 +2,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "parallel/ddp/reducer.h"
 #include "parallel/lanes/rules.h"
@@ -25,7 +26,11 @@ void Reducer::enter_lane(int64_t lane) {
   plan_->open = own;
 }
 
-void Reducer::leave_lane() { plan_->open = -1; }
+void Reducer::leave_lane() {
+  // The step cannot be finished without this lane's backward(), or when an exception ends the loop.
+  if (lanes_->next() == plan_->open || std::uncaught_exceptions() > 0) buffers_.abandon_lanes();
+  plan_->open = -1;
+}
 
 void Reducer::end_lanes() {
   if (lanes_->is_complete()) return;
@@ -82,6 +87,11 @@ void Reducer::make_lane_slots() {
   lanes_->make_slots(
       {parameters_.begin(), parameters_.begin() + static_cast<std::ptrdiff_t>(dense_)},
       buckets_.assignment(), flag_counts_.all());
+}
+
+void Reducer::abandon_lanes() {
+  lanes_->reset();
+  buffers_.abandon_lanes();
 }
 
 void Reducer::average_sparse_lanes() {

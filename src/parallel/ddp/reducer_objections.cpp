@@ -33,7 +33,7 @@ bool Reducer::fits(const at::Tensor& gradient, size_t parameter) const {
 void Reducer::refuse_objected() {
   if (!flags_.elements().is_cpu() || quiet_) {
     if (!objection_.is_raised()) return;
-    if (lanes_) lanes_->reset();
+    if (lanes_) abandon_lanes();
     const auto text = fmt::format("[ddp] rank {}: {}", group_.rank(), objection_.take());
     if (!quiet_) group_.transport().give_up(text);
     throw ConfigError(text);
@@ -42,7 +42,7 @@ void Reducer::refuse_objected() {
   if (!flags_.objected()) return;
   flags_.clear_objection();
   forget();
-  if (lanes_) lanes_->reset();
+  if (lanes_) abandon_lanes();
   objection_.refuse(group_, "ddp", call("objections"));
 }
 

@@ -69,6 +69,7 @@ std::vector<int> UsageFlags::in_backward() const { return ranks_in(1); }
 std::vector<double> UsageFlags::changed() const { return read(of_buffers()); }
 
 void UsageFlags::write_prior() { of_prior().fill_(1); }
+void UsageFlags::clear_prior() { of_prior().zero_(); }
 bool UsageFlags::has_prior() const { return of_prior().any().item<bool>(); }
 
 void UsageFlags::write_objection() { of_objection().fill_(1); }

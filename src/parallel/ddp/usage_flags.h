@@ -41,8 +41,10 @@ class UsageFlags {
   void write_absent();
   // Only when present() and in_backward() will be asked.
   void write_presence(int rank, Presence presence);
-  // Some gradient of this rank was added to one of a pass before.
+  // Some gradient of this rank was added to one of a pass before; with lanes: some buffer was not
+  // what the step before had left.
   void write_prior();
+  void clear_prior();
   void write_changed(const std::vector<char>& changed);
   void write_objection();
 

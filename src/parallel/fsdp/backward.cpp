@@ -236,6 +236,8 @@ void Fsdp::State::finish_pass() {
   for (const size_t i : trainable_) mine.push_back(reached_[i]);
   flags_.write(mine);
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_->find_changed());
+  flags_.clear_prior();
+  if (buffers_->is_start_changed()) flags_.write_prior();
   if (objection_.is_raised()) flags_.write_objection();
   plan_.all.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")).wait();
   refuse_objected();
@@ -253,16 +255,18 @@ void Fsdp::State::refuse_objected() {
   const bool objected = flags_.elements()[-1].item<float>() > 0;
   if (!objected) return;
   flags_.clear_objection();
+  if (lane_plan_) buffers_->abandon_lanes();
   std::ranges::fill(reached_, false);
   objection_.refuse(plan_.all, "fsdp", call("objections"));
 }
 
 void Fsdp::State::finish_buffers() {
   if (flag_counts_.buffers == 0) return;
+  if (lane_plan_ && flags_.has_prior()) buffers_->check_start("fsdp");
   auto shares = flags_.changed();
   for (double& share : shares) share /= plan_.all.size();
-  if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
   if (lane_plan_) return buffers_->finish_lanes(shares);
+  if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
   buffers_->warn_of_own_changes(shares);
   buffers_->start(all_ranks(plan_.all));
   buffers_->finish(shares);

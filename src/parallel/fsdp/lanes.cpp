@@ -1,5 +1,6 @@
 // The part of Fsdp that deals with several lanes a rank.
 #include <algorithm>
+#include <exception>
 
 #include "parallel/fsdp/state.h"
 #include "parallel/lanes/rules.h"
@@ -26,7 +27,11 @@ void Fsdp::State::enter_lane(int64_t lane) {
   lane_plan_->open = own;
 }
 
-void Fsdp::State::leave_lane() { lane_plan_->open = -1; }
+void Fsdp::State::leave_lane() {
+  // The step cannot be finished without this lane's backward(), or when an exception ends the loop.
+  if (!lane_done_ || std::uncaught_exceptions() > 0) buffers_->abandon_lanes();
+  lane_plan_->open = -1;
+}
 
 void Fsdp::State::end_lanes() {
   if (lanes_complete_) return;
@@ -41,7 +46,7 @@ void Fsdp::State::open_for_lanes() {
   close_for_lanes();
   lanes_complete_ = false;
   std::ranges::fill(reached_, false);
-  if (whole_) return;
+  if (whole_) return unshard();
   if (plan_.shares || lane_plan_->lanes % plan_.all.size() == 0) return publish();
   // A rank with a lane less would be missing when the others gather.
   unshard();

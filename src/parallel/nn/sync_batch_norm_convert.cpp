@@ -11,6 +11,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
+#include "parallel/lanes/rules.h"
 #include "parallel/nn/batch_norm_override.h"
 
 namespace lockstep::parallel {
@@ -144,6 +145,10 @@ size_t convert_sync_batch_norm(const std::shared_ptr<Module>& module, const Grou
 
 size_t convert_sync_batch_norm(Module& module, const Group& group) {
   group.refuse_python_ranks("SyncBatchNorm");
+  refuse_lanes(
+      group, "convert_sync_batch_norm",
+      "keep BatchNorm, or use GroupNorm or LayerNorm; for a model that runs no lanes, give "
+      "a group of its own");
   LayersFound layers;
   if (is_torch_batch_norm(module)) {
     const auto itself = module.weak_from_this().lock();
