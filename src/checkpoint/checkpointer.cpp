@@ -243,10 +243,10 @@ void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> obje
 }
 
 void Checkpointer::track_generators() {
-  track("generators", generators(default_generators(), impl_->group.rank()));
+  track("generators", generators(default_generators(), impl_->group));
 }
 void Checkpointer::track(const std::string& name, const at::Generator& generator) {
-  track(name, generators({{"state", generator}}, impl_->group.rank()));
+  track(name, generators({{"state", generator}}, impl_->group));
 }
 
 void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {

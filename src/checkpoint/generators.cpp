@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "checkpoint/format/checksum.h"
+#include "comm/transport.h"
 #include "core/mix.h"
 
 namespace lockstep::checkpoint {
@@ -18,10 +19,12 @@ std::atomic<int64_t> g_restored{0};
 
 class Generators : public Stateful {
  public:
-  Generators(NamedGenerators all, int rank) : all_(std::move(all)), rank_(rank) {}
+  Generators(NamedGenerators all, const comm::Group& group)
+      : all_(std::move(all)), group_(group), rank_(group.rank()) {}
 
   State state(const Names&) const override {
     State state;
+    if (const int64_t lanes = group_.transport().lanes(); lanes > 0) state.values[kLanes] = lanes;
     for (const auto& [name, generator] : all_) {
       state.pieces.push_back(piece(name, rank_, current(generator)));
     }
@@ -29,9 +32,12 @@ class Generators : public Stateful {
   }
 
   State destination(const Saved& saved, const Names&) override {
-    source_ = rank_ < saved.world ? rank_ : 0;
-    bytes_.clear();
     State state;
+    const auto lanes = saved.values.find(kLanes);
+    if (lanes != saved.values.end()) state.values.insert(*lanes);
+    alike_ = !state.values.empty() || group_.transport().lanes() > 0;
+    source_ = rank_ < saved.world && !alike_ ? rank_ : 0;
+    bytes_.clear();
     for (const auto& [name, generator] : all_) {
       bytes_.push_back(at::empty_like(current(generator)));
       state.pieces.push_back(piece(name, source_, bytes_.back()));
@@ -48,7 +54,7 @@ class Generators : public Stateful {
  private:
   void restore(at::Generator generator, const at::Tensor& state) const {
     const std::lock_guard lock(generator.mutex());
-    if (source_ == rank_) {
+    if (source_ == rank_ || alike_) {
       generator.set_state(state);
       return;
     }
@@ -66,8 +72,13 @@ class Generators : public Stateful {
     return piece;
   }
 
+  // How many lanes the ranks that saved had; not there without.
+  static constexpr char kLanes[] = "lanes";
+
   NamedGenerators all_;
+  comm::Group group_;
   int rank_;
+  bool alike_ = false;
   int source_ = 0;
   std::vector<at::Tensor> bytes_;  // of each generator, between destination() and restored()
 };
@@ -83,8 +94,8 @@ NamedGenerators default_generators() {
   return all;
 }
 
-std::shared_ptr<Stateful> generators(NamedGenerators all, int rank) {
-  return std::make_shared<Generators>(std::move(all), rank);
+std::shared_ptr<Stateful> generators(NamedGenerators all, const comm::Group& group) {
+  return std::make_shared<Generators>(std::move(all), group);
 }
 
 int64_t generators_restored() { return g_restored.load(); }

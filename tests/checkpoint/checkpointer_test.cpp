@@ -86,6 +86,35 @@ TEST_P(Worlds, RestoreWhatOthersSaved) {
   });
 }
 
+// Outside of lanes all ranks draw alike, also those that were not there before.
+TEST(Checkpointer, GeneratorsOfARunWithLanesAreAlikeOnAnyNumberOfRanks) {
+  const Folder folder;
+  const auto run = [&](World& world, bool goes_on) {
+    torch::manual_seed(3);
+    torch::nn::Linear net(2, 2);
+    at::Generator own = at::detail::createCPUGenerator(4);
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("net", net);
+    checkpoints.track_generators();
+    checkpoints.track("own", own);
+    if (goes_on) {
+      torch::manual_seed(world.rank());
+      own.set_current_seed(world.rank());
+      checkpoints.restore_latest();
+    }
+    const Ddp ddp(net, world, {.lanes = 4});
+    torch::rand({5}, own);
+    if (!goes_on) checkpoints.save(1);
+    const auto numbers = torch::cat({torch::rand({3}), torch::rand({3}, own)});
+    const std::string mine(static_cast<const char*>(numbers.const_data_ptr()), numbers.nbytes());
+    for (const auto& theirs : world.group().all_gather_bytes(mine)) EXPECT_EQ(theirs, mine);
+    return numbers;
+  };
+  spawn(2, [&](World& world) { run(world, false); });
+  spawn(4, [&](World& world) { run(world, true); });
+  spawn(1, [&](World& world) { run(world, true); });
+}
+
 TEST(Checkpointer, EachGeneratorGoesOnWhereItWas) {
   const Folder folder;
   const auto numbers = [] { return torch::rand({3}); };
