@@ -114,6 +114,7 @@ class Net final : public NetSink, public NetWires {
   bool step(Shaking& shaking);
   void open(int peer, Shaking shaking);
   void lose(int peer, const std::string& why);
+  void listen_no_longer_than_needed();
   void flush_all();
   void linger();
 

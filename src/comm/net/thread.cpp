@@ -144,7 +144,7 @@ void Net::run_timers() {
   const auto now = Clock::now();
   if (listen_again_ && *listen_again_ <= now) {
     listen_again_.reset();
-    watch(listening_.get(), EPOLLIN, kListening);
+    if (listening_) watch(listening_.get(), EPOLLIN, kListening);
   }
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = *peers_[rank];
@@ -160,7 +160,7 @@ void Net::run_timers() {
 }
 
 void Net::accept_all() {
-  for (;;) {
+  while (listening_) {
     Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
       if (is_temporary(errno) || errno == ECONNABORTED) return;
@@ -307,11 +307,17 @@ void Net::open(int rank, Shaking shaking) {
   peer.gone.clear();
   peer.line.open(std::move(shaking.fd), shaking.handshake.take_channel());
   dirty_.insert(rank);
-  // Once all who could still come are here.
+  listen_no_longer_than_needed();
+}
+
+// Once all who could still come are here, whoever else has connected is none of them.
+void Net::listen_no_longer_than_needed() {
   const bool all = std::all_of(peers_.begin() + rank_ + 1, peers_.end(), [](const auto& one) {
     return one->state == State::Open || one->state == State::Gone;
   });
-  if (all && accepted_.empty()) listening_.reset();
+  if (!all) return;
+  listening_.reset();
+  accepted_.clear();
 }
 
 void Net::lose(int rank, const std::string& why) {
@@ -321,6 +327,7 @@ void Net::lose(int rank, const std::string& why) {
   peer.state = State::Gone;
   peer.connecting.reset();
   peer.shaking.reset();
+  listen_no_longer_than_needed();
   const auto unsent = peer.line.close();
   for (const auto& [id, one] : boxes_) one->lost(rank, unsent);
   for (size_t other = 0; other < peers_.size(); ++other) {
