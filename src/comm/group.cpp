@@ -359,6 +359,7 @@ void Group::refuse_python_ranks(std::string_view who) const {
 
 Group Group::split(int color, int key) const {
   refuse_python_ranks("split()");
+  const auto making = transport_->making_subsets();  // before any rank goes on
   const Choice mine{color, key};
   const auto all =
       all_gather_bytes({reinterpret_cast<const char*>(&mine), sizeof mine}, {.label = "split"});
@@ -387,6 +388,7 @@ Group Group::part(std::vector<int> ranks, int color) const {
 
 Group Group::subgroup(const std::vector<int>& ranks) const {
   refuse_python_ranks("subgroup()");
+  const auto making = transport_->making_subsets();
   const std::string_view bytes(reinterpret_cast<const char*>(ranks.data()),
                                ranks.size() * sizeof(int));
   const Listed mine{fnv1a<uint64_t>(bytes), static_cast<int64_t>(ranks.size())};

@@ -141,6 +141,9 @@ class Transport {
   // The ranks as the world counts them.
   std::vector<int> world_ranks() const;
   void set_world_ranks(std::vector<int> ranks) { world_ranks_ = std::move(ranks); }
+  // What every rank holds while it makes a subset or sees others make theirs, where that needs the
+  // store: rank 0, which serves it, may come to its end meanwhile.
+  virtual std::shared_ptr<void> making_subsets() { return nullptr; }
   // A transport of the same kind over `members` (ranks of this one, in the new order, this rank
   // among them). Called by the members only, after all ranks of this transport agreed on who they
   // are; `color` tells apart the subsets made at the same time.

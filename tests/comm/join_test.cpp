@@ -69,6 +69,26 @@ TEST(JoinAtAnAddress, MakesGroupsOneAfterTheOther) {
   });
 }
 
+TEST(JoinAtAnAddress, RefusesASecondSecretAtOnePort) {
+  LoopbackSocket free;
+  free.listen();
+  const std::string address = "127.0.0.1:" + std::to_string(free.port);
+  free.fd.reset();
+  spawn_bare(2, [&](int rank) {
+    const auto join = [&](const char* secret, milliseconds timeout) {
+      return join_group(address, {rank, 2}, {.timeout = timeout, .secret = secret});
+    };
+    join("the first group's", milliseconds(60'000)).barrier().wait();
+    const auto again = [&] { join("the second group's", milliseconds(300)); };
+    if (rank == 0) {
+      EXPECT_THAT(again, ThrowsMessage<ConfigError>(HasSubstr("another port")));
+    } else {
+      EXPECT_THAT(again, ThrowsMessage<CommError>(HasSubstr("secret")));
+    }
+    join("the first group's", milliseconds(60'000)).barrier().wait();
+  });
+}
+
 TEST(JoinRefuses, WhatCannotBe) {
   spawn_bare(1, [](int) {
     const auto no_store = c10::intrusive_ptr<::c10d::Store>();

@@ -60,6 +60,36 @@ TEST_F(StoreEngine, EveryThreadsAdditionCounts) {
   EXPECT_EQ(shared.add("sum", 0, in(1s)), kThreads * kTimes);
 }
 
+// As when rank 0 ends while others still make a group.
+TEST_F(StoreEngine, ItsEndWaitsForThoseWhoMakeAGroup) {
+  StoreClient rank = client();
+  rank.add(kMaking, 2, in(10s));
+  std::atomic<bool> over = false;
+  std::thread end([&] {
+    server_.reset();
+    over = true;
+  });
+  const auto until = std::chrono::steady_clock::now() + 200ms;
+  do {
+    rank.add("sum", 1, in(10s));
+  } while (!over && std::chrono::steady_clock::now() < until);
+  EXPECT_EQ(client().add(kMaking, -1, in(10s)), 1);  // who comes late is served, too
+  EXPECT_FALSE(over);
+  EXPECT_EQ(rank.add(kMaking, -1, in(10s)), 0);
+  end.join();
+  EXPECT_THAT(message_of<StoreFailure>([&] { rank.add("sum", 1, in(10s)); }), HasSubstr("ended"));
+}
+
+TEST_F(StoreEngine, ItsEndWaitsForNobodyOnceTheJobIsOver) {
+  test::LoopbackSocket socket;
+  std::optional<StoreServer> server(std::in_place, std::move(socket.listen().fd), std::nullopt,
+                                    [] { return true; });
+  StoreClient("127.0.0.1", socket.port, in(10s)).add(kMaking, 1, in(10s));
+  const auto start = std::chrono::steady_clock::now();
+  server.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, StoreServer::kLinger);
+}
+
 TEST_F(StoreEngine, AWaitEndsWhenTheLastKeyIsThere) {
   std::atomic<bool> over = false;
   std::thread waits([&] {

@@ -67,6 +67,9 @@ class HostThenNet : public Transport {
     }
     return std::nullopt;
   }
+  std::shared_ptr<void> making_subsets() override {
+    return std::make_shared<Store::Making>(store_, 1);
+  }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:

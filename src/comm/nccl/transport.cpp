@@ -208,6 +208,9 @@ class NcclTransport : public Transport {
     if (const auto why = halves_->device->failure()) return why;
     return halves_->cpu->failure();
   }
+  std::shared_ptr<void> making_subsets() override {
+    return std::make_shared<Store::Making>(state().store(), 1);
+  }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
  private:

@@ -44,6 +44,8 @@ constexpr char kReady = 0, kNotReady = 1;
 constexpr char kStopWaiting = 0, kWaitCancelled = 1;
 // Under which every client counts itself, for a server that waits for them.
 constexpr std::string_view kArrivals = "init/";
+// How many ranks are making a group, or are expected to: see Store::Making.
+constexpr std::string_view kMaking = "lockstep/making";
 // Before every key of a user's.
 constexpr std::string_view kUsers = "/";
 

@@ -21,6 +21,8 @@ namespace {
 
 // While no descriptor is left for a new client.
 constexpr int kPauseMs = 100;
+// Between two looks whether its end has come, once it was asked to.
+constexpr int kLastSliceMs = 20;
 
 // Who have not said yet who they are: as many as the ranks of a host that all come at once, and no
 // more than a quarter of the descriptors.
@@ -37,11 +39,12 @@ bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK ||
 
 }  // namespace
 
-StoreServer::StoreServer(Fd listening, std::optional<Digest> key)
+StoreServer::StoreServer(Fd listening, std::optional<Digest> key, std::function<bool()> is_job_over)
     : listening_(std::move(listening)),
       stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       events_(epoll_create1(EPOLL_CLOEXEC)),
       key_(std::move(key)),
+      is_job_over_(std::move(is_job_over)),
       most_strangers_(most_strangers()) {
   if (fcntl(listening_.get(), F_SETFL, O_NONBLOCK) != 0 || !watch(stop_, EPOLLIN, &stop_) ||
       !watch(listening_, EPOLLIN, &listening_)) {
@@ -68,15 +71,27 @@ bool StoreServer::watch(const Fd& fd, uint32_t events, const void* who) {
          (errno == EEXIST && epoll_ctl(events_.get(), EPOLL_CTL_MOD, fd.get(), &event) == 0);
 }
 
+bool StoreServer::has_ended(Clock::time_point asked) const {
+  if (values_.number(std::string(kMaking)) <= 0) return true;
+  const bool is_over = is_job_over_ && is_job_over_();
+  return Clock::now() >= asked + (is_over ? kLingerWhenOver : kLinger);
+}
+
 void StoreServer::serve() {
   bool accepts = true;
-  for (;;) {
+  std::optional<Clock::time_point> asked;  // to end
+  while (!asked || !has_ended(*asked)) {
     epoll_event events[64];
-    const int count = epoll_wait(events_.get(), events, 64, accepts ? -1 : kPauseMs);
+    const int limit = asked ? kLastSliceMs : accepts ? -1 : kPauseMs;
+    const int count = epoll_wait(events_.get(), events, 64, limit);
     bool knocks = !accepts;
     for (int i = 0; i < count; ++i) {
       void* const who = events[i].data.ptr;
-      if (who == &stop_) return;
+      if (who == &stop_) {
+        asked = Clock::now();
+        watch(stop_, 0, &stop_);
+        continue;
+      }
       if (who == &listening_) {
         knocks = true;
         continue;

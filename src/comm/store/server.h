@@ -4,7 +4,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <optional>
@@ -23,16 +25,21 @@ class StoreServer {
  public:
   // Of what has been read or is to be sent, for all clients.
   static constexpr size_t kMostBuffered = size_t{256} << 20;
+  // How long it goes on at its end for ranks that make a group, and when the job is over.
+  static constexpr std::chrono::milliseconds kLinger{5000}, kLingerWhenOver{200};
 
-  // Serves whoever connects to `listening`, until it is destroyed; with a key, only clients that
-  // have it, over TLS. Of those that have not said yet who they are a few hundred are kept, less
+  // Serves whoever connects to `listening`, until it is destroyed, which takes until no rank makes
+  // a group any more (Store::Making), kLinger at most; with a key, only clients that have it, over
+  // TLS. Of those that have not said yet who they are a few hundred are kept, less
   // where the process may have few descriptors: the oldest makes room for the next. Throws
   // CommError when the system gives no descriptor or thread.
-  explicit StoreServer(Fd listening, std::optional<Digest> key = std::nullopt);
+  explicit StoreServer(Fd listening, std::optional<Digest> key = std::nullopt,
+                       std::function<bool()> is_job_over = {});
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
+  const std::optional<Digest>& key() const { return key_; }
   // Answered so far.
   uint64_t requests() const { return requests_; }
 
@@ -51,7 +58,10 @@ class StoreServer {
     int64_t sum = 0;
   };
 
+  using Clock = std::chrono::steady_clock;
+
   void serve();
+  bool has_ended(Clock::time_point asked) const;
   bool watch(const Fd& fd, uint32_t events, const void* who);
   bool accept_all();
   bool drop_oldest_stranger();
@@ -70,6 +80,7 @@ class StoreServer {
   const Fd stop_;  // an eventfd
   const Fd events_;
   const std::optional<Digest> key_;
+  const std::function<bool()> is_job_over_;
   const size_t most_strangers_;
   std::list<Client> clients_;
   size_t strangers_ = 0;  // of clients_: not known and not gone

@@ -70,12 +70,20 @@ Fd listening(const StoreOptions& options) {
 
 // One per port and process: its worlds, which come one after the other or at the same time, are in
 // one.
-std::shared_ptr<StoreServer> serve(const StoreOptions& options) {
+std::shared_ptr<StoreServer> serve(const StoreOptions& options,
+                                   const std::shared_ptr<const LauncherStatus>& status) {
   static std::mutex mutex;
   static auto& servers = *new std::map<int, std::weak_ptr<StoreServer>>;
   const std::lock_guard lock(mutex);
-  if (auto running = servers[options.port].lock()) return running;
-  auto server = std::make_shared<StoreServer>(listening(options), options.key);
+  if (auto running = servers[options.port].lock()) {
+    if (running->key() == options.key) return running;
+    throw ConfigError(
+        fmt::format("[store] {}:{} is served by this process already, to ranks that have another "
+                    "secret: give each group with a secret of its own another port",
+                    options.host, options.port));
+  }
+  auto server = std::make_shared<StoreServer>(listening(options), options.key,
+                                              [status] { return status->has_reported(); });
   servers[options.port] = server;
   return server;
 }
@@ -123,7 +131,7 @@ Store Store::connect(const StoreOptions& options) {
   store.key_ = options.key;
   store.timeout_ = options.timeout;
   store.launcher_status_ = std::make_shared<LauncherStatus>();
-  if (options.server) store.server_ = serve(options);
+  if (options.server) store.server_ = serve(options, store.launcher_status_);
   try {
     store.client_ = store.client(options.timeout);
     // A server of Python's waits until it has counted all; one of ours waits for nobody: ranks wait
@@ -173,6 +181,20 @@ int64_t Store::add(const std::string& key, int64_t amount) const {
   return guarded("add to " + key, timeout_, [&](auto& client, auto deadline) {
     return client.add(full(key), amount, deadline);
   });
+}
+
+void Store::announce(int64_t ranks) const noexcept {
+  // One whose server is stopped must not hold up who has no use for it any more.
+  constexpr std::chrono::seconds kLimit{1};
+  try {
+    if (ranks != 0) client_->add(kMaking, ranks, after(kLimit));
+  } catch (const std::exception&) {
+    // Gone, or about to be told so by a call that needs it.
+  }
+}
+
+Store::Making::Making(Store store, int64_t ranks) : store_(std::move(store)) {
+  store_.announce(ranks);
 }
 
 uint64_t Store::requests() const { return server_ ? server_->requests() : 0; }

@@ -56,6 +56,12 @@ class Store {
   // Adds to the number under `key`, which starts at 0; returns the sum.
   int64_t add(const std::string& key, int64_t amount) const;
 
+  // While ranks make a group by way of the store, the process that serves it may come to its end:
+  // it serves on until none makes any, for five seconds at most.
+  class Making;
+  // So many more ranks make one, or will; fewer, where it is negative.
+  void announce(int64_t ranks) const noexcept;
+
   // The same store seen through keys that begin with `name` and "/".
   Store prefix(const std::string& name) const;
   // What all keys begin with, for everybody who sees this part of the store.
@@ -93,6 +99,19 @@ class Store {
   std::optional<Digest> key_;
   std::chrono::milliseconds timeout_{};
   std::string prefix_;
+};
+
+// This rank makes a group while it lives. Never throws: whoever needs the store finds out himself.
+class Store::Making {
+ public:
+  // Announces so many ranks: this one, all, or none where another rank announces this one, too.
+  Making(Store store, int64_t ranks);
+  ~Making() { store_.announce(-1); }
+  Making(const Making&) = delete;
+  Making& operator=(const Making&) = delete;
+
+ private:
+  const Store store_;
 };
 
 }  // namespace lockstep::comm

@@ -75,6 +75,9 @@ class TcpTransport : public Transport {
   }
   void give_up(std::string_view why) noexcept override { state_->give_up(why); }
   std::optional<std::string> failure() override { return state_->failure(); }
+  std::shared_ptr<void> making_subsets() override {
+    return std::make_shared<Store::Making>(state_->store(), 1);
+  }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
   // Nobody goes on, or ends and takes the store along, before all have come.

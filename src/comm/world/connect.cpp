@@ -189,34 +189,29 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
         *over, at, net.rank,
         {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
   };
-  try {
-    check_layout(asked.backend, connection.hosts, size);
-    connection.device = own_device(members, local_places, rank);
-    if (asked.tls_key && !connection.device.is_cpu() && connection.hosts > 1) {
-      contradiction(
-          "TLS was asked for (LOCKSTEP_TLS=1, or the option tls), but NCCL sends the tensors of "
-          "GPUs on {} hosts as they are: encrypt the network (WireGuard, IPsec), or set "
-          "LOCKSTEP_DEVICE=cpu",
-          connection.hosts);
-    }
-    take(connection.device);
-    if (!is_plain) {
-      const Sharing sharing = try_sharing(own, rank, std::move(layout), asked.timeout);
-      layout = sharing.layout;
-      check_sharing(asked.backend, sharing.problem, rank);
-    }
-    auto transport = is_plain ? between_hosts(own, {.rank = rank, .members = layout.members})
-                              : make_transport(own, rank, layout, asked.timeout, between_hosts);
-    if (!connection.device.is_cpu()) {
-      transport = make_nccl_transport(own.prefix("nccl"), std::move(transport),
-                                      {connection.device, layout, asked.timeout});
-    }
-    connection.group = Group(std::move(transport));
-    connection.is_encrypted = asked.tls_key && *over;
-  } catch (...) {
-    leave(own, rank, size - 1);
-    throw;
+  check_layout(asked.backend, connection.hosts, size);
+  connection.device = own_device(members, local_places, rank);
+  if (asked.tls_key && !connection.device.is_cpu() && connection.hosts > 1) {
+    contradiction(
+        "TLS was asked for (LOCKSTEP_TLS=1, or the option tls), but NCCL sends the tensors of "
+        "GPUs on {} hosts as they are: encrypt the network (WireGuard, IPsec), or set "
+        "LOCKSTEP_DEVICE=cpu",
+        connection.hosts);
   }
+  take(connection.device);
+  if (!is_plain) {
+    const Sharing sharing = try_sharing(own, rank, std::move(layout), asked.timeout);
+    layout = sharing.layout;
+    check_sharing(asked.backend, sharing.problem, rank);
+  }
+  auto transport = is_plain ? between_hosts(own, {.rank = rank, .members = layout.members})
+                            : make_transport(own, rank, layout, asked.timeout, between_hosts);
+  if (!connection.device.is_cpu()) {
+    transport = make_nccl_transport(own.prefix("nccl"), std::move(transport),
+                                    {connection.device, layout, asked.timeout});
+  }
+  connection.group = Group(std::move(transport));
+  connection.is_encrypted = asked.tls_key && *over;
   return connection;
 }
 

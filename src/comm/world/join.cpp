@@ -140,6 +140,7 @@ Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& ho
 }
 
 Group meet(const Store& own, const Membership& me, Member mine, const Asked& asked) {
+  const Store::Making making(own, me.rank == 0 ? me.size : 0);
   const auto members = exchange_members(own, me.rank, std::move(mine), asked.timeout);
   Group group = connect(own, me.rank, members, asked).group;
   // Until then others may read rank 0's store, which may end with this call.

@@ -10,7 +10,6 @@
 #include <fstream>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include "comm/shm/door.h"
 #include "core/version.h"
@@ -20,7 +19,6 @@
 namespace lockstep::comm {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 std::string encode(const Member& member) {
@@ -103,23 +101,6 @@ void check_agrees(const Member& mine, int rank, const Member& theirs, int peer) 
 
 }  // namespace
 
-void leave(const Store& store, int rank, int others) noexcept {
-  const auto start = Clock::now();
-  // Ranks that the launcher has told why the job ends need not learn it from the store.
-  const auto limit = [&] {
-    return store.launcher_status()->has_reported() ? milliseconds(200) : milliseconds(2000);
-  };
-  try {
-    int64_t left = store.add("left", rank == 0 ? 0 : 1);
-    for (; rank == 0 && left < others && Clock::now() < start + limit();
-         left = store.add("left", 0)) {
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-  } catch (const std::exception&) {
-    // Rank 0 has left already.
-  }
-}
-
 Member this_member(int world_size, int local_rank, Devices devices, const AskedTransport& asked) {
   return {.world_size = world_size,
           .local_rank = local_rank,
@@ -160,15 +141,6 @@ std::vector<std::optional<Member>> members_of(const std::string& list, int rank,
   return members;
 }
 
-int others(const Store& store) { return static_cast<int>(store.add(kCome, 0)) - 1; }
-
-// Ends it for all that have come and all that will.
-[[noreturn]] void refuse_all(const Store& store, int rank, const ConfigError& error) {
-  store.set(kOver, error.what());
-  leave(store, rank, others(store));
-  throw error;
-}
-
 [[noreturn]] void give_up(const Store& store, int rank, const Member& mine, milliseconds timeout) {
   const LauncherStatus& launcher_status = *store.launcher_status();
   const bool failed = launcher_status.has_reported();
@@ -177,6 +149,7 @@ int others(const Store& store) { return static_cast<int>(store.add(kCome, 0)) - 
   for (int peer = 0; peer < mine.world_size; ++peer) {
     if (!members[peer]) absent.push_back(peer);
   }
+  if (rank == 0) store.announce(-static_cast<int64_t>(absent.size()));
   throw CommError(fmt::format(
       "[comm] rank {} met {} of {} ranks at {} {}; missing: {}. Were they started, with the same "
       "MASTER_ADDR and "
@@ -207,7 +180,9 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
       check_agrees(mine, rank, decode(first.substr(first.find(' ') + 1), std::stoi(first)),
                    std::stoi(first));
     } catch (const ConfigError& error) {
-      refuse_all(store, rank, error);
+      // Ends it for all that have come and all that will.
+      store.set(kOver, error.what());
+      throw;
     }
   }
   if (come == mine.world_size) store.set(kOver, "");
@@ -217,18 +192,10 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
     give_up(store, rank, mine, timeout);
   }
   const std::string problem = store.get(kOver, timeout);
-  if (!problem.empty()) {
-    leave(store, rank, others(store));
-    throw ConfigError(problem);
-  }
+  if (!problem.empty()) throw ConfigError(problem);
   std::vector<Member> members;
-  try {
-    for (auto& member : members_of(store.get(kList, timeout), rank, mine))
-      members.push_back(std::move(member.value()));
-  } catch (const ConfigError&) {
-    leave(store, rank, others(store));
-    throw;
-  }
+  for (auto& member : members_of(store.get(kList, timeout), rank, mine))
+    members.push_back(std::move(member.value()));
   return members;
 }
 

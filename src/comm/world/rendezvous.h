@@ -41,8 +41,4 @@ Member this_member(int world_size, int local_rank, Devices devices,
 std::vector<Member> exchange_members(const Store& store, int rank, const Member& mine,
                                      std::chrono::milliseconds timeout);
 
-// Called by a rank that fails before the world is complete: the rank that serves the store keeps
-// it, for two seconds at most, until the `others` have read why.
-void leave(const Store& store, int rank, int others) noexcept;
-
 }  // namespace lockstep::comm

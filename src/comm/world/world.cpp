@@ -179,6 +179,7 @@ World World::from_env(WorldOptions options) {
 
   const Store own = store.prefix(attempt(place));
   state->keys = keys_in(own.prefix("user"), options.timeout);
+  const Store::Making making(own, place.rank == 0 ? place.size : 0);
   const auto members =
       exchange_members(own, place.rank,
                        this_member(place.size, static_cast<int>(place.local_rank.value_or(-1)),
