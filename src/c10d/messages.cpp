@@ -32,6 +32,11 @@ at::Tensor as_bytes(const at::Tensor& tensor) {
       tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())}, [tensor](void*) {}, at::kByte);
 }
 
+// Whether its elements lie in memory one after another as they are.
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
 Head head_of(const at::Tensor& head) {
   Head value;
   std::memcpy(&value, head.const_data_ptr(), sizeof value);
@@ -50,7 +55,8 @@ Messages::Messages(const comm::Group& group)
 
 void Messages::add(Send send, std::vector<Finished>& finished) {
   try {
-    send.tensor = send.tensor.contiguous();
+    // A conjugate or negative that libtorch has put off is none in memory.
+    send.tensor = send.tensor.resolve_conj().resolve_neg().contiguous();
     send.bytes = as_bytes(send.tensor);
     send.head = at::empty({kHead}, at::kByte);
     const Head head{send.bytes.numel(), send.tag, 0};
@@ -69,9 +75,9 @@ void Messages::add(Send send, std::vector<Finished>& finished) {
 void Messages::add(Receive receive, std::vector<Finished>& finished) {
   try {
     at::Tensor& to = receive.bytes;
-    to = as_bytes(receive.tensor.is_contiguous()
+    to = as_bytes(is_plain(receive.tensor)
                       ? receive.tensor
-                      : at::empty_like(receive.tensor, at::MemoryFormat::Contiguous));
+                      : at::empty(receive.tensor.sizes(), receive.tensor.options()));
     for (int rank = 0; rank < group_.size(); ++rank) {
       if (receive.from != kAnyRank && receive.from != rank) continue;
       auto& kept = sources_[rank].kept;
@@ -195,13 +201,16 @@ bool Messages::read_head(int rank, std::vector<Finished>& finished) {
     source.body = group_.recv(rest, rank, 1, kEndless);
     return hand_over(rank, std::move(*receive), rest, finished);
   }
-  const at::Tensor bytes = receive ? receive->bytes : at::empty({head.bytes}, at::kByte);
-  if (receive) {
-    source.into = std::move(receive);
-  } else {
-    source.keeps = Kept{head.tag, bytes};
+  if (!receive) {
+    source.keeps = Kept{head.tag, at::empty({head.bytes}, at::kByte)};
+    source.body = group_.recv(source.keeps->bytes, rank, 1, kEndless);
+    return true;
   }
-  source.body = group_.recv(bytes, rank, 1, kEndless);
+  // The rest has as long again. When that passes, a half of the message is in the receive's memory,
+  // and the group ends.
+  source.into = std::move(receive);
+  source.body =
+      group_.recv(source.into->bytes, rank, 1, {.timeout = source.into->work->getTimeout()});
   return true;
 }
 
@@ -217,9 +226,13 @@ bool Messages::hand_over(int rank, Receive receive, const at::Tensor& bytes,
   } else if (bytes.numel() > 0) {
     if (bytes.data_ptr() != receive.bytes.data_ptr())
       std::memcpy(receive.bytes.data_ptr(), bytes.data_ptr(), bytes.nbytes());
-    if (!receive.tensor.is_contiguous()) {
-      receive.tensor.copy_(at::from_blob(receive.bytes.data_ptr(), receive.tensor.sizes(),
-                                         receive.tensor.options()));
+    try {
+      if (!is_plain(receive.tensor)) {
+        receive.tensor.copy_(at::from_blob(receive.bytes.data_ptr(), receive.tensor.sizes(),
+                                           receive.tensor.options()));
+      }
+    } catch (...) {
+      error = translated(std::current_exception());
     }
   }
   receive.work->set_source(rank);
@@ -271,7 +284,10 @@ void Messages::idle(std::chrono::microseconds limit, std::vector<Finished>& fini
     try {
       if (at == count) {
         if (sends_.empty()) continue;
-        (void)sends_.front().parts.front().wait_for(limit);
+        // Of a long message the head may be over, while the receiver has no room for the rest.
+        for (comm::Work& part : sends_.front().parts) {
+          if (!part.wait_for(limit)) break;
+        }
       } else {
         Source& source = sources_[at];
         const int rank = static_cast<int>(at);

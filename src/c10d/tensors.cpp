@@ -11,10 +11,6 @@ namespace {
 
 using comm::Work;
 
-bool is_unsigned(at::ScalarType dtype) {
-  return dtype == at::kUInt16 || dtype == at::kUInt32 || dtype == at::kUInt64;
-}
-
 }  // namespace
 
 at::Tensor plain(const at::Tensor& tensor) {
@@ -30,6 +26,11 @@ at::Tensor plain(const at::Tensor& tensor) {
     case at::kLong:
     case at::kByte:
     case at::kBool:
+    case at::kUInt16:
+    case at::kUInt32:
+    case at::kUInt64:
+    case at::kFloat8_e4m3fn:
+    case at::kFloat8_e5m2:
       return tensor;
     default:
       return tensor.is_contiguous() ? tensor.detach().view({-1}).view(at::kByte) : tensor;
@@ -85,25 +86,11 @@ Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype) {
     default:
       TORCH_CHECK_VALUE(false, "[lockstep] an unknown reduction");
   }
-  const bool by_sign = reduction.op == comm::ReduceOp::Min || reduction.op == comm::ReduceOp::Max ||
-                       reduction.op == comm::ReduceOp::Average;
-  TORCH_CHECK_VALUE(!is_unsigned(dtype) || !by_sign,
-                    "[lockstep] MIN, MAX and AVG are not supported for ", dtype);
   return reduction;
 }
 
 at::Tensor summand(const at::Tensor& tensor) {
-  if (tensor.is_complex()) return at::view_as_real(tensor.detach());
-  switch (tensor.scalar_type()) {
-    case at::kUInt16:
-      return tensor.view(at::kShort);
-    case at::kUInt32:
-      return tensor.view(at::kInt);
-    case at::kUInt64:
-      return tensor.view(at::kLong);
-    default:
-      return tensor;
-  }
+  return tensor.is_complex() ? at::view_as_real(tensor.detach()) : tensor;
 }
 
 at::Tensor prepared(const at::Tensor& input, const Reduction& reduction) {

@@ -25,8 +25,7 @@ struct Reduction {
 // Throws c10::ValueError for one that has no meaning for the dtype.
 Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype);
 
-// The tensor that Group combines, sharing memory: complex numbers as pairs, unsigned ones as
-// signed.
+// The tensor that Group combines, sharing memory: complex numbers as pairs.
 at::Tensor summand(const at::Tensor& tensor);
 // The data that is handed to Group in the place of an input: multiplied first, if it has to be.
 at::Tensor prepared(const at::Tensor& input, const Reduction& reduction);

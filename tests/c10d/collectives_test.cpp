@@ -75,6 +75,26 @@ TEST_P(Collectives, GiveWhatOneProcessComputes) {
   });
 }
 
+// What is contiguous on one rank need not be on another.
+TEST_P(Collectives, CarryViewsOfEachDtype) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    const int rank = backend.getRank(), size = backend.getSize();
+    for (const at::ScalarType dtype : {at::kFloat, at::kUInt16, at::kUInt64, at::kFloat8_e5m2}) {
+      const auto values = [&](int r) { return numbers(r, 6).view({2, 3}).to(dtype); };
+      Tensors in{rank == 0 ? values(0) : values(rank).t().contiguous().t()};
+      std::vector<Tensors> out(1);
+      for (int r = 0; r < size; ++r) {
+        out[0].push_back(rank == 1 ? at::zeros({2, 3}).to(dtype) : at::zeros({3, 2}).to(dtype).t());
+      }
+      backend.allgather(out, in)->wait();
+      for (int r = 0; r < size; ++r)
+        expect_equal(c10::toString(dtype), out[0][r].to(at::kFloat), numbers(r, 6).view({2, 3}));
+      backend.broadcast(in)->wait();
+      expect_equal("broadcast", in[0].to(at::kFloat), numbers(0, 6).view({2, 3}));
+    }
+  });
+}
+
 TEST_P(Collectives, ReduceInEveryWay) {
   spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
     const int rank = backend.getRank(), size = backend.getSize();
@@ -94,6 +114,11 @@ TEST_P(Collectives, ReduceInEveryWay) {
                  at::complex(sum_of(size, 4), -sum_of(size, 4)));
     expect_equal("uint16", reduced(numbers(rank, 4, at::kUInt16), ReduceOp::SUM).to(at::kLong),
                  sum_of(size, 4, at::kLong));
+    const auto high = at::full({4}, 65530, at::kInt).to(at::kUInt16);  // negative as a signed one
+    expect_equal("MAX of uint16",
+                 reduced(rank == 0 ? high.clone() : numbers(rank, 4, at::kUInt16), ReduceOp::MAX)
+                     .to(at::kLong),
+                 high.to(at::kLong));
     EXPECT_THROW(reduced(complex, ReduceOp::MAX), c10::ValueError);
     EXPECT_THROW(reduced(numbers(rank, 4), ReduceOp::BXOR), c10::ValueError);
     // The group has not noticed.

@@ -1,6 +1,8 @@
 // Messages by tag in any order and from any rank.
 #include <ATen/ATen.h>
 
+#include <cstring>
+
 #include "c10d/support.h"
 
 namespace lockstep::test {
@@ -92,6 +94,93 @@ TEST(MessageSizes, MustAgreeAndLaterOnesCome) {
       backend.recv(column, 0, 9)->wait();
       EXPECT_TRUE(at::equal(column[0], three[0]));
     }
+    backend.barrier()->wait();
+  });
+}
+
+// A short one is over before its receiver has come, and so is the head of a long one.
+TEST_P(Messages, WhoseRestNobodyReceivesEndAtTheDeadline) {
+  using std::chrono::milliseconds;
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    backend.barrier()->wait();
+    if (backend.getRank() == 0) {
+      backend.setTimeout(milliseconds(700));
+      Tensors large{at::ones({300000})};
+      const auto work = backend.send(large, 1, 1);
+      EXPECT_THROW(work->wait(), c10::DistBackendError);
+      store->set("over", "");
+    } else {
+      store->wait({"over"});
+    }
+  });
+}
+
+TEST_P(Messages, WhoseRestDoesNotComeEndTheGroup) {
+  using std::chrono::milliseconds;
+  const Ranks ranks = GetParam();
+  std::string path = testing::TempDir() + "c10d-XXXXXX";
+  close(mkstemp(path.data()));
+  spawn_bare(ranks.count,
+             [&](int rank) {
+               setenv("GLOO_SOCKET_IFNAME", "lo", 1);
+               const auto store = file_store(path, ranks.count);
+               const auto own = c10::make_intrusive<::c10d::PrefixStore>("world", store);
+               if (rank == 0) {
+                 const auto backend = c10d_backend::make_backend(own, {0, ranks.count});
+                 backend->setTimeout(milliseconds(500));
+                 Tensors one{at::zeros({300000})};
+                 const auto work = backend->recv(one, 1, 3);
+                 EXPECT_THROW(work->wait(), c10::DistBackendError);
+                 EXPECT_THROW(backend->barrier()->wait(), c10::DistBackendError);  // nor the group
+                 store->set("over", "");
+                 return;
+               }
+               const comm::Group group = comm::join_group(own, {rank, ranks.count});
+               if (rank == 1) {
+                 at::Tensor head = at::zeros({512}, at::kByte);
+                 const int64_t bytes = 1200000;
+                 const int32_t tag = 3;
+                 std::memcpy(head.data_ptr(), &bytes, sizeof bytes);
+                 std::memcpy(head.data_ptr<uint8_t>() + sizeof bytes, &tag, sizeof tag);
+                 group.send(head, 0).wait();
+               }
+               store->wait({"over"});
+             },
+             {.backend = ranks.backend, .hosts = ranks.hosts});
+  unlink(path.c_str());
+}
+
+TEST_P(Messages, TakeViewsAsTheyAre) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    const int rank = backend.getRank(), size = backend.getSize();
+    const int to = (rank + 1) % size, from = (rank + size - 1) % size;
+    int tag = 0;
+    for (const int64_t count : {3, 5000}) {
+      const at::Tensor numbers = at::arange(count, at::kFloat) + rank,
+                       expected = at::arange(count, at::kFloat) + from;
+      const at::Tensor pairs = at::complex(numbers, numbers + 1);
+      const auto exchange = [&](const at::Tensor& out, const at::Tensor& in) {
+        Tensors outs{out}, ins{in};
+        const auto sent = backend.send(outs, to, ++tag);
+        backend.recv(ins, from, tag)->wait();
+        sent->wait();
+      };
+      at::Tensor plain = at::zeros({count}), negative = at::zeros({count});
+      exchange(at::_neg_view(numbers), plain);
+      EXPECT_TRUE(at::equal(plain, -expected));
+      exchange(at::imag(pairs.conj()), plain);
+      EXPECT_TRUE(at::equal(plain, -(expected + 1)));
+      exchange(numbers, at::_neg_view(negative));
+      EXPECT_TRUE(at::equal(negative, -expected));
+      at::Tensor conjugate = at::zeros_like(pairs);
+      exchange(pairs, conjugate.conj());
+      EXPECT_TRUE(at::equal(conjugate, at::complex(expected, -(expected + 1))));
+    }
+    // Elements that share memory have no room for a message.
+    Tensors out{at::ones({4})}, in{at::zeros({1}).expand({4})};
+    const auto sent = backend.send(out, to, 99);
+    EXPECT_THROW(backend.recv(in, from, 99)->wait(), c10::Error);
+    sent->wait();
     backend.barrier()->wait();
   });
 }
