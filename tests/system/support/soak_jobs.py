@@ -40,9 +40,10 @@ STATUS = {
 PARTITIONS = ["cable", "first cable", "one way", "reset"]
 # Ranks whose connections have broken may be seen to fail before the launchers miss each other.
 LOST = re.compile(r"was lost|lost the way|coordinator .* has ended|failed first")
+HEARTBEAT_S = 2  # after which a silent launcher is lost
 LAUNCHERS = (
-    "heartbeat_timeout=2,keep_alive_interval=0.2,last_call_timeout=0.2,join_timeout=60,"
-    "rejoin_timeout=30"
+    f"heartbeat_timeout={HEARTBEAT_S},keep_alive_interval=0.2,last_call_timeout=0.2,"
+    "join_timeout=60,rejoin_timeout=30"
 )
 
 
