@@ -1,3 +1,4 @@
+// A group over sockets whose ranks end, stay away or disagree.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -17,9 +18,17 @@ using testing::AllOf;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
 
-TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
+class NetFailure : public testing::TestWithParam<std::string> {
+ protected:
+  // With which errors begin.
+  std::string address() const { return "[" + GetParam() + "]"; }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, NetFailure, testing::Values("tcp", "gloo"),
+                         [](const auto& one) { return one.param; });
+
+TEST_P(NetFailure, ALostPeerEndsTheWaitAtOnce) {
   spawn(3,
-        [](World& world) {
+        [&](World& world) {
           world.group().barrier().wait();
           if (world.rank() == 2) raise(SIGKILL);
           at::Tensor t = at::ones({1000});
@@ -27,13 +36,13 @@ TEST(GlooFailure, ALostPeerEndsTheWaitAtOnce) {
           const std::string error =
               message_of<CommError>([&] { world.group().all_reduce(t).wait(); });
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
-          EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2"), HasSubstr("float32 x 1000"),
-                                   HasSubstr("rank 2")));
+          EXPECT_THAT(error, AllOf(HasSubstr(address() + " all_reduce #2"),
+                                   HasSubstr("float32 x 1000"), HasSubstr("rank 2")));
         },
-        {.backend = "gloo", .doomed = {2}});
+        {.backend = GetParam(), .doomed = {2}});
 }
 
-TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
+TEST_P(NetFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
   PretendLauncher launcher(3);
   spawn(3,
         [&](World& world) {
@@ -54,12 +63,126 @@ TEST(GlooFailure, TheLaunchersWordEndsTheWaitThoughConnectionsStay) {
             EXPECT_THAT(error, HasSubstr("rank 2 was killed by SIGKILL"));
           }
         },
-        {.backend = "gloo"});
+        {.backend = GetParam()});
+}
+
+TEST_P(NetFailure, TheDeadlineNamesTheRankThatStaysAway) {
+  spawn(3,
+        [&](World& world) {
+          world.group().barrier().wait();
+          // Rank 2 comes when the others have given up.
+          if (world.rank() == 2) {
+            const std::string late = message_of<CommError>([&] {
+              for (;;) world.group().recv(at::zeros({1}), 0, 0, {.label = "elsewhere"}).wait();
+            });
+            EXPECT_NE(late, "nothing");
+            return;
+          }
+          at::Tensor t = at::ones({8}, at::kDouble);
+          // Longer than a rank waits before it says what it waits for.
+          const std::string error = message_of<CommError>([&] {
+            world.group()
+                .all_reduce(t, ReduceOp::Sum, {.timeout = 2500ms, .label = "bucket 3"})
+                .wait();
+          });
+          EXPECT_THAT(error,
+                      AllOf(HasSubstr(address() + " all_reduce #2 (bucket 3, sum, float64 x 8)"),
+                            HasSubstr("rank 2 is at recv #1 (elsewhere, from rank 0")));
+          EXPECT_THAT(error, testing::AnyOf(HasSubstr("timed out after 2.5 s on rank"),
+                                            HasSubstr("failed (")));
+        },
+        {.backend = GetParam()});
+}
+
+TEST_P(NetFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
+  spawn(2,
+        [](World& world) {
+          const auto start = steady_clock::now();
+          const std::string error = message_of<CommError>([&] {
+            if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
+            if (world.rank() == 1) world.group().all_reduce(at::ones({5})).wait();
+          });
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+          EXPECT_THAT(error, AllOf(HasSubstr("x 4"), HasSubstr("x 5")));
+        },
+        {.backend = GetParam()});
+}
+
+TEST_P(NetFailure, DifferentCollectivesAreQuotedOnBothSides) {
+  spawn(2,
+        [](World& world) {
+          const std::string error = message_of<CommError>([&] {
+            if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
+            if (world.rank() == 1) world.group().broadcast(at::ones({4})).wait();
+          });
+          EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #1"), HasSubstr("broadcast #1")));
+        },
+        {.backend = GetParam()});
+}
+
+TEST_P(NetFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
+  spawn(2,
+        [](World& world) {
+          // Rank 0 sends three elements where rank 1 makes room for two.
+          const int other = world.rank() == 0 ? 3 : 1;
+          const int room = world.rank() == 0 ? 1 : 2;
+          std::vector<at::Tensor> inputs(2), outputs(2);
+          inputs[world.rank()] = outputs[world.rank()] = at::ones({1});
+          inputs[1 - world.rank()] = at::ones({other});
+          outputs[1 - world.rank()] = at::ones({room});
+          const std::string error =
+              message_of<CommError>([&] { world.group().all_to_all(outputs, inputs).wait(); });
+          EXPECT_THAT(error, HasSubstr("all_to_all #1"));
+          if (world.rank() == 1) {
+            // Over tcp whichever side finds it first.
+            EXPECT_THAT(error,
+                        testing::AnyOf(HasSubstr("rank 0 sends 12 bytes where 8 are expected"),
+                                       HasSubstr("rank 1 expects 8 bytes where 12 are sent")));
+          }
+        },
+        {.backend = GetParam()});
+}
+
+TEST_P(NetFailure, ADeadGroupThrowsAtOnce) {
+  spawn(2,
+        [](World& world) {
+          at::Tensor t = at::ones({4}), other = at::ones({9});
+          comm::Work pending = world.rank() == 0 ? world.group().all_reduce(other) : comm::Work();
+          const std::string first = message_of<CommError>([&] {
+            if (world.rank() == 0) world.group().barrier({.timeout = 300ms}).wait();
+            if (world.rank() == 1) world.group().recv(t, 0, 5).wait();
+          });
+          EXPECT_NE(first, "nothing");
+          const auto start = steady_clock::now();
+          EXPECT_THAT(message_of<CommError>([&] { world.group().all_reduce(t).wait(); }),
+                      HasSubstr("group is dead"));
+          const std::string second = message_of<CommError>([&] { pending.wait(); });
+          EXPECT_EQ(second != "nothing", world.rank() == 0) << second;
+          EXPECT_LT(steady_clock::now() - start, 20s);
+        },
+        {.backend = GetParam()});
+}
+
+TEST_P(NetFailure, AGroupThatGoesAwayWaitsForNobody) {
+  const auto start = steady_clock::now();
+  spawn(2,
+        [](World& world) {
+          if (world.rank() == 0) {
+            const comm::Work dropped = world.group().all_reduce(at::ones({4}));
+            world = World::solo();
+          } else {
+            // Ends when rank 0's connections do.
+            EXPECT_NE(message_of<CommError>([&] { world.group().recv(at::ones({4}), 0).wait(); }),
+                      "nothing");
+          }
+        },
+        {.backend = GetParam()});
+  EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
 }
 
 // As when another host was lost: no rank of this one has ended.
 TEST(LaunchersWord, IsQuotedOnEveryTransport) {
-  for (const std::string backend : {"shm", "gloo"}) {
+  for (const std::string backend : {"shm", "tcp", "gloo"}) {
     PretendLauncher launcher(2);
     spawn(2,
           [&](World& world) {
@@ -100,7 +223,7 @@ TEST(LaunchersWord, EndsAStart) {
 }
 
 // The store goes with rank 0, which fails to connect; that is not what rank 1 has to say.
-TEST(GlooFailure, AStartWithoutRankZeroSaysWhatItWasDoing) {
+TEST(GlooStart, WithoutRankZeroSaysWhatItWasDoing) {
   spawn_bare(2,
              [](int rank) {
                if (rank == 0) setenv("GLOO_SOCKET_IFNAME", "nowhere", 1);
@@ -124,116 +247,6 @@ TEST(LaunchersWord, EndsAStartThatWaitsForARank) {
                 HasSubstr("the job was given up (rank 1 was killed by SIGKILL)"));
     EXPECT_LT(steady_clock::now() - start, 20s);
   });
-}
-
-TEST(GlooFailure, TheDeadlineNamesTheRankThatStaysAway) {
-  spawn(3,
-        [](World& world) {
-          world.group().barrier().wait();
-          // Rank 2 comes when the others have given up.
-          if (world.rank() == 2) {
-            const std::string late = message_of<CommError>([&] {
-              for (;;) world.group().recv(at::zeros({1}), 0, 0, {.label = "elsewhere"}).wait();
-            });
-            EXPECT_NE(late, "nothing");
-            return;
-          }
-          at::Tensor t = at::ones({8}, at::kDouble);
-          // Longer than a rank waits before it says what it waits for.
-          const std::string error = message_of<CommError>([&] {
-            world.group()
-                .all_reduce(t, ReduceOp::Sum, {.timeout = 2500ms, .label = "bucket 3"})
-                .wait();
-          });
-          EXPECT_THAT(error, AllOf(HasSubstr("[gloo] all_reduce #2 (bucket 3, sum, float64 x 8)"),
-                                   HasSubstr("rank 2 is at recv #1 (elsewhere, from rank 0")));
-          EXPECT_THAT(error, testing::AnyOf(HasSubstr("timed out after 2.5 s on rank"),
-                                            HasSubstr("failed (")));
-        },
-        {.backend = "gloo"});
-}
-
-TEST(GlooFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
-  spawn(2,
-        [](World& world) {
-          const auto start = steady_clock::now();
-          const std::string error = message_of<CommError>([&] {
-            if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
-            if (world.rank() == 1) world.group().all_reduce(at::ones({5})).wait();
-          });
-          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
-          EXPECT_THAT(error, AllOf(HasSubstr("x 4"), HasSubstr("x 5")));
-        },
-        {.backend = "gloo"});
-}
-
-TEST(GlooFailure, DifferentCollectivesAreQuotedOnBothSides) {
-  spawn(2,
-        [](World& world) {
-          const std::string error = message_of<CommError>([&] {
-            if (world.rank() == 0) world.group().all_reduce(at::ones({4})).wait();
-            if (world.rank() == 1) world.group().broadcast(at::ones({4})).wait();
-          });
-          EXPECT_THAT(error, AllOf(HasSubstr("all_reduce #1"), HasSubstr("broadcast #1")));
-        },
-        {.backend = "gloo"});
-}
-
-TEST(GlooFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
-  spawn(2,
-        [](World& world) {
-          // Rank 0 sends three elements where rank 1 makes room for two.
-          const int other = world.rank() == 0 ? 3 : 1;
-          const int room = world.rank() == 0 ? 1 : 2;
-          std::vector<at::Tensor> inputs(2), outputs(2);
-          inputs[world.rank()] = outputs[world.rank()] = at::ones({1});
-          inputs[1 - world.rank()] = at::ones({other});
-          outputs[1 - world.rank()] = at::ones({room});
-          const std::string error =
-              message_of<CommError>([&] { world.group().all_to_all(outputs, inputs).wait(); });
-          EXPECT_THAT(error, HasSubstr("all_to_all #1"));
-          if (world.rank() == 1) {
-            EXPECT_THAT(error, HasSubstr("rank 0 sends 12 bytes where 8 are expected"));
-          }
-        },
-        {.backend = "gloo"});
-}
-
-TEST(GlooFailure, ADeadGroupThrowsAtOnce) {
-  spawn(2,
-        [](World& world) {
-          at::Tensor t = at::ones({4}), other = at::ones({9});
-          comm::Work pending = world.rank() == 0 ? world.group().all_reduce(other) : comm::Work();
-          const std::string first = message_of<CommError>([&] {
-            if (world.rank() == 0) world.group().barrier({.timeout = 300ms}).wait();
-            if (world.rank() == 1) world.group().recv(t, 0, 5).wait();
-          });
-          EXPECT_NE(first, "nothing");
-          const auto start = steady_clock::now();
-          EXPECT_THAT(message_of<CommError>([&] { world.group().all_reduce(t).wait(); }),
-                      HasSubstr("group is dead"));
-          const std::string second = message_of<CommError>([&] { pending.wait(); });
-          EXPECT_EQ(second != "nothing", world.rank() == 0) << second;
-          EXPECT_LT(steady_clock::now() - start, 20s);
-        },
-        {.backend = "gloo"});
-}
-
-TEST(GlooFailure, AGroupThatGoesAwayWaitsForNobody) {
-  const auto start = steady_clock::now();
-  spawn(2,
-        [](World& world) {
-          if (world.rank() == 0) {
-            const comm::Work dropped = world.group().all_reduce(at::ones({4}));
-            world = World::solo();
-          } else {
-            // Ends when rank 0's connections do.
-            EXPECT_NE(message_of<CommError>([&] { world.group().recv(at::ones({4}), 0).wait(); }),
-                      "nothing");
-          }
-        },
-        {.backend = "gloo"});
-  EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
 }
 
 }  // namespace
