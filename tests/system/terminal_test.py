@@ -105,12 +105,12 @@ def test_progress_is_one_line_that_fits_the_terminal(folder):
             lines = shown(screen, columns)
             progress = [line for line in lines if re.search(r"step \d+/\d+  ", line)]
             # Each evaluation stands in the place of the line before it; the last step's line stays.
-            assert len(progress) == 1 and "100 %" in progress[0], (progress, screen)
+            assert len(progress) == 1 and re.search(r"step (\d+)/\1  ", progress[0]), (progress, screen)
             assert " left" not in progress[0], progress
             assert len([line for line in lines if "evaluated after step" in line]) == 6, lines
             assert all(len(line) < columns for line in progress), progress
             assert "loss" in progress[0] and "samples/s" in progress[0], progress
-            assert ("norm" in progress[0]) == (columns == 200), progress
+            assert columns == 80 or "norm" in progress[0], progress
             # No line was wider than the terminal on the way, either.
             plain = re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", screen)
             wide = [line for line in re.split("[\r\n]", plain) if "step" in line and len(line) > columns]

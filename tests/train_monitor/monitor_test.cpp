@@ -222,7 +222,7 @@ TEST_F(Monitor, OtherProgramsFindTheSameFigures) {
     const std::string shown = testing::internal::GetCapturedStdout();
     if (world.is_main()) {
       EXPECT_EQ(shown.rfind("epoch 1  step 1/4  25 %  loss 0.5000", 0), 0u) << shown;
-      EXPECT_THAT(shown, HasSubstr(" left\n"));
+      EXPECT_THAT(shown, HasSubstr(" left"));
     } else {
       EXPECT_EQ(shown, "");
     }

@@ -86,8 +86,8 @@ TEST(ProgressDisplay, SaysWhatRanksDoForWhoeverDoesNotKnow) {
 TEST(ProgressDisplay, SpeedDoesNotTrembleWhereTheLineIsWrittenOver) {
   std::ostringstream out;
   ProgressDisplay display(out, kTerminal);
-  display.show(at(1, 1.0, 100), {.steps = 2});
-  display.show(at(2, 1.2, 1000), {.steps = 2});
+  display.show(at(1, 10.0, 100), {.steps = 2});
+  display.show(at(2, 10.2, 1000), {.steps = 2});
   // exp(-0.2 s / 3 s) of the speed before, the rest of the new one.
   EXPECT_THAT(out.str(), HasSubstr("158 samples/s"));
 }

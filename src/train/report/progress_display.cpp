@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iostream>
 
@@ -46,7 +47,9 @@ void ProgressDisplay::smooth(Figures& figures) {
   }
   const double passed = last_ ? figures.report.seconds - last_->report.seconds : 0;
   if (passed <= 0) return;
-  const double kept = std::exp(-passed / kSmoothSeconds);
+  // The first steps are slow, and must not be half of what is shown for long.
+  const double window = std::min(kSmoothSeconds, figures.report.seconds / 2);
+  const double kept = std::exp(-passed / window);
   speed += kept * (last_->report.samples_per_second - speed);
   step += kept * (last_->extent.step_seconds - step);
 }
