@@ -196,7 +196,6 @@ TEST(TwoJobsAtOneEndpoint, TheSecondIsRefusedWithBothCommandsNamedAndTheFirstGoe
   EXPECT_EQ(graceful.exit_code, 2);
   EXPECT_THAT(graceful.err, HasSubstr("--grace 30, the job has no --grace"));
 
-  first.write_input("go\n");
   kill(first.pid(), SIGTERM);
   EXPECT_EQ(first.wait().exit_code, 128 + SIGTERM);
   EXPECT_EQ(second.wait().exit_code, 128 + SIGTERM);
