@@ -40,7 +40,7 @@ comm::Group joined(const c10::intrusive_ptr<::c10d::Store>& store, const comm::M
 ProcessGroup::ProcessGroup(comm::Group group, milliseconds timeout)
     : Backend(group.rank(), group.size()),
       options_(c10::make_intrusive<Options>("lockstep", timeout)),
-      driver_(std::make_shared<Driver>(std::move(group))) {
+      driver_(not_for_children(std::make_shared<Driver>(std::move(group)))) {
   init();
   const std::lock_guard lock(drivers().mutex);
   TORCH_CHECK_WITH(DistBackendError, !drivers().ended, "[lockstep] the process is ending");
@@ -51,6 +51,7 @@ ProcessGroup::ProcessGroup(comm::Group group, milliseconds timeout)
 ProcessGroup::~ProcessGroup() { end(kAtExit); }
 
 void ProcessGroup::end(milliseconds patience) {
+  if (!driver_->is_here()) return;
   {
     const std::lock_guard lock(drivers().mutex);
     drivers().alive.erase(driver_);

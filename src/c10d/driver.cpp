@@ -32,6 +32,11 @@ Driver::Driver(comm::Group group) : group_(std::move(group)), messages_(group_) 
 
 Driver::~Driver() { close(milliseconds(0)); }
 
+void Driver::check_process() const {
+  if (!is_here())
+    std::rethrow_exception(failure("[lockstep] " + process_.refusal("process group")));
+}
+
 void Driver::check_open(Lock& lock) {
   if (!ending_) return;
   stay_if_leaving(lock);
@@ -45,11 +50,13 @@ void Driver::stay_if_leaving(Lock& lock) {
 }
 
 bool Driver::is_dead() const {
+  if (!is_here()) return true;
   const std::lock_guard lock(mutex_);
   return dead_;
 }
 
 void Driver::submit(Job job, bool waits) {
+  check_process();
   std::vector<Finished> spent;  // freed without the mutex
   const auto work = job.work;
   const bool is_short = job.is_short;
@@ -70,6 +77,7 @@ void Driver::submit(Job job, bool waits) {
 }
 
 void Driver::submit(Send send) {
+  check_process();
   std::vector<Finished> spent;
   const auto work = send.work;
   Lock lock(mutex_);
@@ -83,6 +91,7 @@ void Driver::submit(Send send) {
 }
 
 void Driver::submit(Receive receive) {
+  check_process();
   std::vector<Finished> spent;
   const auto work = receive.work;
   Lock lock(mutex_);
@@ -112,6 +121,7 @@ void Driver::wake(Lock&) {
 }
 
 void Driver::wait(const BackendWork& work, milliseconds timeout) {
+  check_process();
   const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
   std::vector<Finished> spent;
   Micros patience = kFirst;
@@ -298,6 +308,7 @@ void Driver::idle(Micros patience, std::vector<Finished>& finished) {
 }
 
 void Driver::abort(const std::string& why) {
+  if (!is_here()) return;
   Lock lock(mutex_);
   stay_if_leaving(lock);
   if (ending_) return;
@@ -340,6 +351,7 @@ void Driver::end_thread(Lock& lock) {
 }
 
 void Driver::close(milliseconds patience) noexcept {
+  if (!is_here()) return;
   std::vector<Finished> spent;
   Lock lock(mutex_);
   if (!drain(lock, patience)) {
@@ -366,6 +378,7 @@ void Driver::close(milliseconds patience) noexcept {
 }
 
 void Driver::leave(milliseconds patience) noexcept {
+  if (!is_here()) return;
   Lock lock(mutex_);
   leaver_ = std::this_thread::get_id();
   if (!drain(lock, patience)) return;

@@ -19,6 +19,7 @@
 
 #include "c10d/messages.h"
 #include "c10d/work.h"
+#include "core/own_process.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep::c10d_backend {
@@ -41,6 +42,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   Driver(const Driver&) = delete;
   Driver& operator=(const Driver&) = delete;
 
+  // Whether this process made it. A child of that one gets errors, and destroys nothing.
+  bool is_here() const { return process_.is_here(); }
   // For what runs inside a stage.
   const comm::Group& group() const { return group_; }
 
@@ -72,6 +75,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
     std::vector<comm::Work> works;
   };
 
+  void check_process() const;
   void check_open(Lock& lock);
   void stay_if_leaving(Lock& lock);
   bool has_work() const { return has_news_ || is_moving_; }
@@ -90,6 +94,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void idle(Micros patience, std::vector<Finished>& finished);
   void bury(std::vector<Finished> finished);
 
+  const OwnProcess process_;
   const comm::Group group_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // for threads that wait

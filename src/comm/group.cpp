@@ -23,6 +23,7 @@ at::Tensor as_tensor(std::string_view text) {
 
 void check_memory(std::string_view what, const at::TensorOptions& options,
                   const Transport& transport) {
+  transport.unfinished()->check_process(what);
   if (transport.carries(options.device())) return;
   throw ConfigError(fmt::format(
       "[comm] {}: this group's memory is on {}, not on {}", what,
@@ -43,7 +44,8 @@ struct Listed {
 }  // namespace
 
 Group::Group() : transport_(make_solo_transport()) {}
-Group::Group(std::shared_ptr<Transport> transport) : transport_(std::move(transport)) {}
+Group::Group(std::shared_ptr<Transport> transport)
+    : transport_(not_for_children(std::move(transport))) {}
 
 int Group::rank() const { return transport_->rank(); }
 int Group::size() const { return transport_->size(); }
@@ -65,6 +67,7 @@ std::optional<int> Group::rank_in(const Group& other, int rank) const {
 }
 
 void Group::abort(std::string_view why) const noexcept {
+  if (!transport_->unfinished()->is_here()) return;
   try {
     transport_->abort(fmt::format("the group was aborted: {}", why));
   } catch (const std::exception&) {
@@ -73,12 +76,14 @@ void Group::abort(std::string_view why) const noexcept {
 }
 
 std::optional<std::string> Group::failure() const {
+  if (!transport_->unfinished()->is_here()) return transport_->unfinished()->refusal();
   if (const auto why = transport_->aborted()) return why;
   return transport_->failure();
 }
 
 // Checks what this rank alone can check.
 Work Group::start(Request request, const CallOptions& options) const {
+  transport_->unfinished()->check_process(name_of(request.what));
   if (const auto why = transport_->aborted())
     throw CommError(fmt::format("[comm] {}: {}", name_of(request.what), *why));
   // A deadline that far off is none; more would overflow the clock.

@@ -97,6 +97,7 @@ struct Request {
 
 class Transport {
  public:
+  Transport() : Transport(std::make_shared<Unfinished>(OwnProcess())) {}
   virtual ~Transport() { unfinished_->close(); }
   virtual std::string_view name() const = 0;
   virtual int rank() const = 0;
@@ -151,8 +152,11 @@ class Transport {
 
   const std::shared_ptr<Unfinished>& unfinished() const { return unfinished_; }
 
+ protected:
+  explicit Transport(std::shared_ptr<Unfinished> unfinished) : unfinished_(std::move(unfinished)) {}
+
  private:
-  const std::shared_ptr<Unfinished> unfinished_ = std::make_shared<Unfinished>();
+  const std::shared_ptr<Unfinished> unfinished_;
   End aborted_;
   std::vector<int> world_ranks_;  // empty: as the ranks are
   uint32_t callers_ = 0;

@@ -1,6 +1,10 @@
 #include "comm/unfinished.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -32,6 +36,13 @@ const std::shared_ptr<Unfinished>& Unfinished::shared_by_this_thread() {
   return own;
 }
 
+void Unfinished::refuse_child(std::string_view what) const {
+  throw ConfigError(fmt::format(
+      "[comm] {}: {}; let the parent make the call, or the child join a group of its own "
+      "(join_group) or exec() a program",
+      what, refusal()));
+}
+
 void Unfinished::keep(std::shared_ptr<Pending> dropped) noexcept {
   try {
     const std::lock_guard lock(mutex_);
@@ -58,7 +69,7 @@ std::shared_ptr<Pending> Unfinished::take_first(const Uses* conflicting) {
 }
 
 void Unfinished::finish_before(const Uses& uses) {
-  if (!any_.load(std::memory_order_acquire)) return;
+  if (!is_here() || !any_.load(std::memory_order_acquire)) return;
   // What it waits for is to finish no others: they may need this rank's call.
   const bool outer = std::exchange(finishing_, true);
   try {
@@ -71,7 +82,7 @@ void Unfinished::finish_before(const Uses& uses) {
 }
 
 void Unfinished::finish_all() {
-  if (finishing_ || !any_.load(std::memory_order_acquire)) return;
+  if (!is_here() || finishing_ || !any_.load(std::memory_order_acquire)) return;
   finishing_ = true;
   try {
     while (const auto pending = take_first(nullptr)) pending->wait();
@@ -83,7 +94,7 @@ void Unfinished::finish_all() {
 }
 
 bool Unfinished::poll() {
-  if (finishing_ || !any_.load(std::memory_order_acquire)) return true;
+  if (!is_here() || finishing_ || !any_.load(std::memory_order_acquire)) return true;
   std::vector<std::shared_ptr<Pending>> dropped;
   {
     const std::lock_guard lock(mutex_);

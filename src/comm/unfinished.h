@@ -4,18 +4,33 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string_view>
 #include <vector>
 
+#include "core/own_process.h"
 #include "lockstep/comm/work.h"
 
 namespace lockstep::comm {
 
 class Unfinished {
  public:
+  // With a process: what is not in it has no part in the group.
+  explicit Unfinished(std::optional<OwnProcess> process = std::nullopt) : process_(process) {}
+
   // What belongs to no group, of this thread: it is finished in the thread's next call or wait on
   // any.
   static Unfinished& of_this_thread() { return *shared_by_this_thread(); }
   static const std::shared_ptr<Unfinished>& shared_by_this_thread();
+
+  // Whether this process has a part in the group, as a child of a rank has none.
+  bool is_here() const noexcept { return !process_ || process_->is_here(); }
+  // Throws ConfigError where it has none. `what`: a call, as "all_reduce".
+  void check_process(std::string_view what) const {
+    if (!is_here()) refuse_child(what);
+  }
+  // Why, for whoever asks without a call.
+  std::string refusal() const { return process_->refusal("group"); }
 
   // The next of the group's operations; dropped ones are finished in this order.
   uint64_t next_number() { return ++numbers_; }
@@ -32,8 +47,10 @@ class Unfinished {
   void close() noexcept;
 
  private:
+  [[noreturn]] void refuse_child(std::string_view what) const;
   std::shared_ptr<Pending> take_first(const Uses* conflicting);
 
+  const std::optional<OwnProcess> process_;
   std::atomic<bool> any_ = false;
   std::mutex mutex_;
   std::vector<std::shared_ptr<Pending>> dropped_;

@@ -49,6 +49,7 @@ class Chain : public Pending {
 template <class Finish>
 bool Pending::end(const Finish& finish) {
   if (!over_) {
+    if (group_) group_->check_process("wait");
     bool over = true;
     const flight::Span blocked(flight::Activity::Communication, call_);
     try {
@@ -86,7 +87,7 @@ bool Pending::wait_within(std::chrono::microseconds limit) {
 bool Pending::poll() { return poll_alone() && (error_ || !group_ || group_->poll()); }
 
 bool Pending::poll_alone() {
-  if (over_) return true;
+  if (over_ || (group_ && !group_->is_here())) return true;
   try {
     return advance();
   } catch (...) {
@@ -104,8 +105,12 @@ void Pending::belong_to(std::shared_ptr<Unfinished> group, Uses uses) {
 
 void Work::drop() noexcept {
   const std::shared_ptr<Pending> pending = std::move(pending_);
-  if (pending->over_ || !pending->group_) return;
-  pending->group_->keep(pending);
+  if (!pending->group_) return;
+  if (!pending->group_->is_here()) {
+    new std::shared_ptr<Pending>(pending);  // what it holds is the parent's
+  } else if (!pending->over_) {
+    pending->group_->keep(pending);
+  }
 }
 
 void wait_all(std::span<Work> works) {

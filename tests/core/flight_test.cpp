@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <thread>
 
 #include "core/flight/segment.h"
@@ -228,14 +229,22 @@ TEST(Flight, AChildOfARankTellsNothing) {
   const Segment segment(1);
   as_rank(segment, 0, [] {
     attach();
+    std::optional<Span> outer(std::in_place, Activity::Data);
     const pid_t child = fork();
     if (child == 0) {
       raise(question());
+      end(begin(operation("barrier", 0)));
+      report_failure("its own");
+      outer.reset();
       _exit(0);
     }
-    waitpid(child, nullptr, 0);
+    int status = -1;
+    waitpid(child, &status, 0);
+    if (status != 0) std::abort();
   });
   EXPECT_EQ(segment.stacks_told(0), 0u);
+  EXPECT_EQ(segment.read(0).calls, 0u);
+  EXPECT_FALSE(segment.read(0).failure);
 }
 
 }  // namespace

@@ -57,17 +57,16 @@ class Reporter : public testing::EmptyTestEventListener {
   }
   auto& listeners = testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
-  Reporter reporter(report_fd);
-  listeners.Append(&reporter);
+  auto* const reporter = new Reporter(report_fd);  // GoogleTest's, where the rank calls exit()
+  listeners.Append(reporter);
   at::set_num_threads(1);
   int status = 0;
   try {
     body(rank);
   } catch (const std::exception& error) {
-    reporter.say(std::string("exception: ") + error.what() + "\n");
+    reporter->say(std::string("exception: ") + error.what() + "\n");
     status = 1;
   }
-  listeners.Release(&reporter);
   // Nothing of the parent's test is to be run down here.
   _exit(status);
 }

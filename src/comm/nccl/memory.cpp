@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "core/own_process.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -37,19 +38,23 @@ at::Tensor registered_memory(const std::shared_ptr<NcclState>& state, at::IntArr
   if (bytes < kWorthIt || api.CommRegister == nullptr) return at::zeros(sizes, options);
   if (void* memory = allocate(api, bytes)) {
     void* handle = state->comm().enlist(memory, bytes);
-    at::Tensor tensor = tensor_over(memory, sizes, options, [state, handle](void* own) {
-      // Kernels may still use it, and this memory is nobody's to reuse in order.
-      const c10::impl::VirtualGuardImpl device(state->device().type());
-      device.synchronizeDevice(state->device().index());
-      state->comm().dismiss(handle);
-      state->comm().api().MemFree(own);
-    });
+    at::Tensor tensor =
+        tensor_over(memory, sizes, options, [state, handle, process = OwnProcess()](void* own) {
+          if (!process.is_here()) return;
+          // Kernels may still use it, and this memory is nobody's to reuse in order.
+          const c10::impl::VirtualGuardImpl device(state->device().type());
+          device.synchronizeDevice(state->device().index());
+          state->comm().dismiss(handle);
+          state->comm().api().MemFree(own);
+        });
     return tensor.zero_();
   }
   const at::Tensor plain = at::zeros(sizes, options);
   void* handle = state->comm().enlist(plain.data_ptr(), bytes);
   return tensor_over(plain.data_ptr(), sizes, options,
-                     [state, handle, plain](void*) { state->comm().dismiss(handle); });
+                     [state, handle, plain, process = OwnProcess()](void*) {
+                       if (process.is_here()) state->comm().dismiss(handle);
+                     });
 }
 
 }  // namespace lockstep::comm

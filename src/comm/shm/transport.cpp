@@ -162,8 +162,8 @@ class ShmTransport : public Transport {
     Segment segment = segment_of_all("empty", sizes, options, GroupMemory::bytes_for(bytes, size()),
                                      {begin, end});
     char* own = segment.data() + begin;
-    auto memory = std::make_shared<GroupMemory>(std::move(segment), ++memories_, bytes, rank(),
-                                                size(), index_);
+    auto memory = not_for_children(std::make_shared<GroupMemory>(std::move(segment), ++memories_,
+                                                                 bytes, rank(), size(), index_));
     return at::from_blob(
         own, sizes, [memory](void*) {}, options);
   }
@@ -172,7 +172,8 @@ class ShmTransport : public Transport {
     const int64_t bytes = bytes_of(sizes, options);
     if (bytes == 0) return at::zeros(sizes, options);
     const Range own = Shard{rank(), size()}.of(bytes);
-    auto segment = std::make_shared<Segment>(segment_of_all("shared", sizes, options, bytes, own));
+    auto segment = not_for_children(
+        std::make_shared<Segment>(segment_of_all("shared", sizes, options, bytes, own)));
     return at::from_blob(
         segment->data(), sizes, [segment](void*) {}, options);
   }

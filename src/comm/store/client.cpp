@@ -1,5 +1,7 @@
 #include "comm/store/client.h"
 
+#include "lockstep/core/error.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -28,6 +30,8 @@ class StoreClient::Call {
  public:
   Call(StoreClient& client, Deadline deadline)
       : client_(client), patience_(deadline, client.heed_) {
+    if (!client_.process_.is_here())
+      throw ConfigError("[store] " + client_.process_.refusal("connection"));
     std::unique_lock lock(client_.mutex_);
     if (!client_.free_.wait_until(lock, deadline, [this] { return !client_.busy_; })) {
       throw StoreFailure("a call of another thread still waits on the connection");

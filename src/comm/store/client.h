@@ -12,6 +12,7 @@
 
 #include "comm/store/connection.h"
 #include "comm/store/protocol.h"
+#include "core/own_process.h"
 
 namespace lockstep::comm {
 
@@ -52,6 +53,7 @@ class StoreClient {
   const int port_;
   const std::optional<Digest> key_;
   const Heed heed_;
+  const OwnProcess process_;
   std::unique_ptr<StoreLine> line_;
   std::mutex mutex_;
   std::condition_variable free_;

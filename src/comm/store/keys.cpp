@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "comm/text.h"
+#include "core/own_process.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -108,16 +109,20 @@ class JobKeys final : public KeyValueStore::Keys {
   bool erase(const std::string& key) override { return there().for_c10d()->deleteKey(key); }
 
  private:
-  // The job's own connection is not held up by who waits here.
+  // The job's own connection is not held up by who waits here. A child by fork() has another one.
   const Store& there() {
     const std::lock_guard lock(mutex_);
-    if (!own_) own_.emplace(store_.clone(timeout_));
+    if (!own_ || !process_.is_here()) {
+      own_.emplace(store_.clone(timeout_));
+      process_ = OwnProcess();
+    }
     return *own_;
   }
 
   const Store store_;
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
+  OwnProcess process_;
   std::optional<Store> own_;
 };
 

@@ -14,6 +14,7 @@
 #include "comm/store/server.h"
 #include "comm/text.h"
 #include "core/address.h"
+#include "core/own_process.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -73,18 +74,24 @@ Fd listening(const StoreOptions& options) {
 std::shared_ptr<StoreServer> serve(const StoreOptions& options,
                                    const std::shared_ptr<const LauncherStatus>& status) {
   static std::mutex mutex;
-  static auto& servers = *new std::map<int, std::weak_ptr<StoreServer>>;
+  struct Served {
+    std::weak_ptr<StoreServer> server;
+    OwnProcess process;
+  };
+  static auto& servers = *new std::map<int, Served>;
   const std::lock_guard lock(mutex);
-  if (auto running = servers[options.port].lock()) {
+  Served& served = servers[options.port];
+  auto running = served.server.lock();
+  if (running && served.process.is_here()) {
     if (running->key() == options.key) return running;
     throw ConfigError(
         fmt::format("[store] {}:{} is served by this process already, to ranks that have another "
                     "secret: give each group with a secret of its own another port",
                     options.host, options.port));
   }
-  auto server = std::make_shared<StoreServer>(listening(options), options.key,
-                                              [status] { return status->has_reported(); });
-  servers[options.port] = server;
+  auto server = not_for_children(std::make_shared<StoreServer>(
+      listening(options), options.key, [status] { return status->has_reported(); }));
+  served = {server, OwnProcess()};
   return server;
 }
 
@@ -114,14 +121,14 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
   }
 }
 
-std::unique_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) const {
-  return std::make_unique<StoreClient>(
+std::shared_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) const {
+  return not_for_children(std::make_shared<StoreClient>(
       host_, port_, after(timeout),
       [launcher_status = launcher_status_]() -> std::optional<std::string> {
         if (!launcher_status->has_reported()) return std::nullopt;
         return launcher_status->given_up_with_fates();
       },
-      key_);
+      key_));
 }
 
 Store Store::connect(const StoreOptions& options) {

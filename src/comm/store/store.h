@@ -89,7 +89,7 @@ class Store {
   std::vector<std::string> full(const std::vector<std::string>& keys) const;
   template <class Call>
   auto guarded(std::string_view what, std::chrono::milliseconds timeout, const Call& call) const;
-  std::unique_ptr<StoreClient> client(std::chrono::milliseconds timeout) const;
+  std::shared_ptr<StoreClient> client(std::chrono::milliseconds timeout) const;
 
   std::shared_ptr<StoreServer> server_;
   std::shared_ptr<StoreClient> client_;

@@ -18,6 +18,7 @@
 
 #include "core/flight/block.h"
 #include "core/flight/recording.h"
+#include "core/own_process.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::flight {
@@ -68,9 +69,15 @@ Block* find_block() noexcept try {
   return nullptr;  // a variable of somebody else's: recording is no reason to fail
 }
 
+// The rank; a child of it is none.
+const OwnProcess& home() noexcept {
+  static const OwnProcess process;
+  return process;
+}
+
 Block* block() noexcept {
   static Block* const instance = find_block();
-  return instance;
+  return home().is_here() ? instance : nullptr;
 }
 
 // The file of torchrun's workers, {"message": {"message": ..., "extraInfo": {...}}}, whole or not
@@ -176,8 +183,8 @@ Span::~Span() {
       record({activity_, static_cast<uint32_t>(syscall(SYS_gettid)), since_ns_, now});
     }
   }
-  if (!outermost_) return;
-  Block* const own = block();
+  Block* const own = outermost_ ? block() : nullptr;
+  if (own == nullptr) return;
   Block::Busy& busy = own->busy[static_cast<uint32_t>(activity_)];
   const uint64_t since = busy.since_ns.exchange(0, std::memory_order_relaxed);
   busy.total_ns.fetch_add(now - since, std::memory_order_relaxed);
@@ -202,6 +209,7 @@ void note_comparison(std::string_view text) noexcept try {
 }
 
 void report_failure(std::string_view text, Blame blame) noexcept try {
+  if (!home().is_here()) return;
   static std::mutex mutex;
   static Blame reported{};
   const std::lock_guard lock(mutex);
