@@ -158,7 +158,7 @@ c10::intrusive_ptr<BackendWork> ProcessGroup::recv_one(const at::Tensor& tensor,
 // As Gloo's: rank 0 hears from all others, and says who has not come; the others wait for its word.
 void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) {
   constexpr int kTag = -7;  // c10d's own are not negative
-  const milliseconds timeout = timeout_of(opts.timeout);
+  const milliseconds timeout = bounded(timeout_of(opts.timeout));
   const auto start = std::chrono::steady_clock::now();
   const auto left = [&] {
     const auto spent = std::chrono::steady_clock::now() - start;

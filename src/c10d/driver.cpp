@@ -9,6 +9,7 @@
 
 #include "comm/transport.h"
 #include "core/thread.h"
+#include "core/time_limit.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::c10d_backend {
@@ -122,7 +123,8 @@ void Driver::wake(Lock&) {
 
 void Driver::wait(const BackendWork& work, milliseconds timeout) {
   check_process();
-  const auto deadline = timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + timeout;
+  const auto deadline =
+      timeout == kNoTimeout ? Clock::time_point::max() : Clock::now() + bounded(timeout);
   std::vector<Finished> spent;
   Micros patience = kFirst;
   Lock lock(mutex_);

@@ -13,6 +13,7 @@
 #include "c10d/driver.h"
 #include "c10d/tensors.h"
 #include "c10d/work.h"
+#include "core/time_limit.h"
 #include "lockstep/c10d/backend.h"
 
 namespace lockstep::c10d_backend {
@@ -98,7 +99,7 @@ class ProcessGroup final : public ::c10d::Backend {
                                            milliseconds timeout);
   milliseconds timeout_of(milliseconds asked) const;
   static Deadline deadline_in(milliseconds timeout) {
-    return std::chrono::steady_clock::now() + timeout;
+    return std::chrono::steady_clock::now() + bounded(timeout);
   }
   static const at::Tensor& only(const Tensors& tensors, const char* what);
   const comm::Group& group() const { return driver_->group(); }

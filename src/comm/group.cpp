@@ -10,6 +10,7 @@
 #include "comm/check.h"
 #include "comm/transport.h"
 #include "core/mix.h"
+#include "core/time_limit.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -86,9 +87,7 @@ Work Group::start(Request request, const CallOptions& options) const {
   transport_->unfinished()->check_process(name_of(request.what));
   if (const auto why = transport_->aborted())
     throw CommError(fmt::format("[comm] {}: {}", name_of(request.what), *why));
-  // A deadline that far off is none; more would overflow the clock.
-  request.timeout = std::min<std::chrono::milliseconds>(
-      options.timeout.value_or(transport_->timeout()), std::chrono::years(10));
+  request.timeout = bounded(options.timeout.value_or(transport_->timeout()));
   request.label = options.label;
   request.context.name = options.context.name;
   request.context.number = options.context.number;

@@ -5,6 +5,7 @@
 
 #include "comm/unfinished.h"
 #include "core/flight/record.h"
+#include "core/time_limit.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -81,7 +82,7 @@ void Pending::wait() {
 }
 
 bool Pending::wait_within(std::chrono::microseconds limit) {
-  return end([&] { return finish_within(limit); });
+  return end([&] { return finish_within(bounded(limit)); });
 }
 
 bool Pending::poll() { return poll_alone() && (error_ || !group_ || group_->poll()); }

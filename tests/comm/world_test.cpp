@@ -24,6 +24,7 @@ namespace lockstep::comm {
 namespace {
 
 using namespace std::chrono_literals;
+using test::isolated;
 using test::spawn;
 using test::spawn_bare;
 using testing::AllOf;
@@ -127,6 +128,38 @@ TEST(World, ASecondOneMeetsTheSecondOnesOfTheOthers) {
     first.group().all_reduce(data).wait();
     EXPECT_EQ(data.item<float>(), 4);
   });
+}
+
+TEST(World, TheLongestTimeoutIsNone) {
+  const auto longest = std::chrono::milliseconds::max();
+  for (const char* backend : {"shm", "tcp", "gloo"}) {
+    spawn_bare(2,
+               [&](int rank) {
+                 const World world = World::from_env({.timeout = longest});
+                 const Group part = world.group().split(0);
+                 if (rank == 0) world.store().get("go", longest);
+                 Work work = part.barrier({.timeout = longest});
+                 if (rank == 1) {
+                   EXPECT_FALSE(work.wait_for(20ms));
+                   world.store().set("go", "");
+                 }
+                 EXPECT_TRUE(work.wait_for(std::chrono::microseconds::max()));
+                 EXPECT_EQ(World::solo().store().add("one", 1), 1);
+                 World::solo().store().wait({}, longest);
+                 world.group().barrier().wait();
+               },
+               {.backend = backend});
+  }
+  for (const auto timeout : {0ms, -5ms, std::chrono::milliseconds::min()}) {
+    isolated([&] {
+      try {
+        (void)World::from_env({.timeout = timeout});
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const ConfigError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("[comm] world: a timeout of"));
+      }
+    });
+  }
 }
 
 TEST(World, RefusesVariablesThatContradictEachOther) {

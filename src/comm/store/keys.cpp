@@ -11,12 +11,15 @@
 
 #include "comm/text.h"
 #include "core/own_process.h"
+#include "core/time_limit.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
 
 using Timeout = KeyValueStore::Keys::Timeout;
+
+Timeout within(const Timeout& timeout) { return timeout ? Timeout(bounded(*timeout)) : timeout; }
 
 class OwnKeys final : public KeyValueStore::Keys {
  public:
@@ -145,14 +148,14 @@ void KeyValueStore::set(std::string_view key, std::string_view value) const {
 
 std::string KeyValueStore::get(std::string_view key,
                                std::optional<std::chrono::milliseconds> timeout) const {
-  return keys_->get(full(key), timeout);
+  return keys_->get(full(key), within(timeout));
 }
 
 void KeyValueStore::wait(const std::vector<std::string>& keys,
                          std::optional<std::chrono::milliseconds> timeout) const {
   std::vector<std::string> all;
   for (const std::string& key : keys) all.push_back(full(key));
-  keys_->wait(all, timeout);
+  keys_->wait(all, within(timeout));
 }
 
 bool KeyValueStore::contains(std::string_view key) const { return keys_->contains(full(key)); }

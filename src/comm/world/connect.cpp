@@ -11,8 +11,10 @@
 #include "comm/hierarchical/transport.h"
 #include "comm/nccl/transport.h"
 #include "comm/tcp/transport.h"
+#include "comm/text.h"
 #include "comm/world/sharing.h"
 #include "core/descriptors.h"
+#include "core/time_limit.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -113,6 +115,12 @@ std::string name_of(Backend backend) {
     if (one == backend) return std::string(name);
   }
   return "?";
+}
+
+std::chrono::milliseconds checked_timeout(std::string_view who, std::chrono::milliseconds asked) {
+  if (asked > std::chrono::milliseconds(0)) return bounded(asked);
+  throw ConfigError(
+      fmt::format("[comm] {}: a timeout of {}: the ranks need time to meet", who, text_of(asked)));
 }
 
 bool net_from_env() {

@@ -34,6 +34,9 @@ bool net_from_env();
 // SIGPIPE from the start.
 void survive_broken_connections();
 
+// What ranks wait for at most. Throws ConfigError, which begins with `who`, for no time at all.
+std::chrono::milliseconds checked_timeout(std::string_view who, std::chrono::milliseconds asked);
+
 struct Asked {
   Backend backend = Backend::Auto;
   bool over_tcp = true;     // whether tcp carries what goes between hosts, rather than gloo

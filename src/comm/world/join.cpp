@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kJoin = "join";  // in place of a job's name
 
-void check(const Membership& me, const GroupOptions& options, Backend asked) {
+void check(const Membership& me, Backend asked) {
   if (me.rank < 0 || me.rank >= me.size) {
     throw ConfigError(
         fmt::format("[comm] join: rank {} of {}: ranks are numbered from 0", me.rank, me.size));
@@ -36,9 +36,6 @@ void check(const Membership& me, const GroupOptions& options, Backend asked) {
     throw ConfigError(
         "[comm] join: the nccl backend was asked for, but such a group is for tensors on the CPU: "
         "use World::from_env()");
-  }
-  if (options.timeout <= milliseconds(0)) {
-    throw ConfigError(fmt::format("[comm] join: a timeout of {}", text_of(options.timeout)));
   }
 }
 
@@ -152,7 +149,8 @@ Group meet(const Store& own, const Membership& me, Member mine, const Asked& ask
 template <class MakeStore>
 Group join_over(const Membership& me, const GroupOptions& options, const MakeStore& make_store) {
   const Backend asked = backend_from_env(options.backend);
-  check(me, options, asked);
+  check(me, asked);
+  const milliseconds timeout = checked_timeout("join", options.timeout);
   if (me.size == 1) return Group();
   survive_broken_connections();
   raise_descriptor_limit();
@@ -161,10 +159,10 @@ Group join_over(const Membership& me, const GroupOptions& options, const MakeSto
                   .over_tcp = over_tcp,
                   .tls = options.tls,
                   .secret = options.secret,
-                  .timeout = options.timeout};
+                  .timeout = timeout};
   transport.tls_key = tls_key_from_env(transport, kJoin);
   Member mine = this_member(me.size, -1, Devices{}, shared_part(transport));
-  const Store store = make_store(mine.host);
+  const Store store = make_store(mine.host, timeout);
   return meet(store, me, std::move(mine), transport);
 }
 
@@ -172,21 +170,21 @@ Group join_over(const Membership& me, const GroupOptions& options, const MakeSto
 
 Group join_group(const c10::intrusive_ptr<c10d::Store>& store, const Membership& me,
                  const GroupOptions& options) {
-  return join_over(me, options, [&](const std::string& host) {
-    return serve_for(*store, me, host, options.timeout);
+  return join_over(me, options, [&](const std::string& host, milliseconds timeout) {
+    return serve_for(*store, me, host, timeout);
   });
 }
 
 Group join_group(const std::string& address, const Membership& me, const GroupOptions& options) {
   const Endpoint at = Endpoint::parse("join", address, 29500);
-  return join_over(me, options, [&](const std::string&) {
+  return join_over(me, options, [&](const std::string&, milliseconds timeout) {
     static std::mutex mutex;
     static auto& calls = *new std::map<std::string, int>;
     static auto& served = *new std::map<std::string, Store>;  // for those that come again
     Store store = Store::connect({.host = at.host,
                                   .port = at.port,
                                   .server = me.rank == 0,
-                                  .timeout = options.timeout,
+                                  .timeout = timeout,
                                   .key = common_key({.secret = options.secret}, kJoin)});
     const std::lock_guard lock(mutex);
     if (me.rank == 0) served.insert_or_assign(at.text(), store);

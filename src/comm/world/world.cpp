@@ -135,6 +135,7 @@ World World::from_env(WorldOptions options) {
   const Backend asked = backend_from_env(options.backend);
   if (const auto seconds = env_int("LOCKSTEP_TIMEOUT", 1, 7 * 24 * 3600))
     options.timeout = std::chrono::seconds(*seconds);
+  options.timeout = checked_timeout("world", options.timeout);
   if (has_python_peers()) options.python_peers = true;
   if (options.python_peers && asked != Backend::Auto && asked != Backend::Gloo) {
     contradiction("Python ranks can join a group over gloo only: set LOCKSTEP_BACKEND=gloo");
