@@ -3,13 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
-
-bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.begin < a.end; }
 
 bool overlap(const Memory& a, const Memory& b) {
   if (!overlap(a.whole, b.whole)) return false;
@@ -32,8 +31,18 @@ bool conflict(const Uses& a, const Uses& b) {
 }  // namespace
 
 const std::shared_ptr<Unfinished>& Unfinished::shared_by_this_thread() {
-  thread_local const std::shared_ptr<Unfinished> own = std::make_shared<Unfinished>();
-  return own;
+  // Destructors of the thread's older objects, and of static ones, may call when it has gone: then
+  // there is another, for ever. A child by fork() has its own.
+  thread_local std::shared_ptr<Unfinished>* own = nullptr;
+  if (own == nullptr || !(*own)->is_here()) {
+    own = new std::shared_ptr<Unfinished>(std::make_shared<Unfinished>(OwnProcess()));
+    struct AtEnd {
+      ~AtEnd() { delete std::exchange(own, nullptr); }
+    };
+    thread_local const AtEnd end;
+    static_cast<void>(end);
+  }
+  return *own;
 }
 
 void Unfinished::refuse_child(std::string_view what) const {

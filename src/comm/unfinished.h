@@ -13,6 +13,8 @@
 
 namespace lockstep::comm {
 
+inline bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.begin < a.end; }
+
 class Unfinished {
  public:
   // With a process: what is not in it has no part in the group.

@@ -27,7 +27,8 @@ spdlog::level::level_enum to_spdlog(Level level) {
 
 // A logger of our own: the process-wide default belongs to the user.
 spdlog::logger& logger() {
-  static spdlog::logger instance = [] {
+  // Destructors of static objects may log, too.
+  static auto& instance = *new spdlog::logger([] {
     spdlog::logger made("lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     const char* wanted = std::getenv("LOCKSTEP_LOG");
     made.set_pattern("[lockstep] %l: %v");
@@ -40,7 +41,7 @@ spdlog::logger& logger() {
       made.set_level(level);
     }
     return made;
-  }();
+  }());
   return instance;
 }
 

@@ -1,8 +1,15 @@
 // Operations whose handles are dropped, and operations that ranks wait for in different orders.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "support/spawn.h"
 
@@ -248,6 +255,59 @@ TEST_P(Order, MessagesAndCollectives) {
       }
     }
   });
+}
+
+// What a thread_local object does in its destructor comes after the end of younger ones, the
+// library's among them.
+struct AtTheEnd {
+  std::function<void()> call;
+  ~AtTheEnd() {
+    if (call) call();
+  }
+};
+
+TEST_P(Order, CallsInTheDestructorsOfAThread) {
+  run([](const Group& group) {
+    at::Tensor sum = at::ones({10});
+    std::thread([&] {
+      thread_local AtTheEnd at_the_end;
+      at_the_end.call = [&] {
+        // Whatever was freed has other contents by now.
+        std::vector<std::unique_ptr<std::string>> others;
+        for (size_t size = 16; size < 512; ++size)
+          others.push_back(std::make_unique<std::string>(size, '\xff'));
+        group.all_reduce(sum).wait();
+        (void)then(Work(), [] { return Work(); });
+        group.barrier().wait();
+      };
+      group.barrier().wait();
+    }).join();
+    EXPECT_TRUE(is_all(sum, group.size()));
+  });
+}
+
+// A process's static objects go after all of that, in any order that its sources have.
+TEST_P(Order, CallsAndOperationsOfStaticObjects) {
+  const Ranks ranks = GetParam();
+  test::spawn_bare(ranks.count,
+                   [](int) {
+                     static Work unfinished;
+                     static std::optional<World> world;
+                     static Group part;
+                     static AtTheEnd at_the_end;
+                     world.emplace(World::from_env());
+                     part = world->group().split(0);
+                     at::Tensor sum = at::ones({kLarge});
+                     at_the_end.call = [sum] {
+                       world->group().all_reduce(sum).wait();
+                       (void)then(Work(), [] { return Work(); });
+                       part.barrier().wait();
+                       if (!is_all(sum, part.size())) _exit(7);
+                     };
+                     unfinished = then(part.all_reduce(sum.clone()), [] { return Work(); });
+                     std::exit(0);
+                   },
+                   {.backend = ranks.backend, .hosts = ranks.hosts});
 }
 
 // One rank has started a collective and waits for a message that the other sends after the
