@@ -10,9 +10,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <deque>
+#include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 
+#include "lockstep/comm/join.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/spawn.h"
@@ -85,8 +88,10 @@ TEST(StoreEnd, ARankThatIsFirstLeavesTheOthersTimeToMakeTheirGroup) {
   }
 }
 
-// Rank 2 comes when the others have disagreed.
-TEST(StoreEnd, ARankThatIsLateLearnsWhyTheOthersHaveEnded) {
+// Rank 2 comes when the others have disagreed, by a store at `port`, or the world's.
+void expect_that_who_is_late_learns_why(
+    std::optional<int> port,
+    const std::function<void(int rank, std::chrono::milliseconds)>& start) {
   int refused[2];
   ASSERT_EQ(pipe2(refused, O_CLOEXEC), 0);
   spawn_bare(3,
@@ -96,23 +101,37 @@ TEST(StoreEnd, ARankThatIsLateLearnsWhyTheOthersHaveEnded) {
                  char byte;
                  EXPECT_EQ(read(refused[0], &byte, 1), 1);
                  // Until rank 0 has ended, if it does.
-                 const int port = std::atoi(getenv("MASTER_PORT"));
+                 const int there = port ? *port : std::atoi(getenv("MASTER_PORT"));
                  const auto end = std::chrono::steady_clock::now() + 1s;
-                 while (connected_to(port) && std::chrono::steady_clock::now() < end) {
+                 while (connected_to(there) && std::chrono::steady_clock::now() < end) {
                    std::this_thread::sleep_for(10ms);
                  }
                }
-               const auto start = [&] {
-                 World::from_env({.timeout = rank == 2 ? 3000ms : 60'000ms});
-               };
-               EXPECT_THAT(start, ThrowsMessage<ConfigError>(HasSubstr("LOCKSTEP_BACKEND=gloo")));
+               EXPECT_THAT([&] { start(rank, rank == 2 ? 3000ms : 60'000ms); },
+                           ThrowsMessage<ConfigError>(HasSubstr("LOCKSTEP_BACKEND=gloo")));
                if (rank == 1) {
                  EXPECT_EQ(write(refused[1], "x", 1), 1);
                }
+               std::exit(0);
              },
              {.backend = "tcp"});
   close(refused[0]);
   close(refused[1]);
+}
+
+TEST(StoreEnd, ARankThatIsLateLearnsWhyTheOthersHaveEnded) {
+  expect_that_who_is_late_learns_why(
+      std::nullopt, [](int, auto timeout) { World::from_env({.timeout = timeout}); });
+}
+
+TEST(StoreEnd, ARankThatJoinsLateLearnsWhyTheOthersHaveEnded) {
+  LoopbackSocket free;
+  free.listen();
+  const int port = free.port;
+  free.fd.reset();
+  expect_that_who_is_late_learns_why(port, [port](int rank, auto timeout) {
+    comm::join_group("127.0.0.1:" + std::to_string(port), {rank, 3}, {.timeout = timeout});
+  });
 }
 
 }  // namespace

@@ -180,12 +180,14 @@ Group join_group(const std::string& address, const Membership& me, const GroupOp
   return join_over(me, options, [&](const std::string&, milliseconds timeout) {
     static std::mutex mutex;
     static auto& calls = *new std::map<std::string, int>;
-    static auto& served = *new std::map<std::string, Store>;  // for those that come again
     Store store = Store::connect({.host = at.host,
                                   .port = at.port,
                                   .server = me.rank == 0,
                                   .timeout = timeout,
                                   .key = common_key({.secret = options.secret}, kJoin)});
+    // For those that come again. With its end, before the process's, the servers wait for ranks
+    // that still make a group.
+    static std::map<std::string, Store> served;
     const std::lock_guard lock(mutex);
     if (me.rank == 0) served.insert_or_assign(at.text(), store);
     return store.prefix(fmt::format("lockstep/join/{}", calls[at.text()]++));
