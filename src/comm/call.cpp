@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "comm/check.h"
 #include "core/flight/record.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -104,12 +105,9 @@ Memory memory_of(const std::vector<at::Tensor>& tensors) {
   Memory memory;
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() == 0) continue;
-    int64_t last = 0;
-    for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-    const char* begin = static_cast<const char*>(tensor.const_data_ptr());
-    const Span part{begin, begin + (last + 1) * tensor.element_size()};
+    const Span part = span_of(tensor);
     Span& whole = memory.whole;
-    whole = {whole.begin == nullptr ? begin : std::min(whole.begin, begin),
+    whole = {whole.begin == nullptr ? part.begin : std::min(whole.begin, part.begin),
              std::max(whole.end, part.end)};
     if (tensors.size() > 1) memory.parts.push_back(part);
   }
@@ -198,6 +196,14 @@ class Together : public Pending {
 
 }  // namespace
 
+Span span_of(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  int64_t last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const char* const begin = static_cast<const char*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * tensor.element_size()};
+}
+
 Uses uses_of(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs) {
   return {memory_of(inputs), memory_of(outputs)};
 }
@@ -214,7 +220,7 @@ Work copy_alone(Transport& transport, const at::Tensor& output, const at::Tensor
   const Current current(stream);
   const at::NoGradGuard no_grad;
   transport.unfinished()->finish_before(uses_of({input}, {output}));
-  output.detach().view({-1}).copy_(input.detach().reshape({-1}));
+  output.detach().copy_(separate(input, output).detach().reshape(output.sizes()));
   return {};
 }
 
@@ -223,6 +229,7 @@ Work start_call(Transport& transport, Request&& request, std::optional<c10::Stre
   Uses uses = uses_of(request.inputs, request.outputs);
   transport.unfinished()->finish_before(uses);
   Unfinished::of_this_thread().finish_all();
+  separate(request, transport.rank());
   Copies copies;
   if (reduces(request.what) && request.op == ReduceOp::PreMulSum)
     multiply(request, transport.rank(), copies);

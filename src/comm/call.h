@@ -17,6 +17,8 @@ namespace lockstep::comm {
 // With a stream it begins after what is on that one and ends on it, in place of the current one.
 Work start_call(Transport& transport, Request&& request, std::optional<c10::Stream> stream = {});
 
+// From the first element to the last; nothing of a tensor without any.
+Span span_of(const at::Tensor& tensor);
 // What tensors lie in, as of an operation that reads and writes them.
 Uses uses_of(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
 

@@ -1,7 +1,39 @@
 #include "comm/check.h"
 
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+
+#include <algorithm>
+
+#include "comm/call.h"
+
 namespace lockstep::comm {
 namespace {
+
+// For certain: more elements than there is room for, or a dimension without a stride.
+bool overlaps_itself(const at::Tensor& tensor) {
+  const Span span = span_of(tensor);
+  return !tensor.is_contiguous() &&
+         (static_cast<std::ptrdiff_t>(tensor.nbytes()) > span.end - span.begin ||
+          at::has_internal_overlap(tensor) == at::MemOverlap::Yes);
+}
+
+// Whether `part` is where the whole has what comes from this rank, or goes to it.
+bool is_own_part(const at::Tensor& part, const at::Tensor& whole, int rank) {
+  return part.is_contiguous() && whole.is_contiguous() &&
+         part.const_data_ptr() ==
+             static_cast<const char*>(whole.const_data_ptr()) + rank * part.nbytes();
+}
+
+bool may_be_in_place(const Request& request, int rank) {
+  const std::vector<at::Tensor>&in = request.inputs, &out = request.outputs;
+  if (request.what == Collective::AllGather) {
+    return out.size() == 1 ? is_own_part(in[0], out[0], rank)
+                           : is_own_part(in[0], out[static_cast<size_t>(rank)], 0);
+  }
+  return request.what == Collective::ReduceScatter && in.size() == 1 &&
+         is_own_part(out[0], in[0], rank);
+}
 
 bool carried(at::ScalarType dtype) {
   switch (dtype) {
@@ -64,6 +96,47 @@ void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
       (orders && at::isComplexType(dtype)) || (op == ReduceOp::PreMulSum && whole)) {
     refuse(what, "{} has no meaning for {}", name_of(op), name_of(dtype));
   }
+}
+
+void check_outputs(Collective what, const std::vector<at::Tensor>& outputs) {
+  for (const at::Tensor& output : outputs) {
+    if (overlaps_itself(output))
+      refuse(what, "an output's elements share memory (an expanded tensor?): use .clone()");
+  }
+  if (outputs.size() < 2) return;
+  // Between the elements of others there may be room for one.
+  std::vector<Span> spans;
+  for (const at::Tensor& output : outputs) {
+    if (output.is_non_overlapping_and_dense() && output.numel() > 0)
+      spans.push_back(span_of(output));
+  }
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < spans.size(); ++i) {
+    if (overlap(spans[i - 1], spans[i]))
+      refuse(what, "two outputs share memory: give each its own");
+  }
+}
+
+void separate(Request& request, int rank) {
+  if (request.inputs.empty() || request.outputs.empty()) return;
+  if (may_be_in_place(request, rank)) return;
+  std::vector<Span> outputs;
+  for (const at::Tensor& output : request.outputs) outputs.push_back(span_of(output));
+  const auto by_begin = [](const Span& a, const Span& b) { return a.begin < b.begin; };
+  std::sort(outputs.begin(), outputs.end(), by_begin);
+  // Now of all up to each: where the furthest ends.
+  for (size_t i = 1; i < outputs.size(); ++i)
+    outputs[i].end = std::max(outputs[i - 1].end, outputs[i].end);
+  for (at::Tensor& input : request.inputs) {
+    const Span span = span_of(input);
+    const auto behind = std::lower_bound(outputs.begin(), outputs.end(), Span{span.end}, by_begin);
+    if (behind != outputs.begin() && (behind - 1)->end > span.begin) input = input.detach().clone();
+  }
+}
+
+at::Tensor separate(const at::Tensor& input, const at::Tensor& output) {
+  return overlap(span_of(input), span_of(output)) ? input.detach().clone() : input;
 }
 
 // torch.distributed's Gloo, which Python ranks use, has none of these.

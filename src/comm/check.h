@@ -6,6 +6,7 @@
 
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
@@ -25,6 +26,13 @@ void check_device(Collective what, const at::Tensor& tensor, const Transport& tr
                   at::Device device);
 // Whether the combination has a meaning for the dtype.
 void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op);
+// Refuses an output whose elements share memory, and outputs of which two do.
+void check_outputs(Collective what, const std::vector<at::Tensor>& outputs);
+// Takes copies of inputs that share memory with an output, but for one that may be in its place
+// there (see Group).
+void separate(Request& request, int rank);
+// `input`, or a copy where it shares memory with `output`.
+at::Tensor separate(const at::Tensor& input, const at::Tensor& output);
 // Whether Python ranks can take part.
 void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op);
 // An explicit stream against where the tensors are.

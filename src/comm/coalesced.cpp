@@ -84,6 +84,12 @@ Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
   if (all.empty()) return {};
   check(shape.what, group, all, options);
   const bool in_place = inputs.empty();
+  // What is combined in place comes out alike wherever it is twice.
+  if (in_place) {
+    for (const at::Tensor& output : outputs) check_outputs(shape.what, {output});
+  } else {
+    check_outputs(shape.what, outputs);
+  }
   for (size_t i = 0; i < inputs.size(); ++i) {
     const int64_t in = inputs[i].numel() * shape.rounds_out,
                   out = outputs[i].numel() * shape.rounds_in;

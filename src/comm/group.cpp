@@ -1,7 +1,6 @@
 #include "lockstep/comm/group.h"
 
 #include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -120,11 +119,7 @@ Work Group::start(Request request, const CallOptions& options) const {
         request.divide_by);
   }
   check_stream(request.what, options, device);
-  for (const at::Tensor& output : request.outputs) {
-    if (!output.is_contiguous() && at::has_internal_overlap(output) == at::MemOverlap::Yes) {
-      refuse(request.what, "an output's elements share memory (an expanded tensor?): use .clone()");
-    }
-  }
+  check_outputs(request.what, request.outputs);
   return start_call(*transport_, std::move(request), options.stream);
 }
 
@@ -271,13 +266,15 @@ Work Group::send_recv(const at::Tensor& output, const at::Tensor& input, const S
   }
   check_tensor(Collective::Recv, output);
   check_tensor(Collective::Send, input);
+  check_outputs(Collective::Recv, {output});
   for (const int peer : {peers.to, peers.from}) {
     if (peer < 0 || peer >= size())
       refuse(Collective::Send, "rank {} is not in this group of {}", peer, size());
   }
   if (peers.to != rank()) {
     const Uses uses = uses_of({input}, {output});
-    Work sent = send(input, peers.to, peers.tag, options);
+    transport_->unfinished()->finish_before(uses);
+    Work sent = send(separate(input, output), peers.to, peers.tag, options);
     return together(*transport_, uses,
                     {std::move(sent), recv(output, peers.from, peers.tag, options)},
                     options.stream);

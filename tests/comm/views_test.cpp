@@ -1,12 +1,14 @@
 // Every collective on views: at offsets, with strides, with empty parts, in private and in group
 // memory, alike and not alike on the ranks. What lies beside a view stays as it was.
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <array>
 #include <numeric>
 
+#include "lockstep/core/error.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::comm {
 namespace {
@@ -264,6 +266,141 @@ TEST_P(Views, OneColumn) {
     EXPECT_EQ(sum.item<float>(), float(size * rank));
     group.all_to_all(column, column.clone()).wait();
     EXPECT_TRUE(at::equal(column.view({size}), at::full({size}, float(rank))));
+  });
+}
+
+// As if the inputs had been copied first, wherever they lie in the outputs.
+TEST_P(Views, InputsInOutputs) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    const int size = group.size(), rank = group.rank();
+    for (const int64_t count : {3, 100000}) {
+      const auto mine = [&](int r) { return values(size * count, r); };
+      const auto part = [&](int r, int s) { return mine(r).narrow(0, s * count, count); };
+      const at::Tensor dealt = joined(size, [&](int r) { return part(r, rank); }),
+                       gathered = joined(size, [&](int r) { return part(r, 0); }),
+                       summed = sum_of(size, [&](int r) { return part(r, rank); });
+      at::Tensor all = mine(rank);
+      group.all_to_all(all, all).wait();
+      EXPECT_TRUE(at::equal(all, dealt));
+      all = mine(rank);
+      const auto parts = all.split(count);
+      group.all_to_all(parts, parts).wait();
+      EXPECT_TRUE(at::equal(all, dealt));
+      for (const int64_t offset : {0, 1, 2}) {  // 0: its own part, where nothing is copied
+        const int64_t at = offset == 1 ? (rank + 1) % size * count : rank * count + offset;
+        at::Tensor room = at::zeros({size * count + 2});
+        const at::Tensor whole = room.narrow(0, 0, size * count), one = room.narrow(0, at, count);
+        one.copy_(part(rank, 0));
+        group.all_gather(whole, one).wait();
+        EXPECT_TRUE(at::equal(whole, gathered)) << offset;
+        whole.copy_(mine(rank));
+        group.reduce_scatter(one, whole).wait();
+        EXPECT_TRUE(at::equal(one, summed)) << offset;
+      }
+      at::Tensor passed = part(rank, 0).clone();
+      group.send_recv(passed, passed, {.to = (rank + 1) % size, .from = (rank + size - 1) % size})
+          .wait();
+      EXPECT_TRUE(at::equal(passed, part((rank + size - 1) % size, 0)));
+      group.barrier().wait();
+    }
+  });
+}
+
+// Of parts of unequal size, at one rank, and in lists.
+TEST_P(Views, InputsInOutputsOfLists) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    const int size = group.size(), rank = group.rank(), root = 1 % size;
+    for (const int64_t count : {3, 100000}) {
+      const auto of = [&](int r) { return values(count + r, 3 * r); };
+      const at::Tensor all = joined(size, of);
+      std::vector<int64_t> counts;
+      for (int r = 0; r < size; ++r) counts.push_back(count + r);
+      // What a rank brings lies where another's goes to, shifted by one, or where its own goes.
+      for (const int64_t from : {int64_t{0}, int64_t{1}, rank * count + rank * (rank - 1) / 2}) {
+        at::Tensor room = at::zeros({all.numel() + 1});
+        const auto parts = room.narrow(0, 0, all.numel()).split_with_sizes(counts);
+        const at::Tensor mine = room.narrow(0, from, count + rank);
+        mine.copy_(of(rank));
+        group.all_gather(parts, mine).wait();
+        EXPECT_TRUE(at::equal(room.narrow(0, 0, all.numel()), all)) << from;
+        room.zero_();
+        mine.copy_(of(rank));
+        group.gather(rank == root ? parts : std::vector<at::Tensor>(), mine, root).wait();
+        EXPECT_TRUE(rank != root || at::equal(room.narrow(0, 0, all.numel()), all)) << from;
+        room.narrow(0, 0, all.numel()).copy_(all);
+        group.scatter(mine, rank == root ? parts : std::vector<at::Tensor>(), root).wait();
+        EXPECT_TRUE(at::equal(mine, of(rank))) << from;
+        room.narrow(0, 0, all.numel()).copy_(all);
+        group.reduce_scatter(mine, parts).wait();
+        EXPECT_TRUE(at::equal(mine, of(rank) * size)) << from;
+      }
+      // A column of a matrix into the rest of it.
+      at::Tensor matrix = at::zeros({count, size + 1});
+      matrix.select(1, size).copy_(values(count, rank));
+      std::vector<at::Tensor> columns;
+      for (int r = 0; r < size; ++r) columns.push_back(matrix.select(1, r));
+      group.all_gather(columns, matrix.select(1, size)).wait();
+      for (int r = 0; r < size; ++r) EXPECT_TRUE(at::equal(columns[r], values(count, r)));
+      EXPECT_TRUE(at::equal(matrix.select(1, size), values(count, rank)));
+    }
+    group.barrier().wait();
+  });
+}
+
+TEST_P(Views, OutputsThatShareMemoryAreRefused) {
+  spawn(GetParam(), [](World& world) {
+    const Group& group = world.group();
+    const auto size = static_cast<size_t>(group.size());
+    const at::Tensor whole = at::ones({7}), one = at::ones({3});
+    const std::vector<at::Tensor> twice(size, one.clone()), inputs(size, one),
+        shifted{whole.narrow(0, 0, 3), whole.narrow(0, 2, 3)};
+    const auto expect_refused = [&](std::string_view text, const auto& call) {
+      EXPECT_THAT(test::message_of<ConfigError>(call), testing::HasSubstr(std::string(text)));
+    };
+    const char* const kTwo = "two outputs share memory: give each its own";
+    expect_refused(std::string("[comm] all_gather: ") + kTwo,
+                   [&] { (void)group.all_gather(twice, one); });
+    expect_refused(kTwo, [&] { (void)group.all_to_all(twice, inputs); });
+    expect_refused(kTwo, [&] {
+      (void)group.reduce_scatter(shifted,
+                                 {at::ones({3 * group.size()}), at::ones({3 * group.size()})});
+    });
+    if (group.rank() == 0) expect_refused(kTwo, [&] { (void)group.gather(twice, one); });
+    // Elements that share memory: a dimension without a stride, and windows.
+    for (const at::Tensor& itself :
+         {at::zeros({1}).expand({3}), at::zeros({5}).unfold(0, 3, 2).t().narrow(1, 0, 2)}) {
+      const char* const kOwn = "an output's elements share memory";
+      const at::Tensor input = at::ones({itself.numel()});
+      expect_refused(kOwn, [&] { (void)group.all_reduce(itself); });
+      expect_refused(kOwn, [&] { (void)group.broadcast({itself, input}); });
+      expect_refused(kOwn, [&] { (void)group.all_reduce({itself, input}); });
+      expect_refused(kOwn, [&] {
+        (void)group.send_recv(itself, input, {.to = group.rank(), .from = group.rank()});
+      });
+      expect_refused(kOwn, [&] {
+        const int next = static_cast<int>((group.rank() + 1) % size);
+        (void)group.recv(itself, next);
+      });
+    }
+    // What is combined in place may be there twice.
+    at::Tensor sum = at::ones({4});
+    group.all_reduce({sum, sum.narrow(0, 1, 2)}).wait();
+    EXPECT_TRUE(at::equal(sum, at::full({4}, static_cast<float>(size))));
+    // To itself, from memory that it shares, and not contiguous.
+    at::Tensor line = at::arange(6, at::kFloat), square = at::zeros({3, 3});
+    group
+        .send_recv(line.narrow(0, 1, 5), line.narrow(0, 0, 5),
+                   {.to = group.rank(), .from = group.rank()})
+        .wait();
+    EXPECT_TRUE(at::equal(line.narrow(0, 1, 5), at::arange(5, at::kFloat)));
+    group
+        .send_recv(square.t(), at::arange(9, at::kFloat),
+                   {.to = group.rank(), .from = group.rank()})
+        .wait();
+    EXPECT_TRUE(at::equal(square.t().reshape({9}), at::arange(9, at::kFloat)));
+    group.barrier().wait();
   });
 }
 
