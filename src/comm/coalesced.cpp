@@ -17,7 +17,8 @@ using Tensors = std::vector<at::Tensor>;
 
 // libtorch has no cat() for some dtypes, but for bytes.
 at::Tensor raw_bytes_of(const at::Tensor& tensor) {
-  return tensor.detach().resolve_conj().resolve_neg().reshape({-1}).view(at::kByte);
+  const at::Tensor dense = tensor.detach().resolve_conj().resolve_neg().contiguous();
+  return dense.as_strided({dense.numel()}, {1}).view(at::kByte);  // whatever stride one element has
 }
 
 // The places of the list at which tensors of one dtype are; dtypes in the order in which they come.

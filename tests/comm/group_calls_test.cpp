@@ -172,6 +172,8 @@ TEST_P(GroupCalls, SeveralTensorsAtOnceAreWhatOneByOneIs) {
       return std::vector<at::Tensor>{at::full({5}, r + 0.5f),
                                      at::full({2, 3}, r, at::kLong),
                                      strided,
+                                     at::full({8}, r + 0.25f).slice(0, 0, 8, 2),
+                                     at::full({2, 5}, r + 0.75f).select(0, 1).narrow(0, 2, 1),
                                      at::zeros({0}),
                                      at::full({3}, r % 2, at::kBool),
                                      at::full({7}, 2.0 * r, at::kFloat8_e5m2).to(at::kHalf)};
