@@ -71,6 +71,8 @@ void check_tensor(Collective what, const at::Tensor& tensor) {
            name_of(tensor.scalar_type()));
   }
   if (tensor.layout() != at::kStrided) refuse(what, "a tensor is not dense: use .to_dense()");
+  if (tensor._is_zerotensor())
+    refuse(what, "a tensor of zeros has no memory (_efficientzerotensor): use zeros_like()");
 }
 
 void check_device(Collective what, const at::Tensor& tensor, const Transport& transport,

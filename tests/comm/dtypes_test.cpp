@@ -2,7 +2,7 @@
 // complex numbers; and the reductions that not all kinds have. The reference rounds each node of
 // the tree over ranks to the dtype, so results are compared by their bytes: tolerance 0.
 #include <ATen/ATen.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <cstring>
 #include <limits>
@@ -276,6 +276,12 @@ TEST_P(Dtypes, WhatHasNoMeaningIsRefusedOnEveryRank) {
               "[comm] all_reduce: bit_xor has no meaning for float8_e5m2");
     EXPECT_EQ(refused(at::kUInt32, ReduceOp::PreMulSum),
               "[comm] all_reduce: premul has no meaning for uint32");
+    // What libtorch hands about as zeros of no memory.
+    EXPECT_THAT(test::message_of<ConfigError>([&] {
+                  (void)group.all_gather(at::zeros({3 * group.size()}),
+                                         at::_efficientzerotensor({3}, at::kFloat));
+                }),
+                testing::StartsWith("[comm] all_gather: a tensor of zeros has no memory"));
     group.barrier().wait();
   });
 }
