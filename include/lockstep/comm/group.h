@@ -54,7 +54,8 @@ struct CallOptions {
   // within the operation, so that an operation that makes progress may take longer in all; over
   // tcp, gloo and nccl it is counted from the call, so that time between the call and wait() counts
   // too. In calls that consist of several collectives (the _bytes calls, for instance) it applies
-  // to each of them.
+  // to each of them. With no time at all, or less, a call that has to wait has waited too long; ten
+  // years and more are without end.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   // What error messages call this call, as "bucket 3". May differ between ranks.
   std::string_view label = {};
@@ -96,12 +97,17 @@ struct SendRecv {
 // the current stream wait, not the caller; failures are thrown by the next call or wait(). So only
 // a barrier(), or reading a result, shows that everything before it has succeeded.
 //
-// Aliasing: the tensors of one call share no memory, but for contiguous ones: an all_gather's
-// `input` may be this rank's part of `output` (of a list, outputs[rank()]), a reduce_scatter's
-// `output` this rank's part of `input` (not of a list). Inputs may overlap each other. An
-// output whose own elements overlap (an expanded tensor) is refused. Until its Work is over, the
-// memory of an operation belongs to it: no other operation may write what it reads, nor read or
-// write what it writes.
+// Aliasing: an output shares no memory with another of the call, nor with itself (an expanded
+// tensor, windows); such calls are refused, except that a list which is combined or broadcast in
+// place may have a tensor twice. Inputs may overlap each other. One that shares memory with an
+// output is copied first, unless, of contiguous tensors, an all_gather's `input` is this rank's
+// part of `output` (of a list, outputs[rank()]), or a reduce_scatter's `output` this rank's part of
+// `input` (not of a list). Until its Work is over, the memory of an operation belongs to it: no
+// other operation may write what it reads, nor read or write what it writes.
+//
+// A child of this process by fork() has copies of its groups, and no part in them: its calls, and
+// waits for what was begun before, throw ConfigError that names the process, and destroying the
+// copies does nothing. In a group of one it may go on.
 //
 // In a group of one nothing is communicated and nothing waits: outputs become copies of the inputs,
 // on any device. Arguments are checked all the same.
@@ -244,8 +250,7 @@ class Group {
   // collectives on it make no copies. Every rank calls it with the same sizes and dtype. Among
   // ranks that share memory this communicates (a broadcast and a barrier); over tcp and on a device
   // it does not. Freed with its last reference, on each rank by itself; other ranks may go on using
-  // theirs. A child process made by fork() does not have this memory: it may call exec, or must not
-  // touch it.
+  // theirs. A child process made by fork() does not have this memory: it must not touch it.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the

@@ -49,8 +49,9 @@ Group join_group(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
 
 // The same by an address, "10.0.0.1:29500", at which rank 0 serves the store itself. A process may
 // join several groups at one address, one after the other: each rank's n-th call meets the n-th
-// calls of the others. Rank 0 serves it until its process ends; with a secret, of the job or of
-// `options`, to nobody who has another or none; a second secret at its address is a ConfigError.
+// calls of the others. Rank 0 serves it until its process ends, which then takes until no rank
+// makes a group by it any more, five seconds at most; with a secret, of the job or of `options`, to
+// nobody who has another or none; a second secret at its address is a ConfigError.
 Group join_group(const std::string& address, const Membership& me,
                  const GroupOptions& options = {});
 
