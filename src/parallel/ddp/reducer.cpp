@@ -54,16 +54,15 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
       holds_(std::move(holds)),
       plan_(std::move(plan)),
       caller_(group.next_caller()),
+      join_(group, dense_ + sparse.size()),
       schedule_(dense_ + sparse.size()) {
   parameters_.insert(parameters_.end(), sparse.begin(), sparse.end());
   held_.resize(parameters_.size());
-  priors_.resize(parameters_.size());
   flags_ = UsageFlags(buckets_.flags(), flag_counts_, options.unused);
   if (plan_) {
     lanes_ = std::make_unique<LaneGradients>(plan_, parameters_.size(), dense_);
     make_lane_slots();
   }
-  present_ = in_backward_ = all_ranks(group_);
   const auto every = env_int("LOCKSTEP_FINGERPRINT", 0, 1'000'000'000);
   if (group_.rank() == 0) fingerprint_every_ = static_cast<uint32_t>(every.value_or(0));
 }
@@ -159,7 +158,7 @@ void Reducer::begin() {
   while (tags_.size() < buckets_.size()) tags_.push_back(fmt::format("bucket {}", tags_.size()));
   clock_.begin(buckets_.size());
   quiet_ = options_.hook && !options_.hook->communicates();
-  if (quiet_ && join_) {
+  if (quiet_ && join_.is_joined()) {
     throw ConfigError(fmt::format(
         "[join] the hook {} does not communicate in every pass, so ranks cannot join others' steps",
         options_.hook->name()));
@@ -191,7 +190,7 @@ void Reducer::launch_next() {
   } else if (lanes_) {
     works_.push_back(lanes_->average(buckets_, bucket, call(tags_[bucket])));
   } else {
-    const ReduceOp op = divides_by_present() ? ReduceOp::Sum : ReduceOp::Average;
+    const ReduceOp op = join_.divides_by_present() ? ReduceOp::Sum : ReduceOp::Average;
     works_.push_back(group_.all_reduce(flat, op, call(tags_[bucket])));
   }
 }
@@ -225,7 +224,7 @@ void Reducer::finish() {
   }
   while (schedule_.has_next()) launch_next();
   refuse_objected();
-  if (join_) {
+  if (join_.is_joined()) {
     wait_for_works();
     find_present();
   }
@@ -237,8 +236,8 @@ void Reducer::finish() {
   if (!rebuilt_ && !quiet_) rebuild();
   std::fill(held_.begin(), held_.end(), false);
   clock_.end();
-  if (gate_) gate_->end_step();
-  if (join_) refuse_uneven();
+  join_.end_step();
+  if (!shadows_) join_.refuse_uneven(clock_.count());
   if (options_.check_same_every > 0) check_same();
   if (fingerprint_every_ > 0 && pass_ % fingerprint_every_ == 0) {
     log::info(fmt::format("[ddp] Ddp {}, pass {}: parameters and buffers {:016x}", caller_, pass_,
@@ -248,8 +247,7 @@ void Reducer::finish() {
 
 // The parameters are those that the forward used.
 void Reducer::check_same() {
-  const bool all_have_a_batch = static_cast<int>(in_backward_.size()) == group_.size();
-  if (quiet_ || shadows_ || (join_ && !all_have_a_batch)) return;
+  if (quiet_ || shadows_ || !join_.all_in_backward()) return;
   if (++unchecked_ < options_.check_same_every) return;
   unchecked_ = 0;
   Model model = module_.model();
@@ -264,13 +262,13 @@ void Reducer::finish_buffers() {
   if (flag_counts_.buffers == 0 || quiet_) return;
   if (lanes_ && flags_.has_prior()) buffers_.check_start("ddp");
   auto shares = flags_.changed();
-  if (options_.hook || divides_by_present()) {  // sums
+  if (options_.hook || join_.divides_by_present()) {  // sums
     for (double& share : shares) share /= group_.size();
   }
   if (lanes_) return buffers_.finish_lanes(shares);
   if (std::ranges::none_of(shares, [](double share) { return share > 0; })) return;
-  if (!join_) buffers_.warn_of_own_changes(shares);
-  buffers_.start(present_);
+  if (!join_.is_joined()) buffers_.warn_of_own_changes(shares);
+  buffers_.start(join_.present());
   buffers_.finish(shares);
 }
 
@@ -283,8 +281,7 @@ void Reducer::average_sparse() {
   const auto all = reached();
   const std::vector<char> mine(all.begin() + first_sparse, all.end());
   if (!quiet_) {
-    sparse_.average(mine,
-                    divides_by_present() ? static_cast<int64_t>(present_.size()) : group_.size());
+    sparse_.average(mine, join_.divides_by_present() ? join_.count_present() : group_.size());
     return;
   }
   const Group over = averaged_over();
@@ -305,10 +302,9 @@ void Reducer::write_flags() {
   } else {
     flags_.write(reached());
   }
-  if (join_) flags_.write_presence(group_.rank(), mine);
+  if (join_.is_joined()) flags_.write_presence(group_.rank(), mine);
   if (lanes_) flags_.clear_prior();
-  const bool has_prior = std::ranges::any_of(priors_, &at::Tensor::defined);
-  if (has_prior || buffers_.is_start_changed()) flags_.write_prior();
+  if (join_.has_prior() || buffers_.is_start_changed()) flags_.write_prior();
   if (objection_.is_raised() && !quiet_) flags_.write_objection();
 }
 
@@ -324,7 +320,7 @@ void Reducer::zeroed() {
 
 void Reducer::forget() {
   std::fill(held_.begin(), held_.end(), false);
-  std::fill(priors_.begin(), priors_.end(), at::Tensor());
+  join_.forget_priors();
   if (lanes_ && !is_in_lane()) lanes_->reset();
   clock_.idle();
 }

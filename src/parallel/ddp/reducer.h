@@ -10,14 +10,13 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
-#include "lockstep/parallel/join.h"
 #include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/attached_module.h"
 #include "parallel/ddp/backward_pass.h"
 #include "parallel/ddp/bucket_schedule.h"
 #include "parallel/ddp/buckets.h"
 #include "parallel/ddp/buffers.h"
-#include "parallel/ddp/join_gate.h"
+#include "parallel/ddp/join_state.h"
 #include "parallel/ddp/objection.h"
 #include "parallel/ddp/pass_clock.h"
 #include "parallel/ddp/sparse.h"
@@ -61,14 +60,13 @@ class Reducer : public GradientListener,
   // From join() on a pass also finds out which ranks have gradients of their own for it.
   // `gate` may be null.
   void join(const JoinOptions& options, std::shared_ptr<JoinGate> gate) {
-    join_ = options;
-    gate_ = std::move(gate);
+    join_.begin(options, std::move(gate));
   }
   // For DdpOptions::check_same_every.
   void include_in_check(const torch::optim::Optimizer* optimizer) { optimizer_ = optimizer; }
 
   // Until leave(), which returns the ranks that were in the last backward() that any was in.
-  std::vector<int> leave();
+  std::vector<int> leave() { return join_.leave(); }
   // A pass without a backward() of this rank, with what it has accumulated under hold() since the
   // last. Its gradients become the average all the same. False when no rank was in a backward().
   bool shadow();
@@ -108,7 +106,6 @@ class Reducer : public GradientListener,
   Group averaged_over() const;
   void average_sparse();
   void add_priors();
-  void refuse_uneven() const;
   void check_same();
   bool is_in_lane() const { return plan_ && plan_->is_open(); }
   // Whether this backward() meets the other ranks.
@@ -126,7 +123,6 @@ class Reducer : public GradientListener,
   void make_lane_slots();
   // Forgets what the lanes of a step that was not finished have left.
   void abandon_lanes();
-  bool divides_by_present() const { return join_ && join_->divisor == Divisor::Active; }
   void settle(const std::vector<Unreached>& unreached);
   void refuse_unreached() const;
   void rebuild();
@@ -151,12 +147,7 @@ class Reducer : public GradientListener,
   int zeroed_ = 0, zeroed_in_a_pass_ = 0;  // calls since the last pass, and the most there were
   std::vector<char> held_;                 // accumulated under hold() since the last pass
   bool rebuilt_ = false;
-  std::optional<JoinOptions> join_;
-  std::shared_ptr<JoinGate> gate_;
-  std::vector<int> present_;      // ranks that had gradients of their own; all unless joined
-  std::vector<int> in_backward_;  // in the last pass in which any was
-  // By parameter, while joined: what the gradient was when the first of the pass was added to it.
-  std::vector<at::Tensor> priors_;
+  JoinState join_;
   PassClock clock_;
   const torch::optim::Optimizer* optimizer_ = nullptr;  // to compare
   int64_t unchecked_ = 0;  // passes that count since check_same() compared the ranks
@@ -164,9 +155,8 @@ class Reducer : public GradientListener,
   // Of the pass.
   BackwardPass backward_;
   Objection objection_;
-  bool quiet_ = false;     // the hook does not communicate
-  bool shadows_ = false;   // this rank is in none
-  bool somebody_ = false;  // some rank was in a backward()
+  bool quiet_ = false;    // the hook does not communicate
+  bool shadows_ = false;  // this rank is in none
   BucketSchedule schedule_;
   std::vector<comm::Work> works_;
   size_t completed_ = 0;  // of works_, from the front

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "lockstep/core/error.h"
 #include "parallel/ddp/reducer.h"
@@ -16,40 +15,31 @@ UsageFlags::Presence Reducer::presence() const {
                                                     : UsageFlags::Presence::Absent;
 }
 
-// A gradient that is not zeroed between two backward() of a step is part of what this rank
-// contributes to the second. With Divisor::World an absent rank contributes nothing in its place.
 void Reducer::note_prior(size_t parameter) {
-  if (!join_ || join_->divisor != Divisor::World || held_[parameter]) return;
-  if (priors_[parameter].defined()) return;
-  const at::Tensor& gradient = parameters_[parameter].tensor.grad();
-  if (gradient.defined()) priors_[parameter] = gradient.detach().clone();
+  if (!join_.is_joined() || held_[parameter]) return;
+  join_.note_prior(parameter, parameters_[parameter].tensor.grad());
 }
 
 void Reducer::find_present() {
-  const auto present = flags_.present(), in_backward = flags_.in_backward();
-  somebody_ = !in_backward.empty();
-  if (somebody_) in_backward_ = in_backward;
-  if (!present.empty()) present_ = present;
-  if (!present.empty() && divides_by_present()) {
+  const bool any = join_.read(flags_);
+  if (any && join_.divides_by_present()) {
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       const at::Tensor& flat = buckets_.bucket(bucket).flat;
       // A hook has taken the average over all.
       if (options_.hook) flat.mul_(group_.size());
-      flat.div_(static_cast<int64_t>(present_.size()));
+      flat.div_(join_.count_present());
     }
   }
-  const bool all = static_cast<int>(present_.size()) == group_.size();
-  if (!all && !present.empty() && flags_.has_prior()) add_priors();
-  std::fill(priors_.begin(), priors_.end(), at::Tensor());
+  if (any && !join_.all_present() && flags_.has_prior()) add_priors();
+  join_.forget_priors();
 }
 
 void Reducer::add_priors() {
-  const int source = present_.front();
+  const int source = join_.present().front();
   std::string has_prior(parameters_.size(), '\0');
-  for (size_t i = 0; i < parameters_.size(); ++i) has_prior[i] = priors_[i].defined() ? 1 : 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) has_prior[i] = join_.prior(i).defined() ? 1 : 0;
   has_prior = group_.broadcast_bytes(has_prior, source, call("earlier gradients"));
-  const double share =
-      static_cast<double>(group_.size() - static_cast<int>(present_.size())) / group_.size();
+  const double share = static_cast<double>(group_.size() - join_.count_present()) / group_.size();
   const auto used = flags_.set();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (has_prior[i] == 0 || (options_.unused == Unused::Zero && !used[i])) continue;
@@ -62,17 +52,10 @@ void Reducer::add_priors() {
     }
     const at::Tensor view = as_reals(buckets_.view(i));
     at::Tensor prior = at::empty_like(view);
-    if (group_.rank() == source) prior.copy_(as_reals(priors_[i]));
+    if (group_.rank() == source) prior.copy_(as_reals(join_.prior(i)));
     group_.broadcast(prior, source, call("earlier gradient")).wait();
     view.add_(prior, share);
   }
-}
-
-std::vector<int> Reducer::leave() {
-  join_.reset();
-  gate_.reset();
-  present_ = all_ranks(group_);
-  return std::exchange(in_backward_, all_ranks(group_));
 }
 
 bool Reducer::shadow() {
@@ -84,7 +67,7 @@ bool Reducer::shadow() {
     forget();
   }
   meet_without_backward();
-  return somebody_;
+  return join_.any_in_backward();
 }
 
 void Reducer::meet_without_backward() {
@@ -97,15 +80,6 @@ void Reducer::meet_without_backward() {
     throw;
   }
   shadows_ = false;
-}
-
-void Reducer::refuse_uneven() const {
-  if (join_->uneven != Uneven::Throw || shadows_) return;
-  if (static_cast<int>(in_backward_.size()) == group_.size()) return;
-  throw DataError(
-      fmt::format("[join] rank {} has a batch for pass {}, but only {} of {} ranks have one: give "
-                  "all ranks as many (a sampler that pads or drops), or use Uneven::Continue",
-                  group_.rank(), clock_.count(), in_backward_.size(), group_.size()));
 }
 
 }  // namespace lockstep::parallel
