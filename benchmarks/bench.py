@@ -48,9 +48,10 @@ class Bench:
     def program(self, name):
         return os.path.join(self.build, "bin", name)
 
-    def launched(self, ranks, *command, launcher=()):
+    def launched(self, ranks, *command, launcher=(), **environment):
         """Standard output of our ranks, without the rank tags."""
-        out = self.run([self.program("lockstep"), "run", "--nproc-per-node", str(ranks), *launcher, *command])
+        out = self.run([self.program("lockstep"), "run", "--nproc-per-node", str(ranks), *launcher, *command],
+                       **environment)
         return re.sub(r"^\[rank \d+\] ", "", out, flags=re.M)
 
     def preloading(self, allocator):

@@ -118,6 +118,19 @@ nlohmann::json communication_of(const DdpLog& log, const World& world) {
           {"waiting_us", figure(3, beyond)}};
 }
 
+// Parameters, gradients and AdamW's averages that this rank keeps between steps.
+double state_mb(const std::vector<Tensor>& parameters, torch::optim::Optimizer& optimizer) {
+  size_t bytes = 0;
+  for (const auto& parameter : parameters) {
+    bytes += parameter.nbytes() + (parameter.grad().defined() ? parameter.grad().nbytes() : 0);
+    const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+    if (found == optimizer.state().end()) continue;
+    const auto& state = static_cast<const torch::optim::AdamWParamState&>(*found->second);
+    bytes += state.exp_avg().nbytes() + state.exp_avg_sq().nbytes();
+  }
+  return static_cast<double>(bytes) / (1 << 20);
+}
+
 // One model in training: attached to the group; on its own; or on its own except that ranks wait
 // for each other at a barrier in each step, which is the least that synchronous training costs
 // here.
@@ -168,6 +181,7 @@ class Training {
     return torch::stack(at::TensorList(losses_.data(), count)).mean().item<double>();
   }
   const std::optional<Ddp>& ddp() const { return ddp_; }
+  double kept_mb() const { return state_mb(parameters_, *optimizer_); }
 
  private:
   void step() {
@@ -223,11 +237,16 @@ class Training {
   size_t next_ = 0;
 };
 
-double sum_over_ranks(const World& world, double own) {
-  double sum = 0;
+std::vector<double> of_ranks(const World& world, double own) {
+  std::vector<double> all;
   for (const auto& text : world.group().all_gather_bytes(fmt::format("{:.17g}", own)))
-    sum += std::stod(text);
-  return sum;
+    all.push_back(std::stod(text));
+  return all;
+}
+
+double sum_over_ranks(const World& world, double own) {
+  const auto all = of_ranks(world, own);
+  return std::reduce(all.begin(), all.end());
 }
 
 // Memory of this process, shared pages divided among those that map them.
@@ -253,6 +272,10 @@ nlohmann::json one_training(const Options& options, const World& world) {
   line["step_us"] = training.step_us();
   line["update_us"] = training.update_us();
   line["final_loss"] = training.latest_loss();
+  // While the model, its gradients and the optimizer's state are there.
+  world.group().barrier().wait();
+  line["pss_mb"] = sum_over_ranks(world, pss_mb());
+  line["kept_mb"] = std::ranges::max(of_ranks(world, training.kept_mb()));
   if (training.ddp() && world.size() > 1) {
     const DdpLog log = training.ddp()->log();
     line.update(communication_of(log, world));
@@ -296,7 +319,6 @@ void measure(const Options& options) {
                          {"dtype", options.dtype}};
   line.update(options.modes.size() > 1 ? by_turns(options, world) : one_training(options, world));
   line["peak_rss_mb"] = example::peak_rss_mb();
-  line["pss_mb"] = sum_over_ranks(world, pss_mb());
   if (world.is_main()) std::puts(line.dump().c_str());
 }
 

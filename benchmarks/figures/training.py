@@ -10,7 +10,7 @@ def steps_of(bench, model, full):
     return ["--model", model, "--steps", str(count), "--warmup", "1" if bench.args.check else "5"]
 
 
-def ours(bench, ranks, *flags, launcher=()):
+def ours(bench, ranks, *flags, launcher=(), **environment):
     return json.loads(
         bench.launched(
             ranks,
@@ -19,6 +19,7 @@ def ours(bench, ranks, *flags, launcher=()):
             str(bench.threads),
             *flags,
             launcher=launcher,
+            **environment,
         )
     )
 
@@ -274,10 +275,18 @@ def divided_model(bench):
             lower_is_better=False,
             paired=True,
         )
-        mine, theirs, one = bench.alternating(
+        # Freed memory goes back to the kernel, so that what is left is what is used.
+        returned = {"MALLOC_MMAP_THRESHOLD_": "131072"}
+        mine, theirs = bench.alternating(
             lambda: ours(bench, 2, "--mode", "fsdp", *flags, *few),
             lambda: bench.peer("fsdp2.py", 2, *few, *python_shape, "--adamw", "fused"),
-            lambda: ours(bench, 1, "--mode", "bare", *flags, *few),
+        )
+        one, *divided = bench.alternating(
+            lambda: ours(bench, 1, "--mode", "bare", *flags, *few, **returned),
+            *(
+                lambda ranks=ranks: ours(bench, ranks, "--mode", "fsdp", *flags, *few, **returned)
+                for ranks in (2, 4)
+            ),
         )
         bench.row(
             f"{title}, 2 ranks: Fsdp / PyTorch FSDP2",
@@ -296,14 +305,23 @@ def divided_model(bench):
             bars[1],
             upper=True,
         )
-        bench.row(
-            f"{title}, memory: Fsdp's 2 ranks / one process",
-            memory,
-            [run["pss_mb"] for run in one],
-            "MB",
-            1.25,
-            upper=True,
-        )
+        for ranks, runs in zip((2, 4), divided):
+            bench.row(
+                f"{title}, memory: Fsdp's {ranks} ranks / one process",
+                [run["pss_mb"] for run in runs],
+                [run["pss_mb"] for run in one],
+                "MB",
+                1.25,
+                upper=True,
+            )
+            bench.row(
+                f"{title}, state of a rank of {ranks} / of one process",
+                [run["kept_mb"] for run in runs],
+                [run["kept_mb"] for run in one],
+                "MB",
+                1.05 / ranks,
+                upper=True,
+            )
 
 
 def scaling(bench):
