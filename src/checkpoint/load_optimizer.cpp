@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/file_memory.h"
 #include "checkpoint/optimizer_fields.h"
 #include "checkpoint/part_of.h"
 #include "checkpoint/share.h"
@@ -265,7 +266,7 @@ class OptimizerLoader {
       }
       const at::NoGradGuard no_grad;
       at::Tensor& to = **std::get_if<at::Tensor*>(&value);
-      to = at::empty_like(parameter);
+      to = zeros_beside(parameter);
       const TensorBytes bytes = files_->read(found->second);
       to.copy_(view_of(bytes.view(), there));
     }

@@ -8,6 +8,7 @@
 #include <set>
 #include <variant>
 
+#include "checkpoint/file_memory.h"
 #include "checkpoint/optimizer_fields.h"
 #include "checkpoint/part_of.h"
 #include "lockstep/checkpoint/error.h"
@@ -122,7 +123,7 @@ class OptimizerState : public Stateful {
         const std::string path = field + "/" + name;
         if (is_optional(field) && !saved.tensors.contains(path)) continue;
         if (const auto* tensor = std::get_if<at::Tensor*>(&value)) {
-          **tensor = at::zeros_like(parameter);
+          **tensor = zeros_beside(parameter);
           if (whole == nullptr) {
             state.pieces.push_back(whole_piece(path, **tensor));
           } else if (whole->range.size() > 0) {

@@ -34,7 +34,7 @@ void train(Tower& net, Optimizer& optimizer, int from, int to) {
 }
 
 // Steps 0 and 1 are saved, steps 2 and 3 come after restoring.
-enum class Kind { Blocks, Root, Gathered, Replicated, Ddp, Zero };
+enum class Kind { Blocks, Root, Gathered, Replicated, InFiles, Ddp, Zero };
 
 void run(World& world, Kind kind, const std::string& folder, bool restores) {
   Tower net(restores ? 9 : 0);
@@ -72,6 +72,11 @@ void run(World& world, Kind kind, const std::string& folder, bool restores) {
   FsdpOptions options{.share_memory = kind != Kind::Gathered};
   if (kind != Kind::Root) options.units = units_of<BlockImpl>(*net);
   if (kind == Kind::Replicated && world.size() % 2 == 0) options.shard_ranks = world.size() / 2;
+  const Folder files;
+  if (kind == Kind::InFiles) {
+    options.offload = Offload::File;
+    options.offload_folder = files.path();
+  }
   Fsdp fsdp(net, group, options);
   FusedAdamW adam(fsdp.parameters(), AdamWOptions(0.01));
   go(fsdp, adam);
@@ -95,6 +100,9 @@ TEST(FsdpCheckpoint, ChangesUnitsRanksAndKindBetweenSaveAndRestore) {
            {Kind::Zero, 4, Kind::Gathered, 2},
            {Kind::Replicated, 4, Kind::Blocks, 1},
            {Kind::Root, 1, Kind::Replicated, 4},
+           {Kind::InFiles, 2, Kind::Ddp, 1},
+           {Kind::Blocks, 2, Kind::InFiles, 4},
+           {Kind::InFiles, 1, Kind::InFiles, 2},
        }) {
     SCOPED_TRACE(::testing::Message() << static_cast<int>(from) << " on " << ranks_from << " to "
                                       << static_cast<int>(to) << " on " << ranks_to);

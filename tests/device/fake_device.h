@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Stream.h>
 
+#include <cstdint>
 #include <functional>
 
 namespace lockstep::test::fake {
@@ -16,6 +17,9 @@ void shut_gate();
 void open_gate();
 // Communication that is enqueued and has not begun.
 int held_back();
+
+// Bytes of this process's tensors, once its streams have come to their ends.
+int64_t memory_in_use();
 
 // Runs `work` on a stream after what is there.
 void enqueue(const c10::Stream& stream, std::function<void()> work);

@@ -11,9 +11,11 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 
@@ -35,16 +37,20 @@ struct Block {
   FakeStream* stream;
 };
 
+std::atomic<int64_t> in_use{0};
+
 struct FakeAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device device(kType, current_stream().device_index());
     if (bytes == 0) return {nullptr, device};
     auto* block = new Block{c10::alloc_cpu(bytes), bytes, &FakeStream::current()};
+    in_use += static_cast<int64_t>(bytes);
     return {block->data, block, &release, device};
   }
   static void release(void* context) {
     auto* block = static_cast<Block*>(context);
     block->stream->push([block] {
+      in_use -= static_cast<int64_t>(block->bytes);
       std::memset(block->data, 0xee, block->bytes);
       static thread_local std::deque<std::pair<void*, size_t>>
           aside;  // not to be had again for a while
@@ -236,7 +242,7 @@ at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                            dtype.value_or(at::kFloat));
 }
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   // Their memory as it is now: a tensor may be given other memory before the stream comes to this.
   Pairs pairs;
   FakeStream& stream = FakeStream::current();
@@ -245,7 +251,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
     to.copy_(from);
   });
   // The host's memory may change as soon as the call returns, and is read then.
-  if (from.is_cpu() || to.is_cpu()) stream.finish(number);
+  if (!non_blocking && (from.is_cpu() || to.is_cpu())) stream.finish(number);
   return to;
 }
 
@@ -278,4 +284,12 @@ TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) {
 }
 
 }  // namespace
+
+int64_t memory_in_use() {
+  for (c10::DeviceIndex index = 0; index < 8; ++index) {
+    c10::impl::VirtualGuardImpl(kType).synchronizeDevice(index);
+  }
+  return in_use;
+}
+
 }  // namespace lockstep::test::fake

@@ -39,6 +39,17 @@ enum class BackwardPrefetch {
   None,    // when it is needed
 };
 
+// Where shards lie, and with them their gradients and what an optimizer makes of their size. An
+// optimizer's step then runs on the CPU: FusedAdamW and its like for one pass over each. The bits
+// are those of Offload::None and the same optimizer on the CPU.
+enum class Offload {
+  None,  // on the module's device
+  Cpu,   // in the host's memory, pinned where that is CUDA's (PyTorch's CPUOffloadPolicy); a module
+         // on the CPU has them there in any case
+  File,  // in files that are mapped, so that the kernel writes to the disk what memory has no room
+         // for. On the CPU, too. Ranks of one host then gather, as on several hosts
+};
+
 // How a model is divided. Alike on all ranks.
 struct FsdpOptions {
   // Modules whose parameters are gathered together while lockstep::call() runs them; a module
@@ -70,6 +81,14 @@ struct FsdpOptions {
   // Ranks of one host have one copy of the parameters between them, so that nothing is gathered.
   // false: each gathers its own, as on several hosts.
   bool share_memory = true;
+
+  Offload offload = Offload::None;
+  // With Offload::File: the folder of the files, on a disk of each rank's host; may differ between
+  // ranks. They have no names there, so nothing is left when the process ends. Room on the disk is
+  // taken when a file is made: ConfigError where there is none, on all ranks for the shards and
+  // gradients, on the rank whose disk is full for an optimizer's first step. The state of
+  // FusedAdam, FusedAdamW and FusedSGD lies there; torch::optim makes its own in memory.
+  std::string offload_folder = {};
 
   // What forward and backward compute in; optimizers see shards of the module's own dtype. The
   // module's parameters have this dtype from then on, and inputs of units that are floating-point
@@ -236,6 +255,7 @@ namespace lockstep {
 using parallel::BackwardPrefetch;
 using parallel::Fsdp;
 using parallel::FsdpOptions;
+using parallel::Offload;
 using parallel::Sharding;
 using parallel::units_of;
 }  // namespace lockstep

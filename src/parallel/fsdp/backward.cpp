@@ -72,8 +72,7 @@ void Fsdp::State::lend_memory(UnitFlat& flat) {
   }
   // Units that are not complete hold all of it: the layers did not come one after another.
   if (!memory.defined()) {
-    const auto device = flat.leaf(0).device();
-    memory = at::empty({flat.gradient_bytes()}, at::TensorOptions(at::kByte).device(device));
+    memory = at::empty({flat.gradient_bytes()}, at::TensorOptions(at::kByte).device(flat.device()));
   }
   flat.use(memory);
 }
@@ -113,8 +112,9 @@ at::Tensor Fsdp::State::arriving(size_t parameter, const at::Tensor& gradient) {
   }
   if (held && !flat->has_gradients()) {
     // Kept until the pass that averages it, however many there are.
-    flat->use(at::empty({flat->gradient_bytes()},
-                        at::TensorOptions(at::kByte).device(gradient.device())));
+    const auto options = at::TensorOptions(at::kByte).device(flat->device());
+    flat->use(flat->device().is_cpu() ? plan_.memory_of_shards(flat->gradient_bytes(), options)
+                                      : at::empty({flat->gradient_bytes()}, options));
   }
   lend_memory(*flat);
   flat->add_gradient(member, gradient);
@@ -242,6 +242,7 @@ void Fsdp::State::finish_pass() {
   plan_.all.all_reduce(flags_.elements(), ReduceOp::Sum, call("flags")).wait();
   refuse_objected();
   finish_buffers();
+  wait_for_host();
   const auto any = flags_.set();
   std::vector<char> reached(model().parameters.size());
   for (size_t i = 0; i < trainable_.size(); ++i) reached[trainable_[i]] = any[i];

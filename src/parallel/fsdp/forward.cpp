@@ -40,6 +40,12 @@ void Fsdp::State::hide_unused() {
   }
 }
 
+void Fsdp::State::wait_for_host() {
+  for (const auto& unit : units_) {
+    for (auto& flat : unit->flats) flat.wait_for_host();
+  }
+}
+
 void Fsdp::State::open(Unit& unit) {
   if (!unit.shown) show(unit);
   ++unit.uses;
@@ -173,7 +179,8 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
   if (!outermost || in_graph || whole_) return outputs;
   hide_unused();
   if (is_in_lane()) return outputs;
-  // No rank may write to its shards while another still reads.
+  // No rank may write to its shards while another, or a device, still reads.
+  wait_for_host();
   meet("no_grad");
   may_be_written_ = true;
   return outputs;
@@ -189,6 +196,7 @@ void Fsdp::State::unshard() {
   stale_ = true;
   begin_forward();
   for (const auto& unit : units_) open(*unit);
+  wait_for_host();
   whole_ = true;
 }
 

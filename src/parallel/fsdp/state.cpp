@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 
+#include "checkpoint/file_memory.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/deferred_init.h"
 #include "parallel/ddp/packed.h"
@@ -61,6 +62,11 @@ void check_fsdp_options(const FsdpOptions& options, const Group& group) {
         fmt::format("[fsdp] Sharding::None and shard_ranks = {}: choose one", options.shard_ranks));
   }
   check_lane_options(lane_options(options), group);
+  if ((options.offload == Offload::File) == options.offload_folder.empty()) {
+    throw ConfigError(fmt::format(
+        "[fsdp] offload_folder '{}': it goes with Offload::File, and Offload::File needs one",
+        options.offload_folder));
+  }
   if (options.min_num_params < 0 || options.max_unsharded_units < 0) {
     throw ConfigError(fmt::format(
         "[fsdp] min_num_params = {} and max_unsharded_units = {}: neither may be below 0",
@@ -90,12 +96,12 @@ std::string describe_fsdp(const FsdpOptions& options, const std::vector<PlannedU
       "sharding {}, shard_ranks {}, reshard_after_forward {}, reshard_ranks {}, backward_prefetch "
       "{}, "
       "forward_prefetch {}, max_unsharded_units {}, share_memory {}, param_dtype {}, reduce_dtype "
-      "{}, buffer_dtype {}, buffers {}, lanes {}, units '{}'",
+      "{}, buffer_dtype {}, buffers {}, lanes {}, offload {}, units '{}'",
       static_cast<int>(options.sharding), options.shard_ranks, options.reshard_after_forward,
       options.reshard_ranks, static_cast<int>(options.backward_prefetch), options.forward_prefetch,
       options.max_unsharded_units, options.share_memory, dtype(options.param_dtype),
       dtype(options.reduce_dtype), dtype(options.buffer_dtype), static_cast<int>(options.buffers),
-      options.lanes, fmt::join(names, "', '"));
+      options.lanes, static_cast<int>(options.offload), fmt::join(names, "', '"));
 }
 
 std::string unfit_for_fsdp(const Model& model) {
@@ -128,6 +134,9 @@ Fsdp::State::State(const ModuleRef& ref, const Group& group, FsdpOptions options
   check_fsdp_options(plan_.options, group);
   if (plan_.options.sharding == Sharding::None) plan_.options.shard_ranks = 1;
   if (plan_.options.sharding != Sharding::Full) plan_.options.reshard_after_forward = false;
+  if (plan_.options.offload == Offload::Cpu && device().is_cpu()) {
+    plan_.options.offload = Offload::None;
+  }
   if (plan_.options.lanes > 0) {
     lane_plan_ = std::make_shared<LanePlan>(group, plan_.options.lanes);
   }
@@ -153,12 +162,13 @@ Fsdp::State::~State() {
 
 void Fsdp::State::check_model(const Group& group, const std::vector<PlannedUnit>& planned) const {
   const auto& all = model().parameters;
-  const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
+  const at::Device on = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
   std::string complaint = unfit_for_fsdp(model());
   if (complaint.empty() && lane_plan_) {
     complaint = unfit_for_lanes(model(), lane_options(plan_.options), module_.module());
   }
-  verify(model(), group, device, std::move(complaint), "fsdp");
+  if (complaint.empty()) complaint = missing_room();
+  verify(model(), group, on, std::move(complaint), "fsdp");
   const std::string mine = describe_fsdp(plan_.options, planned);
   const auto texts = group.all_gather_bytes(mine, {.label = "Fsdp: comparing options"});
   for (size_t rank = 1; rank < texts.size(); ++rank) {
@@ -180,6 +190,23 @@ void Fsdp::State::materialize_undivided() const {
   for (const auto& [name, tensor] : module_.module().buffers()) materialize(tensor);
 }
 
+at::Device Fsdp::State::device() const {
+  const auto& all = model().parameters;
+  return all.empty() ? at::Device(at::kCPU) : all.front().tensor.device();
+}
+
+// For the shards and their gradients, so that all ranks are told before any of them is made.
+std::string Fsdp::State::missing_room() const {
+  if (plan_.options.offload != Offload::File) return {};
+  const int among = plan_.options.shard_ranks == 0 ? plan_.all.size() : plan_.options.shard_ranks;
+  int64_t bytes = 0;
+  for (const auto& item : model().parameters) {
+    const int copies = item.tensor.requires_grad() ? 2 : 1;
+    bytes += copies * item.tensor.numel() * static_cast<int64_t>(item.tensor.element_size());
+  }
+  return checkpoint::missing_room(plan_.options.offload_folder, bytes / among);
+}
+
 void Fsdp::State::plan_groups(const Group& group) {
   const int among = plan_.options.shard_ranks == 0 ? group.size() : plan_.options.shard_ranks;
   if (among == group.size()) {
@@ -188,10 +215,13 @@ void Fsdp::State::plan_groups(const Group& group) {
     plan_.shards = group.split(group.rank() / among);
     plan_.replicas = group.split(group.rank() % among);
   }
-  const auto& all = model().parameters;
-  const bool on_cpu = all.empty() || all.front().tensor.is_cpu();
-  plan_.shares = plan_.shards.size() == 1 ||
-                 (plan_.options.share_memory && on_cpu && plan_.shards.shared({1}).defined());
+  const bool on_cpu = device().is_cpu(), in_files = plan_.options.offload == Offload::File;
+  if (plan_.shards.size() == 1) {
+    plan_.shares = on_cpu || plan_.options.offload == Offload::None;
+  } else {
+    plan_.shares =
+        plan_.options.share_memory && on_cpu && !in_files && plan_.shards.shared({1}).defined();
+  }
   const int nearby = plan_.options.reshard_ranks;
   if (!plan_.shares && nearby > 0 && nearby < plan_.shards.size()) {
     plan_.resharded = plan_.shards.split(plan_.shards.rank() / nearby);
@@ -255,8 +285,7 @@ void Fsdp::State::attach() {
   }
   // One unit computes its gradients while the averages of the one before it are on their way.
   if (largest > 0) blocks.insert(blocks.end(), 2, largest);
-  const at::Device device = all.empty() ? at::Device(at::kCPU) : all.front().tensor.device();
-  memory_.emplace(plan_.shards, device, blocks);
+  memory_.emplace(plan_.shards, device(), blocks);
   for (const auto& unit : units_) {
     for (auto& flat : unit->flats) {
       if (lane_plan_ && flat.is_trainable()) flat.make_lane_slots(*lane_plan_);
@@ -276,7 +305,7 @@ void Fsdp::State::attach() {
                   .ranks = 0,
                   .buffers = plan_.options.buffers == Buffers::None ? 0 : buffers_->size()};
   flags_ = UsageFlags(plan_.all.empty({static_cast<int64_t>(flag_counts_.all())},
-                                      at::TensorOptions(at::kFloat).device(device)),
+                                      at::TensorOptions(at::kFloat).device(device())),
                       flag_counts_, Unused::Zero);
   accumulators_.reserve(all.size());
   for (size_t i = 0; i < all.size(); ++i) accumulators_.emplace_back(all[i].tensor, i, *this);

@@ -72,7 +72,9 @@ class Fsdp::State : public GradientListener,
   struct Call;
 
   void materialize_undivided() const;
+  std::string missing_room() const;
   void plan_groups(const Group& group);
+  at::Device device() const;
   void check_model(const Group& group, const std::vector<PlannedUnit>& planned) const;
   void make_units(const std::vector<PlannedUnit>& planned);
   comm::CallOptions call(std::string_view label) const;
@@ -95,6 +97,7 @@ class Fsdp::State : public GradientListener,
   void hide(Unit& unit);
   void prefetch(const Unit& unit, int step);
   void hide_unused();
+  void wait_for_host();
 
   // backward.cpp
   void begin_backward();

@@ -1,12 +1,14 @@
 #include "parallel/fsdp/unit.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "checkpoint/file_memory.h"
 #include "checkpoint/part_of.h"
 #include "lockstep/core/error.h"
 #include "parallel/ddp/gradients.h"
@@ -47,6 +49,31 @@ void GradientMemory::take_back(const at::Tensor& memory) {
   }
 }
 
+at::Tensor ShardPlan::memory_of_shards(int64_t count, const at::TensorOptions& place) const {
+  switch (options.offload) {
+    case Offload::None:
+      break;
+    case Offload::Cpu:
+      return at::empty({count}, place.device(at::kCPU).pinned_memory(place.device().is_cuda()));
+    case Offload::File:
+      return checkpoint::file_zeros(options.offload_folder, count, place.device(at::kCPU));
+  }
+  return at::empty({count}, place);
+}
+
+void HostCopies::note(at::Device device) {
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  auto place = std::ranges::find(events_, stream, [](const auto& item) { return item.first; });
+  if (place == events_.end()) {
+    place = events_.emplace(events_.end(), stream, c10::Event(device.type()));
+  }
+  place->second.record(stream);
+}
+
+void HostCopies::wait() {
+  for (const auto& [stream, event] : events_) event.synchronize();
+}
+
 UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t> members,
                    std::string_view unit)
     : plan_(plan),
@@ -78,13 +105,16 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
   plan.all.broadcast(as_reals(first), 0, {.label = unit}).wait();
   if (plan.shares) {
     const auto computed = options.dtype(compute_);
-    shared_ = plan.shards.size() == 1 ? at::zeros({layout_.numel()}, computed)
+    shared_ = plan.shards.size() == 1 ? plan.memory_of_shards(layout_.numel(), computed)
                                       : plan.shards.shared({layout_.numel()}, computed);
     shared_.narrow(0, own_.begin, own_.size()).copy_(first.narrow(0, own_.begin, own_.size()));
   }
-  shard_ = plan.shares && compute_ == own_dtype
-               ? shared_.narrow(0, own_.begin, own_.size()).detach()
-               : first.narrow(0, own_.begin, own_.size()).clone();
+  if (plan.shares && compute_ == own_dtype) {
+    shard_ = shared_.narrow(0, own_.begin, own_.size()).detach();
+  } else {
+    shard_ = plan.memory_of_shards(own_.size(), options);
+    shard_.copy_(first.narrow(0, own_.begin, own_.size()));
+  }
   ranges_.resize(members_.size());
   for (const auto& [member, range] : layout_.portions(own_)) ranges_[member] = range;
   for (size_t i = 0; i < members_.size(); ++i) {
@@ -169,14 +199,19 @@ void UnitFlat::check_leaves() const {
 void UnitFlat::start_gather(const comm::CallOptions& options) {
   if (plan_.shares) return;
   const at::NoGradGuard no_grad;
-  gathered_ = at::empty({layout_.numel()}, shard_.options().dtype(compute_));
+  gathered_ = at::empty({layout_.numel()}, options_of(compute_));
   if (nearby_.defined()) {
     gather_ =
         plan_.resharded->all_gather(parts_of(gathered_, nearby_cuts_), as_reals(nearby_), options);
     return;
   }
+  at::Tensor own = shard_;
+  if (own.device() != device()) {
+    own = own.to(device(), own.scalar_type(), /*non_blocking=*/true);
+    copies_.note(device());
+  }
   gather_ =
-      plan_.shards.all_gather(parts_of(gathered_, cuts_), as_reals(shard_.to(compute_)), options);
+      plan_.shards.all_gather(parts_of(gathered_, cuts_), as_reals(own.to(compute_)), options);
 }
 
 void UnitFlat::show() {
@@ -229,12 +264,32 @@ void UnitFlat::clear_absent() {
 }
 
 void UnitFlat::prepare_average() {
-  if (!average_.defined()) average_ = at::empty({own_.size()}, shard_.options());
-  const bool direct =
-      reduce_ == layout_.dtype() &&
-      std::ranges::none_of(leaves_, [](const at::Tensor& leaf) { return leaf.grad().defined(); });
-  received_ = direct ? average_ : at::empty({own_.size()}, shard_.options().dtype(reduce_));
+  if (!average_.defined()) {
+    average_ = plan_.memory_of_shards(own_.size(), options_of(layout_.dtype()));
+  }
+  if (shard_.device() != device()) {
+    received_ = at::empty({own_.size()}, options_of(reduce_));
+  } else {
+    received_ =
+        averages_in_place() ? average_ : plan_.memory_of_shards(own_.size(), options_of(reduce_));
+  }
   second_ = false;
+}
+
+bool UnitFlat::averages_in_place() const {
+  return reduce_ == layout_.dtype() && std::ranges::none_of(leaves_, [](const at::Tensor& leaf) {
+           return leaf.grad().defined();
+         });
+}
+
+void UnitFlat::bring_to_shard() {
+  if (shard_.device() == device()) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor here =
+      averages_in_place() ? average_ : plan_.memory_of_shards(own_.size(), options_of(reduce_));
+  here.copy_(received_, /*non_blocking=*/true);
+  copies_.note(device());
+  received_ = here;
 }
 
 void UnitFlat::start_reduce(const comm::CallOptions& options) {
@@ -248,7 +303,7 @@ void UnitFlat::start_reduce(const comm::CallOptions& options) {
 }
 
 void UnitFlat::make_lane_slots(const LanePlan& plan) {
-  const auto options = at::TensorOptions(at::kByte).device(shard_.device());
+  const auto options = at::TensorOptions(at::kByte).device(device());
   for (int slot = 0; slot < plan.slots; ++slot) {
     const at::Tensor bytes = slot == 0 ? plan.group.empty({gradient_bytes()}, options)
                                        : at::empty({gradient_bytes()}, options);
@@ -298,6 +353,7 @@ at::Tensor UnitFlat::finish_reduce() {
     const at::NoGradGuard no_grad;
     received_.div_(plan_.all.size());
   }
+  bring_to_shard();
   return drop_gradients();
 }
 

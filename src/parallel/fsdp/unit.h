@@ -1,11 +1,15 @@
 // The parameters of one unit: their memory, their shards, and their gradients' way to them.
 #pragma once
 
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -28,6 +32,20 @@ struct ShardPlan {
   bool shares = false;  // one copy of the parameters for all ranks of `shards`
   std::optional<Group> resharded;  // among which parameters stay divided after forward
   FsdpOptions options;
+
+  // Memory of one dimension for what belongs on a device, where shards are to lie.
+  at::Tensor memory_of_shards(int64_t count, const at::TensorOptions& options) const;
+};
+
+// Copies between the host's memory and a device, which the host has not waited for.
+class HostCopies {
+ public:
+  // Those that were enqueued on the device's current stream so far.
+  void note(at::Device device);
+  void wait();
+
+ private:
+  std::vector<std::pair<c10::Stream, c10::Event>> events_;  // one for each stream
 };
 
 // Memory for the gradients of units while backward() computes them: lent, and given back.
@@ -61,6 +79,8 @@ class UnitFlat {
   const std::vector<size_t>& members() const { return members_; }
   bool is_trainable() const { return trainable_; }
   int64_t gradient_bytes() const;
+  // What forward and backward compute on; shards may lie elsewhere.
+  at::Device device() const { return parameters_.front().device(); }
   const Range& own() const { return own_; }
 
   // By member: this rank's part as an optimizer's leaf, and which of the parameter's elements.
@@ -80,6 +100,8 @@ class UnitFlat {
   // Throws ConfigError for a leaf that its owner has taken other memory for, or has frozen or
   // thawed.
   void check_leaves() const;
+  // The shards may be written and the gradients read when it returns.
+  void wait_for_host() { copies_.wait(); }
   // Gathers, where ranks share no memory.
   void start_gather(const comm::CallOptions& options);
   void show();
@@ -117,7 +139,12 @@ class UnitFlat {
   static std::vector<at::Tensor> parts_of(const at::Tensor& flat, const std::vector<int64_t>& cuts);
   void start_second_reduce();
   void clear_absent();
+  at::TensorOptions options_of(at::ScalarType dtype) const {
+    return at::TensorOptions(dtype).device(device());
+  }
   void prepare_average();
+  bool averages_in_place() const;
+  void bring_to_shard();
 
   const ShardPlan& plan_;
   std::vector<size_t> members_;
@@ -139,6 +166,7 @@ class UnitFlat {
   std::vector<int64_t> published_, counted_;
   std::vector<Range> ranges_;
   comm::Work gather_;
+  HostCopies copies_;
 
   at::Tensor gradients_;  // all elements of this rank's own
   std::vector<char> have_;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "checkpoint/file_memory.h"
 #include "lockstep/core/shard.h"
 #include "parallel/optim/adam_kernel.h"
 #include "parallel/optim/fused.h"
@@ -30,11 +31,11 @@ struct Item {
 template <typename State>
 Item item_of(const at::Tensor& parameter, State& state, bool amsgrad) {
   if (!state.exp_avg().defined()) {
-    state.exp_avg(at::zeros_like(parameter));
-    state.exp_avg_sq(at::zeros_like(parameter));
+    state.exp_avg(checkpoint::zeros_beside(parameter));
+    state.exp_avg_sq(checkpoint::zeros_beside(parameter));
   }
   if (amsgrad && !state.max_exp_avg_sq().defined()) {
-    state.max_exp_avg_sq(at::zeros_like(parameter));
+    state.max_exp_avg_sq(checkpoint::zeros_beside(parameter));
   }
   // The parameter's memory format or dtype may have changed since.
   state.exp_avg(laid_out_like(state.exp_avg(), parameter));

@@ -3,6 +3,7 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <torch/types.h>
 
+#include "checkpoint/file_memory.h"
 #include "parallel/optim/fused.h"
 
 namespace lockstep::parallel {
@@ -46,7 +47,7 @@ at::Tensor FusedSGD::step(LossClosure closure) {
         if (!state) state = std::make_unique<SGDParamState>();
         auto& mine = static_cast<SGDParamState&>(*state);
         if (!mine.momentum_buffer().defined()) {
-          mine.momentum_buffer(at::empty_like(parameter));
+          mine.momentum_buffer(checkpoint::zeros_beside(parameter));
           lists = &first;
         }
         // The parameter's memory format or dtype may have changed since.

@@ -58,6 +58,14 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimiz
   return gradients;
 }
 
+// Where its gradients are, on all ranks alike, also on one that has none in this step.
+at::Device device_of(const torch::optim::Optimizer& optimizer) {
+  for (const auto& group : optimizer.param_groups()) {
+    if (!group.params().empty()) return group.params().front().device();
+  }
+  return at::kCPU;
+}
+
 }  // namespace
 
 GradScaler::GradScaler(const Group& group, const GradScalerOptions& options)
@@ -100,12 +108,11 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   // Within a Join a rank may have had no loss so far.
   const bool scaled = scale_.defined();
-  at::Tensor scale = scale_;
-  if (!scaled) {
-    const at::Device device =
-        gradients.empty() ? at::kCPU : gradients.begin()->second.front().device();
-    scale = at::full({}, initial_.scale, at::TensorOptions(device).dtype(at::kFloat));
-  }
+  // Not the loss's, where an Fsdp keeps its shards in the host's memory.
+  const at::Device device = device_of(optimizer);
+  const at::Tensor scale =
+      scaled ? scale_.to(device)
+             : at::full({}, initial_.scale, at::TensorOptions(device).dtype(at::kFloat));
   const at::Tensor inverse = scale.to(at::kDouble).reciprocal().to(at::kFloat);
   at::Tensor overflow = at::zeros({1}, scale.options());
   for (const auto& [dtype, list] : gradients) {
@@ -157,7 +164,9 @@ void GradScaler::update() {
   if (!options_.enabled) return;
   if (optimizers_.empty()) misused("update", "no step() since the last one");
   at::Tensor overflow = at::zeros_like(scale_);
-  for (const auto& [optimizer, each] : optimizers_) overflow += each.overflow.squeeze(0);
+  for (const auto& [optimizer, each] : optimizers_) {
+    overflow += each.overflow.squeeze(0).to(overflow.device());
+  }
   std::erase_if(hooks_, [](const auto& item) { return item.second.expired(); });
   // Looking waits for a device, so it is done for hooks only.
   const double before = hooks_.empty() ? 1 : factor();
