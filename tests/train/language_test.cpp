@@ -160,6 +160,12 @@ TEST(LanguageRun, HasTheSameBitsDividedRecomputedAndWithLanesOnAnyRanks) {
                    c.parallel.fsdp.activation_checkpointing = true;
                  }),
             plain);
+  EXPECT_EQ(made(2,
+                 [&](auto& c) {
+                   c.parallel.strategy = "fsdp";
+                   c.parallel.fsdp.offload_folder = folder.path();
+                 }),
+            plain);
   const auto lanes = [](auto& c) {
     c.parallel.lanes = 3;
     c.training.gradient_accumulation_steps = 2;
@@ -219,6 +225,11 @@ TEST(LanguageRun, WhatDoesNotFitIsSaidBeforeItBegins) {
                 c.training.sample = {};
               }),
               HasSubstr("nothing says how many tokens there are"));
+  EXPECT_THAT(refused([](auto& c) {
+                c.parallel.strategy = "fsdp";
+                c.parallel.fsdp.offload_folder = "/nowhere/at/all";
+              }),
+              HasSubstr("offload_folder '/nowhere/at/all'"));
   EXPECT_THAT(
       refused([](auto& c) {
         c.parallel.strategy = "fsdp";

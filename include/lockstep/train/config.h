@@ -111,6 +111,7 @@ struct FsdpConfig {
   std::string backward_prefetch = "BACKWARD_PRE";  // BACKWARD_POST, NO_PREFETCH
   bool forward_prefetch = false;
   bool cpu_offload = false;
+  std::string offload_folder = "";  // of files that shards and optimizer state lie in; "": none
   std::string state_dict_type = "SHARDED_STATE_DICT";  // FULL_STATE_DICT, LOCAL_STATE_DICT
   bool use_orig_params = true;
   bool sync_module_states = true;

@@ -214,8 +214,6 @@ void Checks::fsdp() {
     refuse("parallel.fsdp.activation_checkpointing",
            "training.activation_checkpointing is given, too: give one of them");
   }
-  needs("parallel.fsdp.cpu_offload", parallel.device != "cuda",
-        "parallel.device: cpu, where it changes nothing; shards cannot be moved off a GPU");
 }
 
 void Checks::data() {

@@ -23,6 +23,7 @@ constexpr std::array kSame = {"sharding_strategy",
                               "backward_prefetch",
                               "forward_prefetch",
                               "cpu_offload",
+                              "offload_folder",
                               "state_dict_type",
                               "use_orig_params",
                               "sync_module_states",
@@ -105,7 +106,8 @@ void note_fsdp(RunConfig& config) {
        "has no effect: optimizers see shards under the parameters' names");
   note("sync_module_states", !fsdp.sync_module_states,
        "has no effect: parameters become rank 0's in any case");
-  note("cpu_offload", fsdp.cpu_offload, "has no effect: parameters lie in the host's memory");
+  note("cpu_offload", fsdp.cpu_offload && config.parallel.device != "cuda",
+       "has no effect on CPUs: parameters lie in the host's memory");
   note("min_num_params", fsdp.min_num_params > 0 && fsdp.auto_wrap_policy == "AUTO",
        "without auto_wrap_policy means SIZE_BASED_WRAP");
 }

@@ -32,6 +32,9 @@ void add_fsdp_keys(KeyList& keys) {
       "fsdp.cpu_offload", AT(parallel.fsdp.cpu_offload),
       "Whether parameters lie in the host's memory, as those of CPU ranks always do; accelerate's "
       "offload_params.");
+  keys.add("fsdp.offload_folder", AT(parallel.fsdp.offload_folder),
+           "Where each rank's part of parameters, gradients and optimizer state lies in files "
+           "without names, for models larger than memory; empty: in memory.");
   keys.choice("fsdp.state_dict_type", AT(parallel.fsdp.state_dict_type),
               {"SHARDED_STATE_DICT", "FULL_STATE_DICT", "LOCAL_STATE_DICT"},
               "Has no effect: each rank writes its part, and any number of ranks restores it.");

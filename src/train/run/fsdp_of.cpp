@@ -74,11 +74,14 @@ std::optional<parallel::FsdpOptions> fsdp_of(const RunConfig& config,
                                              const comm::World& world) {
   if (config.parallel.strategy != "fsdp") return std::nullopt;
   const auto& given = config.parallel.fsdp;
-  if (given.cpu_offload && !world.device().is_cpu()) {
-    refuse(config, "cpu_offload", "shards cannot be moved off a GPU; leave it out");
-  }
   parallel::FsdpOptions options{.reshard_after_forward = given.reshard_after_forward,
-                                .forward_prefetch = given.forward_prefetch};
+                                .forward_prefetch = given.forward_prefetch,
+                                .offload_folder = given.offload_folder};
+  if (!given.offload_folder.empty()) {
+    options.offload = parallel::Offload::File;
+  } else if (given.cpu_offload) {
+    options.offload = parallel::Offload::Cpu;
+  }
   const std::string& strategy = given.sharding_strategy;
   if (strategy == "NO_SHARD") options.sharding = parallel::Sharding::None;
   if (strategy == "SHARD_GRAD_OP" || strategy == "HYBRID_SHARD_ZERO2") {
