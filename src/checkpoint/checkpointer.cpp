@@ -190,7 +190,7 @@ std::vector<std::string> Checkpointer::Impl::candidates(const RestoreOptions& re
 std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
                                                     const RestoreOptions& restore_options,
                                                     std::string& damage) {
-  Restore restore(tracked, each_rank(), restore_options, files);
+  Restore restore(tracked, each_rank(), restore_options, files, group.size());
   const auto [fault, reason] = restore.prepare(folder);
   const char kind = fault == Restore::Fault::None      ? kWell
                     : fault == Restore::Fault::Damaged ? kDamaged

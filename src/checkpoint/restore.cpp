@@ -8,12 +8,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <utility>
 
 #include "checkpoint/in_threads.h"
 #include "comm/transport.h"
+#include "core/cores.h"
 #include "lockstep/checkpoint/error.h"
+#include "lockstep/core/environment.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -34,7 +37,36 @@ std::string text_of(at::ScalarType dtype, const Sizes& sizes) {
 
 bool is_list(const Value& value) { return value.index() >= 4; }
 
+constexpr int kMostThreads = 4;  // more than that wait for memory and the disk
+
+// As many as are worth starting.
+int threads_for(int64_t bytes) {
+  constexpr int64_t kEnough = 4 << 20;  // takes 1 ms, a thread to start 0.03
+  return static_cast<int>(std::min<int64_t>(kMostThreads, 1 + bytes / kEnough));
+}
+
+// This rank's part of the cores that it may use, as far as it knows for how many ranks they are;
+// or what it computes with, where that is more (it may be bound to cores of its own). With
+// OMP_NUM_THREADS=1, too: bytes are the same in any number of threads.
+int own_threads(int ranks) {
+  int64_t threads = at::get_num_threads();
+  const auto here = env_int("LOCAL_WORLD_SIZE", 1, std::numeric_limits<int32_t>::max());
+  if (here || ranks == 1) {
+    threads = std::max(threads, static_cast<int64_t>(allowed_cores().size()) / here.value_or(1));
+  }
+  return static_cast<int>(std::clamp<int64_t>(threads, 1, kMostThreads));
+}
+
 }  // namespace
+
+Restore::Restore(const Tracked& tracked, EachRank each_rank, const RestoreOptions& options,
+                 FileSystem& files, int ranks)
+    : tracked_(tracked),
+      each_rank_(std::move(each_rank)),
+      options_(options),
+      files_(files),
+      ranks_(ranks),
+      threads_(own_threads(ranks)) {}
 
 Restore::Outcome Restore::prepare(const std::string& folder) {
   Fault kind = Fault::Damaged;
@@ -196,23 +228,27 @@ void Restore::plan() {
   }
 }
 
-// In the order of the files, so that a disk reads on from where it is, and with each box the one
-// that a thread will look at next is asked for.
+// In the order of the files, so that a disk reads on from where it is. Nothing is asked for in
+// advance: MADV_WILLNEED reads in single pages, which are slower to map for as long as they are
+// cached, and gained nothing from a disk (docs/log/2026-11.md).
 void Restore::verify() {
   std::map<std::pair<const char*, const ManifestBox*>, const Read*> boxes;
+  int64_t bytes = 0;
   for (const auto& read : reads_) {
-    boxes[{checkpoint_->bytes(*read.tensor, *read.from).data(), read.from}] = &read;
+    const std::string_view box = checkpoint_->bytes(*read.tensor, *read.from);
+    if (boxes.emplace(std::pair(box.data(), read.from), &read).second) {
+      bytes += static_cast<int64_t>(box.size());
+    }
   }
   std::vector<const Read*> list;
   for (const auto& [place, read] : boxes) list.push_back(read);
   const auto count = static_cast<int64_t>(list.size());
-  const int threads = at::get_num_threads();
-  const auto expect = [&](int64_t i) { checkpoint_->expect(*list[i]->tensor, *list[i]->from); };
-  for (int64_t i = 0; i < std::min<int64_t>(threads, count); ++i) expect(i);
-  in_threads(count, threads, [&](int64_t i) {
-    if (i + threads < count) expect(i + threads);
-    checkpoint_->check(*list[i]->tensor, *list[i]->from);
-  });
+  const int threads = std::min(threads_, threads_for(bytes));
+  // Each thread of each rank begins elsewhere: what another has read is in the page cache.
+  const auto first = Shard{each_rank_.rank, int64_t{ranks_} * threads}.of(count).begin;
+  std::rotate(list.begin(), list.begin() + first, list.end());
+  in_threads(count, threads,
+             [&](int64_t i) { checkpoint_->check(*list[i]->tensor, *list[i]->from); });
 }
 
 // What is one piece of memory on both sides is left to be copied `later`; anything else is copied
@@ -261,7 +297,9 @@ void Restore::finish() {
     const at::NoGradGuard no_grad;
     std::vector<Copy> copies;
     for (const auto& read : reads_) fill(read, copies);
-    in_threads(static_cast<int64_t>(copies.size()), at::get_num_threads(),
+    int64_t bytes = 0;
+    for (const auto& copy : copies) bytes += static_cast<int64_t>(copy.bytes);
+    in_threads(static_cast<int64_t>(copies.size()), std::min(threads_, threads_for(bytes)),
                [&](int64_t i) { std::memcpy(copies[i].to, copies[i].from, copies[i].bytes); });
   }
   tell(true);

@@ -15,9 +15,9 @@ namespace lockstep::checkpoint {
 // This rank's part of restoring: prepare(), and when all ranks are well, finish().
 class Restore {
  public:
+  // `ranks`: of the group that restores.
   Restore(const Tracked& tracked, EachRank each_rank, const RestoreOptions& options,
-          FileSystem& files)
-      : tracked_(tracked), each_rank_(std::move(each_rank)), options_(options), files_(files) {}
+          FileSystem& files, int ranks);
 
   enum class Fault { None, Damaged, Other };
   struct Outcome {
@@ -68,6 +68,8 @@ class Restore {
   const EachRank each_rank_;
   const RestoreOptions& options_;
   FileSystem& files_;
+  const int ranks_;    // of the group
+  const int threads_;  // to read with, at most
   std::optional<Checkpoint> checkpoint_;
   std::vector<Wanted> wanted_;
   std::set<std::string> used_;       // tensors and values of the manifest

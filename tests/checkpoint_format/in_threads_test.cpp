@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
+#include <latch>
+#include <mutex>
 #include <stdexcept>
 #include <vector>
 
@@ -19,6 +22,36 @@ TEST(InThreads, EachNumberOnce) {
       for (int64_t i = 0; i < 100; ++i) EXPECT_EQ(times[static_cast<size_t>(i)], i < count) << i;
     }
   }
+}
+
+TEST(InThreads, EachThreadBeginsWithAStretchOfItsOwn) {
+  std::mutex mutex;
+  std::vector<int64_t> begun;
+  std::latch both(2);
+  in_threads(8, 2, [&](int64_t i) {
+    bool is_first = false;
+    {
+      const std::lock_guard lock(mutex);
+      is_first = begun.size() < 2;
+      begun.push_back(i);
+    }
+    if (is_first) both.arrive_and_wait();
+  });
+  std::sort(begun.begin(), begun.begin() + 2);
+  EXPECT_EQ(begun[0], 0);
+  EXPECT_EQ(begun[1], 4);
+  EXPECT_EQ(begun.size(), 8);
+}
+
+TEST(InThreads, WhoIsThroughHelpsTheOthers) {
+  std::latch others(7);
+  in_threads(8, 2, [&](int64_t i) {
+    if (i == 0) {
+      others.wait();
+    } else {
+      others.count_down();
+    }
+  });
 }
 
 TEST(InThreads, AFailureIsThrownOnceAllAreDone) {
