@@ -181,6 +181,12 @@ void Training::step() {
     const CommonPart common(*this);
     note(agreed({}));
   }
+  if (parts_.size() > 1) {
+    // A model that another one's update ran in training (a GAN's discriminator for its generator)
+    // has changed its running statistics by each rank's own samples.
+    const CommonPart common(*this);
+    for (auto& part : parts_) part.sync_buffers();
+  }
   for (auto& part : parts_) {
     if (part.schedule) part.schedule->step();
   }

@@ -47,6 +47,7 @@ struct TrainedPart {
 
   void zero_grad() { ddp ? ddp->zero_grad() : fsdp->zero_grad(); }
   [[nodiscard]] parallel::Hold hold() { return ddp ? ddp->hold() : fsdp->hold(); }
+  void sync_buffers() { ddp ? ddp->sync_buffers() : fsdp->sync_buffers(); }
   parallel::LaneRange<parallel::BatchOfLane> lanes(const data::Step& step) const {
     return ddp ? ddp->lanes(step) : fsdp->lanes(step);
   }

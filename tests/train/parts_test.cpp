@@ -123,6 +123,49 @@ TEST(Parts, AGanThatWasKilledGoesOn) {
   EXPECT_EQ(result_of(ranks, run("rough", -1)), expected);
 }
 
+// Each update runs both networks, whose running statistics follow each rank's own samples.
+TEST(Parts, RunningStatisticsOfAllModelsAreAlikeAfterEachStep) {
+  for (const bool is_divided : {false, true}) {
+    const Folder folder;
+    spawn(2, [&](World& world) {
+      nn::Sequential generator(nn::Linear(4, 16), nn::BatchNorm1d(16), nn::Linear(16, 6));
+      nn::Sequential discriminator(nn::Linear(6, 16), nn::BatchNorm1d(16), nn::Linear(16, 1));
+      const auto fake = [&](const Batch& batch) {
+        return call(generator, at::randn({batch.data.size(0), 4}));
+      };
+      const auto samples = test::train_samples(40);
+      train::TrainerOptions options{
+          .epochs = 1,
+          .loader = {.batch_size = 5, .seed = 3},
+          .saving = {.directory = folder / "run", .every_steps = 1},
+          .callbacks = {std::make_shared<test::AtStep>(2, [&] {
+            for (const auto& net : {generator, discriminator}) {
+              for (const auto& buffer : net->buffers()) {
+                EXPECT_TRUE(
+                    every_rank(at::equal(sum_over_ranks(buffer, world), 2 * buffer), world));
+              }
+            }
+          })}};
+      if (is_divided) options.fsdp = FsdpOptions{};
+      train::Trainer trainer(
+          world,
+          {{.name = "generator", .model = generator},
+           {.name = "discriminator", .model = discriminator}},
+          [&](train::Step& step) {
+            step.update("discriminator", [&](const Batch& b) {
+              return bce(call(discriminator, b.data), 1) +
+                     bce(call(discriminator, fake(b).detach()), 0);
+            });
+            step.update("generator",
+                        [&](const Batch& b) { return bce(call(discriminator, fake(b)), 1); });
+          },
+          samples, options);
+      trainer.run();
+      EXPECT_EQ(trainer.state().saved_at, 4);
+    });
+  }
+}
+
 // What a Trainer with these options says.
 std::string refusal(World& world, const std::function<void(train::TrainerOptions&)>& change) {
   TrainNet net;
