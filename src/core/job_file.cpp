@@ -12,7 +12,12 @@ namespace lockstep {
 namespace {
 
 std::string path_in(const std::string& folder) { return folder + "/job.txt"; }
-std::string job() { return env_text("TORCHELASTIC_RUN_ID").value_or(""); }
+
+// torchrun has a name only, and two jobs may have the same.
+std::string job() {
+  const auto own = env_text("LOCKSTEP_JOB_ID");
+  return own ? *own : env_text("TORCHELASTIC_RUN_ID").value_or("");
+}
 
 }  // namespace
 

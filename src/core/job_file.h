@@ -1,4 +1,4 @@
-// Which launcher's job works in a folder, for a run that is to go on after a restart and not to
+// Which job of a launcher works in a folder, for a run that is to go on after a restart and not to
 // take another run's folder for its own.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// Writes the launcher's name of the job into FOLDER/job.txt; nothing where no launcher has one.
+// Writes which job of the launcher's this is into FOLDER/job.txt; nothing without a launcher.
 // Throws Error.
 void write_job_file(const std::string& folder);
 

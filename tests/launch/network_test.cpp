@@ -2,6 +2,7 @@
 #include "launch/rendezvous/network.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <map>
@@ -86,6 +87,35 @@ TEST(Network, ManyLaunchersTalkToOne) {
   for (const ConnectionId link : coordinator.links) coordinator.network.hang_up(link);
   ASSERT_TRUE(run(coordinator, hosts, [&] { return hosts.links.empty(); }));
   EXPECT_TRUE(all_heard(hosts, 4));
+}
+
+// A launcher that may open no more descriptors waits until it may again, without turning round.
+TEST(Network, WithoutADescriptorForThemNewLaunchersWait) {
+  auto socket = listen_at(Address::loopback(0), SOCK_NONBLOCK);
+  ASSERT_TRUE(socket);
+  const Address where = local_address(socket->get());
+  Party coordinator(std::move(*socket)), hosts{Fd()};
+  hosts.network.dial(++hosts.last, Endpoint{where.host(), where.port()}.text());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;  // the standard streams
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::vector<pollfd> events;
+  coordinator.network.await(events);
+  const int knocked = poll(events.data(), events.size(), 30'000);
+  coordinator.network.pump();
+  const int again = poll(events.data(), events.size(), 0);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(knocked, 1);
+  EXPECT_EQ(again, 0) << "it would look at once, and again, for as long as there is none";
+  const auto deadline = coordinator.network.deadline();
+  ASSERT_TRUE(deadline);
+  EXPECT_LE(*deadline, Network::Clock::now() + 1s);
+  while (Network::Clock::now() < *deadline) poll(nullptr, 0, 1);
+  coordinator.network.pump();
+  EXPECT_TRUE(run(coordinator, hosts,
+                  [&] { return coordinator.links.size() == 1 && hosts.links.size() == 1; }));
 }
 
 TEST(Network, WhereNobodyListensIsTold) {

@@ -14,6 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
 
 Outcome failed(int rank, int wait_status) {
@@ -95,6 +96,20 @@ TEST(RestartedJob, AllRanksStartAgainAndSeeTheCount) {
                                                          "[rank 0] 0 1 3", "[rank 1] 1 1 3"));
   EXPECT_THAT(result.err, HasSubstr("rank 1 failed first: it exited with status 4"));
   EXPECT_THAT(result.err, HasSubstr("[lockstep] restart 1 of 3, now"));
+}
+
+TEST(RestartedJob, IsTheSameJobAndAnotherLaunchIsNot) {
+  const auto job = [] {
+    return lines_of(Job({"run", "--rdzv-id=name", "--max-restarts=1", "sh", "-c",
+                         "echo $LOCKSTEP_JOB_ID; exit $((1 - TORCHELASTIC_RESTART_COUNT))"})
+                        .wait()
+                        .out);
+  };
+  const auto first = job(), second = job();
+  ASSERT_THAT(first, SizeIs(2));
+  EXPECT_THAT(first[0], SizeIs(16));
+  EXPECT_EQ(first[0], first[1]);
+  EXPECT_NE(first, second);
 }
 
 TEST(RestartedJob, TheLastFailureIsTheExitStatus) {

@@ -245,7 +245,8 @@ TEST(Run, RanksThatAreStartedAgainGoOnAndOthersAreRefused) {
   const auto config = small_run(folder / "run");
   const auto run = [&](const char* job, const char* restarts) {
     spawn_bare(2, [&](int) {
-      setenv("TORCHELASTIC_RUN_ID", job, 1);
+      setenv("LOCKSTEP_JOB_ID", job, 1);
+      setenv("TORCHELASTIC_RUN_ID", "name", 1);  // which two jobs may have alike
       setenv("TORCHELASTIC_RESTART_COUNT", restarts, 1);
       train::run(config);
     });
@@ -253,7 +254,8 @@ TEST(Run, RanksThatAreStartedAgainGoOnAndOthersAreRefused) {
   };
   const auto refused = [&](const char* job, const char* restarts) {
     spawn_bare(2, [&](int) {
-      setenv("TORCHELASTIC_RUN_ID", job, 1);
+      setenv("LOCKSTEP_JOB_ID", job, 1);
+      setenv("TORCHELASTIC_RUN_ID", "name", 1);
       setenv("TORCHELASTIC_RESTART_COUNT", restarts, 1);
       EXPECT_THAT(message_of<ConfigError>([&] { train::run(config); }),
                   HasSubstr("has checkpoints of a run already"));
@@ -271,6 +273,37 @@ TEST(Run, RanksThatAreStartedAgainGoOnAndOthersAreRefused) {
   refused("b", "1");
   EXPECT_EQ(contents(folder / "run/result.json"), before);
   EXPECT_EQ(contents(folder / "run/config.yaml"), settings);
+}
+
+TEST(Run, ThatGoesBackInItsFolderDoesSoAgainUntilItHasSavedSomething) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.checkpoint.save_total_limit = 0;
+  const auto run = [&](const char* job, const char* restarts, int breaks_at) {
+    Registry registry;
+    registry.add_loss("own", [=](const RunConfig&) {
+      return [=, calls = 0](const at::Tensor& outputs, const at::Tensor& targets) mutable {
+        if (++calls == breaks_at) throw std::runtime_error("broken");
+        return torch::mse_loss(outputs, targets);
+      };
+    });
+    spawn_bare(2, [&](int) {
+      setenv("LOCKSTEP_JOB_ID", job, 1);
+      setenv("TORCHELASTIC_RESTART_COUNT", restarts, 1);
+      EXPECT_EQ(breaks_at > 0, message_of<std::exception>([&] {
+                                 train::run(config, registry);
+                               }).find("broken") != std::string::npos);
+    });
+    return json::parse(contents(folder / "run/result.json"));
+  };
+  config.training.loss = "own";
+  run("a", "0", 0);
+  config.checkpoint.resume = folder / "run/checkpoints/step-00000010";
+  run("b", "0", 1);
+  run("b", "1", 1);
+  // What job a has saved behind it is none of this job's.
+  EXPECT_EQ(run("b", "2", 0)["resumed_at"], 10);
+  EXPECT_EQ(run("b", "3", 0)["resumed_at"], 30);
 }
 
 TEST(Run, AProgramAddsItsOwnModelDataLossAndMetric) {

@@ -83,6 +83,15 @@ TEST(ProgressDisplay, SaysWhatRanksDoForWhoeverDoesNotKnow) {
   EXPECT_THAT(out.str(), HasSubstr("slowest: rank 1 (2.0x)"));
 }
 
+TEST(ProgressDisplay, TheTimeLeftIsThatOfTheSlowestRank) {
+  std::ostringstream out;
+  ProgressDisplay display(out, kTerminal);
+  StepReport report = at(1, 10);
+  report.ranks = {{.step_seconds = 1}, {.step_seconds = 3}, {.step_seconds = 2}};
+  display.show(report, {.steps = 11});
+  EXPECT_THAT(out.str(), HasSubstr("30 s left"));
+}
+
 TEST(ProgressDisplay, SpeedDoesNotTrembleWhereTheLineIsWrittenOver) {
   std::ostringstream out;
   ProgressDisplay display(out, kTerminal);

@@ -120,6 +120,7 @@ Child Starter::start(int local) {
   Variables variables = rank_variables(options_, plan_, local);
   variables[Control::kVariable] = std::to_string(control_.fd());
   variables[OrphanReaper::kVariable] = session_.mark;
+  variables["LOCKSTEP_JOB_ID"] = plan_.job;
   variables[kJobKeyVariable] = hex_of(plan_.job_key);
   variables[flight::kVariable] = std::to_string(flight_.fd());
   if (session_.logs.is_on()) {

@@ -21,6 +21,8 @@ struct Plan {
   // Already listens at master_addr:master_port. For rank 0 alone; empty where rank 0 is not of this
   // host, or binds the port itself.
   Fd listener = {};
+  // The same at each start of the job, and no other job's.
+  std::string job = {};
   // What the ranks of the job have in common (core/security/token.h).
   Digest job_key = random_bytes();
   int restarts = 0;      // how many attempts there were before

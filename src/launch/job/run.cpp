@@ -47,6 +47,7 @@ int run(const Options& options) {
   Restarts restarts(options.max_restarts);
   for (int count = 0;; ++count) {
     Plan plan = plan_on_this_host(options);
+    plan.job = session.mark;
     plan.restarts = count;
     plan.max_restarts = options.max_restarts;
     Listener listener = listen_on_loopback(options.master_port);

@@ -161,6 +161,7 @@ void Agent::run_ranks(const Launch& launch) {
             .nodes = launch.nodes,
             .master_addr = launch.master_addr,
             .master_port = launch.master_port,
+            .job = fmt::format("{:016x}", launch.coordinator),
             .job_key = hmac(text_of(job_key_), {"attempt", std::to_string(launch.coordinator),
                                                 std::to_string(launch.attempt)}),
             .restarts = static_cast<int>(launch.attempt) - 1,

@@ -19,6 +19,8 @@ constexpr size_t kMostStrangers = 256;
 // A peer that takes nothing is not worth more memory.
 constexpr size_t kMostOutput = 16 << 20;
 constexpr auto kClosing = 2s;
+// While no descriptor is left for a new connection.
+constexpr auto kPause = 100ms;
 
 }  // namespace
 
@@ -109,6 +111,7 @@ void Network::await(std::vector<pollfd>& events) const {
 std::optional<Network::Clock::time_point> Network::deadline() const {
   std::optional<Clock::time_point> next;
   if (unsaid_ > 0) next = last_said_ + 1s;
+  if (listens_again_ && (!next || *listens_again_ < *next)) next = listens_again_;
   for (const auto& [number, connection] : connections_) {
     const bool limited = connection.closing || !connection.channel.is_open();
     if (limited && (!next || connection.until < *next)) next = connection.until;
@@ -118,6 +121,7 @@ std::optional<Network::Clock::time_point> Network::deadline() const {
 
 void Network::pump() {
   say_what_is_due();
+  listen_again_when_due();
   std::array<epoll_event, 256> events;
   const int count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
   for (int i = 0; i < count; ++i) {
@@ -171,6 +175,10 @@ void Network::accept_all() {
       Connection& oldest = connections_.at(*strangers_.begin());
       say(fmt::format("{} had to make room for other connections", oldest.peer));
       close(oldest);
+    } else if (full) {
+      epoll_event nothing{.events = 0, .data = {.u64 = 0}};
+      epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket_.get(), &nothing);
+      listens_again_ = Clock::now() + kPause;
     }
     if (!socket) return;
     settle_connection(socket.get());
@@ -180,6 +188,13 @@ void Network::accept_all() {
     strangers_.insert(connection.number);
     watch(connection);
   }
+}
+
+void Network::listen_again_when_due() {
+  if (!listens_again_ || Clock::now() < *listens_again_) return;
+  listens_again_.reset();
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket_.get(), &event);
 }
 
 void Network::read(Connection& connection) {

@@ -73,6 +73,7 @@ class Network {
   Connection& add(SecureChannel::Side side, std::string peer);
   void watch(Connection& connection);
   void accept_all();
+  void listen_again_when_due();
   void pump(Connection& connection);
   void drop_the_late();
   void read(Connection& connection);
@@ -89,6 +90,7 @@ class Network {
   Listener& listener_;
   // A coordinator has a connection with each host, and looks only at those where something happens.
   const Fd epoll_;
+  std::optional<Clock::time_point> listens_again_;  // no descriptor is left for a new connection
   uint64_t last_number_ = 0;
   std::map<uint64_t, Connection> connections_;
   std::unordered_map<ConnectionId, Connection*> links_;

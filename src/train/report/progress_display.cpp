@@ -42,8 +42,8 @@ void ProgressDisplay::show(const StepReport& report, const RunExtent& extent) {
 void ProgressDisplay::smooth(Figures& figures) {
   double& speed = figures.report.samples_per_second;
   double& step = figures.extent.step_seconds;
-  for (const auto& rank : figures.report.ranks) {
-    if (figures.extent.step_seconds <= 0) step = std::max(step, rank.step_seconds);
+  if (step <= 0) {
+    for (const auto& rank : figures.report.ranks) step = std::max(step, rank.step_seconds);
   }
   const double passed = last_ ? figures.report.seconds - last_->report.seconds : 0;
   if (passed <= 0) return;

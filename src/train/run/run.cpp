@@ -84,17 +84,38 @@ std::vector<double> peaks_of(const comm::World& world) {
   return all;
 }
 
-// Once the run has the folder of checkpoints for itself: it goes on from what is there when the
-// launcher starts its ranks again.
+// The number of the newest save in a folder of checkpoints; -1: none.
+int64_t newest_save(const std::string& folder) {
+  const auto found = checkpoint::list_checkpoints(folder).checkpoints;
+  return found.empty() ? -1 : found.back().save;
+}
+
+// When the launcher starts the ranks again, the run goes on from the newest checkpoint in its
+// folder, once that is its own or the one that it began with. A run that began with an older one,
+// or one of another folder, has to have saved something first.
 class Job : public Callback {
  public:
-  explicit Job(std::string folder) : folder_(std::move(folder)) {}
+  Job(std::string folder, const Saving& saving)
+      : folder_(std::move(folder)), begins_elsewhere_(!saving.resume_from.empty()) {}
   void on_train_begin(const RunState& state) override {
-    if (state.is_main()) write_job_file(folder_);
+    if (!state.is_main()) return;
+    if (begins_elsewhere_) {
+      before_ = newest_save(folder_);
+    } else {
+      write_job_file(folder_);
+    }
+  }
+  // The checkpoint may still be on its way to the disk; then the next one tells.
+  void on_save(const RunState& state, Requests&) override {
+    if (!state.is_main() || !begins_elsewhere_ || newest_save(folder_) == before_) return;
+    begins_elsewhere_ = false;
+    write_job_file(folder_);
   }
 
  private:
   std::string folder_;
+  bool begins_elsewhere_;
+  int64_t before_ = -1;
 };
 
 // What is in the folder of checkpoints before the run begins, as rank 0 finds it.
@@ -141,7 +162,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   const LoggingConfig& logging = config.logging;
   const int64_t every = logging.logging_steps;
   const auto display = std::make_shared<ProgressDisplay>(out);
-  if (!directory.empty()) options.callbacks = {std::make_shared<Job>(directory)};
+  if (!directory.empty()) options.callbacks = {std::make_shared<Job>(directory, options.saving)};
   const bool is_logged = !files.log.empty() || !logging.open_metrics_file.empty() ||
                          !logging.prometheus_address.empty();
   std::shared_ptr<Monitoring> log;
