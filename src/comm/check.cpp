@@ -12,10 +12,10 @@ namespace {
 
 // For certain: more elements than there is room for, or a dimension without a stride.
 bool overlaps_itself(const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return false;
   const Span span = span_of(tensor);
-  return !tensor.is_contiguous() &&
-         (static_cast<std::ptrdiff_t>(tensor.nbytes()) > span.end - span.begin ||
-          at::has_internal_overlap(tensor) == at::MemOverlap::Yes);
+  return static_cast<std::ptrdiff_t>(tensor.nbytes()) > span.end - span.begin ||
+         at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
 }
 
 // Whether `part` is where the whole has what comes from this rank, or goes to it.
