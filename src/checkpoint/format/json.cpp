@@ -9,26 +9,61 @@
 
 namespace lockstep::checkpoint {
 
-Json parse_json(std::string_view text, std::string_view where, int depth) {
-  std::vector<std::set<std::string>> keys;  // of the objects around
-  const auto look = [&](int level, Json::parse_event_t event, Json& parsed) {
-    using Event = Json::parse_event_t;
-    if (level > depth) {
-      throw CheckpointError(fmt::format("{}: JSON nested deeper than {} levels", where, depth));
+namespace {
+
+// Looks for what Json::parse() lets pass. Its own callback for that takes time that grows with the
+// square of an object's members: 0.8 s for 10,000.
+class Check : public nlohmann::json_sax<Json> {
+ public:
+  Check(std::string_view where, int depth) : where_(where), depth_(depth) {}
+
+  bool null() override { return look(); }
+  bool boolean(bool) override { return look(); }
+  bool number_integer(number_integer_t) override { return look(); }
+  bool number_unsigned(number_unsigned_t) override { return look(); }
+  bool number_float(number_float_t, const string_t&) override { return look(); }
+  bool string(string_t&) override { return look(); }
+  bool binary(binary_t&) override { return look(); }
+  bool start_object(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    if (!keys_.back().insert(name).second) {
+      throw CheckpointError(fmt::format("{}: {} comes twice", where_, in_quotes(name)));
     }
-    if (event == Event::object_start) keys.emplace_back();
-    if (event == Event::object_end) keys.pop_back();
-    if (event == Event::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      throw CheckpointError(
-          fmt::format("{}: {} comes twice", where, in_quotes(parsed.get<std::string>())));
-    }
-    return true;
-  };
-  try {
-    return Json::parse(text.begin(), text.end(), look);
-  } catch (const Json::exception& error) {
-    throw CheckpointError(fmt::format("{}: is not JSON: {}", where, in_quotes(error.what())));
+    return look();
   }
+  bool parse_error(size_t, const std::string&, const Json::exception& error) override {
+    throw CheckpointError(fmt::format("{}: is not JSON: {}", where_, in_quotes(error.what())));
+  }
+
+ private:
+  bool look() const {
+    if (keys_.size() <= static_cast<size_t>(depth_)) return true;
+    throw CheckpointError(fmt::format("{}: JSON nested deeper than {} levels", where_, depth_));
+  }
+  bool open() {
+    look();
+    keys_.emplace_back();
+    return true;
+  }
+  bool close() {
+    keys_.pop_back();
+    return true;
+  }
+
+  std::string_view where_;
+  int depth_;
+  std::vector<std::set<std::string>> keys_;  // of the objects and lists around
+};
+
+}  // namespace
+
+Json parse_json(std::string_view text, std::string_view where, int depth) {
+  Check check(where, depth);
+  Json::sax_parse(text.begin(), text.end(), &check);
+  return Json::parse(text.begin(), text.end());
 }
 
 std::string in_quotes(std::string_view text) {

@@ -237,15 +237,20 @@ std::string to_json(const Manifest& manifest) {
   auto& metrics = object("metrics");
   for (const auto& [name, value] : manifest.metrics) metrics[name] = json_of(value);
   auto& values = object("values");
-  for (const auto& [name, value] : manifest.values) values[name] = std::visit(ToJson(), value);
+  // operator[] would look through all that are there.
+  const auto put = [](nlohmann::ordered_json& to, const std::string& name,
+                      nlohmann::ordered_json value) {
+    to.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(name, std::move(value));
+  };
+  for (const auto& [name, value] : manifest.values) put(values, name, std::visit(ToJson(), value));
   auto& aliases = object("aliases");
-  for (const auto& [name, target] : manifest.aliases) aliases[name] = target;
+  for (const auto& [name, target] : manifest.aliases) put(aliases, name, target);
   auto& files = object("files");
   for (const auto& [name, file] : manifest.files) {
     files[name] = {{"bytes", file.bytes}, {"xxh3", hex(file.checksum)}};
   }
   auto& tensors = object("tensors");
-  for (const auto& [name, tensor] : manifest.tensors) tensors[name] = json_of(tensor);
+  for (const auto& [name, tensor] : manifest.tensors) put(tensors, name, json_of(tensor));
   try {
     return with_checksum(std::string(kBegin) + std::string(kNoChecksum) + "\",\n" +
                          json.dump(1).substr(2) + "\n");

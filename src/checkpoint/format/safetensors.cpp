@@ -109,9 +109,11 @@ std::string header_of(std::vector<TensorToWrite>& tensors,
   int64_t end = 0;
   for (const auto& tensor : tensors) {
     const int64_t size = tensor.dtype.bytes() * elements(tensor.sizes);
-    json[tensor.name] = {{"dtype", tensor.dtype.name()},
-                         {"shape", tensor.sizes},
-                         {"data_offsets", {end, end + size}}};
+    // operator[] would look through all that are there.
+    json.get_ref<nlohmann::ordered_json::object_t&>().emplace_back(
+        tensor.name, nlohmann::ordered_json{{"dtype", tensor.dtype.name()},
+                                            {"shape", tensor.sizes},
+                                            {"data_offsets", {end, end + size}}});
     end += size;
   }
   std::string text;
