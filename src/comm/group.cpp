@@ -120,6 +120,10 @@ Work Group::start(Request request, const CallOptions& options) const {
   }
   check_stream(request.what, options, device);
   check_outputs(request.what, request.outputs);
+  // autograd refuses a backward() that needs what was in an output before.
+  for (const at::Tensor& output : request.outputs) {
+    if (!output.is_inference()) output.unsafeGetTensorImpl()->bump_version();
+  }
   return start_call(*transport_, std::move(request), options.stream);
 }
 

@@ -1,5 +1,6 @@
 // Every collective on every transport, dtype and awkward size, against a scalar reference.
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -401,6 +402,36 @@ TEST_P(Collectives, NotANumberWins) {
         EXPECT_EQ(data[2].item<float>(), 1);
       }
     }
+  });
+}
+
+// A graph that has saved a tensor which a call then writes has no right gradients any more.
+TEST_P(Collectives, AreSeenByAutograd) {
+  run([](World& world) {
+    const auto& group = world.group();
+    const auto refused = [](const std::function<void(const at::Tensor&)>& write) {
+      const at::Tensor x = at::ones({6}).requires_grad_();
+      const at::Tensor saved = x.exp();  // whose gradient is computed from the result
+      write(saved.detach());
+      EXPECT_THROW(saved.sum().backward(), c10::Error);
+    };
+    refused([&](const at::Tensor& y) { group.all_reduce(y).wait(); });
+    refused([&](const at::Tensor& y) { group.broadcast(y).wait(); });
+    refused([&](const at::Tensor& y) {
+      group.send_recv(y, at::ones({6}), {.to = world.rank(), .from = world.rank()}).wait();
+    });
+
+    const at::Tensor x = at::ones({6}).requires_grad_();
+    const at::Tensor sent = x.exp(), total = 2 * x;  // the input of a call; and saved by nobody
+    group.all_gather(at::empty({6 * world.size()}), sent.detach()).wait();
+    group.all_reduce(total.detach()).wait();
+    (sent.sum() + total.sum()).backward();
+    EXPECT_TRUE(at::allclose(x.grad(), x.exp() + 2));
+
+    const c10::InferenceMode inference;  // where tensors have no version
+    const at::Tensor counted = at::ones({3});
+    group.all_reduce(counted).wait();
+    EXPECT_EQ(counted[0].item<float>(), static_cast<float>(world.size()));
   });
 }
 
