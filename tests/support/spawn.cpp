@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 
+#include "support/fork.h"
 #include "support/loopback.h"
 
 namespace lockstep::test {
@@ -136,3 +137,13 @@ std::vector<int> spawn(int ranks, const std::function<void(World&)>& body,
 }
 
 }  // namespace lockstep::test
+
+#ifdef __SANITIZE_ADDRESS__
+// Read by LeakSanitizer.
+extern "C" int __lsan_is_turned_off();
+extern "C" int __lsan_is_turned_off() { return lockstep::test::is_child ? 1 : 0; }
+
+// libcrypto's state of threads that call groups after its own end.
+extern "C" const char* __lsan_default_suppressions();
+extern "C" const char* __lsan_default_suppressions() { return "leak:libcrypto.so\n"; }
+#endif
