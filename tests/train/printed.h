@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <iostream>
 #include <sstream>
 #include <string>
@@ -32,6 +33,9 @@ inline std::string printed(int ranks, const train::RunConfig& config,
                            const train::Registry& registry = {}) {
   const Folder folder;
   spawn_bare(ranks, [&](int rank) {
+    // Plain lines, also where the test's own output is a terminal.
+    setenv("TERM", "dumb", 1);
+    unsetenv("LOCKSTEP_COLUMNS");
     std::ostringstream out;
     auto* const before = std::cout.rdbuf(out.rdbuf());
     EXPECT_EQ(train::run(config, registry), 0);

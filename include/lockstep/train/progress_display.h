@@ -47,7 +47,7 @@ class ProgressDisplay {
     StepReport report;
     RunExtent extent;
   };
-  void write(Figures figures);
+  void write(Figures figures, bool stays);
   void smooth(Figures& figures);
 
   std::ostream& out_;

@@ -34,7 +34,7 @@ void ProgressDisplay::show(const StepReport& report, const RunExtent& extent) {
     waiting_ = {report, extent};
     return;
   }
-  write({report, extent});
+  write({report, extent}, is_last);
   if (is_last) finish();
 }
 
@@ -54,13 +54,16 @@ void ProgressDisplay::smooth(Figures& figures) {
   step += kept * (last_->extent.step_seconds - step);
 }
 
-void ProgressDisplay::write(Figures figures) {
+void ProgressDisplay::write(Figures figures, bool stays) {
   if (figures.report.ranks.size() <= 1 && !ranks_.empty()) figures.report.ranks = ranks_;
   if (follows_) style_.width = TextStyle::of_file(STDOUT_FILENO).width;
   if (style_.rewrites) smooth(figures);
-  out_ << progress_line(figures.report, figures.extent, style_)
-       << (style_.rewrites ? "\x1b[K\r" : "\n") << std::flush;
-  is_open_ = style_.rewrites;
+  out_ << progress_line(figures.report, figures.extent, style_);
+  // In one piece: what another stream brings between \r and \n would be written over the line.
+  if (style_.rewrites) out_ << kErase << '\r';
+  is_open_ = style_.rewrites && !stays;
+  if (!is_open_) out_ << '\n';
+  out_ << std::flush;
   next_ = Clock::now() + kPause;
   waiting_.reset();
   last_ = std::move(figures);
@@ -76,7 +79,7 @@ void ProgressDisplay::clear() {
 }
 
 void ProgressDisplay::finish() {
-  if (waiting_) write(*std::exchange(waiting_, std::nullopt));
+  if (waiting_) write(*std::exchange(waiting_, std::nullopt), true);
   if (std::exchange(is_open_, false)) out_ << "\n" << std::flush;
   last_.reset();
 }
