@@ -30,23 +30,27 @@ void unmap_file(void* context) {
   ::munmap(memory->data, memory->bytes);
 }
 
-[[noreturn]] void refuse_file(const std::string& folder, int64_t bytes, int error) {
-  throw ConfigError(fmt::format(
-      "[fsdp] offload_folder '{}': no file of {} bytes for shards, gradients or optimizer state "
-      "({}): name a folder on a disk with room for them",
-      folder, bytes, std::generic_category().message(error)));
+std::string no_file(const std::string& folder, int64_t bytes, int error) {
+  return fmt::format(
+      "offload_folder '{}': no file of {} bytes for shards, gradients or optimizer state ({}): "
+      "name "
+      "a folder on a disk with room for them",
+      folder, bytes, std::generic_category().message(error));
 }
 
+// Closed, and errno, where there is no room.
 Fd new_unnamed_file(const std::string& folder, int64_t bytes) {
   std::string path = folder + "/lockstep-XXXXXX";
   Fd file(::mkostemp(path.data(), O_CLOEXEC));
-  if (file.get() < 0) refuse_file(folder, bytes, errno);
+  if (!file) return file;
   ::unlink(path.c_str());
   int error = 0;
   do {
     error = ::posix_fallocate(file.get(), 0, bytes);
   } while (error == EINTR);
-  if (error != 0) refuse_file(folder, bytes, error);
+  if (error == 0) return file;
+  file.reset();
+  errno = error;
   return file;
 }
 
@@ -56,9 +60,12 @@ at::Tensor file_zeros(const std::string& folder, int64_t count, const at::Tensor
   const int64_t bytes = count * static_cast<int64_t>(options.dtype().itemsize());
   if (bytes < kPageBytes) return at::zeros({count}, options);
   const Fd file = new_unnamed_file(folder, bytes);
-  void* data = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED,
-                      file.get(), 0);
-  if (data == MAP_FAILED) refuse_file(folder, bytes, errno);
+  void* data = MAP_FAILED;
+  if (file) {
+    data = ::mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED,
+                  file.get(), 0);
+  }
+  if (data == MAP_FAILED) throw ConfigError("[fsdp] " + no_file(folder, bytes, errno));
   auto memory = std::make_unique<FileMemory>(FileMemory{folder, data, static_cast<size_t>(bytes)});
   return at::for_blob(data, {count})
       .context(memory.release(), &unmap_file)
@@ -78,13 +85,7 @@ at::Tensor zeros_beside(const at::Tensor& tensor) {
 
 std::string missing_room(const std::string& folder, int64_t bytes) {
   if (bytes == 0) return {};
-  try {
-    const Fd probe = new_unnamed_file(folder, bytes);
-    return {};
-  } catch (const ConfigError& error) {
-    const std::string_view text = error.what();
-    return std::string(text.substr(text.find(']') + 2));
-  }
+  return new_unnamed_file(folder, bytes) ? "" : no_file(folder, bytes, errno);
 }
 
 }  // namespace lockstep::checkpoint

@@ -10,6 +10,8 @@
 namespace lockstep::comm {
 namespace {
 
+bool by_begin(const Span& a, const Span& b) { return a.begin < b.begin; }
+
 // For certain: more elements than there is room for, or a dimension without a stride.
 bool overlaps_itself(const at::Tensor& tensor) {
   if (tensor.is_contiguous()) return false;
@@ -112,8 +114,7 @@ void check_outputs(Collective what, const std::vector<at::Tensor>& outputs) {
     if (output.is_non_overlapping_and_dense() && output.numel() > 0)
       spans.push_back(span_of(output));
   }
-  std::sort(spans.begin(), spans.end(),
-            [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::sort(spans.begin(), spans.end(), by_begin);
   for (size_t i = 1; i < spans.size(); ++i) {
     if (overlap(spans[i - 1], spans[i]))
       refuse(what, "two outputs share memory: give each its own");
@@ -125,7 +126,6 @@ void separate(Request& request, int rank) {
   if (may_be_in_place(request, rank)) return;
   std::vector<Span> outputs;
   for (const at::Tensor& output : request.outputs) outputs.push_back(span_of(output));
-  const auto by_begin = [](const Span& a, const Span& b) { return a.begin < b.begin; };
   std::sort(outputs.begin(), outputs.end(), by_begin);
   // Now of all up to each: where the furthest ends.
   for (size_t i = 1; i < outputs.size(); ++i)

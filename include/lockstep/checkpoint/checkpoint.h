@@ -31,9 +31,6 @@ class Checkpoint {
   // the checksum.
   std::string_view bytes(const std::string& tensor, const ManifestBox& box);
 
-  // The bytes will be asked for soon: the system may begin to read them.
-  void expect(const std::string& tensor, const ManifestBox& box);
-
   // Throws CheckpointError, which names file and tensor, when the bytes do not have the box's
   // checksum.
   void check(const std::string& tensor, const ManifestBox& box);

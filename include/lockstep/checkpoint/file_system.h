@@ -31,9 +31,8 @@ class FileSystem {
 
   virtual void* map(int fd, size_t bytes);         // to read, from the file's begin
   virtual int unmap(void* address, size_t bytes);  // what map() gave
-  // Advice that changes nothing but how soon the disk works, and so has no failure: a part of a map
-  // that will be read; and what was written of a file may go to the disk before fsync().
-  virtual void will_read(std::string_view mapped);
+  // What was written of a file may go to the disk before fsync(). It has no failure: it changes
+  // nothing but how soon the disk works.
   virtual void begin_writing(int fd, int64_t offset, int64_t bytes);
 
   virtual int lock(int fd);      // exclusive; fails with EWOULDBLOCK when another has it

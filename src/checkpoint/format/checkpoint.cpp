@@ -62,10 +62,6 @@ std::string_view Checkpoint::bytes(const std::string& tensor, const ManifestBox&
   return file.bytes(entry->second);
 }
 
-void Checkpoint::expect(const std::string& tensor, const ManifestBox& box) {
-  files_.will_read(bytes(tensor, box));
-}
-
 void Checkpoint::check(const std::string& tensor, const ManifestBox& box) {
   if (checksum(bytes(tensor, box)) == box.checksum) return;
   throw CheckpointError(fmt::format(

@@ -35,12 +35,6 @@ void* FileSystem::map(int fd, size_t bytes) {
   return ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
 }
 int FileSystem::unmap(void* address, size_t bytes) { return ::munmap(address, bytes); }
-void FileSystem::will_read(std::string_view mapped) {
-  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(mapped.data());
-  const size_t before = begin % page;
-  ::madvise(const_cast<char*>(mapped.data()) - before, mapped.size() + before, MADV_WILLNEED);
-}
 void FileSystem::begin_writing(int fd, int64_t offset, int64_t bytes) {
   ::sync_file_range(fd, offset, bytes, SYNC_FILE_RANGE_WRITE);
 }
