@@ -26,6 +26,8 @@ constexpr auto kFirstPause = 10ms;
 constexpr auto kLongestPause = 500ms;
 // How long an address is tried: behind it may be another, or a host that has only just started.
 constexpr auto kEach = 3s;
+// Who has not answered within this stands still.
+constexpr auto kAnswers = 1s;
 // Between two looks whether waiting is in vain, and what an answer may take once it is.
 constexpr auto kSlice = 50ms;
 constexpr auto kLastAnswer = 100ms;
@@ -223,10 +225,13 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
     try {
       const Resolved found = resolve_within(host, static_cast<uint16_t>(port), patience);
       for (const Address& one : found.addresses) {
+        const auto begin = Clock::now();
         try {
           return greeted(one, key, patience);
         } catch (const StoreFailure& error) {
-          failure = error.what();
+          // One that the deadline cuts short knows less than those before it.
+          const bool is_cut = patience.left() == 0ms && Clock::now() - begin < kAnswers;
+          if (failure.empty() || !is_cut) failure = error.what();
         }
       }
     } catch (const StoreFailure& error) {
