@@ -127,6 +127,7 @@ TEST_P(Messages, WhoseRestDoesNotComeEndTheGroup) {
                const auto own = c10::make_intrusive<::c10d::PrefixStore>("world", store);
                if (rank == 0) {
                  const auto backend = c10d_backend::make_backend(own, {0, ranks.count});
+                 store->wait({"begun"});
                  backend->setTimeout(milliseconds(500));
                  Tensors one{at::zeros({300000})};
                  const auto work = backend->recv(one, 1, 3);
@@ -142,7 +143,9 @@ TEST_P(Messages, WhoseRestDoesNotComeEndTheGroup) {
                  const int32_t tag = 3;
                  std::memcpy(head.data_ptr(), &bytes, sizeof bytes);
                  std::memcpy(head.data_ptr<uint8_t>() + sizeof bytes, &tag, sizeof tag);
-                 group.send(head, 0).wait();
+                 comm::Work sent = group.send(head, 0);
+                 store->set("begun", "");
+                 sent.wait();
                }
                store->wait({"over"});
              },

@@ -60,7 +60,7 @@ void in_a_child(const Body& body) {
   const pid_t pid = fork_beside_threads();
   if (pid == 0) {
     is_child = true;
-    alarm(30);
+    alarm(60);
     try {
       body();
     } catch (const std::exception& error) {
