@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/cores.h"
+#include "core/read_file.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::plan {
@@ -112,12 +112,8 @@ Machine this_host() {
 }
 
 Machine read_machine(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file) {
-    throw ConfigError(
-        fmt::format("[plan] {}: cannot be read; `lockstep bench --to {}` writes it", path, path));
-  }
+  const std::string text =
+      read_file(path, "[plan] " + path, fmt::format("`lockstep bench --to {}` writes it", path));
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object() || json.value("format", Json()) != kFormat) {
     throw ConfigError(

@@ -263,6 +263,11 @@ TEST(Token, IsLongEnoughAndComesFromOnePlace) {
     chmod(path.c_str(), mode);
     EXPECT_THROW((void)Token::from_env(), ConfigError) << mode;  // or replace it
   }
+  const std::string folder_itself = folder / ".";
+  setenv("LOCKSTEP_TOKEN_FILE", folder_itself.c_str(), 1);
+  EXPECT_THAT([] { (void)Token::from_env(); },
+              ::testing::ThrowsMessage<ConfigError>(HasSubstr("/.: it is a directory")));
+  setenv("LOCKSTEP_TOKEN_FILE", path.c_str(), 1);
   chmod(path.c_str(), 0600);
   EXPECT_EQ(Token::from_env().key("a", "b"), Token(kSecret).key("a", "b"));
   setenv("LOCKSTEP_TOKEN", kSecret.c_str(), 1);

@@ -10,9 +10,8 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
+#include "core/read_file.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 
@@ -27,20 +26,18 @@ constexpr const char* kHow =
     "and set LOCKSTEP_TOKEN_FILE to its path there, or LOCKSTEP_TOKEN to the secret itself";
 
 std::string read_secret(const std::string& path) {
+  const std::string about = "[token] LOCKSTEP_TOKEN_FILE=" + path;
+  std::string secret = read_file(path, about);
   struct stat status;
-  std::ifstream file(path, std::ios::binary);
-  if (!file || stat(path.c_str(), &status) != 0) {
-    throw ConfigError(
-        fmt::format("[token] LOCKSTEP_TOKEN_FILE={}: {}", path, std::strerror(errno)));
+  if (stat(path.c_str(), &status) != 0) {
+    throw ConfigError(fmt::format("{}: {}", about, std::strerror(errno)));
   }
   const bool is_read = (status.st_mode & (S_IRGRP | S_IROTH)) != 0;
   const bool is_written = (status.st_mode & (S_IWGRP | S_IWOTH)) != 0;
   if ((is_read || is_written) && S_ISREG(status.st_mode)) {
-    throw ConfigError(
-        fmt::format("[token] LOCKSTEP_TOKEN_FILE={}: others may {} it (mode {:04o}): chmod 600 {}",
-                    path, is_read ? "read" : "replace", status.st_mode & 0777, path));
+    throw ConfigError(fmt::format("{}: others may {} it (mode {:04o}): chmod 600 {}", about,
+                                  is_read ? "read" : "replace", status.st_mode & 0777, path));
   }
-  std::string secret{std::istreambuf_iterator<char>(file), {}};
   secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
   return secret;
 }

@@ -6,15 +6,11 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
-#include <sstream>
 
 #include "core/nearest.h"
+#include "core/read_file.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {
@@ -278,17 +274,7 @@ Accelerate parse_accelerate(const std::string& text, const std::string& name) {
 }
 
 Accelerate read_accelerate(const std::string& path) {
-  const auto refuse = [&path](std::string_view why) {
-    throw ConfigError(fmt::format("[accelerate] --config_file {}: {}", path, why));
-  };
-  if (std::filesystem::is_directory(path)) refuse("it is a directory; name the file in it");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) refuse(std::strerror(errno));
-  std::ostringstream text;
-  // Of an empty file nothing is taken, which is an error of the stream that takes it.
-  if (file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
-  if (file.bad() || !text) refuse("it cannot be read");
-  return parse_accelerate(text.str(), path);
+  return parse_accelerate(read_file(path, "[accelerate] --config_file " + path), path);
 }
 
 std::map<std::string, std::string> Accelerate::flags() const {

@@ -2,15 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "core/nearest.h"
+#include "core/read_file.h"
 #include "lockstep/train/config.h"
 #include "train/config/checks.h"
 #include "train/config/curriculum.h"
@@ -224,20 +220,6 @@ RunConfig Loading::load(const std::string& text, const std::vector<std::string>&
   return std::move(config_);
 }
 
-std::string text_of_file(const std::string& path) {
-  const auto refuse = [&path](std::string_view why) {
-    throw ConfigError(fmt::format("[config] {}: {}", path, why));
-  };
-  std::error_code error;
-  if (std::filesystem::is_directory(path, error)) refuse("it is a directory; name the file in it");
-  std::ifstream file(path, std::ios::binary);
-  if (!file) refuse(std::strerror(errno));
-  std::ostringstream text;
-  if (file.peek() != std::ifstream::traits_type::eof()) text << file.rdbuf();
-  if (file.bad() || !text) refuse("it cannot be read");
-  return text.str();
-}
-
 }  // namespace
 
 bool is_better_lower(std::string_view metric) {
@@ -255,7 +237,7 @@ RunConfig parse_config(const std::string& text, const std::string& name,
 
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides,
                       const ConfigExtensions& extensions) {
-  return parse_config(text_of_file(path), path, overrides, extensions);
+  return parse_config(read_file(path, "[config] " + path), path, overrides, extensions);
 }
 
 void check_config(const RunConfig& config, const ConfigExtensions& extensions) {

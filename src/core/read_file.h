@@ -1,0 +1,13 @@
+// A whole file.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+// What is in it. Throws ConfigError, "`about`: why", with `cure` behind it; a directory is an
+// error, an empty file is none.
+std::string read_file(const std::string& path, std::string_view about, std::string_view cure = "");
+
+}  // namespace lockstep
