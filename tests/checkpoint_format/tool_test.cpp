@@ -142,7 +142,12 @@ TEST_F(Tool, WrongArgumentsAreStatusTwo) {
   EXPECT_THAT(run(2, "inspect a b"), HasSubstr("b"));
   EXPECT_THAT(run(2, "merge " + one_), HasSubstr("--to is required"));
   EXPECT_THAT(run(2, "diff " + one_), HasSubstr("B is required"));
-  EXPECT_THAT(run(2, "diff a b --atol -1"), HasSubstr("-1"));
+  for (const std::string number : {"-1", "nan", "inf", "x"}) {
+    EXPECT_THAT(run(2, "diff a b --atol " + number),
+                HasSubstr("--atol: '" + number + "': give a number, 0 or more"));
+  }
+  EXPECT_THAT(run(2, "inspect a --episode 0"),
+              HasSubstr("--episode: '0': give a whole number from 1"));
   EXPECT_THAT(run(2, "export a --to b.safetensors --max-shard-size 5GB"),
               HasSubstr("--max-shard-size is about the files of a folder"));
   for (const std::string size : {"x", "0", "-1GB", "5TB", "5 GB", "99999999999GB"}) {

@@ -340,6 +340,14 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   EXPECT_THAT(said("plan " + run_ + " --ranks 0x"), HasSubstr("--ranks"));
   EXPECT_THAT(said("plan " + run_ + " --machine /nowhere"),
               HasSubstr("lockstep bench --to /nowhere"));
+  EXPECT_THAT(said("plan " + run_ + " --machine /tmp"), HasSubstr("/tmp: it is a directory"));
+  for (const std::string flag :
+       {"--ranks", "--devices-per-node", "--batch", "--tokens", "--outputs", "--measured-step"}) {
+    EXPECT_THAT(said("plan " + run_ + " " + flag + " 0"), HasSubstr(flag + ": '0': give"));
+  }
+  EXPECT_THAT(said("plan " + run_ + " --reference none"), HasSubstr("--reference requires --grpo"));
+  EXPECT_THAT(said("simulate " + run_ + " --traced-ranks 2"), HasSubstr("requires --trace"));
+  EXPECT_THAT(said("simulate " + run_ + " --save-every 0"), HasSubstr("--save-every: '0': give"));
   EXPECT_THAT(said("plan " + run_ + " --set data.kind=csv --set data.path=x.csv"),
               HasSubstr("--sample"));
   EXPECT_THAT(said("plan " + run_ + " --grpo"), HasSubstr("needs a transformer"));

@@ -298,6 +298,12 @@ def test_a_sweep(folder):
     assert [one["exit_status"] for one in found["runs"]] == [0] * 4, found
 
 
+def test_a_sweep_by_a_metric_that_no_run_has(folder):
+    arguments = ["sweep", GUIDES / "linear_regression.yaml", "--metric", "nope", "--over", "training.seed=1,2"]
+    done = run("env", "-C", folder, LOCKSTEP, *arguments, *settings(training__epochs=1, checkpoint__save_strategy="no"))
+    done.expect(1, err=r"^lockstep: \[sweep\] no run has a number nope: --metric is one of .*loss")
+
+
 def test_a_study_with_optuna(folder):
     shutil.copy(GUIDES / "mnist_mlp.yaml", pathlib.Path(folder) / "run.yaml")
     done = run(
@@ -337,6 +343,7 @@ if __name__ == "__main__":
             test_tasks_of_slurm_are_ranks,
             test_files_of_ones_own,
             test_a_sweep,
+            test_a_sweep_by_a_metric_that_no_run_has,
             test_a_study_with_optuna,
         ]
     )

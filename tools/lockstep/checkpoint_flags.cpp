@@ -58,7 +58,7 @@ CheckpointFlags::CheckpointFlags(CLI::App& program) : program_(program) {
       .add_option("--episode", inspection_.episode,
                   "Of a trajectories.jsonl: print this conversation, from 1")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1, 1'000'000'000));
   inspect.add_flag("--json", inspection_.json, "Print one JSON object, for programs");
   inspect.add_option("--only", inspection_.only,
                      "Tensors below these names, or that match patterns");
@@ -89,7 +89,7 @@ CheckpointFlags::CheckpointFlags(CLI::App& program) : program_(program) {
   diff.add_option("B", comparison_.b, "The other one")->required();
   diff.add_option("--only", comparison_.only, "Tensors below these names, or that match patterns");
   const auto tolerance = [&diff](const char* name, double& value, const char* description) {
-    diff.add_option(name, value, description)->type_name("X")->check(CLI::NonNegativeNumber);
+    diff.add_option(name, value, description)->type_name("X")->check(not_negative());
   };
   tolerance("--atol", comparison_.tolerance.absolute, "Numbers may be so far apart (0)");
   tolerance("--rtol", comparison_.tolerance.relative, "And this much of B's number (0)");

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <optional>
@@ -116,6 +117,14 @@ CLI::Validator whole_number(int least, int most) {
            value <= most;
   };
   return validator(is_good, fmt::format("a whole number from {} to {}", least, most));
+}
+
+CLI::Validator not_negative() {
+  const auto is_good = [](const std::string& text) {
+    const auto value = number_of(text);
+    return value && *value >= 0 && std::isfinite(*value);
+  };
+  return validator(is_good, "a number, 0 or more");
 }
 
 CLI::Validator seconds(double most) {

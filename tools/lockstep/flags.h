@@ -51,6 +51,7 @@ constexpr const char* kHidden = "Hidden";
 
 // What a flag's value may be. Their errors quote the value and say what would do.
 CLI::Validator whole_number(int least, int most);
+CLI::Validator not_negative();             // a number
 CLI::Validator seconds(double most);       // 0 and more
 CLI::Validator some_seconds(double most);  // more than 0
 CLI::Validator one_of(std::initializer_list<const char*> words);

@@ -57,11 +57,13 @@ PlanCommand::PlanCommand(CLI::App& program) {
   command.add_flag("--json", json_, "Print one JSON object");
   command.add_flag("--devices", lists_, "List the devices and networks that are known");
   command.add_flag("--grpo", grpo_, "Memory of GRPO with a reference model, on 1 to 8 devices");
+  auto* const grpo = command.get_option("--grpo");
   command
       .add_option("--reference", reference_, "With --grpo: resident, offloaded or none (resident)")
-      ->type_name("WHERE");
+      ->type_name("WHERE")
+      ->needs(grpo);
   const auto count = [&](const char* flag, int64_t& value, const char* text) {
-    command.add_option(flag, value, text)->type_name("N");
+    command.add_option(flag, value, text)->type_name("N")->needs(grpo);
   };
   count("--prompts", prompts_, "With --grpo: prompts at a time on a device (1)");
   count("--group-size", group_size_, "With --grpo: texts of a prompt (4)");

@@ -1,13 +1,15 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <cmath>
 
+#include "flags.h"
 #include "lockstep/core/error.h"
 #include "plan.h"
 
 namespace lockstep::tool {
 namespace {
+
+constexpr int kMost = 1'000'000'000;
 
 // "784" or "3x32x32".
 std::vector<int64_t> sizes_of(const std::string& text) {
@@ -30,6 +32,9 @@ std::vector<int64_t> sizes_of(const std::string& text) {
 }  // namespace
 
 void PlanQuestion::add_flags(CLI::App& command) {
+  const auto count = [&command](const char* flag, int64_t& value, const char* text) {
+    command.add_option(flag, value, text)->type_name("N")->check(whole_number(1, kMost));
+  };
   command.add_option("CONFIG", file_, "The file of a run, as lockstep train takes it");
   command.add_option("--set", overrides_, "Replaces a value of the file; any number of times")
       ->type_name("KEY=VALUE")
@@ -41,30 +46,24 @@ void PlanQuestion::add_flags(CLI::App& command) {
       ->type_name("NAME");
   command.add_option("--device", device_, "The device, by name: h100-sxm (this host's cores)")
       ->type_name("NAME");
-  command.add_option("--devices-per-node", per_node_, "Devices of a node (8; cores of this host)")
-      ->type_name("N");
+  count("--devices-per-node", per_node_, "Devices of a node (8; cores of this host)");
   command
       .add_option("--network", network_, "Between nodes, by name (8x400g; this host: ethernet-10g)")
       ->type_name("NAME");
   command.add_option("--machine", machine_, "This machine's measured figures (docs/plan.md)")
       ->type_name("FILE");
-  command
-      .add_option("--ranks", ranks_, "Ranks (those of one node, or launch.nproc_per_node x nnodes)")
-      ->type_name("N");
-  command
-      .add_option("--batch", batch_,
-                  "Samples of a rank and micro-batch (training.batch_size; with --model 1)")
-      ->type_name("N");
-  command.add_option("--tokens", tokens_, "Tokens of a sample, with --model (2048)")
-      ->type_name("N");
+  count("--ranks", ranks_, "Ranks (those of one node, or launch.nproc_per_node x nnodes)");
+  count("--batch", batch_,
+        "Samples of a rank and micro-batch (training.batch_size; with --model 1)");
+  count("--tokens", tokens_, "Tokens of a sample, with --model (2048)");
   command
       .add_option("--sample", sample_, "Size of a sample, where data do not say it: 784, 3x32x32")
       ->type_name("SIZES");
-  command.add_option("--outputs", outputs_, "Classes or target columns, where data do not say it")
-      ->type_name("N");
+  count("--outputs", outputs_, "Classes or target columns, where data do not say it");
   command
       .add_option("--measured-step", measured_step_, "Seconds of a step on one rank, as measured")
-      ->type_name("SECONDS");
+      ->type_name("SECONDS")
+      ->check(some_seconds(kMost));
   command.add_flag("--recompute", recompute_, "Activations of blocks are computed twice");
   command.add_flag("--bf16", narrow_, "Compute in bfloat16");
 }
@@ -78,13 +77,6 @@ plan::Machine PlanQuestion::machine() const {
     machine = {.device = plan::device_named(device_), .network = plan::network_named("8x400g")};
   }
   if (!network_.empty()) machine.network = plan::network_named(network_);
-  if (per_node_ < 0 || ranks_ < 0 || batch_ < 0 || tokens_ < 0 || outputs_ < 0) {
-    throw ConfigError(
-        "[plan] --ranks, --devices-per-node, --batch, --tokens and --outputs are numbers above 0");
-  }
-  if (!std::isfinite(measured_step_) || measured_step_ < 0) {
-    throw ConfigError("[plan] --measured-step: seconds above 0");
-  }
   if (per_node_ > 0) machine.devices_per_node = per_node_;
   return machine;
 }

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "core/nearest.h"
+#include "flags.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/goodput.h"
 #include "plan.h"
@@ -96,8 +97,10 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
   command.add_option("--slow-factor", slow_factor_, "By this factor (1.5)")->type_name("FACTOR");
   command.add_flag("--no-prefetch", no_prefetch_, "Fsdp gathers a unit when it is needed");
   command.add_option("--seed", seed_, "Of all draws (1)")->type_name("N");
-  command.add_option("--trace", trace_, "Write a timeline")->type_name("FILE");
-  command.add_option("--traced-ranks", traced_ranks_, "Ranks in the timeline (4)")->type_name("N");
+  auto* const trace = command.add_option("--trace", trace_, "Write a timeline")->type_name("FILE");
+  command.add_option("--traced-ranks", traced_ranks_, "Ranks in the timeline (4)")
+      ->type_name("N")
+      ->needs(trace);
   command
       .add_option("--failure-hours", failure_hours_,
                   "Mean time between failures of one rank (50000)")
@@ -107,7 +110,8 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
   command.add_option("--restart-seconds", restart_, "From a failure until it goes on (120)")
       ->type_name("SECONDS");
   command.add_option("--save-every", interval_, "Seconds of work between checkpoints (the best)")
-      ->type_name("SECONDS");
+      ->type_name("SECONDS")
+      ->check(some_seconds(1e9));
   command.add_option("--work-hours", work_hours_, "Computation of the whole run (720)")
       ->type_name("HOURS");
   command.add_flag("--json", json_, "Print one JSON object");
@@ -121,7 +125,7 @@ int SimulateCommand::carry_out() const {
   const auto profile = question_.profile(config);
   const auto training = question_.training(config);
   const int64_t ranks = question_.ranks(config, machine);
-  for (const double number : {failure_hours_, save_, restart_, work_hours_, interval_}) {
+  for (const double number : {failure_hours_, save_, restart_, work_hours_}) {
     if (std::isfinite(number) && number >= 0) continue;
     throw ConfigError(fmt::format("[simulate] {} is no time: 0 or more, and finite", number));
   }

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "flags.h"
@@ -194,6 +195,7 @@ int SweepCommand::report(const std::vector<SweepRun>& runs) const {
   const SweepRun* best = nullptr;
   double best_value = 0;
   int failed = 0;
+  std::set<std::string> metrics = {"loss"};
   for (const SweepRun& run : runs) {
     const Json result = result_of(run);
     const auto value = number_of(result, metric_);
@@ -203,6 +205,8 @@ int SweepCommand::report(const std::vector<SweepRun>& runs) const {
                     {"exit_status", run.status < 0 ? Json() : Json(run.status)},
                     {"result", result}});
     failed += run.status != 0 ? 1 : 0;
+    const Json own = result.is_object() ? result.value("metrics", Json::object()) : Json::object();
+    for (const auto& item : own.items()) metrics.insert(item.key());
     if (run.status != 0 || !value || std::isnan(*value)) continue;
     if (best != nullptr && (is_lower ? *value >= best_value : *value <= best_value)) continue;
     best = &run;
@@ -218,9 +222,13 @@ int SweepCommand::report(const std::vector<SweepRun>& runs) const {
     fmt::print("best: {} ({} = {}) with {}\n", best->name, metric_, best_value,
                fmt::join(best->chosen, " "));
   }
+  if (best == nullptr && failed == 0) {
+    fmt::print(stderr, "lockstep: [sweep] no run has a number {}: --metric is one of {}\n", metric_,
+               fmt::join(metrics, ", "));
+  }
   fmt::print("{} of {} runs ended well; {}\n", runs.size() - static_cast<size_t>(failed),
              runs.size(), path);
-  return failed == 0 ? 0 : 1;
+  return best != nullptr && failed == 0 ? 0 : 1;
 }
 
 int SweepCommand::carry_out() {
