@@ -116,6 +116,15 @@ TEST(Run, EvaluatesTheSameOnAnyNumberOfRanksWithLanes) {
   EXPECT_EQ(metrics[0]["train_loss"], metrics[2]["train_loss"]);
 }
 
+TEST(Run, AFolderThatCannotBeMadeIsNamed) {
+  const Folder folder;
+  test::write(folder / "file", "");
+  spawn_bare(2, [&](int) {
+    EXPECT_THAT(message_of<Error>([&] { train::run(small_run(folder / "file/run")); }),
+                HasSubstr("/file/run cannot be made: Not a directory"));
+  });
+}
+
 TEST(Run, ResumesWhenItIsAskedTo) {
   const Folder folder;
   auto config = small_run(folder / "run");

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <system_error>
 
 #include "core/job_file.h"
 #include "lockstep/core/environment.h"
@@ -151,7 +152,9 @@ bool prepare_directory(const comm::Group& group, RunOptions options) {
       options.resume = options.resume || is_restarted_job(options.output_dir);
       const bool exists = fs::exists(options.output_dir + "/" + kOptionsFile);
       if (exists) problem = difference(options);
-      if (!exists) fs::create_directories(options.output_dir);
+      std::error_code error;
+      if (!exists) fs::create_directories(options.output_dir, error);
+      if (error) throw Error(error.message());
       if (problem.empty()) write_job_file(options.output_dir);
     } catch (const std::exception& error) {
       problem = fmt::format("[three_domain] --output-dir {}: {}", options.output_dir, error.what());

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <ostream>
+#include <system_error>
 
 #include "core/job_file.h"
 #include "lockstep/checkpoint/directory.h"
@@ -58,7 +59,13 @@ void prepare(const Files& files, const RunConfig& config, const Registry& regist
     try {
       for (const auto& file : {files.log + "/", files.result, files.config}) {
         const auto folder = std::filesystem::path(file).parent_path();
-        if (!folder.empty() && folder != "/") std::filesystem::create_directories(folder);
+        if (folder.empty() || folder == "/") continue;
+        std::error_code error;
+        std::filesystem::create_directories(folder, error);
+        if (error) {
+          throw Error(
+              fmt::format("the folder {} cannot be made: {}", folder.string(), error.message()));
+        }
       }
       // Until this run has a result of its own there is none, not that of a run before.
       std::error_code ignored;  // writing it says it better
