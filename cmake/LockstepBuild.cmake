@@ -15,7 +15,9 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g0")
 
 find_program(LOCKSTEP_MOLD mold)
 if(LOCKSTEP_MOLD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  add_link_options(-fuse-ld=mold)
+  # mold 1.10 begins the read-only part with an empty .tbss that may lie a page before it: such a program does not start
+  # ("cannot apply additional memory protection after relocation").
+  add_link_options(-fuse-ld=mold -Wl,-z,norelro)
 endif()
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
