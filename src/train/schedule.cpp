@@ -25,10 +25,11 @@ int64_t warmup_steps(const Warmup& warmup, int64_t steps) {
   return static_cast<int64_t>(std::ceil(warmup.ratio * static_cast<double>(steps)));
 }
 
-// Behind its warm-up `rest` makes a schedule of the steps that are left.
-LearningRate after(const Warmup& warmup, std::function<Schedule(int64_t steps)> rest) {
+// Behind its warm-up `rest` makes a schedule of the steps that are left, which it may need to know.
+LearningRate after(const Warmup& warmup, bool needs_steps,
+                   std::function<Schedule(int64_t steps)> rest) {
   warmup_steps(warmup, 1);  // throws what is wrong with it, now
-  return {.schedule = [warmup, rest = std::move(rest)](int64_t steps) {
+  const auto behind = [warmup, rest = std::move(rest)](int64_t steps) {
     const int64_t rising = warmup_steps(warmup, steps);
     Schedule schedule = rest(std::max<int64_t>(steps - rising, 1));
     if (rising == 0) return schedule;
@@ -43,18 +44,19 @@ LearningRate after(const Warmup& warmup, std::function<Schedule(int64_t steps)> 
       };
     }
     return whole;
-  }};
+  };
+  return {.schedule = behind, .needs_steps = needs_steps || warmup.ratio > 0};
 }
 
 }  // namespace
 
 LearningRate constant(const Warmup& warmup) {
-  return after(warmup,
+  return after(warmup, false,
                [](int64_t) { return Schedule{.lr = [](double base, int64_t) { return base; }}; });
 }
 
 LearningRate linear_decay(const Warmup& warmup, double lowest_lr) {
-  return after(warmup, [lowest_lr](int64_t steps) {
+  return after(warmup, true, [lowest_lr](int64_t steps) {
     return Schedule{.lr = [=](double base, int64_t step) {
       const double left =
           std::max(0.0, 1.0 - static_cast<double>(step) / static_cast<double>(steps));
@@ -64,7 +66,7 @@ LearningRate linear_decay(const Warmup& warmup, double lowest_lr) {
 }
 
 LearningRate cosine_decay(const Warmup& warmup, double lowest_lr) {
-  return after(warmup, [lowest_lr](int64_t steps) {
+  return after(warmup, true, [lowest_lr](int64_t steps) {
     Schedule schedule = parallel::cosine_lr({.steps = steps, .lowest_lr = lowest_lr});
     // It would rise again.
     return Schedule{.lr = [steps, lr = std::move(schedule.lr)](double base, int64_t step) {
@@ -74,11 +76,11 @@ LearningRate cosine_decay(const Warmup& warmup, double lowest_lr) {
 }
 
 LearningRate follow(Schedule schedule, const Warmup& warmup) {
-  return after(warmup, [schedule = std::move(schedule)](int64_t) { return schedule; });
+  return after(warmup, false, [schedule = std::move(schedule)](int64_t) { return schedule; });
 }
 
 LearningRate follow(std::function<Schedule(int64_t steps)> schedule, const Warmup& warmup) {
-  return after(warmup, std::move(schedule));
+  return after(warmup, true, std::move(schedule));
 }
 
 LearningRate on_plateau(const parallel::PlateauOptions& options, std::string metric) {

@@ -169,6 +169,12 @@ void Training::make_optimizer(TrainedPart& part, const MakeOptimizer& make) {
 }
 
 void Training::make_schedule(TrainedPart& part, const LearningRate& rate) {
+  if (rate.needs_steps && state_.steps == 0) {
+    throw ConfigError(
+        "[train] the learning rate depends on how many steps the run has, which max_time alone "
+        "does not say: give epochs or max_steps, too, or a rate that does not, as constant() or "
+        "follow(step_lr(...))");
+  }
   if (rate.plateau) {
     if (!options_.evaluation.data) {
       throw ConfigError(

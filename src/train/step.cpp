@@ -126,8 +126,12 @@ StepSums Training::backward_of_lanes(TrainedPart& part, const LossOfBatch& loss)
 }
 
 void Training::backward_of(TrainedPart& part, const at::Tensor& loss) {
-  const CommonPart common(*this);
-  (part.scaler ? part.scaler->scale(loss) : loss).backward();
+  try {
+    (part.scaler ? part.scaler->scale(loss) : loss).backward();
+  } catch (const Error&) {
+    is_common_ = true;  // what Ddp or Fsdp refuses, all ranks refuse
+    throw;
+  }
 }
 
 at::Tensor Training::loss_of(const data::Batch& batch, const LossOfBatch& loss) const {

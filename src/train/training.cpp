@@ -221,6 +221,7 @@ void Training::after_epoch() {
     evaluate_now();
   }
   call_and_agree([&](Callback& one) { one.on_epoch_end(state_, requests_); });
+  if (std::exchange(evaluate_now_, false) && state_.evaluated_at != state_.step) evaluate_now();
   if (std::exchange(save_now_, false) || is_due(options_.saving.every_epochs)) save();
 }
 

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <limits>
 
+#include "lockstep/checkpoint/directory.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -208,6 +209,56 @@ TEST(Stopping, ATimeLimitEndsAllRanksAfterTheSameStep) {
   });
 }
 
+TEST(Stopping, ATimeLimitAloneGivesNoNumberOfStepsToDecayOver) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(30);
+    auto options = test::train_options({});
+    options.epochs = 0;
+    options.max_time = std::chrono::milliseconds(1);
+    const auto message = [&](const train::LearningRate& rate) {
+      options.learning_rate = rate;
+      return message_of<ConfigError>(
+          [&] { train::Trainer(world, net, train::cross_entropy(), samples, options); });
+    };
+    for (const auto& rate : {train::linear_decay(), train::cosine_decay({.steps = 2}),
+                             train::constant({.ratio = 0.1})}) {
+      EXPECT_THAT(message(rate), HasSubstr("max_time alone does not say"));
+    }
+    EXPECT_EQ(message(train::constant({.steps = 2})), "nothing");
+    options.max_steps = 4;
+    EXPECT_EQ(message(train::linear_decay()), "nothing");
+  });
+}
+
+struct AskingAtEpochs : Callback {
+  void on_epoch_end(const RunState&, Requests& requests) override {
+    requests.evaluate();
+    requests.save();
+  }
+  void on_evaluate(const RunState& state, Requests&) override { evaluated.push_back(state.step); }
+  std::vector<int64_t> evaluated;
+};
+
+TEST(Stopping, AnEvaluationAskedForAtAnEpochsEndIsMadeThereAndSavedWithIt) {
+  const test::Folder folder;
+  spawn(2, [&](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(40), held_out = test::train_samples(10);
+    const auto asking = std::make_shared<AskingAtEpochs>();
+    auto options = test::train_options({});
+    options.epochs = 2;
+    options.evaluation = {.data = held_out, .every_epochs = 0};
+    options.saving = {.directory = folder / "run"};
+    options.callbacks = {asking};
+    train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+    const int64_t steps = trainer.run().state.step;
+    EXPECT_THAT(asking->evaluated, ElementsAre(steps / 2, steps));
+    for (const auto& one : checkpoint::list_checkpoints(folder / "run").checkpoints)
+      EXPECT_EQ(one.metrics.count("loss"), 1u) << one.name;
+  });
+}
+
 struct Signal : Callback {
   void on_step_end(const RunState& state, Requests&) override {
     if (state.rank == 1 && state.step == 3) raise(SIGUSR1);
@@ -299,6 +350,36 @@ TEST(Failing, AnExceptionOnOneRankEndsAllWithItsReason) {
     } else {
       EXPECT_THAT(text, HasSubstr("rank 2 ended the training in step 2: a bad sample"));
     }
+  });
+}
+
+struct Broken : torch::autograd::Function<Broken> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& input) {
+    return input.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list) {
+    throw std::runtime_error("no room on the device");
+  }
+};
+
+TEST(Failing, AnExceptionInTheBackwardOfOneRankEndsAllWithItsReason) {
+  spawn(2, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(60);
+    int64_t calls = 0;
+    train::Trainer trainer(
+        world, net,
+        [&](const Batch& batch) -> at::Tensor {
+          const bool is_broken = ++calls == 3 && world.rank() == 1;
+          const auto out = net->forward(batch.data);
+          return nn::functional::cross_entropy(is_broken ? Broken::apply(out) : out, batch.target);
+        },
+        samples, test::train_options({}));
+    const auto text = message_of([&] { trainer.run(); });
+    EXPECT_THAT(text,
+                HasSubstr(world.rank() == 1 ? "no room on the device"
+                                            : "rank 1 ended the training in step 2: no room"));
   });
 }
 

@@ -20,6 +20,9 @@ struct LearningRate {
   // With a metric: at each evaluation.
   std::optional<parallel::PlateauOptions> plateau = std::nullopt;
   std::string metric = "loss";
+  // `schedule` has to know how many steps the run has, which TrainerOptions::max_time alone does
+  // not say.
+  bool needs_steps = false;
 };
 
 // The first `steps` steps rise linearly from 0, as transformers' schedules do: step s of them has
