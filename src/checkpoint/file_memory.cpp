@@ -11,7 +11,6 @@
 #include <memory>
 #include <system_error>
 
-#include "core/fd.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::checkpoint {
@@ -83,9 +82,10 @@ at::Tensor zeros_beside(const at::Tensor& tensor) {
       .view(tensor.sizes());
 }
 
-std::string missing_room(const std::string& folder, int64_t bytes) {
+std::string missing_room(const std::string& folder, int64_t bytes, Fd& held) {
   if (bytes == 0) return {};
-  return new_unnamed_file(folder, bytes) ? "" : no_file(folder, bytes, errno);
+  held = new_unnamed_file(folder, bytes);
+  return held ? "" : no_file(folder, bytes, errno);
 }
 
 }  // namespace lockstep::checkpoint

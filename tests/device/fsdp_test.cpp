@@ -2,6 +2,7 @@
 #include "lockstep/parallel/fsdp.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 
 #include <chrono>
 #include <thread>
@@ -11,6 +12,7 @@
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/grad_scaler.h"
 #include "support/folder.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -121,6 +123,19 @@ TEST(FsdpOnDevice, HasReadOffloadedShardsWhenUnshardReturns) {
     const at::NoGradGuard no_grad;
     for (auto& leaf : fsdp.parameters()) leaf.zero_();
     expect_equal(parameters_on_cpu(*net), values);
+  });
+}
+
+TEST(FsdpOnDevice, RefusesAModuleThatHasBeenMoved) {
+  spawn_on_device(2, [](World& world) {
+    Called net;
+    net->to(world.device());
+    Fsdp fsdp(net, world.group());
+    fsdp.unshard();
+    if (world.rank() == 1) net->to(at::kCPU);
+    const at::Tensor x = input(world.rank(), 0).to(net->last->weight.device());
+    EXPECT_THAT(message_of<ConfigError>([&] { call(net, x).sum().backward(); }),
+                testing::HasSubstr("converted"));
   });
 }
 

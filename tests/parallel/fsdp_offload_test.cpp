@@ -196,6 +196,8 @@ TEST(FsdpOffload, AFolderWithoutRoomIsNamedOnAllRanks) {
         const Fsdp fsdp(net, world.group(), {.offload = Offload::File, .offload_folder = in});
       });
     };
+    EXPECT_THAT(fails(world.rank() == 1 ? "" : folder.path()),
+                HasSubstr("rank 1: offload_folder '': it goes with Offload::File"));
     EXPECT_THAT(fails("/nowhere/at/all"),
                 testing::AllOf(HasSubstr("rank 0: offload_folder '/nowhere/at/all'"),
                                HasSubstr("No such file or directory")));

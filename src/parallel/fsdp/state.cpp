@@ -62,11 +62,6 @@ void check_fsdp_options(const FsdpOptions& options, const Group& group) {
         fmt::format("[fsdp] Sharding::None and shard_ranks = {}: choose one", options.shard_ranks));
   }
   check_lane_options(lane_options(options), group);
-  if ((options.offload == Offload::File) == options.offload_folder.empty()) {
-    throw ConfigError(fmt::format(
-        "[fsdp] offload_folder '{}': it goes with Offload::File, and Offload::File needs one",
-        options.offload_folder));
-  }
   if (options.min_num_params < 0 || options.max_unsharded_units < 0) {
     throw ConfigError(fmt::format(
         "[fsdp] min_num_params = {} and max_unsharded_units = {}: neither may be below 0",
@@ -167,7 +162,8 @@ void Fsdp::State::check_model(const Group& group, const std::vector<PlannedUnit>
   if (complaint.empty() && lane_plan_) {
     complaint = unfit_for_lanes(model(), lane_options(plan_.options), module_.module());
   }
-  if (complaint.empty()) complaint = missing_room();
+  Fd room;  // until all ranks have theirs: they may have one disk
+  if (complaint.empty()) complaint = missing_room(room);
   verify(model(), group, on, std::move(complaint), "fsdp");
   const std::string mine = describe_fsdp(plan_.options, planned);
   const auto texts = group.all_gather_bytes(mine, {.label = "Fsdp: comparing options"});
@@ -196,15 +192,21 @@ at::Device Fsdp::State::device() const {
 }
 
 // For the shards and their gradients, so that all ranks are told before any of them is made.
-std::string Fsdp::State::missing_room() const {
-  if (plan_.options.offload != Offload::File) return {};
+std::string Fsdp::State::missing_room(Fd& held) const {
+  const bool in_files = plan_.options.offload == Offload::File;
+  const std::string& folder = plan_.options.offload_folder;  // a rank's own
+  if (in_files == folder.empty()) {
+    return fmt::format(
+        "offload_folder '{}': it goes with Offload::File, and Offload::File needs one", folder);
+  }
+  if (!in_files) return {};
   const int among = plan_.options.shard_ranks == 0 ? plan_.all.size() : plan_.options.shard_ranks;
   int64_t bytes = 0;
   for (const auto& item : model().parameters) {
     const int copies = item.tensor.requires_grad() ? 2 : 1;
     bytes += copies * item.tensor.numel() * static_cast<int64_t>(item.tensor.element_size());
   }
-  return checkpoint::missing_room(plan_.options.offload_folder, bytes / among);
+  return checkpoint::missing_room(folder, bytes / among, held);
 }
 
 void Fsdp::State::plan_groups(const Group& group) {

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/fd.h"
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/lanes.h"
@@ -72,7 +73,7 @@ class Fsdp::State : public GradientListener,
   struct Call;
 
   void materialize_undivided() const;
-  std::string missing_room() const;
+  std::string missing_room(Fd& held) const;
   void plan_groups(const Group& group);
   at::Device device() const;
   void check_model(const Group& group, const std::vector<PlannedUnit>& planned) const;

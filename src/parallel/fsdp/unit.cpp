@@ -96,6 +96,7 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
   own_ = {cuts_[plan.shards.rank()], cuts_[plan.shards.rank() + 1]};
 
   const auto options = parameters_.front().options().requires_grad(false);
+  device_ = options.device();
   at::Tensor first = at::zeros({layout_.numel()}, options);
   for (size_t i = 0; i < members_.size(); ++i) {
     if (plan.all.rank() > 0) break;

@@ -80,7 +80,7 @@ class UnitFlat {
   bool is_trainable() const { return trainable_; }
   int64_t gradient_bytes() const;
   // What forward and backward compute on; shards may lie elsewhere.
-  at::Device device() const { return parameters_.front().device(); }
+  at::Device device() const { return device_; }
   const Range& own() const { return own_; }
 
   // By member: this rank's part as an optimizer's leaf, and which of the parameter's elements.
@@ -149,6 +149,7 @@ class UnitFlat {
   const ShardPlan& plan_;
   std::vector<size_t> members_;
   std::vector<at::Tensor> parameters_;
+  at::Device device_ = at::kCPU;  // theirs; the pass's end refuses a module that has been moved
   std::vector<ParameterMemory> memory_;
   FlatLayout layout_;
   bool trainable_;
