@@ -272,6 +272,7 @@ TEST(ContinualRun, RefusesImpossibleOptions) {
     EXPECT_THAT(said([](RunOptions& x) { x.model = "no/model"; }),
                 HasSubstr("--model no/model is neither a folder nor a name in"));
     EXPECT_THAT(said([](RunOptions& x) { x.max_grad_norm = 0; }), HasSubstr("--max-grad-norm 0"));
+    EXPECT_THAT(said([](RunOptions& x) { x.group_size = 1; }), HasSubstr("learns nothing"));
     EXPECT_THAT(said([](RunOptions& x) { x.clip_low = 2; }), HasSubstr("--clip-low 2"));
     EXPECT_THAT(said([](RunOptions& x) { x.clip_high = -1; }), HasSubstr("--clip-high -1"));
     EXPECT_THAT(said([](RunOptions& x) { x.replay = 1; }), HasSubstr("--replay 1"));

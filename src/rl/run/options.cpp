@@ -116,6 +116,9 @@ void RunOptions::check() const {
   above("iterations", static_cast<double>(iterations), 0);
   above("prompts", static_cast<double>(prompts), 1);
   above("group-size", static_cast<double>(group_size), 1);
+  need(!use_grpo || group_size > 1,
+       "--group-size 1 with GRPO learns nothing, since rewards are compared within a group: give 2 "
+       "or more, or --no-grpo");
   above("learning-rate", learning_rate, 0);
   above("beta", beta, 0);
   need(clip_low >= 0 && clip_low <= 1, fmt::format("--clip-low {} has to lie in [0, 1]", clip_low));
