@@ -298,6 +298,17 @@ def test_a_sweep(folder):
     assert [one["exit_status"] for one in found["runs"]] == [0] * 4, found
 
 
+def test_a_sweep_whose_evaluations_are_not_finite_has_no_best_run(folder):
+    for name, value in (("train", 1), ("held_out", "1e30")):
+        (pathlib.Path(folder) / f"{name}.csv").write_text("x,y\n" + f"1,{value}\n" * 8)
+    (pathlib.Path(folder) / "run.yaml").write_text(
+        "model: linear\ntraining: {epochs: 1, batch_size: 4}\ncheckpoint: {save_strategy: 'no'}\n"
+        "data: {kind: csv, path: train.csv, validation_path: held_out.csv}\n"
+    )
+    done = run("env", "-C", folder, LOCKSTEP, "sweep", "run.yaml", "--over", "training.seed=1,2")
+    done.expect(1, err=r"^lockstep: \[sweep\] no run has a number loss")
+
+
 def test_a_sweep_by_a_metric_that_no_run_has(folder):
     arguments = ["sweep", GUIDES / "linear_regression.yaml", "--metric", "nope", "--over", "training.seed=1,2"]
     done = run("env", "-C", folder, LOCKSTEP, *arguments, *settings(training__epochs=1, checkpoint__save_strategy="no"))
@@ -343,6 +354,7 @@ if __name__ == "__main__":
             test_tasks_of_slurm_are_ranks,
             test_files_of_ones_own,
             test_a_sweep,
+            test_a_sweep_whose_evaluations_are_not_finite_has_no_best_run,
             test_a_sweep_by_a_metric_that_no_run_has,
             test_a_study_with_optuna,
         ]

@@ -24,16 +24,16 @@ int inspect_trajectories(const std::string& path, int64_t episode);
 // 1 when anything is damaged.
 int verify(const std::string& path);
 
-struct LogMultiplexer {
+struct Output {
   std::string from, to;
   std::vector<std::string> only;
   int64_t max_shard_bytes = 0;  // 0: as large as Hugging Face's libraries make them
   bool force = false;
 };
 // One file.
-int merge(const LogMultiplexer& output);
+int merge(const Output& output);
 // One file, or a folder of shards.
-int export_tensors(const LogMultiplexer& output);
+int export_tensors(const Output& output);
 
 struct Comparison {
   std::string a, b;

@@ -26,7 +26,7 @@ class CheckpointFlags {
   CLI::App& program_;
   Inspection inspection_;
   std::string path_;
-  LogMultiplexer output_;
+  Output output_;
   std::string max_shard_size_;
   Comparison comparison_;
 };

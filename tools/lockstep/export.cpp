@@ -24,7 +24,7 @@ std::map<std::string, std::string> metadata_of(const TensorFiles& files,
   return metadata;
 }
 
-Existing existing(const LogMultiplexer& output) {
+Existing existing(const Output& output) {
   return output.force ? Existing::Replace : Existing::Error;
 }
 
@@ -33,7 +33,7 @@ std::string without_end_slash(std::string path) {
   return path;
 }
 
-int write(const LogMultiplexer& output, bool is_file) {
+int write(const Output& output, bool is_file) {
   const auto files = checkpoint::open_tensors(output.from);
   const auto selected = select(*files, output.only);
   auto tensors = to_write(*files, selected);
@@ -139,9 +139,9 @@ void compare_values(const TensorFiles& a, const TensorFiles& b, Report& report) 
 
 }  // namespace
 
-int merge(const LogMultiplexer& output) { return write(output, true); }
+int merge(const Output& output) { return write(output, true); }
 
-int export_tensors(const LogMultiplexer& output) {
+int export_tensors(const Output& output) {
   const bool is_file = output.to.ends_with(".safetensors");
   if (is_file && output.max_shard_bytes > 0) {
     throw ConfigError(

@@ -135,10 +135,9 @@ void RunCommand::add_output_flags() {
          "Keep files of the job here: error files, the failure page, and what\n--redirects and "
          "--tee ask for");
   option("-r,--redirects", redirects_, "WHICH",
-         "LogMultiplexer to files instead of here: 0 none, 1 stdout, 2 stderr, 3 both,\nor for "
-         "some local "
+         "Output to files instead of here: 0 none, 1 stdout, 2 stderr, 3 both,\nor for some local "
          "ranks, as 0:3,1:1");
-  option("-t,--tee", tee_, "WHICH", "LogMultiplexer to files as well as here");
+  option("-t,--tee", tee_, "WHICH", "Output to files as well as here");
   option("--local-ranks-filter", shown_, "RANKS", "Show the output of these local ranks only: 0,2");
   option("--log-line-prefix-template", options_.line_prefix, "TEXT",
          "Before each line: ${role_name}, ${local_rank}, ${rank}, ${hostname}\n('[rank ${rank}] ')")

@@ -72,7 +72,10 @@ std::optional<double> number_of(const Json& result, const std::string& metric) {
     return found->get<double>();
   };
   if (!result.is_object()) return std::nullopt;
-  if (const auto value = at(result.value("metrics", Json()), metric)) return value;
+  const Json metrics = result.value("metrics", Json());
+  // One that is there and no number was NaN or infinite; the last step's loss does not stand for
+  // it.
+  if (metrics.is_object() && metrics.contains(metric)) return at(metrics, metric);
   return at(result, metric == "loss" ? "train_loss" : metric);
 }
 
