@@ -32,8 +32,7 @@ void unmap_file(void* context) {
 std::string no_file(const std::string& folder, int64_t bytes, int error) {
   return fmt::format(
       "offload_folder '{}': no file of {} bytes for shards, gradients or optimizer state ({}): "
-      "name "
-      "a folder on a disk with room for them",
+      "name a folder on a disk with room for them",
       folder, bytes, std::generic_category().message(error));
 }
 

@@ -20,7 +20,7 @@ namespace lockstep::checkpoint {
 // neighbours in a file that two threads read by turns took 0.41 s from the disk and 0.082 from the
 // page cache where stretches took 0.28 and 0.050 (docs/log/2026-11.md). Throws what the first body
 // that failed threw; what was not begun by then is left out. Threads of its own, since those of
-// OpenMP spin while they wait, on the cores that whoever is late needs.
+// OpenMP spin while they wait, on cores that the slower threads need.
 template <class Body>
 void in_threads(int64_t count, int threads, const Body& body) {
   struct Stretch {

@@ -128,7 +128,7 @@ TEST_F(StoreStranger, WhatWasSaidIsNotHiddenByATryThatTheDeadlineCutsShort) {
   port_ = socket.port;
   socket.listen();
   std::thread server([&] {
-    const Fd first(accept(socket.fd.get(), nullptr, nullptr));  // nobody answers those behind it
+    const Fd first(accept(socket.fd.get(), nullptr, nullptr));  // later connections get no answer
     const uint32_t refusal = kNeedsKey;
     send(first.get(), &refusal, sizeof refusal, MSG_NOSIGNAL);
     char byte;

@@ -24,8 +24,8 @@ inline bool is_child = false;
 inline pid_t fork_beside_threads() { return fork(); }
 #else
 // A lock of AddressSanitizer's allocator that another thread had during fork() stays locked in the
-// child for ever (the C library's allocator and newer sanitizers see to theirs). Such a child is
-// ended before it does anything, and another made.
+// child for ever (the C library's allocator and newer sanitizers release theirs). Such a child is
+// killed before it runs any of the test, and another one is made.
 inline pid_t fork_beside_threads() {
   for (;;) {
     std::array<int, 2> ends;
