@@ -13,7 +13,8 @@ std::string find_program(const std::string& name);
 [[noreturn]] void refuse_program(const std::string& path, int error);
 
 // Whether execve() of `path` failed with ENOEXEC because it is a script without #!, which execvp()
-// hands to /bin/sh.
-bool is_plain_script(const std::string& path);
+// hands to /bin/sh. Leaves errno alone, allocates nothing: it is called between fork() and
+// execve().
+bool is_plain_script(const char* path) noexcept;
 
 }  // namespace lockstep::launch
