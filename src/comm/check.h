@@ -28,12 +28,12 @@ void check_device(Collective what, const at::Tensor& tensor, const Transport& tr
 void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op);
 // Refuses an output whose elements share memory, and outputs of which two do.
 void check_outputs(Collective what, const std::vector<at::Tensor>& outputs);
-// Takes copies of inputs that share memory with an output, but for one that may be in its place
-// there (see Group).
+// Copies inputs that share memory with an output, except one that is this rank's own part of it
+// (see Group).
 void separate(Request& request, int rank);
 // `input`, or a copy where it shares memory with `output`.
 at::Tensor separate(const at::Tensor& input, const at::Tensor& output);
-// Whether Python ranks can take part.
+// Throws where a group with Python ranks cannot make the call.
 void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op);
 // An explicit stream against where the tensors are.
 void check_stream(Collective what, const CallOptions& options, at::Device device);

@@ -1,5 +1,5 @@
 // Reductions by direct exchange: each member receives its slice from all others, adds in tree order
-// and gives the sum to whoever wants it. The same bytes as a ring, in two steps instead of
+// and sends the sum to the members that want it. The same bytes as a ring, in two steps instead of
 // 2 (n - 1), and the one order of summation. (The direct-exchange algorithm of Rabenseifner, 2004.)
 // No torch.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace lockstep::comm {
 
-// What one member brings to a reduction and takes from it. "Slice s" is what member s sums up.
+// The inputs and outputs of one member in a reduction. "Slice s" is what member s sums up.
 struct DirectCall {
   Reduction reduction;
   // parts[j][s]: slice s of this member's j-th node.
@@ -24,9 +24,9 @@ struct DirectCall {
   char* sum = nullptr;
   // results[s]: where the sum of slice s goes here; nullptr (or an empty list): not wanted here.
   std::vector<char*> results = {};
-  // Members to whom this one's sum goes.
+  // Members that get this one's sum.
   std::vector<int> takers = {};
-  // Of 31 bits: of the slices on their way to whoever sums them up, and of the sums.
+  // Of 31 bits: of the slices sent to the members that sum them up, and of the sums.
   uint32_t slice_tag = 0;
   uint32_t sum_tag = 0;
 };

@@ -1,4 +1,4 @@
-// Who the ranks of a group are, and what is known of them when something has gone wrong.
+// The ranks of a group, and what is known of each of them after a failure.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace lockstep::comm {
 
-// Any thread may ask.
+// Any thread may call it.
 class Diagnosis {
  public:
   // `members`: the ranks of the group as the world counts them.
@@ -37,7 +37,8 @@ class Diagnosis {
                   const PeerStatus::Notices& notices) const;
 
  private:
-  // What a call of this rank, or of another, advises for the case that the ranks have come apart.
+  // The advice (CallOptions::advice) of this rank's call, or of another's, for ranks that have
+  // diverged.
   std::string advice(const Notice& mine, const PeerStatus::Notices& notices) const;
   std::string others(const Notice& mine, const PeerStatus::Notices& notices) const;
 

@@ -24,8 +24,8 @@ using std::chrono::milliseconds;
 constexpr int64_t kLeastPiece = 1 << 20;
 constexpr int64_t kLeastSlice = 16 << 10;
 
-// How much longer a rank waits for those of its own host, since they may be about to say that the
-// network has failed them.
+// How much longer a rank waits for those of its own host, since they may be about to report a
+// failure of the network.
 constexpr milliseconds kHearsay{1000};
 
 std::vector<std::vector<Range>> nodes_of(const std::vector<std::vector<int>>& hosts, int size) {
@@ -185,7 +185,7 @@ HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, millisec
 int HostThenNet::host_of(int rank) const { return host_with(hosts_, rank); }
 int HostThenNet::local_of(int rank) const { return index_of(hosts_[host_of(rank)], rank); }
 
-// What the others gain nothing by goes plainly over the network.
+// Calls that gain nothing from two levels go over the network alone.
 bool HostThenNet::on_two_levels(const Request& request) const {
   switch (request.what) {
     case Collective::AllReduce:
@@ -207,8 +207,8 @@ Work HostThenNet::start(Request request) {
     const at::NoGradGuard no_grad;
     if (on_two_levels(request)) {
       ++collectives_;
-      // Starting takes what is under way further. Peers that have dropped theirs and left the group
-      // are an error for who waits, and none for who drops his, too.
+      // Starting takes what is under way further. Peers that have dropped their operation and left
+      // the group are an error for a rank that waits, and none for one that drops its own.
       try {
         return two_levels(request);
       } catch (const CommError& error) {
@@ -236,7 +236,8 @@ Work HostThenNet::two_levels(const Request& request) {
       chunks = all_reduce(request, request.outputs[0]);
       break;
     case Collective::Reduce: {
-      // Everybody's sum is as cheap between hosts; the others' tensors keep their values.
+      // A sum on all ranks costs as little between hosts; the other ranks' tensors keep their
+      // values.
       const at::Tensor& own = request.outputs[0];
       chunks = all_reduce(request, rank_ == request.peer ? own : own.clone());
       break;

@@ -20,7 +20,7 @@ namespace lockstep::comm {
 struct TwoLevels {
   // Over shared memory: the steps before and those after the network, each in its own order.
   std::shared_ptr<Transport> up, down;
-  // The same local rank on every host, or nothing; and everybody. Over the network.
+  // Over the network: the ranks with this local rank on every host, or null; and all ranks.
   std::shared_ptr<Transport> column, all;
   Pipeline pipeline;
   End end;
@@ -53,7 +53,7 @@ struct TwoLevels {
       move_on();
     }
   }
-  // Looking at the network's work ends a wait there with an exception, which is not for nothing.
+  // A look at the network's work interrupts a wait there by an exception, which has a cost.
   static constexpr std::chrono::microseconds kLongestTurn{16000};
 };
 

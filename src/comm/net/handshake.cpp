@@ -15,7 +15,7 @@ constexpr size_t kHeader = 5;
 // RFC 8446, 5.2.
 constexpr size_t kMostRecord = (1 << 14) + 256;
 
-// Who speaks, and to whom.
+// The sender's and the receiver's rank.
 struct Name {
   NetPayload payload = NetPayload::Plain;
   int32_t from = 0;

@@ -87,7 +87,7 @@ class StoreClient::Call {
     whole_ = true;
     ++client_.cancelled_;
     if (!client_.line_->is_answered(patience_)) {
-      // A server that stands still for a moment is no reason to lose it.
+      // A server that does not answer for a moment is kept.
       patience_.fail(StoreLine::kUnanswered);
     }
     return hear_of_cancelled();

@@ -26,9 +26,9 @@ constexpr auto kFirstPause = 10ms;
 constexpr auto kLongestPause = 500ms;
 // How long an address is tried: behind it may be another, or a host that has only just started.
 constexpr auto kEach = 3s;
-// Who has not answered within this stands still.
+// A server that has not answered within this is taken for stopped.
 constexpr auto kAnswers = 1s;
-// Between two looks whether waiting is in vain, and what an answer may take once it is.
+// Between two checks whether to stop waiting, and how long an answer may take after that.
 constexpr auto kSlice = 50ms;
 constexpr auto kLastAnswer = 100ms;
 
@@ -229,7 +229,7 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
         try {
           return greeted(one, key, patience);
         } catch (const StoreFailure& error) {
-          // One that the deadline cuts short knows less than those before it.
+          // The error of an attempt that the deadline interrupts says less than those before it.
           const bool is_cut = patience.left() == 0ms && Clock::now() - begin < kAnswers;
           if (failure.empty() || !is_cut) failure = error.what();
         }

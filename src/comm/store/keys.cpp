@@ -112,7 +112,7 @@ class JobKeys final : public KeyValueStore::Keys {
   bool erase(const std::string& key) override { return there().for_c10d()->deleteKey(key); }
 
  private:
-  // The job's own connection is not held up by who waits here. A child by fork() has another one.
+  // Waits here do not block the job's own connection. A child by fork() has another one.
   const Store& there() {
     const std::lock_guard lock(mutex_);
     if (!own_ || !process_.is_here()) {

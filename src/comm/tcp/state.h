@@ -1,4 +1,4 @@
-// What a group over TCP and its operations share: its health, and its end of the net.
+// What a group over TCP and its operations share: its health, and its interface to the net.
 #pragma once
 
 #include <chrono>
