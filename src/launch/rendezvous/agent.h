@@ -24,7 +24,7 @@ class Agent : private Outside, private Network::Listener {
   int run();
 
  private:
-  // Outside: while ranks run.
+  // Outside's calls, while ranks run.
   std::optional<Outside::Clock::time_point> await(std::vector<pollfd>& events) override;
   std::optional<Order> attend() override;
   std::chrono::milliseconds patience() const override { return patience_; }
@@ -41,7 +41,7 @@ class Agent : private Outside, private Network::Listener {
   void on_disagreement(const std::string& text) override;
 
   void wait_without_ranks();
-  // Hears the others, and does what follows.
+  // Reads messages of the other launchers and acts on them.
   void go_on();
   void run_ranks(const Launch& launch);
   std::optional<Failure> failure_of(const Outcome& outcome) const;

@@ -1,4 +1,4 @@
-// Where the launchers of a job meet, seen from this one.
+// The coordinator's address, and whether this launcher is the coordinator.
 #pragma once
 
 #include <string>
@@ -21,9 +21,9 @@ struct Meeting {
 // host could find.
 Endpoint meeting_place(const Rendezvous& rendezvous);
 
-// Finds out who this launcher is, and listens where it is the coordinator. Waits for the endpoint's
-// name to be known, as a Kubernetes pod's is only after a while: no longer than the join time-out.
-// Throws ConfigError when it cannot be.
+// Finds out whether this launcher is the coordinator, and listens if it is. Waits for the
+// endpoint's name to be known, as a Kubernetes pod's is only after a while: no longer than the join
+// time-out. Throws ConfigError when it cannot be.
 Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session);
 
 }  // namespace lockstep::launch
