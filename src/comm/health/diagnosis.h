@@ -24,7 +24,7 @@ class Diagnosis {
 
   // Whether the launcher has reported a failure.
   bool launcher_reports() const { return launcher_status_->has_reported(); }
-  // "was given up (rank 3 was killed by SIGKILL)".
+  // "was aborted (rank 3 was killed by SIGKILL)".
   std::string given_up() const { return launcher_status_->given_up(); }
   // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
   std::optional<std::string> fate(int rank) const { return launcher_status_->fate(members_[rank]); }

@@ -18,12 +18,12 @@ class LauncherStatus {
   bool has_launcher() const { return control_.has_value(); }
   // Whether a failure has been reported: then this process is about to be stopped.
   bool has_reported() const { return control_ && control_->failures() != 0; }
-  // "was given up (rank 3 on host2 was killed by SIGKILL)".
+  // "was aborted (rank 3 on host2 was killed by SIGKILL)".
   std::string given_up() const;
   // Whether it has reported more than how this host's ranks ended.
   bool is_explained() const { return has_reported() && !control_->reason().empty(); }
   // The same with how this host's ranks ended, for messages that do not name it otherwise: "was
-  // given up (rank 1 was killed by SIGKILL)".
+  // aborted (rank 1 was killed by SIGKILL)".
   std::string given_up_with_fates() const;
   // How the rank that the world counts so ended, if it is of this host: "was killed by SIGKILL";
   // nothing while it runs.

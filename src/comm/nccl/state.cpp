@@ -222,7 +222,7 @@ void NcclState::look(DeviceCall& call) {
     if (!notice) continue;
     if (notice->contradicts(call.notice)) return fail(call.notice, "is not what the others called");
     if (notice->state != Notice::State::Failed) continue;
-    return fail(call.notice, fmt::format("was given up on {}, whose {} {}", diagnosis_.name(peer),
+    return fail(call.notice, fmt::format("was aborted on {}, whose {} {}", diagnosis_.name(peer),
                                          notice->text, notice->reason));
   }
 }

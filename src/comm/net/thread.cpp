@@ -268,7 +268,7 @@ void Net::step_peer(int rank, uint32_t events) {
     socklen_t length = sizeof error;
     getsockopt(peer.connecting.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) {
-      return lose(rank, error == ECONNREFUSED ? "has ended: nobody listens at its address any more"
+      return lose(rank, error == ECONNREFUSED ? "has ended: nothing listens at its address any more"
                                               : fmt::format("cannot be reached at {} ({})",
                                                             addresses_[static_cast<size_t>(rank)],
                                                             std::strerror(error)));
@@ -292,7 +292,7 @@ void Net::step_peer(int rank, uint32_t events) {
   } catch (const std::exception& error) {
     peer.shaking.reset();
     if (++peer.tries > kMostTries) {
-      return lose(rank, fmt::format("let nobody in ({})", error.what()));
+      return lose(rank, fmt::format("accepted no connection ({})", error.what()));
     }
     peer.state = State::Idle;
     peer.timer = Clock::now() + kPause;

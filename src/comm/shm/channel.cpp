@@ -316,7 +316,7 @@ void Channel::check_peer(int peer, const std::function<bool()>& needed, const st
   const bool gave_up = block.gave_up.load(std::memory_order_acquire);
   if ((gone || gave_up) && !needed()) return;
   if (gave_up) {
-    fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, name_of(rank_),
+    fail(fmt::format("[shm] {} on rank {}: rank {} aborted: {}", doing, name_of(rank_),
                      name_of(peer), block.reason));
   }
   if (gone) {
@@ -359,7 +359,7 @@ std::optional<std::string> Channel::failure() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     if (blocks_[peer].gave_up.load(std::memory_order_acquire) != 0)
-      return fmt::format("rank {} gave up: {}", name_of(peer), blocks_[peer].reason);
+      return fmt::format("rank {} aborted: {}", name_of(peer), blocks_[peer].reason);
     if (is_gone(peer)) return fate_of(peer, milliseconds(0));
   }
   if (launcher_status_ && launcher_status_->has_reported())

@@ -148,7 +148,7 @@ void StoreClient::wait(const std::vector<std::string>& keys, Deadline deadline) 
   // They may have come at the last moment.
   const bool came = call.cancel();
   call.done();
-  if (!came) call.patience().fail("nobody has set it in time");
+  if (!came) call.patience().fail("no rank has set it in time");
 }
 
 bool StoreClient::check(const std::vector<std::string>& keys, Deadline deadline) {

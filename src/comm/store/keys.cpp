@@ -76,7 +76,7 @@ class OwnKeys final : public KeyValueStore::Keys {
     if (!timeout) return changed_.wait(lock, all);
     if (changed_.wait_for(lock, *timeout, all)) return;
     throw CommError(
-        fmt::format("[store] wait for {}: nobody has set it within {}",
+        fmt::format("[store] wait for {}: no rank has set it within {}",
                     *std::find_if(keys.begin(), keys.end(),
                                   [&](const std::string& key) { return !values_.contains(key); }),
                     text_of(*timeout)));

@@ -33,7 +33,7 @@ std::string advice(const StoreOptions& options, int error) {
         options.host);
   }
   return fmt::format(
-      "nobody answered within {}: look at whether rank 0 runs there, whether MASTER_ADDR and "
+      "no answer within {}: look at whether rank 0 runs there, whether MASTER_ADDR and "
       "MASTER_PORT are the same on every rank, and whether a firewall closes the port",
       text_of(options.timeout));
 }
@@ -145,7 +145,7 @@ Store Store::connect(const StoreOptions& options) {
     // other when they join a group, with an error that names those that are missing.
     if (!options.server) store.client_->add(kArrivals, 1, after(options.timeout));
   } catch (const StoreGivenUp& error) {
-    throw CommError(fmt::format("[store] the way to {} {}", store.address(), error.what()));
+    throw CommError(fmt::format("[store] the connection to {} {}", store.address(), error.what()));
   } catch (const StoreFailure& error) {
     unreachable(options, error.what());
   }

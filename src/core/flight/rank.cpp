@@ -28,16 +28,16 @@ std::terminate_handler g_before = nullptr;
 
 Block* block() noexcept;
 
-// What nobody caught, before the process aborts. The stack is still that of the throw.
+// Reports an uncaught exception before the process aborts. The stack is still that of the throw.
 [[noreturn]] void on_terminate() {
   if (Block* const own = block()) tell_last_stack(*own);
   if (const auto error = std::current_exception()) {
     try {
       std::rethrow_exception(error);
     } catch (const std::exception& known) {
-      report_failure(fmt::format("an exception that nobody caught: {}", known.what()));
+      report_failure(fmt::format("an uncaught exception: {}", known.what()));
     } catch (...) {
-      report_failure("an exception that nobody caught, of no standard type");
+      report_failure("an uncaught exception of no standard type");
     }
   }
   if (g_before != nullptr) g_before();

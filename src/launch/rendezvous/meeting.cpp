@@ -27,12 +27,13 @@ std::vector<Address> resolve_in_time(const Endpoint& endpoint, const Rendezvous&
     if (!found.empty()) return found;
     if (std::chrono::steady_clock::now() >= until) {
       throw ConfigError(fmt::format(
-          "[run] --rdzv-endpoint {}: nobody knows the host '{}' after {:g} s: is the name right, "
+          "[run] --rdzv-endpoint {}: the host '{}' is not known after {:g} s: is the name right, "
           "and in this host's DNS or /etc/hosts?",
           endpoint.text(), endpoint.host, seconds(rendezvous.join_timeout)));
     }
     if (!std::exchange(said, true)) {
-      session.output.say(fmt::format("waiting for somebody to know the host '{}'", endpoint.host));
+      session.output.say(
+          fmt::format("waiting until the name of the host '{}' is known", endpoint.host));
     }
     signal = session.pause(500ms);
     if (signal) return {};

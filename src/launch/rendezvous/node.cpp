@@ -230,7 +230,7 @@ void Node::orphaned(const std::string& why, Time now) {
   disconnect();
   id_ = 0;
   const std::string what =
-      "lost the way to the coordinator at " + options_.coordinator + ": " + why;
+      "lost the connection to the coordinator at " + options_.coordinator + ": " + why;
   const bool had_part = ranks_ || done_;
   // Also when a signal is stopping them: the lease leaves less time than that would.
   if (ranks_) actions_.emplace_back(Halt{what, 0});

@@ -53,7 +53,7 @@ void Node::say_what_is_awaited(Time now) {
     actions_.emplace_back(Say{fmt::format(
         "waiting for the coordinator at {}: {}; this host waits for {:g} s (--rdzv-conf "
         "{})",
-        options_.coordinator, nobody_listens_ ? "nobody listens there yet" : "no answer",
+        options_.coordinator, nobody_listens_ ? "nothing listens there yet" : "no answer",
         seconds(patience_), attempt_ > 0 ? "rejoin_timeout" : "join_timeout")});
   }
 }
