@@ -114,7 +114,7 @@ void Driver::attempt(Lock& lock, const BackendWork& work) {
   } while (!work.is_done() && Clock::now() < until);
 }
 
-// What is left to do is the thread's, unless somebody waits.
+// The driver's thread does what is left, unless a caller waits.
 void Driver::wake(Lock&) {
   if (waiting_ > 0 || ending_ || !has_work()) return;
   if (!thread_.joinable()) thread_ = thread_without_signals([this] { serve(); });
@@ -249,7 +249,7 @@ std::exception_ptr Driver::failed() {
   return translated(error);
 }
 
-// A collective of several stages is alone under way: whatever the timing, all ranks start their
+// A collective of several stages is alone under way, so that with any timing all ranks start their
 // collectives in one order.
 void Driver::start_ready(std::vector<Finished>& finished) {
   while (!ready_.empty()) {
@@ -321,7 +321,7 @@ void Driver::abort(const std::string& why) {
   wake(lock);
 }
 
-// Takes the group over for good and finishes what others wait for. False where somebody else has.
+// Takes the group over for good and finishes what others wait for. False where another caller has.
 bool Driver::drain(Lock& lock, milliseconds patience) {
   if (ending_) return false;
   const auto until = Clock::now() + patience;

@@ -195,7 +195,7 @@ bool Messages::read_head(int rank, std::vector<Finished>& finished) {
     source.kept.push_back({head.tag, bytes});
     return true;
   }
-  // What has no room goes where nobody reads it, so that later messages come.
+  // What has no room is received into scratch memory, so that later messages can come.
   if (receive && receive->bytes.numel() != head.bytes) {
     const at::Tensor rest = at::empty({head.bytes}, at::kByte);
     source.body = group_.recv(rest, rank, 1, kEndless);

@@ -3,7 +3,7 @@
 //
 // Each message begins with a piece of a fixed size: tag, length, and the data if it fits. A rank
 // that receives keeps one receive for such a piece under way for each rank that may send it
-// something; what nobody has asked for yet is kept until somebody does.
+// something; a message without a receive yet is kept until there is one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,7 +60,7 @@ Finished ended(Held held, const std::exception_ptr& error) {
   return {std::move(work), error, std::make_shared<Held>(std::move(held))};
 }
 
-// Belongs to whoever drives the group.
+// Belongs to the thread that drives the group.
 class Messages {
  public:
   explicit Messages(const comm::Group& group);

@@ -57,7 +57,7 @@ class BackendWork final : public ::c10d::Work {
   const std::shared_ptr<Driver> driver_;
   const Call call_;
   std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when somebody asks
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when it is asked for
   bool settled_ = false;
   std::exception_ptr error_;
   int source_ = -1;

@@ -24,7 +24,7 @@ struct PartOf {
 
 // Says so of a tensor; it stays said for as long as the tensor lives.
 void mark_part(const at::Tensor& leaf, PartOf whole);
-// Null when nobody did.
+// Null when there was none.
 const PartOf* part_of(const at::Tensor& leaf);
 
 // `values`, one for each element of a range of a parameter's memory, as boxes.

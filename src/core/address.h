@@ -40,7 +40,7 @@ struct Address {
 };
 
 struct Resolved {
-  std::vector<Address> addresses;  // IPv4 first; empty when nobody knows the name, perhaps only yet
+  std::vector<Address> addresses;  // IPv4 first; empty when the name is not known, perhaps only yet
   int error = 0;                   // getaddrinfo's, for gai_strerror(); 0 when there are addresses
 };
 // May ask a name server, for as long as the system's resolver sees fit; not with AI_NUMERICHOST in

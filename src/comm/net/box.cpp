@@ -289,7 +289,7 @@ void NetBox::leave() {
 
 void NetBox::given_up(int peer, const std::string& why) {
   if (closed_ || dead_) return;
-  dead_ = NetFailure{.what = "gave it up: " + why, .peer = member(peer)};
+  dead_ = NetFailure{.what = "aborted the group: " + why, .peer = member(peer)};
   end_all(*dead_);
 }
 

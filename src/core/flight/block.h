@@ -16,7 +16,7 @@ constexpr uint32_t kModules = 8;
 struct Trace {
   std::atomic<uint32_t> listens;  // 1: the question's handler is ours
   std::atomic<uint32_t> told;     // how many there were; raised when one is complete
-  std::atomic<uint32_t> writing;  // 1 while somebody writes, and for ever after the rank's end
+  std::atomic<uint32_t> writing;  // 1 while a thread writes, and after the rank's end
   int32_t signal;
   uint32_t frames;
   uint64_t at_ns;

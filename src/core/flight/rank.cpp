@@ -66,7 +66,7 @@ Block* find_block() noexcept try {
   watch_stack(*static_cast<Block*>(memory));
   return static_cast<Block*>(memory);
 } catch (const std::exception&) {
-  return nullptr;  // a variable of somebody else's: recording is no reason to fail
+  return nullptr;  // another program's variable: recording is no reason to fail
 }
 
 // The rank; a child of it is none.

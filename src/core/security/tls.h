@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// The peer speaks no TLS, has another key, or somebody has changed what it sent.
+// The peer speaks no TLS, has another key, or its data was changed on the way.
 class TlsError : public Error {
  public:
   using Error::Error;
