@@ -19,6 +19,9 @@ Shares shares_of(const RunHistory& run);
 // Whether some rank told how busy its GPU was.
 bool knows_gpus(const RunHistory& run);
 
+// By rank: seconds that it works in a step, the mean.
+std::vector<double> work_of_ranks(const RunHistory& run);
+
 // Where the largest is; there is one.
 size_t largest(const std::vector<double>& values);
 // Of all others, of which there is at least one.
