@@ -77,28 +77,19 @@ void Driver::submit(Job job, bool waits) {
   if (work->is_done() && work->error()) std::rethrow_exception(work->error());
 }
 
-void Driver::submit(Send send) {
-  check_process();
-  std::vector<Finished> spent;
-  const auto work = send.work;
-  Lock lock(mutex_);
-  check_open(lock);
-  spent.swap(spent_);
-  sends_.push_back(std::move(send));
-  has_news_ = true;
-  attempt(lock, *work);
-  wake(lock);
-  stay_if_leaving(lock);
-}
+void Driver::submit(Send send) { enqueue(sends_, std::move(send)); }
 
-void Driver::submit(Receive receive) {
+void Driver::submit(Receive receive) { enqueue(receives_, std::move(receive)); }
+
+template <class Operation>
+void Driver::enqueue(std::vector<Operation>& queue, Operation operation) {
   check_process();
   std::vector<Finished> spent;
-  const auto work = receive.work;
+  const auto work = operation.work;
   Lock lock(mutex_);
   check_open(lock);
   spent.swap(spent_);
-  receives_.push_back(std::move(receive));
+  queue.push_back(std::move(operation));
   has_news_ = true;
   attempt(lock, *work);
   wake(lock);

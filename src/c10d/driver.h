@@ -93,6 +93,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   bool move_flights(std::vector<Finished>& finished);
   void idle(Micros patience, std::vector<Finished>& finished);
   void bury(std::vector<Finished> finished);
+  // submit() of a message.
+  template <class Operation>
+  void enqueue(std::vector<Operation>& queue, Operation operation);
 
   const OwnProcess process_;
   const comm::Group group_;

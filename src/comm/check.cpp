@@ -37,6 +37,8 @@ bool may_be_in_place(const Request& request, int rank) {
          is_own_part(out[0], in[0], rank);
 }
 
+}  // namespace
+
 bool carried(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
@@ -61,8 +63,6 @@ bool carried(at::ScalarType dtype) {
       return false;
   }
 }
-
-}  // namespace
 
 void check_tensor(Collective what, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse(what, "a tensor is undefined");
