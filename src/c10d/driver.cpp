@@ -228,7 +228,7 @@ void Driver::give_up(const std::string& why, std::vector<Finished>& finished) {
   messages_.fail_receives(error, finished);
 }
 
-// What is being thrown, as c10d's, and whether that ends the group.
+// The current exception as one of c10d's; an error of the group also ends it.
 std::exception_ptr Driver::failed() {
   const std::exception_ptr error = std::current_exception();
   try {
@@ -293,7 +293,7 @@ void Driver::idle(Micros patience, std::vector<Finished>& finished) {
     try {
       if (!work.wait_for(patience)) break;
     } catch (const std::exception&) {
-      break;  // thrown anew by who asks next
+      break;  // thrown anew by the next caller
     }
   }
   move_flights(finished);
@@ -316,7 +316,7 @@ void Driver::abort(const std::string& why) {
 bool Driver::drain(Lock& lock, milliseconds patience) {
   if (ending_) return false;
   const auto until = Clock::now() + patience;
-  ending_ = true;  // who waits leaves the group to this call
+  ending_ = true;  // threads that wait leave the group to this call
   woken_.notify_all();
   // Receives are this rank's own affair.
   const auto others_wait = [&] {

@@ -1,9 +1,10 @@
-// What moves a group's operations: the threads that wait for them, else one thread of its own.
+// Lets a group's operations progress: in the threads that wait for them, else in one thread of its
+// own.
 //
-// A group may be called by one thread at a time, and operations progress inside calls only. Whoever
-// waits therefore takes the group over for a short while at a time, moves on all that has been
-// started, and passes it to another caller that waits; so an operation that is waited for costs no
-// change of threads. The driver's thread does the same while no caller waits.
+// A group may be called by one thread at a time, and operations progress inside calls only. A
+// thread that waits therefore takes the group over for a short while at a time, drives all that has
+// been started, and passes it to another caller that waits; so an operation that is waited for
+// costs no change of threads. The driver's thread does the same while no caller waits.
 #pragma once
 
 #include <chrono>

@@ -87,7 +87,7 @@ class Messages {
     at::Tensor head;
     std::optional<comm::Work> next;  // the head's receive
     std::optional<comm::Work> body;  // the rest of the message whose head is here
-    std::optional<Receive> into;     // who gets the body
+    std::optional<Receive> into;     // the receive of the body
     std::optional<Kept> keeps;       // else where it is kept, if anywhere
     std::deque<Kept> kept = {};
   };
@@ -107,7 +107,7 @@ class Messages {
   std::deque<Send> sends_;
   Receives receives_;  // that have no message yet
   std::vector<Source> sources_;
-  size_t turn_ = 0;  // whom idle() waits for next
+  size_t turn_ = 0;  // the rank that idle() waits for next
 };
 
 }  // namespace lockstep::c10d_backend

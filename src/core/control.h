@@ -52,7 +52,7 @@ class Control {
 
   // The creator only: throws Error in a rank, ConfigError for no such rank.
   void record_exit(int local_rank, int wait_status);
-  // Before report_failure(); the first text stays, cut at 255 bytes.
+  // Sets reason(). To be called before report_failure(); the first text stays, cut at 255 bytes.
   void explain(std::string_view reason);
   void report_failure();
 

@@ -1,4 +1,4 @@
-// What the kernel says of a process.
+// A process's state, from /proc.
 #pragma once
 
 #include <sys/types.h>

@@ -81,7 +81,7 @@ Block* block() noexcept {
 }
 
 // The file of torchrun's workers, {"message": {"message": ..., "extraInfo": {...}}}, whole or not
-// at all: torchrun stumbles over half of one.
+// at all: torchrun cannot read half of one.
 void write_error_file(std::string_view text) {
   const auto path = env_text("TORCHELASTIC_ERROR_FILE");
   if (!path) return;

@@ -1,4 +1,4 @@
-// The secret of a job, and what is proved and derived with it.
+// The secret of a job, proofs of knowing it, and keys derived from it.
 #pragma once
 
 #include <array>
