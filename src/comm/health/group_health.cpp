@@ -100,7 +100,7 @@ void GroupHealth::check_alive() const {
 std::optional<std::string> GroupHealth::failure() {
   if (const auto why = end_.why()) return why;
   if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
-  if (peers_post() && peer_status_.peek()) return "another rank has given it up";
+  if (peers_post() && peer_status_.peek()) return "another rank has aborted it";
   return std::nullopt;
 }
 

@@ -102,7 +102,7 @@ std::unique_ptr<StoreLine> greeted(const Address& there, const std::optional<Dig
         "LOCKSTEP_TOKEN_FILE",
         kJobKeyVariable));
   }
-  if (answer != ping) throw StoreFailure("who answers is no store");
+  if (answer != ping) throw StoreFailure("the server there is no store");
   return line;
 }
 
@@ -200,13 +200,14 @@ void StoreLine::more(StorePatience& patience) {
       in_ += tls_->feed(bytes);
     } catch (const TlsError& error) {
       throw StoreFailure(
-          fmt::format("who answers does not have this job's secret ({})", error.what()));
+          fmt::format("the server there does not know this job's secret ({})", error.what()));
     }
     send_raw(tls_->take_output(), patience);
   } else if (got == 0) {
     if (tls_ && !tls_->is_open()) {
       throw StoreFailure(
-          "who answers hung up on a rank that has the job's secret: it has none, or another");
+          "the server closed the connection to a rank that has the job's secret: it has none, or "
+          "another");
     }
     closed("its end");
   } else if (errno == EAGAIN || errno == EWOULDBLOCK) {

@@ -123,7 +123,7 @@ Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& ho
     theirs.wait({kWhere}, timeout);
   } catch (const std::exception& error) {
     throw CommError(fmt::format(
-        "[comm] join: rank {} of {} heard nothing from rank 0 within {}: was it started, and have "
+        "[comm] join: rank {} of {} had no answer from rank 0 within {}: was it started, and have "
         "all others come? ({})",
         me.rank, me.size, text_of(timeout), error.what()));
   }

@@ -134,7 +134,7 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
                        ? source_towards(found.front())
                        : std::optional(given_address(rendezvous.local_addr));
   if (!own) {
-    throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: no way to {} from here: {}",
+    throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: {} cannot be reached from here: {}",
                                   endpoint.text(), found.front().host(), std::strerror(errno)));
   }
   meeting.own = *own;

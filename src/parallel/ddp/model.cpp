@@ -252,10 +252,10 @@ void verify(const Model& model, const Group& group, at::Device device, std::stri
   const auto other = std::ranges::find_if(texts, differs);
   if (group.rank() != 0 || other == texts.end() || is_seeded_for_ranks()) return;
   log::warn(fmt::format(
-      "[{}] rank {} begins with other parameters than rank 0, whose will be everybody's. If the "
-      "ranks were not meant to be seeded differently, call seed_everything(seed, world.group()) "
-      "before the "
-      "module is built; nothing is wrong if rank 0 alone loaded a checkpoint",
+      "[{}] rank {} begins with other parameters than rank 0, whose parameters all ranks get now. "
+      "If the ranks were not meant to be seeded differently, call seed_everything(seed, "
+      "world.group()) before the module is built; nothing is wrong if rank 0 alone loaded a "
+      "checkpoint",
       who, other - texts.begin()));
 }
 
