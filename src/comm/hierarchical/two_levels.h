@@ -19,7 +19,7 @@ namespace lockstep::comm {
 
 struct TwoLevels {
   // Over shared memory: the steps before and those after the network, each in its own order.
-  std::shared_ptr<Transport> up, down;
+  std::shared_ptr<Transport> host_reduce, host_broadcast;
   // Over the network: the ranks with this local rank on every host, or null; and all ranks.
   std::shared_ptr<Transport> column, all;
   Pipeline pipeline;

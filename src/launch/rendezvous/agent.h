@@ -72,7 +72,7 @@ class Agent : private Outside, private Network::Listener {
   std::optional<Order> halt_;
   std::string said_;  // by the worker_group, why the attempt has ended
   std::optional<Leave> leave_;
-  bool asks_for_requeue_ = false;  // as the ranks of the last epoch here
+  bool asks_for_requeue_ = false;  // as the ranks of the last attempt here
   std::optional<int> signal_;      // to this launcher or another one, which ends the job
 };
 
