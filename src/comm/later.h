@@ -1,4 +1,4 @@
-// Calls that have no deadline.
+// Runs calls that have no deadline in a thread of their own.
 #pragma once
 
 #include <chrono>

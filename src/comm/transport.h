@@ -105,12 +105,12 @@ class Transport {
   virtual int size() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual bool deterministic() const = 0;
-  // Where it carries tensors beside the CPU's, if anywhere.
+  // The device whose tensors it carries besides the CPU's, if any.
   virtual at::Device device() const { return at::kCPU; }
   virtual bool carries(at::Device device) const {
     return device.is_cpu() || device == this->device();
   }
-  // Whether it speaks to torch.distributed.
+  // Whether some ranks are torch.distributed's.
   virtual bool has_python_ranks() const { return false; }
   uint32_t next_caller() { return ++callers_; }
   // The number of lanes over which a Ddp or Fsdp of the group sums instead of over ranks, while
@@ -141,7 +141,7 @@ class Transport {
     if (aborted_.say(std::string(why))) give_up(why);
   }
   std::optional<std::string> aborted() const { return aborted_.why(); }
-  // The ranks as the world counts them.
+  // The world's numbers of the ranks.
   std::vector<int> world_ranks() const;
   void set_world_ranks(std::vector<int> ranks) { world_ranks_ = std::move(ranks); }
   // Held by every rank while it, or another rank, forms a subset by way of the store: rank 0, which

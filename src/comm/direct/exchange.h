@@ -33,10 +33,10 @@ struct DirectCall {
 
 class Direct {
  public:
-  // nodes[m]: the nodes of the tree over [0, ranks) that member m brings. All members' together
-  // cover it.
+  // nodes[m]: the nodes of the tree over [0, ranks) whose sums member m contributes. All members'
+  // nodes cover the tree.
   Direct(const std::vector<std::vector<Range>>& nodes, int ranks);
-  // Every member brings itself.
+  // Every member contributes its own rank.
   static Direct of_ranks(int ranks);
 
   // Blocks until this member's part is done and its memory may be used again. Throws what the link
@@ -45,7 +45,7 @@ class Direct {
 
   // In which slices of `bytes` move.
   static int64_t chunk_bytes(const std::vector<int64_t>& bytes);
-  // The member that brings node k of the tree.
+  // The member that contributes node k of the tree.
   const std::vector<int>& owners() const { return owners_; }
   const Tree& tree() const { return tree_; }
 

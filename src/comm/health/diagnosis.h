@@ -14,7 +14,7 @@ namespace lockstep::comm {
 // Any thread may call it.
 class Diagnosis {
  public:
-  // `members`: the ranks of the group as the world counts them.
+  // `members`: the world's numbers of the group's ranks.
   Diagnosis(int rank, std::vector<int> members,
             std::shared_ptr<const LauncherStatus> launcher_status);
 

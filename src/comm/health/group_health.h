@@ -59,8 +59,7 @@ class GroupHealth {
   // How often a wait looks at the launcher's status.
   static constexpr std::chrono::milliseconds kSlice{50};
 
-  // `transport` is what errors begin with; `members` are the ranks of the group as the world
-  // counts them.
+  // `transport` is what errors begin with; `members` are the world's numbers of the group's ranks.
   GroupHealth(std::string_view transport, const Store& store, int rank, std::vector<int> members);
 
   // For a wait that goes on, once a slice. Throws CommError, and ends the group, when the deadline

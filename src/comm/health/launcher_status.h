@@ -25,8 +25,8 @@ class LauncherStatus {
   // The same with how this host's ranks ended, for messages that do not name it otherwise: "was
   // aborted (rank 1 was killed by SIGKILL)".
   std::string given_up_with_fates() const;
-  // How the rank that the world counts so ended, if it is of this host: "was killed by SIGKILL";
-  // nothing while it runs.
+  // How this rank of the world ended, if it is of this host: "was killed by SIGKILL"; nothing while
+  // it runs.
   std::optional<std::string> fate(int rank) const;
 
  private:

@@ -48,8 +48,8 @@ class PeerStatus {
   // By rank; empty for a rank that has posted no notice, and for this one.
   using Notices = std::vector<std::optional<Notice>>;
 
-  // `store` should be a connection of its own; `members` are the ranks of the group as the world
-  // counts them. Ranks that are known to have ended are not waited for.
+  // `store` should be a connection of its own; `members` are the world's numbers of the group's
+  // ranks. Ranks that are known to have ended are not waited for.
   PeerStatus(Store store, int rank, std::vector<int> members);
 
   // Posts this rank's notice and reads the others'. Waits up to `limit` until all ranks have a

@@ -15,7 +15,7 @@
 
 namespace lockstep::comm {
 
-// Makes the transport between hosts: `members` are its ranks as the world counts them; nodes and
+// Makes the transport between hosts: `members` are the world's numbers of its ranks; nodes and
 // ranks are as in TcpOptions.
 struct NetMembers {
   int rank = 0;

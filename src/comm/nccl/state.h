@@ -23,7 +23,7 @@
 
 namespace lockstep::comm {
 
-// A call on its way through the device.
+// A call that was enqueued on the device.
 struct DeviceCall {
   DeviceCall(c10::DeviceType type, Notice the_notice, std::chrono::milliseconds the_timeout)
       : notice(std::move(the_notice)), timeout(the_timeout), end(type) {}
@@ -43,7 +43,7 @@ class NcclState {
  public:
   struct Setup {
     at::Device device;
-    std::vector<int> members;  // the group's ranks as the world counts them
+    std::vector<int> members;  // the world's numbers of the group's ranks
     int rank = 0;
     std::chrono::milliseconds timeout;
     std::vector<int> pids;  // of the ranks on this host; 0 for the others
@@ -63,7 +63,7 @@ class NcclState {
   bool is_over(const DeviceCall& call) const;
   // Blocks the caller until the device has done everything that was enqueued.
   void drain();
-  // Whether it has.
+  // Whether the device has done everything that was enqueued.
   bool is_idle();
   // Releases the memory of calls that are over.
   void sweep();

@@ -59,7 +59,7 @@ class NetBox {
   void fail(NetJob& job, NetFailure failure);
 
  private:
-  using CallKey = std::tuple<NetCallName::Kind, int, uint32_t>;  // the peer as the world counts
+  using CallKey = std::tuple<NetCallName::Kind, int, uint32_t>;  // the world's peer
   struct Message {
     char* data = nullptr;
     int64_t bytes = 0;

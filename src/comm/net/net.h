@@ -90,7 +90,7 @@ class Net final : public NetSink, public NetWires {
     std::string gone = {};
     bool watches_output = false;
     int tries = 0;
-    // To try again, or to believe that it is gone.
+    // When to try again, or to take the peer for gone.
     std::optional<Clock::time_point> timer = {};
   };
 

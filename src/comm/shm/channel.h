@@ -35,7 +35,7 @@ struct Patience {
   Clock::time_point* since = nullptr;
 };
 
-// What a waiting rank found when it looked for something else to do.
+// The result of a waiting rank's other work.
 enum class Idle { Nothing, Waits, Moved };
 
 // What a rank announces before it waits for the others. What all ranks must agree on comes first,
@@ -142,8 +142,8 @@ class Channel {
 
   // Throws what killed the group, if anything has.
   void check_alive();
-  // What that was, or what would be found out by waiting: a rank that has aborted or ended, what
-  // the launcher reports.
+  // That failure, or one that a wait would find: a rank that has aborted or ended, what the
+  // launcher reports.
   std::optional<std::string> failure();
   // Ends the group, here and on the other ranks. Any thread.
   void give_up(std::string_view why) noexcept;

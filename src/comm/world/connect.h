@@ -1,4 +1,5 @@
-// From ranks that know of each other to a group of them: which transport, and its start.
+// Makes a group of ranks that have exchanged their descriptions: chooses the transport and starts
+// it.
 #pragma once
 
 #include <fmt/format.h>

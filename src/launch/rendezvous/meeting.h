@@ -17,8 +17,8 @@ struct Meeting {
   std::optional<int> signal = std::nullopt;  // came first; nothing else is set then
 };
 
-// The place where the launchers meet. Throws ConfigError when there is none, or none that another
-// host could find.
+// The coordinator's endpoint. Throws ConfigError when none is given, or none that another host
+// could resolve.
 Endpoint meeting_place(const Rendezvous& rendezvous);
 
 // Finds out whether this launcher is the coordinator, and listens if it is. Waits for the
