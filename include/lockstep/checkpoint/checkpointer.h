@@ -86,8 +86,7 @@ class Checkpointer {
  public:
   // Nothing is made or locked before the first save().
   Checkpointer(const comm::Group& group, std::string directory, CheckpointerOptions options = {});
-  // Waits until its thread has written what save() began. Call finish() before, which throws when
-  // that fails.
+  // Waits for what its thread is writing. Call finish() before, to learn whether that went well.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;

@@ -15,11 +15,11 @@ namespace lockstep::parallel {
 
 // While it lives, modules that are called through lockstep::call() keep their tensor arguments
 // only; backward runs them again, with the same random numbers and the same Autocast. Gradients are
-// the same to the bit, except those of an argument that is used several times in the module and
-// again outside of it: they are added in another order. Where no gradient is needed, modules run as
-// usual. A forward may return one tensor or several, and must not change its arguments. Works under
-// Ddp, and with Fsdp, which gathers the parameters for each of both runs. Only backward() works on
-// such a graph, not torch::autograd::grad and not a second derivative.
+// the same, to the bit unless the caller uses an argument once more that the module uses several
+// times: then those are added in another order. Where no gradient is needed, modules run as usual.
+// A forward may return one tensor or several, and must not change its arguments. Right under Ddp,
+// and with Fsdp, which gathers the parameters for each of both runs. Only backward() works on such
+// a graph, not torch::autograd::grad and not a second derivative.
 class [[nodiscard]] ActivationCheckpointing {
  public:
   // Keeps the modules. Throws ConfigError for an empty one.
