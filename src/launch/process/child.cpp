@@ -82,7 +82,7 @@ struct Arguments {
   }
   ready = ready && take_stream(spec.out, out, STDOUT_FILENO);
   ready = ready && take_stream(spec.err, err, STDERR_FILENO);
-  // Whatever else the launcher has inherited itself stays out of the ranks.
+  // Other descriptors that the launcher has inherited do not reach the ranks.
   ready = ready && close_on_exec_from(STDERR_FILENO + 1);
   for (const int fd : spec.inherited) ready = ready && fcntl(fd, F_SETFD, 0) == 0;
   restore_descriptor_limit();  // no sooner: what this process opens may lie beyond it

@@ -20,8 +20,8 @@ namespace {
 
 using Tensors = CallLayer::Tensors;
 
-// The generators of CPU and device, and which dtype operations choose: what a second run needs to
-// be the first once more.
+// The generators of CPU and device, and which dtype operations choose: all that a second run needs
+// to repeat the first.
 class Surroundings {
  public:
   explicit Surroundings(at::Device device) : device_(device) {
