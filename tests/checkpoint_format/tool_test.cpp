@@ -163,7 +163,7 @@ TEST_F(Tool, OutputThatIsLostIsAnError) {
   const auto lost = [](const std::string& args) {
     return lockstep_tool(args + " 2>&1 > /dev/full; echo status $?").said;
   };
-  for (const std::string args : {"inspect " + one_, "inspect --json " + one_, "verify " + runs_}) {
+  for (const std::string& args : {"inspect " + one_, "inspect --json " + one_, "verify " + runs_}) {
     EXPECT_EQ(lost(args), fmt::format("lockstep: [{}] stdout cannot be written: No space left on "
                                       "device: make room, or redirect it to another place\n"
                                       "status 1\n",
