@@ -276,6 +276,20 @@ TEST_F(Tool, ExportIntoAFolderOfShards) {
   EXPECT_THAT(run(0, "diff " + out("x") + " " + folder), HasSubstr("4 tensors are the same"));
 }
 
+// Of an earlier export only what that has written is replaced, with all its shards.
+TEST_F(Tool, ExportIntoAFolderLeavesOthersFilesAlone) {
+  const std::string folder = out("hf");
+  std::filesystem::create_directory(folder);
+  write_tensors(folder + "/model-best.safetensors", {{"a", {1}}});
+  write(folder + "/model-00001-of-00002.safetensors.bak", "mine");
+  run(0, "export " + one_ + " --to " + folder);
+  run(0, "export " + two_ + " --force --to " + folder + " --max-shard-size 50B");
+  run(0, "export " + one_ + " --force --to " + folder);
+  EXPECT_THAT(checkpoint::names_in(checkpoint::system_files(), folder),
+              testing::ElementsAre("model-00001-of-00002.safetensors.bak", "model-best.safetensors",
+                                   "model.safetensors"));
+}
+
 TEST_F(Tool, FoldersWhoseIndexIsWrongAreRefused) {
   write_tensors(out("m.safetensors"), {{"a", {1}}, {"b", {2}}});
   const auto told = [&](const std::string& map) {

@@ -109,9 +109,12 @@ std::vector<std::vector<TensorToWrite>> shards_of(std::vector<TensorToWrite> ten
   return shards;
 }
 
+// Whether write_folder() makes files of such names: of others, as model-best.safetensors, it is not
+// asked to replace any.
 bool is_ours(const std::string& name) {
-  return name == kIndexName || name == "model.safetensors" ||
-         (name.starts_with("model-") && name.ends_with(".safetensors"));
+  constexpr const char* kShard =
+      "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors";
+  return name == kIndexName || name == "model.safetensors" || fnmatch(kShard, name.c_str(), 0) == 0;
 }
 
 }  // namespace
