@@ -85,7 +85,8 @@ c10::intrusive_ptr<::c10d::Backend> ProcessGroup::split(
 }
 
 void ProcessGroup::startCoalescing() {
-  TORCH_CHECK(!coalescing_, "[lockstep] startCoalescing() inside another one");
+  // An exception between the two, as of a wrong argument in batch_isend_irecv(), leaves one without
+  // its end; what that has started ends by itself.
   coalescing_.emplace();
 }
 

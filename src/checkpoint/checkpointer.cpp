@@ -87,6 +87,11 @@ struct Checkpointer::Impl {
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
   }
 
+  // Of a save that nobody asks about any more.
+  static void say_lost(const char* why) {
+    log::error(fmt::format("{}\n  Call Checkpointer::finish() at the end: it throws this", why));
+  }
+
   Save agreed(int64_t step, const std::map<std::string, double>& metrics);
   Manifest manifest_of(const State& state, int64_t step) const;
   std::vector<std::string> candidates(const RestoreOptions& restore_options);
@@ -223,7 +228,13 @@ Checkpointer::Checkpointer(const comm::Group& group, std::string directory,
                      .files = options.files == nullptr ? system_files() : *options.files}) {}
 
 Checkpointer::~Checkpointer() {
-  if (impl_->thread.joinable()) impl_->thread.join();
+  try {
+    impl_->join();
+  } catch (const CheckpointError& error) {  // the same on all ranks
+    if (impl_->group.rank() == 0) impl_->say_lost(error.what());
+  } catch (const std::exception& error) {
+    impl_->say_lost(error.what());
+  }
 }
 
 void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> object) {

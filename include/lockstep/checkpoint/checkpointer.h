@@ -86,7 +86,8 @@ class Checkpointer {
  public:
   // Nothing is made or locked before the first save().
   Checkpointer(const comm::Group& group, std::string directory, CheckpointerOptions options = {});
-  // Waits for what its thread is writing. Call finish() before, to learn whether that went well.
+  // Waits for what its thread is writing, and logs an error when that failed. Call finish() before,
+  // which throws it.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;

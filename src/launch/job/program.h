@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 namespace lockstep::launch {
 
@@ -16,5 +17,10 @@ std::string find_program(const std::string& name);
 // hands to /bin/sh. Leaves errno alone, allocates nothing: it is called between fork() and
 // execve().
 bool is_plain_script(const char* path) noexcept;
+
+// Whether rank 0 binds MASTER_PORT itself, as torch.distributed does: LOCKSTEP_PYTHON_PEERS says
+// so, or says nothing and `command`, whose program is at `path`, runs Python (also as in "numactl
+// -N 0 python3 train.py"). Throws ConfigError for another value of the variable than 0 and 1.
+bool binds_its_port(const std::string& path, const std::vector<std::string>& command);
 
 }  // namespace lockstep::launch

@@ -53,8 +53,7 @@ int run(const Options& options) {
     Listener listener = listen_on_loopback(options.master_port);
     plan.master_port = listener.port;
     session.tell(fmt::format("rank 0 is to listen at 127.0.0.1:{}", listener.port));
-    // A Python rank 0 binds the port itself, so that it must be left free.
-    if (has_python_peers()) {
+    if (binds_its_port(session.program, options.command)) {
       listener.socket.reset();
     } else {
       plan.listener = std::move(listener.socket);

@@ -12,6 +12,7 @@
 
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/diagnosis/stacks.h"
+#include "launch/job/program.h"
 #include "launch/output/last_words.h"
 #include "launch/process/child.h"
 
@@ -290,6 +291,14 @@ void WorkerGroup::conclude() {
   if (outcome_.cause) {
     const LastWords words(session_, first_rank_, restarts_);
     for (const std::string& line : words.unseen(*outcome_.cause)) output_.say(line);
+    const bool is_port_taken =  // by torch's store
+        *outcome_.cause == 0 &&
+        words.of(0).find("server socket has failed to listen") != std::string::npos;
+    if (is_port_taken && !binds_its_port(session_.program, options_.command)) {
+      output_.say(
+          "hint: rank 0 has inherited a socket that listens at MASTER_PORT; a program that binds "
+          "the port itself, as a script that runs Python, needs LOCKSTEP_PYTHON_PEERS=1");
+    }
     if (session_.logs.is_on()) words.write_failure_report(outcome_, output_);
   }
   output_.pump();
