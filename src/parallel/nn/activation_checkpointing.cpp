@@ -78,7 +78,8 @@ class BuffersBefore {
   explicit BuffersBefore(const torch::nn::Module& module) {
     const at::NoGradGuard no_grad;
     for (const auto& buffer : module.buffers()) {
-      if (buffer.defined()) all_.emplace_back(own_elements(buffer), own_elements(buffer).clone());
+      if (!buffer.defined() || buffer.layout() != at::kStrided) continue;
+      all_.emplace_back(own_elements(buffer), own_elements(buffer).clone());
     }
   }
   // After the run. On a device all are kept, because to look would be to wait for it.

@@ -82,10 +82,10 @@ std::shared_ptr<const data::Dataset> with_classes_in_turns(
   return std::make_shared<Reordered>(std::move(whole), std::move(order));
 }
 
-void refuse_unseen_classes(const data::Dataset& training, const data::Dataset& held_out,
+void refuse_unseen_classes(const data::Dataset& training, const data::Dataset& validation,
                            double fraction) {
   std::map<int64_t, int64_t> unseen;  // samples, by class
-  each_class(held_out, [&](int64_t label) {
+  each_class(validation, [&](int64_t label) {
     if (label >= 0) ++unseen[label];  // others do not count
     return false;
   });
@@ -96,12 +96,12 @@ void refuse_unseen_classes(const data::Dataset& training, const data::Dataset& h
   });
   int64_t samples = 0;
   for (const auto& [label, count] : unseen) samples += count;
-  if (2 * samples <= held_out.size()) return;
+  if (2 * samples <= validation.size()) return;
   throw ConfigError(fmt::format(
       "[run] data.validation_fraction = {} holds out the last {} samples, of which {} are of "
       "classes that none of the {} to train on has, as class {}: the data are ordered by class. "
       "Shuffle the samples, or give data.validation_path",
-      fraction, held_out.size(), samples, training.size(), unseen.begin()->first));
+      fraction, validation.size(), samples, training.size(), unseen.begin()->first));
 }
 
 }  // namespace lockstep::train

@@ -47,7 +47,7 @@ std::shared_ptr<const data::Dataset> with_classes_in_turns(
 // Throws ConfigError when most of what is held out is of classes that nothing to train on has, as
 // in a table that is ordered by class. (A rare class may happen to be held out.) Reads what is held
 // out, and the beginning of the rest.
-void refuse_unseen_classes(const data::Dataset& training, const data::Dataset& held_out,
+void refuse_unseen_classes(const data::Dataset& training, const data::Dataset& validation,
                            double fraction);
 
 // How many of the last samples are for evaluation, and not to train on or to measure.
