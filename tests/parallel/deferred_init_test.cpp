@@ -38,9 +38,9 @@ struct EveryWayImpl : torch::nn::Module {
     auto complex = register_parameter("complex", torch::empty({40, 40}, torch::kComplexFloat));
     torch::view_as_real(complex).normal_(0, 0.02);
     torch::real(complex).select(0, 3).fill_(1);
-    auto turned_complex = torch::zeros({40, 40}, torch::kComplexFloat);
-    torch::imag(turned_complex).fill_(2);
+    auto turned_complex = torch::full({40, 40}, c10::complex<double>(1, 2), torch::kComplexFloat);
     turned_complex.conj().narrow(0, 0, 4).mul_(c10::complex<double>(0, 3));
+    torch::imag(turned_complex).select(0, 9).fill_(2);
     register_parameter("turned_complex", turned_complex);
   }
 };
