@@ -89,6 +89,13 @@ TEST(ContinualRun, MeasuresWhatIsInItsTrajectories) {
   const auto net =
       models::load_transformer(folder / "run/grpo_checkpoints/stage_2_again/huggingface");
   EXPECT_GT(net->options.layers, 0);
+  // Without what ends its messages, generate() of transformers would go on to its limit.
+  const std::string exported = folder / "run/grpo_checkpoints/stage_2_again/huggingface/";
+  const auto tokenizer = text::Tokenizer::from_file(exported);
+  const Json ends = {tokenizer.id_of("<|im_end|>").value(),
+                     tokenizer.id_of("<|endoftext|>").value()};
+  EXPECT_EQ(Json::parse(contents(exported + "generation_config.json")).at("eos_token_id"), ends);
+  EXPECT_EQ(Json::parse(contents(exported + "config.json")).at("eos_token_id"), ends[0]);
 }
 
 // A folder of transformers with a model that can end its messages.
@@ -140,6 +147,22 @@ TEST(ContinualRun, TrainsTheModelOfAFolder) {
     EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),
                 HasSubstr("--context 513 is more than the 512 positions of /"));
   });
+}
+
+TEST(ContinualRun, ExportsWhatAModelsFolderHasForItsChats) {
+  const Folder folder;
+  make_model(folder / "model");
+  write(folder / "model/chat_template.jinja", "{{ messages }}");
+  write(folder / "model/generation_config.json", R"({"eos_token_id": [1, 2], "top_k": 20})");
+  auto o = with_model(folder / "model", folder / "run");
+  o.order = {"even"};
+  o.iterations = 1;
+  o.export_hf = true;
+  left_by_ranks(2, o);
+  const std::string exported = folder / "run/grpo_checkpoints/stage_1_even/huggingface/";
+  for (const char* name : {"chat_template.jinja", "generation_config.json"}) {
+    EXPECT_EQ(contents(exported + name), contents(folder / ("model/" + std::string(name))));
+  }
 }
 
 TEST(ContinualRun, TakesItsWarmUpFromTheCache) {

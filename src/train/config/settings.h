@@ -43,7 +43,7 @@ class Settings {
   void read_key(const std::string& path, const YAML::Node& value, const Origin& origin);
   void add(const std::string& path, const YAML::Node& value, const Origin& origin,
            const std::string& written);
-  void refuse_unknown(const std::string& written, const std::string& path, const Origin& origin);
+  void refuse_unknown(const std::string& last, const std::string& path, const Origin& origin);
   Origin at(const YAML::Node& node, const Origin& otherwise) const;
 
   const Schema& schema_;

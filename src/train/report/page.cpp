@@ -102,7 +102,7 @@ std::string charts(const std::vector<RunHistory>& runs) {
 std::string time_charts(const std::vector<RunHistory>& runs) {
   const RunHistory& run = runs.front();
   std::string html;
-  if (run.ranks.size() > 1 && !run.columns.empty()) {
+  if (most_ranks(run) > 1 && !run.columns.empty()) {
     html += chart("heat", "Work per rank",
                   "How long each rank works a step without waiting for others, against the median "
                   "of the ranks at "
