@@ -19,7 +19,8 @@ struct Check {
   std::function<void(const World&)> run;
 };
 
-std::vector<Check> collective_checks();
+// Over `group`, which has the world's ranks.
+std::vector<Check> collective_checks(const Group& group);
 std::vector<Check> training_checks();
 std::vector<Check> precision_checks();
 std::vector<Check> state_checks();

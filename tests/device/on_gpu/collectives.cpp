@@ -3,6 +3,9 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <initializer_list>
+#include <utility>
+
 #include "on_gpu/checks.h"
 
 namespace lockstep::on_gpu {
@@ -48,84 +51,84 @@ at::Tensor combined(const std::vector<at::Tensor>& all, ReduceOp op) {
 }
 
 // Each body for all dtypes and sizes.
-void everywhere(const World& world,
+void everywhere(const Group& group,
                 const std::function<void(at::ScalarType, int64_t, const std::string&)>& body) {
   for (const auto dtype : dtypes()) {
     for (const int64_t size : sizes()) {
       body(dtype, size, std::string(c10::toString(dtype)) + ", " + std::to_string(size));
     }
   }
-  world.group().barrier().wait();
+  group.barrier().wait();
 }
 
-void all_reduce(const World& world) {
-  everywhere(world, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
+void all_reduce(const World& world, const Group& group) {
+  everywhere(group, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
     for (const auto op : {ReduceOp::Sum, ReduceOp::Min, ReduceOp::Max}) {
       const at::Tensor mine = values(world.rank(), size).to(on(world, dtype));
-      world.group().all_reduce(mine, op).wait();
+      group.all_reduce(mine, op).wait();
       expect_equal("all_reduce of " + what, mine,
                    combined(values_of_all(world, size), op).to(dtype));
     }
   });
 }
 
-void average(const World& world) {
+void average(const World& world, const Group& group) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     const at::Tensor mine = values(world.rank(), 1001).to(on(world, dtype));
-    world.group().all_reduce(mine, ReduceOp::Average).wait();
+    group.all_reduce(mine, ReduceOp::Average).wait();
     expect_close("average", mine, combined(values_of_all(world, 1001), ReduceOp::Average).to(dtype),
                  1e-6);
   }
 }
 
-void reduce(const World& world) {
-  everywhere(world, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
+void reduce(const World& world, const Group& group) {
+  everywhere(group, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
     const int root = world.size() - 1;
     const at::Tensor own = values(world.rank(), size);
     const at::Tensor mine = own.to(on(world, dtype));
-    world.group().reduce(mine, root).wait();
+    group.reduce(mine, root).wait();
     const at::Tensor expected =
         world.rank() == root ? combined(values_of_all(world, size), ReduceOp::Sum) : own;
     expect_equal("reduce of " + what, mine, expected.to(dtype));
   });
 }
 
-void broadcast(const World& world) {
-  everywhere(world, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
+void broadcast(const World& world, const Group& group) {
+  everywhere(group, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
     const int root = world.size() - 1;
     const at::Tensor mine = values(world.rank(), size).to(on(world, dtype));
-    world.group().broadcast(mine, root).wait();
+    group.broadcast(mine, root).wait();
     expect_equal("broadcast of " + what, mine, values(root, size).to(dtype));
   });
 }
 
-void all_gather(const World& world) {
-  everywhere(world, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
+void all_gather(const World& world, const Group& group) {
+  everywhere(group, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
     const at::Tensor mine = values(world.rank(), size).to(on(world, dtype));
     const at::Tensor out = at::zeros({size * world.size()}, on(world, dtype));
-    world.group().all_gather(out, mine).wait();
+    group.all_gather(out, mine).wait();
     expect_equal("all_gather of " + what, out, at::cat(values_of_all(world, size)).to(dtype));
   });
 }
 
-void reduce_scatter(const World& world) {
-  everywhere(world, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
+void reduce_scatter(const World& world, const Group& group) {
+  everywhere(group, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
     const int64_t whole = size * world.size();
     const at::Tensor in = values(world.rank(), whole).to(on(world, dtype));
     const at::Tensor out = at::zeros({size}, on(world, dtype));
-    world.group().reduce_scatter(out, in).wait();
+    group.reduce_scatter(out, in).wait();
     const at::Tensor sum = combined(values_of_all(world, whole), ReduceOp::Sum);
     expect_equal("reduce_scatter of " + what, out,
                  sum.narrow(0, world.rank() * size, size).to(dtype));
   });
 }
 
-void all_to_all(const World& world) {
-  everywhere(world, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
+void all_to_all(const World& world, const Group& group) {
+  everywhere(group, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
     const int64_t whole = size * world.size();
     const at::Tensor in = values(world.rank(), whole).to(on(world, dtype));
     const at::Tensor out = at::zeros({whole}, on(world, dtype));
-    world.group().all_to_all(out, in).wait();
+    group.all_to_all(out, in).wait();
     std::vector<at::Tensor> parts;
     for (const auto& all : values_of_all(world, whole))
       parts.push_back(all.narrow(0, world.rank() * size, size));
@@ -134,7 +137,7 @@ void all_to_all(const World& world) {
 }
 
 // Each rank has another count.
-void unequal(const World& world) {
+void unequal(const World& world, const Group& group) {
   const int n = world.size();
   const auto count = [](int rank) { return int64_t{100} + 7 * rank; };
   std::vector<at::Tensor> out, parts;
@@ -143,33 +146,33 @@ void unequal(const World& world) {
     parts.push_back(values(world.rank(), count(rank)).to(on(world, at::kFloat)));
   }
   const at::Tensor mine = values(world.rank(), count(world.rank())).to(on(world, at::kFloat));
-  world.group().all_gather(out, mine).wait();
+  group.all_gather(out, mine).wait();
   for (int rank = 0; rank < n; ++rank)
     expect_equal("all_gather of a list", out[rank], values(rank, count(rank)).to(at::kFloat));
   const at::Tensor part = at::zeros_like(mine);
-  world.group().reduce_scatter(part, parts).wait();
+  group.reduce_scatter(part, parts).wait();
   const at::Tensor sum = combined(values_of_all(world, count(world.rank())), ReduceOp::Sum);
   expect_equal("reduce_scatter of a list", part, sum.to(at::kFloat));
 }
 
-void strided(const World& world) {
+void strided(const World& world, const Group& group) {
   const at::Tensor mine =
       values(world.rank(), 60 * 40).view({60, 40}).to(on(world, at::kFloat)).t();
-  world.group().all_reduce(mine).wait();
+  group.all_reduce(mine).wait();
   const at::Tensor sum = combined(values_of_all(world, 60 * 40), ReduceOp::Sum);
   expect_equal("all_reduce of a transposed tensor", mine.t(), sum.view({60, 40}).to(at::kFloat));
 }
 
-void messages(const World& world) {
+void messages(const World& world, const Group& group) {
   const int n = world.size(), next = (world.rank() + 1) % n, last = (world.rank() + n - 1) % n;
   for (const int64_t size : sizes()) {
     const at::Tensor in = values(world.rank(), size).to(on(world, at::kFloat));
     const at::Tensor out = at::zeros_like(in);
     if (n == 1) {
-      world.group().send_recv(out, in, {.to = 0, .from = 0}).wait();
+      group.send_recv(out, in, {.to = 0, .from = 0}).wait();
     } else {
-      auto sent = world.group().send(in, next);
-      auto received = world.group().recv(out, last);
+      auto sent = group.send(in, next);
+      auto received = group.recv(out, last);
       sent.wait();
       received.wait();
     }
@@ -187,7 +190,7 @@ at::Tensor busy(const World& world, at::Tensor start) {
 
 // What the caller enqueues before a call is in it, and what it enqueues after wait() sees it, on
 // whichever stream.
-void streams(const World& world) {
+void streams(const World& world, const Group& group) {
   const auto n = static_cast<double>(world.size());
   const c10::impl::VirtualGuardImpl device(world.device().type());
   for (const bool other : {false, true}) {
@@ -197,14 +200,14 @@ void streams(const World& world) {
     const c10::StreamGuard guard(stream);
     const at::Tensor data = busy(world, at::zeros({100'000}, on(world, at::kFloat)));
     data.fill_(world.rank() + 1);
-    world.group().all_reduce(data).wait();
+    group.all_reduce(data).wait();
     const at::Tensor after = data * 2;
     expect_equal("what follows wait()", after, at::full({100'000}, n * (n + 1), at::kFloat));
   }
 }
 
 // The caller lets go of a tensor at once, and its memory is wanted for others.
-void lifetimes(const World& world) {
+void lifetimes(const World& world, const Group& group) {
   std::vector<comm::Work> works;
   const auto n = static_cast<float>(world.size());
   std::vector<at::Tensor> results;
@@ -213,7 +216,7 @@ void lifetimes(const World& world) {
     {
       const at::Tensor in =
           busy(world, at::full({50'000}, static_cast<float>(i), on(world, at::kFloat)));
-      works.push_back(world.group().all_gather(out, in));
+      works.push_back(group.all_gather(out, in));
     }
     const at::Tensor fresh = at::full({50'000}, -1.0f, on(world, at::kFloat));
     results.push_back(out);
@@ -225,8 +228,8 @@ void lifetimes(const World& world) {
   }
 }
 
-void groups(const World& world) {
-  const Group halves = world.group().split(world.rank() % 2, world.rank());
+void groups(const World& world, const Group& group) {
+  const Group halves = group.split(world.rank() % 2, world.rank());
   const at::Tensor mine = at::full({1000}, 1.0f, on(world, at::kFloat));
   halves.all_reduce(mine).wait();
   halves.barrier().wait();
@@ -236,13 +239,26 @@ void groups(const World& world) {
 
 }  // namespace
 
-std::vector<Check> collective_checks() {
-  return {
-      {"all_reduce", all_reduce}, {"average", average},        {"reduce", reduce},
-      {"broadcast", broadcast},   {"all_gather", all_gather},  {"reduce_scatter", reduce_scatter},
-      {"all_to_all", all_to_all}, {"unequal_counts", unequal}, {"strided", strided},
-      {"messages", messages},     {"streams", streams},        {"lifetimes", lifetimes},
-      {"split", groups}};
+std::vector<Check> collective_checks(const Group& group) {
+  using Body = void (*)(const World&, const Group&);
+  std::vector<Check> checks;
+  for (const auto& [name, body] :
+       std::initializer_list<std::pair<std::string_view, Body>>{{"all_reduce", all_reduce},
+                                                                {"average", average},
+                                                                {"reduce", reduce},
+                                                                {"broadcast", broadcast},
+                                                                {"all_gather", all_gather},
+                                                                {"reduce_scatter", reduce_scatter},
+                                                                {"all_to_all", all_to_all},
+                                                                {"unequal_counts", unequal},
+                                                                {"strided", strided},
+                                                                {"messages", messages},
+                                                                {"streams", streams},
+                                                                {"lifetimes", lifetimes},
+                                                                {"split", groups}}) {
+    checks.push_back({name, [body, group](const World& world) { body(world, group); }});
+  }
+  return checks;
 }
 
 }  // namespace lockstep::on_gpu

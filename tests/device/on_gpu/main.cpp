@@ -8,6 +8,7 @@
 #include <exception>
 #include <set>
 
+#include "device/nccl_of_one.h"
 #include "lockstep/core/error.h"
 #include "on_gpu/checks.h"
 
@@ -74,10 +75,10 @@ at::Tensor trained_bare(const World& world, const MakeOptimizer& make) {
 
 namespace {
 
-std::vector<Check> all_checks() {
+std::vector<Check> all_checks(const Group& group) {
   std::vector<Check> all;
   for (const auto& part :
-       {collective_checks(), training_checks(), precision_checks(), state_checks()}) {
+       {collective_checks(group), training_checks(), precision_checks(), state_checks()}) {
     all.insert(all.end(), part.begin(), part.end());
   }
   return all;
@@ -110,9 +111,12 @@ bool passes(const Check& check, const World& world) {
 
 int run(DeviceKind device, const std::set<std::string, std::less<>>& names) {
   const World world = World::from_env({.device = device});
-  world.main_out() << world.describe() << ", " << world.device().str() << std::endl;
+  const bool alone = world.size() == 1 && !world.device().is_cpu();
+  const Group group = alone ? test::nccl_of_one(world.device()) : world.group();
+  world.main_out() << world.describe() << ", " << world.device().str() << "; collectives over "
+                   << group.backend() << std::endl;
   bool good = true;
-  for (const Check& check : all_checks()) {
+  for (const Check& check : all_checks(group)) {
     if (!names.empty() && !names.contains(check.name)) continue;
     good = passes(check, world) && good;
     if (!good && world.size() > 1) return 1;
@@ -127,11 +131,11 @@ int main(int argc, char** argv) {
   using namespace lockstep;
   auto device = comm::DeviceKind::Cuda;
   std::set<std::string, std::less<>> names, known;
-  for (const auto& check : on_gpu::all_checks()) known.insert(std::string(check.name));
+  for (const auto& check : on_gpu::all_checks({})) known.insert(std::string(check.name));
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
     if (word == "--list") {
-      for (const auto& check : on_gpu::all_checks())
+      for (const auto& check : on_gpu::all_checks({}))
         std::printf("%s\n", std::string(check.name).c_str());
       return 0;
     }
