@@ -109,7 +109,7 @@ bool passes(const Check& check, const World& world) {
   return true;
 }
 
-int run(DeviceKind device, const std::set<std::string, std::less<>>& names) {
+int run_checks(comm::DeviceKind device, const std::set<std::string, std::less<>>& names) {
   const World world = World::from_env({.device = device});
   const bool alone = world.size() == 1 && !world.device().is_cpu();
   const Group group = alone ? test::nccl_of_one(world.device()) : world.group();
@@ -152,7 +152,7 @@ int main(int argc, char** argv) {
     }
   }
   try {
-    return on_gpu::run(device, names);
+    return on_gpu::run_checks(device, names);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", error.what());
     return 1;
