@@ -39,9 +39,10 @@ file(WRITE ${CMAKE_BINARY_DIR}/main.cpp "
 #include <png.h>
 #include <spdlog/spdlog.h>
 int main() {
+  jpeg_error_mgr errors;
   fmt::print(\\"{} {} {}\\\\n\\", zlibVersion(), png_libpng_ver, YAML::Load(\\"a: 1\\")[\\"a\\"].as<int>());
   spdlog::info(\\"logged\\");
-  return SSL_CTX_new(TLS_method()) == nullptr || EVP_MD_CTX_new() == nullptr || png_access_version_number() == 0 || reinterpret_cast<void*>(jpeg_std_error) == nullptr;
+  return SSL_CTX_new(TLS_method()) == nullptr || EVP_MD_CTX_new() == nullptr || png_access_version_number() == 0 || jpeg_std_error(&errors) != &errors;
 }
 ")
 """
