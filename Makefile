@@ -4,6 +4,8 @@ RANKS ?= 2
 SECONDS_EACH ?= 60
 MINUTES ?= 10
 KILLS ?= 100
+BUNDLE ?= build/gpu-bundle.tar.gz
+STAGES ?=
 RESULTS ?= $(BUILD)/soak.json
 BUILD := build/release
 RUN := $(BUILD)/bin/lockstep run --nproc-per-node
@@ -14,7 +16,7 @@ quietly = @log=$$(mktemp) && { $(1) >$$log 2>&1 || { cat $$log; rm -f $$log; exi
 # The package, for Python that runs from the build.
 PYTHON := PYTHONPATH=$(BUILD)/python OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo .deps/peers/bin/python
 
-.PHONY: release arm64 torch-versions help train test build configured setup bench bench-setup plan-bars asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
+.PHONY: release gpu-bundle gpu-check gpu-rehearsal arm64 torch-versions help train test build configured setup bench bench-setup plan-bars asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
 
 help: ## prints this list
 	@sed -n 's/^\([a-z0-9 -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
@@ -94,6 +96,15 @@ wheel: bench-setup build ## builds the wheel into build/wheel
 
 torch-versions: setup ## builds against each libtorch of PyPI in $TORCHES, and trains with it: 0.5 GB and a whole build each
 	@scripts/torch_versions.sh $(TORCHES)
+
+gpu-bundle: ## all that a machine with a GPU and no network needs to build and check Lockstep, as build/gpu-bundle.tar.gz
+	@scripts/gpu_bundle.sh $(BUNDLE)
+
+gpu-check: ## builds and checks Lockstep on this machine's GPU: $STAGES (all), see docs/gpu.md
+	@scripts/gpu_check.sh $(STAGES)
+
+gpu-rehearsal: ## unpacks the bundle in a root with a compiler and nothing else, without a network, and builds it there; as root, half an hour
+	@scripts/gpu_rehearsal.sh
 
 arm64: ## compiles the rooms without torch for ARM64, and runs their unit tests under qemu; as root the first time
 	@scripts/arm64.sh

@@ -3,7 +3,9 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <map>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep::parallel {
@@ -14,6 +16,21 @@ namespace lockstep::parallel {
 // groups, gradients of another shape. `address` begins the message.
 std::vector<std::vector<at::Tensor>> fused_parameters(
     const std::vector<torch::optim::OptimizerParamGroup>& groups, std::string_view address);
+
+// One `Lists` for each device and dtype: what a device's kernels take in one call.
+template <class Lists>
+class ByKind {
+ public:
+  Lists& of(const at::Tensor& parameter) {
+    const at::Device device = parameter.device();
+    return lists_[{{device.type(), device.index()}, parameter.scalar_type()}];
+  }
+  auto begin() const { return lists_.begin(); }
+  auto end() const { return lists_.end(); }
+
+ private:
+  std::map<std::pair<std::pair<at::DeviceType, at::DeviceIndex>, at::ScalarType>, Lists> lists_;
+};
 
 // Throws ConfigError when a parameter's state, which may be undefined, has another shape.
 void check_fused_state(const at::Tensor& state, const at::Tensor& parameter,
