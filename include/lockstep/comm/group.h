@@ -121,7 +121,7 @@ class Group {
   // This process's number in the group, from 0, and how many ranks the group has.
   int rank() const;
   int size() const;
-  // "solo", "shm", "tcp", "gloo", "host-then-net", "nccl".
+  // "solo", "shm", "tcp", "gloo", "host-then-net", "nccl", "cuda_ipc".
   std::string_view backend() const;
   // Whether sums are taken in the fixed tree, so that they depend neither on how the data was
   // divided nor on timing nor on the transport.

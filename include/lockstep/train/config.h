@@ -132,7 +132,7 @@ struct ParallelConfig {
   int64_t hook_rank = 1;              // power_sgd: of the approximation
   int64_t hook_start_step = 10;       // power_sgd: plain averages before
   double hook_fraction = 0.01;        // top_k: share of the elements that is sent
-  std::string backend = "auto";       // auto, shm, tcp, gloo, host-then-net, nccl
+  std::string backend = "auto";       // auto, shm, tcp, gloo, host-then-net, nccl, cuda_ipc
   std::string device = "auto";        // auto, cpu, cuda
   double timeout_seconds = 300;       // how long a rank waits for the others
   bool tls = false;                   // what ranks send each other over the network is encrypted

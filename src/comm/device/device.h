@@ -28,9 +28,11 @@ Devices find_devices(DeviceKind asked);
 struct Seat {
   int local_rank = 0;
   int local_size = 1;
+  bool may_share = false;  // a device with other ranks
 };
 
-// The CPU, or the GPU whose number is the local rank. Throws ConfigError that says what is missing,
+// The CPU, or the GPU whose number is the local rank; ranks that may share them take them in turn.
+// Throws ConfigError that says what is missing,
 // or how many there are for how many ranks.
 at::Device device_at(const Devices& devices, const Seat& seat);
 

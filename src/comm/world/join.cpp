@@ -32,10 +32,11 @@ void check(const Membership& me, Backend asked) {
     throw ConfigError(
         fmt::format("[comm] join: rank {} of {}: ranks are numbered from 0", me.rank, me.size));
   }
-  if (asked == Backend::Nccl) {
-    throw ConfigError(
-        "[comm] join: the nccl backend was asked for, but such a group is for tensors on the CPU: "
-        "use World::from_env()");
+  if (asked == Backend::Nccl || asked == Backend::CudaIpc) {
+    throw ConfigError(fmt::format(
+        "[comm] join: the {} backend was asked for, but such a group is for tensors on the CPU: "
+        "use World::from_env()",
+        name_of(asked)));
   }
 }
 

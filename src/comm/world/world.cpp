@@ -44,18 +44,20 @@ constexpr int kMost = 1 << 20;
 
 // The device that the options ask for, or that the backend implies.
 DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
-  const bool on_cpu = python_peers || (backend != Backend::Auto && backend != Backend::Nccl);
+  const bool on_gpu = backend == Backend::Nccl || backend == Backend::CudaIpc;
+  const bool on_cpu = python_peers || (backend != Backend::Auto && !on_gpu);
   if (on_cpu && asked == DeviceKind::Cuda) {
     contradiction(
         "LOCKSTEP_DEVICE=cuda needs the nccl backend, and ranks of this library alone: use "
         "LOCKSTEP_BACKEND=auto");
   }
-  if (backend == Backend::Nccl && asked == DeviceKind::Cpu) {
+  if (on_gpu && asked == DeviceKind::Cpu) {
     contradiction(
-        "LOCKSTEP_BACKEND=nccl is for GPUs, but LOCKSTEP_DEVICE=cpu: use auto for one of them");
+        "LOCKSTEP_BACKEND={} is for GPUs, but LOCKSTEP_DEVICE=cpu: use auto for one of them",
+        name_of(backend));
   }
   if (on_cpu) return DeviceKind::Cpu;
-  return backend == Backend::Nccl ? DeviceKind::Cuda : asked;
+  return on_gpu ? DeviceKind::Cuda : asked;
 }
 
 // The store, under keys that belong to this attempt of the job and this world of the process.

@@ -195,7 +195,8 @@ comm::WorldOptions world_options_of(const RunConfig& config) {
                                       {"tcp", Backend::Tcp},
                                       {"gloo", Backend::Gloo},
                                       {"host-then-net", Backend::HostThenNet},
-                                      {"nccl", Backend::Nccl}},
+                                      {"nccl", Backend::Nccl},
+                                      {"cuda_ipc", Backend::CudaIpc}},
                                      "parallel.backend"),
           .device = choice<DeviceKind>(
               given.device,

@@ -1,5 +1,5 @@
-// What a NCCL transport and its operations share: the communicator, what is under way on it, and
-// how a failure becomes an error on every rank.
+// What a transport for devices and its operations share: the communicator, what is under way on it,
+// and how a failure becomes an error on every rank.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -14,11 +14,11 @@
 #include <thread>
 #include <vector>
 
+#include "comm/device/comm.h"
 #include "comm/health/call_numbers.h"
 #include "comm/health/diagnosis.h"
 #include "comm/health/peer_status.h"
 #include "comm/host/processes.h"
-#include "comm/nccl/communicator.h"
 #include "comm/transport.h"
 
 namespace lockstep::comm {
@@ -32,6 +32,7 @@ struct DeviceCall {
   const std::chrono::milliseconds timeout;
   const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   std::optional<Request> request;  // keeps the memory until the device is done with it
+  int64_t largest = 0;  // bytes from one rank to another, where each has sizes of its own
   c10::Event end;
   bool awaited = false;               // by the program, which may go on before the device does
   std::atomic<bool> looked{false};    // the watch thread has posted it to the others
@@ -39,7 +40,7 @@ struct DeviceCall {
   std::atomic<bool> over{false};
 };
 
-class NcclState {
+class DeviceState {
  public:
   struct Setup {
     at::Device device;
@@ -49,10 +50,10 @@ class NcclState {
     std::vector<int> pids;  // of the ranks on this host; 0 for the others
   };
 
-  // Meets the other ranks, which all call it with the same id. Throws CommError.
-  NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store& store, const Setup& setup);
+  // Connects `comm`, which this ends. Throws CommError.
+  DeviceState(std::shared_ptr<DeviceComm> comm, const Store& store, const Setup& setup);
   // Lets the device finish calls that were waited for; others are aborted.
-  ~NcclState();
+  ~DeviceState();
 
   // Registers a call, which is watched from here on; all on the one thread that calls the group.
   std::shared_ptr<DeviceCall> begin(Notice notice, Request request);
@@ -80,7 +81,7 @@ class NcclState {
   at::Device device() const { return setup_.device; }
   std::chrono::milliseconds timeout() const { return setup_.timeout; }
   const Store& store() const { return store_; }
-  NcclComm& comm() { return comm_; }
+  std::string_view name() const { return comm_->name(); }
 
  private:
   using Calls = std::vector<std::shared_ptr<DeviceCall>>;
@@ -100,7 +101,7 @@ class NcclState {
   const Diagnosis diagnosis_;
   PeerStatus peer_status_;
   Processes processes_;
-  NcclComm comm_;
+  const std::shared_ptr<DeviceComm> comm_;
   std::chrono::steady_clock::time_point last_look_, last_peek_;  // the watch's own
   std::mutex mutex_;                                             // of what follows
   std::condition_variable changed_;
