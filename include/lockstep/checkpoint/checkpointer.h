@@ -83,7 +83,8 @@ struct Restored {
 // was given, which no other thread calls meanwhile; an asynchronous save is written over another.
 class Checkpointer {
  public:
-  // Nothing is made or locked before the first save().
+  // Nothing is made or locked before the first save(). Throws ConfigError for options that are out
+  // of their range.
   Checkpointer(const comm::Group& group, std::string directory, CheckpointerOptions options = {});
   // Waits for what its thread is writing, and logs an error when that failed. Call finish() before,
   // which throws it.
