@@ -25,9 +25,11 @@ else()
   set_source_files_properties(device/nccl_header_test.cpp PROPERTIES HEADER_FILE_ONLY ON)
 endif()
 
-# On real GPUs: always built, a test where there are any.
-add_executable(on_gpu device/on_gpu.cpp)
+# On real GPUs: always built, and a test where there are any. On the CPU the checks themselves are tested.
+file(GLOB on_gpu_sources CONFIGURE_DEPENDS device/on_gpu/*.cpp)
+add_executable(on_gpu ${on_gpu_sources})
 target_link_libraries(on_gpu PRIVATE lockstep lockstep_flags)
+target_include_directories(on_gpu PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/device ${PROJECT_SOURCE_DIR}/src)
 lockstep_precompile(on_gpu)
 if(EXISTS /dev/nvidia0)
   add_test(NAME on_gpu COMMAND lockstep_tool run --nproc-per-node gpu $<TARGET_FILE:on_gpu>)

@@ -72,7 +72,7 @@ class World {
   // a handler: a lost peer is an error, and does not end this process.
   static World from_env(WorldOptions options = {});
 
-  // A world of one, whatever the environment says.
+  // A world of one rank, regardless of the environment.
   static World solo();
 
   // This process's number in the job, from 0, and how many ranks the job has.
@@ -95,7 +95,7 @@ class World {
   // A key-value store that the ranks of this world share; its keys are separate from those of other
   // worlds.
   const KeyValueStore& store() const;
-  // Whatever takes a group takes a world, as the group of all ranks.
+  // A world may be given wherever a group is expected, as the group of all ranks.
   operator const Group&() const { return group(); }  // NOLINT(google-explicit-constructor)
 
   // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each"; "tcp with TLS" where

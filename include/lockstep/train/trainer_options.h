@@ -1,4 +1,4 @@
-// What a Trainer may be told.
+// The options of a Trainer.
 #pragma once
 
 #include <chrono>
@@ -51,8 +51,8 @@ struct Stage {
   int64_t batch_size = 0;  // 0: the loader's
 };
 
-// When and how the model is evaluated: in eval(), without gradients, each sample exactly once
-// whatever the number of ranks.
+// When and how the model is evaluated: in eval(), without gradients, each sample exactly once on
+// any number of ranks.
 struct Evaluation {
   DataSource data = {};
   int64_t every_epochs = 1;  // 0: not by epochs. At the end of the run in any case
@@ -62,9 +62,8 @@ struct Evaluation {
   // of other Trainers, one after another.
   std::vector<std::shared_ptr<Metric>> metrics = {};
   // Means over a batch's samples (TrainerOptions::count: over what that counts), by name, the same
-  // names in every batch. When not given: "loss",
-  // from the model and the loss of the training, which also counts `metrics`. One that is given
-  // counts them itself.
+  // names in every batch. When not given: "loss", from the model and the loss of the training, and
+  // `metrics` are updated, too. A function that is given updates `metrics` itself.
   std::function<std::map<std::string, double>(const data::Batch&)> measure = nullptr;
 };
 
@@ -72,11 +71,11 @@ struct Evaluation {
 struct EarlyStopping {
   std::string metric = "loss";
   Better better = Better::Lower;
-  int64_t patience = 3;  // evaluations without a better one that are let pass
+  int64_t patience = 3;  // evaluations without a better one that are tolerated
   double min_delta = 0;  // by which a metric has to be better to count
 };
 
-// Which checkpoint is kept however old it is.
+// Which checkpoint is kept regardless of its age.
 struct Best {
   std::string metric = "loss";
   Better better = Better::Lower;

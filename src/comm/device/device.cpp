@@ -12,7 +12,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr const char* kVariable = "LOCKSTEP_DEVICE";
-// libtorch's name for a device of somebody else's, as the tests have.
+// libtorch's name for a device type of an extension, as the tests have.
 constexpr const char* kOther = "privateuseone";
 
 bool is_other() { return env_text(kVariable).value_or("") == kOther; }

@@ -17,7 +17,7 @@ DeviceKind device_from_env(DeviceKind asked);
 struct Devices {
   c10::DeviceType type = c10::DeviceType::CPU;
   int count = 0;             // that it sees, of that type; the CPU is not counted
-  bool is_own = false;       // the only one that it sees is its own, whatever its local rank
+  bool is_own = false;       // it sees one device only, which is its own for any local rank
   std::string problem = {};  // why there is none, where one was asked for
 };
 

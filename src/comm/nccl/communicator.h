@@ -1,5 +1,5 @@
 // One NCCL communicator, made so that none of its calls blocks for longer than another thread
-// allows: abort() releases whoever waits in it.
+// allows: abort() ends a call that waits in it.
 #pragma once
 
 #include <functional>

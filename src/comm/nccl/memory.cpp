@@ -41,7 +41,7 @@ at::Tensor registered_memory(const std::shared_ptr<NcclState>& state, at::IntArr
     at::Tensor tensor =
         tensor_over(memory, sizes, options, [state, handle, process = OwnProcess()](void* own) {
           if (!process.is_here()) return;
-          // Kernels may still use it, and this memory is nobody's to reuse in order.
+          // Kernels may still use it, and no allocator orders its reuse after them.
           const c10::impl::VirtualGuardImpl device(state->device().type());
           device.synchronizeDevice(state->device().index());
           state->comm().dismiss(handle);

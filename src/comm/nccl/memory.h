@@ -1,4 +1,4 @@
-// Device memory that NCCL may access without copies of its own.
+// Device memory that NCCL accesses directly, without copies of its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

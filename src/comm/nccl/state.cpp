@@ -115,7 +115,7 @@ void NcclState::drain() {
   check_alive();
 }
 
-// Let go of here and outside the lock: whose last reference it is, frees memory of the group.
+// Released outside the lock: the last reference frees memory of the group.
 void NcclState::sweep() {
   std::vector<std::optional<Request>> requests;
   const std::lock_guard lock(mutex_);
@@ -199,7 +199,7 @@ bool NcclState::peek(steady_clock::time_point now) {
   return peer_status_.peek();
 }
 
-// What ends the group whatever the call.
+// What ends the group in any call.
 std::optional<std::string> NcclState::ended_otherwise() {
   if (const auto error = comm_.async_error()) return fmt::format("failed ({})", *error);
   if (diagnosis_.launcher_reports()) return diagnosis_.given_up();
@@ -212,7 +212,7 @@ std::optional<std::string> NcclState::ended_otherwise() {
 }
 
 // NCCL neither notices different calls, which wait for each other, nor tells one rank that another
-// has given up.
+// has aborted.
 void NcclState::look(DeviceCall& call) {
   last_look_ = steady_clock::now();
   call.looked = true;
@@ -222,7 +222,7 @@ void NcclState::look(DeviceCall& call) {
     if (!notice) continue;
     if (notice->contradicts(call.notice)) return fail(call.notice, "is not what the others called");
     if (notice->state != Notice::State::Failed) continue;
-    return fail(call.notice, fmt::format("was given up on {}, whose {} {}", diagnosis_.name(peer),
+    return fail(call.notice, fmt::format("was aborted on {}, whose {} {}", diagnosis_.name(peer),
                                          notice->text, notice->reason));
   }
 }

@@ -23,7 +23,7 @@
 
 namespace lockstep::comm {
 
-// A call on its way through the device.
+// A call that was enqueued on the device.
 struct DeviceCall {
   DeviceCall(c10::DeviceType type, Notice the_notice, std::chrono::milliseconds the_timeout)
       : notice(std::move(the_notice)), timeout(the_timeout), end(type) {}
@@ -34,7 +34,7 @@ struct DeviceCall {
   std::optional<Request> request;  // keeps the memory until the device is done with it
   c10::Event end;
   bool awaited = false;               // by the program, which may go on before the device does
-  std::atomic<bool> looked{false};    // the watch has told the others of it
+  std::atomic<bool> looked{false};    // the watch thread has posted it to the others
   std::atomic<bool> recorded{false};  // `end` is in the stream
   std::atomic<bool> over{false};
 };
@@ -43,7 +43,7 @@ class NcclState {
  public:
   struct Setup {
     at::Device device;
-    std::vector<int> members;  // the group's ranks as the world counts them
+    std::vector<int> members;  // the world's numbers of the group's ranks
     int rank = 0;
     std::chrono::milliseconds timeout;
     std::vector<int> pids;  // of the ranks on this host; 0 for the others
@@ -51,7 +51,7 @@ class NcclState {
 
   // Meets the other ranks, which all call it with the same id. Throws CommError.
   NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store& store, const Setup& setup);
-  // Lets calls that were waited for come to their end on the device; others are cut off.
+  // Lets the device finish calls that were waited for; others are aborted.
   ~NcclState();
 
   // Registers a call, which is watched from here on; all on the one thread that calls the group.
@@ -63,17 +63,17 @@ class NcclState {
   bool is_over(const DeviceCall& call) const;
   // Blocks the caller until the device has done everything that was enqueued.
   void drain();
-  // Whether it has.
+  // Whether the device has done everything that was enqueued.
   bool is_idle();
-  // Lets go of the memory of calls that are over.
+  // Releases the memory of calls that are over.
   void sweep();
 
-  // Ends the group: whoever is or comes here gets an error. Any thread.
+  // Ends the group: waiting and later calls throw. Any thread.
   void fail(const Notice& at, const std::string& reason);
   void give_up(std::string_view why) noexcept;
   // Throws when the group has ended.
   void check_alive();
-  // Why it is of no use any more, as far as is known here.
+  // Why the group can no longer be used, as far as this rank knows.
   std::optional<std::string> failure();
 
   const Diagnosis& diagnosis() const { return diagnosis_; }

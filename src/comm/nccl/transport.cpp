@@ -22,7 +22,7 @@
 namespace lockstep::comm {
 namespace {
 
-// The two halves of a group: what ends one ends the other.
+// The two halves of a group, for the device and for the CPU: a failure of one ends the other.
 struct Halves {
   std::shared_ptr<Transport> cpu;
   std::shared_ptr<NcclState> device;
@@ -40,7 +40,7 @@ struct Halves {
   }
 };
 
-// What was put off until somebody waits or something else is called.
+// Messages that are deferred until the program waits for one or makes another call.
 struct Messages {
   std::vector<Request> requests;
   std::vector<std::shared_ptr<DeviceCall>> calls;
@@ -78,7 +78,7 @@ void Engine::on_stream(const Notice& notice, const Enqueue& enqueue) {
   try {
     enqueue();
   } catch (const std::exception& error) {
-    // Also for want of memory: the other ranks are in the call, or will be.
+    // Also when memory is short: the other ranks are in the call, or will be.
     device().fail(notice, fmt::format("failed ({})", first_line(error)));
     device().check_alive();
   }

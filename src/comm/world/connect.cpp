@@ -66,7 +66,7 @@ void check_sharing(Backend asked, const std::string& problem, int rank) {
     log::warn(fmt::format("[comm] {}: they communicate over TCP, which is slower", problem));
 }
 
-// Without one, connections fail, and the others wait for them until the deadline.
+// Without descriptors connections fail, and the others wait for them until the deadline.
 void check_descriptors(int ranks) {
   const auto [used, limit] = descriptors();
   constexpr int kSpare = 16;  // of the group itself

@@ -1,11 +1,13 @@
 #include "launch/job/program.h"
 
 #include <elf.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -135,9 +137,15 @@ void refuse_program(const std::string& path, int error) {
          error == ENOENT || error == ENOTDIR ? kNotFound : kNotExecutable);
 }
 
-bool is_plain_script(const std::string& path) {
-  const std::string bytes = first_bytes(path);
-  return !bytes.starts_with(ELFMAG) && bytes.find('\0') == std::string::npos;
+bool is_plain_script(const char* path) noexcept {
+  const int before = errno;
+  std::array<char, 256> bytes;
+  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  const ssize_t got = file < 0 ? 0 : read(file, bytes.data(), bytes.size());
+  if (file >= 0) close(file);
+  errno = before;
+  const std::string_view text(bytes.data(), static_cast<size_t>(std::max<ssize_t>(0, got)));
+  return !text.starts_with(ELFMAG) && text.find('\0') == text.npos;
 }
 
 bool binds_its_port(const std::string& path, const std::vector<std::string>& command) {

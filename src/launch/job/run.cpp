@@ -27,7 +27,7 @@ std::string options_threads(const Options& options) {
   return own != variables.end() ? own->second : *env_text("OMP_NUM_THREADS");
 }
 
-// `where`: what is said of the place where rank 0 listens.
+// `where`: a description of the address at which rank 0 listens.
 std::string describe_ranks(const Options& options, std::string_view where) {
   check(options);
   const auto arguments = options.command.begin() + 1;
@@ -60,7 +60,7 @@ int run(const Options& options) {
     }
     const auto start = Restarts::Clock::now();
     const Outcome outcome = run_attempt(session, std::move(plan));
-    // It came after a failure, and there is no restart because of it.
+    // The signal came after a failure, and prevents the restart.
     if (outcome.signal && outcome.cause && count < options.max_restarts) {
       session.drain(outcome.signal);
       return 128 + *outcome.signal;

@@ -21,8 +21,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For the others to notice a failure by themselves and say what they were doing, for which they ask
-// each other for up to 0.3 s.
+// Time for the other ranks to notice a failure by themselves and to report what they were doing;
+// they collect each other's status for up to 0.3 s.
 constexpr auto kTelling = 800ms;
 // With kTelling before it a job is over 2.3 s after a failure, and within the promised 3 s on a
 // busy machine.
@@ -113,7 +113,8 @@ void WorkerGroup::attend_outside() {
   const auto order = outside_->attend();
   if (!order) return;
   if (phase_ == Phase::Stopping && order->signal == 0) {
-    // Others count on the ranks' end within the time after a failure, though a signal allows more.
+    // Other launchers expect the ranks to end within the time after a failure, though a signal
+    // allows more.
     const auto limit = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
     deadline_ = std::min(*deadline_, limit);
   }
@@ -241,7 +242,7 @@ void WorkerGroup::record(pid_t pid, int wait_status) {
   if (phase_ == Phase::Running) {
     outcome_.cause = outcome_.ends.back().rank;
     outcome_.failed_ns = outcome_.ends.back().at_ns;
-    // Before they are told, and leave.
+    // Before the ranks are told of the failure, and leave.
     outcome_.seen_first = ask(kAnswerAfterFailure);
   }
   control_.report_failure();

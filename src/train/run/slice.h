@@ -38,6 +38,18 @@ class Slice : public data::Dataset {
   Range range_;
 };
 
+// Samples are ordered by class in an ImageFolder, so that its last share would be of the last
+// classes only. Here classes take turns: a first or last share has about that share of each class.
+// Other data sets are returned as they are.
+std::shared_ptr<const data::Dataset> with_classes_in_turns(
+    std::shared_ptr<const data::Dataset> whole);
+
+// Throws ConfigError when most of what is held out is of classes that nothing to train on has, as
+// in a table that is ordered by class. (A rare class may happen to be held out.) Reads what is held
+// out, and the beginning of the rest.
+void refuse_unseen_classes(const data::Dataset& training, const data::Dataset& validation,
+                           double fraction);
+
 // How many of the last samples are for evaluation, and not to train on or to measure.
 inline int64_t held_out(const DataConfig& data, int64_t samples) {
   return std::llround(data.validation_fraction * static_cast<double>(samples));
