@@ -150,7 +150,8 @@ std::vector<std::string> to_remove(const std::vector<Published>& checkpoints,
   std::set<std::string> kept;
   for (size_t i = 0; i < checkpoints.size(); ++i) {
     const auto& checkpoint = checkpoints[i];
-    const bool last = static_cast<int64_t>(checkpoints.size() - i) <= retention.keep_last;
+    const auto newer = static_cast<int64_t>(checkpoints.size() - i) - 1;
+    const bool last = newer == 0 || newer < retention.keep_last;
     if (last || (retention.keep_every > 0 && checkpoint.step % retention.keep_every == 0)) {
       kept.insert(checkpoint.name);
     }
