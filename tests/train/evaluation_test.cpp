@@ -1,13 +1,16 @@
 // An evaluation of a model that draws random numbers, as an autoencoder that samples its code.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <optional>
+#include <map>
 #include <string>
+#include <utility>
 
 #include "lanes/training.h"
 #include "support/folder.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 #include "train/net.h"
 
 namespace lockstep {
@@ -108,6 +111,54 @@ TEST(NoisyEvaluation, ARunThatWasStoppedGoesOnAsOneThatWasNot) {
   const uint64_t expected = result_of({"auto", 2}, run("calm", 0));
   result_of({"auto", 2}, run("stopped", 7));
   EXPECT_EQ(result_of({"auto", 2}, run("stopped", 0)), expected);
+}
+
+// Scaling belongs to both, augmentation to the training.
+TEST(EvaluationTransforms, AreItsOwn) {
+  for (const auto division :
+       {test::Division::None, test::Division::Shared, test::Division::Gathered}) {
+    spawn(3, [&](World& world) {
+      seed_everything(1, world);
+      test::TrainNet net;
+      const at::Tensor x = at::arange(42, at::kFloat).view({7, 6});
+      const data::TensorDataset samples(torch::cat({x, x}, 1), at::zeros({7}, at::kLong));
+      // The model takes the half of what samples have.
+      const data::Transform half = [](Batch batch) {
+        return Batch{batch.data.narrow(1, 0, 6) / 42, batch.target};
+      };
+      const data::Transform noise = [](Sample sample) {
+        return Sample{sample.data + torch::randn_like(sample.data), sample.target};
+      };
+      train::TrainerOptions options{.epochs = 1,
+                                    .loader = {.batch_size = 3, .transforms = {half, noise}},
+                                    .fsdp = test::divided(division)};
+      options.evaluation = {
+          .data = samples, .batch_size = 1, .transforms = {{half}}, .measure = [&](const Batch& b) {
+            call(net, b.data);
+            return std::map<std::string, double>{{"mean", b.data.mean().item<double>()}};
+          }};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      EXPECT_NEAR(trainer.evaluate().at("mean"), x.mean().item<double>() / 42, 1e-6);
+      trainer.run();
+    });
+  }
+}
+
+TEST(EvaluationTransforms, HaveToBeSaidWhereTheTrainingHasAny) {
+  spawn(2, [](World& world) {
+    test::TrainNet net;
+    const auto samples = test::train_samples(20);
+    const data::Transform scale = [](Batch batch) { return Batch{batch.data * 2, batch.target}; };
+    train::TrainerOptions options{.epochs = 1, .loader = {.transforms = {scale}}};
+    options.evaluation.data = samples;
+    const auto construct = [&] {
+      train::Trainer(world, net, train::cross_entropy(), samples, options);
+    };
+    EXPECT_THAT(test::message_of<ConfigError>(construct),
+                testing::HasSubstr("evaluations would have none: give Evaluation::transforms"));
+    options.evaluation.transforms.emplace();
+    construct();
+  });
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ TEST(HeldOut, OfATableThatIsOrderedByClassIsRefused) {
             "\n";
   }
   write(folder / "sorted.csv", rows);
-  // In turns, but for one of a rare class at the end.
+  // Not in order.
   std::string mixed = "a,b,kind\n";
   for (int i = 0; i < 60; ++i) {
     mixed += std::to_string(i % 7) + "," + std::to_string(i % 5) + ",kind" +
@@ -93,8 +93,8 @@ TEST(HeldOut, OfATableThatIsOrderedByClassIsRefused) {
   config.training.metrics = {"accuracy"};
   spawn_bare(2, [&](int) {
     EXPECT_THAT(message_of<ConfigError>([&] { train::run(config); }),
-                HasSubstr("holds out the last 12 samples, of which 12 are of classes that none of "
-                          "the 48 to train on has, as class 2: the data are ordered by class"));
+                HasSubstr("holds out the last 12 of 60 samples, and they are ordered by class: all "
+                          "those of one of the 3 classes are together"));
   });
   config.data.path = folder / "mixed.csv";
   EXPECT_THAT(printed(2, config), HasSubstr("csv: 48 samples, evaluated on 12"));

@@ -58,6 +58,10 @@ struct Evaluation {
   int64_t every_epochs = 1;  // 0: not by epochs. At the end of the run in any case
   int64_t every_steps = 0;   // 0: not by steps
   int64_t batch_size = 0;    // per rank; 0: the loader's
+  // Of its samples, on their way to the model. Those of TrainerOptions::loader are the training's,
+  // with its augmentation, and evaluations do not have them: where there are any, say here which
+  // evaluations have, as scaling; {} for none.
+  std::optional<std::vector<data::Transform>> transforms = std::nullopt;
   // Beside the loss: of the model's outputs and the targets. They may be the same objects as those
   // of other Trainers, one after another.
   std::vector<std::shared_ptr<Metric>> metrics = {};
@@ -123,8 +127,8 @@ struct TrainerOptions {
   // Of this process, counted from run() on. The run ends as if its last step were made.
   std::chrono::milliseconds max_time{0};
 
-  // Batch size, seed, order, transforms, threads, lanes. `exact` is for evaluations; `device` is
-  // the world's when it is not given.
+  // Batch size, seed, order, transforms (Evaluation has its own), threads, lanes. `exact` is for
+  // evaluations; `device` is the world's when it is not given.
   data::LoaderOptions loader = {};
   // Further stages instead of the Trainer's data, one after another.
   std::vector<Stage> stages = {};

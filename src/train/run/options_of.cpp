@@ -224,14 +224,14 @@ RunData data_of(const RunConfig& config, const Registry& registry, const comm::W
           "evaluate with",
           given.validation_fraction, all, all - part, part));
     }
+    // What is in memory is looked at.
+    if (data.classes > 0 && is_file_data(given.kind) && given.kind != "images" &&
+        given.kind != "tokens") {
+      refuse_ordered_classes(*data.training, part, given.validation_fraction);
+    }
     const auto whole = with_classes_in_turns(data.training);
     data.validation = std::make_shared<Slice>(whole, Range{all - part, all});
     data.training = std::make_shared<Slice>(whole, Range{0, all - part});
-    // Those are in memory.
-    if (data.classes > 0 && is_file_data(given.kind) && given.kind != "images" &&
-        given.kind != "tokens") {
-      refuse_unseen_classes(*data.training, *data.validation, given.validation_fraction);
-    }
   }
   if (given.max_samples > 0) data.training = first_of(data.training, given.max_samples);
   return data;

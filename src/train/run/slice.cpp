@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "lockstep/core/error.h"
@@ -82,26 +83,26 @@ std::shared_ptr<const data::Dataset> with_classes_in_turns(
   return std::make_shared<Reordered>(std::move(whole), std::move(order));
 }
 
-void refuse_unseen_classes(const data::Dataset& training, const data::Dataset& validation,
-                           double fraction) {
-  std::map<int64_t, int64_t> unseen;  // samples, by class
-  each_class(validation, [&](int64_t label) {
-    if (label >= 0) ++unseen[label];  // others do not count
-    return false;
+void refuse_ordered_classes(const data::Dataset& whole, int64_t held_out, double fraction) {
+  constexpr int64_t kFewest = 20;  // samples that are not in order by chance
+  if (whole.size() < kFewest) return;
+  std::map<int64_t, int64_t> counts;
+  std::optional<int64_t> last;
+  bool is_ordered = true;
+  each_class(whole, [&](int64_t label) {
+    is_ordered = label == last || !counts.contains(label);
+    ++counts[label];
+    last = label;
+    return !is_ordered;
   });
-  if (unseen.empty()) return;
-  each_class(training, [&](int64_t label) {
-    unseen.erase(label);
-    return unseen.empty();
-  });
-  int64_t samples = 0;
-  for (const auto& [label, count] : unseen) samples += count;
-  if (2 * samples <= validation.size()) return;
+  const bool has_rare_one =
+      std::ranges::any_of(counts, [](const auto& item) { return item.second < 2; });
+  if (!is_ordered || counts.size() < 2 || has_rare_one) return;
   throw ConfigError(fmt::format(
-      "[run] data.validation_fraction = {} holds out the last {} samples, of which {} are of "
-      "classes that none of the {} to train on has, as class {}: the data are ordered by class. "
-      "Shuffle the samples, or give data.validation_path",
-      fraction, validation.size(), samples, training.size(), unseen.begin()->first));
+      "[run] data.validation_fraction = {} holds out the last {} of {} samples, and they are "
+      "ordered by class: all those of one of the {} classes are together, so that an evaluation "
+      "would be of the last one or few. Shuffle the samples, or give data.validation_path",
+      fraction, held_out, whole.size(), counts.size()));
 }
 
 }  // namespace lockstep::train

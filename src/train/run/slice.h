@@ -44,11 +44,9 @@ class Slice : public data::Dataset {
 std::shared_ptr<const data::Dataset> with_classes_in_turns(
     std::shared_ptr<const data::Dataset> whole);
 
-// Throws ConfigError when most of what is held out is of classes that nothing to train on has, as
-// in a table that is ordered by class. (A rare class may happen to be held out.) Reads what is held
-// out, and the beginning of the rest.
-void refuse_unseen_classes(const data::Dataset& training, const data::Dataset& validation,
-                           double fraction);
+// Throws ConfigError when the samples are ordered by class, as some tables are, so that the last
+// `held_out` of them are of the last classes only. Reads until it sees that they are not.
+void refuse_ordered_classes(const data::Dataset& whole, int64_t held_out, double fraction);
 
 // How many of the last samples are for evaluation, and not to train on or to measure.
 inline int64_t held_out(const DataConfig& data, int64_t samples) {
