@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::train {
 namespace {
@@ -131,10 +132,13 @@ void check_combinations(const TrainerOptions& o, const comm::Group& group) {
          "sync_batch_norm together with lanes: its statistics are over ranks, and lanes give the "
          "same on any number of them; leave out one");
   }
-  need(
-      o.loader.transforms.empty() || !o.evaluation.data || o.evaluation.transforms.has_value(),
-      "loader.transforms are of the samples to train on, and evaluations would have none: give "
-      "Evaluation::transforms, those of them that are no augmentation, or {} where none is wanted");
+  if (group.rank() == 0 && !o.loader.transforms.empty() && o.evaluation.data &&
+      !o.evaluation.transforms) {
+    log::warn(
+        "[train] loader.transforms are of the samples to train on, and evaluations have none: give "
+        "Evaluation::transforms, those of them that are no augmentation, or {} where none is "
+        "wanted");
+  }
   const auto& saving = o.saving;
   need(saving.on_preemption || o.notice == nullptr,
        "saving.on_preemption is false, and there is a notice: give one of them");

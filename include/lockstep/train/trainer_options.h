@@ -60,7 +60,7 @@ struct Evaluation {
   int64_t batch_size = 0;    // per rank; 0: the loader's
   // Of its samples, on their way to the model. Those of TrainerOptions::loader are the training's,
   // with its augmentation, and evaluations do not have them: where there are any, say here which
-  // evaluations have, as scaling; {} for none.
+  // evaluations have, as scaling; {} for none. Without a value: none, with a warning.
   std::optional<std::vector<data::Transform>> transforms = std::nullopt;
   // Beside the loss: of the model's outputs and the targets. They may be the same objects as those
   // of other Trainers, one after another.
