@@ -83,16 +83,16 @@ std::shared_ptr<const data::Dataset> with_classes_in_turns(
   return std::make_shared<Reordered>(std::move(whole), std::move(order));
 }
 
-void refuse_ordered_classes(const data::Dataset& whole, int64_t held_out, double fraction) {
+void refuse_ordered_classes(const data::Dataset& whole, int64_t last_ones, double fraction) {
   constexpr int64_t kFewest = 20;  // samples that are not in order by chance
   if (whole.size() < kFewest) return;
   std::map<int64_t, int64_t> counts;
-  std::optional<int64_t> last;
+  std::optional<int64_t> before;
   bool is_ordered = true;
   each_class(whole, [&](int64_t label) {
-    is_ordered = label == last || !counts.contains(label);
+    is_ordered = label == before || !counts.contains(label);
     ++counts[label];
-    last = label;
+    before = label;
     return !is_ordered;
   });
   const bool has_rare_one =
@@ -102,7 +102,7 @@ void refuse_ordered_classes(const data::Dataset& whole, int64_t held_out, double
       "[run] data.validation_fraction = {} holds out the last {} of {} samples, and they are "
       "ordered by class: all those of one of the {} classes are together, so that an evaluation "
       "would be of the last one or few. Shuffle the samples, or give data.validation_path",
-      fraction, held_out, whole.size(), counts.size()));
+      fraction, last_ones, whole.size(), counts.size()));
 }
 
 }  // namespace lockstep::train

@@ -45,8 +45,8 @@ std::shared_ptr<const data::Dataset> with_classes_in_turns(
     std::shared_ptr<const data::Dataset> whole);
 
 // Throws ConfigError when the samples are ordered by class, as some tables are, so that the last
-// `held_out` of them are of the last classes only. Reads until it sees that they are not.
-void refuse_ordered_classes(const data::Dataset& whole, int64_t held_out, double fraction);
+// `last_ones` of them are of the last classes only. Reads until it sees that they are not.
+void refuse_ordered_classes(const data::Dataset& whole, int64_t last_ones, double fraction);
 
 // How many of the last samples are for evaluation, and not to train on or to measure.
 inline int64_t held_out(const DataConfig& data, int64_t samples) {
