@@ -1,6 +1,7 @@
 // all_reduce of float32 by size, as benchmarks/peers/allreduce.py measures Gloo: from the last
-// rank's start to the last rank's end, each call after a fresh fill and a barrier. Prints one JSON
-// line on rank 0.
+// rank's start to the last rank's end, each call after a fresh fill and a barrier. On the GPUs of
+// the ranks where they have any (LOCKSTEP_DEVICE), until the device is done. Prints one JSON line
+// on rank 0.
 #include <lockstep/lockstep.h>
 
 #include <algorithm>
@@ -8,6 +9,9 @@
 #include <cstdio>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <vector>
+
+#include "device.h"
 
 namespace {
 
@@ -25,9 +29,11 @@ double latency(const World& world, int steps, const std::function<void()>& fill,
   at::Tensor spans = at::empty({steps, 2}, at::kDouble);
   for (int i = -3; i < steps; ++i) {
     fill();
+    bench::finish(world.device());
     world.group().barrier().wait();
     const double begin = now_us();
     call();
+    bench::finish(world.device());
     const double end = now_us();
     if (i < 0) continue;
     spans[i][0] = begin;
@@ -41,7 +47,7 @@ double latency(const World& world, int steps, const std::function<void()>& fill,
 
 // What the same bytes cost without any partner: each rank reads, adds to and writes its own.
 double read_add_write(const World& world, int steps, int64_t count) {
-  at::Tensor data = at::empty({count});
+  at::Tensor data = at::empty({count}, world.device());
   return latency(
       world, steps, [&] { data.fill_(1); }, [&] { data.add_(1); });
 }
@@ -53,11 +59,13 @@ int main() try {
   const World world = World::from_env();
   const auto& group = world.group();
   nlohmann::json rows = nlohmann::json::array();
-  for (int64_t bytes :
-       {4l, 8l, 1024l, 16l << 10, 64l << 10, 256l << 10, 1l << 20, 4l << 20, 25l << 20}) {
+  std::vector<int64_t> sizes{4, 8, 1024, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 25 << 20};
+  if (!world.device().is_cpu()) sizes.push_back(400 << 20);
+  for (const int64_t bytes : sizes) {
     const int64_t count = bytes / 4;
     const int steps = bytes <= 64 << 10 ? 200 : bytes <= 1 << 20 ? 60 : 25;
-    at::Tensor shared = group.empty({count}), own = at::empty({count});
+    at::Tensor shared = group.empty({count}, world.device()),
+               own = at::empty({count}, world.device());
     const auto time = [&](at::Tensor& data) {
       return latency(
           world, steps, [&] { data.fill_(1); }, [&] { group.all_reduce(data).wait(); });
@@ -69,7 +77,10 @@ int main() try {
                     {"read_add_write_us", read_add_write(world, steps, count)}});
   }
   if (world.is_main()) {
-    std::puts(nlohmann::json{{"world", world.size()}, {"backend", group.backend()}, {"rows", rows}}
+    std::puts(nlohmann::json{{"world", world.size()},
+                             {"backend", group.backend()},
+                             {"device", world.device().str()},
+                             {"rows", rows}}
                   .dump()
                   .c_str());
   }

@@ -1,5 +1,6 @@
 // Saves and restores 384 MB (24 tensors of 16 MB) that all ranks have, and copies the same bytes in
-// memory. Prints one JSON line: seconds, each several times.
+// memory, or from a GPU to pinned memory where the ranks have any (LOCKSTEP_DEVICE). Prints one
+// JSON line: seconds, each several times.
 //   lockstep run --nproc-per-node 2 bench_checkpoint DIRECTORY [REPEATS [STEPS [TENSORS]]]
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -11,6 +12,8 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+
+#include "device.h"
 
 namespace {
 
@@ -38,9 +41,11 @@ struct Net : torch::nn::Module {
 
 template <class Body>
 double seconds(const World& world, const Body& body) {
+  bench::finish(world.device());
   world.group().barrier().wait();
   const auto begin = std::chrono::steady_clock::now();
   body();
+  bench::finish(world.device());
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
@@ -75,11 +80,30 @@ void remove_steps(const World& world, const fs::path& directory, bool all) {
   for (const auto& path : steps) fs::remove_all(path);
 }
 
+// This rank's share, asynchronously.
+void copy_from_device(const Net& net, lockstep::Range own, const at::Tensor& memory) {
+  int64_t place = 0;
+  for (const auto& layer : net.layers) {
+    const auto begin = std::max(own.begin, place);
+    const auto end = std::min<int64_t>(own.end, place + (16 << 20));
+    if (begin < end) {
+      const at::Tensor bytes = layer.detach().view({-1}).view(at::kByte);
+      memory.narrow(0, begin - own.begin, end - begin)
+          .copy_(bytes.narrow(0, begin - place, end - begin), /*non_blocking=*/true);
+    }
+    place += 16 << 20;
+  }
+}
+
 // This rank's share, into memory that is there.
 double copied(const World& world, const Net& net) {
   const auto bytes = static_cast<int64_t>(net.layers.size()) * (16 << 20);
   const auto own = lockstep::Shard{world.rank(), world.size()}.of(bytes);
-  static at::Tensor memory = at::zeros({own.end - own.begin}, at::kByte);
+  static at::Tensor memory = at::zeros(
+      {own.end - own.begin}, at::TensorOptions(at::kByte).pinned_memory(!world.device().is_cpu()));
+  if (!world.device().is_cpu()) {
+    return slowest(world, seconds(world, [&] { copy_from_device(net, own, memory); }));
+  }
   return slowest(world, seconds(world, [&] {
                    char* to = static_cast<char*>(memory.mutable_data_ptr());
                    int64_t place = 0;
@@ -100,6 +124,7 @@ double copied(const World& world, const Net& net) {
 void measure(const World& world, const fs::path& directory, int repeats, int64_t steps,
              int64_t tensors) {
   Net net(tensors);
+  net.to(world.device());
   nlohmann::json line;
   int64_t step = 0;
   {
@@ -135,7 +160,7 @@ void measure(const World& world, const fs::path& directory, int repeats, int64_t
   if (steps > 0) {
     lockstep::Ddp ddp(net, world);
     torch::optim::SGD sgd(net.parameters(), 1e-4);
-    const at::Tensor x = torch::randn({16, 1024});
+    const at::Tensor x = torch::randn({16, 1024}).to(world.device());
     const auto run = [&](bool saves) {
       const double time = slowest(world, seconds(world, [&] {
                                     for (int64_t i = 0; i < steps; ++i) {
@@ -157,6 +182,7 @@ void measure(const World& world, const fs::path& directory, int repeats, int64_t
   }
   remove_steps(world, directory / "async", true);
   line["ranks"] = world.size();
+  line["device"] = world.device().str();
   line["mb"] = 16 * tensors;
   if (world.is_main()) fmt::print("{}\n", line.dump());
 }

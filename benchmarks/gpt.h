@@ -53,6 +53,9 @@ TORCH_MODULE(Block);
 struct GptShape {
   int64_t layers = 4, width = 256, heads = 4, vocab = 4096, length = 128;
 };
+// GPT-2's smallest, but for a vocabulary that gives as many parameters without a tied head.
+inline constexpr GptShape kGpt125M{
+    .layers = 12, .width = 768, .heads = 12, .vocab = 25'088, .length = 1024};
 
 // Learned positions, untied output head without bias.
 struct GptImpl : nn::Module {

@@ -1,5 +1,6 @@
-// Times training steps of a model on made data, on any number of ranks, and says where the time
-// goes. Prints one JSON line.
+// Times training steps of a model on made data, on any number of ranks and on GPUs where the ranks
+// have any (LOCKSTEP_DEVICE), and says where the time goes. Prints one JSON line. On a GPU the
+// times of steps and updates are the host's, which enqueues them.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <lockstep/lockstep.h>
@@ -14,6 +15,7 @@
 #include <optional>
 
 #include "../examples/measure.h"
+#include "device.h"
 #include "gpt.h"
 
 namespace {
@@ -138,10 +140,16 @@ class Training {
  public:
   Training(const Options& options, const World& world, const std::string& mode)
       : options_(options),
+        device_(world.device()),
         barrier_(mode == "barrier" ? std::optional(world.group()) : std::nullopt),
         work_(options.model == "gpt" ? transformer(options, world.rank())
-                                     : perceptron(options, world.rank())),
-        parameters_(work_.module->parameters()) {
+                                     : perceptron(options, world.rank())) {
+    work_.module->to(device_);
+    parameters_ = work_.module->parameters();
+    for (auto& [x, y] : work_.batches) {
+      x = x.to(device_);
+      y = y.to(device_);
+    }
     DdpOptions ddp_options;
     if (!options.bucket_kib.empty()) ddp_options.bucket_bytes.clear();
     for (const int64_t kib : options.bucket_kib) ddp_options.bucket_bytes.push_back(kib << 10);
@@ -165,6 +173,7 @@ class Training {
   double run(int64_t count) {
     const auto begin = Clock::now();
     for (int64_t step = 0; step < count; ++step) this->step();
+    bench::finish(device_);
     return static_cast<double>(count * options_.accumulate * options_.batch) /
            (us(Clock::now() - begin) / 1e6);
   }
@@ -181,6 +190,11 @@ class Training {
     return torch::stack(at::TensorList(losses_.data(), count)).mean().item<double>();
   }
   const std::optional<Ddp>& ddp() const { return ddp_; }
+  int64_t parameter_count() const {
+    int64_t count = 0;
+    for (const auto& parameter : work_.module->parameters()) count += parameter.numel();
+    return count;
+  }
   double kept_mb() const { return state_mb(parameters_, *optimizer_); }
 
  private:
@@ -220,11 +234,12 @@ class Training {
   }
 
   Tensor loss_of(const bench::Batch& batch) const {
-    const Autocast autocast(at::kCPU, options_.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
+    const Autocast autocast(device_, options_.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
     return work_.loss(batch);
   }
 
   const Options& options_;
+  at::Device device_;
   std::optional<Group> barrier_;
   Work work_;
   std::vector<Tensor> parameters_;
@@ -269,6 +284,7 @@ nlohmann::json one_training(const Options& options, const World& world) {
 
   nlohmann::json line;
   line["samples_per_s"] = sum_over_ranks(world, own_rate);
+  line["parameters"] = training.parameter_count();
   line["step_us"] = training.step_us();
   line["update_us"] = training.update_us();
   line["final_loss"] = training.latest_loss();
@@ -312,11 +328,10 @@ void measure(const Options& options) {
   const World world = World::from_env();
   at::set_num_threads(static_cast<int>(options.threads));
   torch::manual_seed(options.seed);
-  nlohmann::json line = {{"model", options.model},
-                         {"mode", fmt::to_string(fmt::join(options.modes, ","))},
-                         {"world", world.size()},
-                         {"optimizer", options.optimizer},
-                         {"dtype", options.dtype}};
+  nlohmann::json line = {
+      {"model", options.model},         {"mode", fmt::to_string(fmt::join(options.modes, ","))},
+      {"world", world.size()},          {"device", world.device().str()},
+      {"optimizer", options.optimizer}, {"dtype", options.dtype}};
   line.update(options.modes.size() > 1 ? by_turns(options, world) : one_training(options, world));
   line["peak_rss_mb"] = example::peak_rss_mb();
   if (world.is_main()) std::puts(line.dump().c_str());
@@ -369,7 +384,8 @@ int main(int argc, char** argv) {
       ->delimiter(',');
   for (const auto& [flag, size] :
        {std::pair("--width", &options.shape.width), std::pair("--layers", &options.shape.layers),
-        std::pair("--length", &options.shape.length)}) {
+        std::pair("--length", &options.shape.length), std::pair("--heads", &options.shape.heads),
+        std::pair("--vocab", &options.shape.vocab)}) {
     app.add_option(flag, *size, "of gpt")->check(CLI::Range(1, 1'000'000))->capture_default_str();
   }
   app.add_option("--seed", options.seed)->capture_default_str();

@@ -57,10 +57,10 @@ if(LOCKSTEP_TORCH)
   endif()
 endif()
 
-# Settings of every target we compile; warnings are errors.
+# Settings of every target we compile.
 add_library(lockstep_flags INTERFACE)
 target_compile_options(lockstep_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
-                       -Wno-missing-field-initializers -Werror)
+                       -Wno-missing-field-initializers $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
 if(LOCKSTEP_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # Meant for headers, which to this warning all sources of a unity build are.
   target_compile_options(lockstep_flags INTERFACE -Wno-subobject-linkage)

@@ -7,6 +7,7 @@
 
 #include <latch>
 
+#include "device/nccl_of_one.h"
 #include "device/on_device.h"
 
 namespace lockstep::test {
@@ -26,6 +27,25 @@ TEST(NcclStreams, AnOperationBeginsAfterWhatTheCallerHasEnqueued) {
     work.wait();
     late.count_down();
     EXPECT_EQ(data.cpu().sum().item<float>(), 3000);
+  });
+}
+
+// What tests/device/on_gpu has on one real GPU.
+TEST(NcclStreams, AGroupOfOneRankKeepsTheOrderToo) {
+  spawn_on_device(1, [](World& world) {
+    const Group group = nccl_of_one(world.device());
+    EXPECT_EQ(group.backend(), "nccl");
+    fake::shut_gate();
+    at::Tensor data = at::zeros({1000}).to(world.device());
+    data.fill_(3);
+    Work work = group.all_reduce(data);
+    work.wait();
+    at::Tensor after = data * 2;
+    EXPECT_EQ(after.cpu().sum().item<float>(), 6000);
+    at::Tensor gathered = at::zeros({1000}).to(world.device());
+    group.all_gather(gathered, after).wait();
+    EXPECT_EQ(gathered.cpu().sum().item<float>(), 6000);
+    group.barrier().wait();
   });
 }
 

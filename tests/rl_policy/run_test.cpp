@@ -206,7 +206,7 @@ TEST(ContinualRun, EndsWhenItsEnvironmentsDie) {
     worlds_die = world.rank() == 1;
     const auto o = with_model(folder / "model", folder / "run");
     EXPECT_THAT(message_of<Error>([&] { rl::run_continual(world, course(), o); }),
-                HasSubstr("of 6 episodes died, at last: [test] its last words"));
+                HasSubstr("of 6 episodes died, the last one: [test] its last words"));
   });
 }
 

@@ -9,7 +9,8 @@ namespace lockstep::parallel {
 
 // Drop-in for torch::optim::Adam. Bits are those of Python's Adam(fused=True) on one thread and a
 // processor with AVX2 (there float32 has a kernel of ours; the rest is torch's), which differ from
-// torch::optim::Adam's in the last place. step() throws ConfigError for a sparse gradient and for a
+// torch::optim::Adam's in the last place. On a GPU the kernels are torch's, one launch for all
+// parameters of a dtype. step() throws ConfigError for a sparse gradient and for a
 // parameter with overlapping or gapped memory, before it changed anything. Several times faster:
 // docs/benchmarks.md.
 class FusedAdam : public torch::optim::Adam {

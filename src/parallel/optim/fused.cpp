@@ -22,9 +22,6 @@ std::vector<std::vector<at::Tensor>> fused_parameters(
                                       address, i, group, why));
       };
       const at::Tensor& parameter = parameters[i];
-      if (!parameter.is_cpu()) {
-        refuse(fmt::format("is on {}, and this is for CPUs", parameter.device().str()));
-      }
       if (!parameter.is_non_overlapping_and_dense()) refuse("has overlapping or gapped memory");
       const auto [place, fresh] = group_of.try_emplace(parameter.unsafeGetTensorImpl(), group);
       if (place->second != group) {

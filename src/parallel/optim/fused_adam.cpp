@@ -53,7 +53,7 @@ Item item_of(const at::Tensor& parameter, State& state, bool amsgrad) {
 // Whether our own kernel can do it.
 bool is_plain(const Item& item) {
   return adam_kernel() != nullptr && !item.largest.defined() &&
-         item.parameter.scalar_type() == at::kFloat;
+         item.parameter.scalar_type() == at::kFloat && item.parameter.is_cpu();
 }
 
 template <typename Options>
@@ -87,12 +87,15 @@ void update_plain(const Item& item, const Options& options) {
 // What torch's kernels take: one list per role.
 struct Lists {
   std::vector<at::Tensor> parameters, gradients, averages, squares, largest, steps;
+  int64_t last_step = 0;
 
   void add(const Item& item) {
     // Parameters are nearly always at one step, whose tensor they then share.
-    const auto step = static_cast<float>(item.step);
-    const bool same = !steps.empty() && steps.back().item<float>() == step;
-    steps.push_back(same ? steps.back() : at::scalar_tensor(step, at::kFloat));
+    const bool same = !steps.empty() && last_step == item.step;
+    steps.push_back(same ? steps.back()
+                         : at::scalar_tensor(static_cast<float>(item.step),
+                                             item.parameter.options().dtype(at::kFloat)));
+    last_step = item.step;
     parameters.push_back(item.parameter);
     gradients.push_back(item.gradient);
     averages.push_back(item.average);
@@ -133,7 +136,7 @@ void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& stat
   }
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto& options = static_cast<const Options&>(groups[i].options());
-    Lists others;
+    ByKind<Lists> others;
     for (const auto& parameter : parameters[i]) {
       auto& state = states[parameter.unsafeGetTensorImpl()];
       if (!state) state = std::make_unique<State>();
@@ -141,10 +144,10 @@ void update(std::vector<torch::optim::OptimizerParamGroup>& groups, States& stat
       if (is_plain(item)) {
         update_plain(item, options);
       } else {
-        others.add(item);
+        others.of(parameter).add(item);
       }
     }
-    update(others, options);
+    for (const auto& [kind, lists] : others) update(lists, options);
     count_versions(parameters[i]);
   }
 }

@@ -39,16 +39,16 @@ at::Tensor FusedSGD::step(LossClosure closure) {
     const auto& options = static_cast<const torch::optim::SGDOptions&>(param_groups_[i].options());
     // The kernel overwrites the buffers of a first step, without dampening, and averages into the
     // others'.
-    SgdLists first, next;
+    ByKind<SgdLists> first, next;
     for (const auto& parameter : parameters[i]) {
-      SgdLists* lists = &next;
+      SgdLists* lists = &next.of(parameter);
       if (options.momentum() != 0) {
         auto& state = state_[parameter.unsafeGetTensorImpl()];
         if (!state) state = std::make_unique<SGDParamState>();
         auto& mine = static_cast<SGDParamState&>(*state);
         if (!mine.momentum_buffer().defined()) {
           mine.momentum_buffer(checkpoint::zeros_beside(parameter));
-          lists = &first;
+          lists = &first.of(parameter);
         }
         // The parameter's memory format or dtype may have changed since.
         mine.momentum_buffer(laid_out_like(mine.momentum_buffer(), parameter));
@@ -57,8 +57,8 @@ at::Tensor FusedSGD::step(LossClosure closure) {
       lists->parameters.push_back(parameter);
       lists->gradients.push_back(laid_out_like(parameter.grad(), parameter));
     }
-    first.update(options, /*is_first_step=*/true);
-    next.update(options, /*is_first_step=*/false);
+    for (const auto& [kind, lists] : first) lists.update(options, /*is_first_step=*/true);
+    for (const auto& [kind, lists] : next) lists.update(options, /*is_first_step=*/false);
     count_versions(parameters[i]);
   }
   return loss;

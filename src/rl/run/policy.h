@@ -12,7 +12,7 @@
 
 namespace lockstep::rl {
 
-// Loads the model of `folder`, or, where that is empty, warms a tiny one up. `say` hears of the
+// Loads the model of `folder`, or, where that is empty, warms a tiny one up. `say` is told of the
 // warm-up. Every rank calls it. Throws ConfigError on all ranks.
 WarmedUp make_policy(const comm::World& world, const Course& course, const RunOptions& options,
                      const std::string& folder, const std::function<void(std::string)>& say);

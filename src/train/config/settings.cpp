@@ -34,8 +34,8 @@ std::string short_key(const std::string& section) {
   return section + (section == "mixed_precision" ? ".dtype" : ".kind");
 }
 
-// Looks whether a text has more than one document. YAML::LoadAll() would tell, but goes on for ever
-// with some texts, among them a comma and an unfinished UTF-8 sequence.
+// Whether a text has more than one document. YAML::LoadAll() would tell, but never returns with
+// some texts, among them a comma and an unfinished UTF-8 sequence.
 class SecondDocument : public YAML::EventHandler {
  public:
   std::optional<YAML::Mark> begins_at(const std::string& text) {

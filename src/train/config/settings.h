@@ -21,7 +21,7 @@ struct Setting {
   int layer = 0;        // a later layer goes before an earlier one: file, environment, command line
 };
 
-// What is said of a run in one place, key by key.
+// The settings of all sources (file, environment, command line), key by key.
 class Settings {
  public:
   Settings(const Schema& schema, Problems& problems, std::vector<std::string>& remarks)

@@ -158,12 +158,8 @@ std::string bar(const RankTotals& rank) {
 std::string ranks_table(const RunHistory& run) {
   if (run.ranks.empty()) return "<p class=\"muted\">The log has no figures of ranks.</p>\n";
   std::vector<std::pair<double, size_t>> order;
-  std::vector<double> working;
-  for (size_t i = 0; i < run.ranks.size(); ++i) {
-    working.push_back(run.ranks[i].working_seconds() /
-                      static_cast<double>(std::max<int64_t>(run.ranks[i].steps, 1)));
-    order.emplace_back(-working.back(), i);
-  }
+  const std::vector<double> working = work_of_ranks(run);
+  for (size_t i = 0; i < working.size(); ++i) order.emplace_back(-working[i], i);
   std::string says;
   if (order.size() > kMostRows) {
     // The slowest ones are those that one looks for.

@@ -100,11 +100,7 @@ std::string heat_says(const RunHistory& run, size_t together) {
                                  with_commas(run.last_step()));
   if (together > 1) text += fmt::format(" A row is the slowest of {} ranks.", together);
   if (run.ranks.size() < 2) return text;
-  std::vector<double> working;
-  for (const auto& rank : run.ranks) {
-    working.push_back(rank.working_seconds() /
-                      static_cast<double>(std::max<int64_t>(rank.steps, 1)));
-  }
+  const std::vector<double> working = work_of_ranks(run);
   const size_t slowest = largest(working);
   const double others = median_without(working, slowest);
   if (others > 0) {

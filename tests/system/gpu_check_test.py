@@ -1,0 +1,209 @@
+"""The bundle for a machine with a GPU and no network, and scripts/gpu_check.sh, on a machine without a GPU.
+
+python3 gpu_check_test.py SOURCE_DIR BUILD_DIR
+"""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tarfile
+
+from support.program import run, run_cases
+
+SOURCE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
+PEERS = SOURCE / ".deps/peers/bin/python"
+CHECK = SOURCE / "scripts/gpu_check.sh"
+PATIENT = ("--patience", "20")  # the machine may be busy
+PROJECT = """cmake_minimum_required(VERSION 3.25)
+project(finds CXX)
+list(APPEND CMAKE_PREFIX_PATH ${BUNDLE}/.deps/debian/usr)
+set(CMAKE_FIND_USE_CMAKE_SYSTEM_PATH OFF)
+set(CMAKE_FIND_USE_SYSTEM_ENVIRONMENT_PATH OFF)
+find_package(Threads REQUIRED)
+foreach(package fmt spdlog nlohmann_json OpenSSL CLI11 yaml-cpp ZLIB JPEG PNG GTest)
+  find_package(${package} REQUIRED)
+endforeach()
+file(WRITE ${CMAKE_BINARY_DIR}/main.cpp "
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <openssl/ssl.h>
+#include <xxhash.h>
+#include <yaml-cpp/yaml.h>
+#include <zlib.h>
+#include <cstdio>
+#include <jpeglib.h>
+#include <png.h>
+#include <spdlog/spdlog.h>
+int main() {
+  jpeg_error_mgr errors;
+  fmt::print(\\"{} {} {}\\\\n\\", zlibVersion(), png_libpng_ver, YAML::Load(\\"a: 1\\")[\\"a\\"].as<int>());
+  spdlog::info(\\"logged\\");
+  return SSL_CTX_new(TLS_method()) == nullptr || EVP_MD_CTX_new() == nullptr || png_access_version_number() == 0 || jpeg_std_error(&errors) != &errors;
+}
+")
+"""
+
+
+def bundle_in(folder):
+    file = pathlib.Path(folder, "bundle.tar.gz")
+    run(SOURCE / "scripts/gpu_bundle.sh", file).expect(out=r"^\[gpu-bundle\] .*bundle[.]tar[.]gz: \d+ KiB")
+    return file
+
+
+def bundle_has_what_a_build_needs(folder):
+    file = bundle_in(folder)
+    assert file.stat().st_size < 64 << 20, file.stat().st_size
+    with tarfile.open(file) as tar:
+        tar.extractall(folder)
+    top = pathlib.Path(folder, "lockstep-gpu")
+    for name in ("CMakeLists.txt", "src/comm/group.cpp", "tests/device/on_gpu/main.cpp", "scripts/gpu_check.sh", "scripts/gpu_figures.py",
+                 "benchmarks/train_step.cpp", "benchmarks/peers/transformer.py", ".deps/revision.txt"):
+        assert (top / name).exists(), f"no {name} in the bundle"
+    assert os.access(top / "scripts/gpu_check.sh", os.X_OK)
+    usr = top / ".deps/debian/usr"
+    for header in ("openssl/configuration.h", "zconf.h", "jconfig.h", "xxhash.h", "png.h"):
+        assert (usr / "include" / header).exists(), f"no {header} in the bundle"
+    for link in (path for path in usr.rglob("*") if path.is_symlink()):
+        assert link.resolve().is_relative_to(usr), f"{link} leads out of the bundle, to {link.resolve()}"
+    for library in (usr / "lib/x86_64-linux-gnu").glob("*.so*"):
+        versions = re.findall(r"\bGLIBC_2[.](\d+)", run("objdump", "-T", library, LC_ALL="C").out)
+        assert max(map(int, versions), default=0) <= 36, f"{library} needs a glibc newer than Debian 12's"
+
+
+def bundle_is_found_by_cmake_where_nothing_else_is(folder):
+    """All from the bundle: nothing from this machine's own packages."""
+    with tarfile.open(bundle_in(folder)) as tar:
+        tar.extractall(folder)
+    top = pathlib.Path(folder, "lockstep-gpu")
+    usr = top / ".deps/debian/usr"
+    pathlib.Path(folder, "CMakeLists.txt").write_text(PROJECT.replace("${BUNDLE}", str(top)))
+    run("cmake", "-S", folder, "-B", folder + "/build", "-G", "Ninja").expect()
+    cache = pathlib.Path(folder, "build/CMakeCache.txt").read_text()
+    found = re.findall(r"^(fmt_DIR|spdlog_DIR|nlohmann_json_DIR|CLI11_DIR|yaml-cpp_DIR|GTest_DIR|ZLIB_LIBRARY_RELEASE|ZLIB_INCLUDE_DIR|"
+                       r"JPEG_LIBRARY_RELEASE|JPEG_INCLUDE_DIR|PNG_LIBRARY_RELEASE|PNG_PNG_INCLUDE_DIR|OPENSSL_INCLUDE_DIR|"
+                       r"OPENSSL_SSL_LIBRARY|OPENSSL_CRYPTO_LIBRARY):\w+=(.*)$", cache, re.M)
+    assert len(found) == 15, found
+    for name, path in found:
+        assert path.startswith(str(usr)), f"{name} is {path}, outside of the bundle"
+    # It links and starts, with the libraries of the bundle.
+    libraries = usr / "lib/x86_64-linux-gnu"
+    links = ["-lspdlog", "-lfmt", "-lyaml-cpp", "-lssl", "-lcrypto", "-lpng", "-lz", "-ljpeg"]
+    run("g++", "-std=c++20", "-DSPDLOG_FMT_EXTERNAL", "-DSPDLOG_COMPILED_LIB", "-isystem", usr / "include", folder + "/build/main.cpp", "-o", folder + "/main",
+        f"-L{libraries}", f"-Wl,-rpath,{libraries}", *links).expect()
+    needs = run("ldd", folder + "/main").out
+    for name in ("fmt", "spdlog", "yaml-cpp", "ssl", "crypto", "png16", "z", "jpeg"):
+        assert re.search(rf"lib{name}[.]so[.\d]* => {re.escape(str(usr))}", needs), needs
+    run(folder + "/main").expect(out=r"^\d[.\d]+ \d+ 1$")
+
+
+# scripts/gpu_check.sh
+
+
+def checked(folder, *arguments, **variables):
+    outcome = run(CHECK, "--out", folder + "/out", *arguments, limit_s=1500, **variables)
+    results = pathlib.Path(folder, "out/results.json")
+    return outcome, json.loads(results.read_text()) if results.exists() else None
+
+
+def stages_of(results):
+    return {row["name"]: row for row in results["stages"]}
+
+
+def without_gpu_it_says_so(folder):
+    tools = pathlib.Path(folder, "tools")
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text("#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n")
+    (tools / "nvidia-smi").chmod(0o755)
+    outcome, results = checked(folder, *PATIENT, PATH=f"{tools}:{os.environ['PATH']}")
+    outcome.expect(status=1, out=r"environment: FAILED.*this machine has no NVIDIA GPU \(nvidia-smi does not run\)")
+    assert [row["status"] for row in results["stages"]] == ["FAILED"], results
+    assert "ended with 9" in results["machine"]["driver"], results["machine"]
+    assert not pathlib.Path(folder, "out/build.log").exists()
+
+
+def an_unknown_stage_is_refused(folder):
+    outcome, results = checked(folder, "one_rank", "nonsense")
+    outcome.expect(status=2, err="no stage is called nonsense: there are environment, build, one_rank")
+    assert results is None
+
+
+def checks_are_right_on_the_cpu(folder):
+    outcome, results = checked(folder, *PATIENT, "--cpu", "--build", BUILD, "one_rank", "cuda_ipc", "sanitizer")
+    outcome.expect(out=[r"one_rank: good", r"cuda_ipc: good", r"sanitizer: not run.*GPUs only"])
+    names = run(BUILD / "bin/on_gpu", "--list").out.split()
+    assert len(names) > 25, names
+    log = pathlib.Path(folder, "out/one_rank.log").read_text()
+    for name in names:
+        assert f"good {name} (" in log, f"{name} did not run:\n{log}"
+    assert re.search(r"on_gpu.*\n(.*\n)*.*2 ranks on 1 host, shm", pathlib.Path(folder, "out/cuda_ipc.log").read_text())
+
+
+def figures_come_with_their_bars(folder):
+    assert PEERS.exists(), "no Python with torch: run `make bench-setup`"
+    outcome, results = checked(folder, *PATIENT, "--cpu", "--build", BUILD, "--python", PEERS, "figures")
+    outcome.expect(out=r"figures: good")
+    bars = {row["name"].strip(): row["bar"] for row in results["figures"]}
+    assert bars["GPT of 125 M parameters, bf16, 1 rank / Python"] == ">= 1.0", bars
+    assert bars["MNIST perceptron, 1 rank / Python"] == ">= 2.0", bars
+    assert bars["AdamW's step, 125 M parameters / Python's fused"] == ">= 1.0", bars
+    assert any("<= 1.2" == bar for bar in bars.values()), bars
+    assert all(row["ours"] > 0 and row["peer"] > 0 for row in results["figures"]), results["figures"]
+
+
+FAKE = r"""#!/bin/sh
+# Checks a to e: b fails, c ends the program; with HANG in place of that it stays.
+case "$*" in *--list*) echo a b c d e; exit 0;; esac
+status=0
+for word; do
+  case $word in
+    a|d|e) echo "good $word (1 ms)" ;;
+    b) echo "FAILED b: 1 is not 2"; status=1 ;;
+    c) [ -z "$HANG" ] || sleep 100000; exit 7 ;;
+  esac
+done
+exit $status
+"""
+
+
+def fake_build(folder):
+    tools = pathlib.Path(folder, "build/bin")
+    tools.mkdir(parents=True)
+    (tools / "on_gpu").write_text(FAKE)
+    (tools / "lockstep").write_text('#!/bin/sh\nshift 3\nexec "$@"\n')
+    for name in ("on_gpu", "lockstep"):
+        (tools / name).chmod(0o755)
+    (tools.parent / "lib").mkdir()
+    (tools.parent / "lib/liblockstep.so").write_bytes(b"cuda_ipc")
+    return tools.parent
+
+
+def checks_after_one_that_ends_the_program_run(folder):
+    outcome, results = checked(folder, *PATIENT, "--cpu", "--build", fake_build(folder), "one_rank", "sanitizer")
+    outcome.expect(status=1)
+    stages = stages_of(results)
+    assert stages["one_rank"]["status"] == "FAILED"
+    why = stages["one_rank"]["why"]
+    assert "b: 1 is not 2" in why and "c: " in why, why
+    assert not re.search(r"\b[ade]: ", why), why
+    log = pathlib.Path(folder, "out/one_rank.log").read_text()
+    assert "good d" in log and "good e" in log, log
+    assert stages["sanitizer"]["status"] == "not run"
+
+
+def a_stage_that_hangs_ends_with_its_time(folder):
+    outcome, results = checked(folder, "--patience", "0.02", "--cpu", "--build", fake_build(folder), "one_rank", "sanitizer", HANG="1")
+    outcome.expect(status=1)
+    stages = stages_of(results)
+    assert stages["one_rank"]["status"] == "FAILED", stages
+    assert stages["sanitizer"]["status"] == "not run", stages
+    left = subprocess.run(["pgrep", "-f", folder], capture_output=True, text=True).stdout.split()
+    assert not left, f"processes are left: {left}"
+
+
+run_cases([bundle_has_what_a_build_needs, bundle_is_found_by_cmake_where_nothing_else_is, without_gpu_it_says_so,
+           an_unknown_stage_is_refused, checks_after_one_that_ends_the_program_run, a_stage_that_hangs_ends_with_its_time,
+           checks_are_right_on_the_cpu, figures_come_with_their_bars])
