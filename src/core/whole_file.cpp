@@ -49,4 +49,14 @@ int write_whole_file(const std::string& path, std::string_view bytes) {
   return error;
 }
 
+void remove_whole_file(const std::string& path) {
+  std::error_code ignored;
+  if (is_stream(path)) return;
+  if (std::filesystem::is_symlink(path, ignored)) {
+    std::filesystem::resize_file(path, 0, ignored);
+  } else if (std::filesystem::is_regular_file(path, ignored)) {
+    std::filesystem::remove(path, ignored);
+  }
+}
+
 }  // namespace lockstep

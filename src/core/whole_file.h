@@ -15,4 +15,8 @@ bool is_stream(const std::string& path);
 // after which `path` is as it was.
 [[nodiscard]] int write_whole_file(const std::string& path, std::string_view bytes);
 
+// Takes away what write_whole_file() would replace: a file, or the bytes of that to which a link
+// leads. A stream stays as it is. What fails, writing says better.
+void remove_whole_file(const std::string& path);
+
 }  // namespace lockstep

@@ -49,6 +49,23 @@ TEST(WholeFile, WritesIntoAStream) {
   EXPECT_FALSE(is_stream(folder / "none"));
 }
 
+TEST(WholeFile, RemovesAFileButNoLinkAndNoStream) {
+  const Folder folder;
+  write(folder / "a", "old");
+  fs::create_symlink("a", folder / "link");
+  remove_whole_file(folder / "link");
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(contents(folder / "a"), "");
+  remove_whole_file(folder / "a");
+  EXPECT_FALSE(fs::exists(folder / "a"));
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  fs::create_symlink("pipe", folder / "stdout");
+  remove_whole_file(folder / "stdout");
+  remove_whole_file(folder / "pipe");
+  EXPECT_TRUE(fs::is_symlink(folder / "stdout"));
+  EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
+}
+
 TEST(WholeFile, SaysWhatFailed) {
   const Folder folder;
   EXPECT_EQ(write_whole_file(folder / "none/a", "x"), ENOENT);

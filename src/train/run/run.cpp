@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "core/job_file.h"
+#include "core/whole_file.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -68,8 +69,7 @@ void prepare(const Files& files, const RunConfig& config, const Registry& regist
         }
       }
       // Until this run has a result of its own there is none, not that of a run before.
-      std::error_code ignored;  // writing it says it better
-      if (!files.result.empty()) std::filesystem::remove(files.result, ignored);
+      if (!files.result.empty()) remove_whole_file(files.result);
       if (!files.config.empty()) {
         write_whole(files.config, show_config(config, registry.extensions()));
       }
