@@ -102,8 +102,8 @@ class Stage:
     def own_libraries(self):
         """The bundle's, for our programs: what these need themselves they know, but not what those libraries need in turn."""
         folder = SOURCE / ".deps/debian/usr/lib/x86_64-linux-gnu"
-        path = [str(folder)] * folder.exists() + [os.environ["LD_LIBRARY_PATH"]] * ("LD_LIBRARY_PATH" in os.environ)
-        return {"LD_LIBRARY_PATH": ":".join(path)} if path else {}
+        path = [str(folder) if folder.exists() else "", os.environ.get("LD_LIBRARY_PATH", "")]
+        return {"LD_LIBRARY_PATH": ":".join(filter(None, path))} if any(path) else {}
 
     def launched(self, ranks, *command, must=True, limit=None, **environment):
         """The output of ranks, without the launcher's tags."""
