@@ -1,5 +1,5 @@
-# The commands of every day. `make train` and `make test` need nothing but this folder and a network
-# the first time; the rest is for developers.
+# The commands of every day. `make train` and `make test` need only this folder, and a network
+# the first time; the others are for developers.
 RANKS ?= 2
 SECONDS_EACH ?= 60
 MINUTES ?= 10
@@ -18,8 +18,8 @@ PYTHON := PYTHONPATH=$(BUILD)/python OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo .de
 
 .PHONY: release gpu-bundle gpu-check gpu-rehearsal arm64 torch-versions help train test build configured setup bench bench-setup plan-bars asan tsan fuzz fuzz-tools soak resume lanes tau2 torch-suite python-exits python-bench wheel random docs format check-format clean
 
-help: ## this list
-	@sed -n 's/^\([a-z -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
+help: ## prints this list
+	@sed -n 's/^\([a-z0-9 -]*\):.*## /  make \1 | /p' Makefile | column -t -s '|'
 
 train: configured ## trains Fashion-MNIST on $RANKS (2) ranks, then on one
 	@$(NINJA) -C $(BUILD) mnist lockstep_tool
@@ -38,7 +38,7 @@ setup: ## installs Debian packages, and libtorch inside .deps
 bench-setup: ## installs the Python peers of tests and benchmarks, too
 	@scripts/setup.sh --peers
 
-build: configured ## everything, optimised, into build/release
+build: configured ## builds everything, optimised, into build/release
 	@$(NINJA) -C $(BUILD)
 
 configured: setup
@@ -47,11 +47,11 @@ configured: setup
 bench: bench-setup build ## measures against PyTorch's Python DDP; writes build/bench/results.json
 	@python3 benchmarks/run.py $(BUILD)
 
-plan-bars: configured ## what `lockstep plan` predicts of 60 configurations against what is measured, in about ten minutes, on a quiet machine
+plan-bars: configured ## compares what `lockstep plan` predicts for 60 configurations with measurements: ten minutes on a quiet machine
 	@$(NINJA) -C $(BUILD) lockstep_tool lockstep_bench bench_plan_bars
 	@python3 benchmarks/plan_bars.py $(BUILD)
 
-asan tsan: bench-setup ## runs the tests of the rooms without torch (asan: comm, too) under a sanitizer
+asan tsan: bench-setup ## runs the tests of the parts without torch (asan: comm, too) under a sanitizer
 	$(call quietly,cmake --preset $@)
 	@cmake --build --preset $@
 	@ctest --preset $@
@@ -61,37 +61,37 @@ fuzz-tools:
 	@scripts/setup.sh --dev
 fuzz: ## feeds each parser damaged bytes for $SECONDS_EACH (60); as many at a time as -j says
 
-soak: build ## random faults in training jobs for $MINUTES (10), added to $RESULTS; a table, and status 1 for a hang or leftover
+soak: build ## injects random faults into training jobs for $MINUTES (10), adds the results to $RESULTS and prints a table; status 1 for a hang or leftover process
 	@python3 tests/system/soak.py $(BUILD) $(MINUTES) --results $(RESULTS)
 
-resume: configured ## trainings killed at random moments, $KILLS (100) times, and resumed, against undisturbed ones; the seed is the time
+resume: configured ## kills trainings at random moments, $KILLS (100) times, resumes them, and compares with undisturbed ones; the seed is the time
 	@$(NINJA) -C $(BUILD) resume_trainer lockstep_tool
 	@python3 tests/system/resume_test.py . $(BUILD) --kills $(KILLS) --steps 200 --seed $$(date +%s)
 
-lanes: configured ## whether a run with lanes leaves one hash on 1 to 8 ranks, for every model, optimizer and transport (half an hour)
+lanes: configured ## checks that a run with lanes has one hash on 1 to 8 ranks, for every model, optimizer and transport (half an hour)
 	@$(NINJA) -C $(BUILD) test_lanes
 	@$(BUILD)/bin/test_lanes --gtest_also_run_disabled_tests --gtest_filter='LaneBars.*:RandomLanes.*'
 
-tau2: configured ## plays the solutions of all of tau2-bench's tasks, which have to earn 1, and 300 episodes that leave nothing behind (minutes; installs its environments)
+tau2: configured ## plays the solutions of all of tau2-bench's tasks, which must earn reward 1, and 300 episodes that leave no process behind (minutes; installs its environments)
 	@scripts/setup.sh --tau2
 	@$(NINJA) -C $(BUILD) test_rl_env
 	@LOCKSTEP_TAU2_PYTHON=.deps/tau2/bin/python $(BUILD)/bin/test_rl_env --gtest_also_run_disabled_tests --gtest_filter='*Tau2Real*'
 
-random: configured ## random programs of collectives, then of training, against one process: $MINUTES (10) of each; the seed is the time
+random: configured ## compares random programs of collectives, then of training, with one process: $MINUTES (10) of each; the seed is the time
 	@$(NINJA) -C $(BUILD) random_group random_training
 	@$(BUILD)/bin/random_group --minutes $(MINUTES) --seed $$(date +%s)
 	@$(BUILD)/bin/random_training --minutes $(MINUTES) --seed $$(date +%s)
 
-torch-suite: bench-setup build ## PyTorch's distributed_test.py over Lockstep on 2, 3 and 4 ranks
+torch-suite: bench-setup build ## runs PyTorch's distributed_test.py over Lockstep on 2, 3 and 4 ranks
 	@python3 tests/python/run_torch_suite.py $(BUILD) 2 3 4
 
-python-exits: bench-setup build ## 1,000 starts and ends of Python interpreters, in every way
+python-exits: bench-setup build ## starts and ends Python interpreters 1,000 times, in every way
 	@$(PYTHON) tests/python/exits.py 1000
 
-python-bench: bench-setup build ## Python's calls over Lockstep and over Gloo, by turns
+python-bench: bench-setup build ## measures Python's calls over Lockstep and over Gloo, by turns
 	@$(PYTHON) tests/python/compare_gloo.py
 
-wheel: bench-setup build ## the wheel, into build/wheel
+wheel: bench-setup build ## builds the wheel into build/wheel
 	@python3 packaging/python/build_wheel.py $(BUILD) build/wheel
 
 torch-versions: setup ## builds against each libtorch of PyPI in $TORCHES, and trains with it: 0.5 GB and a whole build each
@@ -109,7 +109,7 @@ gpu-rehearsal: ## unpacks the bundle in a root with a compiler and nothing else,
 arm64: ## compiles the rooms without torch for ARM64, and runs their unit tests under qemu; as root the first time
 	@scripts/arm64.sh
 
-release: build ## packages, sources, checksums and the page of a release, in build/release/release
+release: build ## makes the packages, sources, checksums and page of a release in build/release/release
 	@python3 scripts/release.py $(BUILD) $(BUILD)/release
 
 docs: ## writes the API reference into build/docs/api/html, and checks it and the spelling of all pages

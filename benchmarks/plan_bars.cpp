@@ -221,7 +221,7 @@ double peak_of(const Group& group, Trained& trained) {
   // Of what ranks share each has an equal part, whichever of them has touched it.
   const double shared = mean(group, kib_of("/proc/self/smaps_rollup", "Pss_Shmem:"));
   const double peak = slowest(group, private_peak()) + shared;
-  group.barrier().wait();  // nobody unmaps what is shared while another one counts it
+  group.barrier().wait();  // no rank unmaps what is shared while another one counts it
   return peak;
 }
 

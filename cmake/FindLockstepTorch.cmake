@@ -3,8 +3,8 @@
 #   2. Torch_DIR or CMAKE_PREFIX_PATH: the user's own libtorch
 #   3. .deps/libtorch of this project, put there by scripts/setup.sh
 #   4. a Python in PATH that has torch
-# The targets point straight at libtorch_cpu.so and libc10.so: the wheel's own TorchConfig wants a whole CUDA toolkit, even
-# for a CPU program. LockstepTorch_CUDA tells whether libtorch_cuda.so is there, too.
+# The targets point straight at libtorch_cpu.so and libc10.so: the wheel's own TorchConfig wants a whole CUDA toolkit,
+# even for a CPU program. LockstepTorch_CUDA tells whether libtorch_cuda.so is there, too.
 set(_hints ${LOCKSTEP_TORCH_DIR} $ENV{LOCKSTEP_TORCH})
 foreach(_dir ${Torch_DIR} $ENV{Torch_DIR})
   list(APPEND _hints ${_dir}/../../../.. ${_dir}/../../..)  # <root>/torch/share/cmake/Torch, <root>/share/cmake/Torch

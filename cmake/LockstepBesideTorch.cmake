@@ -1,9 +1,11 @@
 # A project that has find_package(Torch) and ${TORCH_LIBRARIES} beside Lockstep, before it or after.
 #
-# TorchConfig links libtorch_cuda.so into every program. Where one of CUDA's libraries is not installed such a program ends
-# before main(), though it would train on the CPU. Lockstep's programs do not link it: it is loaded where there are GPUs.
+# TorchConfig links libtorch_cuda.so into every program. Where one of CUDA's libraries is not installed such a program
+# ends before main(), though it would train on the CPU. Lockstep's programs do not link it: it is loaded where there
+# are GPUs.
 
-# lockstep_settle_torch(LIBTORCH_CPU): libtorch's targets, if the directory has any, are of the same libtorch and can be started.
+# lockstep_settle_torch(LIBTORCH_CPU): libtorch's targets, if the directory has any, are of the same libtorch and can
+# be started.
 function(lockstep_settle_torch lockstep_cpu)
   if(NOT TARGET torch OR NOT TARGET torch_cpu)
     return()

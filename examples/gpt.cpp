@@ -129,7 +129,9 @@ void train(const lockstep::World& world, const Options& options) {
   checkpoints.finish();
   if (!world.is_main()) return;
   write_sample(net, tokenizer, options);
-  models::save_transformer(net, options.directory + "/model");
+  models::SaveTransformerOptions how;
+  if (const auto end = tokenizer.id_of("<|endoftext|>")) how.stop = {*end};
+  models::save_transformer(net, options.directory + "/model", how);
   tokenizer.save(options.directory + "/model/tokenizer.json");
 }
 

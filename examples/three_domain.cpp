@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -130,6 +131,7 @@ std::vector<std::string> flags_in(const std::string& path) {
   add_flags(known, unused);
   std::vector<std::string> out;
   std::string problems;
+  std::map<std::string, int> lines;  // of the keys so far
   try {
     const YAML::Node root = YAML::LoadFile(path);
     if (!root.IsMap()) throw lockstep::ConfigError("[three_domain] " + path + " has no keys");
@@ -137,6 +139,13 @@ std::vector<std::string> flags_in(const std::string& path) {
       const YAML::Node& key = item.first;
       const YAML::Node& value = item.second;
       const auto name = key.as<std::string>();
+      const std::string where = "\n  " + path + ":" + std::to_string(key.Mark().line + 1) + ": ";
+      const auto [first, is_new] = lines.emplace(flag_of(name), key.Mark().line + 1);
+      if (!is_new) {
+        problems +=
+            where + name + " is there twice, first in line " + std::to_string(first->second);
+        continue;
+      }
       if (name == "program" || (name == "num_gpus" && is_launched())) continue;
       const bool is_own = name == "config" || name == "help";
       const bool is_known = !is_own && known.get_option_no_throw(flag_of(name)) != nullptr;
@@ -144,8 +153,8 @@ std::vector<std::string> flags_in(const std::string& path) {
         out.push_back(flag_of(name) + "=" + text_of(value));
         continue;
       }
-      problems += "\n  " + path + ":" + std::to_string(key.Mark().line + 1) + ": " +
-                  (is_known ? "the value of " + name + " is neither a value nor a list of values"
+      problems +=
+          where + (is_known ? "the value of " + name + " is neither a value nor a list of values"
                             : "unknown key " + name);
     }
   } catch (const YAML::Exception& error) {

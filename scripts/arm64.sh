@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compiles the rooms without torch for ARM64 with Debian's cross compiler, and runs their unit tests under qemu's user emulation.
-# The libraries they need are unpacked into .deps/arm64, from Debian's archive; as root the compiler and qemu are installed, too.
+# Compiles the rooms without torch for ARM64 with Debian's cross compiler, and runs their unit tests under qemu's user
+# emulation. The libraries they need are unpacked into .deps/arm64, from Debian's archive; as root the compiler and
+# qemu are installed, too.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 say() { printf '[arm64] %s\n' "$*" >&2; }

@@ -42,8 +42,8 @@ own_apt() {
     -o Dir::Cache="$state" -o Dir::Cache::archives="$state/archives" -o APT::Sandbox::User= -o Debug::NoLocking=1
 }
 
-# The packages that the given files list, with all that they need, into .deps/debian, where CMake finds them. Programs that
-# know where they were installed, as the compiler does, cannot be had that way.
+# The packages that the given files list, with all that they need, into .deps/debian, where CMake finds them. Programs
+# that know where they were installed, as the compiler does, cannot be had that way.
 unpack_packages() {
   local wanted missing=() all
   for program in g++ cmake ninja python3; do

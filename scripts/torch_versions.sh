@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds against each given version of libtorch (PyPI's wheels), and trains two short epochs on one and on two ranks with each.
+# Builds against each given version of libtorch (PyPI's wheels), and trains two short epochs on one and on two ranks
+# with each.
 #   scripts/torch_versions.sh 2.11.0 2.12.0 ...
 # Wheels go to .deps/torch/VERSION (0.5 GB each to fetch), builds to build/torch/VERSION; one line a version is printed.
 set -uo pipefail

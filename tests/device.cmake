@@ -4,6 +4,13 @@ add_library(fake_nccl MODULE device/fake_nccl.cpp device/fake_wire.cpp)
 target_link_libraries(fake_nccl PRIVATE LockstepTorch::c10 lockstep_flags)
 target_include_directories(fake_nccl PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
 
+# The kernels of cuda_ipc, compiled for the host, behind the driver's and NVRTC's symbols.
+add_library(fake_cuda MODULE device/fake_cuda.cpp device/fake_kernels.cpp)
+target_link_libraries(fake_cuda PRIVATE lockstep_flags Threads::Threads)
+target_include_directories(fake_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+set_source_files_properties(device/fake_kernels.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off"
+  OBJECT_DEPENDS ${PROJECT_SOURCE_DIR}/src/comm/cuda_ipc/kernels.cu)
+
 add_library(fake_device OBJECT device/fake_streams.cpp device/fake_ops.cpp)
 target_link_libraries(fake_device PRIVATE lockstep_flags LockstepTorch::cpu)
 target_include_directories(fake_device PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
@@ -11,8 +18,9 @@ lockstep_precompile(fake_device)
 
 lockstep_test(device lockstep lockstep_spawn fake_device)
 lockstep_precompile(test_device)
-target_compile_definitions(test_device PRIVATE FAKE_NCCL="$<TARGET_FILE:fake_nccl>")
-add_dependencies(test_device fake_nccl)
+target_compile_definitions(test_device PRIVATE FAKE_NCCL="$<TARGET_FILE:fake_nccl>"
+  FAKE_CUDA="$<TARGET_FILE:fake_cuda>")
+add_dependencies(test_device fake_nccl fake_cuda)
 
 # Beside the fake: the header of the real NCCL, where it is installed.
 find_path(LOCKSTEP_NCCL_INCLUDE nccl.h HINTS /usr/local/cuda/include)
@@ -23,6 +31,18 @@ if(LOCKSTEP_NCCL_INCLUDE AND LOCKSTEP_CUDA_INCLUDE)
     COMPILE_OPTIONS "-isystem;${LOCKSTEP_NCCL_INCLUDE};-isystem;${LOCKSTEP_CUDA_INCLUDE}")
 else()
   set_source_files_properties(device/nccl_header_test.cpp PROPERTIES HEADER_FILE_ONLY ON)
+endif()
+
+# The headers of the driver and of NVRTC, and NVRTC itself, which needs no GPU.
+find_path(LOCKSTEP_CUDA_DRIVER_INCLUDE cuda.h HINTS /usr/local/cuda/include)
+find_library(LOCKSTEP_NVRTC_LIBRARY NAMES nvrtc HINTS /usr/local/cuda/lib64 /usr/local/cuda/lib)
+mark_as_advanced(LOCKSTEP_CUDA_DRIVER_INCLUDE LOCKSTEP_NVRTC_LIBRARY)
+if(LOCKSTEP_CUDA_DRIVER_INCLUDE AND LOCKSTEP_NVRTC_LIBRARY)
+  set_source_files_properties(device/cuda_header_test.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON
+    COMPILE_OPTIONS "-isystem;${LOCKSTEP_CUDA_DRIVER_INCLUDE}" COMPILE_DEFINITIONS REAL_NVRTC="${LOCKSTEP_NVRTC_LIBRARY}")
+else()
+  message(STATUS "no CUDA toolkit: the tests that compile the kernels of cuda_ipc for GPUs are left out")
+  set_source_files_properties(device/cuda_header_test.cpp PROPERTIES HEADER_FILE_ONLY ON)
 endif()
 
 # On real GPUs: always built, and a test where there are any. On the CPU the checks themselves are tested.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What run.svg shows: a training on two ranks, and one whose rank 2 is killed. From the root of the repository, after `make build`:
+# What run.svg shows: a training on two ranks, and one whose rank 2 is killed. From the root of the repository, after
+# `make build`:
 #   script -qec "bash docs/pictures/capture.sh" docs/pictures/run.typescript && python3 docs/pictures/draw.py run
 bin=$PWD/build/release/bin
 export PATH=$bin:$PATH OMP_NUM_THREADS=1

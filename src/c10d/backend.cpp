@@ -85,7 +85,8 @@ c10::intrusive_ptr<::c10d::Backend> ProcessGroup::split(
 }
 
 void ProcessGroup::startCoalescing() {
-  TORCH_CHECK(!coalescing_, "[lockstep] startCoalescing() inside another one");
+  // An exception between the two, as of a wrong argument in batch_isend_irecv(), leaves one without
+  // its end; what that has started ends by itself.
   coalescing_.emplace();
 }
 
@@ -155,7 +156,8 @@ c10::intrusive_ptr<BackendWork> ProcessGroup::recv_one(const at::Tensor& tensor,
   return work;
 }
 
-// As Gloo's: rank 0 hears from all others, and says who has not come; the others wait for its word.
+// As Gloo's: all others send to rank 0, which names those that have not come; the others wait for
+// its answer.
 void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wait_all_ranks) {
   constexpr int kTag = -7;  // c10d's own are not negative
   const milliseconds timeout = bounded(timeout_of(opts.timeout));

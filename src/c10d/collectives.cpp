@@ -233,7 +233,7 @@ ProcessGroup::WorkPtr ProcessGroup::gather(Lists& outputs, Tensors& inputs,
   const at::Tensor input = only(inputs, "gather");
   const int root = static_cast<int>(opts.rootRank);
   TORCH_CHECK_VALUE(outputs.size() == (getRank() == root ? 1u : 0u),
-                    "[lockstep] gather: the root, and nobody else, gives one list of outputs");
+                    "[lockstep] gather: the root alone gives one list of outputs");
   const Tensors all = getRank() == root ? outputs[0] : Tensors();
   return run({OpType::GATHER, all, opts.timeout, opts.asyncOp},
              stages([this, all = plain(all), input = plain(input), root,
@@ -261,7 +261,7 @@ ProcessGroup::WorkPtr ProcessGroup::scatter(Tensors& outputs, Lists& inputs,
   const at::Tensor output = only(outputs, "scatter");
   const int root = static_cast<int>(opts.rootRank);
   TORCH_CHECK_VALUE(inputs.size() == (getRank() == root ? 1u : 0u),
-                    "[lockstep] scatter: the root, and nobody else, gives one list of inputs");
+                    "[lockstep] scatter: the root alone gives one list of inputs");
   return run(
       {OpType::SCATTER, outputs, opts.timeout, opts.asyncOp},
       stages([this, output = plain(output), all = getRank() == root ? plain(inputs[0]) : Tensors(),

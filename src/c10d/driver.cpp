@@ -77,28 +77,19 @@ void Driver::submit(Job job, bool waits) {
   if (work->is_done() && work->error()) std::rethrow_exception(work->error());
 }
 
-void Driver::submit(Send send) {
-  check_process();
-  std::vector<Finished> spent;
-  const auto work = send.work;
-  Lock lock(mutex_);
-  check_open(lock);
-  spent.swap(spent_);
-  sends_.push_back(std::move(send));
-  has_news_ = true;
-  attempt(lock, *work);
-  wake(lock);
-  stay_if_leaving(lock);
-}
+void Driver::submit(Send send) { enqueue(sends_, std::move(send)); }
 
-void Driver::submit(Receive receive) {
+void Driver::submit(Receive receive) { enqueue(receives_, std::move(receive)); }
+
+template <class Operation>
+void Driver::enqueue(std::vector<Operation>& queue, Operation operation) {
   check_process();
   std::vector<Finished> spent;
-  const auto work = receive.work;
+  const auto work = operation.work;
   Lock lock(mutex_);
   check_open(lock);
   spent.swap(spent_);
-  receives_.push_back(std::move(receive));
+  queue.push_back(std::move(operation));
   has_news_ = true;
   attempt(lock, *work);
   wake(lock);
@@ -114,7 +105,7 @@ void Driver::attempt(Lock& lock, const BackendWork& work) {
   } while (!work.is_done() && Clock::now() < until);
 }
 
-// What is left to do is the thread's, unless somebody waits.
+// The driver's thread does what is left, unless a caller waits.
 void Driver::wake(Lock&) {
   if (waiting_ > 0 || ending_ || !has_work()) return;
   if (!thread_.joinable()) thread_ = thread_without_signals([this] { serve(); });
@@ -237,7 +228,7 @@ void Driver::give_up(const std::string& why, std::vector<Finished>& finished) {
   messages_.fail_receives(error, finished);
 }
 
-// What is being thrown, as c10d's, and whether that ends the group.
+// The current exception as one of c10d's; an error of the group also ends it.
 std::exception_ptr Driver::failed() {
   const std::exception_ptr error = std::current_exception();
   try {
@@ -249,7 +240,7 @@ std::exception_ptr Driver::failed() {
   return translated(error);
 }
 
-// A collective of several stages is alone under way: whatever the timing, all ranks start their
+// A collective of several stages is alone under way, so that with any timing all ranks start their
 // collectives in one order.
 void Driver::start_ready(std::vector<Finished>& finished) {
   while (!ready_.empty()) {
@@ -302,7 +293,7 @@ void Driver::idle(Micros patience, std::vector<Finished>& finished) {
     try {
       if (!work.wait_for(patience)) break;
     } catch (const std::exception&) {
-      break;  // thrown anew by who asks next
+      break;  // thrown anew by the next caller
     }
   }
   move_flights(finished);
@@ -321,11 +312,11 @@ void Driver::abort(const std::string& why) {
   wake(lock);
 }
 
-// Takes the group over for good and finishes what others wait for. False where somebody else has.
+// Takes the group over for good and finishes what others wait for. False where another caller has.
 bool Driver::drain(Lock& lock, milliseconds patience) {
   if (ending_) return false;
   const auto until = Clock::now() + patience;
-  ending_ = true;  // who waits leaves the group to this call
+  ending_ = true;  // threads that wait leave the group to this call
   woken_.notify_all();
   // Receives are this rank's own affair.
   const auto others_wait = [&] {

@@ -1,9 +1,10 @@
-// What moves a group's operations: the threads that wait for them, else one thread of its own.
+// Lets a group's operations progress: in the threads that wait for them, else in one thread of its
+// own.
 //
-// A group may be called by one thread at a time, and operations progress inside calls only. Whoever
-// waits therefore takes the group over for a short while at a time, moves on all that has been
-// started, and hands it to whoever else waits; so an operation that is waited for costs no change
-// of threads. The driver's thread does the same while nobody waits.
+// A group may be called by one thread at a time, and operations progress inside calls only. A
+// thread that waits therefore takes the group over for a short while at a time, drives all that has
+// been started, and passes it to another caller that waits; so an operation that is waited for
+// costs no change of threads. The driver's thread does the same while no caller waits.
 #pragma once
 
 #include <chrono>
@@ -30,7 +31,7 @@ using Stage = std::function<std::vector<comm::Work>()>;
 struct Job {
   std::vector<Stage> stages;
   c10::intrusive_ptr<BackendWork> work;
-  // Worth a few microseconds in the caller's thread, although nobody waits yet.
+  // Worth a few microseconds in the caller's thread, although no caller waits yet.
   bool is_short = false;
 };
 
@@ -93,6 +94,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   bool move_flights(std::vector<Finished>& finished);
   void idle(Micros patience, std::vector<Finished>& finished);
   void bury(std::vector<Finished> finished);
+  // submit() of a message.
+  template <class Operation>
+  void enqueue(std::vector<Operation>& queue, Operation operation);
 
   const OwnProcess process_;
   const comm::Group group_;
@@ -117,7 +121,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::vector<Finished> spent_;
   std::thread thread_;
 
-  // Of whoever drives.
+  // Of the thread that drives.
   std::deque<Job> ready_;
   std::deque<Flight> flights_;
   Messages messages_;

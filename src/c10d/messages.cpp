@@ -154,7 +154,7 @@ bool Messages::step_source(int rank, std::vector<Finished>& finished) {
       if (!source.keeps) return true;
       Kept kept = std::move(*source.keeps);
       source.keeps.reset();
-      // Somebody may have asked for it since its head came.
+      // A receive for it may have come since its head did.
       const auto found = wanted(rank, kept.tag);
       if (found == receives_.end()) {
         source.kept.push_back(std::move(kept));
@@ -176,7 +176,7 @@ bool Messages::step_source(int rank, std::vector<Finished>& finished) {
   }
 }
 
-// Finds who wants the message whose head has come.
+// Finds the receive of the message whose head has come.
 bool Messages::read_head(int rank, std::vector<Finished>& finished) {
   Source& source = sources_[rank];
   source.next->wait();
@@ -195,7 +195,7 @@ bool Messages::read_head(int rank, std::vector<Finished>& finished) {
     source.kept.push_back({head.tag, bytes});
     return true;
   }
-  // What has no room goes where nobody reads it, so that later messages come.
+  // What has no room is received into scratch memory, so that later messages can come.
   if (receive && receive->bytes.numel() != head.bytes) {
     const at::Tensor rest = at::empty({head.bytes}, at::kByte);
     source.body = group_.recv(rest, rank, 1, kEndless);

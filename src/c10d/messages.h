@@ -3,7 +3,7 @@
 //
 // Each message begins with a piece of a fixed size: tag, length, and the data if it fits. A rank
 // that receives keeps one receive for such a piece under way for each rank that may send it
-// something; what nobody has asked for yet is kept until somebody does.
+// something; a message without a receive yet is kept until there is one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -60,7 +60,7 @@ Finished ended(Held held, const std::exception_ptr& error) {
   return {std::move(work), error, std::make_shared<Held>(std::move(held))};
 }
 
-// Belongs to whoever drives the group.
+// Belongs to the thread that drives the group.
 class Messages {
  public:
   explicit Messages(const comm::Group& group);
@@ -87,7 +87,7 @@ class Messages {
     at::Tensor head;
     std::optional<comm::Work> next;  // the head's receive
     std::optional<comm::Work> body;  // the rest of the message whose head is here
-    std::optional<Receive> into;     // who gets the body
+    std::optional<Receive> into;     // the receive of the body
     std::optional<Kept> keeps;       // else where it is kept, if anywhere
     std::deque<Kept> kept = {};
   };
@@ -107,7 +107,7 @@ class Messages {
   std::deque<Send> sends_;
   Receives receives_;  // that have no message yet
   std::vector<Source> sources_;
-  size_t turn_ = 0;  // whom idle() waits for next
+  size_t turn_ = 0;  // the rank that idle() waits for next
 };
 
 }  // namespace lockstep::c10d_backend

@@ -18,7 +18,7 @@
 
 namespace lockstep::c10d_backend {
 
-// How long a process that ends finishes what others wait for.
+// How long a process that ends completes operations that other ranks wait for.
 constexpr milliseconds kAtExit{1000};
 
 class ProcessGroup final : public ::c10d::Backend {

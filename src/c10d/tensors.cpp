@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "comm/check.h"
+
 namespace lockstep::c10d_backend {
 namespace {
 
@@ -15,26 +17,8 @@ using comm::Work;
 
 at::Tensor plain(const at::Tensor& tensor) {
   if (tensor.is_complex()) return at::view_as_real(tensor.detach());
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kChar:
-    case at::kShort:
-    case at::kInt:
-    case at::kLong:
-    case at::kByte:
-    case at::kBool:
-    case at::kUInt16:
-    case at::kUInt32:
-    case at::kUInt64:
-    case at::kFloat8_e4m3fn:
-    case at::kFloat8_e5m2:
-      return tensor;
-    default:
-      return tensor.is_contiguous() ? tensor.detach().view({-1}).view(at::kByte) : tensor;
-  }
+  if (comm::carried(tensor.scalar_type())) return tensor;
+  return tensor.is_contiguous() ? tensor.detach().view({-1}).view(at::kByte) : tensor;
 }
 
 std::vector<at::Tensor> plain(const std::vector<at::Tensor>& tensors) {

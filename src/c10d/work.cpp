@@ -51,7 +51,7 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
   if (!future_) {
     future_ =
         c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    if (settled_) tell(*future_);  // nobody can have left a callback yet
+    if (settled_) tell(*future_);  // there can be no callback yet
   }
   return future_;
 }

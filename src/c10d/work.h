@@ -1,4 +1,4 @@
-// What c10d sees of an operation.
+// An operation as c10d's Work.
 #pragma once
 
 #include <atomic>
@@ -46,8 +46,8 @@ class BackendWork final : public ::c10d::Work {
   bool is_done() const { return done_.load(std::memory_order_acquire); }
   const std::exception_ptr& error() const { return error_; }
   void set_source(int rank) { source_ = rank; }
-  // The two steps of its end: the future's callbacks run in the first; who waits goes on after the
-  // second, which the driver takes with its mutex held.
+  // The two steps of its end: the future's callbacks run in the first; waiting threads continue
+  // after the second, which the driver takes with its mutex held.
   void settle(const std::exception_ptr& error);
   void mark_done() { done_.store(true, std::memory_order_release); }
 
@@ -57,7 +57,7 @@ class BackendWork final : public ::c10d::Work {
   const std::shared_ptr<Driver> driver_;
   const Call call_;
   std::mutex future_mutex_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when somebody asks
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when it is asked for
   bool settled_ = false;
   std::exception_ptr error_;
   int source_ = -1;

@@ -35,6 +35,22 @@ std::string reasons(const std::vector<std::string>& reports) {
   return text;
 }
 
+void check(const CheckpointerOptions& options) {
+  const auto refuse = [](const char* name, int64_t value, const char* what) {
+    throw ConfigError(fmt::format("[checkpoint] {} = {}: give {}", name, value, what));
+  };
+  const auto& [keep_last, keep_every, best] = options.retention;
+  if (keep_last < 0) refuse("Retention::keep_last", keep_last, "0, which keeps all, or more");
+  if (keep_every < 0) refuse("Retention::keep_every", keep_every, "0, which is none, or more");
+  if (best && best->keep < 1) refuse("Retention::Best::keep", best->keep, "1 or more");
+  if (best && best->metric.empty()) {
+    throw ConfigError("[checkpoint] Retention::Best has no metric: name one that save() is given");
+  }
+  if (options.timeout.count() <= 0) {
+    refuse("CheckpointerOptions::timeout", options.timeout.count(), "1 ms or more");
+  }
+}
+
 // A line that two ranks do not have alike.
 std::string first_difference(const std::vector<std::string>& texts) {
   const auto lines = [](const std::string& text) {
@@ -85,6 +101,11 @@ struct Checkpointer::Impl {
   void join() {
     if (thread.joinable()) thread.join();
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+  }
+
+  // Of a save that nobody asks about any more.
+  static void say_lost(const char* why) {
+    log::error(fmt::format("{}\n  Call Checkpointer::finish() at the end: it throws this", why));
   }
 
   Save agreed(int64_t step, const std::map<std::string, double>& metrics);
@@ -215,15 +236,23 @@ std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
 }
 
 Checkpointer::Checkpointer(const comm::Group& group, std::string directory,
-                           CheckpointerOptions options)
-    : impl_(new Impl{.group = group,
-                     .writing = options.async ? group.split(0, group.rank()) : group,
-                     .path = std::move(directory),
-                     .options = options,
-                     .files = options.files == nullptr ? system_files() : *options.files}) {}
+                           CheckpointerOptions options) {
+  check(options);
+  impl_.reset(new Impl{.group = group,
+                       .writing = options.async ? group.split(0, group.rank()) : group,
+                       .path = std::move(directory),
+                       .options = options,
+                       .files = options.files == nullptr ? system_files() : *options.files});
+}
 
 Checkpointer::~Checkpointer() {
-  if (impl_->thread.joinable()) impl_->thread.join();
+  try {
+    impl_->join();
+  } catch (const CheckpointError& error) {  // the same on all ranks
+    if (impl_->group.rank() == 0) impl_->say_lost(error.what());
+  } catch (const std::exception& error) {
+    impl_->say_lost(error.what());
+  }
 }
 
 void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> object) {

@@ -19,8 +19,8 @@ at::Tensor file_zeros(const std::string& folder, int64_t count, const at::Tensor
 // zeros_like(), in a file of the same folder where the tensor lies in one.
 at::Tensor zeros_beside(const at::Tensor& tensor);
 
-// What keeps `bytes` from lying in files of the folder; "" when nothing does: then `held` has that
-// room for as long as it is open.
+// Why `bytes` cannot lie in files of the folder; "" when they can: then `held` reserves that room
+// for as long as it is open.
 std::string missing_room(const std::string& folder, int64_t bytes, Fd& held);
 
 }  // namespace lockstep::checkpoint

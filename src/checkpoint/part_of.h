@@ -1,4 +1,4 @@
-// What a leaf of an optimizer is a part of.
+// The parameter of which an optimizer's leaf is a part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,9 +22,9 @@ struct PartOf {
   int ranks = 1;      // among which the parameter is divided
 };
 
-// Says so of a tensor; it stays said for as long as the tensor lives.
+// Marks a tensor as such a part, for as long as the tensor lives.
 void mark_part(const at::Tensor& leaf, PartOf whole);
-// Null when nobody did.
+// Null when there was none.
 const PartOf* part_of(const at::Tensor& leaf);
 
 // `values`, one for each element of a range of a parameter's memory, as boxes.

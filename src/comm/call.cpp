@@ -46,7 +46,7 @@ flight::Operation operation_of(const Request& request) {
   return operation;
 }
 
-// What it is, when it began and that it is waited in is recorded.
+// Records the call, when it began and that this rank waits in it.
 Work start_recorded(Transport& transport, Request&& request) {
   if (transport.size() == 1) return transport.start(std::move(request));
   const uint32_t call = flight::begin(operation_of(request));
@@ -82,7 +82,7 @@ at::Tensor multiplied(const at::Tensor& tensor, double factor) {
   return (tensor.detach().to(at::kFloat) * factor).to(dtype);
 }
 
-// Tensors that are other than the caller's, and what comes back from them.
+// Temporary copies of the caller's tensors, with the tensors to copy results back into.
 using Copies = std::vector<std::pair<at::Tensor, at::Tensor>>;
 
 void multiply(Request& request, int rank, Copies& copies) {

@@ -1,5 +1,5 @@
-// What a call is beside its transport's part: its order behind dropped operations, contiguous
-// tensors, and its record.
+// The part of a call that is the same for all transports: its order after dropped operations,
+// copies that make tensors contiguous, and its record.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -12,17 +12,19 @@
 
 namespace lockstep::comm {
 
-// Starts a request whose tensors may lie in memory in any way. What it is, when it began and that
-// it is waited in is recorded, except in a group of one. Dropped, it is finished by the group.
-// With a stream it begins after what is on that one and ends on it, in place of the current one.
+// Starts a request whose tensors may lie in memory in any way. The flight recorder gets the call,
+// when it began and how long the rank waits in it, except in a group of one. When the Work is
+// dropped, the group finishes it. With a stream the operation begins after what is on that stream
+// and ends on it, instead of on the current one.
 Work start_call(Transport& transport, Request&& request, std::optional<c10::Stream> stream = {});
 
-// From the first element to the last; nothing of a tensor without any.
+// From the first element to the last; empty for a tensor without elements.
 Span span_of(const at::Tensor& tensor);
-// What tensors lie in, as of an operation that reads and writes them.
+// The memory of an operation's tensors: inputs are read, outputs written.
 Uses uses_of(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
 
-// Operations that were started, as one that uses `uses`: over when all are and `finish` has run.
+// Several operations that were started, as one that uses `uses`: over when all of them are and
+// `finish` has run.
 Work together(
     Transport& transport, Uses uses, std::vector<Work> works, std::optional<c10::Stream> stream,
     std::function<void()> finish = [] {});

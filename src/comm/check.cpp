@@ -20,7 +20,7 @@ bool overlaps_itself(const at::Tensor& tensor) {
          at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
 }
 
-// Whether `part` is where the whole has what comes from this rank, or goes to it.
+// Whether `part` is this rank's part of `whole`, in the same memory.
 bool is_own_part(const at::Tensor& part, const at::Tensor& whole, int rank) {
   return part.is_contiguous() && whole.is_contiguous() &&
          part.const_data_ptr() ==
@@ -36,6 +36,8 @@ bool may_be_in_place(const Request& request, int rank) {
   return request.what == Collective::ReduceScatter && in.size() == 1 &&
          is_own_part(out[0], in[0], rank);
 }
+
+}  // namespace
 
 bool carried(at::ScalarType dtype) {
   switch (dtype) {
@@ -61,8 +63,6 @@ bool carried(at::ScalarType dtype) {
       return false;
   }
 }
-
-}  // namespace
 
 void check_tensor(Collective what, const at::Tensor& tensor) {
   if (!tensor.defined()) refuse(what, "a tensor is undefined");
@@ -108,7 +108,7 @@ void check_outputs(Collective what, const std::vector<at::Tensor>& outputs) {
       refuse(what, "an output's elements share memory (an expanded tensor?): use .clone()");
   }
   if (outputs.size() < 2) return;
-  // Between the elements of others there may be room for one.
+  // Dense ones only: one with gaps may lie between the elements of another.
   std::vector<Span> spans;
   for (const at::Tensor& output : outputs) {
     if (output.is_non_overlapping_and_dense() && output.numel() > 0)
@@ -127,7 +127,7 @@ void separate(Request& request, int rank) {
   std::vector<Span> outputs;
   for (const at::Tensor& output : request.outputs) outputs.push_back(span_of(output));
   std::sort(outputs.begin(), outputs.end(), by_begin);
-  // Now of all up to each: where the furthest ends.
+  // Now each span ends where the furthest of those up to it does.
   for (size_t i = 1; i < outputs.size(); ++i)
     outputs[i].end = std::max(outputs[i - 1].end, outputs[i].end);
   for (at::Tensor& input : request.inputs) {

@@ -19,21 +19,23 @@ template <class... Args>
       fmt::format("[comm] {}: {}", name_of(what), fmt::format(text, std::forward<Args>(args)...)));
 }
 
-// Defined, dense and of a dtype that is carried.
+// Whether groups carry tensors of the dtype.
+bool carried(at::ScalarType dtype);
+// Throws unless it is defined, dense and of a dtype that is carried.
 void check_tensor(Collective what, const at::Tensor& tensor);
-// On `device`, which the transport carries.
+// Throws unless it is on `device`, which the transport carries.
 void check_device(Collective what, const at::Tensor& tensor, const Transport& transport,
                   at::Device device);
-// Whether the combination has a meaning for the dtype.
+// Throws where the combination has no meaning for the dtype.
 void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op);
 // Refuses an output whose elements share memory, and outputs of which two do.
 void check_outputs(Collective what, const std::vector<at::Tensor>& outputs);
-// Takes copies of inputs that share memory with an output, but for one that may be in its place
-// there (see Group).
+// Copies inputs that share memory with an output, except one that is this rank's own part of it
+// (see Group).
 void separate(Request& request, int rank);
 // `input`, or a copy where it shares memory with `output`.
 at::Tensor separate(const at::Tensor& input, const at::Tensor& output);
-// Whether Python ranks can take part.
+// Throws where a group with Python ranks cannot make the call.
 void check_for_python(Collective what, at::ScalarType dtype, ReduceOp op);
 // An explicit stream against where the tensors are.
 void check_stream(Collective what, const CallOptions& options, at::Device device);

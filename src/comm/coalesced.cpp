@@ -15,10 +15,11 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// libtorch has no cat() for some dtypes, but for bytes.
+// libtorch has no cat() for some dtypes, but for bytes. as_strided() also where the only element
+// has another stride.
 at::Tensor raw_bytes_of(const at::Tensor& tensor) {
   const at::Tensor dense = tensor.detach().resolve_conj().resolve_neg().contiguous();
-  return dense.as_strided({dense.numel()}, {1}).view(at::kByte);  // whatever stride one element has
+  return dense.as_strided({dense.numel()}, {1}).view(at::kByte);
 }
 
 // The places of the list at which tensors of one dtype are; dtypes in the order in which they come.
@@ -85,7 +86,7 @@ Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
   if (all.empty()) return {};
   check(shape.what, group, all, options);
   const bool in_place = inputs.empty();
-  // What is combined in place comes out alike wherever it is twice.
+  // A tensor that is combined in place may be listed twice: both get the same result.
   if (in_place) {
     for (const at::Tensor& output : outputs) check_outputs(shape.what, {output});
   } else {

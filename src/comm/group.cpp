@@ -31,7 +31,7 @@ void check_memory(std::string_view what, const at::TensorOptions& options,
       options.device().str()));
 }
 
-// What each rank says in split() and subgroup().
+// The arguments of each rank in split() and subgroup(), as they are exchanged.
 struct Choice {
   int color;
   int key;

@@ -1,4 +1,4 @@
-// Calls that have no deadline.
+// Runs calls that have no deadline in a thread of their own.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-// A call in a thread of its own, which goes on alone when nobody waits for it any more: `call` owns
+// A call in a thread of its own, which continues when the caller stops waiting for it: `call` owns
 // all that it uses. Costs some 40 us (two busy cores).
 template <class Call>
 class Later {

@@ -21,7 +21,7 @@ void divide(const Request& request) {
 
 class SoloTransport : public Transport {
  public:
-  // Of no process: a child of one that is alone may go on by itself.
+  // Not bound to a process: a child by fork() may use a group of one.
   SoloTransport() : Transport(std::make_shared<Unfinished>()) {}
 
   std::string_view name() const override { return "solo"; }

@@ -1,4 +1,4 @@
-// Words of error messages.
+// Parts of error messages.
 #pragma once
 
 #include <chrono>

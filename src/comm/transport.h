@@ -46,15 +46,16 @@ char* data_of(const at::Tensor& tensor);
 
 // One call, checked by Group: tensors contiguous, of one dtype and on one device that the transport
 // carries, lists of the right length, peer in range.
-//   AllReduce, Reduce, Broadcast   outputs[0], in place (inputs empty)
-//   ReduceScatter                  outputs[0]; inputs: one contiguous tensor of all parts, or
-//   size() tensors
-//                                  (for `runs` and for nodes of a tree see shm_transport.h and
-//                                  gloo_transport.h)
-//   AllGather                      inputs[0]; outputs: one contiguous tensor of all parts, or
-//   size() tensors Gather / Scatter               as AllGather / ReduceScatter with lists, which
-//   are empty off the root AllToAll                       inputs and outputs: one tensor each, or
-//   size() tensors each Send / Recv                    inputs[0] / outputs[0]
+//   AllReduce, Reduce, Broadcast  outputs[0], in place; inputs empty
+//   ReduceScatter                 outputs[0]; inputs: one contiguous tensor of all parts, or
+//                                 size() tensors
+//   AllGather                     inputs[0]; outputs: one contiguous tensor of all parts, or
+//                                 size() tensors
+//   Gather, Scatter               as AllGather, ReduceScatter with lists, which are empty except
+//                                 on the root
+//   AllToAll                      inputs and outputs: one tensor each, or size() tensors each
+//   Send, Recv                    inputs[0], outputs[0]
+// Groups over the partial sums of hosts take more inputs: gloo/transport.h and tcp/transport.h.
 struct Request {
   Collective what = Collective::Barrier;
   std::vector<at::Tensor> inputs = {};
@@ -104,16 +105,16 @@ class Transport {
   virtual int size() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
   virtual bool deterministic() const = 0;
-  // Where it carries tensors beside the CPU's, if anywhere.
+  // The device whose tensors it carries besides the CPU's, if any.
   virtual at::Device device() const { return at::kCPU; }
   virtual bool carries(at::Device device) const {
     return device.is_cpu() || device == this->device();
   }
-  // Whether it speaks to torch.distributed.
+  // Whether some ranks are torch.distributed's.
   virtual bool has_python_ranks() const { return false; }
   uint32_t next_caller() { return ++callers_; }
-  // Over how many lanes the group's ranks sum up instead of over ranks; 0: over ranks. Said by
-  // those who do, while they do, for those who count addends.
+  // The number of lanes over which a Ddp or Fsdp of the group sums instead of over ranks, while
+  // there is one; 0: over ranks.
   int64_t lanes() const { return lane_users_ > 0 ? lanes_ : 0; }
   void begin_lanes(int64_t lanes) {
     lanes_ = lanes;
@@ -123,27 +124,28 @@ class Transport {
   // Starts the operation. May block (a transport without background progress runs it here or in
   // wait()).
   virtual Work start(Request request) = 0;
-  // Takes what is under way further without waiting, where that needs calls. Throws CommError.
+  // Lets operations under way progress without waiting, on transports without a thread of their
+  // own. Throws CommError.
   virtual void move_on() {}
-  // What start() calls now and then where it blocks. For a transport that is a part of another.
+  // Called repeatedly while start() blocks. For a transport that is a part of another.
   virtual void set_idle_work(std::function<void()>) {}
   virtual at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) = 0;
   // Undefined where ranks have no memory in common.
   virtual at::Tensor shared(at::IntArrayRef, at::TensorOptions) { return {}; }
-  // Ends the group: whoever waits in it, on any rank, gets an error that quotes `why`. Any thread.
+  // Aborts the group: waiting calls, on any rank, throw an error that quotes `why`. Any thread.
   virtual void give_up(std::string_view) noexcept {}
-  // Why it can do no more, as far as is known without waiting; nothing while it can.
+  // Why the group can no longer be used, as far as is known without waiting; nothing while it can.
   virtual std::optional<std::string> failure() { return std::nullopt; }
   // As Group::abort().
   void abort(std::string_view why) noexcept {
     if (aborted_.say(std::string(why))) give_up(why);
   }
   std::optional<std::string> aborted() const { return aborted_.why(); }
-  // The ranks as the world counts them.
+  // The world's numbers of the ranks.
   std::vector<int> world_ranks() const;
   void set_world_ranks(std::vector<int> ranks) { world_ranks_ = std::move(ranks); }
-  // What every rank holds while it makes a subset or sees others make theirs, where that needs the
-  // store: rank 0, which serves it, may come to its end meanwhile.
+  // Held by every rank while it, or another rank, forms a subset by way of the store: rank 0, which
+  // serves the store, may exit meanwhile.
   virtual std::shared_ptr<void> making_subsets() { return nullptr; }
   // A transport of the same kind over `members` (ranks of this one, in the new order, this rank
   // among them). Called by the members only, after all ranks of this transport agreed on who they

@@ -31,8 +31,8 @@ bool conflict(const Uses& a, const Uses& b) {
 }  // namespace
 
 const std::shared_ptr<Unfinished>& Unfinished::shared_by_this_thread() {
-  // Destructors of the thread's older objects, and of static ones, may call when it has gone: then
-  // there is another, for ever. A child by fork() has its own.
+  // Destructors of older thread_local and of static objects may call after it was destroyed: then a
+  // new one is made and never freed. A child by fork() has its own.
   thread_local std::shared_ptr<Unfinished>* own = nullptr;
   if (own == nullptr || !(*own)->is_here()) {
     own = new std::shared_ptr<Unfinished>(std::make_shared<Unfinished>(OwnProcess()));
@@ -79,7 +79,7 @@ std::shared_ptr<Pending> Unfinished::take_first(const Uses* conflicting) {
 
 void Unfinished::finish_before(const Uses& uses) {
   if (!is_here() || !any_.load(std::memory_order_acquire)) return;
-  // What it waits for is to finish no others: they may need this rank's call.
+  // A nested wait finishes no others: they may need this rank's call.
   const bool outer = std::exchange(finishing_, true);
   try {
     while (const auto pending = take_first(&uses)) pending->wait();

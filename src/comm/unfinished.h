@@ -1,4 +1,4 @@
-// Operations of a group that nobody holds a handle of any more.
+// Operations of a group whose handles have all been dropped.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ inline bool overlap(const Span& a, const Span& b) { return a.begin < b.end && b.
 
 class Unfinished {
  public:
-  // With a process: what is not in it has no part in the group.
+  // With a process: other processes, such as children by fork(), cannot use the group.
   explicit Unfinished(std::optional<OwnProcess> process = std::nullopt) : process_(process) {}
 
   // What belongs to no group, of this thread: it is finished in the thread's next call or wait on
@@ -25,13 +25,13 @@ class Unfinished {
   static Unfinished& of_this_thread() { return *shared_by_this_thread(); }
   static const std::shared_ptr<Unfinished>& shared_by_this_thread();
 
-  // Whether this process has a part in the group, as a child of a rank has none.
+  // Whether this process is a rank of the group; a child of one is not.
   bool is_here() const noexcept { return !process_ || process_->is_here(); }
   // Throws ConfigError where it has none. `what`: a call, as "all_reduce".
   void check_process(std::string_view what) const {
     if (!is_here()) refuse_child(what);
   }
-  // Why, for whoever asks without a call.
+  // The reason as text.
   std::string refusal() const { return process_->refusal("group"); }
 
   // The next of the group's operations; dropped ones are finished in this order.
@@ -45,7 +45,7 @@ class Unfinished {
   void finish_all();
   // Takes all further; true when finish_all() would not block, but for what then() has left to do.
   bool poll();
-  // The group goes away: nobody finishes them.
+  // The group is destroyed: they are not finished.
   void close() noexcept;
 
  private:

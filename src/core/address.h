@@ -40,10 +40,10 @@ struct Address {
 };
 
 struct Resolved {
-  std::vector<Address> addresses;  // IPv4 first; empty when nobody knows the name, perhaps only yet
+  std::vector<Address> addresses;  // IPv4 first; empty when the name is not known, perhaps only yet
   int error = 0;                   // getaddrinfo's, for gai_strerror(); 0 when there are addresses
 };
-// May ask a name server, for as long as the system's resolver sees fit; not with AI_NUMERICHOST in
+// May ask a name server, with the timeouts of the system's resolver; not with AI_NUMERICHOST in
 // `flags`, with which only addresses are known.
 Resolved resolve(const std::string& host, uint16_t port, int flags = 0);
 
@@ -51,7 +51,8 @@ Resolved resolve(const std::string& host, uint16_t port, int flags = 0);
 std::vector<Address> own_addresses();
 bool is_own(const Address& address);
 
-// Where this host is seen from there, as its routes say; nothing when there is no way.
+// This host's address from which it sends to `there`, by its routes; nothing when there is no
+// route.
 std::optional<Address> source_towards(const Address& there);
 
 // A socket that listens there and nowhere else; port 0 is a free one. `flags`: SOCK_NONBLOCK or 0.

@@ -68,7 +68,7 @@ Control Control::create(int local_ranks) {
   if (ftruncate(control.fd_, static_cast<off_t>(bytes)) != 0) fail("ftruncate");
   void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, control.fd_, 0);
   if (memory == MAP_FAILED) fail("mmap");
-  control.segment_ = static_cast<Segment*>(memory);  // zeros: failures 0, nobody has ended
+  control.segment_ = static_cast<Segment*>(memory);  // zeros: failures 0, no rank has ended
   control.segment_->local_ranks = static_cast<uint32_t>(local_ranks);
   control.segment_->magic = kMagic;
   if (fcntl(control.fd_, F_ADD_SEALS, kSeals) != 0) fail("sealing a memfd");

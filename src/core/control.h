@@ -26,7 +26,7 @@ class Control {
   static Control create(int local_ranks);
 
   // A rank's side, read-only; nothing when kVariable is unset. The inherited descriptor stays open
-  // and is not owned. Throws ConfigError when it is not a control segment, whatever else it may be.
+  // and is not owned. Throws ConfigError when it is not a control segment.
   static std::optional<Control> from_env();
 
   Control(Control&& other) noexcept;
@@ -37,7 +37,7 @@ class Control {
   int local_ranks() const;
 
   // Starts at 0 and only grows: once for each failure the launcher has seen. One atomic acquire
-  // load: whoever sees it grow also sees the fate that it was raised for.
+  // load: a process that sees it grow also sees the end of the rank that it was raised for.
   uint32_t failures() const noexcept;
 
   // How `local_rank` ended, as describe_exit() says it; nothing while it runs. Throws ConfigError
@@ -45,14 +45,14 @@ class Control {
   std::optional<std::string> fate(int local_rank) const;
 
   // Why another host's launcher has reported a failure: "rank 3 on host2 was killed by SIGKILL";
-  // empty when nobody has.
+  // empty when it has not.
   std::string reason() const;
   // The same to follow a statement: " (rank 3 on host2 was killed by SIGKILL)".
   std::string because() const;
 
   // The creator only: throws Error in a rank, ConfigError for no such rank.
   void record_exit(int local_rank, int wait_status);
-  // Before report_failure(); the first text stays, cut at 255 bytes.
+  // Sets reason(). To be called before report_failure(); the first text stays, cut at 255 bytes.
   void explain(std::string_view reason);
   void report_failure();
 

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-// By number, ascending, as its affinity says; empty when the kernel does not.
+// Their numbers, ascending, by the process's affinity; empty when the kernel does not give it.
 std::vector<int> allowed_cores();
 
 }  // namespace lockstep

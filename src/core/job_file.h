@@ -1,5 +1,5 @@
-// Which job of a launcher works in a folder, for a run that is to go on after a restart and not to
-// take another run's folder for its own.
+// Which job of a launcher works in a folder, so that a run continues in it after a restart, and
+// another run does not take it for its own.
 #pragma once
 
 #include <string>

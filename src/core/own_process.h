@@ -21,7 +21,7 @@ class OwnProcess {
   // Costs a load, so each call may ask.
   bool is_here() const noexcept;
   // "the group belongs to process 1234, which has made this one by fork(): a child cannot use it",
-  // for what it is.
+  // where `what` is "group".
   std::string refusal(std::string_view what) const;
 
  private:

@@ -1,4 +1,4 @@
-// What the kernel says of a process.
+// A process's state, from /proc.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@ struct ProcessStat {
   uint32_t pending = 0;  // signals that its first thread has not taken yet, a bit each
   pid_t parent = 0;
   pid_t group = 0;
-  uint64_t start = 0;  // with the pid it is one process's for ever
+  uint64_t start = 0;  // with the pid it identifies one process
 
   // By SIGSTOP, or by a debugger.
   bool is_stopped() const { return state == 'T' || state == 't'; }

@@ -1,4 +1,4 @@
-// Threads that are no business of the program's.
+// Background threads that receive none of the process's signals.
 #pragma once
 
 #include <csignal>

@@ -12,7 +12,7 @@ namespace lockstep::data {
 void check_indices(std::string_view address, at::IntArrayRef indices, int64_t size);
 
 // An uninitialised contiguous CPU tensor: `spare` itself when it is one of these sizes and dtype
-// whose memory nobody else refers to.
+// whose memory has no other reference.
 at::Tensor reuse_or_empty(at::Tensor spare, at::IntArrayRef sizes, at::ScalarType dtype);
 
 }  // namespace lockstep::data

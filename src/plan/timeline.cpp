@@ -32,11 +32,16 @@ Timeline::Timeline(int64_t ranks, const SimulationOptions& options)
   for (int64_t rank = 0; rank < std::min(ranks, options.traced_ranks); ++rank)
     traced_.push_back(rank);
   // Slow ranks are the last ones.
-  if (options.slow_ranks > 0 && ranks > options.traced_ranks) traced_.push_back(ranks - 1);
+  const bool has_slow = options.slow_ranks > 0 && options.traced_ranks > 0;
+  if (has_slow && ranks > options.traced_ranks) traced_.push_back(ranks - 1);
 }
 
 void Timeline::begin_step() {
   ++step_;
+  // What ended before the first rank's clock slows nothing down any more.
+  const double now = *std::ranges::min_element(clocks_);
+  busy_.erase(busy_.begin(),
+              std::ranges::find_if(busy_, [now](const Busy& busy) { return busy.end > now; }));
   const auto first_slow = clocks_.size() - static_cast<size_t>(options_.slow_ranks);
   for (size_t rank = 0; rank < clocks_.size(); ++rank) {
     double factor = 1;

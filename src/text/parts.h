@@ -1,4 +1,4 @@
-// What a Tokenizer is made of.
+// The parts of a Tokenizer.
 #pragma once
 
 #include <array>

@@ -13,7 +13,7 @@ enum class Pattern {
   Qwen,    // one digit a word: Qwen 2, 2.5, 3
   Digits,  // up to three digits: GPT-4, Llama 3
   Gpt2,    // as ByteLevel has it with use_regex
-  Words,   // one digit or punctuation mark a word; whatever else stands together stays together
+  Words,   // one digit or punctuation mark a word; other adjacent characters stay together
 };
 
 constexpr std::string_view kQwenPattern =

@@ -13,7 +13,7 @@ namespace {
 constexpr uint8_t kClass = 3;
 constexpr uint8_t kUnstable = 4;  // NFC may change it, or what stands beside it
 
-// One byte per character: pages that nobody looks at are never there.
+// One byte per character: memory pages that are never read are never loaded.
 struct Properties {
   Properties() : of(new uint8_t[kInvalidByte + 256]()) {
     const auto fill = [this](std::span<const uint32_t> ranges, CharacterClass value) {

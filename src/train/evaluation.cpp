@@ -8,8 +8,10 @@
 #include <limits>
 #include <sstream>
 
+#include "core/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
+#include "lockstep/parallel/random.h"
 #include "train/training.h"
 
 namespace lockstep::train {
@@ -76,6 +78,16 @@ bool is_better(double value, double best, Better better, double by) {
   return better == Better::Lower ? value < best - by : value > best + by;
 }
 
+std::vector<data::Transform> transforms_of(const Evaluation& evaluation) {
+  return evaluation.transforms.value_or(std::vector<data::Transform>());
+}
+
+// Random numbers of an evaluation's lane: none of a training lane's, and the same wherever a run
+// makes the evaluation of that step.
+parallel::Stream stream_of(int64_t seed, int64_t step, int64_t lane) {
+  return {.seed = mix(~static_cast<uint64_t>(seed)), .step = step, .lane = lane};
+}
+
 double watched(const RunState& state, const std::string& metric, std::string_view who) {
   const auto found = state.metrics.find(metric);
   if (found != state.metrics.end()) return found->second;
@@ -102,6 +114,10 @@ std::map<std::string, double> Training::evaluate() {
   std::string text;
   int64_t calls = 0;
   for (int64_t lane = own.begin; lane < own.end; ++lane) {
+    // What the model draws here changes nothing of what the training draws next, which would
+    // otherwise depend on how many evaluations there have been, and on how many ranks share them.
+    const parallel::RandomStream stream(stream_of(options_.loader.seed, state_.step, lane),
+                                        world_.device());
     data::Loader loader(evaluation.data.dataset(), Shard{lane, lanes},
                         {.batch_size = evaluation.batch_size > 0 ? evaluation.batch_size
                                                                  : options_.loader.batch_size,
@@ -109,6 +125,7 @@ std::map<std::string, double> Training::evaluate() {
                          .exact = true,
                          .prefetch = options_.loader.prefetch,
                          .workers = options_.loader.workers,
+                         .transforms = transforms_of(evaluation),
                          .device = options_.loader.device});
     LaneSums sums;
     for (const auto& batch : loader.epoch(0)) {
@@ -117,8 +134,12 @@ std::map<std::string, double> Training::evaluate() {
     }
     text += sums.text();
   }
-  for (int64_t more = calls_for_others(calls, lanes); more > 0; --more) {
-    measure_for_others(*evaluation.data.dataset());
+  {
+    const parallel::RandomStream stream(stream_of(options_.loader.seed, state_.step, lanes),
+                                        world_.device());
+    for (int64_t more = calls_for_others(calls, lanes); more > 0; --more) {
+      measure_for_others(*evaluation.data.dataset());
+    }
   }
   const CommonPart common(*this);
   LaneSums total;
@@ -155,11 +176,14 @@ int64_t Training::calls_for_others(int64_t own, int64_t lanes) const {
 void Training::measure_for_others(const data::Dataset& data) const {
   std::vector<MetricState> counts;
   for (const auto& metric : options_.evaluation.metrics) counts.push_back(metric->state());
-  const std::vector<int64_t> first = {0};
-  data::Batch batch = data.get_batch(first);
-  batch.data = batch.data.to(*options_.loader.device);
-  if (batch.target.defined()) batch.target = batch.target.to(*options_.loader.device);
-  measured(batch);
+  // One of the first samples, as a batch of its own.
+  data::Loader loader(data, Shard{0, data.size()},
+                      {.batch_size = 1,
+                       .shuffle = false,
+                       .exact = true,
+                       .transforms = transforms_of(options_.evaluation),
+                       .device = options_.loader.device});
+  for (const auto& batch : loader.epoch(0)) measured(batch);
   for (size_t i = 0; i < counts.size(); ++i) {
     const auto& metric = options_.evaluation.metrics[i];
     metric->reset();

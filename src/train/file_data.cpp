@@ -64,7 +64,7 @@ void log_skipped(const comm::World& world, const std::string& path, int64_t coun
   log::warn(fmt::format("[data] {}: {} left out; the first: {}", path, count, first));
 }
 
-// Columns that nobody has named are the training data's: in another place they would be taken for
+// Columns that are not named are the training data's: in another place they would be taken for
 // others.
 void check_columns(const data::CsvDataset& training, const data::CsvDataset& other,
                    const DataConfig& config, const std::string& path) {

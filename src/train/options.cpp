@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::train {
 namespace {
@@ -131,6 +132,13 @@ void check_combinations(const TrainerOptions& o, const comm::Group& group) {
          "sync_batch_norm together with lanes: its statistics are over ranks, and lanes give the "
          "same on any number of them; leave out one");
   }
+  if (group.rank() == 0 && !o.loader.transforms.empty() && o.evaluation.data &&
+      !o.evaluation.transforms) {
+    log::warn(
+        "[train] loader.transforms are of the samples to train on, and evaluations have none: give "
+        "Evaluation::transforms, those of them that are no augmentation, or {} where none is "
+        "wanted");
+  }
   const auto& saving = o.saving;
   need(saving.on_preemption || o.notice == nullptr,
        "saving.on_preemption is false, and there is a notice: give one of them");
@@ -179,6 +187,7 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
   add("lr_scaling", static_cast<int>(o.lr_scaling));
   add("ddp.hook", o.ddp.hook ? o.ddp.hook->name() : "none");
   add("evaluation.samples", o.evaluation.data ? o.evaluation.data.dataset()->size() : 0);
+  add("evaluation.transforms", o.evaluation.transforms ? o.evaluation.transforms->size() : 0);
   for (const auto& metric : o.evaluation.metrics) add("evaluation.metric", metric->name());
   add("evaluation.every_epochs", o.evaluation.every_epochs);
   add("evaluation.every_steps", o.evaluation.every_steps);

@@ -205,7 +205,7 @@ void Training::note(const StepSums& sums) {
 }
 
 // A step that may be skipped leaves no running statistics behind either: one value that is not
-// finite would stay in them for ever.
+// finite would never leave them.
 std::vector<at::Tensor> Training::copies_of_buffers() const {
   std::vector<at::Tensor> copies;
   if (options_.non_finite != NonFinite::Skip) return copies;

@@ -370,6 +370,25 @@ TEST(Checkpointer, AFailureBehindIsToldByTheNextSave) {
   });
 }
 
+// A program that forgets finish() has no other way to learn that its last save is not there.
+TEST(Checkpointer, AFailureBehindThatNobodyAsksAboutIsLogged) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Everything net;
+    FullDisk disk;
+    testing::internal::CaptureStderr();
+    {
+      Checkpointer checkpoints(world, folder.path(), {.async = true, .files = &disk});
+      checkpoints.track("net", net);
+      disk.full = world.rank() == 1;
+      checkpoints.save(1);
+    }
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("step 1 was not saved") != std::string::npos, world.rank() == 0) << said;
+    EXPECT_EQ(said.find("finish() at the end") != std::string::npos, world.rank() == 0) << said;
+  });
+}
+
 // Memory of one piece is copied by several threads; a backward pass that still needs what was there
 // says so, as after copy_().
 TEST(Checkpointer, LargeTensorsAreRestoredByThreads) {

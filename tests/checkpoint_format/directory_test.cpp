@@ -327,6 +327,8 @@ TEST(Retention, KeepsTheNewestTheMultiplesAndTheBest) {
   EXPECT_THAT(to_remove(history(), {.keep_last = 2}), ElementsAre("0", "1", "2"));
   EXPECT_THAT(to_remove(history(), {.keep_last = 9}), ElementsAre());
   EXPECT_THAT(to_remove(history(), {.keep_last = 1, .keep_every = 20}), ElementsAre("0", "2"));
+  // The newest in any case.
+  EXPECT_THAT(to_remove(history(), {.keep_last = -1}), ElementsAre("0", "1", "2", "3"));
   // Of two that are as good the newer.
   EXPECT_THAT(to_remove(history(), {.keep_last = 1, .best = Retention::Best{"loss"}}),
               ElementsAre("0", "1", "2"));

@@ -6,10 +6,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+#include <set>
+
 #include "checkpoint/format/latest.h"
 #include "checkpoint_format/faulty_files.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
+#include "lockstep/checkpoint/export.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "support/folder.h"
 #include "support/thrown.h"
@@ -150,6 +155,103 @@ TEST(Faults, ReadingFailsByName) {
     ASSERT_EQ(findings.size(), 1u) << at << counting.names()[at];
     EXPECT_THAT(findings[0], testing::AllOf(testing::StartsWith("[checkpoint] " + one),
                                             testing::HasSubstr("Input/output error")));
+  }
+}
+
+// Three tensors, all elements of which are `value`, as files of at most so many bytes.
+void export_to(const std::string& folder, float value, int64_t most,
+               checkpoint::FileSystem& files) {
+  const std::vector<float> values(10, value);
+  std::vector<checkpoint::TensorToWrite> tensors;
+  for (const char* name : {"a", "b", "c"}) {
+    tensors.push_back({name, dtype("F32"), {10}, bytes_of(values)});
+  }
+  checkpoint::write_folder(folder, std::move(tensors), {.max_shard_bytes = most},
+                           checkpoint::Existing::Replace, files);
+}
+
+// The values that the tensors have there; -1 where the folder is refused.
+std::set<float> values_in(const std::string& folder) {
+  std::set<float> found;
+  try {
+    const auto files = checkpoint::open_tensors(folder);
+    for (const auto& [name, tensor] : files->tensors()) {
+      const auto bytes = files->read(name);
+      for (size_t at = 0; at < bytes.view().size(); at += sizeof(float)) {
+        float value = 0;
+        std::memcpy(&value, bytes.view().data() + at, sizeof value);
+        found.insert(value);
+      }
+    }
+  } catch (const CheckpointError&) {
+    return {-1};
+  }
+  return found;
+}
+
+constexpr std::pair<int64_t, int64_t> kExports[] = {{50, 50}, {50, 1000}, {1000, 50}, {1000, 1000}};
+
+// Whatever call of an export fails, an earlier one is whole until its files are replaced, and is
+// never mixed with the new one.
+TEST(Faults, AnExportThatFailsLeavesTheEarlierOne) {
+  using Values = std::set<float>;
+  for (const auto& [before, now] : kExports) {
+    for (const Fault fault : {Fault::Once, Fault::FromThenOn}) {
+      for (int at = 0, calls = 1; at <= calls; ++at) {
+        const Folder folder;
+        const std::string path = folder / "hf";
+        export_to(path, 1, before, checkpoint::system_files());
+        FaultyFiles files(fault, at, ENOSPC);
+        const std::string told =
+            message_of<CheckpointError>([&] { export_to(path, 2, now, files); });
+        calls = files.calls();  // more than `at` while one of them fails
+        const auto& names = files.names();
+        const std::string what = fmt::format("{} and {}, call {} ({}): {}", before, now, at,
+                                             names[std::min<size_t>(at, names.size() - 1)], told);
+        const auto failed = names.begin() + std::min<int>(at, files.calls());
+        const bool begun = std::any_of(names.begin(), failed, [](const std::string& name) {
+          return name == "unlink" || name == "rename";
+        });
+        const Values found = values_in(path);
+        if (told == "nothing") {
+          EXPECT_EQ(found, Values{2}) << what;
+        } else if (!begun) {
+          EXPECT_EQ(found, Values{1}) << what;
+        } else {
+          EXPECT_THAT(found, testing::AnyOf(Values{1}, Values{2}, Values{-1})) << what;
+        }
+        export_to(path, 3, now, checkpoint::system_files());
+        EXPECT_EQ(values_in(path), Values{3}) << what;
+        if (testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(Faults, AnExportThatIsKilledIsNotMixedWithTheEarlierOne) {
+  using Values = std::set<float>;
+  for (const auto& [before, now] : kExports) {
+    for (int at = 0;; ++at) {
+      const Folder folder;
+      const std::string path = folder / "hf";
+      export_to(path, 1, before, checkpoint::system_files());
+      const pid_t pid = fork();
+      if (pid == 0) {
+        FaultyFiles files(Fault::Kill, at, 0);
+        export_to(path, 2, now, files);
+        _exit(0);
+      }
+      int status = 0;
+      waitpid(pid, &status, 0);
+      if (!WIFSIGNALED(status)) break;
+      EXPECT_THAT(values_in(path), testing::AnyOf(Values{1}, Values{2}, Values{-1})) << at;
+      export_to(path, 3, now, checkpoint::system_files());
+      EXPECT_EQ(values_in(path), Values{3}) << at;
+      EXPECT_THAT(checkpoint::names_in(checkpoint::system_files(), path),
+                  testing::Each(testing::Not(testing::StartsWith(".tmp-"))))
+          << at;
+      if (testing::Test::HasFailure()) return;
+    }
   }
 }
 

@@ -158,6 +158,21 @@ TEST_F(Tool, WrongArgumentsAreStatusTwo) {
   EXPECT_THAT(run(0, "diff --help"), HasSubstr("Exit status: 0 when both are the same"));
 }
 
+// A script takes what is in the file for all there was when the status is 0.
+TEST_F(Tool, OutputThatIsLostIsAnError) {
+  const auto lost = [](const std::string& args) {
+    return lockstep_tool(args + " 2>&1 > /dev/full; echo status $?").said;
+  };
+  for (const std::string& args : {"inspect " + one_, "inspect --json " + one_, "verify " + runs_}) {
+    EXPECT_EQ(lost(args), fmt::format("lockstep: [{}] stdout cannot be written: No space left on "
+                                      "device: make room, or redirect it to another place\n"
+                                      "status 1\n",
+                                      args.substr(0, args.find(' '))));
+  }
+  EXPECT_THAT(lost("diff " + one_ + " " + one_), testing::EndsWith("status 2\n"));
+  EXPECT_THAT(lost("--help"), AllOf(HasSubstr("[help] stdout"), testing::EndsWith("status 1\n")));
+}
+
 TEST_F(Tool, MergeAssemblesBoxes) {
   run(0, "merge " + runs_ + " --to " + out("all.safetensors"));
   const Safetensors file(out("all.safetensors"));
@@ -259,6 +274,20 @@ TEST_F(Tool, ExportIntoAFolderOfShards) {
   EXPECT_THAT(checkpoint::names_in(checkpoint::system_files(), folder),
               testing::ElementsAre("model.safetensors"));
   EXPECT_THAT(run(0, "diff " + out("x") + " " + folder), HasSubstr("4 tensors are the same"));
+}
+
+// Of an earlier export only what that has written is replaced, with all its shards.
+TEST_F(Tool, ExportIntoAFolderLeavesOthersFilesAlone) {
+  const std::string folder = out("hf");
+  std::filesystem::create_directory(folder);
+  write_tensors(folder + "/model-best.safetensors", {{"a", {1}}});
+  write(folder + "/model-00001-of-00002.safetensors.bak", "mine");
+  run(0, "export " + one_ + " --to " + folder);
+  run(0, "export " + two_ + " --force --to " + folder + " --max-shard-size 50B");
+  run(0, "export " + one_ + " --force --to " + folder);
+  EXPECT_THAT(checkpoint::names_in(checkpoint::system_files(), folder),
+              testing::ElementsAre("model-00001-of-00002.safetensors.bak", "model-best.safetensors",
+                                   "model.safetensors"));
 }
 
 TEST_F(Tool, FoldersWhoseIndexIsWrongAreRefused) {

@@ -78,6 +78,26 @@ TEST(TorchFile, NestedListsDictsAndScalars) {
                                                 {"deep.x", int64_t{-1}}}));
 }
 
+// Of MultiStepLR's state_dict(), and of configurations beside it.
+TEST(TorchFile, CountersAndDevices) {
+  const std::string counts = "}(" + whole_number(30) + "K\x01" + whole_number(60) + "K\x02" + "u";
+  const std::string counter = global("collections", "Counter");
+  const std::string device = global("torch", "device");
+  const std::string archive =
+      archive_of("\x80\x02}(" + text("milestones") + counter + counts + "\x85R" + text("none") +
+                 counter + ")R" + text("cuda") + device + text("cuda") + "K\x01\x86R" +
+                 text("cpu") + device + text("cpu") + "\x85R" + "u.");
+  EXPECT_EQ(parse_torch_file(archive, "x")->values(),
+            (checkpoint::Values{{"milestones.30", int64_t{1}},
+                                {"milestones.60", int64_t{2}},
+                                {"cuda", std::string("cuda:1")},
+                                {"cpu", std::string("cpu")}}));
+  EXPECT_THAT(fault_of_pickle(dict_of(counter + text("x") + "\x85R")),
+              HasSubstr("a call of collections.Counter has no argument 0"));
+  EXPECT_THAT(fault_of_pickle(dict_of(device + ")R")),
+              HasSubstr("a call of torch.device has no argument 0"));
+}
+
 TEST(TorchFile, NothingIsExecutedAndWhatIsNotReadIsNamed) {
   const auto call = [](const char* module, const char* name) {
     return dict_of(global(module, name) + tuple(text("touch /tmp/x")) + "R");
@@ -233,6 +253,8 @@ TEST(TorchFile, PythonsFilesAreReadBitForBit) {
     }
     EXPECT_EQ(found, file->tensors().size() + file->aliases().size()) << name;
     EXPECT_EQ(file->values().at("epoch"), checkpoint::Value(int64_t{7}));
+    EXPECT_EQ(file->values().at("schedule.milestones.6"), checkpoint::Value(int64_t{1}));
+    EXPECT_EQ(file->values().at("device"), checkpoint::Value(std::string("cuda:1")));
     EXPECT_EQ(file->values().at("optimizer.param_groups.0.lr"), checkpoint::Value(0.01));
     EXPECT_EQ(file->values().at("optimizer.param_groups.0.betas.1"), checkpoint::Value(0.999));
   }

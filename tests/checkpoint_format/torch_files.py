@@ -71,12 +71,14 @@ net = Net()
 adam = torch.optim.Adam(net.parameters(), lr=0.01)
 net(torch.randn(5, 4)).sum().backward()
 adam.step()
+# Has a collections.Counter.
+schedule = torch.optim.lr_scheduler.MultiStepLR(adam, [3, 6])
 base = torch.arange(24.0)
 marked = torch.nn.Parameter(torch.ones(2))
 marked.note = "attributes of tensors are left out"
 dtypes = {name: torch.randint(0, 2, (6, 16), dtype=torch.uint8).view(getattr(torch, name)) for name in DTYPES}
 everything = {
-    "net": net.state_dict(), "optimizer": adam.state_dict(), "epoch": 7, "name": "x", "none": None, "dtypes": dtypes,
+    "net": net.state_dict(), "optimizer": adam.state_dict(), "schedule": schedule.state_dict(), "device": torch.device("cuda", 1), "epoch": 7, "name": "x", "none": None, "dtypes": dtypes,
     "views": [base.view(4, 6).t(), base[3:20:2], base.view(2, 3, 4).permute(2, 0, 1), base[5], base[:0], base.expand(2, 24)],
     "parameters": (net.fc.weight, marked), "tied": net.fc.weight.detach(), "size": torch.Size([1, 2]), "dtype": torch.float16,
 }

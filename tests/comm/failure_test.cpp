@@ -47,8 +47,8 @@ TEST_P(Failure, AKilledPeerIsKnownLongBeforeTheDeadline) {
           EXPECT_LT(Clock::now() - start, kSoon);
           EXPECT_THAT(said,
                       AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 3, float32 x 1000"),
-                            AnyOf(HasSubstr("rank 1 (process"), HasSubstr("rank 1 gave up"),
-                                  HasSubstr("gave up"))));
+                            AnyOf(HasSubstr("rank 1 (process"), HasSubstr("rank 1 aborted"),
+                                  HasSubstr("aborted"))));
           // The group stays dead, and says so at once.
           EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),
                       HasSubstr("dead since"));
@@ -68,7 +68,7 @@ TEST_P(Failure, AKilledPeerIsKnownWhereTheKernelGivesNoProcessDescriptors) {
                  const auto start = Clock::now();
                  const auto said = message_of<CommError>([&] { world.group().barrier().wait(); });
                  EXPECT_LT(Clock::now() - start, kSoon);
-                 EXPECT_THAT(said, AnyOf(HasSubstr("rank 1 (process"), HasSubstr("gave up")));
+                 EXPECT_THAT(said, AnyOf(HasSubstr("rank 1 (process"), HasSubstr("aborted")));
                },
                {.doomed = {1}});
   }
@@ -111,7 +111,7 @@ TEST_P(Failure, AStoppedRankIsNamedAtTheDeadline) {
           const auto by_itself =
               AnyOf(AllOf(HasSubstr("timed out after 0.3 s"), HasSubstr("rank 1 is past barrier #"),
                           HasSubstr("(before)")),
-                    HasSubstr("gave up"));
+                    HasSubstr("aborted"));
           if (world.rank() == 0) {
             EXPECT_GE(waited, 250ms);
             EXPECT_THAT(said, by_itself);
@@ -231,7 +231,7 @@ TEST(FailureOfOneRank, AMessageOfAnotherKindThanExpected) {
     if (world.rank() == 0) {
       world.group().send(at::ones({3}), 1, 7).wait();
       EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),
-                  HasSubstr("gave up"));
+                  HasSubstr("aborted"));
     } else {
       EXPECT_THAT(message_of<CommError>([&] { world.group().recv(at::ones({4}), 0, 7).wait(); }),
                   AllOf(HasSubstr("float32 x 4"), HasSubstr("float32 x 3")));

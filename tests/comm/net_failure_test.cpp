@@ -195,7 +195,7 @@ TEST(LaunchersWord, IsQuotedOnEveryTransport) {
               if (world.rank() == 1) world.group().recv(at::ones({4}), 0).wait();
               world.group().all_reduce(at::ones({4})).wait();
             });
-            EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
+            EXPECT_THAT(error, HasSubstr("was aborted (host2 was lost)"));
           },
           {.backend = backend});
   }
@@ -216,7 +216,7 @@ TEST(LaunchersWord, EndsAStart) {
                  launcher.control.report_failure();
                  return;
                }
-               EXPECT_THAT(error, HasSubstr("was given up (host2 was lost)"));
+               EXPECT_THAT(error, HasSubstr("was aborted (host2 was lost)"));
                EXPECT_LT(steady_clock::now() - start, 20s);
              },
              {.backend = "gloo"});
@@ -244,7 +244,7 @@ TEST(LaunchersWord, EndsAStartThatWaitsForARank) {
     }
     const auto start = steady_clock::now();
     EXPECT_THAT(message_of<CommError>([] { (void)World::from_env({.timeout = 60s}); }),
-                HasSubstr("the job was given up (rank 1 was killed by SIGKILL)"));
+                HasSubstr("the job was aborted (rank 1 was killed by SIGKILL)"));
     EXPECT_LT(steady_clock::now() - start, 20s);
   });
 }

@@ -1,7 +1,10 @@
-// What a stream of the fake device shows of itself to the fake NCCL, in place of a cudaStream_t.
+// What a stream of the fake device shows of itself to the fake NCCL and the fake driver, in place
+// of a cudaStream_t.
 #pragma once
 
 struct FakeStreamHandle {
   // Runs `run(argument)` after everything enqueued before.
   void (*enqueue_communication)(FakeStreamHandle* stream, void (*run)(void*), void* argument);
+  // Waits until everything that was enqueued has run.
+  void (*finish)(FakeStreamHandle* stream);
 };

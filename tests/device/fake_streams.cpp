@@ -123,6 +123,9 @@ FakeStream::FakeStream() {
   enqueue_communication = [](FakeStreamHandle* stream, void (*work)(void*), void* argument) {
     static_cast<FakeStream*>(stream)->push([=] { work(argument); }, true);
   };
+  FakeStreamHandle::finish = [](FakeStreamHandle* stream) {
+    static_cast<FakeStream*>(stream)->finish_all();
+  };
   std::thread([this] { run(); }).detach();
 }
 

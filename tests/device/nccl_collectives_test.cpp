@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "comm/device/capture.h"
+#include "device/alike.h"
 #include "device/on_device.h"
 
 namespace lockstep::comm {
@@ -12,40 +13,9 @@ namespace {
 
 using test::spawn_on_device;
 
-const std::vector<at::ScalarType> kDtypes = {
-    at::kFloat,        at::kDouble,       at::kHalf,   at::kBFloat16,      at::kChar,
-    at::kShort,        at::kInt,          at::kLong,   at::kByte,          at::kBool,
-    at::kUInt16,       at::kUInt32,       at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e5m2,
-    at::kComplexFloat, at::kComplexDouble};
-const std::vector<int64_t> kSizes = {0, 1, 7, 100003};
-
-at::Tensor values(int64_t count, int rank, at::ScalarType dtype, int low = 0) {
-  return (at::arange(count, at::kLong) + rank).remainder(3).add(low).to(dtype);
-}
-
-// The same call on both: `call(tensors)` gets copies of `inputs` and writes to some of them.
-void expect_alike(World& world, const std::vector<at::Tensor>& inputs,
-                  const std::function<void(std::vector<at::Tensor>&)>& call,
-                  const std::string& what) {
-  std::vector<at::Tensor> here, there;
-  for (const at::Tensor& input : inputs) {
-    here.push_back(input.clone());
-    there.push_back(input.to(world.device()));
-  }
-  call(here);
-  call(there);
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    ASSERT_EQ(there[i].device(), world.device());
-    const at::Tensor back = there[i].cpu();
-    // libtorch compares not all dtypes, but bytes; -0 is 0.
-    const bool is_rare = back.element_size() == 1 || at::isComplexType(back.scalar_type()) ||
-                         at::isBarebonesUnsignedType(back.scalar_type());
-    EXPECT_TRUE(is_rare ? at::equal(back.reshape({-1}).view(at::kByte),
-                                    here[i].reshape({-1}).view(at::kByte))
-                        : at::equal(back, here[i]))
-        << what << ", tensor " << i << " on rank " << world.rank();
-  }
-}
+using test::expect_alike;
+using test::for_all;
+using test::values;
 
 class Nccl : public testing::TestWithParam<int> {
  protected:
@@ -60,14 +30,6 @@ class Nccl : public testing::TestWithParam<int> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, Nccl, testing::Values(2, 4), testing::PrintToStringParamName());
-
-template <class Body>
-void for_all(const Body& body) {
-  for (auto dtype : kDtypes) {
-    for (int64_t size : kSizes)
-      body(dtype, size, fmt::format("{} x {}", c10::toString(dtype), size));
-  }
-}
 
 bool allowed(ReduceOp op, at::ScalarType dtype) {
   const bool sum = op == ReduceOp::Sum || op == ReduceOp::Average;

@@ -324,7 +324,7 @@ TEST_P(Engine, RanksThatDisagreeAllKnow) {
       run(exchange, all_reduce(kSum, piece(data)), "all_reduce", static_cast<int64_t>(data.size()));
     } catch (const CommError& error) {
       told += std::string(error.what()).find("disagree") != std::string::npos ||
-              std::string(error.what()).find("gave up") != std::string::npos;
+              std::string(error.what()).find("aborted") != std::string::npos;
     }
   });
   EXPECT_EQ(told, size);

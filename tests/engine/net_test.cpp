@@ -176,7 +176,7 @@ TEST(Net, DifferentCallsFailOnBothSidesAtOnce) {
       if (bytes > 8) {
         // Or what the other, which knew it first, said of it.
         EXPECT_THAT(caller.failure_of(*job),
-                    testing::AnyOf("is not what the others called", "gave it up: test"));
+                    testing::AnyOf("is not what the others called", "aborted the group: test"));
       }
       const auto next = caller.start(
           [&](const NetPort& port) {

@@ -156,7 +156,7 @@ TEST_F(StoreStranger, LargeValuesAndAllCallsGoOverTls) {
     EXPECT_EQ(one.get({"value"}, in(60s)).front(), value) << size;
   }
   EXPECT_THAT(message_of<StoreFailure>([&] { one.wait({"absent"}, in(5ms)); }),
-              HasSubstr("nobody has set it"));
+              HasSubstr("no rank has set it"));
   EXPECT_EQ(one.compare_set("k", "", "x", in(10s)), "x");
 }
 
@@ -219,7 +219,7 @@ TEST_F(StoreStranger, AServerThatStandsStillIsNotLost) {
               HasSubstr("is stopped"));
   kill(pid, SIGCONT);
   EXPECT_THAT(message_of<StoreFailure>([&] { waits.wait({"absent"}, in(50ms)); }),
-              HasSubstr("nobody has set it"));
+              HasSubstr("no rank has set it"));
   waits.set("there", "1", in(60s));
   waits.wait({"there"}, in(60s));
   EXPECT_EQ(waits.get({"there"}, in(60s)).front(), "1");

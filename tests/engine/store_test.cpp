@@ -110,7 +110,7 @@ TEST_F(StoreEngine, AWaitThatEndsAtItsDeadlineLeavesTheConnectionInStep) {
   StoreClient one = client();
   for (int i = 0; i < 20; ++i) {
     EXPECT_THAT(message_of<StoreFailure>([&] { one.wait({"absent"}, in(5ms)); }),
-                HasSubstr("nobody has set it"));
+                HasSubstr("no rank has set it"));
     EXPECT_EQ(one.add("count", 1, in(1s)), i + 1);
   }
 }
@@ -137,7 +137,7 @@ TEST_F(StoreEngine, AWaitInVainEndsAndTheConnectionStays) {
   std::atomic<bool> over{false};
   StoreClient waits = client([&]() -> std::optional<std::string> {
     if (!over) return std::nullopt;
-    return "was given up (host2 was lost)";
+    return "was aborted (host2 was lost)";
   });
   StoreClient other = client();
   std::thread tells([&] {
@@ -147,7 +147,7 @@ TEST_F(StoreEngine, AWaitInVainEndsAndTheConnectionStays) {
   waits.set("waiting", "", in(10s));
   const auto start = StoreClient::Clock::now();
   EXPECT_EQ(message_of<StoreGivenUp>([&] { waits.wait({"absent"}, in(30s)); }),
-            "was given up (host2 was lost)");
+            "was aborted (host2 was lost)");
   EXPECT_LT(StoreClient::Clock::now() - start, 10s);
   tells.join();
   waits.set("said", "at last", in(10s));
@@ -157,8 +157,8 @@ TEST_F(StoreEngine, AWaitInVainEndsAndTheConnectionStays) {
 void expect_not_awaited_in_vain(int port) {
   const auto start = StoreClient::Clock::now();
   EXPECT_EQ(message_of<StoreGivenUp>(
-                [&] { StoreClient("127.0.0.1", port, in(30s), [] { return "was given up"; }); }),
-            "was given up");
+                [&] { StoreClient("127.0.0.1", port, in(30s), [] { return "was aborted"; }); }),
+            "was aborted");
   EXPECT_LT(StoreClient::Clock::now() - start, 10s);
 }
 

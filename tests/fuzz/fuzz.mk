@@ -1,4 +1,5 @@
-# The fuzzers: fuzz-NAME builds tests/fuzz/NAME_fuzz.cpp with the sources that it tries, and runs it on what it has found so far.
+# The fuzzers: fuzz-NAME builds tests/fuzz/NAME_fuzz.cpp with the sources that it tries, and runs it on what it has
+# found so far.
 FUZZ := clang++ -std=c++20 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 
 # What several fuzzers try is compiled once.

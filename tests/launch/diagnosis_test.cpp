@@ -180,7 +180,7 @@ TEST(Diagnosis, AnExceptionThatNobodyCatchesIsQuoted) {
   EXPECT_EQ(result.exit_code, 128 + SIGABRT);
   EXPECT_THAT(result.err, HasSubstr("it was killed by SIGABRT"));
   EXPECT_THAT(result.err,
-              HasSubstr("it said: an exception that nobody caught: nobody catches this"));
+              HasSubstr("it said: an uncaught exception: nobody catches this"));
   // The stack is there already.
   EXPECT_THAT(result.err, HasSubstr("their stacks"));
   EXPECT_THAT(result.err, Not(HasSubstr("hint: for the place")));

@@ -5,8 +5,11 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/fd.h"
 #include "launch/job.h"
@@ -16,6 +19,7 @@ namespace lockstep::launch::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 
@@ -107,13 +111,68 @@ TEST(Environment, AMasterPortThatIsGivenIsUsed) {
             port + "\n");
 }
 
+// torch.distributed's rank 0 binds the port itself, and fails where somebody listens there already.
 TEST(Environment, ThePortIsLeftFreeForAPythonRankZero) {
-  Job job(script_args(1, "echo ${LOCKSTEP_STORE_FD:-none} port=$MASTER_PORT; cat"),
-          {.environment = {{"LOCKSTEP_PYTHON_PEERS", "1"}}});
-  ASSERT_TRUE(job.await("none port="));
-  ASSERT_TRUE(job.await("\n"));
-  EXPECT_FALSE(
-      connects(INADDR_LOOPBACK, std::atoi(job.out().substr(job.out().find('=') + 1).c_str())));
+  const test::Folder folder(test::Folder::On::Disk);
+  const std::string look = "echo ${LOCKSTEP_STORE_FD:-none} port=$MASTER_PORT; cat";
+  const auto script = [&](const std::string& name, const std::string& line) {
+    const std::string path = folder / name;
+    std::ofstream(path) << line << "\n" << look << "\n";
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  };
+  // Programs that are called like Python's, or said to be by a script's first line.
+  std::filesystem::create_symlink("/bin/sh", folder / "python3.11");
+  std::filesystem::create_symlink("/bin/sh", folder / "pythonic");
+  struct Case {
+    std::vector<std::string> command;
+    const char* peers;
+    bool is_free;
+  };
+  const std::vector<Case> cases = {
+      {{"sh", "-c", look}, "", false},
+      {{"sh", "-c", look}, "1", true},
+      {{folder / "python3.11", "-c", look}, "", true},
+      {{folder / "python3.11", "-c", look}, "0", false},
+      {{folder / "pythonic", "-c", look}, "", false},
+      {{"env", "A=1", folder / "python3.11", "-c", look}, "", true},
+      {{script("direct", "#!" + (folder / "python3.11"))}, "", true},
+      {{script("by-env", "#!/usr/bin/env -S " + (folder / "python3.11"))}, "", true},
+      {{script("plain", "#!/bin/sh")}, "", false},
+  };
+  for (const auto& [command, peers, is_free] : cases) {
+    std::vector<std::string> args = {"run"};
+    args.insert(args.end(), command.begin(), command.end());
+    Job job(args, {.environment = {{"LOCKSTEP_PYTHON_PEERS", peers}}});
+    ASSERT_TRUE(job.await("port=")) << command.front();
+    ASSERT_TRUE(job.await("\n"));
+    const int port = std::atoi(job.out().substr(job.out().find('=') + 1).c_str());
+    EXPECT_EQ(connects(INADDR_LOOPBACK, port), !is_free) << command.front() << " " << peers;
+    EXPECT_EQ(job.out().starts_with("none"), is_free) << command.front() << " " << peers;
+  }
+}
+
+TEST(Environment, ThePortIsLeftFreeForPythonOnSeveralHostsToo) {
+  const test::Folder folder(test::Folder::On::Disk);
+  const std::string python = folder / "python3";
+  std::filesystem::create_symlink("/bin/sh", python);
+  const TwoHosts hosts;
+  const std::vector<std::string> program = {python, "-c", "echo store=${LOCKSTEP_STORE_FD:-none}"};
+  Job first(hosts.args(0, program), TwoHosts::with_token());
+  Job second(hosts.args(1, program), TwoHosts::with_token());
+  EXPECT_EQ(second.wait().exit_code, 0);
+  const Result result = first.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[rank 0] store=none\n"));
+}
+
+TEST(Environment, AProgramThatFindsItsPortTakenIsToldWhy) {
+  const std::string fails =
+      "[ $RANK = 1 ] || { echo The server socket has failed to listen on any address >&2; exit 1; "
+      "}";
+  EXPECT_THAT(run_script(2, fails).err, HasSubstr("needs LOCKSTEP_PYTHON_PEERS=1"));
+  EXPECT_THAT(run_script(2, fails, {.environment = {{"LOCKSTEP_PYTHON_PEERS", "1"}}}).err,
+              Not(HasSubstr("needs LOCKSTEP_PYTHON_PEERS")));
 }
 
 TEST(Environment, NoOtherDescriptorIsInherited) {

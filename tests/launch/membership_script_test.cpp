@@ -144,7 +144,7 @@ TEST(MembershipScript, AHostThatIsCutOffEndsToo) {
   EXPECT_THAT(simulation.run(ms(1'000'000)), IsEmpty());
   EXPECT_THAT(simulation.ends[0].why, HasSubstr("host2 (2) was lost: no sign of life for 5 s"));
   EXPECT_THAT(simulation.ends[2].why,
-              HasSubstr("lost the way to the coordinator at 0:1: no answer for 5 s"));
+              HasSubstr("lost the connection to the coordinator at 0:1: no answer for 5 s"));
   EXPECT_LT(simulation.ends[2].at, ms(10'000) + Timing().lease + Timing().stop + ms(100));
 }
 
@@ -183,7 +183,7 @@ TEST(MembershipScript, TheCoordinatorsEndIsTheJobs) {
   for (const int restarts : {0, 3}) {
     Simulation simulation(calm(4, restarts), 14);
     simulation.at(ms(10'000), [&] { simulation.crash(0); });
-    expect_all_end(simulation, 3, 1, "lost the way to the coordinator at 0:1");
+    expect_all_end(simulation, 3, 1, "lost the connection to the coordinator at 0:1");
     EXPECT_LT(simulation.now, ms(10'000) + Timing().stop + ms(2'000));
   }
 }

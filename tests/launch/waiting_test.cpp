@@ -117,7 +117,7 @@ TEST(WaitingLauncher, SaysWhomItWaitsFor) {
   EXPECT_TRUE(coordinator.await_error("1 of 2 hosts have come"));
   EXPECT_THAT(coordinator.err(), HasSubstr("[lockstep] waiting at 127.0.0.1:"));
   EXPECT_TRUE(
-      other.await_error("waiting for the coordinator at 127.0.0.1:1: nobody listens there yet; "
+      other.await_error("waiting for the coordinator at 127.0.0.1:1: nothing listens there yet; "
                         "this host waits for 600 s (--rdzv-conf join_timeout)"));
   kill(coordinator.pid(), SIGTERM);
   kill(other.pid(), SIGTERM);

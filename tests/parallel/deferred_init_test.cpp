@@ -35,6 +35,13 @@ struct EveryWayImpl : torch::nn::Module {
     register_parameter("turned", torch::full({40, 50}, 0.5).t());
     register_buffer("positions", torch::arange(3000).to(torch::kFloat).div(7).view({30, 100}));
     register_parameter("small", torch::randn({4}));
+    auto complex = register_parameter("complex", torch::empty({40, 40}, torch::kComplexFloat));
+    torch::view_as_real(complex).normal_(0, 0.02);
+    torch::real(complex).select(0, 3).fill_(1);
+    auto turned_complex = torch::full({40, 40}, c10::complex<double>(1, 2), torch::kComplexFloat);
+    turned_complex.conj().narrow(0, 0, 4).mul_(c10::complex<double>(0, 3));
+    torch::imag(turned_complex).select(0, 9).fill_(2);
+    register_parameter("turned_complex", turned_complex);
   }
 };
 TORCH_MODULE(EveryWay);

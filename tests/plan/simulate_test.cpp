@@ -1,8 +1,10 @@
 #include "lockstep/plan/simulate.h"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -137,6 +139,21 @@ TEST(Simulate, SpansOfATimelineNestAndHoldAllComputation) {
     // Computation is slower beside collectives, which its spans show.
     EXPECT_NEAR(computed / 2, out.computation, 1e-6 * out.computation) << name_of(strategy);
   }
+}
+
+// What is kept grows with the steps only where somebody asks for a timeline.
+TEST(Simulate, NoTimelineIsKeptWhereNoneIsAskedFor) {
+  const auto out = simulate(model(), training(), Strategy::FsdpFull, kCluster, 16,
+                            {.slow_ranks = 1, .traced_ranks = 0});
+  EXPECT_TRUE(nlohmann::json::parse(out.trace).at("traceEvents").empty());
+  const std::string command = LOCKSTEP_BINARY_DIR
+      "/bin/lockstep simulate --model qwen3-1.7b --device h100-sxm --ranks 2 --strategy fsdp ";
+  EXPECT_NE(std::system((command + "--steps 2000000000 > /dev/null 2>&1").c_str()), 0);
+  rusage before{}, after{};
+  getrusage(RUSAGE_CHILDREN, &before);
+  ASSERT_EQ(std::system((command + "--steps 20000 > /dev/null").c_str()), 0);
+  getrusage(RUSAGE_CHILDREN, &after);  // the most memory of any child, in KiB
+  EXPECT_LT(after.ru_maxrss, std::max(before.ru_maxrss, 256L << 10));
 }
 
 TEST(Simulate, WhatCannotBeIsRefused) {

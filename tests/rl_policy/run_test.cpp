@@ -89,6 +89,13 @@ TEST(ContinualRun, MeasuresWhatIsInItsTrajectories) {
   const auto net =
       models::load_transformer(folder / "run/grpo_checkpoints/stage_2_again/huggingface");
   EXPECT_GT(net->options.layers, 0);
+  // Without what ends its messages, generate() of transformers would go on to its limit.
+  const std::string exported = folder / "run/grpo_checkpoints/stage_2_again/huggingface/";
+  const auto tokenizer = text::Tokenizer::from_file(exported);
+  const Json ends = {tokenizer.id_of("<|im_end|>").value(),
+                     tokenizer.id_of("<|endoftext|>").value()};
+  EXPECT_EQ(Json::parse(contents(exported + "generation_config.json")).at("eos_token_id"), ends);
+  EXPECT_EQ(Json::parse(contents(exported + "config.json")).at("eos_token_id"), ends[0]);
 }
 
 // A folder of transformers with a model that can end its messages.
@@ -142,6 +149,22 @@ TEST(ContinualRun, TrainsTheModelOfAFolder) {
   });
 }
 
+TEST(ContinualRun, ExportsWhatAModelsFolderHasForItsChats) {
+  const Folder folder;
+  make_model(folder / "model");
+  write(folder / "model/chat_template.jinja", "{{ messages }}");
+  write(folder / "model/generation_config.json", R"({"eos_token_id": [1, 2], "top_k": 20})");
+  auto o = with_model(folder / "model", folder / "run");
+  o.order = {"even"};
+  o.iterations = 1;
+  o.export_hf = true;
+  left_by_ranks(2, o);
+  const std::string exported = folder / "run/grpo_checkpoints/stage_1_even/huggingface/";
+  for (const char* name : {"chat_template.jinja", "generation_config.json"}) {
+    EXPECT_EQ(contents(exported + name), contents(folder / ("model/" + std::string(name))));
+  }
+}
+
 TEST(ContinualRun, TakesItsWarmUpFromTheCache) {
   const Folder folder;
   auto o = options(folder / "makes");
@@ -183,7 +206,7 @@ TEST(ContinualRun, EndsWhenItsEnvironmentsDie) {
     worlds_die = world.rank() == 1;
     const auto o = with_model(folder / "model", folder / "run");
     EXPECT_THAT(message_of<Error>([&] { rl::run_continual(world, course(), o); }),
-                HasSubstr("of 6 episodes died, at last: [test] its last words"));
+                HasSubstr("of 6 episodes died, the last one: [test] its last words"));
   });
 }
 

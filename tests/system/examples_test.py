@@ -74,7 +74,7 @@ def test_a_language_model_resumes_to_the_same_bits(folder):
     again.expect(out=[r"resumes at step 3"])
     last = [re.search(r"step 6: loss .*", result.out).group(0) for result in (whole, again)]
     assert last[0] == last[1], last
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+    for name in ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json"):
         files = [pathlib.Path(folder, run_of, "model", name).read_bytes() for run_of in "ab"]
         assert files[0] == files[1], name
 
@@ -148,6 +148,9 @@ def test_three_domains_as_a_file(folder):
     wrong.write_text("program: three_domain\nbetta: 1\norder: {a: 1}\n")
     done = run(BIN / "three_domain", "--config", wrong)
     done.expect(2, err=r"wrong.yaml:2: unknown key betta\n.*wrong.yaml:3: the value of order")
+    wrong.write_text("program: three_domain\nlearning_rate: 1e-3\nbeta: 0\nlearning-rate: 1e-4\n")
+    done = run(BIN / "three_domain", "--config", wrong)
+    done.expect(2, err=r"wrong.yaml:4: learning-rate is there twice, first in line 2")
     run(BIN / "three_domain", "--num-gpus", 0).expect(2, err=r"error: --num-gpus: has to be a number above 0, not 0")
     run(BIN / "three_domain", "--num-gpus", 9).expect(2, err=r"^error: \[three_domain\] --lanes 8 for 9 ranks")
     with_a_model(folder, folder + "/again/grpo_checkpoints/stage_1_airline/huggingface")

@@ -49,7 +49,7 @@ def test_strangers_cost_a_line_and_not_the_job(folder):
         for launcher in both:
             launcher.await_text("up")
         assert speak(hosts, 2, "c = connect(); c.sendall(b'GET / HTTP/1.0\\r\\n\\r\\n'); print(c.recv(9))") == "b''\n"
-        both[0].await_text(r"10\.77\.0\.2:\d+: .*somebody who is no launcher says 'GET / HT'")
+        both[0].await_text(r"10\.77\.0\.2:\d+: .*a program that is no launcher sent 'GET / HT'")
         # Many at once: some say nothing, some say rubbish; those beyond a limit are let go.
         # What was not read when a connection is closed resets it.
         speak(hosts, 2, "all = [connect() for _ in range(600)]\n"

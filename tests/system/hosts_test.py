@@ -168,8 +168,8 @@ def test_ranks_that_wait_for_a_lost_host_say_which(folder):
                 launcher.await_text("here", 2)
             await_connections(hosts, connections)
             hosts.do("cut", 2)
-            launchers[0].expect(1, r"^\[rank [01]\] .*was given up \(host2 .* was lost: no sign of life for 1 s")
-            launchers[1].expect(1, r"^\[rank [23]\] .*was given up \(lost the way to the coordinator at host1:29400")
+            launchers[0].expect(1, r"^\[rank [01]\] .*was aborted \(host2 .* was lost: no sign of life for 1 s")
+            launchers[1].expect(1, r"^\[rank [23]\] .*was aborted \(lost the connection to the coordinator at host1:29400")
             hosts.expect_nothing_left()
 
 
@@ -231,7 +231,7 @@ def test_a_host_that_is_cut_off_ends_as_the_others_do(folder):
         hosts.do("cut", 2)
         expect_over(start, launchers, "a cable pulled, heartbeat_timeout=1")
         launchers[0].expect(1, r"host2 \(10\.77\.0\.2\) was lost: no sign of life for 1 s")
-        launchers[1].expect(1, "lost the way to the coordinator at host1:29400: no answer for 1 s")
+        launchers[1].expect(1, "lost the connection to the coordinator at host1:29400: no answer for 1 s")
         hosts.expect_nothing_left()
 
 

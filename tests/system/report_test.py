@@ -287,6 +287,21 @@ def test_top_prints_the_state_where_there_is_no_terminal(folder):
     assert "step 1,000" in shown and "\x1b" not in shown and "1.50x" in shown, shown
 
 
+def test_a_link_stays_one_and_a_pipe_gets_the_page(folder):
+    write_log(folder / "a")
+    (folder / "page.html").write_text("old")
+    (folder / "link.html").symlink_to("page.html")
+    report = [LOCKSTEP, "report", folder / "a", "-o"]
+    subprocess.run([*report, folder / "link.html"], capture_output=True, check=True)
+    assert (folder / "link.html").is_symlink()
+    page = (folder / "page.html").read_text()
+    assert page.startswith("<!DOCTYPE html>"), page[:50]
+    # As -o /dev/stdout: of what goes there all is the page.
+    (folder / "stdout").symlink_to("/dev/stdout")
+    done = subprocess.run([*report, folder / "stdout"], capture_output=True, text=True, check=True)
+    assert done.stdout == page and (folder / "stdout").is_symlink(), done.stdout[:50]
+
+
 def test_what_cannot_be_read_is_said(folder):
     for command, status, words in (
         (["report", folder / "none"], 1, "there is no log"),

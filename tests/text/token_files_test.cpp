@@ -108,5 +108,37 @@ TEST(Tokenize, MakesAFolderThatGivesTheTextBack) {
   EXPECT_NE(std::system((command + " 2>/dev/null").c_str()), 0);  // it is there already
 }
 
+// A pipe gives its text once, and it is needed twice: for the tokenizer and for the tokens.
+TEST(Tokenize, TakesTheTextOfAPipe) {
+  const Folder folder;
+  const std::string text = "the cat sat on the mat, the cat sat";
+  write_file(folder / "a.txt", text);
+  const std::string command = "cat " + folder / "a.txt" +
+                              " | " LOCKSTEP_BINARY_DIR
+                              "/bin/lockstep tokenize /dev/stdin --vocabulary 280 --to " +
+                              folder / "corpus" + " > /dev/null";
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  const auto tokenizer = Tokenizer::from_file(folder / "corpus");
+  std::string back;
+  for (const int64_t id : all_of(TokenFiles::open(folder / "corpus"), 0)) {
+    back += tokenizer.bytes_of(static_cast<int32_t>(id));
+  }
+  EXPECT_EQ(back, text + "<|endoftext|>");
+}
+
+// A wrong folder is told here, and not by the training that follows.
+TEST(Tokenize, RefusesToMakeNothing) {
+  const Folder folder;
+  std::filesystem::create_directory(folder / "none");
+  write_file(folder / "empty.txt", "");
+  for (const char* texts : {"none", "empty.txt", "missing.txt"}) {
+    const std::string corpus = folder / ("of-" + std::string(texts));
+    const std::string command = LOCKSTEP_BINARY_DIR "/bin/lockstep tokenize " + folder / texts +
+                                " --to " + corpus + " > /dev/null 2>&1";
+    EXPECT_NE(std::system(command.c_str()), 0) << texts;
+    EXPECT_FALSE(std::filesystem::exists(corpus + "/tokens.json")) << texts;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -218,6 +218,15 @@ TEST(LanguageRun, WhatDoesNotFitIsSaidBeforeItBegins) {
               HasSubstr("a vocabulary of 100, and the data have"));
   EXPECT_THAT(refused([](auto& c) { c.data.tokens.tokenizer = "/none.json"; }),
               HasSubstr("/none.json"));
+  std::vector<text::AddedToken> many;
+  for (int i = 0; i < 200; ++i) many.push_back({"<|" + std::to_string(i) + "|>"});
+  text::train_tokenizer(std::vector<std::string_view>{}, {.vocabulary = 456, .added = many})
+      .save(folder / "other.json");
+  EXPECT_THAT(refused([&](auto& c) {
+                c.data.tokens.tokenizer = folder / "other.json";
+                c.training.sample.prompt = "<|199|>";
+              }),
+              HasSubstr("training.sample.prompt has the token 455, and the model's vocabulary is"));
   EXPECT_THAT(refused([](auto& c) { c.training.sample.max_new_tokens = 47; }),
               HasSubstr("more than the model's max_length 48"));
   EXPECT_THAT(refused([](auto& c) {

@@ -58,6 +58,39 @@ std::string idx(const std::vector<unsigned char>& values, int columns) {
   return text;
 }
 
+// As numpy.save() writes an array of float64, which is what NumPy makes when nobody says otherwise.
+std::string npy_of(const std::vector<double>& values, const std::string& shape) {
+  std::string header = "{'descr': '<f8', 'fortran_order': False, 'shape': (" + shape + "), }";
+  header.resize(117, ' ');
+  header += '\n';
+  return std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header +
+         std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double));
+}
+
+TEST(Run, SamplesOfFloat64AreTheModelsInputs) {
+  const Folder folder;
+  std::vector<double> x, y;
+  for (int i = 0; i < 80; ++i) {
+    x.insert(x.end(), {(i % 9) * 0.25 - 1, (i % 7) * 0.25 - 0.75});
+    y.push_back(2 * x[2 * i] - x[2 * i + 1]);
+  }
+  test::write(folder / "x.npy", npy_of(x, "80, 2"));
+  test::write(folder / "y.npy", npy_of(y, "80, 1"));
+  for (const char* kind : {"linear", "mlp"}) {
+    auto config = small_run(folder / kind);
+    config.model.kind = kind;
+    config.data = {.kind = "npy",
+                   .path = folder / "x.npy",
+                   .targets_path = folder / "y.npy",
+                   .validation_fraction = 0.2};
+    config.training.epochs = 40;
+    printed(2, config);
+    EXPECT_LT(json::parse(contents(folder / kind + "/result.json"))["metrics"]["mae"].get<double>(),
+              0.2)
+        << kind;
+  }
+}
+
 // And would learn the targets of the training's file.
 TEST(Run, AStageWithOtherDataHasTargetsOfItsOwn) {
   const Folder folder;

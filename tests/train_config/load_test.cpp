@@ -53,6 +53,19 @@ checkpoint: {directory: runs/a, save_strategy: steps, save_steps: 1_000}
   EXPECT_FALSE(config.origins.contains("training.seed"));
 }
 
+TEST(LoadConfig, AKeyWithADotIsQuotedAsItIs) {
+  EXPECT_THAT(refusal("trainer.seed: 1"),
+              HasSubstr("run.yaml:1:1: unknown key 'trainer.seed'; the nearest is "));
+  EXPECT_THAT(refusal("training: {a.b: 1}"),
+              HasSubstr("unknown key 'b' in training.a; the nearest"));
+}
+
+TEST(LoadConfig, AFileOfAnotherProgramIsToldWhereItBelongs) {
+  EXPECT_EQ(refusal("program: three_domain\nbeta: 0"),
+            "[config] run.yaml:1:10: a file with 'program' has that program's flags for keys: "
+            "`lockstep train FILE` starts it; this command is for the trainer's own files");
+}
+
 TEST(LoadConfig, AnErrorIsOneLineWhateverItRepeats) {
   EXPECT_EQ(refusal("", {"\n  a\x7f"}),
             "[config] --set \\x0a  a\\x7f: expected KEY=VALUE, as training.seed=3");

@@ -49,6 +49,18 @@ TEST(TensorBoard, ARecordIsAnEventWithOneScalar) {
   EXPECT_EQ(crc, masked_crc(event));
 }
 
+TEST(TensorBoard, AFileBeginsBehindTheStepThatTheRunGoesOnFrom) {
+  const test::Folder folder;
+  { TensorBoardWriter writer(folder.path(), 300); }
+  const auto file = std::filesystem::directory_iterator(folder.path())->path();
+  const std::string head = scalar_record("", 0, 0, 0), start = start_record(301, 0);
+  const std::string all = test::contents(file.string());
+  ASSERT_EQ(all.size(), head.size() + start.size());
+  // Behind the time: step 301, and a session that starts.
+  EXPECT_EQ(start.substr(12 + 9, 7), std::string("\x10\xad\x02\x3a\x02\x08\x01", 7));
+  EXPECT_EQ(all.substr(head.size() + 12 + 9, 7), start.substr(12 + 9, 7));
+}
+
 TEST(TensorBoard, AFileHasAllOfAReport) {
   const test::Folder folder;
   {

@@ -154,6 +154,26 @@ TEST(Page, ARestartIsSeen) {
   EXPECT_EQ(data_of(page)["runs"][0]["marks"][0]["kind"], "restart");
 }
 
+// On two ranks in place of four each has twice the work and, where the model is divided, the
+// memory.
+TEST(Page, RanksThatWentOnWithoutOthersAreNeitherSlowNorLeak) {
+  RunHistory run = good(4);
+  run.add(RunStart{.ranks = 2, .resumed_at = 400}, 1e9 + 200);
+  for (int64_t i = 1; i <= 40; ++i) {
+    StepReport report{.step = 400 + 10 * i, .steps = 10, .loss = 0.04};
+    report.ranks.assign(
+        2, {.step_seconds = 0.020, .communication_seconds = 0.002, .memory_bytes = 1000 * kMiB});
+    run.add(report, 1e9 + 200 + static_cast<double>(i));
+  }
+  EXPECT_TRUE(bad_titles(run).empty()) << testing::PrintToString(bad_titles(run));
+  EXPECT_EQ(run.ranks.size(), 2);
+  // What the others did is in the map all the same.
+  const auto heat = data_of(report_page({run}))["runs"][0]["heat"];
+  EXPECT_EQ(heat["rows"].size(), 4);
+  EXPECT_EQ(heat["cells"].front().size(), 4);
+  EXPECT_EQ(heat["cells"].back().size(), 2);
+}
+
 TEST(Page, ARunThatFailedOrHasNoEndSaysSo) {
   RunHistory run = good();
   run.add(RunEnd{.step = 400, .outcome = "rank 1 was killed", .failed = true}, 1e9 + 200);

@@ -4,8 +4,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <string>
 #include <vector>
@@ -73,6 +75,21 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
       line));
 }
 
+// The status that says that something went wrong: diff's 1 means that there are differences.
+int failure_of(const std::string& command) { return command == "diff" ? 2 : 1; }
+
+// What was printed may still be on its way: on a full disk it is lost only now. What `train` and
+// `sweep` have done is in their files.
+int with_output(const std::string& command, int exit_code) {
+  if (command == "train" || command == "sweep") return exit_code;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+  return complain(fmt::format("[{}] stdout cannot be written: {}: make room, or redirect it to "
+                              "another place",
+                              command.empty() || command.starts_with('-') ? "help" : command,
+                              std::strerror(errno)),
+                  exit_code == 0 ? failure_of(command) : exit_code);
+}
+
 int run(std::vector<std::string> words) {
   CLI::App program("Data-parallel training of libtorch models from C++.", "lockstep");
   program.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION, "Print the version and exit");
@@ -113,7 +130,6 @@ int run(std::vector<std::string> words) {
     refuse_command(command, words);
   }
   if (words.front() == "config") tool::ConfigCommands::check_words(words);
-  const bool is_diff = words.front() == "diff";
   const std::vector<std::string> given = words;
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {
@@ -137,18 +153,18 @@ int run(std::vector<std::string> words) {
   try {
     return checkpoints.carry_out();
   } catch (const CheckpointError& error) {
-    return complain(error.what(), is_diff ? 2 : 1);  // 1 means that there are differences
+    return complain(error.what(), failure_of(given.front()));
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-  return run({argv + 1, argv + argc});
+  return with_output(argc > 1 ? argv[1] : "", run({argv + 1, argv + argc}));
 } catch (const launch::StartError& error) {
   return complain(error.what(), error.exit_code());
 } catch (const ConfigError& error) {
   return complain(error.what() + source_of(error.what(), {argv + 1, argv + argc}), kWrongUsage);
 } catch (const std::exception& error) {
-  return complain(error.what(), 1);
+  return complain(error.what(), failure_of(argc > 1 ? argv[1] : ""));
 }

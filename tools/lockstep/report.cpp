@@ -3,9 +3,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
 
+#include "core/whole_file.h"
 #include "flags.h"
 #include "lockstep/core/error.h"
 #include "lockstep/train/progress_line.h"
@@ -23,21 +24,6 @@ one file that needs no network: loss, throughput, work of each rank, memory, eve
 
 Exit status: 0; 1 when a log cannot be read or the page not be written; 2 for wrong arguments.
 )";
-
-// Whole or not at all, so that a browser that looks meanwhile sees a page.
-void write_page(const std::string& path, const std::string& page) {
-  const std::string unfinished = path + ".unfinished";
-  std::ofstream file(unfinished, std::ios::binary);
-  file << page;
-  file.close();
-  std::error_code error;
-  if (file) std::filesystem::rename(unfinished, path, error);
-  if (!file || error) {
-    std::error_code ignored;
-    std::filesystem::remove(unfinished, ignored);
-    throw Error(fmt::format("[report] cannot write {}: name another file with -o FILE", path));
-  }
-}
 
 // The trace beside a log, as a path from the page's folder; empty where there is none.
 std::string trace_beside(const std::filesystem::path& log, const std::filesystem::path& page) {
@@ -68,7 +54,13 @@ int ReportCommand::carry_out() const {
     const auto log = std::filesystem::path(runs.front().path);
     path = (log.parent_path() / "report.html").string();
   }
-  write_page(path, train::report_page(runs, {.trace = trace_beside(runs.front().path, path)}));
+  const auto page = train::report_page(runs, {.trace = trace_beside(runs.front().path, path)});
+  // A browser that looks meanwhile sees a whole page.
+  if (const int error = write_whole_file(path, page); error != 0) {
+    throw Error(fmt::format("[report] cannot write {}: {}; name another file with -o FILE", path,
+                            std::strerror(error)));
+  }
+  if (is_stream(path)) return 0;  // the page may be in the standard output
   for (const auto& finding : train::findings_of(runs.front())) {
     const bool bad = finding.tone == train::Finding::Tone::Bad;
     fmt::print("{} {}. {}\n", bad ? "!" : "-", train::printable(finding.title),

@@ -45,7 +45,7 @@ class RunCommand {
   std::string value_of(const std::string& flag) const;
   // The flags of the command line, for a message.
   std::vector<std::string> given_flags() const;
-  // A variable of the ranks, where nobody has given one of that name.
+  // A variable of the ranks, where the environment has none of that name.
   void add_variable(const std::string& name, const std::string& value) {
     options_.environment.emplace(name, value);
   }

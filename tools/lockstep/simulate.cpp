@@ -21,6 +21,7 @@
 namespace lockstep::tool {
 namespace {
 
+constexpr int kMostSteps = 1'000'000;
 constexpr double kMostCheckpoints = 1e8;  // which take a second
 
 using OrderedJson = nlohmann::ordered_json;
@@ -89,7 +90,9 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
                   "ddp, zero, fsdp-gradients, fsdp, fsdp-hybrid-gradients, fsdp-hybrid (the best "
                   "that fits)")
       ->type_name("NAME");
-  command.add_option("--steps", steps_, "Steps that are played through (3)")->type_name("N");
+  command.add_option("--steps", steps_, "Steps that are played through (3)")
+      ->type_name("N")
+      ->check(whole_number(1, kMostSteps));
   command.add_option("--jitter", jitter_, "Deviation of each rank's speed, as a share (0.02)")
       ->type_name("SHARE");
   command.add_option("--slow-ranks", slow_ranks_, "So many are slower all the time (0)")
@@ -154,7 +157,7 @@ int SimulateCommand::carry_out() const {
                                    .slow_ranks = slow_ranks_,
                                    .slow_factor = slow_factor_,
                                    .prefetch = !no_prefetch_,
-                                   .traced_ranks = traced_ranks_,
+                                   .traced_ranks = trace_.empty() ? 0 : traced_ranks_,
                                    .seed = seed_});
   if (!trace_.empty()) {
     std::ofstream file(trace_, std::ios::binary);

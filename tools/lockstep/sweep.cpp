@@ -5,7 +5,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -16,6 +15,7 @@
 #include <set>
 #include <utility>
 
+#include "core/whole_file.h"
 #include "flags.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
@@ -80,12 +80,9 @@ std::optional<double> number_of(const Json& result, const std::string& metric) {
 }
 
 void write_whole(const std::string& path, const std::string& text) {
-  const std::string unfinished = path + ".unfinished";
-  std::ofstream file(unfinished, std::ios::trunc);
-  file << text;
-  file.close();
-  if (file && std::rename(unfinished.c_str(), path.c_str()) == 0) return;
-  throw Error(fmt::format("[sweep] {} cannot be written: {}", path, std::strerror(errno)));
+  const int error = write_whole_file(path, text);
+  if (error == 0) return;
+  throw Error(fmt::format("[sweep] {} cannot be written: {}", path, std::strerror(error)));
 }
 
 }  // namespace

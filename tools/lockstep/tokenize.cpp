@@ -1,17 +1,18 @@
 #include "tokenize.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <map>
 #include <optional>
 
 #include "lockstep/core/error.h"
 #include "lockstep/text/token_files.h"
 #include "lockstep/text/tokenizer.h"
 #include "lockstep/text/tokenizer_trainer.h"
+#include "text/files.h"
 
 namespace lockstep::tool {
 namespace {
@@ -41,23 +42,34 @@ std::vector<std::string> all_files(const std::vector<std::string>& given) {
   return out;
 }
 
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file) throw DataError(fmt::format("{}: cannot be read", path));
-  return text;
-}
+// Texts that are read twice: to train the tokenizer, and to be turned into tokens.
+class Texts {
+ public:
+  const std::string& read(const std::string& path) {
+    const auto kept = kept_.find(path);
+    if (kept != kept_.end()) return kept->second;
+    std::error_code error;
+    if (std::filesystem::is_regular_file(path, error)) return last_ = text::read_file(path);
+    // A pipe gives its text once.
+    return kept_[path] = text::read_file(path);
+  }
+
+ private:
+  std::map<std::string, std::string> kept_;
+  std::string last_;
+};
 
 // The documents of all files, one after the other.
 class Documents {
  public:
   enum class Are { Files, Lines };
-  Documents(std::vector<std::string> files, Are are) : files_(std::move(files)), are_(are) {}
+  Documents(Texts& texts, std::vector<std::string> files, Are are)
+      : texts_(texts), files_(std::move(files)), are_(are) {}
 
   std::optional<std::string> next() {
     while (at_ >= text_.size()) {
       if (file_ == files_.size()) return std::nullopt;
-      text_ = read(files_[file_++]);
+      text_ = texts_.read(files_[file_++]);
       at_ = 0;
     }
     const size_t begin = at_;
@@ -68,6 +80,7 @@ class Documents {
   }
 
  private:
+  Texts& texts_;
   std::vector<std::string> files_;
   Are are_;
   size_t file_ = 0, at_ = 0;
@@ -97,10 +110,16 @@ TokenizeCommand::TokenizeCommand(CLI::App& program) {
 
 int TokenizeCommand::carry_out() {
   const auto files = all_files(files_);
+  if (files.empty()) {
+    throw ConfigError(
+        fmt::format("[tokenize] {} has no files in it: name texts, or a folder of them",
+                    fmt::join(files_, ", ")));
+  }
+  Texts texts;
   const auto are = lines_ ? Documents::Are::Lines : Documents::Are::Files;
   std::optional<Tokenizer> tokenizer;
   if (tokenizer_.empty()) {
-    Documents documents(files, are);
+    Documents documents(texts, files, are);
     tokenizer = text::train_tokenizer([&] { return documents.next(); },
                                       {.vocabulary = vocabulary_, .added = {{separator_}}});
   } else {
@@ -108,18 +127,23 @@ int TokenizeCommand::carry_out() {
   }
   const auto separator = tokenizer->id_of(separator_);
   if (!separator) {
-    throw ConfigError(fmt::format("--separator {}: the tokenizer has no such token", separator_));
+    throw ConfigError(fmt::format(
+        "[tokenize] --separator {}: the tokenizer has no such token; name one that it has",
+        separator_));
   }
   text::TokenWriter writer(
       to_,
       {.vocabulary = tokenizer->size(), .separator = *separator, .shard_tokens = shard_tokens_});
   tokenizer->save(to_ + "/tokenizer.json");
-  Documents documents(files, are);
+  Documents documents(texts, files, are);
   int64_t count = 0, bytes = 0;
   while (const auto document = documents.next()) {
     writer.add(tokenizer->encode(*document, {.special = false}));
     ++count;
     bytes += static_cast<int64_t>(document->size());
+  }
+  if (count == 0) {
+    throw DataError(fmt::format("[tokenize] {}: all texts are empty", fmt::join(files_, ", ")));
   }
   const int64_t tokens = writer.finish();
   fmt::print("{}: {} documents, {} bytes, {} tokens of {}\n", to_, count, bytes, tokens,

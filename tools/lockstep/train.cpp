@@ -31,7 +31,7 @@ Exit status: as that of lockstep run; 2 for a wrong file.
   lockstep train run.yaml --set training.epochs=3 --set optimizer.learning_rate=0.01
 )";
 
-// Who has started this process as one rank of a job; empty when nobody has.
+// The launcher that has started this process as one rank of a job; empty without one.
 std::string launcher() {
   if (env_text("RANK") && env_text("WORLD_SIZE")) return "RANK and WORLD_SIZE are set";
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MPI_LOCALNRANKS"}) {

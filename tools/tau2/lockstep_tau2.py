@@ -124,6 +124,6 @@ for line in sys.stdin:
         if request["op"] == "quit":
             break
         reply = {"rid": request["rid"], "ok": True, **OPERATIONS[request["op"]](request)}
-    except Exception as error:  # whatever it is, the rank is told
+    except Exception as error:  # any error is sent to the rank
         reply = {"rid": request.get("rid"), "ok": False, "error": f"{type(error).__name__}: {error}"[:2000]}
     wire.write(json.dumps(reply) + "\n")

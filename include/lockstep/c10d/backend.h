@@ -17,11 +17,11 @@ namespace lockstep::c10d_backend {
 // calls are those of c10d::Backend, with tensors on the CPU: of the dtypes that comm::Group
 // carries, complex ones for sums, and of any dtype where nothing is combined. Any thread may call.
 //
-// An operation that the caller waits for runs in the caller's thread; what nobody waits for moves
-// in one thread of the backend, which starts when it is first needed. Works have futures; an error
-// reaches who waits as c10::DistBackendError, and wrong arguments as c10::ValueError from the call.
-// After a DistBackendError of a collective the group is dead, and further calls throw at once.
-// Blocks as comm::join_group() does, and throws what it throws, as c10d's errors.
+// An operation that the caller waits for runs in the caller's thread; others progress in one thread
+// of the backend, which starts when it is first needed. Works have futures; an error reaches who
+// waits as c10::DistBackendError, and wrong arguments as c10::ValueError from the call. After a
+// DistBackendError of a collective the group is dead, and further calls throw at once. Blocks as
+// comm::join_group() does, and throws what it throws, as c10d's errors.
 c10::intrusive_ptr<::c10d::Backend> make_backend(const c10::intrusive_ptr<::c10d::Store>& store,
                                                  const comm::Membership& me,
                                                  const comm::GroupOptions& options = {});

@@ -78,28 +78,31 @@ struct Restored {
 };
 
 // Every rank constructs it, tracks the same objects in the same order under the same names, and
-// calls save(), finish() and the restoring functions together. What any rank meets is thrown on all
-// ranks, with its reason. save() and the restoring functions are collectives of the group that it
-// was given, which no other thread calls meanwhile; an asynchronous save is written over another.
+// calls save(), finish() and the restoring functions together. An error on any rank is thrown on
+// all ranks, with its reason. save() and the restoring functions are collectives of the group that
+// it was given, which no other thread calls meanwhile; an asynchronous save communicates in another
+// group while it is written.
 class Checkpointer {
  public:
-  // Nothing is made or locked before the first save().
+  // Nothing is made or locked before the first save(). Throws ConfigError for options that are out
+  // of their range.
   Checkpointer(const comm::Group& group, std::string directory, CheckpointerOptions options = {});
-  // Waits for what its thread is writing. Call finish() before, to learn whether that went well.
+  // Waits for what its thread is writing, and logs an error when that failed. Call finish() before,
+  // which throws it.
   ~Checkpointer();
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
 
-  // Adds an object, which has to outlive this: a module (or what holds one), an optimizer, a
-  // Loader or DistributedSampler (a TorchSampler: stateful(sampler, taken)), a number, bool, text
-  // or tensor, what lockstep/parallel/stateful.h lists, or any other for which stateful(object)
-  // finds a function by argument-dependent lookup. Optimizers call their state by the names of
-  // parameters of modules that are tracked (before or after them). Throws ConfigError for a name
-  // that is empty, has a "/" or is there already.
+  // Adds an object, which has to outlive this: a module (or a holder or shared pointer of one), an
+  // optimizer, a Loader or DistributedSampler (a TorchSampler: stateful(sampler, taken)), a number,
+  // bool, text or tensor, what lockstep/parallel/stateful.h lists, or any other for which
+  // stateful(object) finds a function by argument-dependent lookup. Optimizers call their state by
+  // the names of parameters of modules that are tracked (before or after them). Throws ConfigError
+  // for a name that is empty, has a "/" or is there already.
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
-  // The same for what describes itself, a module holder, and a shared module.
+  // The same for a Stateful, which describes itself.
   void track(const std::string& name, std::shared_ptr<Stateful> object);
   // A module holder.
   template <class Contained>

@@ -11,7 +11,7 @@
 
 namespace lockstep::checkpoint {
 
-// Which checkpoints stay when another one is published: the newest always, and whatever any of
+// Which checkpoints stay when another one is published: the newest always, and those that any of
 // these keeps.
 struct Retention {
   int64_t keep_last = 0;   // so many of the newest; 0: all
@@ -42,9 +42,9 @@ struct Listing {
 // What is in a directory; nothing when it is not there.
 Listing list_checkpoints(const std::string& directory, FileSystem& files = system_files());
 
-// The folder of the newest checkpoint that was published completely, whatever was killed when;
-// nothing when there is none, or no such directory. Throws CheckpointError, which names it, when
-// the newest one cannot be read.
+// The folder of the newest checkpoint that was published completely, even if a process was killed
+// while it saved another; nothing when there is none, or no such directory. Throws CheckpointError,
+// which names it, when the newest one cannot be read.
 std::optional<std::string> newest_checkpoint(const std::string& directory,
                                              FileSystem& files = system_files());
 
@@ -53,8 +53,8 @@ std::vector<std::string> to_remove(const std::vector<Published>& checkpoints,
                                    const Retention& retention);
 
 // The directory as its only writer. begin(), then files are written into the folder that it gives,
-// then publish(). Whatever fails or is killed in between, those that were published before stay as
-// they are.
+// then publish(). If that fails or the process is killed in between, checkpoints that were
+// published before stay as they are.
 class Directory {
  public:
   // Makes the directory where it is missing. Throws CheckpointError when another process writes to

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-// A checkpoint could not be saved, or is damaged, missing, or of something else. Those that were
-// saved before are as they were.
+// A checkpoint could not be saved, or is damaged, missing, or belongs to other objects. Those that
+// were saved before are unchanged.
 class CheckpointError : public Error {
  public:
   using Error::Error;

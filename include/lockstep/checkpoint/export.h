@@ -39,7 +39,9 @@ void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
 // Writes a folder as Hugging Face's libraries do: model.safetensors, or, when that would be larger
 // than a shard may be, model-00001-of-00003.safetensors ... and model.safetensors.index.json. A
 // tensor that is larger has a shard of its own. Makes the folder; the index (or the only file)
-// comes last. With Existing::Replace, files that an earlier one leaves behind are removed.
+// comes last. With Existing::Replace, an earlier one stays whole until all files of this one are
+// written (which takes room for both), can then be read by nobody until they have its place, and
+// leaves none behind.
 void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
                   const FolderOptions& options, Existing existing,
                   FileSystem& files = system_files());

@@ -77,8 +77,8 @@ struct SaveOptions {
 };
 
 // Writes parameters and buffers: to one file when `path` ends with ".safetensors", otherwise to a
-// folder as Hugging Face's libraries read it. Replaces what is there, and what is there stays whole
-// until then. A tied parameter is stored once; its other names are in the metadata, as
+// folder as Hugging Face's libraries read it. Replaces what is there, which stays whole until
+// all is written. A tied parameter is stored once; its other names are in the metadata, as
 // safetensors.torch.save_model writes them. On one rank, since all ranks have the same. Throws
 // CheckpointError when it fails, and for tensors that safetensors does not have: sparse, quantized.
 void save_safetensors(const torch::nn::Module& module, const std::string& path,

@@ -45,7 +45,7 @@ struct ManifestTensor {
 // All that a checkpoint holds.
 struct Manifest {
   int64_t step = 0;
-  // Counts the saves into a directory, whatever their steps are.
+  // Counts the saves into a directory, independently of their steps.
   int64_t save = 0;
   int64_t world = 1;  // ranks that saved
   std::map<std::string, double> metrics = {};

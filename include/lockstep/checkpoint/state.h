@@ -22,7 +22,7 @@ struct Part {
   at::Tensor tensor;
 };
 
-// Who has a tensor.
+// Which ranks have a tensor.
 enum class Held {
   ByAll,    // every rank all of it, alike: each writes a part
   InParts,  // the ranks' parts together are the whole, each element once
@@ -89,10 +89,10 @@ class Stateful {
   // What there is to save now. Parts are the live tensors: they are read before save() returns.
   virtual State state(const Names& names) const = 0;
 
-  // Where to put what was saved, with the same names: parts that this rank wants, each as large as
-  // it likes, and values that it expects (whatever they are). Called before anything is read. Names
-  // that are missing on either side, other sizes and other dtypes are found by the caller. By
-  // default what state() has.
+  // Where to put what was saved, with the same names: parts that this rank wants, each of any size,
+  // and the names of the values that it expects. Called before anything is read. Names that are
+  // missing on either side, other sizes and other dtypes are found by the caller. By default what
+  // state() has.
   virtual State destination(const Saved&, const Names& names) { return state(names); }
 
   // The parts of destination() are filled, and the values are those saved. Called on all ranks

@@ -29,7 +29,7 @@ std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer);
 std::shared_ptr<Stateful> stateful(data::Loader& loader);
 std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler);
 
-// Mean and deviation. One that is not fitted takes those saved, whatever their number.
+// Mean and deviation. One that is not fitted takes those saved, of any number of columns.
 std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler);
 
 // The loop counts the batches that it has taken of the sampler's epoch, alike on all ranks:

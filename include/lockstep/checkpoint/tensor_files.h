@@ -1,4 +1,4 @@
-// Named tensors in files, whatever wrote them: a checkpoint, safetensors, a Hugging Face folder,
+// Named tensors in files of several formats: a checkpoint, safetensors, a Hugging Face folder,
 // torch.save.
 #pragma once
 

@@ -40,7 +40,8 @@ enum class ReduceOp {
   PreMulSum,
 };
 
-// Which object makes a call, and in which of its passes. The same on all ranks.
+// The object that makes a call (a Ddp, for instance) and the pass of it that the call belongs to.
+// The same on all ranks.
 struct CallContext {
   std::string_view name = {};  // what errors call the object, as "Ddp"; up to 15 characters
   uint32_t number = 0;         // which of them (Group::next_caller()); 0: the call has no context
@@ -54,10 +55,10 @@ struct CallOptions {
   // within the operation, so that an operation that makes progress may take longer in all; over
   // tcp, gloo and nccl it is counted from the call, so that time between the call and wait() counts
   // too. In calls that consist of several collectives (the _bytes calls, for instance) it applies
-  // to each of them. With no time at all, or less, a call that has to wait has waited too long; ten
-  // years and more are without end.
+  // to each of them. With zero or less a call that has to wait fails at once; ten years or more
+  // mean no timeout.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
-  // What error messages call this call, as "bucket 3". May differ between ranks.
+  // The call's name in error messages, as "bucket 3". May differ between ranks.
   std::string_view label = {};
   // Compared between the ranks of a collective like its dtype and counts, so that ranks which have
   // diverged (one has skipped a pass, or uses two objects in another order) get an error at the
@@ -66,8 +67,8 @@ struct CallOptions {
   // A likely cause that errors add when ranks disagree about this call, or one does not make it:
   // "or one rank ran out of batches: see Join". Up to 63 characters.
   std::string_view advice = {};
-  // What ReduceOp::Average divides the sum by, where a rank brings the sum of several addends; 0:
-  // size(). On the CPU.
+  // What ReduceOp::Average divides the sum by, for ranks that each contribute a sum of several
+  // addends; 0: size(). On the CPU.
   int divide_by = 0;
   // What ReduceOp::PreMulSum multiplies this rank's elements by. May differ between ranks.
   double factor = 1;
@@ -97,17 +98,18 @@ struct SendRecv {
 // the current stream wait, not the caller; failures are thrown by the next call or wait(). So only
 // a barrier(), or reading a result, shows that everything before it has succeeded.
 //
-// Aliasing: an output shares no memory with another of the call, nor with itself (an expanded
-// tensor, windows); such calls are refused, except that a list which is combined or broadcast in
-// place may have a tensor twice. Inputs may overlap each other. One that shares memory with an
-// output is copied first, unless, of contiguous tensors, an all_gather's `input` is this rank's
-// part of `output` (of a list, outputs[rank()]), or a reduce_scatter's `output` this rank's part of
-// `input` (not of a list). Until its Work is over, the memory of an operation belongs to it: no
-// other operation may write what it reads, nor read or write what it writes.
+// Aliasing: an output may share memory neither with another output of the call nor with itself (as
+// expanded tensors and overlapping windows do); such calls are refused, except that a list which is
+// combined or broadcast in place may have a tensor twice. Inputs may overlap each other. One that
+// shares memory with an output is copied first, unless, of contiguous tensors, an all_gather's
+// `input` is this rank's part of `output` (of a list, outputs[rank()]), or a reduce_scatter's
+// `output` this rank's part of `input` (not of a list). Until its Work is over, the memory of an
+// operation belongs to it: no other operation may write what it reads, nor read or write what it
+// writes.
 //
-// A child of this process by fork() has copies of its groups, and no part in them: its calls, and
-// waits for what was begun before, throw ConfigError that names the process, and destroying the
-// copies does nothing. In a group of one it may go on.
+// A child of this process by fork() has copies of its groups but is not a rank of them: its calls,
+// and waits for operations started before, throw ConfigError that names the process to which the
+// group belongs; destroying the copies does nothing. In a group of one it may go on.
 //
 // In a group of one nothing is communicated and nothing waits: outputs become copies of the inputs,
 // on any device. Arguments are checked all the same.
@@ -119,7 +121,7 @@ class Group {
   // This process's number in the group, from 0, and how many ranks the group has.
   int rank() const;
   int size() const;
-  // "solo", "shm", "tcp", "gloo", "host-then-net", "nccl".
+  // "solo", "shm", "tcp", "gloo", "host-then-net", "nccl", "cuda_ipc".
   std::string_view backend() const;
   // Whether sums are taken in the fixed tree, so that they depend neither on how the data was
   // divided nor on timing nor on the transport.
@@ -144,16 +146,16 @@ class Group {
   // support them.
   void refuse_python_ranks(std::string_view who) const;
 
-  // Ends the group on all its ranks: whoever waits in it, here or elsewhere, and whoever calls it
-  // later gets a CommError that quotes `why`. Any thread of this rank may call it, also while
-  // another waits. Elsewhere it is known at once over shared memory, within about a second
-  // otherwise. Takes up to a second itself.
+  // Aborts the group on all its ranks: every call that waits in it, on any rank, and every later
+  // one throws CommError that quotes `why`. Any thread of this rank may call it, also while another
+  // waits. The other ranks learn of it at once over shared memory, within about a second otherwise.
+  // Takes up to a second itself.
   void abort(std::string_view why) const noexcept;
-  // Why the group can do no more, as far as this rank knows without waiting: an exception of a call
-  // here, abort(), a rank that has aborted the group or (on one host) has ended, a failure that the
-  // launcher or NCCL reports. Nothing while it works. The state of ranks on other hosts is fetched
-  // in the background between calls, so call it from time to time. Belongs to the thread that calls
-  // the group.
+  // Why the group can no longer be used, as far as this rank knows without waiting: an exception of
+  // an earlier call, abort(), a rank that has aborted the group or (on one host) has ended, a
+  // failure that the launcher or NCCL reports. Nothing while it works. The state of ranks on other
+  // hosts is fetched in the background between calls, so call it from time to time. Belongs to the
+  // thread that calls the group.
   std::optional<std::string> failure() const;
 
   // Combines `tensor` elementwise over all ranks, in place on all.

@@ -29,9 +29,9 @@ struct GroupOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // As in WorldOptions. LOCKSTEP_TLS overrides it.
   bool tls = false;
-  // What the group's ranks share and nobody else, 16 bytes or more: for TLS, and for the store that
-  // rank 0 serves at an address. Empty: the job's, where it has one; ranks of several jobs need one
-  // of their own.
+  // A secret that only the group's ranks know, at least 16 bytes: for TLS, and for the store that
+  // rank 0 serves at an address. Empty: the job's secret, where it has one. A group of ranks of
+  // several jobs needs a secret of its own.
   std::string secret = {};
 };
 
@@ -49,9 +49,10 @@ Group join_group(const c10::intrusive_ptr<c10d::Store>& store, const Membership&
 
 // The same by an address, "10.0.0.1:29500", at which rank 0 serves the store itself. A process may
 // join several groups at one address, one after the other: each rank's n-th call meets the n-th
-// calls of the others. Rank 0 serves it until its process ends, which then takes until no rank
-// makes a group by it any more, five seconds at most; with a secret, of the job or of `options`, to
-// nobody who has another or none; a second secret at its address is a ConfigError.
+// calls of the others. Rank 0 serves the store until its process exits; the exit waits, five
+// seconds at most, for ranks that are still forming a group through it. Where there is a secret,
+// the job's or that of `options`, the store serves only ranks that know it, and a later call with
+// another secret at the same address throws ConfigError.
 Group join_group(const std::string& address, const Membership& me,
                  const GroupOptions& options = {});
 

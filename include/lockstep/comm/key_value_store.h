@@ -1,4 +1,4 @@
-// A key-value store that all ranks of a job share, for what they tell each other outside of
+// A key-value store that all ranks of a job share, for data that they exchange outside of
 // collectives.
 #pragma once
 
@@ -27,13 +27,13 @@ class KeyValueStore {
 
   // Stores any bytes under the key, in place of an earlier value.
   void set(std::string_view key, std::string_view value) const;
-  // The value, once somebody has set it.
+  // The value; blocks until some rank has set the key.
   std::string get(std::string_view key,
                   std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
   // Blocks until all keys have been set.
   void wait(const std::vector<std::string>& keys,
             std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
-  // Whether it has been set. Does not wait.
+  // Whether the key has been set. Does not wait.
   bool contains(std::string_view key) const;
   // Adds to the number under `key`, which starts at 0; returns the sum.
   int64_t add(std::string_view key, int64_t amount) const;
@@ -41,7 +41,7 @@ class KeyValueStore {
   // what is there afterwards (`expected`, where there is nothing).
   std::string compare_set(std::string_view key, std::string_view expected,
                           std::string_view wanted) const;
-  // Whether there was such a key.
+  // Removes the key; returns whether there was one.
   bool erase(std::string_view key) const;
 
   // The same store seen through keys that begin with `name` and "/".

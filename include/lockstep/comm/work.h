@@ -105,8 +105,8 @@ class Pending {
 // finishes it in a later call.
 //
 // For tensors on a device, wait() blocks no thread: it makes the stream that is current on the
-// device when it is first called wait for the operation, and what the operation still runs into is
-// thrown by the group's next call. is_completed() asks the device.
+// device when it is first called wait for the operation, and an error that the operation meets
+// after that is thrown by the group's next call. is_completed() asks the device.
 class [[nodiscard]] Work {
  public:
   Work() = default;  // an operation that is over
@@ -157,8 +157,8 @@ class [[nodiscard]] Work {
 void wait_all(std::span<Work> works);
 
 // Waits until one of them is over, and returns which; throws what it throws. To wait for the next
-// one, call it again with the rest. Throws ConfigError for no operations, and for one by then(),
-// whose collectives would come in another order on each rank.
+// one, call it again with the rest. Throws ConfigError for an empty list, and for an operation made
+// by then(), whose collectives would come in another order on each rank.
 size_t wait_any(std::span<Work> works);
 
 // The operation that is over when `first` is, `next` was called and the operation it returned is

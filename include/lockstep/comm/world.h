@@ -21,6 +21,7 @@ enum class Backend {
   Gloo,         // TCP by libtorch's Gloo, which Python ranks speak
   HostThenNet,  // shared memory within a host, tcp between hosts; needs several of each
   Nccl,         // a GPU for each rank; CPU tensors go as with Auto without GPUs
+  CudaIpc,      // ranks of one host that read each other's GPU memory, also several on one GPU
   Tcp,  // connections of our own, which only ranks of the job can make; LOCKSTEP_NET=gloo puts
         // gloo in its place in Auto and HostThenNet
 };
@@ -34,7 +35,7 @@ enum class DeviceKind {
 
 // How the ranks of a job find each other. An environment variable that is set overrides its option.
 struct WorldOptions {
-  // LOCKSTEP_BACKEND (auto, shm, tcp, gloo, host-then-net, nccl) overrides it.
+  // LOCKSTEP_BACKEND (auto, shm, tcp, gloo, host-then-net, nccl, cuda_ipc) overrides it.
   Backend backend = Backend::Auto;
   // LOCKSTEP_DEVICE (auto, cpu, cuda) overrides it. Alike on all ranks.
   DeviceKind device = DeviceKind::Auto;
@@ -72,7 +73,7 @@ class World {
   // a handler: a lost peer is an error, and does not end this process.
   static World from_env(WorldOptions options = {});
 
-  // A world of one, whatever the environment says.
+  // A world of one rank, regardless of the environment.
   static World solo();
 
   // This process's number in the job, from 0, and how many ranks the job has.
@@ -86,16 +87,16 @@ class World {
   std::ostream& main_out() const;
 
   // The device of this rank's tensors: cpu, or the GPU whose number is its local rank (the only
-  // one, where it sees one), which from_env() has made the current device. Programs that do not
-  // link libtorch's CUDA part call from_env() before the first libtorch call that asks for CUDA:
-  // libtorch remembers that there was none.
+  // one, where it sees one; with CudaIpc in turn, where there are fewer), which from_env() has made
+  // the current device. Programs that do not link libtorch's CUDA part call from_env() before the
+  // first libtorch call that asks for CUDA: libtorch remembers that there was none.
   at::Device device() const;
   // All ranks of the job.
   const Group& group() const;
   // A key-value store that the ranks of this world share; its keys are separate from those of other
   // worlds.
   const KeyValueStore& store() const;
-  // Whatever takes a group takes a world, as the group of all ranks.
+  // A world may be given wherever a group is expected, as the group of all ranks.
   operator const Group&() const { return group(); }  // NOLINT(google-explicit-constructor)
 
   // One line for a program's header: "2 ranks on 1 host, shm, 1 thread each"; "tcp with TLS" where

@@ -14,8 +14,8 @@ std::optional<std::string> env_text(const char* name);
 // Throws ConfigError that quotes name, value and range otherwise.
 std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high);
 
-// Whether LOCKSTEP_PYTHON_PEERS says that Python ranks take part. Throws ConfigError for anything
-// but 0 and 1.
+// Whether LOCKSTEP_PYTHON_PEERS says that some ranks of the job are Python processes. Throws
+// ConfigError for anything but 0 and 1.
 bool has_python_peers();
 
 }  // namespace lockstep

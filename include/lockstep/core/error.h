@@ -1,4 +1,4 @@
-// The library's exceptions. It never exits or aborts: whatever goes wrong is one of these.
+// The library's exceptions. It never exits or aborts: every error is one of these.
 #pragma once
 
 #include <stdexcept>

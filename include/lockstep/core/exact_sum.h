@@ -1,4 +1,4 @@
-// Sums of floating-point numbers without rounding, whatever their order.
+// Sums of floating-point numbers without rounding, in any order.
 #pragma once
 
 #include <array>
@@ -8,7 +8,7 @@ namespace lockstep {
 
 // A fixed-point number wide enough for every finite double and 2^63 of them (Kulisch, "Computer
 // arithmetic and validity", 2008). Sums of the same numbers are equal, however they were divided
-// among ranks and in whatever order they came; 544 bytes, some 4 ns an addition.
+// among ranks and in any order; 544 bytes, some 4 ns an addition.
 class ExactSum {
  public:
   // In base 2^32, the lowest first, in units of 2^-1074. What ranks add up with an all_reduce of

@@ -55,8 +55,8 @@ void exclude_this_thread() noexcept;
 
 // This rank fails with `text`. The first one stays, except that an Own one replaces a Peer one.
 // Goes to the launcher, and to the file that TORCHELASTIC_ERROR_FILE names, as torchrun's workers
-// write it. Programs call it where main() catches what went wrong; exceptions that nobody catches
-// and CommErrors get here by themselves.
+// write it. Programs call it where main() catches an exception; uncaught exceptions and CommErrors
+// are reported without a call.
 void report_failure(std::string_view text, Blame blame = Blame::Own) noexcept;
 
 // What the last comparison of the ranks found: `text` as "pass 300 of Ddp 1: the ranks are alike".

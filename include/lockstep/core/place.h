@@ -1,4 +1,4 @@
-// This process's rank in its job, from the variables of whatever started it.
+// This process's rank in its job, from the environment variables that its launcher has set.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ struct Place {
   // already, and belongs to the caller; -1 otherwise.
   int listen_fd = -1;
   // Where this was found: "the launcher's variables", "Open MPI", "MPICH", "Slurm"; empty for a
-  // process that nobody launched.
+  // process without a launcher.
   std::string source = {};
   // Tells apart jobs, and attempts of one job, that use the same address.
   std::string job = "job";

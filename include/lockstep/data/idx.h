@@ -15,10 +15,11 @@ struct IdxArray {
   std::vector<uint8_t> bytes;  // as many as the product of sizes
 };
 
-// Reads a file of unsigned bytes (element type 8) with one to four dimensions, as it is or
-// gzip-compressed, whatever its name. Throws DataError that names the file, what was expected and
-// what was found when it is missing, unreadable, truncated, longer than it says, garbled, or
-// something else. Uses no more memory than the file can really hold, whatever its header says.
+// Reads a file of unsigned bytes (element type 8) with one to four dimensions, plain or
+// gzip-compressed (its contents decide, not its name). Throws DataError that names the file, what
+// was expected and what was found when it is missing, unreadable, truncated, longer than it says,
+// garbled, or something else. Uses no more memory than the file can really hold, even if its header
+// says otherwise.
 IdxArray read_idx(const std::filesystem::path& file);
 
 }  // namespace lockstep::data

@@ -64,6 +64,8 @@ class ImageFolder : public Dataset {
   const std::vector<std::string>& classes() const { return options_.classes; }
   // The file of a sample.
   const std::filesystem::path& file(int64_t sample) const;
+  // The class of each sample, without reading it.
+  const std::vector<int64_t>& labels() const { return labels_; }
   // Damaged images that were left out, and what was wrong with the first.
   int64_t skipped() const { return skipped_; }
   const std::string& first_skipped() const { return first_skipped_; }

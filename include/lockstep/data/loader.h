@@ -41,8 +41,8 @@ struct LoaderOptions {
   // with files or heavy transforms, and there are cores to spare.
   int64_t prefetch = 0;
   // How many threads make them; 0: one where `prefetch` is set. Batches are the same, in the same
-  // order, whatever their number. With several, the data set and the transforms are called by all
-  // of them at once.
+  // order, for every number of threads. With several, the data set and the transforms are called by
+  // all of them at once.
   int64_t workers = 0;
   // Applied to each batch in this order, outside autograd; on the background threads when there are
   // any.
@@ -51,16 +51,16 @@ struct LoaderOptions {
   // the transforms made them when not given. On CUDA they go through pinned memory and the copy is
   // asynchronous: it runs on the stream that is current in the loop.
   std::optional<at::Device> device = std::nullopt;
-  // A step's batch is cut into so many lanes, whatever the number of ranks, which is at most that:
-  // lane l has the samples that rank l of so many ranks would have, and rank r of W runs lanes
-  // Shard{r, W}.of(lanes). The loop is then over steps() (lockstep/parallel/lanes.h). 0: without.
+  // A step's batch is cut into so many lanes on any number of ranks, which is at most that: lane l
+  // has the samples that rank l of so many ranks would have, and rank r of W runs lanes Shard{r,
+  // W}.of(lanes). The loop is then over steps() (lockstep/parallel/lanes.h). 0: without.
   int64_t lanes = 0;
 };
 
 // for (auto [x, y] : loader.epoch(e)) ...
 //
 // Batch k of rank r holds samples [k * batch_size, (k + 1) * batch_size) of DistributedSampler's
-// for that rank. Memory of a batch that nobody refers to any more is used again for a later one.
+// for that rank. Memory of a batch that is no longer referred to is used again for a later one.
 //
 // What the data set or a transform throws comes out of the loop as DataError that names rank,
 // epoch, batch and the sample that cannot be read (or, when it is not one sample's fault, the

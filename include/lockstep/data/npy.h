@@ -10,11 +10,12 @@
 namespace lockstep::data {
 
 // The array of a .npy file of version 1, 2 or 3, as numpy.save writes it, in memory of its own:
-// row-major and in this machine's byte order, whatever the file has. Dtypes: bool, int8 to int64,
-// float16 to float64, complex64 and complex128 as they are; uint8 too, uint16 becomes int32, uint32
-// and uint64 int64. Throws DataError that names the file for anything else (objects, texts,
-// structures, long doubles, numbers beyond int64), and for a file that is truncated, too long, or
-// no .npy file, as .npz archives. Reads no more than the file has, whatever its header says.
+// row-major and in this machine's byte order, also where the file has another. Dtypes: bool, int8
+// to int64, float16 to float64, complex64 and complex128 as they are; uint8 too, uint16 becomes
+// int32, uint32 and uint64 int64. Throws DataError that names the file for anything else (objects,
+// texts, structures, long doubles, numbers beyond int64), and for a file that is truncated, too
+// long, or no .npy file, as .npz archives. Reads no more than the file has, even if its header says
+// otherwise.
 at::Tensor read_npy(const std::filesystem::path& file);
 
 // Samples along the first dimension of two arrays: data of any dtype but complex, converted to

@@ -41,9 +41,9 @@ struct SamplerState {
 // same libtorch).
 //
 // Resuming at position p is an epoch of the remaining order: rank r of W takes samples p + r, p + r
-// + W, ..., whatever W was before; only then is the rest that W does not divide repeated, dropped
-// or uneven. So with unchanged W the indices are those of the uninterrupted epoch, and with another
-// W no sample comes twice and none is lost (except for the remainder at the end).
+// + W, ..., also where W was another before; only then is the rest that W does not divide repeated,
+// dropped or uneven. So with unchanged W the indices are those of the uninterrupted epoch, and with
+// another W no sample comes twice and none is lost (except for the remainder at the end).
 class DistributedSampler {
  public:
   // For rank part.index of part.count. Throws ConfigError for an impossible part, a negative

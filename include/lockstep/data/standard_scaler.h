@@ -23,14 +23,14 @@ enum class ConstantColumn {
 // How a StandardScaler measures.
 struct ScalerOptions {
   ConstantColumn constant = ConstantColumn::Error;
-  // What errors call the columns; their numbers when empty.
+  // The columns' names in errors; their numbers when empty.
   std::vector<std::string> names = {};
 };
 
 // (x - mean) / deviation by column, where the deviation divides by the number of rows, as
 // scikit-learn's StandardScaler has it. Measured on the training data, and applied to those of the
-// evaluation too. Sums are taken without rounding (lockstep/core/exact_sum.h): the same bits
-// whatever the number of ranks, and whatever rows each of them has.
+// evaluation too. Sums are taken without rounding (lockstep/core/exact_sum.h): the same bits for
+// every number of ranks and every division of the rows among them.
 //
 // A handle: copies, and the transforms that it has made, are the same scaler. Give it to
 // Checkpointer::track() and a run that resumes has the numbers that it began with.

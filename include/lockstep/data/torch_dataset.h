@@ -205,7 +205,7 @@ std::shared_ptr<const Dataset> from_torch(D set) {
   static_assert(
       IndexedTorchDataset<D>,
       "A Loader asks for samples by number. Stateful data sets (ChunkDataset) and streams "
-      "cannot give them, and nobody could say which samples a rank has had: read the "
+      "cannot give them, so that it is not known which samples a rank has had: read the "
       "samples into a TensorDataset, or write a torch::data::datasets::Dataset whose "
       "get(index) reads one of them");
   return std::make_shared<const TorchDataset<D>>(std::move(set));

@@ -17,7 +17,7 @@ namespace lockstep::data {
 
 // DistributedSampler's samples for libtorch's own data loader. Each pass over the loader is another
 // epoch: 0, 1, 2, ... from construction, set_epoch() or restore() on. (libtorch's
-// DistributedRandomSampler repeats one order for ever: the data loader keeps a copy, which
+// DistributedRandomSampler repeats one order in every epoch: the data loader keeps a copy, which
 // set_epoch() of the original does not reach. Copies of this one share their state.)
 //
 //   lockstep::data::TorchSampler sampler(*set.size(), world, {.seed = 1});

@@ -31,11 +31,11 @@ struct Sample {
 //
 // What a transform draws from libtorch's default generators is a function of LoaderOptions::seed,
 // the epoch, the sample and the transform's place in the list; for a function of a batch, of the
-// batch's first sample. So a sample is treated alike whatever the number of ranks, the batch size,
-// the threads and the step the run was resumed at; a batch is, while it has the same samples. The
-// generators themselves stay as they are: what the training draws does not depend on transforms.
-// Not covered: rand(), a random engine that lives longer than the call, a seed set in the
-// transform.
+// batch's first sample. So how a sample is treated does not depend on the number of ranks, the
+// batch size, the threads or the step the run was resumed at; nor does it for a batch, while it has
+// the same samples. The generators themselves stay as they are: what the training draws does not
+// depend on transforms. Not covered: rand(), a random engine that lives longer than the call, a
+// seed set in the transform.
 class Transform {
  public:
   template <typename Function>

@@ -26,8 +26,8 @@ struct ConvNetOptions {
 // Per stage a 3 x 3 convolution without bias, BatchNorm, ReLU and 2 x 2 max-pooling; then the mean
 // over height and width, and a linear classifier. Any height and width of at least 2 to the power
 // of the stages. Names: features.0.weight (convolution), features.1.* (BatchNorm),
-// features.4.weight
-// ..., classifier.weight, classifier.bias; initial values as PyTorch's layers have them.
+// features.4.weight and so on, classifier.weight, classifier.bias; initial values as PyTorch's
+// layers have them.
 class ConvNetImpl : public torch::nn::Cloneable<ConvNetImpl> {
  public:
   // Draws the initial values from the default generator. Throws ConfigError for a number below 1,

@@ -1,8 +1,8 @@
 // Text that a transformer writes, token by token.
 //
-//   auto answers = lockstep::models::generate(net, {tokenizer.encode("Once")},
-//                                             {.max_new_tokens = 100, .temperature = 0.8, .seed =
-//                                             1});
+//   auto answers = lockstep::models::generate(
+//       net, {tokenizer.encode("Once")},
+//       {.max_new_tokens = 100, .temperature = 0.8, .seed = 1});
 //   std::cout << tokenizer.decode(answers[0]);
 #pragma once
 

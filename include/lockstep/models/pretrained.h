@@ -21,7 +21,7 @@ TransformerOptions transformer_options(std::string_view config,
 
 // Of load_transformer().
 struct LoadTransformerOptions {
-  at::ScalarType dtype = at::kFloat;  // of the parameters, whatever the files have
+  at::ScalarType dtype = at::kFloat;  // of the parameters; files of another are converted
   double dropout = 0;                 // TransformerOptions::dropout, which files do not have
 };
 

@@ -2,8 +2,9 @@
 // RMSNorm before attention and feed-forward, grouped-query attention with normalised queries and
 // keys, rotary positions, SwiGLU, no bias.
 //
-//   lockstep::models::Transformer net({.vocabulary = tokenizer.size(), .layers = 6, .hidden =
-//   384}); at::Tensor loss = lockstep::call(net, ids, targets);
+//   lockstep::models::Transformer net(
+//       {.vocabulary = tokenizer.size(), .layers = 6, .hidden = 384});
+//   at::Tensor loss = lockstep::call(net, ids, targets);
 //
 // Names of parameters are those of transformers' Qwen3ForCausalLM. lockstep/models/pretrained.h
 // reads and writes its folders, lockstep/models/generate.h generates text with it.
@@ -128,7 +129,8 @@ TORCH_MODULE(TransformerBody);
 // whole blocks, which keep least.
 enum class Recomputed { Selective, Full };
 
-// Blocks are called through lockstep::call(), so that Fsdp and ActivationCheckpointing take part.
+// Blocks are called through lockstep::call(), so that Fsdp and ActivationCheckpointing work on
+// them.
 class TransformerImpl : public torch::nn::Cloneable<TransformerImpl> {
  public:
   // Draws the initial values from the default generator: normal with `initial_deviation`, norms 1.

@@ -21,9 +21,8 @@ struct AverageLevel {
 class Averager {
  public:
   // `levels` from the smallest group to the largest, each period a multiple of the one before; at a
-  // step on which several are due, the largest group's turn is all that happens. The first
-  // `warm_up` steps average nothing. Throws ConfigError for periods that are not so, and for no
-  // level.
+  // step on which several are due, only the largest of their groups averages. The first `warm_up`
+  // steps average nothing. Throws ConfigError for other periods, and for an empty list.
   Averager(const torch::nn::Module& module, std::vector<AverageLevel> levels, int64_t warm_up = 0);
 
   // Every rank calls it after every step. True when parameters were averaged: real and complex

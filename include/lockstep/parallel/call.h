@@ -31,7 +31,7 @@
 
 namespace lockstep::parallel {
 
-// What takes part in the calls of a module. Private to the library.
+// Runs around the forward() of a module that it is attached to. Private to the library.
 class CallLayer {
  public:
   // The tensors among arguments or results, in order; undefined ones too.
@@ -72,7 +72,7 @@ bool has_layers(const torch::nn::Module& module);
 Tensors run_layers(const torch::nn::Module& module, const Tensors& inputs,
                    const CallLayer::Body& body);
 [[noreturn]] void refuse_result(const torch::nn::Module& module, std::string_view type);
-// Whether a module within has layers, which the forward() of Sequential would pass by.
+// Whether a module inside has layers, which the forward() of Sequential would not call.
 bool has_layers_within(const torch::nn::SequentialImpl& sequential);
 at::Tensor forward_chain(torch::nn::SequentialImpl& sequential, at::Tensor x);
 
@@ -253,8 +253,8 @@ auto call_with_layers(Module& module, Args&&... args) {
 // What is attached sees the tensors among arguments and results, within std::optional, vector,
 // array, pair and tuple too. Other objects are handed through: copied where they are const or
 // temporary, and by reference where they are not (a cache, for instance). A result of another type
-// may hold tensors that nobody can see, so that a module with something attached throws ConfigError
-// for it.
+// may hold tensors that cannot be found in it, so that a module with something attached throws
+// ConfigError for it.
 template <class Module, class... Args>
 auto call(Module&& module, Args&&... args) {
   auto& target = detail::module_of(module);

@@ -28,12 +28,12 @@ struct Bucket {
   std::vector<std::string> names;
 };
 
-// A hook belongs to one Ddp. A parameter that no rank used in a pass keeps its gradient whatever
-// the hook makes of it.
+// A hook belongs to one Ddp. A parameter that no rank used in a pass keeps its gradient, regardless
+// of what the hook computes for it.
 class CommHook {
  public:
   virtual ~CommHook() = default;
-  // What logs and errors call it.
+  // Its name in logs and errors.
   virtual std::string_view name() const = 0;
 
   // Starts to replace bucket.flat by its average over the group (or what the hook has for it).
@@ -53,14 +53,14 @@ class CommHook {
   virtual std::optional<Group> subgroup() const { return std::nullopt; }
 
   // Called by Ddp's constructor on every rank: the parameters whose gradients the hook will see, by
-  // name. A ConfigError, as for a state restored before that is not of these parameters, is thrown
-  // by the constructors of all ranks.
+  // name. A ConfigError that it throws on one rank (because the restored state belongs to other
+  // parameters, for instance) is thrown by the constructors of all ranks.
   virtual void attach(const std::map<std::string, at::Tensor>& parameters);
 
   // What the hook carries from pass to pass on this rank, by name, for a checkpoint; restore()
-  // takes the same back and throws ConfigError, having changed nothing, for what is not its own: a
-  // name, shape or dtype that does not belong to the parameters, a tensor that is missing or not
-  // finite. Before Ddp is attached it cannot know them; attach() throws then.
+  // takes the same back and throws ConfigError, having changed nothing, for a state that does not
+  // fit: a name, shape or dtype that does not belong to the parameters, a tensor that is missing or
+  // not finite. Before Ddp is attached the hook does not know the parameters; attach() throws then.
   virtual std::map<std::string, at::Tensor> state() const { return {}; }
   virtual void restore(const std::map<std::string, at::Tensor>& state);
 

@@ -60,9 +60,9 @@ struct DdpOptions {
   // Gradients are added in this dtype and rounded once, as float32 for bfloat16 parameters. Not
   // together with a hook.
   std::optional<at::ScalarType> reduce_dtype = std::nullopt;
-  // Parameters and buffers that take no part: neither broadcast nor averaged, and free to differ.
-  // Clip their gradients separately: a norm over both would differ between the ranks, and so would
-  // the update of every parameter.
+  // Names of parameters and buffers that Ddp leaves alone: neither broadcast nor averaged, and free
+  // to differ. Clip their gradients separately: a norm over both would differ between the ranks,
+  // and so would the update of every parameter.
   std::vector<std::string> ignore = {};
   // Parameters whose gradients are sparse (layout at::kSparse), beside the tables of Embedding and
   // EmbeddingBag with sparse = true, which are found. They are sent to all ranks after the buckets,
@@ -70,10 +70,10 @@ struct DdpOptions {
   std::vector<std::string> sparse = {};
   // After this many passes all ranks compare their parameters and buffers, as check_same() does,
   // and the state that include_in_check() adds; 0: never. backward() throws ConfigError on all
-  // ranks when they differ, which names the ranks and the first parameter. What takes no part
-  // (`ignore`, Buffers::None) is not compared. Passes are not counted that do not communicate
-  // (LocalSgd) or, within a Join, for which some rank has no batch. Alike on all ranks. It reads
-  // all parameters on one thread, 22 GB a second.
+  // ranks when they differ, which names the ranks and the first parameter. What Ddp leaves alone
+  // (`ignore`, Buffers::None) is not compared. Passes that do not communicate (LocalSgd) and,
+  // within a Join, those for which some rank has no batch are not counted. Alike on all ranks. It
+  // reads all parameters on one thread, 22 GB a second.
   int64_t check_same_every = 0;
   // A step's batch is cut into so many lanes, and the result is the same bits for every number of
   // ranks up to that (lockstep/parallel/lanes.h). Every backward() is then within a loop over
@@ -121,9 +121,9 @@ class [[nodiscard]] Hold {
 // group.
 //
 // Ranks: all construct it, and all run backward() the same number of times outside hold(), in the
-// same order for several models on one group. A rank whose loss reaches no parameter does not take
-// part: the others' deadline names it. A backward() inside another (re-entrant checkpointing)
-// belongs to the outer one.
+// same order for several models on one group. A rank whose loss reaches no parameter does not
+// average with the others, whose deadline then passes with an error that names it. A backward()
+// inside another (re-entrant checkpointing) belongs to the outer one.
 //
 // Gradients are aliases of the buckets, which the next backward overwrites: clone what you keep.
 // They carry no history: after backward(create_graph = true) they cannot be differentiated;
@@ -177,7 +177,7 @@ class Ddp : public Joinable {
   // invisible to Ddp (docs/architecture.md).
   void zero_grad();
 
-  // Several may live at once; the last to go ends it.
+  // Several may exist at once; accumulation ends when the last one is destroyed.
   [[nodiscard]] Hold hold();
 
   // Buffers become rank 0's (or averages), with one small collective when no rank has changed any.
@@ -198,7 +198,7 @@ class Ddp : public Joinable {
   LaneRange<NumberOfLane> lanes(const StepKey& key, const Others&... others) const {
     return range({this, &others...}, key, NumberOfLane{lane_count()});
   }
-  // 0 without.
+  // The number of lanes, 0 without.
   int64_t lane_count() const;
 
   // A hash of this rank's parameters and buffers, to compare runs by: docs/reproducibility.md. It

@@ -54,8 +54,8 @@ enum class Offload {
 struct FsdpOptions {
   // Modules whose parameters are gathered together while lockstep::call() runs them; a module
   // within another one belongs to the inner one. Parameters of no unit, and those that several
-  // units use, belong to the closest unit around them, at last to the model itself. units_of()
-  // finds modules by type.
+  // units use, belong to the closest unit around them, the outermost of which is the model itself.
+  // units_of() finds modules by type.
   std::vector<std::shared_ptr<torch::nn::Module>> units = {};
   // Above 0: further units are found by size, the innermost modules with at least this many
   // parameters that no unit has yet.
@@ -109,7 +109,7 @@ struct FsdpOptions {
   int threads = 1;
 
   Buffers buffers = Buffers::Broadcast;
-  // Parameters and buffers that take no part.
+  // Names of parameters and buffers that Fsdp leaves alone.
   std::vector<std::string> ignore = {};
 };
 
@@ -160,9 +160,9 @@ struct FsdpShard {
 // of any class that treats every element by itself is given parameters(); its state is divided
 // alike. Shards may be written, in place, after a backward(), or after a forward under no_grad.
 //
-// Outside of its unit's forward and backward a parameter has no memory: whatever reads or writes it
-// throws c10::Error, which names the parameter and its unit. unshard() gives all their memory for a
-// while.
+// Outside of its unit's forward and backward a parameter has no memory: an operation that reads or
+// writes it throws c10::Error, which names the parameter and its unit. unshard() gives all their
+// memory for a while.
 //
 // Ranks: all construct it and make the same calls of units in the same order, also under no_grad:
 // where they do not share a memory each of those gathers. Ranks that generate texts of different
@@ -209,15 +209,15 @@ class Fsdp {
   LaneRange<NumberOfLane> lanes(const StepKey& key, const Others&... others) const {
     return range({this, &others...}, key, NumberOfLane{lane_count()});
   }
-  // 0 without.
+  // The number of lanes, 0 without.
   int64_t lane_count() const;
 
   // Ddp::fingerprint() of the whole module: the same number on all ranks, and under Ddp. Every rank
   // calls it, outside of forward and backward: between unshard() and reshard(), which it calls.
   uint64_t fingerprint();
 
-  // parallel::clip_grad_norm_() over the parts of all ranks; every rank calls it. The norm is added
-  // up in one order, whatever the number of ranks: the same bits on any.
+  // parallel::clip_grad_norm_() over the parts of all ranks; every rank calls it. The order in
+  // which the norm is added up does not depend on the number of ranks, nor do its bits.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
   // All parameters get their memory and keep it until reshard(), or a backward() that averages. All

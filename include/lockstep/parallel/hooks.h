@@ -114,8 +114,8 @@ class TopK : public CommHook {
 // Of LocalSgd.
 struct LocalSgdOptions {
   int64_t start_iteration = 100;  // passes before it are averaged over all ranks
-  // Over which gradients are averaged from then on, as the ranks of one host; a group of one:
-  // nobody.
+  // The ranks that average gradients from then on, as those of one host; with a group of one none
+  // are averaged.
   Group subgroup = Group();
 };
 

@@ -25,8 +25,8 @@ struct JoinOptions {
   Uneven uneven = Uneven::Continue;
 };
 
-// Something that communicates once per step, so that a rank without a batch has to take part: Ddp
-// and ZeroOptimizer. Join calls it in the order in which it was given the joinables.
+// Something that communicates once per step, which a rank without a batch has to do, too: Ddp and
+// ZeroOptimizer. Join calls it in the order in which it was given the joinables.
 class Joinable {
  public:
   virtual ~Joinable() = default;
@@ -53,8 +53,8 @@ class Joinable {
 // no rank has another batch, finish() leaves their average in the gradients and makes no step.
 //
 // SyncBatchNorm, which communicates in forward(), needs equal numbers of batches: in the first step
-// for which a rank has none, forward() and that rank's finish() throw DataError, whatever `uneven`
-// says.
+// for which a rank has none, forward() and that rank's finish() throw DataError, regardless of
+// `uneven`.
 class [[nodiscard]] Join {
  public:
   // In the order in which a step uses them; the first is a Ddp. They outlive this.
@@ -67,19 +67,20 @@ class [[nodiscard]] Join {
 
   // `rest_of_step` is what the loop does after backward() in each step, when that communicates or
   // changes more than the parameters: GlobalMean, clipping over a group, GradScaler, the
-  // optimizer's step, schedulers, an Averager. It runs after each step of the others in which this
-  // rank took part, on the averaged gradients, so that all ranks make the same collective calls and
-  // optimizers make the same steps on all ranks. What it does may not be among the joinables, too.
-  // A step has one backward() outside of hold(). GlobalMean goes with Divisor::World.
+  // optimizer's step, schedulers, an Averager. It runs after each step of the others that this rank
+  // made without a batch, on the averaged gradients, so that all ranks make the same collective
+  // calls and optimizers make the same steps on all ranks. What it does may not be among the
+  // joinables, too. A step has one backward() outside of hold(). GlobalMean goes with
+  // Divisor::World.
   //
   //   const auto rest = [&] { scaler.step(adam); scaler.update(); schedule.step(); };
   //   for (each batch) { adam.zero_grad(); scaler.scale(loss).backward(); rest(); }
   //   join.finish(rest);
   //
-  // Takes part in the other ranks' steps until none has a batch left. Then parameters and buffers
-  // are alike on all ranks; without `rest_of_step` optimizers of ranks that ran out early have made
-  // fewer steps, unless it is a ZeroOptimizer that joined. Throws DataError as Uneven::Throw says,
-  // and what backward() throws.
+  // Makes this rank's part of the other ranks' steps until none has a batch left. Then parameters
+  // and buffers are alike on all ranks; without `rest_of_step` optimizers of ranks that ran out
+  // early have made fewer steps, unless it is a ZeroOptimizer that joined. Throws DataError as
+  // Uneven::Throw says, and what backward() throws.
   void finish(const std::function<void()>& rest_of_step = nullptr);
 
  private:

@@ -64,7 +64,7 @@ enum class Threshold { Relative, Absolute };
 struct PlateauOptions {
   Better better = Better::Lower;
   double factor = 0.1;      // of each reduction, below 1
-  int64_t patience = 10;    // steps without a better metric that are let pass
+  int64_t patience = 10;    // steps without a better metric that are tolerated
   double threshold = 1e-4;  // by which a metric has to be better to count
   Threshold threshold_mode = Threshold::Relative;
   int64_t cooldown = 0;  // steps after a reduction that do not count

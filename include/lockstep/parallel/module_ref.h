@@ -1,4 +1,4 @@
-// The models that Ddp and its like accept: whatever has named parameters and buffers.
+// The models that Ddp, Fsdp and others accept: anything with named parameters and buffers.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>

@@ -38,8 +38,9 @@ using TorchBatchNormImpl = std::conditional_t<
 template <size_t D>
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl<D>> {
  public:
-  // `group`'s collectives are called in forward() and backward(). Give it to nobody else, unless
-  // the ranks' graphs are alike: split() makes another one of the same ranks.
+  // `group`'s collectives are called in forward() and backward(). Nothing else may use the group,
+  // unless all ranks make their calls on it in the same order: split() makes another group of the
+  // same ranks.
   explicit SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, const Group& group = {});
 
   // Shares the layer's tensors and takes its options and mode.

@@ -30,8 +30,8 @@ struct ProfileUnit {
   // Bytes of a sample that forward works on in pieces of at most `piece` bytes, two copies at a
   // time.
   double chunked = 0, piece = 0;
-  double fixed_kept = 0;       // bytes that backward needs whatever the batch
-  double fixed_transient = 0;  // bytes while it works, whatever the batch
+  double fixed_kept = 0;       // bytes that backward needs, of any batch
+  double fixed_transient = 0;  // bytes while it works, of any batch
   bool is_block = false;       // one of many alike: it can be computed twice, and is a unit
 
   // Of all its parameters.

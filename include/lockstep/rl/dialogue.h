@@ -15,8 +15,8 @@ enum class Agent {
   Null,    // closes at once
   Random,  // draws from what is legal in each turn; told the ids and the reference
   // Follows the policy with probability `skill` (1: an oracle, which always earns 1). Otherwise the
-  // ending is drawn from those that the request can have, whatever the records say: the form is
-  // right, the decision is not. Consent is asked for, and obeyed seven times in ten.
+  // ending is drawn from those that the request can have, without regard to the records: the form
+  // is right, the decision is not. Consent is asked for, and obeyed seven times in ten.
   Script,
 };
 

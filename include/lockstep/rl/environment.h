@@ -34,7 +34,7 @@ struct Scene {
   TaskKey task = {};
   std::string policy = "";              // what the agent is told to do
   std::string scenario = "";            // what the user knows and wants; the agent never sees it
-  std::string ticket = "";              // where no user takes part: what is to be done
+  std::string ticket = "";              // of an episode without a user: what is to be done
   std::vector<std::string> tools = {};  // each the JSON text of a function's schema, as OpenAI's
   std::vector<std::string> user_tools = {};  // the user's, in the same form
   std::string stop_tool = "";                // a call of it ends the episode; empty: there is none

@@ -29,7 +29,7 @@ struct Message {
   std::string content = "";
   std::vector<ToolCall> calls = {};
   std::string call_id = "";  // a tool's: which call it answers
-  // A tool's: the call failed. An agent's: the text was malformed, and nobody received it.
+  // A tool's: the call failed. An agent's: the text was malformed, and was not passed on.
   bool error = false;
   Party by = Party::Agent;     // a tool's: who called it
   std::string reasoning = "";  // an agent's: what it thought first, where it is known apart

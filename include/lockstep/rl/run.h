@@ -4,8 +4,8 @@
 //
 //   auto world = lockstep::World::from_env();
 //   auto options = lockstep::rl::tiny_preset();
-//   auto result = lockstep::rl::run_continual(world, lockstep::rl::embedded_course(options),
-//   options);
+//   auto course = lockstep::rl::embedded_course(options);
+//   auto result = lockstep::rl::run_continual(world, course, options);
 #pragma once
 
 #include <cstdint>

@@ -51,7 +51,7 @@ class Tau2Bridge {
   std::shared_ptr<Child> child_;
 };
 
-// Whether a user takes part.
+// Whether there is a user.
 enum class Solo {
   No,
   Yes,  // the agent has a ticket and all tools; telecom alone

@@ -29,8 +29,8 @@ class UserSimulator {
   virtual Message next(const Scene& scene, std::span<const Message> log, uint64_t key) = 0;
 };
 
-// Where no user takes part, as in tau2's solo mode: hands over the ticket, and a text of the agent
-// that is not a call ends the conversation.
+// For episodes without a user, as in tau2's solo mode: hands over the ticket, and a text of the
+// agent that is not a call ends the conversation.
 class NoUser : public UserSimulator {
  public:
   Message next(const Scene& scene, std::span<const Message> log, uint64_t key) override;

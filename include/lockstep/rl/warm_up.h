@@ -42,7 +42,7 @@ struct WarmUpOptions {
   // Where results are kept, as folders of transformers. Empty: nowhere.
   std::string cache = {};
   std::string key = {};  // what else the dialogues depend on, for the cache
-  // Heard on every rank.
+  // Called on every rank.
   std::function<void(int64_t step, double loss)> on_step = {};
 };
 

@@ -45,7 +45,7 @@ struct ScheduleConfig {
   double gamma = 0.1;                    // step, multi_step, exponential; plateau's factor
   double power = 1;                      // polynomial
   double rising = 0.3;                   // one_cycle: share of the steps on the way up
-  int64_t patience = 10;  // plateau: evaluations without a better metric that are let pass
+  int64_t patience = 10;  // plateau: evaluations without a better metric that are tolerated
 };
 
 // One stage of training.curriculum: training on a part of the data, or on other data, first.
@@ -60,7 +60,7 @@ struct CurriculumStage {
 struct EarlyStoppingConfig {
   std::string metric = {};    // "loss", "accuracy", ...: of the evaluation; empty: off
   std::string mode = "auto";  // min, max, auto (min for loss, error and perplexity, otherwise max)
-  int64_t patience = 3;       // evaluations without improvement that are let pass
+  int64_t patience = 3;       // evaluations without improvement that are tolerated
   double min_delta = 0;       // by which a metric has to be better to count
 };
 
@@ -132,7 +132,7 @@ struct ParallelConfig {
   int64_t hook_rank = 1;              // power_sgd: of the approximation
   int64_t hook_start_step = 10;       // power_sgd: plain averages before
   double hook_fraction = 0.01;        // top_k: share of the elements that is sent
-  std::string backend = "auto";       // auto, shm, tcp, gloo, host-then-net, nccl
+  std::string backend = "auto";       // auto, shm, tcp, gloo, host-then-net, nccl, cuda_ipc
   std::string device = "auto";        // auto, cpu, cuda
   double timeout_seconds = 300;       // how long a rank waits for the others
   bool tls = false;                   // what ranks send each other over the network is encrypted

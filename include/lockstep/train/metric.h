@@ -37,7 +37,7 @@ class Metric {
  public:
   virtual ~Metric() = default;
 
-  // What values() calls the value of compute(): "accuracy".
+  // The name of compute()'s value in values(): "accuracy".
   virtual std::string name() const = 0;
 
   // Counts a batch of this rank: outputs and targets as each metric says, on any device. Weights,

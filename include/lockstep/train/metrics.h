@@ -19,7 +19,7 @@ namespace lockstep::train {
 // The mean of numbers: losses, lengths.
 class Mean : public Metric {
  public:
-  // What values() calls it.
+  // The name of its value in values().
   explicit Mean(std::string name = "mean") : name_(std::move(name)) {}
   std::string name() const override { return name_; }
   // Numbers of any shape, all real dtypes; no targets (undefined). Weights of the same shape: a

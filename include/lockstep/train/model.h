@@ -18,7 +18,7 @@ namespace lockstep::train {
 // taken from the type that the handle is made from; a module whose forward() takes something else
 // than one tensor, or gives something else, comes with a function, or without any where the program
 // calls the module itself. It is called through lockstep::call(), so that Fsdp and
-// ActivationCheckpointing take part; a function that is given has to do so, too.
+// ActivationCheckpointing work on it; a function that is given has to call it so, too.
 class Model {
  public:
   // A model's forward().

@@ -59,7 +59,7 @@ struct MonitorOptions {
   // /var/lib/prometheus/node-exporter/lockstep.prom. Empty: none.
   std::string open_metrics_file = {};
   // Where rank 0 serves the last report over HTTP for Prometheus, as HOST:PORT; "127.0.0.1:0" takes
-  // a free port. Whoever can connect can read. Empty: nowhere.
+  // a free port. Anyone who can connect can read it. Empty: nowhere.
   std::string prometheus_address = {};
   // What all ranks do in these steps, at most 1,000, is written to trace.json in `directory`, for
   // Perfetto: libtorch's operators, collectives, waits, data, checkpoints. Later steps are as fast
@@ -111,8 +111,8 @@ class RunMonitor {
   void evaluation(const std::map<std::string, double>& metrics);
   // Something happened: "save", "preemption", or a kind of the program's own.
   void event(std::string_view kind, std::string_view text = {});
-  // The run has ended; nothing is reported afterwards. Also done by the destructor, which says
-  // "left" when an exception is on its way and "finished" otherwise.
+  // The run has ended; nothing is reported afterwards. The destructor calls it, too, with "left"
+  // during an exception and "finished" otherwise.
   void finish(std::string_view outcome = "finished");
   // It ends with an error.
   void fail(std::string_view what);

@@ -13,7 +13,7 @@ namespace lockstep::train {
 std::string open_metrics(const StepReport& report, std::string_view run);
 
 // Writes the text to a file that the textfile collector of node_exporter reads: beside it first,
-// then by one rename, so that nobody reads half of it. Whether it could.
+// then by one rename, so that a reader never sees half of it. Returns whether it succeeded.
 bool write_open_metrics(const std::string& path, const StepReport& report, std::string_view run);
 
 }  // namespace lockstep::train

@@ -78,7 +78,7 @@ class Registry {
   // For load_config(): what was added.
   const ConfigExtensions& extensions() const { return extensions_; }
 
-  // What a configuration asks for. Throw ConfigError for a name that nobody has added.
+  // What a configuration asks for. Throw ConfigError for a name that was not added.
   Model model(const RunConfig& config, const SampleShape& shape) const;
   RunData data(const RunConfig& config, const comm::World& world) const;
   MakeOptimizer optimizer(const RunConfig& config) const;

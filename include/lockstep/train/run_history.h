@@ -60,11 +60,13 @@ struct RankColumn {
   void join(const RankColumn& next);
 };
 
-// The same over the whole run.
+// The same over the whole run, or since a restart on another number of ranks: with fewer of them
+// each has more to do, and none of them is slow for that.
 struct RankTotals {
   double step_seconds = 0, communication_seconds = 0, data_seconds = 0, checkpoint_seconds = 0;
   int64_t steps = 0;
-  int64_t first_memory = 0, last_memory = 0, most_memory = 0;
+  int64_t first_memory = 0, last_memory = 0;  // of the last start
+  int64_t most_memory = 0;
   double gpu_busy = 0;  // a sum, of so many reports that know of a GPU
   int64_t gpu_reports = 0;
 
@@ -122,6 +124,7 @@ struct RunHistory {
   void add_ranks(const StepReport& report);
   void add_event(const Event& event);
   int64_t reports_per_column_ = 1;
+  bool is_restarted_ = false;  // since the last report of ranks
 };
 
 // Reads a log while it grows, in memory that does not depend on its length. What is in it is

@@ -63,7 +63,7 @@ struct StepReport {
   std::optional<double> gradient_norm = std::nullopt;  // before it was clipped
   int64_t samples = 0;                                 // so far, on all ranks
   double samples_per_second = 0;
-  std::map<std::string, double> values = {};  // whatever else the program reports
+  std::map<std::string, double> values = {};  // other values that the program reports
   std::vector<RankFigures> ranks = {};        // by rank
 };
 
@@ -80,7 +80,7 @@ struct Event {
   std::string kind;
   int64_t step = 0;
   double seconds = 0;
-  int rank = -1;  // whom it is about; -1: all
+  int rank = -1;  // the one it is about; -1: all
   std::string text = {};
   std::string advice = {};  // what to do about a warning
 };
@@ -103,13 +103,13 @@ std::string log_line(const LogRecord& record, double unix_seconds);
 
 class RecordQueue;
 
-// Appends to a file, by a thread of its own: whoever appends never waits for the disk. Every line
-// is written whole; one that was cut (a full disk, an end of the process before) is ended by a line
-// feed before the next, so that a reader loses that line alone. A disk that takes nothing is
-// warned of once, and training goes on; when it takes lines again, an event says how many are
-// missing. Of more than 4,096 records that wait for the disk the oldest are dropped and counted in
-// the same way. A process that ends by exit() or abort(), or dies of a fault of its own, writes
-// what it has appended before, unless the disk takes longer than a second.
+// Appends to a file, by a thread of its own: append() never waits for the disk. Every line is
+// written whole; one that was cut (a full disk, an end of the process before) is ended by a line
+// feed before the next, so that a reader loses that line alone. A disk that takes nothing is warned
+// of once, and training goes on; when it takes lines again, an event says how many are missing. Of
+// more than 4,096 records that wait for the disk the oldest are dropped and counted in the same
+// way. A process that ends by exit() or abort(), or dies of a fault of its own, writes what it has
+// appended before, unless the disk takes longer than a second.
 class RunLog {
  public:
   // Makes the folder, too. Throws Error when the file cannot be opened.

@@ -8,9 +8,9 @@
 
 namespace lockstep::train {
 
-// Something that is to be said of a run before anybody looks at a chart.
+// A conclusion from a run's log in words, shown before the charts.
 struct Finding {
-  // Whether it is good news.
+  // Whether it is good or bad.
   enum class Tone { Good, Plain, Bad };
   Tone tone = Tone::Plain;
   std::string title;  // "Rank 2 is slow"
@@ -26,9 +26,9 @@ struct PageOptions {
   std::string trace = {};  // trace.json of the first run, as a path from the page's folder; or none
 };
 
-// One HTML file that needs no network: the first run, and the others beside it for comparison.
-// Whatever is in a log appears as text. At most about 1 MB, however long the runs were and however
-// many ranks they had. Throws ConfigError without a run.
+// One HTML file that needs no network: the first run, and the others beside it for comparison. All
+// that a log contains is shown as text, never as HTML. At most about 1 MB, independent of the runs'
+// length and number of ranks. Throws ConfigError without a run.
 std::string report_page(const std::vector<RunHistory>& runs, const PageOptions& options = {});
 
 }  // namespace lockstep::train

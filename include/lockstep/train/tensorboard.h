@@ -17,12 +17,17 @@ uint32_t masked_crc(std::string_view bytes);
 // A record of an event file with one scalar, or, without a tag, the one that begins a file.
 std::string scalar_record(std::string_view tag, double value, int64_t step, double unix_seconds);
 
+// A record that says that a run goes on with `step`: what earlier files of the folder have of it
+// and of later steps is made again.
+std::string start_record(int64_t step, double unix_seconds);
+
 // Writes a file events.out.tfevents.SECONDS.HOST.PID into a folder, on one rank. What goes wrong
 // while it writes is warned of once, and training goes on.
 class TensorBoardWriter {
  public:
-  // Makes the folder, too. Throws Error when the file cannot be made.
-  explicit TensorBoardWriter(const std::string& folder);
+  // Makes the folder, too. `resumed_at`: the step that a run goes on from; -1: it begins. Throws
+  // Error when the file cannot be made.
+  explicit TensorBoardWriter(const std::string& folder, int64_t resumed_at = -1);
 
   // `tag` as "train/loss": what is before the slash is TensorBoard's group.
   void scalar(std::string_view tag, double value, int64_t step);

@@ -1,4 +1,4 @@
-// What a Trainer may be told.
+// The options of a Trainer.
 #pragma once
 
 #include <chrono>
@@ -51,20 +51,23 @@ struct Stage {
   int64_t batch_size = 0;  // 0: the loader's
 };
 
-// When and how the model is evaluated: in eval(), without gradients, each sample exactly once
-// whatever the number of ranks.
+// When and how the model is evaluated: in eval(), without gradients, each sample exactly once on
+// any number of ranks.
 struct Evaluation {
   DataSource data = {};
   int64_t every_epochs = 1;  // 0: not by epochs. At the end of the run in any case
   int64_t every_steps = 0;   // 0: not by steps
   int64_t batch_size = 0;    // per rank; 0: the loader's
+  // Of its samples, on their way to the model. Those of TrainerOptions::loader are the training's,
+  // with its augmentation, and evaluations do not have them: where there are any, say here which
+  // evaluations have, as scaling; {} for none. Without a value: none, with a warning.
+  std::optional<std::vector<data::Transform>> transforms = std::nullopt;
   // Beside the loss: of the model's outputs and the targets. They may be the same objects as those
   // of other Trainers, one after another.
   std::vector<std::shared_ptr<Metric>> metrics = {};
   // Means over a batch's samples (TrainerOptions::count: over what that counts), by name, the same
-  // names in every batch. When not given: "loss",
-  // from the model and the loss of the training, which also counts `metrics`. One that is given
-  // counts them itself.
+  // names in every batch. When not given: "loss", from the model and the loss of the training, and
+  // `metrics` are updated, too. A function that is given updates `metrics` itself.
   std::function<std::map<std::string, double>(const data::Batch&)> measure = nullptr;
 };
 
@@ -72,11 +75,11 @@ struct Evaluation {
 struct EarlyStopping {
   std::string metric = "loss";
   Better better = Better::Lower;
-  int64_t patience = 3;  // evaluations without a better one that are let pass
+  int64_t patience = 3;  // evaluations without a better one that are tolerated
   double min_delta = 0;  // by which a metric has to be better to count
 };
 
-// Which checkpoint is kept however old it is.
+// Which checkpoint is kept regardless of its age.
 struct Best {
   std::string metric = "loss";
   Better better = Better::Lower;
@@ -124,8 +127,8 @@ struct TrainerOptions {
   // Of this process, counted from run() on. The run ends as if its last step were made.
   std::chrono::milliseconds max_time{0};
 
-  // Batch size, seed, order, transforms, threads, lanes. `exact` is for evaluations; `device` is
-  // the world's when it is not given.
+  // Batch size, seed, order, transforms (Evaluation has its own), threads, lanes. `exact` is for
+  // evaluations; `device` is the world's when it is not given.
   data::LoaderOptions loader = {};
   // Further stages instead of the Trainer's data, one after another.
   std::vector<Stage> stages = {};

@@ -88,7 +88,7 @@ bool names_a_readable_one(const std::string& directory, const Listing& listing, 
   }
 }
 
-// So that no two attempts have a name in common, on whatever host and in whatever job.
+// So that no two attempts, on any host and in any job, have a name in common.
 std::string random_suffix() {
   std::random_device device;
   return fmt::format("{:08x}{:08x}", device(), device());
@@ -150,7 +150,8 @@ std::vector<std::string> to_remove(const std::vector<Published>& checkpoints,
   std::set<std::string> kept;
   for (size_t i = 0; i < checkpoints.size(); ++i) {
     const auto& checkpoint = checkpoints[i];
-    const bool last = static_cast<int64_t>(checkpoints.size() - i) <= retention.keep_last;
+    const auto newer = static_cast<int64_t>(checkpoints.size() - i) - 1;
+    const bool last = newer == 0 || newer < retention.keep_last;
     if (last || (retention.keep_every > 0 && checkpoint.step % retention.keep_every == 0)) {
       kept.insert(checkpoint.name);
     }
@@ -285,7 +286,7 @@ void Directory::remove(const std::string& name) {
   const std::string own = path_ + "/" + name;
   const std::string doomed = fmt::format("{}/{}{}-{}", path_, kTemporary, name, random_suffix());
   if (files_.rename(own, doomed) != 0) {
-    if (errno == ENOENT) return;  // somebody has removed it
+    if (errno == ENOENT) return;  // it was removed by another process
     throw_system_error(own, fmt::format("cannot be renamed to {}", doomed));
   }
   sync_directory(files_, path_);

@@ -76,16 +76,11 @@ void write_and_rename(const std::string& path, FileSystem& files, const Write& w
   sync_directory(files, above(path));
 }
 
-void write_index(const std::string& path, const std::map<std::string, std::string>& file_of,
-                 int64_t total, FileSystem& files) {
+std::string index_text(const std::map<std::string, std::string>& file_of, int64_t total) {
   nlohmann::ordered_json index;
   index["metadata"] = {{"total_size", total}};
   index["weight_map"] = file_of;
-  write_and_rename(path, files, [&](const std::string& temporary) {
-    OutputFile file(files, temporary);
-    file.write(index.dump(2) + "\n");
-    file.finish();
-  });
+  return index.dump(2) + "\n";
 }
 
 int64_t bytes_of(const TensorToWrite& tensor) {
@@ -109,9 +104,12 @@ std::vector<std::vector<TensorToWrite>> shards_of(std::vector<TensorToWrite> ten
   return shards;
 }
 
+// Whether write_folder() makes files of such names: of others, as model-best.safetensors, it is not
+// asked to replace any.
 bool is_ours(const std::string& name) {
-  return name == kIndexName || name == "model.safetensors" ||
-         (name.starts_with("model-") && name.ends_with(".safetensors"));
+  constexpr const char* kShard =
+      "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors";
+  return name == kIndexName || name == "model.safetensors" || fnmatch(kShard, name.c_str(), 0) == 0;
 }
 
 }  // namespace
@@ -191,29 +189,49 @@ void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
   for (const auto& name : before) {
     if (existing == Existing::Error && is_ours(name)) refuse(folder + "/" + name);
   }
-  // Without its index a folder is not taken for whole while its files are replaced.
-  files.unlink(fmt::format("{}/{}", folder, kIndexName));
   auto shards = shards_of(std::move(tensors), options.max_shard_bytes);
   std::map<std::string, std::string> file_of;
   int64_t total = 0;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const std::string name = shard_name(i, shards.size());
-    for (const auto& tensor : shards[i]) {
-      file_of[tensor.name] = name;
-      total += bytes_of(tensor);
+  std::vector<std::string> names;  // of the files, in the order in which they are made
+  const auto path_of = [&](const std::string& name) { return fmt::format("{}/{}", folder, name); };
+  const auto put = [&](const std::string& name) {
+    rename(files, temporary_for(path_of(name)), path_of(name));
+  };
+  try {
+    // All under other names first: what is there stays whole while there may be no room.
+    for (size_t i = 0; i < shards.size(); ++i) {
+      const std::string& name = names.emplace_back(shard_name(i, shards.size()));
+      for (const auto& tensor : shards[i]) {
+        file_of[tensor.name] = name;
+        total += bytes_of(tensor);
+      }
+      write_safetensors(temporary_for(path_of(name)), std::move(shards[i]), options.metadata,
+                        files);
     }
-    write_file(folder + "/" + name, std::move(shards[i]), options.metadata, Existing::Replace,
-               files);
+    if (shards.size() > 1) {
+      names.emplace_back(kIndexName);
+      write_file(files, temporary_for(path_of(kIndexName)), index_text(file_of, total));
+    }
+    // Without its index a folder is not taken for whole while its files are replaced.
+    if (files.unlink(path_of(kIndexName)) == 0) {
+      sync_directory(files, folder);
+    } else if (errno != ENOENT) {
+      throw_system_error(path_of(kIndexName), "cannot be removed");
+    }
+    for (const auto& name : names) {
+      if (name != kIndexName) put(name);
+    }
+    for (const auto& name : before) {
+      const bool is_new = std::find(names.begin(), names.end(), name) != names.end();
+      if (is_ours(name) && !is_new) files.unlink(path_of(name));
+    }
+    sync_directory(files, folder);
+    if (shards.size() > 1) put(kIndexName);
+  } catch (...) {
+    for (const auto& name : names) files.unlink(temporary_for(path_of(name)));
+    throw;
   }
-  for (const auto& name : before) {
-    const bool is_stale =
-        is_ours(name) && std::none_of(file_of.begin(), file_of.end(),
-                                      [&](const auto& one) { return one.second == name; });
-    if (is_stale) files.unlink(folder + "/" + name);
-  }
-  if (shards.size() > 1) {
-    write_index(fmt::format("{}/{}", folder, kIndexName), file_of, total, files);
-  }
+  sync_directory(files, folder);
 }
 
 }  // namespace lockstep::checkpoint

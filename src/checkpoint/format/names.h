@@ -1,4 +1,4 @@
-// What is called how in a directory of checkpoints.
+// The names of files and folders in a directory of checkpoints.
 #pragma once
 
 #include <string_view>

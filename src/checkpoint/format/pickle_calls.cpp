@@ -56,9 +56,19 @@ constexpr std::string_view kParameter = "torch._utils._rebuild_parameter";
 constexpr std::string_view kParameterWithState = "torch._utils._rebuild_parameter_with_state";
 constexpr std::string_view kFromType = "torch._tensor._rebuild_from_type_v2";
 constexpr std::string_view kOrderedDict = "collections.OrderedDict", kSize = "torch.Size";
-constexpr std::array<std::string_view, 9> kOthers = {
-    kTensor2,     kTensor3, kParameter,     kParameterWithState,           kFromType,
-    kOrderedDict, kSize,    "torch.Tensor", "torch.nn.parameter.Parameter"};
+// What MultiStepLR counts its milestones with, and what configurations name.
+constexpr std::string_view kCounter = "collections.Counter", kDevice = "torch.device";
+constexpr std::string_view kOthers[] = {kTensor2,
+                                        kTensor3,
+                                        kParameter,
+                                        kParameterWithState,
+                                        kFromType,
+                                        kOrderedDict,
+                                        kSize,
+                                        kCounter,
+                                        kDevice,
+                                        "torch.Tensor",
+                                        "torch.nn.parameter.Parameter"};
 
 template <class Table>
 auto find(const Table& table, std::string_view name) {
@@ -67,7 +77,7 @@ auto find(const Table& table, std::string_view name) {
 }
 template <class List>
 bool is_in(const List& list, std::string_view name) {
-  return std::find(list.begin(), list.end(), name) != list.end();
+  return std::find(std::begin(list), std::end(list), name) != std::end(list);
 }
 
 constexpr size_t kMostDimensions = 64;
@@ -150,6 +160,13 @@ Value tensor_of(const Call& call, bool has_dtype) {
   return value;
 }
 
+// "cuda:1"
+Value device_of(const Arguments& arguments, const Call& call) {
+  Value value{.kind = Value::Text, .text = call.at(0, Value::Text).text};
+  if (arguments.size() > 1) value.text += fmt::format(":{}", call.at(1, Value::Int).integer);
+  return value;
+}
+
 Value dict_of(const Arguments& arguments, const Call& call) {
   Value value{.kind = Value::Dict};
   if (arguments.empty()) return value;
@@ -186,6 +203,9 @@ Value call_of(const std::string& name, const Arguments& arguments, const Complai
     return call_of(function, call.at(2, Value::List).items, complain);
   }
   if (name == kOrderedDict) return dict_of(arguments, call);
+  if (name == kCounter)
+    return arguments.empty() ? Value{.kind = Value::Dict} : call.at(0, Value::Dict);
+  if (name == kDevice) return device_of(arguments, call);
   if (name == kSize || is_in(kLists, name)) {
     const bool is_dict = !arguments.empty() && arguments[0]->kind == Value::Dict;
     return call.at(0, is_dict ? Value::Dict : Value::List);

@@ -1,4 +1,4 @@
-// What stands for the functions and classes that pickles of torch.save name.
+// Replacements for the functions and classes that pickles of torch.save name.
 #pragma once
 
 #include <functional>

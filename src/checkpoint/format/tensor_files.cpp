@@ -180,9 +180,11 @@ std::unique_ptr<TensorFiles> open_safetensors(const std::string& path, FileSyste
 
 bool is_directory_of_checkpoints(const std::string& path, FileSystem& files) {
   const auto names = files.list(path);
+  // An export that was killed leaves other temporary files, in whatever folder.
+  const std::string unfinished = fmt::format("{}{}", kTemporary, kStep);
   return names && !has(*names, kManifestName) &&
-         std::any_of(names->begin(), names->end(), [](const std::string& name) {
-           return name.starts_with(kStep) || name.starts_with(kTemporary) || name == kLockName ||
+         std::any_of(names->begin(), names->end(), [&](const std::string& name) {
+           return name.starts_with(kStep) || name.starts_with(unfinished) || name == kLockName ||
                   name == kLatestName;
          });
 }

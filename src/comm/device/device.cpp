@@ -12,7 +12,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr const char* kVariable = "LOCKSTEP_DEVICE";
-// libtorch's name for a device of somebody else's, as the tests have.
+// libtorch's name for a device type of an extension, as the tests have.
 constexpr const char* kOther = "privateuseone";
 
 bool is_other() { return env_text(kVariable).value_or("") == kOther; }
@@ -56,13 +56,15 @@ at::Device device_at(const Devices& devices, const Seat& seat) {
     throw ConfigError(fmt::format("[device] {}=cuda, but {}; use auto or cpu to train without",
                                   kVariable, devices.problem));
   }
-  const int index = devices.is_own ? 0 : seat.local_rank;
+  int index = devices.is_own ? 0 : seat.local_rank;
+  if (seat.may_share && devices.count > 0) index %= devices.count;
   if (index < devices.count) return {devices.type, static_cast<c10::DeviceIndex>(index)};
-  throw ConfigError(
-      fmt::format("[device] {} ranks on this host, but {} {} device{}: local rank {} has none. "
-                  "Start one rank a device (--nproc-per-node gpu), or set {}=cpu",
-                  seat.local_size, devices.count, name_of(devices.type),
-                  devices.count == 1 ? "" : "s", seat.local_rank, kVariable));
+  throw ConfigError(fmt::format(
+      "[device] {} ranks on this host, but {} {} device{}: local rank {} has none. "
+      "Start one rank a device (--nproc-per-node gpu), set LOCKSTEP_BACKEND=cuda_ipc, with "
+      "which ranks share devices, or set {}=cpu",
+      seat.local_size, devices.count, name_of(devices.type), devices.count == 1 ? "" : "s",
+      seat.local_rank, kVariable));
 }
 
 void take(at::Device device) {

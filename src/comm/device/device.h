@@ -17,7 +17,7 @@ DeviceKind device_from_env(DeviceKind asked);
 struct Devices {
   c10::DeviceType type = c10::DeviceType::CPU;
   int count = 0;             // that it sees, of that type; the CPU is not counted
-  bool is_own = false;       // the only one that it sees is its own, whatever its local rank
+  bool is_own = false;       // it sees one device only, which is its own for any local rank
   std::string problem = {};  // why there is none, where one was asked for
 };
 
@@ -28,9 +28,11 @@ Devices find_devices(DeviceKind asked);
 struct Seat {
   int local_rank = 0;
   int local_size = 1;
+  bool may_share = false;  // a device with other ranks
 };
 
-// The CPU, or the GPU whose number is the local rank. Throws ConfigError that says what is missing,
+// The CPU, or the GPU whose number is the local rank; ranks that may share them take them in turn.
+// Throws ConfigError that says what is missing,
 // or how many there are for how many ranks.
 at::Device device_at(const Devices& devices, const Seat& seat);
 

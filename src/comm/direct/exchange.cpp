@@ -14,8 +14,6 @@ constexpr int64_t kMostChunk = 1 << 20;
 // Chunks of a slice for which this rank has room at a time.
 constexpr int64_t kWindow = 4;
 
-int64_t chunks_in(int64_t bytes, int64_t each) { return (bytes + each - 1) / each; }
-
 std::vector<std::pair<Range, int>> sorted(const std::vector<std::vector<Range>>& nodes) {
   std::vector<std::pair<Range, int>> owned;
   for (size_t member = 0; member < nodes.size(); ++member) {
@@ -48,7 +46,7 @@ class Direct::Incoming {
         call_(call),
         chunk_(chunk),
         slice_(call.bytes[link.rank()]),
-        window_(std::min(kWindow, chunks_in(slice_, chunk))),
+        window_(std::min(kWindow, (slice_ + chunk - 1) / chunk)),
         stride_(std::min(chunk, slice_)),
         foreign_(direct.owners_.size() - call.parts.size()),
         scratch_(new char[window_ * foreign_ * stride_]),

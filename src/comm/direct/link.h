@@ -1,4 +1,4 @@
-// Messages between the ranks of a group, whatever carries them. No torch.
+// Messages between the ranks of a group, independent of the transport. No torch.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// c10d's process group with the two things that Lockstep needs of its inside. Alone in including
-// c10d's header, which needs the stand-ins of gloo_stub/.
+// c10d's process group with access to two of its private members. The only file that includes
+// c10d's header, which needs the declarations in stub/.
 #pragma once
 
 #include <mutex>
@@ -7,10 +7,10 @@
 
 namespace lockstep::comm {
 
-// Gloo finds out which message belongs to which call by a number that c10d counts up, and nothing
-// else: when ranks call different things, a process is aborted from Gloo's own thread (a message
-// longer than its buffer) or gets wrong data (a shorter one). So the number is made to hold a
-// checksum of the call: different calls then wait for each other until a deadline.
+// Gloo matches messages to calls by nothing but a number that c10d counts up: when ranks call
+// different things, a process is aborted from Gloo's own thread (a message longer than its buffer)
+// or gets wrong data (a shorter one). So the number is made to hold a checksum of the call:
+// different calls then wait for each other until a deadline.
 class GlooGroup final : public c10d::ProcessGroupGloo {
  public:
   using c10d::ProcessGroupGloo::ProcessGroupGloo;
@@ -20,8 +20,8 @@ class GlooGroup final : public c10d::ProcessGroupGloo {
   // As torch.distributed's ranks do for a collective that sends nothing.
   void skip_tag() { ++collectiveCounter_; }
 
-  // Held while a call is started: c10d counts calls without a lock, and messages come from threads
-  // of ours.
+  // Held while a call is started: c10d counts calls without a lock, and our threads start messages,
+  // too.
   std::mutex& mutex() { return mutex_; }
 
  private:

@@ -16,7 +16,7 @@ class GlooTransfer final : public Transfer {
   const std::chrono::milliseconds patience_;
 };
 
-// Gloo wants an address even where it moves nothing.
+// Gloo needs an address even where it moves nothing.
 std::vector<at::Tensor> bytes_at(const char* data, int64_t bytes) {
   static char nothing;
   return {at::from_blob(bytes > 0 ? const_cast<char*>(data) : &nothing, {bytes}, at::kByte)};

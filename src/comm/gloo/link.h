@@ -6,8 +6,8 @@
 
 namespace lockstep::comm {
 
-// `group` must outlive its transfers. Gloo itself gives up on a message, and with it on all of the
-// group's connections, after `patience`.
+// `group` must outlive its transfers. Gloo itself aborts a message, and closes all of the group's
+// connections with it, after `patience`.
 class GlooLink final : public Link {
  public:
   GlooLink(c10::intrusive_ptr<GlooGroup> group, std::chrono::milliseconds patience)

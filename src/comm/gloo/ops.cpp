@@ -330,8 +330,8 @@ GlooCall GlooOps::message(const Request& request) {
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   std::shared_ptr<Transfer> transfer = sends ? link.send(request.peer, tag, data_of(tensor), bytes)
                                              : link.recv(request.peer, tag, data_of(tensor), bytes);
-  // A transfer cannot be asked whether it is over, and giving up waiting for it closes every
-  // connection; so a thread waits for it.
+  // A transfer cannot be polled, and a wait for it that times out closes every connection; so a
+  // thread waits for it.
   return {{Worker::run_apart([transfer, group = group_, tensor] { transfer->wait(); })}};
 }
 

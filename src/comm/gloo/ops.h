@@ -15,7 +15,7 @@ namespace lockstep::comm {
 // What is under way for one request.
 struct GlooCall {
   std::vector<WireWork> works;
-  // Takes the results to the request's tensors, once all works are over.
+  // Writes the results to the request's tensors, once all works are over.
   std::function<void()> finish = [] {};
 };
 

@@ -20,7 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// What a wait in the store takes at most to end once there are any.
+// How long a wait in the store takes at most to end once the launcher has reported a failure.
 constexpr milliseconds kHearing{250};
 
 std::string address_key(int rank) { return fmt::format("lockstep/address/{}", rank); }
@@ -110,7 +110,8 @@ void GlooState::connect() {
     if (options->devices.empty()) {
       options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
     }
-    // Gloo has a deadline of its own, but does not look at what the launcher reports.
+    // Gloo has a deadline of its own, but its connect cannot be cancelled when the launcher reports
+    // a failure.
     Later group([store = store(), rank = rank(), size = size(), options] {
       return c10::make_intrusive<GlooGroup>(store.for_c10d(), rank, size, options);
     });
@@ -136,7 +137,7 @@ void GlooState::connect() {
         diagnosis().name(rank()), size(), address_, text_of(options_.timeout), failure));
   }
   if (options_.peers == GlooPeers::Python) return;
-  // Nobody goes on, or ends and takes the store along, before all have connected.
+  // No rank continues, or exits and with it the store, before all have connected.
   WireOperation operation{.notice = {.lane = "start", .signature = "start", .text = "start"},
                           .timeout = options_.timeout};
   await(group_->barrier(), operation);
@@ -167,8 +168,8 @@ bool GlooState::await(const WireWork& work, WireOperation& operation,
   }
 }
 
-// Ends all that is under way, here and on every rank that is connected to this one: a message that
-// nobody sends and that nobody waits for is Gloo's way to close all connections of a group.
+// Aborts all operations, here and on every rank that is connected to this one: Gloo closes all
+// connections of a group when a receive times out, so this receives a message that no rank sends.
 void GlooState::abort(const std::string&) noexcept {
   try {
     char nothing;
@@ -176,7 +177,7 @@ void GlooState::abort(const std::string&) noexcept {
         .recv((rank() + 1) % size(), std::numeric_limits<int>::max(), &nothing, 1)
         ->wait();
   } catch (const std::exception&) {
-    // That is how it ends.
+    // The timeout is expected.
   }
 }
 

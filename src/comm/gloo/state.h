@@ -12,7 +12,7 @@ namespace lockstep::comm {
 
 class GlooState final : public GroupHealth {
  public:
-  // `members`: the ranks of the group as the world counts them.
+  // `members`: the world's numbers of the group's ranks.
   GlooState(const Store& store, int rank, std::vector<int> members, const GlooOptions& options);
   ~GlooState() override;
 

@@ -10,7 +10,7 @@
 
 namespace lockstep::comm {
 
-// Who else is in the group.
+// The kind of the group's other ranks.
 enum class GlooPeers {
   Lockstep,  // ranks of this library: calls carry a signature, so that different ones are never
              // matched
@@ -21,12 +21,12 @@ struct GlooOptions {
   // The deadline of the start and of every wait.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   GlooPeers peers = GlooPeers::Lockstep;
-  // The ranks of the group as the world counts them; empty: the same.
+  // The world's numbers of the group's ranks; empty: the same numbers.
   std::vector<int> members = {};
-  // For a group that adds up what hosts have summed for themselves: of the tree over `ranks` ranks,
-  // member m brings nodes[m]. An all_reduce then takes them as its inputs, one tensor a node, and
-  // puts the result into its output, which may be one of them; a reduce_scatter takes node after
-  // node, size() tensors each. Empty: every member is one rank.
+  // For a group that adds up sums of hosts: of the tree over `ranks` ranks, member m contributes
+  // nodes[m]. An all_reduce then takes them as its inputs, one tensor a node, and puts the result
+  // into its output, which may be one of them; a reduce_scatter takes node after node, size()
+  // tensors each. Empty: every member is one rank.
   std::vector<std::vector<Range>> nodes = {};
   int ranks = 0;
 };

@@ -19,7 +19,7 @@ class TaskWork : public c10d::Work {
   explicit TaskWork(std::function<void()> task) : task_(std::move(task)) {}
   void run() {
     try {
-      // What the task holds is let go before anybody learns that it is over.
+      // The task's references are released before the work counts as over.
       std::exchange(task_, nullptr)();
       finish();
     } catch (...) {

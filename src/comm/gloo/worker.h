@@ -1,5 +1,5 @@
-// Threads of a group that run its operations, begun one after another, and what they look like to
-// those who wait for them.
+// Threads of a group that run its operations, begun one after another, and c10d's works to wait for
+// them.
 #pragma once
 
 #include <functional>

@@ -12,8 +12,8 @@ class CallNumbers {
  public:
   CallNumbers(int rank, int size) : rank_(rank), sent_(size), received_(size) {}
 
-  // What the others are told of the next call. Collectives count in one sequence, messages in one
-  // for each pair and direction.
+  // The description of the next call for the other ranks. Collectives count in one sequence,
+  // messages in one for each pair and direction.
   Notice next(const Request& request);
   uint64_t collectives() const { return collectives_; }
 

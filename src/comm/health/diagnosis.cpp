@@ -49,7 +49,7 @@ std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& not
     } else if (!notice) {
       said.push_back(name(peer) + " is in no call of this group, or gone");
     } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {
-      said.push_back(fmt::format("{} gave up: {}", name(peer), notice->reason));
+      said.push_back(fmt::format("{} aborted: {}", name(peer), notice->reason));
     } else if (notice->state == Notice::State::Running) {
       said.push_back(fmt::format("{} is in no call since {}", name(peer), notice->text));
     } else if (notice->lane == mine.lane && notice->number == mine.number &&

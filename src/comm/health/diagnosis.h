@@ -1,4 +1,4 @@
-// Who the ranks of a group are, and what is known of them when something has gone wrong.
+// The ranks of a group, and what is known of each of them after a failure.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 
 namespace lockstep::comm {
 
-// Any thread may ask.
+// Any thread may call it.
 class Diagnosis {
  public:
-  // `members`: the ranks of the group as the world counts them.
+  // `members`: the world's numbers of the group's ranks.
   Diagnosis(int rank, std::vector<int> members,
             std::shared_ptr<const LauncherStatus> launcher_status);
 
@@ -24,7 +24,7 @@ class Diagnosis {
 
   // Whether the launcher has reported a failure.
   bool launcher_reports() const { return launcher_status_->has_reported(); }
-  // "was given up (rank 3 was killed by SIGKILL)".
+  // "was aborted (rank 3 was killed by SIGKILL)".
   std::string given_up() const { return launcher_status_->given_up(); }
   // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
   std::optional<std::string> fate(int rank) const { return launcher_status_->fate(members_[rank]); }
@@ -37,7 +37,8 @@ class Diagnosis {
                   const PeerStatus::Notices& notices) const;
 
  private:
-  // What a call of this rank, or of another, advises for the case that the ranks have come apart.
+  // The advice (CallOptions::advice) of this rank's call, or of another's, for ranks that have
+  // diverged.
   std::string advice(const Notice& mine, const PeerStatus::Notices& notices) const;
   std::string others(const Notice& mine, const PeerStatus::Notices& notices) const;
 

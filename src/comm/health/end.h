@@ -1,4 +1,4 @@
-// Why a group has ended: any thread may say it, the first one counts.
+// Why a group has ended: any thread may set it, the first reason counts.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@ namespace lockstep::comm {
 
 class End {
  public:
-  // False when it was said before.
+  // False when there was a reason before.
   bool say(std::string why) {
     const std::lock_guard lock(mutex_);
     if (why_) return false;

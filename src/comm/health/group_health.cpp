@@ -39,8 +39,8 @@ void GroupHealth::attend(WireOperation& operation) {
 }
 
 // Ranks that wait long compare what they wait for, since different calls may wait for each other
-// until the deadline. Once is not enough: the store may take too long to answer, on a machine that
-// is busy, and of two ranks the one that was first learns nothing.
+// until the deadline. Once is not enough: on a busy machine the store may answer too late, and of
+// two ranks the one that came first finds no notice to compare with.
 void GroupHealth::look(WireOperation& operation) {
   const auto spent = operation.spent();
   operation.next_look = spent + std::min<steady_clock::duration>(spent, kLongestPause);
@@ -76,7 +76,7 @@ void GroupHealth::give_up(std::string_view why) noexcept {
   const std::string reason(why);
   if (!end_.say(reason)) return;
   try {
-    // Said before the connections break and, it may be, this process ends.
+    // Posted before the connections break and, perhaps, this process ends.
     peer_status_.exchange(
         {.state = Notice::State::Failed, .lane = "all", .text = Notice::kEnd, .reason = reason},
         milliseconds(0));
@@ -100,7 +100,7 @@ void GroupHealth::check_alive() const {
 std::optional<std::string> GroupHealth::failure() {
   if (const auto why = end_.why()) return why;
   if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
-  if (peers_post() && peer_status_.peek()) return "another rank has given it up";
+  if (peers_post() && peer_status_.peek()) return "another rank has aborted it";
   return std::nullopt;
 }
 

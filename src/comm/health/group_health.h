@@ -42,12 +42,12 @@ class GroupHealth {
   void give_up(std::string_view why) noexcept;
   // Ends the group, and with it everything under way, without a report to the other ranks.
   void abandon() noexcept;
-  // Tells the others that this rank came out of a long operation.
+  // Posts to the others that this rank has left a long operation.
   void done(const WireOperation& operation);
   // Throws when the group is dead.
   void check_alive() const;
   bool is_dead() const { return end_.is_said(); }
-  // Why it is of no use any more, as far as is known here.
+  // Why the group can no longer be used, as far as this rank knows.
   std::optional<std::string> failure();
 
   int rank() const { return diagnosis_.rank(); }
@@ -59,8 +59,7 @@ class GroupHealth {
   // How often a wait looks at the launcher's status.
   static constexpr std::chrono::milliseconds kSlice{50};
 
-  // `transport` is what errors begin with; `members` are the ranks of the group as the world
-  // counts them.
+  // `transport` is what errors begin with; `members` are the world's numbers of the group's ranks.
   GroupHealth(std::string_view transport, const Store& store, int rank, std::vector<int> members);
 
   // For a wait that goes on, once a slice. Throws CommError, and ends the group, when the deadline
@@ -74,7 +73,7 @@ class GroupHealth {
   virtual void abort(const std::string& why) noexcept = 0;
   // As abort(), when the group is destroyed.
   virtual void leave() noexcept = 0;
-  // Whether the others post what they do.
+  // Whether the other ranks post their status, too.
   virtual bool peers_post() const { return true; }
   void look(WireOperation& operation);
 

@@ -16,7 +16,7 @@ LauncherStatus::LauncherStatus() : control_(Control::from_env()) {
 }
 
 std::string LauncherStatus::given_up() const {
-  return "was given up" + (control_ ? control_->because() : "");
+  return "was aborted" + (control_ ? control_->because() : "");
 }
 
 std::string LauncherStatus::given_up_with_fates() const {
@@ -26,7 +26,7 @@ std::string LauncherStatus::given_up_with_fates() const {
     if (const auto end = control_->fate(local))
       ends.push_back(fmt::format("rank {} {}", first_local_ + local, *end));
   }
-  return ends.empty() ? given_up() : fmt::format("was given up ({})", fmt::join(ends, ", "));
+  return ends.empty() ? given_up() : fmt::format("was aborted ({})", fmt::join(ends, ", "));
 }
 
 std::optional<std::string> LauncherStatus::fate(int rank) const {

@@ -11,25 +11,25 @@
 namespace lockstep::comm {
 namespace {
 
-// What a store that lives needs at most to answer.
+// The longest time in which a working store answers.
 constexpr std::chrono::milliseconds kAnswer{200};
 constexpr std::chrono::milliseconds kRound{10};
-// For what the others say when the launcher has told what they do not know better: they are told so
-// at the same time.
+// How long to wait for the others' notices when the launcher has explained the failure: they get
+// the same explanation at the same time.
 constexpr std::chrono::milliseconds kExplained{100};
 
-// What a rank that waits long calls, there for the others to compare with theirs; a call takes the
-// place of an older one.
+// Where a rank that waits long posts its call, for the others to compare with theirs; a call
+// replaces an older one.
 std::string call_key(const Notice& notice) {
   constexpr uint64_t kPlaces = 64;
   return fmt::format("lockstep/call/{}/{}", notice.lane, notice.number % kPlaces);
 }
 
-// There once somebody has failed.
+// Set once some rank has failed.
 constexpr const char* kFailed = "lockstep/notice/failed";
 
 std::string key_of(int rank) { return fmt::format("lockstep/notice/{}", rank); }
-// There once that rank has read the others'.
+// Set once that rank has read the others' notices.
 std::string reader_key(int rank) { return fmt::format("lockstep/notice/read/{}", rank); }
 
 std::string one_line(std::string text) {
@@ -92,12 +92,12 @@ struct PeerStatus::Shared {
   Notices notices;
 };
 
-// True when nobody is left whose notice could still change for the better.
+// True when no rank is left whose notice could still become more informative.
 bool PeerStatus::Shared::read_round() {
   bool all = true;
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank) continue;
-    const bool gone = is_gone(peer);  // asked first: what it had to say, it has said by then
+    const bool gone = is_gone(peer);  // checked first: it has posted its notice by then
     if (store.check({key_of(peer)})) {
       auto notice = Notice::unpacked(store.get(key_of(peer), kAnswer));
       const std::lock_guard lock(mutex);
@@ -109,7 +109,7 @@ bool PeerStatus::Shared::read_round() {
   return all;
 }
 
-// With the process that serves the store, rank 0, what is posted there would go, too.
+// Rank 0 serves the store: its exit would lose the notices that are posted there.
 void PeerStatus::Shared::await_readers(std::chrono::steady_clock::time_point end) {
   store.set(reader_key(rank), "1");
   const auto all_have = [&] {
@@ -130,7 +130,7 @@ void PeerStatus::Shared::start(const std::shared_ptr<Shared>& shared, Talk talk)
     try {
       talk(*shared);
     } catch (const std::exception&) {
-      // The store is gone: then nobody can say anything.
+      // The store is gone: then no rank can post anything.
     }
     const std::lock_guard lock(shared->mutex);
     shared->busy = false;

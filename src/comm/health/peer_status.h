@@ -1,5 +1,5 @@
-// A place in the store where the ranks of a group say what they wait for. Used only when
-// something takes long or fails: an operation that goes well costs the store nothing.
+// Keys in the store under which the ranks of a group post the call that they wait in. Used only
+// when an operation takes long or fails: one that goes well costs no request.
 #pragma once
 
 #include <chrono>
@@ -16,11 +16,11 @@ namespace lockstep::comm {
 struct Notice {
   enum class State {
     Waiting,  // in the operation
-    Running,  // came out of the operation, which had taken long
-    Failed,   // gave the group up in the operation
+    Running,  // left the operation, which had taken long
+    Failed,   // aborted the group in the operation
   };
 
-  // In the place of a call, for a group that ends because another one did.
+  // Instead of a call, for a group that ends because another one did.
   static constexpr const char* kEnd = "its end";
 
   State state = State::Waiting;
@@ -42,23 +42,24 @@ class PeerStatus {
  public:
   // When a call counts as long: the ranks then compare what they wait for.
   static constexpr std::chrono::milliseconds kLongWait{1000};
-  // How long an error may be held back to learn what the others say.
+  // How long an error may be delayed to collect the others' notices.
   static constexpr std::chrono::milliseconds kInquiry{300};
 
-  // By rank; nothing for a rank that has put up no notice, and for this one.
+  // By rank; empty for a rank that has posted no notice, and for this one.
   using Notices = std::vector<std::optional<Notice>>;
 
-  // `store` should be a connection of its own; `members` are the ranks of the group as the world
-  // counts them. Nobody waits for one that is known to have ended.
+  // `store` should be a connection of its own; `members` are the world's numbers of the group's
+  // ranks. Ranks that are known to have ended are not waited for.
   PeerStatus(Store store, int rank, std::vector<int> members);
 
-  // Puts up this rank's notice and reads the others'. With `limit`, waits that long for ranks
-  // without one that says Failed, less when the launcher has explained the end. Never takes much
-  // longer, and never throws, even when the store does not answer.
+  // Posts this rank's notice and reads the others'. Waits up to `limit` until all ranks have a
+  // notice of Failed, less when the launcher has explained the end. Never takes much longer, and
+  // never throws, even when the store does not answer.
   Notices exchange(const Notice& mine, std::chrono::milliseconds limit);
-  // Whether some rank has put up that it failed, as far as is known; looks in the background.
+  // Whether some rank has posted that it failed, as far as is known; asks the store in the
+  // background.
   bool peek();
-  // Only puts it up, in the background.
+  // Only posts it, in the background.
   void post(const Notice& mine);
 
  private:

@@ -24,8 +24,8 @@ using std::chrono::milliseconds;
 constexpr int64_t kLeastPiece = 1 << 20;
 constexpr int64_t kLeastSlice = 16 << 10;
 
-// How much longer a rank waits for those of its own host, since they may be about to say that the
-// network has failed them.
+// How much longer a rank waits for those of its own host, since they may be about to report a
+// failure of the network.
 constexpr milliseconds kHearsay{1000};
 
 std::vector<std::vector<Range>> nodes_of(const std::vector<std::vector<int>>& hosts, int size) {
@@ -54,7 +54,7 @@ class HostThenNet : public Transport {
   bool deterministic() const override { return true; }
   Work start(Request request) override;
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
-    return levels_->guarded([&] { return levels_->up->empty(sizes, options); });
+    return levels_->guarded([&] { return levels_->host_reduce->empty(sizes, options); });
   }
   void move_on() override {
     levels_->guarded([&] { levels_->move_on(); });
@@ -62,7 +62,7 @@ class HostThenNet : public Transport {
   void give_up(std::string_view why) noexcept override { levels_->give_up(why); }
   std::optional<std::string> failure() override {
     if (const auto why = levels_->end.why()) return why;
-    for (const auto& part : {levels_->up, levels_->all}) {
+    for (const auto& part : {levels_->host_reduce, levels_->all}) {
       if (const auto why = part->failure()) return why;
     }
     return std::nullopt;
@@ -162,7 +162,7 @@ HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, millisec
   }
   levels_->all = make_net_(store.prefix("all"), {.rank = rank, .members = layout_.members});
   if (local_size() == 1) {
-    levels_->up = levels_->down = make_solo_transport();
+    levels_->host_reduce = levels_->host_broadcast = make_solo_transport();
   } else {
     ShmOptions options{.timeout = timeout, .index = std::make_shared<GroupMemoryIndex>()};
     for (const int member : hosts_[host_]) {
@@ -171,8 +171,8 @@ HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, millisec
     }
     options.called = options.members;
     const Store own = store.prefix(fmt::format("host/{}", host_));
-    levels_->up = make_shm_transport(own.prefix("up"), local_, local_size(), options);
-    levels_->down = make_shm_transport(own.prefix("down"), local_, local_size(), options);
+    levels_->host_reduce = make_shm_transport(own.prefix("up"), local_, local_size(), options);
+    levels_->host_broadcast = make_shm_transport(own.prefix("down"), local_, local_size(), options);
   }
   // Ranks of this host may wait for an earlier operation before they come to the call that blocks.
   levels_->all->set_idle_work([levels = levels_.get()] { levels->move_on(); });
@@ -185,7 +185,7 @@ HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, millisec
 int HostThenNet::host_of(int rank) const { return host_with(hosts_, rank); }
 int HostThenNet::local_of(int rank) const { return index_of(hosts_[host_of(rank)], rank); }
 
-// What the others gain nothing by goes plainly over the network.
+// Calls that gain nothing from two levels go over the network alone.
 bool HostThenNet::on_two_levels(const Request& request) const {
   switch (request.what) {
     case Collective::AllReduce:
@@ -207,8 +207,8 @@ Work HostThenNet::start(Request request) {
     const at::NoGradGuard no_grad;
     if (on_two_levels(request)) {
       ++collectives_;
-      // Starting takes what is under way further. Peers that have dropped theirs and left the group
-      // are an error for who waits, and none for who drops his, too.
+      // Starting takes what is under way further. Peers that have dropped their operation and left
+      // the group are an error for a rank that waits, and none for one that drops its own.
       try {
         return two_levels(request);
       } catch (const CommError& error) {
@@ -226,7 +226,7 @@ Work HostThenNet::start(Request request) {
 Work HostThenNet::message(Request request) {
   if (host_of(request.peer) != host_) return levels_->all->start(std::move(request));
   request.peer = local_of(request.peer);
-  return levels_->up->start(std::move(request));
+  return levels_->host_reduce->start(std::move(request));
 }
 
 Work HostThenNet::two_levels(const Request& request) {
@@ -236,7 +236,8 @@ Work HostThenNet::two_levels(const Request& request) {
       chunks = all_reduce(request, request.outputs[0]);
       break;
     case Collective::Reduce: {
-      // Everybody's sum is as cheap between hosts; the others' tensors keep their values.
+      // A sum on all ranks costs as little between hosts; the other ranks' tensors keep their
+      // values.
       const at::Tensor& own = request.outputs[0];
       chunks = all_reduce(request, rank_ == request.peer ? own : own.clone());
       break;
@@ -280,7 +281,7 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
 std::function<Work()> HostThenNet::sum_within(const Request& request,
                                               const std::vector<at::Tensor>& parts,
                                               const std::vector<at::Tensor>& sums) const {
-  return step(levels_->up, request,
+  return step(levels_->host_reduce, request,
               {.what = Collective::ReduceScatter,
                .inputs = parts,
                .outputs = sums,
@@ -320,7 +321,7 @@ std::shared_ptr<Pipeline::Chunk> HostThenNet::reduce_chunk(const Request& reques
         step(levels_->column, request,
              {.what = Collective::AllReduce, .inputs = sums, .outputs = {mine}, .op = request.op});
   }
-  steps.back = step(levels_->down, request,
+  steps.back = step(levels_->host_broadcast, request,
                     {.what = Collective::AllGather, .inputs = {mine}, .outputs = regions});
   return levels_->pipeline.add(std::move(steps));
 }
@@ -377,7 +378,7 @@ HostThenNet::Chunks HostThenNet::all_gather(const Request& request) {
           step(levels_->column, request,
                {.what = Collective::AllGather, .inputs = request.inputs, .outputs = column});
     }
-    steps.back = step(levels_->down, request,
+    steps.back = step(levels_->host_broadcast, request,
                       {.what = Collective::AllGather,
                        .inputs = {column[host]},
                        .outputs = of_host(outputs, static_cast<int>(host))});
@@ -394,16 +395,16 @@ HostThenNet::Chunks HostThenNet::broadcast(const Request& request) {
         levels_->column, request,
         {.what = Collective::Broadcast, .outputs = request.outputs, .peer = host_of(request.peer)});
   }
-  steps.back = step(levels_->down, request,
+  steps.back = step(levels_->host_broadcast, request,
                     {.what = Collective::Broadcast, .outputs = request.outputs, .peer = column});
   return {levels_->pipeline.add(std::move(steps))};
 }
 
 HostThenNet::Chunks HostThenNet::barrier(const Request& request) {
   Stages steps;
-  steps.within = step(levels_->up, request, {.what = Collective::Barrier});
+  steps.within = step(levels_->host_reduce, request, {.what = Collective::Barrier});
   if (local_ == 0) steps.across = step(levels_->column, request, {.what = Collective::Barrier});
-  steps.back = step(levels_->down, request, {.what = Collective::Barrier});
+  steps.back = step(levels_->host_broadcast, request, {.what = Collective::Barrier});
   return {levels_->pipeline.add(std::move(steps))};
 }
 

@@ -15,8 +15,8 @@
 
 namespace lockstep::comm {
 
-// Makes the transport between hosts: `members` are who is in it, as the world counts them; nodes
-// and ranks are as in TcpOptions.
+// Makes the transport between hosts: `members` are the world's numbers of its ranks; nodes and
+// ranks are as in TcpOptions.
 struct NetMembers {
   int rank = 0;
   std::vector<int> members;

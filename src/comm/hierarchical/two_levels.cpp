@@ -7,14 +7,14 @@ namespace lockstep::comm {
 
 void TwoLevels::give_up(std::string_view why) noexcept {
   if (!end.say(std::string(why))) return;
-  for (const auto& part : {up, down, column, all}) {
+  for (const auto& part : {host_reduce, host_broadcast, column, all}) {
     if (part) part->give_up(why);
   }
 }
 
 void TwoLevels::move_on() {
-  up->move_on();
-  down->move_on();
+  host_reduce->move_on();
+  host_broadcast->move_on();
   pipeline.advance();
 }
 

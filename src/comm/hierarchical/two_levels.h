@@ -19,8 +19,8 @@ namespace lockstep::comm {
 
 struct TwoLevels {
   // Over shared memory: the steps before and those after the network, each in its own order.
-  std::shared_ptr<Transport> up, down;
-  // The same local rank on every host, or nothing; and everybody. Over the network.
+  std::shared_ptr<Transport> host_reduce, host_broadcast;
+  // Over the network: the ranks with this local rank on every host, or null; and all ranks.
   std::shared_ptr<Transport> column, all;
   Pipeline pipeline;
   End end;
@@ -53,45 +53,50 @@ struct TwoLevels {
       move_on();
     }
   }
-  // Looking at the network's work ends a wait there with an exception, which is not for nothing.
+  // A look at the network's work interrupts a wait there by an exception, which has a cost.
   static constexpr std::chrono::microseconds kLongestTurn{16000};
 };
 
-// An operation of one of the transports alone; its failure ends the others, too.
-class OneLevelWork : public Pending {
- public:
-  OneLevelWork(std::shared_ptr<TwoLevels> levels, Work work)
-      : levels_(std::move(levels)), work_(std::move(work)) {}
+// An operation that lets all others of the group progress while it waits.
+class LevelsWork : public Pending {
+ protected:
+  using Clock = TwoLevels::Clock;
+  explicit LevelsWork(std::shared_ptr<TwoLevels> levels) : levels_(std::move(levels)) {}
+  // False when `until` came first.
+  virtual bool finish_until(Clock::time_point until) = 0;
+
+  const std::shared_ptr<TwoLevels> levels_;
 
  private:
-  using Clock = TwoLevels::Clock;
   void finish() override { finish_until(Clock::time_point::max()); }
   bool finish_within(std::chrono::microseconds limit) override {
     return finish_until(Clock::now() + limit);
   }
-  bool finish_until(Clock::time_point until);
+};
+
+// An operation of one of the transports alone; its failure ends the others, too.
+class OneLevelWork : public LevelsWork {
+ public:
+  OneLevelWork(std::shared_ptr<TwoLevels> levels, Work work)
+      : LevelsWork(std::move(levels)), work_(std::move(work)) {}
+
+ private:
+  bool finish_until(Clock::time_point until) override;
   bool advance() override;
 
-  const std::shared_ptr<TwoLevels> levels_;
   Work work_;
 };
 
-class TwoLevelWork : public Pending {
+class TwoLevelWork : public LevelsWork {
  public:
   using Chunks = std::vector<std::shared_ptr<Pipeline::Chunk>>;
   TwoLevelWork(std::shared_ptr<TwoLevels> levels, Chunks chunks)
-      : levels_(std::move(levels)), chunks_(std::move(chunks)) {}
+      : LevelsWork(std::move(levels)), chunks_(std::move(chunks)) {}
 
  private:
-  using Clock = TwoLevels::Clock;
-  void finish() override { finish_until(Clock::time_point::max()); }
-  bool finish_within(std::chrono::microseconds limit) override {
-    return finish_until(Clock::now() + limit);
-  }
-  bool finish_until(Clock::time_point until);
+  bool finish_until(Clock::time_point until) override;
   bool advance() override;
 
-  const std::shared_ptr<TwoLevels> levels_;
   Chunks chunks_;
 };
 

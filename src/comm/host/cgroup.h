@@ -1,4 +1,4 @@
-// What the control groups around this process leave it.
+// The limits of the control groups of this process.
 #pragma once
 
 #include <cstdint>

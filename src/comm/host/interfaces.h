@@ -1,4 +1,4 @@
-// By which of its addresses this host is reached. Addresses are texts, in digits. No torch.
+// The addresses at which other hosts reach this one. Addresses are texts, in digits. No torch.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// How many threads a rank computes with, where neither the user nor a launcher has said so.
+// How many threads a rank computes with, where neither the user nor a launcher has set it.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace lockstep::comm {
 
-// What a rank says of itself before the cores of a machine are shared.
+// What ranks tell each other before the cores of a machine are divided among them.
 struct Cores {
   std::string machine = {};   // equal for ranks on one
   std::vector<int> ids = {};  // that the process may use; empty where that is not known
@@ -27,8 +27,8 @@ std::vector<int> cores_of_text(const std::string& text);
 // of threads.
 int fair_threads(const std::vector<Cores>& ranks);
 
-// What to warn of: the ranks whose number differs from rank 0's, because OMP_NUM_THREADS does;
-// empty where none does.
+// The text of a warning that names ranks whose number differs from rank 0's, because their
+// OMP_NUM_THREADS does; empty where none does.
 std::string uneven_threads(const std::vector<Cores>& ranks);
 
 // From now on the calling thread computes with so many; and every other one, too, from the first

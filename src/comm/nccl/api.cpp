@@ -15,7 +15,7 @@ namespace lockstep::comm::nccl {
 namespace {
 
 constexpr const char* kFile = "libnccl.so.2";
-// Since then a communicator can be made without blocking, so that a start can be given up.
+// Since then a communicator can be made without blocking, so that a start can be aborted.
 constexpr int kOldest = 21400;
 
 std::vector<std::string> candidates() {

@@ -80,8 +80,8 @@ struct Api {
 };
 
 // Opens the library, once for the process: the file that LOCKSTEP_NCCL names; or the one that
-// libtorch's wheel brings (nvidia/nccl/lib beside torch); or whatever the loader finds as
-// libnccl.so.2. Throws ConfigError that names the file and what it lacks.
+// libtorch's wheel brings (nvidia/nccl/lib beside torch); or the one that the dynamic loader finds
+// as libnccl.so.2. Throws ConfigError that names the file and what it lacks.
 const Api& load();
 
 // "2.30.7".

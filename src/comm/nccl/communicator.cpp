@@ -52,11 +52,12 @@ void NcclComm::settle(const char* call) {
   }
 }
 
-void NcclComm::connect(const nccl::UniqueId& id, int rank, int size) {
+void NcclComm::connect() {
   {
     const std::lock_guard lock(mutex_);
     nccl::Config config;
-    check(api_.CommInitRankConfig(&comm_, size, id, rank, &config), "ncclCommInitRankConfig");
+    check(api_.CommInitRankConfig(&comm_, setup_.size, setup_.id, setup_.rank, &config),
+          "ncclCommInitRankConfig");
   }
   settle("ncclCommInitRankConfig");
 }
@@ -119,7 +120,7 @@ std::optional<std::string> NcclComm::async_error() {
   return text_of(worst);
 }
 
-void NcclComm::abort() noexcept {
+void NcclComm::end() noexcept {
   const std::lock_guard lock(mutex_);
   if (comm_ != nullptr) api_.CommAbort(std::exchange(comm_, nullptr));
 }

@@ -30,30 +30,31 @@ void* allocate(const nccl::Api& api, size_t bytes) {
 
 }  // namespace
 
-at::Tensor registered_memory(const std::shared_ptr<NcclState>& state, at::IntArrayRef sizes,
+at::Tensor registered_memory(const std::shared_ptr<NcclComm>& comm,
+                             const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
                              const at::TensorOptions& options) {
   const int64_t bytes =
       c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
-  const nccl::Api& api = state->comm().api();
+  const nccl::Api& api = comm->api();
   if (bytes < kWorthIt || api.CommRegister == nullptr) return at::zeros(sizes, options);
   if (void* memory = allocate(api, bytes)) {
-    void* handle = state->comm().enlist(memory, bytes);
-    at::Tensor tensor =
-        tensor_over(memory, sizes, options, [state, handle, process = OwnProcess()](void* own) {
+    void* handle = comm->enlist(memory, bytes);
+    at::Tensor tensor = tensor_over(
+        memory, sizes, options, [comm, state, handle, process = OwnProcess()](void* own) {
           if (!process.is_here()) return;
-          // Kernels may still use it, and this memory is nobody's to reuse in order.
+          // Kernels may still use it, and no allocator orders its reuse after them.
           const c10::impl::VirtualGuardImpl device(state->device().type());
           device.synchronizeDevice(state->device().index());
-          state->comm().dismiss(handle);
-          state->comm().api().MemFree(own);
+          comm->dismiss(handle);
+          comm->api().MemFree(own);
         });
     return tensor.zero_();
   }
   const at::Tensor plain = at::zeros(sizes, options);
-  void* handle = state->comm().enlist(plain.data_ptr(), bytes);
+  void* handle = comm->enlist(plain.data_ptr(), bytes);
   return tensor_over(plain.data_ptr(), sizes, options,
-                     [state, handle, plain, process = OwnProcess()](void*) {
-                       if (process.is_here()) state->comm().dismiss(handle);
+                     [comm, state, handle, plain, process = OwnProcess()](void*) {
+                       if (process.is_here()) comm->dismiss(handle);
                      });
 }
 

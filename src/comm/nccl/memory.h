@@ -1,17 +1,19 @@
-// Device memory that NCCL may access without copies of its own.
+// Device memory that NCCL accesses directly, without copies of its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
 
-#include "comm/nccl/state.h"
+#include "comm/device/state.h"
+#include "comm/nccl/communicator.h"
 
 namespace lockstep::comm {
 
 // Zeroed and contiguous, on the group's device; registered with the group where this version of
 // NCCL can do that. The memory keeps the group's state.
-at::Tensor registered_memory(const std::shared_ptr<NcclState>& state, at::IntArrayRef sizes,
+at::Tensor registered_memory(const std::shared_ptr<NcclComm>& comm,
+                             const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
                              const at::TensorOptions& options);
 
 }  // namespace lockstep::comm

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "comm/nccl/memory.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -114,7 +115,7 @@ void post_message(const Api& api, Communicator* comm, const Request& request, nc
 
 }  // namespace
 
-void NcclOps::check(const Request& request) {
+void NcclOps::check(const Request& request) const {
   if (!reduces(request.what)) return;
   const at::ScalarType dtype = request.dtype();
   const bool bitwise = request.op == ReduceOp::BitwiseAnd || request.op == ReduceOp::BitwiseOr ||
@@ -127,6 +128,11 @@ void NcclOps::check(const Request& request) {
                   "to the CPU",
                   name_of(request.what), name_of(request.op),
                   bitwise ? "" : fmt::format(" of {}", name_of(dtype))));
+}
+
+at::Tensor NcclOps::empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
+                          const at::TensorOptions& options) {
+  return registered_memory(comm_, state, sizes, options);
 }
 
 void NcclOps::run(const Request& request, const c10::Stream& stream) {
@@ -240,7 +246,7 @@ void NcclOps::reduce_raw(const Request& request, const c10::Stream& stream) {
   const nccl::Stream handle = stream.native_handle();
   char* out = data_of(request.outputs[0]);
   const auto count = static_cast<size_t>(request.outputs[0].numel());
-  comm_.enqueue([&](const Api& api, Communicator* comm) -> Result {
+  comm_->enqueue([&](const Api& api, Communicator* comm) -> Result {
     if (request.what == Collective::AllReduce)
       return api.AllReduce(out, out, count, type, op, comm, handle);
     if (request.what == Collective::Reduce)
@@ -262,7 +268,7 @@ void NcclOps::reduce_raw(const Request& request, const c10::Stream& stream) {
 void NcclOps::all_gather(const Request& request, const c10::Stream& stream) {
   const nccl::Stream handle = stream.native_handle();
   const at::Tensor& input = request.inputs[0];
-  comm_.enqueue([&](const Api& api, Communicator* comm) -> Result {
+  comm_->enqueue([&](const Api& api, Communicator* comm) -> Result {
     if (request.outputs.size() == 1) {
       return api.AllGather(data_of(input), data_of(request.outputs[0]), input.nbytes(), nccl::Int8,
                            comm, handle);
@@ -281,7 +287,7 @@ void NcclOps::all_gather(const Request& request, const c10::Stream& stream) {
 void NcclOps::broadcast(const Request& request, const c10::Stream& stream) {
   const at::Tensor& tensor = request.outputs[0];
   char* data = data_of(tensor);
-  comm_.enqueue([&](const Api& api, Communicator* comm) {
+  comm_->enqueue([&](const Api& api, Communicator* comm) {
     return api.Broadcast(data, data, tensor.nbytes(), nccl::Int8, request.peer, comm,
                          stream.native_handle());
   });
@@ -313,8 +319,14 @@ void NcclOps::exchange(const std::vector<at::Tensor>& outputs,
   run_messages(messages, stream);
 }
 
+void NcclOps::run_messages(const Calls& calls, const c10::Stream& stream) {
+  std::vector<Request> requests;
+  for (const auto& call : calls) requests.push_back(*call->request);
+  run_messages(requests, stream);
+}
+
 void NcclOps::run_messages(const std::vector<Request>& requests, const c10::Stream& stream) {
-  comm_.enqueue([&](const Api& api, Communicator* comm) -> Result {
+  comm_->enqueue([&](const Api& api, Communicator* comm) -> Result {
     First result;
     for (const Request& request : requests)
       post_message(api, comm, request, stream.native_handle(), result);

@@ -3,25 +3,32 @@
 
 #include <c10/core/Stream.h>
 
+#include <limits>
+
+#include "comm/device/ops.h"
 #include "comm/nccl/communicator.h"
-#include "comm/transport.h"
 
 namespace lockstep::comm {
 
-class NcclOps {
+class NcclOps : public DeviceOps {
  public:
-  // `comm` is the caller's and outlives this.
-  NcclOps(NcclComm& comm, int rank, int size) : comm_(comm), rank_(rank), size_(size) {}
+  explicit NcclOps(std::shared_ptr<NcclComm> comm)
+      : comm_(std::move(comm)), rank_(comm_->rank()), size_(comm_->size()) {}
 
-  // Throws ConfigError for what NCCL has no counterpart of.
-  static void check(const Request& request);
-
-  // Puts one request into `stream`, which is the caller's current one.
-  void run(const Request& request, const c10::Stream& stream);
-  // Several messages at once, none of which waits for another.
-  void run_messages(const std::vector<Request>& requests, const c10::Stream& stream);
+  // The order of NCCL's sums is its own; two addends have only one, up to exchange.
+  bool deterministic() const override { return size_ == 2; }
+  void check(const Request& request) const override;
+  void run(const DeviceCall& call, const c10::Stream& stream) override {
+    run(*call.request, stream);
+  }
+  void run_messages(const Calls& calls, const c10::Stream& stream) override;
+  size_t most_messages() const override { return std::numeric_limits<size_t>::max(); }
+  at::Tensor empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
+                   const at::TensorOptions& options) override;
 
  private:
+  void run(const Request& request, const c10::Stream& stream);
+  void run_messages(const std::vector<Request>& requests, const c10::Stream& stream);
   void reduce(const Request& request, const c10::Stream& stream);
   void reduce_widened(const Request& request, const c10::Stream& stream);
   void reduce_as_signed(const Request& request, const c10::Stream& stream);
@@ -35,7 +42,7 @@ class NcclOps {
   std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) const;
   bool receives(const Request& request) const;
 
-  NcclComm& comm_;
+  const std::shared_ptr<NcclComm> comm_;
   const int rank_, size_;
 };
 

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMostOut = 4 << 20;
 constexpr uint32_t kMostCount = 512;
 
-// With more, those who are connected pass it on.
+// In larger groups connected ranks forward it.
 constexpr size_t kFew = 64;
 
 constexpr const char* kContradiction = "is not what the others called";
@@ -99,7 +99,7 @@ void NetBox::check_heard(NetJob& job, int peer) {
   }
 }
 
-// Why nothing is to be expected from there in this group.
+// Why no more messages of this group come from that rank.
 std::optional<std::string> NetBox::silent(int peer) const {
   if (auto why = wires_.gone(peer)) return why;
   const auto found = peers_.find(peer);
@@ -277,7 +277,7 @@ void NetBox::abort(const std::string& why) {
 
 void NetBox::leave() {
   if (closed_) return;
-  // Not given up: others may be in calls for which this rank has done its part.
+  // Not an abort: others may be in calls for which this rank has done its part.
   end_all({.what = "was left"});
   for (const int peer : members_) {
     if (dead_ || peer == members_[static_cast<size_t>(rank_)] || silent(peer)) continue;
@@ -289,7 +289,7 @@ void NetBox::leave() {
 
 void NetBox::given_up(int peer, const std::string& why) {
   if (closed_ || dead_) return;
-  dead_ = NetFailure{.what = "gave it up: " + why, .peer = member(peer)};
+  dead_ = NetFailure{.what = "aborted the group: " + why, .peer = member(peer)};
   end_all(*dead_);
 }
 

@@ -1,5 +1,5 @@
-// The messages of one group over TCP: which comes where, what waits for what, and how a failure
-// reaches all that is under way. No torch. Not thread-safe: the net's mutex is held.
+// The messages of one group over TCP: where each is delivered, what waits for what, and how a
+// failure reaches all operations under way. No torch. Not thread-safe: the net's mutex is held.
 #pragma once
 
 #include <deque>
@@ -20,8 +20,8 @@ namespace lockstep::comm {
 class NetWires {
  public:
   virtual ~NetWires() = default;
-  virtual NetLine& line_to(int peer) = 0;  // connects where nobody has yet
-  // The same, for whom nobody connects.
+  virtual NetLine& line_to(int peer) = 0;  // connects where there is no connection yet
+  // The same, but does not connect.
   virtual NetLine& line_if_any(int peer) = 0;
   // Why nothing more comes from there; nothing while something may.
   virtual std::optional<std::string> gone(int peer) const = 0;
@@ -38,7 +38,7 @@ class NetBox {
   // From now on it has calls. Frames that came before are kept for them.
   void join(int rank, std::vector<int> members);
   bool is_joined() const { return !members_.empty(); }
-  // The group is over: says so to the others, or that it was given up where calls are under way.
+  // The group is over: tells the others so, or that it was aborted where calls are under way.
   void leave();
   // Ends all calls, and tells the others.
   void abort(const std::string& why);
@@ -59,11 +59,11 @@ class NetBox {
   void fail(NetJob& job, NetFailure failure);
 
  private:
-  using CallKey = std::tuple<NetCallName::Kind, int, uint32_t>;  // the peer as the world counts
+  using CallKey = std::tuple<NetCallName::Kind, int, uint32_t>;  // the world's peer
   struct Message {
     char* data = nullptr;
     int64_t bytes = 0;
-    // Kept: `then` may end the call, and whoever waits for it lets go at once.
+    // A reference, since `then` may end the call and its waiter then releases it at once.
     std::shared_ptr<NetJob> job = nullptr;
     Then then = {};
   };

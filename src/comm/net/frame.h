@@ -11,13 +11,13 @@ namespace lockstep::comm {
 static_assert(std::endian::native == std::endian::little);
 
 enum class NetKind : uint32_t {
-  Eager = 1,  // a message that nobody has asked for yet, perhaps; payload
+  Eager = 1,  // a message that the receiver may not have asked for yet; payload
   Data,       // a message after its grant; payload
   Offer,      // a message of so many bytes waits for its grant
   Grant,      // there is room for a message of so many bytes
   Credit,     // `bytes` bytes of `part` eager messages have been taken
-  Leave,      // the sender needs the group no more
-  Abort,      // the sender has given the group up; payload: why
+  Leave,      // the sender has left the group
+  Abort,      // the sender has aborted the group; payload: why
   Gone,       // the process of rank `part` has ended
 };
 

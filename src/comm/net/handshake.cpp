@@ -15,7 +15,7 @@ constexpr size_t kHeader = 5;
 // RFC 8446, 5.2.
 constexpr size_t kMostRecord = (1 << 14) + 256;
 
-// Who speaks, and to whom.
+// The sender's and the receiver's rank.
 struct Name {
   NetPayload payload = NetPayload::Plain;
   int32_t from = 0;
@@ -70,7 +70,7 @@ void NetHandshake::hear(std::string_view plain) {
   std::memcpy(&name, heard_.data(), sizeof name);
   if (heard_.size() > sizeof name || name.payload != payload_ || name.to != rank_ ||
       (peer_ && name.from != *peer_)) {
-    throw Error("a rank that is not who was expected");
+    throw Error("another rank than the one expected");
   }
   peer_ = name.from;
   if (!is_caller_) tls_.write(packed({.payload = payload_, .from = rank_, .to = *peer_}));

@@ -1,5 +1,5 @@
 // How two ranks that have connected prove to each other that they belong to one job: TLS 1.3 with a
-// pre-shared key, and within it each says who it is. Pure: bytes in, bytes out. No torch.
+// pre-shared key, and within it each sends its rank. Pure: bytes in, bytes out. No torch.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ class NetHandshake {
   static NetHandshake caller(const Digest& key, int rank, int peer, NetPayload payload);
   static NetHandshake called(const Digest& key, int rank, NetPayload payload);
 
-  // How many bytes to read next, exactly: what comes behind the handshake is not its business. 0
-  // when it is over.
+  // Exactly how many bytes to read next, since those after the handshake belong to others. 0 when
+  // it is over.
   size_t wants() const { return wants_; }
-  // Those bytes. Throws Error (TlsError) when it is no rank of this job.
+  // Those bytes. Throws Error (TlsError) when the peer is no rank of this job.
   void feed(std::string_view bytes);
   // Bytes for the peer.
   std::string take_output();

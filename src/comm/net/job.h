@@ -10,12 +10,11 @@
 
 namespace lockstep::comm {
 
-// Why a call did not come to its end, in words that follow the name of `peer` (of the group), if
-// there is one.
+// Why a call failed, in words that follow the name of `peer` (of the group), if there is one.
 struct NetFailure {
   std::string what;
   int peer = -1;
-  // Another rank called something else: the others may say what.
+  // Another rank made a different call: the others' notices may say which.
   bool contradicts = false;
 };
 
@@ -30,7 +29,7 @@ struct NetCallName {
   int peer = -1;  // of a message
   uint32_t number = 0;
   uint32_t checksum = 0;
-  // A message of it is over only when the receiver has come, however short it is: alike on all
+  // Its messages, even short ones, are over only when the receiver has begun the call. Alike on all
   // ranks.
   bool meets = false;
 };
@@ -38,7 +37,7 @@ struct NetCallName {
 class NetJob : public std::enable_shared_from_this<NetJob> {
  public:
   explicit NetJob(const NetCallName& name) : name_(name) {}
-  // Any thread may ask.
+  // Any thread may call it.
   bool is_over() const { return over_.load(std::memory_order_acquire); }
   // Once it is over.
   const std::optional<NetFailure>& failure() const { return failure_; }

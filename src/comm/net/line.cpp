@@ -19,7 +19,7 @@ namespace {
 
 // What is read at a time where frames are short; a longer payload is read to its place.
 constexpr size_t kBuffer = 64 << 10;
-// What a connection reads before others have their turn.
+// How much a connection reads before others get their turn.
 constexpr int64_t kTurn = 4 << 20;
 // The most that one TLS record holds, and how much is encrypted before the kernel takes it.
 constexpr size_t kRecord = 16 << 10;
@@ -208,7 +208,7 @@ void NetLine::read() {
 // What recv() returns, once what has come is where it belongs.
 ssize_t NetLine::receive() {
   if (!tls_ && left_ > static_cast<int64_t>(kBuffer) / 2 && target_.to != nullptr) {
-    // Straight to its place, and what follows it beside.
+    // The payload goes to its destination, what follows it to the buffer.
     iovec parts[2] = {{target_.to, static_cast<size_t>(left_)}, {buffer_.get(), kBuffer}};
     const ssize_t got = readv(fd_.get(), parts, 2);
     if (got <= 0) return got;

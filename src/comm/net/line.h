@@ -26,11 +26,11 @@ class NetJob;
 // and forgotten.
 struct NetTarget {
   char* to = nullptr;
-  NetJob* job = nullptr;  // whose memory it is, if anybody's
+  NetJob* job = nullptr;  // the job that owns the memory, or null
   std::function<void()> done = {};
 };
 
-// Who is told of what a connection brings.
+// Receives what arrives on a connection.
 class NetSink {
  public:
   virtual ~NetSink() = default;
@@ -64,7 +64,7 @@ class NetLine {
 
   // Nothing of the job's memory is touched any more.
   void forget(const NetJob* job);
-  // Takes what the peer still says out of the way, so that the kernel can end the connection in
+  // Reads and discards what the peer still sends, so that the kernel can close the connection in
   // order; false when all that was sent has arrived, or never will.
   bool lingers();
 

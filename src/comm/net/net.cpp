@@ -102,7 +102,7 @@ NetTarget Net::arrived(int peer, const NetFrame& frame) {
   const auto rank = static_cast<size_t>(frame.key.part);
   if (rank < peers_.size() && static_cast<int>(rank) != rank_ &&
       peers_[rank]->state == State::Idle) {
-    // It may have connected at its end; what it has sent then comes first.
+    // It may have connected before it ended; what it has sent is read first.
     peers_[rank]->gone = fmt::format("has ended, as rank {} of the world says", peer);
     peers_[rank]->timer = Clock::now() + std::chrono::milliseconds(300);
   }

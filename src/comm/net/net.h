@@ -59,8 +59,8 @@ class Net final : public NetSink, public NetWires {
   // Listens on a free port of `address`, which is numeric, as `rank` of the world, and serves only
   // those who know `key`. Throws CommError.
   Net(int rank, const std::string& address, const Digest& key, NetOptions options = {});
-  // What has been sent is delivered first, for two seconds at most (a tenth after a group was given
-  // up here, or once the job is over); nobody else is waited for.
+  // What has been sent is delivered first, for two seconds at most (a tenth after a group was
+  // aborted here, or once the job is over); it waits for nothing else.
   ~Net() override;
   Net(const Net&) = delete;
   Net& operator=(const Net&) = delete;
@@ -90,7 +90,7 @@ class Net final : public NetSink, public NetWires {
     std::string gone = {};
     bool watches_output = false;
     int tries = 0;
-    // To try again, or to believe that it is gone.
+    // When to try again, or to take the peer for gone.
     std::optional<Clock::time_point> timer = {};
   };
 
@@ -130,17 +130,17 @@ class Net final : public NetSink, public NetWires {
   std::vector<std::string> addresses_;
   std::vector<std::unique_ptr<Peer>> peers_;
   std::map<uint64_t, std::unique_ptr<NetBox>> boxes_;
-  std::list<Shaking> accepted_;  // strangers so far
+  std::list<Shaking> accepted_;  // connected, but not known to be ranks yet
   uint64_t next_accepted_ = 0;
   std::set<int> dirty_;
   bool changed_ = false;
   bool stopping_ = false;
-  bool has_failed_ = false;  // a group was given up here
+  bool has_failed_ = false;  // a group was aborted here
   std::optional<Clock::time_point> listen_again_;
   std::thread thread_;
 };
 
-// A group's end of the net. Any thread may call it.
+// One group's interface to the net. Any thread may call it.
 class NetGroup {
  public:
   // `id` is alike on all members and no other group's; `members` are ranks of the world.
@@ -156,7 +156,7 @@ class NetGroup {
   bool wait(const NetJob& job, Net::Clock::time_point until);
   // Ends all that is under way, here and on the ranks that are connected to this one.
   void abort(const std::string& why) noexcept;
-  // The same without a word: ranks that need this one's part learn that it has left.
+  // The same without a reason: ranks that need this one's part learn that it has left.
   void leave() noexcept;
 
  private:

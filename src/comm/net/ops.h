@@ -15,7 +15,7 @@ struct Span {
   int64_t bytes = 0;
 };
 
-// In the place of a message that is not sent, on either side.
+// Instead of a message that is not sent, on either side.
 constexpr Span kNothing{nullptr, -1};
 
 // From every rank in[r], to every rank out[r]; the own one is copied. Lists of size().

@@ -1,4 +1,4 @@
-// The net's thread: who connects, who is let in, what comes and goes.
+// The net's thread: connects, accepts connections, reads and writes.
 #include "core/thread.h"
 
 #include <fmt/format.h>
@@ -26,13 +26,13 @@ using std::chrono::milliseconds;
 
 // Behind the ranks of the world, which count from 0.
 constexpr uint64_t kStop = uint64_t{1} << 40, kListening = kStop + 1, kAccepted = uint64_t{1} << 41;
-// How often a rank that hangs up in the handshake is called again, and after what pause: it has
-// too many strangers at the door.
+// How often to connect again to a rank that closes the connection in the handshake, because too
+// many unknown connections wait there, and after what pause.
 constexpr int kMostTries = 100;
 constexpr milliseconds kPause{50};
 constexpr milliseconds kLinger{2000};
-// After a failure, when the launcher is about to end this process and it has yet to say why; a host
-// that is lost takes nothing more anyway.
+// After a failure, when the launcher is about to end this process, which has yet to report why; a
+// lost host receives nothing more anyway.
 constexpr milliseconds kLingerAfterFailure{100};
 
 bool is_temporary(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
@@ -165,7 +165,7 @@ void Net::accept_all() {
     if (!fd) {
       if (is_temporary(errno) || errno == ECONNABORTED) return;
       if (!accepted_.empty()) {
-        accepted_.pop_front();  // the oldest stranger has had its time
+        accepted_.pop_front();  // the oldest unknown connection makes room
         continue;
       }
       watch(listening_.get(), 0, kListening);
@@ -179,7 +179,7 @@ void Net::accept_all() {
                          .handshake = NetHandshake::called(key_, rank_, options_.payload),
                          .number = number});
     if (accepted_.size() > most_accepted_) {
-      // It may have said just now who it is.
+      // Its handshake may just have arrived.
       step_accepted(accepted_.front().number);
       if (accepted_.size() > most_accepted_) accepted_.pop_front();
     }
@@ -244,7 +244,7 @@ void Net::connect(int rank) {
       return;
     }
   }
-  // In a moment, since whoever called is in the middle of something.
+  // Reported later, since the caller is in the middle of something.
   peer.gone = fmt::format("cannot be reached at {} ({})", text, std::strerror(error));
   peer.timer = Clock::now();
   const uint64_t nothing = 0;
@@ -268,7 +268,7 @@ void Net::step_peer(int rank, uint32_t events) {
     socklen_t length = sizeof error;
     getsockopt(peer.connecting.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     if (error != 0) {
-      return lose(rank, error == ECONNREFUSED ? "has ended: nobody listens at its address any more"
+      return lose(rank, error == ECONNREFUSED ? "has ended: nothing listens at its address any more"
                                               : fmt::format("cannot be reached at {} ({})",
                                                             addresses_[static_cast<size_t>(rank)],
                                                             std::strerror(error)));
@@ -292,7 +292,7 @@ void Net::step_peer(int rank, uint32_t events) {
   } catch (const std::exception& error) {
     peer.shaking.reset();
     if (++peer.tries > kMostTries) {
-      return lose(rank, fmt::format("let nobody in ({})", error.what()));
+      return lose(rank, fmt::format("accepted no connection ({})", error.what()));
     }
     peer.state = State::Idle;
     peer.timer = Clock::now() + kPause;
@@ -310,7 +310,7 @@ void Net::open(int rank, Shaking shaking) {
   listen_no_longer_than_needed();
 }
 
-// Once all who could still come are here, whoever else has connected is none of them.
+// Once all higher ranks have connected, further connections are not from ranks of this job.
 void Net::listen_no_longer_than_needed() {
   const bool all = std::all_of(peers_.begin() + rank_ + 1, peers_.end(), [](const auto& one) {
     return one->state == State::Open || one->state == State::Gone;
@@ -337,7 +337,7 @@ void Net::lose(int rank, const std::string& why) {
   }
 }
 
-// Nothing more begins. What was handed over is delivered: a connection that is closed with
+// No new operation begins. What was handed over is delivered: a connection that is closed with
 // something unread would be reset, and what is under way lost.
 void Net::linger() {
   auto end = Clock::now() + (has_failed_ ? kLingerAfterFailure : kLinger);

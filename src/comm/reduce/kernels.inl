@@ -190,7 +190,7 @@ inline T combine(T a, T b) {
 }
 
 // Each product is rounded before the next step, on every instruction set alike: in one loop GCC 12
-// makes fused operations of them with AVX-512, whatever -ffp-contract says.
+// makes fused operations of them with AVX-512, regardless of -ffp-contract.
 template <class Part>
 void multiply_block(Complex<Part>* to, const Complex<Part>* a, const Complex<Part>* b, int64_t n) {
   Part same[kBlock], other[kBlock], left[kBlock], right[kBlock];
@@ -308,7 +308,7 @@ void choose(const Reduction& r, const void* const* sources, int source_count, vo
   if constexpr (is_complex<T>) {
     return LOCKSTEP_RUN(Product);
   } else {
-    // Group lets nothing else come.
+    // Group has refused all other dtypes.
     if constexpr (std::is_integral_v<T>) {
       if (r.combine == Combine::And) return LOCKSTEP_RUN(And);
       if (r.combine == Combine::Or) return LOCKSTEP_RUN(Or);

@@ -24,8 +24,8 @@ std::vector<int> numbers_of(Range range) {
 
 Range lanes_of(int rank, int ranks, int64_t lanes) { return Shard{rank, ranks}.of(lanes); }
 
-// Whether ranks [first, last) are the leaves of a tree of this shape, and what they bring its
-// nodes.
+// Whether ranks [first, last) are the leaves of a tree of this shape whose nodes are the ranks'
+// partial sums.
 bool has_shape_of_ranks(const std::vector<std::vector<Range>>& nodes, Range ranks) {
   if (std::ranges::any_of(nodes, [](const auto& own) { return own.size() != 1; })) return false;
   if (ranks.size() == 1) return true;
@@ -35,7 +35,8 @@ bool has_shape_of_ranks(const std::vector<std::vector<Range>>& nodes, Range rank
          has_shape_of_ranks(nodes, {half, ranks.end});
 }
 
-// CallOptions refer to texts of the caller's, who may be gone when the second call starts.
+// Copies of the texts that CallOptions refer to: the caller's may be gone when the second call
+// starts.
 struct Texts {
   explicit Texts(const CallOptions& options)
       : label(options.label),

@@ -1,5 +1,5 @@
 // An average over more addends ("lanes") than there are ranks, in the one order of summation: the
-// tree over lane numbers, whoever has computed which of them.
+// tree over lane numbers, independent of which rank has computed which lane.
 #pragma once
 
 #include <ATen/core/Tensor.h>

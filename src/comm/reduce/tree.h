@@ -1,5 +1,5 @@
-// The one order of summation when some of the tree was summed up elsewhere: by a host for its own
-// ranks, say. No torch.
+// The order of summation when parts of the tree were summed up before, by each host for its ranks
+// for instance. No torch.
 #pragma once
 
 #include <cstddef>

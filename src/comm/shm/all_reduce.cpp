@@ -34,7 +34,8 @@ class AllReduce : public Operation {
       }
       round_ = 1;
       if (!exchange.none_in_group_memory(sequence)) {
-        // Some could not know that the others' data is private, and have staged nothing yet.
+        // Ranks with data in group memory did not know that the others' is private, and have staged
+        // nothing yet.
         if (in_group_memory()) fill(exchange, 0);
         meet(exchange);
       }
@@ -132,7 +133,7 @@ class AllReduce : public Operation {
   Reduction reduction_;
   Piece data_;
   int64_t element_;
-  int root_;           // -1: everybody gets the result
+  int root_;           // -1: all ranks get the result
   int64_t round_ = 0;  // 0: not begun
   bool meets_ = false;
 };

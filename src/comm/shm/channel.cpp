@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 // with a spin of 100 us beside one compiler, 1.5 ms with this).
 constexpr auto kSpin = std::chrono::microseconds(2000);
 constexpr int kYields = 50;
-// A sleeper looks around this often: a lost peer is known well within half a second.
+// How often a sleeping rank checks its peers: a lost one is noticed well within half a second.
 constexpr std::chrono::microseconds kNap(20000);
 // While something else is under way, of whose progress it is not notified.
 constexpr std::chrono::microseconds kShortNap(500);
@@ -50,7 +50,7 @@ void futex_wake(std::atomic<uint32_t>& word) {
 // Counters wrap: "at least" is by distance.
 bool reached(uint32_t value, uint32_t target) { return static_cast<int32_t>(value - target) >= 0; }
 
-// By affinity, and by the quota of the control groups: who spins spends it.
+// By affinity, and by the quota of the control groups, which spinning uses up.
 int usable_cores() {
   const auto bound = std::max<double>(1, static_cast<double>(allowed_cores().size()));
   return static_cast<int>(std::min(bound, group_cores().value_or(bound)));
@@ -78,7 +78,8 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
   for (;;) {
     const uint32_t seen = sleeper.value.load(std::memory_order_seq_cst);
     sleeper.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    // Whoever advances the counter either finds a sleeper counted, or was seen here.
+    // The rank that advances the counter either sees this sleeper counted, or its advance is seen
+    // here.
     const bool now_ready = ready();
     if (!now_ready && sleeper.value.load(std::memory_order_seq_cst) == seen) {
       const Idle found = idle();
@@ -135,8 +136,8 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bo
   for (int peer = 0; watch_processes && peer < size; ++peer) {
     if (peer != rank) processes_[peer] = Process::watch(blocks_[peer].pid.load());
   }
-  // Nobody passes before all have opened the others, so a process that is gone here is gone for
-  // good.
+  // No rank passes before all watch the others' processes, so one that is gone here has really
+  // ended.
   arrive();
   await_met(joined, {timeout});
   set_done();
@@ -264,7 +265,7 @@ bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
                          advice(sequence, rank_)));
       }
     }
-    // Two that disagree know it before the others have come.
+    // Two ranks that disagree find out before the others have arrived.
     if (counter == &RankBlock::posted) compare(peer, sequence);
   }
   since = Clock::time_point{};
@@ -310,12 +311,12 @@ std::string Channel::fate_of(int peer, milliseconds patience) const {
 void Channel::check_peer(int peer, const std::function<bool()>& needed, const std::string& doing,
                          const std::string& advice) {
   const RankBlock& block = blocks_[peer];
-  // Asked first: what a process does before its end is seen after its end.
+  // Checked first: what the process wrote before it ended is visible afterwards.
   const bool gone = is_gone(peer);
   const bool gave_up = block.gave_up.load(std::memory_order_acquire);
   if ((gone || gave_up) && !needed()) return;
   if (gave_up) {
-    fail(fmt::format("[shm] {} on rank {}: rank {} gave up: {}", doing, name_of(rank_),
+    fail(fmt::format("[shm] {} on rank {}: rank {} aborted: {}", doing, name_of(rank_),
                      name_of(peer), block.reason));
   }
   if (gone) {
@@ -358,7 +359,7 @@ std::optional<std::string> Channel::failure() {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     if (blocks_[peer].gave_up.load(std::memory_order_acquire) != 0)
-      return fmt::format("rank {} gave up: {}", name_of(peer), blocks_[peer].reason);
+      return fmt::format("rank {} aborted: {}", name_of(peer), blocks_[peer].reason);
     if (is_gone(peer)) return fate_of(peer, milliseconds(0));
   }
   if (launcher_status_ && launcher_status_->has_reported())

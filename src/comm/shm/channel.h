@@ -1,5 +1,5 @@
-// How ranks that share memory synchronise: what each is about to do, who has arrived, who is gone.
-// No torch, so that sanitizers can watch all of it.
+// How ranks that share memory synchronise: the operation that each announces, which ranks have
+// arrived, which have ended. No torch, so that sanitizers can watch all of it.
 //
 // Each rank owns one RankBlock and alone writes it. Its three counters only grow, and wrap:
 //   posted   operations announced (the announcement of operation s is in ring[s % kRing])
@@ -35,12 +35,12 @@ struct Patience {
   Clock::time_point* since = nullptr;
 };
 
-// What a waiting rank found when it looked for something else to do.
+// The result of a waiting rank's other work.
 enum class Idle { Nothing, Waits, Moved };
 
-// What a rank announces before it waits for anybody. What all ranks must agree on comes first, in a
-// cache line of its own (in the ring): the others read no more of it, unless the data is in group
-// memory.
+// What a rank announces before it waits for the others. What all ranks must agree on comes first,
+// in a cache line of its own (in the ring): the others read no more of it, unless the data is in
+// group memory.
 struct Announcement {
   // Agreed.
   char what[24] = {};   // "all_reduce sum"
@@ -56,7 +56,7 @@ struct Announcement {
   int64_t own_bytes = 0;
   char label[40] = {};
   char caller_name[16] = {};
-  char advice[64] = {};  // for whoever finds that the ranks disagree
+  char advice[64] = {};  // for the error of a rank that finds that the ranks disagree
 
   bool agrees_with(const Announcement& other) const;
   // "all_reduce sum #412 (bucket 3, float32 x 1048576)"
@@ -142,8 +142,8 @@ class Channel {
 
   // Throws what killed the group, if anything has.
   void check_alive();
-  // What that was, or what would be found out by waiting: a rank that has aborted or ended, what
-  // the launcher reports.
+  // That failure, or one that a wait would find: a rank that has aborted or ended, what the
+  // launcher reports.
   std::optional<std::string> failure();
   // Ends the group, here and on the other ranks. Any thread.
   void give_up(std::string_view why) noexcept;

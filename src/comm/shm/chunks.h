@@ -18,6 +18,7 @@ inline Range chunk_of(int64_t bytes, int64_t index, int64_t each) {
   return {std::min(bytes, index * each), std::min(bytes, (index + 1) * each)};
 }
 
+// At least one: ranks synchronise in a call without elements, too.
 inline int64_t chunks_in(int64_t bytes, int64_t each) {
   return std::max<int64_t>(1, (bytes + each - 1) / each);
 }

@@ -113,7 +113,7 @@ bool Door::receive(const Cookie& wanted) {
     length = recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
   } while (length < 0 && errno == EINTR);
   if (length < 0) return false;
-  std::vector<Fd> all;  // as many as whoever sends them likes and the memory for them holds
+  std::vector<Fd> all;  // as many as the sender has put into the message
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;

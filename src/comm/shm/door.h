@@ -1,5 +1,5 @@
-// How processes of one host hand each other descriptors: over sockets of the kernel's own name
-// space, which ask neither for a user, nor for a user or pid namespace, nor for /proc.
+// How processes of one host pass each other file descriptors: over sockets in the abstract name
+// space, which need neither the same user, nor the same user or pid namespace, nor /proc.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace lockstep::comm {
 
-// Tells one descriptor from all others; nobody can guess it.
+// Random bytes that identify a descriptor and cannot be guessed.
 using Cookie = std::array<uint64_t, 2>;
 Cookie new_cookie();
 

@@ -6,8 +6,8 @@
 // synchronise, each reads what it needs from the others' slots. Two slots a rank alternate, so one
 // synchronisation a chunk is enough.
 //
-// Operations run in the order in which they were started. There is no thread of our own: they move
-// on inside the calls, all that can, whichever of them a call waits for.
+// Operations run in the order in which they were started. There is no background thread: inside any
+// call all operations progress that can, not only the one that the call waits for.
 #pragma once
 
 #include <chrono>

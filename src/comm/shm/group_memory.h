@@ -12,7 +12,8 @@
 namespace lockstep::comm {
 
 // Which group memory an address lies in. Tensors may be freed in any thread, and on each rank by
-// itself: what others may still name in a call stays mapped here until all ranks have freed theirs.
+// itself: a segment that other ranks may still use in a call stays mapped here until all ranks have
+// freed theirs.
 class GroupMemoryIndex {
  public:
   GroupMemoryIndex();

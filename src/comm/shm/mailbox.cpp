@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint32_t kSlots = 2;
 constexpr int64_t kSlotBytes = 32 << 10;
-// Large slots of a sender, which any of its messages may use. A box for each pair has small ones of
-// its own, so that a message gets on whatever the others wait for.
+// Large slots of a sender, which any of its messages may use. Each pair has small ones of its own,
+// so that a message progresses independently of the others.
 constexpr int kMostLarge = 16;
 constexpr int64_t kSmallBytes = 512;
 constexpr int32_t kSmall = -1;
@@ -63,7 +63,7 @@ char* Mailbox::large_slot(int from, int32_t slot) const {
   return memory_ + boxes_bytes(channel_.size()) + index * kSlotBytes;
 }
 
-// One of this rank's own that nobody has to read any more, or kSmall.
+// One of this rank's large slots that no receiver still has to read, or kSmall.
 int32_t Mailbox::free_large_slot() const {
   for (size_t slot = 0; slot < uses_.size(); ++slot) {
     const Use& use = uses_[slot];

@@ -122,20 +122,19 @@ Segment Segment::attach(const SegmentHandle& handle) {
     fd = Fd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
     if (!fd) {
       throw CommError(
-          fmt::format("[shm] cannot open {} to share memory: {}. Set LOCKSTEP_BACKEND=gloo", path,
+          fmt::format("[shm] cannot open {} to share memory: {}. Set LOCKSTEP_BACKEND=tcp", path,
                       std::strerror(errno)));
     }
   } else if (auto came = Door::own().take(handle.cookie)) {
     fd = std::move(*came);
   } else {
-    throw CommError(
-        "[shm] the descriptor of shared memory has not come. Set LOCKSTEP_BACKEND=gloo");
+    throw CommError("[shm] the descriptor of shared memory has not come. Set LOCKSTEP_BACKEND=tcp");
   }
   // A file of another program is not written to.
   struct stat file {};
   if (fstat(fd.get(), &file) != 0 || file.st_dev != handle.device || file.st_ino != handle.inode ||
       file.st_size != handle.bytes) {
-    throw CommError("[shm] what is to be shared memory is another file. Set LOCKSTEP_BACKEND=gloo");
+    throw CommError("[shm] what is to be shared memory is another file. Set LOCKSTEP_BACKEND=tcp");
   }
   return map(fd.get(), handle.bytes);
 }

@@ -11,7 +11,7 @@
 
 namespace lockstep::comm {
 
-// How another process of this host finds a segment while its creator holds it open, and knows it.
+// How another process of this host finds and identifies a segment while its creator holds it open.
 struct SegmentHandle {
   int64_t bytes = -1;  // -1: there is none
   uint64_t device = 0, inode = 0;

@@ -74,7 +74,7 @@ class Staged : public Operation {
     return most;
   }
 
-  // The sizes that two ranks see differ: both are told.
+  // Two ranks expect different sizes: both throw.
   [[noreturn]] void disagree(Exchange& exchange, int peer, int64_t theirs, int64_t expected) const {
     exchange.channel().fail(
         fmt::format("[shm] {}: rank {} gives {} bytes where rank {} expects {}. The sizes of a "
@@ -150,8 +150,8 @@ class ReduceScatter : public Staged {
 // Broadcast, gather and all_gather: some ranks' buffers go as they are to some ranks.
 class Spread : public Staged {
  public:
-  // outputs[r].data == nullptr: this rank does not want rank r's. `gives`: this rank has something
-  // to say.
+  // outputs[r].data == nullptr: this rank does not want rank r's. `gives`: this rank contributes
+  // data.
   Spread(std::vector<Piece> outputs, Piece input, bool gives)
       : outputs_(std::move(outputs)), input_(input), gives_(gives) {}
 

@@ -14,11 +14,11 @@ namespace lockstep::comm {
 
 struct ShmOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  // What the world calls rank r.
+  // The world's number of rank r.
   std::vector<int> members = {};
   // Where rank r is handed memory (see door.h).
   std::vector<std::string> doors = {};
-  // What messages call rank r; empty: r.
+  // The number of rank r in error messages; empty: r.
   std::vector<int> called = {};
   // Where group memory is found; one for several transports over the same ranks, all of whose
   // memory the first one gives.

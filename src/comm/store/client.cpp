@@ -87,7 +87,7 @@ class StoreClient::Call {
     whole_ = true;
     ++client_.cancelled_;
     if (!client_.line_->is_answered(patience_)) {
-      // A server that stands still for a moment is no reason to lose it.
+      // A server that does not answer for a moment is kept.
       patience_.fail(StoreLine::kUnanswered);
     }
     return hear_of_cancelled();
@@ -148,7 +148,7 @@ void StoreClient::wait(const std::vector<std::string>& keys, Deadline deadline) 
   // They may have come at the last moment.
   const bool came = call.cancel();
   call.done();
-  if (!came) call.patience().fail("nobody has set it in time");
+  if (!came) call.patience().fail("no rank has set it in time");
 }
 
 bool StoreClient::check(const std::vector<std::string>& keys, Deadline deadline) {

@@ -19,17 +19,17 @@ namespace lockstep::comm {
 // Any thread may call; a call that waits holds up those of other threads. No call looks up the name
 // of an address, and none takes longer than its deadline and a second: a server that is stopped, or
 // whose host is cut off, must not keep its clients. All throw StoreFailure, and StoreGivenUp where
-// they are told. A connection on which an answer failed to come is closed, and the next call makes
-// another; where the server has closed it, all further calls fail.
+// `Heed` says to stop. A connection on which an answer failed to come is closed, and the next call
+// makes another; where the server has closed it, all further calls fail.
 class StoreClient {
  public:
   using Clock = StorePatience::Clock;
   using Deadline = StorePatience::Deadline;
-  // Asked by calls that wait, every 50 ms: why that is in vain, if it is. From then on a server has
-  // 0.1 s for each answer, as it needs at most to keep what it is told.
+  // Asked by calls that wait, every 50 ms: the reason to stop waiting, if there is one. From then
+  // on a server has 0.1 s for each answer, as it needs at most to keep what it is told.
   using Heed = StorePatience::Heed;
 
-  // Tries until somebody answers there; with a key, somebody who has it, over TLS. A name is looked
+  // Tries until a server answers there; with a key, one that knows it, over TLS. A name is looked
   // up anew each time.
   StoreClient(const std::string& host, int port, Deadline deadline, Heed heed = {},
               std::optional<Digest> key = std::nullopt);

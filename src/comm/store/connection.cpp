@@ -26,9 +26,9 @@ constexpr auto kFirstPause = 10ms;
 constexpr auto kLongestPause = 500ms;
 // How long an address is tried: behind it may be another, or a host that has only just started.
 constexpr auto kEach = 3s;
-// Who has not answered within this stands still.
+// A server that has not answered within this is taken for stopped.
 constexpr auto kAnswers = 1s;
-// Between two looks whether waiting is in vain, and what an answer may take once it is.
+// Between two checks whether to stop waiting, and how long an answer may take after that.
 constexpr auto kSlice = 50ms;
 constexpr auto kLastAnswer = 100ms;
 
@@ -102,7 +102,7 @@ std::unique_ptr<StoreLine> greeted(const Address& there, const std::optional<Dig
         "LOCKSTEP_TOKEN_FILE",
         kJobKeyVariable));
   }
-  if (answer != ping) throw StoreFailure("who answers is no store");
+  if (answer != ping) throw StoreFailure("the server there is no store");
   return line;
 }
 
@@ -200,13 +200,14 @@ void StoreLine::more(StorePatience& patience) {
       in_ += tls_->feed(bytes);
     } catch (const TlsError& error) {
       throw StoreFailure(
-          fmt::format("who answers does not have this job's secret ({})", error.what()));
+          fmt::format("the server there does not know this job's secret ({})", error.what()));
     }
     send_raw(tls_->take_output(), patience);
   } else if (got == 0) {
     if (tls_ && !tls_->is_open()) {
       throw StoreFailure(
-          "who answers hung up on a rank that has the job's secret: it has none, or another");
+          "the server closed the connection to a rank that has the job's secret: it has none, or "
+          "another");
     }
     closed("its end");
   } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -229,7 +230,7 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
         try {
           return greeted(one, key, patience);
         } catch (const StoreFailure& error) {
-          // One that the deadline cuts short knows less than those before it.
+          // The error of an attempt that the deadline interrupts says less than those before it.
           const bool is_cut = patience.left() == 0ms && Clock::now() - begin < kAnswers;
           if (failure.empty() || !is_cut) failure = error.what();
         }

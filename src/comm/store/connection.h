@@ -21,7 +21,7 @@ class StoreFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What a call waited for is not going to come: why.
+// Why a call stopped waiting before its deadline, as when the launcher reports a failure.
 class StoreGivenUp : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -31,7 +31,7 @@ class StorePatience {
  public:
   using Clock = std::chrono::steady_clock;
   using Deadline = Clock::time_point;
-  // Asked every 50 ms: why to wait is in vain, if it is. From then on 0.1 s are left.
+  // Asked every 50 ms: the reason to stop waiting, if there is one. From then on 0.1 s are left.
   using Heed = std::function<std::optional<std::string>()>;
 
   StorePatience(Deadline deadline, const Heed& heed) : heed_(heed), deadline_(deadline) {}
@@ -54,7 +54,7 @@ class StorePatience {
 };
 
 // A connection, and over it TLS where there is a key. All calls throw StoreFailure, and
-// StoreGivenUp where they are told.
+// StoreGivenUp where `Heed` says to stop.
 class StoreLine {
  public:
   static constexpr const char* kUnanswered =

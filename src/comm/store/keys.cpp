@@ -76,7 +76,7 @@ class OwnKeys final : public KeyValueStore::Keys {
     if (!timeout) return changed_.wait(lock, all);
     if (changed_.wait_for(lock, *timeout, all)) return;
     throw CommError(
-        fmt::format("[store] wait for {}: nobody has set it within {}",
+        fmt::format("[store] wait for {}: no rank has set it within {}",
                     *std::find_if(keys.begin(), keys.end(),
                                   [&](const std::string& key) { return !values_.contains(key); }),
                     text_of(*timeout)));
@@ -112,7 +112,7 @@ class JobKeys final : public KeyValueStore::Keys {
   bool erase(const std::string& key) override { return there().for_c10d()->deleteKey(key); }
 
  private:
-  // The job's own connection is not held up by who waits here. A child by fork() has another one.
+  // Waits here do not block the job's own connection. A child by fork() has another one.
   const Store& there() {
     const std::lock_guard lock(mutex_);
     if (!own_ || !process_.is_here()) {

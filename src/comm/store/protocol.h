@@ -1,7 +1,7 @@
 // The messages of torch.distributed's TCPStore (torch 2.1 and later), so that ranks of Python and
-// of this library can use one store, whoever serves it. Not documented: read off what its clients
-// and servers send each other. A message is the byte of its query and its fields; numbers are
-// little-endian, a text is its length as uint64 and its bytes.
+// of this library can use one store, which either may serve. Not documented: read off what its
+// clients and servers send each other. A message is the byte of its query and its fields; numbers
+// are little-endian, a text is its length as uint64 and its bytes.
 #pragma once
 
 #include <bit>
@@ -46,13 +46,13 @@ constexpr char kStopWaiting = 0, kWaitCancelled = 1;
 constexpr std::string_view kArrivals = "init/";
 // How many ranks are making a group, or are expected to: see Store::Making.
 constexpr std::string_view kMaking = "lockstep/making";
-// Before every key of a user's.
+// The prefix of all keys of KeyValueStore.
 constexpr std::string_view kUsers = "/";
 
-// Beyond what anybody keeps in a store: bytes of another program are not taken for a length.
+// Larger than any real value: the bytes of another protocol are not taken for a length.
 constexpr uint64_t kMostText = uint64_t{64} << 20;
-// What a server that has the job's secret says to a client that begins without: no client sends it
-// as a ping.
+// The answer of a server with the job's secret to a client that begins without TLS: no client sends
+// it as a ping.
 constexpr uint32_t kNeedsKey = 0x4B45594E;
 
 // What is to be sent, field by field.

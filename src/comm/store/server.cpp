@@ -24,8 +24,8 @@ constexpr int kPauseMs = 100;
 // Between two looks whether its end has come, once it was asked to.
 constexpr int kLastSliceMs = 20;
 
-// Who have not said yet who they are: as many as the ranks of a host that all come at once, and no
-// more than a quarter of the descriptors.
+// Clients that are not identified yet: as many as the ranks of a host that all connect at once, and
+// no more than a quarter of the descriptors.
 size_t most_strangers() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
@@ -134,7 +134,7 @@ bool StoreServer::accept_all() {
   }
 }
 
-// One that has only just said who it is stays; false when there was none to go.
+// One that has just been identified stays; false when there was none to drop.
 bool StoreServer::drop_oldest_stranger() {
   for (Client& client : clients_) {
     if (client.known || client.gone) continue;
@@ -187,7 +187,7 @@ void StoreServer::take(Client& client, std::string_view bytes) {
   client.in.append(bytes);
   std::string_view left = client.in;
   try {
-    // Before it has said what it is, no more is kept of it than that takes.
+    // Before a client is identified, no more is buffered of it than its handshake.
     if (!client.known && client.in[0] != static_cast<char>(StoreQuery::Validate))
       throw Error("a stranger");
     while (const auto request = take_request(left)) {
@@ -321,7 +321,7 @@ bool StoreServer::is_over(const Client& client) const {
   return values_.number(client.barrier) >= client.sum;
 }
 
-// Says so when what it waits for is there; otherwise it is looked at again whenever something
+// Answers when what the client waits for is there; otherwise it is checked again whenever a key
 // changes.
 void StoreServer::wait(Client& client) {
   client.waits = !is_over(client);

@@ -1,5 +1,5 @@
 // The key-value store itself: what its clients ask for, one thread for all. Speaks the protocol of
-// torch.distributed's TCPStore (store_protocol.h). libtorch's own server looks up the name of every
+// torch.distributed's TCPStore (protocol.h). libtorch's own server looks up the name of every
 // client while all others wait: where the name server is out of reach each costs ten seconds.
 #pragma once
 
@@ -25,14 +25,14 @@ class StoreServer {
  public:
   // Of what has been read or is to be sent, for all clients.
   static constexpr size_t kMostBuffered = size_t{256} << 20;
-  // How long it goes on at its end for ranks that make a group, and when the job is over.
+  // How long its destructor serves on for ranks that form a group, and when the job is over.
   static constexpr std::chrono::milliseconds kLinger{5000}, kLingerWhenOver{200};
 
-  // Serves whoever connects to `listening`, until it is destroyed, which takes until no rank makes
-  // a group any more (Store::Making), kLinger at most; with a key, only clients that have it, over
-  // TLS. Of those that have not said yet who they are a few hundred are kept, less
-  // where the process may have few descriptors: the oldest makes room for the next. Throws
-  // CommError when the system gives no descriptor or thread.
+  // Serves the clients that connect to `listening` until it is destroyed; the destructor waits
+  // until no rank is still forming a group (Store::Making), kLinger at most. With a key, serves
+  // only clients that know it, over TLS. Of clients that are not identified yet a few hundred are
+  // kept, fewer where the process may have few descriptors: the oldest makes room for the next.
+  // Throws CommError when the system gives no descriptor or thread.
   explicit StoreServer(Fd listening, std::optional<Digest> key = std::nullopt,
                        std::function<bool()> is_job_over = {});
   ~StoreServer();

@@ -33,7 +33,7 @@ std::string advice(const StoreOptions& options, int error) {
         options.host);
   }
   return fmt::format(
-      "nobody answered within {}: look at whether rank 0 runs there, whether MASTER_ADDR and "
+      "no answer within {}: look at whether rank 0 runs there, whether MASTER_ADDR and "
       "MASTER_PORT are the same on every rank, and whether a firewall closes the port",
       text_of(options.timeout));
 }
@@ -101,7 +101,7 @@ StoreClient::Deadline after(std::chrono::milliseconds timeout) {
 
 }  // namespace
 
-// Whatever the client throws becomes a CommError that says what was tried.
+// Exceptions of the client become a CommError that says what was tried.
 template <class Call>
 auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
                     const Call& call) const {
@@ -110,7 +110,7 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
   } catch (const StoreGivenUp& error) {
     throw CommError(fmt::format("[store] {} at {} {}", what, address(), error.what()));
   } catch (const StoreFailure& error) {
-    // Those who serve it may have ended for the same reason.
+    // The store's server may have ended for the same reason.
     if (launcher_status_->has_reported()) {
       throw CommError(fmt::format("[store] {} at {} {}", what, address(),
                                   launcher_status_->given_up_with_fates()));
@@ -141,11 +141,11 @@ Store Store::connect(const StoreOptions& options) {
   if (options.server) store.server_ = serve(options, store.launcher_status_);
   try {
     store.client_ = store.client(options.timeout);
-    // A server of Python's waits until it has counted all; one of ours waits for nobody: ranks wait
-    // for each other when they join a group, with an error that names who is missing.
+    // Python's server waits until it has counted all ranks; ours does not: ranks wait for each
+    // other when they join a group, with an error that names those that are missing.
     if (!options.server) store.client_->add(kArrivals, 1, after(options.timeout));
   } catch (const StoreGivenUp& error) {
-    throw CommError(fmt::format("[store] the way to {} {}", store.address(), error.what()));
+    throw CommError(fmt::format("[store] the connection to {} {}", store.address(), error.what()));
   } catch (const StoreFailure& error) {
     unreachable(options, error.what());
   }
@@ -191,12 +191,12 @@ int64_t Store::add(const std::string& key, int64_t amount) const {
 }
 
 void Store::announce(int64_t ranks) const noexcept {
-  // One whose server is stopped must not hold up who has no use for it any more.
+  // A server that is stopped must not delay a rank that no longer needs it.
   constexpr std::chrono::seconds kLimit{1};
   try {
     if (ranks != 0) client_->add(kMaking, ranks, after(kLimit));
   } catch (const std::exception&) {
-    // Gone, or about to be told so by a call that needs it.
+    // The store is gone; a call that needs it reports that.
   }
 }
 

@@ -30,41 +30,41 @@ struct StoreOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // A socket that already listens on `port`, which the server takes over.
   std::optional<int> listen_fd = std::nullopt;
-  // What the ranks of the job have in common: then client and server prove to each other that they
-  // have it, and all is encrypted. Python ranks cannot.
+  // A secret of the job: client and server prove to each other that they know it, and everything is
+  // encrypted. Python ranks cannot.
   std::optional<Digest> key = std::nullopt;
 };
 
 // A value handle: copies are the same connection, which any thread may use; a call that waits holds
-// up those of other threads. Without a key, whoever reaches the port may read and write.
-// Every call throws CommError that names the store and the key when the server is gone, when the
-// deadline passes, and when the launcher reports a failure while it waits. The server lives as long
-// as a handle of the process that serves.
+// up those of other threads. Without a key, anyone who reaches the port may read and write. Every
+// call throws CommError that names the store and the key when the server is gone, when the deadline
+// passes, and when the launcher reports a failure while it waits. The server lives as long as a
+// handle of the process that serves.
 class Store {
  public:
-  // As torch.distributed's env:// makes it, so that Python ranks use the same store, whether they
-  // or this library serve it. Throws CommError with the address and what to do.
+  // As torch.distributed's env:// makes it, so that Python ranks use the same store, served by them
+  // or by this library. Throws CommError with the address and what to do.
   static Store connect(const StoreOptions& options);
 
   void set(const std::string& key, std::string_view value) const;
-  // The value, once somebody has set it.
+  // The value; blocks until some rank has set the key.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) const;
   // Blocks until all keys have been set.
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) const;
-  // Whether all keys have been set. At once.
+  // Whether all keys have been set. Does not wait.
   bool check(const std::vector<std::string>& keys) const;
   // Adds to the number under `key`, which starts at 0; returns the sum.
   int64_t add(const std::string& key, int64_t amount) const;
 
-  // While ranks make a group by way of the store, the process that serves it may come to its end:
-  // it serves on until none makes any, for five seconds at most.
+  // While ranks make a group by way of the store, the process that serves it may exit: it serves on
+  // until none does, for five seconds at most.
   class Making;
-  // So many more ranks make one, or will; fewer, where it is negative.
+  // So many more ranks form a group, or will; fewer, where it is negative.
   void announce(int64_t ranks) const noexcept;
 
   // The same store seen through keys that begin with `name` and "/".
   Store prefix(const std::string& name) const;
-  // What all keys begin with, for everybody who sees this part of the store.
+  // What all keys begin with in this view of the store.
   const std::string& keys() const { return prefix_; }
   // The same keys over a connection of its own, so that neither waits for the other.
   Store clone(std::chrono::milliseconds timeout) const;
@@ -74,7 +74,7 @@ class Store {
   // Requests that the server has answered, where this process serves; 0 elsewhere.
   uint64_t requests() const;
 
-  // What the launcher says, as all calls heed it. Never null.
+  // The launcher's status, which all calls that wait check. Never null.
   const std::shared_ptr<const LauncherStatus>& launcher_status() const { return launcher_status_; }
   // "10.0.0.1:29500".
   std::string address() const { return host_ + ":" + std::to_string(port_); }
@@ -101,7 +101,8 @@ class Store {
   std::string prefix_;
 };
 
-// This rank makes a group while it lives. Never throws: whoever needs the store finds out himself.
+// Announces that this rank forms a group while it lives. Never throws: a later call reports a store
+// that is gone.
 class Store::Making {
  public:
   // Announces so many ranks: this one, all, or none where another rank announces this one, too.

@@ -30,7 +30,7 @@ std::string address_that_was_asked_for(const std::string& interfaces) {
       interfaces));
 }
 
-// What has come to a list, by rank.
+// The entries of a list, by rank.
 std::vector<std::optional<std::string>> said_in(const std::string& list, int size) {
   std::vector<std::optional<std::string>> said(static_cast<size_t>(size));
   std::istringstream lines(list);
@@ -60,8 +60,8 @@ std::vector<std::optional<std::string>> said_in(const std::string& list, int siz
       text_of(spent), rank, fmt::join(missing, ", ")));
 }
 
-// What all ranks say under `name`, by rank: one list to which each adds itself, and one key that
-// the last sets, so that a rank makes four requests whatever their number.
+// What each rank has published under `name`, by rank: one list to which each appends, and one key
+// that the last sets, so that a rank makes four requests for any number of ranks.
 std::vector<std::string> tell_all(const Store& store, const std::string& name, int rank, int size,
                                   const std::string& own, milliseconds timeout) {
   const auto start = Clock::now();
@@ -71,7 +71,7 @@ std::vector<std::string> tell_all(const Store& store, const std::string& name, i
   try {
     store.wait({over}, timeout);
   } catch (const CommError&) {
-    // The launcher knows more, and a store on a lost host would not answer.
+    // The launcher's report says more, and a store on a lost host would not answer.
     if (store.launcher_status()->has_reported()) throw;
     // Throws when the store is gone.
     if (!store.check({over})) {
@@ -84,7 +84,7 @@ std::vector<std::string> tell_all(const Store& store, const std::string& name, i
   return all;
 }
 
-// By which address this rank is reached.
+// The address at which other ranks reach this one.
 std::string own_address(const Store& store, int rank, int size, milliseconds timeout) {
   const auto interfaces = env_text("GLOO_SOCKET_IFNAME");
   std::string own = interfaces ? address_that_was_asked_for(*interfaces)
@@ -107,12 +107,12 @@ std::shared_ptr<Net> make_net(const Store& store, int rank, int size, millisecon
     const auto spent = std::chrono::duration_cast<milliseconds>(Clock::now() - start);
     return std::max(milliseconds(1), timeout - spent);
   };
-  // Known to whoever can read the store, and nobody else.
+  // Known only to processes that can read the store.
   if (rank == 0) store.set(kSecret, hex_of(random_bytes()));
   const std::string own = own_address(store, rank, size, timeout);
   auto secret = digest_of_hex(store.get(kSecret, left()));
   if (!secret) throw CommError("[tcp] start: rank 0 has put no secret into the store");
-  // So that nothing depends on who else may read the store: torchrun's is open.
+  // So that a store which others may read, such as torchrun's, is enough.
   if (tls_key) secret = hmac(lockstep::text_of(*tls_key), {"net", lockstep::text_of(*secret)});
   auto net = std::make_shared<Net>(
       rank, own, *secret,

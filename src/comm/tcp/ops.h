@@ -14,7 +14,8 @@ namespace lockstep::comm {
 struct TcpCall {
   // What it begins with; empty where nothing is to be moved.
   std::function<void(const NetPort&)> begin = {};
-  // Takes the results to the request's tensors, once the call is over. Holds the memory until then.
+  // Writes the results to the request's tensors, once the call is over. Holds the memory until
+  // then.
   std::function<void()> finish = [] {};
 };
 

@@ -1,4 +1,5 @@
-// What a group over TCP and its operations share: its health, and its end of the net.
+// The state that a group over TCP and its operations share: its health, and its interface to the
+// net.
 #pragma once
 
 #include <chrono>

@@ -80,7 +80,7 @@ class TcpTransport : public Transport {
   }
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int color) override;
 
-  // Nobody goes on, or ends and takes the store along, before all have come.
+  // No rank continues, or exits and with it the store, before all have come.
   void meet();
 
  private:

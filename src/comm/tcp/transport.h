@@ -16,12 +16,12 @@ namespace lockstep::comm {
 struct TcpOptions {
   // The deadline of every wait.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
-  // The ranks of the group as the world counts them.
+  // The world's numbers of the group's ranks.
   std::vector<int> members = {};
-  // For a group that adds up what hosts have summed for themselves: of the tree over `ranks` ranks,
-  // member m brings nodes[m]. An all_reduce then takes them as its inputs, one tensor a node, and
-  // puts the result into its output, which may be one of them; a reduce_scatter takes node after
-  // node, size() tensors each. Empty: every member is one rank.
+  // For a group that adds up sums of hosts: of the tree over `ranks` ranks, member m contributes
+  // nodes[m]. An all_reduce then takes them as its inputs, one tensor a node, and puts the result
+  // into its output, which may be one of them; a reduce_scatter takes node after node, size()
+  // tensors each. Empty: every member is one rank.
   std::vector<std::vector<Range>> nodes = {};
   int ranks = 0;
 };

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "comm/cuda_ipc/transport.h"
 #include "comm/device/device.h"
 #include "comm/gloo/transport.h"
 #include "comm/hierarchical/transport.h"
@@ -23,12 +24,14 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::pair<std::string_view, Backend> kBackends[] = {
-    {"auto", Backend::Auto}, {"shm", Backend::Shm},   {"tcp", Backend::Tcp},
-    {"gloo", Backend::Gloo}, {"nccl", Backend::Nccl}, {"host-then-net", Backend::HostThenNet}};
+    {"auto", Backend::Auto},       {"shm", Backend::Shm},   {"tcp", Backend::Tcp},
+    {"gloo", Backend::Gloo},       {"nccl", Backend::Nccl}, {"host-then-net", Backend::HostThenNet},
+    {"cuda_ipc", Backend::CudaIpc}};
 
 // This rank's device, once each rank is known to have one, all of the same kind.
 at::Device own_device(const std::vector<Member>& members,
-                      const std::vector<Topology::LocalPlace>& local_places, int rank) {
+                      const std::vector<Topology::LocalPlace>& local_places, int rank,
+                      Backend asked) {
   std::vector<at::Device> devices;
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
@@ -36,7 +39,7 @@ at::Device own_device(const std::vector<Member>& members,
       // A launcher may call every rank local rank 0, each with a device of its own.
       devices.push_back(device_at(
           member.devices, {member.local_rank < 0 ? local_places[i].place : member.local_rank,
-                           local_places[i].count}));
+                           local_places[i].count, asked == Backend::CudaIpc}));
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{} (rank {})", error.what(), i));
     }
@@ -58,15 +61,16 @@ at::Device own_device(const std::vector<Member>& members,
 // Ranks of one host that cannot share memory talk over the network, unless that was ruled out.
 void check_sharing(Backend asked, const std::string& problem, int rank) {
   if (problem.empty()) return;
-  if (asked == Backend::Shm || asked == Backend::HostThenNet) {
-    throw CommError(fmt::format("[comm] the {} backend was asked for, but {}: use auto or tcp",
-                                asked == Backend::Shm ? "shm" : "host-then-net", problem));
+  if (asked == Backend::Shm || asked == Backend::HostThenNet || asked == Backend::CudaIpc) {
+    throw CommError(fmt::format("[comm] the {} backend was asked for, but {}: use auto{}",
+                                name_of(asked), problem,
+                                asked == Backend::CudaIpc ? "" : " or tcp"));
   }
   if (rank == 0)
     log::warn(fmt::format("[comm] {}: they communicate over TCP, which is slower", problem));
 }
 
-// Without one, connections fail, and the others wait for them until the deadline.
+// Without descriptors connections fail, and the others wait for them until the deadline.
 void check_descriptors(int ranks) {
   const auto [used, limit] = descriptors();
   constexpr int kSpare = 16;  // of the group itself
@@ -84,6 +88,11 @@ void check_layout(Backend asked, int hosts, int ranks) {
     contradiction(
         "the shm backend was asked for, but the {} ranks are on {} hosts: use auto or tcp", ranks,
         hosts);
+  }
+  if (asked == Backend::CudaIpc && hosts > 1) {
+    contradiction(
+        "the cuda_ipc backend was asked for, but the {} ranks are on {} hosts: use auto or nccl",
+        ranks, hosts);
   }
   if (asked == Backend::HostThenNet && (hosts == 1 || hosts == ranks)) {
     contradiction(
@@ -106,8 +115,9 @@ Backend backend_from_env(Backend asked) {
   for (const auto& [name, backend] : kBackends) {
     if (name == *text) return backend;
   }
-  contradiction("LOCKSTEP_BACKEND='{}' is none of auto, shm, tcp, gloo, host-then-net, nccl",
-                *text);
+  contradiction(
+      "LOCKSTEP_BACKEND='{}' is none of auto, shm, tcp, gloo, host-then-net, nccl, cuda_ipc",
+      *text);
 }
 
 std::string name_of(Backend backend) {
@@ -198,7 +208,7 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
         {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
   };
   check_layout(asked.backend, connection.hosts, size);
-  connection.device = own_device(members, local_places, rank);
+  connection.device = own_device(members, local_places, rank, asked.backend);
   if (asked.tls_key && !connection.device.is_cpu() && connection.hosts > 1) {
     contradiction(
         "TLS was asked for (LOCKSTEP_TLS=1, or the option tls), but NCCL sends the tensors of "
@@ -215,8 +225,10 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
   auto transport = is_plain ? between_hosts(own, {.rank = rank, .members = layout.members})
                             : make_transport(own, rank, layout, asked.timeout, between_hosts);
   if (!connection.device.is_cpu()) {
-    transport = make_nccl_transport(own.prefix("nccl"), std::move(transport),
-                                    {connection.device, layout, asked.timeout});
+    const bool is_ipc = asked.backend == Backend::CudaIpc;
+    const MakeDeviceTransport make = is_ipc ? &make_cuda_ipc_transport : &make_nccl_transport;
+    transport = make(own.prefix(is_ipc ? "cuda_ipc" : "nccl"), std::move(transport),
+                     {connection.device, layout, asked.timeout});
   }
   connection.group = Group(std::move(transport));
   connection.is_encrypted = asked.tls_key && *over;

@@ -1,4 +1,5 @@
-// From ranks that know of each other to a group of them: which transport, and its start.
+// Makes a group of ranks that have exchanged their descriptions: chooses the transport and starts
+// it.
 #pragma once
 
 #include <fmt/format.h>
@@ -46,8 +47,7 @@ struct Asked {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-// What the ranks of `job` have in common and nobody else, if there is anything: see
-// job_key_from_env().
+// The secret that only the ranks of `job` know, if there is one: see job_key_from_env().
 std::optional<Digest> common_key(const Asked& asked, std::string_view job);
 
 // The secret by which the ranks of `job` encrypt what they send each other, where LOCKSTEP_TLS or,

@@ -32,10 +32,11 @@ void check(const Membership& me, Backend asked) {
     throw ConfigError(
         fmt::format("[comm] join: rank {} of {}: ranks are numbered from 0", me.rank, me.size));
   }
-  if (asked == Backend::Nccl) {
-    throw ConfigError(
-        "[comm] join: the nccl backend was asked for, but such a group is for tensors on the CPU: "
-        "use World::from_env()");
+  if (asked == Backend::Nccl || asked == Backend::CudaIpc) {
+    throw ConfigError(fmt::format(
+        "[comm] join: the {} backend was asked for, but such a group is for tensors on the CPU: "
+        "use World::from_env()",
+        name_of(asked)));
   }
 }
 
@@ -50,8 +51,8 @@ void say(c10d::Store& store, const std::string& key, const std::string& value) {
 
 std::string key_of_host(int rank) { return fmt::format("lockstep/host/{}", rank); }
 
-// What each rank says of its host. Only rank 0 asks, so that the number of requests grows with the
-// number of ranks.
+// Each rank's description of its host. Only rank 0 asks, so that the number of requests grows with
+// the number of ranks.
 std::vector<std::string> hosts_of_all(c10d::Store& store, int size, milliseconds timeout) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < size; ++rank) keys.push_back(key_of_host(rank));
@@ -94,8 +95,8 @@ std::string address_for_others() {
   return "127.0.0.1";
 }
 
-// A store of ours, which rank 0 serves, and whose whereabouts it leaves in `theirs`: ours names who
-// is missing, and heeds the launcher.
+// A store of this library, which rank 0 serves and whose address it publishes in `theirs`: its
+// errors name missing ranks, and its waits check the launcher's status.
 Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& host,
                 milliseconds timeout) {
   constexpr const char* kWhere = "lockstep/store";
@@ -123,7 +124,7 @@ Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& ho
     theirs.wait({kWhere}, timeout);
   } catch (const std::exception& error) {
     throw CommError(fmt::format(
-        "[comm] join: rank {} of {} heard nothing from rank 0 within {}: was it started, and have "
+        "[comm] join: rank {} of {} had no answer from rank 0 within {}: was it started, and have "
         "all others come? ({})",
         me.rank, me.size, text_of(timeout), error.what()));
   }
@@ -140,7 +141,7 @@ Group meet(const Store& own, const Membership& me, Member mine, const Asked& ask
   const Store::Making making(own, me.rank == 0 ? me.size : 0);
   const auto members = exchange_members(own, me.rank, std::move(mine), asked.timeout);
   Group group = connect(own, me.rank, members, asked).group;
-  // Until then others may read rank 0's store, which may end with this call.
+  // Until then others may read rank 0's store, which may be destroyed when this call returns.
   group.barrier({.label = "join"}).wait();
   return group;
 }
@@ -185,8 +186,8 @@ Group join_group(const std::string& address, const Membership& me, const GroupOp
                                   .server = me.rank == 0,
                                   .timeout = timeout,
                                   .key = common_key({.secret = options.secret}, kJoin)});
-    // For those that come again. With its end, before the process's, the servers wait for ranks
-    // that still make a group.
+    // For later calls. Its destructor, before the process exits, waits for ranks that still form a
+    // group.
     static std::map<std::string, Store> served;
     const std::lock_guard lock(mutex);
     if (me.rank == 0) served.insert_or_assign(at.text(), store);

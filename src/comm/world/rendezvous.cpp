@@ -117,7 +117,7 @@ Member this_member(int world_size, int local_rank, Devices devices, const AskedT
 namespace {
 
 // A list to which every rank adds itself, how many have, and, once all have or two disagree, that
-// it is over: a rank makes the same few requests whatever the number of ranks.
+// it is over: a rank makes the same few requests for any number of ranks.
 constexpr const char* kList = "members";
 constexpr const char* kCome = "members/come";
 constexpr const char* kFirst = "members/first";
@@ -127,7 +127,7 @@ std::string line_of(int rank, const Member& member) {
   return fmt::format("{} {}\n", rank, encode(member));
 }
 
-// Those that have come. Throws ConfigError when one of them disagrees with this rank.
+// The members that have arrived. Throws ConfigError when one of them disagrees with this rank.
 std::vector<std::optional<Member>> members_of(const std::string& list, int rank,
                                               const Member& mine) {
   std::vector<std::optional<Member>> members(mine.world_size);

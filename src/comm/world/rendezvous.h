@@ -1,4 +1,4 @@
-// What the ranks of a world tell each other about themselves before they have a group.
+// The exchange of the ranks' descriptions before there is a group.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@ namespace lockstep::comm {
 
 struct Member {
   int world_size = 1;
-  int local_rank = -1;  // as the launcher calls it; -1 when it says none
+  int local_rank = -1;  // by the launcher; -1 when it gives none
   std::string host;     // equal for ranks that can share memory
   std::string version;  // of this library
   Devices devices;

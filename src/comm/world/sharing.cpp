@@ -36,7 +36,7 @@ void offer_trial(const Store& store, const std::string& key, const std::vector<s
 
 void attach_trial(const std::string& text) {
   SegmentHandle handle;
-  if (text.size() != sizeof handle) return;  // whoever could not make it says so
+  if (text.size() != sizeof handle) return;  // the rank that could not make it reports that
   std::memcpy(&handle, text.data(), sizeof handle);
   (void)Segment::attach(handle);
 }

@@ -6,10 +6,10 @@
 
 namespace lockstep::comm {
 
-// All ranks of a group say the same.
+// The same on all ranks of a group.
 struct Topology {
   // By rank of the group.
-  std::vector<int> members;        // what the world calls it
+  std::vector<int> members;        // the world's number of it
   std::vector<std::string> hosts;  // equal for ranks that share memory
   std::vector<std::string> doors;  // where it is handed memory (see door.h)
 

@@ -42,20 +42,22 @@ namespace {
 
 constexpr int kMost = 1 << 20;
 
-// What was asked for by way of the backend, too.
+// The device that the options ask for, or that the backend implies.
 DeviceKind check_device(DeviceKind asked, Backend backend, bool python_peers) {
-  const bool on_cpu = python_peers || (backend != Backend::Auto && backend != Backend::Nccl);
+  const bool on_gpu = backend == Backend::Nccl || backend == Backend::CudaIpc;
+  const bool on_cpu = python_peers || (backend != Backend::Auto && !on_gpu);
   if (on_cpu && asked == DeviceKind::Cuda) {
     contradiction(
         "LOCKSTEP_DEVICE=cuda needs the nccl backend, and ranks of this library alone: use "
         "LOCKSTEP_BACKEND=auto");
   }
-  if (backend == Backend::Nccl && asked == DeviceKind::Cpu) {
+  if (on_gpu && asked == DeviceKind::Cpu) {
     contradiction(
-        "LOCKSTEP_BACKEND=nccl is for GPUs, but LOCKSTEP_DEVICE=cpu: use auto for one of them");
+        "LOCKSTEP_BACKEND={} is for GPUs, but LOCKSTEP_DEVICE=cpu: use auto for one of them",
+        name_of(backend));
   }
   if (on_cpu) return DeviceKind::Cpu;
-  return backend == Backend::Nccl ? DeviceKind::Cuda : asked;
+  return on_gpu ? DeviceKind::Cuda : asked;
 }
 
 // The store, under keys that belong to this attempt of the job and this world of the process.
@@ -85,8 +87,8 @@ std::string attempt(const Place& place) {
   return fmt::format("lockstep/{}/{}", place.job, worlds++);
 }
 
-// Without a launcher of ours nobody has divided the cores of a machine among its ranks, and every
-// one would start a thread for each.
+// Other launchers than ours do not divide a machine's cores among its ranks: each rank would start
+// a thread for every core.
 void share_cores(const std::vector<Member>& members, int rank) {
   std::vector<Cores> cores;
   for (const Member& member : members) cores.push_back(member.cores);
@@ -146,7 +148,7 @@ World World::from_env(WorldOptions options) {
                   .over_tcp = over_tcp,
                   .tls = options.tls,
                   .timeout = options.timeout};
-  // One rank sends nobody anything, and is often started without a launcher.
+  // One rank sends nothing, and is often started without a launcher.
   if (place.size > 1) transport.tls_key = tls_key_from_env(transport, place.job);
   const DeviceKind kind =
       check_device(device_from_env(options.device), asked, options.python_peers);

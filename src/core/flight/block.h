@@ -14,9 +14,9 @@ constexpr uint32_t kModules = 8;
 
 // What a signal handler of the rank writes: no pointers, no memory but this.
 struct Trace {
-  std::atomic<uint32_t> listens;  // 1: the question's handler is ours
-  std::atomic<uint32_t> told;     // how many there were; raised when one is complete
-  std::atomic<uint32_t> writing;  // 1 while somebody writes, and for ever after the rank's end
+  std::atomic<uint32_t> listens;  // 1: this library's handler for question() is installed
+  std::atomic<uint32_t> told;     // how many stacks were written; raised when one is complete
+  std::atomic<uint32_t> writing;  // 1 while a thread writes, and after the rank's end
   int32_t signal;
   uint32_t frames;
   uint64_t at_ns;
@@ -48,9 +48,9 @@ struct Block {
   char comparison[200];
 };
 
-// Readies this process to tell `block` where it is.
+// Installs the handlers that write this process's stack into `block`.
 void watch_stack(Block& block) noexcept;
-// Tells it; for the end of the process, so that nothing replaces it.
+// Writes the last stack, at the end of the process: nothing replaces it.
 void tell_last_stack(Block& block) noexcept;
 
 constexpr size_t kBlockBytes = 8192;  // whole pages: each rank maps its own

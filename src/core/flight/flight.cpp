@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kMostRanks = 1 << 16;
 
-// Whatever the rank has written there: never more than fits.
+// Text that the rank has written, at most as much as fits.
 template <size_t N>
 std::string text_of(const char (&text)[N]) {
   return {text, strnlen(text, N)};

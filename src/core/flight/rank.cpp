@@ -28,16 +28,16 @@ std::terminate_handler g_before = nullptr;
 
 Block* block() noexcept;
 
-// What nobody caught, before the process aborts. The stack is still that of the throw.
+// Reports an uncaught exception before the process aborts. The stack is still that of the throw.
 [[noreturn]] void on_terminate() {
   if (Block* const own = block()) tell_last_stack(*own);
   if (const auto error = std::current_exception()) {
     try {
       std::rethrow_exception(error);
     } catch (const std::exception& known) {
-      report_failure(fmt::format("an exception that nobody caught: {}", known.what()));
+      report_failure(fmt::format("an uncaught exception: {}", known.what()));
     } catch (...) {
-      report_failure("an exception that nobody caught, of no standard type");
+      report_failure("an uncaught exception of no standard type");
     }
   }
   if (g_before != nullptr) g_before();
@@ -66,7 +66,7 @@ Block* find_block() noexcept try {
   watch_stack(*static_cast<Block*>(memory));
   return static_cast<Block*>(memory);
 } catch (const std::exception&) {
-  return nullptr;  // a variable of somebody else's: recording is no reason to fail
+  return nullptr;  // another program's variable: recording is no reason to fail
 }
 
 // The rank; a child of it is none.
@@ -81,7 +81,7 @@ Block* block() noexcept {
 }
 
 // The file of torchrun's workers, {"message": {"message": ..., "extraInfo": {...}}}, whole or not
-// at all: torchrun stumbles over half of one.
+// at all: torchrun cannot read half of one.
 void write_error_file(std::string_view text) {
   const auto path = env_text("TORCHELASTIC_ERROR_FILE");
   if (!path) return;

@@ -16,7 +16,7 @@ constexpr uint32_t kOperations = 32;
 
 // A call of a collective, as it was announced. Texts are cut to fit.
 struct Operation {
-  uint64_t start_ns = 0, end_ns = 0;  // CLOCK_MONOTONIC; end 0 until somebody has waited for it
+  uint64_t start_ns = 0, end_ns = 0;  // CLOCK_MONOTONIC; end 0 until it was waited for
   int64_t count = -1;                 // elements; -1 where that says nothing
   int32_t peer = -1;                  // root, receiver or sender; -1 for none
   uint32_t number = 0;                // of the call in its group, as errors quote it; 0: none yet

@@ -43,7 +43,7 @@ struct Log {
   std::array<uint64_t, 2> busy_ns{};  // by Activity, up to now
   std::optional<Failure> failure;
   std::optional<Comparison> comparison;  // the last
-  std::optional<Stack> stack;            // the last that it told
+  std::optional<Stack> stack;            // the last that it has written
 
   // "in all_reduce sum #412 (bucket 3, float32 x 8), for 0.31 s", or "in no collective; the last
   // was broadcast #411 (float32 x 8), 1.20 s before", at `now_ns`; empty when it has called none.
@@ -64,9 +64,9 @@ class Segment {
 
   int fd() const { return fd_; }
   Log read(int local_rank) const;
-  // Whether the rank answers question().
+  // Whether the rank handles question().
   bool listens(int local_rank) const;
-  // How often the rank has said where it is.
+  // How many stacks the rank has written.
   uint32_t stacks_told(int local_rank) const;
 
  private:

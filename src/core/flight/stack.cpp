@@ -1,5 +1,5 @@
-// How a rank says where its code is. Everything below the handlers is async-signal-safe: it takes
-// no lock and no memory, so that a rank that dies, or is busy, cannot be kept by it.
+// How a rank writes its stack. Everything below the handlers is async-signal-safe: it takes no lock
+// and no memory, so that a rank that dies, or is busy, cannot be kept by it.
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <link.h>

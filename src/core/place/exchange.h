@@ -1,5 +1,5 @@
 // One string from rank 0 to all ranks, through the process manager that has started them. Every
-// rank calls the same function once; the managers are left afterwards, and know of no failure.
+// rank calls the same function once; the connection to the manager is closed afterwards, in order.
 #pragma once
 
 #include <chrono>

@@ -30,7 +30,7 @@ std::vector<std::string> outward_addresses() {
   return addresses;
 }
 
-// What mpirun calls this host, or where its own daemon here is reached by the others: names and
+// The names by which mpirun knows this host, and the addresses of its daemon here: names and
 // addresses, the best first.
 std::vector<std::string> what_mpirun_says() {
   std::vector<std::string> names;
@@ -68,7 +68,7 @@ std::string outward_address() {
 }  // namespace
 
 bool can_meet_over_mpirun(const Place& place) {
-  // A program of MPI's own needs the one conversation with the process manager for MPI_Init().
+  // A program that uses MPI itself needs the only connection to the process manager for MPI_Init().
   if (dlsym(RTLD_DEFAULT, "MPI_Init") != nullptr) return false;
   return place.source == "MPICH" ? env_text("PMI_FD").has_value()
                                  : place.source == "Open MPI" && env_text("PMIX_RANK");

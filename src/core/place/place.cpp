@@ -43,7 +43,7 @@ std::optional<Place> place_from_launcher() {
   return place;
 }
 
-// The manager talks to a process once.
+// The process manager serves each process once.
 Place met_over_mpirun(Place place) {
   static std::optional<Place> met;
   if (met) return *met;

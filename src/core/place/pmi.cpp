@@ -101,7 +101,7 @@ std::string exchange_over_pmi(int fd, const std::string& word, std::chrono::mill
   manager.ask("cmd=barrier_in", "barrier_out", "cmd");
   const std::string heard =
       manager.ask(fmt::format("cmd=get kvsname={} key={}", space, kKey), "get_result", "value");
-  // Who is in the conversation when it ends is taken for a failure.
+  // A process that ends without finalize counts as failed.
   manager.ask("cmd=finalize", "finalize_ack", "cmd");
   return heard;
 }

@@ -75,7 +75,7 @@ struct Fence {
   std::optional<int> status;
 
   static void done(int status, void* data) {
-    // Whoever has stopped waiting has left it to us.
+    // The thread that waited may have left; this owns the fence then.
     const std::unique_ptr<std::shared_ptr<Fence>> own(static_cast<std::shared_ptr<Fence>*>(data));
     const std::lock_guard lock((*own)->mutex);
     (*own)->status = status;

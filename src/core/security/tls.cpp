@@ -78,7 +78,7 @@ Context make_context(Tls::Role role) {
   }
   if (is_client) {
     SSL_CTX_set_psk_use_session_callback(context.get(), offer);
-    // A server without the key would have to show a certificate, which nobody believes.
+    // A server without the key would have to show a certificate, which no peer accepts.
     SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
   } else {
     SSL_CTX_set_psk_find_session_callback(context.get(), find);

@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// The peer speaks no TLS, has another key, or somebody has changed what it sent.
+// The peer speaks no TLS, has another key, or its data was changed on the way.
 class TlsError : public Error {
  public:
   using Error::Error;
@@ -27,18 +27,19 @@ class Tls {
   Tls(const Tls&) = delete;
   Tls& operator=(const Tls&) = delete;
 
-  // What the peer has sent; returns what it means, as far as it is complete. Throws TlsError.
+  // Takes what the peer has sent; returns the decrypted bytes, as far as records are complete.
+  // Throws TlsError.
   std::string feed(std::string_view bytes);
-  // The same in two steps, without a copy: what the peer has sent, and as much of what it means as
-  // `to` has room for; 0 when more has to come first. Once the connection is open.
+  // The same in two steps, without a copy: what the peer has sent, then as much of the decrypted
+  // bytes as `to` has room for; 0 when more has to come first. Once the connection is open.
   void push(std::string_view bytes);
   size_t read(char* to, size_t room);
-  // Whether the peer has proved that it has the key.
+  // Whether the peer has proved that it knows the key.
   bool is_open() const;
   // Before the handshake is over it is kept for later.
   void write(std::string_view plain);
   // What is written from now on is encrypted with another key. write() does it by itself, long
-  // before so much has been encrypted with one key that it would be of use to a listener.
+  // before the limit of RFC 8446 for one key.
   void renew_key();
   // Bytes for the peer.
   std::string take_output();

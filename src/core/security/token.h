@@ -1,4 +1,4 @@
-// The secret of a job, and what is proved and derived with it.
+// The secret of a job, proofs of knowing it, and keys derived from it.
 #pragma once
 
 #include <array>
@@ -23,8 +23,8 @@ bool is_same(std::string_view a, std::string_view b);
 
 Digest random_bytes();
 
-// What every launcher of a job has been given, and nobody else. Not printable by accident: there is
-// no way to get it out.
+// The secret that every launcher of a job has been given. Not printable by accident: there is no
+// way to get it out.
 class Token {
  public:
   // Throws ConfigError for fewer than 16 bytes.
@@ -49,9 +49,9 @@ std::optional<Digest> digest_of_hex(std::string_view text);
 // it follows from that, or is random, and opens nothing but the ranks' own connections.
 constexpr const char* kJobKeyVariable = "LOCKSTEP_JOB_KEY";
 
-// What the ranks of a job have in common and nobody else: what kJobKeyVariable says, else what
-// follows from the job's token (Token::from_env) and `job`; nothing where there is neither. Throws
-// ConfigError, as Token does.
+// The secret that only the ranks of a job know: what kJobKeyVariable says, else what follows from
+// the job's token (Token::from_env) and `job`; nothing where there is neither. Throws ConfigError,
+// as Token does.
 std::optional<Digest> job_key_from_env(std::string_view job);
 
 }  // namespace lockstep

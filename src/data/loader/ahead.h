@@ -107,7 +107,7 @@ class Ahead {
       place_of(*number) = std::move(made);
       is_made_.notify_one();
     }
-    has_room_.notify_all();  // the others may be waiting for room that nobody makes any more
+    has_room_.notify_all();  // the others may be waiting for room that is no longer made
   }
 
   const Make make_;

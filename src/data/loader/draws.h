@@ -11,7 +11,7 @@
 
 namespace lockstep::data {
 
-// Whose numbers are drawn: turn 0 is the data set's, turn t + 1 that of transform t.
+// Which numbers are drawn: turn 0 is the data set's, turn t + 1 that of transform t.
 struct DrawPlace {
   int64_t seed = 0;
   int64_t epoch = 0;

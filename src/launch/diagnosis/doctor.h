@@ -1,4 +1,4 @@
-// What of this machine could keep a job from running, or slow it down.
+// Finds settings of this machine that could keep a job from running, or slow it down.
 #pragma once
 
 #include <string>

@@ -70,7 +70,7 @@ const Seen* find(const std::vector<Seen>& ranks, int rank) {
   return nullptr;
 }
 
-// What the rank said when it failed, on one line.
+// The rank's own failure message, on one line.
 std::string words_of(const Outcome& outcome, int rank) {
   const Seen* seen = find(outcome.seen, rank);
   if (seen == nullptr || !seen->log.failure) return "";
@@ -79,8 +79,8 @@ std::string words_of(const Outcome& outcome, int rank) {
   return text;
 }
 
-// The same in words that do not depend on which rank it is: "all_reduce #9 cannot go on", and "this
-// rank calls" for its own number. A consequence repeats them on every rank.
+// The same without the rank's own number: "all_reduce #9 cannot go on", and "this rank calls" for
+// "rank 3 calls". Ranks that report one consequence then have equal texts.
 std::string without_own_rank(std::string words, int rank) {
   const std::string own = fmt::format("rank {}", rank), on = " on " + own;
   const auto ends_at = [&words](size_t at) {

@@ -8,7 +8,8 @@
 namespace lockstep::launch {
 namespace {
 
-// Waiting for others is worth a line after the first, and one about changes after the second.
+// A line says that the coordinator waits after the first of these, and that something has changed
+// after the second.
 constexpr Time kQuiet = std::chrono::milliseconds(1500);
 constexpr Time kBetween = std::chrono::seconds(10);
 constexpr size_t kMostTold = 1000;

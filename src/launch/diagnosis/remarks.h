@@ -1,4 +1,4 @@
-// What a coordinator says to its user about other launchers.
+// The coordinator's messages to its user about other launchers.
 #pragma once
 
 #include <map>
@@ -17,7 +17,7 @@ class Remarks {
  public:
   explicit Remarks(Time now) { on_gathering(now); }
 
-  // The coordinator's answer to a launcher: a refusal is worth a line, the first Wait, too.
+  // The coordinator's answer to a launcher: a line for a refusal and for the first Wait.
   void on_answer(const Join& join, const Message& answer);
   void on_spare(const Join& join, size_t places);
 
@@ -30,7 +30,8 @@ class Remarks {
     size_t ready = 0;
     bool is_fenced = false;  // ranks of a lost host may be alive
   };
-  // No rank runs: a line once that has taken a while, and others, not too many, about changes.
+  // No rank runs: a line once that has taken a while, and further ones, at intervals, about
+  // changes.
   void on_gathering(Time now);
   void on_waiting(const Gathered& gathered, const JobSpec& job_spec, const Timing& timing,
                   Time now);
@@ -45,10 +46,11 @@ class Remarks {
   std::vector<std::string> lines_;
 };
 
-// What a launcher is told for which there is no place in the job.
+// The message for a launcher for which there is no place in the job.
 std::string words_for_a_spare(size_t places);
 
-// "; host4 in place of host1": who has come for those that are gone, each by launcher and host.
+// "; host4 in place of host1": which hosts have replaced those that are gone, each given as
+// launcher and host.
 std::string successors(const std::map<uint64_t, std::string>& before,
                        const std::map<uint64_t, std::string>& now);
 

@@ -22,7 +22,7 @@ constexpr size_t kInner = 5, kOuter = 5;  // frames of a chain
 constexpr size_t kLongestName = 80;
 
 // Whether the main thread of a process would handle the signal: the rank may be a child of the
-// process that was started, or have become another program, which would die of the question.
+// process that was started, or have executed another program, which the signal would end.
 bool listens(pid_t pid, int signal) {
   std::ifstream status(fmt::format("/proc/{}/task/{}/status", pid, pid));
   uint64_t blocked = 0, caught = 0;
@@ -35,7 +35,7 @@ bool listens(pid_t pid, int signal) {
   return (caught & bit) != 0 && (blocked & bit) == 0;
 }
 
-// In a state in which a signal is handled at once.
+// Whether the process is in a state in which a signal is handled at once.
 bool runs(pid_t pid) {
   const char state = process_state(pid);
   return state == 'R' || state == 'S';
@@ -69,7 +69,7 @@ std::string without_arguments(std::string name) {
 
 void ask_for_stacks(const flight::Segment& flight, const std::map<int, pid_t>& pids,
                     std::chrono::milliseconds limit) {
-  std::map<int, uint32_t> asked;  // what each had told before
+  std::map<int, uint32_t> asked;  // the number of each one's last stack
   for (const auto& [local, pid] : pids) {
     if (!flight.listens(local) || !runs(pid) || !listens(pid, flight::question())) continue;
     asked[local] = flight.stacks_told(local);

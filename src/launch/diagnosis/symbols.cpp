@@ -87,7 +87,7 @@ std::vector<std::string> functions_at(const ReadAt& read, const std::vector<uint
 std::vector<std::string> functions_at(const std::string& path,
                                       const std::vector<uint64_t>& addresses) {
   const Fd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  // Read and not mapped: a file that is cut meanwhile would be the launcher's end.
+  // Read and not mapped: a file that is truncated meanwhile would end the launcher by SIGBUS.
   const ReadAt read = [&file](uint64_t offset, uint64_t size) {
     std::string bytes(size, '\0');
     size_t have = 0;

@@ -8,7 +8,7 @@
 namespace lockstep::launch {
 namespace {
 
-// Below that the ranks are as even as a machine with other work lets them be.
+// Smaller differences between ranks are noise of a machine with other work.
 constexpr double kNotable = 0.10;
 
 constexpr const char* kNowhere = "in no collective so far";
@@ -81,7 +81,7 @@ std::vector<std::string> Straggling::lines(const std::vector<Seen>& ranks) {
                     stopped->rank));
     return text;
   }
-  // Who waits least for the others is the one they wait for.
+  // The rank that waits least for the others is the one they wait for.
   const auto [least, most] = std::minmax_element(
       shares.begin(), shares.end(),
       [](const Share& a, const Share& b) { return a.communication < b.communication; });

@@ -1,4 +1,4 @@
-// What a launcher sees of its ranks from outside, while they run.
+// The state of running ranks as the launcher sees it: call, time in it, process state.
 #pragma once
 
 #include <sys/types.h>
@@ -31,7 +31,7 @@ std::string whereabouts(const Seen& seen, uint64_t now_ns);
 std::optional<int64_t> out_of_memory_kills();
 
 // The lines of a report on a running job: where each rank is and what it has spent its time with
-// since the last report, and who keeps the others waiting.
+// since the last report, and which rank keeps the others waiting.
 class Straggling {
  public:
   explicit Straggling(int ranks);

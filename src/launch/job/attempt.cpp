@@ -148,7 +148,8 @@ Child Starter::start(int local) {
   }
   spec.environment = environment_with(variables);
   Child child = start_child(spec, session_.signals);
-  // Rank 0 alone keeps the socket: when it is gone, so is the port, and nobody waits for an answer.
+  // Rank 0 alone keeps the socket: when it ends, so does the port, and no peer waits for an answer
+  // there.
   plan_.listener.reset();
   attach(local, false, std::move(child.out), std::move(files.out));
   attach(local, true, std::move(child.err), std::move(files.err));
@@ -160,7 +161,8 @@ Child Starter::start(int local) {
 Outcome run_attempt(Session& session, Plan plan, Outside* outside) {
   std::vector<Logs::Files> files(static_cast<size_t>(plan.local_ranks));
   if (session.logs.is_on()) {
-    // Shared, since the files may still be on their way when nobody wants them any more.
+    // Shared, since the files may still be opened by the other thread after this one has stopped
+    // waiting.
     const auto opened = std::make_shared<std::vector<Logs::Files>>();
     Outcome early;
     const bool is_done =

@@ -1,4 +1,4 @@
-// When ranks that go on are missed.
+// When ranks that still run after others have ended are reported.
 #pragma once
 
 #include <chrono>

@@ -46,7 +46,7 @@ const flight::Stack* Outcome::stack_of(const Seen& rank) const {
   const auto& stack = rank.log.stack;
   if (!stack) return nullptr;
   if (stack->signal != 0) return &*stack;
-  // An older one answered a question of the user's.
+  // An older stack was requested by the user.
   if (failed_ns == 0 || stack->at_ns < failed_ns) return nullptr;
   const auto& said = rank.log.failure;
   const bool left = std::any_of(ends.begin(), ends.end(), [&](const RankEnd& end) {
@@ -65,7 +65,7 @@ bool Outcome::asks_for_requeue() const {
 int Outcome::exit_code() const {
   for (const RankEnd& end : ends) {
     if (end.rank != cause) continue;
-    // One that failed, and was stopped before it had ended, has no status of its own.
+    // A rank that failed, and was stopped before it had ended, has no status of its own.
     return end.push == Push::None ? exit_code_of(end.wait_status) : 1;
   }
   if (asks_for_requeue()) return kRequeueStatus;

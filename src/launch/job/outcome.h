@@ -40,8 +40,8 @@ struct Outcome {
   // nothing where it does not say.
   std::optional<int64_t> out_of_memory = {};
 
-  // Where that rank died, or was when the first failure was seen; null when it did not say, and of
-  // one that had already reported its failure, and only went on to its end.
+  // Where that rank died, or was when the first failure was seen; null when it gave no stack, and
+  // for one that had reported its failure before and was only exiting.
   const flight::Stack* stack_of(const Seen& rank) const;
 
   bool succeeded() const { return !cause && !signal && !outside; }
@@ -58,7 +58,7 @@ std::optional<int> first_failure(const Outcome& outcome);
 
 // Exit status 0.
 bool is_success(int wait_status);
-// Exit status kRequeueStatus: no failure, but nothing that is done.
+// Exit status kRequeueStatus: no failure, but the job is not finished.
 bool is_requeue(int wait_status);
 
 // The shell's number for it: the status, or 128 + the signal.

@@ -23,7 +23,7 @@ struct Plan {
   Fd listener = {};
   // The same at each start of the job, and no other job's.
   std::string job = {};
-  // What the ranks of the job have in common (core/security/token.h).
+  // The secret of the job's ranks (core/security/token.h).
   Digest job_key = random_bytes();
   int restarts = 0;      // how many attempts there were before
   int max_restarts = 0;  // how many there may be

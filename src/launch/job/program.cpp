@@ -1,17 +1,23 @@
 #include "launch/job/program.h"
 
 #include <elf.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iterator>
+#include <sstream>
 #include <string_view>
 
 #include "launch/job/run.h"
+#include "lockstep/core/environment.h"
 
 namespace lockstep::launch {
 namespace {
@@ -39,14 +45,28 @@ std::string first_bytes(const std::string& path) {
   return bytes;
 }
 
+// The words of a #! line: an interpreter, and what it is given.
+std::vector<std::string> interpreter_words(const std::string& path) {
+  const std::string bytes = first_bytes(path);
+  if (!bytes.starts_with("#!")) return {};
+  std::istringstream line(bytes.substr(2, bytes.find('\n') - 2));
+  return {std::istream_iterator<std::string>(line), {}};
+}
+
 // The interpreter of a #! line; empty when there is none.
 std::string interpreter_of(const std::string& path) {
-  const std::string bytes = first_bytes(path);
-  if (!bytes.starts_with("#!")) return "";
-  const std::string line = bytes.substr(2, bytes.find('\n') - 2);
-  const size_t begin = line.find_first_not_of(" \t");
-  if (begin == std::string::npos) return "";
-  return line.substr(begin, line.find_first_of(" \t\r", begin) - begin);
+  const auto words = interpreter_words(path);
+  return words.empty() ? "" : words.front();
+}
+
+// Whether that is what Python's interpreters are called: python, /usr/bin/python3.11, python3.13t.
+bool is_python(std::string_view word) {
+  word.remove_prefix(word.find_last_of('/') + 1);
+  constexpr std::string_view kName = "python";
+  if (!word.starts_with(kName)) return false;
+  const std::string_view version = word.substr(kName.size());
+  const size_t end = version.find_first_not_of("0123456789.");
+  return end == version.npos || version.substr(end) == "t" || version.substr(end) == "d";
 }
 
 // A script that names no interpreter: the kernel does not run it, and the shell would take it for
@@ -117,9 +137,22 @@ void refuse_program(const std::string& path, int error) {
          error == ENOENT || error == ENOTDIR ? kNotFound : kNotExecutable);
 }
 
-bool is_plain_script(const std::string& path) {
-  const std::string bytes = first_bytes(path);
-  return !bytes.starts_with(ELFMAG) && bytes.find('\0') == std::string::npos;
+bool is_plain_script(const char* path) noexcept {
+  const int before = errno;
+  std::array<char, 256> bytes;
+  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  const ssize_t got = file < 0 ? 0 : read(file, bytes.data(), bytes.size());
+  if (file >= 0) close(file);
+  errno = before;
+  const std::string_view text(bytes.data(), static_cast<size_t>(std::max<ssize_t>(0, got)));
+  return !text.starts_with(ELFMAG) && text.find('\0') == text.npos;
+}
+
+bool binds_its_port(const std::string& path, const std::vector<std::string>& command) {
+  if (env_int("LOCKSTEP_PYTHON_PEERS", 0, 1)) return has_python_peers();
+  const auto interpreter = interpreter_words(path);
+  return std::any_of(command.begin(), command.end(), is_python) ||
+         std::any_of(interpreter.begin(), interpreter.end(), is_python);
 }
 
 }  // namespace lockstep::launch

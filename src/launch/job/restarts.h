@@ -24,11 +24,11 @@ class Restarts {
   struct Decision {
     // The pause before the next start; nothing when there is none.
     std::optional<std::chrono::milliseconds> pause;
-    std::string text;  // for the user; empty when nobody asked for restarts
+    std::string text;  // for the user; empty when no restarts were asked for
   };
   struct Fault {
     int rank = -1;   // that failed first; none when a host was lost
-    int status = 0;  // how it ended, in any one way of telling that
+    int status = 0;  // how it ended, as one number
     bool from_outside = false;
   };
   // After an attempt that ran for `ran`.

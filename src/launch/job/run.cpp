@@ -27,7 +27,7 @@ std::string options_threads(const Options& options) {
   return own != variables.end() ? own->second : *env_text("OMP_NUM_THREADS");
 }
 
-// `where`: what is said of the place where rank 0 listens.
+// `where`: a description of the address at which rank 0 listens.
 std::string describe_ranks(const Options& options, std::string_view where) {
   check(options);
   const auto arguments = options.command.begin() + 1;
@@ -53,15 +53,14 @@ int run(const Options& options) {
     Listener listener = listen_on_loopback(options.master_port);
     plan.master_port = listener.port;
     session.tell(fmt::format("rank 0 is to listen at 127.0.0.1:{}", listener.port));
-    // A Python rank 0 binds the port itself, so that it must be left free.
-    if (has_python_peers()) {
+    if (binds_its_port(session.program, options.command)) {
       listener.socket.reset();
     } else {
       plan.listener = std::move(listener.socket);
     }
     const auto start = Restarts::Clock::now();
     const Outcome outcome = run_attempt(session, std::move(plan));
-    // It came after a failure, and there is no restart because of it.
+    // The signal came after a failure, and prevents the restart.
     if (outcome.signal && outcome.cause && count < options.max_restarts) {
       session.drain(outcome.signal);
       return 128 + *outcome.signal;

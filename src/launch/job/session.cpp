@@ -30,7 +30,7 @@ void check_local_rank(std::string_view flag, int local_rank, const Options& opti
                                 local_rank, options.ranks - 1));
 }
 
-// With one of 0, 1, 2 closed the next descriptor we open would become somebody's stdout.
+// With one of 0, 1, 2 closed the next descriptor we open would become a rank's stdout.
 void open_standard_streams() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (fcntl(fd, F_GETFD) < 0) {
@@ -76,7 +76,7 @@ Session::Session(const Options& given)
       orphan_reaper(mark),
       logs(options) {
   adopt_orphans();
-  // Nobody could guess it.
+  // The user could not guess the name.
   if (logs.is_on() && options.log_dir.empty()) {
     output.say(fmt::format("output of the ranks goes to {}", logs.folder()));
   }

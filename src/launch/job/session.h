@@ -13,7 +13,7 @@
 
 namespace lockstep::launch {
 
-// Throws ConfigError for what no job can be started with.
+// Throws ConfigError for options with which no job can be started.
 void check(const Options& options);
 
 struct Session {
@@ -21,9 +21,10 @@ struct Session {
   // signals, streams and orphans. Throws StartError, ConfigError.
   explicit Session(const Options& given);
 
-  // Waits until the readers of our output and the log files have taken it all, but no longer than
-  // they take nothing for LOCKSTEP_OUTPUT_TIMEOUT seconds (60), or one after the `signal` that has
-  // ended the job; then says how much was not written. Returns the signal that came meanwhile.
+  // Waits until all output is written to its readers and the log files. Stops after
+  // LOCKSTEP_OUTPUT_TIMEOUT seconds (60) without progress, or one second after the `signal` that
+  // has ended the job; then reports how much was not written. Returns the signal that came
+  // meanwhile.
   std::optional<int> drain(std::optional<int> signal = std::nullopt);
   // Waits for so long, or until a signal comes that ends the job: returns that.
   std::optional<int> pause(std::chrono::milliseconds time);

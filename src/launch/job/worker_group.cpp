@@ -12,6 +12,7 @@
 
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/diagnosis/stacks.h"
+#include "launch/job/program.h"
 #include "launch/output/last_words.h"
 #include "launch/process/child.h"
 
@@ -20,8 +21,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For the others to notice a failure by themselves and say what they were doing, for which they ask
-// each other for up to 0.3 s.
+// Time for the other ranks to notice a failure by themselves and to report what they were doing;
+// they collect each other's status for up to 0.3 s.
 constexpr auto kTelling = 800ms;
 // With kTelling before it a job is over 2.3 s after a failure, and within the promised 3 s on a
 // busy machine.
@@ -112,7 +113,8 @@ void WorkerGroup::attend_outside() {
   const auto order = outside_->attend();
   if (!order) return;
   if (phase_ == Phase::Stopping && order->signal == 0) {
-    // Others count on the ranks' end within the time after a failure, though a signal allows more.
+    // Other launchers expect the ranks to end within the time after a failure, though a signal
+    // allows more.
     const auto limit = Clock::now() + options_.grace.value_or(kGraceAfterFailure);
     deadline_ = std::min(*deadline_, limit);
   }
@@ -240,7 +242,7 @@ void WorkerGroup::record(pid_t pid, int wait_status) {
   if (phase_ == Phase::Running) {
     outcome_.cause = outcome_.ends.back().rank;
     outcome_.failed_ns = outcome_.ends.back().at_ns;
-    // Before they are told, and leave.
+    // Before the ranks are told of the failure, and leave.
     outcome_.seen_first = ask(kAnswerAfterFailure);
   }
   control_.report_failure();
@@ -289,6 +291,14 @@ void WorkerGroup::conclude() {
   if (outcome_.cause) {
     const LastWords words(session_, first_rank_, restarts_);
     for (const std::string& line : words.unseen(*outcome_.cause)) output_.say(line);
+    const bool is_port_taken =  // by torch's store
+        *outcome_.cause == 0 &&
+        words.of(0).find("server socket has failed to listen") != std::string::npos;
+    if (is_port_taken && !binds_its_port(session_.program, options_.command)) {
+      output_.say(
+          "hint: rank 0 has inherited a socket that listens at MASTER_PORT; a program that binds "
+          "the port itself, as a script that runs Python, needs LOCKSTEP_PYTHON_PEERS=1");
+    }
     if (session_.logs.is_on()) words.write_failure_report(outcome_, output_);
   }
   output_.pump();

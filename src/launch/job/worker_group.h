@@ -1,4 +1,4 @@
-// Stays with a running job until nothing of it is left. The states and their bounds are in
+// Supervises a running job until none of its processes is left. The states and their bounds are in
 // docs/launching_protocol.md.
 #pragma once
 
@@ -29,8 +29,8 @@ class WorkerGroup {
 
   // Watches a process that has just been started. `starting`: child.h.
   void watch(int local_rank, pid_t pid, Fd starting);
-  // Returns when no descendant of this process is left and everything is said. Throws StartError
-  // when a rank cannot execute the program, and leaves the others running then.
+  // Returns when no descendant of this process is left and everything is reported. Throws
+  // StartError when a rank cannot execute the program, and leaves the others running then.
   Outcome run();
   // Kills and reaps every descendant: for a start that failed half way.
   static void end_everything();

@@ -1,4 +1,4 @@
-// What the worker group sees of its ranks while they run, and says of them.
+// How the worker group observes its ranks while they run, and reports on them.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,7 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kAnswer = 500ms;
-// Between two looks for ranks that are stopped; who is so in two of them is named.
+// Between two checks for stopped ranks; one that is stopped in two of them is reported.
 constexpr auto kLook = 1s;
 
 }  // namespace
@@ -76,8 +76,8 @@ void WorkerGroup::say_of_leftovers(std::string_view what) {
                           more == 0 ? "" : fmt::format(" and {} more", more)));
 }
 
-// Peers in a collective name a stopped rank at their deadline. Where nobody is in one, as after the
-// last, nobody else looks.
+// Peers in a collective name a stopped rank at their deadline. When no rank is in one, as after the
+// last, only the launcher can notice it.
 void WorkerGroup::look_for_absent() {
   next_look_ = Clock::now() + kLook;
   for (auto& [pid, rank] : running_) {

@@ -52,7 +52,7 @@ class File {
   Reader into_text(const std::string& key, std::string& value) const;
   Reader into_number(const std::string& key, std::optional<int>& value, int low, int high) const;
   Reader into_flag(const std::string& key, bool& value) const;
-  // Without meaning here, unless it says something other than `harmless`.
+  // A key without a meaning here; a value other than `harmless` gives a remark.
   Reader unused(const std::string& key, const Words& harmless, const std::string& reason) const;
   Reader refused_unless_empty(const std::string& key, const std::string& reason) const;
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kMostLines = 10;
 
-// Beyond that a file system is out of order, and the report has to go on without the file.
+// A file system that takes longer is stuck, and the report does without the file.
 constexpr auto kPatience = std::chrono::milliseconds(300);
 
 std::string read_end(const std::string& path) {

@@ -15,7 +15,8 @@ class LastWords {
   LastWords(const Session& session, int first_rank, int restarts)
       : session_(session), first_rank_(first_rank), restarts_(restarts) {}
 
-  // The end of the rank's stderr, wherever that went; empty when it went past the launcher.
+  // The end of the rank's stderr, from its file or from what passed the launcher; empty when it did
+  // neither.
   std::string of(int rank) const;
   // The lines that quote it where the user has not seen it: in a file only, or not shown.
   std::vector<std::string> unseen(int rank) const;

@@ -15,7 +15,7 @@ void LinePrefixer::end_line(std::string_view rest, std::string_view end, std::st
 void LinePrefixer::feed(std::string_view bytes, std::string& out) {
   while (!bytes.empty()) {
     if (std::exchange(after_cr_, false) && bytes.front() == '\n') {
-      // The other half of a \r\n that two reads have parted, or that a progress bar ends with.
+      // The second half of a \r\n that was split between two reads, or that ends a progress bar.
       if (target_ == Target::Terminal) out += '\n';
       bytes.remove_prefix(1);
       continue;

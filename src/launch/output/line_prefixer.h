@@ -18,7 +18,7 @@ class LinePrefixer {
 
   LinePrefixer(std::string tag, Target target) : tag_(std::move(tag)), target_(target) {}
 
-  // The complete lines that `bytes` brings, tagged, appended to `out`.
+  // Appends the lines that `bytes` completes, tagged, to `out`.
   void feed(std::string_view bytes, std::string& out);
   // The unfinished last line, if any, with an end.
   void finish(std::string& out);

@@ -16,7 +16,7 @@
 namespace lockstep::launch {
 namespace {
 
-// Of the launcher's own lines, which nobody can be made to wait with.
+// The most bytes of the launcher's own lines, which cannot be held back.
 constexpr size_t kMostSaid = 4 << 20;
 
 // As after 2>&1: two writers would cut each other's lines.
@@ -94,7 +94,7 @@ bool LogMultiplexer::is_held_up(const Stream& stream) const {
 void LogMultiplexer::await(std::vector<pollfd>& events) const {
   events.push_back({bell_->fd.get(), POLLIN, 0});
   for (const Stream& stream : streams_) {
-    // The bell before the second look, so that it rings for what is taken after that.
+    // The bell is set before the second check, so that it rings for progress after that.
     if (is_held_up(stream)) bell_->awaited = true;
     if (stream.feed.pipe && !is_held_up(stream)) {
       events.push_back({stream.feed.pipe.get(), POLLIN, 0});

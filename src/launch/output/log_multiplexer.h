@@ -34,21 +34,21 @@ class LogMultiplexer {
 
   LogMultiplexer();
 
-  // Carries what a rank writes into its pipes to where it belongs.
+  // Carries what a rank writes into its pipes to its destinations.
   void attach(Feed feed);
   // What the rank wrote last to its stderr, as far as that passed here: at most kLastWords bytes.
   std::string last_words(int rank) const;
   // A line of the launcher's own, on stderr.
   void say(std::string_view text);
-  // Writes a file; `note` is said when it is there, or why it is not.
+  // Writes a file; then prints `note`, or why it could not be written.
   void write_file(const std::string& path, std::string_view text, std::string note);
 
   // What poll() has to wait for.
   void await(std::vector<pollfd>& events) const;
   // Reads what is there, of the streams whose readers and files keep up.
   void pump();
-  // When no rank is left: reads what the pipes still hold, ends unfinished lines, and lets go of
-  // the pipes.
+  // When no rank is left: reads what the pipes still hold, ends unfinished lines, and closes the
+  // pipes.
   void finish();
 
   // Of what was read: bytes that are not written yet.
@@ -58,7 +58,7 @@ class LogMultiplexer {
   // Counts what is pending as lost, except what stderr still takes. Returns the bytes, by where
   // they were to go: "7 bytes for stdout".
   std::string give_up();
-  // Nobody reads stdout any more.
+  // The reader of stdout has gone.
   bool is_abandoned() const { return out_->target->is_abandoned(); }
   int64_t lost_bytes() const;
 

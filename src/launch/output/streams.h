@@ -1,4 +1,4 @@
-// Which of the ranks' output streams a flag is about.
+// The choice of the ranks' output streams that a flag makes.
 #pragma once
 
 #include <map>

@@ -50,7 +50,7 @@ int Writer::Target::open() {
   }
   if (at_once_ == 0 && fd() >= 0) {
     struct stat status;
-    // What a pipe takes of a longer write before it waits would be counted as not written.
+    // A longer write to a pipe may block after a part of it, which would count as not written.
     at_once_ = fstat(fd(), &status) == 0 && S_ISFIFO(status.st_mode) ? PIPE_BUF : kAtOnce;
   }
   return fd();
@@ -184,7 +184,7 @@ bool Writer::write_some(Target& target, std::string_view& rest) {
     return true;
   }
   if (errno == EINTR) return true;
-  if (errno == EAGAIN) {  // whoever has opened it did not want to wait; this thread does
+  if (errno == EAGAIN) {  // opened as non-blocking by another process; this thread waits
     pollfd event{fd, POLLOUT, 0};
     poll(&event, 1, -1);
     return true;

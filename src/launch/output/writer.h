@@ -14,14 +14,14 @@
 
 namespace lockstep::launch {
 
-// Rings when a writer has news for the thread that owns it: one for several writers.
+// Wakes the thread that owns one or several writers.
 struct Bell {
   Bell();
   void ring() const;
   void silence() const;
 
   Fd fd;                             // readable after ring()
-  std::atomic<bool> awaited{false};  // somebody waits for the next progress
+  std::atomic<bool> awaited{false};  // a thread waits for the next progress
 };
 
 class Writer {
@@ -29,7 +29,7 @@ class Writer {
   // Where bytes go. Targets of one writer wait for each other.
   class Target {
    public:
-    // `fd` is somebody else's. `name`: for messages.
+    // `fd` stays the caller's. `name`: for messages.
     Target(int fd, std::string name);
     Target(Fd file, std::string name);
     // Opened when the first bytes come: a new file, or an old one made empty.
@@ -48,7 +48,7 @@ class Writer {
     const std::string name_;
     const bool by_path_ = false;
     size_t at_once_ = 0;
-    bool failed_ = false;  // and said so
+    bool failed_ = false;  // and was reported
     std::atomic<bool> abandoned_{false};
   };
   using Shared = std::shared_ptr<Target>;
@@ -64,12 +64,12 @@ class Writer {
   void add(const Shared& target, std::string_view bytes, std::string note = {});
 
   size_t pending() const;
-  // More than has been taken for a while: nobody should add to it until it has.
+  // Whether so much is pending that no more should be added for now.
   bool is_full() const { return pending() >= kFull; }
-  // What went wrong or was asked for, for the log.
+  // Errors, and the notes given to add(), for the log.
   std::vector<std::string> take_notes();
   int64_t lost_bytes() const;
-  // Counts what is pending as lost: nobody waits for it any more.
+  // Counts what is pending as lost; it is no longer waited for.
   void give_up();
 
  private:

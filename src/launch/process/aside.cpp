@@ -37,7 +37,7 @@ void start(const std::shared_ptr<Work>& work) {
       work->bell.ring();
     }).detach();
   } catch (const std::system_error&) {
-    work->task();  // no thread to spare: then this one has to wait
+    work->task();  // no thread can be started: then this one has to wait
     work->over = true;
   }
 }

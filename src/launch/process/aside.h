@@ -1,4 +1,4 @@
-// What may wait for a disk, done beside the launcher's thread.
+// Runs work that may wait for a disk beside the launcher's thread.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,8 @@ namespace lockstep::launch {
 
 // Runs `task` on a thread of its own and waits for its end, while this thread continues to handle
 // signals and `outside` (which may be null). Rethrows what the task throws. False when a signal or
-// an order from outside came first, which `outcome` says then; the task may still be at work, and
-// must own what it uses.
+// an order from another host came first, which `outcome` then holds; the task may still be at work,
+// and must own what it uses.
 [[nodiscard]] bool do_aside(Session& session, Outside* outside, Outcome& outcome,
                             std::function<void()> task);
 

@@ -42,8 +42,9 @@ Pipe make_pipe(const Target& target) {
   return pipe;
 }
 
+// With room for one more at the front.
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<char*> result;
+  std::vector<char*> result = {nullptr};
   for (const auto& text : texts) result.push_back(const_cast<char*>(text.c_str()));
   result.push_back(nullptr);
   return result;
@@ -54,10 +55,17 @@ bool take_stream(const Target& target, const Pipe& pipe, int as) {
   return dup2(target.kind == Target::File ? target.fd : pipe.write.get(), as) >= 0;
 }
 
-// A failed start travels over `failure` as its errno; end of file is success.
-[[noreturn]] void become(const ChildSpec& spec, const Signals& signals, pid_t launcher,
-                         const Pipe& out, const Pipe& err, int failure) {
-  std::vector<char*> command = pointers(spec.command), environment = pointers(spec.environment);
+// What execve() takes, each behind an empty first entry.
+struct Arguments {
+  std::vector<char*> command, environment;
+};
+
+// A failed start travels over `failure` as its errno; end of file is success. The launcher has
+// threads: one of them may have held a lock of the allocator when this process was copied from
+// it, and here nobody releases that (glibc's allocator is prepared for it, AddressSanitizer's is
+// not). So nothing is allocated.
+[[noreturn]] void become(const ChildSpec& spec, Arguments& arguments, const Signals& signals,
+                         pid_t launcher, const Pipe& out, const Pipe& err, int failure) {
   // A session rather than only a process group: rank 0 may then read from the user's terminal,
   // which would stop a group in the background, and the terminal's Ctrl-C reaches the ranks through
   // the launcher alone, once.
@@ -74,16 +82,18 @@ bool take_stream(const Target& target, const Pipe& pipe, int as) {
   }
   ready = ready && take_stream(spec.out, out, STDOUT_FILENO);
   ready = ready && take_stream(spec.err, err, STDERR_FILENO);
-  // Whatever else the launcher has inherited itself stays out of the ranks.
+  // Other descriptors that the launcher has inherited do not reach the ranks.
   ready = ready && close_on_exec_from(STDERR_FILENO + 1);
   for (const int fd : spec.inherited) ready = ready && fcntl(fd, F_SETFD, 0) == 0;
   restore_descriptor_limit();  // no sooner: what this process opens may lie beyond it
   if (ready) {
-    execve(spec.path.c_str(), command.data(), environment.data());
-    if (errno == ENOEXEC && is_plain_script(spec.path)) {
-      command.insert(command.begin(), const_cast<char*>("/bin/sh"));
+    char** const command = arguments.command.data();
+    char** const environment = arguments.environment.data() + 1;
+    execve(spec.path.c_str(), command + 1, environment);
+    if (errno == ENOEXEC && is_plain_script(spec.path.c_str())) {
+      command[0] = const_cast<char*>("/bin/sh");
       command[1] = const_cast<char*>(spec.path.c_str());
-      execve("/bin/sh", command.data(), environment.data());
+      execve("/bin/sh", command, environment);
     }
   }
   const int error = errno;
@@ -97,13 +107,14 @@ Child start_child(const ChildSpec& spec, const Signals& signals) {
   Pipe out = make_pipe(spec.out), err = make_pipe(spec.err);
   Pipe failure = make_pipe();
   fcntl(failure.read.get(), F_SETFL, O_NONBLOCK);
+  Arguments arguments = {pointers(spec.command), pointers(spec.environment)};
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid < 0) {
     throw Error(fmt::format("[run] no process for a rank: {}; raise the limit (ulimit -u)",
                             std::strerror(errno)));
   }
-  if (pid == 0) become(spec, signals, launcher, out, err, failure.write.get());
+  if (pid == 0) become(spec, arguments, signals, launcher, out, err, failure.write.get());
   return {pid, std::move(out.read), std::move(err.read), std::move(failure.read)};
 }
 

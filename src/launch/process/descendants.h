@@ -1,4 +1,4 @@
-// The processes below this one, whatever session or group they have moved to.
+// The processes below this one, in any session or process group.
 #pragma once
 
 #include <sys/types.h>

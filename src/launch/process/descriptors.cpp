@@ -6,27 +6,34 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <cctype>
+#include <cstddef>
 #include <cstdlib>
-#include <vector>
 
 namespace lockstep::launch {
 namespace {
 
-// Whether all are known.
+// Whether all are known. Called between fork() and execve(), so without opendir(), which allocates.
 template <class Call>
 bool for_each_from(int first, const Call& call) {
-  std::vector<int> all;
-  DIR* folder = opendir("/proc/self/fd");
-  if (folder == nullptr) return false;
-  while (const dirent* entry = readdir(folder)) {
-    if (!isdigit(static_cast<unsigned char>(entry->d_name[0]))) continue;
-    const int fd = std::atoi(entry->d_name);
-    if (fd >= first && fd != dirfd(folder)) all.push_back(fd);
+  const int folder = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return false;
+  alignas(dirent64) std::array<char, 4096> entries;
+  for (;;) {
+    const long size = syscall(SYS_getdents64, folder, entries.data(), entries.size());
+    for (long at = 0; at < size;) {
+      const auto* entry = reinterpret_cast<const dirent64*>(entries.data() + at);
+      at += entry->d_reclen;
+      if (!isdigit(static_cast<unsigned char>(entry->d_name[0]))) continue;
+      const int fd = std::atoi(entry->d_name);
+      if (fd >= first && fd != folder) call(fd);
+    }
+    if (size <= 0) {
+      close(folder);
+      return size == 0;
+    }
   }
-  closedir(folder);
-  for (const int fd : all) call(fd);
-  return true;
 }
 
 }  // namespace

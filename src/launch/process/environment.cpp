@@ -15,7 +15,7 @@ namespace lockstep::launch {
 namespace {
 
 // An outer launcher's, which would be wrong here: with its store rank 0 would not listen, its error
-// file is its own. And the job's token, which is no business of the ranks'.
+// file is its own. And the job's token, which ranks do not need.
 constexpr std::array<std::string_view, 9> kStale = {
     "LOCKSTEP_COLUMNS",    "LOCKSTEP_CONTROL_FD",     "LOCKSTEP_FLIGHT_FD",
     "LOCKSTEP_JOB_KEY",    "LOCKSTEP_STORE_FD",       "LOCKSTEP_TOKEN",

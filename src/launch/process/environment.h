@@ -19,7 +19,7 @@ std::string random_run_id();
 // among them only when the caller has not set it.
 Variables rank_variables(const Options& options, const Plan& plan, int local);
 
-// This process's environment with `variables` in place of whatever it says about a job, as
+// This process's environment with `variables` in place of all variables about a job, as
 // "NAME=value".
 std::vector<std::string> environment_with(const Variables& variables);
 

@@ -52,8 +52,8 @@ int kill_marked(const std::string& variable) {
   setsid();
   prctl(PR_SET_NAME, "lockstep-reaper");
   for (int number = 1; number < NSIG; ++number) signal(number, SIG_IGN);
-  // Of all that the launcher had open only the pipe stays: whoever waits for the end of its output
-  // must not wait for this process.
+  // Of the launcher's descriptors only the pipe stays open: a reader that waits for the end of its
+  // output must not wait for this process.
   if (alive != STDIN_FILENO) dup2(alive, STDIN_FILENO);
   close_from(STDIN_FILENO + 1);
   char end = 0;
@@ -78,7 +78,7 @@ OrphanReaper::OrphanReaper(const std::string& mark) {
   Fd reading(ends[0]);
   alive_ = Fd(ends[1]);
   const std::string variable = std::string(kVariable) + "=" + mark;
-  // Without a signal at its end it is no child that waitpid(-1) would wait for.
+  // Without an exit signal waitpid(-1) does not wait for it.
   const long pid = syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL);
   if (pid == 0) {
     close(ends[1]);
@@ -91,7 +91,7 @@ OrphanReaper::OrphanReaper(const std::string& mark) {
 OrphanReaper::~OrphanReaper() {
   if (pid_ <= 0) return;
   [[maybe_unused]] const ssize_t written = write(alive_.get(), &kWell, 1);
-  // Nothing is left for it to do; and somebody may have stopped it.
+  // It has nothing left to do; SIGKILL also ends it where it was stopped.
   kill(pid_, SIGKILL);
   waitpid(pid_, nullptr, __WCLONE);
 }

@@ -27,8 +27,7 @@ Signals::Signals() {
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, &pipe_before_);
   sigaction(SIGXFSZ, &action, &size_before_);
-  // An ignored SIGCHLD, inherited from a careless parent, would make the kernel throw the exit
-  // statuses away.
+  // With an ignored SIGCHLD, inherited from the parent, the kernel would discard exit statuses.
   action.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &action, &child_before_);
   sigaddset(&wanted, SIGCHLD);

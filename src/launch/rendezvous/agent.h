@@ -24,7 +24,7 @@ class Agent : private Outside, private Network::Listener {
   int run();
 
  private:
-  // Outside: while ranks run.
+  // Outside's calls, while ranks run.
   std::optional<Outside::Clock::time_point> await(std::vector<pollfd>& events) override;
   std::optional<Order> attend() override;
   std::chrono::milliseconds patience() const override { return patience_; }
@@ -41,7 +41,7 @@ class Agent : private Outside, private Network::Listener {
   void on_disagreement(const std::string& text) override;
 
   void wait_without_ranks();
-  // Hears the others, and does what follows.
+  // Reads messages of the other launchers and acts on them.
   void go_on();
   void run_ranks(const Launch& launch);
   std::optional<Failure> failure_of(const Outcome& outcome) const;
@@ -72,7 +72,7 @@ class Agent : private Outside, private Network::Listener {
   std::optional<Order> halt_;
   std::string said_;  // by the worker_group, why the attempt has ended
   std::optional<Leave> leave_;
-  bool asks_for_requeue_ = false;  // as the ranks of the last epoch here
+  bool asks_for_requeue_ = false;  // as the ranks of the last attempt here
   std::optional<int> signal_;      // to this launcher or another one, which ends the job
 };
 

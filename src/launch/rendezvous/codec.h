@@ -23,8 +23,8 @@ constexpr size_t kMostBytes = 1 << 18;
 // 4000 bytes are cut.
 std::string encode(const Message& message);
 
-// The opposite, for any bytes whatever. Throws ProtocolError for anything that encode() would not
-// have written.
+// The opposite, for any bytes. Throws ProtocolError for anything that encode() would not have
+// written.
 Message decode(std::string_view bytes);
 
 }  // namespace lockstep::launch

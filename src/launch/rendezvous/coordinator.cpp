@@ -61,7 +61,7 @@ Message Coordinator::answer(const Join& join, Time now) {
                               job_spec_.max_nodes)};
   }
   if (const auto known = by_launcher_.find(join.launcher); known != by_launcher_.end()) {
-    lost(known->second, false, now);  // it has noticed that before we did
+    lost(known->second, false, now);  // the launcher has noticed the loss before this one did
   }
   fences_.erase(join.launcher);  // it asks only when none of its ranks is left
   if (const auto taken = by_node_rank_.find(join.node_rank); taken != by_node_rank_.end()) {
@@ -87,7 +87,7 @@ Message Coordinator::answer(const Join& join, Time now) {
 }
 
 void Coordinator::receive(NodeId from, const Message& message, Time now) {
-  // What a member has said of a failure before it was lost may come later.
+  // A member's report of a failure may arrive after the member was lost.
   if (!hosts_.contains(from) && !std::holds_alternative<Failed>(message)) return;
   std::visit([&](const auto& one) { on(from, one, now); }, message);
 }
@@ -100,7 +100,7 @@ void Coordinator::on(NodeId from, const Ready& ready, Time now) {
   host.store_port = ready.store_port;
   const bool over = phase_ == Phase::Gathering || phase_ == Phase::Ended;
   if (ran && ready.failure && !over) {
-    // It knows more by now than when it said that one of its ranks had failed.
+    // This report says more than the earlier one that a rank had failed.
     std::erase_if(failures_, [&](const Event& event) { return event.host == from; });
     note(from, *ready.failure, now);
   }
@@ -156,7 +156,7 @@ void Coordinator::lost(NodeId id, bool silent, Time now) {
   by_launcher_.erase(host.join.launcher);
   if (host.join.node_rank >= 0) by_node_rank_.erase(host.join.node_rank);
   if (host.state == State::Running) {
-    // One that is silent has had no answer for as long, and has given up by now.
+    // A silent member has had no answer for as long, and has stopped its ranks by now.
     fences_[host.join.launcher] = now + timing_.stop + (silent ? Time(0) : timing_.lease);
     const std::string how =
         silent ? fmt::format("no sign of life for {:g} s (--rdzv-conf heartbeat_timeout)",
@@ -240,7 +240,8 @@ void Coordinator::consider_start(Time now) {
   }
   if (!enough_since_) enough_since_ = now;
   if (now < fenced_until()) return;
-  // All of the last attempt are back, and whoever wanted to join has joined: nobody to wait for.
+  // All hosts of the last attempt are back, and all others that connected have joined: no host is
+  // missing.
   const bool complete = attempt_ > 0 && ready >= seated_.size() && ready == hosts_.size();
   if (ready >= static_cast<size_t>(job_spec_.max_nodes) || complete ||
       now >= *enough_since_ + timing_.last_call) {

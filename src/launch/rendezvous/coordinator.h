@@ -1,6 +1,6 @@
-// The authority over a job's membership: who belongs to it, which attempt runs, when it starts,
-// stops and ends. Pure: events and the time go in, messages come out; no socket, no clock. Its
-// states are drawn in docs/launching_protocol.md.
+// Decides a job's membership: which hosts belong to it, which attempt runs, when it starts, stops
+// and ends. Pure: events and the time go in, messages come out; no socket, no clock. Its states are
+// drawn in docs/launching_protocol.md.
 #pragma once
 
 #include <array>
@@ -48,7 +48,8 @@ class Coordinator {
 
   // How many hosts beyond the places of the job may wait; any number when empty.
   void limit_spares(std::optional<int> most) { spares_ = most; }
-  // Lines for the coordinator's user: what it waits for, whom it has refused, who is a spare.
+  // Lines for the coordinator's user: what it waits for, which hosts it has refused, which are
+  // spares.
   std::vector<std::string> take_remarks() { return remarks_.take(); }
   // Start, Stop, End, Remark, Wait (for those without ranks): for every member, in this order.
   std::vector<Message> take_broadcasts() { return std::exchange(broadcasts_, {}); }
@@ -75,9 +76,9 @@ class Coordinator {
   size_t in(State state) const { return counts_[static_cast<size_t>(state)]; }
   // No rank of the attempt is wanted any more.
   void stop(const std::string& why, Time now);
-  // Of that host; 0 when it is none's.
+  // Records a failure of that host; 0: of no host.
   void note(NodeId host, const Failure& failure, Time now);
-  // Once no host that is still with us has a rank: what now?
+  // When no remaining host has a rank: starts the next attempt, or ends the job.
   void settle(Time now);
   void gather(Time now);
   void consider_start(Time now);

@@ -1,4 +1,4 @@
-// Whom the coordinator names to its user.
+// The coordinator's lines that name hosts to its user.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,7 +22,7 @@ std::string Coordinator::who_is_here() const {
                          : fmt::format("; missing: node rank {}", fmt::join(missing, ", ")));
 }
 
-// For the user, as long as nothing runs.
+// Lines for the user while no rank runs.
 void Coordinator::remark_on_waiting(Time now) {
   if (phase_ != Phase::Gathering || hosts_.empty()) return;
   remarks_.on_waiting({.where = where_,

@@ -1,4 +1,4 @@
-// What this host offers.
+// The resources of this host.
 #pragma once
 
 namespace lockstep::launch {

@@ -12,8 +12,9 @@ namespace lockstep::launch {
 // the program without its folder, and the arguments.
 void set_command(JobSpec& job_spec, const std::vector<std::string>& command);
 
-// "--max-restarts 3 and --grace 2", of those in which it differs from `other`; both hosts' are of
-// the same length, in the same order. Empty when they do not differ.
+// "--max-restarts 3 and --grace 2", the options in which it differs from `other`. Called with the
+// arguments exchanged it gives a text of the same form for the other host. Empty when they do not
+// differ.
 std::string difference(const JobSpec& job_spec, const JobSpec& other);
 
 }  // namespace lockstep::launch

@@ -17,7 +17,7 @@ constexpr uint16_t kDefaultPort = 29400;  // torchrun's
 
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1e3; }
 
-// The addresses of `host` once somebody knows it; none after a signal.
+// The addresses of `host` once its name can be resolved; none after a signal.
 std::vector<Address> resolve_in_time(const Endpoint& endpoint, const Rendezvous& rendezvous,
                                      Session& session, std::optional<int>& signal) {
   const auto until = std::chrono::steady_clock::now() + rendezvous.join_timeout;
@@ -27,26 +27,27 @@ std::vector<Address> resolve_in_time(const Endpoint& endpoint, const Rendezvous&
     if (!found.empty()) return found;
     if (std::chrono::steady_clock::now() >= until) {
       throw ConfigError(fmt::format(
-          "[run] --rdzv-endpoint {}: nobody knows the host '{}' after {:g} s: is the name right, "
+          "[run] --rdzv-endpoint {}: the host '{}' is not known after {:g} s: is the name right, "
           "and in this host's DNS or /etc/hosts?",
           endpoint.text(), endpoint.host, seconds(rendezvous.join_timeout)));
     }
     if (!std::exchange(said, true)) {
-      session.output.say(fmt::format("waiting for somebody to know the host '{}'", endpoint.host));
+      session.output.say(
+          fmt::format("waiting until the name of the host '{}' is known", endpoint.host));
     }
     signal = session.pause(500ms);
     if (signal) return {};
   }
 }
 
-// The endpoint's, where this host has it and it is of use to others. Debian gives a host its own
-// name as 127.0.1.1, which no other host can reach.
+// The endpoint's address, where this host has it and others can reach it. Debian gives a host its
+// own name as 127.0.1.1, which no other host can reach.
 Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Address>& found) {
   const auto outward = std::find_if(found.begin(), found.end(), [](const Address& one) {
     return !one.is_loopback() && is_own(one);
   });
   if (outward != found.end()) return *outward;
-  if (!is_own(found.front())) return found.front();  // listening will say so
+  if (!is_own(found.front())) return found.front();  // the error comes from listening
   const bool meant = endpoint.host == "localhost" || found.front().host() == endpoint.host;
   if (meant) return found.front();
   std::vector<Address> others;
@@ -69,7 +70,7 @@ Address given_address(const std::string& text) {
   return *own;
 }
 
-// A coordinator that can accept no more would let the other launchers wait.
+// A coordinator without descriptors would make the other launchers wait.
 void check_descriptors(int hosts) {
   const auto [used, limit] = descriptors();
   constexpr int kSpare = 16;
@@ -90,8 +91,8 @@ Endpoint meeting_place(const Rendezvous& rendezvous) {
         "with --node-rank, the same on each");
   }
   const Endpoint endpoint = Endpoint::parse("--rdzv-endpoint", rendezvous.endpoint, kDefaultPort);
-  // A coordinator that is told to be one may take any port, for launchers that are told of it
-  // later.
+  // A launcher that --rdzv-conf makes the coordinator may take any port, for launchers that get its
+  // number later.
   if (endpoint.port == 0 && !rendezvous.is_host.value_or(false)) {
     throw ConfigError(fmt::format(
         "[run] --rdzv-endpoint '{}': give HOST or HOST:PORT, with a port that all hosts know",
@@ -133,7 +134,7 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
                        ? source_towards(found.front())
                        : std::optional(given_address(rendezvous.local_addr));
   if (!own) {
-    throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: no way to {} from here: {}",
+    throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: {} cannot be reached from here: {}",
                                   endpoint.text(), found.front().host(), std::strerror(errno)));
   }
   meeting.own = *own;

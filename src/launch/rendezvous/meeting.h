@@ -1,4 +1,4 @@
-// Where the launchers of a job meet, seen from this one.
+// The coordinator's address, and whether this launcher is the coordinator.
 #pragma once
 
 #include <string>
@@ -17,13 +17,13 @@ struct Meeting {
   std::optional<int> signal = std::nullopt;  // came first; nothing else is set then
 };
 
-// The place where the launchers meet. Throws ConfigError when there is none, or none that another
-// host could find.
+// The coordinator's endpoint. Throws ConfigError when none is given, or none that another host
+// could resolve.
 Endpoint meeting_place(const Rendezvous& rendezvous);
 
-// Finds out who this launcher is, and listens where it is the coordinator. Waits for the endpoint's
-// name to be known, as a Kubernetes pod's is only after a while: no longer than the join time-out.
-// Throws ConfigError when it cannot be.
+// Finds out whether this launcher is the coordinator, and listens if it is. Waits for the
+// endpoint's name to be known, as a Kubernetes pod's is only after a while: no longer than the join
+// time-out. Throws ConfigError when it cannot be.
 Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session);
 
 }  // namespace lockstep::launch

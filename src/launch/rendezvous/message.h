@@ -1,5 +1,4 @@
-// What the launchers of a job say to each other. docs/launching_protocol.md draws who says what
-// when.
+// The messages of the launchers of a job. docs/launching_protocol.md has diagrams of the protocol.
 #pragma once
 
 #include <chrono>
@@ -15,7 +14,7 @@ namespace lockstep::launch {
 // Since any fixed moment of a clock that only goes forward.
 using Time = std::chrono::nanoseconds;
 
-// A launcher's number in its job, given by the coordinator, never used twice; 0 is nobody.
+// A launcher's number in its job, given by the coordinator, never used twice; 0 is none.
 using NodeId = uint32_t;
 
 // What every launcher of a job must have been started with alike.
@@ -37,7 +36,7 @@ struct Failure {
   enum class Kind : uint8_t {
     Exited,     // a rank's own exit
     Killed,     // a rank's end by a signal
-    Lost,       // a host, or the way to it
+    Lost,       // a host, or the connection to it
     Signalled,  // a launcher was asked to end
     Unstarted,  // a rank could not be started at all
   };
@@ -52,14 +51,14 @@ struct Failure {
   bool is_final() const { return kind == Kind::Signalled || kind == Kind::Unstarted; }
 };
 
-// The last attempt of which a launcher knows. A coordinator that has taken another one's place
-// learns from it whose ranks may still be alive.
+// The last attempt of which a launcher knows. A coordinator that has replaced another one learns
+// from it which ranks may still be alive.
 struct Past {
   uint64_t coordinator = 0;  // its launcher's number; 0: there was none
   uint32_t attempt = 0;
   uint32_t hosts = 0;      // with ranks in that attempt
   NodeId id = 0;           // this launcher's, if it was one of them; else 0
-  bool has_ranks = false;  // still, which are being stopped: it wants no place yet
+  bool has_ranks = false;  // ranks that are still being stopped: it asks for no place yet
   bool operator==(const Past&) const = default;
 };
 
@@ -122,7 +121,7 @@ struct Done {  // every rank of this host has exited with 0
 
 // From a member to the coordinator, and from there to all.
 struct Remark {   // for the users of the other hosts
-  NodeId id = 0;  // whose it is, as the coordinator says
+  NodeId id = 0;  // the launcher that it comes from
   std::string text;
   bool operator==(const Remark&) const = default;
 };
@@ -135,7 +134,7 @@ struct HostRanks {
 };
 struct Start {
   uint32_t attempt = 0;
-  std::vector<HostRanks> hosts;  // in the order of their ranks; who is not among them waits
+  std::vector<HostRanks> hosts;  // in the order of their ranks; launchers that are not listed wait
   std::string master_addr;
   uint16_t master_port = 0;
   std::string why;  // what ended the attempt before
@@ -143,7 +142,7 @@ struct Start {
 };
 struct Stop {
   uint32_t attempt = 0;
-  int signal = 0;  // to be handed on to the ranks, which may take their time; 0 after a failure
+  int signal = 0;  // to be passed on to the ranks, which have time to save; 0 after a failure
   std::string why;
   bool operator==(const Stop&) const = default;
 };

@@ -14,9 +14,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Who has not proved anything costs memory and a descriptor: beyond that many the oldest goes.
+// Connections that have not authenticated cost memory and a descriptor: beyond that many the oldest
+// is closed.
 constexpr size_t kMostStrangers = 256;
-// A peer that takes nothing is not worth more memory.
+// The most that is buffered for a peer that reads nothing.
 constexpr size_t kMostOutput = 16 << 20;
 constexpr auto kClosing = 2s;
 // While no descriptor is left for a new connection.
@@ -78,7 +79,7 @@ void Network::dial(ConnectionId link, const std::string& address) {
                                            errno == EINPROGRESS);
   if (begun) {
     watch(connection);
-  } else {  // told in pump(), not from inside the caller's own call
+  } else {  // reported in pump(), not from inside the caller's own call
     connection.until = Clock::now();
   }
 }
@@ -218,7 +219,7 @@ void Network::read(Connection& connection) {
     } catch (const ProtocolError& failure) {
       error = failure.what();
     }
-    // What is left to say helps the other side to tell what is wrong.
+    // The remaining output lets the other side report what is wrong.
     flush(connection);
     if (!was_open && connection.channel.is_open()) {
       if (connection.link) {
@@ -286,7 +287,7 @@ void Network::close(Connection& connection, bool refused) {
   listener_.on_close(*connection.link, refused);
 }
 
-// However many there are, a line a second.
+// At most one line a second.
 void Network::say(const std::string& text) {
   unsaid_ += 1;
   last_text_ = text;

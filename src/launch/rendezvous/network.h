@@ -22,25 +22,25 @@ class Network {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // Hears what happens. May call the network back.
+  // Receives events. May call the network back.
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Somebody who knows the token has connected: the number of that link.
+    // A launcher that knows the token has connected: returns the number of that link.
     virtual ConnectionId on_accept() = 0;
     virtual void on_connect(ConnectionId link) = 0;
     virtual void on_message(ConnectionId link, const MessagePtr& message) = 0;
-    // Nothing more comes from it. `refused`: nobody listens there.
+    // Nothing more comes from it. `refused`: there is no listener at the address.
     virtual void on_close(ConnectionId link, bool refused) = 0;
-    // A line for the log: who was refused, and why.
+    // A line for the log: which connection was refused, and why.
     virtual void on_stranger(const std::string& text) = 0;
-    // The one whom we have dialled does not take us for one of the job, or is none of it itself.
+    // The peer that this launcher has connected to is not of the job, or rejects this launcher.
     // on_close() follows.
     virtual void on_disagreement(const std::string& text) = 0;
   };
 
-  // `socket` listens and does not block; without one nobody can connect. `patience`: for a
-  // connection to be opened and the handshake to be over.
+  // `socket` listens and does not block; without one there are no incoming connections. `patience`:
+  // for a connection to be opened and the handshake to be over.
   Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener);
 
   void dial(ConnectionId link, const std::string& address);
@@ -88,7 +88,7 @@ class Network {
   const Keys keys_;
   const Clock::duration patience_;
   Listener& listener_;
-  // A coordinator has a connection with each host, and looks only at those where something happens.
+  // A coordinator has a connection with each host, and handles only those with events.
   const Fd epoll_;
   std::optional<Clock::time_point> listens_again_;  // no descriptor is left for a new connection
   uint64_t last_number_ = 0;

@@ -54,7 +54,7 @@ void Node::broadcast(Time now) {
   for (std::string& remark : coordinator_->take_remarks()) actions_.emplace_back(Say{remark});
 }
 
-// What the coordinator says to all.
+// Broadcasts of the coordinator.
 void Node::follow(const Message& message, Time now) {
   if (const auto* start = std::get_if<Start>(&message)) {
     attempt_ = start->attempt;
@@ -143,7 +143,7 @@ void Node::receive(ConnectionId link, const MessagePtr& message, Time now) {
   if (link != link_) return;
   if (phase_ == Phase::Asking) return answered(*message, now);
   if (phase_ != Phase::Member) return;
-  // A word that comes too late may have been overtaken by others.
+  // A message that arrives after the lease may have been superseded.
   if (lease_is_over(now)) return tick(now);
   if (const auto* pong = std::get_if<Pong>(message.get())) {
     const auto ping = unanswered_.find(pong->number);
@@ -225,12 +225,12 @@ void Node::report_ready(Time now) {
   report(Ready{attempt_, store_port_, failure_}, now);
 }
 
-// The way to the coordinator is lost.
+// The connection to the coordinator is lost.
 void Node::orphaned(const std::string& why, Time now) {
   disconnect();
   id_ = 0;
   const std::string what =
-      "lost the way to the coordinator at " + options_.coordinator + ": " + why;
+      "lost the connection to the coordinator at " + options_.coordinator + ": " + why;
   const bool had_part = ranks_ || done_;
   // Also when a signal is stopping them: the lease leaves less time than that would.
   if (ranks_) actions_.emplace_back(Halt{what, 0});

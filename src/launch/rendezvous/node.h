@@ -1,5 +1,5 @@
-// A launcher as a member of its job: it finds the coordinator (or is it), runs its ranks when told
-// to, and sees to it that they end when it has lost the way to the coordinator. Pure, as the
+// A launcher as a member of its job: it finds the coordinator (or is it), runs its ranks when
+// ordered to, and stops them when it has lost the connection to the coordinator. Pure, as the
 // coordinator: events and the time go in, actions come out.
 #pragma once
 
@@ -17,8 +17,9 @@ namespace lockstep::launch {
 
 using ConnectionId = int;  // a connection, by a number that is never used twice
 
-// What a node wants done. Dial is answered by connected() or closed(); Launch by ranks_over(),
-// perhaps after rank_failed(); after Hang nothing more comes from that link. Leave is the last one.
+// The actions that a node asks for. Dial is answered by connected() or closed(); Launch by
+// ranks_over(), perhaps after rank_failed(); after Hang nothing more comes from that link. Leave is
+// the last one.
 struct Dial {
   ConnectionId link;
   std::string address;
@@ -66,13 +67,13 @@ class Node {
  public:
   Node(const NodeOptions& options, Time now);
 
-  // Somebody who knows the token has connected; to the coordinator, where alone somebody listens.
+  // A launcher that knows the token has connected. Only the coordinator listens.
   ConnectionId accept(Time now);
   void connected(ConnectionId link, Time now);
-  // Of its own accord, or because it could not be opened. `refused`: nobody listens there.
+  // The peer closed it, or it could not be opened. `refused`: there is no listener at the address.
   void closed(ConnectionId link, bool refused, Time now);
   void receive(ConnectionId link, const MessagePtr& message, Time now);
-  // Why the coordinator could not be joined so far; said once, and again when time has run out.
+  // Why the coordinator could not be joined so far; printed once, and again when time has run out.
   void obstructed(const std::string& why);
 
   // For the users of all other hosts.
@@ -81,7 +82,7 @@ class Node {
   // No rank of this host is left; with a failure, or every rank has exited with 0, or none of that
   // because of Halt. `store_port` is for the next attempt.
   void ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now);
-  // The launcher was asked to end, and so are its ranks, if any, by whoever asked.
+  // The launcher was asked to end; its ranks, if any, are stopped by the caller.
   void interrupt(const Failure& failure, Time now);
 
   void tick(Time now);
@@ -100,7 +101,7 @@ class Node {
     Asking,    // it for a place
     Member,
     Pausing,  // before dialling again
-    Ending,   // until no rank runs here and nobody is connected
+    Ending,   // until no rank runs here and no launcher is connected
     Over,
   };
   struct Caller {   // of the coordinator
@@ -150,8 +151,8 @@ class Node {
   std::optional<Failure> failure_;  // of that attempt, here
   Time failed_at_{};
   std::optional<Failure> interrupted_;  // this launcher was asked to end
-  // Why it ends as soon as its ranks have: until then it says to whoever has taken the
-  // coordinator's place that there are some.
+  // Why it ends as soon as its ranks have: until then it reports them to a coordinator that has
+  // replaced the old one.
   std::optional<std::string> ends_with_ranks_;
   bool asked_with_ranks_ = false;  // at the last try
 
@@ -160,9 +161,9 @@ class Node {
   std::map<uint64_t, Time> unanswered_;
   Time lease_from_{}, next_ping_{}, dialling_until_{}, patience_{}, next_dial_{}, pause_{},
       dialled_{};
-  std::string waiting_for_;  // said already
-  // When it is worth a line that the coordinator has not been reached, or that no attempt has
-  // begun; none once that has been said.
+  std::string waiting_for_;  // printed already
+  // When to print that the coordinator has not been reached, or that no attempt has begun; empty
+  // once that was printed.
   std::optional<Time> quiet_until_;
   bool nobody_listens_ = false;  // at the coordinator's address, at the last try
   Time end_by_{};

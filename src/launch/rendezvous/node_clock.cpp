@@ -1,5 +1,5 @@
-// What a launcher does because time has passed: it dials again, gives up, and says what it waits
-// for.
+// What a launcher does when a time has passed: it connects again, stops waiting, and prints what it
+// waits for.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,8 +10,7 @@ namespace lockstep::launch {
 namespace {
 
 constexpr Time kMostPause = std::chrono::seconds(1);
-constexpr Time kQuiet =
-    std::chrono::milliseconds(1500);  // then people want to know what is awaited
+constexpr Time kQuiet = std::chrono::milliseconds(1500);  // then a line says what is awaited
 
 double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
 
@@ -54,7 +53,7 @@ void Node::say_what_is_awaited(Time now) {
     actions_.emplace_back(Say{fmt::format(
         "waiting for the coordinator at {}: {}; this host waits for {:g} s (--rdzv-conf "
         "{})",
-        options_.coordinator, nobody_listens_ ? "nobody listens there yet" : "no answer",
+        options_.coordinator, nobody_listens_ ? "nothing listens there yet" : "no answer",
         seconds(patience_), attempt_ > 0 ? "rejoin_timeout" : "join_timeout")});
   }
 }
@@ -118,7 +117,7 @@ Time Node::deadline(Time now) const {
     if (const auto time = coordinator_->deadline(now)) by(*time);
   }
   if (quiet_until_) by(*quiet_until_);
-  // Afterwards only ranks are awaited, and whoever has started them sees to their end.
+  // After that only ranks are awaited, and the worker group ends them.
   if (phase_ == Phase::Ending && now < end_by_) by(end_by_);
   if (phase_ == Phase::Dialling || phase_ == Phase::Asking) {
     by(dialled_ + timing.lease);

@@ -23,7 +23,7 @@ void Node::end(int status, const std::string& why, Time now) {
   phase_ = Phase::Ending;
   status_ = status;
   why_ = why;
-  // The longest that ranks may take, and then as long for the other launchers to be noticed.
+  // The longest that ranks may take, and then a lease for the other launchers.
   end_by_ = now + options_.timing.stop_after_signal + options_.timing.lease;
   if (ranks_ && !std::exchange(halted_, true)) actions_.emplace_back(Halt{why, 0});
   for (auto caller = callers_.begin(); caller != callers_.end();) {
@@ -37,7 +37,7 @@ void Node::end(int status, const std::string& why, Time now) {
   leave_if_alone();
 }
 
-// The coordinator goes last: the others have to be told why the job ends.
+// The coordinator leaves last: it has to tell the others why the job ends.
 void Node::leave_if_alone() {
   if (phase_ != Phase::Ending || ranks_ || !callers_.empty()) return;
   phase_ = Phase::Over;

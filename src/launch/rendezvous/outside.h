@@ -1,4 +1,4 @@
-// What a launcher attends to while its ranks run, beside them: the launchers of other hosts.
+// The interface to the launchers of other hosts while ranks run.
 #pragma once
 
 #include <poll.h>
@@ -28,9 +28,9 @@ class Outside {
   virtual ~Outside() = default;
   // Adds what poll() has to wait for. Returns when attend() is to be called at the latest.
   virtual std::optional<Clock::time_point> await(std::vector<pollfd>& events) = 0;
-  // After each poll(), whatever it woke up for.
+  // After each poll(), whatever its result.
   virtual std::optional<Order> attend() = 0;
-  // For how long at most neither is called without anybody taking this launcher for lost.
+  // The longest pause between calls after which no other launcher takes this one for lost.
   virtual std::chrono::milliseconds patience() const = 0;
   // A rank of this host is the first to fail; the other ranks of this host have just been told.
   virtual void on_failure(const RankEnd& end) = 0;

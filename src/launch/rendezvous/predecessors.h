@@ -1,4 +1,4 @@
-// What a coordinator learns of those that were there before it: one that was killed and replaced at
+// What a coordinator learns of earlier coordinators of the job: one that was killed and replaced at
 // once must not start ranks beside those of its predecessor.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace lockstep::launch {
 class Predecessors {
  public:
   // `own`: the coordinator's launcher. A launcher asks for a place; what it knows of another
-  // coordinator counts, and whoever had ranks then is known to have none when it says so.
+  // coordinator is recorded, and a launcher that had ranks then has none once it reports so.
   void note(const Past& past, uint64_t own, Time fence);
   // When the last ranks of earlier coordinators must have ended.
   Time fenced_until() const;
@@ -22,7 +22,7 @@ class Predecessors {
 
  private:
   struct Attempt {
-    uint32_t number = 0;  // the last one that anybody knows of
+    uint32_t number = 0;  // the last one that any launcher knows of
     uint32_t hosts = 0;
     std::set<NodeId> over;  // have no ranks left
     Time until{};

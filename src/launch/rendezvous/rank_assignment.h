@@ -20,9 +20,9 @@ struct Candidate {
 class RankAssignment {
  public:
   // The hosts of the next attempt in the order of their ranks, at most `most` of `candidates`, the
-  // first of which is the coordinator's. A given node rank decides. Otherwise whoever had a place
-  // keeps it; a lost host's place goes to a launcher on the same host, else to any newcomer, so
-  // that the others' ranks stay; places that nobody takes close up; further newcomers follow by
+  // first of which is the coordinator's. A given node rank decides. Otherwise a host that had a
+  // place keeps it; a lost host's place goes to a launcher on the same host, else to any new one,
+  // so that the others' ranks stay; places that stay empty are removed; further new hosts follow by
   // name.
   std::vector<NodeId> seat(std::vector<Candidate> candidates, int most);
 
@@ -30,7 +30,7 @@ class RankAssignment {
   std::vector<Candidate> before_;
 };
 
-// Names as people count them: host9 before host10.
+// Orders names by the numbers in them: host9 before host10.
 bool comes_before(const std::string& a, const std::string& b);
 
 }  // namespace lockstep::launch

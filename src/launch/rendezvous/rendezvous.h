@@ -13,7 +13,7 @@
 namespace lockstep::launch {
 
 struct Rendezvous {
-  // As many hosts as there may be, and as few as will do.
+  // The range of the number of hosts.
   int min_nodes = 1;
   int max_nodes = 1;
   // This host's number, when the user gives one; 0 is the coordinator then.
@@ -22,8 +22,8 @@ struct Rendezvous {
   std::string endpoint = {};
   // This host's address for the others; the one from which it reaches the endpoint when empty.
   std::string local_addr = {};
-  // Whether this launcher is the coordinator; when not given: node rank 0, else whoever has the
-  // endpoint's address and gets its port.
+  // Whether this launcher is the coordinator; when not given: the launcher of node rank 0, else the
+  // one that has the endpoint's address and gets its port.
   std::optional<bool> is_host = std::nullopt;
   bool tls = false;
   // Whether a host that runs another command (the program's name and its arguments) is refused.
@@ -42,7 +42,7 @@ struct Rendezvous {
   std::chrono::milliseconds rejoin_timeout{30'000};
 
   // That of the launchers which one srun of Slurm has started, one on each of several nodes;
-  // nothing for a single task, and where somebody else has started this process. Throws
+  // nothing for a single task, and where another launcher has started this process. Throws
   // ConfigError, with what to write, when several are on one node or the job has no token.
   static std::optional<Rendezvous> from_slurm();
 

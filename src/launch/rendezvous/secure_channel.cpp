@@ -101,7 +101,7 @@ void SecureChannel::read() {
     if (state_ == State::Hello || state_ == State::Challenge) {
       const std::string_view begin = std::string_view(input_).substr(used_, kMagic.size());
       if (begin != kMagic.substr(0, begin.size())) {
-        fail(fmt::format("somebody who is no launcher says '{}'", quoted(begin)));
+        fail(fmt::format("a program that is no launcher sent '{}'", quoted(begin)));
       }
       const auto greeting = take(kGreeting);
       if (!greeting) return;
@@ -124,7 +124,7 @@ std::optional<std::string_view> SecureChannel::take(size_t count) {
 void SecureChannel::on_greeting(std::string_view bytes) {
   const auto version = static_cast<uint16_t>(number_of(bytes.substr(kMagic.size(), 2)));
   peer_nonce_ = bytes.substr(kMagic.size() + 2);
-  // Even to one of another version: so that both can say what is wrong.
+  // Even to one of another version, so that both can report the reason.
   if (side_ == Side::Called) {
     write(fmt::format("{}{}{}", kMagic, big_endian(version_, 2), nonce_));
   }
@@ -142,7 +142,7 @@ void SecureChannel::on_greeting(std::string_view bytes) {
   }
 }
 
-// With both nonces in their order, so that no proof is of use in another channel, or for the
+// With both nonces in their order, so that no proof can be replayed in another channel, or by the
 // other side.
 Digest SecureChannel::proof_of(Side side) const {
   const bool own = side_ == Side::Caller;

@@ -20,7 +20,7 @@ class Tls;
 
 namespace lockstep::launch {
 
-// Whoever knows these belongs to the job.
+// Processes that know these belong to the job.
 struct Keys {
   Digest proof;  // of belonging, and of each message
   Digest tls;
@@ -41,9 +41,9 @@ class SecureChannel {
   SecureChannel(SecureChannel&&) noexcept;
 
   // What the peer has sent. Throws ProtocolError when it is no launcher of this job; nothing more
-  // may be fed then, but what is left to send still helps it to say why.
+  // may be fed then, but the remaining output still tells the peer why.
   void feed(std::string_view bytes);
-  // Both have proved who they are.
+  // Both sides have authenticated.
   bool is_open() const { return state_ == State::Open; }
   // Messages that have come since, in order.
   std::vector<MessagePtr> take_messages() { return std::exchange(messages_, {}); }

@@ -12,7 +12,7 @@ struct Timing {
   Time lease = std::chrono::seconds(5);       // without one a host is lost (heartbeat_timeout)
   Time rejoin = std::chrono::seconds(30);     // for a host that has lost its job to find it again
   // From the begin of a coordinator to the first start. Launchers whose coordinator was killed, and
-  // that have ranks left, say so to the one in its place; they try each `survivor_interval`.
+  // that have ranks left, report them to the new one; they try each `survivor_interval`.
   Time survivors = std::chrono::milliseconds(150);
   Time survivor_interval = std::chrono::milliseconds(50);
   // From the end of a host's ranks until the hosts that are still at work are named.

@@ -28,11 +28,11 @@ class GradientListener {
 std::shared_ptr<CommHook> hook_of(const at::Tensor& parameter);
 
 // Tells the listener about one parameter, until it is destroyed. A parameter that is frozen is
-// watched, too: the listener hears of it when it was unfrozen and gets a gradient.
+// watched, too: the listener is called when it was unfrozen and gets a gradient.
 //
 // The hooks have to be on the autograd node that accumulates, to run after the user's. But
 // torch::load() and module.to() give a parameter a new node. So a hook on the tensor, which stays,
-// hooks whatever node it finds running. torch::autograd::grad() runs that hook but no node.
+// adds a hook to the node that is running. torch::autograd::grad() runs that hook but no node.
 class Accumulator {
  public:
   Accumulator(const at::Tensor& parameter, size_t index, GradientListener& listener);

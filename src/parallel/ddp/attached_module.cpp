@@ -86,7 +86,7 @@ std::string AttachedModule::difference() {
     if (auto text = first_replaced("buffer", model_.buffers, now.buffers); !text.empty())
       return text;
   } catch (const ConfigError& error) {
-    return error.what();  // what DdpOptions names is gone
+    return error.what();  // a tensor that DdpOptions names no longer exists
   }
   tensors_ = std::move(tensors);  // only what is ignored has changed
   return {};

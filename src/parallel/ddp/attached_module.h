@@ -1,4 +1,4 @@
-// Notices that a module is not what it was when Ddp was attached.
+// Detects changes of a module after Ddp was attached to it.
 #pragma once
 
 #include <string>

@@ -12,7 +12,7 @@ namespace lockstep::parallel {
 // `abandoned` when that backward() ends with an exception instead.
 void at_end_of_backward(std::function<void()> reached, std::function<void()> abandoned);
 
-// A member of the class that takes part in backward().
+// The state of one pass, as a member of the class that handles it.
 class BackwardPass {
  public:
   bool is_open() const { return open_; }

@@ -11,9 +11,9 @@
 namespace lockstep::parallel {
 
 // A bucket is due when its gradients are complete and all buckets before it were taken, so that the
-// ranks' collectives come in one order whatever order their gradients take. The last bucket carries
-// the flags of all parameters and is never due: it waits for the end of backward(), so that whoever
-// has its average knows that each rank has finished its backward pass.
+// ranks' collectives come in one order, even if their gradients arrive in different ones. The last
+// bucket carries the flags of all parameters and is never due: it waits for the end of backward(),
+// so that its average tells every rank that all ranks have finished their backward pass.
 class BucketSchedule {
  public:
   enum class Step : uint8_t {
@@ -43,7 +43,7 @@ class BucketSchedule {
   }
 
   bool all_complete() const { return order_.size() == steps_.size(); }
-  // In which parameters became complete.
+  // The order in which parameters became complete.
   const std::vector<size_t>& order() const { return order_; }
 
   bool is_due() const { return next_ + 1 < waiting_.size() && waiting_[next_] == 0; }

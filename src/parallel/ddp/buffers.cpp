@@ -14,7 +14,7 @@
 namespace lockstep::parallel {
 namespace {
 
-// What collectives can add.
+// Whether it is averaged, and not broadcast: tensors of dtypes that collectives can add.
 bool is_averaged(const at::Tensor& tensor, Buffers mode) {
   const at::ScalarType real = c10::toRealValueType(tensor.scalar_type());
   return mode == Buffers::Average &&

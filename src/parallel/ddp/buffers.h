@@ -38,8 +38,8 @@ class BufferSync {
   // run backward on some ranks only.
   void finish(const std::vector<double>& shares);
 
-  // What a forward does to buffers all ranks do. What was done between two steps may be one rank's,
-  // which is said there, once.
+  // Warns once when only some ranks have changed buffers between two steps. (A forward changes them
+  // on all ranks.)
   void warn_of_own_changes(const std::vector<double>& shares);
 
   // All of that by itself. Every rank calls it.

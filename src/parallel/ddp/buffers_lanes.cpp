@@ -49,8 +49,8 @@ void BufferSync::begin_lane() {
   }
 }
 
-// What a lane leaves as the step began counts as changed all the same, where an earlier lane
-// changed it: that costs a copy and no bit.
+// A buffer that this lane did not change counts as changed where an earlier lane changed it: that
+// costs a copy and changes no bit.
 void BufferSync::end_lane(int64_t own_lane) {
   const at::NoGradGuard no_grad;
   if (buffers_.empty()) return;

@@ -1,4 +1,4 @@
-// check_same() for Ddp, which knows what takes part.
+// check_same() for Ddp, without the tensors that it ignores.
 #pragma once
 
 #include <torch/optim/optimizer.h>

@@ -80,7 +80,7 @@ struct Ddp::State {
   AttachedModule module;
   const torch::optim::Optimizer* optimizer = nullptr;  // that include_in_check() was given
   std::vector<Named> parameters;  // trainable: those with dense gradients, then the others
-  // Nothing of these in a group of one.
+  // All empty in a group of one.
   std::optional<BufferSync> buffers;
   std::shared_ptr<Reducer> reducer;
   std::vector<Accumulator> accumulators;  // destroyed before the reducer that they call
@@ -91,14 +91,14 @@ struct Ddp::State {
       : group(g), options(std::move(o)), module(ref, {options.ignore, options.sparse}) {
     if (options.lanes > 0) plan = std::make_shared<LanePlan>(group, options.lanes);
   }
-  // A group of one has nobody to average with, but lanes to add up.
+  // A group of one has no peers to average with, but may have lanes to add up.
   bool is_alone() const { return group.size() == 1 && !plan; }
 
   void attach();
   void attach_hook(const Model& model) const;
 };
 
-// A state that was restored may fit on one rank only.
+// The hook's restored state may fit on some ranks only.
 void Ddp::State::attach_hook(const Model& model) const {
   if (!options.hook || group.size() == 1) return;
   std::map<std::string, at::Tensor> by_name;

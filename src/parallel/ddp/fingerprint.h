@@ -9,8 +9,7 @@
 
 namespace lockstep::parallel {
 
-// Four chains of multiplications: 25 GB/s on one thread. Not meant to withstand somebody who looks
-// for collisions.
+// Four chains of multiplications: 25 GB/s on one thread. Not resistant to deliberate collisions.
 uint64_t fingerprint(std::string_view bytes);
 // Of the elements in the order of their indices, with dtype and sizes. One on a device is copied.
 uint64_t fingerprint(const at::Tensor& tensor);

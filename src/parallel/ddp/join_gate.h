@@ -8,8 +8,8 @@
 
 namespace lockstep::parallel {
 
-// A rank that has run out of batches takes part in the others' backward(), but does not run their
-// forward(). So the ranks compare whether all have a batch before the first such layer of a step.
+// A rank that has run out of batches communicates in the others' backward(), but runs no forward().
+// So the ranks compare whether all have a batch before the first such layer of a step.
 class JoinGate {
  public:
   explicit JoinGate(const Group& group) : group_(group) {}

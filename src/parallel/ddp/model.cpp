@@ -20,7 +20,7 @@
 namespace lockstep::parallel {
 namespace {
 
-// A rank's own complaint travels in place of its description, so that all ranks throw it.
+// A rank that finds an error sends it instead of its description, so that all ranks throw it.
 constexpr char kComplaint = '!';
 
 std::vector<Named> once_each(const ModuleRef::NamedTensors& items) {
@@ -46,7 +46,7 @@ std::string describe(std::string_view kind, const Named& item, bool with_grad) {
   return text;
 }
 
-// What this rank alone can see to be wrong; empty when nothing is.
+// Errors in this rank's own model; empty when there are none.
 std::string complaint(const Model& model, at::Device device) {
   const auto refuse = [&](std::string_view kind, const Named& item) -> std::string {
     const at::Tensor& tensor = item.tensor;
@@ -252,10 +252,10 @@ void verify(const Model& model, const Group& group, at::Device device, std::stri
   const auto other = std::ranges::find_if(texts, differs);
   if (group.rank() != 0 || other == texts.end() || is_seeded_for_ranks()) return;
   log::warn(fmt::format(
-      "[{}] rank {} begins with other parameters than rank 0, whose will be everybody's. If the "
-      "ranks were not meant to be seeded differently, call seed_everything(seed, world.group()) "
-      "before the "
-      "module is built; nothing is wrong if rank 0 alone loaded a checkpoint",
+      "[{}] rank {} begins with other parameters than rank 0, whose parameters all ranks get now. "
+      "If the ranks were not meant to be seeded differently, call seed_everything(seed, "
+      "world.group()) before the module is built; nothing is wrong if rank 0 alone loaded a "
+      "checkpoint",
       who, other - texts.begin()));
 }
 

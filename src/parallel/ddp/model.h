@@ -1,4 +1,4 @@
-// What of a module takes part in training.
+// The parameters and buffers of a module that are trained.
 #pragma once
 
 #include <memory>
@@ -19,9 +19,9 @@ struct Named {
   std::weak_ptr<const torch::nn::Module> statistic_of = {};
 };
 
-// What the caller says of some tensors, by name.
+// The caller's options for some tensors, by name.
 struct ModelNotes {
-  std::vector<std::string> ignore;  // parameters and buffers that take no part
+  std::vector<std::string> ignore;  // parameters and buffers that are left out
   std::vector<std::string>
       sparse;  // parameters with sparse gradients, beside those of Embedding layers
 };
@@ -38,12 +38,12 @@ struct Model {
   std::vector<at::Tensor> tensors() const;
 };
 
-// Where the group communicates what is where `tensor` is: there, or else on its own device.
+// The device on which the group communicates `tensor`: the tensor's own where the group carries it,
+// else the group's.
 at::Device communicated_on(const Group& group, const at::Tensor& tensor);
 
-// Throws ConfigError on all ranks unless the model is fit for being attached to on `device` and
-// described alike by every rank, and no rank has a complaint of its own.
-// Messages begin with [who].
+// Throws ConfigError on all ranks unless the model can be attached to on `device`, all ranks
+// describe it alike, and no rank has given a `complaint`. Messages begin with [who].
 void verify(const Model& model, const Group& group, at::Device device, std::string complaint = {},
             std::string_view who = "ddp");
 

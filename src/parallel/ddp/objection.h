@@ -1,4 +1,4 @@
-// What one rank finds wrong in a pass, as an error of all ranks.
+// An error that one rank finds in a pass, thrown on all ranks.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 namespace lockstep::parallel {
 
 // An exception in the middle of a pass would keep the rank from its collectives, for which the
-// others wait. So it is noted, the others learn of it with the pass's flags, and then all throw.
+// others wait. So it is recorded, the flags of the pass tell the others, and then all throw.
 class Objection {
  public:
   // The first one counts.

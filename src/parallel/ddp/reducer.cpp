@@ -97,9 +97,9 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
     return gradient;
   }
   if (lanes_) return arriving_in_lane(parameter, gradient);
-  // The node adds, with create_graph it records history, and it runs the user's post-accumulate
-  // hook (once or not at all, as the libtorch is, when given nothing to add). arrived() then takes
-  // the values.
+  // The autograd node adds the gradient, with create_graph records history, and runs the user's
+  // post-accumulate hook (with nothing to add, once or not at all, depending on libtorch's
+  // version). arrived() then takes the values.
   if (is_sparse(parameter) || item.tensor.grad().defined() || at::GradMode::is_enabled() ||
       torch::autograd::impl::post_acc_grad_hooks(item.tensor)) {
     return gradient;
@@ -150,7 +150,7 @@ void Reducer::arrived(size_t parameter) {
 }
 
 void Reducer::begin() {
-  // What a backward that threw left in flight still writes to the buckets.
+  // Collectives that a backward() left in flight when it threw still write to the buckets.
   for (auto& work : works_) work.wait();
   works_.clear();
   completed_ = 0;
@@ -195,7 +195,7 @@ void Reducer::launch_next() {
   }
 }
 
-// Nobody else moves a transport without a thread of its own.
+// A transport without a thread of its own progresses only in calls.
 void Reducer::drive() {
   for (; completed_ < works_.size() && works_[completed_].is_completed(); ++completed_) {
     clock_.over(completed_);
@@ -296,7 +296,7 @@ void Reducer::write_flags() {
   if (mine == UsageFlags::Presence::Absent) flags_.write_absent();
   if (flag_counts_.buffers > 0) flags_.write_changed(buffers_.find_changed());
   if (mine == UsageFlags::Presence::Absent) {
-    // Nothing is reached, and nothing is lacking.
+    // This rank reaches no parameter, and lacks none.
   } else if (schedule_.all_complete() && !lanes_) {
     flags_.write_all_reached();
   } else {

@@ -52,8 +52,8 @@ class Reducer : public GradientListener,
   const Buckets& buckets() const { return buckets_; }
   bool rebuilt() const { return rebuilt_; }
   // Gradients were made undefined: forgets what was accumulated under hold(). More such calls
-  // between two passes than there have been before mean that this rank skipped a batch; the number
-  // of the next pass then differs from the other ranks', which tells them.
+  // between two passes than before mean that this rank skipped a batch; the number of the next pass
+  // then differs from the other ranks', which gives an error on all.
   void zeroed();
   void write(DdpLog& log) const;
 
@@ -102,16 +102,16 @@ class Reducer : public GradientListener,
   UsageFlags::Presence presence() const;
   void note_prior(size_t parameter);
   void find_present();
-  // The ranks that this pass meets.
+  // The ranks among which this pass averages.
   Group averaged_over() const;
   void average_sparse();
   void add_priors();
   void check_same();
   bool is_in_lane() const { return plan_ && plan_->is_open(); }
-  // Whether this backward() meets the other ranks.
+  // Whether this backward() communicates with the other ranks.
   bool is_last_lane() const { return !plan_ || plan_->meets(); }
   void begin_lane();
-  // A pass to which this rank comes without a backward().
+  // A pass in which this rank communicates without a backward().
   void meet_without_backward();
   at::Tensor arriving_in_lane(size_t parameter, const at::Tensor& gradient);
   // Its gradient is what the lane contributes.
@@ -143,7 +143,7 @@ class Reducer : public GradientListener,
   std::vector<std::string> tags_;
   uint32_t caller_;                        // which Ddp of the group this is
   uint32_t fingerprint_every_ = 0;         // passes of rank 0; 0: never
-  uint32_t pass_ = 0;                      // passes so far that met the other ranks
+  uint32_t pass_ = 0;                      // passes so far that communicated
   int zeroed_ = 0, zeroed_in_a_pass_ = 0;  // calls since the last pass, and the most there were
   std::vector<char> held_;                 // accumulated under hold() since the last pass
   bool rebuilt_ = false;

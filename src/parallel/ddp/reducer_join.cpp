@@ -25,7 +25,7 @@ void Reducer::find_present() {
   if (any && join_.divides_by_present()) {
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       const at::Tensor& flat = buckets_.bucket(bucket).flat;
-      // A hook has taken the average over all.
+      // A hook has averaged over all ranks.
       if (options_.hook) flat.mul_(group_.size());
       flat.div_(join_.count_present());
     }

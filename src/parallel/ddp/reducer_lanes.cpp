@@ -44,7 +44,7 @@ void Reducer::begin_lane() {
   if (is_in_lane() && plan_->open != lanes_->next()) object_to_second_backward(objection_, *plan_);
 }
 
-// What autograd is to accumulate by itself is this lane's alone, and arrived() takes it.
+// A gradient that autograd accumulates by itself is this lane's alone; arrived() then takes it.
 at::Tensor Reducer::arriving_in_lane(size_t parameter, const at::Tensor& gradient) {
   const at::Tensor& tensor = parameters_[parameter].tensor;
   const bool is_own = *holds_ > 0 || is_sparse(parameter) || tensor.grad().defined() ||

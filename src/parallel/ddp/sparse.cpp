@@ -108,7 +108,8 @@ void SparseGradients::average(Mine mine, const std::vector<char>& reached, const
   }
 }
 
-// `all`: by addend and parameter. The others wait for this rank's entries unless all are told.
+// `all`: by addend and parameter. All ranks throw, since the others would wait for this rank's
+// entries.
 void SparseGradients::refuse_unfit(const at::Tensor& all, std::string_view unit) const {
   for (int64_t i = 0; i < all.size(1); ++i) {
     const std::string& name = parameters_[i].name;

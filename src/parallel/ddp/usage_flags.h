@@ -1,5 +1,5 @@
-// UsageFlags appended to the last bucket: which parameters some rank reached, which ranks took
-// part, which buffers some rank changed, whether some rank refuses the pass, and what Join asks.
+// Flags appended to the last bucket: which parameters some rank reached, which ranks had gradients,
+// which buffers some rank changed, whether some rank refuses the pass, and what Join needs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,12 +34,12 @@ class UsageFlags {
 
   const at::Tensor& elements() const { return elements_; }
 
-  // Before the reduction. All parameters were reached, which is nearly always so:
+  // Before the reduction. The usual case, in which all parameters were reached:
   void write_all_reached();
   void write(const std::vector<char>& reached);
-  // This rank takes no part: it reaches nothing and lacks nothing.
+  // This rank has no gradients: it reaches no parameter and lacks none.
   void write_absent();
-  // Only when present() and in_backward() will be asked.
+  // Only when present() and in_backward() will be called.
   void write_presence(int rank, Presence presence);
   // Some gradient of this rank was added to one of a pass before; with lanes: some buffer was not
   // what the step before had left.

@@ -54,7 +54,7 @@ void Fsdp::State::before_backward(Unit& unit, Call& call) {
 }
 
 void Fsdp::State::begin_pass() {
-  // What a backward that threw left in flight.
+  // Collectives that a backward() left in flight when it threw.
   while (!in_flight_.empty()) finish_oldest();
   in_pass_ = true;
   if (lane_plan_) begin_lane_pass();
@@ -170,7 +170,7 @@ void Fsdp::State::launch(Unit& unit) {
   }
 }
 
-// Nobody else moves a transport without a thread of its own.
+// A transport without a thread of its own progresses only in calls.
 void Fsdp::State::drive() {
   while (!in_flight_.empty() && in_flight_.front()->advance_reduce()) finish_oldest();
 }
@@ -196,7 +196,7 @@ void Fsdp::State::end_backward() {
   if (std::exchange(in_pass_, false)) finish_pass();
 }
 
-// What is in flight still writes to the units' memory; the next pass waits for it.
+// Collectives in flight still write to the units' memory; the next pass waits for them.
 void Fsdp::State::abandon_backward() {
   in_pass_ = false;
   for (const auto& each : fired_) {

@@ -12,7 +12,7 @@ namespace lockstep::parallel {
 namespace {
 
 // Elements of a parameter whose norm is taken at once. Shards are cut at multiples of it, so that
-// each of these is one rank's, whatever the number of ranks.
+// each of these belongs to one rank, for any number of ranks.
 constexpr int64_t kCell = 1024;
 
 int64_t cells_of(int64_t numel) { return (numel + kCell - 1) / kCell; }

@@ -15,7 +15,8 @@ namespace lockstep::parallel {
 void Fsdp::State::gather(Unit& unit) {
   if (unit.gathering || unit.shown) return;
   comm::CallOptions options = call(unit.name);
-  // Units may be of one size: without it a rank that calls another would compute with its values.
+  // Units may have equal sizes: without the context a rank that calls another unit would compute
+  // with that one's values.
   options.context = {.name = "Fsdp unit", .number = caller_, .pass = unit.number};
   for (auto& flat : unit.flats) flat.start_gather(options);
   unit.gathering = true;

@@ -48,7 +48,7 @@ void Fsdp::State::open_for_lanes() {
   std::ranges::fill(reached_, false);
   if (whole_) return unshard();
   if (plan_.shares || lane_plan_->lanes % plan_.all.size() == 0) return publish();
-  // A rank with a lane less would be missing when the others gather.
+  // A rank with fewer lanes would not call the others' gathers.
   unshard();
   opened_for_lanes_ = true;
 }

@@ -16,7 +16,7 @@ ParameterMemory::ParameterMemory(const at::Tensor& parameter, at::ScalarType dty
   storage_ = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                    at::DataPtr(nullptr, parameter.device()),
                                                    /*allocator=*/nullptr, /*resizable=*/false);
-  // set_() would look at memory that there is not, and not all devices have it.
+  // set_() would access memory that does not exist, and not all devices support it.
   const auto type = c10::scalarTypeToTypeMeta(dtype);
   at::Tensor data =
       at::detail::make_tensor<c10::TensorImpl>(at::Storage(storage_), parameter.key_set(), type);

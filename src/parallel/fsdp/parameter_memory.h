@@ -1,4 +1,4 @@
-// The memory of a parameter that comes and goes while the tensor stays.
+// The memory of a parameter, allocated and freed while the tensor stays the same.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ class ParameterMemory {
 
   // From element `begin` of a contiguous tensor of the parameter's dtype, which stays alive.
   void show(const at::Tensor& flat, int64_t begin);
-  // Access throws. The memory is let go unless it is `kept`.
+  // From then on access throws. The memory is freed unless it is `Kept`.
   enum class Memory { Freed, Kept };
   void hide(Memory memory);
   bool is_shown() const { return shown_; }

@@ -80,7 +80,7 @@ void check_fsdp_options(const FsdpOptions& options, const Group& group) {
   }
 }
 
-// What has to be alike on all ranks, and what this rank alone can see to be wrong.
+// What has to be alike on all ranks, and errors that this rank alone can find.
 std::string describe_fsdp(const FsdpOptions& options, const std::vector<PlannedUnit>& units) {
   std::vector<std::string> names;
   for (const auto& unit : units) names.push_back(unit.name);
@@ -191,7 +191,7 @@ at::Device Fsdp::State::device() const {
   return all.empty() ? at::Device(at::kCPU) : all.front().tensor.device();
 }
 
-// For the shards and their gradients, so that all ranks are told before any of them is made.
+// For the shards and their gradients, so that all ranks learn of an error before any shard is made.
 std::string Fsdp::State::missing_room(Fd& held) const {
   const bool in_files = plan_.options.offload == Offload::File;
   const std::string& folder = plan_.options.offload_folder;  // a rank's own

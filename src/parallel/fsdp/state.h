@@ -1,4 +1,4 @@
-// What an Fsdp does in forward and backward.
+// Fsdp's work in forward and backward.
 #pragma once
 
 #include <deque>
@@ -25,9 +25,9 @@
 namespace lockstep::parallel {
 
 // A pass = one backward() outside hold(). Units' gradients are averaged in one order, which is that
-// in which rank 0 had them complete in the first pass, so that the ranks' collectives come in one
-// order whatever order theirs take. What one rank finds wrong in a pass must not keep it from its
-// collectives: it is an objection, which the end of the pass throws on all ranks.
+// in which rank 0 had them complete in the first pass, so that all ranks' collectives come in one
+// order. An error that one rank finds in a pass must not keep it from its collectives: it is
+// recorded as an objection, which the end of the pass throws on all ranks.
 class Fsdp::State : public GradientListener,
                     public LaneListener,
                     public std::enable_shared_from_this<State> {
@@ -153,7 +153,7 @@ class Fsdp::State : public GradientListener,
   bool opened_for_lanes_ = false;  // parameters are whole for the step
 
   int depth_ = 0;                // calls under way
-  bool stale_ = true;            // shards may have changed since they were published
+  bool stale_ = true;            // shards may have changed since publish()
   bool may_be_written_ = false;  // a forward under no_grad was the last, so they may have, too
   bool whole_ = false;           // between unshard() and reshard()
   std::vector<Unit*> order_now_, order_before_;  // of calls in forward

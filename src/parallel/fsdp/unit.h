@@ -56,7 +56,7 @@ class GradientMemory {
 
   // Undefined when all that is large enough is lent.
   at::Tensor lend(int64_t bytes);
-  // Also takes what is not its own, and lets it go.
+  // Memory that is not its own is freed.
   void take_back(const at::Tensor& memory);
 
  private:
@@ -87,8 +87,8 @@ class UnitFlat {
   const at::Tensor& leaf(size_t member) const { return leaves_[member]; }
   const Range& range(size_t member) const { return ranges_[member]; }
 
-  // What the optimizer may have written to the shards becomes what forward() computes with. In one
-  // memory for all ranks the others see it after the next meeting.
+  // What the optimizer may have written to the shards becomes what forward() computes with. Where
+  // ranks share one memory, the others see it after the next synchronisation.
   void publish();
   // The part of publish() that leaves no trace in versions.
   void share_values();
@@ -131,7 +131,7 @@ class UnitFlat {
   at::Tensor finish_reduce();
   // The average becomes the gradient of the leaves of which some rank has one.
   void settle(const std::vector<char>& reached);
-  // Gives up what was accumulated; returns its memory.
+  // Discards what was accumulated; returns its memory.
   at::Tensor drop_gradients();
   void zero_grad();
 

@@ -65,13 +65,15 @@ void HookState::settle(const Bucket& bucket) {
 }
 
 void HookState::rescale(double factor) {
-  // What becomes infinite is lost once; left there it would be added to every later gradient.
+  // A residual that became infinite is dropped; otherwise it would be added to every later
+  // gradient.
   for (auto& [name, tensor] : tensors_) tensor = at::nan_to_num(tensor * factor, 0, 0, 0);
 }
 
 void HookState::attach(Layout layout) {
   if (attached_) {
-    // Of a model that was changed since: what it still has goes on, what it has not is gone.
+    // For a model that was changed since: the state of tensors that it still has is kept, the rest
+    // is dropped.
     std::erase_if(tensors_, [&](const auto& item) {
       const auto found = layout.find(item.first);
       return found == layout.end() || item.second.sizes() != found->second.sizes;
@@ -140,7 +142,7 @@ void stage_residuals(const Bucket& bucket, const at::Tensor& sent, HookState& re
   for (size_t i = 0; i < bucket.names.size(); ++i) {
     at::Tensor next = bucket.gradients[i].clone();
     at::Tensor real = as_reals(next);
-    // clone() keeps the strides of whatever has no gaps, as gradients in buckets.
+    // clone() keeps the strides of tensors without gaps, such as gradients in buckets.
     real.as_strided({real.numel()}, {1}, real.storage_offset()).sub_(part_of(sent, bucket, i));
     residuals.stage(bucket.names[i], std::move(next));
   }

@@ -24,9 +24,9 @@ class LaneGradients {
   // Whether all lanes of the step that began last are.
   bool is_complete() const { return complete_; }
 
-  // The first lane begins: what gradients there are belong to every lane's.
+  // The first lane begins: gradients from before the step are part of every lane's.
   void begin(const std::vector<Named>& parameters);
-  // Gives up what has been added.
+  // Discards what has been added.
   void reset();
   // A backward() of a lane begins; the lane is complete.
   void begin_lane() { in_lane_.assign(in_lane_.size(), false); }

@@ -27,7 +27,8 @@ LaneOptions lane_options(const DdpOptions& options);
 // ranks cannot run.
 void check_lane_options(const LaneOptions& options, const Group& group);
 
-// What of the model is no function of lanes, as an error's text; empty when nothing is.
+// Parts of the model whose results depend on more than lanes, as an error's text; empty when there
+// are none.
 std::string unfit_for_lanes(const Model& model, const LaneOptions& options,
                             const ModuleRef& module);
 
@@ -35,8 +36,8 @@ std::string unfit_for_lanes(const Model& model, const LaneOptions& options,
 // that their bits depend on. Every rank calls it.
 void begin_lanes(const Group& group, const LaneOptions& options);
 
-// What a loop over lanes does wrong, as objections of the pass.
-// `own_lane` has had no backward() that counts.
+// Errors of a loop over lanes, as objections of the pass. `own_lane` has had no backward() that
+// counts.
 void object_to_missing_lane(Objection& objection, const LanePlan& plan, int64_t own_lane);
 // `type` is "Ddp" or "Fsdp", whose method or options the text names.
 void object_unless_in_lane(Objection& objection, const LanePlan& plan, std::string_view type);

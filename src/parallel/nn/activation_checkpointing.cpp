@@ -14,14 +14,15 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/call.h"
+#include "parallel/ddp/packed.h"
 
 namespace lockstep::parallel {
 namespace {
 
 using Tensors = CallLayer::Tensors;
 
-// The generators of CPU and device, and which dtype operations choose: what a second run needs to
-// be the first once more.
+// The generators of CPU and device, and which dtype operations choose: all that a second run needs
+// to repeat the first.
 class Surroundings {
  public:
   explicit Surroundings(at::Device device) : device_(device) {
@@ -69,10 +70,57 @@ class [[nodiscard]] Again {
   Autocast autocast_;
 };
 
+// The module's buffers that a run changes, as they were before it: the running statistics of a
+// BatchNorm, which a second run would move once more, or the vectors of a spectral norm, from which
+// it would compute other weights.
+class BuffersBefore {
+ public:
+  explicit BuffersBefore(const torch::nn::Module& module) {
+    const at::NoGradGuard no_grad;
+    for (const auto& buffer : module.buffers()) {
+      if (!buffer.defined() || buffer.layout() != at::kStrided) continue;
+      all_.emplace_back(own_elements(buffer), own_elements(buffer).clone());
+    }
+  }
+  // After the run. On a device all are kept, because to look would be to wait for it.
+  void forget_unchanged() {
+    std::erase_if(all_, [](const auto& item) {
+      return item.first.is_cpu() && at::equal(item.first, item.second);
+    });
+  }
+  // Buffers have these values, and these become what buffers had. Versions are not counted: when
+  // backward is over, buffers are as if there had been no second run.
+  void exchange() {
+    const at::NoGradGuard no_grad;
+    for (auto& [buffer, value] : all_) {
+      const at::Tensor now = buffer.clone();
+      buffer.variable_data().copy_(value);
+      value = now;
+    }
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> all_;
+};
+
 // What autograd keeps of the first run.
 struct Run : torch::CustomClassHolder {
   CallLayer::Body body;
   std::optional<Surroundings> surroundings;
+  std::optional<BuffersBefore> buffers;
+};
+
+// Buffers are what the first run began with, for as long as this lives. A graph may be run backward
+// again, so that these values are kept.
+class [[nodiscard]] BuffersAgain {
+ public:
+  explicit BuffersAgain(const BuffersBefore& before) : buffers_(before) { buffers_.exchange(); }
+  ~BuffersAgain() { buffers_.exchange(); }
+  BuffersAgain(const BuffersAgain&) = delete;
+  BuffersAgain& operator=(const BuffersAgain&) = delete;
+
+ private:
+  BuffersBefore buffers_;
 };
 
 struct Recompute : torch::autograd::Function<Recompute> {
@@ -82,7 +130,9 @@ struct Recompute : torch::autograd::Function<Recompute> {
                                                 const at::Tensor&, at::TensorList inputs) {
     context->saved_data["run"] = c10::IValue::make_capsule(run);
     context->save_for_backward(inputs.vec());
-    return run->body(inputs.vec());
+    Tensors outputs = run->body(inputs.vec());
+    run->buffers->forget_unchanged();
+    return outputs;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -95,6 +145,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
                                       : kept);
     }
     Tensors outputs, roots, root_gradients;
+    const BuffersAgain buffers(*run->buffers);  // to the end: the second graph may have saved some
     {
       const Again again(*run->surroundings);
       const at::AutoGradMode enable_grad(true);
@@ -124,6 +175,7 @@ class ActivationCheckpointing::Layer : public CallLayer {
     const auto run = c10::make_intrusive<Run>();
     run->body = body;
     run->surroundings.emplace(device_of(inputs));
+    run->buffers.emplace(*module_);
     const at::Tensor anchor = at::empty({0}).set_requires_grad(true);
     return Recompute::apply(run, anchor, at::TensorList(inputs));
   }

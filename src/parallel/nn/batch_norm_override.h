@@ -1,4 +1,4 @@
-// Batch normalisation layers of libtorch that are synchronised where they are.
+// Synchronises batch normalisation layers of libtorch without replacing them.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -19,10 +19,10 @@ namespace lockstep::parallel {
 void override_batch_norm(const std::shared_ptr<torch::nn::Module>& layer,
                          const std::vector<at::Tensor>& tensors, const Group& group);
 
-// The layer, if it is such a one, asks the gate before it communicates. False when it is none.
+// Such a layer calls the gate before it communicates. False for another layer.
 bool gate_batch_norm(const torch::nn::Module& layer, const std::shared_ptr<JoinGate>& gate);
 
-// Whether it is such a one.
+// Whether override_batch_norm() was called for the layer.
 bool is_batch_norm_overridden(const torch::nn::Module& layer);
 
 // SyncBatchNorm's forward in training, once `factor` is known. Undefined tensors are options that

@@ -25,7 +25,8 @@ struct AttachedLayer {
 };
 
 // A module has no place for what is attached to it. Layers detach before their module's memory can
-// be another module's: what attaches keeps the module, or says that it outlives the attachment.
+// be reused by another module: the attaching object keeps the module alive, or requires it to
+// outlive the attachment.
 struct AllAttached {
   std::mutex mutex;
   std::map<const torch::nn::Module*, std::vector<AttachedLayer>> layers;

@@ -60,6 +60,7 @@ struct Step {
 
 // A storage without memory has it as the context of its DataPtr.
 struct Recipe {
+  at::ScalarType dtype;  // of what the first step makes
   std::vector<Step> steps;
   static void destroy(void* recipe) { delete static_cast<Recipe*>(recipe); }
 };
@@ -167,6 +168,11 @@ struct Call {
   bool changes_one_in_place() const {
     const auto& schema = op.schema();
     if (tensors != 1 || deferred != 1 || !first()->isTensor()) return false;
+    // As view_as_real(weight), whose place is counted in other elements.
+    const at::Tensor self = first()->toTensor();
+    if (self.scalar_type() != recipe_of(self)->dtype || self.is_conj() || self.is_neg()) {
+      return false;
+    }
     // Autograd would record or refuse it.
     if (first()->toTensor().requires_grad() && at::GradMode::is_enabled()) return false;
     return !op.hasTag(at::Tag::inplace_view) && schema.returns().size() == 1 &&
@@ -193,7 +199,7 @@ void make(const Call& call) {
   const bool fits = made.is_cpu() && made.layout() == at::kStrided && !made.is_quantized() &&
                     made.nbytes() >= kLeastBytes && made.storage().use_count() == 1;
   if (!fits) return;
-  Recipe recipe;
+  Recipe recipe{.dtype = made.scalar_type(), .steps = {}};
   recipe.steps.push_back(std::move(step));
   take_memory(made, std::move(recipe));
 }

@@ -14,7 +14,7 @@
 namespace lockstep::parallel {
 namespace {
 
-// A rank's own complaint travels in place of its description, so that all ranks throw it.
+// A rank that finds an error sends it instead of its description, so that all ranks throw it.
 constexpr char kRefusal = '!';
 
 std::string description(const torch::optim::Optimizer& optimizer) {
@@ -56,7 +56,7 @@ void compare(const torch::optim::Optimizer& optimizer, const Group& group) {
   }
 }
 
-// What `step` throws is thrown on every rank.
+// An exception of `step` on one rank is thrown on every rank.
 template <class Step>
 void together(const Group& group, std::string_view label, Step step) {
   std::string mine;

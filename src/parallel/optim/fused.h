@@ -11,7 +11,7 @@
 namespace lockstep::parallel {
 
 // The parameters of each group that have a gradient, each once, as Python's optimizers take them.
-// Throws ConfigError, before anything has changed, for what the kernels cannot walk: sparse
+// Throws ConfigError, before anything has changed, for what the kernels cannot process: sparse
 // gradients, parameters with overlapping or gapped memory, of no floating-point dtype or in two
 // groups, gradients of another shape. `address` begins the message.
 std::vector<std::vector<at::Tensor>> fused_parameters(
@@ -36,11 +36,11 @@ class ByKind {
 void check_fused_state(const at::Tensor& state, const at::Tensor& parameter,
                        std::string_view address);
 
-// The kernels walk plain memory: all tensors of a parameter have to be laid out alike, and to be of
-// one dtype. A copy where `tensor` is not.
+// The kernels read memory in order: all tensors of a parameter have to be laid out alike, and to be
+// of one dtype. A copy where `tensor` is not.
 at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& parameter);
 
-// Says to autograd that the parameters were changed, which torch's fused kernels and ours do not: a
+// Tells autograd that the parameters were changed, which torch's fused kernels and ours do not: a
 // graph that has saved one of them must not run backward any more.
 void count_versions(const std::vector<at::Tensor>& parameters);
 

@@ -1,4 +1,4 @@
-// What an optimizer remembers, piece by piece.
+// An optimizer's state, piece by piece.
 #pragma once
 
 #include <torch/optim/optimizer.h>

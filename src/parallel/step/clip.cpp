@@ -29,7 +29,8 @@ at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double p) {
   return at::linalg_vector_norm(at::stack(at::_foreach_norm(filled, p)), p);
 }
 
-// An Fsdp's parts have another norm on each rank, which would clip and train on.
+// Shards of an Fsdp have another norm on each rank: clipping by it would silently train something
+// else.
 void check_parts(const std::vector<at::Tensor>& parameters, const std::optional<Group>& group) {
   for (const auto& parameter : parameters) {
     const auto* const part = checkpoint::part_of(parameter);

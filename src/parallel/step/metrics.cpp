@@ -24,7 +24,7 @@ bool agreed(bool here, ReduceOp op, const Group& group) {
   return flag.item<int>() != 0;
 }
 
-// Everything of a rank's rows but their number, for comparison and for the message.
+// A description of a rank's rows without their number, for comparison and for the message.
 std::string kind_of(const at::Tensor& rows) {
   if (!rows.defined() || rows.dim() == 0) return "no rows";
   return fmt::format("{} rows of [{}]", comm::name_of(rows.scalar_type()),

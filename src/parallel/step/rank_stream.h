@@ -1,4 +1,4 @@
-// What seed_everything(seed, group) leaves for Ddp to do.
+// The part of seed_everything(seed, group) that Ddp does at construction.
 #pragma once
 
 namespace lockstep::parallel {

@@ -10,8 +10,8 @@
 
 namespace lockstep::plan {
 
-// Hears of the allocations of the thread that has made a Watch, and of the threads that work for
-// it. What was allocated before is not counted, nor when it is freed.
+// Is notified of the allocations of the thread that has made a Watch, and of the threads that work
+// for it. What was allocated before is not counted, nor when it is freed.
 class Allocations : public c10::MemoryReportingInfoBase {
  public:
   // For as long as it lives, this thread's are counted.

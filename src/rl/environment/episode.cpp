@@ -120,7 +120,7 @@ std::vector<Message> Episode::call_tools(std::vector<ToolCall> calls) {
 
 std::vector<Message> Episode::user_speaks() {
   for (int round = 0; round < kMostUserCalls; ++round) {
-    // Numbers of this turn alone, the same whatever was drawn before.
+    // Numbers of this turn alone, independent of what was drawn before.
     auto said = user_->next(scene_, log_, mix(key_ ^ log_.size()));
     for (auto& call : said.calls) {
       call.id = fmt::format("u{}.{}", log_.size(), &call - said.calls.data());

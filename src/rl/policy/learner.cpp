@@ -40,7 +40,7 @@ Outcome outcome_of(const Played& played, double seconds) {
           .seconds = seconds};
 }
 
-// A lane without tokens takes part in the step with zeros.
+// A lane without tokens contributes zeros to the step.
 at::Tensor zero_loss(models::Transformer& net) {
   const at::Tensor ids =
       at::zeros({1, 1}, at::dtype(at::kLong).device(net->head_weight().device()));

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <optional>
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/pretrained.h"
+#include "rl/policy/markers.h"
 #include "rl/run/setup.h"
+#include "text/files.h"
 
 namespace lockstep::rl {
 
@@ -44,6 +47,23 @@ WarmedUp make_policy(const comm::World& world, const Course& course, const RunOp
   say(made.cached ? "the warm-up was in the cache"
                   : fmt::format("warm-up: loss {:.3f}", made.loss));
   return made;
+}
+
+void export_policy(const models::Transformer& net, const text::Tokenizer& tokenizer,
+                   const std::string& source, const std::string& folder) {
+  models::SaveTransformerOptions options;
+  for (const char* end : {kMessageEnd, "<|endoftext|>"}) {
+    if (const auto id = tokenizer.id_of(end)) options.stop.push_back(*id);
+  }
+  models::save_transformer(net, folder, options);
+  tokenizer.save(folder + "/tokenizer.json");
+  if (source.empty()) return;
+  for (const char* name : {"tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+                           "special_tokens_map.json", "generation_config.json"}) {
+    const std::string from = source + "/" + name;
+    if (!std::filesystem::exists(from)) continue;
+    text::write_file(folder + "/" + name, text::read_file(from));
+  }
 }
 
 Limits limits_of(const RunOptions& options) {

@@ -12,10 +12,16 @@
 
 namespace lockstep::rl {
 
-// Loads the model of `folder`, or, where that is empty, warms a tiny one up. `say` hears of the
+// Loads the model of `folder`, or, where that is empty, warms a tiny one up. `say` is told of the
 // warm-up. Every rank calls it. Throws ConfigError on all ranks.
 WarmedUp make_policy(const comm::World& world, const Course& course, const RunOptions& options,
                      const std::string& folder, const std::function<void(std::string)>& say);
+
+// Writes the model as a folder of transformers, with what ends its texts; from the folder `source`
+// that it came from, where there is one, also what only programs that chat with it read. On one
+// rank. Throws an error of the library.
+void export_policy(const models::Transformer& net, const text::Tokenizer& tokenizer,
+                   const std::string& source, const std::string& folder);
 
 Limits limits_of(const RunOptions& options);
 

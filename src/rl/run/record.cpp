@@ -90,8 +90,8 @@ void check_environments(const Rollout& rollout, const std::string& why, const co
   for (const auto& of_rank : group.all_gather_bytes(why, {.label = "environments"})) {
     if (of_rank.empty()) continue;
     throw Error(
-        fmt::format("[three_domain] the environments of {} of {} episodes died, at last: {}", died,
-                    count, of_rank));
+        fmt::format("[three_domain] the environments of {} of {} episodes died, the last one: {}",
+                    died, count, of_rank));
   }
 }
 

@@ -14,7 +14,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/core/preemption.h"
-#include "lockstep/models/pretrained.h"
+#include "lockstep/models/transformer.h"
 #include "lockstep/parallel/check_same.h"
 #include "lockstep/parallel/determinism.h"
 #include "lockstep/parallel/metrics.h"
@@ -281,10 +281,7 @@ class Run {
     learner_->unshard();
     std::string problem;
     try {
-      if (world_.is_main()) {
-        models::save_transformer(net_, folder);
-        tokenizer_->save(folder + "/tokenizer.json");
-      }
+      if (world_.is_main()) export_policy(net_, *tokenizer_, model_folder_, folder);
     } catch (const std::exception& error) {
       problem = error.what();
     }

@@ -18,8 +18,8 @@ class Tau2Bridge::Child {
  public:
   explicit Child(Tau2Options options) : options_(std::move(options)) {}
 
-  // The answer to a request, which is started with if nothing runs. Throws EnvironmentError when
-  // there is none (then the process is gone) or when it is an error (then it goes on).
+  // The answer to a request; starts the process if none runs. Throws EnvironmentError when there is
+  // none (then the process is gone) or when it is an error (then it goes on).
   Json ask(Json request);
 
   // Starts it, if nothing runs. Throws ConfigError.

@@ -25,7 +25,7 @@ Json call_json(const ToolCall& call) {
           {"requestor", call.by == Party::User ? "user" : "assistant"}};
 }
 
-// What tau2 replays: without messages that nobody received.
+// What tau2 replays: without messages that were not passed on.
 Json messages_json(std::span<const Message> log) {
   Json messages = Json::array();
   for (const auto& message : log) {

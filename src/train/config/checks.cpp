@@ -65,7 +65,7 @@ class Checks {
     }
     return names;
   }
-  // A metric that somebody refers to has to be computed.
+  // A metric that another key refers to has to be computed.
   void needs_metric(const std::string& path, const std::string& metric) {
     if (metric.empty()) return;
     const auto known = numbers();

@@ -38,7 +38,7 @@ bool is_flat_key(const std::string& name);
 FlatMeaning translate_fsdp(const std::string& name, const YAML::Node& value);
 // The names that translate_fsdp() knows.
 std::vector<std::string> fsdp_names();
-// Says of keys of parallel.fsdp that change nothing here.
+// Remarks on keys of parallel.fsdp that have no effect here.
 void note_fsdp(RunConfig& config);
 
 }  // namespace lockstep::train

@@ -84,7 +84,7 @@ void Loading::store(const Setting& setting) {
   const std::string section = setting.path.substr(0, setting.path.find('.'));
   const Key* key = schema_.find(setting.path, kind_of(setting.path));
   if (key == nullptr) {
-    if (wrong_kinds_.contains(section)) return;  // nobody knows which keys it has
+    if (wrong_kinds_.contains(section)) return;  // its keys are not known
     std::string kinds;
     for (const Key* other : schema_.all(setting.path)) {
       for (const auto& kind : other->kinds) kinds += (kinds.empty() ? "" : ", ") + kind;

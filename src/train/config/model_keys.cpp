@@ -85,10 +85,11 @@ void add_data_keys(KeyList& keys) {
            "The file of targets or labels for evaluation.");
   keys.kinds({});
   keys.add("validation_fraction", AT(data.validation_fraction),
-           "The last share of the samples is for evaluation; 0: none, or `validation_path`.",
+           "The last share of the samples, of images of each class, is for evaluation; 0: none, or "
+           "`validation_path`.",
            between(0, 0.99));
-  keys.add("max_samples", AT(data.max_samples), "Train on the first so many samples; 0: on all.",
-           at_least(0));
+  keys.add("max_samples", AT(data.max_samples),
+           "Train on the first so many samples, of images of each class; 0: on all.", at_least(0));
   keys.add("shuffle", AT(data.shuffle), "Another order in each epoch.");
   keys.add("drop_last", AT(data.drop_last), "Leave out the batch at the end that is not full.");
   keys.add("workers", AT(data.workers), "Threads that make batches; 0: the training's own.",

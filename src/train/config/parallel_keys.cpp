@@ -74,7 +74,7 @@ void add_parallel_keys(KeyList& keys) {
            "top_k: share of the gradient that is sent.",
            {.least = 0, .most = 1, .above_least = true});
   keys.choice("backend", AT(parallel.backend),
-              {"auto", "shm", "tcp", "gloo", "host-then-net", "nccl"},
+              {"auto", "shm", "tcp", "gloo", "host-then-net", "nccl", "cuda_ipc"},
               "How ranks talk; LOCKSTEP_BACKEND goes before it.");
   keys.choice("device", AT(parallel.device), {"auto", "cpu", "cuda"},
               "What ranks compute on; LOCKSTEP_DEVICE goes before it.");

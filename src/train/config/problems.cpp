@@ -9,7 +9,7 @@
 namespace lockstep::train {
 namespace {
 
-// On one line whatever of the user's it repeats, as are keys and --set.
+// The problem on one line, with control characters of the user's text made visible.
 std::string line_of(const std::string& place, const std::string& what) {
   std::string line;
   for (const char c : place + ": " + what) {

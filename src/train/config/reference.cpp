@@ -66,7 +66,8 @@ checked just as strictly, and `show_config()` also shows these values.
 
 constexpr const char* kCurriculumText = R"(
 `training.curriculum` is a list of stages that come before the epochs on all data, each a group of
-keys: `epochs` (1), `fraction` (1: the first share of the samples, in the data set's order, above 0),
+keys: `epochs` (1), `fraction` (1: the first share of the samples, in the data set's order, of images
+of each class, above 0),
 `path` (other data of the same kind, with the classes and columns of `data.path`; empty: that) and
 `targets_path` (npy, idx: the file of its targets or labels).
 )";

@@ -34,8 +34,8 @@ std::string short_key(const std::string& section) {
   return section + (section == "mixed_precision" ? ".dtype" : ".kind");
 }
 
-// Looks whether a text has more than one document. YAML::LoadAll() would tell, but goes on for ever
-// with some texts, among them a comma and an unfinished UTF-8 sequence.
+// Whether a text has more than one document. YAML::LoadAll() would tell, but never returns with
+// some texts, among them a comma and an unfinished UTF-8 sequence.
 class SecondDocument : public YAML::EventHandler {
  public:
   std::optional<YAML::Mark> begins_at(const std::string& text) {
@@ -89,6 +89,11 @@ void Settings::read_file(const std::string& text, const std::string& name) {
     if (!root.IsMap()) {
       problems_.add(at(root, whole), "expected sections and keys as KEY: VALUE lines");
       return;
+    }
+    if (const YAML::Node program = root["program"]; program && !schema_.is_section("program")) {
+      return problems_.add(at(program, whole),
+                           "a file with 'program' has that program's flags for keys: `lockstep "
+                           "train FILE` starts it; this command is for the trainer's own files");
     }
     std::map<std::string, Origin> seen;
     for (const auto& entry : root) {
@@ -201,11 +206,13 @@ void Settings::add(const std::string& path, const YAML::Node& value, const Origi
   settings_.push_back({path, value, origin, at(value, origin), written, layer_});
 }
 
-void Settings::refuse_unknown(const std::string& written, const std::string& path,
+void Settings::refuse_unknown(const std::string& last, const std::string& path,
                               const Origin& origin) {
   // What stands beside it, and what has its very name elsewhere.
   std::vector<std::string> beside, elsewhere;
-  const bool is_top = path.find('.') == path.npos;
+  // A name with a dot may be no section's.
+  const bool is_top = !schema_.is_section(path.substr(0, path.find('.'))) || path == last;
+  const std::string& written = is_top ? path : last;
   const std::string parent = is_top ? "" : path.substr(0, path.rfind('.') + 1);
   for (const Key& key : schema_.keys()) {
     if (!is_top && key.path.starts_with(parent)) {
@@ -215,6 +222,7 @@ void Settings::refuse_unknown(const std::string& written, const std::string& pat
     if (key.path.substr(key.path.rfind('.') + 1) == written) elsewhere.push_back(key.path);
   }
   if (parent == "training.") beside.emplace_back("curriculum");
+  if (beside.empty()) beside = schema_.sections();
   if (is_top) {
     beside = schema_.sections();
     for (const FlatKey& flat : flat_keys()) beside.push_back(flat.name);

@@ -21,7 +21,7 @@ struct Setting {
   int layer = 0;        // a later layer goes before an earlier one: file, environment, command line
 };
 
-// What is said of a run in one place, key by key.
+// The settings of all sources (file, environment, command line), key by key.
 class Settings {
  public:
   Settings(const Schema& schema, Problems& problems, std::vector<std::string>& remarks)
@@ -43,7 +43,7 @@ class Settings {
   void read_key(const std::string& path, const YAML::Node& value, const Origin& origin);
   void add(const std::string& path, const YAML::Node& value, const Origin& origin,
            const std::string& written);
-  void refuse_unknown(const std::string& written, const std::string& path, const Origin& origin);
+  void refuse_unknown(const std::string& last, const std::string& path, const Origin& origin);
   Origin at(const YAML::Node& node, const Origin& otherwise) const;
 
   const Schema& schema_;

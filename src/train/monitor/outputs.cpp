@@ -59,7 +59,9 @@ MonitorOutputs::MonitorOutputs(const MonitorOptions& options, RunStart start)
     url_ = writers->server->url();
   }
   if (!options.directory.empty()) writers->log.emplace(options.directory + "/metrics.jsonl");
-  if (options.tensorboard) writers->tensorboard.emplace(options.directory + "/tensorboard");
+  if (options.tensorboard) {
+    writers->tensorboard.emplace(options.directory + "/tensorboard", options.resumed_at);
+  }
   if (!writers->log && !writers->server && options.open_metrics_file.empty()) return;
   queue_ = std::make_unique<RecordQueue>(
       [writers](const LogRecord& record, double unix_seconds, uint64_t missing) {

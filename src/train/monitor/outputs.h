@@ -1,4 +1,4 @@
-// Where rank 0 writes what is seen of a run.
+// The outputs of rank 0's monitoring: files, the terminal, the endpoint for Prometheus.
 #pragma once
 
 #include <cstdint>

@@ -123,7 +123,7 @@ StepTrace::~StepTrace() {
   try {
     stop();
   } catch (const std::exception&) {
-    // The profiler is libtorch's; a trace that nobody gets is no reason to fail.
+    // The profiler is libtorch's; a missing trace is no reason to fail.
   }
 }
 

@@ -125,11 +125,7 @@ void add_time(const RunHistory& run, std::vector<Finding>& findings) {
 
 void add_slow(const RunHistory& run, std::vector<Finding>& findings) {
   if (run.ranks.size() < 2) return;
-  std::vector<double> working;
-  for (const auto& rank : run.ranks) {
-    working.push_back(rank.working_seconds() /
-                      static_cast<double>(std::max<int64_t>(rank.steps, 1)));
-  }
+  const std::vector<double> working = work_of_ranks(run);
   const size_t slowest = largest(working);
   const double others = median_without(working, slowest);
   if (others <= 0) return;

@@ -34,7 +34,7 @@ Fd listening_at(const Endpoint& endpoint) {
     error = errno;
   }
   const char* const why =
-      resolved.addresses.empty() ? "nobody knows that name" : std::strerror(error);
+      resolved.addresses.empty() ? "that name is not known" : std::strerror(error);
   const std::string text = fmt::format(
       "[metrics] prometheus_address {}: {}; give an address of rank 0's host and a port that is "
       "free (0 takes one)",

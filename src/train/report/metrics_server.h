@@ -15,10 +15,10 @@
 
 namespace lockstep::train {
 
-// Answers GET and HEAD of /metrics with one thread of its own. Whoever publishes never waits for
-// whoever reads. Any stranger may connect: no more than kClients are held at a time (the one that
-// came first makes room for the next), each sends at most kRequest bytes and is left after
-// kPatience, however slowly it reads or writes.
+// Answers GET and HEAD of /metrics with one thread of its own. Publishing never waits for readers.
+// Any program may connect: no more than kClients are held at a time (the one that came first makes
+// room for the next), each sends at most kRequest bytes and is left after kPatience, however slowly
+// it reads or writes.
 class MetricsServer {
  public:
   static constexpr size_t kClients = 64;

@@ -1,11 +1,10 @@
 #include "lockstep/train/open_metrics.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cmath>
-#include <cstdio>
-#include <fstream>
+
+#include "core/whole_file.h"
 
 namespace lockstep::train {
 namespace {
@@ -85,13 +84,7 @@ std::string open_metrics(const StepReport& report, std::string_view run) {
 }
 
 bool write_open_metrics(const std::string& path, const StepReport& report, std::string_view run) {
-  const std::string unfinished = fmt::format("{}.{}", path, getpid());
-  std::ofstream file(unfinished, std::ios::binary);
-  file << open_metrics(report, run);
-  file.close();
-  if (file && std::rename(unfinished.c_str(), path.c_str()) == 0) return true;
-  unlink(unfinished.c_str());
-  return false;
+  return write_whole_file(path, open_metrics(report, run)) == 0;
 }
 
 }  // namespace lockstep::train

@@ -102,7 +102,7 @@ std::string charts(const std::vector<RunHistory>& runs) {
 std::string time_charts(const std::vector<RunHistory>& runs) {
   const RunHistory& run = runs.front();
   std::string html;
-  if (run.ranks.size() > 1 && !run.columns.empty()) {
+  if (most_ranks(run) > 1 && !run.columns.empty()) {
     html += chart("heat", "Work per rank",
                   "How long each rank works a step without waiting for others, against the median "
                   "of the ranks at "
@@ -158,12 +158,8 @@ std::string bar(const RankTotals& rank) {
 std::string ranks_table(const RunHistory& run) {
   if (run.ranks.empty()) return "<p class=\"muted\">The log has no figures of ranks.</p>\n";
   std::vector<std::pair<double, size_t>> order;
-  std::vector<double> working;
-  for (size_t i = 0; i < run.ranks.size(); ++i) {
-    working.push_back(run.ranks[i].working_seconds() /
-                      static_cast<double>(std::max<int64_t>(run.ranks[i].steps, 1)));
-    order.emplace_back(-working.back(), i);
-  }
+  const std::vector<double> working = work_of_ranks(run);
+  for (size_t i = 0; i < working.size(); ++i) order.emplace_back(-working[i], i);
   std::string says;
   if (order.size() > kMostRows) {
     // The slowest ones are those that one looks for.

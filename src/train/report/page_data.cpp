@@ -100,11 +100,7 @@ std::string heat_says(const RunHistory& run, size_t together) {
                                  with_commas(run.last_step()));
   if (together > 1) text += fmt::format(" A row is the slowest of {} ranks.", together);
   if (run.ranks.size() < 2) return text;
-  std::vector<double> working;
-  for (const auto& rank : run.ranks) {
-    working.push_back(rank.working_seconds() /
-                      static_cast<double>(std::max<int64_t>(rank.steps, 1)));
-  }
+  const std::vector<double> working = work_of_ranks(run);
   const size_t slowest = largest(working);
   const double others = median_without(working, slowest);
   if (others > 0) {
@@ -116,10 +112,11 @@ std::string heat_says(const RunHistory& run, size_t together) {
 
 std::string ranks(const RunHistory& run) {
   const auto columns = shown_columns(run);
-  const size_t together = (run.ranks.size() + kMostRows - 1) / kMostRows;
+  const size_t count = most_ranks(run);
+  const size_t together = (count + kMostRows - 1) / kMostRows;
   std::string rows, spans, cells, memory, gpus;
-  for (size_t begin = 0; begin < run.ranks.size(); begin += together) {
-    const size_t last = std::min(begin + together, run.ranks.size()) - 1;
+  for (size_t begin = 0; begin < count; begin += together) {
+    const size_t last = std::min(begin + together, count) - 1;
     rows += (rows.empty() ? "" : ",") + quoted(last == begin ? fmt::format("rank {}", begin)
                                                              : fmt::format("{}–{}", begin, last));
   }
@@ -167,6 +164,12 @@ std::string series_of(const RunHistory& run) {
 }
 
 }  // namespace
+
+size_t most_ranks(const RunHistory& run) {
+  size_t most = run.ranks.size();
+  for (const RankColumn& column : run.columns) most = std::max(most, column.working_seconds.size());
+  return most;
+}
 
 std::string label_of(const RunHistory& run) {
   // "runs/a/metrics.jsonl" is the run a.

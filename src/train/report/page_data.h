@@ -20,6 +20,9 @@ struct FurtherSeries {
 // Those that the page shows: the first ones of very many.
 std::vector<FurtherSeries> further_series(const RunHistory& run);
 
+// The most ranks that there were at a time.
+size_t most_ranks(const RunHistory& run);
+
 // What a run is called beside others.
 std::string label_of(const RunHistory& run);
 

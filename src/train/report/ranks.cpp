@@ -28,6 +28,15 @@ bool knows_gpus(const RunHistory& run) {
                      [](const auto& rank) { return rank.gpu_reports > 0; });
 }
 
+std::vector<double> work_of_ranks(const RunHistory& run) {
+  std::vector<double> seconds;
+  for (const auto& rank : run.ranks) {
+    seconds.push_back(rank.working_seconds() /
+                      static_cast<double>(std::max<int64_t>(rank.steps, 1)));
+  }
+  return seconds;
+}
+
 size_t largest(const std::vector<double>& values) {
   return static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
 }

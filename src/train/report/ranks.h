@@ -1,4 +1,4 @@
-// What ranks have in common, and who differs.
+// Summaries over the ranks of a run, and the rank that differs most.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,15 @@ struct Shares {
 };
 Shares shares_of(const RunHistory& run);
 
-// Whether some rank told how busy its GPU was.
+// Whether some rank has reported how busy its GPU was.
 bool knows_gpus(const RunHistory& run);
 
-// Where the largest is; there is one.
+// By rank: seconds that it works in a step, the mean.
+std::vector<double> work_of_ranks(const RunHistory& run);
+
+// The index of the largest value; there is at least one.
 size_t largest(const std::vector<double>& values);
-// Of all others, of which there is at least one.
+// The median of all values but one; there are at least two.
 double median_without(std::vector<double> values, size_t without);
 
 // "rank 1", or "rank 1 (host-b)" in a run on several hosts.

@@ -11,10 +11,10 @@
 
 namespace lockstep::train {
 
-// Hands records over to a thread of its own: whoever appends never waits for a disk. Of more than
+// Hands records over to a thread of its own: appending never waits for a disk. Of more than
 // kWaiting records that wait the oldest are dropped. What was appended is also written when the
-// process ends by exit(), abort(), an exception that nobody catches or a fault, which wait for it
-// for at most a second.
+// process ends by exit(), abort(), an uncaught exception or a fault, which wait for it for at most
+// a second.
 class RecordQueue {
  public:
   static constexpr size_t kWaiting = 4096;

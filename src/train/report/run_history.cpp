@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace lockstep::train {
 namespace {
 
-// So many numbers a heat map may have, whatever the number of ranks.
+// So many numbers a heat map may have, on any number of ranks.
 constexpr size_t kMostCells = size_t{1} << 17;
 constexpr size_t kMostColumns = 256, kFewestColumns = 8;
 constexpr size_t kMostStarts = 1000;
@@ -51,6 +52,10 @@ void RankColumn::join(const RankColumn& next) {
 void RunHistory::add_ranks(const StepReport& report) {
   const size_t count = std::min(report.ranks.size(), kMostRanks);
   if (count == 0) return;
+  if (std::exchange(is_restarted_, false)) {
+    if (ranks.size() != count) ranks.assign(count, {});
+    for (RankTotals& totals : ranks) totals.first_memory = 0;  // of other processes
+  }
   if (ranks.size() < count) ranks.resize(count);
   RankColumn column{report.step, report.step, 1, {}, {}, {}};
   double step = 0, communication = 0, data = 0, checkpoint = 0;
@@ -124,6 +129,7 @@ void RunHistory::add(const LogRecord& record, double time) {
     end.reset();
     const int64_t from = std::max<int64_t>(start->resumed_at, 0);
     if (!starts.empty()) {
+      is_restarted_ = true;
       for (Series* series : {&loss, &learning_rate, &gradient_norm, &samples_per_second,
                              &step_seconds, &communication_share, &data_share, &checkpoint_share}) {
         series->cut(from);

@@ -51,9 +51,11 @@ std::string text_field(char key, std::string_view text) {
   return key + varint(text.size()) + std::string(text);
 }
 
-constexpr char kWallTime = 0x09, kStep = 0x10, kFileVersion = 0x1a, kSummary = 0x2a;  // of Event
-constexpr char kValue = 0x0a;                                                         // of Summary
-constexpr char kTag = 0x0a, kSimpleValue = 0x15;                                      // of Value
+constexpr char kWallTime = 0x09, kStep = 0x10, kFileVersion = 0x1a, kSummary = 0x2a,
+               kSession = 0x3a;                    // of Event
+constexpr std::string_view kStart("\x08\x01", 2);  // a Session
+constexpr char kValue = 0x0a;                      // of Summary
+constexpr char kTag = 0x0a, kSimpleValue = 0x15;   // of Value
 
 }  // namespace
 
@@ -63,6 +65,20 @@ uint32_t masked_crc(std::string_view bytes) {
   for (const char byte : bytes) crc = (crc >> 8) ^ table[(crc ^ static_cast<uint8_t>(byte)) & 0xff];
   crc = ~crc;
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
+}
+
+namespace {
+
+std::string record_of(const std::string& event) {
+  const std::string length = fixed(static_cast<uint64_t>(event.size()));
+  return length + fixed(masked_crc(length)) + event + fixed(masked_crc(event));
+}
+
+}  // namespace
+
+std::string start_record(int64_t step, double unix_seconds) {
+  return record_of(kWallTime + fixed(unix_seconds) + kStep + varint(static_cast<uint64_t>(step)) +
+                   text_field(kSession, kStart));
 }
 
 std::string scalar_record(std::string_view tag, double value, int64_t step, double unix_seconds) {
@@ -75,11 +91,10 @@ std::string scalar_record(std::string_view tag, double value, int64_t step, doub
         text_field(kTag, tag) + kSimpleValue + fixed(static_cast<float>(value));
     event += text_field(kSummary, text_field(kValue, scalar));
   }
-  const std::string length = fixed(static_cast<uint64_t>(event.size()));
-  return length + fixed(masked_crc(length)) + event + fixed(masked_crc(event));
+  return record_of(event);
 }
 
-TensorBoardWriter::TensorBoardWriter(const std::string& folder) {
+TensorBoardWriter::TensorBoardWriter(const std::string& folder, int64_t resumed_at) {
   std::error_code ignored;  // opening says it better
   std::filesystem::create_directories(folder, ignored);
   char host[256] = {};
@@ -89,6 +104,7 @@ TensorBoardWriter::TensorBoardWriter(const std::string& folder) {
   file_.open(path_, std::ios::binary | std::ios::app);
   if (!file_) throw Error(fmt::format("[tensorboard] cannot write {}: name another folder", path_));
   write(scalar_record("", 0, 0, unix_now()));
+  if (resumed_at >= 0) write(start_record(resumed_at + 1, unix_now()));
   flush();
 }
 

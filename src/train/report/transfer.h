@@ -10,7 +10,7 @@
 namespace lockstep::train {
 
 // The matrix in the text of a metrics.json (docs/three_domain_metrics.md); nothing when there is
-// none in it, whatever else it holds.
+// none in it.
 std::optional<Transfer> transfer_of(std::string_view metrics_json);
 
 // The section of the page; empty without one.

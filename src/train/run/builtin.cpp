@@ -6,6 +6,7 @@
 #include "lockstep/models/models.h"
 #include "lockstep/models/pretrained.h"
 #include "lockstep/models/transformer.h"
+#include "lockstep/parallel/call.h"
 
 namespace lockstep::train {
 namespace {
@@ -20,11 +21,21 @@ int64_t channels_of(const SampleShape& shape, const std::string& kind) {
                     std::to_string(shape.data.size()) + " dimensions: use mlp or linear");
 }
 
+// With inputs in the dtype of its weights: NumPy saves float64, and images may be bytes, where
+// nobody has said otherwise.
+template <class Net>
+Model of_numbers(Net net) {
+  return Model(net.ptr(), [net, weight = net->parameters().front()](const at::Tensor& x) {
+    return parallel::call(net, x.is_complex() ? x : x.to(weight.scalar_type()));
+  });
+}
+
 Model linear(const RunConfig& config, const SampleShape& shape) {
   const auto& given = config.model.linear;
-  return models::Linear(models::LinearOptions{.inputs = or_else(given.inputs, shape.features()),
-                                              .outputs = or_else(given.outputs, shape.outputs()),
-                                              .bias = given.bias});
+  return of_numbers(
+      models::Linear(models::LinearOptions{.inputs = or_else(given.inputs, shape.features()),
+                                           .outputs = or_else(given.outputs, shape.outputs()),
+                                           .bias = given.bias}));
 }
 
 Model mlp(const RunConfig& config, const SampleShape& shape) {
@@ -32,26 +43,28 @@ Model mlp(const RunConfig& config, const SampleShape& shape) {
   std::vector<int64_t> sizes = {or_else(given.inputs, shape.features())};
   sizes.insert(sizes.end(), given.hidden.begin(), given.hidden.end());
   sizes.push_back(or_else(given.outputs, shape.outputs()));
-  return models::Mlp(models::MlpOptions{.sizes = sizes,
-                                        .activation = models::activation_named(given.activation),
-                                        .dropout = given.dropout});
+  return of_numbers(
+      models::Mlp(models::MlpOptions{.sizes = sizes,
+                                     .activation = models::activation_named(given.activation),
+                                     .dropout = given.dropout}));
 }
 
 Model convnet(const RunConfig& config, const SampleShape& shape) {
   const auto& given = config.model.convnet;
-  return models::ConvNet(models::ConvNetOptions{.in_channels = channels_of(shape, "convnet"),
-                                                .classes = or_else(given.outputs, shape.outputs()),
-                                                .channels = given.channels,
-                                                .dropout = given.dropout,
-                                                .batch_norm = given.batch_norm});
+  return of_numbers(
+      models::ConvNet(models::ConvNetOptions{.in_channels = channels_of(shape, "convnet"),
+                                             .classes = or_else(given.outputs, shape.outputs()),
+                                             .channels = given.channels,
+                                             .dropout = given.dropout,
+                                             .batch_norm = given.batch_norm}));
 }
 
 Model resnet18(const RunConfig& config, const SampleShape& shape) {
   const auto& given = config.model.resnet18;
-  return models::ResNet18(
-      models::ResNet18Options{.classes = or_else(given.outputs, shape.outputs()),
-                              .in_channels = channels_of(shape, "resnet18"),
-                              .small_images = given.small_images});
+  return of_numbers(
+      models::ResNet18(models::ResNet18Options{.classes = or_else(given.outputs, shape.outputs()),
+                                               .in_channels = channels_of(shape, "resnet18"),
+                                               .small_images = given.small_images}));
 }
 
 // Tokens of one dimension.

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -96,7 +97,15 @@ Samples::Samples(const RunConfig& config, const RunData& data, models::Transform
       net_(std::move(net)),
       display_(std::move(display)),
       log_(std::move(log)) {
-  const auto prompt = static_cast<int64_t>(tokenizer_.encode(config_.prompt).size());
+  const auto ids = tokenizer_.encode(config_.prompt);
+  const int32_t most = ids.empty() ? 0 : *std::max_element(ids.begin(), ids.end());
+  if (most >= net_->options.vocabulary) {
+    throw ConfigError(
+        fmt::format("[run] training.sample.prompt has the token {}, and the model's vocabulary is "
+                    "{}: give the data's tokenizer as data.tokenizer",
+                    most, net_->options.vocabulary));
+  }
+  const auto prompt = static_cast<int64_t>(ids.size());
   if (prompt + config_.max_new_tokens > net_->options.max_length) {
     throw ConfigError(fmt::format(
         "[run] training.sample: the prompt has {} tokens; with max_new_tokens {} that is more than "

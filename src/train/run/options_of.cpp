@@ -8,6 +8,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/hooks.h"
+#include "lockstep/train/file_data.h"
 #include "train/run/slice.h"
 
 namespace lockstep::train {
@@ -149,7 +150,8 @@ void refuse_without_evaluation(const char* key, bool is_given) {
 std::shared_ptr<const data::Dataset> first_of(std::shared_ptr<const data::Dataset> whole,
                                               int64_t count) {
   if (count >= whole->size()) return whole;
-  return std::make_shared<Slice>(std::move(whole), Range{0, std::max<int64_t>(count, 1)});
+  return std::make_shared<Slice>(with_classes_in_turns(std::move(whole)),
+                                 Range{0, std::max<int64_t>(count, 1)});
 }
 
 std::vector<Stage> stages_of(const RunConfig& config, const Registry& registry, const RunData& data,
@@ -193,7 +195,8 @@ comm::WorldOptions world_options_of(const RunConfig& config) {
                                       {"tcp", Backend::Tcp},
                                       {"gloo", Backend::Gloo},
                                       {"host-then-net", Backend::HostThenNet},
-                                      {"nccl", Backend::Nccl}},
+                                      {"nccl", Backend::Nccl},
+                                      {"cuda_ipc", Backend::CudaIpc}},
                                      "parallel.backend"),
           .device = choice<DeviceKind>(
               given.device,
@@ -221,8 +224,14 @@ RunData data_of(const RunConfig& config, const Registry& registry, const comm::W
           "evaluate with",
           given.validation_fraction, all, all - part, part));
     }
-    data.validation = std::make_shared<Slice>(data.training, Range{all - part, all});
-    data.training = std::make_shared<Slice>(data.training, Range{0, all - part});
+    // What is in memory is looked at.
+    if (data.classes > 0 && is_file_data(given.kind) && given.kind != "images" &&
+        given.kind != "tokens") {
+      refuse_ordered_classes(*data.training, part, given.validation_fraction);
+    }
+    const auto whole = with_classes_in_turns(data.training);
+    data.validation = std::make_shared<Slice>(whole, Range{all - part, all});
+    data.training = std::make_shared<Slice>(whole, Range{0, all - part});
   }
   if (given.max_samples > 0) data.training = first_of(data.training, given.max_samples);
   return data;

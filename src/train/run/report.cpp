@@ -3,15 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
 
+#include "core/whole_file.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
 #include "train/run/text.h"
@@ -172,13 +170,8 @@ double peak_memory() {
 }
 
 void write_whole(const std::string& path, const std::string& text) {
-  const std::string unfinished = fmt::format("{}.{}", path, getpid());
-  std::ofstream file(unfinished, std::ios::trunc);
-  file << text;
-  file.close();
-  if (file && std::rename(unfinished.c_str(), path.c_str()) == 0) return;
-  const int error = errno;
-  unlink(unfinished.c_str());
+  const int error = write_whole_file(path, text);
+  if (error == 0) return;
   throw Error(fmt::format("[run] {} cannot be written: {}", path, std::strerror(error)));
 }
 

@@ -38,6 +38,16 @@ class Slice : public data::Dataset {
   Range range_;
 };
 
+// Samples are ordered by class in an ImageFolder, so that its last share would be of the last
+// classes only. Here classes take turns: a first or last share has about that share of each class.
+// Other data sets are returned as they are.
+std::shared_ptr<const data::Dataset> with_classes_in_turns(
+    std::shared_ptr<const data::Dataset> whole);
+
+// Throws ConfigError when the samples are ordered by class, as some tables are, so that the last
+// `held_out` of them are of the last classes only. Reads until it sees that they are not.
+void refuse_ordered_classes(const data::Dataset& whole, int64_t held_out, double fraction);
+
 // How many of the last samples are for evaluation, and not to train on or to measure.
 inline int64_t held_out(const DataConfig& data, int64_t samples) {
   return std::llround(data.validation_fraction * static_cast<double>(samples));

@@ -4,7 +4,7 @@
 #include <iostream>
 
 int main() {
-  auto world = lockstep::World::from_env();  // one rank when nothing launched it
+  auto world = lockstep::World::from_env();  // one rank when it has no launcher
   lockstep::data::FashionMnist train("/usr/share/datasets/fashion-mnist",
                                      lockstep::data::Split::Train);
   const auto device = world.device();  // this rank's GPU, or the CPU

@@ -39,7 +39,7 @@ STATUS = {
 } | dict.fromkeys(MISMATCHES, 1)
 PARTITIONS = ["cable", "first cable", "one way", "reset"]
 # Ranks whose connections have broken may be seen to fail before the launchers miss each other.
-LOST = re.compile(r"was lost|lost the way|coordinator .* has ended|failed first")
+LOST = re.compile(r"was lost|lost the connection|coordinator .* has ended|failed first")
 HEARTBEAT_S = 2  # after which a silent launcher is lost
 LAUNCHERS = (
     f"heartbeat_timeout={HEARTBEAT_S},keep_alive_interval=0.2,last_call_timeout=0.2,"

@@ -1,4 +1,5 @@
-# The targets of libtorch's own TorchConfig with CUDA, which itself stops where there is no CUDA toolkit. TORCH_ROOT: the libtorch.
+# The targets of libtorch's own TorchConfig with CUDA, which itself stops where there is no CUDA toolkit. TORCH_ROOT:
+# the libtorch.
 foreach(library c10 torch_cpu torch_cuda torch)
   add_library(${library} SHARED IMPORTED)
   set_target_properties(${library} PROPERTIES IMPORTED_CONFIGURATIONS RELEASE IMPORTED_SONAME_RELEASE lib${library}.so

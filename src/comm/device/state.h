@@ -1,5 +1,5 @@
-// What a NCCL transport and its operations share: the communicator, what is under way on it, and
-// how a failure becomes an error on every rank.
+// What a transport for devices and its operations share: the communicator, what is under way on it,
+// and how a failure becomes an error on every rank.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -14,16 +14,16 @@
 #include <thread>
 #include <vector>
 
+#include "comm/device/comm.h"
 #include "comm/health/call_numbers.h"
 #include "comm/health/diagnosis.h"
 #include "comm/health/peer_status.h"
 #include "comm/host/processes.h"
-#include "comm/nccl/communicator.h"
 #include "comm/transport.h"
 
 namespace lockstep::comm {
 
-// A call on its way through the device.
+// A call that was enqueued on the device.
 struct DeviceCall {
   DeviceCall(c10::DeviceType type, Notice the_notice, std::chrono::milliseconds the_timeout)
       : notice(std::move(the_notice)), timeout(the_timeout), end(type) {}
@@ -32,27 +32,28 @@ struct DeviceCall {
   const std::chrono::milliseconds timeout;
   const std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
   std::optional<Request> request;  // keeps the memory until the device is done with it
+  int64_t largest = 0;  // bytes from one rank to another, where each has sizes of its own
   c10::Event end;
   bool awaited = false;               // by the program, which may go on before the device does
-  std::atomic<bool> looked{false};    // the watch has told the others of it
+  std::atomic<bool> looked{false};    // the watch thread has posted it to the others
   std::atomic<bool> recorded{false};  // `end` is in the stream
   std::atomic<bool> over{false};
 };
 
-class NcclState {
+class DeviceState {
  public:
   struct Setup {
     at::Device device;
-    std::vector<int> members;  // the group's ranks as the world counts them
+    std::vector<int> members;  // the world's numbers of the group's ranks
     int rank = 0;
     std::chrono::milliseconds timeout;
     std::vector<int> pids;  // of the ranks on this host; 0 for the others
   };
 
-  // Meets the other ranks, which all call it with the same id. Throws CommError.
-  NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store& store, const Setup& setup);
-  // Lets calls that were waited for come to their end on the device; others are cut off.
-  ~NcclState();
+  // Connects `comm`, which this ends. Throws CommError.
+  DeviceState(std::shared_ptr<DeviceComm> comm, const Store& store, const Setup& setup);
+  // Lets the device finish calls that were waited for; others are aborted.
+  ~DeviceState();
 
   // Registers a call, which is watched from here on; all on the one thread that calls the group.
   std::shared_ptr<DeviceCall> begin(Notice notice, Request request);
@@ -63,24 +64,24 @@ class NcclState {
   bool is_over(const DeviceCall& call) const;
   // Blocks the caller until the device has done everything that was enqueued.
   void drain();
-  // Whether it has.
+  // Whether the device has done everything that was enqueued.
   bool is_idle();
-  // Lets go of the memory of calls that are over.
+  // Releases the memory of calls that are over.
   void sweep();
 
-  // Ends the group: whoever is or comes here gets an error. Any thread.
+  // Ends the group: waiting and later calls throw. Any thread.
   void fail(const Notice& at, const std::string& reason);
   void give_up(std::string_view why) noexcept;
   // Throws when the group has ended.
   void check_alive();
-  // Why it is of no use any more, as far as is known here.
+  // Why the group can no longer be used, as far as this rank knows.
   std::optional<std::string> failure();
 
   const Diagnosis& diagnosis() const { return diagnosis_; }
   at::Device device() const { return setup_.device; }
   std::chrono::milliseconds timeout() const { return setup_.timeout; }
   const Store& store() const { return store_; }
-  NcclComm& comm() { return comm_; }
+  std::string_view name() const { return comm_->name(); }
 
  private:
   using Calls = std::vector<std::shared_ptr<DeviceCall>>;
@@ -100,7 +101,7 @@ class NcclState {
   const Diagnosis diagnosis_;
   PeerStatus peer_status_;
   Processes processes_;
-  NcclComm comm_;
+  const std::shared_ptr<DeviceComm> comm_;
   std::chrono::steady_clock::time_point last_look_, last_peek_;  // the watch's own
   std::mutex mutex_;                                             // of what follows
   std::condition_variable changed_;

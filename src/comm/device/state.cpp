@@ -1,4 +1,4 @@
-#include "comm/nccl/state.h"
+#include "comm/device/state.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
@@ -23,19 +23,18 @@ constexpr milliseconds kGrace{300};
 
 }  // namespace
 
-NcclState::NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store& store,
-                     const Setup& setup)
+DeviceState::DeviceState(std::shared_ptr<DeviceComm> comm, const Store& store, const Setup& setup)
     : setup_(setup),
       store_(store),
       diagnosis_(setup.rank, setup.members, store.launcher_status()),
       peer_status_(store.clone(PeerStatus::kInquiry), setup.rank, setup.members),
       processes_(setup.pids),
-      comm_(api),
+      comm_(std::move(comm)),
       watch_([this] { watch(); }) {
   const Notice notice{.lane = "start", .signature = "start", .text = "its start"};
   const auto start = begin(notice, {.timeout = setup.timeout});
   try {
-    comm_.connect(id, setup.rank, diagnosis_.size());
+    comm_->connect();
     start->over = true;
   } catch (const CommError& error) {
     fail(notice, fmt::format("failed ({})", error.what()));
@@ -53,7 +52,7 @@ NcclState::NcclState(const nccl::Api& api, const nccl::UniqueId& id, const Store
   }
 }
 
-NcclState::~NcclState() {
+DeviceState::~DeviceState() {
   finish_awaited();
   bool clean = !ended_;
   {
@@ -64,13 +63,13 @@ NcclState::~NcclState() {
   }
   changed_.notify_all();
   watch_.join();
-  if (clean) comm_.close();
-  comm_.abort();
+  if (clean) comm_->close();
+  comm_->abort();
 }
 
 // The program has been told that these are over, and the other ranks need this one's part of them.
 // The deadline ends it.
-void NcclState::finish_awaited() {
+void DeviceState::finish_awaited() {
   for (const auto& call : under_way()) {
     if (!call->awaited) continue;
     while (!ended_ && !(call->recorded && call->end.query())) {
@@ -79,7 +78,7 @@ void NcclState::finish_awaited() {
   }
 }
 
-std::shared_ptr<DeviceCall> NcclState::begin(Notice notice, Request request) {
+std::shared_ptr<DeviceCall> DeviceState::begin(Notice notice, Request request) {
   check_alive();
   const milliseconds timeout = request.timeout;
   auto call = std::make_shared<DeviceCall>(setup_.device.type(), std::move(notice), timeout);
@@ -92,31 +91,31 @@ std::shared_ptr<DeviceCall> NcclState::begin(Notice notice, Request request) {
   return call;
 }
 
-void NcclState::enqueued(DeviceCall& call, const c10::Stream& stream) {
+void DeviceState::enqueued(DeviceCall& call, const c10::Stream& stream) {
   call.end.record(stream);
   call.recorded = true;
 }
 
-void NcclState::wait(DeviceCall& call) {
+void DeviceState::wait(DeviceCall& call) {
   check_alive();
   call.awaited = true;
   const c10::impl::VirtualGuardImpl device(setup_.device.type());
   call.end.block(device.getStream(setup_.device));
 }
 
-bool NcclState::is_over(const DeviceCall& call) const {
+bool DeviceState::is_over(const DeviceCall& call) const {
   return ended_ || call.over || (call.recorded && call.end.query());
 }
 
-void NcclState::drain() {
+void DeviceState::drain() {
   for (const auto& call : under_way()) {
     if (call->recorded) call->end.synchronize();
   }
   check_alive();
 }
 
-// Let go of here and outside the lock: whose last reference it is, frees memory of the group.
-void NcclState::sweep() {
+// Released outside the lock: the last reference frees memory of the group.
+void DeviceState::sweep() {
   std::vector<std::optional<Request>> requests;
   const std::lock_guard lock(mutex_);
   std::erase_if(calls_, [&](const std::shared_ptr<DeviceCall>& call) {
@@ -127,7 +126,7 @@ void NcclState::sweep() {
   });
 }
 
-NcclState::Calls NcclState::under_way() {
+DeviceState::Calls DeviceState::under_way() {
   const std::lock_guard lock(mutex_);
   Calls calls;
   for (const auto& call : calls_) {
@@ -136,12 +135,12 @@ NcclState::Calls NcclState::under_way() {
   return calls;
 }
 
-bool NcclState::is_idle() {
+bool DeviceState::is_idle() {
   const Calls calls = under_way();
   return std::all_of(calls.begin(), calls.end(), [&](const auto& call) { return is_over(*call); });
 }
 
-void NcclState::watch() {
+void DeviceState::watch() {
   // Or CUDA would make a context on device 0 for this thread.
   c10::impl::VirtualGuardImpl(setup_.device.type()).setDevice(setup_.device);
   std::unique_lock lock(mutex_);
@@ -160,7 +159,7 @@ void NcclState::watch() {
   }
 }
 
-void NcclState::examine(const Calls& calls) {
+void DeviceState::examine(const Calls& calls) {
   DeviceCall* first = nullptr;
   for (const auto& call : calls) {
     if (call->over) continue;
@@ -194,14 +193,14 @@ void NcclState::examine(const Calls& calls) {
   }
 }
 
-bool NcclState::peek(steady_clock::time_point now) {
+bool DeviceState::peek(steady_clock::time_point now) {
   last_peek_ = now;
   return peer_status_.peek();
 }
 
-// What ends the group whatever the call.
-std::optional<std::string> NcclState::ended_otherwise() {
-  if (const auto error = comm_.async_error()) return fmt::format("failed ({})", *error);
+// What ends the group in any call.
+std::optional<std::string> DeviceState::ended_otherwise() {
+  if (const auto error = comm_->async_error()) return fmt::format("failed ({})", *error);
   if (diagnosis_.launcher_reports()) return diagnosis_.given_up();
   const auto lost = processes_.lost(kGrace);
   if (!lost) return std::nullopt;
@@ -211,9 +210,9 @@ std::optional<std::string> NcclState::ended_otherwise() {
                             setup_.pids[*lost]);
 }
 
-// NCCL neither notices different calls, which wait for each other, nor tells one rank that another
-// has given up.
-void NcclState::look(DeviceCall& call) {
+// Devices neither notice different calls, which wait for each other, nor tell one rank that another
+// has aborted.
+void DeviceState::look(DeviceCall& call) {
   last_look_ = steady_clock::now();
   call.looked = true;
   const PeerStatus::Notices notices = peer_status_.exchange(call.notice, milliseconds(0));
@@ -222,17 +221,17 @@ void NcclState::look(DeviceCall& call) {
     if (!notice) continue;
     if (notice->contradicts(call.notice)) return fail(call.notice, "is not what the others called");
     if (notice->state != Notice::State::Failed) continue;
-    return fail(call.notice, fmt::format("was given up on {}, whose {} {}", diagnosis_.name(peer),
+    return fail(call.notice, fmt::format("was aborted on {}, whose {} {}", diagnosis_.name(peer),
                                          notice->text, notice->reason));
   }
 }
 
-bool NcclState::claim_end() {
+bool DeviceState::claim_end() {
   const std::lock_guard lock(mutex_);
   return !ended_.exchange(true);
 }
 
-void NcclState::publish_end(std::string text) {
+void DeviceState::publish_end(std::string text) {
   {
     const std::lock_guard lock(mutex_);
     dead_ = std::move(text);
@@ -240,18 +239,18 @@ void NcclState::publish_end(std::string text) {
   changed_.notify_all();
 }
 
-void NcclState::fail(const Notice& at, const std::string& reason) {
+void DeviceState::fail(const Notice& at, const std::string& reason) {
   if (!claim_end()) return;
   Notice notice = at;
   notice.state = Notice::State::Failed;
   notice.reason = reason;
   peer_status_.post(notice);
-  comm_.abort();
+  comm_->abort();
   const PeerStatus::Notices notices = peer_status_.exchange(notice, PeerStatus::kInquiry);
   publish_end(diagnosis_.end(at, reason, notices));
 }
 
-void NcclState::give_up(std::string_view why) noexcept {
+void DeviceState::give_up(std::string_view why) noexcept {
   if (!claim_end()) return;
   std::string reason(why);
   try {
@@ -262,13 +261,13 @@ void NcclState::give_up(std::string_view why) noexcept {
   } catch (const std::exception&) {
     // The others learn of it by the deadline.
   }
-  comm_.abort();
+  comm_->abort();
   publish_end(std::move(reason));
 }
 
-std::optional<std::string> NcclState::failure() {
+std::optional<std::string> DeviceState::failure() {
   if (!ended_) {
-    if (const auto error = comm_.async_error()) return fmt::format("NCCL says: {}", *error);
+    if (const auto error = comm_->async_error()) return fmt::format("{} says: {}", name(), *error);
     if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
     return std::nullopt;
   }
@@ -277,13 +276,14 @@ std::optional<std::string> NcclState::failure() {
   return dead_;
 }
 
-void NcclState::check_alive() {
+void DeviceState::check_alive() {
   if (!ended_) return;
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return dead_.has_value(); });
   const bool first = !std::exchange(told_, true);
-  throw CommError(first ? "[nccl] " + *dead_
-                        : "[nccl] this group is dead, make a new one; it ended when " + *dead_);
+  throw CommError(fmt::format("[{}] {}{}", name(),
+                              first ? "" : "this group is dead, make a new one; it ended when ",
+                              *dead_));
 }
 
 }  // namespace lockstep::comm

@@ -1,0 +1,56 @@
+// Each collective as rounds of kernels that meet in each other's memory. Sums are taken in the one
+// tree over the ranks, so they have the bits of every other transport of ours.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/cuda_ipc/communicator.h"
+#include "comm/device/ops.h"
+#include "comm/reduce/reduce.h"
+
+namespace lockstep::comm {
+
+class CudaIpcOps : public DeviceOps {
+ public:
+  explicit CudaIpcOps(std::shared_ptr<cuda_ipc::Communicator> comm);
+
+  bool deterministic() const override { return true; }
+  void check(const Request&) const override {}
+  void run(const DeviceCall& call, const c10::Stream& stream) override;
+  void run_messages(const Calls& calls, const c10::Stream& stream) override;
+  size_t most_messages() const override { return cuda_ipc::kMaxMessages; }
+  at::Tensor empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
+                   const at::TensorOptions& options) override;
+
+ private:
+  // Some bytes of this rank's, of which a stage holds as much as a round has room for in one slot.
+  struct Part {
+    char* data = nullptr;
+    int64_t bytes = 0;
+    int slot = 0;
+    int from = 0;  // of what comes out: from whose stage
+  };
+  struct Plan {
+    int slots = 1;
+    int64_t largest = 0;  // of all parts on all ranks
+    std::vector<Part> in, out;
+    Reduction reduction;
+    std::vector<Part> combined;  // at most one
+    bool is_in_two = false;      // the combined part goes into the stage, from where it comes out
+  };
+
+  Plan plan_of(const Request& request, int64_t largest) const;
+  void plan_reduction(Plan& plan, const Request& request) const;
+  std::vector<Part> parts_of(const std::vector<at::Tensor>& tensors) const;
+  void run_round(const Plan& plan, int64_t begin, uint32_t kind, const c10::Stream& stream);
+  cuda_ipc::Message message_of(const DeviceCall& call);
+
+  const std::shared_ptr<cuda_ipc::Communicator> comm_;
+  const int rank_, size_;
+  // Alike on all ranks: how often they have met, and which stage is next.
+  uint32_t meetings_ = 0, rounds_ = 0;
+  std::vector<uint32_t> sent_, received_;  // chunks, by peer
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,36 @@
+// The collectives on one kind of devices, with the meaning that they have on every transport.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <vector>
+
+#include "comm/device/state.h"
+
+namespace lockstep::comm {
+
+class DeviceOps {
+ public:
+  using Calls = std::vector<std::shared_ptr<DeviceCall>>;
+
+  virtual ~DeviceOps() = default;
+  // Whether sums are taken in the one order.
+  virtual bool deterministic() const = 0;
+  // Throws ConfigError for what there is no counterpart of.
+  virtual void check(const Request& request) const = 0;
+
+  // Puts one call into `stream`, which is the caller's current one.
+  virtual void run(const DeviceCall& call, const c10::Stream& stream) = 0;
+  // Several messages at once, none of which waits for another.
+  virtual void run_messages(const Calls& calls, const c10::Stream& stream) = 0;
+  // As many of them as can wait to be run at once.
+  virtual size_t most_messages() const = 0;
+
+  // Zeroed and contiguous, on the group's device, such that calls are fastest. It keeps `state`.
+  virtual at::Tensor empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
+                           const at::TensorOptions& options) = 0;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,18 @@
+// Files that are there whole or not at all.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+// Whether there is something that is neither a file nor a folder: a pipe, a device, or what a link
+// as /dev/stdout leads to.
+bool is_stream(const std::string& path);
+
+// Writes beside `path` and renames, so that readers see the old or the new bytes. What a link leads
+// to is replaced, not the link; a stream is written to as it is. 0, or the errno of what failed,
+// after which `path` is as it was.
+[[nodiscard]] int write_whole_file(const std::string& path, std::string_view bytes);
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+#include "core/whole_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <thread>
+
+#include "support/folder.h"
+
+namespace lockstep::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(WholeFile, ReplacesAFileAndLeavesNothingBesideIt) {
+  const Folder folder;
+  EXPECT_EQ(write_whole_file(folder / "a", "old"), 0);
+  EXPECT_EQ(write_whole_file(folder / "a", "new"), 0);
+  EXPECT_EQ(contents(folder / "a"), "new");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()), 1);
+}
+
+TEST(WholeFile, ReplacesWhatALinkLeadsTo) {
+  const Folder folder;
+  fs::create_directory(folder / "far");
+  write(folder / "far/a", "old");
+  fs::create_symlink("far/a", folder / "link");
+  EXPECT_EQ(write_whole_file(folder / "link", "new"), 0);
+  EXPECT_TRUE(fs::is_symlink(folder / "link"));
+  EXPECT_EQ(contents(folder / "far/a"), "new");
+}
+
+// As /dev/stdout is one: renamed onto, it would be gone for every other program.
+TEST(WholeFile, WritesIntoAStream) {
+  const Folder folder;
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
+  fs::create_symlink("pipe", folder / "link");
+  EXPECT_TRUE(is_stream(folder / "link"));
+  std::string read;
+  std::thread reader([&] { read = contents(folder / "pipe"); });
+  EXPECT_EQ(write_whole_file(folder / "link", "the page"), 0);
+  reader.join();
+  EXPECT_EQ(read, "the page");
+  EXPECT_TRUE(fs::is_fifo(folder / "pipe"));
+  EXPECT_FALSE(is_stream(folder.path()));
+  EXPECT_FALSE(is_stream(folder / "none"));
+}
+
+TEST(WholeFile, SaysWhatFailed) {
+  const Folder folder;
+  EXPECT_EQ(write_whole_file(folder / "none/a", "x"), ENOENT);
+  EXPECT_EQ(write_whole_file(folder.path(), "x"), EISDIR);
+  EXPECT_EQ(write_whole_file("/dev/full", "x"), ENOSPC);
+}
+
+}  // namespace
+}  // namespace lockstep::test
