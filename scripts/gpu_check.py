@@ -49,13 +49,22 @@ class Stage:
         # What it prints is wanted even if it has to be ended.
         output = self.check.out / f".{self.name}.output"
         with open(output, "wb") as file:
-            program = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
-                                       env=os.environ | {k: str(v) for k, v in environment.items()})
+            # A request to end waits until there is something to end.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            wake = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+            program = None
             try:
+                program = subprocess.Popen(command, preexec_fn=wake, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                                           env=os.environ | {k: str(v) for k, v in environment.items()})
+                wake()
                 status = program.wait(limit)
             except subprocess.TimeoutExpired:
                 status = None
-                self.end_group(program)
+            finally:
+                # Also where this program is asked to end.
+                wake()
+                if program is not None and program.poll() is None:
+                    self.end_group(program)
         text = output.read_text(errors="replace")
         output.unlink()
         self.log.write(f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}= "
@@ -102,8 +111,8 @@ class Stage:
     def own_libraries(self):
         """The bundle's, for our programs: what these need themselves they know, but not what those libraries need in turn."""
         folder = SOURCE / ".deps/debian/usr/lib/x86_64-linux-gnu"
-        path = [str(folder)] * folder.exists() + [os.environ["LD_LIBRARY_PATH"]] * ("LD_LIBRARY_PATH" in os.environ)
-        return {"LD_LIBRARY_PATH": ":".join(path)} if path else {}
+        path = [str(folder) if folder.exists() else "", os.environ.get("LD_LIBRARY_PATH", "")]
+        return {"LD_LIBRARY_PATH": ":".join(filter(None, path))} if any(path) else {}
 
     def launched(self, ranks, *command, must=True, limit=None, **environment):
         """The output of ranks, without the launcher's tags."""
@@ -280,6 +289,7 @@ class Check:
 
 
 def main():
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     names = {stage.__name__: stage for stage in STAGES}
     parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}: all, in this order, when none is given")

@@ -38,7 +38,7 @@ class LockstepRecipe(ConanFile):
     def generate(self):
         CMakeDeps(self).generate()
         toolchain = CMakeToolchain(self)
-        for off in "TESTS", "EXAMPLES", "BENCHMARKS":
+        for off in "WERROR", "TESTS", "EXAMPLES", "BENCHMARKS":
             toolchain.cache_variables[f"LOCKSTEP_{off}"] = False
         toolchain.cache_variables["LOCKSTEP_TORCH"] = bool(self.options.torch)
         if self.options.torch:

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tarfile
+import time
 
 from support.program import run, run_cases
 
@@ -204,6 +205,20 @@ def a_stage_that_hangs_ends_with_its_time(folder):
     assert not left, f"processes are left: {left}"
 
 
+def what_it_runs_ends_with_it(folder):
+    environment = os.environ | {"HANG": "1"}
+    check = subprocess.Popen([CHECK, "--out", folder + "/out", *PATIENT, "--cpu", "--build", fake_build(folder), "one_rank"],
+                             env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = pathlib.Path(folder, "out/.one_rank.output")
+    while not (log.exists() and "FAILED b" in log.read_text()):
+        assert check.poll() is None, "it ended by itself"
+        time.sleep(0.01)
+    check.terminate()
+    assert check.wait() == 143, check.returncode
+    left = subprocess.run(["pgrep", "-f", folder], capture_output=True, text=True).stdout.split()
+    assert not left, f"processes are left: {left}"
+
+
 run_cases([bundle_has_what_a_build_needs, bundle_is_found_by_cmake_where_nothing_else_is, without_gpu_it_says_so,
-           an_unknown_stage_is_refused, checks_after_one_that_ends_the_program_run, a_stage_that_hangs_ends_with_its_time,
+           an_unknown_stage_is_refused, checks_after_one_that_ends_the_program_run, a_stage_that_hangs_ends_with_its_time, what_it_runs_ends_with_it,
            checks_are_right_on_the_cpu, figures_come_with_their_bars])
