@@ -73,7 +73,10 @@ Communicator::~Communicator() {
   driver().DevicePrimaryCtxRelease(device_);
 }
 
-Fd Communicator::descriptor() const { return memory_[peers_.rank].descriptor(); }
+Fd Communicator::descriptor() const {
+  const Current current(context_);
+  return memory_[peers_.rank].descriptor();
+}
 
 void Communicator::add(int rank, const Fd& descriptor) {
   const Current current(context_);

@@ -148,13 +148,11 @@ __device__ inline bool receive(const Peers& peers, const Message& message, int l
     const U32 number = message.first + static_cast<U32>(chunk);
     bool is_over = false;
     if (threadIdx.x == 0)
-      is_over =
-          !wait_for<false>(&ready[number % 2], word(number + 1, message.kind), peers.is_over);
+      is_over = !wait_for<false>(&ready[number % 2], word(number + 1, message.kind), peers.is_over);
     if (__syncthreads_or(is_over) != 0) return false;
     const Span part = lane_of(message, chunk, lane);
     copy(message.data + part.begin,
-         peers.memory[message.peer] + slot_at(peers.rank, lane, number % 2),
-         part.end - part.begin);
+         peers.memory[message.peer] + slot_at(peers.rank, lane, number % 2), part.end - part.begin);
     __syncthreads();
     if (threadIdx.x == 0) store_release(taken, number + 1);
   }
@@ -169,8 +167,8 @@ __device__ inline void run(const Messages& messages) {
   for (int i = 0; i < messages.count; ++i) {
     const Message& message = messages.all[i];
     if (message.peer != peer || message.sends != sends) continue;
-    const bool goes_on = sends != 0 ? send(messages.peers, message, lane)
-                                    : receive(messages.peers, message, lane);
+    const bool goes_on =
+        sends != 0 ? send(messages.peers, message, lane) : receive(messages.peers, message, lane);
     if (!goes_on) return;
   }
 }
@@ -250,8 +248,7 @@ __device__ U32 rounded_to_byte(U32 rest) {
   constexpr U32 kDropped = 23 - mantissa_bits;
   constexpr U32 kLeast = static_cast<U32>(128 - bias) << 23;
   constexpr U32 kShift = static_cast<U32>(128 - bias + 23 - mantissa_bits) << 23;
-  if (rest < kLeast)
-    return bits_as<U32>(bits_as<float>(rest) + bits_as<float>(kShift)) - kShift;
+  if (rest < kLeast) return bits_as<U32>(bits_as<float>(rest) + bits_as<float>(kShift)) - kShift;
   const U32 rebased = rest - (static_cast<U32>(127 - bias) << 23);
   return (rebased + (1u << (kDropped - 1)) - 1 + (rebased >> kDropped & 1)) >> kDropped;
 }
@@ -373,8 +370,7 @@ struct Tree {
     const Packet<T> b = Tree<T, operation, first + left, count - left>::at(peers, offset);
     Packet<T> both;
     for (int i = 0; i < Packet<T>::kCount; ++i)
-      both.element[i] =
-          Arithmetic<T>::template combine<operation>(a.element[i], b.element[i]);
+      both.element[i] = Arithmetic<T>::template combine<operation>(a.element[i], b.element[i]);
     return both;
   }
 };

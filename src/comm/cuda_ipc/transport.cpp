@@ -15,8 +15,6 @@
 namespace lockstep::comm {
 namespace {
 
-using cuda_ipc::Communicator;
-
 // What each rank tells the others of each step.
 struct Report {
   Cookie cookie;  // what its memory's descriptor comes with
@@ -53,9 +51,9 @@ std::shared_ptr<Transport> make_cuda_ipc_transport(const Store& store,
                                                    std::shared_ptr<Transport> cpu,
                                                    const DeviceOptions& options) {
   const int rank = cpu->rank(), size = cpu->size();
-  std::shared_ptr<Communicator> comm;
+  std::shared_ptr<cuda_ipc::Communicator> comm;
   const auto reports = on_all(cpu, [&](Report& mine) {
-    comm = std::make_shared<Communicator>(options.device.index(), rank, size);
+    comm = std::make_shared<cuda_ipc::Communicator>(options.device.index(), rank, size);
     mine.cookie = new_cookie();
     const Fd descriptor = comm->descriptor();
     for (int peer = 0; peer < size; ++peer) {
