@@ -119,8 +119,10 @@ std::unique_ptr<TensorFiles> open_folder(const std::string& folder, const Names&
                                        : fmt::format(", only what a save left that did not end: {}",
                                                      fmt::join(unfinished, ", "))));
   }
+  // Without what an export that was killed has left.
   const auto ends_with = [&](std::string_view end) {
-    return those(names, [&](const auto& one) { return one.ends_with(end); });
+    return those(
+        names, [&](const auto& one) { return one.ends_with(end) && !one.starts_with(kTemporary); });
   };
   if (has(names, ".metadata") || !ends_with(".distcp").empty()) refuse_dcp(folder);
   const auto indices = ends_with(kIndexEnd);
