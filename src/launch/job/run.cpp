@@ -53,7 +53,7 @@ int run(const Options& options) {
     Listener listener = listen_on_loopback(options.master_port);
     plan.master_port = listener.port;
     session.tell(fmt::format("rank 0 is to listen at 127.0.0.1:{}", listener.port));
-    if (binds_its_port(session.program, options.command)) {
+    if (session.rank_0_binds_port) {
       listener.socket.reset();
     } else {
       plan.listener = std::move(listener.socket);

@@ -72,6 +72,7 @@ void check(const Options& options) {
 Session::Session(const Options& given)
     : options(completed(given)),
       program(find_program(options.command.front())),
+      rank_0_binds_port(binds_its_port(program, options.command)),
       mark(random_run_id()),
       orphan_reaper(mark),
       logs(options) {

@@ -35,6 +35,8 @@ struct Session {
 
   Options options;
   std::string program;  // the file that the command's first word names
+  // As binds_its_port() says. Asked once: later the file's disk might keep the launcher waiting.
+  const bool rank_0_binds_port;
   Signals signals;
   const std::string mark;      // of this job's processes, in their environment
   OrphanReaper orphan_reaper;  // before there are threads: it goes on with a copy of this process

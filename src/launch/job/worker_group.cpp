@@ -12,7 +12,6 @@
 
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/diagnosis/stacks.h"
-#include "launch/job/program.h"
 #include "launch/output/last_words.h"
 #include "launch/process/child.h"
 
@@ -294,7 +293,7 @@ void WorkerGroup::conclude() {
     const bool is_port_taken =  // by torch's store
         *outcome_.cause == 0 &&
         words.of(0).find("server socket has failed to listen") != std::string::npos;
-    if (is_port_taken && !binds_its_port(session_.program, options_.command)) {
+    if (is_port_taken && !session_.rank_0_binds_port) {
       output_.say(
           "hint: rank 0 has inherited a socket that listens at MASTER_PORT; a program that binds "
           "the port itself, as a script that runs Python, needs LOCKSTEP_PYTHON_PEERS=1");

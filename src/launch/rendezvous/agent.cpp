@@ -9,7 +9,6 @@
 #include "core/control.h"
 #include "launch/job/attempt.h"
 #include "launch/job/late.h"
-#include "launch/job/program.h"
 #include "launch/process/secret.h"
 #include "launch/rendezvous/job_spec.h"
 #include "lockstep/core/preemption.h"
@@ -166,8 +165,7 @@ void Agent::run_ranks(const Launch& launch) {
                                                 std::to_string(launch.attempt)}),
             .restarts = static_cast<int>(launch.attempt) - 1,
             .max_restarts = max_restarts_};
-  const bool is_left_free = binds_its_port(session_.program, session_.options.command);
-  if (launch.node_rank == 0 && !is_left_free) plan.listener = std::move(store_);
+  if (launch.node_rank == 0 && !session_.rank_0_binds_port) plan.listener = std::move(store_);
   store_.reset();
   said_.clear();
   asks_for_requeue_ = false;
