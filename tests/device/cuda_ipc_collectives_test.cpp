@@ -57,8 +57,8 @@ class CudaIpc : public testing::TestWithParam<Setting> {
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaIpc,
                          testing::Values(Setting{2, 1, 1}, Setting{3, 2, 1}, Setting{4, 8, 1}),
-                         [](const auto& info) {
-                           return fmt::format("{}on{}", info.param.ranks, info.param.devices);
+                         [](const auto& test) {
+                           return fmt::format("{}on{}", test.param.ranks, test.param.devices);
                          });
 
 TEST_P(CudaIpc, AllReduce) {

@@ -112,7 +112,9 @@ TEST(CudaIpcFailure, AShorterMessageThanExpectedIsQuoted) {
       world.group().barrier({.timeout = 10s}).wait();
     });
     EXPECT_NE(said, "nothing");
-    if (world.rank() == 1) EXPECT_THAT(said, HasSubstr("float32 x 5"));
+    if (world.rank() == 1) {
+      EXPECT_THAT(said, HasSubstr("float32 x 5"));
+    }
   });
 }
 
