@@ -179,8 +179,7 @@ TEST(Diagnosis, AnExceptionThatNobodyCatchesIsQuoted) {
   const Result result = Job(rank_args("uncaught")).wait();
   EXPECT_EQ(result.exit_code, 128 + SIGABRT);
   EXPECT_THAT(result.err, HasSubstr("it was killed by SIGABRT"));
-  EXPECT_THAT(result.err,
-              HasSubstr("it said: an uncaught exception: nobody catches this"));
+  EXPECT_THAT(result.err, HasSubstr("it said: an uncaught exception: nobody catches this"));
   // The stack is there already.
   EXPECT_THAT(result.err, HasSubstr("their stacks"));
   EXPECT_THAT(result.err, Not(HasSubstr("hint: for the place")));

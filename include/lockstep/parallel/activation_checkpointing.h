@@ -16,9 +16,9 @@ namespace lockstep::parallel {
 // While it lives, modules that are called through lockstep::call() keep their tensor arguments
 // only; backward runs them again, with the same random numbers and the same Autocast. Gradients are
 // the same, to the bit unless the caller uses an argument once more that the module uses several
-// times: then those are added in another order. Buffers change as in one run: the second begins with
-// what the first began with, and leaves what it finds. Where no gradient is needed, modules run as
-// usual.
+// times: then those are added in another order. Buffers change as in one run: the second begins
+// with what the first began with, and leaves what it finds. Where no gradient is needed, modules
+// run as usual.
 // A forward may return one tensor or several, and must not change its arguments. Right under Ddp,
 // and with Fsdp, which gathers the parameters for each of both runs. Only backward() works on such
 // a graph, not torch::autograd::grad and not a second derivative.

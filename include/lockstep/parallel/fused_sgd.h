@@ -7,8 +7,8 @@ namespace lockstep::parallel {
 
 // Drop-in for torch::optim::SGD, with momentum, Nesterov's too, dampening and weight decay. Bits
 // are those of Python's SGD(fused=True); torch::optim::SGD's agree within roundings. On a GPU, too.
-// step() throws ConfigError for a sparse gradient and for a parameter with overlapping or gapped memory, before
-// it changed anything.
+// step() throws ConfigError for a sparse gradient and for a parameter with overlapping or gapped
+// memory, before it changed anything.
 class FusedSGD : public torch::optim::SGD {
  public:
   using SGD::SGD;

@@ -102,7 +102,7 @@ Samples::Samples(const RunConfig& config, const RunData& data, models::Transform
   if (most >= net_->options.vocabulary) {
     throw ConfigError(
         fmt::format("[run] training.sample.prompt has the token {}, and the model's vocabulary is "
-                    "{}: give the data's tokenizer as data.tokenizer",
+                    "{}: give the tokenizer of the data as data.tokenizer",
                     most, net_->options.vocabulary));
   }
   const auto prompt = static_cast<int64_t>(ids.size());
