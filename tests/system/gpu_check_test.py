@@ -14,7 +14,6 @@ import time
 from support.program import run, run_cases
 
 SOURCE, BUILD = (pathlib.Path(argument).resolve() for argument in sys.argv[1:3])
-PEERS = SOURCE / ".deps/peers/bin/python"
 CHECK = SOURCE / "scripts/gpu_check.sh"
 PATIENT = ("--patience", "20")  # the machine may be busy
 PROJECT = """cmake_minimum_required(VERSION 3.25)
@@ -98,7 +97,7 @@ def bundle_is_found_by_cmake_where_nothing_else_is(folder):
     needs = run("ldd", folder + "/main").out
     for name in ("fmt", "spdlog", "yaml-cpp", "ssl", "crypto", "png16", "z", "jpeg"):
         assert re.search(rf"lib{name}[.]so[.\d]* => {re.escape(str(usr))}", needs), needs
-    run(folder + "/main").expect(out=r"^\d[.\d]+ \d+ 1$")
+    run(folder + "/main").expect(out=r"^\d[.\d]+ \d[.\d]* 1\n")
 
 
 # scripts/gpu_check.sh
@@ -141,18 +140,6 @@ def checks_are_right_on_the_cpu(folder):
     for name in names:
         assert f"good {name} (" in log, f"{name} did not run:\n{log}"
     assert re.search(r"on_gpu.*\n(.*\n)*.*2 ranks on 1 host, shm", pathlib.Path(folder, "out/cuda_ipc.log").read_text())
-
-
-def figures_come_with_their_bars(folder):
-    assert PEERS.exists(), "no Python with torch: run `make bench-setup`"
-    outcome, results = checked(folder, *PATIENT, "--cpu", "--build", BUILD, "--python", PEERS, "figures")
-    outcome.expect(out=r"figures: good")
-    bars = {row["name"].strip(): row["bar"] for row in results["figures"]}
-    assert bars["GPT of 125 M parameters, bf16, 1 rank / Python"] == ">= 1.0", bars
-    assert bars["MNIST perceptron, 1 rank / Python"] == ">= 2.0", bars
-    assert bars["AdamW's step, 125 M parameters / Python's fused"] == ">= 1.0", bars
-    assert any("<= 1.2" == bar for bar in bars.values()), bars
-    assert all(row["ours"] > 0 and row["peer"] > 0 for row in results["figures"]), results["figures"]
 
 
 FAKE = r"""#!/bin/sh
@@ -221,4 +208,4 @@ def what_it_runs_ends_with_it(folder):
 
 run_cases([bundle_has_what_a_build_needs, bundle_is_found_by_cmake_where_nothing_else_is, without_gpu_it_says_so,
            an_unknown_stage_is_refused, checks_after_one_that_ends_the_program_run, a_stage_that_hangs_ends_with_its_time, what_it_runs_ends_with_it,
-           checks_are_right_on_the_cpu, figures_come_with_their_bars])
+           checks_are_right_on_the_cpu])
