@@ -132,14 +132,13 @@ def an_unknown_stage_is_refused(folder):
 
 
 def checks_are_right_on_the_cpu(folder):
-    outcome, results = checked(folder, *PATIENT, "--cpu", "--build", BUILD, "one_rank", "cuda_ipc", "sanitizer")
-    outcome.expect(out=[r"one_rank: good", r"cuda_ipc: good", r"sanitizer: not run.*GPUs only"])
+    outcome, results = checked(folder, *PATIENT, "--cpu", "--build", BUILD, "one_rank", "sanitizer")
+    outcome.expect(out=[r"one_rank: good", r"sanitizer: not run.*GPUs only"])
     names = run(BUILD / "bin/on_gpu", "--list").out.split()
     assert len(names) > 25, names
     log = pathlib.Path(folder, "out/one_rank.log").read_text()
     for name in names:
         assert f"good {name} (" in log, f"{name} did not run:\n{log}"
-    assert re.search(r"on_gpu.*\n(.*\n)*.*2 ranks on 1 host, shm", pathlib.Path(folder, "out/cuda_ipc.log").read_text())
 
 
 FAKE = r"""#!/bin/sh
