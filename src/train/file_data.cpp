@@ -127,14 +127,21 @@ FileData csv(const DataConfig& config, const comm::World& world) {
   return all;
 }
 
+// A column of whole numbers is one number per sample, as NumPy's reshape(-1, 1) leaves them.
+std::shared_ptr<TensorDataset> without_column(std::shared_ptr<TensorDataset> set) {
+  const at::Tensor& target = set->target();
+  if (target.scalar_type() != at::kLong || target.dim() != 2 || target.size(1) != 1) return set;
+  return std::make_shared<TensorDataset>(set->data(), target.flatten());
+}
+
 // Of files that are opened without regard to others.
 template <class Open>
 FileData alike(const DataConfig& config, const Open& open) {
-  const auto training = open(config);
+  const auto training = without_column(open(config));
   return {.training = training,
           .classes = classes_of(*training),
           .more = [open](const DataConfig& files) {
-            const auto other = open(files);
+            const auto other = without_column(open(files));
             return MoreData{.data = other, .classes = classes_of(*other)};
           }};
 }

@@ -45,6 +45,7 @@ TEST(FileData, TensorsInASafetensorsFile) {
     torch::nn::Module set;
     set.register_buffer("x", torch::rand({3, 2}));
     set.register_buffer("y", torch::tensor({0, 2, 1}));
+    set.register_buffer("column", torch::tensor({{0}, {2}, {1}}));
     save_safetensors(set, folder / "set.safetensors");
     DataConfig config{.kind = "safetensors", .path = folder / "set.safetensors"};
     config.inputs_key = "x";
@@ -53,6 +54,11 @@ TEST(FileData, TensorsInASafetensorsFile) {
     EXPECT_EQ(all.training->size(), 3);
     EXPECT_EQ(all.classes, 3);
     EXPECT_EQ(all.validation, nullptr);
+    // The same numbers, which loss: auto takes for classes, too.
+    config.targets_key = "column";
+    const auto column = open_file_data(config, World::solo());
+    EXPECT_EQ(column.classes, 3);
+    EXPECT_TRUE(at::equal(column.training->get_batch({0, 1, 2}).target, torch::tensor({0, 2, 1})));
   });
 }
 
