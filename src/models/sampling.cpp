@@ -1,5 +1,7 @@
 #include "models/sampling.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "core/counter.h"
+#include "lockstep/core/error.h"
 #include "lockstep/parallel/random.h"
 
 namespace lockstep::models {
@@ -16,7 +19,24 @@ double uniform(uint64_t seed, int64_t sample, int64_t position) {
   return unit_interval(parallel::stream_seed({.seed = seed, .step = position, .lane = sample}));
 }
 
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+void refuse_broken(std::span<const float> logits) {
+  int64_t broken = 0;
+  for (const float x : logits) broken += x < kInfinity ? 0 : 1;
+  if (broken == 0) return;
+  throw Error(
+      fmt::format("[generate] {} of {} logits are NaN or infinite, so no token can be chosen: the "
+                  "model's parameters are damaged, or its numbers are too large for its dtype",
+                  broken, logits.size()));
+}
+
+}  // namespace
+
 int32_t sample_token(std::span<const float> logits, const GenerateOptions& options, double draw) {
+  refuse_broken(logits);
   if (options.temperature == 0) {
     return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
   }
@@ -28,14 +48,10 @@ int32_t sample_token(std::span<const float> logits, const GenerateOptions& optio
     weights[i] = std::exp((logits[i] - most) / static_cast<float>(options.temperature));
   }
   if (k < n || options.top_p < 1) {
-    // Of equal ones those with the lower numbers are more likely; what is not a number comes last,
-    // since sorting needs an order of all.
+    // Of equal ones those with the lower numbers are more likely.
     std::vector<int32_t> order(n);
     std::iota(order.begin(), order.end(), 0);
-    const auto logit = [&](int32_t i) {
-      const float x = logits[static_cast<size_t>(i)];
-      return x == x ? x : -std::numeric_limits<float>::infinity();
-    };
+    const auto logit = [&](int32_t i) { return logits[static_cast<size_t>(i)]; };
     const auto likelier = [&](int32_t a, int32_t b) {
       const float x = logit(a), y = logit(b);
       return x != y ? x > y : a < b;

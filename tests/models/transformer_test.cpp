@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <set>
 #include <span>
 
@@ -290,6 +292,23 @@ TEST(Generate, DrawsFromTheLeastSetOfTheMostLikely) {
           EXPECT_EQ(models::sample_token(row, options, 1 - 1e-12), set[-1].item<int64_t>());
         }
       }
+    }
+  });
+}
+
+TEST(Generate, ADamagedModelIsNamed) {
+  isolated([] {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    const std::vector<GenerateOptions> all = {
+        {.temperature = 0}, {.temperature = 1}, {.temperature = 1, .top_k = 2, .top_p = .5}};
+    for (const auto& options : all) {
+      for (const float damaged : {std::nanf(""), infinity}) {
+        const std::vector<float> row = {1, damaged, 2};
+        EXPECT_THAT(message_of<Error>([&] { models::sample_token(row, options, .5); }),
+                    testing::HasSubstr("1 of 3 logits are NaN or infinite"));
+      }
+      const std::vector<float> masked = {-infinity, -infinity, 2};
+      EXPECT_EQ(models::sample_token(masked, options, 0), 2);
     }
   });
 }

@@ -39,7 +39,8 @@ struct GenerateOptions {
 // What follows each prompt: up to max_new_tokens tokens, with the one that ended it. Prompts may
 // have different lengths. Without gradients, in evaluation mode, which is put back. Under Fsdp it
 // is called between unshard() and reshard(), by each rank as it likes. Throws ConfigError for an
-// empty prompt, a token outside the vocabulary, more tokens than max_length, or impossible options.
+// empty prompt, a token outside the vocabulary, more tokens than max_length, or impossible options,
+// and Error for a model whose logits are NaN or infinite.
 std::vector<std::vector<int32_t>> generate(Transformer& net,
                                            const std::vector<std::vector<int32_t>>& prompts,
                                            const GenerateOptions& options = {});
