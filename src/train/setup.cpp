@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "core/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "train/options.h"
@@ -88,6 +89,12 @@ void Training::make_stages(DataSource data) {
   for (const auto& stage : options_.stages) {
     data::LoaderOptions loading = options_.loader;
     if (stage.batch_size > 0) loading.batch_size = stage.batch_size;
+    // Each stage counts its epochs from 0: with one seed for all, later ones would draw the first
+    // one's numbers again (order, dropout of lanes).
+    if (!stages_.empty()) {
+      loading.seed =
+          static_cast<int64_t>(mix(mix(static_cast<uint64_t>(loading.seed)) ^ stages_.size()) >> 1);
+    }
     StageRun run{.stage = stage};
     run.loader = std::make_unique<data::Loader>(stage.data.dataset(), world_, loading);
     run.steps_of_epoch = divided_up(run.loader->batches(), options_.accumulation);

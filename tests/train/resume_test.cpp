@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <set>
 
 #include "lanes/training.h"
 #include "support/folder.h"
@@ -222,6 +223,26 @@ TEST(Resuming, StagesGoOnWhereTheyWere) {
     spawn(2, run("rough" + std::to_string(stop), stop), {.doomed = {0, 1}});
     EXPECT_EQ(result_of(ranks, run("rough" + std::to_string(stop), -1)), expected) << stop;
   }
+}
+
+// Each stage counts its epochs from 0.
+TEST(Stages, DrawNumbersOfTheirOwn) {
+  spawn(1, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(8, 1);
+    std::vector<double> drawn;
+    const train::Loss loss = [&](const at::Tensor& output, const at::Tensor& target) {
+      drawn.push_back(torch::rand({}).item<double>());
+      return torch::nn::functional::cross_entropy(output, target);
+    };
+    auto options = test::train_options({{"lanes"}});
+    options.epochs = 0;
+    options.stages = {{.name = "first", .data = samples, .steps = 1},
+                      {.name = "second", .data = samples, .steps = 1}};
+    train::Trainer(world, net, loss, {}, options).run();
+    ASSERT_GT(drawn.size(), 2u);
+    EXPECT_EQ(std::set<double>(drawn.begin(), drawn.end()).size(), drawn.size());
+  });
 }
 
 }  // namespace
