@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,11 @@ constexpr auto kAnswer = 500ms;
 // Between two checks for stopped ranks; one that is stopped in two of them is reported.
 constexpr auto kLook = 1s;
 
+// Any process is in an uninterruptible wait for moments, as when its program is read from the disk
+// or it starts a child: only one that stays there for all of these looks is said to be.
+constexpr int kLooksAtWait = 5;
+constexpr auto kBetweenThem = 10ms;
+
 }  // namespace
 
 std::vector<Seen> WorkerGroup::look() const {
@@ -32,6 +39,13 @@ std::vector<Seen> WorkerGroup::look() const {
     Seen& seen = ranks[static_cast<size_t>(rank.local_rank)];
     seen.state = process_state(pid);
     seen.pid = pid;
+  }
+  const auto waits = [](const Seen& seen) { return seen.state == 'D'; };
+  for (int i = 1; i < kLooksAtWait && std::ranges::any_of(ranks, waits); ++i) {
+    std::this_thread::sleep_for(kBetweenThem);
+    for (Seen& seen : ranks) {
+      if (waits(seen)) seen.state = process_state(seen.pid);
+    }
   }
   return ranks;
 }
