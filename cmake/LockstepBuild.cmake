@@ -66,18 +66,20 @@ if(LOCKSTEP_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   target_compile_options(lockstep_flags INTERFACE -Wno-subobject-linkage)
 endif()
 
-# lockstep_precompile(TARGET): shares one precompiled torch/torch.h among all targets that include it.
+# lockstep_precompile(TARGET): shares one precompiled torch/torch.h among all targets of the directory that include it, and
+# of those below, unless these name another in lockstep_pch: a header's options are its users'.
+set(lockstep_pch lockstep_pch)
 function(lockstep_precompile target)
-  if(NOT TARGET lockstep_pch)
+  if(NOT TARGET ${lockstep_pch})
     file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/pch.cpp CONTENT "")  # written once: a newer one would rebuild everything
-    add_library(lockstep_pch OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
-    set_target_properties(lockstep_pch PROPERTIES UNITY_BUILD OFF)
-    target_link_libraries(lockstep_pch PUBLIC lockstep_flags LockstepTorch::cpu)
-    target_compile_options(lockstep_pch PRIVATE -fPIC)
-    target_precompile_headers(lockstep_pch PRIVATE <torch/torch.h>)
+    add_library(${lockstep_pch} OBJECT ${PROJECT_BINARY_DIR}/pch.cpp)
+    set_target_properties(${lockstep_pch} PROPERTIES UNITY_BUILD OFF)
+    target_link_libraries(${lockstep_pch} PUBLIC lockstep_flags LockstepTorch::cpu)
+    target_compile_options(${lockstep_pch} PRIVATE -fPIC)
+    target_precompile_headers(${lockstep_pch} PRIVATE <torch/torch.h>)
   endif()
   # A program's -fPIE differs from the header's -fPIC.
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
   target_compile_options(${target} PRIVATE -fPIC)
-  target_precompile_headers(${target} REUSE_FROM lockstep_pch)
+  target_precompile_headers(${target} REUSE_FROM ${lockstep_pch})
 endfunction()
