@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "core/counter.h"
+#include "core/hash/counter.h"
 #include "lockstep/parallel/random.h"
 
 namespace lockstep::models {

@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "launch/job.h"
 #include "launch/rendezvous/host.h"
 

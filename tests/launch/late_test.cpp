@@ -12,7 +12,7 @@
 #include <fstream>
 #include <string>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "launch/job.h"
 #include "launch/rendezvous/coordinator.h"
 #include "launch/simulation.inl"

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "launch/job.h"
 #include "support/folder.h"
 

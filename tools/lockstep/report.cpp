@@ -6,7 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
-#include "core/whole_file.h"
+#include "core/files/whole_file.h"
 #include "flags.h"
 #include "lockstep/core/error.h"
 #include "lockstep/train/progress_line.h"

@@ -15,7 +15,7 @@
 #include <set>
 #include <utility>
 
-#include "core/whole_file.h"
+#include "core/files/whole_file.h"
 #include "flags.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"

@@ -16,8 +16,8 @@
 
 #include "checkpoint/format/latest.h"
 #include "checkpoint/format/names.h"
-#include "core/address.h"
-#include "core/process_stat.h"
+#include "core/network/address.h"
+#include "core/process/stat.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {

@@ -20,7 +20,7 @@
 #include <memory>
 #include <optional>
 
-#include "core/address.h"
+#include "core/network/address.h"
 #include "launch/process/binding.h"
 #include "launch/rendezvous/host.h"
 #include "launch/rendezvous/listener.h"

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/address.h"
+#include "core/network/address.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::launch {
 

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/tcp_options.h"
+#include "core/network/tcp_options.h"
 
 namespace lockstep::launch {
 namespace {

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/address.h"
+#include "core/network/address.h"
 #include "launch/rendezvous/node.h"
 #include "launch/rendezvous/secure_channel.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/lanes.h"

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "lockstep/train/run_log.h"
 
 namespace lockstep::train {

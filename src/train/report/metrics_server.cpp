@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/thread.h"
+#include "core/process/thread.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::train {

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <thread>
 
-#include "core/address.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
+#include "core/network/address.h"
 
 namespace lockstep::train {
 

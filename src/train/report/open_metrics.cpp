@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "core/whole_file.h"
+#include "core/files/whole_file.h"
 
 namespace lockstep::train {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "core/flight/last_work.h"
-#include "core/thread.h"
+#include "core/process/thread.h"
 
 namespace lockstep::train {
 namespace {

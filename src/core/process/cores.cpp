@@ -1,4 +1,4 @@
-#include "core/cores.h"
+#include "core/process/cores.h"
 
 #include <sched.h>
 

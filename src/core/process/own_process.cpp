@@ -1,4 +1,4 @@
-#include "core/own_process.h"
+#include "core/process/own_process.h"
 
 #include <fmt/format.h>
 #include <pthread.h>

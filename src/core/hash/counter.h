@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <iterator>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 
 namespace lockstep {
 

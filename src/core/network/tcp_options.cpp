@@ -1,4 +1,4 @@
-#include "core/tcp_options.h"
+#include "core/network/tcp_options.h"
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>

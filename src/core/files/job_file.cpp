@@ -1,4 +1,4 @@
-#include "core/job_file.h"
+#include "core/files/job_file.h"
 
 #include <cerrno>
 #include <cstring>

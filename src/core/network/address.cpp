@@ -1,4 +1,4 @@
-#include "core/address.h"
+#include "core/network/address.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "core/read_file.h"
+#include "core/files/read_file.h"
 
 #include <fmt/format.h>
 

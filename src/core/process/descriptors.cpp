@@ -1,4 +1,4 @@
-#include "core/descriptors.h"
+#include "core/process/descriptors.h"
 
 #include <dirent.h>
 #include <sys/resource.h>

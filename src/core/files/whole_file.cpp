@@ -1,4 +1,4 @@
-#include "core/whole_file.h"
+#include "core/files/whole_file.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "core/process_stat.h"
+#include "core/process/stat.h"
 
 #include <cinttypes>
 #include <csignal>
