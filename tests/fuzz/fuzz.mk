@@ -24,7 +24,7 @@ $(eval $(call fuzzer,idx,data/idx/idx.cpp,-lz))
 $(eval $(call fuzzer,csv,data/csv/csv_records.cpp data/csv/csv_table.cpp,))
 $(eval $(call fuzzer,npy,data/npy/npy_header.cpp,))
 $(eval $(call fuzzer,image,$(addprefix data/image/,decode_image.cpp decode_jpeg.cpp decode_png.cpp),-ljpeg -lpng))
-$(eval $(call fuzzer,rendezvous,launch/rendezvous/codec.cpp launch/rendezvous/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/files/read_file.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,rendezvous,launch/rendezvous/network/codec.cpp launch/rendezvous/network/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/files/read_file.cpp core/environment.cpp,-lssl -lcrypto))
 $(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/network/address.cpp core/process/stat.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
   launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))
 $(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp core/files/read_file.cpp,-lyaml-cpp))

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "launch/job.h"
-#include "launch/rendezvous/coordinator.h"
-#include "launch/rendezvous/job_spec.h"
+#include "launch/rendezvous/coordinator/coordinator.h"
+#include "launch/rendezvous/coordinator/job_spec.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"
 

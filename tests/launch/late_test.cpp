@@ -14,7 +14,7 @@
 
 #include "core/files/fd.h"
 #include "launch/job.h"
-#include "launch/rendezvous/coordinator.h"
+#include "launch/rendezvous/coordinator/coordinator.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"
 #include "support/folder.h"

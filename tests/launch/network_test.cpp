@@ -1,5 +1,5 @@
 // Connections of many launchers with one, over real sockets.
-#include "launch/rendezvous/network.h"
+#include "launch/rendezvous/network/network.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

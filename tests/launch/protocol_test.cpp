@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "launch/rendezvous/secure_channel.h"
+#include "launch/rendezvous/network/secure_channel.h"
 #include "support/folder.h"
 
 namespace lockstep::launch::testing {

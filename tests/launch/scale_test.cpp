@@ -9,8 +9,8 @@
 #include <queue>
 #include <unordered_map>
 
-#include "launch/rendezvous/codec.h"
-#include "launch/rendezvous/node.h"
+#include "launch/rendezvous/network/codec.h"
+#include "launch/rendezvous/node/node.h"
 
 namespace lockstep::launch::testing {
 namespace {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/job.h"
-#include "launch/rendezvous/coordinator.h"
+#include "launch/rendezvous/coordinator/coordinator.h"
 #include "launch/simulation.inl"
 #include "launch/simulation_network.inl"
 

@@ -1,4 +1,4 @@
-#include "launch/rendezvous/listener.h"
+#include "launch/rendezvous/network/listener.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "launch/rendezvous/job_spec.h"
+#include "launch/rendezvous/coordinator/job_spec.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

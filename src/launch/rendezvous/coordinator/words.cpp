@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "launch/rendezvous/coordinator.h"
+#include "launch/rendezvous/coordinator/coordinator.h"
 
 namespace lockstep::launch {
 

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/security/token.h"
-#include "launch/rendezvous/codec.h"
-#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/network/codec.h"
+#include "launch/rendezvous/network/message.h"
 
 namespace lockstep {
 class Tls;

@@ -1,11 +1,11 @@
-#include "launch/rendezvous/coordinator.h"
+#include "launch/rendezvous/coordinator/coordinator.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 
-#include "launch/rendezvous/job_spec.h"
+#include "launch/rendezvous/coordinator/job_spec.h"
 
 namespace lockstep::launch {
 namespace {

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "launch/rendezvous/coordinator.h"
+#include "launch/rendezvous/coordinator/coordinator.h"
 
 namespace lockstep::launch {
 

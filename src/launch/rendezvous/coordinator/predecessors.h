@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/network/message.h"
 
 namespace lockstep::launch {
 

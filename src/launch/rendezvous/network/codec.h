@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/network/message.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/network/message.h"
 
 namespace lockstep::launch {
 

@@ -1,4 +1,4 @@
-#include "launch/rendezvous/node.h"
+#include "launch/rendezvous/node/node.h"
 
 #include <fmt/format.h>
 

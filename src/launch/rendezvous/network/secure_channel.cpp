@@ -1,4 +1,4 @@
-#include "launch/rendezvous/secure_channel.h"
+#include "launch/rendezvous/network/secure_channel.h"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "launch/rendezvous/node.h"
+#include "launch/rendezvous/node/node.h"
 
 namespace lockstep::launch {
 namespace {

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "core/network/address.h"
-#include "launch/rendezvous/node.h"
-#include "launch/rendezvous/secure_channel.h"
+#include "launch/rendezvous/network/secure_channel.h"
+#include "launch/rendezvous/node/node.h"
 
 namespace lockstep::launch {
 

@@ -1,4 +1,4 @@
-#include "launch/rendezvous/codec.h"
+#include "launch/rendezvous/network/codec.h"
 
 #include <fmt/format.h>
 

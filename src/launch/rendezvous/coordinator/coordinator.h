@@ -13,9 +13,9 @@
 
 #include "launch/diagnosis/remarks.h"
 #include "launch/job/restarts.h"
-#include "launch/rendezvous/message.h"
-#include "launch/rendezvous/predecessors.h"
-#include "launch/rendezvous/rank_assignment.h"
+#include "launch/rendezvous/coordinator/predecessors.h"
+#include "launch/rendezvous/coordinator/rank_assignment.h"
+#include "launch/rendezvous/network/message.h"
 #include "launch/rendezvous/timing.h"
 
 namespace lockstep::launch {

@@ -1,4 +1,4 @@
-#include "launch/rendezvous/rank_assignment.h"
+#include "launch/rendezvous/coordinator/rank_assignment.h"
 
 #include <algorithm>
 #include <cctype>

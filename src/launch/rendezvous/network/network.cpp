@@ -1,4 +1,4 @@
-#include "launch/rendezvous/network.h"
+#include "launch/rendezvous/network/network.h"
 
 #include <fmt/format.h>
 #include <sys/epoll.h>

@@ -1,7 +1,7 @@
 // How a launcher leaves its job.
 #include <utility>
 
-#include "launch/rendezvous/node.h"
+#include "launch/rendezvous/node/node.h"
 
 namespace lockstep::launch {
 

@@ -1,4 +1,4 @@
-#include "launch/rendezvous/predecessors.h"
+#include "launch/rendezvous/coordinator/predecessors.h"
 
 #include <algorithm>
 
