@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/format/latest.h"
+#include "checkpoint/format/directory/latest.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "core/network/address.h"
 #include "lockstep/checkpoint/error.h"

@@ -6,7 +6,7 @@ FUZZ := clang++ -std=c++20 -g -O1 -fsanitize=address,undefined -fno-sanitize-rec
 build/fuzz/%.o: %.cpp | fuzz-tools
 	@mkdir -p $(@D)
 	$(FUZZ) -fsanitize=fuzzer-no-link -MMD -MP -Iinclude -Isrc -Itests -c $< -o $@
--include $(wildcard build/fuzz/*/*/*.d build/fuzz/*/*/*/*.d)
+-include $(wildcard build/fuzz/*/*/*.d build/fuzz/*/*/*/*.d build/fuzz/*/*/*/*/*.d)
 
 # fuzzer(name, sources, libraries)
 define fuzzer
@@ -33,11 +33,11 @@ $(eval $(call fuzzer,symbols,launch/diagnosis/symbols.cpp,))
 $(eval $(call fuzzer,net,comm/net/frame.cpp comm/net/handshake.cpp core/security/tls.cpp core/security/token.cpp core/files/read_file.cpp core/environment.cpp,-lssl -lcrypto))
 $(eval $(call fuzzer,store,comm/store/protocol.cpp core/security/tls.cpp core/security/token.cpp core/files/read_file.cpp core/environment.cpp,-lssl -lcrypto))
 $(eval $(call fuzzer,door,comm/shm/door.cpp core/process/descriptors.cpp,))
-CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)
+CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp directory/manifest.cpp tensor_files/safetensors.cpp)
 $(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
 $(eval $(call fuzzer,manifest,$(CHECKPOINT),))
-$(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/,gather.cpp pickle.cpp pickle_calls.cpp stored_tensor.cpp \
-  torch_file.cpp zip.cpp),-lz))
+$(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/tensor_files/,gather.cpp stored_tensor.cpp) \
+  $(addprefix checkpoint/format/torch_save/,pickle.cpp pickle_calls.cpp torch_file.cpp zip.cpp),-lz))
 $(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),))
 $(eval $(call fuzzer,tool_call,$(patsubst src/%,%,$(wildcard src/rl/chat/*.cpp) src/rl/environment/names.cpp),-DFMT_HEADER_ONLY))
 REPORT := $(filter-out $(addprefix train/report/,run_log.cpp record_queue.cpp tensorboard.cpp open_metrics.cpp metrics_server.cpp),$(patsubst src/%,%,$(wildcard src/train/report/*.cpp)))

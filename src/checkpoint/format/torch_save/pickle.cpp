@@ -1,4 +1,4 @@
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/torch_save/pickle.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "checkpoint/format/json.h"
-#include "checkpoint/format/pickle_calls.h"
+#include "checkpoint/format/torch_save/pickle_calls.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {

@@ -1,4 +1,4 @@
-#include "checkpoint/format/pickle_calls.h"
+#include "checkpoint/format/torch_save/pickle_calls.h"
 
 #include <fmt/format.h>
 

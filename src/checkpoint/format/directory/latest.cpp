@@ -1,4 +1,4 @@
-#include "checkpoint/format/latest.h"
+#include "checkpoint/format/directory/latest.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <exception>
 
 #include "checkpoint/format/checksum.h"
-#include "checkpoint/format/names.h"
+#include "checkpoint/format/directory/names.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/torch_save/pickle.h"
 
 namespace lockstep::checkpoint {
 

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "checkpoint/format/checksum.h"
+#include "checkpoint/format/directory/names.h"
 #include "checkpoint/format/json.h"
-#include "checkpoint/format/names.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {

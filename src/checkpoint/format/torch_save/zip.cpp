@@ -1,4 +1,4 @@
-#include "checkpoint/format/zip.h"
+#include "checkpoint/format/torch_save/zip.h"
 
 #include <fmt/format.h>
 #include <zlib.h>

@@ -7,11 +7,11 @@
 #include <set>
 #include <tuple>
 
-#include "checkpoint/format/gather.h"
 #include "checkpoint/format/json.h"
-#include "checkpoint/format/pickle.h"
-#include "checkpoint/format/tensor_kinds.h"
-#include "checkpoint/format/zip.h"
+#include "checkpoint/format/tensor_files/gather.h"
+#include "checkpoint/format/tensor_files/tensor_kinds.h"
+#include "checkpoint/format/torch_save/pickle.h"
+#include "checkpoint/format/torch_save/zip.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {

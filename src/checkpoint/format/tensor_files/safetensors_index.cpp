@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "checkpoint/format/json.h"
-#include "checkpoint/format/tensor_kinds.h"
+#include "checkpoint/format/tensor_files/tensor_kinds.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {

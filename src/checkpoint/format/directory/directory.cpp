@@ -14,8 +14,8 @@
 #include <system_error>
 #include <thread>
 
-#include "checkpoint/format/latest.h"
-#include "checkpoint/format/names.h"
+#include "checkpoint/format/directory/latest.h"
+#include "checkpoint/format/directory/names.h"
 #include "core/network/address.h"
 #include "core/process/stat.h"
 #include "lockstep/checkpoint/error.h"

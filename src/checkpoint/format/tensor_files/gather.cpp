@@ -1,4 +1,4 @@
-#include "checkpoint/format/gather.h"
+#include "checkpoint/format/tensor_files/gather.h"
 
 #include <cstring>
 
