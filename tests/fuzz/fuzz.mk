@@ -40,6 +40,7 @@ $(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/tens
   $(addprefix checkpoint/format/torch_save/,pickle.cpp pickle_calls.cpp torch_file.cpp zip.cpp),-lz))
 $(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),))
 $(eval $(call fuzzer,tool_call,$(patsubst src/%,%,$(wildcard src/rl/chat/*.cpp) src/rl/environment/names.cpp),-DFMT_HEADER_ONLY))
-REPORT := $(filter-out $(addprefix train/report/,run_log.cpp record_queue.cpp tensorboard.cpp open_metrics.cpp metrics_server.cpp),$(patsubst src/%,%,$(wildcard src/train/report/*.cpp)))
+REPORT := $(filter-out train/report/log/run_log.cpp train/report/log/record_queue.cpp train/report/exporters/%,$(patsubst src/%,%,$(wildcard src/train/report/*.cpp \
+  src/train/report/*/*.cpp)))
 # CMake has written the page's style and script into a source.
 $(eval $(call fuzzer,run_log,$(REPORT) core/environment.cpp,-Isrc $(BUILD)/src/report_assets.cpp))

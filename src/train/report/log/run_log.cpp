@@ -12,8 +12,8 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
-#include "train/report/log_file.h"
-#include "train/report/record_queue.h"
+#include "train/report/log/file.h"
+#include "train/report/log/record_queue.h"
 
 namespace lockstep::train {
 namespace {

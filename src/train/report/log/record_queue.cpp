@@ -1,4 +1,4 @@
-#include "train/report/record_queue.h"
+#include "train/report/log/record_queue.h"
 
 #include <time.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "train/report/metrics_server.h"
+#include "train/report/exporters/metrics_server.h"
 
 #include <fmt/format.h>
 #include <poll.h>

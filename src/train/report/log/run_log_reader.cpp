@@ -9,7 +9,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_history.h"
-#include "train/report/transfer.h"
+#include "train/report/page/transfer.h"
 
 namespace lockstep::train {
 namespace {

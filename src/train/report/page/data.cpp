@@ -1,4 +1,4 @@
-#include "train/report/page_data.h"
+#include "train/report/page/data.h"
 
 #include <fmt/format.h>
 

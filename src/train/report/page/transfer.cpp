@@ -1,4 +1,4 @@
-#include "train/report/transfer.h"
+#include "train/report/page/transfer.h"
 
 #include <fmt/format.h>
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "lockstep/train/progress_line.h"
-#include "train/report/page_data.h"
+#include "train/report/page/data.h"
 #include "train/report/ranks.h"
-#include "train/report/terminal.h"
+#include "train/report/terminal/terminal.h"
 #include "train/report/text.h"
 
 namespace lockstep::train {

@@ -9,11 +9,11 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_report.h"
-#include "train/report/assets.h"
-#include "train/report/page_data.h"
+#include "train/report/page/assets.h"
+#include "train/report/page/data.h"
+#include "train/report/page/transfer.h"
 #include "train/report/ranks.h"
 #include "train/report/text.h"
-#include "train/report/transfer.h"
 
 namespace lockstep::train {
 namespace {

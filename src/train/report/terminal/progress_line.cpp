@@ -14,7 +14,7 @@
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "train/report/ranks.h"
-#include "train/report/terminal.h"
+#include "train/report/terminal/terminal.h"
 #include "train/report/text.h"
 
 namespace lockstep::train {
