@@ -1,7 +1,7 @@
 // Which parameters travel together, in which order, and when.
-#include "parallel/ddp/buckets.h"
+#include "parallel/ddp/buckets/buckets.h"
 
-#include "parallel/ddp/bucket_schedule.h"
+#include "parallel/ddp/buckets/schedule.h"
 #include "parallel/fake_transport.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"

@@ -1,5 +1,5 @@
 // Buffers that Ddp writes to: under graphs that have saved them, and of every kind of memory.
-#include "parallel/ddp/buffers.h"
+#include "parallel/ddp/buffers/buffers.h"
 
 #include "parallel/reference.h"
 #include "support/spawn.h"

@@ -5,7 +5,7 @@
 #include "lockstep/parallel/fused_sgd.h"
 #include "lockstep/parallel/metrics.h"
 #include "lockstep/parallel/zero_optimizer.h"
-#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 #include "support/thrown.h"

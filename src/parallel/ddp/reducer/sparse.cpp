@@ -1,4 +1,4 @@
-#include "parallel/ddp/sparse.h"
+#include "parallel/ddp/reducer/sparse.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>

@@ -1,4 +1,4 @@
-#include "parallel/ddp/accumulator.h"
+#include "parallel/ddp/reducer/accumulator.h"
 
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/function.h>

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "parallel/ddp/buckets.h"
+#include "parallel/ddp/buckets/buckets.h"
 
 namespace lockstep::parallel {
 

@@ -1,4 +1,4 @@
-#include "parallel/ddp/join_state.h"
+#include "parallel/ddp/join/state.h"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "lockstep/core/error.h"
-#include "parallel/ddp/buffers.h"
+#include "parallel/ddp/buffers/buffers.h"
 
 namespace lockstep::parallel {
 

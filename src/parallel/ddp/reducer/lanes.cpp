@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "parallel/ddp/reducer.h"
+#include "parallel/ddp/reducer/reducer.h"
 #include "parallel/lanes/rules.h"
 
 namespace lockstep::parallel {

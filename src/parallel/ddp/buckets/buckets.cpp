@@ -1,4 +1,4 @@
-#include "parallel/ddp/buckets.h"
+#include "parallel/ddp/buckets/buckets.h"
 
 #include <torch/types.h>
 

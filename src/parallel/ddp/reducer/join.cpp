@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "lockstep/core/error.h"
-#include "parallel/ddp/reducer.h"
+#include "parallel/ddp/reducer/reducer.h"
 #include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {

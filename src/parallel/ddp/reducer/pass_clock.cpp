@@ -1,4 +1,4 @@
-#include "parallel/ddp/pass_clock.h"
+#include "parallel/ddp/reducer/pass_clock.h"
 
 #include <fmt/format.h>
 

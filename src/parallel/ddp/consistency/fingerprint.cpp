@@ -1,4 +1,4 @@
-#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "parallel/ddp/buffers.h"
+#include "parallel/ddp/buffers/buffers.h"
 
 #include <fmt/format.h>
 #include <torch/types.h>

@@ -1,4 +1,4 @@
-#include "parallel/ddp/join_gate.h"
+#include "parallel/ddp/join/gate.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>

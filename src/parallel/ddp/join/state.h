@@ -10,8 +10,8 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/join.h"
-#include "parallel/ddp/join_gate.h"
-#include "parallel/ddp/usage_flags.h"
+#include "parallel/ddp/buckets/usage_flags.h"
+#include "parallel/ddp/join/gate.h"
 
 namespace lockstep::parallel {
 

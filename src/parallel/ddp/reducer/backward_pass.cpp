@@ -1,4 +1,4 @@
-#include "parallel/ddp/backward_pass.h"
+#include "parallel/ddp/reducer/backward_pass.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>

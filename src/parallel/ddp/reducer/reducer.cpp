@@ -1,4 +1,4 @@
-#include "parallel/ddp/reducer.h"
+#include "parallel/ddp/reducer/reducer.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -15,8 +15,8 @@
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
-#include "parallel/ddp/compare_ranks.h"
-#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/consistency/compare_ranks.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/ddp/gradients.h"
 #include "parallel/lanes/rules.h"
 

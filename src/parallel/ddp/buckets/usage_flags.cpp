@@ -1,4 +1,4 @@
-#include "parallel/ddp/usage_flags.h"
+#include "parallel/ddp/buckets/usage_flags.h"
 
 #include <torch/types.h>
 

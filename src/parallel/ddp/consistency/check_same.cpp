@@ -10,8 +10,8 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
-#include "parallel/ddp/compare_ranks.h"
-#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/consistency/compare_ranks.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/optim/optimizer_pieces.h"
 
 namespace lockstep::parallel {

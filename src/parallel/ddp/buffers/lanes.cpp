@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "lockstep/core/error.h"
-#include "parallel/ddp/buffers.h"
-#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/buffers/buffers.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 
 namespace lockstep::parallel {
 namespace {

@@ -4,7 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/core/error.h"
-#include "parallel/ddp/reducer.h"
+#include "parallel/ddp/reducer/reducer.h"
 
 namespace lockstep::parallel {
 
