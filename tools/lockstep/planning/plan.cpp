@@ -1,4 +1,4 @@
-#include "plan.h"
+#include "planning/plan.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

@@ -4,7 +4,7 @@
 
 #include "flags.h"
 #include "lockstep/core/error.h"
-#include "plan.h"
+#include "planning/plan.h"
 
 namespace lockstep::tool {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/train/config.h"
-#include "run.h"
+#include "run/run.h"
 
 namespace lockstep::tool {
 

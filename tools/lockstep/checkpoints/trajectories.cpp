@@ -6,7 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint_commands.h"
+#include "checkpoints/commands.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::tool {
@@ -21,7 +21,7 @@ struct Episodes {
 };
 
 // A control character of a log may not reach the terminal.
-std::string printable(std::string text) {
+std::string printable_lines(std::string text) {
   for (char& c : text) {
     const auto code = static_cast<unsigned char>(c);
     if ((code < 0x20 && c != '\n') || code == 0x7f) c = '?';
@@ -37,15 +37,16 @@ std::string place_of(const OrderedJson& episode) {
 }
 
 void print_conversation(const OrderedJson& episode) {
-  fmt::print("{}/{}/{}: reward {}, {}\n", printable(episode.at("domain")),
-             printable(episode.at("split")), printable(episode.at("id")),
-             episode.at("reward").get<double>(), printable(episode.at("end")));
+  fmt::print("{}/{}/{}: reward {}, {}\n", printable_lines(episode.at("domain")),
+             printable_lines(episode.at("split")), printable_lines(episode.at("id")),
+             episode.at("reward").get<double>(), printable_lines(episode.at("end")));
   for (const auto& message : episode.at("messages")) {
-    fmt::print("{:>9}  {}\n", printable(message.at("role")), printable(message.at("content")));
+    fmt::print("{:>9}  {}\n", printable_lines(message.at("role")),
+               printable_lines(message.at("content")));
     if (!message.contains("calls")) continue;
     for (const auto& call : message.at("calls")) {
-      fmt::print("{:>9}  {} {}\n", "calls", printable(call.at("name")),
-                 printable(call.at("arguments")));
+      fmt::print("{:>9}  {} {}\n", "calls", printable_lines(call.at("name")),
+                 printable_lines(call.at("arguments")));
     }
   }
 }
@@ -65,12 +66,12 @@ int inspect_trajectories(const std::string& path, int64_t episode) {
         print_conversation(json);
         return 0;
       }
-      const std::string place = printable(place_of(json));
+      const std::string place = printable_lines(place_of(json));
       if (groups.empty() || groups.back().first != place) groups.emplace_back(place, Episodes{});
       auto& of = groups.back().second;
       ++of.count;
       of.reward += json.at("reward").get<double>();
-      ++of.ends[printable(json.at("end"))];
+      ++of.ends[printable_lines(json.at("end"))];
     } catch (const OrderedJson::exception&) {
       throw Error(fmt::format("[inspect] {}:{}: this is no episode of three_domain", path, number));
     }

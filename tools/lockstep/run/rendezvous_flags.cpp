@@ -1,4 +1,4 @@
-#include "rendezvous_flags.h"
+#include "run/rendezvous_flags.h"
 
 #include <fmt/format.h>
 

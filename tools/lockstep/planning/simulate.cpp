@@ -15,8 +15,8 @@
 #include "flags.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/goodput.h"
-#include "plan.h"
 #include "plan/words.h"
+#include "planning/plan.h"
 
 namespace lockstep::tool {
 namespace {

@@ -7,7 +7,7 @@
 #include <array>
 #include <charconv>
 
-#include "checkpoint_commands.h"
+#include "checkpoints/commands.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::tool {

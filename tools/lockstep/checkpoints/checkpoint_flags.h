@@ -1,11 +1,11 @@
 // `lockstep inspect`, `verify`, `merge`, `export` and `diff`: their flags. What they do is
-// checkpoint_commands.h.
+// checkpoints/commands.h.
 #pragma once
 
 #include <CLI/CLI.hpp>
 #include <string>
 
-#include "checkpoint_commands.h"
+#include "checkpoints/commands.h"
 
 namespace lockstep::tool {
 

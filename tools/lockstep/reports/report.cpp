@@ -1,4 +1,4 @@
-#include "report.h"
+#include "reports/report.h"
 
 #include <fmt/format.h>
 

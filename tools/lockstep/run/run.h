@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "accelerate_flags.h"
 #include "launch/job/run.h"
-#include "rendezvous_flags.h"
+#include "run/accelerate_flags.h"
+#include "run/rendezvous_flags.h"
 
 namespace lockstep::tool {
 

@@ -1,4 +1,4 @@
-#include "train.h"
+#include "training/train.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "accelerate_flags.h"
+#include "run/accelerate_flags.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "config_commands.h"
+#include "training/config_commands.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

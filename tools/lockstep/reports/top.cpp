@@ -1,4 +1,4 @@
-#include "top.h"
+#include "reports/top.h"
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>

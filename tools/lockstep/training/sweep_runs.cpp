@@ -1,4 +1,4 @@
-#include "sweep_runs.h"
+#include "training/sweep_runs.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

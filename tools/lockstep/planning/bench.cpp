@@ -1,4 +1,4 @@
-#include "bench.h"
+#include "planning/bench.h"
 
 #include <fmt/format.h>
 #include <unistd.h>

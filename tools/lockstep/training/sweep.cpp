@@ -1,4 +1,4 @@
-#include "sweep.h"
+#include "training/sweep.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

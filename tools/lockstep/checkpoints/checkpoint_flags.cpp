@@ -1,4 +1,4 @@
-#include "checkpoint_flags.h"
+#include "checkpoints/checkpoint_flags.h"
 
 #include <algorithm>
 #include <array>

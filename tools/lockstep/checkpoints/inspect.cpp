@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "checkpoint_commands.h"
+#include "checkpoints/commands.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/export.h"
 #include "lockstep/checkpoint/tensor_files.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/train/config.h"
-#include "sweep_runs.h"
+#include "training/sweep_runs.h"
 
 namespace lockstep::tool {
 
