@@ -1,7 +1,7 @@
 """Asks a store for everything that torch.distributed's client can ask, and compares with the answers
 of Python's own server.
 
-python3 store_python_peer.py PORT
+python3 python_peer.py PORT
 """
 
 import datetime

@@ -13,7 +13,7 @@ namespace {
 [[noreturn]] void become_python() {
   // Python opens the port itself.
   if (const char* socket = std::getenv("LOCKSTEP_STORE_FD")) close(std::atoi(socket));
-  const char* script = LOCKSTEP_SOURCE_DIR "/tests/comm/gloo_python_peer.py";
+  const char* script = LOCKSTEP_SOURCE_DIR "/tests/comm/gloo/python_peer.py";
   execl(LOCKSTEP_PEERS_PYTHON, LOCKSTEP_PEERS_PYTHON, script, nullptr);
   throw std::runtime_error("cannot start " LOCKSTEP_PEERS_PYTHON ": run `make bench-setup`");
 }

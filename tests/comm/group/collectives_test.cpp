@@ -77,7 +77,7 @@ at::Tensor reference(ReduceOp op, int ranks, const std::function<at::Tensor(int)
       case ReduceOp::BitwiseXor:
         all = at::bitwise_xor(all, next);
         break;
-      case ReduceOp::PreMulSum:  // tests/comm/dtypes_test.cpp
+      case ReduceOp::PreMulSum:  // tests/comm/group/dtypes_test.cpp
         break;
     }
   }

@@ -1,4 +1,4 @@
-// What is particular to gloo; tests/comm/collectives_test.cpp runs every collective on it.
+// What is particular to gloo; tests/comm/group/collectives_test.cpp runs every collective on it.
 #include <torch/torch.h>
 
 #include <limits>

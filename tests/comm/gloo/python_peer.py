@@ -1,4 +1,4 @@
-"""One of two ranks; the other is tests/comm/gloo_python_test.cpp.
+"""One of two ranks; the other is tests/comm/gloo/python_test.cpp.
 
 Exits 0 when every result is right.
 """

@@ -1,6 +1,6 @@
 // What is particular to ranks on several hosts, which are pretended by LOCKSTEP_HOST;
-// tests/comm/collectives_test.cpp runs every collective on them, tests/system/wire_test.py real
-// networks.
+// tests/comm/group/collectives_test.cpp runs every collective on them, tests/system/wire_test.py
+// real networks.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 

@@ -73,7 +73,7 @@ TEST(Store, AServerThatNeverAnswersIsADeadline) {
 TEST(Store, B67_AnswersPythonAsItsOwnDoes) {
   const Store store = served();
   store.set("from_cpp", "1");
-  const std::string command = fmt::format("{} {}/tests/comm/store_python_peer.py {}",
+  const std::string command = fmt::format("{} {}/tests/comm/store/python_peer.py {}",
                                           LOCKSTEP_PEERS_PYTHON, LOCKSTEP_SOURCE_DIR, store.port());
   EXPECT_EQ(std::system(command.c_str()), 0);
   EXPECT_EQ(store.get("from_python", 1s), "2");
