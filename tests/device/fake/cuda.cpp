@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "comm/cuda_ipc/api.h"
-#include "device/fake_kernels.h"
-#include "device/fake_stream.h"
+#include "device/fake/kernels.h"
+#include "device/fake/stream.h"
 
 namespace ipc = lockstep::comm::cuda_ipc;
 namespace fake = lockstep::test::fake;

@@ -1,4 +1,4 @@
-#include "device/fake_kernels.h"
+#include "device/fake/kernels.h"
 
 #include <sched.h>
 

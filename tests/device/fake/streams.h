@@ -9,7 +9,7 @@
 #include <functional>
 #include <mutex>
 
-#include "device/fake_stream.h"
+#include "device/fake/stream.h"
 
 namespace lockstep::test::fake {
 

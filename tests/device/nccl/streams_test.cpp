@@ -7,7 +7,7 @@
 
 #include <latch>
 
-#include "device/nccl_of_one.h"
+#include "device/nccl/of_one.h"
 #include "device/on_device.h"
 
 namespace lockstep::test {

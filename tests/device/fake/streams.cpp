@@ -1,4 +1,4 @@
-#include "device/fake_streams.h"
+#include "device/fake/streams.h"
 
 #include <ATen/Parallel.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "device/fake_device.h"
+#include "device/fake/device.h"
 
 namespace lockstep::test::fake {
 namespace {

@@ -1,7 +1,7 @@
 // Every collective over cuda_ipc against the same call on CPU tensors in the same group, which goes
 // over shared memory: random numbers and the same bits, since both take sums in the one tree.
 #include "device/alike.h"
-#include "device/on_ipc.h"
+#include "device/cuda_ipc/on_ipc.h"
 
 namespace lockstep::comm {
 namespace {

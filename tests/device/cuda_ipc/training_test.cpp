@@ -1,9 +1,10 @@
 // Training over cuda_ipc: the bits of the CPU in the same group, for any number of ranks, also with
 // several on one device.
+#include "device/training.h"
+
 #include <torch/torch.h>
 
-#include "device/on_ipc.h"
-#include "device/training.h"
+#include "device/cuda_ipc/on_ipc.h"
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/fsdp.h"
 

@@ -19,8 +19,8 @@
 #include <cstring>
 #include <deque>
 
-#include "device/fake_device.h"
-#include "device/fake_streams.h"
+#include "device/fake/device.h"
+#include "device/fake/streams.h"
 
 namespace lockstep::test::fake {
 namespace {

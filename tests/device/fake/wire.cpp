@@ -1,4 +1,4 @@
-#include "device/fake_wire.h"
+#include "device/fake/wire.h"
 
 #include <fcntl.h>
 #include <sched.h>

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "device/on_ipc.h"
+#include "device/cuda_ipc/on_ipc.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::test {

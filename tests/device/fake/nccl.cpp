@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "comm/nccl/api.h"
-#include "device/fake_stream.h"
-#include "device/fake_wire.h"
+#include "device/fake/stream.h"
+#include "device/fake/wire.h"
 
 namespace nccl = lockstep::comm::nccl;
 using lockstep::test::fake::FakeWire;
