@@ -9,7 +9,7 @@
 #include "lockstep/parallel/lr_scheduler.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "lockstep/parallel/zero_optimizer.h"
-#include "parallel/fsdp_models.h"
+#include "parallel/fsdp/models.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

@@ -100,7 +100,7 @@ TEST_P(Python, B16_TrainsAsPythonsDdpDoes) {
   const std::vector<std::string> cases{"sgd-plain",   "sgd-accumulate",   "sgd-clip",  "adam-plain",
                                        "adamw-plain", "adamw-accumulate", "adamw-clip"};
   const std::string peer =
-      output_of(fmt::format("{} {}/tests/parallel/python_peer.py {} {}", LOCKSTEP_PEERS_PYTHON,
+      output_of(fmt::format("{} {}/tests/parallel/ddp/python_peer.py {} {}", LOCKSTEP_PEERS_PYTHON,
                             LOCKSTEP_SOURCE_DIR, GetParam().count, fmt::join(cases, " ")));
   spawn(GetParam(), [&](World& world) {
     at::set_num_threads(1);
@@ -115,7 +115,7 @@ TEST_P(Python, B16_TrainsAsPythonsDdpDoes) {
 [[noreturn]] void become_python_rank(const char* what) {
   // Python opens the port itself.
   if (const char* socket = std::getenv("LOCKSTEP_STORE_FD")) close(std::atoi(socket));
-  const char* script = LOCKSTEP_SOURCE_DIR "/tests/parallel/python_peer.py";
+  const char* script = LOCKSTEP_SOURCE_DIR "/tests/parallel/ddp/python_peer.py";
   execl(LOCKSTEP_PEERS_PYTHON, LOCKSTEP_PEERS_PYTHON, script, "mixed", what, nullptr);
   throw std::runtime_error("cannot start " LOCKSTEP_PEERS_PYTHON ": run `make bench-setup`");
 }

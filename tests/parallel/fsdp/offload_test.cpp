@@ -13,7 +13,7 @@
 #include "lockstep/parallel/deferred_init.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/fused_sgd.h"
-#include "parallel/fsdp_models.h"
+#include "parallel/fsdp/models.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"

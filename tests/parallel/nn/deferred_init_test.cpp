@@ -3,7 +3,7 @@
 
 #include "lockstep/parallel/fused_adam.h"
 #include "parallel/counted_memory.h"
-#include "parallel/fsdp_models.h"
+#include "parallel/fsdp/models.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

@@ -2,7 +2,7 @@
 #include "lockstep/parallel/activation_checkpointing.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/grad_scaler.h"
-#include "parallel/fsdp_models.h"
+#include "parallel/fsdp/models.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

@@ -2,7 +2,7 @@
 #include "parallel/ddp/buckets/buckets.h"
 
 #include "parallel/ddp/buckets/schedule.h"
-#include "parallel/fake_transport.h"
+#include "parallel/ddp/fake_transport.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
 
