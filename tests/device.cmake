@@ -1,17 +1,17 @@
 # Training on devices, shown on a fake one: libtorch's device for strangers with real streams, and a
 # library with NCCL's symbols. A program of its own, since such a device changes all of libtorch.
-add_library(fake_nccl MODULE device/fake_nccl.cpp device/fake_wire.cpp)
+add_library(fake_nccl MODULE device/fake/nccl.cpp device/fake/wire.cpp)
 target_link_libraries(fake_nccl PRIVATE LockstepTorch::c10 lockstep_flags)
 target_include_directories(fake_nccl PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
 
 # The kernels of cuda_ipc, compiled for the host, behind the driver's and NVRTC's symbols.
-add_library(fake_cuda MODULE device/fake_cuda.cpp device/fake_kernels.cpp)
+add_library(fake_cuda MODULE device/fake/cuda.cpp device/fake/kernels.cpp)
 target_link_libraries(fake_cuda PRIVATE lockstep_flags Threads::Threads)
 target_include_directories(fake_cuda PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
-set_source_files_properties(device/fake_kernels.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off"
+set_source_files_properties(device/fake/kernels.cpp PROPERTIES COMPILE_OPTIONS "-ffp-contract=off"
   OBJECT_DEPENDS ${PROJECT_SOURCE_DIR}/src/comm/cuda_ipc/kernels.cu)
 
-add_library(fake_device OBJECT device/fake_streams.cpp device/fake_ops.cpp)
+add_library(fake_device OBJECT device/fake/streams.cpp device/fake/ops.cpp)
 target_link_libraries(fake_device PRIVATE lockstep_flags LockstepTorch::cpu)
 target_include_directories(fake_device PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 lockstep_precompile(fake_device)
@@ -27,10 +27,10 @@ find_path(LOCKSTEP_NCCL_INCLUDE nccl.h HINTS /usr/local/cuda/include)
 find_path(LOCKSTEP_CUDA_INCLUDE cuda_runtime.h HINTS /usr/local/cuda/include)
 mark_as_advanced(LOCKSTEP_NCCL_INCLUDE LOCKSTEP_CUDA_INCLUDE)
 if(LOCKSTEP_NCCL_INCLUDE AND LOCKSTEP_CUDA_INCLUDE)
-  set_source_files_properties(device/nccl_header_test.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON
+  set_source_files_properties(device/nccl/header_test.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON
     COMPILE_OPTIONS "-isystem;${LOCKSTEP_NCCL_INCLUDE};-isystem;${LOCKSTEP_CUDA_INCLUDE}")
 else()
-  set_source_files_properties(device/nccl_header_test.cpp PROPERTIES HEADER_FILE_ONLY ON)
+  set_source_files_properties(device/nccl/header_test.cpp PROPERTIES HEADER_FILE_ONLY ON)
 endif()
 
 # The headers of the driver and of NVRTC, and NVRTC itself, which needs no GPU.
@@ -38,11 +38,11 @@ find_path(LOCKSTEP_CUDA_DRIVER_INCLUDE cuda.h HINTS /usr/local/cuda/include)
 find_library(LOCKSTEP_NVRTC_LIBRARY NAMES nvrtc HINTS /usr/local/cuda/lib64 /usr/local/cuda/lib)
 mark_as_advanced(LOCKSTEP_CUDA_DRIVER_INCLUDE LOCKSTEP_NVRTC_LIBRARY)
 if(LOCKSTEP_CUDA_DRIVER_INCLUDE AND LOCKSTEP_NVRTC_LIBRARY)
-  set_source_files_properties(device/cuda_header_test.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON
+  set_source_files_properties(device/cuda_ipc/header_test.cpp PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON
     COMPILE_OPTIONS "-isystem;${LOCKSTEP_CUDA_DRIVER_INCLUDE}" COMPILE_DEFINITIONS REAL_NVRTC="${LOCKSTEP_NVRTC_LIBRARY}")
 else()
   message(STATUS "no CUDA toolkit: the tests that compile the kernels of cuda_ipc for GPUs are left out")
-  set_source_files_properties(device/cuda_header_test.cpp PROPERTIES HEADER_FILE_ONLY ON)
+  set_source_files_properties(device/cuda_ipc/header_test.cpp PROPERTIES HEADER_FILE_ONLY ON)
 endif()
 
 # On real GPUs: always built, and a test where there are any. On the CPU the checks themselves are tested.

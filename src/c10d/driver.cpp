@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "comm/transport.h"
-#include "core/thread.h"
+#include "core/process/thread.h"
 #include "core/time_limit.h"
 #include "lockstep/core/error.h"
 

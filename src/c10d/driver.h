@@ -20,7 +20,7 @@
 
 #include "c10d/messages.h"
 #include "c10d/work.h"
-#include "core/own_process.h"
+#include "core/process/own_process.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep::c10d_backend {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "checkpoint/format/checksum.h"
-#include "checkpoint/format/latest.h"
+#include "checkpoint/format/directory/latest.h"
 #include "checkpoint/generators.h"
 #include "checkpoint/restore.h"
 #include "checkpoint/save.h"

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::checkpoint {
 

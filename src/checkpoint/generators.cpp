@@ -10,7 +10,7 @@
 
 #include "checkpoint/format/checksum.h"
 #include "comm/transport.h"
-#include "core/mix.h"
+#include "core/hash/mix.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/thread.h"
+#include "core/process/thread.h"
 #include "lockstep/core/shard.h"
 
 namespace lockstep::checkpoint {

@@ -14,7 +14,7 @@
 
 #include "checkpoint/in_threads.h"
 #include "comm/transport.h"
-#include "core/cores.h"
+#include "core/process/cores.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/environment.h"
 

@@ -8,7 +8,7 @@
 #include "comm/call.h"
 #include "comm/check.h"
 #include "comm/transport.h"
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "core/time_limit.h"
 #include "lockstep/core/error.h"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/own_process.h"
+#include "core/process/own_process.h"
 #include "lockstep/comm/work.h"
 
 namespace lockstep::comm {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::data {

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <vector>
 
-#include "core/counter.h"
+#include "core/hash/counter.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/random.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 
 namespace lockstep::plan {
 namespace {

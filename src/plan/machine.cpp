@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/cores.h"
-#include "core/read_file.h"
+#include "core/files/read_file.h"
+#include "core/process/cores.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::plan {

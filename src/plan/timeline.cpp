@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "lockstep/plan/cost_model.h"
 
 namespace lockstep::plan {

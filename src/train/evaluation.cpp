@@ -8,7 +8,7 @@
 #include <limits>
 #include <sstream>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
 #include "lockstep/parallel/random.h"

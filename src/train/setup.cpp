@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "train/options.h"

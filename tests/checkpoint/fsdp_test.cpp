@@ -11,7 +11,7 @@
 #include "lockstep/parallel/stateful.h"
 #include "lockstep/parallel/zero_optimizer.h"
 #include "parallel/counted_memory.h"
-#include "parallel/fsdp_models.h"
+#include "parallel/fsdp/models.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"

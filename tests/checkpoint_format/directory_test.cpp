@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "checkpoint/format/latest.h"
+#include "checkpoint/format/directory/latest.h"
 #include "checkpoint_format/small_checkpoint.h"
-#include "core/address.h"
+#include "core/network/address.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/checkpoint/tensor_files.h"
 #include "support/folder.h"

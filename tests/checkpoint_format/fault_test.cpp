@@ -10,7 +10,7 @@
 #include <cstring>
 #include <set>
 
-#include "checkpoint/format/latest.h"
+#include "checkpoint/format/directory/latest.h"
 #include "checkpoint_format/faulty_files.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"

@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "checkpoint/format/tensor_kinds.h"
+#include "checkpoint/format/tensor_files/tensor_kinds.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "checkpoint_format/tool.h"
 #include "checkpoint_format/torch_zip.h"

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/format/zip.h"
+#include "checkpoint/format/torch_save/zip.h"
 
 namespace lockstep::test {
 

@@ -132,7 +132,7 @@ def include_faults(name, included, headers):
 
 
 def faults(source):
-    formats = (source / "src/checkpoint/format").glob("*.cpp")
+    formats = (source / "src/checkpoint/format").rglob("*.cpp")
     headers = HEADERS | {"checkpoint/format": {"error"} | {p.stem for p in formats}}
     for path in files(source):
         text, name = path.read_text(), path.relative_to(source)

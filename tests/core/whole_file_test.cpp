@@ -1,4 +1,4 @@
-#include "core/whole_file.h"
+#include "core/files/whole_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

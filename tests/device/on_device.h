@@ -9,7 +9,7 @@
 #include <functional>
 #include <string>
 
-#include "device/fake_device.h"
+#include "device/fake/device.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 

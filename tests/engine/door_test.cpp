@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "core/descriptors.h"
+#include "core/process/descriptors.h"
 #include "support/door_stranger.h"
 
 namespace lockstep::comm {

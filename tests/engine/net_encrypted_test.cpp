@@ -16,7 +16,7 @@
 
 #include "comm/net/net.h"
 #include "comm/net/ops.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "core/security/tls.h"
 #include "engine/net_ranks.h"
 #include "lockstep/core/error.h"

@@ -1,5 +1,5 @@
 // What the kernel is told of the connections between ranks.
-#include "core/tcp_options.h"
+#include "core/network/tcp_options.h"
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -11,7 +11,7 @@
 #include <chrono>
 
 #include "comm/net/ops.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "engine/net_ranks.h"
 
 namespace lockstep {

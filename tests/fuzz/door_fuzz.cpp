@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "comm/shm/door.h"
-#include "core/descriptors.h"
+#include "core/process/descriptors.h"
 #include "support/door_stranger.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -6,7 +6,7 @@ FUZZ := clang++ -std=c++20 -g -O1 -fsanitize=address,undefined -fno-sanitize-rec
 build/fuzz/%.o: %.cpp | fuzz-tools
 	@mkdir -p $(@D)
 	$(FUZZ) -fsanitize=fuzzer-no-link -MMD -MP -Iinclude -Isrc -Itests -c $< -o $@
--include $(wildcard build/fuzz/*/*/*.d build/fuzz/*/*/*/*.d)
+-include $(wildcard build/fuzz/*/*/*.d build/fuzz/*/*/*/*.d build/fuzz/*/*/*/*/*.d)
 
 # fuzzer(name, sources, libraries)
 define fuzzer
@@ -24,22 +24,23 @@ $(eval $(call fuzzer,idx,data/idx/idx.cpp,-lz))
 $(eval $(call fuzzer,csv,data/csv/csv_records.cpp data/csv/csv_table.cpp,))
 $(eval $(call fuzzer,npy,data/npy/npy_header.cpp,))
 $(eval $(call fuzzer,image,$(addprefix data/image/,decode_image.cpp decode_jpeg.cpp decode_png.cpp),-ljpeg -lpng))
-$(eval $(call fuzzer,rendezvous,launch/rendezvous/codec.cpp launch/rendezvous/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/read_file.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/address.cpp core/process_stat.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
+$(eval $(call fuzzer,rendezvous,launch/rendezvous/network/codec.cpp launch/rendezvous/network/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/files/read_file.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,environment,core/environment.cpp core/log.cpp core/network/address.cpp core/process/stat.cpp core/place/node_list.cpp $(PLACE) launch/options/slurm.cpp \
   launch/rendezvous/rendezvous.cpp launch/output/streams.cpp,-lspdlog))
-$(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp core/read_file.cpp,-lyaml-cpp))
-$(eval $(call fuzzer,config,$(patsubst src/%,%,$(wildcard src/train/config/*.cpp)) core/environment.cpp core/read_file.cpp,-lyaml-cpp))
+$(eval $(call fuzzer,accelerate,launch/options/accelerate.cpp core/files/read_file.cpp,-lyaml-cpp))
+$(eval $(call fuzzer,config,$(patsubst src/%,%,$(wildcard src/train/config/*.cpp)) core/environment.cpp core/files/read_file.cpp,-lyaml-cpp))
 $(eval $(call fuzzer,symbols,launch/diagnosis/symbols.cpp,))
-$(eval $(call fuzzer,net,comm/net/frame.cpp comm/net/handshake.cpp core/security/tls.cpp core/security/token.cpp core/read_file.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,store,comm/store/protocol.cpp core/security/tls.cpp core/security/token.cpp core/read_file.cpp core/environment.cpp,-lssl -lcrypto))
-$(eval $(call fuzzer,door,comm/shm/door.cpp core/descriptors.cpp,))
-CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp manifest.cpp safetensors.cpp)
+$(eval $(call fuzzer,net,comm/net/frame.cpp comm/net/handshake.cpp core/security/tls.cpp core/security/token.cpp core/files/read_file.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,store,comm/store/protocol.cpp core/security/tls.cpp core/security/token.cpp core/files/read_file.cpp core/environment.cpp,-lssl -lcrypto))
+$(eval $(call fuzzer,door,comm/shm/door.cpp core/process/descriptors.cpp,))
+CHECKPOINT := $(addprefix checkpoint/format/,box.cpp checksum.cpp file_system.cpp json.cpp directory/manifest.cpp tensor_files/safetensors.cpp)
 $(eval $(call fuzzer,safetensors,$(CHECKPOINT),))
 $(eval $(call fuzzer,manifest,$(CHECKPOINT),))
-$(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/,gather.cpp pickle.cpp pickle_calls.cpp stored_tensor.cpp \
-  torch_file.cpp zip.cpp),-lz))
+$(eval $(call fuzzer,torch_file,$(CHECKPOINT) $(addprefix checkpoint/format/tensor_files/,gather.cpp stored_tensor.cpp) \
+  $(addprefix checkpoint/format/torch_save/,pickle.cpp pickle_calls.cpp torch_file.cpp zip.cpp),-lz))
 $(eval $(call fuzzer,tokenizer,$(patsubst src/%,%,$(wildcard src/text/*.cpp)),))
 $(eval $(call fuzzer,tool_call,$(patsubst src/%,%,$(wildcard src/rl/chat/*.cpp) src/rl/environment/names.cpp),-DFMT_HEADER_ONLY))
-REPORT := $(filter-out $(addprefix train/report/,run_log.cpp record_queue.cpp tensorboard.cpp open_metrics.cpp metrics_server.cpp),$(patsubst src/%,%,$(wildcard src/train/report/*.cpp)))
+REPORT := $(filter-out train/report/log/run_log.cpp train/report/log/record_queue.cpp train/report/exporters/%,$(patsubst src/%,%,$(wildcard src/train/report/*.cpp \
+  src/train/report/*/*.cpp)))
 # CMake has written the page's style and script into a source.
 $(eval $(call fuzzer,run_log,$(REPORT) core/environment.cpp,-Isrc $(BUILD)/src/report_assets.cpp))

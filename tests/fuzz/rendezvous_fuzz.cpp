@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "launch/rendezvous/secure_channel.h"
+#include "launch/rendezvous/network/secure_channel.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "checkpoint/format/tensor_kinds.h"
+#include "checkpoint/format/tensor_files/tensor_kinds.h"
 #include "checkpoint_format/torch_zip.h"
 #include "lockstep/checkpoint/error.h"
 

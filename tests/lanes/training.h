@@ -19,7 +19,7 @@
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/zero_optimizer.h"
-#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 #include "support/spawn.h"
 
 namespace lockstep::test {

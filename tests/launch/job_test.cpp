@@ -25,7 +25,7 @@
 #include <thread>
 
 #include "core/control.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "core/flight/segment.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "launch/rendezvous/node.h"
+#include "launch/rendezvous/node/node.h"
 
 namespace lockstep::launch::testing {
 

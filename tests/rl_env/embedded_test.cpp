@@ -10,7 +10,7 @@
 #include <sstream>
 #include <thread>
 
-#include "core/sha256.h"
+#include "core/hash/sha256.h"
 #include "lockstep/rl/dialogue.h"
 #include "rl/embedded/environment.h"
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::test {
 

@@ -6,7 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::test {
 

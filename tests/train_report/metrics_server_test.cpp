@@ -1,5 +1,5 @@
 // The Prometheus endpoint, asked by clients of every kind.
-#include "train/report/metrics_server.h"
+#include "train/report/exporters/metrics_server.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

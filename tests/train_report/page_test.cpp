@@ -10,7 +10,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_report.h"
-#include "train/report/transfer.h"
+#include "train/report/page/transfer.h"
 
 namespace lockstep::train {
 namespace {

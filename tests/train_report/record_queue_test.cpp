@@ -1,5 +1,5 @@
 // What is written behind a training's back, and what of it is left when the process ends.
-#include "train/report/record_queue.h"
+#include "train/report/log/record_queue.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@
 
 #include "lockstep/train/run_history.h"
 #include "support/folder.h"
-#include "train/report/log_file.h"
+#include "train/report/log/file.h"
 
 namespace lockstep::train {
 namespace {

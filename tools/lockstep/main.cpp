@@ -12,20 +12,20 @@
 #include <string>
 #include <vector>
 
-#include "bench.h"
-#include "checkpoint_flags.h"
-#include "config_commands.h"
+#include "checkpoints/checkpoint_flags.h"
 #include "core/nearest.h"
 #include "doctor.h"
 #include "flags.h"
 #include "lockstep/checkpoint/error.h"
-#include "plan.h"
-#include "report.h"
-#include "run.h"
-#include "sweep.h"
+#include "planning/bench.h"
+#include "planning/plan.h"
+#include "reports/report.h"
+#include "reports/top.h"
+#include "run/run.h"
 #include "tokenize.h"
-#include "top.h"
-#include "train.h"
+#include "training/config_commands.h"
+#include "training/sweep.h"
+#include "training/train.h"
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "checkpoint/format/directory/names.h"
 #include "checkpoint/format/json.h"
-#include "checkpoint/format/names.h"
-#include "checkpoint/format/tensor_kinds.h"
+#include "checkpoint/format/tensor_files/tensor_kinds.h"
 #include "lockstep/checkpoint/error.h"
 
 namespace lockstep::checkpoint {

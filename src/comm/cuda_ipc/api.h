@@ -1,6 +1,6 @@
 // CUDA's driver and its run-time compiler, NVRTC, found at run time: nothing here links to them.
 // The declarations are those of cuda.h and nvrtc.h 10.2 to 13;
-// tests/device/cuda_header_test.cpp compares.
+// tests/device/cuda_ipc/header_test.cpp compares.
 #pragma once
 
 #include <cstddef>

@@ -4,7 +4,7 @@
 
 #include "comm/cuda_ipc/api.h"
 #include "comm/cuda_ipc/calls.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::comm::cuda_ipc {
 

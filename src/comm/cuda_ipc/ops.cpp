@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "comm/reduce/reduction.h"
-#include "core/mix.h"
+#include "core/hash/mix.h"
 
 namespace lockstep::comm {
 namespace {

@@ -9,7 +9,7 @@
 #include "comm/gloo/state.h"
 #include "comm/health/call_numbers.h"
 #include "comm/text.h"
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

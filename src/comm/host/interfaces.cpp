@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "core/address.h"
+#include "core/network/address.h"
 
 namespace lockstep::comm {
 

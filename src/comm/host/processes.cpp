@@ -9,7 +9,7 @@
 #include <map>
 #include <mutex>
 
-#include "core/process_stat.h"
+#include "core/process/stat.h"
 
 namespace lockstep::comm {
 

@@ -10,7 +10,7 @@
 #include <map>
 #include <utility>
 
-#include "core/cores.h"
+#include "core/process/cores.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::comm {

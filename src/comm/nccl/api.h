@@ -1,5 +1,5 @@
 // NCCL's C interface, found at run time: nothing here links to NCCL or CUDA. The declarations are
-// those of nccl.h 2.14 to 2.30, which keeps them stable; tests/device/nccl_header_test.cpp
+// those of nccl.h 2.14 to 2.30, which keeps them stable; tests/device/nccl/header_test.cpp
 // compares.
 #pragma once
 

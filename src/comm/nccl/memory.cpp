@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "core/own_process.h"
+#include "core/process/own_process.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

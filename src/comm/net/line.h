@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "comm/net/frame.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "core/security/tls.h"
 
 namespace lockstep::comm {

@@ -17,7 +17,7 @@
 
 #include "comm/net/box.h"
 #include "comm/net/handshake.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::comm {
 

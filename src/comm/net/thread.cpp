@@ -1,5 +1,5 @@
 // The net's thread: connects, accepts connections, reads and writes.
-#include "core/thread.h"
+#include "core/process/thread.h"
 
 #include <fmt/format.h>
 #include <netdb.h>
@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "comm/net/net.h"
-#include "core/address.h"
-#include "core/tcp_options.h"
+#include "core/network/address.h"
+#include "core/network/tcp_options.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

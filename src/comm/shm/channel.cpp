@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "comm/host/cgroup.h"
-#include "core/cores.h"
-#include "core/process_stat.h"
+#include "core/process/cores.h"
+#include "core/process/stat.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::comm {
 

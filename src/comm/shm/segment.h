@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/shm/door.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::comm {
 

@@ -12,7 +12,7 @@
 
 #include "comm/store/connection.h"
 #include "comm/store/protocol.h"
-#include "core/own_process.h"
+#include "core/process/own_process.h"
 
 namespace lockstep::comm {
 

@@ -12,8 +12,8 @@
 
 #include "comm/later.h"
 #include "comm/store/protocol.h"
-#include "core/address.h"
-#include "core/tcp_options.h"
+#include "core/network/address.h"
+#include "core/network/tcp_options.h"
 
 namespace lockstep::comm {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "core/security/tls.h"
 
 namespace lockstep::comm {

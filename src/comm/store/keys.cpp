@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "comm/text.h"
-#include "core/own_process.h"
+#include "core/process/own_process.h"
 #include "core/time_limit.h"
 #include "lockstep/core/error.h"
 

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <utility>
 
-#include "core/tcp_options.h"
-#include "core/thread.h"
+#include "core/network/tcp_options.h"
+#include "core/process/thread.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

@@ -16,7 +16,7 @@
 
 #include "comm/store/protocol.h"
 #include "comm/store/values.h"
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "core/security/tls.h"
 
 namespace lockstep::comm {

@@ -13,8 +13,8 @@
 #include "comm/store/client.h"
 #include "comm/store/server.h"
 #include "comm/text.h"
-#include "core/address.h"
-#include "core/own_process.h"
+#include "core/network/address.h"
+#include "core/process/own_process.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 
 namespace lockstep::comm {
 

@@ -10,7 +10,7 @@
 #include "comm/tcp/ops.h"
 #include "comm/tcp/state.h"
 #include "comm/text.h"
-#include "core/mix.h"
+#include "core/hash/mix.h"
 
 namespace lockstep::comm {
 namespace {

@@ -14,7 +14,7 @@
 #include "comm/tcp/transport.h"
 #include "comm/text.h"
 #include "comm/world/sharing.h"
-#include "core/descriptors.h"
+#include "core/process/descriptors.h"
 #include "core/time_limit.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"

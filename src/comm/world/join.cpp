@@ -15,8 +15,8 @@
 #include "comm/text.h"
 #include "comm/world/connect.h"
 #include "comm/world/rendezvous.h"
-#include "core/address.h"
-#include "core/descriptors.h"
+#include "core/network/address.h"
+#include "core/process/descriptors.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 

@@ -15,7 +15,7 @@
 #include "comm/store/keys.h"
 #include "comm/world/connect.h"
 #include "comm/world/rendezvous.h"
-#include "core/descriptors.h"
+#include "core/process/descriptors.h"
 #include "core/security/token.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"

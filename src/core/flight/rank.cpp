@@ -18,7 +18,7 @@
 
 #include "core/flight/block.h"
 #include "core/flight/recording.h"
-#include "core/own_process.h"
+#include "core/process/own_process.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::flight {

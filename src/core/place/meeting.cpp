@@ -11,7 +11,7 @@
 #include <cstring>
 #include <vector>
 
-#include "core/address.h"
+#include "core/network/address.h"
 #include "core/place/exchange.h"
 #include "core/place/sources.h"
 #include "lockstep/core/environment.h"

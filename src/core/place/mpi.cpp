@@ -4,7 +4,7 @@
 #include <string>
 
 #include "core/place/sources.h"
-#include "core/process_stat.h"
+#include "core/process/stat.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep {

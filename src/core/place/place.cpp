@@ -1,6 +1,6 @@
 #include "lockstep/core/place.h"
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "core/place/sources.h"
 #include "lockstep/core/environment.h"
 

@@ -11,7 +11,7 @@
 #include <charconv>
 #include <cstring>
 
-#include "core/read_file.h"
+#include "core/files/read_file.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 

@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 
 namespace lockstep::data {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "data/loader/step_cursor.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"

@@ -20,10 +20,10 @@
 #include <memory>
 #include <optional>
 
-#include "core/address.h"
+#include "core/network/address.h"
 #include "launch/process/binding.h"
 #include "launch/rendezvous/host.h"
-#include "launch/rendezvous/listener.h"
+#include "launch/rendezvous/network/listener.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 

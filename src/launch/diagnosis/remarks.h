@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/network/message.h"
 #include "launch/rendezvous/timing.h"
 
 namespace lockstep::launch {

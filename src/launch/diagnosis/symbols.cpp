@@ -11,7 +11,7 @@
 #include <memory>
 #include <optional>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::launch {
 namespace {

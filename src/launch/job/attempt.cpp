@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/address.h"
 #include "core/control.h"
 #include "core/flight/segment.h"
+#include "core/network/address.h"
 #include "launch/diagnosis/failure_summary.h"
 #include "launch/job/worker_group.h"
 #include "launch/process/aside.h"

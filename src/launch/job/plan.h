@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "core/security/token.h"
 
 namespace lockstep::launch {

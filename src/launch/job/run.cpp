@@ -8,8 +8,8 @@
 #include "launch/job/restarts.h"
 #include "launch/process/environment.h"
 #include "launch/process/secret.h"
-#include "launch/rendezvous/listener.h"
 #include "launch/rendezvous/meeting.h"
+#include "launch/rendezvous/network/listener.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::launch {

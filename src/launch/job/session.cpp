@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/descriptors.h"
+#include "core/process/descriptors.h"
 #include "launch/job/late.h"
 #include "launch/job/program.h"
 #include "launch/process/descendants.h"

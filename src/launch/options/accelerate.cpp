@@ -9,8 +9,8 @@
 #include <charconv>
 #include <functional>
 
+#include "core/files/read_file.h"
 #include "core/nearest.h"
-#include "core/read_file.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {

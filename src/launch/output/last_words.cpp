@@ -12,7 +12,7 @@
 #include <system_error>
 #include <thread>
 
-#include "core/thread.h"
+#include "core/process/thread.h"
 #include "launch/diagnosis/failure_report.h"
 
 namespace lockstep::launch {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "launch/output/line_prefixer.h"
 #include "launch/output/writer.h"
 

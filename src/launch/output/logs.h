@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "launch/job/run.h"
 
 namespace lockstep::launch {

@@ -18,7 +18,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/thread.h"
+#include "core/process/thread.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::launch {

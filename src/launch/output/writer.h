@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::launch {
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/thread.h"
+#include "core/process/thread.h"
 #include "launch/output/writer.h"
 
 namespace lockstep::launch {

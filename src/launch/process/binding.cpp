@@ -10,7 +10,7 @@
 #include <string>
 #include <tuple>
 
-#include "core/cores.h"
+#include "core/process/cores.h"
 #include "launch/rendezvous/host.h"
 #include "lockstep/core/shard.h"
 

@@ -10,7 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/descriptors.h"
+#include "core/process/descriptors.h"
 #include "launch/job/program.h"
 #include "launch/job/run.h"
 #include "launch/process/binding.h"

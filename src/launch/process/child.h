@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "launch/process/signals.h"
 
 namespace lockstep::launch {

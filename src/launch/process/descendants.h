@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "core/process_stat.h"
+#include "core/process/stat.h"
 
 namespace lockstep::launch {
 

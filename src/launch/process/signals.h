@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::launch {
 

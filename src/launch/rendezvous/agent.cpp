@@ -10,7 +10,7 @@
 #include "launch/job/attempt.h"
 #include "launch/job/late.h"
 #include "launch/process/secret.h"
-#include "launch/rendezvous/job_spec.h"
+#include "launch/rendezvous/coordinator/job_spec.h"
 #include "lockstep/core/preemption.h"
 
 namespace lockstep::launch {

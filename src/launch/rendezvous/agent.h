@@ -8,8 +8,8 @@
 
 #include "launch/job/session.h"
 #include "launch/rendezvous/meeting.h"
-#include "launch/rendezvous/network.h"
-#include "launch/rendezvous/node.h"
+#include "launch/rendezvous/network/network.h"
+#include "launch/rendezvous/node/node.h"
 #include "launch/rendezvous/outside.h"
 #include "launch/rendezvous/rendezvous.h"
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "core/cores.h"
+#include "core/process/cores.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
 

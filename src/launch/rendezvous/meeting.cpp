@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/descriptors.h"
+#include "core/process/descriptors.h"
 
 namespace lockstep::launch {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "core/address.h"
+#include "core/network/address.h"
 #include "launch/job/session.h"
 #include "launch/rendezvous/rendezvous.h"
 

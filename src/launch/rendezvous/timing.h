@@ -1,7 +1,7 @@
 // How long launchers wait for each other. The names are torchrun's where it has one (--rdzv-conf).
 #pragma once
 
-#include "launch/rendezvous/message.h"
+#include "launch/rendezvous/network/message.h"
 
 namespace lockstep::launch {
 

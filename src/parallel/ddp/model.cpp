@@ -13,7 +13,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
 #include "lockstep/parallel/deferred_init.h"
-#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/step/rank_stream.h"
 

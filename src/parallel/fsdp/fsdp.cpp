@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "lockstep/core/error.h"
-#include "parallel/ddp/fingerprint.h"
+#include "parallel/ddp/consistency/fingerprint.h"
 #include "parallel/fsdp/state.h"
 #include "parallel/lanes/plan.h"
 #include "parallel/step/rank_stream.h"

@@ -9,16 +9,16 @@
 #include <utility>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/fsdp.h"
 #include "lockstep/parallel/lanes.h"
-#include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/attached_module.h"
-#include "parallel/ddp/backward_pass.h"
-#include "parallel/ddp/buffers.h"
-#include "parallel/ddp/objection.h"
-#include "parallel/ddp/usage_flags.h"
+#include "parallel/ddp/buckets/usage_flags.h"
+#include "parallel/ddp/buffers/buffers.h"
+#include "parallel/ddp/reducer/accumulator.h"
+#include "parallel/ddp/reducer/backward_pass.h"
+#include "parallel/ddp/reducer/objection.h"
 #include "parallel/fsdp/unit.h"
 #include "parallel/lanes/plan.h"
 

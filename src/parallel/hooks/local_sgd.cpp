@@ -3,7 +3,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
-#include "parallel/ddp/accumulator.h"
+#include "parallel/ddp/reducer/accumulator.h"
 #include "parallel/hooks/state.h"
 
 namespace lockstep::parallel {

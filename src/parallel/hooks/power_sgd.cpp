@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/hooks.h"
 #include "parallel/hooks/state.h"

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "parallel/ddp/buckets.h"
+#include "parallel/ddp/buckets/buckets.h"
 #include "parallel/lanes/plan.h"
 
 namespace lockstep::parallel {

@@ -8,7 +8,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/parallel/ddp.h"
 #include "parallel/ddp/model.h"
-#include "parallel/ddp/objection.h"
+#include "parallel/ddp/reducer/objection.h"
 #include "parallel/lanes/plan.h"
 
 namespace lockstep::parallel {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "parallel/ddp/join_gate.h"
+#include "parallel/ddp/join/gate.h"
 
 namespace lockstep::parallel {
 

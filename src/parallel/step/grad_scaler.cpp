@@ -6,8 +6,8 @@
 
 #include "checkpoint/part_of.h"
 #include "lockstep/core/error.h"
-#include "parallel/ddp/accumulator.h"
 #include "parallel/ddp/gradients.h"
+#include "parallel/ddp/reducer/accumulator.h"
 #include "parallel/layout/flat_memory.h"
 
 namespace lockstep::parallel {

@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "checkpoint/generators.h"
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "parallel/step/rank_stream.h"
 
 namespace lockstep::parallel {

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "core/counter.h"
+#include "core/hash/counter.h"
 #include "lockstep/rl/dialogue.h"
 #include "rl/embedded/environment.h"
 

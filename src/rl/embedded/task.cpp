@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/counter.h"
+#include "core/hash/counter.h"
 
 namespace lockstep::rl::embedded {
 namespace {

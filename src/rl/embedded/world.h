@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/counter.h"
+#include "core/hash/counter.h"
 
 namespace lockstep::rl::embedded {
 

@@ -6,7 +6,7 @@
 #include <iterator>
 #include <utility>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 
 namespace lockstep::rl {
 namespace {

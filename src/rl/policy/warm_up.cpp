@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "core/mix.h"
+#include "core/hash/mix.h"
 #include "lockstep/core/shard.h"
 #include "lockstep/models/pretrained.h"
 #include "lockstep/parallel/random.h"

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "core/counter.h"
+#include "core/hash/counter.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::rl {

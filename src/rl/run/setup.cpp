@@ -7,7 +7,7 @@
 #include <sstream>
 #include <system_error>
 
-#include "core/job_file.h"
+#include "core/files/job_file.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/rl/episode.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/counter.h"
+#include "core/hash/counter.h"
 #include "lockstep/core/error.h"
 #include "lockstep/rl/scores.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "core/sha256.h"
+#include "core/hash/sha256.h"
 #include "rl/tau2/child.h"
 
 namespace lockstep::rl {

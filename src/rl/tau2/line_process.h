@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/fd.h"
+#include "core/files/fd.h"
 
 namespace lockstep::rl {
 

@@ -5,8 +5,8 @@
 #include <map>
 #include <set>
 
+#include "core/files/read_file.h"
 #include "core/nearest.h"
-#include "core/read_file.h"
 #include "lockstep/train/config.h"
 #include "train/config/checks.h"
 #include "train/config/curriculum.h"

@@ -9,8 +9,8 @@
 #include "lockstep/core/log.h"
 #include "lockstep/train/open_metrics.h"
 #include "lockstep/train/tensorboard.h"
-#include "train/report/log_file.h"
-#include "train/report/metrics_server.h"
+#include "train/report/exporters/metrics_server.h"
+#include "train/report/log/file.h"
 
 namespace lockstep::train {
 

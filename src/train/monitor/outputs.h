@@ -8,7 +8,7 @@
 
 #include "lockstep/train/monitor.h"
 #include "lockstep/train/run_log.h"
-#include "train/report/record_queue.h"
+#include "train/report/log/record_queue.h"
 
 namespace lockstep::train {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "core/whole_file.h"
+#include "core/files/whole_file.h"
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
 #include "train/run/text.h"

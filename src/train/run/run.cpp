@@ -8,8 +8,8 @@
 #include <ostream>
 #include <system_error>
 
-#include "core/job_file.h"
-#include "core/whole_file.h"
+#include "core/files/job_file.h"
+#include "core/files/whole_file.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"

@@ -8,7 +8,7 @@
 #include <exception>
 #include <set>
 
-#include "device/nccl_of_one.h"
+#include "device/nccl/of_one.h"
 #include "lockstep/core/error.h"
 #include "on_gpu/checks.h"
 

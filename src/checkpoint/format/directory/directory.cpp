@@ -1,0 +1,303 @@
+#include "lockstep/checkpoint/directory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <set>
+#include <system_error>
+#include <thread>
+
+#include "checkpoint/format/directory/latest.h"
+#include "checkpoint/format/directory/names.h"
+#include "core/network/address.h"
+#include "core/process/stat.h"
+#include "lockstep/checkpoint/error.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr int kAttempts = 10;  // a link that leads nowhere is gone each time
+// A process that was killed may take as long to close its files when the machine is busy.
+constexpr std::chrono::seconds kEnding(10);
+constexpr std::chrono::milliseconds kLook(10);
+
+std::string process(pid_t pid) { return fmt::format("process {} on {}", pid, host_name()); }
+
+// What the holder of a lock has written into its file.
+std::string holder_of(int lock) {
+  std::string holder(256, '\0');
+  const ssize_t count = ::pread(lock, holder.data(), holder.size(), 0);
+  holder.resize(count > 0 ? count : 0);
+  while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+  return holder;
+}
+
+// Whether that is a process of this host that is ending, as one of a job that was just killed.
+bool is_ending(const std::string& holder) {
+  pid_t pid = 0;
+  if (std::sscanf(holder.c_str(), "process %d on ", &pid) != 1 || holder != process(pid)) {
+    return false;
+  }
+  const auto stat = process_stat(pid);
+  return !stat || stat->is_ending();
+}
+
+// With all folders above it, each on the disk.
+void make_directories(FileSystem& files, const std::string& path) {
+  if (files.make_directory(path) != 0) {
+    if (errno == EEXIST) return;
+    const size_t slash = path.find_last_of('/');
+    if (errno != ENOENT || slash == std::string::npos || slash == 0) {
+      throw_system_error(path, "cannot be made");
+    }
+    make_directories(files, path.substr(0, slash));
+    if (files.make_directory(path) != 0 && errno != EEXIST) {
+      throw_system_error(path, "cannot be made");
+    }
+  }
+  const size_t slash = path.find_last_of('/');
+  sync_directory(files, slash == std::string::npos ? "."
+                        : slash == 0               ? "/"
+                                                   : path.substr(0, slash));
+}
+
+std::string without_end_slash(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// Whether `latest` is whole and of a checkpoint that is. Then one that cannot be read is older,
+// since a newer one is published before `latest` is replaced and nothing damages it in that moment.
+bool names_a_readable_one(const std::string& directory, const Listing& listing, FileSystem& files) {
+  try {
+    const MappedFile latest(files, fmt::format("{}/{}", directory, kLatestName));
+    const std::string name(latest.bytes().substr(0, latest.bytes().find(' ')));
+    const bool listed = std::any_of(listing.checkpoints.begin(), listing.checkpoints.end(),
+                                    [&](const auto& one) { return one.name == name; });
+    return listed && latest_text(name, MappedFile(files, manifest_path(directory, name)).bytes()) ==
+                         latest.bytes();
+  } catch (const CheckpointError&) {
+    return false;
+  }
+}
+
+// So that no two attempts, on any host and in any job, have a name in common.
+std::string random_suffix() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}", device(), device());
+}
+
+}  // namespace
+
+Listing list_checkpoints(const std::string& directory, FileSystem& files) {
+  Listing listing;
+  // As often as a writer may have published one meanwhile and removed what was listed before.
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    listing = {};
+    bool outdated = false;
+    for (const auto& name : names_in(files, directory)) {
+      if (!name.starts_with(kStep)) continue;
+      const std::string path = manifest_path(directory, name);
+      try {
+        const MappedFile file(files, path);
+        const Manifest manifest = manifest_from(file.bytes(), "[checkpoint] " + path);
+        listing.checkpoints.push_back({name, manifest.step, manifest.save, manifest.metrics});
+      } catch (const CheckpointError&) {
+        listing.unreadable.push_back(name);
+        outdated = outdated || (!files.list(directory + "/" + name) && errno == ENOENT);
+      }
+    }
+    if (!outdated) break;
+  }
+  std::sort(listing.checkpoints.begin(), listing.checkpoints.end(),
+            [](const auto& a, const auto& b) {
+              return std::pair(a.save, a.name) < std::pair(b.save, b.name);
+            });
+  return listing;
+}
+
+std::optional<std::string> newest_checkpoint(const std::string& directory, FileSystem& files) {
+  const auto names = files.list(directory);
+  if (!names && errno == ENOENT) return std::nullopt;
+  if (!names) throw_system_error(directory, "cannot be listed");
+  const Listing listing = list_checkpoints(directory, files);
+  if (!listing.unreadable.empty() && !names_a_readable_one(directory, listing, files)) {
+    // It may be the newest. Reading it says what is wrong.
+    const std::string path = manifest_path(directory, listing.unreadable.back());
+    try {
+      const MappedFile file(files, path);
+      manifest_from(file.bytes(), "[checkpoint] " + path);
+    } catch (const CheckpointError& error) {
+      throw CheckpointError(
+          fmt::format("{}. The newest readable checkpoint of {} is {}", error.what(), directory,
+                      listing.checkpoints.empty() ? "none" : listing.checkpoints.back().name));
+    }
+  }
+  if (listing.checkpoints.empty()) return std::nullopt;
+  return directory + "/" + listing.checkpoints.back().name;
+}
+
+std::vector<std::string> to_remove(const std::vector<Published>& checkpoints,
+                                   const Retention& retention) {
+  if (retention.keep_last == 0) return {};
+  std::set<std::string> kept;
+  for (size_t i = 0; i < checkpoints.size(); ++i) {
+    const auto& checkpoint = checkpoints[i];
+    const auto newer = static_cast<int64_t>(checkpoints.size() - i) - 1;
+    const bool last = newer == 0 || newer < retention.keep_last;
+    if (last || (retention.keep_every > 0 && checkpoint.step % retention.keep_every == 0)) {
+      kept.insert(checkpoint.name);
+    }
+  }
+  if (retention.best) {
+    std::vector<std::pair<double, std::string>> ranked;
+    for (auto i = checkpoints.rbegin(); i != checkpoints.rend(); ++i) {
+      const auto metric = i->metrics.find(retention.best->metric);
+      if (metric == i->metrics.end() || std::isnan(metric->second)) continue;
+      ranked.emplace_back(retention.best->higher_is_better ? -metric->second : metric->second,
+                          i->name);
+    }
+    std::stable_sort(ranked.begin(), ranked.end(),
+                     [](const auto& a, const auto& b) { return a.first < b.first; });
+    for (size_t i = 0; i < ranked.size() && static_cast<int64_t>(i) < retention.best->keep; ++i) {
+      kept.insert(ranked[i].second);
+    }
+  }
+  std::vector<std::string> names;
+  for (const auto& checkpoint : checkpoints) {
+    if (!kept.contains(checkpoint.name)) names.push_back(checkpoint.name);
+  }
+  return names;
+}
+
+Directory::Directory(std::string path, FileSystem& files)
+    : path_(without_end_slash(std::move(path))), files_(files) {
+  make_directories(files_, path_);
+  lock();
+  try {
+    Listing listing = list_checkpoints(path_, files_);
+    const auto text = missing_in_latest(path_, listing, files_);
+    if (text) write_latest(path_, *text, files_);
+    checkpoints_ = std::move(listing.checkpoints);
+  } catch (...) {
+    files_.close(lock_);
+    throw;
+  }
+}
+
+Directory::~Directory() {
+  abandon();
+  if (lock_ >= 0) files_.close(lock_);
+}
+
+void Directory::lock() {
+  const std::string path = fmt::format("{}/{}", path_, kLockName);
+  lock_ = files_.open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
+  if (lock_ < 0) throw_system_error(path, "cannot be opened");
+  const auto fail = [&](const std::string& what) {
+    files_.close(std::exchange(lock_, -1));
+    throw CheckpointError(what);
+  };
+  const auto deadline = std::chrono::steady_clock::now() + kEnding;
+  while (files_.lock(lock_) != 0) {
+    const int error = errno;
+    if (error != EWOULDBLOCK) {
+      fail(
+          fmt::format("[checkpoint] {}: cannot be locked: {}. The file system has to support "
+                      "flock()",
+                      path, std::generic_category().message(error)));
+    }
+    const std::string holder = holder_of(lock_);
+    if (is_ending(holder) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(kLook);
+      continue;
+    }
+    fail(
+        fmt::format("[checkpoint] {}: {} writes checkpoints here already: give this job another "
+                    "directory, or end that one",
+                    path_, holder.empty() ? "another process" : holder));
+  }
+  // Who holds it is for people only: the lock is the kernel's, and gone with its holder.
+  const std::string holder = process(getpid()) + "\n";
+  if (::ftruncate(lock_, 0) != 0 || files_.write(lock_, holder.data(), holder.size()) < 0) {
+    const int error = errno;
+    fail(fmt::format("[checkpoint] {}: cannot be written: {}", path,
+                     std::generic_category().message(error)));
+  }
+}
+
+std::string Directory::begin(int64_t step) {
+  abandon();
+  for (const auto& name : names_in(files_, path_)) {
+    if (!name.starts_with(kTemporary)) continue;
+    const std::string stale = path_ + "/" + name;
+    try {
+      if (files_.unlink(stale) != 0) remove_folder(files_, stale);
+    } catch (const CheckpointError&) {
+      // A rank of an ended job may still write there. The next save tries again.
+    }
+  }
+  const std::string folder =
+      fmt::format("{}/{}{}{:08}-{}", path_, kTemporary, kStep, step, random_suffix());
+  if (files_.make_directory(folder) != 0) throw_system_error(folder, "cannot be made");
+  temporary_ = folder;
+  return folder;
+}
+
+std::string Directory::publish(Manifest manifest) {
+  manifest.save = checkpoints_.empty() ? 1 : checkpoints_.back().save + 1;
+  const std::string text = to_json(manifest);
+  write_file(files_, fmt::format("{}/{}", temporary_, kManifestName), text);
+  sync_directory(files_, temporary_);
+  // A step that is saved again, after a restart from before it, does not replace the earlier one.
+  const auto names = names_in(files_, path_);
+  const std::string plain = fmt::format("{}{:08}", kStep, manifest.step);
+  std::string name = plain;
+  for (int again = 1; std::find(names.begin(), names.end(), name) != names.end(); ++again) {
+    name = fmt::format("{}.{}", plain, again);
+  }
+  const std::string folder = path_ + "/" + name;
+  rename(files_, temporary_, folder);
+  temporary_.clear();
+  checkpoints_.push_back({name, manifest.step, manifest.save, manifest.metrics});
+  sync_directory(files_, path_);
+  write_latest(path_, latest_text(name, text), files_);
+  return folder;
+}
+
+void Directory::abandon() noexcept {
+  if (temporary_.empty()) return;
+  try {
+    remove_folder(files_, std::exchange(temporary_, {}));
+  } catch (const std::exception&) {
+    // The next begin() tries again.
+  }
+}
+
+void Directory::remove(const std::string& name) {
+  // Under another name first: what is removed in part must not pass for a checkpoint.
+  const std::string own = path_ + "/" + name;
+  const std::string doomed = fmt::format("{}/{}{}-{}", path_, kTemporary, name, random_suffix());
+  if (files_.rename(own, doomed) != 0) {
+    if (errno == ENOENT) return;  // it was removed by another process
+    throw_system_error(own, fmt::format("cannot be renamed to {}", doomed));
+  }
+  sync_directory(files_, path_);
+  remove_folder(files_, doomed);
+}
+
+void Directory::retain(const Retention& retention) {
+  for (const auto& name : to_remove(checkpoints_, retention)) {
+    remove(name);
+    std::erase_if(checkpoints_, [&](const Published& one) { return one.name == name; });
+  }
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,36 @@
+#include "core/process/stat.h"
+
+#include <cinttypes>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+
+namespace lockstep {
+
+bool ProcessStat::is_ending() const {
+  constexpr uint32_t kExiting = 0x4;  // PF_EXITING
+  constexpr uint32_t kKilled = 1u << (SIGKILL - 1);
+  return state == 'Z' || state == 'X' || (flags & kExiting) != 0 || (pending & kKilled) != 0;
+}
+
+std::optional<ProcessStat> process_stat(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text, '\0');
+  // "12 (name) S 1 12 ...": the name may hold ')', too. The flags are field 9, the start is 22,
+  // the pending signals are 31.
+  const size_t name = text.find('('), name_end = text.rfind(')');
+  if (name == std::string::npos || name_end == std::string::npos) return std::nullopt;
+  ProcessStat stat{.pid = pid, .name = text.substr(name + 1, name_end - name - 1)};
+  if (std::sscanf(text.c_str() + name_end,
+                  ") %c %d %d %*s %*s %*s %" SCNu32
+                  " %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu64
+                  " %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu32,
+                  &stat.state, &stat.parent, &stat.group, &stat.flags, &stat.start,
+                  &stat.pending) != 6) {
+    return std::nullopt;
+  }
+  return stat;
+}
+
+}  // namespace lockstep

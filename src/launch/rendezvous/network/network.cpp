@@ -1,0 +1,324 @@
+#include "launch/rendezvous/network/network.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "core/network/tcp_options.h"
+
+namespace lockstep::launch {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Connections that have not authenticated cost memory and a descriptor: beyond that many the oldest
+// is closed.
+constexpr size_t kMostStrangers = 256;
+// The most that is buffered for a peer that reads nothing.
+constexpr size_t kMostOutput = 16 << 20;
+constexpr auto kClosing = 2s;
+// While no descriptor is left for a new connection.
+constexpr auto kPause = 100ms;
+
+}  // namespace
+
+Network::Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener)
+    : socket_(std::move(socket)),
+      keys_(keys),
+      patience_(patience),
+      listener_(listener),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (!epoll_) throw Error(fmt::format("[run] epoll_create1: {}", std::strerror(errno)));
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+  if (socket_) epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, socket_.get(), &event);
+}
+
+Network::Connection* Network::find(ConnectionId link) {
+  const auto found = links_.find(link);
+  return found == links_.end() ? nullptr : found->second;
+}
+
+Network::Connection& Network::add(SecureChannel::Side side, std::string peer) {
+  const uint64_t number = ++last_number_;
+  return connections_
+      .emplace(number, Connection{.number = number,
+                                  .peer = std::move(peer),
+                                  .channel = SecureChannel(side, keys_),
+                                  .until = Clock::now() + patience_})
+      .first->second;
+}
+
+void Network::watch(Connection& connection) {
+  uint32_t wanted = 0;
+  if (!connection.closing) wanted |= EPOLLIN;
+  if (connection.connecting || !connection.output.empty()) wanted |= EPOLLOUT;
+  if (wanted == connection.events) return;
+  epoll_event event{.events = wanted, .data = {.u64 = connection.number}};
+  epoll_ctl(epoll_.get(), connection.events == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD,
+            connection.socket.get(), &event);
+  connection.events = wanted;
+}
+
+void Network::dial(ConnectionId link, const std::string& address) {
+  const Endpoint endpoint = Endpoint::parse("address", address, 0);
+  Connection& connection = add(SecureChannel::Side::Caller, address);
+  connection.link = link;
+  connection.connecting = true;
+  links_[link] = &connection;
+  const auto found = resolve(endpoint.host, endpoint.port).addresses;
+  if (!found.empty()) {
+    connection.socket = Fd(
+        ::socket(found.front().storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (connection.socket) settle_connection(connection.socket.get());
+  }
+  const bool begun = connection.socket && (connect(connection.socket.get(), found.front().generic(),
+                                                   found.front().length) == 0 ||
+                                           errno == EINPROGRESS);
+  if (begun) {
+    watch(connection);
+  } else {  // reported in pump(), not from inside the caller's own call
+    connection.until = Clock::now();
+  }
+}
+
+void Network::send(ConnectionId link, const MessagePtr& message) {
+  Connection* connection = find(link);
+  if (connection == nullptr || !connection->channel.is_open()) return;
+  if (encoded_ != message) {
+    bytes_ = encode(*message);
+    encoded_ = message;
+  }
+  connection->channel.send(bytes_);
+  flush(*connection);
+}
+
+void Network::hang_up(ConnectionId link) {
+  Connection* connection = find(link);
+  if (connection == nullptr) return;
+  links_.erase(link);
+  connection->link.reset();
+  connection->closing = true;
+  connection->until = Clock::now() + kClosing;
+  flush(*connection);
+}
+
+void Network::await(std::vector<pollfd>& events) const {
+  events.push_back({epoll_.get(), POLLIN, 0});
+}
+
+std::optional<Network::Clock::time_point> Network::deadline() const {
+  std::optional<Clock::time_point> next;
+  if (unsaid_ > 0) next = last_said_ + 1s;
+  if (listens_again_ && (!next || *listens_again_ < *next)) next = listens_again_;
+  for (const auto& [number, connection] : connections_) {
+    const bool limited = connection.closing || !connection.channel.is_open();
+    if (limited && (!next || connection.until < *next)) next = connection.until;
+  }
+  return next;
+}
+
+void Network::pump() {
+  say_what_is_due();
+  listen_again_when_due();
+  std::array<epoll_event, 256> events;
+  const int count = epoll_wait(epoll_.get(), events.data(), events.size(), 0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t number = events[static_cast<size_t>(i)].data.u64;
+    if (number == 0) {
+      accept_all();
+    } else if (const auto found = connections_.find(number);
+               found != connections_.end() && !found->second.over) {
+      pump(found->second);
+    }
+  }
+  drop_the_late();
+  std::erase_if(connections_, [](const auto& one) { return one.second.over; });
+}
+
+void Network::pump(Connection& connection) {
+  if (connection.connecting) {
+    int error = 0;
+    socklen_t length = sizeof error;
+    getsockopt(connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
+    if (error != 0) return close(connection, error == ECONNREFUSED);
+    connection.connecting = false;
+  }
+  flush(connection);
+  if (!connection.over) read(connection);
+}
+
+void Network::drop_the_late() {
+  const auto now = Clock::now();
+  // The listener may dial, which makes the list longer.
+  for (auto& [number, connection] : connections_) {
+    const bool limited = connection.closing || !connection.channel.is_open();
+    if (connection.over || !limited || now < connection.until) continue;
+    if (!connection.link && !connection.closing) {
+      say(fmt::format("{} connected and did not prove that it belongs to this job",
+                      connection.peer));
+    }
+    close(connection);
+  }
+}
+
+void Network::accept_all() {
+  for (;;) {
+    Address from;
+    from.length = sizeof from.storage;
+    Fd socket(accept4(socket_.get(), reinterpret_cast<sockaddr*>(&from.storage), &from.length,
+                      SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket && errno == ECONNABORTED) continue;
+    const bool full = !socket && (errno == EMFILE || errno == ENFILE);
+    if (!strangers_.empty() && (full || strangers_.size() >= kMostStrangers)) {
+      Connection& oldest = connections_.at(*strangers_.begin());
+      say(fmt::format("{} had to make room for other connections", oldest.peer));
+      close(oldest);
+    } else if (full) {
+      epoll_event nothing{.events = 0, .data = {.u64 = 0}};
+      epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket_.get(), &nothing);
+      listens_again_ = Clock::now() + kPause;
+    }
+    if (!socket) return;
+    settle_connection(socket.get());
+    Connection& connection =
+        add(SecureChannel::Side::Called, Endpoint{from.host(), from.port()}.text());
+    connection.socket = std::move(socket);
+    strangers_.insert(connection.number);
+    watch(connection);
+  }
+}
+
+void Network::listen_again_when_due() {
+  if (!listens_again_ || Clock::now() < *listens_again_) return;
+  listens_again_.reset();
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, socket_.get(), &event);
+}
+
+void Network::read(Connection& connection) {
+  std::array<char, 1 << 16> buffer;
+  while (!connection.over && !connection.closing) {
+    const ssize_t got = recv(connection.socket.get(), buffer.data(), buffer.size(), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got <= 0) {
+      if (connection.link && !connection.channel.is_open()) {
+        listener_.on_disagreement(fmt::format(
+            "{} hung up in the middle of the handshake: have both hosts the same token, --rdzv-id "
+            "and --tls (or --rdzv-conf tls)?",
+            connection.peer));
+      }
+      return close(connection);
+    }
+    const bool was_open = connection.channel.is_open();
+    std::string error;
+    try {
+      connection.channel.feed({buffer.data(), static_cast<size_t>(got)});
+    } catch (const ProtocolError& failure) {
+      error = failure.what();
+    }
+    // The remaining output lets the other side report what is wrong.
+    flush(connection);
+    if (!was_open && connection.channel.is_open()) {
+      if (connection.link) {
+        listener_.on_connect(*connection.link);
+      } else {
+        strangers_.erase(connection.number);
+        connection.link = listener_.on_accept();
+        links_[*connection.link] = &connection;
+      }
+    }
+    deliver(connection);
+    if (!error.empty() && !connection.over) {
+      const std::string text = fmt::format("{}: {}", connection.peer, error);
+      if (connection.link && !was_open) {
+        listener_.on_disagreement(text);
+      } else {
+        say(text);
+      }
+      return close(connection);
+    }
+  }
+}
+
+void Network::deliver(Connection& connection) {
+  for (const MessagePtr& message : connection.channel.take_messages()) {
+    if (!connection.link) return;  // hung up meanwhile
+    listener_.on_message(*connection.link, message);
+  }
+}
+
+void Network::flush(Connection& connection) {
+  if (connection.over || connection.connecting) return;
+  connection.output += connection.channel.take_output();
+  while (!connection.output.empty()) {
+    const ssize_t sent = ::send(connection.socket.get(), connection.output.data(),
+                                connection.output.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno == EAGAIN) break;
+    if (sent < 0) {
+      connection.output.clear();
+      if (connection.closing) connection.over = true;
+      return;  // read() will see its end
+    }
+    connection.output.erase(0, static_cast<size_t>(sent));
+  }
+  if (connection.output.size() > kMostOutput) {
+    connection.output.clear();
+    shutdown(connection.socket.get(), SHUT_RDWR);
+  }
+  if (connection.closing && connection.output.empty()) {
+    connection.over = true;
+    connection.socket.reset();
+    return;
+  }
+  watch(connection);
+}
+
+void Network::close(Connection& connection, bool refused) {
+  if (connection.over) return;
+  connection.over = true;
+  connection.socket.reset();
+  strangers_.erase(connection.number);
+  if (!connection.link) return;
+  links_.erase(*connection.link);
+  listener_.on_close(*connection.link, refused);
+}
+
+// At most one line a second.
+void Network::say(const std::string& text) {
+  unsaid_ += 1;
+  last_text_ = text;
+  say_what_is_due();
+}
+
+void Network::say_what_is_due() {
+  const auto now = Clock::now();
+  if (unsaid_ == 0 || now < last_said_ + 1s) return;
+  last_said_ = now;
+  const int others = std::exchange(unsaid_, 0) - 1;
+  listener_.on_stranger(others > 0 ? fmt::format("{} (and {} before it)", last_text_, others)
+                                   : last_text_);
+}
+
+void Network::finish(Clock::duration limit) {
+  const auto until = Clock::now() + limit;
+  for (;;) {
+    std::vector<pollfd> events;
+    for (auto& [number, connection] : connections_) {
+      flush(connection);
+      if (!connection.over && !connection.output.empty()) {
+        events.push_back({connection.socket.get(), POLLOUT, 0});
+      }
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    if (events.empty() || left <= 0) break;
+    poll(events.data(), events.size(), static_cast<int>(left));
+  }
+  links_.clear();
+  connections_.clear();
+}
+
+}  // namespace lockstep::launch

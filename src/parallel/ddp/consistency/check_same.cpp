@@ -1,0 +1,161 @@
+#include "lockstep/parallel/check_same.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/types.h>
+
+#include <bit>
+#include <cstring>
+#include <unordered_map>
+
+#include "lockstep/core/error.h"
+#include "lockstep/core/flight.h"
+#include "parallel/ddp/consistency/compare_ranks.h"
+#include "parallel/ddp/consistency/fingerprint.h"
+#include "parallel/optim/optimizer_pieces.h"
+
+namespace lockstep::parallel {
+namespace {
+
+enum class Foreign : uint8_t { Skip, Include };
+
+// Names and fingerprints, in an order that all ranks have.
+struct Inventory {
+  std::vector<std::string> names;
+  std::vector<uint64_t> prints;
+
+  void add(std::string name, uint64_t print) {
+    names.push_back(std::move(name));
+    prints.push_back(print);
+  }
+  void add(const Model& model);
+  // `foreign`: also the state of parameters that the model does not have.
+  void add(const Model& model, const torch::optim::Optimizer& optimizer, Foreign foreign);
+  std::string_view bytes() const {
+    return {reinterpret_cast<const char*>(prints.data()), prints.size() * sizeof(uint64_t)};
+  }
+};
+
+void Inventory::add(const Model& model) {
+  for (const auto& item : model.parameters) {
+    add(fmt::format("parameter '{}'", item.name), fingerprint(item.tensor));
+  }
+  for (const auto& item : model.buffers) {
+    add(fmt::format("buffer '{}'", item.name), fingerprint(item.tensor));
+  }
+}
+
+void Inventory::add(const Model& model, const torch::optim::Optimizer& optimizer, Foreign foreign) {
+  std::unordered_map<const void*, std::string> names_of;
+  for (const auto& item : model.parameters) {
+    names_of.try_emplace(item.tensor.unsafeGetTensorImpl(), "'" + item.name + "'");
+  }
+  for (size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const auto& group = optimizer.param_groups()[g];
+    add(fmt::format("the optimizer's options of group {} (learning rate {})", g,
+                    group.options().get_lr()),
+        fingerprint(bytes_of(group.options())));
+    for (size_t i = 0; i < group.params().size(); ++i) {
+      const void* key = group.params()[i].unsafeGetTensorImpl();
+      const auto state = optimizer.state().find(const_cast<void*>(key));
+      const auto name = names_of.find(key);
+      if (foreign == Foreign::Skip && name == names_of.end()) continue;
+      const std::string of =
+          name != names_of.end() ? name->second : fmt::format("{} of group {}", i, g);
+      uint64_t print = 0;
+      std::vector<std::string> pieces;
+      if (state != optimizer.state().end()) {
+        for (const auto& piece : pieces_of(*state->second)) {
+          pieces.push_back(piece.name);
+          print = print * 31 + fingerprint(piece.name) + fingerprint(piece.tensor);
+        }
+      }
+      add(fmt::format("the optimizer's state ({}) of parameter {}",
+                      pieces.empty() ? "none here" : fmt::format("{}", fmt::join(pieces, ", ")),
+                      of),
+          print);
+    }
+  }
+}
+
+// The sentence of what differs; empty when nothing does.
+std::string difference(const Inventory& mine, const Group& group) {
+  const uint64_t all = fingerprint(mine.bytes());
+  at::Tensor prints = at::empty({group.size()}, at::kLong);
+  group
+      .all_gather(prints, at::scalar_tensor(std::bit_cast<int64_t>(all), at::kLong),
+                  {.label = "check_same"})
+      .wait();
+  if ((prints == prints[0]).all().item<bool>()) return {};
+
+  std::vector<std::vector<uint64_t>> by_rank;
+  for (const auto& bytes : group.all_gather_bytes(mine.bytes(), {.label = "check_same: details"})) {
+    std::vector<uint64_t> theirs(bytes.size() / sizeof(uint64_t));
+    std::memcpy(theirs.data(), bytes.data(), bytes.size());
+    by_rank.push_back(std::move(theirs));
+  }
+  // Rank 0 writes the sentence, so that all ranks throw the same.
+  const auto [first, ranks] = [&] {
+    size_t index = SIZE_MAX;
+    std::vector<int> others;
+    for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+      if (by_rank[rank] == by_rank[0]) continue;
+      others.push_back(static_cast<int>(rank));
+      size_t i = 0;
+      while (i < by_rank[0].size() && i < by_rank[rank].size() && by_rank[rank][i] == by_rank[0][i])
+        ++i;
+      index = std::min(index, i);
+    }
+    return std::pair(index, others);
+  }();
+  const std::string name = group.broadcast_bytes(
+      first < mine.names.size() ? mine.names[first] : "the number of parameters and buffers", 0,
+      {.label = "check_same: name"});
+  return fmt::format("rank{} {} of {} differ{} from rank 0, first in {}",
+                     ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), group.size(),
+                     ranks.size() == 1 ? "s" : "", name);
+}
+
+void compare(const Inventory& mine, const Group& group, std::string_view when) {
+  const std::string text = difference(mine, group);
+  flight::note_comparison(fmt::format("{}: {}", when, text.empty() ? "the ranks are alike" : text));
+  if (text.empty()) return;
+  throw ConfigError(
+      fmt::format("[check_same] {}: the ranks no longer train the same: {}. Look for what one rank "
+                  "alone did: loading (broadcast_optimizer), a decision by its own loss, random "
+                  "numbers, a write to a parameter",
+                  when, text));
+}
+
+constexpr std::string_view kCall = "a call of check_same()";
+
+}  // namespace
+
+void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer, const Group& group,
+                   std::string_view when) {
+  Inventory mine;
+  mine.add(model);
+  if (optimizer != nullptr) mine.add(model, *optimizer, Foreign::Skip);
+  compare(mine, group, when);
+}
+
+void check_same(const torch::nn::Module& module, const Group& group) {
+  if (group.size() == 1) return;
+  group.refuse_python_ranks("check_same()");
+  Inventory mine;
+  mine.add(Model::of(module));
+  compare(mine, group, kCall);
+}
+
+void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                const Group& group) {
+  if (group.size() == 1) return;
+  group.refuse_python_ranks("check_same()");
+  const Model model = Model::of(module);
+  Inventory mine;
+  mine.add(model);
+  mine.add(model, optimizer, Foreign::Include);
+  compare(mine, group, kCall);
+}
+
+}  // namespace lockstep::parallel

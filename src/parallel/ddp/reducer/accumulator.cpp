@@ -1,0 +1,139 @@
+#include "parallel/ddp/reducer/accumulator.h"
+
+#include <torch/csrc/autograd/cpp_hook.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace lockstep::parallel {
+namespace {
+
+using torch::autograd::variable_list;
+// shared_ptr in libtorch 2.11, intrusive_ptr in 2.15.
+using NodePtr =
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+std::shared_ptr<torch::autograd::hooks_list>& hooks_of(const at::Tensor& tensor) {
+  return torch::autograd::impl::materialize_autograd_meta(tensor)->cpp_hooks_list_;
+}
+
+}  // namespace
+
+// What the hooks of one parameter share. Without a listener they do nothing.
+struct Accumulator::Link : std::enable_shared_from_this<Accumulator::Link> {
+  struct Hooked {
+    NodePtr node;  // the parameter itself holds it weakly
+    const torch::autograd::FunctionPreHook* pre_hook;
+    uintptr_t post_hook;
+  };
+  class PreHook;
+  class PostHook;
+  struct TensorHook;
+
+  size_t index;
+  GradientListener* listener;
+  std::vector<Hooked> nodes;  // the one in use last
+
+  Link(size_t i, GradientListener& l) : index(i), listener(&l) {}
+  void attach(NodePtr node);
+  void detach();
+};
+
+class Accumulator::Link::PreHook : public torch::autograd::FunctionPreHook {
+ public:
+  explicit PreHook(std::shared_ptr<Link> link) : link_(std::move(link)) {}
+
+  variable_list operator()(const variable_list& gradients) override {
+    if (link_->listener == nullptr || !gradients[0].defined()) return gradients;
+    return {link_->listener->arriving(link_->index, gradients[0])};
+  }
+
+ private:
+  std::shared_ptr<Link> link_;
+};
+
+class Accumulator::Link::PostHook : public torch::autograd::FunctionPostHook {
+ public:
+  explicit PostHook(std::shared_ptr<Link> link) : link_(std::move(link)) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (link_->listener != nullptr) link_->listener->arrived(link_->index);
+    return outputs;
+  }
+
+ private:
+  std::shared_ptr<Link> link_;
+};
+
+struct Accumulator::Link::TensorHook {
+  std::shared_ptr<Link> link;
+
+  at::TensorBase operator()(const at::TensorBase&) const {
+    if (link->listener != nullptr) {
+      auto node = torch::autograd::get_current_node();
+      if (dynamic_cast<torch::autograd::AccumulateGrad*>(node.get())) link->attach(std::move(node));
+    }
+    return {};
+  }
+};
+
+void Accumulator::Link::attach(NodePtr node) {
+  if (!nodes.empty() && nodes.back().node == node) return;
+  const auto known = std::ranges::find(nodes, node, &Hooked::node);
+  if (known != nodes.end()) {
+    std::iter_swap(known, nodes.end() - 1);
+    return;
+  }
+  // Only a graph that was built before still needs an older node.
+  std::erase_if(nodes, [](const Hooked& hooked) { return hooked.node.use_count() == 1; });
+  auto pre_hook = std::make_unique<PreHook>(shared_from_this());
+  const auto* address = pre_hook.get();
+  node->add_pre_hook(std::move(pre_hook));
+  const auto post_hook = node->add_post_hook(std::make_unique<PostHook>(shared_from_this()));
+  nodes.push_back({std::move(node), address, post_hook});
+}
+
+void Accumulator::Link::detach() {
+  listener = nullptr;
+  for (auto& [node, pre_hook, post_hook] : nodes) {
+    std::erase_if(node->pre_hooks(), [&](const auto& hook) { return hook.get() == pre_hook; });
+    node->del_post_hook(post_hook);
+  }
+  nodes.clear();
+}
+
+std::shared_ptr<CommHook> hook_of(const at::Tensor& parameter) {
+  const auto* listener = Accumulator::listener_of(parameter);
+  return listener != nullptr ? listener->hook() : nullptr;
+}
+
+Accumulator::Accumulator(const at::Tensor& parameter, size_t index, GradientListener& listener)
+    : parameter_(parameter), link_(std::make_shared<Link>(index, listener)) {
+  if (parameter.requires_grad()) link_->attach(torch::autograd::impl::grad_accumulator(parameter));
+  // register_hook() refuses a tensor that is frozen.
+  if (!hooks_of(parameter)) torch::autograd::impl::create_cpp_hook(parameter);
+  auto& hooks = *hooks_of(parameter);
+  tensor_hook_ = hooks.size();
+  hooks.emplace_back(Link::TensorHook{link_});
+}
+
+Accumulator::~Accumulator() {
+  if (!link_) return;
+  link_->detach();
+  (*hooks_of(parameter_))[tensor_hook_] = nullptr;
+}
+
+GradientListener* Accumulator::listener_of(const at::Tensor& parameter) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(parameter);
+  if (meta == nullptr || !meta->cpp_hooks_list_) return nullptr;
+  for (const auto& hook : *meta->cpp_hooks_list_) {
+    const auto* ours = hook.target<Link::TensorHook>();
+    if (ours != nullptr && ours->link->listener != nullptr) return ours->link->listener;
+  }
+  return nullptr;
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,126 @@
+// The lines of `lockstep top`.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "lockstep/train/progress_line.h"
+#include "train/report/page/data.h"
+#include "train/report/ranks.h"
+#include "train/report/terminal/terminal.h"
+#include "train/report/text.h"
+
+namespace lockstep::train {
+namespace {
+
+constexpr size_t kLongText = 300;  // bytes
+
+// The loss so far as a row of blocks; '.' where it was no number.
+std::string sparkline(const Series& series, size_t width) {
+  const auto& points = series.points();
+  if (points.size() < 2) return "";
+  const size_t shown = std::min(width, points.size());
+  double low = INFINITY, high = -INFINITY;
+  std::vector<double> values;
+  for (size_t i = 0; i < shown; ++i) {
+    const double value = points[i * (points.size() - 1) / (shown - 1 == 0 ? 1 : shown - 1)].mean;
+    values.push_back(value);
+    if (std::isfinite(value)) low = std::min(low, value), high = std::max(high, value);
+  }
+  static constexpr const char* kBlocks[] = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+  std::string line;
+  for (const double value : values) {
+    const double height = high > low ? (value - low) / (high - low) : 0;
+    line +=
+        std::isfinite(value) ? kBlocks[static_cast<size_t>(std::clamp(height, 0.0, 1.0) * 7)] : ".";
+  }
+  return line;
+}
+
+std::string bar(const RankFigures& rank, size_t width) {
+  std::string text;
+  const auto part = [&](double seconds, char letter) {
+    const double share = rank.step_seconds > 0 ? seconds / rank.step_seconds : 0;
+    const auto wanted =
+        static_cast<size_t>(std::lround(std::clamp(share, 0.0, 1.0) * static_cast<double>(width)));
+    text += std::string(std::min(wanted, width - text.size()), letter);
+  };
+  part(rank.compute_seconds(), '#');
+  part(rank.communication_seconds, '=');
+  part(rank.data_seconds, 'd');
+  part(rank.checkpoint_seconds, 's');
+  return text + std::string(width - text.size(), ' ');
+}
+
+}  // namespace
+
+std::string run_screen(const RunHistory& run, const TextStyle& style, int most_lines) {
+  std::vector<std::string> lines;
+  const int width = style.width > 0 ? style.width : 100;
+  const std::string name = run.starts.empty() ? "" : run.starts.back().name;
+  std::string first = printable(label_of(run));
+  if (!name.empty() && name != first) first += ": " + printable(name);
+  const char* const state = !run.end ? "" : run.end->failed ? "  failed" : "  ended";
+  lines.push_back(colored(first, Color::Bold, style) +
+                  colored(state, run.end && run.end->failed ? Color::Red : Color::Green, style));
+  if (!run.last) {
+    lines.emplace_back("no report yet");
+  } else {
+    const StepReport& last = *run.last;
+    // Of a run that has ended nothing is left.
+    const int64_t total = run.starts.empty() || run.end ? 0 : run.starts.back().total_steps;
+    lines.push_back(progress_line(last, {.steps = total}, style));
+    const std::string curve = sparkline(run.loss, static_cast<size_t>(std::max(10, width - 8)));
+    if (!curve.empty()) lines.push_back("loss  " + curve);
+    if (!last.ranks.empty()) {
+      // Name, figures and frame leave so many columns to the bar.
+      const size_t room = static_cast<size_t>(std::clamp(width - 50, 10, 60));
+      lines.emplace_back();
+      lines.push_back(colored(fmt::format("{:<10}{:>11}{:>8}{:>11}  {}", "rank", "works", "times",
+                                          "memory", "#compute =communication data saving"),
+                              Color::Dim, style)
+                          .substr(0, static_cast<size_t>(width) + (style.color ? 8 : 0)));
+      std::vector<double> working;
+      for (const auto& rank : last.ranks) working.push_back(rank.working_seconds());
+      std::vector<size_t> order(working.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+      const size_t shown =
+          std::min<size_t>(order.size(), static_cast<size_t>(std::max(1, most_lines - 8)));
+      if (shown < order.size()) {
+        std::stable_sort(order.begin(), order.end(),
+                         [&](size_t a, size_t b) { return working[a] > working[b]; });
+        order.resize(shown);
+      }
+      for (const size_t i : order) {
+        const double others = working.size() > 1 ? median_without(working, i) : 0;
+        const double times = others > 0 ? working[i] / others : 1;
+        const std::string line = fmt::format(
+            "{:<10}{:>11}{:>7.2f}x{:>11}  [{}]", i, short_time(working[i]), times,
+            memory_text(static_cast<double>(last.ranks[i].memory_bytes)), bar(last.ranks[i], room));
+        lines.push_back(times > 1.25 ? colored(line, Color::Yellow, style) : line);
+      }
+      if (shown < working.size())
+        lines.push_back(fmt::format("({} more ranks are faster)", working.size() - shown));
+    }
+  }
+  const Event* warning = nullptr;
+  for (const Event& event : run.events) {
+    if (event.kind == "warning" || event.kind == "fault" || event.kind == "restart")
+      warning = &event;
+  }
+  if (warning != nullptr) {
+    lines.emplace_back();
+    const std::string head =
+        fmt::format("last {} (step {}):", printable(warning->kind), with_commas(warning->step));
+    const std::string text =
+        wrapped(head + " " + printable(shortened(warning->text, kLongText)), width, 4);
+    const size_t end = text.starts_with(head) ? head.size() : 0;
+    lines.push_back(colored(text.substr(0, end), Color::Yellow, style) + text.substr(end));
+  }
+  std::string all;
+  for (const auto& line : lines) all += line + "\n";
+  return all;
+}
+
+}  // namespace lockstep::train

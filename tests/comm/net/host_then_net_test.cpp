@@ -1,0 +1,184 @@
+// What is particular to ranks on several hosts, which are pretended by LOCKSTEP_HOST;
+// tests/comm/group/collectives_test.cpp runs every collective on them, tests/system/wire_test.py
+// real networks.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <csignal>
+
+#include "lockstep/core/error.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+const std::vector<int> kTwoByTwo{0, 0, 1, 1};
+
+TEST(HostThenNet, IsWhatAutoTakesForSeveralRanksOnSeveralHosts) {
+  spawn(4,
+        [](World& world) {
+          EXPECT_EQ(world.group().backend(), "host-then-net");
+          EXPECT_THAT(world.describe(), HasSubstr("4 ranks on 2 hosts, host-then-net"));
+          EXPECT_EQ(world.local_size(), 2);
+          EXPECT_EQ(world.local_rank(), world.rank() % 2);
+        },
+        {.hosts = kTwoByTwo});
+}
+
+TEST(HostThenNet, PartsTakeTheTransportThatSuitsThem) {
+  spawn(6,
+        [](World& world) {
+          const int rank = world.rank();
+          const auto sum_of = [rank](const Group& group) {
+            at::Tensor t = at::full({1000}, static_cast<float>(rank));
+            group.all_reduce(t).wait();
+            return t[999].item<float>();
+          };
+          const Group host = world.group().split(rank / 3), across = world.group().split(rank % 3);
+          EXPECT_EQ(host.backend(), "shm");
+          EXPECT_EQ(sum_of(host), rank < 3 ? 3.f : 12.f);
+          EXPECT_EQ(across.backend(), "tcp");
+          EXPECT_EQ(sum_of(across), 3.f + 2 * (rank % 3));
+          const Group some = world.group().split(rank % 3 == 2 ? -1 : 0);
+          EXPECT_EQ(some.backend(), rank % 3 == 2 ? "solo" : "host-then-net");
+          EXPECT_EQ(sum_of(some), rank % 3 == 2 ? rank : 8.f);
+          EXPECT_EQ(sum_of(world.group()), 15.f);
+        },
+        {.hosts = {0, 0, 0, 1, 1, 1}});
+}
+
+// Ranks compare the sizes of lists before they send them: those that have come to that move on what
+// rank 1 waits for first.
+TEST(HostThenNet, ACallThatComparesSizesHoldsUpNoEarlierOne) {
+  spawn(4,
+        [](World& world) {
+          const Group& group = world.group();
+          at::Tensor told = at::full({100000}, static_cast<float>(world.rank()));
+          std::vector<at::Tensor> in, out;
+          for (int r = 0; r < 4; ++r) {
+            in.push_back(at::full({r + 1}, static_cast<float>(world.rank())));
+            out.push_back(at::zeros({world.rank() + 1}));
+          }
+          comm::Work broadcast = group.broadcast(told, 2);
+          if (world.rank() == 1) broadcast.wait();
+          group.all_to_all(out, in).wait();
+          broadcast.wait();
+          EXPECT_EQ(told[99999].item<float>(), 2.f);
+          for (int r = 0; r < 4; ++r) EXPECT_EQ(out[r][0].item<float>(), static_cast<float>(r));
+        },
+        {.hosts = kTwoByTwo, .timeout = 20s});
+}
+
+TEST(HostThenNet, IsRefusedOnOneHost) {
+  spawn_bare(
+      2,
+      [](int) {
+        try {
+          World::from_env();
+          FAIL() << "no error";
+        } catch (const ConfigError& error) {
+          EXPECT_THAT(
+              error.what(),
+              HasSubstr("host-then-net backend was asked for, but the 2 ranks are on 1 host"));
+        }
+      },
+      {.backend = "host-then-net"});
+}
+
+// A rank is lost on one host: those of the other hear of it over the network, or from a rank of
+// their own host that has.
+TEST(HostThenNet, ALostRankIsNamedOnEveryHost) {
+  spawn(4,
+        [](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 3) raise(SIGKILL);
+          at::Tensor t = at::ones({100000});
+          const auto start = steady_clock::now();
+          const std::string error = message_of<CommError>([&] {
+            for (;;) world.group().all_reduce(t, ReduceOp::Sum, {.label = "bucket 1"}).wait();
+          });
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+          EXPECT_THAT(error, AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 1"),
+                                   HasSubstr("float32 x 100000"), HasSubstr("rank 3")));
+          EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),
+                      HasSubstr("the group is dead"));
+        },
+        {.hosts = kTwoByTwo, .doomed = {3}});
+}
+
+TEST(HostThenNet, DifferentCallsOnTheTwoHostsAreQuoted) {
+  spawn(4,
+        [](World& world) {
+          const auto start = steady_clock::now();
+          const std::string error = message_of<CommError>([&] {
+            if (world.rank() < 2) world.group().all_reduce(at::ones({4})).wait();
+            if (world.rank() >= 2) world.group().all_reduce(at::ones({5})).wait();
+          });
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+          // The ranks that exchange data quote both calls; the others of their hosts quote them.
+          EXPECT_THAT(error, AllOf(HasSubstr("float32 x 4"), HasSubstr("float32 x 5")));
+        },
+        {.hosts = kTwoByTwo});
+}
+
+TEST(HostThenNet, DifferentCallsOnOneHostAreQuotedAtOnce) {
+  spawn(4,
+        [](World& world) {
+          const std::string error = message_of<CommError>([&] {
+            if (world.rank() == 3) world.group().barrier().wait();
+            if (world.rank() != 3) world.group().all_reduce(at::ones({4})).wait();
+          });
+          EXPECT_THAT(error, AllOf(HasSubstr("all_reduce sum #"), HasSubstr("barrier #"),
+                                   HasSubstr("rank 3")));
+        },
+        {.hosts = kTwoByTwo});
+}
+
+TEST(HostThenNet, TheDeadlineNamesTheRankThatStaysAway) {
+  spawn(4,
+        [](World& world) {
+          const Group& group = world.group();
+          group.barrier().wait();
+          if (world.rank() == 0) {
+            // Comes when the others have given up, over the network, too.
+            EXPECT_NE(message_of<CommError>([&] { group.recv(at::zeros({1}), 2).wait(); }),
+                      "nothing");
+            return;
+          }
+          const std::string error = message_of<CommError>(
+              [&] { group.all_reduce(at::ones({8}), ReduceOp::Sum, {.timeout = 700ms}).wait(); });
+          EXPECT_THAT(error, HasSubstr("all_reduce sum #"));
+          EXPECT_THAT(error, HasSubstr("rank 0"));
+        },
+        {.hosts = kTwoByTwo});
+}
+
+// The failure of a call that only the network carries ends what goes over shared memory, too.
+TEST(HostThenNet, AfterAFailureOnOneLevelBothAreDead) {
+  spawn(4,
+        [](World& world) {
+          const Group& group = world.group();
+          group.barrier().wait();
+          const auto start = steady_clock::now();
+          if (world.rank() == 0) {
+            EXPECT_NE(message_of<CommError>(
+                          [&] { group.recv(at::zeros({1}), 2, 0, {.timeout = 300ms}).wait(); }),
+                      "nothing");
+          }
+          const std::string error =
+              message_of<CommError>([&] { group.all_reduce(at::ones({8})).wait(); });
+          EXPECT_THAT(error, HasSubstr("recv"));
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+        },
+        {.hosts = kTwoByTwo});
+}
+
+}  // namespace
+}  // namespace lockstep::test

@@ -1,0 +1,99 @@
+#include "comm/store/store.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "lockstep/core/error.h"
+#include "support/loopback.h"
+#include "support/thrown.h"
+
+namespace lockstep::comm {
+namespace {
+
+using test::LoopbackSocket;
+using test::message_of;
+using testing::AllOf;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+Store served(std::chrono::milliseconds timeout = 5s) {
+  LoopbackSocket socket;
+  return Store::connect({.host = "127.0.0.1",
+                         .port = socket.port,
+                         .server = true,
+                         .timeout = timeout,
+                         .listen_fd = socket.listen().fd.release()});
+}
+
+TEST(Store, KeepsWhatIsSet) {
+  const Store store = served();
+  store.set("key", std::string_view("a\0b", 3));
+  EXPECT_EQ(store.get("key", 1s), std::string("a\0b", 3));
+  EXPECT_TRUE(store.check({"key"}));
+  EXPECT_FALSE(store.check({"key", "other"}));
+  EXPECT_EQ(store.add("count", 2), 2);
+  EXPECT_EQ(store.add("count", 3), 5);
+}
+
+TEST(Store, PrefixesKeepKeysApart) {
+  const Store store = served();
+  store.prefix("a").set("key", "1");
+  EXPECT_FALSE(store.prefix("b").check({"key"}));
+  EXPECT_EQ(store.get("a/key", 1s), "1");
+  EXPECT_EQ(store.prefix("a").clone(1s).get("key", 1s), "1");
+}
+
+TEST(Store, AKeyThatNobodySetsIsNamedAtTheDeadline) {
+  const Store store = served();
+  EXPECT_THAT(message_of<CommError>([&] { store.get("absent", 50ms); }),
+              AllOf(HasSubstr("wait for absent"), HasSubstr(store.address())));
+  EXPECT_FALSE(store.check({"absent"}));  // still usable
+}
+
+TEST(Store, NobodyListeningSaysWhereAndWhatToDo) {
+  const LoopbackSocket silent;
+  const std::string error = message_of<CommError>(
+      [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
+  EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
+                           HasSubstr("within 0.3 s"), HasSubstr("MASTER_ADDR")));
+}
+
+// As rank 0's does when it is stopped before it serves: the kernel takes the connection.
+TEST(Store, AServerThatNeverAnswersIsADeadline) {
+  LoopbackSocket silent;
+  silent.listen();
+  const std::string error = message_of<CommError>(
+      [&] { (void)Store::connect({.host = "127.0.0.1", .port = silent.port, .timeout = 300ms}); });
+  EXPECT_THAT(error, AllOf(HasSubstr("127.0.0.1:" + std::to_string(silent.port)),
+                           HasSubstr("no answer: the process that serves it")));
+}
+
+TEST(Store, B67_AnswersPythonAsItsOwnDoes) {
+  const Store store = served();
+  store.set("from_cpp", "1");
+  const std::string command = fmt::format("{} {}/tests/comm/store/python_peer.py {}",
+                                          LOCKSTEP_PEERS_PYTHON, LOCKSTEP_SOURCE_DIR, store.port());
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(store.get("from_python", 1s), "2");
+}
+
+TEST(Store, APortInUseIsSaidToBe) {
+  LoopbackSocket taken;
+  taken.listen();
+  const std::string error = message_of<CommError>([&] {
+    (void)Store::connect(
+        {.host = "127.0.0.1", .port = taken.port, .server = true, .timeout = 300ms});
+  });
+  EXPECT_THAT(error, AllOf(HasSubstr("another process listens"), HasSubstr("MASTER_PORT")));
+}
+
+TEST(Store, AHostThatDoesNotExistIsNamed) {
+  const std::string error = message_of<CommError>(
+      [&] { (void)Store::connect({.host = "no-such-host.invalid", .port = 1, .timeout = 300ms}); });
+  EXPECT_THAT(error, AllOf(HasSubstr("no-such-host.invalid:1"), HasSubstr("MASTER_ADDR")));
+}
+
+}  // namespace
+}  // namespace lockstep::comm

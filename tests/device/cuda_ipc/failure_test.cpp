@@ -1,0 +1,206 @@
+// What ranks over cuda_ipc say when one of them is lost, late or wrong, or cannot start.
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <sstream>
+
+#include "device/cuda_ipc/on_ipc.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::test {
+namespace {
+
+using namespace std::chrono_literals;
+using comm::CallOptions;
+using comm::Work;
+using std::chrono::steady_clock;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::Not;
+
+at::Tensor ones_there(const World& world, int64_t count) {
+  return at::ones({count}).to(world.device());
+}
+
+// Starts an all_reduce, reads its result, which a failure releases, and says what the group then
+// throws.
+std::string fate_of_all_reduce(World& world, int64_t count, const CallOptions& options = {}) {
+  return message_of([&] {
+    at::Tensor data = ones_there(world, count);
+    world.group().all_reduce(data, comm::ReduceOp::Sum, options).wait();
+    (void)data.cpu();
+    world.group().barrier().wait();
+  });
+}
+
+std::string maps() {
+  std::stringstream text;
+  text << std::ifstream("/proc/self/maps").rdbuf();
+  return text.str();
+}
+
+// In an operation in two steps, in which its memory is being read.
+TEST(CudaIpcFailure, AKilledPeerEndsTheOthers) {
+  for (const int64_t count : {1000, 1000000}) {
+    spawn_on_ipc(
+        3,
+        [&](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 1) raise(SIGKILL);
+          const auto start = steady_clock::now();
+          EXPECT_THAT(fate_of_all_reduce(world, count, {.label = "bucket 3"}),
+                      AllOf(HasSubstr(fmt::format(
+                                "[cuda_ipc] all_reduce #1 (bucket 3, sum, float32 x {})", count)),
+                            HasSubstr("lost rank 1: its process"), HasSubstr("has ended on rank")));
+          EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+          EXPECT_THAT(message_of([&] { world.group().all_reduce(ones_there(world, 4)).wait(); }),
+                      HasSubstr("this group is dead, make a new one"));
+        },
+        {.doomed = {1}});
+  }
+}
+
+TEST(CudaIpcFailure, AStoppedPeerIsNamedByTheDeadline) {
+  spawn_on_ipc(3, [](World& world) {
+    if (world.rank() == 2) {
+      // In a call for CPUs, from which it learns of the end.
+      EXPECT_THAT(message_of([&] { world.group().recv(at::ones({4}), 0).wait(); }),
+                  HasSubstr("timed out after 1.5 s"));
+      return;
+    }
+    EXPECT_THAT(fate_of_all_reduce(world, 8, {.timeout = 1500ms, .label = "bucket 3"}),
+                AllOf(HasSubstr("all_reduce #1 (bucket 3, sum, float32 x 8)"),
+                      HasSubstr("rank 2 is in no call of this group"),
+                      AnyOf(HasSubstr("timed out after 1.5 s"), HasSubstr("was given up"))));
+  });
+}
+
+TEST(CudaIpcFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
+  spawn_on_ipc(2, [](World& world) {
+    const auto start = steady_clock::now();
+    EXPECT_THAT(fate_of_all_reduce(world, 4 + world.rank()),
+                AllOf(HasSubstr("float32 x 4"), HasSubstr("float32 x 5")));
+    EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
+  });
+}
+
+// Kernels that meet would take the one's bytes for the other's.
+TEST(CudaIpcFailure, DifferentCollectivesOfOneSizeAreQuotedOnBothSides) {
+  spawn_on_ipc(2, [](World& world) {
+    const std::string said = message_of([&] {
+      at::Tensor data = ones_there(world, 4);
+      Work work =
+          world.rank() == 0 ? world.group().all_reduce(data) : world.group().broadcast(data);
+      work.wait();
+      (void)data.cpu();
+      world.group().barrier().wait();
+    });
+    EXPECT_THAT(said, AllOf(HasSubstr("all_reduce #1"), HasSubstr("broadcast #1")));
+  });
+}
+
+TEST(CudaIpcFailure, AShorterMessageThanExpectedIsQuoted) {
+  spawn_on_ipc(2, [](World& world) {
+    const std::string said = message_of([&] {
+      at::Tensor data = ones_there(world, 4 + world.rank());
+      Work work = world.rank() == 0 ? world.group().send(data, 1) : world.group().recv(data, 0);
+      work.wait();
+      (void)data.cpu();
+      world.group().barrier({.timeout = 10s}).wait();
+    });
+    EXPECT_NE(said, "nothing");
+    if (world.rank() == 1) {
+      EXPECT_THAT(said, HasSubstr("float32 x 5"));
+    }
+  });
+}
+
+TEST(CudaIpcFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
+  spawn_on_ipc(2, [](World& world) {
+    const std::string said = message_of([&] {
+      std::vector<at::Tensor> all;
+      if (world.rank() == 0) all = {ones_there(world, 2), ones_there(world, 2)};
+      world.group().gather(all, ones_there(world, 2 + world.rank())).wait();
+      world.group().barrier().wait();
+    });
+    EXPECT_THAT(said, HasSubstr("gather #1 (root 0, float32 x 2) does not fit: rank 1 sends 12 "
+                                "bytes where rank 0 expects 8"));
+  });
+}
+
+// Of a group that ended, well or not, no memory stays behind.
+TEST(CudaIpcFailure, AGroupThatGoesAwayLeavesNoMemory) {
+  spawn_on_ipc(2, [](World& world) {
+    at::Tensor data = ones_there(world, 1000);
+    world.group().all_reduce(data).wait();
+    EXPECT_THAT(maps(), HasSubstr("fake-cuda"));
+    world = World::solo();
+    EXPECT_EQ(data.cpu().sum().item<float>(), 2000);
+    EXPECT_THAT(maps(), Not(HasSubstr("memfd:fake-cuda")));
+  });
+  spawn_on_ipc(2, [](World& world) {
+    if (world.rank() == 1) return;
+    { const Work dropped = world.group().all_reduce(ones_there(world, 4)); }
+    world = World::solo();
+    EXPECT_THAT(maps(), Not(HasSubstr("memfd:fake-cuda")));
+  });
+}
+
+// What World::from_env() throws on each of two ranks.
+void expect_refusal(const std::vector<std::pair<std::string, std::string>>& of_rank_1,
+                    const testing::Matcher<const std::string&>& said) {
+  spawn_bare(2, [&](int rank) {
+    setenv("LOCKSTEP_DEVICE", "privateuseone", 1);
+    setenv("LOCKSTEP_BACKEND", "cuda_ipc", 1);
+    setenv("LOCKSTEP_CUDA_DRIVER", FAKE_CUDA, 1);
+    setenv("LOCKSTEP_NVRTC", FAKE_CUDA, 1);
+    for (const auto& [name, value] : of_rank_1) {
+      if (rank == 1) setenv(name.c_str(), value.c_str(), 1);
+    }
+    EXPECT_THAT(message_of([] { World::from_env({.timeout = 60s}); }), said) << "rank " << rank;
+  });
+}
+
+TEST(CudaIpcStart, WhatOneRankLacksIsSaidOnAll) {
+  expect_refusal({{"LOCKSTEP_NVRTC", "/nowhere/libnvrtc.so"}},
+                 AllOf(HasSubstr("[cuda_ipc] NVRTC cannot be opened (/nowhere/libnvrtc.so: "),
+                       HasSubstr("(rank 1)")));
+  expect_refusal({{"LOCKSTEP_CUDA_DRIVER", "/nowhere/libcuda.so.1"}},
+                 HasSubstr("[cuda_ipc] NVIDIA's driver cannot be opened (/nowhere/libcuda.so.1: "));
+  expect_refusal({{"FAKE_NVRTC_FAILS", "1"}},
+                 AllOf(HasSubstr("does not compile the kernels"),
+                       HasSubstr("error: told by FAKE_NVRTC_FAILS"), HasSubstr("(rank 1)")));
+  expect_refusal({{"FAKE_CUDA_VERSION", "61"}},
+                 HasSubstr("(compute capability 6.1) is older than 7.0"));
+  expect_refusal({{"FAKE_CUDA_NO_PEERS", "1"}},
+                 AllOf(HasSubstr("[cuda_ipc] cuMemSetAccess, which devices without peer access "
+                                 "refuse: operation not supported"),
+                       HasSubstr("(rank 1)")));
+}
+
+TEST(CudaIpcStart, RanksTakeTheDevicesThatThereAreInTurn) {
+  setenv("FAKE_DEVICES", "2", 1);
+  spawn_on_ipc(3, [](World& world) {
+    EXPECT_EQ(world.device().index(), world.rank() % 2);
+    EXPECT_THAT(world.describe(), HasSubstr("3 ranks on 1 host, cuda_ipc"));
+  });
+  unsetenv("FAKE_DEVICES");
+}
+
+TEST(CudaIpcStart, SeveralHostsAreRefused) {
+  spawn_bare(2,
+             [](int) {
+               setenv("LOCKSTEP_DEVICE", "privateuseone", 1);
+               setenv("LOCKSTEP_BACKEND", "cuda_ipc", 1);
+               EXPECT_THAT(
+                   message_of([] { World::from_env({.timeout = 60s}); }),
+                   HasSubstr("the cuda_ipc backend was asked for, but the 2 ranks are on 2 hosts"));
+             },
+             {.hosts = {0, 1}});
+}
+
+}  // namespace
+}  // namespace lockstep::test

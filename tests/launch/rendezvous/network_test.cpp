@@ -1,0 +1,139 @@
+// Connections of many launchers with one, over real sockets.
+#include "launch/rendezvous/network/network.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+namespace lockstep::launch::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+class Party : public Network::Listener {
+ public:
+  explicit Party(Fd socket) : network(std::move(socket), keys(), 30s, *this) {}
+
+  ConnectionId on_accept() override {
+    links.insert(++last);
+    return last;
+  }
+  void on_connect(ConnectionId link) override { links.insert(link); }
+  void on_message(ConnectionId link, const MessagePtr& message) override {
+    heard[link] = std::get<Ping>(*message).number;
+  }
+  void on_close(ConnectionId link, bool) override { links.erase(link); }
+  void on_stranger(const std::string& text) override { ADD_FAILURE() << text; }
+  void on_disagreement(const std::string& text) override { ADD_FAILURE() << text; }
+
+  static Keys keys() { return Keys::of(Token("0123456789abcdef"), "job"); }
+
+  Network network;
+  ConnectionId last = 0;
+  std::set<ConnectionId> links;
+  std::map<ConnectionId, uint64_t> heard;
+};
+
+// Until `done`, as a launcher's loop does, of both; false when nothing happens any more.
+template <class Done>
+bool run(Party& a, Party& b, Done done) {
+  while (!done()) {
+    std::vector<pollfd> events;
+    a.network.await(events);
+    b.network.await(events);
+    if (poll(events.data(), events.size(), 30'000) <= 0) return false;
+    a.network.pump();
+    b.network.pump();
+  }
+  return true;
+}
+
+// More than epoll hands over at once.
+TEST(Network, ManyLaunchersTalkToOne) {
+  constexpr size_t kHosts = 300, kAtATime = 100;
+  auto socket = listen_at(Address::loopback(0), SOCK_NONBLOCK);
+  ASSERT_TRUE(socket);
+  const Address where = local_address(socket->get());
+  Party coordinator(std::move(*socket)), hosts{Fd()};
+  while (hosts.links.size() < kHosts) {
+    const size_t before = hosts.links.size();
+    for (size_t i = 0; i < kAtATime; ++i) {
+      hosts.network.dial(++hosts.last, Endpoint{where.host(), where.port()}.text());
+    }
+    ASSERT_TRUE(run(coordinator, hosts, [&] {
+      return hosts.links.size() == before + kAtATime &&
+             coordinator.links.size() == before + kAtATime;
+    }));
+  }
+  const auto to_all = [](Party& from, uint64_t number) {
+    const auto message = std::make_shared<const Message>(Ping{number});
+    for (const ConnectionId link : from.links) from.network.send(link, message);
+  };
+  const auto all_heard = [](const Party& party, uint64_t number) {
+    return party.heard.size() == kHosts &&
+           std::ranges::all_of(party.heard, [=](auto& one) { return one.second == number; });
+  };
+  for (uint64_t number = 1; number <= 3; ++number) {
+    to_all(hosts, number);
+    to_all(coordinator, number);
+    ASSERT_TRUE(run(coordinator, hosts,
+                    [&] { return all_heard(coordinator, number) && all_heard(hosts, number); }));
+  }
+  // What was said before a launcher hangs up arrives.
+  to_all(coordinator, 4);
+  for (const ConnectionId link : coordinator.links) coordinator.network.hang_up(link);
+  ASSERT_TRUE(run(coordinator, hosts, [&] { return hosts.links.empty(); }));
+  EXPECT_TRUE(all_heard(hosts, 4));
+}
+
+// A launcher that may open no more descriptors waits until it may again, without turning round.
+TEST(Network, WithoutADescriptorForThemNewLaunchersWait) {
+  auto socket = listen_at(Address::loopback(0), SOCK_NONBLOCK);
+  ASSERT_TRUE(socket);
+  const Address where = local_address(socket->get());
+  Party coordinator(std::move(*socket)), hosts{Fd()};
+  hosts.network.dial(++hosts.last, Endpoint{where.host(), where.port()}.text());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;  // the standard streams
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::vector<pollfd> events;
+  coordinator.network.await(events);
+  const int knocked = poll(events.data(), events.size(), 30'000);
+  coordinator.network.pump();
+  const int again = poll(events.data(), events.size(), 0);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(knocked, 1);
+  EXPECT_EQ(again, 0) << "it would look at once, and again, for as long as there is none";
+  const auto deadline = coordinator.network.deadline();
+  ASSERT_TRUE(deadline);
+  EXPECT_LE(*deadline, Network::Clock::now() + 1s);
+  while (Network::Clock::now() < *deadline) poll(nullptr, 0, 1);
+  coordinator.network.pump();
+  EXPECT_TRUE(run(coordinator, hosts,
+                  [&] { return coordinator.links.size() == 1 && hosts.links.size() == 1; }));
+}
+
+TEST(Network, WhereNobodyListensIsTold) {
+  struct Refused : Party {
+    using Party::Party;
+    void on_close(ConnectionId link, bool refused) override { closed = refused ? link : 0; }
+    ConnectionId closed = 0;
+  } caller{Fd()};
+  Party other{Fd()};
+  // Bound, so that nobody else takes the port, and not listening.
+  const Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Address any = Address::loopback(0);
+  ASSERT_EQ(bind(socket.get(), any.generic(), any.length), 0);
+  const Address where = local_address(socket.get());
+  caller.network.dial(7, Endpoint{where.host(), where.port()}.text());
+  ASSERT_TRUE(run(caller, other, [&] { return caller.closed != 0; }));
+  EXPECT_EQ(caller.closed, 7);
+}
+
+}  // namespace
+}  // namespace lockstep::launch::testing

@@ -1,0 +1,174 @@
+// Ranks that drift apart are named; an optimizer that one rank loaded comes to all.
+#include "lockstep/parallel/check_same.h"
+
+#include "lockstep/parallel/fused_adam.h"
+#include "lockstep/parallel/fused_sgd.h"
+#include "lockstep/parallel/metrics.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/ddp/consistency/fingerprint.h"
+#include "parallel/reference.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using namespace torch::optim;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+void step(Mlp& net, Optimizer& optimizer, int rank, int number = 0) {
+  optimizer.zero_grad();
+  square_loss(net, rank, number).backward();
+  optimizer.step([&] { return square_loss(net, rank, number); });
+}
+
+TEST(Fingerprint, DependsOnEveryByteDtypeAndShape) {
+  isolated([] {
+    for (const int64_t count : {1, 7, 8, 31, 32, 33, 100}) {
+      const at::Tensor first = at::zeros({count}, at::kByte);
+      const uint64_t print = parallel::fingerprint(first);
+      for (int64_t i = 0; i < count; ++i) {
+        at::Tensor other = first.clone();
+        other[i] = 128;
+        EXPECT_NE(parallel::fingerprint(other), print) << i << " of " << count;
+      }
+    }
+    const at::Tensor matrix = at::arange(6).view({2, 3});
+    EXPECT_NE(parallel::fingerprint(matrix), parallel::fingerprint(matrix.view({3, 2})));
+    EXPECT_EQ(parallel::fingerprint(matrix), parallel::fingerprint(matrix.t().contiguous().t()));
+    EXPECT_NE(parallel::fingerprint(at::zeros({3})),
+              parallel::fingerprint(at::zeros({3}, at::kInt)));
+    // Two elements changed places.
+    EXPECT_NE(parallel::fingerprint(at::arange(64)), parallel::fingerprint(at::arange(64).flip(0)));
+  });
+}
+
+TEST(CheckSame, NamesTheRankAndTheFirstParameterThatDiffers) {
+  spawn(3, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world.group());
+    SGD sgd(net.parameters(), SGDOptions(0.1).momentum(0.9));
+    step(net, sgd, world.rank());
+    check_same(net, world.group());
+    check_same(net, sgd, world.group());
+    const at::NoGradGuard no_grad;
+    if (world.rank() == 2) net.second->bias[3] += 1e-7;
+    if (world.rank() == 1) net.third->weight.mul_(2);
+    EXPECT_THAT(message_of<ConfigError>([&] { check_same(net, world.group()); }),
+                AllOf(HasSubstr("ranks 1, 2 of 3 differ from rank 0"),
+                      HasSubstr("first in parameter 'second.bias'")));
+  });
+}
+
+TEST(CheckSame, BuffersLearningRatesAndStateAreCompared) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    net.register_buffer("mean", at::zeros({3}));
+    Ddp ddp(net, world.group());
+    const auto expect = [&](Optimizer& optimizer, const char* text) {
+      EXPECT_THAT(message_of<ConfigError>([&] { check_same(net, optimizer, world.group()); }),
+                  AllOf(HasSubstr("rank 1 of 2 differs"), HasSubstr(text)));
+    };
+    Adam adam(net.parameters(), AdamOptions(0.1));
+    step(net, adam, world.rank());
+    check_same(net, adam, world.group());
+    if (world.rank() == 1) adam.param_groups()[0].options().set_lr(0.2);
+    expect(adam, "the optimizer's options of group 0 (learning rate 0.1)");
+    adam.param_groups()[0].options().set_lr(0.1);
+    if (world.rank() == 1) {
+      auto& state = *adam.state()[net.first->bias.unsafeGetTensorImpl()];
+      static_cast<AdamParamState&>(state).exp_avg_sq().mul_(2);
+    }
+    expect(adam, "exp_avg_sq) of parameter 'first.bias'");
+    Adam fresh(net.parameters(), AdamOptions(0.1));
+    expect(world.rank() == 1 ? fresh : adam,
+           "state (step, exp_avg, exp_avg_sq) of parameter 'first.weight'");
+    if (world.rank() == 1) net.named_buffers()["mean"].fill_(1);
+    expect(fresh, "buffer 'mean'");
+  });
+}
+
+TEST(BroadcastOptimizer, WhatOneRankLoadedComesToAll) {
+  spawn(2, [](World& world) {
+    const auto compare = [&](auto make) {
+      Mlp net;
+      Ddp ddp(net, world.group());
+      const auto optimizer = make(net.parameters());
+      for (int i = 0; i < 2; ++i) step(net, *optimizer, world.rank(), i);
+      // Rank 1 begins again, as one that did not load.
+      auto other = make(net.parameters());
+      if (world.rank() == 1) other->param_groups()[0].options().set_lr(0.7);
+      Optimizer& mine = world.rank() == 0 ? *optimizer : *other;
+      if (world.rank() == 0) mine.param_groups()[0].options().set_lr(0.02);
+      EXPECT_NE(message_of([&] { check_same(net, mine, world.group()); }), "nothing");
+      broadcast_optimizer(mine, world.group());
+      check_same(net, mine, world.group());
+      EXPECT_EQ(mine.param_groups()[0].options().get_lr(), 0.02);
+      step(net, mine, world.rank(), 3);
+      check_same(net, mine, world.group());
+    };
+    using Parameters = std::vector<at::Tensor>;
+    compare(
+        [](Parameters p) { return std::make_unique<Adam>(p, AdamOptions(0.01).amsgrad(true)); });
+    compare([](Parameters p) { return std::make_unique<AdamW>(p, AdamWOptions(0.01)); });
+    compare([](Parameters p) { return std::make_unique<SGD>(p, SGDOptions(0.01).momentum(0.9)); });
+    compare([](Parameters p) {
+      return std::make_unique<RMSprop>(p, RMSpropOptions(0.01).momentum(0.9).centered(true));
+    });
+    compare([](Parameters p) { return std::make_unique<Adagrad>(p, AdagradOptions(0.01)); });
+    compare([](Parameters p) { return std::make_unique<FusedAdam>(p, AdamOptions(0.01)); });
+    compare([](Parameters p) { return std::make_unique<FusedAdamW>(p, AdamWOptions(0.01)); });
+    compare(
+        [](Parameters p) { return std::make_unique<FusedSGD>(p, SGDOptions(0.01).momentum(0.9)); });
+  });
+}
+
+TEST(BroadcastOptimizer, TheHistoryOfLbfgsComesToAll) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Ddp ddp(net, world);
+    const auto search = [&](Optimizer& lbfgs, int number) {
+      lbfgs.step([&] {
+        lbfgs.zero_grad();
+        const at::Tensor loss = square_loss(net, world.rank(), number);
+        loss.backward();
+        return global_loss(loss, world);
+      });
+    };
+    const auto options = LBFGSOptions(0.5).max_iter(4).history_size(3);
+    LBFGS loaded(net.parameters(), options), fresh(net.parameters(), options);
+    for (int i = 0; i < 2; ++i) search(loaded, i);
+    if (world.rank() == 0) loaded.param_groups()[0].options().set_lr(0.25);
+    LBFGS& mine = world.rank() == 0 ? loaded : fresh;
+    EXPECT_NE(message_of([&] { check_same(net, mine, world); }), "nothing");
+    broadcast_optimizer(mine, world);
+    check_same(net, mine, world);
+    EXPECT_EQ(mine.param_groups()[0].options().get_lr(), 0.25);
+    const at::Tensor before = net.first->weight.detach().clone();
+    search(mine, 2);
+    EXPECT_FALSE(at::equal(net.first->weight, before));
+    check_same(net, mine, world);
+  });
+}
+
+TEST(BroadcastOptimizer, RefusesOnAllRanks) {
+  spawn(2, [](World& world) {
+    Mlp net;
+    Adam adam(net.parameters(), AdamOptions(0.1));
+    SGD sgd(net.parameters(), SGDOptions(0.1)), part({net.first->weight}, SGDOptions(0.1));
+    const auto refused = [&](Optimizer& optimizer) {
+      return message_of<ConfigError>([&] { broadcast_optimizer(optimizer, world.group()); });
+    };
+    EXPECT_THAT(refused(world.rank() == 0 ? static_cast<Optimizer&>(adam) : sgd),
+                HasSubstr("the ranks' optimizers differ"));
+    EXPECT_THAT(refused(world.rank() == 0 ? part : sgd),
+                HasSubstr("group of 1 parameters: [8, 6]"));
+    ZeroOptimizer divided(net.parameters(), world.group(), zero<SGD>(SGDOptions(0.1)));
+    EXPECT_THAT(refused(divided), HasSubstr("divided over the ranks"));
+    broadcast_optimizer(sgd, world.group());
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test

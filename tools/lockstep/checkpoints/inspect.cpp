@@ -1,0 +1,228 @@
+// `lockstep inspect` and `verify`.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "checkpoints/commands.h"
+#include "lockstep/checkpoint/directory.h"
+#include "lockstep/checkpoint/export.h"
+#include "lockstep/checkpoint/tensor_files.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::tool {
+namespace {
+
+using checkpoint::StoredTensor;
+using checkpoint::TensorFiles;
+using Json = nlohmann::ordered_json;
+
+// A number that JSON cannot say is a text: "inf", "nan".
+struct ToJson {
+  Json operator()(double value) const {
+    return std::isfinite(value) ? Json(value) : Json(fmt::format("{}", value));
+  }
+  Json operator()(const std::vector<double>& values) const {
+    Json list = Json::array();
+    for (const double value : values) list.push_back((*this)(value));
+    return list;
+  }
+  template <class T>
+  Json operator()(const T& value) const {
+    return value;
+  }
+};
+
+struct ToText {
+  std::string operator()(const std::string& value) const { return value; }
+  std::string operator()(bool value) const { return value ? "true" : "false"; }
+  template <class T>
+  std::string operator()(const std::vector<T>& values) const {
+    return fmt::format("[{}]", fmt::join(values, ", "));
+  }
+  template <class T>
+  std::string operator()(T value) const {
+    return fmt::format("{}", value);
+  }
+};
+
+// "net/fc.weight[0:2, 0:3]" is printed as it is, control characters are not.
+std::string printable(const std::string& text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    shown += code < 0x20 || code == 0x7f ? fmt::format("\\x{:02x}", code) : std::string(1, c);
+  }
+  return shown;
+}
+
+std::set<std::string> files_of(const StoredTensor& tensor) {
+  std::set<std::string> files;
+  for (const auto& part : tensor.parts) files.insert(part.file);
+  return files;
+}
+
+int64_t total_bytes(const TensorFiles& files, const checkpoint::Selected& selected) {
+  int64_t total = 0;
+  for (const auto& [name, stored] : selected.tensors) total += bytes_of(files.tensors().at(stored));
+  return total;
+}
+
+Json json_of(const TensorFiles& files, const checkpoint::Selected& selected) {
+  Json json = {{"path", files.path()}, {"kind", files.kind()}};
+  if (const auto* manifest = files.manifest()) {
+    json["step"] = manifest->step;
+    json["save"] = manifest->save;
+    json["world"] = manifest->world;
+    json["metrics"] = Json::object();
+    for (const auto& [name, value] : manifest->metrics) json["metrics"][name] = ToJson()(value);
+  }
+  json["metadata"] = files.metadata();
+  json["values"] = Json::object();
+  for (const auto& [name, value] : files.values()) {
+    json["values"][name] = std::visit(ToJson(), value);
+  }
+  json["files"] = files.files();
+  json["tensors"] = Json::object();
+  for (const auto& [name, stored] : selected.tensors) {
+    const StoredTensor& tensor = files.tensors().at(stored);
+    Json parts = Json::array();
+    for (const auto& part : tensor.parts) {
+      parts.push_back({{"file", part.file},
+                       {"entry", part.entry},
+                       {"offset", part.box.offset},
+                       {"size", part.box.size}});
+    }
+    json["tensors"][name] = {{"dtype", tensor.dtype},
+                             {"shape", tensor.sizes},
+                             {"bytes", bytes_of(tensor)},
+                             {"parts", parts}};
+  }
+  json["aliases"] = selected.aliases;
+  return json;
+}
+
+void print_head(const TensorFiles& files) {
+  fmt::print("{}: {}", files.path(), files.kind());
+  int64_t bytes = 0;
+  for (const auto& [name, count] : files.files()) bytes += count;
+  if (const auto* manifest = files.manifest()) {
+    fmt::print(" of step {}, save {}, by {} rank{}", manifest->step, manifest->save,
+               manifest->world, manifest->world == 1 ? "" : "s");
+  }
+  fmt::print(", {} file{}, {}\n", files.files().size(), files.files().size() == 1 ? "" : "s",
+             text_of_bytes(bytes));
+  if (const auto* manifest = files.manifest()) {
+    for (const auto& [name, value] : manifest->metrics) {
+      fmt::print("metric {} {}\n", printable(name), value);
+    }
+  }
+}
+
+void print_tensors(const TensorFiles& files, const checkpoint::Selected& selected) {
+  size_t widest = 0, widest_type = 0;
+  const auto type_of = [](const StoredTensor& tensor) {
+    return fmt::format("{} [{}]", tensor.dtype, fmt::join(tensor.sizes, ", "));
+  };
+  for (const auto& [name, stored] : selected.tensors) {
+    widest = std::max(widest, printable(name).size());
+    widest_type = std::max(widest_type, type_of(files.tensors().at(stored)).size());
+  }
+  for (const auto& [name, stored] : selected.tensors) {
+    const StoredTensor& tensor = files.tensors().at(stored);
+    fmt::print("  {:{}}  {:{}}  {:>9}  {}\n", printable(name), widest, type_of(tensor), widest_type,
+               text_of_bytes(bytes_of(tensor)), fmt::join(files_of(tensor), ", "));
+  }
+  for (const auto& [name, target] : selected.aliases) {
+    fmt::print("  {:{}}  is {}\n", printable(name), widest, printable(target));
+  }
+  fmt::print("{} tensors, {}\n", selected.tensors.size(),
+             text_of_bytes(total_bytes(files, selected)));
+}
+
+void print_values(const TensorFiles& files) {
+  if (!files.values().empty()) fmt::print("values\n");
+  for (const auto& [name, value] : files.values()) {
+    fmt::print("  {}  {}\n", printable(name), printable(text_of(value)));
+  }
+  if (!files.metadata().empty()) fmt::print("metadata\n");
+  for (const auto& [name, value] : files.metadata()) {
+    fmt::print("  {}  {}\n", printable(name), printable(value));
+  }
+}
+
+// What else a directory of checkpoints holds.
+void print_others(const std::string& path) {
+  if (!checkpoint::is_directory_of_checkpoints(path)) return;
+  const auto listing = checkpoint::list_checkpoints(path);
+  fmt::print("checkpoints in {}\n", path);
+  for (const auto& one : listing.checkpoints) {
+    fmt::print("  {}  step {}{}\n", one.name, one.step,
+               &one == &listing.checkpoints.back() ? "  (the newest, shown above)" : "");
+  }
+  for (const auto& name : listing.unreadable) fmt::print("  {}  cannot be read\n", name);
+}
+
+// How many findings there are.
+size_t print_findings(const std::string& name, const std::vector<std::string>& findings) {
+  fmt::print("{}: {}\n", name,
+             findings.empty() ? "whole" : fmt::format("DAMAGED, {} findings", findings.size()));
+  for (const auto& finding : findings) fmt::print("  {}\n", printable(finding));
+  return findings.size();
+}
+
+}  // namespace
+
+std::string text_of(const checkpoint::Value& value) { return std::visit(ToText(), value); }
+
+int inspect(const Inspection& inspection) {
+  const bool is_trajectories = inspection.path.ends_with(".jsonl");
+  if (is_trajectories && (inspection.json || !inspection.only.empty())) {
+    throw ConfigError("[inspect] --json and --only are for checkpoints, not for trajectories");
+  }
+  if (!is_trajectories && inspection.episode != 0) {
+    throw ConfigError("[inspect] --episode is for a trajectories.jsonl");
+  }
+  if (is_trajectories) {
+    return inspect_trajectories(inspection.path, inspection.episode);
+  }
+  const auto files = checkpoint::open_tensors(inspection.path);
+  const auto selected = select(*files, inspection.only);
+  if (inspection.json) {
+    fmt::print("{}\n",
+               json_of(*files, selected).dump(1, ' ', false, Json::error_handler_t::replace));
+    return 0;
+  }
+  print_head(*files);
+  print_tensors(*files, selected);
+  print_values(*files);
+  print_others(inspection.path);
+  return 0;
+}
+
+int verify(const std::string& path) {
+  if (!checkpoint::is_directory_of_checkpoints(path)) {
+    const auto files = checkpoint::open_tensors(path);
+    return print_findings(files->path(), files->verify()) == 0 ? 0 : 1;
+  }
+  const auto found = checkpoint::verify_directory(path);
+  size_t count = 0;
+  for (const auto& [name, findings] : found.checkpoints) {
+    count += print_findings(path + "/" + name, findings);
+  }
+  if (found.checkpoints.empty()) {
+    fmt::print("{}: holds no published checkpoint\n", path);
+    ++count;
+  } else {
+    count += print_findings(path + "/latest", found.directory);
+  }
+  for (const auto& name : found.unfinished) {
+    fmt::print("{}/{}: left by a save that did not end; the next save removes it\n", path, name);
+  }
+  return count == 0 ? 0 : 1;
+}
+
+}  // namespace lockstep::tool

@@ -1,0 +1,63 @@
+#include "planning/bench.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "beside.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::tool {
+namespace {
+
+constexpr const char* kBenchFooter =
+    R"(Measures matrix products, memory and collectives with as many ranks as are to train, all at once, in about three seconds, and
+writes what lockstep plan --machine reads. The other flags are those of lockstep run. The machine should do nothing else meanwhile.
+
+  lockstep bench --nproc-per-node 2 --to machine.json
+)";
+
+}  // namespace
+
+BenchCommand::BenchCommand(CLI::App& program)
+    : run_(program, {.name = "bench",
+                     .description = "Measure this machine, for lockstep plan",
+                     .usage = "lockstep bench [--to FILE] [FLAGS]",
+                     .footer = kBenchFooter}) {
+  run_.app()
+      .add_option("--to", to_, "The file to write (it is printed)")
+      ->type_name("FILE")
+      ->expected(1);
+}
+
+void BenchCommand::check_words(const std::vector<std::string>& words) {
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (words[i].empty() || words[i][0] != '-') {
+      throw ConfigError(fmt::format("[bench] '{}' is no flag (lockstep bench --help)", words[i]));
+    }
+    const bool is_last = i + 1 == words.size();
+    bool value_follows = false;
+    run_.take_flag(words[i], is_last ? "" : words[i + 1], value_follows);
+    if (value_follows && !is_last) ++i;
+  }
+}
+
+int BenchCommand::carry_out() {
+  std::vector<std::string> command = {program_beside("lockstep-bench", "bench")};
+  if (!to_.empty()) {
+    // Known before anything is measured.
+    const auto folder = std::filesystem::absolute(to_).parent_path();
+    if (access(folder.c_str(), W_OK) != 0) {
+      throw ConfigError(fmt::format("[bench] --to {}: nothing can be written into {}: {}", to_,
+                                    folder.string(), std::strerror(errno)));
+    }
+    command.push_back(to_);
+  }
+  run_.start_program(command);
+  return run_.carry_out();
+}
+
+}  // namespace lockstep::tool

@@ -1,0 +1,141 @@
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "flags.h"
+#include "lockstep/core/error.h"
+#include "planning/plan.h"
+
+namespace lockstep::tool {
+namespace {
+
+constexpr int kMost = 1'000'000'000;
+
+// "784" or "3x32x32".
+std::vector<int64_t> sizes_of(const std::string& text) {
+  std::vector<int64_t> sizes;
+  const char* at = text.data();
+  const char* const end = at + text.size();
+  while (true) {
+    int64_t size = 0;
+    const auto [next, error] = std::from_chars(at, end, size);
+    if (error != std::errc() || size < 1 || (next != end && *next != 'x')) {
+      throw ConfigError(
+          fmt::format("[plan] --sample {}: numbers above 0 with x between, as 3x32x32", text));
+    }
+    sizes.push_back(size);
+    if (next == end) return sizes;
+    at = next + 1;
+  }
+}
+
+}  // namespace
+
+void PlanQuestion::add_flags(CLI::App& command) {
+  const auto count = [&command](const char* flag, int64_t& value, const char* text) {
+    command.add_option(flag, value, text)->type_name("N")->check(whole_number(1, kMost));
+  };
+  command.add_option("CONFIG", file_, "The file of a run, as lockstep train takes it");
+  command.add_option("--set", overrides_, "Replaces a value of the file; any number of times")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+  command
+      .add_option("--model", model_,
+                  "A published model in the place of a file: qwen3-0.6b to qwen3-32b")
+      ->type_name("NAME");
+  command.add_option("--device", device_, "The device, by name: h100-sxm (this host's cores)")
+      ->type_name("NAME");
+  count("--devices-per-node", per_node_, "Devices of a node (8; cores of this host)");
+  command
+      .add_option("--network", network_, "Between nodes, by name (8x400g; this host: ethernet-10g)")
+      ->type_name("NAME");
+  command.add_option("--machine", machine_, "This machine's measured figures (docs/plan.md)")
+      ->type_name("FILE");
+  count("--ranks", ranks_, "Ranks (those of one node, or launch.nproc_per_node x nnodes)");
+  count("--batch", batch_,
+        "Samples of a rank and micro-batch (training.batch_size; with --model 1)");
+  count("--tokens", tokens_, "Tokens of a sample, with --model (2048)");
+  command
+      .add_option("--sample", sample_, "Size of a sample, where data do not say it: 784, 3x32x32")
+      ->type_name("SIZES");
+  count("--outputs", outputs_, "Classes or target columns, where data do not say it");
+  command
+      .add_option("--measured-step", measured_step_, "Seconds of a step on one rank, as measured")
+      ->type_name("SECONDS")
+      ->check(some_seconds(kMost));
+  command.add_flag("--recompute", recompute_, "Activations of blocks are computed twice");
+  command.add_flag("--bf16", narrow_, "Compute in bfloat16");
+}
+
+plan::Machine PlanQuestion::machine() const {
+  if (!machine_.empty() && !device_.empty()) {
+    throw ConfigError("[plan] --machine and --device: give one of them");
+  }
+  plan::Machine machine = machine_.empty() ? plan::this_host() : plan::read_machine(machine_);
+  if (!device_.empty()) {
+    machine = {.device = plan::device_named(device_), .network = plan::network_named("8x400g")};
+  }
+  if (!network_.empty()) machine.network = plan::network_named(network_);
+  if (per_node_ > 0) machine.devices_per_node = per_node_;
+  return machine;
+}
+
+train::RunConfig PlanQuestion::config() const {
+  if (!model_.empty() && !file_.empty()) {
+    throw ConfigError("[plan] a file and --model: give one of them");
+  }
+  if (!file_.empty()) return train::load_config(file_, overrides_);
+  if (model_.empty()) {
+    throw ConfigError(
+        "[plan] say what to plan: a file (lockstep config init writes one), or --model "
+        "qwen3-4b (lockstep plan --help)");
+  }
+  if (!overrides_.empty())
+    throw ConfigError("[plan] --set replaces values of a file, and none is given");
+  train::RunConfig config;
+  config.model.kind = "transformer";
+  config.model.transformer = plan::model_named(model_);
+  config.data.kind = "tokens";
+  config.data.tokens.sequence_length = 2048;
+  config.training.batch_size = 1;
+  return config;
+}
+
+plan::ModelProfile PlanQuestion::profile(const train::RunConfig& given) const {
+  train::RunConfig config = given;
+  if (narrow_) config.mixed_precision.dtype = "bf16";
+  if (tokens_ > 0) config.data.tokens.sequence_length = tokens_;
+  plan::SampleSizes sample;
+  if (!sample_.empty()) {
+    sample.data = sizes_of(sample_);
+  } else {
+    sample = plan::sample_sizes(config);
+  }
+  if (outputs_ > 0) sample.outputs = outputs_;
+  return plan::profile_of(config, sample);
+}
+
+plan::Training PlanQuestion::training(const train::RunConfig& config) const {
+  plan::Training training = plan::training_of(config);
+  if (batch_ > 0) training.batch = batch_;
+  if (recompute_) training.recomputed = plan::Recomputed::Blocks;
+  if (narrow_) training.precision = plan::Precision::Narrow;
+  training.measured_step = measured_step_;
+  return training;
+}
+
+int64_t PlanQuestion::ranks(const train::RunConfig& config, const plan::Machine& machine) const {
+  if (ranks_ > 0) return ranks_;
+  const auto number = [&](const char* key, const std::string& text, int64_t otherwise) {
+    int64_t asked = 0;
+    const char* const last = text.data() + text.size();
+    const auto [end, error] = std::from_chars(text.data(), last, asked);
+    const bool is_given = config.origins.contains(key) && error == std::errc();
+    return is_given && (end == last || *end == ':') ? asked : otherwise;
+  };
+  return number("launch.nproc_per_node", config.launch.nproc_per_node, machine.devices_per_node) *
+         number("launch.nnodes", config.launch.nnodes, 1);  // of MIN:MAX the least
+}
+
+}  // namespace lockstep::tool

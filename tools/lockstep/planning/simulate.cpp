@@ -1,0 +1,221 @@
+#include "lockstep/plan/simulate.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+
+#include "core/nearest.h"
+#include "flags.h"
+#include "lockstep/core/error.h"
+#include "lockstep/plan/goodput.h"
+#include "plan/words.h"
+#include "planning/plan.h"
+
+namespace lockstep::tool {
+namespace {
+
+constexpr int kMostSteps = 1'000'000;
+constexpr double kMostCheckpoints = 1e8;  // which take a second
+
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr const char* kSimulateFooter =
+    R"(Plays steps of a run through, event by event, for 1 to 1,048,576 ranks: computation of each rank at its own speed, collectives,
+stragglers; then the whole run with failures, checkpoints and restarts. Which run: as for lockstep plan. docs/plan.md.
+
+  lockstep simulate --model qwen3-8b --bf16 --device h100-sxm --ranks 1024 --trace steps.json
+  lockstep simulate run.yaml --ranks 64 --slow-ranks 1 --slow-factor 1.3
+  lockstep simulate run.yaml --failure-hours 20000 --save-seconds 60
+
+--trace writes a timeline that https://ui.perfetto.dev and chrome://tracing show.
+)";
+
+plan::Strategy strategy_named(const std::string& name) {
+  const std::map<std::string, plan::Strategy> all = {
+      {"ddp", plan::Strategy::Ddp},
+      {"zero", plan::Strategy::Zero},
+      {"fsdp-gradients", plan::Strategy::FsdpGradients},
+      {"fsdp", plan::Strategy::FsdpFull},
+      {"fsdp-hybrid-gradients", plan::Strategy::FsdpHybridGradients},
+      {"fsdp-hybrid", plan::Strategy::FsdpHybrid}};
+  if (const auto found = all.find(name); found != all.end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [known, strategy] : all) names.push_back(known);
+  throw ConfigError(
+      fmt::format("[simulate] --strategy {}: the nearest is {}; ddp, zero, fsdp-gradients, "
+                  "fsdp, fsdp-hybrid-gradients or fsdp-hybrid",
+                  name, nearest(name, names)));
+}
+
+// The whole run for several intervals between checkpoints, and the best.
+struct RunTable {
+  plan::Reliability reliability;
+  double best, young, daly, chosen;
+  plan::SimulatedRun run;
+};
+
+OrderedJson json_of(const RunTable& table) {
+  return {{"failure_interval", table.reliability.failure_interval()},
+          {"best_interval", table.best},
+          {"young_interval", table.young},
+          {"daly_interval", table.daly},
+          {"interval", table.chosen},
+          {"expected_goodput", plan::goodput(table.reliability, table.chosen)},
+          {"simulated",
+           {{"seconds", table.run.seconds},
+            {"failures", table.run.failures},
+            {"saving", table.run.saving},
+            {"lost", table.run.lost},
+            {"restarting", table.run.restarting},
+            {"goodput", table.run.goodput}}}};
+}
+
+}  // namespace
+
+SimulateCommand::SimulateCommand(CLI::App& program) {
+  auto& command = *program.add_subcommand(
+      "simulate", "Play steps and failures of a run through, for any number of ranks");
+  command.footer(kSimulateFooter);
+  command.get_formatter()->column_width(34);
+  question_.add_flags(command);
+  command
+      .add_option("--strategy", strategy_,
+                  "ddp, zero, fsdp-gradients, fsdp, fsdp-hybrid-gradients, fsdp-hybrid (the best "
+                  "that fits)")
+      ->type_name("NAME");
+  command.add_option("--steps", steps_, "Steps that are played through (3)")
+      ->type_name("N")
+      ->check(whole_number(1, kMostSteps));
+  command.add_option("--jitter", jitter_, "Deviation of each rank's speed, as a share (0.02)")
+      ->type_name("SHARE");
+  command.add_option("--slow-ranks", slow_ranks_, "So many are slower all the time (0)")
+      ->type_name("N");
+  command.add_option("--slow-factor", slow_factor_, "By this factor (1.5)")->type_name("FACTOR");
+  command.add_flag("--no-prefetch", no_prefetch_, "Fsdp gathers a unit when it is needed");
+  command.add_option("--seed", seed_, "Of all draws (1)")->type_name("N");
+  auto* const trace = command.add_option("--trace", trace_, "Write a timeline")->type_name("FILE");
+  command.add_option("--traced-ranks", traced_ranks_, "Ranks in the timeline (4)")
+      ->type_name("N")
+      ->needs(trace);
+  command
+      .add_option("--failure-hours", failure_hours_,
+                  "Mean time between failures of one rank (50000)")
+      ->type_name("HOURS");
+  command.add_option("--save-seconds", save_, "Training stands still at a checkpoint (30)")
+      ->type_name("SECONDS");
+  command.add_option("--restart-seconds", restart_, "From a failure until it goes on (120)")
+      ->type_name("SECONDS");
+  command.add_option("--save-every", interval_, "Seconds of work between checkpoints (the best)")
+      ->type_name("SECONDS")
+      ->check(some_seconds(1e9));
+  command.add_option("--work-hours", work_hours_, "Computation of the whole run (720)")
+      ->type_name("HOURS");
+  command.add_flag("--json", json_, "Print one JSON object");
+}
+
+int SimulateCommand::carry_out() const {
+  using plan::percent_text;
+  using plan::seconds_text;
+  const auto config = question_.config();
+  const auto machine = question_.machine();
+  const auto profile = question_.profile(config);
+  const auto training = question_.training(config);
+  const int64_t ranks = question_.ranks(config, machine);
+  for (const double number : {failure_hours_, save_, restart_, work_hours_}) {
+    if (std::isfinite(number) && number >= 0) continue;
+    throw ConfigError(fmt::format("[simulate] {} is no time: 0 or more, and finite", number));
+  }
+  if (failure_hours_ == 0 || save_ == 0 || work_hours_ == 0) {
+    throw ConfigError("[simulate] --failure-hours, --save-seconds and --work-hours are above 0");
+  }
+  if (interval_ > 0 && work_hours_ * 3600 / interval_ > kMostCheckpoints) {
+    throw ConfigError(
+        fmt::format("[simulate] --save-every {}: more than {:.0f} checkpoints in --work-hours {}",
+                    interval_, kMostCheckpoints, work_hours_));
+  }
+  plan::Strategy strategy = plan::Strategy::Ddp;
+  if (!strategy_.empty()) {
+    strategy = strategy_named(strategy_);
+  } else if (const auto plan = plan::make_plan(profile, training, machine, {.ranks = ranks});
+             plan.best) {
+    strategy = plan.best->strategy;
+  } else {
+    fmt::print(stderr,
+               "lockstep: nothing fits on {} ranks (lockstep plan says why); simulated as Ddp\n",
+               ranks);
+  }
+  const auto out = plan::simulate(profile, training, strategy, machine, ranks,
+                                  {.steps = steps_,
+                                   .jitter = jitter_,
+                                   .slow_ranks = slow_ranks_,
+                                   .slow_factor = slow_factor_,
+                                   .prefetch = !no_prefetch_,
+                                   .traced_ranks = trace_.empty() ? 0 : traced_ranks_,
+                                   .seed = seed_});
+  if (!trace_.empty()) {
+    std::ofstream file(trace_, std::ios::binary);
+    file << out.trace;
+    file.close();
+    if (!file)
+      throw Error(fmt::format("[simulate] cannot write {}: name another file by --trace", trace_));
+  }
+  RunTable table{.reliability = {.ranks = ranks,
+                                 .rank_failure_interval = failure_hours_ * 3600,
+                                 .save = save_,
+                                 .restart = restart_}};
+  table.best = plan::best_interval(table.reliability);
+  table.young = plan::young_interval(table.reliability);
+  table.daly = plan::daly_interval(table.reliability);
+  table.chosen = interval_ > 0 ? interval_ : table.best;
+  table.run = plan::simulate_run(table.reliability, table.chosen, work_hours_ * 3600, seed_);
+  const double mean = std::accumulate(out.steps.begin(), out.steps.end(), 0.0) /
+                      static_cast<double>(out.steps.size());
+  if (json_) {
+    const OrderedJson all = {{"strategy", plan::name_of(strategy)},
+                             {"ranks", ranks},
+                             {"steps", out.steps},
+                             {"computation", out.computation},
+                             {"communication", out.communication},
+                             {"waiting", out.waiting},
+                             {"slowest_rank", out.slowest_rank},
+                             {"run", json_of(table)}};
+    fmt::print("{}\n", all.dump(2));
+    return 0;
+  }
+  fmt::print("{} on {} ranks of {}, {}: {} a step over {} steps\n", profile.name, ranks,
+             machine.device.name, plan::name_of(strategy), seconds_text(mean), out.steps.size());
+  fmt::print(
+      "  the median rank computes {}, and waits {} ({}); collectives take {}; rank {} is the "
+      "slowest\n",
+      seconds_text(out.computation), seconds_text(out.waiting), percent_text(out.waiting / mean),
+      seconds_text(out.communication), out.slowest_rank);
+  if (!trace_.empty()) fmt::print("  timeline: {} (open it in https://ui.perfetto.dev)\n", trace_);
+  fmt::print("\n{:>16}  {:>10}\n", "save every", "goodput");
+  for (const double factor : {0.1, 0.3, 1.0, 3.0, 10.0}) {
+    fmt::print("{:>16}  {:>10}{}\n", seconds_text(factor * table.best),
+               fmt::format("{:.2f} %", 100 * plan::goodput(table.reliability, factor * table.best)),
+               factor == 1 ? fmt::format("   the best; Young: {}, Daly: {}",
+                                         seconds_text(table.young), seconds_text(table.daly))
+                           : "");
+  }
+  const auto& run = table.run;
+  fmt::print(
+      "\nSome rank fails every {}. {} of work with a checkpoint every {}{}: {} failures, {} in "
+      "all, goodput "
+      "{:.2f} % ({} lost, {} saving, {} restarting)\n",
+      seconds_text(table.reliability.failure_interval()), seconds_text(work_hours_ * 3600),
+      seconds_text(table.chosen),
+      fmt::format(" ({:.0f} steps)", std::max(1.0, table.chosen / mean)), run.failures,
+      seconds_text(run.seconds), 100 * run.goodput, seconds_text(run.lost),
+      seconds_text(run.saving), seconds_text(run.restarting));
+  return 0;
+}
+
+}  // namespace lockstep::tool

@@ -1,0 +1,188 @@
+#include "training/train.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "beside.h"
+#include "core/place/node_list.h"
+#include "launch/job/run.h"
+#include "lockstep/core/environment.h"
+#include "lockstep/core/error.h"
+
+namespace lockstep::tool {
+namespace {
+
+constexpr const char* kTrainFooter =
+    R"(FILE describes the run: `lockstep config init` writes one to start from, docs/configuration.md has all keys. It is
+checked before any rank is started. The other flags are those of `lockstep run`; they go before the file's section
+`launch`. Inside a launcher (lockstep run, torchrun, srun, mpirun) no ranks are started: this process becomes one.
+A file with `program: three_domain` has that program's flags for keys, docs/three_domain.md.
+
+Exit status: as that of lockstep run; 2 for a wrong file.
+
+  lockstep train run.yaml --nproc-per-node 4
+  lockstep train run.yaml --set training.epochs=3 --set optimizer.learning_rate=0.01
+)";
+
+// The launcher that has started this process as one rank of a job; empty without one.
+std::string launcher() {
+  if (env_text("RANK") && env_text("WORLD_SIZE")) return "RANK and WORLD_SIZE are set";
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MPI_LOCALNRANKS"}) {
+    if (env_text(name)) return fmt::format("{} is set", name);
+  }
+  // A task on each node is a launcher; several on a node are ranks.
+  const auto counts = env_text("SLURM_STEP_TASKS_PER_NODE");
+  if (!env_text("SLURM_STEP_ID") || !env_text("SLURM_PROCID") || !counts) return "";
+  const auto each = expand_task_counts(*counts);
+  const bool is_rank = std::any_of(each.begin(), each.end(), [](int count) { return count > 1; });
+  return is_rank ? "srun has started several tasks on a node" : "";
+}
+
+}  // namespace
+
+TrainCommand::TrainCommand(CLI::App& program)
+    : run_(program, {.name = "train",
+                     .description = "Train as a file says, on ranks that it starts itself",
+                     .usage = "lockstep train FILE [FLAGS]",
+                     .footer = kTrainFooter}) {
+  run_.app()
+      .add_option("--set", overrides_,
+                  "Replaces a value of the file, as training.seed=3; any number of times")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
+std::vector<std::string> TrainCommand::take_file(const std::vector<std::string>& words) {
+  std::vector<std::string> flags;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word.size() < 2 || word[0] != '-') {
+      if (!file_.empty()) {
+        throw ConfigError(fmt::format(
+            "[train] two files, {} and {}: a run has one (values go behind --set)", file_, word));
+      }
+      file_ = word;
+      continue;
+    }
+    const bool is_last = i + 1 == words.size();
+    bool value_follows = false;
+    run_.take_flag(word, is_last ? "" : words[i + 1], value_follows);
+    flags.push_back(word);
+    if (value_follows && !is_last) flags.push_back(words[++i]);
+  }
+  return flags;
+}
+
+void TrainCommand::apply_launch_section(const train::RunConfig& config) {
+  const auto& launch = config.launch;
+  const auto give = [&](const char* key, const char* flag, const std::string& value) {
+    if (config.origins.contains(std::string("launch.") + key) && !value.empty()) {
+      run_.give(flag, value);
+    }
+  };
+  const auto number = [](int64_t value, int64_t none) {
+    return value == none ? std::string() : std::to_string(value);
+  };
+  give("nproc_per_node", "--nproc-per-node", launch.nproc_per_node);
+  give("nnodes", "--nnodes", launch.nnodes);
+  give("node_rank", "--node-rank", number(launch.node_rank, -1));
+  give("master_addr", "--master-addr", launch.master_addr);
+  give("master_port", "--master-port", number(launch.master_port, 0));
+  give("rdzv_endpoint", "--rdzv-endpoint", launch.rdzv_endpoint);
+  give("rdzv_backend", "--rdzv-backend", launch.rdzv_backend);
+  give("rdzv_id", "--rdzv-id", launch.rdzv_id);
+  give("max_restarts", "--max-restarts", number(launch.max_restarts, 0));
+  give("log_dir", "--log-dir", launch.log_dir);
+  if (config.parallel.tls) run_.give("--tls", "true");
+  if (run_.value_of("--numa-binding").empty()) give("bind", "--bind", launch.bind);
+  if (launch.threads_per_rank > 0) {
+    run_.add_variable("OMP_NUM_THREADS", std::to_string(launch.threads_per_rank));
+  }
+}
+
+std::vector<std::string> TrainCommand::own_program() {
+  YAML::Node root;
+  try {
+    root = YAML::LoadFile(file_);
+  } catch (const YAML::Exception&) {
+    return {};  // load_config() says what is wrong
+  }
+  if (!root.IsMap() || !root["program"]) return {};
+  const auto program = root["program"].as<std::string>("");
+  if (program != "three_domain") {
+    throw ConfigError(fmt::format("[train] {}:{}: program {}; there is three_domain", file_,
+                                  root["program"].Mark().line + 1, program));
+  }
+  std::vector<std::string> command = {program_beside("three_domain", "train"), "--config", file_};
+  std::string ranks = root["num_gpus"] ? root["num_gpus"].as<std::string>("") : "2";
+  for (const std::string& one : overrides_) {
+    const size_t end = std::min(one.find('='), one.size());
+    std::string key = one.substr(0, end);
+    std::replace(key.begin(), key.end(), '-', '_');
+    if (key == "num_gpus" && end < one.size()) {
+      ranks = one.substr(end + 1);
+      continue;
+    }
+    std::replace(key.begin(), key.end(), '_', '-');
+    command.push_back("--" + key + one.substr(end));
+  }
+  run_.give("--nproc-per-node", ranks);
+  return command;
+}
+
+std::vector<std::string> TrainCommand::trainer() {
+  if (auto own = own_program(); !own.empty()) return own;
+  std::vector<std::string> command = {program_beside("lockstep-trainer", "train"), file_};
+  for (const std::string& one : overrides_) {
+    command.emplace_back("--set");
+    command.push_back(one);
+  }
+  return command;
+}
+
+void TrainCommand::become_rank() {
+  const std::vector<std::string> command = trainer();
+  std::vector<char*> words;
+  words.reserve(command.size() + 1);
+  for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  execv(words.front(), words.data());
+  throw launch::StartError(fmt::format("[train] {}: {}", command.front(), std::strerror(errno)),
+                           126);
+}
+
+int TrainCommand::carry_out() {
+  if (file_.empty()) throw ConfigError("[train] no file given (lockstep train --help)");
+  const std::string started_by = launcher();
+  if (!started_by.empty()) {
+    auto flags = run_.given_flags();
+    std::erase(flags, "--set");
+    if (!flags.empty()) {
+      throw ConfigError(
+          fmt::format("[train] {}, so this process is a rank and starts none: leave out {}",
+                      started_by, fmt::join(flags, ", ")));
+    }
+    become_rank();  // each rank checks the file; the launcher shows one's errors
+  }
+  // accelerate's variables count as the environment that the ranks will have.
+  for (const auto& [name, value] : run_.apply_accelerate()) {
+    setenv(name.c_str(), value.c_str(), 0);
+  }
+  if (auto own = own_program(); !own.empty()) {
+    run_.start_program(std::move(own));
+    return run_.carry_out();
+  }
+  apply_launch_section(train::load_config(file_, overrides_));
+  run_.start_program(trainer());
+  return run_.carry_out();
+}
+
+}  // namespace lockstep::tool

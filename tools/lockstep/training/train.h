@@ -1,0 +1,38 @@
+// `lockstep train`: a run that a file describes, with ranks that it starts itself.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/train/config.h"
+#include "run/run.h"
+
+namespace lockstep::tool {
+
+class TrainCommand {
+ public:
+  // Adds the command to `program`.
+  explicit TrainCommand(CLI::App& program);
+
+  // Takes the file out of `words`, what follows `lockstep train`; the rest are flags, for the
+  // parser. Throws ConfigError for an unknown flag and for a second file.
+  std::vector<std::string> take_file(const std::vector<std::string>& words);
+  // Once the flags are parsed: checks the file, then starts the ranks; returns the exit status.
+  int carry_out();
+
+ private:
+  // Of a file that names a program of its own: `three_domain`, beside this one; else empty.
+  std::vector<std::string> own_program();
+  void apply_launch_section(const train::RunConfig& config);
+  // The ranks' command: the program `lockstep-trainer`, which is beside this one.
+  std::vector<std::string> trainer();
+  // Inside a launcher this process becomes the rank itself.
+  [[noreturn]] void become_rank();
+
+  RunCommand run_;
+  std::string file_;
+  std::vector<std::string> overrides_;
+};
+
+}  // namespace lockstep::tool
