@@ -150,6 +150,29 @@ TEST(MetricsJson, HasEachFigureUnderItsName) {
   EXPECT_EQ(json.at("protocol").at("n_trials"), 2);
 }
 
+TEST(StageScores, AreOfTheEvaluationAfterTheStage) {
+  auto run = two_stages();
+  run.retention_tasks = 1;
+  run.cells[2][1][0].trials[0].failed = {"ship"};
+  const auto second = stage_scores(run, 1);
+  EXPECT_EQ(second.pass_hat_k, (std::map<int64_t, double>{{1, .75}, {2, .5}}));
+  EXPECT_EQ(second.new_tool_success, .75);
+  EXPECT_EQ(second.retention, 1);  // of the first task alone
+  ASSERT_EQ(second.tools.size(), 2U);
+  const auto& ship = second.tools.at("ship");
+  EXPECT_EQ(ship.selection, .75);  // one trial of four called another
+  EXPECT_NEAR(ship.invocation.value(), 2 / 3., 1e-12);
+  EXPECT_EQ(ship.output_usage, .75);
+  EXPECT_EQ(ship.success, .75);
+  EXPECT_EQ(second.tools.at("look").selection, 1);
+  run.cells[2][1] = {task("0", "fly", {1}), task("1", "fly", {1})};
+  run.cells[0][1] = run.cells[1][1] = run.cells[2][1];
+  run.cells[0][0] = run.cells[1][0] = run.cells[2][0] = run.cells[0][1];
+  EXPECT_FALSE(stage_scores(run, 1).new_tool_success);
+  EXPECT_FALSE(stage_scores(run, 0).retention);
+  EXPECT_THROW(stage_scores(run, 2), ConfigError);
+}
+
 TEST(MetricsJson, OneStageAndOneTrial) {
   RunRecord run;
   run.stages = {{.stage_id = "stage_1_airline", .domain = "airline"}};

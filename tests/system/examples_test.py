@@ -134,6 +134,10 @@ def test_three_domains_as_a_file(folder):
     assert sums[0] == sums[1], sums
     for name in ("metrics.json", "trajectories.jsonl"):
         assert pathlib.Path(folder, "run", name).read_bytes() == pathlib.Path(folder, "again", name).read_bytes(), name
+    stage = json.loads(pathlib.Path(folder, "run/results.json").read_text())["stages"][1]
+    assert stage["tool_performance"]["get_order"].keys() == {"selection", "invocation", "output_usage", "success"}, stage
+    assert stage["new_tool_success_rate"] == stage["eval_reward"], stage  # each of retail's tools is new
+    assert "| `get_order` |" in pathlib.Path(folder, "run/analysis_report.md").read_text()
     log = folder + "/run/trajectories.jsonl"
     done = run(BIN / "lockstep", "inspect", log)
     done.expect(out=[r": 36 episodes$", r"learning in stage +3 telecom +4 episodes +mean reward"])

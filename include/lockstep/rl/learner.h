@@ -120,6 +120,9 @@ class Learner {
   // The net alone.
   void track_net(checkpoint::Checkpointer& checkpoints);
 
+  // What learn() has taken for the reference's log-probabilities, on this rank.
+  double reference_seconds() const;
+
   // A hash of the parameters, the same on all ranks, which all call it.
   uint64_t fingerprint();
 

@@ -79,6 +79,7 @@ struct EvaluatedTrial {
   std::vector<std::string> called = {};  // names of the tools that were called
   int64_t calls = 0;                     // also malformed ones
   int64_t good_calls = 0;                // of these, which were read and returned no error
+  std::vector<std::string> failed = {};  // names of the tools whose calls returned one
   bool told = false;                     // the customer was told what he had to be told
 };
 
@@ -114,6 +115,27 @@ struct RunRecord {
 
 // The mean rewards of the cells.
 std::vector<std::vector<double>> reward_matrix(const RunRecord& run);
+
+// How one tool fared in an evaluation.
+struct ToolScores {
+  double selection =
+      0;  // F1 of its calls against the solution's; mean of trials with one of either
+  std::optional<double> invocation;  // its calls that returned no error; nothing without a call
+  double output_usage = 0;  // of trials on tasks that it helps to solve: the customer was told
+  double success = 0;       // mean reward of these
+};
+
+// What the evaluation after a stage says of it.
+struct StageScores {
+  std::map<int64_t, double> pass_hat_k;    // on its own domain, k = 1 to the number of trials
+  std::optional<double> new_tool_success;  // mean reward where a tool is new; nothing without one
+  std::optional<double> retention;         // on the first tasks of each earlier domain
+  std::map<std::string, ToolScores> tools = {};  // of those that solve its own domain's tasks
+};
+
+// Of stage `stage`, counted from 0. Throws ConfigError as metrics_json(), and for a stage that the
+// run does not have.
+StageScores stage_scores(const RunRecord& run, size_t stage);
 
 // metrics.json: the scores with their intervals, the guides' older figures under "guides", and the
 // baselines. What is not defined is null or absent. Throws ConfigError for cells that do not fit.

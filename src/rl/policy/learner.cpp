@@ -58,6 +58,12 @@ parallel::FsdpOptions division_of(const models::Transformer& net, const LearnerO
   return out;
 }
 
+// What one lane learns from.
+struct LaneBatch {
+  OwnTokens tokens;
+  at::Tensor advantages, weights, reference, old;
+};
+
 void check(const LearnerOptions& options) {
   if (options.updates < 1 || options.lanes < 1 || options.group_size < 1) {
     throw ConfigError(fmt::format("[learner] updates = {}, lanes = {}, group-size = {}: above 0",
@@ -167,6 +173,16 @@ struct Learner::State {
     return {};
   }
 
+  // Each lane's, of this rank.
+  void ask_reference(std::vector<LaneBatch>& batches) {
+    if (!reference) return;
+    const auto begin = std::chrono::steady_clock::now();
+    for (auto& batch : batches) batch.reference = of_reference(batch.tokens);
+    for (int64_t lane = own_lanes; lane < most_lanes; ++lane) of_reference({});
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    reference_seconds += taken.count();
+  }
+
   void zero_grad() { fsdp ? fsdp->zero_grad() : ddp->zero_grad(); }
   auto lanes(const parallel::StepKey& key) const {
     return fsdp ? fsdp->lanes(key) : ddp->lanes(key);
@@ -189,6 +205,7 @@ struct Learner::State {
   std::optional<parallel::Fsdp> fsdp, reference_fsdp;
   std::optional<parallel::ActivationCheckpointing> recomputed;  // blocks of a divided net
   std::unique_ptr<parallel::FusedAdamW> adam;
+  double reference_seconds = 0;
 };
 
 Learner::Learner(const models::Transformer& net, const comm::Group& group, LearnerOptions options)
@@ -232,17 +249,13 @@ void Learner::track(checkpoint::Checkpointer& checkpoints) {
   }
 }
 
+double Learner::reference_seconds() const { return state_->reference_seconds; }
+
 uint64_t Learner::fingerprint() {
   return state_->fsdp ? state_->fsdp->fingerprint() : state_->ddp->fingerprint();
 }
 
 namespace {
-
-// What one lane learns from.
-struct LaneBatch {
-  OwnTokens tokens;
-  at::Tensor advantages, weights, reference, old;
-};
 
 // What all ranks agree on before an update.
 struct Agreed {
@@ -314,9 +327,8 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
   std::vector<LaneBatch> batches;
   for (size_t own = 0; own < rollout.numbers.size(); ++own) {
     batches.push_back(batch_of(rollout, own, agreed, o));
-    if (s.reference) batches.back().reference = s.of_reference(batches.back().tokens);
   }
-  for (int64_t lane = s.own_lanes; s.reference && lane < s.most_lanes; ++lane) s.of_reference({});
+  s.ask_reference(batches);
   auto kl = s.lane_mean(), entropy = s.lane_mean(), low = s.lane_mean(), high = s.lane_mean();
   const auto on = s.net->head_weight().device();
   for (int64_t update = 0; update < o.updates; ++update) {

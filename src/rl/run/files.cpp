@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <ctime>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "lockstep/rl/scores.h"
 
@@ -11,6 +13,54 @@ namespace lockstep::rl {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// The guides' threshold for a stage that is passed.
+constexpr double kPassed = 0.5;
+
+Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
+
+// How a stage learnt.
+Json stage_json(const StagePlan& stage, size_t s, const RunOptions& options,
+                const RunState& state) {
+  Json curve = Json::array();
+  double sum = 0;
+  for (const auto& point : state.curve) {
+    if (point.stage != static_cast<int64_t>(s)) continue;
+    curve.push_back(point.learnt.reward);
+    sum += point.learnt.reward;
+  }
+  Json ends = Json::object();
+  for (size_t e = 1; e < state.ends[s].size(); ++e) {
+    if (state.ends[s][e] > 0) ends[std::string(name_of(static_cast<End>(e)))] = state.ends[s][e];
+  }
+  const auto points = static_cast<int64_t>(curve.size());
+  return {{"stage_id", stage.id},
+          {"domain", stage.domain},
+          {"iterations", stage.iterations},
+          {"learning",
+           {{"episodes", points * options.prompts * options.group_size},
+            {"mean_reward", points > 0 ? sum / static_cast<double>(points) : 0},
+            {"curve", std::move(curve)}}},
+          {"end_reasons", std::move(ends)},
+          {"seconds", state.seconds[s]}};
+}
+
+// What it has learnt.
+void add_scores(Json& stage, double reward, const StageScores& scores) {
+  stage["eval_reward"] = reward;
+  stage["retention_reward"] = json_of(scores.retention);
+  stage["pass_k_rates"] = Json::object();
+  for (const auto& [k, rate] : scores.pass_hat_k) stage["pass_k_rates"][std::to_string(k)] = rate;
+  stage["new_tool_success_rate"] = json_of(scores.new_tool_success);
+  stage["tool_performance"] = Json::object();
+  for (const auto& [tool, figures] : scores.tools) {
+    stage["tool_performance"][tool] = {{"selection", figures.selection},
+                                       {"invocation", json_of(figures.invocation)},
+                                       {"output_usage", figures.output_usage},
+                                       {"success", figures.success}};
+  }
+  stage["passed"] = reward >= kPassed;
+}
 
 }  // namespace
 
@@ -29,14 +79,29 @@ std::vector<std::vector<double>> RunResult::matrix() const {
   return out;
 }
 
+std::string now_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  return fmt::format("{:04}-{:02}-{:02}T{:02}:{:02}:{:02}Z", parts.tm_year + 1900, parts.tm_mon + 1,
+                     parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec);
+}
+
 std::string results_json(const RunResult& result, const std::vector<StagePlan>& stages,
-                         const RunOptions& options, const RunState& state, const Seconds& seconds,
-                         const std::map<std::string, std::string>& environment) {
+                         const RunOptions& options, const RunState& state,
+                         const std::vector<StageScores>& scores, const std::string& metrics,
+                         const Facts& facts) {
   const auto matrix = result.matrix();
   Json out{{"version", 1},
            {"program", "three_domain"},
+           {"started", facts.started},
+           {"ended", now_text()},
            {"config", options.as_text()},
-           {"environment", environment},
+           {"environment", facts.environment},
+           {"model",
+            {{"parameters", facts.parameters},
+             {"vocabulary", facts.vocabulary},
+             {"tokenizer_sha256", facts.tokenizer_sha256}}},
            {"baselines", Json::object()},
            {"stages", Json::array()}};
   for (size_t j = 0; j < stages.size(); ++j) {
@@ -45,39 +110,23 @@ std::string results_json(const RunResult& result, const std::vector<StagePlan>& 
     if (!matrix.empty() && j < matrix[0].size()) of_domain["warm_up"] = matrix[0][j];
     if (j < result.oracle.size()) of_domain["oracle"] = result.oracle[j];
   }
-  for (size_t s = 0; s + 1 < matrix.size() && matrix[s + 1].size() == stages.size(); ++s) {
-    Json curve = Json::array();
-    double sum = 0;
-    for (const auto& point : state.curve) {
-      if (point.stage != static_cast<int64_t>(s)) continue;
-      curve.push_back(point.learnt.reward);
-      sum += point.learnt.reward;
-    }
-    double retention = 0;
-    for (size_t j = 0; j < s; ++j) retention += matrix[s + 1][j] / static_cast<double>(s);
-    Json ends = Json::object();
-    for (size_t e = 1; s < state.ends.size() && e < state.ends[s].size(); ++e) {
-      if (state.ends[s][e] > 0) ends[std::string(name_of(static_cast<End>(e)))] = state.ends[s][e];
-    }
-    const auto points = static_cast<int64_t>(curve.size());
-    out["stages"].push_back({{"stage_id", stages[s].id},
-                             {"domain", stages[s].domain},
-                             {"iterations", stages[s].iterations},
-                             {"learning",
-                              {{"episodes", points * options.prompts * options.group_size},
-                               {"mean_reward", points > 0 ? sum / static_cast<double>(points) : 0},
-                               {"curve", std::move(curve)}}},
-                             {"eval_reward", matrix[s + 1][s]},
-                             {"retention_reward", s > 0 ? Json(retention) : Json(nullptr)},
-                             {"end_reasons", std::move(ends)}});
+  for (size_t s = 0; s < scores.size(); ++s) {
+    out["stages"].push_back(stage_json(stages[s], s, options, state));
+    add_scores(out["stages"].back(), matrix[s + 1][s], scores[s]);
   }
   Json columns = Json::array();
   for (const auto& stage : stages) columns.push_back(stage.domain);
-  out["matrix"] = {{"columns", std::move(columns)},
+  Json rows = Json::array();
+  for (size_t i = 0; i < matrix.size(); ++i) {
+    rows.push_back(i == 0 ? "no stage" : stages[i - 1].id);
+  }
+  out["matrix"] = {{"rows", std::move(rows)},
+                   {"columns", std::move(columns)},
                    {"R", matrix},
                    {"n_tasks", stages.front().evaluation.size()},
                    {"n_trials", options.eval_trials}};
-  out["seconds"] = seconds;
+  if (!metrics.empty()) out["matrix"]["ci95"] = Json::parse(metrics).at("matrix").at("R_ci95");
+  out["seconds"] = facts.seconds;
   out["parameters_checksum"] = fmt::format("{:016x}", result.fingerprint);
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

@@ -7,18 +7,33 @@
 #include <vector>
 
 #include "lockstep/rl/run.h"
+#include "lockstep/rl/scores.h"
 #include "rl/run/plan.h"
 #include "rl/run/state.h"
 
 namespace lockstep::rl {
 
-// Seconds of this process, by what they were spent on. Not part of what a run repeats.
-using Seconds = std::map<std::string, double>;
+// What results.json says beside what the run measured.
+struct Facts {
+  std::map<std::string, std::string> environment = {};
+  int64_t parameters = 0, vocabulary = 0;
+  std::string tokenizer_sha256 = {};
+  std::string started = {};  // this process; UTC
+  Seconds seconds = {};      // of this process
+};
 
-// results.json
+// "2026-11-25T12:00:00Z"
+std::string now_text();
+
+// results.json, of a run whose stages so far have `scores`. `metrics`: the text of metrics.json, or
+// nothing before the first stage is over.
 std::string results_json(const RunResult& result, const std::vector<StagePlan>& stages,
-                         const RunOptions& options, const RunState& state, const Seconds& seconds,
-                         const std::map<std::string, std::string>& environment);
+                         const RunOptions& options, const RunState& state,
+                         const std::vector<StageScores>& scores, const std::string& metrics,
+                         const Facts& facts);
+
+// analysis_report.md, of the texts of results.json and metrics.json: for people.
+std::string analysis_report(const std::string& results, const std::string& metrics);
 
 // The matrix as lines of text.
 std::string matrix_text(const RunResult& result, const std::vector<StagePlan>& stages);

@@ -22,15 +22,21 @@ bool is_of_agent(const Message& message) { return message.role == Role::Assistan
 
 EvaluatedTrial trial_of(const Played& played) {
   EvaluatedTrial out{.reward = played.reward.value};
+  std::map<std::string, std::string> names;  // of the agent's calls, by id
   for (const auto& message : played.log) {
     // A malformed one was meant as a call.
     if (is_of_agent(message) && message.error) ++out.calls;
     if (is_of_agent(message)) {
-      for (const auto& call : message.calls) out.called.push_back(call.name);
+      for (const auto& call : message.calls) {
+        out.called.push_back(call.name);
+        names[call.id] = call.name;
+      }
       out.calls += static_cast<int64_t>(message.calls.size());
     }
     const bool answers = message.role == Role::Tool && !message.call_id.empty();
-    if (answers && message.by == Party::Agent && !message.error) ++out.good_calls;
+    if (!answers || message.by != Party::Agent) continue;
+    if (!message.error) ++out.good_calls;
+    if (message.error) out.failed.push_back(names[message.call_id]);
   }
   for (const char* name : kTold) {
     const auto part = played.reward.parts.find(name);

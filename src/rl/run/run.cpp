@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <optional>
 #include <string>
 
+#include "core/sha256.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -21,6 +21,7 @@
 #include "lockstep/train/monitor.h"
 #include "lockstep/train/run_history.h"
 #include "lockstep/train/run_report.h"
+#include "rl/run/clock.h"
 #include "rl/run/files.h"
 #include "rl/run/plan.h"
 #include "rl/run/policy.h"
@@ -32,22 +33,6 @@
 
 namespace lockstep::rl {
 namespace {
-
-class Clock {
- public:
-  Clock(Seconds& seconds, const char* what) : seconds_(&seconds), what_(what) {}
-  ~Clock() {
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin_;
-    (*seconds_)[what_] += taken.count();
-  }
-  Clock(const Clock&) = delete;
-  Clock& operator=(const Clock&) = delete;
-
- private:
-  Seconds* seconds_;
-  const char* what_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
 
 class Run {
  public:
@@ -62,13 +47,14 @@ class Run {
     stages_ = plan_stages(course_, options_);
     units_ = plan_units(stages_);
     state_.ends.assign(stages_.size(), std::vector<int64_t>(16, 0));
+    state_.seconds.resize(stages_.size());
     model_folder_ = find_model(group_, options_.model);
     options_.resume = prepare_directory(group_, options_);
   }
 
   RunResult run() {
     {
-      const Clock clock(seconds_, "warm_up");
+      const Clock clock({&facts_.seconds}, "warm_up");
       auto policy = make_policy(world_, course_, options_, model_folder_,
                                 [&](const std::string& text) { say("{}", text); });
       net_ = policy.net;
@@ -76,6 +62,9 @@ class Run {
     }
     check_lengths(group_, course_, stages_, *tokenizer_, options_, net_->options.max_length);
     claim_directory(group_, options_);
+    facts_.parameters = models::parameter_count(net_->options);
+    facts_.vocabulary = tokenizer_->size();
+    facts_.tokenizer_sha256 = sha256(tokenizer_->to_json());
     Learner learner(net_, group_, learner_options(options_, tokenizer_->size()));
     learner_ = &learner;
     checkpoint::Checkpointer checkpoints(group_, path("checkpoints"),
@@ -157,7 +146,7 @@ class Run {
   }
 
   void baselines() {
-    const Clock clock(seconds_, "baselines");
+    const Clock clock({&facts_.seconds}, "baselines");
     std::string problem;
     try {
       if (world_.is_main()) gold_ = gold_of(course_, stages_);
@@ -196,7 +185,7 @@ class Run {
     const auto plan = plan_learning(stages_, options_, unit);
     Rollout rollout;
     {
-      const Clock clock(seconds_, "rollout");
+      const Clock clock(seconds_of(unit.stage), "rollout");
       rollout = play(plan, options_.temperature, options_.top_p);
     }
     CurvePoint point{
@@ -204,8 +193,14 @@ class Run {
         .iteration = unit.number,
         .own_reward = reward_on(rollout, plan, stages_[static_cast<size_t>(unit.stage)].domain)};
     {
-      const Clock clock(seconds_, "update");
+      const Clock clock(seconds_of(unit.stage), "update");
+      const double before = learner_->reference_seconds();
       point.learnt = learner_->learn(rollout, state_.iterations);
+      const double reference = learner_->reference_seconds() - before;
+      for (auto* seconds : seconds_of(unit.stage)) {
+        (*seconds)["reference"] += reference;
+        (*seconds)["update"] -= reference;
+      }
     }
     state_.curve.push_back(point);
     ++state_.iterations;
@@ -218,7 +213,7 @@ class Run {
   }
 
   void evaluate(const Unit& unit) {
-    const Clock clock(seconds_, "evaluation");
+    const Clock clock(seconds_of(unit.stage - 1), "evaluation");
     const auto plan = plan_evaluation(stages_, options_, unit.number);
     const auto rollout = play(plan, options_.eval_temperature, 1);
     Cell cell = cell_of(rollout, group_);
@@ -266,7 +261,7 @@ class Run {
   void end_stage(int64_t stage) {
     learner_->set_reference();
     if (!uses_fsdp()) parallel::check_same(*net_, group_);
-    const Clock clock(seconds_, "checkpoint");
+    const Clock clock(seconds_of(stage), "checkpoint");
     const std::string folder = path("grpo_checkpoints/" + stages_[static_cast<size_t>(stage)].id);
     checkpoint::Checkpointer own(group_, folder, {.retention = {.keep_last = 1}});
     learner_->track_net(own);
@@ -290,11 +285,10 @@ class Run {
   }
 
   void save(checkpoint::Checkpointer& checkpoints, std::string& text) {
-    const Clock clock(seconds_, "checkpoint");
-    // Of what a full disk has taken only rank 0 knows.
-    state_.log_lines = std::stoll(group_.broadcast_bytes(std::to_string(trajectories_.lines()), 0,
-                                                         {.label = "lines of trajectories"}));
-    text = state_.to_json();
+    const Clock clock(seconds_of(stage_now()), "checkpoint");
+    // Of what a full disk has taken, and of the time, only rank 0 knows.
+    state_.log_lines = trajectories_.lines();
+    text = group_.broadcast_bytes(state_.to_json(), 0, {.label = "state"});
     checkpoints.save(state_.position);
   }
 
@@ -308,6 +302,19 @@ class Run {
     if (!group_.deterministic()) {
       say("sums over this transport have no fixed order: not bit-equal across numbers of ranks");
     }
+  }
+
+  // What the time of a stage is added to; -1: before the first.
+  std::vector<Seconds*> seconds_of(int64_t stage) {
+    if (stage < 0) return {&facts_.seconds};
+    return {&facts_.seconds, &state_.seconds[static_cast<size_t>(stage)]};
+  }
+
+  // The stage of the unit that was done last.
+  int64_t stage_now() const {
+    if (state_.position == 0) return -1;
+    const Unit& last = units_[static_cast<size_t>(state_.position - 1)];
+    return last.kind == Unit::Kind::Learn ? last.stage : last.stage - 1;
   }
 
   // A file that the run can do without. Returns what went wrong; nothing when all is well.
@@ -334,18 +341,27 @@ class Run {
     result_.rows = state_.rows;
     result_.fingerprint = learner_->fingerprint();
     if (!world_.is_main()) return "";
-    std::map<std::string, std::string> environment;
     for (const auto& [name, value] : parallel::determinism_report(group_).items) {
-      environment[name] = value;
+      facts_.environment[name] = value;
     }
-    environment["world"] = world_.describe();
-    const std::string problem = write("results.json", [&] {
-      return results_json(result_, stages_, options_, state_, seconds_, environment);
-    });
-    if (stages_done(stages_, state_) == 0) return problem;
-    metrics_ = metrics_json(record_of(stages_, options_, state_, result_, gold_));
-    const std::string other = write("metrics.json", [&] { return metrics_; });
-    return problem.empty() ? other : problem;
+    facts_.environment["world"] = world_.describe();
+    facts_.environment["lanes"] = std::to_string(options_.lanes);
+    std::vector<StageScores> scores;
+    const size_t done = stages_done(stages_, state_);
+    if (done > 0) {
+      const auto record = record_of(stages_, options_, state_, result_, gold_);
+      metrics_ = metrics_json(record);
+      for (size_t s = 0; s < done; ++s) scores.push_back(stage_scores(record, s));
+    }
+    const auto results = results_json(result_, stages_, options_, state_, scores, metrics_, facts_);
+    std::string problem = write("results.json", [&] { return results; });
+    const auto also = [&](const char* name, const std::function<std::string()>& text) {
+      const std::string other = write(name, text);
+      if (problem.empty()) problem = other;
+    };
+    if (done > 0) also("metrics.json", [&] { return metrics_; });
+    also("analysis_report.md", [&] { return analysis_report(results, metrics_); });
+    return problem;
   }
 
   void finish() {
@@ -381,7 +397,7 @@ class Run {
   RunResult result_;
   GoldCalls gold_;       // on rank 0
   std::string metrics_;  // metrics.json, on rank 0
-  Seconds seconds_;
+  Facts facts_{.started = now_text()};
   TrajectoryFile trajectories_;  // rank 0's
   models::Transformer net_{nullptr};
   std::optional<text::Tokenizer> tokenizer_;

@@ -12,7 +12,7 @@ std::string as_line(const Json& json) {
 }
 
 Json array_of(const EvaluatedTrial& trial) {
-  return {trial.reward, trial.told, trial.calls, trial.good_calls, trial.called};
+  return {trial.reward, trial.told, trial.calls, trial.good_calls, trial.called, trial.failed};
 }
 
 EvaluatedTrial trial_of(const Json& array) {
@@ -20,6 +20,7 @@ EvaluatedTrial trial_of(const Json& array) {
           .called = array.at(4).get<std::vector<std::string>>(),
           .calls = array.at(2),
           .good_calls = array.at(3),
+          .failed = array.at(5).get<std::vector<std::string>>(),
           .told = array.at(1)};
 }
 
@@ -31,7 +32,8 @@ EvaluatedTrial trial_from_json(const std::string& text) { return trial_of(Json::
 
 std::string RunState::to_json() const {
   Json out{{"position", position},  {"iterations", iterations}, {"log_lines", log_lines},
-           {"rows", Json::array()}, {"curve", Json::array()},   {"ends", ends}};
+           {"rows", Json::array()}, {"curve", Json::array()},   {"ends", ends},
+           {"seconds", seconds}};
   for (const auto& row : rows) {
     Json cells = Json::array();
     for (const auto& cell : row) {
@@ -56,6 +58,7 @@ RunState RunState::from_json(const std::string& text) {
                .iterations = in.at("iterations"),
                .log_lines = in.at("log_lines")};
   in.at("ends").get_to(out.ends);
+  in.at("seconds").get_to(out.seconds);
   for (const auto& row : in.at("rows")) {
     out.rows.emplace_back();
     for (const auto& cell : row) {

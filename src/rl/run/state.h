@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,9 @@
 #include "lockstep/rl/scores.h"
 
 namespace lockstep::rl {
+
+// Seconds of the first rank, by what they were spent on. Not part of what a run repeats.
+using Seconds = std::map<std::string, double>;
 
 // One iteration, as curves show it. Without times, which differ from rank to rank.
 struct CurvePoint {
@@ -25,6 +29,7 @@ struct RunState {
   std::vector<std::vector<Cell>> rows;
   std::vector<CurvePoint> curve;
   std::vector<std::vector<int64_t>> ends;  // by stage: how many learning episodes ended how
+  std::vector<Seconds> seconds;            // by stage, up to the last save and since
 
   std::string to_json() const;
   static RunState from_json(const std::string& text);

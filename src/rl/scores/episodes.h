@@ -36,4 +36,7 @@ std::optional<double> tool_invocation(Tasks tasks);
 // Trials whose customer was told what he had to be told.
 double tool_output_usage(Tasks tasks);
 
+// stage_scores() of a run whose cells fit.
+StageScores scores_of_stage(const RunRecord& run, size_t stage);
+
 }  // namespace lockstep::rl

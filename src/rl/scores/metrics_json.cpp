@@ -226,19 +226,13 @@ class Metrics {
     std::vector<double> backward;
     std::vector<double> efficiency;
     std::vector<double> own;
-    std::set<std::string> known;
     Json pass = Json::object();
     int64_t episodes = 0;
     for (size_t j = 0; j < stages(); ++j) {
-      const Tasks tasks = cell(j + 1, j);
+      const auto scores = scores_of_stage(run_, j);
       own.push_back(r_[j + 1][j]);
-      const auto fresh = mean_reward(tasks, [&](const auto& task) {
-        return std::any_of(task.gold.begin(), task.gold.end(),
-                           [&](const auto& tool) { return !known.contains(tool); });
-      });
-      forward.push_back(j == 0 ? 0 : fresh.value_or(0) - 0.5);
-      backward.push_back(j == 0 ? 0 : retention(j) - r_[1][0]);
-      known.merge(tools_of(tasks));
+      forward.push_back(j == 0 ? 0 : scores.new_tool_success.value_or(0) - 0.5);
+      backward.push_back(j == 0 ? 0 : scores.retention.value_or(0) - r_[1][0]);
       episodes += run_.stages[j].episodes;
       efficiency.push_back(run_.stages[j].episodes == 0
                                ? 0
@@ -258,17 +252,6 @@ class Metrics {
             {"learning_efficiency", episodes == 0 ? 0 : area / static_cast<double>(episodes)},
             {"learning_efficiency_per_stage", efficiency},
             {"pass_at_k", pass}};
-  }
-
-  // Of the first tasks of each earlier domain, after stage j + 1.
-  double retention(size_t j) const {
-    std::vector<EvaluatedTask> first;
-    for (size_t earlier = 0; earlier < j; ++earlier) {
-      const Tasks tasks = cell(j + 1, earlier);
-      const auto count = std::min<size_t>(tasks.size(), static_cast<size_t>(run_.retention_tasks));
-      first.insert(first.end(), tasks.begin(), tasks.begin() + static_cast<std::ptrdiff_t>(count));
-    }
-    return mean_reward(first);
   }
 
   double guides_forgetting() const {
@@ -341,6 +324,14 @@ std::vector<std::vector<double>> reward_matrix(const RunRecord& run) {
     for (const auto& tasks : row) r.back().push_back(mean_reward(tasks));
   }
   return r;
+}
+
+StageScores stage_scores(const RunRecord& run, size_t stage) {
+  check(run);
+  if (stage >= run.stages.size()) {
+    throw ConfigError(fmt::format("[rl] stage {} of a run with {}", stage, run.stages.size()));
+  }
+  return scores_of_stage(run, stage);
 }
 
 std::string metrics_json(const RunRecord& run) { return Metrics(run).all().dump(2) + "\n"; }
