@@ -6,6 +6,7 @@
 //   lockstep train three_domain.yaml
 // Without --model a tiny model learns in minutes. docs/three_domain.md has it all.
 #include <lockstep/comm/world.h>
+#include <lockstep/core/environment.h>
 #include <lockstep/core/error.h>
 #include <lockstep/core/preemption.h>
 #include <lockstep/plan/placement.h>
@@ -33,6 +34,7 @@ struct Flags {
   int64_t num_gpus = 0;  // 0: not given
   std::string norm = "token", scale = "std", order, tau2_python = "python3", config;
   std::string parallel = "auto";
+  bool dry_run = false;
 };
 
 // What is not a value of RunOptions, or only spelt in another way.
@@ -78,11 +80,14 @@ void add_flags(CLI::App& app, Flags& flags) {
                "nothing is learnt from a group whose rewards are equal");
   add("--max-grad-norm", o.max_grad_norm, "gradients are clipped to it");
   add("--replay", o.replay, "share of the tasks of earlier domains");
+  app.add_flag("--joint", o.joint, "all domains in one stage, as a control");
+  add("--joint-run", o.joint_run, "output directory of such a run, to compare this one with");
   add("--warm-steps", o.warm_steps, "of the tiny model's warm-up");
   add("--warm-batch", o.warm_batch, "dialogues of such a step");
   add("--warm-lr", o.warm_lr, "learning rate of the warm-up");
   add("--skill", o.skill, "share of its dialogues that follow the policy");
   add("--difficulty", o.difficulty, "1, 2 or 3");
+  add("--ramp", o.ramp, "first iterations of a stage in which tasks of level 1 become rarer");
   app.add_option("--chat-format", o.chat_format,
                  "qwen3, qwen3-2507 or compact [compact for the tiny model, else qwen3]");
   add("--lanes", o.lanes, "parts of a batch; 0: as many as ranks");
@@ -94,6 +99,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--seed", o.seed, "of everything that is drawn");
   add("--save-every", o.save_every, "iterations");
   app.add_flag("--resume", o.resume, "go on with the run in --output-dir, if there is one");
+  app.add_flag("--dry-run", flags.dry_run,
+               "print curriculum, memory and collectives; train and write nothing");
   app.add_flag("--quiet", o.quiet, "print nothing");
   app.add_flag("!--no-cache", o.cache, "make the warm-up anew");
   app.add_flag("--log-eval-all", o.log_all, "trajectories of all trials of evaluations");
@@ -183,6 +190,29 @@ std::vector<std::string> arguments_of(int argc, char** argv) {
   return all;
 }
 
+// How many ranks it starts by itself.
+int64_t ranks_of(const Flags& flags) {
+  return flags.num_gpus > 0 ? flags.num_gpus : std::min<long>(2, sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+rl::Course course_of(const Flags& flags) {
+  return flags.run.env == "tau2" ? rl::tau2_course(flags.run, {.python = flags.tau2_python})
+                                 : rl::embedded_course(flags.run);
+}
+
+// In one process, or on the first of the ranks that a launcher has started.
+void describe(Flags& flags) {
+  const auto rank = lockstep::env_text("RANK");
+  if (rank && *rank != "0") return;
+  const auto launched = lockstep::env_text("WORLD_SIZE");
+  const int64_t ranks = launched ? std::stoll(*launched) : ranks_of(flags);
+  flags.run.parallel =
+      flags.parallel == "auto" ? lockstep::plan::placement_here(flags.run, ranks) : flags.parallel;
+  const std::string text = rl::describe_run(course_of(flags), flags.run, ranks) +
+                           lockstep::plan::memory_text(flags.run, ranks);
+  std::fputs(text.c_str(), stdout);
+}
+
 // `lockstep run` stands beside this program or in the PATH. Returns if it cannot be started.
 void start_ranks(int64_t ranks, int argc, char** argv) {
   const auto self = std::filesystem::read_symlink("/proc/self/exe");
@@ -225,9 +255,9 @@ int main(int argc, char** argv) {
     flags.run.loss_norm = rl::loss_norm(flags.norm);
     flags.run.scale_rewards = rl::scale_rewards(flags.scale);
     flags.run.check();
+    if (flags.dry_run) return describe(flags);
     if (!is_launched()) {
-      const int64_t ranks =
-          flags.num_gpus > 0 ? flags.num_gpus : std::min<long>(2, sysconf(_SC_NPROCESSORS_ONLN));
+      const int64_t ranks = ranks_of(flags);
       if (flags.run.lanes > 0 && ranks > flags.run.lanes) {
         throw lockstep::ConfigError("[three_domain] --lanes " + std::to_string(flags.run.lanes) +
                                     " for " + std::to_string(ranks) +
@@ -243,9 +273,7 @@ int main(int argc, char** argv) {
     }
     flags.run.parallel =
         flags.parallel == "auto" ? lockstep::plan::placement(flags.run, world) : flags.parallel;
-    const auto course = flags.run.env == "tau2"
-                            ? rl::tau2_course(flags.run, {.python = flags.tau2_python})
-                            : rl::embedded_course(flags.run);
+    const auto course = course_of(flags);
     preempted = rl::run_continual(world, course, flags.run).preempted;
   });
   return status == 0 && preempted ? lockstep::kRequeueStatus : status;

@@ -27,4 +27,12 @@ GrpoOptions grpo_options(const rl::RunOptions& options, const train::Transformer
 // ranks.
 std::string placement(const rl::RunOptions& options, const comm::World& world);
 
+// The same for so many ranks that all compute on this host's CPUs, without asking them. Throws
+// ConfigError for a model that cannot be read.
+std::string placement_here(const rl::RunOptions& options, int64_t ranks);
+
+// The memory of each of `ranks` ranks in such a run, whole and divided, and this host's part of
+// each: lines of text. Throws ConfigError for a model that cannot be read.
+std::string memory_text(const rl::RunOptions& options, int64_t ranks);
+
 }  // namespace lockstep::plan

@@ -47,12 +47,16 @@ struct RunOptions {
   bool drop_equal_groups = true;
   double max_grad_norm = 1;
   double replay = 0;  // share of an iteration's tasks that are of earlier domains
+  // All domains in one stage, as long as the stages together: what a run is compared with.
+  bool joint = false;
+  std::string joint_run = {};  // output_dir of such a run; empty: nothing is compared
   double temperature = 1, top_p = 1;
   int64_t max_new_tokens = 32, max_turns = 8, context = 384;
   int64_t warm_steps = 1000, warm_batch = 16;
   double warm_lr = 2e-3;
   double skill = 0.3;  // share of the scripted dialogues that follow the policy
   int64_t difficulty = 2;
+  int64_t ramp = 0;  // first iterations of a stage in which fewer and fewer tasks are of level 1
   // "qwen3", "qwen3-2507" or "compact"; empty: compact for the tiny model, else qwen3.
   std::string chat_format = {};
   int64_t lanes = 8;  // 0: as many as ranks
@@ -72,7 +76,8 @@ struct RunOptions {
   std::string cache_dir = {};  // empty: cache_folder()
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
-  // resume, save_every, quiet, cache. Between a run and its continuation parallel may differ, too.
+  // resume, save_every, quiet, cache. Between a run and its continuation parallel and joint_run may
+  // differ, too.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;
@@ -91,6 +96,8 @@ struct Course {
   std::string demonstrations_key = {};  // what they depend on
   // What an agent that knows everything says.
   std::function<std::vector<std::string>(const Planned& planned)> oracle = {};
+  // The same task at the first level of difficulty. Empty: tasks have one level.
+  std::function<TaskKey(const TaskKey& task)> easier = {};
   // What one says that does nothing.
   std::vector<std::string> idle = {"Done."};
 };
@@ -112,6 +119,11 @@ Course tau2_course(const RunOptions& options, const Tau2Options& process = {});
 // transformers has downloaded it to ($HF_HUB_CACHE, $HF_HOME/hub or ~/.cache/huggingface/hub).
 // Throws ConfigError when there is neither.
 std::string model_folder(const std::string& model);
+
+// The curriculum of such a run on `ranks` ranks, and its collectives: lines of text. Asks the domains
+// for their tasks, reads no model, writes nothing, and communicates with nobody. Throws ConfigError
+// as run_continual() for options and domains.
+std::string describe_run(const Course& course, const RunOptions& options, int64_t ranks);
 
 // What has become of a run.
 struct RunResult {

@@ -103,8 +103,10 @@ struct StageRecord {
 // What a run measured.
 struct RunRecord {
   std::vector<StageRecord> stages;
-  // [rows: after 0 to T stages][columns: domains in the order of the stages][tasks]: the same tasks
-  // and as many trials of each in every row. A trial that crashed is there, with reward 0.
+  // Of a joint run, whose one stage teaches them all: the columns. Empty: those of the stages.
+  std::vector<std::string> joint_domains = {};
+  // [rows: after 0 to T stages][columns: domains, in the order of the stages][tasks]: the same
+  // tasks and as many trials of each in every row. A trial that crashed is there, with reward 0.
   std::vector<std::vector<std::vector<EvaluatedTask>>> cells;
   ComparedWith other = {};
   // By agent ("null", "warm_up", "oracle") and domain.

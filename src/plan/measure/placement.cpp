@@ -1,22 +1,44 @@
 #include "lockstep/plan/placement.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/pretrained.h"
 #include "lockstep/parallel/metrics.h"
+#include "plan/words.h"
 #include "text/files.h"
 
 namespace lockstep::plan {
 namespace {
 
-bool fits(const rl::RunOptions& options, const comm::World& world) {
-  const std::string path = rl::model_folder(options.model) + "/config.json";
-  const auto sizes = sizes_of(models::transformer_options(text::read_file(path), path));
+// A rank's part of this host.
+Machine part_of_host(int64_t ranks) {
   Machine host = this_host();
-  host.device.shares_memory = false;  // what follows is this rank's part of it
-  host.device.memory_bytes /= world.local_size();
-  const auto all = grpo_memory(sizes, host, grpo_options(options, sizes, world.size()), 1);
+  host.device.shares_memory = false;
+  host.device.memory_bytes /= static_cast<double>(ranks);
+  return host;
+}
+
+// Of the tiny model, too.
+train::TransformerConfig sizes_for(const rl::RunOptions& options) {
+  if (options.model.empty()) {
+    const rl::WarmUpOptions warm;
+    auto sizes = sizes_of(warm.model);
+    sizes.vocabulary = warm.vocabulary;
+    sizes.max_length = std::max(sizes.max_length, options.context);
+    return sizes;
+  }
+  const std::string path = rl::model_folder(options.model) + "/config.json";
+  return sizes_of(models::transformer_options(text::read_file(path), path));
+}
+
+// Where so many ranks share a host.
+bool fits(const rl::RunOptions& options, int64_t ranks, int64_t on_this_host) {
+  const auto sizes = sizes_for(options);
+  const auto all =
+      grpo_memory(sizes, part_of_host(on_this_host), grpo_options(options, sizes, ranks), 1);
   return all.front().fits();
 }
 
@@ -58,11 +80,33 @@ std::string placement(const rl::RunOptions& options, const comm::World& world) {
   if (options.model.empty() || world.size() == 1) return "ddp";
   bool fits_here = false;
   try {
-    fits_here = world.device().is_cpu() && fits(options, world);
+    fits_here = world.device().is_cpu() && fits(options, world.size(), world.local_size());
   } catch (const Error&) {
     // Of the model's folder: run_continual() reads it again.
   }
   return parallel::any_rank(!fits_here, world.group()) ? "fsdp" : "ddp";
+}
+
+std::string placement_here(const rl::RunOptions& options, int64_t ranks) {
+  return options.model.empty() || ranks == 1 || fits(options, ranks, ranks) ? "ddp" : "fsdp";
+}
+
+std::string memory_text(const rl::RunOptions& options, int64_t ranks) {
+  const auto sizes = sizes_for(options);
+  const Machine host = part_of_host(ranks);
+  const auto counted = grpo_options(options, sizes, ranks);
+  std::vector<std::vector<std::string>> rows = {{"memory of a rank", "total", "weights",
+                                                 "gradients", "master", "Adam", "reference",
+                                                 "cache", "activations"}};
+  for (const auto& m : grpo_memory(sizes, host, counted, ranks)) {
+    if (m.devices != (m.divided ? ranks : 1)) continue;
+    rows.push_back({m.divided ? "--parallel fsdp" : "--parallel ddp", bytes_text(m.total),
+                    bytes_text(m.weights), bytes_text(m.gradients), bytes_text(m.master),
+                    bytes_text(m.optimizer), bytes_text(m.reference), bytes_text(m.cache),
+                    bytes_text(m.activations)});
+  }
+  return table_text(rows, 100) + fmt::format("\n{} ranks on this host have {} each\n", ranks,
+                                             bytes_text(host.device.memory_bytes));
 }
 
 }  // namespace lockstep::plan

@@ -45,6 +45,10 @@ Course embedded_course(const RunOptions& options) {
     return Demonstration{.planned = {key, 0},
                          .lines = agent_lines(play(domain, key, {.skill = skill, .seed = seed}))};
   };
+  out.easier = [=](const TaskKey& key) {
+    const auto& domain = *domains.at(key.domain);
+    return domain.task(key.split, std::stoll(key.id), 1);
+  };
   out.demonstrations_key = fmt::format("embedded {} {} {}", options.difficulty, options.skill,
                                        static_cast<int>(chat.format));
   out.oracle = [=](const Planned& planned) {

@@ -19,6 +19,12 @@ constexpr double kPassed = 0.5;
 
 Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
+double mean_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
 // How a stage learnt.
 Json stage_json(const StagePlan& stage, size_t s, const RunOptions& options,
                 const RunState& state) {
@@ -87,7 +93,7 @@ std::string now_text() {
                      parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec);
 }
 
-std::string results_json(const RunResult& result, const std::vector<StagePlan>& stages,
+std::string results_json(const RunResult& result, const Curriculum& curriculum,
                          const RunOptions& options, const RunState& state,
                          const std::vector<StageScores>& scores, const std::string& metrics,
                          const Facts& facts) {
@@ -104,26 +110,29 @@ std::string results_json(const RunResult& result, const std::vector<StagePlan>& 
              {"tokenizer_sha256", facts.tokenizer_sha256}}},
            {"baselines", Json::object()},
            {"stages", Json::array()}};
-  for (size_t j = 0; j < stages.size(); ++j) {
-    Json& of_domain = out["baselines"][stages[j].domain];
+  const auto& columns = curriculum.columns;
+  for (size_t j = 0; j < columns.size(); ++j) {
+    Json& of_domain = out["baselines"][columns[j].domain];
     if (j < result.null_agent.size()) of_domain["null"] = result.null_agent[j];
     if (!matrix.empty() && j < matrix[0].size()) of_domain["warm_up"] = matrix[0][j];
     if (j < result.oracle.size()) of_domain["oracle"] = result.oracle[j];
   }
   for (size_t s = 0; s < scores.size(); ++s) {
-    out["stages"].push_back(stage_json(stages[s], s, options, state));
-    add_scores(out["stages"].back(), matrix[s + 1][s], scores[s]);
+    const auto& rewards = matrix[s + 1];
+    out["stages"].push_back(stage_json(curriculum.stages[s], s, options, state));
+    add_scores(out["stages"].back(), curriculum.is_joint() ? mean_of(rewards) : rewards[s],
+               scores[s]);
   }
-  Json columns = Json::array();
-  for (const auto& stage : stages) columns.push_back(stage.domain);
+  Json domains = Json::array();
+  for (const auto& column : columns) domains.push_back(column.domain);
   Json rows = Json::array();
   for (size_t i = 0; i < matrix.size(); ++i) {
-    rows.push_back(i == 0 ? "no stage" : stages[i - 1].id);
+    rows.push_back(i == 0 ? "no stage" : curriculum.stages[i - 1].id);
   }
   out["matrix"] = {{"rows", std::move(rows)},
-                   {"columns", std::move(columns)},
+                   {"columns", std::move(domains)},
                    {"R", matrix},
-                   {"n_tasks", stages.front().evaluation.size()},
+                   {"n_tasks", columns.front().evaluation.size()},
                    {"n_trials", options.eval_trials}};
   if (!metrics.empty()) out["matrix"]["ci95"] = Json::parse(metrics).at("matrix").at("R_ci95");
   out["seconds"] = facts.seconds;
@@ -141,25 +150,26 @@ std::string summary_text(const std::string& metrics) {
     out += fmt::format("\n{:<24}{:>10}{:>18}", name, text(ours), text(theirs));
   };
   const Json& matrix = json.at("matrix");
-  const Json& guides = json.at("guides");
   const Json none = nullptr;
+  // A joint run has none of these.
+  const auto guides = [&](const char* name) { return json.at("guides").value(name, none); };
   line("average accuracy", matrix.at("acc"), none);
-  line("backward transfer", matrix.at("bwt"), guides.at("backward_transfer"));
-  line("forward transfer", matrix.at("fwt"), guides.at("forward_transfer"));
-  line("forgetting", matrix.at("forgetting"), guides.at("average_forgetting"));
+  line("backward transfer", matrix.at("bwt"), guides("backward_transfer"));
+  line("forward transfer", matrix.at("fwt"), guides("forward_transfer"));
+  line("forgetting", matrix.at("forgetting"), guides("average_forgetting"));
+  if (matrix.contains("intransigence")) line("intransigence", matrix.at("intransigence"), none);
   line("learning accuracy", matrix.at("learning_accuracy"), json.at("basic").at("average_reward"));
   for (const auto& [k, value] : json.at("basic").at("pass_hat_k").items()) {
-    const auto& theirs = guides.at("pass_at_k");
+    const Json theirs = guides("pass_at_k");
     line(fmt::format("pass^{}", k).c_str(), value, theirs.contains(k) ? theirs.at(k) : none);
   }
-  line("area under the curve", json.at("learning_efficiency").at("aulc_training"),
-       guides.at("aulc"));
+  line("area under the curve", json.at("learning_efficiency").at("aulc_training"), guides("aulc"));
   return out + "\n(the guides' definitions are others: docs/three_domain_metrics.md)";
 }
 
-std::string matrix_text(const RunResult& result, const std::vector<StagePlan>& stages) {
+std::string matrix_text(const RunResult& result, const Curriculum& curriculum) {
   std::string out = fmt::format("{:<24}", "mean reward after");
-  for (const auto& stage : stages) out += fmt::format("{:>10}", stage.domain);
+  for (const auto& column : curriculum.columns) out += fmt::format("{:>10}", column.domain);
   const auto line = [&](const std::string& name, const std::vector<double>& values) {
     out += fmt::format("\n{:<24}", name);
     for (const double value : values) out += fmt::format("{:>10.3f}", value);
@@ -167,7 +177,7 @@ std::string matrix_text(const RunResult& result, const std::vector<StagePlan>& s
   if (!result.null_agent.empty()) line("an agent that does nothing", result.null_agent);
   const auto matrix = result.matrix();
   for (size_t i = 0; i < matrix.size(); ++i) {
-    line(i == 0 ? "no stage" : stages[i - 1].id, matrix[i]);
+    line(i == 0 ? "no stage" : curriculum.stages[i - 1].id, matrix[i]);
   }
   if (!result.oracle.empty()) line("an oracle", result.oracle);
   return out;

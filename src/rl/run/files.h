@@ -27,7 +27,7 @@ std::string now_text();
 
 // results.json, of a run whose stages so far have `scores`. `metrics`: the text of metrics.json, or
 // nothing before the first stage is over.
-std::string results_json(const RunResult& result, const std::vector<StagePlan>& stages,
+std::string results_json(const RunResult& result, const Curriculum& curriculum,
                          const RunOptions& options, const RunState& state,
                          const std::vector<StageScores>& scores, const std::string& metrics,
                          const Facts& facts);
@@ -36,7 +36,7 @@ std::string results_json(const RunResult& result, const std::vector<StagePlan>& 
 std::string analysis_report(const std::string& results, const std::string& metrics);
 
 // The matrix as lines of text.
-std::string matrix_text(const RunResult& result, const std::vector<StagePlan>& stages);
+std::string matrix_text(const RunResult& result, const Curriculum& curriculum);
 // What is said at the end, of the text of metrics.json: our figures, and the guides' beside them.
 std::string summary_text(const std::string& metrics);
 

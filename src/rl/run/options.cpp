@@ -77,6 +77,8 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   put("drop-equal-groups", drop_equal_groups);
   put("max-grad-norm", max_grad_norm);
   put("replay", replay);
+  put("joint", joint);
+  put("joint-run", joint_run);
   put("temperature", temperature);
   put("top-p", top_p);
   put("max-new-tokens", max_new_tokens);
@@ -87,6 +89,7 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   put("warm-lr", warm_lr);
   put("skill", skill);
   put("difficulty", difficulty);
+  put("ramp", ramp);
   put("lanes", lanes);
   out["parallel"] = parallel;
   out["precision"] = precision;
@@ -131,6 +134,17 @@ void RunOptions::check() const {
   need(skill >= 0 && skill <= 1, fmt::format("--skill {} has to lie in [0, 1]", skill));
   need(difficulty >= 1 && difficulty <= 3,
        fmt::format("--difficulty {} has to be 1, 2 or 3", difficulty));
+  above("ramp", static_cast<double>(ramp), 0);
+  need(ramp == 0 || (env == "embedded" && difficulty > 1),
+       fmt::format("--ramp {} needs the embedded domains with --difficulty 2 or 3: it begins with "
+                   "tasks of level 1",
+                   ramp));
+  need(!joint || order.size() > 1, "--joint needs two domains or more in --order");
+  need(!joint || replay == 0,
+       fmt::format("--joint has no earlier domains that --replay {} could draw from", replay));
+  need(
+      !joint || joint_run.empty(),
+      "--joint-run compares stages with a joint run, and --joint makes one: leave one of them out");
   above("max-new-tokens", static_cast<double>(max_new_tokens), 1);
   above("max-turns", static_cast<double>(max_turns), 1);
   above("context", static_cast<double>(context), 8);

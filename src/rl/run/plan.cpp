@@ -17,7 +17,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // What numbers are drawn for.
-enum Purpose : uint64_t { kSample = 0x5A3, kEvaluation = 0xE7A, kOrder = 0x04D, kReplay = 0x4E9 };
+enum Purpose : uint64_t {
+  kSample = 0x5A3,
+  kEvaluation = 0xE7A,
+  kOrder = 0x04D,
+  kReplay = 0x4E9,
+  kRamp = 0x4A3
+};
 
 uint64_t as_unsigned(int64_t value) { return static_cast<uint64_t>(value); }
 
@@ -58,63 +64,101 @@ Json keys_json(const std::vector<TaskKey>& keys) {
   return out;
 }
 
+ColumnPlan plan_column(const Course& course, const RunOptions& options, const std::string& domain) {
+  const auto arena = course.arenas.find(domain);
+  if (arena == course.arenas.end()) {
+    std::string known;
+    for (const auto& [name, unused] : course.arenas) known += (known.empty() ? "" : ", ") + name;
+    throw ConfigError(
+        fmt::format("[three_domain] --order names the domain {}; there are {}", domain, known));
+  }
+  const auto first = [&](const char* split, int64_t count) {
+    auto tasks = arena->second.domain->tasks(split);
+    tasks.resize(std::min(tasks.size(), static_cast<size_t>(count)));
+    if (tasks.empty()) {
+      throw ConfigError(fmt::format("[three_domain] the domain {} has no {} tasks", domain, split));
+    }
+    return tasks;
+  };
+  const auto learning = std::max<int64_t>(
+      1, static_cast<int64_t>(
+             std::floor(options.learning_ratio * static_cast<double>(options.tasks_per_domain))));
+  int64_t evaluation = std::max<int64_t>(1, options.tasks_per_domain - learning);
+  if (options.eval_tasks > 0) evaluation = std::min(evaluation, options.eval_tasks);
+  return {.domain = domain,
+          .learning = first("train", learning),
+          .evaluation = first("test", evaluation)};
+}
+
+// Of a stage with these tasks.
+int64_t iterations_of(const RunOptions& options, const std::vector<TaskKey>& learning) {
+  if (options.iterations > 0) return options.iterations;
+  return (static_cast<int64_t>(learning.size()) + options.prompts - 1) / options.prompts;
+}
+
+// Whether a task of this iteration is of the first level: with a probability that falls from 1 to 0
+// over the first iterations.
+bool is_easier(const RunOptions& options, uint64_t stage, const Unit& unit, uint64_t prompt) {
+  if (unit.number >= options.ramp) return false;
+  const double share = static_cast<double>(unit.number) / static_cast<double>(options.ramp);
+  return unit_interval(counter(as_unsigned(options.seed), kRamp, stage, as_unsigned(unit.number),
+                               prompt)) < 1 - share;
+}
+
 }  // namespace
 
-std::vector<StagePlan> plan_stages(const Course& course, const RunOptions& options) {
-  std::vector<StagePlan> out;
-  for (const auto& domain : options.order) {
-    const auto arena = course.arenas.find(domain);
-    if (arena == course.arenas.end()) {
-      std::string known;
-      for (const auto& [name, unused] : course.arenas) known += (known.empty() ? "" : ", ") + name;
-      throw ConfigError(
-          fmt::format("[three_domain] --order names the domain {}; there are {}", domain, known));
-    }
-    const auto learning = std::max<int64_t>(
-        1, static_cast<int64_t>(
-               std::floor(options.learning_ratio * static_cast<double>(options.tasks_per_domain))));
-    StagePlan stage{.id = fmt::format("stage_{}_{}", out.size() + 1, domain), .domain = domain};
-    const auto first = [&](const char* split, int64_t count) {
-      auto tasks = arena->second.domain->tasks(split);
-      tasks.resize(std::min(tasks.size(), static_cast<size_t>(count)));
-      if (tasks.empty()) {
-        throw ConfigError(
-            fmt::format("[three_domain] the domain {} has no {} tasks", domain, split));
-      }
-      return tasks;
-    };
-    stage.learning = first("train", learning);
-    int64_t evaluation = std::max<int64_t>(1, options.tasks_per_domain - learning);
-    if (options.eval_tasks > 0) evaluation = std::min(evaluation, options.eval_tasks);
-    stage.evaluation = first("test", evaluation);
-    const auto pool = static_cast<int64_t>(stage.learning.size());
-    stage.iterations = options.iterations > 0 ? options.iterations
-                                              : (pool + options.prompts - 1) / options.prompts;
-    out.push_back(std::move(stage));
+Curriculum plan_curriculum(const Course& course, const RunOptions& options) {
+  if (options.ramp > 0 && !course.easier) {
+    throw ConfigError("[three_domain] --ramp: tasks of this course have one level of difficulty");
   }
+  Curriculum out;
+  for (const auto& domain : options.order) {
+    out.columns.push_back(plan_column(course, options, domain));
+    if (options.joint) continue;
+    const auto& learning = out.columns.back().learning;
+    out.stages.push_back({.id = fmt::format("stage_{}_{}", out.columns.size(), domain),
+                          .domain = domain,
+                          .learning = learning,
+                          .iterations = iterations_of(options, learning)});
+  }
+  if (!options.joint) return out;
+  StagePlan all{.id = "stage_1_joint", .domain = "joint"};
+  for (size_t i = 0, left = 1; left > 0; ++i) {
+    left = 0;
+    for (const auto& column : out.columns) {
+      if (i >= column.learning.size()) continue;
+      all.learning.push_back(column.learning[i]);
+      ++left;
+    }
+  }
+  // As many as the stages of the run that it is compared with.
+  for (const auto& column : out.columns) all.iterations += iterations_of(options, column.learning);
+  out.stages.push_back(std::move(all));
   return out;
 }
 
-std::vector<Unit> plan_units(const std::vector<StagePlan>& stages) {
+std::vector<Unit> plan_units(const Curriculum& curriculum) {
   std::vector<Unit> out;
-  const auto columns = static_cast<int64_t>(stages.size());
+  const auto columns = static_cast<int64_t>(curriculum.columns.size());
   const auto evaluate = [&](int64_t row) {
     for (int64_t j = 0; j < columns; ++j) {
       out.push_back({Unit::Kind::Evaluate, row, j, row > 0 && j + 1 == columns});
     }
   };
   evaluate(0);
-  for (int64_t s = 0; s < columns; ++s) {
-    for (int64_t it = 0; it < stages[static_cast<size_t>(s)].iterations; ++it) {
-      out.push_back({Unit::Kind::Learn, s, it, false});
+  for (size_t s = 0; s < curriculum.stages.size(); ++s) {
+    const auto stage = static_cast<int64_t>(s);
+    for (int64_t it = 0; it < curriculum.stages[s].iterations; ++it) {
+      out.push_back({Unit::Kind::Learn, stage, it, false});
     }
-    evaluate(s + 1);
+    evaluate(stage + 1);
   }
   return out;
 }
 
-RolloutPlan plan_learning(const std::vector<StagePlan>& stages, const RunOptions& options,
-                          const Unit& unit) {
+RolloutPlan plan_learning(const Curriculum& curriculum, const Course& course,
+                          const RunOptions& options, const Unit& unit) {
+  const auto& stages = curriculum.stages;
   RolloutPlan out{.group_size = options.group_size, .lanes = options.lanes};
   const auto seed = as_unsigned(options.seed), s = as_unsigned(unit.stage),
              it = as_unsigned(unit.number);
@@ -122,22 +166,23 @@ RolloutPlan plan_learning(const std::vector<StagePlan>& stages, const RunOptions
   for (int64_t j = 0; j < options.prompts; ++j) {
     const auto number = as_unsigned(unit.number * options.prompts + j);
     const auto prompt = as_unsigned(j);
-    const TaskKey* task = &walk[number];
+    TaskKey task = walk[number];
+    if (is_easier(options, s, unit, prompt)) task = course.easier(task);
     if (s > 0 && unit_interval(counter(seed, kReplay, s, it, prompt, 0)) < options.replay) {
       const auto& pool = stages[counter(seed, kReplay, s, it, prompt, 1) % s].learning;
-      task = &pool[counter(seed, kReplay, s, it, prompt, 2) % pool.size()];
+      task = pool[counter(seed, kReplay, s, it, prompt, 2) % pool.size()];
     }
     for (int64_t g = 0; g < options.group_size; ++g) {
-      out.episodes.push_back({*task, counter(seed, kSample, s, it, prompt, as_unsigned(g))});
+      out.episodes.push_back({task, counter(seed, kSample, s, it, prompt, as_unsigned(g))});
     }
   }
   return out;
 }
 
-RolloutPlan plan_evaluation(const std::vector<StagePlan>& stages, const RunOptions& options,
+RolloutPlan plan_evaluation(const Curriculum& curriculum, const RunOptions& options,
                             int64_t column) {
   RolloutPlan out{.group_size = options.eval_trials, .lanes = options.lanes};
-  const auto& tasks = stages[as_unsigned(column)].evaluation;
+  const auto& tasks = curriculum.columns[as_unsigned(column)].evaluation;
   for (size_t task = 0; task < tasks.size(); ++task) {
     // Without the row, so that a task's trials after each stage draw the same numbers.
     for (int64_t trial = 0; trial < options.eval_trials; ++trial) {
@@ -148,20 +193,27 @@ RolloutPlan plan_evaluation(const std::vector<StagePlan>& stages, const RunOptio
   return out;
 }
 
-std::string curriculum_json(const std::vector<StagePlan>& stages, const RunOptions& options) {
+std::string curriculum_json(const Curriculum& curriculum, const RunOptions& options) {
   Json out{{"version", 1}, {"stages", Json::array()}};
   std::vector<TaskKey> earlier;
-  for (const auto& stage : stages) {
+  for (size_t s = 0; s < curriculum.stages.size(); ++s) {
+    const auto& stage = curriculum.stages[s];
+    std::vector<TaskKey> evaluation;
+    for (size_t j = 0; j < curriculum.columns.size(); ++j) {
+      if (j != s && !curriculum.is_joint()) continue;
+      const auto& own = curriculum.columns[j].evaluation;
+      evaluation.insert(evaluation.end(), own.begin(), own.end());
+    }
     out["stages"].push_back({{"stage_id", stage.id},
                              {"domain", stage.domain},
                              {"learning_tasks", keys_json(stage.learning)},
-                             {"evaluation_tasks", keys_json(stage.evaluation)},
+                             {"evaluation_tasks", keys_json(evaluation)},
                              {"retention_tasks", keys_json(earlier)}});
-    auto count = stage.evaluation.size();
+    auto count = evaluation.size();
     if (options.retention_tasks > 0)
       count = std::min(count, static_cast<size_t>(options.retention_tasks));
-    earlier.insert(earlier.end(), stage.evaluation.begin(),
-                   stage.evaluation.begin() + static_cast<long>(count));
+    earlier.insert(earlier.end(), evaluation.begin(),
+                   evaluation.begin() + static_cast<long>(count));
   }
   out["learning_ratio"] = options.learning_ratio;
   out["seed"] = options.seed;

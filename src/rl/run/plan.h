@@ -11,12 +11,25 @@
 
 namespace lockstep::rl {
 
-// A stage of the curriculum.
-struct StagePlan {
-  std::string id;      // "stage_1_airline"
+// A column of the matrix.
+struct ColumnPlan {
   std::string domain;  // "airline"
   std::vector<TaskKey> learning, evaluation;
+};
+
+// A stage, which teaches one of the columns, or, in a joint run, all of them.
+struct StagePlan {
+  std::string id;      // "stage_1_airline"
+  std::string domain;  // "airline"; "joint"
+  std::vector<TaskKey> learning;
   int64_t iterations = 0;
+};
+
+// A joint run has one stage, others one for each column, in the same order.
+struct Curriculum {
+  std::vector<StagePlan> stages;
+  std::vector<ColumnPlan> columns;
+  bool is_joint() const { return stages.size() != columns.size(); }
 };
 
 // One thing that is done between two chances to save.
@@ -28,16 +41,16 @@ struct Unit {
   bool ends_stage = false;  // the last evaluation after a stage
 };
 
-std::vector<StagePlan> plan_stages(const Course& course, const RunOptions& options);
-std::vector<Unit> plan_units(const std::vector<StagePlan>& stages);
+Curriculum plan_curriculum(const Course& course, const RunOptions& options);
+std::vector<Unit> plan_units(const Curriculum& curriculum);
 
 // The episodes of an iteration or evaluation, groups one after another.
-RolloutPlan plan_learning(const std::vector<StagePlan>& stages, const RunOptions& options,
-                          const Unit& unit);
-RolloutPlan plan_evaluation(const std::vector<StagePlan>& stages, const RunOptions& options,
+RolloutPlan plan_learning(const Curriculum& curriculum, const Course& course,
+                          const RunOptions& options, const Unit& unit);
+RolloutPlan plan_evaluation(const Curriculum& curriculum, const RunOptions& options,
                             int64_t column);
 
 // curriculum.json
-std::string curriculum_json(const std::vector<StagePlan>& stages, const RunOptions& options);
+std::string curriculum_json(const Curriculum& curriculum, const RunOptions& options);
 
 }  // namespace lockstep::rl

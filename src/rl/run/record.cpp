@@ -60,10 +60,12 @@ bool has_argument(const std::vector<ToolCall>& calls) {
   });
 }
 
-std::map<std::string, double> by_domain(const std::vector<StagePlan>& stages, size_t count,
+std::map<std::string, double> by_domain(const Curriculum& curriculum, size_t count,
                                         const std::vector<double>& values) {
   std::map<std::string, double> out;
-  for (size_t j = 0; j < std::min(count, values.size()); ++j) out[stages[j].domain] = values[j];
+  for (size_t j = 0; j < std::min(count, values.size()); ++j) {
+    out[curriculum.columns[j].domain] = values[j];
+  }
   return out;
 }
 
@@ -101,12 +103,12 @@ void check_environments(const Rollout& rollout, const std::string& why, const co
   }
 }
 
-GoldCalls gold_of(const Course& course, const std::vector<StagePlan>& stages) {
+GoldCalls gold_of(const Course& course, const Curriculum& curriculum) {
   GoldCalls out;
-  for (const auto& stage : stages) {
-    const auto& domain = *course.arenas.at(stage.domain).domain;
-    for (const auto& key : stage.learning) out[key] = domain.gold_calls(key);
-    for (const auto& key : stage.evaluation) out[key] = domain.gold_calls(key);
+  for (const auto& column : curriculum.columns) {
+    const auto& domain = *course.arenas.at(column.domain).domain;
+    for (const auto& key : column.learning) out[key] = domain.gold_calls(key);
+    for (const auto& key : column.evaluation) out[key] = domain.gold_calls(key);
   }
   return out;
 }
@@ -129,10 +131,11 @@ Cell cell_of(const Rollout& rollout, const comm::Group& group) {
   return out;
 }
 
-double reward_on(const Rollout& rollout, const RolloutPlan& plan, const std::string& domain) {
+double own_reward(const Rollout& rollout, const RolloutPlan& plan, const StagePlan& stage) {
+  const bool has_all = stage.domain == "joint";
   double sum = 0, count = 0;
   for (size_t i = 0; i < plan.episodes.size(); ++i) {
-    if (plan.episodes[i].task.domain != domain) continue;
+    if (!has_all && plan.episodes[i].task.domain != stage.domain) continue;
     sum += rollout.outcomes[i].reward;
     ++count;
   }
@@ -162,15 +165,18 @@ std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& l
   return values;
 }
 
-size_t stages_done(const std::vector<StagePlan>& stages, const RunState& state) {
+size_t stages_done(const Curriculum& curriculum, const RunState& state) {
   size_t whole = 0;
-  while (whole < state.rows.size() && state.rows[whole].size() == stages.size()) ++whole;
+  while (whole < state.rows.size() && state.rows[whole].size() == curriculum.columns.size())
+    ++whole;
   return whole == 0 ? 0 : whole - 1;
 }
 
-RunRecord record_of(const std::vector<StagePlan>& stages, const RunOptions& options,
-                    const RunState& state, const RunResult& result, const GoldCalls& gold) {
-  const size_t done = stages_done(stages, state);
+RunRecord record_of(const Curriculum& curriculum, const RunOptions& options, const RunState& state,
+                    const RunResult& result, const GoldCalls& gold,
+                    const std::map<std::string, double>& joint) {
+  const auto& stages = curriculum.stages;
+  const size_t done = stages_done(curriculum, state);
   RunRecord out{.retention_tasks = options.retention_tasks > 0
                                        ? options.retention_tasks
                                        : std::numeric_limits<int64_t>::max(),
@@ -188,14 +194,23 @@ RunRecord record_of(const std::vector<StagePlan>& stages, const RunOptions& opti
     }
     out.stages.push_back(std::move(stage));
   }
+  const size_t columns = curriculum.is_joint() ? curriculum.columns.size() : done;
+  for (size_t j = 0; curriculum.is_joint() && j < columns; ++j) {
+    out.joint_domains.push_back(curriculum.columns[j].domain);
+  }
+  for (size_t j = 0; !joint.empty() && j < columns; ++j) {
+    if (j == 0) out.other.joint.emplace();
+    out.other.joint->push_back(joint.at(curriculum.columns[j].domain));
+  }
   const auto trials = static_cast<size_t>(options.eval_trials);
   for (size_t i = 0; i <= done; ++i) {
     out.cells.emplace_back();
-    for (size_t j = 0; j < done; ++j) {
+    for (size_t j = 0; j < columns; ++j) {
       auto& tasks = out.cells.back().emplace_back();
       const auto& all = state.rows[i][j].trials;
-      for (size_t k = 0; k < stages[j].evaluation.size(); ++k) {
-        const auto& key = stages[j].evaluation[k];
+      const auto& evaluation = curriculum.columns[j].evaluation;
+      for (size_t k = 0; k < evaluation.size(); ++k) {
+        const auto& key = evaluation[k];
         const auto first = all.begin() + static_cast<std::ptrdiff_t>(k * trials);
         tasks.push_back({.id = key.id,
                          .gold = names_of_agents(gold.at(key)),
@@ -204,11 +219,12 @@ RunRecord record_of(const std::vector<StagePlan>& stages, const RunOptions& opti
       }
     }
   }
-  out.baselines["null"] = by_domain(stages, done, result.null_agent);
-  if (!result.oracle.empty()) out.baselines["oracle"] = by_domain(stages, done, result.oracle);
+  out.baselines["null"] = by_domain(curriculum, columns, result.null_agent);
+  if (!result.oracle.empty())
+    out.baselines["oracle"] = by_domain(curriculum, columns, result.oracle);
   std::vector<double> warm;
   for (const auto& cell : state.rows.front()) warm.push_back(cell.mean());
-  out.baselines["warm_up"] = by_domain(stages, done, warm);
+  out.baselines["warm_up"] = by_domain(curriculum, columns, warm);
   return out;
 }
 

@@ -22,27 +22,29 @@ double scripted(const Course& course, const RolloutPlan& plan, const Limits& lim
 // the last words of one of this rank's. Throws Error on all ranks; every rank calls it.
 void check_environments(const Rollout& rollout, const std::string& why, const comm::Group& group);
 
-// The calls that solve each task of all stages.
+// The calls that solve each task of all columns.
 using GoldCalls = std::map<TaskKey, std::vector<ToolCall>>;
 
 // Asks the domains. Throws EnvironmentError when one of them has died.
-GoldCalls gold_of(const Course& course, const std::vector<StagePlan>& stages);
+GoldCalls gold_of(const Course& course, const Curriculum& curriculum);
 
 // The episodes of an evaluation, by their number, on every rank. Every rank calls it.
 Cell cell_of(const Rollout& rollout, const comm::Group& group);
 
-// The share of reward on tasks of one domain.
-double reward_on(const Rollout& rollout, const RolloutPlan& plan, const std::string& domain);
+// The mean reward of what a stage plays of its own tasks.
+double own_reward(const Rollout& rollout, const RolloutPlan& plan, const StagePlan& stage);
 
 // What the log says of an iteration of this stage, counted from 0.
 std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& learnt,
                                          int64_t stage);
 
-// As if the course had only the stages that are over, of which there has to be one.
-RunRecord record_of(const std::vector<StagePlan>& stages, const RunOptions& options,
-                    const RunState& state, const RunResult& result, const GoldCalls& gold);
+// As if the course had only the stages that are over, of which there has to be one. `joint`: the
+// rewards that a joint run ended with, by domain; may be empty.
+RunRecord record_of(const Curriculum& curriculum, const RunOptions& options, const RunState& state,
+                    const RunResult& result, const GoldCalls& gold,
+                    const std::map<std::string, double>& joint = {});
 
 // How many stages are over: learnt, and all domains measured after them.
-size_t stages_done(const std::vector<StagePlan>& stages, const RunState& state);
+size_t stages_done(const Curriculum& curriculum, const RunState& state);
 
 }  // namespace lockstep::rl

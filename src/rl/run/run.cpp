@@ -44,11 +44,12 @@ class Run {
         trajectories_(path("trajectories.jsonl")) {
     at::set_num_threads(1);  // kernels divide their sums by the number of threads
     check_alike(group_, options_.as_text());
-    stages_ = plan_stages(course_, options_);
-    units_ = plan_units(stages_);
-    state_.ends.assign(stages_.size(), std::vector<int64_t>(16, 0));
-    state_.seconds.resize(stages_.size());
+    curriculum_ = plan_curriculum(course_, options_);
+    units_ = plan_units(curriculum_);
+    state_.ends.assign(curriculum_.stages.size(), std::vector<int64_t>(16, 0));
+    state_.seconds.resize(curriculum_.stages.size());
     model_folder_ = find_model(group_, options_.model);
+    joint_ = joint_rewards(group_, options_);
     options_.resume = prepare_directory(group_, options_);
   }
 
@@ -60,7 +61,7 @@ class Run {
       net_ = policy.net;
       tokenizer_ = policy.tokenizer;
     }
-    check_lengths(group_, course_, stages_, *tokenizer_, options_, net_->options.max_length);
+    check_lengths(group_, course_, curriculum_, *tokenizer_, options_, net_->options.max_length);
     claim_directory(group_, options_);
     facts_.parameters = models::parameter_count(net_->options);
     facts_.vocabulary = tokenizer_->size();
@@ -76,7 +77,7 @@ class Run {
     if (options_.resume) found = checkpoints.restore_latest();
     if (found) state_ = RunState::from_json(text);
     if (world_.is_main()) {
-      warn_of(write("curriculum.json", [&] { return curriculum_json(stages_, options_); }));
+      warn_of(write("curriculum.json", [&] { return curriculum_json(curriculum_, options_); }));
       trajectories_.cut(state_.log_lines);
     }
     baselines();
@@ -139,9 +140,14 @@ class Run {
     return out;
   }
 
+  // Of one that learns.
+  const StagePlan& stage_of(const Unit& unit) const {
+    return curriculum_.stages[static_cast<size_t>(unit.stage)];
+  }
+
   int64_t total_iterations() const {
     int64_t sum = 0;
-    for (const auto& stage : stages_) sum += stage.iterations;
+    for (const auto& stage : curriculum_.stages) sum += stage.iterations;
     return sum;
   }
 
@@ -149,13 +155,13 @@ class Run {
     const Clock clock({&facts_.seconds}, "baselines");
     std::string problem;
     try {
-      if (world_.is_main()) gold_ = gold_of(course_, stages_);
+      if (world_.is_main()) gold_ = gold_of(course_, curriculum_);
     } catch (const std::exception& error) {
       problem = error.what();
     }
     agree_on(group_, problem);
-    for (size_t j = 0; j < stages_.size(); ++j) {
-      const auto plan = plan_evaluation(stages_, options_, static_cast<int64_t>(j));
+    for (size_t j = 0; j < curriculum_.columns.size(); ++j) {
+      const auto plan = plan_evaluation(curriculum_, options_, static_cast<int64_t>(j));
       result_.null_agent.push_back(scripted(course_, plan, limits_of(options_),
                                             [&](const Planned&) { return course_.idle; }));
       if (course_.oracle) {
@@ -182,16 +188,15 @@ class Run {
   }
 
   void learn(const Unit& unit) {
-    const auto plan = plan_learning(stages_, options_, unit);
+    const auto plan = plan_learning(curriculum_, course_, options_, unit);
     Rollout rollout;
     {
       const Clock clock(seconds_of(unit.stage), "rollout");
       rollout = play(plan, options_.temperature, options_.top_p);
     }
-    CurvePoint point{
-        .stage = unit.stage,
-        .iteration = unit.number,
-        .own_reward = reward_on(rollout, plan, stages_[static_cast<size_t>(unit.stage)].domain)};
+    CurvePoint point{.stage = unit.stage,
+                     .iteration = unit.number,
+                     .own_reward = own_reward(rollout, plan, stage_of(unit))};
     {
       const Clock clock(seconds_of(unit.stage), "update");
       const double before = learner_->reference_seconds();
@@ -214,7 +219,7 @@ class Run {
 
   void evaluate(const Unit& unit) {
     const Clock clock(seconds_of(unit.stage - 1), "evaluation");
-    const auto plan = plan_evaluation(stages_, options_, unit.number);
+    const auto plan = plan_evaluation(curriculum_, options_, unit.number);
     const auto rollout = play(plan, options_.eval_temperature, 1);
     Cell cell = cell_of(rollout, group_);
     const auto row = static_cast<size_t>(unit.stage);
@@ -222,11 +227,11 @@ class Run {
     state_.rows[row].push_back(std::move(cell));
     log(rollout, plan, unit);
     result_.rows = state_.rows;
-    if (state_.rows[row].size() == stages_.size()) {
-      say("{}", matrix_text(result_, stages_));
+    if (state_.rows[row].size() == curriculum_.columns.size()) {
+      say("{}", matrix_text(result_, curriculum_));
       std::map<std::string, double> metrics;
-      for (size_t j = 0; j < stages_.size(); ++j) {
-        metrics["reward/" + stages_[j].domain] = state_.rows[row][j].mean();
+      for (size_t j = 0; j < curriculum_.columns.size(); ++j) {
+        metrics["reward/" + curriculum_.columns[j].domain] = state_.rows[row][j].mean();
       }
       monitor_->evaluation(metrics);
     }
@@ -241,7 +246,7 @@ class Run {
     int64_t mine = 0;
     for (const auto& lane : rollout.numbers) mine += static_cast<int64_t>(lane.size());
     if (unit.number == 0) {
-      monitor_->event("stage", stages_[static_cast<size_t>(unit.stage)].domain);
+      monitor_->event("stage", stage_of(unit).domain);
     }
     monitor_->step({.samples = mine,
                     .learning_rate = options_.learning_rate,
@@ -254,15 +259,16 @@ class Run {
     if (unit.number != 0 && (unit.number + 1) % 10 != 0) return;
     say("{} iteration {}: reward {:.3f}, equal groups {:.2f}, kl {:.4f}, entropy {:.3f}, gradient "
         "{:.2f}",
-        stages_[static_cast<size_t>(unit.stage)].id, unit.number + 1, learnt.reward,
-        learnt.equal_share, learnt.kl, learnt.entropy, learnt.gradient_norm);
+        stage_of(unit).id, unit.number + 1, learnt.reward, learnt.equal_share, learnt.kl,
+        learnt.entropy, learnt.gradient_norm);
   }
 
   void end_stage(int64_t stage) {
     learner_->set_reference();
     if (!uses_fsdp()) parallel::check_same(*net_, group_);
     const Clock clock(seconds_of(stage), "checkpoint");
-    const std::string folder = path("grpo_checkpoints/" + stages_[static_cast<size_t>(stage)].id);
+    const std::string folder =
+        path("grpo_checkpoints/" + curriculum_.stages[static_cast<size_t>(stage)].id);
     checkpoint::Checkpointer own(group_, folder, {.retention = {.keep_last = 1}});
     learner_->track_net(own);
     own.save(state_.position);
@@ -347,13 +353,14 @@ class Run {
     facts_.environment["world"] = world_.describe();
     facts_.environment["lanes"] = std::to_string(options_.lanes);
     std::vector<StageScores> scores;
-    const size_t done = stages_done(stages_, state_);
+    const size_t done = stages_done(curriculum_, state_);
     if (done > 0) {
-      const auto record = record_of(stages_, options_, state_, result_, gold_);
+      const auto record = record_of(curriculum_, options_, state_, result_, gold_, joint_);
       metrics_ = metrics_json(record);
       for (size_t s = 0; s < done; ++s) scores.push_back(stage_scores(record, s));
     }
-    const auto results = results_json(result_, stages_, options_, state_, scores, metrics_, facts_);
+    const auto results =
+        results_json(result_, curriculum_, options_, state_, scores, metrics_, facts_);
     std::string problem = write("results.json", [&] { return results; });
     const auto also = [&](const char* name, const std::function<std::string()>& text) {
       const std::string other = write(name, text);
@@ -391,7 +398,8 @@ class Run {
   const Course& course_;
   RunOptions options_;
   std::string model_folder_;  // empty: a tiny one is made
-  std::vector<StagePlan> stages_;
+  Curriculum curriculum_;
+  std::map<std::string, double> joint_;  // what a joint run ended with, on rank 0
   std::vector<Unit> units_;
   RunState state_;
   RunResult result_;

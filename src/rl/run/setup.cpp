@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include "core/files/job_file.h"
 #include "lockstep/core/environment.h"
@@ -37,7 +38,8 @@ std::string difference(const RunOptions& options) {
   before << "\n" << file.rdbuf();
   std::string differing;
   for (const auto& [name, value] : options.as_text()) {
-    if (name == "parallel") continue;  // a checkpoint of either goes on as the other
+    // A checkpoint goes on whole or divided, and is compared with what there is at the end.
+    if (name == "parallel" || name == "joint-run") continue;
     const std::string line = fmt::format("--{} {}", name, value);
     if (before.str().find("\n" + line + "\n") == std::string::npos) differing += " " + line;
   }
@@ -47,14 +49,18 @@ std::string difference(const RunOptions& options) {
 }
 
 // What is too long for the context; nothing when all is well.
-std::string too_long(const Course& course, const std::vector<StagePlan>& stages,
+std::string too_long(const Course& course, const Curriculum& curriculum,
                      const text::Tokenizer& tokenizer, const RunOptions& options) {
-  for (const auto& stage : stages) {
-    const Arena& arena = course.arenas.at(stage.domain);
+  for (const auto& column : curriculum.columns) {
+    const Arena& arena = course.arenas.at(column.domain);
     const auto environment = arena.domain->make();
     const auto user = arena.make_user();
     Episode episode(*environment, *user);
-    for (const auto* keys : {&stage.learning, &stage.evaluation}) {
+    std::vector<TaskKey> easier;
+    for (const auto& key : column.learning) {
+      if (options.ramp > 0) easier.push_back(course.easier(key));
+    }
+    for (const auto* keys : {&column.learning, &column.evaluation, &std::as_const(easier)}) {
       for (const auto& key : *keys) {
         const auto seen = episode.begin(key, 0);
         if (episode.over()) continue;  // its environment died
@@ -128,16 +134,16 @@ std::string find_model(const comm::Group& group, const std::string& model) {
   return folder;
 }
 
-void check_lengths(const comm::Group& group, const Course& course,
-                   const std::vector<StagePlan>& stages, const text::Tokenizer& tokenizer,
-                   const RunOptions& options, int64_t max_length) {
+void check_lengths(const comm::Group& group, const Course& course, const Curriculum& curriculum,
+                   const text::Tokenizer& tokenizer, const RunOptions& options,
+                   int64_t max_length) {
   std::string problem;
   if (options.context > max_length) {
     problem = fmt::format("[three_domain] --context {} is more than the {} positions of {}",
                           options.context, max_length, options.model);
   } else if (group.rank() == 0) {
     try {
-      problem = too_long(course, stages, tokenizer, options);
+      problem = too_long(course, curriculum, tokenizer, options);
     } catch (const std::exception& error) {
       problem = error.what();
     }

@@ -33,10 +33,14 @@ bool prepare_directory(const comm::Group& group, RunOptions options);
 // ranks.
 void claim_directory(const comm::Group& group, const RunOptions& options);
 
+// What the joint run in options.joint_run ended with, by domain, on rank 0; empty on the others,
+// and for no such run. Throws ConfigError on all ranks where there is none, or one that was
+// measured otherwise.
+std::map<std::string, double> joint_rewards(const comm::Group& group, const RunOptions& options);
+
 // Whether the context holds what every task begins with, and a model with positions for so many
 // tokens the context. Throws ConfigError on all ranks.
-void check_lengths(const comm::Group& group, const Course& course,
-                   const std::vector<StagePlan>& stages, const text::Tokenizer& tokenizer,
-                   const RunOptions& options, int64_t max_length);
+void check_lengths(const comm::Group& group, const Course& course, const Curriculum& curriculum,
+                   const text::Tokenizer& tokenizer, const RunOptions& options, int64_t max_length);
 
 }  // namespace lockstep::rl

@@ -22,11 +22,20 @@ double mean(const std::vector<double>& values) {
   return values.empty() ? 0 : sum / static_cast<double>(values.size());
 }
 
+// Of one stage that teaches all columns.
+ContinualScores joint_scores(const std::vector<std::vector<double>>& r) {
+  ContinualScores out{.acc = mean(r.back()), .learning_accuracy = mean(r.back())};
+  for (size_t j = 0; j < r.back().size(); ++j) out.gain_per_stage.push_back(r[1][j] - r[0][j]);
+  return out;
+}
+
 // The run's figures, T >= 1 stages checked.
 class Metrics {
  public:
   explicit Metrics(const RunRecord& run)
-      : run_(run), r_(reward_matrix(run)), scores_(continual_scores(r_, run.other)) {}
+      : run_(run),
+        r_(reward_matrix(run)),
+        scores_(is_joint() ? joint_scores(r_) : continual_scores(r_, run.other)) {}
 
   Json all() const {
     return {{"basic", basic()},
@@ -43,13 +52,17 @@ class Metrics {
   }
 
  private:
+  bool is_joint() const { return !run_.joint_domains.empty(); }
   size_t stages() const { return run_.stages.size(); }
+  size_t columns() const { return r_.front().size(); }
+  // After the stage that taught column j.
+  size_t own_row(size_t j) const { return is_joint() ? 1 : j + 1; }
   // Row i, column j, both from 0.
   Tasks cell(size_t i, size_t j) const { return run_.cells[i][j]; }
   Tasks final_of(size_t j) const { return cell(stages(), j); }
   std::vector<EvaluatedTask> final_tasks() const {
     std::vector<EvaluatedTask> all;
-    for (size_t j = 0; j < stages(); ++j) {
+    for (size_t j = 0; j < columns(); ++j) {
       all.insert(all.end(), final_of(j).begin(), final_of(j).end());
     }
     return all;
@@ -57,7 +70,7 @@ class Metrics {
 
   Json basic() const {
     std::vector<double> own;
-    for (size_t j = 0; j < stages(); ++j) own.push_back(r_[j + 1][j]);
+    for (size_t j = 0; j < columns(); ++j) own.push_back(r_[own_row(j)][j]);
     Json hat = Json::object();
     Json at = Json::object();
     const auto tasks = final_tasks();
@@ -90,7 +103,7 @@ class Metrics {
     Json forgotten = Json::object();
     Json kept = Json::object();
     std::set<std::string> tools;
-    for (size_t j = 0; j < stages(); ++j) tools.merge(tools_of(final_of(j)));
+    for (size_t j = 0; j < columns(); ++j) tools.merge(tools_of(final_of(j)));
     for (const auto& tool : tools) {
       std::optional<double> best;
       for (size_t i = 1; i < stages(); ++i) best = std::max(best, success(i, tool));
@@ -108,7 +121,7 @@ class Metrics {
 
   std::optional<double> success(size_t row, const std::string& tool) const {
     std::vector<EvaluatedTask> all;
-    for (size_t j = 0; j < stages(); ++j) {
+    for (size_t j = 0; j < columns(); ++j) {
       all.insert(all.end(), cell(row, j).begin(), cell(row, j).end());
     }
     return mean_reward(all, [&](const auto& task) { return uses(task, tool); });
@@ -159,16 +172,16 @@ class Metrics {
     size_t most = 0;
     std::vector<std::vector<std::vector<double>>> rewards(r_.size());
     for (size_t i = 0; i < r_.size(); ++i) {
-      for (size_t j = 0; j < stages(); ++j) {
+      for (size_t j = 0; j < columns(); ++j) {
         rewards[i].emplace_back();
         for (const auto& task : cell(i, j)) rewards[i].back().push_back(reward_of(task));
         most = std::max(most, rewards[i].back().size());
       }
     }
     return bootstrap(static_cast<int64_t>(most), run_.seed, [&](std::span<const int64_t> drawn) {
-      std::vector<std::vector<double>> means(r_.size(), std::vector<double>(stages()));
+      std::vector<std::vector<double>> means(r_.size(), std::vector<double>(columns()));
       for (size_t i = 0; i < r_.size(); ++i) {
-        for (size_t j = 0; j < stages(); ++j) {
+        for (size_t j = 0; j < columns(); ++j) {
           const auto& column = rewards[i][j];
           double sum = 0;
           for (size_t k = 0; k < column.size(); ++k) {
@@ -182,26 +195,25 @@ class Metrics {
   }
 
   Json matrix() const {
-    Json columns = Json::array();
+    Json domains = run_.joint_domains;
     Json cells = Json::array();
-    for (const auto& stage : run_.stages) columns.push_back(stage.domain);
+    for (size_t j = 0; !is_joint() && j < stages(); ++j) domains.push_back(run_.stages[j].domain);
     for (size_t i = 0; i < r_.size(); ++i) {
       cells.push_back(Json::array());
-      for (size_t j = 0; j < stages(); ++j) {
+      for (size_t j = 0; j < columns(); ++j) {
         cells.back().push_back(json_of(interval([=](const auto& r) { return r[i][j]; })));
       }
     }
-    Json json = {
-        {"columns", columns},
-        {"R", r_},
-        {"R_ci95", cells},
-        {"acc", scores_.acc},
-        {"acc_ci95", json_of(interval([](const auto& r) { return continual_scores(r).acc; }))},
-        {"bwt", json_of(scores_.bwt)},
-        {"fwt", json_of(scores_.fwt)},
-        {"forgetting", json_of(scores_.forgetting)},
-        {"learning_accuracy", scores_.learning_accuracy},
-        {"gain_per_stage", scores_.gain_per_stage}};
+    Json json = {{"columns", domains},
+                 {"R", r_},
+                 {"R_ci95", cells},
+                 {"acc", scores_.acc},
+                 {"acc_ci95", json_of(interval([](const auto& r) { return mean(r.back()); }))},
+                 {"bwt", json_of(scores_.bwt)},
+                 {"fwt", json_of(scores_.fwt)},
+                 {"forgetting", json_of(scores_.forgetting)},
+                 {"learning_accuracy", scores_.learning_accuracy},
+                 {"gain_per_stage", scores_.gain_per_stage}};
     if (scores_.fwt_random) json["fwt_random"] = *scores_.fwt_random;
     if (scores_.intransigence) json["intransigence"] = *scores_.intransigence;
     if (stages() > 1) {
@@ -213,15 +225,17 @@ class Metrics {
       json["forgetting_ci95"] = of(&ContinualScores::forgetting);
     }
     json["gain_per_stage_ci95"] = Json::array();
-    for (size_t j = 0; j < stages(); ++j) {
+    for (size_t j = 0; j < columns(); ++j) {
+      const size_t row = own_row(j);
       json["gain_per_stage_ci95"].push_back(
-          json_of(interval([=](const auto& r) { return r[j + 1][j] - r[j][j]; })));
+          json_of(interval([=](const auto& r) { return r[row][j] - r[row - 1][j]; })));
     }
     return json;
   }
 
   // The guides' own definitions, in which the runs of other programs are reported.
   Json guides() const {
+    if (is_joint()) return {{"note", "not defined for a joint run"}};
     std::vector<double> forward;
     std::vector<double> backward;
     std::vector<double> efficiency;
@@ -273,7 +287,7 @@ class Metrics {
 
   Json protocol() const {
     Json tasks = Json::array();
-    for (size_t j = 0; j < stages(); ++j) tasks.push_back(final_of(j).size());
+    for (size_t j = 0; j < columns(); ++j) tasks.push_back(final_of(j).size());
     return {
         {"stages", stages()}, {"n_tasks", tasks},  {"n_trials", final_of(0).front().trials.size()},
         {"resamples", 2000},  {"seed", run_.seed}, {"retention_tasks", run_.retention_tasks}};
@@ -291,14 +305,21 @@ void check(const RunRecord& run) {
     refuse(fmt::format("{} stages and {} rows of cells: T stages need T + 1 rows", stages,
                        run.cells.size()));
   }
+  if (!run.joint_domains.empty() && stages != 1) {
+    refuse(fmt::format("a joint run has one stage, this one {}", stages));
+  }
+  const size_t columns = run.joint_domains.empty() ? stages : run.joint_domains.size();
+  const auto name = [&](size_t j) {
+    return run.joint_domains.empty() ? run.stages[j].domain : run.joint_domains[j];
+  };
   size_t trials = 0;
   for (const auto& row : run.cells) {
-    if (row.size() != stages) refuse(fmt::format("a row has {} of {} cells", row.size(), stages));
-    for (size_t j = 0; j < stages; ++j) {
+    if (row.size() != columns) refuse(fmt::format("a row has {} of {} cells", row.size(), columns));
+    for (size_t j = 0; j < columns; ++j) {
       const auto& first = run.cells.front()[j];
       if (row[j].empty() || row[j].size() != first.size()) {
-        refuse(fmt::format("{} tasks of {} in one row and {} in another", row[j].size(),
-                           run.stages[j].domain, first.size()));
+        refuse(fmt::format("{} tasks of {} in one row and {} in another", row[j].size(), name(j),
+                           first.size()));
       }
       for (size_t k = 0; k < row[j].size(); ++k) {
         const auto& task = row[j][k];
@@ -307,7 +328,7 @@ void check(const RunRecord& run) {
           refuse(
               fmt::format("task {} of {} has {} trials, and {} elsewhere; each row has the same "
                           "tasks, and each task as many trials",
-                          task.id, run.stages[j].domain, task.trials.size(), trials));
+                          task.id, name(j), task.trials.size(), trials));
         }
       }
     }

@@ -51,7 +51,11 @@ std::optional<double> retention(const RunRecord& run, size_t stage) {
 }  // namespace
 
 StageScores scores_of_stage(const RunRecord& run, size_t stage) {
-  const Tasks tasks = run.cells[stage + 1][stage];
+  const auto& row = run.cells[stage + 1];
+  std::vector<EvaluatedTask> tasks = row[stage];
+  for (size_t j = 1; j < run.joint_domains.size(); ++j) {
+    tasks.insert(tasks.end(), row[j].begin(), row[j].end());
+  }
   std::set<std::string> known;
   for (size_t earlier = 0; earlier < stage; ++earlier) {
     known.merge(tools_of(Tasks(run.cells[earlier + 1][earlier])));

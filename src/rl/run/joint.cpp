@@ -1,0 +1,74 @@
+// A run on all domains at once, with which another is compared.
+#include <fmt/format.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/core/error.h"
+#include "rl/run/setup.h"
+
+namespace lockstep::rl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// What a reward depends on beside what was learnt.
+constexpr const char* kMeasured[] = {"model",
+                                     "env",
+                                     "tasks-per-domain",
+                                     "learning-ratio",
+                                     "eval-tasks",
+                                     "eval-trials",
+                                     "difficulty",
+                                     "eval-temperature",
+                                     "max-new-tokens",
+                                     "max-turns",
+                                     "context",
+                                     "chat-format",
+                                     "seed"};
+
+// Throws ConfigError, whose text begins behind the folder's name.
+std::map<std::string, double> read_joint(const RunOptions& options) {
+  std::ifstream file(options.joint_run + "/results.json");
+  const Json results = Json::parse(file, nullptr, false);
+  if (!results.is_object()) throw ConfigError("has no results.json that can be read");
+  const Json& config = results.at("config");
+  if (config.value("joint", "") != "true") throw ConfigError("is no run with --joint");
+  const auto mine = options.as_text();
+  for (const char* name : kMeasured) {
+    const std::string theirs = config.at(name), ours = mine.at(name);
+    if (theirs == ours) continue;
+    throw ConfigError(
+        fmt::format("was measured with --{} {}, this run with {}", name, theirs, ours));
+  }
+  const Json& matrix = results.at("matrix");
+  const auto columns = matrix.at("columns").get<std::vector<std::string>>();
+  const auto rows = matrix.at("R").get<std::vector<std::vector<double>>>();
+  if (rows.size() != 2 || rows[1].size() != columns.size()) {
+    throw ConfigError("is not over yet: --resume goes on with it");
+  }
+  std::map<std::string, double> out;
+  for (size_t j = 0; j < columns.size(); ++j) out[columns[j]] = rows[1][j];
+  for (const auto& domain : options.order) {
+    if (!out.contains(domain)) throw ConfigError(fmt::format("has not learnt {}", domain));
+  }
+  return out;
+}
+
+}  // namespace
+
+std::map<std::string, double> joint_rewards(const comm::Group& group, const RunOptions& options) {
+  std::map<std::string, double> out;
+  std::string problem;
+  if (group.rank() == 0 && !options.joint_run.empty()) {
+    try {
+      out = read_joint(options);
+    } catch (const std::exception& error) {
+      problem = fmt::format("[three_domain] --joint-run {} {}", options.joint_run, error.what());
+    }
+  }
+  agree_on(group, problem);
+  return out;
+}
+
+}  // namespace lockstep::rl

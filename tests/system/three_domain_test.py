@@ -1,0 +1,66 @@
+"""What three_domain does with its flags, in runs of seconds.
+
+python3 three_domain_test.py SOURCE_DIR BUILD_DIR
+"""
+import json
+import pathlib
+import re
+import sys
+
+from support.program import run, run_cases
+
+SOURCE, BIN = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve() / "bin"
+SMALL = {"--tasks-per-domain": 6, "--eval-tasks": 2, "--eval-trials": 2, "--iterations": 2, "--prompts": 4, "--group-size": 2,
+         "--warm-steps": 2, "--warm-batch": 4, "--lanes": 4, "--max-new-tokens": 8, "--max-turns": 3}
+
+
+def three_domain(ranks, folder, **flags):
+    """A small run; flags by name, with None for those that have no value."""
+    given = {name: str(value) for name, value in SMALL.items()} | {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    words = [word for name, value in given.items() for word in ([name] if value is None else [name, value])]
+    return run(BIN / "three_domain", "--num-gpus", ranks, "--output-dir", folder, "--no-cache", *words)
+
+
+def test_each_flag_is_in_the_page(_):
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", run(BIN / "three_domain", "--help").out)) - {"--help"}
+    page = (SOURCE / "docs/three_domain.md").read_text()
+    assert len(flags) > 40, flags
+    missing = sorted(flag for flag in flags if not re.search(rf"`{flag}\b(?!-)", page))
+    assert not missing, missing
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(folder):
+    done = three_domain(3, folder + "/run", dry_run=None)
+    done.expect(out=[r"^  stage_2_retail: 3 tasks to learn from, retail/train/0 to retail/train/2, in 2 iterations of 4 x 2 episodes$",
+                     r"^    telecom: 2 tasks, telecom/test/0 to telecom/test/1, 2 episodes of each$",
+                     r"^collectives of 3 ranks with 4 lanes, ddp, in this order on each of them:$",
+                     r"^  6 iterations, each$",
+                     r"^    all_gather_bytes  outcomes +reward, length and end of 8 episodes$",
+                     r"^    all_reduce        bucket +the gradient of all lanes, 2 times$",
+                     r"^  12 evaluations \(4 of 3 domains\), each$",
+                     r"^memory of a rank +total +weights .* reference",
+                     r"^--parallel fsdp +[\d.]+ [KMG]iB ",
+                     r"^3 ranks on this host have [\d.]+ GiB each$"])
+    assert not pathlib.Path(folder, "run").exists()
+    # Under a launcher one rank speaks for all of them.
+    launched = run(BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run")
+    launched.expect(out=r"collectives of 2 ranks with 8 lanes")
+    assert launched.out.count("curriculum:") == 1, launched
+    assert not pathlib.Path(folder, "run").exists()
+    three_domain(9, folder + "/run", dry_run=None).expect(2, err=r"--lanes 4 for 9 ranks: each rank needs one")
+
+
+def test_a_ramp_begins_with_easy_tasks(folder):
+    three_domain(1, folder + "/run", ramp="1", order="airline", quiet=None).expect()
+    learnt = [episode for line in pathlib.Path(folder, "run/trajectories.jsonl").read_text().splitlines()
+              if (episode := json.loads(line))["phase"] == "learn"]
+    easy = {(episode["iteration"], episode["id"].endswith("@1")) for episode in learnt}
+    assert easy == {(0, True), (1, False)}, easy
+    # Who is served at level 1 says which record it is about.
+    assert all(re.search(r", \d{3}\.$", episode["messages"][0]["content"]) for episode in learnt if episode["iteration"] == 0)
+    three_domain(1, folder + "/run", order="airline", resume=None).expect(2, err=r"has another run; here: --ramp 0")
+    three_domain(1, folder + "/no", ramp="1", difficulty="1").expect(2, err=r"--ramp 1 needs the embedded domains with --difficulty 2 or 3")
+
+
+if __name__ == "__main__":
+    run_cases([case for name, case in list(globals().items()) if name.startswith("test_")])
