@@ -94,6 +94,10 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--parallel", flags.parallel,
       "ddp: each rank has all of the model; fsdp: it is divided; auto: as `lockstep plan` says")
       ->check(CLI::IsMember({"auto", "ddp", "fsdp"}));
+  add("--reference", o.reference,
+      "the frozen policy: resident on each rank, shard: divided, offload: in the host's memory or, "
+      "on CPUs, in files; auto: divided where the policy is")
+      ->check(CLI::IsMember({"auto", "resident", "offload", "shard"}));
   add("--precision", o.precision, "fp32, or bf16 with float32 parameters for the optimizer")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   add("--seed", o.seed, "of everything that is drawn");
@@ -254,6 +258,9 @@ int main(int argc, char** argv) {
     }
     flags.run.loss_norm = rl::loss_norm(flags.norm);
     flags.run.scale_rewards = rl::scale_rewards(flags.scale);
+    flags.run.parallel = flags.parallel != "auto"         ? flags.parallel
+                         : flags.run.reference == "shard" ? "fsdp"
+                                                          : "ddp";  // to be seen
     flags.run.check();
     if (flags.dry_run) return describe(flags);
     if (!is_launched()) {

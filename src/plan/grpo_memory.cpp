@@ -27,6 +27,7 @@ GrpoMemory memory_on(const ModelProfile& profile, const train::TransformerConfig
   if (is_narrow) m.master = kFloat * all * share;
   m.optimizer = 2 * kFloat * all * share;
   if (options.reference == Reference::Resident) m.reference = each * all * share;
+  if (options.reference == Reference::Whole) m.reference = each * all;
   m.states = m.weights + m.gradients + m.master + m.optimizer + m.reference;
   const auto prompts = static_cast<double>(options.prompts);
   const double tokens = prompts * (static_cast<double>(options.prompt_tokens) +
@@ -78,6 +79,7 @@ ModelProfile profile_for(const train::TransformerConfig& sizes, const GrpoOption
 
 const char* name_of(Reference reference) {
   if (reference == Reference::None) return "none";
+  if (reference == Reference::Whole) return "whole";
   return reference == Reference::Resident ? "resident" : "offloaded";
 }
 

@@ -17,6 +17,7 @@ enum class Reference {
   None,       // no reference
   Resident,   // on each device; under Fsdp divided like the policy
   Offloaded,  // in the host's memory
+  Whole,      // on each device, also under Fsdp
 };
 
 // How texts are written and learnt from.

@@ -22,9 +22,9 @@ GrpoOptions grpo_options(const rl::RunOptions& options, const train::Transformer
 
 // RunOptions::parallel for a run of these options: "ddp" where the part of its host's memory that
 // each rank has holds all of the model, the reference and the optimizer, else "fsdp". "ddp" for the
-// tiny model and one rank. GPUs, whose memory is not known here: "fsdp". Every rank calls it and
-// gets the same. A model that cannot be read is left to run_continual(), which says so on all
-// ranks.
+// tiny model and one rank, "fsdp" where the reference is to be divided. GPUs, whose memory is not
+// known here: "fsdp". Every rank calls it and gets the same. A model that cannot be read is left to
+// run_continual(), which says so on all ranks.
 std::string placement(const rl::RunOptions& options, const comm::World& world);
 
 // The same for so many ranks that all compute on this host's CPUs, without asking them. Throws

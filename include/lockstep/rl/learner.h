@@ -50,6 +50,14 @@ struct RolloutPlan {
 Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
                     const std::function<std::vector<Played>(const std::vector<Planned>&)>& play);
 
+// Where a reference's parameters are.
+enum class ReferencePlace {
+  Resident,   // all of them on each rank's device
+  Sharded,    // divided among the ranks like the policy, which has to be divided, too
+  Offloaded,  // divided, in the hosts' memory; of ranks on CPUs in files of reference_folder. The
+              // devices have the blocks in use
+};
+
 // How a learner learns. Alike on all ranks.
 struct LearnerOptions {
   bool use_grpo = true;  // false: each episode of reward 1 is imitated, and nothing else
@@ -65,10 +73,12 @@ struct LearnerOptions {
   int64_t longest = 256;  // tokens that an episode may have written, for LossNorm::Constant
   int64_t lanes = 8;
   uint64_t seed = 1;
-  // Policy, reference and the optimizer's state are divided among the ranks, by Fsdp, and backward
-  // computes the policy's blocks again instead of keeping their activations; false: each rank has
-  // all of them, as under Ddp.
+  // Policy and the optimizer's state are divided among the ranks, by Fsdp, and backward computes
+  // the policy's blocks again instead of keeping their activations; false: each rank has all of
+  // them, as under Ddp.
   bool divided = false;
+  ReferencePlace reference = ReferencePlace::Resident;
+  std::string reference_folder = {};  // on a disk of each rank's host
   // Both models compute in bfloat16, the optimizer updates float32 parameters.
   bool narrow = false;
 };

@@ -63,6 +63,10 @@ struct RunOptions {
   // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", divided. Either goes on
   // with what the other has saved.
   std::string parallel = "ddp";
+  // Where the frozen reference is: "resident", all of it on each rank; "shard", divided like a
+  // divided policy; "offload", in the hosts' memory, or, of ranks on CPUs, in files of output_dir.
+  // "auto": divided where the policy is. The same bits everywhere.
+  std::string reference = "auto";
   // What it computes in: "fp32", or "bf16" with float32 parameters for the optimizer.
   std::string precision = "fp32";
   int64_t seed = 42;
@@ -76,8 +80,8 @@ struct RunOptions {
   std::string cache_dir = {};  // empty: cache_folder()
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
-  // resume, save_every, quiet, cache. Between a run and its continuation parallel and joint_run may
-  // differ, too.
+  // resume, save_every, quiet, cache. Between a run and its continuation parallel, reference and
+  // joint_run may differ, too.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;
@@ -120,9 +124,9 @@ Course tau2_course(const RunOptions& options, const Tau2Options& process = {});
 // Throws ConfigError when there is neither.
 std::string model_folder(const std::string& model);
 
-// The curriculum of such a run on `ranks` ranks, and its collectives: lines of text. Asks the domains
-// for their tasks, reads no model, writes nothing, and communicates with nobody. Throws ConfigError
-// as run_continual() for options and domains.
+// The curriculum of such a run on `ranks` ranks, and its collectives: lines of text. Asks the
+// domains for their tasks, reads no model, writes nothing, and communicates with nobody. Throws
+// ConfigError as run_continual() for options and domains.
 std::string describe_run(const Course& course, const RunOptions& options, int64_t ranks);
 
 // What has become of a run.

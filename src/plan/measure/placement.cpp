@@ -65,8 +65,12 @@ GrpoOptions grpo_options(const rl::RunOptions& o, const train::TransformerConfig
   const int64_t episodes = (o.prompts + lanes - 1) / lanes * o.group_size;  // of a lane
   const int64_t length = std::min(o.context, sizes.max_length);
   const int64_t written = std::min(o.max_new_tokens, length - 1);
-  const bool refers = o.use_grpo && o.beta > 0;
-  return {.reference = refers ? Reference::Resident : Reference::None,
+  const auto reference = [&] {
+    if (!o.use_grpo || o.beta <= 0) return Reference::None;
+    if (o.reference == "offload") return Reference::Offloaded;
+    return o.reference == "resident" ? Reference::Whole : Reference::Resident;
+  };
+  return {.reference = reference(),
           .prompts = std::min(episodes, rl::RolloutOptions{}.rows),  // that are computed together
           .group_size = 1,
           .prompt_tokens = length - written,
@@ -77,6 +81,7 @@ GrpoOptions grpo_options(const rl::RunOptions& o, const train::TransformerConfig
 }
 
 std::string placement(const rl::RunOptions& options, const comm::World& world) {
+  if (options.reference == "shard") return "fsdp";
   if (options.model.empty() || world.size() == 1) return "ddp";
   bool fits_here = false;
   try {
@@ -88,6 +93,7 @@ std::string placement(const rl::RunOptions& options, const comm::World& world) {
 }
 
 std::string placement_here(const rl::RunOptions& options, int64_t ranks) {
+  if (options.reference == "shard") return "fsdp";
   return options.model.empty() || ranks == 1 || fits(options, ranks, ranks) ? "ddp" : "fsdp";
 }
 

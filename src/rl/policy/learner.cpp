@@ -50,10 +50,10 @@ at::Tensor zero_loss(models::Transformer& net) {
 }
 
 // Blocks are gathered one by one where the model is divided.
-parallel::FsdpOptions division_of(const models::Transformer& net, const LearnerOptions& options) {
-  parallel::FsdpOptions out{
-      .units = parallel::units_of<models::TransformerBlockImpl>(*net),
-      .sharding = options.divided ? parallel::Sharding::Full : parallel::Sharding::None};
+parallel::FsdpOptions division_of(const models::Transformer& net, const LearnerOptions& options,
+                                  parallel::Sharding sharding) {
+  parallel::FsdpOptions out{.units = parallel::units_of<models::TransformerBlockImpl>(*net),
+                            .sharding = sharding};
   if (options.narrow) out.param_dtype = at::kBFloat16;
   return out;
 }
@@ -68,6 +68,9 @@ void check(const LearnerOptions& options) {
   if (options.updates < 1 || options.lanes < 1 || options.group_size < 1) {
     throw ConfigError(fmt::format("[learner] updates = {}, lanes = {}, group-size = {}: above 0",
                                   options.updates, options.lanes, options.group_size));
+  }
+  if (options.reference == ReferencePlace::Sharded && !options.divided) {
+    throw ConfigError("[learner] the reference is divided where the policy is: set divided, too");
   }
 }
 
@@ -119,7 +122,8 @@ struct Learner::State {
     check(options);
     if (options.use_grpo && options.grpo.beta > 0) make_reference(group);
     if (options.divided || options.narrow) {
-      auto division = division_of(net, options);
+      auto division = division_of(
+          net, options, options.divided ? parallel::Sharding::Full : parallel::Sharding::None);
       division.lanes = options.lanes;
       fsdp.emplace(net, group, std::move(division));
     } else {
@@ -139,7 +143,14 @@ struct Learner::State {
     reference->eval();
     for (auto& parameter : reference->parameters()) parameter.set_requires_grad(false);
     copy(net->parameters(), reference->parameters());
-    if (options.divided) reference_fsdp.emplace(reference, group, division_of(reference, options));
+    if (options.reference == ReferencePlace::Resident) return;
+    auto division = division_of(reference, options, parallel::Sharding::Full);
+    if (options.reference == ReferencePlace::Offloaded) {
+      const bool in_files = net->head_weight().device().is_cpu();
+      division.offload = in_files ? parallel::Offload::File : parallel::Offload::Cpu;
+      if (in_files) division.offload_folder = options.reference_folder;
+    }
+    reference_fsdp.emplace(reference, group, std::move(division));
   }
 
   // What the optimizer updates: of this rank.
@@ -157,9 +168,27 @@ struct Learner::State {
     for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i].view_as(to[i]));
   }
 
+  // This rank's parts of whole parameters.
+  static void copy_parts(const std::vector<at::Tensor>& from,
+                         const std::vector<parallel::FsdpShard>& to) {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < from.size(); ++i) {
+      at::Tensor part = to[i].shard;
+      part.copy_(from[i].flatten().narrow(0, to[i].begin, part.numel()));
+    }
+  }
+
   void copy_reference() {
     if (!reference) return;
-    copy(parameters(), reference_fsdp ? reference_fsdp->parameters() : reference->parameters());
+    if (options.divided && !reference_fsdp) {
+      fsdp->unshard();
+      copy(net->parameters(), reference->parameters());
+      fsdp->reshard();
+    } else if (!options.divided && reference_fsdp) {
+      copy_parts(parameters(), reference_fsdp->shards());
+    } else {
+      copy(parameters(), reference_fsdp ? reference_fsdp->parameters() : reference->parameters());
+    }
   }
 
   // The reference's log-probabilities of a lane, where it has tokens. Ranks that gather its units

@@ -74,7 +74,8 @@ void add_rollout(Phase& phase, const RunOptions& o, const std::string& episodes)
 Phase iteration(const RunOptions& o, int64_t iterations) {
   Phase out{fmt::format("{} iterations, each", iterations), {}};
   add_rollout(out, o, fmt::format("{} episodes", o.prompts * o.group_size));
-  if (has_reference(o) && o.parallel == "fsdp") {
+  if (has_reference(o) && o.reference != "resident" &&
+      (o.parallel == "fsdp" || o.reference == "offload")) {
     out.calls.push_back({"all_gather", "units", "blocks of the reference, for each lane"});
   }
   const std::string times =

@@ -92,6 +92,7 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   put("ramp", ramp);
   put("lanes", lanes);
   out["parallel"] = parallel;
+  out["reference"] = reference;
   out["precision"] = precision;
   put("chat-format", chat_format);
   put("seed", seed);
@@ -155,6 +156,13 @@ void RunOptions::check() const {
   above("warm-batch", static_cast<double>(warm_batch), 1);
   need(parallel == "ddp" || parallel == "fsdp",
        fmt::format("--parallel {} has to be ddp or fsdp", parallel));
+  need(reference == "auto" || reference == "resident" || reference == "offload" ||
+           reference == "shard",
+       fmt::format("--reference {} has to be auto, resident, offload or shard", reference));
+  need(reference != "shard" || parallel == "fsdp",
+       "--reference shard needs --parallel fsdp: a reference is divided where the policy is");
+  need(reference == "auto" || (use_grpo && beta > 0),
+       fmt::format("--reference {}: without GRPO, or with --beta 0, there is none", reference));
   need(precision == "fp32" || precision == "bf16",
        fmt::format("--precision {} has to be fp32 or bf16", precision));
   need(!order.empty(), "--order names no domain");

@@ -74,6 +74,16 @@ Limits limits_of(const RunOptions& options) {
           .malformed = options.model.empty() ? Malformed::Ends : Malformed::Reported};
 }
 
+namespace {
+
+ReferencePlace place_of(const RunOptions& o) {
+  if (o.reference == "offload") return ReferencePlace::Offloaded;
+  const bool shards = o.reference == "shard" || (o.reference == "auto" && o.parallel == "fsdp");
+  return shards ? ReferencePlace::Sharded : ReferencePlace::Resident;
+}
+
+}  // namespace
+
 LearnerOptions learner_options(const RunOptions& o, int64_t vocabulary) {
   return {.use_grpo = o.use_grpo,
           .grpo = {.clip_low = o.clip_low, .clip_high = o.clip_high, .beta = o.beta},
@@ -89,6 +99,8 @@ LearnerOptions learner_options(const RunOptions& o, int64_t vocabulary) {
           .lanes = o.lanes,
           .seed = static_cast<uint64_t>(o.seed),
           .divided = o.parallel == "fsdp",
+          .reference = place_of(o),
+          .reference_folder = o.output_dir,
           .narrow = o.precision == "bf16"};
 }
 

@@ -39,7 +39,7 @@ std::string difference(const RunOptions& options) {
   std::string differing;
   for (const auto& [name, value] : options.as_text()) {
     // A checkpoint goes on whole or divided, and is compared with what there is at the end.
-    if (name == "parallel" || name == "joint-run") continue;
+    if (name == "parallel" || name == "reference" || name == "joint-run") continue;
     const std::string line = fmt::format("--{} {}", name, value);
     if (before.str().find("\n" + line + "\n") == std::string::npos) differing += " " + line;
   }
