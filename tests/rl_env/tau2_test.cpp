@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/rl/episode.h"
+#include "lockstep/rl/model_user.h"
 
 namespace lockstep::rl {
 namespace {
@@ -31,6 +32,72 @@ std::string call_of(std::string_view name) {
 }
 
 const TaskKey kTask = {.domain = "airline", .split = "base", .id = "0"};
+
+TEST(Tau2, HasUsersWhoAreModels) {
+  const Tau2Domain domain("airline", fake());
+  const auto world = domain.make();
+  std::vector<std::string> prompts;
+  std::vector<uint64_t> keys;
+  const auto voice = std::make_shared<Voice>([&](const std::string& prompt, uint64_t key) {
+    prompts.push_back(prompt);
+    keys.push_back(key);
+    return std::string(prompts.size() == 1 ? " I want to fly.\n" : "###STOP###");
+  });
+  ModelUser user(voice, ChatFormat::Qwen3Instruct);
+  Episode episode(*world, user);
+  EXPECT_EQ(episode.begin(kTask, 0).at(1).content, "I want to fly.");
+  // Of a call and its result the user hears nothing.
+  episode.agent_says(call_of("f"));
+  episode.agent_says("Where to?");
+  EXPECT_EQ(episode.why(), End::UserStop);
+  const std::string begin =
+      "<|im_start|>system\nBe brief.\n\n<scenario>\nReason for call: help\n</scenario><|im_end|>\n"
+      "<|im_start|>user\nHi! How can I help you today?<|im_end|>\n<|im_start|>assistant\n";
+  ASSERT_EQ(prompts.size(), 2U);
+  EXPECT_EQ(prompts[0], begin);
+  EXPECT_EQ(prompts[1], begin +
+                            "I want to fly.<|im_end|>\n<|im_start|>user\nWhere to?<|im_end|>\n"
+                            "<|im_start|>assistant\n");
+  EXPECT_NE(keys[0], keys[1]);
+}
+
+// tau2 refuses messages of a user where there is none.
+TEST(Tau2, TellsNobodyOfAUserWhereThereIsNone) {
+  const Tau2Domain domain("telecom", fake(), Solo::Yes);
+  const auto world = domain.make();
+  NoUser user;
+  Episode episode(*world, user);
+  const TaskKey key = {.domain = "telecom", .split = "base", .id = "0"};
+  EXPECT_EQ(episode.begin(key, 0).at(0).content, "mend the phone");
+  episode.agent_says("Done.");
+  EXPECT_EQ(episode.why(), End::UserStop);
+  EXPECT_EQ(episode.reward().note, "1");  // message
+}
+
+// The phone of telecom's users.
+TEST(Tau2, HasUsersWhoCallTools) {
+  const Scene scene = {.scenario = "s", .user_tools = {"{\"type\": \"function\"}"}};
+  std::string said, prompt;
+  const auto voice = std::make_shared<Voice>([&](const std::string& text, uint64_t) {
+    prompt = text;
+    return said;
+  });
+  ModelUser user(voice, ChatFormat::Qwen3Instruct);
+  said = call_of("check_data");
+  auto message = user.next(scene, {}, 1);
+  ASSERT_EQ(message.calls.size(), 1U);
+  EXPECT_EQ(message.calls[0].name, "check_data");
+  EXPECT_THAT(prompt, HasSubstr("<tools>\n{\"type\": \"function\"}\n</tools>"));
+  message.calls[0].id = "u0";
+  const std::vector<Message> log = {
+      message, {.role = Role::Tool, .content = "on", .call_id = "u0", .by = Party::User}};
+  said = "  \n";
+  EXPECT_EQ(user.next(scene, log, 2).content, kOutOfScope);
+  EXPECT_THAT(prompt, HasSubstr("\"check_data\""));
+  EXPECT_THAT(prompt, HasSubstr("<tool_response>\non\n</tool_response>"));
+  said = "<tool_call>{";  // a text, since it is no call
+  EXPECT_EQ(user.next(scene, {}, 3).content, said);
+}
 
 TEST(Tau2, PlaysAConversation) {
   const auto bridge = fake();
@@ -185,6 +252,35 @@ TEST_P(Tau2Real, DISABLED_SolutionsEarnOneAndDoingNothingWhatItDoes) {
   const double expected = GetParam() == "airline" ? .380 : GetParam() == "retail" ? .061 : 0;
   EXPECT_NEAR(idle / static_cast<double>(keys.size()), expected, 5e-4);
   EXPECT_EQ(bridge().deaths(), 0);
+}
+
+TEST_P(Tau2Real, DISABLED_SolutionsEarnOneWithoutAUser) {
+  if (GetParam() != "telecom") return;  // the others have no solo mode
+  const Tau2Domain domain(GetParam(), bridge(), Solo::Yes);
+  const auto world = domain.make();
+  NoUser user;
+  for (const auto& key : domain.tasks("test")) {
+    Episode episode(*world, user, {.max_turns = 100, .max_errors = 100});
+    episode.begin(key, 0);
+    for (const auto& call : domain.gold_calls(key)) {
+      episode.agent_says("<tool_call>{\"name\": \"" + call.name +
+                         "\", \"arguments\": " + call.arguments + "}</tool_call>");
+    }
+    if (!episode.over()) {
+      episode.agent_says("<tool_call>{\"name\": \"done\", \"arguments\": {}}</tool_call>");
+    }
+    EXPECT_EQ(episode.reward().value, 1) << name_of(key) << ": " << episode.reward().note;
+    EXPECT_EQ(episode.scene().tools.size(), 44U);  // the agent's, the phone's and done
+    EXPECT_TRUE(episode.scene().user_tools.empty());
+  }
+}
+
+TEST_P(Tau2Real, DISABLED_TellModelsHowToPlayUsers) {
+  const Tau2Domain domain(GetParam(), bridge());
+  const auto world = domain.make();
+  const Scene scene = world->reset(domain.tasks("test").front(), 0);
+  EXPECT_THAT(scene.guidelines, HasSubstr("User Simulation Guidelines"));
+  EXPECT_EQ(scene.user_tools.empty(), GetParam() != "telecom");
 }
 
 // What this process and the bridge's have: open files of both, their children, and the resident

@@ -199,6 +199,52 @@ TEST(ContinualRun, PlaysTasksOfTau2) {
   EXPECT_THAT(contents(folder / "run/trajectories.jsonl"), HasSubstr("Reason for call: help"));
 }
 
+// What a run of tau2's fake tasks leaves.
+Left left_by_tau2(int ranks, const RunOptions& o) {
+  spawn(ranks, [&](World& world) {
+    rl::run_continual(world,
+                      rl::tau2_course(o, {.command = {"python3", LOCKSTEP_SOURCE_DIR
+                                                      "/tests/rl_env/tau2_fake.py"}}),
+                      o);
+  });
+  return left_by(o.output_dir);
+}
+
+TEST(ContinualRun, PlaysTasksOfTau2WithAModelAsTheUser) {
+  const Folder folder;
+  make_model(folder / "model");
+  const auto played = [&](const char* name) {
+    auto o = with_model(folder / "model", folder / name);
+    o.env = "tau2";
+    o.user = "model";
+    o.order = {"airline"};
+    o.context = 256;  // tau2's prompts and what a tiny model says
+    return o;
+  };
+  const Left one = left_by_tau2(1, played("1"));
+  EXPECT_THAT(one.trajectories, HasSubstr("{\"role\":\"user\",\"content\":"));
+  EXPECT_THAT(one.trajectories, Not(HasSubstr("Reason for call")));
+  EXPECT_EQ(left_by_tau2(2, played("2")), one);
+  auto o = played("1");
+  o.resume = true;
+  o.user = "scripted";
+  isolated([&] {
+    EXPECT_THAT(message_of<ConfigError>(
+                    [&] { rl::run_continual(World::solo(), rl::tau2_course(o, {}), o); }),
+                HasSubstr("has another run; here: --user scripted"));
+  });
+}
+
+TEST(ContinualRun, PlaysTelecomWithoutAUser) {
+  const Folder folder;
+  make_model(folder / "model");
+  auto o = with_model(folder / "model", folder / "run");
+  o.env = "tau2";
+  o.solo = true;
+  o.order = {"telecom"};
+  EXPECT_THAT(left_by_tau2(2, o).trajectories, HasSubstr("mend the phone"));
+}
+
 TEST(ContinualRun, EndsWhenItsEnvironmentsDie) {
   const Folder folder;
   make_model(folder / "model");
@@ -292,6 +338,25 @@ TEST(ContinualRun, RefusesImpossibleOptions) {
                 HasSubstr("--order names the domain moon; there are again, even"));
     EXPECT_THAT(said([](RunOptions& x) { x.order = {"even", "even"}; }), HasSubstr("twice"));
     EXPECT_THAT(said([](RunOptions& x) { x.env = "tau2"; }), HasSubstr("needs --model"));
+    EXPECT_THAT(said([](RunOptions& x) { x.user = "model"; }),
+                HasSubstr("--user model needs --env tau2"));
+    EXPECT_THAT(said([](RunOptions& x) { x.solo = true; }), HasSubstr("--solo needs --env tau2"));
+    const auto tau2 = [](RunOptions& x) {
+      x.env = "tau2";
+      x.model = "some/model";
+      x.solo = true;
+    };
+    EXPECT_THAT(said([&](RunOptions& x) {
+                  tau2(x);
+                  x.order = {"airline", "telecom"};
+                }),
+                HasSubstr("--solo: airline has no solo mode, only telecom has"));
+    EXPECT_THAT(said([&](RunOptions& x) {
+                  tau2(x);
+                  x.order = {"telecom"};
+                  x.user = "model";
+                }),
+                HasSubstr("--solo has no user whom --user model could play"));
     EXPECT_THAT(said([](RunOptions& x) { x.model = "no/model"; }),
                 HasSubstr("--model no/model is neither a folder nor a name in"));
     EXPECT_THAT(said([](RunOptions& x) { x.max_grad_norm = 0; }), HasSubstr("--max-grad-norm 0"));

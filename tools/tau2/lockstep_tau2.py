@@ -26,6 +26,7 @@ from tau2.domains.telecom import environment as telecom  # noqa: E402
 from tau2.evaluator.evaluator_action import ActionEvaluator  # noqa: E402
 from tau2.evaluator.evaluator_communicate import CommunicateEvaluator  # noqa: E402
 from tau2.evaluator.evaluator_env import EnvironmentEvaluator  # noqa: E402
+from tau2.utils import DATA_DIR  # noqa: E402
 
 MAKE = {"airline": airline.get_environment, "retail": retail.get_environment, "telecom": telecom.get_environment_manual_policy}
 LISTS = {"airline": airline.get_tasks, "retail": retail.get_tasks, "telecom": telecom.get_tasks}
@@ -53,6 +54,12 @@ class Session:
         return [self.world.get_db_hash(), self.world.get_user_db_hash()]
 
 
+def guidelines(has_tools):
+    """What tau2 tells a model that plays a user; its own reader needs a client of a language model."""
+    name = "simulation_guidelines_tools.md" if has_tools else "simulation_guidelines.md"
+    return (DATA_DIR / "tau2" / "user_simulator" / name).read_text(encoding="utf-8")
+
+
 def gold_of(task):
     return [{"name": action.name, "arguments": action.arguments, "requestor": action.requestor}
             for action in task.evaluation_criteria.actions or []]
@@ -65,9 +72,12 @@ def hello(request):
 def reset(request):
     session = sessions[request["sid"]] = Session(request)
     world, task = session.world, session.task
-    return {"policy": world.get_policy(), "tools": [tool.openai_schema for tool in world.get_tools()],
-            "user_tools": [tool.openai_schema for tool in world.get_user_tools()] if world.user_tools else [],
-            "scenario": str(task.user_scenario), "ticket": getattr(task, "ticket", None),
+    tools = [tool.openai_schema for tool in world.get_tools()]
+    of_user = [tool.openai_schema for tool in world.get_user_tools()] if world.user_tools else []
+    if session.solo:  # the agent has them all
+        tools, of_user = tools + of_user, []
+    return {"policy": world.get_policy(), "tools": tools, "user_tools": of_user,
+            "guidelines": guidelines(bool(world.user_tools)), "scenario": str(task.user_scenario), "ticket": getattr(task, "ticket", None),
             "basis": [basis.value for basis in task.evaluation_criteria.reward_basis], "hash": session.hashes()}
 
 

@@ -34,6 +34,7 @@ struct Scene {
   TaskKey task = {};
   std::string policy = "";              // what the agent is told to do
   std::string scenario = "";            // what the user knows and wants; the agent never sees it
+  std::string guidelines = "";          // how a model has to play the user; nor this
   std::string ticket = "";              // of an episode without a user: what is to be done
   std::vector<std::string> tools = {};  // each the JSON text of a function's schema, as OpenAI's
   std::vector<std::string> user_tools = {};  // the user's, in the same form

@@ -11,11 +11,13 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/world.h"
 #include "lockstep/rl/learner.h"
+#include "lockstep/rl/model_user.h"
 #include "lockstep/rl/rollout.h"
 #include "lockstep/rl/scores.h"
 #include "lockstep/rl/tau2.h"
@@ -27,6 +29,9 @@ namespace lockstep::rl {
 struct RunOptions {
   std::string model = "";        // as model_folder() takes it, a Qwen 3; empty: the tiny one
   std::string env = "embedded";  // or "tau2", which needs a model
+  // Of tau2: "scripted", or "model", played by a copy of the model that the run begins with.
+  std::string user = "scripted";
+  bool solo = false;  // tau2's telecom without a user: the agent has a ticket and all tools
   std::vector<std::string> order = {"airline", "retail", "telecom"};
   int64_t tasks_per_domain = 1024;
   double learning_ratio = 0.6;
@@ -102,6 +107,8 @@ struct Course {
   std::function<std::vector<std::string>(const Planned& planned)> oracle = {};
   // The same task at the first level of difficulty. Empty: tasks have one level.
   std::function<TaskKey(const TaskKey& task)> easier = {};
+  // Empty: no user is played by a model. Else run_continual() fills it.
+  std::shared_ptr<Voice> user_voice = {};
   // What one says that does nothing.
   std::vector<std::string> idle = {"Done."};
 };
@@ -115,8 +122,9 @@ struct Cell {
   double mean() const;                 // reward of all trials; 0 where there is none
 };
 
-// tau2-bench's domains of the order, with users that read their tasks aloud: a process of Python
-// for each rank. Throws ConfigError for other domains.
+// tau2-bench's domains of the order, a process of Python for each rank, with users as options say:
+// who read their tasks aloud, who are played by a model, or none. Throws ConfigError for other
+// domains.
 Course tau2_course(const RunOptions& options, const Tau2Options& process = {});
 
 // The folder of a model: `model` itself, or, for a name such as "Qwen/Qwen3-0.6B", where

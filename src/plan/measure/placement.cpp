@@ -34,12 +34,22 @@ train::TransformerConfig sizes_for(const rl::RunOptions& options) {
   return sizes_of(models::transformer_options(text::read_file(path), path));
 }
 
+// A model that plays users is whole on each rank.
+double bytes_of_user(const rl::RunOptions& options, const train::TransformerConfig& sizes) {
+  if (options.user != "model") return 0;
+  const GrpoOptions short_ones{
+      .prompt_tokens = 1,
+      .new_tokens = 1,
+      .precision = options.precision == "bf16" ? Precision::Narrow : Precision::Float};
+  return grpo_memory(sizes, this_host(), short_ones, 1).front().weights;
+}
+
 // Where so many ranks share a host.
 bool fits(const rl::RunOptions& options, int64_t ranks, int64_t on_this_host) {
   const auto sizes = sizes_for(options);
   const auto all =
       grpo_memory(sizes, part_of_host(on_this_host), grpo_options(options, sizes, ranks), 1);
-  return all.front().fits();
+  return all.front().total + bytes_of_user(options, sizes) <= all.front().available;
 }
 
 }  // namespace
@@ -111,8 +121,13 @@ std::string memory_text(const rl::RunOptions& options, int64_t ranks) {
                     bytes_text(m.optimizer), bytes_text(m.reference), bytes_text(m.cache),
                     bytes_text(m.activations)});
   }
-  return table_text(rows, 100) + fmt::format("\n{} ranks on this host have {} each\n", ranks,
-                                             bytes_text(host.device.memory_bytes));
+  std::string out = table_text(rows, 100);
+  if (const double user = bytes_of_user(options, sizes); user > 0) {
+    out += fmt::format("the model that plays users takes {} more\n", bytes_text(user));
+  }
+  return out + fmt::format("{} rank{} on this host {} {}{}\n", ranks, ranks == 1 ? "" : "s",
+                           ranks == 1 ? "has" : "have", bytes_text(host.device.memory_bytes),
+                           ranks == 1 ? "" : " each");
 }
 
 }  // namespace lockstep::plan

@@ -13,19 +13,10 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // What a reward depends on beside what was learnt.
-constexpr const char* kMeasured[] = {"model",
-                                     "env",
-                                     "tasks-per-domain",
-                                     "learning-ratio",
-                                     "eval-tasks",
-                                     "eval-trials",
-                                     "difficulty",
-                                     "eval-temperature",
-                                     "max-new-tokens",
-                                     "max-turns",
-                                     "context",
-                                     "chat-format",
-                                     "seed"};
+constexpr const char* kMeasured[] = {
+    "model",          "env",        "user",        "solo",        "tasks-per-domain",
+    "learning-ratio", "eval-tasks", "eval-trials", "difficulty",  "eval-temperature",
+    "max-new-tokens", "max-turns",  "context",     "chat-format", "seed"};
 
 // Throws ConfigError, whose text begins behind the folder's name.
 std::map<std::string, double> read_joint(const RunOptions& options) {

@@ -56,6 +56,8 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   };
   put("model", model);
   put("env", env);
+  put("user", user);
+  put("solo", solo);
   out["order"] = fmt::format("{}", fmt::join(order, ","));
   put("tasks-per-domain", tasks_per_domain);
   put("learning-ratio", learning_ratio);
@@ -110,6 +112,17 @@ void RunOptions::check() const {
   need(env == "embedded" || env == "tau2", fmt::format("--env {} has to be embedded or tau2", env));
   need(env != "tau2" || !model.empty(),
        "--env tau2 needs --model: its policies and tools are more than a tiny model can read");
+  need(user == "scripted" || user == "model",
+       fmt::format("--user {} has to be scripted or model", user));
+  need(user == "scripted" || env == "tau2",
+       "--user model needs --env tau2: users of the embedded domains are scripts");
+  need(!solo || env == "tau2", "--solo needs --env tau2");
+  for (const auto& domain : order) {
+    need(
+        !solo || domain == "telecom",
+        fmt::format("--solo: {} has no solo mode, only telecom has: give --order telecom", domain));
+  }
+  need(!solo || user == "scripted", "--solo has no user whom --user model could play");
   above("tasks-per-domain", static_cast<double>(tasks_per_domain), 2);
   need(learning_ratio > 0 && learning_ratio < 1,
        fmt::format("--learning-ratio {} has to lie between 0 and 1", learning_ratio));

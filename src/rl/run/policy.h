@@ -23,6 +23,10 @@ WarmedUp make_policy(const comm::World& world, const Course& course, const RunOp
 void export_policy(const models::Transformer& net, const text::Tokenizer& tokenizer,
                    const std::string& source, const std::string& folder);
 
+// What a copy of the net says, as it is now and stays. The copy is whole on each rank.
+Voice frozen_voice(const models::Transformer& net, const text::Tokenizer& tokenizer,
+                   const RunOptions& options);
+
 Limits limits_of(const RunOptions& options);
 
 LearnerOptions learner_options(const RunOptions& options, int64_t vocabulary);

@@ -61,6 +61,7 @@ class Run {
       net_ = policy.net;
       tokenizer_ = policy.tokenizer;
     }
+    if (course_.user_voice) *course_.user_voice = frozen_voice(net_, *tokenizer_, options_);
     check_lengths(group_, course_, curriculum_, *tokenizer_, options_, net_->options.max_length);
     claim_directory(group_, options_);
     facts_.parameters = models::parameter_count(net_->options);

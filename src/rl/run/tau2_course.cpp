@@ -10,9 +10,16 @@ Course tau2_course(const RunOptions& options, const Tau2Options& process) {
   const std::string format = options.chat_format.empty() ? "qwen3" : options.chat_format;
   Course out{.text = chat_text({.format = chat_format(format)})};
   const Tau2Bridge bridge(process);
+  if (options.user == "model") out.user_voice = std::make_shared<Voice>();
+  const auto make_user = [solo = options.solo, voice = out.user_voice,
+                          form = chat_format(format)]() -> std::unique_ptr<UserSimulator> {
+    if (solo) return std::make_unique<NoUser>();
+    if (voice) return std::make_unique<ModelUser>(voice, form);
+    return std::make_unique<Tau2ScriptedUser>();
+  };
+  const Solo solo = options.solo ? Solo::Yes : Solo::No;
   for (const auto& name : options.order) {
-    out.arenas[name] = {std::make_shared<const Tau2Domain>(name, bridge),
-                        [] { return std::make_unique<Tau2ScriptedUser>(); }};
+    out.arenas[name] = {std::make_shared<const Tau2Domain>(name, bridge, solo), make_user};
   }
   return out;
 }

@@ -25,12 +25,14 @@ Json call_json(const ToolCall& call) {
           {"requestor", call.by == Party::User ? "user" : "assistant"}};
 }
 
-// What tau2 replays: without messages that were not passed on.
-Json messages_json(std::span<const Message> log) {
+// What tau2 replays: without messages that were not passed on, and, in solo mode, the ticket and
+// what else nobody has said.
+Json messages_json(std::span<const Message> log, Solo solo) {
   Json messages = Json::array();
   for (const auto& message : log) {
     if (message.role == Role::System || (message.role == Role::Assistant && message.error))
       continue;
+    if (message.role == Role::User && solo == Solo::Yes) continue;
     if (message.role == Role::Tool) {
       if (message.call_id.empty()) continue;
       messages.push_back({{"role", "tool"},
@@ -103,6 +105,7 @@ class Tau2Environment : public Environment {
       Scene scene{.task = key,
                   .policy = text_of(answer, "policy"),
                   .scenario = text_of(answer, "scenario"),
+                  .guidelines = text_of(answer, "guidelines"),
                   .ticket = text_of(answer, "ticket"),
                   .tools = schemas(answer.at("tools")),
                   .user_tools = schemas(answer.at("user_tools"))};
@@ -129,8 +132,9 @@ class Tau2Environment : public Environment {
   }
 
   Reward evaluate(std::span<const Message> log, End why) override {
-    const auto answer = ask(
-        {{"op", "reward"}, {"messages", messages_json(log)}, {"why", std::string(name_of(why))}});
+    const auto answer = ask({{"op", "reward"},
+                             {"messages", messages_json(log, solo_)},
+                             {"why", std::string(name_of(why))}});
     return reading([&] {
       Reward reward{.value = answer.at("reward").get<double>(), .note = text_of(answer, "note")};
       for (const auto& [name, value] : answer.at("breakdown").items()) {
