@@ -120,18 +120,21 @@ std::vector<std::vector<double>> reward_matrix(const RunRecord& run);
 
 // How one tool fared in an evaluation.
 struct ToolScores {
-  double selection =
-      0;  // F1 of its calls against the solution's; mean of trials with one of either
-  std::optional<double> invocation;  // its calls that returned no error; nothing without a call
-  double output_usage = 0;  // of trials on tasks that it helps to solve: the customer was told
-  double success = 0;       // mean reward of these
+  // F1 of its calls against the solution's, mean of the trials with one of either.
+  double selection = 0;
+  std::optional<double> invocation = {};  // its calls that returned no error; of none nothing
+  // Of trials on tasks whose solution calls it: how often the customer was told what he had to be
+  // told, and the mean reward.
+  double output_usage = 0;
+  double success = 0;
 };
 
 // What the evaluation after a stage says of it.
 struct StageScores {
-  std::map<int64_t, double> pass_hat_k;    // on its own domain, k = 1 to the number of trials
-  std::optional<double> new_tool_success;  // mean reward where a tool is new; nothing without one
-  std::optional<double> retention;         // on the first tasks of each earlier domain
+  std::map<int64_t, double> pass_hat_k = {};  // on its own domain, k = 1 to the number of trials
+  // Mean reward on its tasks with a tool that is new; nothing where there are none.
+  std::optional<double> new_tool_success = {};
+  std::optional<double> retention = {};          // on the first tasks of each earlier domain
   std::map<std::string, ToolScores> tools = {};  // of those that solve its own domain's tasks
 };
 
