@@ -181,20 +181,37 @@ std::vector<std::string> flags_in(const std::string& path) {
   return out;
 }
 
-// All flags: those of the file, which those of the command line go before.
-std::vector<std::string> arguments_of(int argc, char** argv) {
+// All flags: those of the file, which those of the command line go before; and where each is from.
+struct Arguments {
+  std::vector<std::string> words;
+  std::map<std::string, std::string> origins;  // by the name of RunOptions::as_text()
+};
+
+void add_origins(Arguments& arguments, const std::vector<std::string>& words, const char* origin) {
+  for (const auto& word : words) {
+    if (!word.starts_with("--")) continue;
+    std::string name = word.substr(2, word.find('=') - 2);
+    if (name == "no-grpo") name = "use-grpo";
+    if (name == "keep-equal-groups") name = "drop-equal-groups";
+    arguments.origins[name] = origin;
+  }
+}
+
+Arguments arguments_of(int argc, char** argv) {
   const std::vector<std::string> given(argv + 1, argv + argc);
-  std::vector<std::string> all;
+  Arguments out;
   for (size_t i = 0; i < given.size(); ++i) {
     std::string file;
     if (given[i].starts_with("--config=")) file = given[i].substr(9);
     if (given[i] == "--config" && i + 1 < given.size()) file = given[i + 1];
     if (file.empty()) continue;
     const auto flags = flags_in(file);
-    all.insert(all.end(), flags.begin(), flags.end());
+    add_origins(out, flags, "file");
+    out.words.insert(out.words.end(), flags.begin(), flags.end());
   }
-  all.insert(all.end(), given.begin(), given.end());
-  return all;
+  add_origins(out, given, "command line");
+  out.words.insert(out.words.end(), given.begin(), given.end());
+  return out;
 }
 
 // How many ranks it starts by itself.
@@ -242,17 +259,18 @@ int main(int argc, char** argv) {
   CLI::App app("Three domains, one after another, by reinforcement learning");
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   Flags flags;
-  std::vector<std::string> arguments;
+  Arguments arguments;
   try {
     arguments = arguments_of(argc, argv);
   } catch (const lockstep::ConfigError& error) {
     return example::fail(error.what(), 2);
   }
-  flags.run = has_model(arguments) ? rl::model_preset() : rl::tiny_preset();
+  flags.run = has_model(arguments.words) ? rl::model_preset() : rl::tiny_preset();
+  flags.run.origins = arguments.origins;
   add_flags(app, flags);
   bool preempted = false;
   std::vector<char*> words{argv[0]};
-  for (auto& argument : arguments) words.push_back(argument.data());
+  for (auto& argument : arguments.words) words.push_back(argument.data());
   const int status = example::run(app, static_cast<int>(words.size()), words.data(), [&] {
     if (!flags.order.empty()) {
       flags.run.order.clear();

@@ -134,7 +134,12 @@ def test_three_domains_as_a_file(folder):
     assert sums[0] == sums[1], sums
     for name in ("metrics.json", "trajectories.jsonl"):
         assert pathlib.Path(folder, "run", name).read_bytes() == pathlib.Path(folder, "again", name).read_bytes(), name
-    stage = json.loads(pathlib.Path(folder, "run/results.json").read_text())["stages"][1]
+    results = json.loads(pathlib.Path(folder, "run/results.json").read_text())
+    assert results["config"]["iterations"] == "1" and results["config"]["skill"] == "0.4", results["config"]
+    origins = json.loads(pathlib.Path(folder, "again/results.json").read_text())["origins"]
+    assert origins.keys() == results["config"].keys(), origins
+    assert (origins["iterations"], origins["skill"]) == ("command line", "preset"), origins
+    stage = results["stages"][1]
     assert stage["tool_performance"]["get_order"].keys() == {"selection", "invocation", "output_usage", "success"}, stage
     assert stage["new_tool_success_rate"] == stage["eval_reward"], stage  # each of retail's tools is new
     assert "| `get_order` |" in pathlib.Path(folder, "run/analysis_report.md").read_text()

@@ -19,6 +19,16 @@ constexpr double kPassed = 0.5;
 
 Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 
+// Of each value of the configuration.
+std::map<std::string, std::string> origins_of(const RunOptions& options) {
+  std::map<std::string, std::string> out;
+  for (const auto& [name, value] : options.as_text()) {
+    const auto found = options.origins.find(name);
+    out[name] = found == options.origins.end() ? "preset" : found->second;
+  }
+  return out;
+}
+
 double mean_of(const std::vector<double>& values) {
   double sum = 0;
   for (const double value : values) sum += value;
@@ -103,6 +113,7 @@ std::string results_json(const RunResult& result, const Curriculum& curriculum,
            {"started", facts.started},
            {"ended", now_text()},
            {"config", options.as_text()},
+           {"origins", origins_of(options)},
            {"environment", facts.environment},
            {"model",
             {{"parameters", facts.parameters},

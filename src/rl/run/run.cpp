@@ -303,6 +303,10 @@ class Run {
     say("three_domain: {}, {} lanes, {} parameters, vocabulary {}, {}, {}", world_.describe(),
         options_.lanes, models::parameter_count(net_->options), tokenizer_->size(),
         options_.parallel, options_.precision);
+    for (const auto& [name, value] : options_.as_text()) {
+      const auto origin = options_.origins.find(name);
+      if (origin != options_.origins.end()) say("--{} {} ({})", name, value, origin->second);
+    }
     if (resumed) {
       say("goes on after {} of {} iterations", state_.iterations, total_iterations());
     }
