@@ -83,7 +83,7 @@ struct RunOptions {
   bool log_all = false;        // trajectories of all evaluations, not only of first trials
   bool export_hf = false;      // a folder of transformers for each stage's checkpoint
   std::string cache_dir = {};  // empty: cache_folder()
-  // Where values are from, by name ("command line", "file"); others are the preset's. For people.
+  // Where values are from, by name ("command line", "file"); others are of the preset. For people.
   std::map<std::string, std::string> origins = {};
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
