@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "core/sha256.h"
+#include "core/hash/sha256.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
