@@ -18,6 +18,8 @@ lockstep_precompile(fake_device)
 
 lockstep_test(device lockstep lockstep_spawn fake_device)
 lockstep_precompile(test_device)
+# The tests of nccl and of cuda_ipc in units of their own: the same things have the same names there.
+set_target_properties(test_device PROPERTIES UNITY_BUILD_BATCH_SIZE 7)
 target_compile_definitions(test_device PRIVATE FAKE_NCCL="$<TARGET_FILE:fake_nccl>"
   FAKE_CUDA="$<TARGET_FILE:fake_cuda>")
 add_dependencies(test_device fake_nccl fake_cuda)

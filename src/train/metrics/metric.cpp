@@ -30,7 +30,7 @@ struct Header {
   std::string fault;
 };
 
-Header parsed(const std::string& text) {
+Header header_of(const std::string& text) {
   const size_t first = text.find(' '), second = text.find(' ', first + 1);
   return {std::stoul(text.substr(0, first)), std::stoul(text.substr(first + 1, second - first - 1)),
           text.substr(second + 1)};
@@ -132,7 +132,7 @@ MetricState Metric::total(const Group& group) const {
   std::vector<Header> headers;
   const std::string label = "metric " + name();
   for (const auto& text : group.all_gather_bytes(header_of(state_), {.label = label})) {
-    headers.push_back(parsed(text));
+    headers.push_back(header_of(text));
   }
   size_t sums = 0;
   for (size_t rank = 0; rank < headers.size(); ++rank) {
