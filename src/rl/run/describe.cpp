@@ -20,6 +20,9 @@ struct Phase {
   std::vector<Call> calls;
 };
 
+// An Fsdp, which divides nothing under ddp, has the parameters that the optimizer sees.
+bool uses_fsdp(const RunOptions& o) { return o.parallel == "fsdp" || o.precision == "bf16"; }
+
 bool has_reference(const RunOptions& o) { return o.use_grpo && o.beta > 0; }
 
 std::string stage_line(const StagePlan& stage, const RunOptions& o) {
@@ -83,9 +86,12 @@ Phase iteration(const RunOptions& o, int64_t iterations) {
   if (o.parallel == "fsdp") {
     out.calls.push_back({"all_gather", "units", "blocks of the policy, for each lane" + times});
     out.calls.push_back({"reduce_scatter", "units", "the gradient of all lanes" + times});
-    out.calls.push_back({"all_reduce", "clip_grad_norm_", "the gradient's norm" + times});
   } else {
-    out.calls.push_back({"all_reduce", "bucket", "the gradient of all lanes" + times});
+    out.calls.push_back(
+        {"all_reduce", uses_fsdp(o) ? "units" : "bucket", "the gradient of all lanes" + times});
+  }
+  if (o.parallel == "fsdp") {
+    out.calls.push_back({"all_reduce", "clip_grad_norm_", "the gradient's norm" + times});
   }
   out.calls.push_back(
       {"all_reduce", "LaneMean",
@@ -116,8 +122,8 @@ Phase stage_end(const Curriculum& curriculum, const RunOptions& o) {
   Phase out{fmt::format("the end of {} stage{}, each", curriculum.stages.size(),
                         curriculum.stages.size() == 1 ? "" : "s"),
             {}};
-  if (o.parallel != "fsdp") {
-    out.calls.push_back({"all_reduce", "check_same", "whether the ranks' parameters are the same"});
+  if (!uses_fsdp(o)) {
+    out.calls.push_back({"all_gather", "check_same", "whether the ranks' parameters are the same"});
   }
   out.calls.push_back({"gather_bytes", "checkpoint: written", "the stage's own checkpoint"});
   out.calls.push_back({"broadcast_bytes", "checkpoint: published", "whether all is well"});
