@@ -47,7 +47,7 @@ class Echo : public Dialogue {
   Ids beginning_;
 };
 
-Transformer small() {
+Transformer small_net() {
   torch::manual_seed(3);
   return Transformer({.vocabulary = 50,
                       .layers = 2,
@@ -103,7 +103,7 @@ DialogueTokens plainly(Transformer& net, Dialogue& dialogue, uint64_t seed,
 
 // Rows leave, others take their seats, prompts are shared, long ones are read in pieces.
 void equal_whole_passes(const DialogueOptions& o) {
-  auto net = small();
+  auto net = small_net();
   std::vector<Echo> together, alone;
   for (int32_t i = 0; i < 12; ++i) {
     for (auto* to : {&together, &alone})
@@ -142,7 +142,7 @@ TEST(Dialogues, AreGreedyWithoutTemperature) {
 }
 TEST(Dialogues, EndWithTheContext) {
   isolated([] {
-    auto net = small();
+    auto net = small_net();
     auto o = options();
     o.context = 20;
     o.sampling.stop = {};
@@ -156,7 +156,7 @@ TEST(Dialogues, EndWithTheContext) {
 }
 TEST(Dialogues, WithoutRoomAreRefused) {
   isolated([] {
-    auto net = small();
+    auto net = small_net();
     auto o = options();
     Echo echo(0, 1, Ids(96, 1));
     EXPECT_THAT(message_of<ConfigError>([&] {

@@ -157,8 +157,11 @@ TEST(Ramp, BeginsWithTasksOfTheFirstLevel) {
   for (const auto& episode : learning_in(one.trajectories)) {
     const std::string id = episode.at("id");
     const bool is_own = (episode.at("stage") == 1) == (episode.at("domain") == "even");
-    if (is_own) easier[episode.at("iteration")].insert(id.ends_with("@1"));
-    if (!is_own) EXPECT_FALSE(id.ends_with("@1")) << id;  // what is replayed
+    if (is_own) {
+      easier[episode.at("iteration")].insert(id.ends_with("@1"));
+    } else {  // what is replayed
+      EXPECT_FALSE(id.ends_with("@1")) << id;
+    }
   }
   EXPECT_EQ(easier[0], std::set{true});
   EXPECT_EQ(easier[1], (std::set{false, true}));

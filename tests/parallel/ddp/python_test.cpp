@@ -145,7 +145,7 @@ void average_by_hand(const Mlp& net, const Group& group) {
   }
 }
 
-void expect_same_parameters(const Mlp& net, const Group& group) {
+void expect_same_on_ranks(const Mlp& net, const Group& group) {
   std::vector<at::Tensor> parts;
   for (const auto& parameter : net.parameters()) parts.push_back(parameter.flatten());
   const at::Tensor own = at::cat(parts).detach();
@@ -166,7 +166,7 @@ TEST(MixedGroup, RanksOfCppAndOfPythonTrainOneModel) {
         average_by_hand(net, world.group());
         adamw->step();
       }
-      expect_same_parameters(net, world.group());
+      expect_same_on_ranks(net, world.group());
     });
   }
 }
@@ -197,7 +197,7 @@ TEST(MixedGroup, WithLoaderAutocastClippingSchedulerAndGlobalMean) {
         scheduler.step();
       }
     }
-    expect_same_parameters(net, world.group());
+    expect_same_on_ranks(net, world.group());
   });
 }
 
