@@ -18,7 +18,7 @@ constexpr std::array kAll = {Strategy::Ddp,
                              Strategy::FsdpHybrid};
 constexpr int64_t kMostRanks = 1 << 20, kMostTried = 1 << 17;
 // What a strategy has to gain on a simpler one to be chosen.
-constexpr double kClearGain = 1.03;
+constexpr double kClearGain = 1.05;
 
 PlanRow row_of(const ModelProfile& model, const Training& training, const Machine& machine,
                Strategy strategy, int64_t ranks) {
