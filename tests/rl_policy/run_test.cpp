@@ -200,13 +200,14 @@ TEST(ContinualRun, PlaysTasksOfTau2) {
 }
 
 // What a run of tau2's fake tasks leaves.
+void run_with_tau2(const World& world, const RunOptions& o) {
+  const std::vector<std::string> command = {"python3",
+                                            LOCKSTEP_SOURCE_DIR "/tests/rl_env/tau2_fake.py"};
+  rl::run_continual(world, rl::tau2_course(o, {.command = command}), o);
+}
+
 Left left_by_tau2(int ranks, const RunOptions& o) {
-  spawn(ranks, [&](World& world) {
-    rl::run_continual(world,
-                      rl::tau2_course(o, {.command = {"python3", LOCKSTEP_SOURCE_DIR
-                                                      "/tests/rl_env/tau2_fake.py"}}),
-                      o);
-  });
+  spawn(ranks, [&](World& world) { run_with_tau2(world, o); });
   return left_by(o.output_dir);
 }
 
@@ -229,8 +230,7 @@ TEST(ContinualRun, PlaysTasksOfTau2WithAModelAsTheUser) {
   o.resume = true;
   o.user = "scripted";
   isolated([&] {
-    EXPECT_THAT(message_of<ConfigError>(
-                    [&] { rl::run_continual(World::solo(), rl::tau2_course(o, {}), o); }),
+    EXPECT_THAT(message_of<ConfigError>([&] { run_with_tau2(World::solo(), o); }),
                 HasSubstr("has another run; here: --user scripted"));
   });
 }
