@@ -17,8 +17,10 @@ constexpr std::array kAll = {Strategy::Ddp,
                              Strategy::FsdpHybridGradients,
                              Strategy::FsdpHybrid};
 constexpr int64_t kMostRanks = 1 << 20, kMostTried = 1 << 17;
-// What a strategy has to gain on a simpler one to be chosen.
-constexpr double kClearGain = 1.05;
+// What a strategy has to gain on a simpler one to be chosen. Dividing the model changes the
+// program, its checkpoints and what can be done to parameters, and a step's time is known to a
+// tenth.
+constexpr double kClearGain = 1.10, kGainWithinKind = 1.05;
 
 PlanRow row_of(const ModelProfile& model, const Training& training, const Machine& machine,
                Strategy strategy, int64_t ranks) {
@@ -53,7 +55,9 @@ std::optional<PlanRow> best_of(const std::vector<PlanRow>& rows) {
       best = row;
       continue;
     }
-    if (row.time.total * kClearGain < best->time.total) best = row;
+    const bool divides = is_fsdp(row.strategy) && !is_fsdp(best->strategy);
+    const double gain = divides ? kClearGain : kGainWithinKind;
+    if (row.time.total * gain < best->time.total) best = row;
   }
   return best;
 }
