@@ -8,7 +8,7 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/lib)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 set(CMAKE_UNITY_BUILD ${LOCKSTEP_UNITY})
-# A unit costs half a minute for what torch's headers bring, however few sources it has: 16 take as long as 8.
+# Sources that are compiled as one: most of the time goes into templates of torch's headers, so 16 take as long as 8.
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 16)
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)

@@ -46,7 +46,7 @@ TEST(Tau2, HasUsersWhoAreModels) {
   ModelUser user(voice, ChatFormat::Qwen3Instruct);
   Episode episode(*world, user);
   EXPECT_EQ(episode.begin(kTask, 0).at(1).content, "I want to fly.");
-  // Of a call and its result the user hears nothing.
+  // The user sees neither the call nor its result.
   episode.agent_says(call_of("f"));
   episode.agent_says("Where to?");
   EXPECT_EQ(episode.why(), End::UserStop);
@@ -120,7 +120,7 @@ TEST(Tau2, PlaysAConversation) {
   EXPECT_EQ(episode.why(), End::UserStop);
   EXPECT_EQ(episode.reward().value, 1);
   EXPECT_EQ(episode.reward().parts.at("DB"), 1);
-  // What the agent said in no valid form was received by nobody.
+  // The malformed call is not among the messages that were replayed.
   EXPECT_EQ(episode.reward().note, "9");
   EXPECT_EQ(world->state_hash().size(), 64U);
   EXPECT_EQ(bridge.deaths(), 0);

@@ -38,7 +38,7 @@ TEST(Results, SayWhatEachStageHasLearnt) {
     EXPECT_NEAR(stage.at("pass_k_rates").at("1").get<double>(), reward, 1e-12);
     EXPECT_LE(stage.at("pass_k_rates").at("2"), stage.at("pass_k_rates").at("1"));
     EXPECT_EQ(stage.at("passed"), reward >= .5);
-    EXPECT_TRUE(stage.at("new_tool_success_rate").is_null());  // nobody has tools here
+    EXPECT_TRUE(stage.at("new_tool_success_rate").is_null());  // these tasks have no tools
     EXPECT_TRUE(stage.at("tool_performance").empty());
     for (const char* part : {"rollout", "reference", "update", "evaluation", "checkpoint"}) {
       EXPECT_GT(stage.at("seconds").at(part).get<double>(), 0) << part;

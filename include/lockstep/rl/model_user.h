@@ -27,7 +27,7 @@ class ModelUser : public UserSimulator {
   // `voice` may be filled later, before the first message.
   ModelUser(std::shared_ptr<const Voice> voice, ChatFormat format);
 
-  // A message of nothing but blanks leaves the conversation, with kOutOfScope.
+  // An empty message, or one of blanks, ends the conversation with kOutOfScope.
   Message next(const Scene& scene, std::span<const Message> log, uint64_t key) override;
 
  private:

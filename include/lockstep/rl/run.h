@@ -135,7 +135,7 @@ Course tau2_course(const RunOptions& options, const Tau2Options& process = {});
 std::string model_folder(const std::string& model);
 
 // The curriculum of such a run on `ranks` ranks, and its collectives: lines of text. Asks the
-// domains for their tasks, reads no model, writes nothing, and communicates with nobody. Throws
+// domains for their tasks; reads no model, writes nothing, and calls no collective. Throws
 // ConfigError as run_continual() for options and domains.
 std::string describe_run(const Course& course, const RunOptions& options, int64_t ranks);
 

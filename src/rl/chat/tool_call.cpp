@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "rl/chat/python_json.h"
+#include "rl/chat/trimmed.h"
 
 namespace lockstep::rl {
 namespace {
@@ -11,13 +12,6 @@ constexpr std::string_view kOpen = "<tool_call>";
 constexpr std::string_view kClose = "</tool_call>";
 constexpr std::string_view kThink = "<think>";
 constexpr std::string_view kThought = "</think>";
-
-std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kBlank = " \t\r\n";
-  const size_t begin = text.find_first_not_of(kBlank);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
-}
 
 // Thinking may have begun in the prompt, and may have no end.
 std::string without_thinking(std::string_view text) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/rl/tool_call.h"
+#include "rl/chat/trimmed.h"
 
 namespace lockstep::rl {
 namespace {
@@ -36,12 +37,6 @@ std::vector<Message> as_seen_by_user(const Scene& scene, std::span<const Message
   return out;
 }
 
-std::string without_blanks_around(const std::string& text) {
-  const size_t begin = text.find_first_not_of(" \t\r\n");
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1);
-}
-
 }  // namespace
 
 ModelUser::ModelUser(std::shared_ptr<const Voice> voice, ChatFormat format)
@@ -51,13 +46,13 @@ Message ModelUser::next(const Scene& scene, std::span<const Message> log, uint64
   // The form of tau2's system message.
   std::vector<Message> messages = {
       {.role = Role::System,
-       .content = fmt::format("{}\n\n<scenario>\n{}\n</scenario>",
-                              without_blanks_around(scene.guidelines), scene.scenario)}};
+       .content = fmt::format("{}\n\n<scenario>\n{}\n</scenario>", trimmed(scene.guidelines),
+                              scene.scenario)}};
   for (auto& message : as_seen_by_user(scene, log)) messages.push_back(std::move(message));
   const std::string prompt = render(
       messages, scene.user_tools,
       {.format = format_, .thinking = Thinking::Off, .then = RenderOptions::Then::AgentSpeaks});
-  const std::string text = without_blanks_around((*voice_)(prompt, key));
+  const std::string text(trimmed((*voice_)(prompt, key)));
   if (!scene.user_tools.empty()) {
     auto turn = parse_agent_text(text);
     if (turn.fault.empty() && !turn.calls.empty()) {

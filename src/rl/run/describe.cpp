@@ -3,9 +3,10 @@
 
 #include <algorithm>
 
-#include "lockstep/core/error.h"
 #include "lockstep/rl/run.h"
 #include "rl/run/plan.h"
+#include "rl/run/policy.h"
+#include "rl/run/setup.h"
 
 namespace lockstep::rl {
 namespace {
@@ -19,11 +20,6 @@ struct Phase {
   std::string when;
   std::vector<Call> calls;
 };
-
-// An Fsdp, which divides nothing under ddp, has the parameters that the optimizer sees.
-bool uses_fsdp(const RunOptions& o) { return o.parallel == "fsdp" || o.precision == "bf16"; }
-
-bool has_reference(const RunOptions& o) { return o.use_grpo && o.beta > 0; }
 
 std::string stage_line(const StagePlan& stage, const RunOptions& o) {
   std::string out =
@@ -77,8 +73,7 @@ void add_rollout(Phase& phase, const RunOptions& o, const std::string& episodes)
 Phase iteration(const RunOptions& o, int64_t iterations) {
   Phase out{fmt::format("{} iterations, each", iterations), {}};
   add_rollout(out, o, fmt::format("{} episodes", o.prompts * o.group_size));
-  if (has_reference(o) && o.reference != "resident" &&
-      (o.parallel == "fsdp" || o.reference == "offload")) {
+  if (has_reference(o) && reference_place(o) != ReferencePlace::Resident) {
     out.calls.push_back({"all_gather", "units", "blocks of the reference, for each lane"});
   }
   const std::string times =
@@ -86,12 +81,10 @@ Phase iteration(const RunOptions& o, int64_t iterations) {
   if (o.parallel == "fsdp") {
     out.calls.push_back({"all_gather", "units", "blocks of the policy, for each lane" + times});
     out.calls.push_back({"reduce_scatter", "units", "the gradient of all lanes" + times});
+    out.calls.push_back({"all_reduce", "clip_grad_norm_", "the gradient's norm" + times});
   } else {
     out.calls.push_back(
         {"all_reduce", uses_fsdp(o) ? "units" : "bucket", "the gradient of all lanes" + times});
-  }
-  if (o.parallel == "fsdp") {
-    out.calls.push_back({"all_reduce", "clip_grad_norm_", "the gradient's norm" + times});
   }
   out.calls.push_back(
       {"all_reduce", "LaneMean",
@@ -133,13 +126,7 @@ Phase stage_end(const Curriculum& curriculum, const RunOptions& o) {
 }  // namespace
 
 std::string describe_run(const Course& course, const RunOptions& given, int64_t ranks) {
-  RunOptions options = given;
-  if (options.lanes == 0) options.lanes = ranks;
-  options.check();
-  if (options.lanes < ranks) {
-    throw ConfigError(fmt::format("[three_domain] --lanes {} for {} ranks: each rank needs one",
-                                  options.lanes, ranks));
-  }
+  const RunOptions options = completed(given, ranks);
   const auto curriculum = plan_curriculum(course, options);
   int64_t iterations = 0;
   for (const auto& stage : curriculum.stages) iterations += stage.iterations;

@@ -5,6 +5,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/rl/run.h"
+#include "rl/run/policy.h"
 
 namespace lockstep::rl {
 namespace {
@@ -174,7 +175,7 @@ void RunOptions::check() const {
        fmt::format("--reference {} has to be auto, resident, offload or shard", reference));
   need(reference != "shard" || parallel == "fsdp",
        "--reference shard needs --parallel fsdp: a reference is divided where the policy is");
-  need(reference == "auto" || (use_grpo && beta > 0),
+  need(reference == "auto" || has_reference(*this),
        fmt::format("--reference {}: without GRPO, or with --beta 0, there is none", reference));
   need(precision == "fp32" || precision == "bf16",
        fmt::format("--precision {} has to be fp32 or bf16", precision));

@@ -74,15 +74,15 @@ Limits limits_of(const RunOptions& options) {
           .malformed = options.model.empty() ? Malformed::Ends : Malformed::Reported};
 }
 
-namespace {
+bool has_reference(const RunOptions& o) { return o.use_grpo && o.beta > 0; }
 
-ReferencePlace place_of(const RunOptions& o) {
+bool uses_fsdp(const RunOptions& o) { return o.parallel == "fsdp" || o.precision == "bf16"; }
+
+ReferencePlace reference_place(const RunOptions& o) {
   if (o.reference == "offload") return ReferencePlace::Offloaded;
   const bool shards = o.reference == "shard" || (o.reference == "auto" && o.parallel == "fsdp");
   return shards ? ReferencePlace::Sharded : ReferencePlace::Resident;
 }
-
-}  // namespace
 
 LearnerOptions learner_options(const RunOptions& o, int64_t vocabulary) {
   return {.use_grpo = o.use_grpo,
@@ -99,7 +99,7 @@ LearnerOptions learner_options(const RunOptions& o, int64_t vocabulary) {
           .lanes = o.lanes,
           .seed = static_cast<uint64_t>(o.seed),
           .divided = o.parallel == "fsdp",
-          .reference = place_of(o),
+          .reference = reference_place(o),
           .reference_folder = o.output_dir,
           .narrow = o.precision == "bf16"};
 }

@@ -40,7 +40,7 @@ class Run {
       : world_(world),
         group_(world.group()),
         course_(course),
-        options_(completed(given, world)),
+        options_(completed(given, world.size())),
         trajectories_(path("trajectories.jsonl")) {
     at::set_num_threads(1);  // kernels divide their sums by the number of threads
     check_alike(group_, options_.as_text());
@@ -66,7 +66,7 @@ class Run {
     claim_directory(group_, options_);
     facts_.parameters = models::parameter_count(net_->options);
     facts_.vocabulary = tokenizer_->size();
-    facts_.tokenizer_sha256 = sha256(tokenizer_->to_json());
+    if (world_.is_main()) facts_.tokenizer_sha256 = sha256(tokenizer_->to_json());
     Learner learner(net_, group_, learner_options(options_, tokenizer_->size()));
     learner_ = &learner;
     checkpoint::Checkpointer checkpoints(group_, path("checkpoints"),
@@ -108,19 +108,6 @@ class Run {
   }
 
  private:
-  static RunOptions completed(RunOptions options, const comm::World& world) {
-    if (options.lanes == 0) options.lanes = world.size();
-    options.check();
-    if (options.lanes < world.size()) {
-      throw ConfigError(fmt::format("[three_domain] --lanes {} for {} ranks: each rank needs one",
-                                    options.lanes, world.size()));
-    }
-    return options;
-  }
-
-  // Outside of its steps an Fsdp's model has no parameters.
-  bool uses_fsdp() const { return options_.parallel == "fsdp" || options_.precision == "bf16"; }
-
   std::string path(const std::string& name) const { return options_.output_dir + "/" + name; }
 
   template <class... Arguments>
@@ -137,7 +124,7 @@ class Run {
                               .total_steps = total_iterations(),
                               .resumed_at = resumed ? state_.iterations : -1,
                               .config = options_.as_text()};
-    if (!uses_fsdp()) out.module = *net_;
+    if (!uses_fsdp(options_)) out.module = *net_;
     return out;
   }
 
@@ -266,7 +253,7 @@ class Run {
 
   void end_stage(int64_t stage) {
     learner_->set_reference();
-    if (!uses_fsdp()) parallel::check_same(*net_, group_);
+    if (!uses_fsdp(options_)) parallel::check_same(*net_, group_);
     const Clock clock(seconds_of(stage), "checkpoint");
     const std::string folder =
         path("grpo_checkpoints/" + curriculum_.stages[static_cast<size_t>(stage)].id);

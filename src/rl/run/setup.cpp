@@ -78,6 +78,16 @@ std::string too_long(const Course& course, const Curriculum& curriculum,
 
 }  // namespace
 
+RunOptions completed(RunOptions options, int64_t ranks) {
+  if (options.lanes == 0) options.lanes = ranks;
+  options.check();
+  if (options.lanes < ranks) {
+    throw ConfigError(fmt::format("[three_domain] --lanes {} for {} ranks: each rank needs one",
+                                  options.lanes, ranks));
+  }
+  return options;
+}
+
 std::string first_problem(const comm::Group& group, const std::string& mine) {
   for (const auto& of_rank : group.all_gather_bytes(mine, {.label = "problems"})) {
     if (!of_rank.empty()) return of_rank;

@@ -13,6 +13,10 @@
 
 namespace lockstep::rl {
 
+// The options of a run on so many ranks, with its number of lanes. Throws ConfigError for
+// impossible ones.
+RunOptions completed(RunOptions options, int64_t ranks);
+
 // What the first rank has found wrong, on all ranks, which all call it; empty for nothing.
 std::string first_problem(const comm::Group& group, const std::string& mine);
 

@@ -25,8 +25,8 @@ Json call_json(const ToolCall& call) {
           {"requestor", call.by == Party::User ? "user" : "assistant"}};
 }
 
-// What tau2 replays: without messages that were not passed on, and, in solo mode, the ticket and
-// what else nobody has said.
+// What tau2 replays: without messages that were not passed on, and, in solo mode, which has no
+// user, without user messages, of which the ticket is one.
 Json messages_json(std::span<const Message> log, Solo solo) {
   Json messages = Json::array();
   for (const auto& message : log) {

@@ -1,0 +1,15 @@
+// A text without the blanks around it.
+#pragma once
+
+#include <string_view>
+
+namespace lockstep::rl {
+
+inline std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view kBlank = " \t\r\n";
+  const size_t begin = text.find_first_not_of(kBlank);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
+}
+
+}  // namespace lockstep::rl
