@@ -54,19 +54,19 @@ inline pid_t fork_beside_threads() {
 #endif
 
 // Runs `body` in a child made by fork(), which may end itself. What fails there fails the test, and
-// so does a child that ends in another way than with 0, or not at all.
+// so does a child that ends in another way than with 0, or not within `seconds`.
 template <class Body>
-void in_a_child(const Body& body) {
+void in_a_child(const Body& body, unsigned seconds = 60) {
   const pid_t pid = fork_beside_threads();
   if (pid == 0) {
     is_child = true;
-    alarm(60);
+    alarm(seconds);
     try {
       body();
     } catch (const std::exception& error) {
       ADD_FAILURE() << "in a child: " << error.what();
     }
-    _exit(0);
+    _exit(testing::Test::HasFailure() ? 1 : 0);
   }
   int status = -1;
   EXPECT_EQ(waitpid(pid, &status, 0), pid);
