@@ -41,9 +41,11 @@ TEST(Door, GivesWhatIsAskedForHoweverManyOthersHaveCome) {
     ASSERT_TRUE(test::send_to_door(Door::own().address(), bytes_of(new_cookie()), null.get(), 1));
     EXPECT_FALSE(Door::own().take(new_cookie()));
   }
-  const Cookie cookie = new_cookie();
-  ASSERT_FALSE(Door::hand_over(Door::own().address(), cookie, null.get()));
-  EXPECT_TRUE(Door::own().take(cookie));
+  const std::array cookies{new_cookie(), new_cookie()};
+  for (const Cookie& cookie : cookies)
+    ASSERT_FALSE(Door::hand_over(Door::own().address(), cookie, null.get()));
+  EXPECT_TRUE(Door::own().take(cookies[1]));
+  EXPECT_TRUE(Door::own().take(cookies[0]));
 }
 
 }  // namespace

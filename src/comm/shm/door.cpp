@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -21,7 +22,7 @@
 namespace lockstep::comm {
 namespace {
 
-// Descriptors that came and were not taken; more than that come from other programs.
+// Descriptors that came and were not taken; with more than that, the oldest are other programs'.
 constexpr size_t kMostKept = 256;
 // How long sending to a full socket is tried again.
 constexpr std::chrono::seconds kFull{5};
@@ -97,9 +98,8 @@ std::optional<std::string> Door::hand_over(const std::string& address, const Coo
   return std::nullopt;
 }
 
-// One more message; false when there is none. One with `wanted` is kept however many others have
-// come.
-bool Door::receive(const Cookie& wanted) {
+// One more message; false when there is none.
+bool Door::receive() {
   Cookie cookie{};
   iovec data{cookie.data(), sizeof cookie};
   Control control{};
@@ -125,20 +125,22 @@ bool Door::receive(const Cookie& wanted) {
   }
   const bool is_cut = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
   if (length != sizeof cookie || is_cut || all.size() != 1) return true;
-  if (came_.size() < kMostKept || cookie == wanted) came_[cookie] = std::move(all.front());
+  if (came_.size() == kMostKept) came_.pop_front();
+  came_.emplace_back(cookie, std::move(all.front()));
   return true;
 }
 
 std::optional<Fd> Door::take(const Cookie& cookie) {
   const std::lock_guard lock(mutex_);
   for (;;) {
-    const auto found = came_.find(cookie);
+    const auto found = std::find_if(came_.begin(), came_.end(),
+                                    [&](const auto& one) { return one.first == cookie; });
     if (found != came_.end()) {
       Fd fd = std::move(found->second);
       came_.erase(found);
       return fd;
     }
-    if (!socket_ || !receive(cookie)) return std::nullopt;
+    if (!socket_ || !receive()) return std::nullopt;
   }
 }
 

@@ -4,10 +4,11 @@
 
 #include <array>
 #include <cstdint>
-#include <map>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "core/files/fd.h"
 
@@ -28,17 +29,17 @@ class Door {
   // not.
   static std::optional<std::string> hand_over(const std::string& address, const Cookie& cookie,
                                               int fd);
-  // What came with `cookie`, if it has. What came with others stays.
+  // What came with `cookie`, if it has. What came with others stays, the latest of it.
   std::optional<Fd> take(const Cookie& cookie);
 
  private:
   Door();
-  bool receive(const Cookie& wanted);
+  bool receive();
 
   Fd socket_;
   std::string address_;
   std::mutex mutex_;
-  std::map<Cookie, Fd> came_;
+  std::deque<std::pair<Cookie, Fd>> came_;  // in the order in which they came
 };
 
 }  // namespace lockstep::comm
