@@ -14,10 +14,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr int64_t kOneMiB = int64_t{1} << 20;
 
 // Four ranks that compute for 10 ms a step, and wait 2 ms for each other.
-StepReport good(int64_t number) {
+StepReport healthy(int64_t number) {
   StepReport report{.step = 10 * number,
                     .steps = 10,
                     .seconds = static_cast<double>(number),
@@ -26,7 +26,7 @@ StepReport good(int64_t number) {
   report.ranks.assign(4, {.step_seconds = 0.012,
                           .communication_seconds = 0.002,
                           .data_seconds = 0.0005,
-                          .memory_bytes = 500 * kMiB});
+                          .memory_bytes = 500 * kOneMiB});
   return report;
 }
 
@@ -36,7 +36,7 @@ std::vector<Event> said(int64_t count, const Change& change) {
   RunWarnings warnings;
   std::vector<Event> all;
   for (int64_t number = 1; number <= count; ++number) {
-    StepReport report = good(number);
+    StepReport report = healthy(number);
     change(report, number);
     for (auto& event : warnings.look(report)) all.push_back(std::move(event));
   }
@@ -125,7 +125,7 @@ TEST(RunWarnings, TheSameTroubleIsNamedOnceAMinute) {
 
 TEST(RunWarnings, MemoryImbalanceNamesTheRankThatHasMore) {
   const auto events =
-      said(3, [](StepReport& report, int64_t) { report.ranks[1].memory_bytes = 2000 * kMiB; });
+      said(3, [](StepReport& report, int64_t) { report.ranks[1].memory_bytes = 2000 * kOneMiB; });
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].text, "rank 1 has 2000 MiB of memory, the others 500 MiB");
   EXPECT_EQ(events[0].rank, 1);
@@ -133,8 +133,8 @@ TEST(RunWarnings, MemoryImbalanceNamesTheRankThatHasMore) {
 
 TEST(RunWarnings, ARankThatLeaksIsNamedAndOneThatStopsGrowingIsNot) {
   const auto events = said(12, [](StepReport& report, int64_t number) {
-    report.ranks[3].memory_bytes = (500 + 20 * number) * kMiB;
-    report.ranks[0].memory_bytes = (number < 4 ? 400 : 560) * kMiB;
+    report.ranks[3].memory_bytes = (500 + 20 * number) * kOneMiB;
+    report.ranks[0].memory_bytes = (number < 4 ? 400 : 560) * kOneMiB;
   });
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].rank, 3);
@@ -158,14 +158,26 @@ TEST(RunWarnings, ALossThatFluctuatesIsNot) {
               }).empty());
 }
 
+TEST(RunWarnings, ALossAroundZeroHasNotExploded) {
+  EXPECT_TRUE(said(200, [](StepReport& report, int64_t number) {
+                constexpr double kNoise[] = {0.02, -0.3, 0.9, 0.1, -0.7, 0.6, -0.01};
+                report.loss = number < 5 ? 0.0 : kNoise[number % 7] / 4;
+              }).empty());
+  const auto events = said(30, [](StepReport& report, int64_t number) {
+    report.loss = number < 25 ? 0.01 * static_cast<double>(number % 3 - 1) : 2.0;
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].text, HasSubstr("the loss has exploded: 2 at step 250"));
+}
+
 TEST(RunWarnings, ANaNIsNamedWithTheFirstParameter) {
   RunWarnings warnings;
-  StepReport report = good(1);
+  StepReport report = healthy(1);
   report.loss = std::nan("");
   const auto events = warnings.look(report, "fc1.weight");
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].text, "the loss is NaN at step 10; the first parameter is fc1.weight");
-  report = good(2);
+  report = healthy(2);
   EXPECT_TRUE(warnings.look(report, "fc1.weight").empty()) << "the same trouble";
 }
 

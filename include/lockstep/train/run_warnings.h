@@ -25,7 +25,8 @@ struct WarningLimits {
   // A rank's memory has grown by this factor and so much, and grows in every report.
   double memory_growth = 1.2;
   int64_t memory_growth_bytes = int64_t{64} << 20;
-  // The loss is so many times as far from its best as it was at the start.
+  // The loss is so many times as far from its best as it was at the start, as its last large change,
+  // and as 0.1.
   double exploding_loss = 3;
   // The norm of the gradients is so many times its mean.
   double exploding_gradient = 100;
@@ -57,7 +58,8 @@ class RunWarnings {
   WarningLimits limits_;
   std::map<std::string, double> said_;  // by trouble: when
   int64_t losses_ = 0;
-  double first_loss_ = 0, best_loss_ = 0;
+  double first_loss_ = 0, best_loss_ = 0, last_loss_ = 0;
+  double loss_change_ = 0;  // the largest of late
   double gradient_norm_ = 0;
   int64_t gradients_ = 0;
   int slow_rank_ = -1;  // of the report before

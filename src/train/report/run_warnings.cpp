@@ -13,6 +13,8 @@ namespace {
 // Reports at the start of which memory and losses are not typical yet.
 constexpr int64_t kFirst = 3;
 constexpr int kGrowing = 4;
+// Changes of smaller losses than this, times the limit, are no explosion.
+constexpr double kSmallLoss = 0.1;
 
 template <class Value>
 std::vector<double> column(const StepReport& report, const Value& value) {
@@ -61,7 +63,9 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
   }
   if (report.loss) {
     const double loss = *report.loss;
-    const double scale = std::max(std::abs(first_loss_ - best_loss_), std::abs(best_loss_));
+    // Losses around zero, as those of policies are, change by many times what they are.
+    const double scale = std::max(
+        {std::abs(first_loss_ - best_loss_), std::abs(best_loss_), loss_change_, kSmallLoss});
     if (losses_ >= kFirst && loss - best_loss_ > limits_.exploding_loss * scale) {
       say("explosion",
           {.step = report.step,
@@ -71,8 +75,10 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
            .advice = kCure},
           events);
     }
-    if (losses_ == 0) first_loss_ = best_loss_ = loss;
+    if (losses_ == 0) first_loss_ = best_loss_ = last_loss_ = loss;
     best_loss_ = std::min(best_loss_, loss);
+    loss_change_ = std::max(std::abs(loss - last_loss_), 0.9 * loss_change_);
+    last_loss_ = loss;
     ++losses_;
   }
   if (!report.gradient_norm || !std::isfinite(*report.gradient_norm)) return;
