@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x3230'6c74'636b'6c00;  // "\0lkctl02", read as a little-endian number
 constexpr uint32_t kEnded = 1u << 31;               // above every bit of a wait status
-constexpr int kMostRanks = 1 << 16;
+constexpr int kMostLocalRanks = 1 << 16;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
 [[noreturn]] void fail(const char* call) {
@@ -56,9 +56,9 @@ std::string describe_exit(int wait_status) {
 }
 
 Control Control::create(int local_ranks) {
-  if (local_ranks < 1 || local_ranks > kMostRanks) {
+  if (local_ranks < 1 || local_ranks > kMostLocalRanks) {
     throw ConfigError(
-        fmt::format("[control] {} ranks on this host: need 1 to {}", local_ranks, kMostRanks));
+        fmt::format("[control] {} ranks on this host: need 1 to {}", local_ranks, kMostLocalRanks));
   }
   Control control;
   control.creator_ = true;
@@ -93,14 +93,14 @@ std::optional<Control> Control::from_env() {
   struct stat status;
   if ((seals & kSeals) != kSeals || fstat(fd, &status) != 0) throw refuse("not a control segment");
   const auto bytes = static_cast<size_t>(status.st_size);
-  if (bytes < sizeof(Segment) || bytes > Segment::bytes(kMostRanks)) {
+  if (bytes < sizeof(Segment) || bytes > Segment::bytes(kMostLocalRanks)) {
     throw refuse(fmt::format("not a control segment: {} bytes", bytes));
   }
   void* memory = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (memory == MAP_FAILED) throw refuse(std::strerror(errno));
   auto* segment = static_cast<Segment*>(memory);
   const auto ranks = segment->local_ranks;
-  if (segment->magic != kMagic || ranks < 1 || ranks > kMostRanks ||
+  if (segment->magic != kMagic || ranks < 1 || ranks > kMostLocalRanks ||
       Segment::bytes(static_cast<int>(ranks)) != bytes) {
     munmap(memory, bytes);
     throw refuse("not a control segment of this version of lockstep");

@@ -7,12 +7,11 @@
 
 #include "lockstep/core/error.h"
 #include "plan/activation_peak.h"
+#include "plan/sizes.h"
 #include "plan/words.h"
 
 namespace lockstep::plan {
 namespace {
-
-constexpr double kNarrow = 2, kFloat = 4;
 
 GrpoMemory memory_on(const ModelProfile& profile, const train::TransformerConfig& sizes,
                      const Machine& machine, const GrpoOptions& options, int64_t devices,

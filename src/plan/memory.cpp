@@ -6,11 +6,10 @@
 #include "lockstep/plan/strategy.h"
 #include "plan/activation_peak.h"
 #include "plan/sharding.h"
+#include "plan/sizes.h"
 
 namespace lockstep::plan {
 namespace {
-
-constexpr double kFloat = 4;
 
 // Units as Fsdp has them: the blocks, and one for all the rest, the root. A model without blocks is
 // one unit.

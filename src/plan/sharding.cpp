@@ -4,11 +4,11 @@
 #include <bit>
 #include <cmath>
 
+#include "plan/sizes.h"
+
 namespace lockstep::plan {
 namespace {
 
-constexpr double kFloat = 4;
-constexpr double kFirstBucket = 1 << 20;  // bytes, as Ddp's
 constexpr double kPage = 4096, kHugePage = 2 << 20;
 
 // Of the rank that has the most.

@@ -7,12 +7,11 @@
 
 #include "lockstep/core/error.h"
 #include "plan/sharding.h"
+#include "plan/sizes.h"
 #include "plan/timeline.h"
 
 namespace lockstep::plan {
 namespace {
-
-constexpr double kFloat = 4, kFirstBucket = 1 << 20;
 
 // One step of one strategy, unit by unit.
 class Player {

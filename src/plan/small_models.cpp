@@ -9,11 +9,10 @@
 #include <string>
 
 #include "lockstep/core/error.h"
+#include "plan/sizes.h"
 
 namespace lockstep::plan {
 namespace {
-
-constexpr double kFloat = 4, kIndex = 8;
 
 int64_t product(const std::vector<int64_t>& sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());

@@ -5,11 +5,11 @@
 
 #include "lockstep/plan/strategy.h"
 #include "plan/sharding.h"
+#include "plan/sizes.h"
 
 namespace lockstep::plan {
 namespace {
 
-constexpr double kFloat = 4;
 constexpr double kCached = 16 << 20;  // bytes of a cache
 
 // Backward takes two thirds of forward and backward.

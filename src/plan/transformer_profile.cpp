@@ -10,11 +10,11 @@
 #include "core/nearest.h"
 #include "lockstep/core/error.h"
 #include "lockstep/plan/model_profile.h"
+#include "plan/sizes.h"
 
 namespace lockstep::plan {
 namespace {
 
-constexpr double kFloat = 4, kIndex = 8;
 constexpr double kLossChunkBytes = 16
                                    << 20;  // of logits at a time: lockstep/models/cross_entropy.h
 

@@ -13,7 +13,7 @@
 namespace lockstep::text {
 namespace {
 
-[[noreturn]] void fail(const std::string& path, std::string_view what) {
+[[noreturn]] void throw_system_error(const std::string& path, std::string_view what) {
   throw DataError(fmt::format("[text] {}: {}: {}", path, what, std::strerror(errno)));
 }
 
@@ -21,7 +21,7 @@ namespace {
 
 std::string read_file(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) fail(path, "cannot be opened");
+  if (fd < 0) throw_system_error(path, "cannot be opened");
   std::string bytes;
   for (;;) {
     const size_t have = bytes.size();
@@ -36,7 +36,7 @@ std::string read_file(const std::string& path) {
       const int error = errno;
       ::close(fd);
       errno = error;
-      if (n < 0) fail(path, "cannot be read");
+      if (n < 0) throw_system_error(path, "cannot be read");
       return bytes;
     }
   }
@@ -45,13 +45,13 @@ std::string read_file(const std::string& path) {
 void write_file(const std::string& path, std::string_view bytes) {
   const std::string draft = fmt::format("{}.{}.tmp", path, ::getpid());
   const int fd = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) fail(draft, "cannot be created");
+  if (fd < 0) throw_system_error(draft, "cannot be created");
   const auto give_up = [&](std::string_view what) {
     const int error = errno;
     ::close(fd);
     ::unlink(draft.c_str());
     errno = error;
-    fail(draft, what);
+    throw_system_error(draft, what);
   };
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
@@ -65,7 +65,7 @@ void write_file(const std::string& path, std::string_view bytes) {
     const int error = errno;
     ::unlink(draft.c_str());
     errno = error;
-    fail(path, "cannot be renamed to");
+    throw_system_error(path, "cannot be renamed to");
   }
 }
 

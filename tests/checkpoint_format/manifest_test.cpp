@@ -68,7 +68,7 @@ std::string edited(std::string text, const std::string& from, const std::string&
   return text.replace(10, 16, checkpoint::hex(checkpoint::checksum(text)));
 }
 
-std::string fault(const std::string& text) {
+std::string fault_of_manifest(const std::string& text) {
   return message_of<CheckpointError>([&] { manifest_from(text, "[x] file"); });
 }
 
@@ -77,26 +77,28 @@ TEST(Manifest, AnyBitMatters) {
   for (size_t i = 0; i < text.size() * 8; ++i) {
     std::string flipped = text;
     flipped[i / 8] = static_cast<char>(flipped[i / 8] ^ 1 << i % 8);
-    ASSERT_THAT(fault(flipped), HasSubstr("[x] file: is damaged")) << "bit " << i;
+    ASSERT_THAT(fault_of_manifest(flipped), HasSubstr("[x] file: is damaged")) << "bit " << i;
   }
-  EXPECT_THAT(fault(text + " "), HasSubstr("is damaged"));
-  EXPECT_THAT(fault(text.substr(0, text.size() - 1)), HasSubstr("is damaged"));
-  EXPECT_THAT(fault(""), HasSubstr("is damaged"));
+  EXPECT_THAT(fault_of_manifest(text + " "), HasSubstr("is damaged"));
+  EXPECT_THAT(fault_of_manifest(text.substr(0, text.size() - 1)), HasSubstr("is damaged"));
+  EXPECT_THAT(fault_of_manifest(""), HasSubstr("is damaged"));
 }
 
 TEST(Manifest, AnotherVersionIsNamed) {
   const std::string text = to_json(sample());
-  EXPECT_THAT(fault(edited(text, "\"version\": 1", "\"version\": 2")),
+  EXPECT_THAT(fault_of_manifest(edited(text, "\"version\": 1", "\"version\": 2")),
               HasSubstr("is of version 2, and this program reads version 1"));
-  EXPECT_THAT(fault("{\"format\": \"lockstep-checkpoint\", \"version\": 3}"),
+  EXPECT_THAT(fault_of_manifest("{\"format\": \"lockstep-checkpoint\", \"version\": 3}"),
               HasSubstr("is of version 3"));
-  EXPECT_THAT(fault(edited(text, "lockstep-checkpoint", "lockstep-checkpoins")),
+  EXPECT_THAT(fault_of_manifest(edited(text, "lockstep-checkpoint", "lockstep-checkpoins")),
               HasSubstr("format is not"));
 }
 
 TEST(Manifest, ContradictionsAreNamed) {
   const std::string text = to_json(sample());
-  const auto with = [&](const char* from, const char* to) { return fault(edited(text, from, to)); };
+  const auto with = [&](const char* from, const char* to) {
+    return fault_of_manifest(edited(text, from, to));
+  };
   EXPECT_THAT(with("\"step\": 1200", "\"step\": -1"), HasSubstr("step is not a whole number"));
   EXPECT_THAT(with("\"step\": 1200,", ""), HasSubstr("has no step"));
   EXPECT_THAT(with("\"C128\"", "\"C1\""), HasSubstr("tensor 'scalar' has the unknown dtype 'C1'"));
@@ -110,7 +112,7 @@ TEST(Manifest, ContradictionsAreNamed) {
   EXPECT_THAT(with("\"lr\": 0.1", "\"step\": 1, \"step\": 2"), HasSubstr("'step' comes twice"));
   std::string gap = text;
   gap[gap.find('2', gap.find("\"size\": [\n"))] = '1';
-  EXPECT_THAT(fault(edited(gap, "1200", "1201")),
+  EXPECT_THAT(fault_of_manifest(edited(gap, "1200", "1201")),
               HasSubstr("the boxes of tensor 'w' do not cover it once: 1 of 2 elements"));
 }
 

@@ -112,26 +112,26 @@ std::string file_of(const std::string& header, size_t data_bytes) {
   return bytes + header + std::string(data_bytes, 'x');
 }
 
-std::string fault(const std::string& bytes) {
+std::string fault_of_header(const std::string& bytes) {
   return message_of<CheckpointError>(
       [&] { parse_safetensors(bytes, static_cast<int64_t>(bytes.size()), "[x] file"); });
 }
 
 std::string fault_of_tensor(const std::string& tensor, size_t data_bytes = 4) {
-  return fault(file_of("{\"a\":" + tensor + "}", data_bytes));
+  return fault_of_header(file_of("{\"a\":" + tensor + "}", data_bytes));
 }
 
 TEST(Safetensors, HostileHeadersAreRefusedByName) {
   const std::string good = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
   EXPECT_EQ(fault_of_tensor(good), "nothing");
-  EXPECT_EQ(fault(file_of("{}", 0)), "nothing");
-  EXPECT_THAT(fault(""), HasSubstr("[x] file: is 0 bytes long"));
-  EXPECT_THAT(fault(std::string(8, '\xff')), HasSubstr("more than 100000000 bytes"));
-  EXPECT_THAT(fault(std::string("\x09\0\0\0\0\0\0\0{}", 10)), HasSubstr("is cut short"));
-  EXPECT_THAT(fault(file_of("[]", 0)), HasSubstr("not a JSON object"));
-  EXPECT_THAT(fault(file_of("{", 0)), HasSubstr("is not JSON"));
-  EXPECT_THAT(fault(file_of(std::string(100000, '['), 0)), HasSubstr("nested deeper"));
-  EXPECT_THAT(fault(file_of("{\"a\":" + good + ",\"a\":" + good + "}", 4)),
+  EXPECT_EQ(fault_of_header(file_of("{}", 0)), "nothing");
+  EXPECT_THAT(fault_of_header(""), HasSubstr("[x] file: is 0 bytes long"));
+  EXPECT_THAT(fault_of_header(std::string(8, '\xff')), HasSubstr("more than 100000000 bytes"));
+  EXPECT_THAT(fault_of_header(std::string("\x09\0\0\0\0\0\0\0{}", 10)), HasSubstr("is cut short"));
+  EXPECT_THAT(fault_of_header(file_of("[]", 0)), HasSubstr("not a JSON object"));
+  EXPECT_THAT(fault_of_header(file_of("{", 0)), HasSubstr("is not JSON"));
+  EXPECT_THAT(fault_of_header(file_of(std::string(100000, '['), 0)), HasSubstr("nested deeper"));
+  EXPECT_THAT(fault_of_header(file_of("{\"a\":" + good + ",\"a\":" + good + "}", 4)),
               HasSubstr("'a' comes twice"));
   EXPECT_THAT(fault_of_tensor(good, 3), HasSubstr("cut short"));
   EXPECT_THAT(fault_of_tensor(good, 5), HasSubstr("too long"));
@@ -152,8 +152,9 @@ TEST(Safetensors, HostileHeadersAreRefusedByName) {
               HasSubstr("data_offsets [8, 4]"));
   EXPECT_THAT(fault_of_tensor(R"({"dtype":"F32","shape":[1]})"), HasSubstr("is not described"));
   EXPECT_THAT(fault_of_tensor("3"), HasSubstr("is not described"));
-  EXPECT_THAT(fault(file_of(R"({"__metadata__":{"a":1}})", 0)), HasSubstr("not only strings"));
-  EXPECT_THAT(fault(file_of("{\"a\":" + good + ",\"b\":" + good + "}", 4)),
+  EXPECT_THAT(fault_of_header(file_of(R"({"__metadata__":{"a":1}})", 0)),
+              HasSubstr("not only strings"));
+  EXPECT_THAT(fault_of_header(file_of("{\"a\":" + good + ",\"b\":" + good + "}", 4)),
               HasSubstr("tensor 'b' begins at 0, where 4"));
 }
 

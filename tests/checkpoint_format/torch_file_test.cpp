@@ -30,13 +30,15 @@ Records records_of(const std::string& pickle) {
 std::string archive_of(const std::string& pickle) { return zip_of(records_of(pickle)); }
 
 // What reading all of it says.
-std::string fault(const std::string& archive) {
+std::string fault_of_archive(const std::string& archive) {
   return message_of<CheckpointError>([&] {
     const auto file = parse_torch_file(archive, "[x] file");
     for (const auto& [name, tensor] : file->tensors()) file->read(name);
   });
 }
-std::string fault_of_pickle(const std::string& pickle) { return fault(archive_of(pickle)); }
+std::string fault_of_pickle(const std::string& pickle) {
+  return fault_of_archive(archive_of(pickle));
+}
 
 Floats floats(std::string_view bytes) {
   Floats values(bytes.size() / sizeof(float));
@@ -195,26 +197,27 @@ TEST(TorchFile, EveryBitMattersOrChangesNothing) {
   }
   EXPECT_GT(refused, whole.size() * 8 / 2);
   for (size_t length = 0; length < whole.size(); ++length) {
-    ASSERT_NE(fault(whole.substr(0, length)), "nothing") << length;
+    ASSERT_NE(fault_of_archive(whole.substr(0, length)), "nothing") << length;
   }
 }
 
 TEST(TorchFile, DamageNamesRecordAndTensor) {
   std::string archive = archive_of(dict_of(tensor({2, 3}, {3, 1})));
   archive[archive.find(bytes_of(kSix)) + 5] ^= 1;
-  EXPECT_THAT(fault(archive),
+  EXPECT_THAT(fault_of_archive(archive),
               HasSubstr("record 'x/data/0' of 'a' is damaged: it does not have the CRC-32"));
   EXPECT_THAT(parse_torch_file(archive, "x")->verify(),
               testing::ElementsAre(HasSubstr("of 'a' is damaged")));
 }
 
 TEST(TorchFile, ArchivesThatAreNotOfTorchSave) {
-  EXPECT_THAT(fault("PK"), HasSubstr("is cut short or no zip archive"));
-  EXPECT_THAT(fault(zip_of({})), HasSubstr("without a data.pkl"));
-  EXPECT_THAT(fault(zip_of({{"a/data.pkl", "N."}, {"b/data.pkl", "N."}})),
+  EXPECT_THAT(fault_of_archive("PK"), HasSubstr("is cut short or no zip archive"));
+  EXPECT_THAT(fault_of_archive(zip_of({})), HasSubstr("without a data.pkl"));
+  EXPECT_THAT(fault_of_archive(zip_of({{"a/data.pkl", "N."}, {"b/data.pkl", "N."}})),
               HasSubstr("several data.pkl"));
-  EXPECT_THAT(fault(zip_of({{"a/x", ""}, {"a/x", ""}})), HasSubstr("record 'a/x' comes twice"));
-  EXPECT_THAT(fault(zip_of({{"a/data.pkl", "N."}, {"a/byteorder", "big"}})),
+  EXPECT_THAT(fault_of_archive(zip_of({{"a/x", ""}, {"a/x", ""}})),
+              HasSubstr("record 'a/x' comes twice"));
+  EXPECT_THAT(fault_of_archive(zip_of({{"a/data.pkl", "N."}, {"a/byteorder", "big"}})),
               HasSubstr("byte order 'big'"));
   const Folder folder;
   const auto told = [&](const std::string& bytes) {

@@ -12,6 +12,7 @@
 #include "comm/store/server.h"
 #include "core/security/tls.h"
 #include "core/security/token.h"
+#include "engine/deadline.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/thrown.h"
@@ -22,10 +23,6 @@ namespace {
 using namespace std::chrono_literals;
 using test::message_of;
 using testing::HasSubstr;
-
-StoreClient::Deadline in(std::chrono::milliseconds time) {
-  return StoreClient::Clock::now() + time;
-}
 
 Digest key_of(char byte) {
   Digest key;

@@ -7,6 +7,7 @@
 
 #include "comm/store/client.h"
 #include "comm/store/server.h"
+#include "engine/deadline.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
 #include "support/thrown.h"
@@ -18,10 +19,6 @@ using namespace std::chrono_literals;
 using test::message_of;
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-StoreClient::Deadline in(std::chrono::milliseconds time) {
-  return StoreClient::Clock::now() + time;
-}
 
 class StoreEngine : public testing::Test {
  protected:

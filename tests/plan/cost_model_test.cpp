@@ -15,12 +15,12 @@ using testing::HasSubstr;
 
 constexpr double kVocabulary = 50368;  // of MPT
 
-Machine machine_of(const test::Series& series) {
+Machine machine_of(const Series& series) {
   return {.device = device_named(series.device), .network = network_named(series.network)};
 }
 
 // Units are blocks of 12 hidden^2 parameters and the embedding, gathered as bfloat16.
-StepWork work_of(const test::Series& series, int64_t ranks) {
+StepWork work_of(const Series& series, int64_t ranks) {
   const Machine machine = machine_of(series);
   const Ranks all = {.count = ranks, .per_node = machine.devices_per_node};
   const double hidden = series.hidden;
@@ -40,7 +40,7 @@ StepWork work_of(const test::Series& series, int64_t ranks) {
 TEST(CostModel, PublishedThroughputIsPredictedWithinThreePercent) {
   double sum = 0, largest = 0, sum_without = 0;
   int points = 0;
-  for (const auto& series : test::published()) {
+  for (const auto& series : published()) {
     const auto [first, rate] = *series.tokens_a_second.begin();
     const double at_first = series.tokens / rate;
     const double computation = computation_of(work_of(series, first), at_first);

@@ -8,7 +8,7 @@
 
 #include "lockstep/plan/cost_model.h"
 
-namespace lockstep::plan::test {
+namespace lockstep::plan {
 
 struct Series {
   std::string name;
@@ -132,4 +132,4 @@ inline const std::vector<Series>& published() {
   return all;
 }
 
-}  // namespace lockstep::plan::test
+}  // namespace lockstep::plan

@@ -15,9 +15,9 @@ namespace {
 
 using namespace embedded;
 
-constexpr int64_t kTasks = 2000;
+constexpr int64_t kPlayed = 2000;
 
-double mean_reward(std::string_view name, const PlayOptions& options, int64_t tasks = kTasks) {
+double mean_reward(std::string_view name, const PlayOptions& options, int64_t tasks = kPlayed) {
   const EmbeddedDomain domain(name);
   double sum = 0;
   for (int64_t i = 0; i < tasks; ++i) {
@@ -123,7 +123,7 @@ TEST_P(EmbeddedAgents, TestTasksNeedSeveralCalls) {
   double turns = 0;
   double calls = 0;
   int64_t most = 0;
-  for (int64_t i = 0; i < kTasks; ++i) {
+  for (int64_t i = 0; i < kPlayed; ++i) {
     int64_t own = 0;
     for (const auto& message : play(domain, domain.task("test", i)).messages) {
       own += message.role == Role::Assistant;
@@ -132,8 +132,8 @@ TEST_P(EmbeddedAgents, TestTasksNeedSeveralCalls) {
     most = std::max(most, own);
     turns += static_cast<double>(own);
   }
-  EXPECT_NEAR(turns / kTasks, of({4.45, 4.2, 4.3}), .1);
-  EXPECT_NEAR(calls / kTasks, of({2.65, 2.25, 2.6}), .1);
+  EXPECT_NEAR(turns / kPlayed, of({4.45, 4.2, 4.3}), .1);
+  EXPECT_NEAR(calls / kPlayed, of({2.65, 2.25, 2.6}), .1);
   EXPECT_LE(most, 7);
 }
 

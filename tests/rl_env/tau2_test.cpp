@@ -31,7 +31,7 @@ std::string call_of(std::string_view name) {
          "\", \"arguments\": {\"a\": [1, \"é\"]}}</tool_call>";
 }
 
-const TaskKey kTask = {.domain = "airline", .split = "base", .id = "0"};
+const TaskKey kFlight = {.domain = "airline", .split = "base", .id = "0"};
 
 TEST(Tau2, HasUsersWhoAreModels) {
   const Tau2Domain domain("airline", fake());
@@ -45,7 +45,7 @@ TEST(Tau2, HasUsersWhoAreModels) {
   });
   ModelUser user(voice, ChatFormat::Qwen3Instruct);
   Episode episode(*world, user);
-  EXPECT_EQ(episode.begin(kTask, 0).at(1).content, "I want to fly.");
+  EXPECT_EQ(episode.begin(kFlight, 0).at(1).content, "I want to fly.");
   // The user sees neither the call nor its result.
   episode.agent_says(call_of("f"));
   episode.agent_says("Where to?");
@@ -103,13 +103,13 @@ TEST(Tau2, PlaysAConversation) {
   const auto bridge = fake();
   EXPECT_EQ(bridge.version(), "fake");
   const Tau2Domain domain("airline", bridge);
-  EXPECT_EQ(domain.tasks("all"), std::vector{kTask});
-  EXPECT_EQ(domain.gold_calls(kTask).at(0).arguments, "{\"a\": [1]}");
-  EXPECT_EQ(domain.told(kTask).at(0), "so");
+  EXPECT_EQ(domain.tasks("all"), std::vector{kFlight});
+  EXPECT_EQ(domain.gold_calls(kFlight).at(0).arguments, "{\"a\": [1]}");
+  EXPECT_EQ(domain.told(kFlight).at(0), "so");
   const auto world = domain.make();
   Tau2ScriptedUser user;
   Episode episode(*world, user, {.malformed = Malformed::Reported});
-  const auto first = episode.begin(kTask, 0);
+  const auto first = episode.begin(kFlight, 0);
   ASSERT_EQ(first.size(), 2U);
   EXPECT_EQ(first[1].content, "Reason for call: help");
   EXPECT_EQ(episode.agent_says(call_of("f")).at(0).content, "{\"a\": [1, \"\\u00e9\"]}");
@@ -140,8 +140,8 @@ TEST(Tau2, EachDeathCostsItsEpisodesAndAnotherProcessServesTheNext) {
     Tau2ScriptedUser user;
     Episode episode(*world, user);
     Episode other(*beside, user);
-    episode.begin(kTask, 0);
-    other.begin(kTask, 0);
+    episode.begin(kFlight, 0);
+    other.begin(kFlight, 0);
     EXPECT_TRUE(episode.agent_says(call_of(tool)).empty());
     EXPECT_EQ(episode.why(), End::EnvError) << tool;
     EXPECT_EQ(episode.reward().value, 0);
@@ -149,7 +149,7 @@ TEST(Tau2, EachDeathCostsItsEpisodesAndAnotherProcessServesTheNext) {
     other.agent_says(call_of("f"));
     EXPECT_EQ(other.why(), End::EnvError) << tool;
     EXPECT_EQ(bridge.deaths(), 1);
-    episode.begin(kTask, 0);
+    episode.begin(kFlight, 0);
     EXPECT_FALSE(episode.agent_says(call_of("f")).empty());
     // The other one's world has not come back.
     EXPECT_THROW(beside->call({.name = "f"}), EnvironmentError);
@@ -162,7 +162,7 @@ TEST(Tau2, AHungProcessIsKilledInTime) {
   const auto world = domain.make();
   // On a busy machine a good answer may come late, too; this one never comes.
   try {
-    world->reset(kTask, 0);
+    world->reset(kFlight, 0);
     world->call({.name = "hang"});
     ADD_FAILURE() << "it answered";
   } catch (const EnvironmentError& error) {
@@ -175,10 +175,10 @@ TEST(Tau2, AKilledProcessIsReplaced) {
   const auto bridge = fake();
   const Tau2Domain domain("airline", bridge);
   const auto world = domain.make();
-  world->reset(kTask, 0);
+  world->reset(kFlight, 0);
   kill(static_cast<pid_t>(bridge.pid()), SIGKILL);
   EXPECT_THROW(world->call({.name = "f"}), EnvironmentError);
-  world->reset(kTask, 0);
+  world->reset(kFlight, 0);
   EXPECT_EQ(world->call({.id = "c1", .name = "f"}).call_id, "c1");
 }
 
@@ -186,7 +186,7 @@ TEST(Tau2, ARefusedRequestKillsNobody) {
   const auto bridge = fake();
   const Tau2Domain domain("airline", bridge);
   const auto world = domain.make();
-  world->reset(kTask, 0);
+  world->reset(kFlight, 0);
   EXPECT_THROW(world->call({.name = "refuse"}), EnvironmentError);
   EXPECT_THROW(world->call({.name = "shape"}), EnvironmentError);
   EXPECT_FALSE(world->call({.name = "f"}).error);

@@ -25,13 +25,16 @@ ConfigExtensions program() {
                      {.name = "name", .fallback = std::string(), .required = true}}}}};
 }
 
-RunConfig read(const std::string& text) { return parse_config(text, "run.yaml", {}, program()); }
-std::string refusal(const std::string& text) {
-  return test::message_of<ConfigError>([&] { read(text); });
+RunConfig read_mine(const std::string& text) {
+  return parse_config(text, "run.yaml", {}, program());
+}
+std::string refusal_of_mine(const std::string& text) {
+  return test::message_of<ConfigError>([&] { read_mine(text); });
 }
 
 TEST(Extensions, HaveValuesAndDefaults) {
-  const auto config = read("model: {kind: my_net, depth: 4}\nloss: my_loss\nrewards: {name: a}\n");
+  const auto config =
+      read_mine("model: {kind: my_net, depth: 4}\nloss: my_loss\nrewards: {name: a}\n");
   EXPECT_EQ(config.extra_value<int64_t>("model.depth"), 4);
   EXPECT_EQ(config.extra_value<double>("model.dropout"), 0.5);
   EXPECT_THAT(config.extra_value<std::vector<int64_t>>("model.sizes"), ElementsAre(1));
@@ -42,8 +45,8 @@ TEST(Extensions, HaveValuesAndDefaults) {
 }
 
 TEST(Extensions, AreChecked) {
-  const std::string text =
-      refusal("model: {kind: my_net, depht: 4, dropout: 2, hidden: [1]}\nrewards: {mode: max}\n");
+  const std::string text = refusal_of_mine(
+      "model: {kind: my_net, depht: 4, dropout: 2, hidden: [1]}\nrewards: {mode: max}\n");
   EXPECT_THAT(text, HasSubstr("1:23: unknown key 'depht' in model; the nearest is depth"));
   EXPECT_THAT(text, HasSubstr("1:42: dropout: '2' is not a number from 0 to 1"));
   EXPECT_THAT(text, HasSubstr("model.hidden belongs to model.kind mlp"));
@@ -52,7 +55,7 @@ TEST(Extensions, AreChecked) {
 }
 
 TEST(Extensions, OfOtherKindsDoNotCount) {
-  EXPECT_THAT(refusal("model: {depth: 3}\nrewards: {name: a}\n"),
+  EXPECT_THAT(refusal_of_mine("model: {depth: 3}\nrewards: {name: a}\n"),
               HasSubstr("model.depth belongs to model.kind my_net, and model.kind is mlp"));
 }
 
@@ -74,11 +77,11 @@ TEST(Extensions, ThatMeetOthersAreRefused) {
 }
 
 TEST(Extensions, AreShown) {
-  const auto config = read("model: my_net\nrewards: {name: a}\n");
+  const auto config = read_mine("model: my_net\nrewards: {name: a}\n");
   const std::string shown = show_config(config, program());
   EXPECT_THAT(shown, HasSubstr("  sizes: [1]"));
   EXPECT_THAT(shown, HasSubstr("rewards:\n"));
-  EXPECT_EQ(read(shown).extra, config.extra);
+  EXPECT_EQ(read_mine(shown).extra, config.extra);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/train/config.h"
-#include "support/thrown.h"
+#include "train_config/read.h"
 
 namespace lockstep::train {
 namespace {
@@ -15,11 +15,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-RunConfig read(const std::string& text) { return parse_config(text, "flat.yaml"); }
-std::string refusal(const std::string& text) {
-  return test::message_of<ConfigError>([&] { read(text); });
-}
 
 TEST(FlatKeys, AWholeFile) {
   const auto config = read(R"(
@@ -61,9 +56,8 @@ bf16: true
   EXPECT_EQ(config.optimizer.kind, "sgd");
   EXPECT_EQ(config.schedule.kind, "cosine");
   EXPECT_EQ(config.mixed_precision.dtype, "bf16");
-  EXPECT_THAT(config.remarks,
-              ElementsAre(HasSubstr("flat.yaml:5:1: use_linear_scaling means x N")));
-  EXPECT_EQ(config.origins.at("optimizer.lr_scaling"), "flat.yaml:5:1");
+  EXPECT_THAT(config.remarks, ElementsAre(HasSubstr("run.yaml:5:1: use_linear_scaling means x N")));
+  EXPECT_EQ(config.origins.at("optimizer.lr_scaling"), "run.yaml:5:1");
 }
 
 TEST(FlatKeys, ResumeInAllItsForms) {
@@ -83,9 +77,9 @@ TEST(FlatKeys, WhatIsNotNeededIsAcceptedAndAnsweredOnce) {
   const auto config =
       read("find_unused_parameters: false\ngradient_as_bucket_view: true\nstatic_graph: true\n");
   EXPECT_THAT(config.remarks,
-              ElementsAre(HasSubstr("flat.yaml:1:1: find_unused_parameters has no effect"),
-                          HasSubstr("flat.yaml:2:1: gradient_as_bucket_view has no effect"),
-                          HasSubstr("flat.yaml:3:1: static_graph has no effect")));
+              ElementsAre(HasSubstr("run.yaml:1:1: find_unused_parameters has no effect"),
+                          HasSubstr("run.yaml:2:1: gradient_as_bucket_view has no effect"),
+                          HasSubstr("run.yaml:3:1: static_graph has no effect")));
   EXPECT_TRUE(config.origins.empty());
 }
 
@@ -97,8 +91,8 @@ TEST(FlatKeys, AFalseThatWasANo) {
 
 TEST(FlatKeys, TwoThatContradictEachOtherAreAnError) {
   EXPECT_EQ(refusal("batch_size: 3\ntraining: {batch_size: 4}\n"),
-            "[config] flat.yaml:2:12: batch_size says something else than batch_size in "
-            "flat.yaml:1:1: give one of them");
+            "[config] run.yaml:2:12: batch_size says something else than batch_size in "
+            "run.yaml:1:1: give one of them");
   EXPECT_THAT(refusal("sync_bn: true\nuse_sync_bn: false\n"), HasSubstr("else than sync_bn"));
   EXPECT_THAT(refusal("bf16: true\nfp16: true\n"), HasSubstr("fp16 says something else than bf16"));
   EXPECT_TRUE(read("sync_bn: true\nuse_sync_bn: true\n").parallel.sync_bn);
@@ -138,8 +132,8 @@ use_cpu: true
   EXPECT_EQ(config.parallel.device, "cpu");
   EXPECT_EQ(config.mixed_precision.dtype, "no");
   EXPECT_THAT(refusal("num_processes: 3\nnum_machines: 2"),
-              HasSubstr("flat.yaml:1:16: num_processes: 3 over num_machines 2"));
-  EXPECT_THAT(refusal("num_processes: two"), HasSubstr("flat.yaml:1:16: num_processes: 'two'"));
+              HasSubstr("run.yaml:1:16: num_processes: 3 over num_machines 2"));
+  EXPECT_THAT(refusal("num_processes: two"), HasSubstr("run.yaml:1:16: num_processes: 'two'"));
 }
 
 TEST(FsdpKeys, WithOrWithoutThePrefixAreRead) {
@@ -163,7 +157,7 @@ TEST(FsdpKeys, WhatChangesNothingIsSaidOnce) {
       "  use_orig_params: false\n  sync_module_states: false\n  offload_params: true\n"
       "  min_num_params: 10\n");
   ASSERT_EQ(config.remarks.size(), 5U);
-  EXPECT_THAT(config.remarks[0], HasSubstr("flat.yaml:3:3: state_dict_type has no effect"));
+  EXPECT_THAT(config.remarks[0], HasSubstr("run.yaml:3:3: state_dict_type has no effect"));
   EXPECT_THAT(config.remarks[4], HasSubstr("means SIZE_BASED_WRAP"));
 }
 
@@ -187,9 +181,9 @@ TEST(FsdpKeys, WhatCannotBeIsRefusedByName) {
 TEST(FsdpKeys, WithoutFsdpAreErrorsAndNotIgnored) {
   const std::string text =
       refusal("fsdp_sharding_strategy: FULL_SHARD\nfsdp_config: {min_num_params: 1}\n");
-  EXPECT_THAT(text, HasSubstr("flat.yaml:1:1: parallel.fsdp.sharding_strategy: needs "
+  EXPECT_THAT(text, HasSubstr("run.yaml:1:1: parallel.fsdp.sharding_strategy: needs "
                               "parallel.strategy: fsdp, and that is ddp"));
-  EXPECT_THAT(text, HasSubstr("flat.yaml:2:15: parallel.fsdp.min_num_params: needs"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:2:15: parallel.fsdp.min_num_params: needs"));
 }
 
 TEST(FsdpKeys, WrongOnesAreNamed) {
@@ -197,11 +191,11 @@ TEST(FsdpKeys, WrongOnesAreNamed) {
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: 7\n"
       "  fsdp_sharding_stratgy: 1\n  version: 3\n  backward_prefetch: maybe\n");
   EXPECT_THAT(text,
-              HasSubstr("flat.yaml:3:27: fsdp_sharding_strategy: '7' is not one of FULL_SHARD"));
-  EXPECT_THAT(text, HasSubstr("flat.yaml:4:3: unknown key 'fsdp_sharding_stratgy' in "
+              HasSubstr("run.yaml:3:27: fsdp_sharding_strategy: '7' is not one of FULL_SHARD"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:4:3: unknown key 'fsdp_sharding_stratgy' in "
                               "parallel.fsdp; the nearest is sharding_strategy"));
-  EXPECT_THAT(text, HasSubstr("flat.yaml:5:12: version: '3' is neither 1 nor 2"));
-  EXPECT_THAT(text, HasSubstr("flat.yaml:6:22: backward_prefetch: 'maybe' is not one of"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:5:12: version: '3' is neither 1 nor 2"));
+  EXPECT_THAT(text, HasSubstr("run.yaml:6:22: backward_prefetch: 'maybe' is not one of"));
 }
 
 TEST(FsdpKeys, FromAcceleratesEnvironment) {

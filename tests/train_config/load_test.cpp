@@ -8,20 +8,13 @@
 #include "lockstep/train/config.h"
 #include "lockstep/train/config_texts.h"
 #include "support/thrown.h"
+#include "train_config/read.h"
 
 namespace lockstep::train {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-RunConfig read(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  return parse_config(text, "run.yaml", overrides);
-}
-
-std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
-  return test::message_of<ConfigError>([&] { read(text, overrides); });
-}
 
 TEST(LoadConfig, AnEmptyFileIsTheDefaults) {
   const auto config = read("");

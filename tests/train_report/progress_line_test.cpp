@@ -18,7 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-StepReport report() {
+StepReport a_step() {
   StepReport made{.step = 400,
                   .steps = 50,
                   .epoch = 1,
@@ -32,10 +32,10 @@ StepReport report() {
 }
 
 TEST(ProgressLine, SaysHowFarHowFastAndHowLong) {
-  EXPECT_EQ(progress_line(report(), {.steps = 938}, {.width = 0}),
+  EXPECT_EQ(progress_line(a_step(), {.steps = 938}, {.width = 0}),
             "epoch 2  step 400/938  42 %  loss 0.3121  lr 0.001  norm 1.25  12,346 samples/s  "
             "10 s left");
-  EXPECT_EQ(progress_line(report(), {}, {.width = 0}),
+  EXPECT_EQ(progress_line(a_step(), {}, {.width = 0}),
             "epoch 2  step 400  loss 0.3121  lr 0.001  norm 1.25  12,346 samples/s");
   EXPECT_EQ(progress_line({.step = 1, .loss = 0.5, .samples_per_second = 0.25},
                           {.steps = 2, .epochs = 3, .stage = "one", .step_seconds = 90}),
@@ -43,31 +43,31 @@ TEST(ProgressLine, SaysHowFarHowFastAndHowLong) {
 }
 
 TEST(ProgressLine, TheLossIsTheMeanSinceTheLineBefore) {
-  StepReport mean = report();
+  StepReport mean = a_step();
   mean.mean_loss = 0.4;
   EXPECT_THAT(progress_line(mean), HasSubstr("  loss 0.4000  "));
 }
 
 TEST(ProgressLine, AtTheEndNothingIsLeft) {
-  EXPECT_THAT(progress_line(report(), {.steps = 400, .step_seconds = 1}), Not(HasSubstr("left")));
+  EXPECT_THAT(progress_line(a_step(), {.steps = 400, .step_seconds = 1}), Not(HasSubstr("left")));
 }
 
 TEST(ProgressLine, EndsWithWhatTheProgramTells) {
-  StepReport own = report();
+  StepReport own = a_step();
   own.values = {{"generator", 0.5}, {"\x1b[2J", 1}};
   EXPECT_THAT(progress_line(own, {.steps = 938}, {.width = 0}),
               HasSubstr("10 s left   [2J 1  generator 0.5"));
 }
 
 TEST(ProgressLine, NamesTheSlowestRankWhereOneIsSlow) {
-  StepReport slow = report();
+  StepReport slow = a_step();
   slow.ranks[1].communication_seconds = 0.005;
   EXPECT_THAT(progress_line(slow, {.steps = 938}, {.width = 0}),
               HasSubstr("10 s left  slowest: rank 1 (1.5x)"));
 }
 
 TEST(ProgressLine, FitsTheWidthByLeavingOutWhatMattersLeast) {
-  StepReport full = report();
+  StepReport full = a_step();
   full.values = {{"own", 1}};
   full.ranks[1].communication_seconds = 0.005;
   for (int width = 20; width <= 200; ++width) {
@@ -84,9 +84,9 @@ TEST(ProgressLine, FitsTheWidthByLeavingOutWhatMattersLeast) {
 }
 
 TEST(ProgressLine, ColourIsOnlyWhereItIsAskedFor) {
-  EXPECT_THAT(progress_line(report(), {.steps = 938}), Not(HasSubstr("\x1b")));
-  EXPECT_THAT(progress_line(report(), {.steps = 938}, {.color = true}), HasSubstr("\x1b[1mstep"));
-  StepReport broken = report();
+  EXPECT_THAT(progress_line(a_step(), {.steps = 938}), Not(HasSubstr("\x1b")));
+  EXPECT_THAT(progress_line(a_step(), {.steps = 938}, {.color = true}), HasSubstr("\x1b[1mstep"));
+  StepReport broken = a_step();
   broken.loss = std::nan("");
   EXPECT_THAT(progress_line(broken, {.steps = 938}, {.color = true}),
               HasSubstr("\x1b[31mloss NaN\x1b[0m"));
@@ -147,7 +147,7 @@ TEST(RunScreen, ShowsEachRankAndTheLastWarning) {
   RunHistory run;
   run.path = "runs/a/metrics.jsonl";
   run.add(RunStart{.ranks = 3, .name = "net", .total_steps = 938}, 1);
-  StepReport slow = report();
+  StepReport slow = a_step();
   slow.ranks[1].communication_seconds = 0;
   run.add(slow, 2);
   run.add(Event{.kind = "warning", .step = 400, .rank = 1, .text = "rank 1 is slow"}, 3);

@@ -13,14 +13,11 @@
 #include "core/control.h"
 #include "launch/diagnosis/stacks.h"
 #include "launch/process/signals.h"
+#include "launch/rendezvous/network/message.h"
 #include "lockstep/core/preemption.h"
 
 namespace lockstep::launch {
 namespace {
-
-double seconds(std::chrono::steady_clock::duration time) {
-  return std::chrono::duration<double>(time).count();
-}
 
 // "rank 3" or "ranks 0, 2-5, 7"
 std::string names(const std::vector<int>& ranks) {

@@ -15,8 +15,6 @@ constexpr Time kBetween = std::chrono::seconds(10);
 constexpr size_t kMostTold = 1000;
 constexpr size_t kMostNames = 10;
 
-double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
-
 }  // namespace
 
 void Remarks::on_answer(const Join& join, const Message& answer) {

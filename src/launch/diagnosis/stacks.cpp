@@ -19,7 +19,7 @@ namespace lockstep::launch {
 namespace {
 
 constexpr size_t kInner = 5, kOuter = 5;  // frames of a chain
-constexpr size_t kLongestName = 80;
+constexpr size_t kLongestShown = 80;
 
 // Whether the main thread of a process would handle the signal: the rank may be a child of the
 // process that was started, or have executed another program, which the signal would end.
@@ -62,7 +62,7 @@ std::string without_arguments(std::string name) {
       break;
     }
   }
-  return name.size() > kLongestName ? name.substr(0, kLongestName) + "..." : name;
+  return name.size() > kLongestShown ? name.substr(0, kLongestShown) + "..." : name;
 }
 
 }  // namespace

@@ -8,13 +8,12 @@
 #include <utility>
 
 #include "core/nearest.h"
+#include "rl/chat/parts.h"
 
 namespace lockstep::rl {
 namespace {
 
 constexpr std::string_view kEnd = "<|im_end|>";
-constexpr std::string_view kThink = "<think>";
-constexpr std::string_view kThought = "</think>";
 constexpr std::string_view kToolsBefore =
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are "
     "provided with function signatures within <tools></tools> XML tags:\n<tools>";

@@ -2,16 +2,14 @@
 
 #include <utility>
 
+#include "rl/chat/parts.h"
 #include "rl/chat/python_json.h"
-#include "rl/chat/trimmed.h"
 
 namespace lockstep::rl {
 namespace {
 
 constexpr std::string_view kOpen = "<tool_call>";
 constexpr std::string_view kClose = "</tool_call>";
-constexpr std::string_view kThink = "<think>";
-constexpr std::string_view kThought = "</think>";
 
 // Thinking may have begun in the prompt, and may have no end.
 std::string without_thinking(std::string_view text) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/rl/tool_call.h"
-#include "rl/chat/trimmed.h"
+#include "rl/chat/parts.h"
 
 namespace lockstep::rl {
 namespace {

@@ -5,13 +5,10 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/rl/scores.h"
+#include "rl/scores/episodes.h"
 
 namespace lockstep::rl {
 namespace {
-
-double mean(const std::vector<double>& values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
 
 std::optional<double> mean_if_any(const std::vector<double>& values) {
   return values.empty() ? std::nullopt : std::optional(mean(values));
@@ -31,6 +28,11 @@ void check(std::span<const std::vector<double>> r, const ComparedWith& other) {
 }
 
 }  // namespace
+
+double mean(const std::vector<double>& values) {
+  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
 
 ContinualScores continual_scores(std::span<const std::vector<double>> r,
                                  const ComparedWith& other) {

@@ -14,6 +14,9 @@ namespace lockstep::rl {
 
 using Tasks = std::span<const EvaluatedTask>;
 
+// 0 of none.
+double mean(const std::vector<double>& values);
+
 // The mean over a task's trials.
 double reward_of(const EvaluatedTask& task);
 // Over all trials of the tasks that `chosen` accepts; nothing when it accepts none.

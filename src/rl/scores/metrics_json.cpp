@@ -16,12 +16,6 @@ using Json = nlohmann::ordered_json;
 Json json_of(const std::optional<double>& value) { return value ? Json(*value) : Json(nullptr); }
 Json json_of(const Interval& interval) { return {interval.low, interval.high}; }
 
-double mean(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return values.empty() ? 0 : sum / static_cast<double>(values.size());
-}
-
 // Of one stage that teaches all columns.
 ContinualScores joint_scores(const std::vector<std::vector<double>>& r) {
   ContinualScores out{.acc = mean(r.back()), .learning_accuracy = mean(r.back())};

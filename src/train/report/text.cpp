@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <chrono>
 #include <cmath>
 
 namespace lockstep::train {
+
+double unix_now() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
 
 std::string with_commas(int64_t number) {
   const std::string digits = std::to_string(number);

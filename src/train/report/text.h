@@ -7,6 +7,8 @@
 
 namespace lockstep::train {
 
+// Seconds since 1970, as logs have them.
+double unix_now();
 // "12,345".
 std::string with_commas(int64_t number);
 // "12.3 ms", "2.05 s", "850 us".

@@ -13,8 +13,6 @@
 namespace lockstep::checkpoint {
 namespace {
 
-using Value = PickledValue;
-
 // What Python's pickle has beside the opcodes below: for messages only.
 constexpr std::pair<uint8_t, const char*> kOtherOpcodes[] = {{'0', "POP"},
                                                              {'1', "POP_MARK"},
@@ -46,7 +44,7 @@ constexpr std::pair<uint8_t, const char*> kOtherOpcodes[] = {{'0', "POP"},
                                                              {0x98, "READONLY_BUFFER"}};
 
 constexpr int kHighestProtocol = 5;
-constexpr size_t kMostNameBytes = 1000;
+constexpr size_t kMostLineBytes = 1000;
 constexpr size_t kFreeCopies = 100'000;
 
 }  // namespace
@@ -80,7 +78,7 @@ class PickleReader {
   }
   std::string line() {
     const size_t end = bytes_.find('\n', at_);
-    if (end == std::string_view::npos || end - at_ > kMostNameBytes) {
+    if (end == std::string_view::npos || end - at_ > kMostLineBytes) {
       complain("has a name without an end");
     }
     std::string text(take(end - at_));
@@ -88,38 +86,40 @@ class PickleReader {
     return text;
   }
 
-  Value& make(Value value) {
+  PickledValue& make(PickledValue value) {
     values_.push_back(std::move(value));
     return values_.back();
   }
-  void push(Value value) { stack_.push_back(&make(std::move(value))); }
-  void push(Value::Kind kind, int64_t integer) { push({.kind = kind, .integer = integer}); }
-  void push_text(std::string_view text) { push({.kind = Value::Text, .text = std::string(text)}); }
+  void push(PickledValue value) { stack_.push_back(&make(std::move(value))); }
+  void push(PickledValue::Kind kind, int64_t integer) { push({.kind = kind, .integer = integer}); }
+  void push_text(std::string_view text) {
+    push({.kind = PickledValue::Text, .text = std::string(text)});
+  }
 
   // What lies above the last mark stays.
   size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-  Value* pop() {
+  PickledValue* pop() {
     if (stack_.size() <= floor())
       complain(fmt::format("takes a value that is not there at byte {}", at_));
-    Value* value = stack_.back();
+    PickledValue* value = stack_.back();
     stack_.pop_back();
     return value;
   }
-  Value& top(Value::Kind kind) {
+  PickledValue& top(PickledValue::Kind kind) {
     if (stack_.size() <= floor() || stack_.back()->kind != kind) {
       complain(fmt::format("puts a value into what is no list or dict at byte {}", at_));
     }
     return *stack_.back();
   }
-  std::vector<const Value*> pop_to_mark() {
+  std::vector<const PickledValue*> pop_to_mark() {
     if (marks_.empty()) complain(fmt::format("takes a mark that is not there at byte {}", at_));
-    std::vector<const Value*> items(stack_.begin() + marks_.back(), stack_.end());
+    std::vector<const PickledValue*> items(stack_.begin() + marks_.back(), stack_.end());
     stack_.resize(marks_.back());
     marks_.pop_back();
     return items;
   }
-  std::vector<const Value*> pop(size_t count) {
-    std::vector<const Value*> items(count);
+  std::vector<const PickledValue*> pop(size_t count) {
+    std::vector<const PickledValue*> items(count);
     while (count-- > 0) items[count] = pop();
     return items;
   }
@@ -133,16 +133,16 @@ class PickleReader {
           "torch.save(net.state_dict(), FILE)",
           in_quotes(full)));
     }
-    push({.kind = Value::Name, .text = full});
+    push({.kind = PickledValue::Name, .text = full});
   }
 
   void reduce() {
-    const Value* arguments = pop();
-    const Value* function = pop();
-    if (function->kind != Value::Name || arguments->kind != Value::List) {
+    const PickledValue* arguments = pop();
+    const PickledValue* function = pop();
+    if (function->kind != PickledValue::Name || arguments->kind != PickledValue::List) {
       complain(fmt::format("calls what is no function at byte {}", at_));
     }
-    Value value =
+    PickledValue value =
         call_of(function->text, arguments->items, [this](const auto& text) { complain(text); });
     count_copies(value.items.size());
     push(std::move(value));
@@ -151,19 +151,19 @@ class PickleReader {
   // TorchScript's modules, and nothing else, are made by their class.
   void new_object() {
     pop();  // no arguments
-    const Value* type = pop();
-    if (type->kind != Value::Name || !type->text.starts_with("__torch__.")) {
+    const PickledValue* type = pop();
+    if (type->kind != PickledValue::Name || !type->text.starts_with("__torch__.")) {
       complain(fmt::format("an object of {} is not read", in_quotes(type->text)));
     }
-    push({.kind = Value::Dict, .is_object = true});
+    push({.kind = PickledValue::Dict, .is_object = true});
   }
 
   void build() {
-    const Value* state = pop();
-    Value& value = top(Value::Dict);
+    const PickledValue* state = pop();
+    PickledValue& value = top(PickledValue::Dict);
     // The attributes of an OrderedDict, as a state dict's _metadata, hold nothing of its items.
     if (!value.is_object) return;
-    if (state->kind != Value::Dict || state == &value)
+    if (state->kind != PickledValue::Dict || state == &value)
       complain("a module's attributes are no dict");
     count_copies(state->items.size());
     value.items.insert(value.items.end(), state->items.begin(), state->items.end());
@@ -175,7 +175,7 @@ class PickleReader {
     if (copies_ > kFreeCopies + bytes_.size()) complain("copies its parts too often");
   }
 
-  void set_items(Value& dict, const std::vector<const Value*>& items) {
+  void set_items(PickledValue& dict, const std::vector<const PickledValue*>& items) {
     if (items.size() % 2 != 0) complain(fmt::format("has a key without a value at byte {}", at_));
     dict.items.insert(dict.items.end(), items.begin(), items.end());
   }
@@ -184,10 +184,10 @@ class PickleReader {
     if (count > 8) {
       complain(fmt::format("a whole number of {} bytes is not read: 8 are the most", count));
     }
-    if (count == 0) return push(Value::Int, 0);
+    if (count == 0) return push(PickledValue::Int, 0);
     const uint64_t value = number(static_cast<int>(count));
     const int unused = static_cast<int>(64 - 8 * count);
-    push(Value::Int, static_cast<int64_t>(value << unused) >> unused);
+    push(PickledValue::Int, static_cast<int64_t>(value << unused) >> unused);
   }
 
   void remember(uint64_t index) {
@@ -206,30 +206,30 @@ class PickleReader {
   bool scalar(uint8_t opcode);
 
   std::string_view bytes_, where_;
-  std::deque<Value>& values_;
+  std::deque<PickledValue>& values_;
   size_t at_ = 0, copies_ = 0;
-  std::vector<Value*> stack_;
+  std::vector<PickledValue*> stack_;
   std::vector<size_t> marks_;
-  std::unordered_map<uint64_t, Value*> memo_;
+  std::unordered_map<uint64_t, PickledValue*> memo_;
 };
 
 bool PickleReader::scalar(uint8_t opcode) {
   switch (opcode) {
     case 'N':
-      push(Value::None, 0);
+      push(PickledValue::None, 0);
       return true;
     case 0x88:  // NEWTRUE
     case 0x89:  // NEWFALSE
-      push(Value::Bool, opcode == 0x88 ? 1 : 0);
+      push(PickledValue::Bool, opcode == 0x88 ? 1 : 0);
       return true;
     case 'J':  // BININT
-      push(Value::Int, static_cast<int32_t>(number(4)));
+      push(PickledValue::Int, static_cast<int32_t>(number(4)));
       return true;
     case 'K':  // BININT1
-      push(Value::Int, static_cast<int64_t>(number(1)));
+      push(PickledValue::Int, static_cast<int64_t>(number(1)));
       return true;
     case 'M':  // BININT2
-      push(Value::Int, static_cast<int64_t>(number(2)));
+      push(PickledValue::Int, static_cast<int64_t>(number(2)));
       return true;
     case 0x8a:  // LONG1
       long_number(number(1));
@@ -238,7 +238,8 @@ bool PickleReader::scalar(uint8_t opcode) {
       long_number(number(4));
       return true;
     case 'G': {  // BINFLOAT: big-endian
-      push({.kind = Value::Float, .real = std::bit_cast<double>(__builtin_bswap64(number(8)))});
+      push({.kind = PickledValue::Float,
+            .real = std::bit_cast<double>(__builtin_bswap64(number(8)))});
       return true;
     }
     case 'X':  // BINUNICODE
@@ -262,45 +263,45 @@ bool PickleReader::container(uint8_t opcode) {
       return true;
     case ')':  // EMPTY_TUPLE
     case ']':  // EMPTY_LIST
-      push({.kind = Value::List});
+      push({.kind = PickledValue::List});
       return true;
     case '}':  // EMPTY_DICT
-      push({.kind = Value::Dict});
+      push({.kind = PickledValue::Dict});
       return true;
     case 0x85:  // TUPLE1, 2, 3
     case 0x86:
     case 0x87:
-      push({.kind = Value::List, .items = pop(opcode - 0x84)});
+      push({.kind = PickledValue::List, .items = pop(opcode - 0x84)});
       return true;
     case 't':  // TUPLE
     case 'l':  // LIST
-      push({.kind = Value::List, .items = pop_to_mark()});
+      push({.kind = PickledValue::List, .items = pop_to_mark()});
       return true;
     case 'd': {  // DICT
-      Value dict{.kind = Value::Dict};
+      PickledValue dict{.kind = PickledValue::Dict};
       set_items(dict, pop_to_mark());
       push(std::move(dict));
       return true;
     }
     case 'a': {  // APPEND
-      const Value* item = pop();
-      top(Value::List).items.push_back(item);
+      const PickledValue* item = pop();
+      top(PickledValue::List).items.push_back(item);
       return true;
     }
     case 'e': {  // APPENDS
       const auto items = pop_to_mark();
-      auto& list = top(Value::List).items;
+      auto& list = top(PickledValue::List).items;
       list.insert(list.end(), items.begin(), items.end());
       return true;
     }
     case 's': {  // SETITEM
       const auto items = pop(2);
-      set_items(top(Value::Dict), items);
+      set_items(top(PickledValue::Dict), items);
       return true;
     }
     case 'u': {  // SETITEMS
       const auto items = pop_to_mark();
-      set_items(top(Value::Dict), items);
+      set_items(top(PickledValue::Dict), items);
       return true;
     }
     default:

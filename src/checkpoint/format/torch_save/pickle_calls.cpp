@@ -10,8 +10,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-using Value = PickledValue;
-using Arguments = std::vector<const Value*>;
+using Arguments = std::vector<const PickledValue*>;
 
 constexpr std::pair<std::string_view, const char*> kStorages[] = {
     {"torch.FloatStorage", "F32"},        {"torch.DoubleStorage", "F64"},
@@ -88,7 +87,7 @@ class Call {
   Call(const std::string& name, const Arguments& arguments, const Complain& complain)
       : name_(name), arguments_(arguments), complain_(complain) {}
 
-  const Value& at(size_t index, Value::Kind kind) const {
+  const PickledValue& at(size_t index, PickledValue::Kind kind) const {
     if (index >= arguments_.size() || arguments_[index]->kind != kind) {
       refuse(fmt::format("has no argument {} of the kind that is expected", index));
     }
@@ -96,10 +95,10 @@ class Call {
   }
   Sizes numbers(size_t index) const {
     Sizes numbers;
-    if (at(index, Value::List).items.size() > kMostDimensions)
+    if (at(index, PickledValue::List).items.size() > kMostDimensions)
       refuse("has more than 64 dimensions");
-    for (const Value* item : arguments_[index]->items) {
-      if (item->kind != Value::Int || item->integer < 0) {
+    for (const PickledValue* item : arguments_[index]->items) {
+      if (item->kind != PickledValue::Int || item->integer < 0) {
         refuse("has sizes or strides that are not whole numbers from 0");
       }
       numbers.push_back(item->integer);
@@ -108,17 +107,17 @@ class Call {
   }
   // Hooks and attributes: nothing to be done.
   void expect_empty(size_t index, const char* what) const {
-    if (index >= arguments_.size() || arguments_[index]->kind == Value::None) return;
-    if (arguments_[index]->kind != Value::Dict || !arguments_[index]->items.empty()) {
+    if (index >= arguments_.size() || arguments_[index]->kind == PickledValue::None) return;
+    if (arguments_[index]->kind != PickledValue::Dict || !arguments_[index]->items.empty()) {
       refuse(fmt::format("has {}, which are not read", what));
     }
   }
   // As in {'conj': True}: the bytes are not the tensor's numbers then.
   void expect_plain(size_t index) const {
-    if (index >= arguments_.size() || arguments_[index]->kind == Value::None) return;
-    const auto& items = at(index, Value::Dict).items;
+    if (index >= arguments_.size() || arguments_[index]->kind == PickledValue::None) return;
+    const auto& items = at(index, PickledValue::Dict).items;
     for (size_t i = 1; i < items.size(); i += 2) {
-      if (items[i]->kind != Value::Bool || items[i]->integer != 0) {
+      if (items[i]->kind != PickledValue::Bool || items[i]->integer != 0) {
         refuse(
             fmt::format("has the property {}, which is not read: save tensor.resolve_conj() and "
                         "resolve_neg()",
@@ -138,16 +137,16 @@ class Call {
 };
 
 // (storage, offset, sizes, strides, requires_grad, hooks, [dtype,] metadata)
-Value tensor_of(const Call& call, bool has_dtype) {
-  const Value& storage = call.at(0, Value::Storage);
-  Value value{.kind = Value::Tensor};
+PickledValue tensor_of(const Call& call, bool has_dtype) {
+  const PickledValue& storage = call.at(0, PickledValue::Storage);
+  PickledValue value{.kind = PickledValue::Tensor};
   PickledTensor& tensor = value.tensor.emplace(*storage.tensor);
-  tensor.offset = call.at(1, Value::Int).integer;
+  tensor.offset = call.at(1, PickledValue::Int).integer;
   tensor.sizes = call.numbers(2);
   tensor.strides = call.numbers(3);
   call.expect_empty(5, "backward hooks");
   if (has_dtype) {
-    const std::string& name = call.at(6, Value::Name).text;
+    const std::string& name = call.at(6, PickledValue::Name).text;
     const auto known = find(kDtypes, name);
     if (known == std::end(kDtypes)) call.refuse(fmt::format("names {}, which is no dtype", name));
     tensor.dtype = known->second;
@@ -161,17 +160,17 @@ Value tensor_of(const Call& call, bool has_dtype) {
 }
 
 // "cuda:1"
-Value device_of(const Arguments& arguments, const Call& call) {
-  Value value{.kind = Value::Text, .text = call.at(0, Value::Text).text};
-  if (arguments.size() > 1) value.text += fmt::format(":{}", call.at(1, Value::Int).integer);
+PickledValue device_of(const Arguments& arguments, const Call& call) {
+  PickledValue value{.kind = PickledValue::Text, .text = call.at(0, PickledValue::Text).text};
+  if (arguments.size() > 1) value.text += fmt::format(":{}", call.at(1, PickledValue::Int).integer);
   return value;
 }
 
-Value dict_of(const Arguments& arguments, const Call& call) {
-  Value value{.kind = Value::Dict};
+PickledValue dict_of(const Arguments& arguments, const Call& call) {
+  PickledValue value{.kind = PickledValue::Dict};
   if (arguments.empty()) return value;
-  for (const Value* pair : call.at(0, Value::List).items) {
-    if (pair->kind != Value::List || pair->items.size() != 2)
+  for (const PickledValue* pair : call.at(0, PickledValue::List).items) {
+    if (pair->kind != PickledValue::List || pair->items.size() != 2)
       call.refuse("has items that are no pairs");
     value.items.insert(value.items.end(), pair->items.begin(), pair->items.end());
   }
@@ -185,46 +184,48 @@ bool is_known_name(const std::string& name) {
          is_in(kLists, name) || is_in(kOthers, name) || name.starts_with("__torch__.");
 }
 
-Value call_of(const std::string& name, const Arguments& arguments, const Complain& complain) {
+PickledValue call_of(const std::string& name, const Arguments& arguments,
+                     const Complain& complain) {
   const Call call(name, arguments, complain);
   if (name == kTensor2) return tensor_of(call, false);
   if (name == kTensor3) return tensor_of(call, true);
   if (name == kParameter || name == kParameterWithState) {
     call.expect_empty(2, "backward hooks");
-    return call.at(0, Value::Tensor);
+    return call.at(0, PickledValue::Tensor);
   }
   if (name == kFromType) {  // (function, type, arguments, attributes)
-    const std::string& type = call.at(1, Value::Name).text;
-    const std::string& function = call.at(0, Value::Name).text;
+    const std::string& type = call.at(1, PickledValue::Name).text;
+    const std::string& function = call.at(0, PickledValue::Name).text;
     if (type != "torch.Tensor" && type != "torch.nn.parameter.Parameter") {
       call.refuse(fmt::format("makes a {}", type));
     }
     if (function != kTensor2 && function != kTensor3) call.refuse("calls " + function);
-    return call_of(function, call.at(2, Value::List).items, complain);
+    return call_of(function, call.at(2, PickledValue::List).items, complain);
   }
   if (name == kOrderedDict) return dict_of(arguments, call);
   if (name == kCounter)
-    return arguments.empty() ? Value{.kind = Value::Dict} : call.at(0, Value::Dict);
+    return arguments.empty() ? PickledValue{.kind = PickledValue::Dict}
+                             : call.at(0, PickledValue::Dict);
   if (name == kDevice) return device_of(arguments, call);
   if (name == kSize || is_in(kLists, name)) {
-    const bool is_dict = !arguments.empty() && arguments[0]->kind == Value::Dict;
-    return call.at(0, is_dict ? Value::Dict : Value::List);
+    const bool is_dict = !arguments.empty() && arguments[0]->kind == PickledValue::Dict;
+    return call.at(0, is_dict ? PickledValue::Dict : PickledValue::List);
   }
   call.refuse("is not known");
 }
 
-Value storage_of(const Value& id, const Complain& complain) {
+PickledValue storage_of(const PickledValue& id, const Complain& complain) {
   const auto& parts = id.items;
-  if (id.kind != Value::List || parts.size() < 5 || parts[0]->text != "storage" ||
-      parts[1]->kind != Value::Name || parts[2]->kind != Value::Text ||
-      parts[4]->kind != Value::Int || parts[4]->integer < 0) {
+  if (id.kind != PickledValue::List || parts.size() < 5 || parts[0]->text != "storage" ||
+      parts[1]->kind != PickledValue::Name || parts[2]->kind != PickledValue::Text ||
+      parts[4]->kind != PickledValue::Int || parts[4]->integer < 0) {
     complain("a persistent id is not ('storage', type, key, place, elements)");
   }
   const auto type = find(kStorages, parts[1]->text);
   if (type == std::end(kStorages)) {
     complain(fmt::format("{} is no storage that is read", in_quotes(parts[1]->text)));
   }
-  Value value{.kind = Value::Storage};
+  PickledValue value{.kind = PickledValue::Storage};
   auto& storage = value.tensor.emplace();
   storage.storage = parts[2]->text;
   storage.dtype = type->second;

@@ -16,8 +16,6 @@ constexpr Time kEcho = std::chrono::seconds(1);
 
 constexpr int kSigkill = 128 + 9;  // as an exit status: it comes from outside
 
-double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
-
 }  // namespace
 
 Coordinator::Coordinator(const JobSpec& job_spec, const Timing& timing, std::string where, Time now)

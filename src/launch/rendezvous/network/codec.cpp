@@ -87,7 +87,7 @@ void fields(Io& io, End& one) {
   io(one.status), io(one.why);
 }
 
-class Writer {
+class FrameWriter {
  public:
   template <class Value>
   void operator()(Value& value) {
@@ -222,7 +222,7 @@ Message read(uint64_t kind, Reader& reader, std::index_sequence<kinds...>) {
 }  // namespace
 
 std::string encode(const Message& message) {
-  Writer writer;
+  FrameWriter writer;
   writer.number(message.index());
   Message copy = message;  // fields() serves the reader, too, and cannot take it as const
   std::visit([&writer](auto& one) { writer(one); }, copy);

@@ -13,6 +13,7 @@ namespace lockstep::launch {
 
 // Since any fixed moment of a clock that only goes forward.
 using Time = std::chrono::nanoseconds;
+inline double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
 
 // A launcher's number in its job, given by the coordinator, never used twice; 0 is none.
 using NodeId = uint32_t;

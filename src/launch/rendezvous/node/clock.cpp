@@ -12,8 +12,6 @@ namespace {
 constexpr Time kMostPause = std::chrono::seconds(1);
 constexpr Time kQuiet = std::chrono::milliseconds(1500);  // then a line says what is awaited
 
-double seconds(Time time) { return std::chrono::duration<double>(time).count(); }
-
 }  // namespace
 
 void Node::dial(Time now) {

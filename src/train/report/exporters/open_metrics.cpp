@@ -9,7 +9,7 @@
 namespace lockstep::train {
 namespace {
 
-std::string number(double value) {
+std::string metric_value(double value) {
   if (std::isnan(value)) return "NaN";
   if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
   return fmt::format("{}", value);
@@ -35,7 +35,7 @@ std::string open_metrics(const StepReport& report, std::string_view run) {
   };
   const auto gauge = [&](const char* metric, const char* help, double value) {
     family(metric, "gauge", help);
-    text += fmt::format("{}{{run=\"{}\"}} {}\n", metric, name, number(value));
+    text += fmt::format("{}{{run=\"{}\"}} {}\n", metric, name, metric_value(value));
   };
   gauge("lockstep_step", "Steps made so far.", static_cast<double>(report.step));
   gauge("lockstep_epoch", "The epoch, from 0.", static_cast<double>(report.epoch));
@@ -60,7 +60,7 @@ std::string open_metrics(const StepReport& report, std::string_view run) {
       const RankFigures& figures = report.ranks[rank];
       const auto kind = [&](const char* what, double seconds) {
         text += fmt::format("lockstep_step_seconds{{run=\"{}\",rank=\"{}\",kind=\"{}\"}} {}\n",
-                            name, rank, what, number(seconds));
+                            name, rank, what, metric_value(seconds));
       };
       kind("compute", figures.compute_seconds());
       kind("communication", figures.communication_seconds);
@@ -77,7 +77,7 @@ std::string open_metrics(const StepReport& report, std::string_view run) {
       if (!has_gpus) family("lockstep_gpu_busy", "gauge", "Share of the time the GPU computes.");
       has_gpus = true;
       text += fmt::format("lockstep_gpu_busy{{run=\"{}\",rank=\"{}\"}} {}\n", name, rank,
-                          number(report.ranks[rank].gpu_busy));
+                          metric_value(report.ranks[rank].gpu_busy));
     }
   }
   return text + "# EOF\n";

@@ -12,6 +12,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
+#include "train/report/text.h"
 
 namespace lockstep::train {
 namespace {
@@ -26,10 +27,6 @@ std::array<uint32_t, 256> crc_table() {
     table[i] = value;
   }
   return table;
-}
-
-double unix_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 // Numbers of fixed size are little-endian in both formats, as they are on the processors we run on.

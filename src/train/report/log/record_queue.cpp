@@ -12,6 +12,7 @@
 
 #include "core/flight/last_work.h"
 #include "core/process/thread.h"
+#include "train/report/text.h"
 
 namespace lockstep::train {
 namespace {
@@ -24,10 +25,6 @@ void wait_for_all() noexcept {
   if (getpid() != g_pid) return;
   constexpr timespec kLook{.tv_sec = 0, .tv_nsec = 1'000'000};
   for (int look = 0; look < 1000 && g_handled < g_appended; ++look) nanosleep(&kLook, nullptr);
-}
-
-double unix_now() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace

@@ -10,11 +10,11 @@ namespace {
 
 // So many numbers a heat map may have, on any number of ranks.
 constexpr size_t kMostCells = size_t{1} << 17;
-constexpr size_t kMostColumns = 256, kFewestColumns = 8;
+constexpr size_t kMostKeptColumns = 256, kFewestColumns = 8;
 constexpr size_t kMostStarts = 1000;
 
 size_t most_columns(size_t ranks) {
-  return std::clamp(kMostCells / std::max<size_t>(ranks, 1), kFewestColumns, kMostColumns);
+  return std::clamp(kMostCells / std::max<size_t>(ranks, 1), kFewestColumns, kMostKeptColumns);
 }
 
 float mean_of(float a, int64_t of_a, float b, int64_t of_b) {

@@ -14,8 +14,6 @@
 namespace lockstep::train {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr size_t kLongestText = 2000;
 constexpr size_t kMostEntries = 2000;  // of config, environment, values
 constexpr int64_t kLargest = int64_t{1} << 53;
@@ -25,7 +23,7 @@ struct Damage {
   std::string what;
 };
 
-double number_of(const Json& value, const char* key) {
+double number_of(const nlohmann::json& value, const char* key) {
   if (value.is_number()) return value.get<double>();
   if (value.is_string()) {
     const auto& text = value.get_ref<const std::string&>();
@@ -37,7 +35,7 @@ double number_of(const Json& value, const char* key) {
 }
 
 // As large as a double counts exactly, so that sums do not overflow.
-int64_t whole(const Json& value, const char* key) {
+int64_t whole(const nlohmann::json& value, const char* key) {
   if (value.is_number_integer()) {
     const double about = value.get<double>();
     if (about >= 0 && about <= static_cast<double>(kLargest)) return value.get<int64_t>();
@@ -45,38 +43,38 @@ int64_t whole(const Json& value, const char* key) {
   throw Damage{fmt::format("{} is no whole number from 0 to 2^53", key)};
 }
 
-const Json* member(const Json& object, const char* key) {
+const nlohmann::json* member(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);
   return found == object.end() || found->is_null() ? nullptr : &*found;
 }
 
-double number_in(const Json& object, const char* key, double otherwise = 0) {
-  const Json* value = member(object, key);
+double number_in(const nlohmann::json& object, const char* key, double otherwise = 0) {
+  const nlohmann::json* value = member(object, key);
   return value == nullptr ? otherwise : number_of(*value, key);
 }
 
-std::optional<double> number_if(const Json& object, const char* key) {
-  const Json* value = member(object, key);
+std::optional<double> number_if(const nlohmann::json& object, const char* key) {
+  const nlohmann::json* value = member(object, key);
   return value == nullptr ? std::nullopt : std::optional(number_of(*value, key));
 }
 
-int64_t whole_in(const Json& object, const char* key, int64_t otherwise = 0) {
-  const Json* value = member(object, key);
+int64_t whole_in(const nlohmann::json& object, const char* key, int64_t otherwise = 0) {
+  const nlohmann::json* value = member(object, key);
   return value == nullptr ? otherwise : whole(*value, key);
 }
 
 // A finite time or duration that is not negative.
-double seconds_in(const Json& value, const char* key) {
+double seconds_in(const nlohmann::json& value, const char* key) {
   const double seconds = number_of(value, key);
   if (seconds >= 0 && seconds < 1e12) return seconds;
   throw Damage{fmt::format("{} is no time", key)};
 }
-double seconds_in_object(const Json& object, const char* key) {
-  const Json* value = member(object, key);
+double seconds_in_object(const nlohmann::json& object, const char* key) {
+  const nlohmann::json* value = member(object, key);
   return value == nullptr ? 0 : seconds_in(*value, key);
 }
 
-std::string text_of(const Json& value, const char* key) {
+std::string text_of(const nlohmann::json& value, const char* key) {
   if (!value.is_string()) throw Damage{fmt::format("{} is no text", key)};
   std::string text = value.get<std::string>();
   if (text.size() <= kLongestText) return text;
@@ -85,15 +83,16 @@ std::string text_of(const Json& value, const char* key) {
   return text.substr(0, end) + " ...";
 }
 
-std::string text_in(const Json& object, const char* key) {
-  const Json* value = member(object, key);
+std::string text_in(const nlohmann::json& object, const char* key) {
+  const nlohmann::json* value = member(object, key);
   return value == nullptr ? "" : text_of(*value, key);
 }
 
 template <class Value, class Read>
-std::map<std::string, Value> map_in(const Json& object, const char* key, const Read& read) {
+std::map<std::string, Value> map_in(const nlohmann::json& object, const char* key,
+                                    const Read& read) {
   std::map<std::string, Value> all;
-  const Json* value = member(object, key);
+  const nlohmann::json* value = member(object, key);
   if (value == nullptr) return all;
   if (!value->is_object()) throw Damage{fmt::format("{} is no object", key)};
   for (const auto& [name, one] : value->items()) {
@@ -103,7 +102,7 @@ std::map<std::string, Value> map_in(const Json& object, const char* key, const R
   return all;
 }
 
-RunStart start_of(const Json& line) {
+RunStart start_of(const nlohmann::json& line) {
   const int64_t version = whole_in(line, "version", 0);
   if (version > kRunLogVersion) {
     throw Error(
@@ -120,7 +119,7 @@ RunStart start_of(const Json& line) {
   start.restart = static_cast<int>(std::min<int64_t>(whole_in(line, "restart"), 1 << 20));
   start.config = map_in<std::string>(line, "config", text_of);
   start.environment = map_in<std::string>(line, "environment", text_of);
-  if (const Json* hosts = member(line, "hosts")) {
+  if (const nlohmann::json* hosts = member(line, "hosts")) {
     if (!hosts->is_array() || hosts->size() > RunHistory::kMostRanks) {
       throw Damage{"hosts is no list"};
     }
@@ -131,9 +130,9 @@ RunStart start_of(const Json& line) {
 
 // A list of ranks' values; all lists of a line are equally long.
 template <class Read>
-void column(const Json& ranks, const char* key, std::vector<RankFigures>& figures,
+void column(const nlohmann::json& ranks, const char* key, std::vector<RankFigures>& figures,
             const Read& read) {
-  const Json* values = member(ranks, key);
+  const nlohmann::json* values = member(ranks, key);
   if (values == nullptr) return;
   const bool fits = values->is_array() && values->size() <= RunHistory::kMostRanks &&
                     (figures.empty() || figures.size() == values->size());
@@ -142,7 +141,7 @@ void column(const Json& ranks, const char* key, std::vector<RankFigures>& figure
   for (size_t i = 0; i < figures.size(); ++i) read(figures[i], (*values)[i]);
 }
 
-StepReport report_of(const Json& line) {
+StepReport report_of(const nlohmann::json& line) {
   if (member(line, "step") == nullptr) throw Damage{"step is missing"};
   StepReport report{.step = whole_in(line, "step"), .steps = whole_in(line, "steps", 1)};
   report.epoch = whole_in(line, "epoch");
@@ -154,11 +153,11 @@ StepReport report_of(const Json& line) {
   report.samples = whole_in(line, "samples");
   report.samples_per_second = number_in(line, "samples_per_second");
   report.values = map_in<double>(line, "values", number_of);
-  const Json* ranks = member(line, "ranks");
+  const nlohmann::json* ranks = member(line, "ranks");
   if (ranks == nullptr) return report;
   if (!ranks->is_object()) throw Damage{"ranks is no object"};
   const auto seconds = [&](const char* key, double RankFigures::*member_of) {
-    column(*ranks, key, report.ranks, [&](RankFigures& figures, const Json& value) {
+    column(*ranks, key, report.ranks, [&](RankFigures& figures, const nlohmann::json& value) {
       figures.*member_of = seconds_in(value, key);
     });
   };
@@ -166,10 +165,11 @@ StepReport report_of(const Json& line) {
   seconds("communication_seconds", &RankFigures::communication_seconds);
   seconds("data_seconds", &RankFigures::data_seconds);
   seconds("checkpoint_seconds", &RankFigures::checkpoint_seconds);
-  column(*ranks, "memory_bytes", report.ranks, [](RankFigures& figures, const Json& value) {
-    figures.memory_bytes = whole(value, "memory_bytes");
-  });
-  column(*ranks, "gpu_busy", report.ranks, [](RankFigures& figures, const Json& value) {
+  column(*ranks, "memory_bytes", report.ranks,
+         [](RankFigures& figures, const nlohmann::json& value) {
+           figures.memory_bytes = whole(value, "memory_bytes");
+         });
+  column(*ranks, "gpu_busy", report.ranks, [](RankFigures& figures, const nlohmann::json& value) {
     if (value.is_null()) return;
     const double busy = number_of(value, "gpu_busy");
     if (busy >= 0 && busy <= 1) figures.gpu_busy = busy;
@@ -177,7 +177,7 @@ StepReport report_of(const Json& line) {
   return report;
 }
 
-LogRecord record_of(const Json& line) {
+LogRecord record_of(const nlohmann::json& line) {
   const std::string type = text_in(line, "type");
   if (type == "run") return start_of(line);
   if (type == "step") return report_of(line);
@@ -196,7 +196,7 @@ LogRecord record_of(const Json& line) {
                  .advice = text_in(line, "advice")};
   }
   if (type == "end") {
-    const Json* failed = member(line, "failed");
+    const nlohmann::json* failed = member(line, "failed");
     return RunEnd{.step = whole_in(line, "step"),
                   .seconds = seconds_in_object(line, "seconds"),
                   .outcome = text_in(line, "outcome"),
@@ -209,7 +209,7 @@ LogRecord record_of(const Json& line) {
 
 std::optional<LogRecord> parse_log_line(std::string_view line, double& unix_seconds,
                                         std::string& fault) {
-  const Json parsed = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (parsed.is_discarded() || !parsed.is_object()) {
     fault = "no JSON object";
     return std::nullopt;

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMostRows = 128, kMostColumns = 256, kMostMarks = 400, kMostFurther = 12;
 
 // Five digits, which is more than a screen shows; null for what is no number.
-std::string number(double value) {
+std::string digits(double value) {
   return std::isfinite(value) ? fmt::format("{:.5g}", value) : "null";
 }
 
@@ -36,8 +36,8 @@ std::string points(const Series& series) {
   std::string all = "[";
   for (const Point& point : series.points()) {
     if (all.size() > 1) all += ',';
-    all += fmt::format("[{},{},{},{},{}]", point.first, point.last, number(point.mean),
-                       number(point.least), number(point.most));
+    all += fmt::format("[{},{},{},{},{}]", point.first, point.last, digits(point.mean),
+                       digits(point.least), digits(point.most));
   }
   return all + "]";
 }
@@ -55,8 +55,8 @@ std::string shares(const RunHistory& run) {
     const double others = share(communication[i]) + share(data[i]) + share(checkpoint[i]);
     const double scale = others > 1 ? 1 / others : 1;
     all += fmt::format("[{},{},[{},{},{},{}]]", communication[i].first, communication[i].last,
-                       number(share(checkpoint[i]) * scale), number(share(data[i]) * scale),
-                       number(share(communication[i]) * scale), number(1 - others * scale));
+                       digits(share(checkpoint[i]) * scale), digits(share(data[i]) * scale),
+                       digits(share(communication[i]) * scale), digits(1 - others * scale));
   }
   return all + "]";
 }

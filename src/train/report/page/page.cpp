@@ -18,7 +18,7 @@
 namespace lockstep::train {
 namespace {
 
-constexpr size_t kMostRows = 256, kMostSettings = 400;
+constexpr size_t kMostTableRows = 256, kMostSettings = 400;
 constexpr const char* kNothingYet = "<p class=\"muted\">There is no report yet.</p>\n";
 
 std::string date(double unix_seconds) {
@@ -161,11 +161,11 @@ std::string ranks_table(const RunHistory& run) {
   const std::vector<double> working = work_of_ranks(run);
   for (size_t i = 0; i < working.size(); ++i) order.emplace_back(-working[i], i);
   std::string says;
-  if (order.size() > kMostRows) {
+  if (order.size() > kMostTableRows) {
     // The slowest ones are those that one looks for.
     std::sort(order.begin(), order.end());
-    order.resize(kMostRows);
-    says = fmt::format("<p class=\"muted\">The {} slowest of {} ranks.</p>\n", kMostRows,
+    order.resize(kMostTableRows);
+    says = fmt::format("<p class=\"muted\">The {} slowest of {} ranks.</p>\n", kMostTableRows,
                        run.ranks.size());
   }
   const bool has_gpus = knows_gpus(run);

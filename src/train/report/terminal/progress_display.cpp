@@ -11,7 +11,7 @@
 namespace lockstep::train {
 namespace {
 
-constexpr std::chrono::milliseconds kPause{200};
+constexpr std::chrono::milliseconds kBetweenLines{200};
 constexpr double kSmoothSeconds = 3;
 constexpr const char* kErase = "\x1b[K";  // to the line's end
 
@@ -64,7 +64,7 @@ void ProgressDisplay::write(Figures figures, bool stays) {
   is_open_ = style_.rewrites && !stays;
   if (!is_open_) out_ << '\n';
   out_ << std::flush;
-  next_ = Clock::now() + kPause;
+  next_ = Clock::now() + kBetweenLines;
   waiting_.reset();
   last_ = std::move(figures);
 }
