@@ -11,6 +11,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/global_mean.h"
+#include "parallel/ddp/packed.h"
 #include "train/training.h"
 
 namespace lockstep::train {
@@ -211,7 +212,9 @@ std::vector<at::Tensor> Training::copies_of_buffers() const {
   if (options_.non_finite != NonFinite::Skip) return copies;
   const at::NoGradGuard no_grad;
   for (const auto& part : parts_) {
-    for (const auto& buffer : part.model.module().buffers()) copies.push_back(buffer.clone());
+    for (const auto& buffer : part.model.module().buffers()) {
+      copies.push_back(parallel::own_elements(buffer).clone());
+    }
   }
   return copies;
 }
@@ -220,7 +223,9 @@ void Training::restore_buffers(const std::vector<at::Tensor>& copies) {
   const at::NoGradGuard no_grad;
   size_t next = 0;
   for (const auto& part : parts_) {
-    for (auto& buffer : part.model.module().buffers()) buffer.copy_(copies[next++]);
+    for (const auto& buffer : part.model.module().buffers()) {
+      parallel::own_elements(buffer).copy_(copies[next++]);
+    }
   }
 }
 

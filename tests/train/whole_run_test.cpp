@@ -226,5 +226,30 @@ TEST(NonFinite, ASkippedStepLeavesNoRunningStatistics) {
   }
 }
 
+TEST(NonFinite, ASkippedStepRestoresABufferThatRepeatsItsElements) {
+  spawn(2, [](World& world) {
+    struct MaskedImpl : torch::nn::Module {
+      MaskedImpl() {
+        last = register_module("last", torch::nn::Linear(6, 3));
+        mask = register_buffer("mask", torch::ones({1, 6}).expand({5, 6}));
+      }
+      at::Tensor forward(const at::Tensor& x) { return call(last, x * mask); }
+      torch::nn::Linear last{nullptr};
+      at::Tensor mask;
+    };
+    const auto net = std::make_shared<MaskedImpl>();
+    const at::Tensor x = at::randn({40, 6});
+    x[4].fill_(std::numeric_limits<float>::quiet_NaN());
+    const data::TensorDataset spoilt(x, torch::zeros({40}, at::kLong));
+    train::Trainer trainer(world, net, train::cross_entropy(), spoilt,
+                           {.epochs = 1,
+                            .loader = {.batch_size = 5, .shuffle = false},
+                            .non_finite = train::NonFinite::Skip});
+    EXPECT_EQ(trainer.run().state.skipped, 1);
+    EXPECT_TRUE(at::equal(net->mask, torch::ones({5, 6})));
+    EXPECT_TRUE(test::flat(*net).isfinite().all().item<bool>());
+  });
+}
+
 }  // namespace
 }  // namespace lockstep
