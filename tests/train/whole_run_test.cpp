@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -248,6 +249,33 @@ TEST(NonFinite, ASkippedStepRestoresABufferThatRepeatsItsElements) {
     EXPECT_EQ(trainer.run().state.skipped, 1);
     EXPECT_TRUE(at::equal(net->mask, torch::ones({5, 6})));
     EXPECT_TRUE(test::flat(*net).isfinite().all().item<bool>());
+  });
+}
+
+TEST(NonFinite, AnOverflowThatTheScalerSkipsReportsNoNorm) {
+  struct Norms : Callback {
+    void on_step_end(const RunState& state, Requests&) override {
+      all.push_back(state.gradient_norm);
+    }
+    std::vector<std::optional<double>> all;
+  };
+  spawn(2, [](World& world) {
+    for (const double scale : {1e30, 1.0}) {
+      TrainNet net;
+      const auto samples = test::train_samples(40);
+      const auto norms = std::make_shared<Norms>();
+      auto options = test::train_options({{"fp16", "clip"}});
+      options.scaler.init_scale = scale;
+      options.max_steps = 3;
+      options.callbacks = {norms};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      EXPECT_EQ(trainer.run().state.skipped, scale == 1 ? 0 : 3);
+      ASSERT_EQ(norms->all.size(), 3u);
+      for (const auto& norm : norms->all) {
+        ASSERT_EQ(norm.has_value(), scale == 1);
+        EXPECT_TRUE(std::isfinite(norm.value_or(0)));
+      }
+    }
   });
 }
 

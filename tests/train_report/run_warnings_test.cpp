@@ -197,6 +197,16 @@ TEST(RunWarnings, AGradientThatIsNotFiniteIsNamed) {
   EXPECT_THAT(events[0].text, HasSubstr("a gradient is not finite at step 10"));
 }
 
+TEST(RunWarnings, AGradientThatIsNotFiniteSilencesNoLossThatIsNot) {
+  const auto events = said(2, [](StepReport& report, int64_t number) {
+    if (number == 1) report.gradient_norm = std::numeric_limits<double>::infinity();
+    if (number == 2) report.loss = std::nan("");
+  });
+  ASSERT_EQ(events.size(), 2u);
+  EXPECT_THAT(events[0].text, HasSubstr("a gradient is not finite at step 10"));
+  EXPECT_THAT(events[1].text, HasSubstr("the loss is NaN at step 20"));
+}
+
 TEST(RunWarnings, AGradientNormThatJumpsIsNamed) {
   const auto events = said(20, [](StepReport& report, int64_t number) {
     if (number == 15) report.gradient_norm = 500;

@@ -26,10 +26,12 @@ struct RunState {
   int64_t step_samples = 0;  // of the last step
   int64_t skipped = 0;       // steps without an update (overflow, a loss that is not finite)
 
-  double loss = 0;                        // of the last step, the mean over all ranks' samples
-  std::map<std::string, double> losses;   // with several models: of each
-  double learning_rate = 0;               // of the last step, of the first parameter group
-  std::optional<double> gradient_norm;    // before it was clipped; where it is
+  double loss = 0;                       // of the last step, the mean over all ranks' samples
+  std::map<std::string, double> losses;  // with several models: of each
+  double learning_rate = 0;              // of the last step, of the first parameter group
+  // Before it was clipped, where it is; none in a step that a GradScaler has skipped for an
+  // overflow at a scale above 1.
+  std::optional<double> gradient_norm;
   double loss_scale = 1;                  // with float16
   std::map<std::string, double> metrics;  // of the last evaluation
   int64_t evaluated_at = -1;              // the step of the last evaluation; -1: none yet

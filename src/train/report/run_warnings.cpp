@@ -43,17 +43,18 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
       "Lower the learning rate, clip gradients (training.max_grad_norm), look for bad samples; "
       "with float16 try bfloat16.";
   if (report.loss && !std::isfinite(*report.loss)) {
-    say("nan",
+    say("loss",
         {.step = report.step,
          .seconds = report.seconds,
          .text = fmt::format("the loss is {} at step {}{}",
                              std::isnan(*report.loss) ? "NaN" : "infinite", report.step, where),
          .advice = kCure},
         events);
+    said_["gradient"] = report.seconds;  // which comes of it
     return;
   }
   if (!parameter.empty() || (report.gradient_norm && !std::isfinite(*report.gradient_norm))) {
-    say("nan",
+    say("gradient",
         {.step = report.step,
          .seconds = report.seconds,
          .text = fmt::format("a gradient is not finite at step {}{}", report.step, where),
