@@ -179,20 +179,25 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
   add("max_grad_norm", o.max_grad_norm);
   add("precision", static_cast<int>(o.precision));
   add("scaler.init_scale", o.scaler.init_scale);
+  add("scaler.growth_factor", o.scaler.growth_factor);
+  add("scaler.backoff_factor", o.scaler.backoff_factor);
   add("scaler.growth_interval", o.scaler.growth_interval);
   add("non_finite", static_cast<int>(o.non_finite));
   add("sync_batch_norm", o.sync_batch_norm.value_or(-1));
   add("zero", o.zero);
   add("fsdp", o.fsdp ? static_cast<int>(o.fsdp->sharding) : -1);
   add("lr_scaling", static_cast<int>(o.lr_scaling));
+  add("ddp.unused", static_cast<int>(o.ddp.unused));
   add("ddp.hook", o.ddp.hook ? o.ddp.hook->name() : "none");
   add("evaluation.samples", o.evaluation.data ? o.evaluation.data.dataset()->size() : 0);
   add("evaluation.transforms", o.evaluation.transforms ? o.evaluation.transforms->size() : 0);
   for (const auto& metric : o.evaluation.metrics) add("evaluation.metric", metric->name());
+  add("evaluation.batch_size", o.evaluation.batch_size);
   add("evaluation.every_epochs", o.evaluation.every_epochs);
   add("evaluation.every_steps", o.evaluation.every_steps);
   if (o.early_stopping) {
     add("early_stopping.metric", o.early_stopping->metric);
+    add("early_stopping.better", static_cast<int>(o.early_stopping->better));
     add("early_stopping.patience", o.early_stopping->patience);
     add("early_stopping.min_delta", o.early_stopping->min_delta);
   }
@@ -203,7 +208,11 @@ std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Par
   add("saving.on_preemption", o.saving.on_preemption);
   add("saving.resume", static_cast<int>(o.saving.resume));
   add("saving.resume_from", o.saving.resume_from);
-  if (o.saving.best) add("saving.best", o.saving.best->metric);
+  if (o.saving.best) {
+    add("saving.best", o.saving.best->metric);
+    add("saving.best.better", static_cast<int>(o.saving.best->better));
+    add("saving.best.restore_at_end", o.saving.best->restore_at_end);
+  }
   add("callbacks", o.callbacks.size());
   return lines;
 }
@@ -232,16 +241,20 @@ void check_options(const TrainerOptions& options, const std::vector<Part>& parts
 
 void compare_options(const TrainerOptions& options, const std::vector<Part>& parts,
                      const DataSource& data, const comm::Group& group) {
+  if (group.size() > 1) compare_lines(lines_of(options, parts, data), group);
+}
+
+void compare_lines(const std::vector<std::string>& lines, const comm::Group& group) {
   if (group.size() == 1) return;
   std::string mine;
-  for (const auto& line : lines_of(options, parts, data)) mine += line + "\n";
+  for (const auto& line : lines) mine += line + "\n";
   const auto all = group.all_gather_bytes(mine, {.label = "train: options"});
   const auto first = split(all[0]);
   for (size_t rank = 1; rank < all.size(); ++rank) {
     const auto other = split(all[rank]);
     for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
-      const auto at = [i](const auto& lines) {
-        return i < lines.size() ? lines[i] : "nothing more";
+      const auto at = [i](const auto& all_of_rank) {
+        return i < all_of_rank.size() ? all_of_rank[i] : "nothing more";
       };
       if (at(first) == at(other)) continue;
       throw ConfigError(fmt::format(

@@ -1,6 +1,7 @@
 // What has to hold for a Trainer's options.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -15,5 +16,8 @@ void check_options(const TrainerOptions& options, const std::vector<Part>& parts
 // Throws ConfigError on all ranks, with the first difference, when they were given other options.
 void compare_options(const TrainerOptions& options, const std::vector<Part>& parts,
                      const DataSource& data, const comm::Group& group);
+
+// The same for what each line says.
+void compare_lines(const std::vector<std::string>& lines, const comm::Group& group);
 
 }  // namespace lockstep::train

@@ -79,6 +79,7 @@ Training::Training(const comm::World& world, std::vector<Part> parts, StepFuncti
   if (options_.fsdp) options_.fsdp->lanes = options_.loader.lanes;
   make_stages(std::move(data));
   make_parts(std::move(parts));
+  compare_optimizers();
   track_all();
 }
 
@@ -188,10 +189,12 @@ void Training::make_schedule(TrainedPart& part, const LearningRate& rate) {
           "[train] a learning rate that follows a metric needs an evaluation: give "
           "TrainerOptions::evaluation");
     }
+    part.plateau_options = rate.plateau;
     part.plateau.emplace(*part.optimizer, world_.group(), *rate.plateau);
     part.plateau_metric = rate.metric;
   } else if (rate.schedule) {
-    part.schedule.emplace(*part.optimizer, rate.schedule(std::max<int64_t>(state_.steps, 1)));
+    part.rate_of_step = rate.schedule(std::max<int64_t>(state_.steps, 1));
+    part.schedule.emplace(*part.optimizer, part.rate_of_step);
   }
   state_.learning_rate = part.optimizer->param_groups()[0].options().get_lr();
 }

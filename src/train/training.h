@@ -40,7 +40,9 @@ struct TrainedPart {
   parallel::ZeroOptimizer* zero = nullptr;  // the optimizer, where it is one
   std::optional<parallel::GradScaler> scaler;
   std::optional<parallel::LrScheduler> schedule;
-  std::vector<double> base_rates;  // of the schedule, by parameter group
+  parallel::Schedule rate_of_step;  // which it follows
+  std::vector<double> base_rates;   // of the schedule, by parameter group
+  std::optional<parallel::PlateauOptions> plateau_options;
   std::optional<parallel::ReduceLrOnPlateau> plateau;
   std::string plateau_metric;
   std::optional<parallel::LaneMean> lane_mean;
@@ -106,6 +108,9 @@ class Training {
   void make_optimizer(TrainedPart& part, const MakeOptimizer& make);
   void make_schedule(TrainedPart& part, const LearningRate& rate);
   void make_stages(DataSource data);
+
+  // same_optimizers.cpp
+  void compare_optimizers() const;
 
   // training.cpp
   void train();

@@ -412,5 +412,30 @@ TEST(Options, ThatDifferBetweenRanksAreNamed) {
   });
 }
 
+TEST(Options, OptimizersThatDifferBetweenRanksAreNamed) {
+  spawn(2, [](World& world) {
+    const auto samples = test::train_samples(60);
+    const int rank = world.rank();
+    const auto refused = [&](train::MakeOptimizer optimizer, train::LearningRate rate) {
+      TrainNet net;
+      auto options = test::train_options({});
+      options.optimizer = std::move(optimizer);
+      options.learning_rate = std::move(rate);
+      return message_of<ConfigError>(
+          [&] { train::Trainer(world, net, train::cross_entropy(), samples, options); });
+    };
+    EXPECT_THAT(refused(train::sgd({.lr = rank == 0 ? 0.01 : 0.1}), train::constant({.steps = 5})),
+                AllOf(HasSubstr("rank 0 has optimizer of model: learning rate 0.01 in group 0"),
+                      HasSubstr("rank 1 has optimizer of model: learning rate 0.1 in group 0")));
+    EXPECT_THAT(refused(rank == 0 ? train::sgd() : train::adam({.lr = 0.01}), train::constant()),
+                AllOf(HasSubstr("SGD"), HasSubstr("Adam")));
+    EXPECT_THAT(refused(train::sgd({.momentum = rank == 0 ? 0.9 : 0.8}), train::constant()),
+                AllOf(HasSubstr("group/0/momentum = 0.9"), HasSubstr("group/0/momentum = 0.8")));
+    EXPECT_THAT(
+        refused(train::sgd(), rank == 0 ? train::linear_decay() : train::cosine_decay({}, 1e-3)),
+        HasSubstr("at step 6"));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep
