@@ -143,6 +143,7 @@ void Training::set_rates() {
     if (part.schedule) {
       part.schedule->restore({.step = left ? planned - *left : part.schedule->state().step,
                               .base_lrs = part.base_rates});
+      part.note_rates();
     }
     if (!part.plateau) continue;
     for (size_t i = 0; i < part.base_rates.size(); ++i) {

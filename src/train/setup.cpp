@@ -195,6 +195,7 @@ void Training::make_schedule(TrainedPart& part, const LearningRate& rate) {
   } else if (rate.schedule) {
     part.rate_of_step = rate.schedule(std::max<int64_t>(state_.steps, 1));
     part.schedule.emplace(*part.optimizer, part.rate_of_step);
+    part.note_rates();
   }
   state_.learning_rate = part.optimizer->param_groups()[0].options().get_lr();
 }

@@ -37,6 +37,25 @@ double blocked_seconds() {
 
 }  // namespace
 
+void TrainedPart::note_rates() {
+  rates.clear();
+  for (const auto& group : optimizer->param_groups()) rates.push_back(group.options().get_lr());
+}
+
+void TrainedPart::check_rates() const {
+  if (!schedule) return;
+  const auto& groups = optimizer->param_groups();
+  for (size_t i = 0; i < std::min(rates.size(), groups.size()); ++i) {
+    const double now = groups[i].options().get_lr();
+    if (now == rates[i]) continue;
+    throw ConfigError(fmt::format(
+        "[train] the learning rate of {}'s parameter group {} was set to {} in the optimizer, and "
+        "the schedule, which had set {}, would undo it: give TrainerOptions::learning_rate a "
+        "schedule that has this rate",
+        name, i, now, rates[i]));
+  }
+}
+
 template <class Point>
 void Training::call(const Point& point) {
   state_.seconds = seconds();
@@ -91,6 +110,7 @@ void Training::train() {
   if (options_.notice == nullptr && saving.on_preemption && !saving.directory.empty()) {
     own_notice_.emplace();
   }
+  for (const auto& part : parts_) part.check_rates();
   {
     const CommonPart common(*this);
     restore();
@@ -188,7 +208,9 @@ void Training::step() {
     for (auto& part : parts_) part.sync_buffers();
   }
   for (auto& part : parts_) {
+    part.check_rates();
     if (part.schedule) part.schedule->step();
+    part.note_rates();
   }
   ++state_.step;
   ++stage_steps_;

@@ -42,10 +42,15 @@ struct TrainedPart {
   std::optional<parallel::LrScheduler> schedule;
   parallel::Schedule rate_of_step;  // which it follows
   std::vector<double> base_rates;   // of the schedule, by parameter group
+  std::vector<double> rates;        // that it has set last
   std::optional<parallel::PlateauOptions> plateau_options;
   std::optional<parallel::ReduceLrOnPlateau> plateau;
   std::string plateau_metric;
   std::optional<parallel::LaneMean> lane_mean;
+
+  // What the schedule has set is remembered. Throws ConfigError for rates that are others by now.
+  void note_rates();
+  void check_rates() const;
 
   void zero_grad() { ddp ? ddp->zero_grad() : fsdp->zero_grad(); }
   [[nodiscard]] parallel::Hold hold() { return ddp ? ddp->hold() : fsdp->hold(); }

@@ -13,6 +13,7 @@
 
 #include "support/folder.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 #include "train/net.h"
 
 namespace lockstep {
@@ -21,6 +22,7 @@ namespace {
 using test::Folder;
 using test::spawn;
 using test::TrainNet;
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using train::Callback;
@@ -148,6 +150,47 @@ TEST(Parts, APartThatIsUpdatedMoreOftenHasTheScheduleOfTheRun) {
     trainer.run();
     EXPECT_THAT(critics, ElementsAre(1, 1, 1, 0.75, 0.75, 0.75, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25));
     EXPECT_THAT(actors, ElementsAre(1, 0.5));
+  });
+}
+
+TEST(Rates, ThatACallbackSetsAreRefused) {
+  for (const int64_t at : {0, 2}) {  // 0: before the run
+    spawn(at == 0 ? 1 : 2, [&](World& world) {
+      TrainNet net;
+      const auto samples = test::train_samples(80);
+      std::unique_ptr<train::Trainer> trainer;
+      const auto set = [&] { trainer->optimizer().param_groups()[0].options().set_lr(0.5); };
+      trainer = std::make_unique<train::Trainer>(
+          world, net, train::cross_entropy(), samples,
+          train::TrainerOptions{.optimizer = train::sgd({.lr = 0.25}),
+                                .epochs = 1,
+                                .loader = {.batch_size = 5},
+                                .callbacks = {std::make_shared<test::AtStep>(at, set)}});
+      if (at == 0) set();
+      // A rank whose peer was faster has its error by way of the peer.
+      EXPECT_THAT(test::message_of([&] { trainer->run(); }),
+                  AllOf(HasSubstr("parameter group 0 was set to 0.5"), HasSubstr("had set 0.25"),
+                        HasSubstr("TrainerOptions::learning_rate")));
+      EXPECT_EQ(trainer->state().step, at);
+    });
+  }
+}
+
+TEST(Rates, ThatFollowAMetricMayBeSet) {
+  spawn(1, [](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(40);
+    std::unique_ptr<train::Trainer> trainer;
+    const auto set = [&] { trainer->optimizer().param_groups()[0].options().set_lr(0.5); };
+    trainer = std::make_unique<train::Trainer>(
+        world, net, train::cross_entropy(), samples,
+        train::TrainerOptions{.optimizer = train::sgd({.lr = 0.25}),
+                              .learning_rate = train::on_plateau(),
+                              .epochs = 1,
+                              .loader = {.batch_size = 5},
+                              .evaluation = {.data = samples},
+                              .callbacks = {std::make_shared<test::AtStep>(2, set)}});
+    EXPECT_EQ(trainer->run().state.learning_rate, 0.5);
   });
 }
 

@@ -139,6 +139,8 @@ class Trainer {
   const parallel::Ddp& ddp(std::string_view part = "model") const;
   // Null where the part has a Ddp.
   parallel::Fsdp* fsdp(std::string_view part = "model") const;
+  // Its learning rates are the schedule's to set: run() throws ConfigError for others, unless the
+  // rate follows a metric (on_plateau()).
   torch::optim::Optimizer& optimizer(std::string_view part = "model") const;
 
  private:
