@@ -35,6 +35,17 @@ double blocked_seconds() {
   return static_cast<double>(flight::own_busy_ns()[kWhat]) * 1e-9;
 }
 
+void warn_of_eval(const TrainedPart& part) {
+  if (part.model.module().is_training()) return;
+  log::warn(
+      fmt::format("[train] {} is in eval(), and is trained so: without dropout, and with the "
+                  "running statistics "
+                  "of BatchNorm as they are. Call train() on it before run(); to freeze single "
+                  "layers call their "
+                  "own eval()",
+                  part.name));
+}
+
 }  // namespace
 
 void TrainedPart::note_rates() {
@@ -114,6 +125,9 @@ void Training::train() {
   {
     const CommonPart common(*this);
     restore();
+  }
+  if (state_.is_main() && !is_over()) {
+    for (const auto& part : parts_) warn_of_eval(part);
   }
   begun_ = Clock::now();
   call([&](Callback& one) { one.on_train_begin(state_); });

@@ -163,5 +163,32 @@ TEST(EvaluationTransforms, AreMissedWhereTheTrainingHasAny) {
   });
 }
 
+TEST(Modes, AModelInEvalIsWarnedOfAndAFrozenLayerIsNot) {
+  spawn(2, [](World& world) {
+    const auto samples = test::train_samples(20);
+    const auto said = [&](bool whole) {
+      test::TrainNet net;
+      if (whole) {
+        net->eval();
+      } else {
+        net->norm->eval();
+      }
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, test::train_options({}));
+      testing::internal::CaptureStderr();
+      trainer.run();
+      EXPECT_EQ(net->is_training(), !whole);
+      return testing::internal::GetCapturedStderr();
+    };
+    const auto warning = testing::HasSubstr("[train] model is in eval()");
+    EXPECT_THAT(said(false), testing::Not(warning));
+    const std::string text = said(true);
+    if (world.rank() == 0) {
+      EXPECT_THAT(text, warning);
+    } else {
+      EXPECT_THAT(text, testing::Not(warning));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -125,7 +125,8 @@ class Trainer {
   void track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object);
 
   // Restores, where there is something to restore, and trains until the end. Every rank calls it
-  // once, and ends for the same reason at the same step. Throws what the training throws;
+  // once, and ends for the same reason at the same step. Modules stay in train() or eval() as they
+  // are; rank 0 warns of a model that is in eval() as a whole. Throws what the training throws;
   // ConfigError when called again.
   Outcome run();
 
