@@ -1,4 +1,4 @@
-// Whether the ranks have made the same optimizers and learning rates.
+// Whether optimizers are the same: those of the ranks, and those of the options and a checkpoint.
 #include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "checkpoint/optimizer_fields.h"
+#include "lockstep/core/log.h"
 #include "train/options.h"
 #include "train/training.h"
 
@@ -74,6 +75,29 @@ void Training::compare_optimizers() const {
     for (auto& line : lines_of_part(part, state_.steps)) all.push_back(std::move(line));
   }
   compare_lines(all, world_.group());
+}
+
+std::vector<checkpoint::Values> Training::optimizer_options() const {
+  std::vector<checkpoint::Values> all;
+  for (const auto& part : parts_) all.push_back(checkpoint::option_values(*part.optimizer));
+  return all;
+}
+
+// All but what the schedule sets.
+void Training::warn_of_restored_options(const std::vector<checkpoint::Values>& given) const {
+  const auto now = optimizer_options();
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const bool sets_momentum = parts_[i].schedule && parts_[i].rate_of_step.momentum;
+    for (const auto& [path, value] : given[i]) {
+      const std::string name = path.substr(path.rfind('/') + 1);
+      if (name == "lr" || (sets_momentum && (name == "momentum" || name == "betas"))) continue;
+      if (now[i].at(path) == value) continue;
+      log::warn(
+          fmt::format("[train] optimizer of {}, {}: {} of the checkpoint is used, not {}. A "
+                      "callback can set it after restoring, in on_train_begin()",
+                      parts_[i].name, path, value_text(now[i].at(path)), value_text(value)));
+    }
+  }
 }
 
 }  // namespace lockstep::train

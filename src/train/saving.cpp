@@ -114,6 +114,7 @@ void Training::restore() {
   const checkpoint::RestoreOptions older{
       .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates"},
       .allow_unexpected = {"trainer/lr_factor"}};
+  const auto given = optimizer_options();
   if (!saving.resume_from.empty()) {
     checkpoints_->restore(saving.resume_from, older);
     // The best of another directory, or one that was removed, is none of this run's.
@@ -128,6 +129,7 @@ void Training::restore() {
   state_.resumed_at = state_.step;
   state_.resumed_samples = state_.samples;
   set_rates();
+  if (state_.is_main()) warn_of_restored_options(given);
   const auto& early = options_.early_stopping;
   if (early && bad_evaluations_ > early->patience) end(Ended::Early);
 }

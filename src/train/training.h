@@ -116,6 +116,8 @@ class Training {
 
   // same_optimizers.cpp
   void compare_optimizers() const;
+  std::vector<checkpoint::Values> optimizer_options() const;  // by part
+  void warn_of_restored_options(const std::vector<checkpoint::Values>& given) const;
 
   // training.cpp
   void train();

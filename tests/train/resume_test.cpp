@@ -22,7 +22,10 @@ using test::message_of;
 using test::result_of;
 using test::spawn;
 using test::TrainNet;
+using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
 using train::Ended;
 using train::RunState;
 
@@ -169,6 +172,43 @@ TEST(Resuming, AFinishedRunHasNothingLeftToDo) {
       EXPECT_EQ(outcome.state.resumed_at, round == 0 ? -1 : 8);
       EXPECT_EQ(outcome.state.samples, 80);
       EXPECT_EQ(outcome.state.metrics.count("loss"), 1u);
+    });
+  }
+}
+
+TEST(Resuming, OptionsOfAnOptimizerThatTheCheckpointHasOtherwiseAreWarnedOf) {
+  const Folder folder;
+  const auto run = [&](World& world, bool zero, double decay, int64_t epochs) {
+    TrainNet net;
+    const auto samples = test::train_samples(40);
+    auto options = test::train_options({});
+    // Its schedule moves the betas, too.
+    options.optimizer = train::adamw({.lr = 1e-2 / static_cast<double>(epochs),
+                                      .eps = decay < 0.1 ? 1e-6 : 1e-8,
+                                      .weight_decay = decay});
+    options.learning_rate = train::follow(one_cycle_lr({.steps = 100}));
+    options.zero = zero;
+    options.epochs = epochs;
+    options.saving = {.directory = folder / (zero ? "zero" : "plain")};
+    testing::internal::CaptureStderr();
+    train::Trainer(world, net, train::cross_entropy(), samples, options).run();
+    return testing::internal::GetCapturedStderr();
+  };
+  for (const bool zero : {false, true}) {
+    spawn(2, [&](World& world) {
+      const auto warning = HasSubstr("of the checkpoint is used");
+      EXPECT_THAT(run(world, zero, 0.1, 1), Not(warning));
+      EXPECT_THAT(run(world, zero, 0.1, 2), Not(warning));
+      const std::string said = run(world, zero, 0.01, 3);
+      if (!world.is_main()) {
+        EXPECT_THAT(said, Not(warning));
+        return;
+      }
+      EXPECT_THAT(said,
+                  AllOf(HasSubstr("group/0/weight_decay: 0.1 of the checkpoint is used, not "
+                                  "0.01"),
+                        HasSubstr("group/0/eps: 1e-08 of the checkpoint is used, not 1e-06")));
+      EXPECT_THAT(said, Not(AnyOf(HasSubstr("group/0/lr"), HasSubstr("betas"))));
     });
   }
 }
