@@ -123,6 +123,19 @@ class [[nodiscard]] BuffersAgain {
   BuffersBefore buffers_;
 };
 
+// Both runs cast weights for themselves. A cast that the first one, which builds no graph, left in
+// the cache of the caller's Autocast would cut off the gradient of the weight's later uses there.
+class [[nodiscard]] OwnCasts {
+ public:
+  OwnCasts() { at::autocast::set_autocast_cache_enabled(false); }
+  ~OwnCasts() { at::autocast::set_autocast_cache_enabled(before_); }
+  OwnCasts(const OwnCasts&) = delete;
+  OwnCasts& operator=(const OwnCasts&) = delete;
+
+ private:
+  bool before_ = at::autocast::is_autocast_cache_enabled();
+};
+
 struct Recompute : torch::autograd::Function<Recompute> {
   // `anchor` wants a gradient where an argument may not, so that parameters get theirs.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -130,6 +143,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
                                                 const at::Tensor&, at::TensorList inputs) {
     context->saved_data["run"] = c10::IValue::make_capsule(run);
     context->save_for_backward(inputs.vec());
+    const OwnCasts casts;
     Tensors outputs = run->body(inputs.vec());
     run->buffers->forget_unchanged();
     return outputs;
@@ -148,6 +162,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const BuffersAgain buffers(*run->buffers);  // to the end: the second graph may have saved some
     {
       const Again again(*run->surroundings);
+      const OwnCasts casts;
       const at::AutoGradMode enable_grad(true);
       outputs = run->body(inputs);
     }

@@ -142,5 +142,33 @@ TEST(ActivationCheckpointing, BuffersOfAGraphThatIsKept) {
   });
 }
 
+// The second use is outside of the checkpointed module, and both are within one Autocast.
+TEST(ActivationCheckpointing, AWeightThatIsUsedOutsideToo) {
+  isolated([] {
+    torch::manual_seed(3);
+    const torch::nn::Linear net(24, 24), usual(24, 24);
+    {
+      const at::NoGradGuard no_grad;
+      usual->weight.copy_(net->weight);
+      usual->bias.copy_(net->bias);
+    }
+    const ActivationCheckpointing recompute({net.ptr()});
+    const at::Tensor x = rows_of(0, 0).to(at::kFloat);
+    for (const auto& model : {net, usual}) {
+      at::Tensor loss;
+      {
+        const Autocast autocast(at::kCPU, at::kBFloat16);
+        const at::Tensor first = call(model, x);
+        const at::Tensor second = F::linear(x, model->weight, model->bias);
+        loss = (first.square() + 3 * second).to(at::kFloat).mean();
+      }
+      loss.backward();
+    }
+    EXPECT_TRUE(at::allclose(net->weight.grad(), usual->weight.grad(), 1e-2, 1e-3))
+        << (net->weight.grad() - usual->weight.grad()).abs().max().item<double>();
+    EXPECT_TRUE(at::allclose(net->bias.grad(), usual->bias.grad(), 1e-2, 1e-3));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test
