@@ -38,11 +38,11 @@ namespace lockstep::checkpoint {
 // How checkpoints are kept and written.
 struct CheckpointerOptions {
   // Patterns as the shell's ("optimizer/*") of tensors of which each rank has its own: what
-  // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp ignores. Each rank's is
-  // saved, as NAME/rank-R, and goes back to that rank; with more ranks than saved it, rank r gets
-  // that of r modulo their number. Alike on all ranks. (save() refuses other tensors that differ
-  // between ranks, as far as it sees it: it compares up to 256 elements of each, and on a device
-  // none.)
+  // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp or Fsdp ignores. Each
+  // rank's is saved, as NAME/rank-R, and goes back to that rank; with more ranks than saved it,
+  // rank r gets that of r modulo their number. Alike on all ranks. (save() refuses other tensors
+  // that differ between ranks, as far as it sees it: it compares up to 256 elements of each, and on
+  // a device none.)
   std::vector<std::string> each_rank = {};
   Retention retention = {};
   // save() copies this rank's share into memory of its own, which it keeps for the next time, and
