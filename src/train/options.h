@@ -1,6 +1,7 @@
 // What has to hold for a Trainer's options.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -15,5 +16,8 @@ void check_options(const TrainerOptions& options, const std::vector<Part>& parts
 // Throws ConfigError on all ranks, with the first difference, when they were given other options.
 void compare_options(const TrainerOptions& options, const std::vector<Part>& parts,
                      const DataSource& data, const comm::Group& group);
+
+// Whether `folder` is one of the checkpoints of `directory`.
+bool is_checkpoint_of(const std::string& folder, const std::string& directory);
 
 }  // namespace lockstep::train

@@ -18,6 +18,7 @@
 #include "lockstep/train/config_texts.h"
 #include "lockstep/train/progress.h"
 #include "train/error_text.h"
+#include "train/options.h"
 #include "train/run/language_model.h"
 #include "train/run/options_of.h"
 #include "train/run/report.h"
@@ -148,7 +149,10 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   const std::string directory = checkpoint_directory(config);
   const Found found = found_in(directory, world);
   // It will be refused, and the folder is another run's.
-  if (found == Found::Others && config.checkpoint.resume.empty()) files = {};
+  const std::string& resume = config.checkpoint.resume;
+  if (found == Found::Others && resume != "latest" && !is_checkpoint_of(resume, directory)) {
+    files = {};
+  }
   prepare(files, config, registry, world);
   parallel::seed_everything(static_cast<uint64_t>(config.training.seed), world);
   const RunData data = data_of(config, registry, world);
