@@ -10,6 +10,7 @@
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/parallel/stateful.h"
 #include "train/options.h"
 #include "train/training.h"
@@ -263,6 +264,12 @@ void Training::finish_saving() {
   const auto& best = options_.saving.best;
   if (!best) return;
   best_folder_ = has_saved_ ? best_in_directory() : "";
+  if (has_saved_ && best_folder_.empty() && state_.is_main()) {
+    log::warn(fmt::format(
+        "[train] the best checkpoint, whose {} is {}, is not in {} any more: was it removed? The "
+        "models stay those of the last step",
+        best->metric, best_saved_, options_.saving.directory));
+  }
   if (!best->restore_at_end || best_folder_.empty()) return;
   checkpoint::Checkpointer models(world_.group(), options_.saving.directory);
   for (auto& part : parts_) part.track_model(models);

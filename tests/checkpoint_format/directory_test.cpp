@@ -338,6 +338,12 @@ TEST(Retention, KeepsTheNewestTheMultiplesAndTheBest) {
               ElementsAre("1", "2", "3"));
   EXPECT_THAT(to_remove(history(), {.keep_last = 1, .best = Retention::Best{"accuracy"}}),
               ElementsAre("0", "1", "2", "3"));
+  // None that is better than what this run has had.
+  const auto limited = [](double limit, bool higher) {
+    return Retention{.keep_last = 1, .best = Retention::Best{"loss", 1, higher, limit}};
+  };
+  EXPECT_THAT(to_remove(history(), limited(2, false)), ElementsAre("0", "1", "3"));
+  EXPECT_THAT(to_remove(history(), limited(3, true)), ElementsAre("1", "2", "3"));
   auto with_nan = history();
   with_nan[1].metrics["loss"] = std::nan("");
   EXPECT_THAT(to_remove(with_nan, {.keep_last = 1, .best = Retention::Best{"loss"}}),

@@ -128,6 +128,10 @@ class Checkpointer {
   // there then); CommError when a rank is gone. What was saved before stays as it is.
   void save(int64_t step, std::map<std::string, double> metrics = {});
 
+  // Sets Retention::Best::limit, for what save() removes from now on: how good the best checkpoint
+  // of this run is. Alike on all ranks. Nothing without Retention::best.
+  void limit_best(double value);
+
   // Waits until everything is published. Throws as save().
   void finish();
 

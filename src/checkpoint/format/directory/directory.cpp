@@ -158,11 +158,15 @@ std::vector<std::string> to_remove(const std::vector<Published>& checkpoints,
   }
   if (retention.best) {
     std::vector<std::pair<double, std::string>> ranked;
+    const auto rank = [&](double value) {
+      return retention.best->higher_is_better ? -value : value;
+    };
     for (auto i = checkpoints.rbegin(); i != checkpoints.rend(); ++i) {
       const auto metric = i->metrics.find(retention.best->metric);
       if (metric == i->metrics.end() || std::isnan(metric->second)) continue;
-      ranked.emplace_back(retention.best->higher_is_better ? -metric->second : metric->second,
-                          i->name);
+      const auto& limit = retention.best->limit;
+      if (limit && rank(metric->second) < rank(*limit)) continue;
+      ranked.emplace_back(rank(metric->second), i->name);
     }
     std::stable_sort(ranked.begin(), ranked.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
