@@ -284,6 +284,29 @@ TEST(Directory, WhatIsAbandonedLeavesNothing) {
   EXPECT_THAT(names(folder.path()), ElementsAre(".lock"));
 }
 
+// Somebody has put a folder into the first; the others are removed.
+TEST(Directory, WhatCannotBeRemovedStopsNoSave) {
+  const Folder folder;
+  Directory directory(folder.path());
+  save(directory, 1, 1);
+  save(directory, 2, 2);
+  std::filesystem::create_directories(folder / "step-00000001/sub");
+  write(folder / "step-00000001/sub/notes.txt", "mine");
+  save(directory, 3, 3);
+  directory.retain({.keep_last = 1});
+  save(directory, 4, 4);
+  directory.retain({.keep_last = 1});
+  EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 4);
+  const auto left = names(folder.path());
+  EXPECT_THAT(left, ElementsAre(".lock", testing::StartsWith(".tmp-step-00000001-"), "latest",
+                                "step-00000004"));
+  EXPECT_THAT(names(folder / left.at(1)), ElementsAre("sub"));
+  std::filesystem::remove_all(folder / left.at(1) + "/sub");
+  save(directory, 5, 5);
+  EXPECT_THAT(names(folder.path()),
+              ElementsAre(".lock", "latest", "step-00000004", "step-00000005"));
+}
+
 TEST(Directory, AnUnreadableManifestIsAnErrorUnlessLatestSaysItIsOld) {
   const Folder folder;
   Directory directory(folder.path());

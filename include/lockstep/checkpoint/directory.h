@@ -77,7 +77,7 @@ class Directory {
   std::string publish(Manifest manifest);
   // Removes what begin() made, if it can.
   void abandon() noexcept;
-  // Removes checkpoints, after publish().
+  // Removes checkpoints, after publish(). Warns of those that cannot be removed.
   void retain(const Retention& retention);
 
  private:

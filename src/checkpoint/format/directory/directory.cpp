@@ -19,6 +19,7 @@
 #include "core/network/address.h"
 #include "core/process/stat.h"
 #include "lockstep/checkpoint/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -289,18 +290,27 @@ void Directory::remove(const std::string& name) {
   // Under another name first: what is removed in part must not pass for a checkpoint.
   const std::string own = path_ + "/" + name;
   const std::string doomed = fmt::format("{}/{}{}-{}", path_, kTemporary, name, random_suffix());
-  if (files_.rename(own, doomed) != 0) {
-    if (errno == ENOENT) return;  // it was removed by another process
+  const bool is_renamed = files_.rename(own, doomed) == 0;
+  if (!is_renamed && errno != ENOENT) {
     throw_system_error(own, fmt::format("cannot be renamed to {}", doomed));
   }
+  std::erase_if(checkpoints_, [&](const Published& one) { return one.name == name; });
+  if (!is_renamed) return;  // it was removed by another process
   sync_directory(files_, path_);
   remove_folder(files_, doomed);
 }
 
 void Directory::retain(const Retention& retention) {
+  std::string fault;
   for (const auto& name : to_remove(checkpoints_, retention)) {
-    remove(name);
-    std::erase_if(checkpoints_, [&](const Published& one) { return one.name == name; });
+    try {
+      remove(name);
+    } catch (const CheckpointError& error) {
+      if (fault.empty()) fault = error.what();
+    }
+  }
+  if (!fault.empty()) {
+    log::warn(fault + ". What is new is saved; the next save tries again to remove what is old");
   }
 }
 
