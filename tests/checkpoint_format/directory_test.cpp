@@ -157,6 +157,24 @@ TEST(Directory, LeftoversOfAnEarlierSaveGo) {
   EXPECT_THAT(names(folder.path()), ElementsAre(".lock", "latest", "mine.txt", "step-00000005"));
 }
 
+// An export into the directory is still being written, or was killed.
+TEST(Directory, LeftoversOfOthersStay) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / ".tmp-step-00000005.1-0123456789abcdef");
+  const std::vector<std::string> others{
+      ".tmp-",           ".tmp-latest-best", ".tmp-net.safetensors",  ".tmp-step-",
+      ".tmp-step-00-12", ".tmp-step-1.",     ".tmp-step-12345678900", ".tmp-step-best.safetensors"};
+  for (const auto& name : others) write(folder / name, "others'");
+  EXPECT_THAT(checkpoint::verify_directory(folder.path()).unfinished,
+              ElementsAre(".tmp-step-00000005.1-0123456789abcdef", ".tmp-step-12345678900"));
+  Directory directory(folder.path());
+  save(directory, 5, 1);
+  for (const auto& name : others) {
+    EXPECT_EQ(std::filesystem::exists(folder / name), name != ".tmp-step-12345678900") << name;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / ".tmp-step-00000005.1-0123456789abcdef"));
+}
+
 // As a rank does whose job was restarted without it: rank 0 and its lock have gone, and it still
 // writes.
 TEST(Directory, WhatARankOfAnEndedJobWritesGoesIntoNoNewCheckpoint) {

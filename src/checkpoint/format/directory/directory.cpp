@@ -241,7 +241,7 @@ void Directory::lock() {
 std::string Directory::begin(int64_t step) {
   abandon();
   for (const auto& name : names_in(files_, path_)) {
-    if (!name.starts_with(kTemporary)) continue;
+    if (!is_leftover(name)) continue;
     const std::string stale = path_ + "/" + name;
     try {
       if (files_.unlink(stale) != 0) remove_folder(files_, stale);
