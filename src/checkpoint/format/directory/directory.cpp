@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <random>
 #include <set>
 #include <system_error>
 #include <thread>
@@ -87,12 +86,6 @@ bool names_a_readable_one(const std::string& directory, const Listing& listing, 
   } catch (const CheckpointError&) {
     return false;
   }
-}
-
-// So that no two attempts, on any host and in any job, have a name in common.
-std::string random_suffix() {
-  std::random_device device;
-  return fmt::format("{:08x}{:08x}", device(), device());
 }
 
 }  // namespace
@@ -250,7 +243,7 @@ std::string Directory::begin(int64_t step) {
     }
   }
   const std::string folder =
-      fmt::format("{}/{}{}{:08}-{}", path_, kTemporary, kStep, step, random_suffix());
+      fmt::format("{}/{}{}{:08}-{}", path_, kTemporary, kStep, step, random_digits());
   if (files_.make_directory(folder) != 0) throw_system_error(folder, "cannot be made");
   temporary_ = folder;
   return folder;
@@ -289,7 +282,7 @@ void Directory::abandon() noexcept {
 void Directory::remove(const std::string& name) {
   // Under another name first: what is removed in part must not pass for a checkpoint.
   const std::string own = path_ + "/" + name;
-  const std::string doomed = fmt::format("{}/{}{}-{}", path_, kTemporary, name, random_suffix());
+  const std::string doomed = fmt::format("{}/{}{}-{}", path_, kTemporary, name, random_digits());
   const bool is_renamed = files_.rename(own, doomed) == 0;
   if (!is_renamed && errno != ENOENT) {
     throw_system_error(own, fmt::format("cannot be renamed to {}", doomed));

@@ -1,6 +1,9 @@
 #include "checkpoint/format/directory/names.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <random>
 
 namespace lockstep::checkpoint {
 namespace {
@@ -28,6 +31,11 @@ bool is_leftover(std::string_view name) {
   if (take(name, ".") && take_digits(name, kDecimal) == 0) return false;
   if (take(name, "-") && take_digits(name, kHexadecimal) != 16) return false;
   return name.empty();
+}
+
+std::string random_digits() {
+  std::random_device device;
+  return fmt::format("{:08x}{:08x}", device(), device());
 }
 
 }  // namespace lockstep::checkpoint
