@@ -1,12 +1,12 @@
 // What is saved of a training, and restored.
 #include <fmt/format.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 #include <system_error>
 
 #include "core/files/job_file.h"
+#include "core/number.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/error.h"
@@ -34,7 +34,7 @@ std::map<std::string, double> unpacked(const std::string& text) {
   std::istringstream lines(text);
   std::string name, value;
   while (std::getline(lines, name, '\t') && std::getline(lines, value)) {
-    metrics[name] = std::strtod(value.c_str(), nullptr);
+    metrics[name] = number_from(value).value();
   }
   return metrics;
 }

@@ -10,6 +10,7 @@
 
 #include "core/files/job_file.h"
 #include "core/files/whole_file.h"
+#include "core/number.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -87,7 +88,7 @@ std::vector<double> peaks_of(const comm::World& world) {
   std::vector<double> all;
   const auto mine = fmt::format("{}", peak_memory());
   for (const auto& text : world.group().all_gather_bytes(mine, {.label = "run: memory"})) {
-    all.push_back(std::stod(text));
+    all.push_back(number_from(text).value());
   }
   return all;
 }
