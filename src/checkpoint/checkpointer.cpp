@@ -294,6 +294,10 @@ void Checkpointer::save(int64_t step, std::map<std::string, double> metrics) {
   });
 }
 
+void Checkpointer::limit_best(double value) {
+  if (auto& best = impl_->options.retention.best) best->limit = value;
+}
+
 void Checkpointer::finish() {
   const flight::Span busy(flight::Activity::Checkpoint);
   impl_->join();

@@ -58,6 +58,8 @@ void Save::publish(const std::vector<std::string>& reports) const {
           "[checkpoint] the ranks' parts of {} are not all of it once: {}", name, fault));
     }
   }
+  // One that cannot be read must not push out those that can.
+  manifest_from(to_json(whole), fmt::format("[checkpoint] what step {} saves", manifest.step));
   directory->publish(std::move(whole));
   directory->retain(retention);
 }

@@ -28,7 +28,7 @@ using Rows = std::function<void(const std::function<void(const at::Tensor&, int6
 at::Tensor as_rows(const at::Tensor& samples) {
   if (samples.is_complex()) throw ConfigError(fmt::format("{} data are complex", kScaler));
   const at::Tensor rows = samples.detach().to(at::kCPU, at::kDouble);
-  return rows.dim() < 2 ? rows.reshape({-1, 1}) : rows.flatten(1).contiguous();
+  return (rows.dim() < 2 ? rows.reshape({-1, 1}) : rows.flatten(1)).contiguous();
 }
 
 // Sums over ranks of the columns' ExactSums.

@@ -4,11 +4,11 @@
 #include <torch/nn/module.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <sstream>
 
 #include "core/hash/mix.h"
+#include "core/number.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
 #include "lockstep/parallel/random.h"
@@ -67,9 +67,9 @@ LaneSums parsed(const std::string& line) {
   std::istringstream fields(line);
   std::string name, value;
   std::getline(fields, value, '\t');
-  lane.count = std::strtod(value.c_str(), nullptr);
+  lane.count = number_from(value).value();
   while (std::getline(fields, name, '\t') && std::getline(fields, value, '\t')) {
-    lane.sums[name] = std::strtod(value.c_str(), nullptr);
+    lane.sums[name] = number_from(value).value();
   }
   return lane;
 }

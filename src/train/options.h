@@ -20,4 +20,7 @@ void compare_options(const TrainerOptions& options, const std::vector<Part>& par
 // The same for what each line says.
 void compare_lines(const std::vector<std::string>& lines, const comm::Group& group);
 
+// Whether `folder` is one of the checkpoints of `directory`.
+bool is_checkpoint_of(const std::string& folder, const std::string& directory);
+
 }  // namespace lockstep::train

@@ -1,19 +1,26 @@
 // What is saved of a training, and restored.
 #include <fmt/format.h>
 
-#include <cstdlib>
+#include <filesystem>
 #include <sstream>
+#include <system_error>
 
+#include "core/files/job_file.h"
+#include "core/number.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 #include "lockstep/parallel/stateful.h"
+#include "train/options.h"
 #include "train/training.h"
 
 namespace lockstep::train {
 namespace {
 
 using checkpoint::value_of;
+
+constexpr char kOwn = '+', kOthers = '-';  // whose checkpoints rank 0 has found
 
 // Metrics as one text, without loss of bits: their names are not known before they are restored.
 std::string packed(const std::map<std::string, double>& metrics) {
@@ -27,12 +34,21 @@ std::map<std::string, double> unpacked(const std::string& text) {
   std::istringstream lines(text);
   std::string name, value;
   while (std::getline(lines, name, '\t') && std::getline(lines, value)) {
-    metrics[name] = std::strtod(value.c_str(), nullptr);
+    metrics[name] = number_from(value).value();
   }
   return metrics;
 }
 
 }  // namespace
+
+bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
+  const auto plain = [](const std::string& path) {
+    std::error_code error;
+    const auto found = std::filesystem::weakly_canonical(path, error);
+    return error ? std::filesystem::path(path) : found;
+  };
+  return !folder.empty() && plain(folder + "/..") == plain(directory);
+}
 
 void Training::track_all() {
   const auto& saving = options_.saving;
@@ -115,11 +131,11 @@ void Training::restore() {
       .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates"},
       .allow_unexpected = {"trainer/lr_factor"}};
   const auto given = optimizer_options();
-  if (!saving.resume_from.empty()) {
+  if (!saving.resume_from.empty() && !has_left_another()) {
     checkpoints_->restore(saving.resume_from, older);
     // The best of another directory, or one that was removed, is none of this run's.
     if (saving.best && has_saved_) has_saved_ = !best_in_directory().empty();
-  } else if (saving.resume == Resume::Latest) {
+  } else if (saving.resume == Resume::Latest || !saving.resume_from.empty()) {
     if (!checkpoints_->restore_latest(older)) return;
     state_.saved_at = state_.step;
   } else {
@@ -187,14 +203,36 @@ std::string Training::seen_by_main(const Look& look) {
 // A run that begins anew among another's checkpoints would remove them as its own.
 void Training::refuse_others() {
   const auto& directory = options_.saving.directory;
-  const std::string found =
-      seen_by_main([&] { return checkpoint::newest_checkpoint(directory).value_or(""); });
+  refuse_to_join(
+      seen_by_main([&] { return checkpoint::newest_checkpoint(directory).value_or(""); }));
+}
+
+void Training::refuse_to_join(const std::string& found) const {
   if (found.empty()) return;
   throw ConfigError(fmt::format(
       "[train] {} has checkpoints of a run already, as {}: resume it "
-      "(Resume::Latest; in a file checkpoint.resume: latest), give another directory, or "
+      "(Resume::Latest{}; in a file checkpoint.resume: latest), give another directory, or "
       "remove this one",
-      directory, found));
+      options_.saving.directory, found,
+      options_.saving.resume_from.empty() ? "" : " without resume_from"));
+}
+
+// Whether a run that began with a checkpoint of another directory has saved in its own since, when
+// the launcher starts its ranks again. What somebody else has there is refused.
+bool Training::has_left_another() {
+  const std::string &directory = options_.saving.directory, &from = options_.saving.resume_from;
+  const std::string found = seen_by_main([&]() -> std::string {
+    if (is_checkpoint_of(from, directory)) return "";
+    const auto newest = checkpoint::newest_checkpoint(directory);
+    if (!newest) {
+      write_job_file(directory);
+      return "";
+    }
+    return (is_restarted_job(directory) ? kOwn : kOthers) + *newest;
+  });
+  if (found.empty() || found.front() == kOwn) return !found.empty();
+  refuse_to_join(found.substr(1));
+  return false;
 }
 
 std::map<std::string, double> Training::metrics_of_step() const {
@@ -229,6 +267,12 @@ void Training::finish_saving() {
   const auto& best = options_.saving.best;
   if (!best) return;
   best_folder_ = has_saved_ ? best_in_directory() : "";
+  if (has_saved_ && best_folder_.empty() && state_.is_main()) {
+    log::warn(fmt::format(
+        "[train] the best checkpoint, whose {} is {}, is not in {} any more: was it removed? The "
+        "models stay those of the last step",
+        best->metric, best_saved_, options_.saving.directory));
+  }
   if (!best->restore_at_end || best_folder_.empty()) return;
   checkpoint::Checkpointer models(world_.group(), options_.saving.directory);
   for (auto& part : parts_) part.track_model(models);

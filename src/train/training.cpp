@@ -299,6 +299,7 @@ void Training::save() {
     const Stopwatch watch(state_.saving_seconds);
     const CommonPart common(*this);
     state_.saved_at = state_.step;
+    if (has_saved_) checkpoints_->limit_best(best_saved_);
     checkpoints_->save(state_.step, metrics_of_step());
   }
   call_and_agree([&](Callback& one) { one.on_save(state_, requests_); });

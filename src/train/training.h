@@ -175,6 +175,8 @@ class Training {
   template <class Look>
   std::string seen_by_main(const Look& look);
   void refuse_others();
+  void refuse_to_join(const std::string& found) const;
+  bool has_left_another();
   std::map<std::string, double> metrics_of_step() const;
   void finish_saving();
 

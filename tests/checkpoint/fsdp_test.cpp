@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include "lockstep/checkpoint/checkpoint.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/parallel/deferred_init.h"
@@ -169,6 +170,74 @@ TEST(FsdpCheckpoint, IsRestoredWithoutTheWholeModelInMemory) {
       EXPECT_TRUE(at::equal(shard.shard, part_of_shard(wanted[shard.name], shard))) << shard.name;
     }
   });
+}
+
+// What it ignores every rank has whole.
+TEST(FsdpCheckpoint, HasWhatFsdpIgnores) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Tower net;
+    const at::Tensor count = net->register_buffer("count", torch::arange(3.0));
+    Fsdp fsdp(net, world.group(),
+              {.units = units_of<BlockImpl>(*net), .ignore = {"head.bias", "count"}});
+    Checkpointer checkpoints(world.group(), folder.path());
+    checkpoints.track("net", fsdp);
+    const at::Tensor bias = net->head->bias.detach().clone();
+    checkpoints.save(1);
+    {
+      const at::NoGradGuard no_grad;
+      net->head->bias.fill_(7);
+      count.fill_(7);
+    }
+    checkpoints.restore_latest();
+    EXPECT_TRUE(at::equal(net->head->bias, bias));
+    EXPECT_TRUE(at::equal(count, torch::arange(3.0)));
+  });
+}
+
+TEST(FsdpCheckpoint, IsReadableWhenATiedParameterIsIgnored) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Tower net;
+    net->register_parameter("tied", net->words->weight);
+    Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .ignore = {"tied"}});
+    Checkpointer checkpoints(world.group(), folder.path(), {.retention = {.keep_last = 1}});
+    checkpoints.track("net", fsdp);
+    const at::Tensor words = net->words->weight.detach().clone();
+    checkpoints.save(1);
+    {
+      const at::NoGradGuard no_grad;
+      net->words->weight.fill_(7);
+    }
+    checkpoints.restore_latest();
+    EXPECT_TRUE(at::equal(net->words->weight, words));
+  });
+  EXPECT_THAT(checkpoint::verify(*checkpoint::newest_checkpoint(folder.path())),
+              testing::IsEmpty());
+}
+
+// Each is in the checkpoint of the one that divides it.
+TEST(FsdpCheckpoint, LeavesOutWhatAnotherFsdpDivides) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    Tower net;
+    net->blocks[0]->norm->weight.requires_grad_(false);
+    std::vector<std::string> names;
+    for (const auto& item : net->blocks[0]->named_parameters()) {
+      names.push_back("blocks.0." + item.key());
+    }
+    Fsdp rest(net, world.group(), {.share_memory = false, .ignore = names});
+    Fsdp block(net->blocks[0], world.group(), {.share_memory = false});
+    Checkpointer checkpoints(world.group(), folder.path());
+    checkpoints.track("block", block);
+    checkpoints.track("rest", rest);
+    checkpoints.save(1);
+    checkpoints.restore_latest();
+  });
+  const checkpoint::Checkpoint saved(*checkpoint::newest_checkpoint(folder.path()));
+  EXPECT_TRUE(saved.manifest().tensors.contains("block/up.weight"));
+  EXPECT_FALSE(saved.manifest().tensors.contains("rest/blocks.0.up.weight"));
+  EXPECT_FALSE(saved.manifest().tensors.contains("rest/blocks.0.norm.weight"));
 }
 
 // What the next forward sees.

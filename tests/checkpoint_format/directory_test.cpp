@@ -157,6 +157,24 @@ TEST(Directory, LeftoversOfAnEarlierSaveGo) {
   EXPECT_THAT(names(folder.path()), ElementsAre(".lock", "latest", "mine.txt", "step-00000005"));
 }
 
+// An export into the directory is still being written, or was killed.
+TEST(Directory, LeftoversOfOthersStay) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / ".tmp-step-00000005.1-0123456789abcdef");
+  const std::vector<std::string> others{
+      ".tmp-",           ".tmp-latest-best", ".tmp-net.safetensors",  ".tmp-step-",
+      ".tmp-step-00-12", ".tmp-step-1.",     ".tmp-step-12345678900", ".tmp-step-best.safetensors"};
+  for (const auto& name : others) write(folder / name, "others'");
+  EXPECT_THAT(checkpoint::verify_directory(folder.path()).unfinished,
+              ElementsAre(".tmp-step-00000005.1-0123456789abcdef", ".tmp-step-12345678900"));
+  Directory directory(folder.path());
+  save(directory, 5, 1);
+  for (const auto& name : others) {
+    EXPECT_EQ(std::filesystem::exists(folder / name), name != ".tmp-step-12345678900") << name;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder / ".tmp-step-00000005.1-0123456789abcdef"));
+}
+
 // As a rank does whose job was restarted without it: rank 0 and its lock have gone, and it still
 // writes.
 TEST(Directory, WhatARankOfAnEndedJobWritesGoesIntoNoNewCheckpoint) {
@@ -284,6 +302,29 @@ TEST(Directory, WhatIsAbandonedLeavesNothing) {
   EXPECT_THAT(names(folder.path()), ElementsAre(".lock"));
 }
 
+// Somebody has put a folder into the first; the others are removed.
+TEST(Directory, WhatCannotBeRemovedStopsNoSave) {
+  const Folder folder;
+  Directory directory(folder.path());
+  save(directory, 1, 1);
+  save(directory, 2, 2);
+  std::filesystem::create_directories(folder / "step-00000001/sub");
+  write(folder / "step-00000001/sub/notes.txt", "mine");
+  save(directory, 3, 3);
+  directory.retain({.keep_last = 1});
+  save(directory, 4, 4);
+  directory.retain({.keep_last = 1});
+  EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 4);
+  const auto left = names(folder.path());
+  EXPECT_THAT(left, ElementsAre(".lock", testing::StartsWith(".tmp-step-00000001-"), "latest",
+                                "step-00000004"));
+  EXPECT_THAT(names(folder / left.at(1)), ElementsAre("sub"));
+  std::filesystem::remove_all(folder / left.at(1) + "/sub");
+  save(directory, 5, 5);
+  EXPECT_THAT(names(folder.path()),
+              ElementsAre(".lock", "latest", "step-00000004", "step-00000005"));
+}
+
 TEST(Directory, AnUnreadableManifestIsAnErrorUnlessLatestSaysItIsOld) {
   const Folder folder;
   Directory directory(folder.path());
@@ -338,6 +379,12 @@ TEST(Retention, KeepsTheNewestTheMultiplesAndTheBest) {
               ElementsAre("1", "2", "3"));
   EXPECT_THAT(to_remove(history(), {.keep_last = 1, .best = Retention::Best{"accuracy"}}),
               ElementsAre("0", "1", "2", "3"));
+  // None that is better than what this run has had.
+  const auto limited = [](double limit, bool higher) {
+    return Retention{.keep_last = 1, .best = Retention::Best{"loss", 1, higher, limit}};
+  };
+  EXPECT_THAT(to_remove(history(), limited(2, false)), ElementsAre("0", "1", "3"));
+  EXPECT_THAT(to_remove(history(), limited(3, true)), ElementsAre("1", "2", "3"));
   auto with_nan = history();
   with_nan[1].metrics["loss"] = std::nan("");
   EXPECT_THAT(to_remove(with_nan, {.keep_last = 1, .best = Retention::Best{"loss"}}),

@@ -186,15 +186,15 @@ TEST_F(Tool, MergeAssemblesBoxes) {
   EXPECT_THAT(run(0, "diff " + one_ + " " + out("all.safetensors")),
               HasSubstr("2 tensors are the same"));
   EXPECT_THAT(run(1, "merge " + one_ + " --to " + out("none/all")),
-              HasSubstr("none/.tmp-all: cannot be made"));
+              AllOf(HasSubstr("none/.tmp-"), HasSubstr("-all: cannot be made")));
 }
 
 TEST_F(Tool, MergeOfADamagedOneWritesNothing) {
   flip_last_bit(one_ + "/shard-1-of-2.safetensors");
   EXPECT_THAT(run(1, "merge " + one_ + " --to " + out("all")),
               HasSubstr("tensor 'weight' is damaged"));
-  EXPECT_FALSE(std::filesystem::exists(out("all")));
-  EXPECT_FALSE(std::filesystem::exists(out(".tmp-all")));
+  EXPECT_THAT(checkpoint::names_in(checkpoint::system_files(), folder_.path()),
+              testing::Each(Not(HasSubstr("all"))));
 }
 
 // Boxes of two columns, and of three dimensions, come to their places.

@@ -158,6 +158,23 @@ TEST_P(EveryLoader, AnEpochCanBeLeftAndBegunAnew) {
   EXPECT_EQ(batches_of(loader, 2), whole);
 }
 
+TEST_P(EveryLoader, AStepsBatchesStayWhereTheyAre) {
+  const auto set = numbers(32);
+  Loader loader(set, Shard{0, 1},
+                {.batch_size = 2,
+                 .shuffle = false,
+                 .prefetch = prefetch(),
+                 .workers = workers(),
+                 .lanes = 4});
+  for (auto step : loader.steps(0)) {
+    const Batch& first = step.batch(0);
+    const auto before = values(first.data.clone());
+    step.batch(3);
+    ASSERT_EQ(&step.batch(0), &first);
+    EXPECT_EQ(values(first.data), before);
+  }
+}
+
 TEST_P(EveryLoader, EpochMayOutliveItsLoader) {
   const auto set = numbers(6);
   auto loader = std::make_unique<Loader>(

@@ -124,6 +124,20 @@ TEST(StandardScaler, SaysWhatItCannotScale) {
   });
 }
 
+// A column of a table is not one block of memory.
+TEST(StandardScaler, MeasuresAColumnOfATable) {
+  isolated([] {
+    const auto table = torch::arange(12, at::kDouble).view({4, 3});
+    for (const auto& column : {table.select(1, 1), table.slice(1, 1, 2)}) {
+      StandardScaler scaler;
+      scaler.fit_rows(column);
+      EXPECT_EQ(scaler.mean().item<double>(), 5.5);
+      EXPECT_TRUE(
+          at::allclose(scaler.deviation(), column.clone().std(0, /*unbiased=*/false), 1e-14));
+    }
+  });
+}
+
 TEST(StandardScaler, IsSavedAndRestored) {
   const Folder folder;
   const auto run = [&](int ranks, const auto& body) {

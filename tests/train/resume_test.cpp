@@ -4,9 +4,11 @@
 #include <torch/torch.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <set>
 
 #include "lanes/training.h"
+#include "lockstep/checkpoint/directory.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -228,6 +230,58 @@ TEST(Resuming, AFolderOfAnotherRunIsNotWrittenOver) {
     EXPECT_THAT(message_of<ConfigError>([&] { run(world, train::Resume::Never); }),
                 HasSubstr("/run has checkpoints of a run already, as "));
   });
+}
+
+// It would remove the other's checkpoints as its own.
+TEST(Resuming, FromAnotherFolderIntoThatOfAThirdRunIsRefused) {
+  const Folder folder;
+  const auto run = [&](const std::string& to, const std::string& from, int64_t epochs) {
+    spawn(2, [&](World& world) {
+      TrainNet net;
+      const auto samples = test::train_samples(40);
+      auto options = test::train_options({});
+      options.epochs = epochs;
+      options.saving = {.directory = folder / to, .keep_last = 1, .resume_from = from};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      if (to == "b" && !from.empty()) {
+        EXPECT_THAT(message_of<ConfigError>([&] { trainer.run(); }),
+                    HasSubstr("/b has checkpoints of a run already, as "));
+      } else {
+        trainer.run();
+      }
+    });
+  };
+  const auto newest = [&](const char* of) { return checkpoint::newest_checkpoint(folder / of); };
+  run("a", "", 1);
+  run("b", "", 1);
+  const auto of_b = newest("b");
+  run("b", *newest("a"), 2);
+  EXPECT_EQ(newest("b"), of_b);
+  run("c", *newest("a"), 2);
+  EXPECT_NE(newest("c"), std::nullopt);
+  run("a", *newest("a") + "/", 2);
+}
+
+TEST(Resuming, FromAnotherFolderARestartedJobGoesOnInItsOwn) {
+  const Folder folder;
+  const auto run = [&](const std::string& to, const std::string& from, int64_t epochs,
+                       const char* restarts) {
+    spawn(1, [&](World& world) {
+      setenv("LOCKSTEP_JOB_ID", "one", 1);
+      setenv("TORCHELASTIC_RESTART_COUNT", restarts, 1);
+      TrainNet net;
+      const auto samples = test::train_samples(40);
+      auto options = test::train_options({});
+      options.epochs = epochs;
+      options.saving = {.directory = folder / to, .resume_from = from};
+      train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
+      EXPECT_EQ(trainer.run().state.resumed_at, from.empty() ? -1 : 8 * (epochs - 1));
+    });
+  };
+  run("a", "", 1, "0");
+  const auto from = checkpoint::newest_checkpoint(folder / "a");
+  run("b", *from, 2, "0");
+  run("b", *from, 3, "1");
 }
 
 uint64_t trained_in_stages(World& world, const std::string& directory, int64_t stop) {

@@ -247,6 +247,47 @@ TEST(Best, OfAnotherDirectoryIsNoneOfThisRuns) {
   });
 }
 
+// A run goes back to an older checkpoint of its directory, in which a better one stays that is none
+// of its own.
+TEST(Best, IsOfTheStepsThatLedToTheEnd) {
+  for (const int64_t keep_last : {1, 2}) {
+    const Folder folder;
+    const auto held_out = test::train_samples(10, 7);
+    using Losses = std::map<int64_t, double>;  // by step
+    const auto run = [&](const std::string& from, const Losses& losses, int64_t kept) {
+      spawn(2, [&](World& world) {
+        TrainNet net;
+        const auto samples = test::train_samples(80);
+        const auto loss = std::make_shared<double>(9);
+        std::vector<std::shared_ptr<train::Callback>> callbacks;
+        for (const auto& [step, value] : losses) {
+          callbacks.push_back(std::make_shared<test::AtStep>(step, [=] { *loss = value; }));
+        }
+        train::Trainer trainer(
+            world, net, train::cross_entropy(), samples,
+            {.max_steps = losses.rbegin()->first,
+             .loader = {.batch_size = 5},
+             .evaluation = {.data = held_out,
+                            .every_epochs = 0,
+                            .every_steps = 2,
+                            .measure = [loss](const Batch&) -> std::map<std::string, double> {
+                              return {{"loss", *loss}};
+                            }},
+             .saving = {.directory = folder / "run",
+                        .every_steps = 2,
+                        .keep_last = kept,
+                        .best = train::Best{.restore_at_end = true},
+                        .resume_from = from},
+             .callbacks = callbacks});
+        const auto outcome = trainer.run();
+        EXPECT_THAT(outcome.best, testing::EndsWith(from.empty() ? "-00000004" : "-00000004.1"));
+      });
+    };
+    run("", {{2, 0.5}, {4, 0.125}}, 0);
+    run(folder / "run/step-00000002", {{4, 0.25}, {6, 0.3}, {8, 0.35}}, keep_last);
+  }
+}
+
 TEST(NonFinite, ASkippedStepLeavesNoRunningStatistics) {
   for (const int64_t lanes : {0, 4}) {
     spawn(2, [&](World& world) {

@@ -38,11 +38,11 @@ namespace lockstep::checkpoint {
 // How checkpoints are kept and written.
 struct CheckpointerOptions {
   // Patterns as the shell's ("optimizer/*") of tensors of which each rank has its own: what
-  // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp ignores. Each rank's is
-  // saved, as NAME/rank-R, and goes back to that rank; with more ranks than saved it, rank r gets
-  // that of r modulo their number. Alike on all ranks. (save() refuses other tensors that differ
-  // between ranks, as far as it sees it: it compares up to 256 elements of each, and on a device
-  // none.)
+  // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp or Fsdp ignores. Each
+  // rank's is saved, as NAME/rank-R, and goes back to that rank; with more ranks than saved it,
+  // rank r gets that of r modulo their number. Alike on all ranks. (save() refuses other tensors
+  // that differ between ranks, as far as it sees it: it compares up to 256 elements of each, and on
+  // a device none.)
   std::vector<std::string> each_rank = {};
   Retention retention = {};
   // save() copies this rank's share into memory of its own, which it keeps for the next time, and
@@ -127,6 +127,10 @@ class Checkpointer {
   // ranks when any of them failed (and when the writing of the one before failed: that one is not
   // there then); CommError when a rank is gone. What was saved before stays as it is.
   void save(int64_t step, std::map<std::string, double> metrics = {});
+
+  // Sets Retention::Best::limit, for what save() removes from now on: how good the best checkpoint
+  // of this run is. Alike on all ranks. Nothing without Retention::best.
+  void limit_best(double value);
 
   // Waits until everything is published. Throws as save().
   void finish();

@@ -21,6 +21,9 @@ struct Retention {
     std::string metric;
     int64_t keep = 1;
     bool higher_is_better = false;
+    // What is better than this does not count: a run that went back to an older checkpoint has left
+    // it behind.
+    std::optional<double> limit = std::nullopt;
   };
   std::optional<Best> best = std::nullopt;
 };
@@ -74,7 +77,7 @@ class Directory {
   std::string publish(Manifest manifest);
   // Removes what begin() made, if it can.
   void abandon() noexcept;
-  // Removes checkpoints, after publish().
+  // Removes checkpoints, after publish(). Warns of those that cannot be removed.
   void retain(const Retention& retention);
 
  private:

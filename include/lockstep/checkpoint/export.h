@@ -30,8 +30,9 @@ struct FolderOptions {
 // What to do with a file of the same name: an error, or it is replaced.
 enum class Existing { Error, Replace };
 
-// Writes one file under another name first, so that `path` is whole or as it was. Throws
-// CheckpointError when that fails.
+// Writes one file under a name of its own first (.tmp-9c41b7e20d5fa863-NAME, which stays when the
+// process is killed), so that `path` is whole or as it was; of several exports to it at once,
+// one's. Throws CheckpointError when that fails.
 void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
                 const std::map<std::string, std::string>& metadata, Existing existing,
                 FileSystem& files = system_files());
@@ -41,7 +42,7 @@ void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
 // tensor that is larger has a shard of its own. Makes the folder; the index (or the only file)
 // comes last. With Existing::Replace, an earlier one stays whole until all files of this one are
 // written (which takes room for both), can then be read by nobody until they have its place, and
-// leaves none behind.
+// leaves none behind. One at a time: it removes what an earlier one has left that was killed.
 void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
                   const FolderOptions& options, Existing existing,
                   FileSystem& files = system_files());

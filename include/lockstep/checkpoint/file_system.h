@@ -91,7 +91,8 @@ void write_file(FileSystem& files, const std::string& path, std::string_view byt
 void sync_directory(FileSystem& files, const std::string& path);
 // Renames, and replaces what is there.
 void rename(FileSystem& files, const std::string& from, const std::string& to);
-// The folder with its files, but for what is gone already. Folders within it are refused.
+// The folder with its files, but for what is gone already. Throws when something of it stays, as a
+// folder within it, once all else is removed.
 void remove_folder(FileSystem& files, const std::string& path);
 // The names in a folder, sorted.
 std::vector<std::string> names_in(FileSystem& files, const std::string& path);

@@ -109,7 +109,7 @@ struct FsdpOptions {
   int threads = 1;
 
   Buffers buffers = Buffers::Broadcast;
-  // Names of parameters and buffers that Fsdp leaves alone.
+  // Names of parameters and buffers that Fsdp leaves alone. A checkpoint of it has them, too.
   std::vector<std::string> ignore = {};
 };
 

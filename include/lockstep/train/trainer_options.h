@@ -103,7 +103,9 @@ struct Saving {
   std::optional<Best> best = std::nullopt;  // saved whenever an evaluation finds a better one
   bool async = true;                        // written in the background
   Resume resume = Resume::Latest;
-  std::string resume_from = {};  // a checkpoint's folder, in place of `resume`
+  // A checkpoint's folder, in place of `resume`. One of another directory is refused when
+  // `directory` has checkpoints, but for those of this job, once its launcher has started it again.
+  std::string resume_from = {};
   // A signal to stop saves, and ends the run (PreemptionNotice); false: it does what it does in the
   // program.
   bool on_preemption = true;

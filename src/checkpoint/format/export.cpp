@@ -1,5 +1,6 @@
 #include "lockstep/checkpoint/export.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fnmatch.h>
 
@@ -58,23 +59,29 @@ bool is_there(FileSystem& files, const std::string& path) {
                             path.substr(path.find_last_of('/') + 1)) != names->end();
 }
 
-std::string temporary_for(const std::string& path) {
-  return fmt::format("{}/{}{}", above(path), kTemporary, path.substr(path.find_last_of('/') + 1));
-}
+// Where a file is written until it is whole: .tmp-9c41b7e20d5fa863-NAME, which no other export has.
+class Temporary {
+ public:
+  explicit Temporary(FileSystem& files)
+      : files_(files), prefix_(fmt::format("{}{}-", kTemporary, random_digits())) {}
 
-// `write` makes a file of the name that it is given.
-template <class Write>
-void write_and_rename(const std::string& path, FileSystem& files, const Write& write) {
-  const std::string temporary = temporary_for(path);
-  try {
-    write(temporary);
-    rename(files, temporary, path);
-  } catch (...) {
-    files.unlink(temporary);
-    throw;
+  std::string of(const std::string& path) const {
+    return fmt::format("{}/{}{}", above(path), prefix_, path.substr(path.find_last_of('/') + 1));
   }
-  sync_directory(files, above(path));
-}
+  // Makes the file, which must not be there.
+  std::string make(const std::string& path) const {
+    std::string file = of(path);
+    const int fd = files_.open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW);
+    if (fd < 0 || files_.close(fd) != 0) throw_system_error(file, "cannot be made");
+    return file;
+  }
+  void put(const std::string& path) const { rename(files_, of(path), path); }
+  void remove(const std::string& path) const { files_.unlink(of(path)); }
+
+ private:
+  FileSystem& files_;
+  std::string prefix_;
+};
 
 std::string index_text(const std::map<std::string, std::string>& file_of, int64_t total) {
   nlohmann::ordered_json index;
@@ -110,6 +117,15 @@ bool is_ours(const std::string& name) {
   constexpr const char* kShard =
       "model-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9].safetensors";
   return name == kIndexName || name == "model.safetensors" || fnmatch(kShard, name.c_str(), 0) == 0;
+}
+
+// Whether an export into the folder that was killed has left it.
+bool is_left_of_ours(std::string_view name) {
+  constexpr size_t kDigits = 16;
+  if (!name.starts_with(kTemporary)) return false;
+  name.remove_prefix(kTemporary.size());
+  return name.find_first_not_of("0123456789abcdef") == kDigits && name[kDigits] == '-' &&
+         is_ours(std::string(name.substr(kDigits + 1)));
 }
 
 }  // namespace
@@ -175,9 +191,15 @@ void write_file(const std::string& path, std::vector<TensorToWrite> tensors,
                 const std::map<std::string, std::string>& metadata, Existing existing,
                 FileSystem& files) {
   if (existing == Existing::Error && is_there(files, path)) refuse(path);
-  write_and_rename(path, files, [&](const std::string& temporary) {
-    write_safetensors(temporary, std::move(tensors), metadata, files);
-  });
+  const Temporary temporary(files);
+  try {
+    write_safetensors(temporary.make(path), std::move(tensors), metadata, files);
+    temporary.put(path);
+  } catch (...) {
+    temporary.remove(path);
+    throw;
+  }
+  sync_directory(files, above(path));
 }
 
 void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
@@ -189,14 +211,16 @@ void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
   for (const auto& name : before) {
     if (existing == Existing::Error && is_ours(name)) refuse(folder + "/" + name);
   }
+  for (const auto& name : before) {
+    if (is_left_of_ours(name)) files.unlink(folder + "/" + name);
+  }
   auto shards = shards_of(std::move(tensors), options.max_shard_bytes);
   std::map<std::string, std::string> file_of;
   int64_t total = 0;
   std::vector<std::string> names;  // of the files, in the order in which they are made
   const auto path_of = [&](const std::string& name) { return fmt::format("{}/{}", folder, name); };
-  const auto put = [&](const std::string& name) {
-    rename(files, temporary_for(path_of(name)), path_of(name));
-  };
+  const Temporary temporary(files);
+  const auto put = [&](const std::string& name) { temporary.put(path_of(name)); };
   try {
     // All under other names first: what is there stays whole while there may be no room.
     for (size_t i = 0; i < shards.size(); ++i) {
@@ -205,12 +229,12 @@ void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
         file_of[tensor.name] = name;
         total += bytes_of(tensor);
       }
-      write_safetensors(temporary_for(path_of(name)), std::move(shards[i]), options.metadata,
+      write_safetensors(temporary.make(path_of(name)), std::move(shards[i]), options.metadata,
                         files);
     }
     if (shards.size() > 1) {
       names.emplace_back(kIndexName);
-      write_file(files, temporary_for(path_of(kIndexName)), index_text(file_of, total));
+      write_file(files, temporary.make(path_of(kIndexName)), index_text(file_of, total));
     }
     // Without its index a folder is not taken for whole while its files are replaced.
     if (files.unlink(path_of(kIndexName)) == 0) {
@@ -228,7 +252,7 @@ void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
     sync_directory(files, folder);
     if (shards.size() > 1) put(kIndexName);
   } catch (...) {
-    for (const auto& name : names) files.unlink(temporary_for(path_of(name)));
+    for (const auto& name : names) temporary.remove(path_of(name));
     throw;
   }
   sync_directory(files, folder);

@@ -152,9 +152,17 @@ std::vector<std::string> names_in(FileSystem& files, const std::string& path) {
 }
 
 void remove_folder(FileSystem& files, const std::string& path) {
+  std::string left;
+  int error = 0;
   for (const auto& name : names_in(files, path)) {
     const std::string file = path + "/" + name;
-    if (files.unlink(file) != 0 && errno != ENOENT) throw_system_error(file, "cannot be removed");
+    if (files.unlink(file) == 0 || errno == ENOENT || error != 0) continue;
+    left = file;
+    error = errno;
+  }
+  if (error != 0) {
+    errno = error;
+    throw_system_error(left, "cannot be removed");
   }
   if (files.remove_directory(path) != 0 && errno != ENOENT) {
     throw_system_error(path, "cannot be removed");

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "core/nearest.h"
+#include "core/number.h"
 #include "data/csv/csv_records.h"
 #include "lockstep/core/error.h"
 
@@ -46,8 +47,7 @@ std::optional<double> number_in(std::string_view text) {
   if (end != text.data() + text.size()) return std::nullopt;
   if (code == std::errc()) return value;
   // Too large for float64, or too small, which is 0 or next to it.
-  if (code == std::errc::result_out_of_range)
-    return std::strtod(std::string(text).c_str(), nullptr);
+  if (code == std::errc::result_out_of_range) return number_from(std::string(text));
   return std::nullopt;
 }
 

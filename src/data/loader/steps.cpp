@@ -23,6 +23,9 @@ StepCursor::StepCursor(std::shared_ptr<Loader::Shared> loader, int64_t count)
                          fmt::format("lane {} of {}", lane, lanes), shared_->options.batch_size,
                          count_);
   }
+  // References into these stay valid while the step's further lanes are fetched.
+  made_.reserve(makers_.size());
+  current_.reserve(makers_.size());
   const AheadPlan plan = plan_of(count_ * own_lanes(), shared_->options);
   if (plan.depth == 0 || plan.count == 0) return;
   start_ahead(

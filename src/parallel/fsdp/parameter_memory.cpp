@@ -50,4 +50,13 @@ bool ParameterMemory::is_attached() const {
   return parameter_.storage().unsafeGetStorageImpl() == storage_.get();
 }
 
+bool has_memory(const at::Tensor& tensor) {
+  try {
+    tensor.storage().data();
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 }  // namespace lockstep::parallel

@@ -34,4 +34,7 @@ class ParameterMemory {
   const void* place_ = nullptr;
 };
 
+// Whether a tensor may be read: not while an Fsdp hides it.
+bool has_memory(const at::Tensor& tensor);
+
 }  // namespace lockstep::parallel

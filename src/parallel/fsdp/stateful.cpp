@@ -2,9 +2,12 @@
 #include "lockstep/parallel/stateful.h"
 
 #include <map>
+#include <set>
 #include <utility>
 
 #include "checkpoint/part_of.h"
+#include "parallel/ddp/reducer/accumulator.h"
+#include "parallel/fsdp/parameter_memory.h"
 #include "parallel/fsdp/state.h"
 
 namespace lockstep::parallel {
@@ -35,6 +38,7 @@ class FsdpState : public Stateful {
     for (const auto& item : state_->model().buffers) {
       names.add(item.tensor, prefix + "/" + item.name);
     }
+    for (const auto& [name, tensor] : ignored()) names.add(tensor, prefix + "/" + name);
   }
 
  private:
@@ -53,6 +57,9 @@ class FsdpState : public Stateful {
     for (const auto& item : state_->model().buffers) {
       state.pieces.push_back(checkpoint::whole_piece(item.name, item.tensor));
     }
+    for (const auto& [name, tensor] : ignored()) {
+      state.pieces.push_back(checkpoint::whole_piece(name, tensor));
+    }
     std::map<const at::TensorImpl*, std::string> first;
     const auto note = [&](const ModuleRef::NamedTensors& tensors) {
       for (const auto& [name, tensor] : tensors) {
@@ -63,6 +70,30 @@ class FsdpState : public Stateful {
     note(state_->module().parameters());
     note(state_->module().buffers());
     return state;
+  }
+
+  // What FsdpOptions::ignore names, which every rank has whole; without what another Fsdp divides,
+  // and saves.
+  ModuleRef::NamedTensors ignored() const {
+    std::set<const at::TensorImpl*> seen;
+    const auto& model = state_->model();
+    for (const auto& item : model.parameters) seen.insert(item.tensor.unsafeGetTensorImpl());
+    for (const auto& item : model.buffers) seen.insert(item.tensor.unsafeGetTensorImpl());
+    ModuleRef::NamedTensors found;
+    const auto add = [&](const ModuleRef::NamedTensors& tensors) {
+      for (const auto& [name, tensor] : tensors) {
+        if (!seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+        if (!is_of_another(tensor)) found.emplace_back(name, tensor);
+      }
+    };
+    add(state_->module().parameters());
+    add(state_->module().buffers());
+    return found;
+  }
+
+  static bool is_of_another(const at::Tensor& tensor) {
+    const auto* listener = Accumulator::listener_of(tensor);
+    return dynamic_cast<const Fsdp::State*>(listener) != nullptr || !has_memory(tensor);
   }
 
   // A parameter without elements is described by the first rank.

@@ -10,6 +10,7 @@
 
 #include "core/files/job_file.h"
 #include "core/files/whole_file.h"
+#include "core/number.h"
 #include "lockstep/checkpoint/directory.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -18,6 +19,7 @@
 #include "lockstep/train/config_texts.h"
 #include "lockstep/train/progress.h"
 #include "train/error_text.h"
+#include "train/options.h"
 #include "train/run/language_model.h"
 #include "train/run/options_of.h"
 #include "train/run/report.h"
@@ -86,7 +88,7 @@ std::vector<double> peaks_of(const comm::World& world) {
   std::vector<double> all;
   const auto mine = fmt::format("{}", peak_memory());
   for (const auto& text : world.group().all_gather_bytes(mine, {.label = "run: memory"})) {
-    all.push_back(std::stod(text));
+    all.push_back(number_from(text).value());
   }
   return all;
 }
@@ -148,7 +150,10 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   const std::string directory = checkpoint_directory(config);
   const Found found = found_in(directory, world);
   // It will be refused, and the folder is another run's.
-  if (found == Found::Others && config.checkpoint.resume.empty()) files = {};
+  const std::string& resume = config.checkpoint.resume;
+  if (found == Found::Others && resume != "latest" && !is_checkpoint_of(resume, directory)) {
+    files = {};
+  }
   prepare(files, config, registry, world);
   parallel::seed_everything(static_cast<uint64_t>(config.training.seed), world);
   const RunData data = data_of(config, registry, world);

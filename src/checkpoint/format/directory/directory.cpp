@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <random>
 #include <set>
 #include <system_error>
 #include <thread>
@@ -19,6 +18,7 @@
 #include "core/network/address.h"
 #include "core/process/stat.h"
 #include "lockstep/checkpoint/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -88,12 +88,6 @@ bool names_a_readable_one(const std::string& directory, const Listing& listing, 
   }
 }
 
-// So that no two attempts, on any host and in any job, have a name in common.
-std::string random_suffix() {
-  std::random_device device;
-  return fmt::format("{:08x}{:08x}", device(), device());
-}
-
 }  // namespace
 
 Listing list_checkpoints(const std::string& directory, FileSystem& files) {
@@ -158,11 +152,15 @@ std::vector<std::string> to_remove(const std::vector<Published>& checkpoints,
   }
   if (retention.best) {
     std::vector<std::pair<double, std::string>> ranked;
+    const auto rank = [&](double value) {
+      return retention.best->higher_is_better ? -value : value;
+    };
     for (auto i = checkpoints.rbegin(); i != checkpoints.rend(); ++i) {
       const auto metric = i->metrics.find(retention.best->metric);
       if (metric == i->metrics.end() || std::isnan(metric->second)) continue;
-      ranked.emplace_back(retention.best->higher_is_better ? -metric->second : metric->second,
-                          i->name);
+      const auto& limit = retention.best->limit;
+      if (limit && rank(metric->second) < rank(*limit)) continue;
+      ranked.emplace_back(rank(metric->second), i->name);
     }
     std::stable_sort(ranked.begin(), ranked.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -236,7 +234,7 @@ void Directory::lock() {
 std::string Directory::begin(int64_t step) {
   abandon();
   for (const auto& name : names_in(files_, path_)) {
-    if (!name.starts_with(kTemporary)) continue;
+    if (!is_leftover(name)) continue;
     const std::string stale = path_ + "/" + name;
     try {
       if (files_.unlink(stale) != 0) remove_folder(files_, stale);
@@ -245,7 +243,7 @@ std::string Directory::begin(int64_t step) {
     }
   }
   const std::string folder =
-      fmt::format("{}/{}{}{:08}-{}", path_, kTemporary, kStep, step, random_suffix());
+      fmt::format("{}/{}{}{:08}-{}", path_, kTemporary, kStep, step, random_digits());
   if (files_.make_directory(folder) != 0) throw_system_error(folder, "cannot be made");
   temporary_ = folder;
   return folder;
@@ -284,19 +282,28 @@ void Directory::abandon() noexcept {
 void Directory::remove(const std::string& name) {
   // Under another name first: what is removed in part must not pass for a checkpoint.
   const std::string own = path_ + "/" + name;
-  const std::string doomed = fmt::format("{}/{}{}-{}", path_, kTemporary, name, random_suffix());
-  if (files_.rename(own, doomed) != 0) {
-    if (errno == ENOENT) return;  // it was removed by another process
+  const std::string doomed = fmt::format("{}/{}{}-{}", path_, kTemporary, name, random_digits());
+  const bool is_renamed = files_.rename(own, doomed) == 0;
+  if (!is_renamed && errno != ENOENT) {
     throw_system_error(own, fmt::format("cannot be renamed to {}", doomed));
   }
+  std::erase_if(checkpoints_, [&](const Published& one) { return one.name == name; });
+  if (!is_renamed) return;  // it was removed by another process
   sync_directory(files_, path_);
   remove_folder(files_, doomed);
 }
 
 void Directory::retain(const Retention& retention) {
+  std::string fault;
   for (const auto& name : to_remove(checkpoints_, retention)) {
-    remove(name);
-    std::erase_if(checkpoints_, [&](const Published& one) { return one.name == name; });
+    try {
+      remove(name);
+    } catch (const CheckpointError& error) {
+      if (fault.empty()) fault = error.what();
+    }
+  }
+  if (!fault.empty()) {
+    log::warn(fault + ". What is new is saved; the next save tries again to remove what is old");
   }
 }
 

@@ -50,7 +50,7 @@ DirectoryFindings verify_directory(const std::string& path, FileSystem& files) {
   const Listing listing = list_checkpoints(path, files);
   for (const auto& name : names_in(files, path)) {
     if (name.starts_with(kStep)) findings.checkpoints[name] = verify(path + "/" + name, files);
-    if (name.starts_with(kTemporary)) findings.unfinished.push_back(name);
+    if (is_leftover(name)) findings.unfinished.push_back(name);
   }
   if (std::string fault = fault_of_latest(path, listing, files); !fault.empty()) {
     findings.directory.push_back(std::move(fault));

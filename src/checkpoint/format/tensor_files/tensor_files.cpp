@@ -101,7 +101,7 @@ class SafetensorsFile : public TensorFiles {
 std::unique_ptr<TensorFiles> open_folder(const std::string& folder, const Names& names,
                                          FileSystem& files) {
   const std::string name = folder.substr(folder.find_last_of('/') + 1);
-  if (name.starts_with(kTemporary)) {
+  if (is_leftover(name)) {
     throw CheckpointError(fmt::format(
         "[checkpoint] {}: is a save that has not ended, or was interrupted: it was never published",
         folder));
@@ -111,8 +111,7 @@ std::unique_ptr<TensorFiles> open_folder(const std::string& folder, const Names&
     if (const auto newest = newest_checkpoint(folder, files)) {
       return open_checkpoint(*newest, files);
     }
-    const auto unfinished =
-        those(names, [](const auto& one) { return one.starts_with(kTemporary); });
+    const auto unfinished = those(names, [](const auto& one) { return is_leftover(one); });
     throw CheckpointError(
         fmt::format("[checkpoint] {}: holds no published checkpoint{}", folder,
                     unfinished.empty() ? ""
@@ -182,11 +181,9 @@ std::unique_ptr<TensorFiles> open_safetensors(const std::string& path, FileSyste
 
 bool is_directory_of_checkpoints(const std::string& path, FileSystem& files) {
   const auto names = files.list(path);
-  // An export that was killed leaves other temporary files, in whatever folder.
-  const std::string unfinished = fmt::format("{}{}", kTemporary, kStep);
   return names && !has(*names, kManifestName) &&
          std::any_of(names->begin(), names->end(), [&](const std::string& name) {
-           return name.starts_with(kStep) || name.starts_with(unfinished) || name == kLockName ||
+           return name.starts_with(kStep) || is_leftover(name) || name == kLockName ||
                   name == kLatestName;
          });
 }
