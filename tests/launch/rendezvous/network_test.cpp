@@ -135,5 +135,16 @@ TEST(Network, WhereNobodyListensIsTold) {
   EXPECT_EQ(caller.closed, 7);
 }
 
+// Its output may take a while after that.
+TEST(Network, ALauncherThatEndsListensNoMore) {
+  auto socket = listen_at(Address::loopback(0), SOCK_NONBLOCK);
+  ASSERT_TRUE(socket);
+  const Address where = local_address(socket->get());
+  Party ending(std::move(*socket));
+  ending.network.finish(0s);
+  const Fd next(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_NE(connect(next.get(), where.generic(), where.length), 0);
+}
+
 }  // namespace
 }  // namespace lockstep::launch::testing

@@ -39,7 +39,11 @@ Message Coordinator::place(const Join& join, Time now) {
 }
 
 Message Coordinator::answer(const Join& join, Time now) {
-  if (phase_ == Phase::Ended) return Refuse{"the job has ended"};
+  if (phase_ == Phase::Ended) {
+    // Who was in no job yet is of the next one.
+    if (join.past.coordinator == 0) return Wait{"an earlier job at this address is ending"};
+    return Refuse{"the job has ended"};
+  }
   if (last_id_ == 0) own_launcher_ = join.launcher;
   predecessors_.note(join.past, own_launcher_, now + timing_.lease + timing_.stop);
   if (join.past.has_ranks) {

@@ -304,6 +304,7 @@ void Network::say_what_is_due() {
 }
 
 void Network::finish(Clock::duration limit) {
+  socket_.reset();
   const auto until = Clock::now() + limit;
   for (;;) {
     std::vector<pollfd> events;

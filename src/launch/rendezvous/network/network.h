@@ -52,7 +52,7 @@ class Network {
   std::optional<Clock::time_point> deadline() const;
   // After each poll().
   void pump();
-  // The launcher ends: sends what was sent, for at most so long.
+  // The launcher ends: listens no more, and sends what was sent, for at most so long.
   void finish(Clock::duration limit);
 
  private:

@@ -168,6 +168,8 @@ void Node::from_caller(ConnectionId link, const Message& message, Time now) {
     const Message answer = coordinator_->place(*join, now);
     if (const auto* place = std::get_if<Welcome>(&answer)) caller.id = place->id;
     send(link, answer);
+    // It asks again, and must not keep this one from leaving.
+    if (phase_ == Phase::Ending) return drop(link, false, now);
     return broadcast(now);  // which may end the job, and with it the caller
   }
   const bool is_report =
