@@ -95,7 +95,8 @@ int Agent::run() {
   network_.finish(1s);
   if (!leave_->why.empty() && leave_->why != said_) session_.output.say(leave_->why);
   const auto signal = session_.drain(signal_);
-  if (asks_for_requeue_) return kRequeueStatus;
+  const bool by_signal = signal_ && leave_->status > 128;
+  if (asks_for_requeue_ && (leave_->status == 0 || by_signal)) return kRequeueStatus;
   return signal ? 128 + *signal : leave_->status;
 }
 
