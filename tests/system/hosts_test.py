@@ -276,6 +276,18 @@ def test_a_host_that_lost_power_comes_back_to_its_ranks(folder):
         hosts.expect_nothing_left()
 
 
+def test_a_host_that_lost_its_address_for_a_moment_comes_back(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000", "--max-restarts", 1)
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        hosts.on(2, "ip", "addr", "del", "10.77.0.2/24", "dev", "eth0")
+        launchers[1].await_text(r"no port to listen on at 10\.77\.0\.2: ")
+        hosts.on(2, "ip", "addr", "add", "10.77.0.2/24", "dev", "eth0")
+        launchers[0].expect(0, "host2 .* was lost", "here 0 of 4, node 0, restart 1")
+        launchers[1].expect(0, "here 3 of 4, node 1, restart 1")
+
+
 def test_a_host_may_be_late(folder):
     with Hosts(folder, 2) as hosts:
         second = launch(hosts, 2, "true")  # before there is anybody to meet

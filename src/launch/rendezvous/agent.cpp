@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 
+#include <cerrno>
+#include <cstring>
 #include <random>
 
 #include "core/control.h"
@@ -64,7 +66,11 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
 // rank 0's socket: as a program's own would be, it blocks.
 Fd listen_for_store(const Address& own) {
   auto socket = listen_at(own.with_port(0), SOCK_NONBLOCK);
-  if (!socket) throw Error(fmt::format("[run] no port to listen on at {}", own.host()));
+  if (!socket) {
+    const int error = errno;
+    throw Error(
+        fmt::format("[run] no port to listen on at {}: {}", own.host(), std::strerror(error)));
+  }
   fcntl(socket->get(), F_SETFL, 0);
   return std::move(*socket);
 }
@@ -77,6 +83,7 @@ Agent::Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, M
       host_(host_name()),
       max_restarts_(session.options.max_restarts),
       patience_(rendezvous.heartbeat_timeout / 4),
+      rejoin_(rendezvous.rejoin_timeout),
       job_key_(keys.ranks),
       network_(std::move(meeting.socket), keys, rendezvous.heartbeat_timeout, *this),
       store_(listen_for_store(own_)),
@@ -89,7 +96,7 @@ int Agent::run() {
     if (launch_) {
       run_ranks(*std::exchange(launch_, std::nullopt));
     } else {
-      wait_without_ranks();
+      wait_without_ranks(Outside::Clock::time_point::max());
     }
   }
   network_.finish(1s);
@@ -100,12 +107,11 @@ int Agent::run() {
   return signal ? 128 + *signal : leave_->status;
 }
 
-void Agent::wait_without_ranks() {
+void Agent::wait_without_ranks(Outside::Clock::time_point limit) {
   std::vector<pollfd> events = {{session_.signals.fd(), POLLIN, 0}};
   session_.output.await(events);
-  const auto until = Agent::await(events);
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(*until - std::chrono::steady_clock::now());
+  const auto until = std::min(limit, *Agent::await(events));
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Outside::Clock::now());
   poll(events.data(), events.size(), static_cast<int>(std::max<int64_t>(0, left.count())));
   session_.output.pump();
   while (const auto signal = session_.next_end()) on_signal(*signal);
@@ -183,9 +189,27 @@ void Agent::run_ranks(const Launch& launch) {
                       .status = start != nullptr ? start->exit_code() : 1,
                       .what = fmt::format("{} cannot start its ranks: {}", host_, error.what())};
   }
-  store_ = listen_for_store(own_);
-  node_.ranks_over(failure, local_address(store_.get()).port(), now());
+  prepare_store();
+  node_.ranks_over(failure, store_ ? local_address(store_.get()).port() : uint16_t{0}, now());
   act();
+}
+
+// A host that was cut off may have lost its address, too.
+void Agent::prepare_store() {
+  const auto until = Outside::Clock::now() + rejoin_;
+  for (bool said = false; !node_.is_leaving() && !signal_; said = true) {
+    try {
+      store_ = listen_for_store(own_);
+      return;
+    } catch (const Error& error) {
+      if (Outside::Clock::now() >= until) throw;
+      if (!said) {
+        session_.output.say(fmt::format("{}; trying for {:g} s (--rdzv-conf rejoin_timeout)",
+                                        error.what(), seconds(rejoin_)));
+      }
+    }
+    wait_without_ranks(Outside::Clock::now() + 500ms);
+  }
 }
 
 std::optional<Failure> Agent::failure_of(const Outcome& outcome) const {

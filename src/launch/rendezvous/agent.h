@@ -40,10 +40,12 @@ class Agent : private Outside, private Network::Listener {
   void on_stranger(const std::string& text) override;
   void on_disagreement(const std::string& text) override;
 
-  void wait_without_ranks();
+  // For `limit` at the latest.
+  void wait_without_ranks(Outside::Clock::time_point limit);
   // Reads messages of the other launchers and acts on them.
   void go_on();
   void run_ranks(const Launch& launch);
+  void prepare_store();
   std::optional<Failure> failure_of(const Outcome& outcome) const;
   Failure failure_of(const RankEnd& end) const;
   Failure failure_of(int signal) const;
@@ -63,7 +65,7 @@ class Agent : private Outside, private Network::Listener {
   const Address own_;
   const std::string host_;
   const int max_restarts_;
-  const std::chrono::milliseconds patience_;
+  const std::chrono::milliseconds patience_, rejoin_;
   const Digest job_key_;
   Network network_;
   Fd store_;

@@ -90,6 +90,10 @@ class Node {
   Time deadline(Time now) const;
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
+  // It starts no ranks any more.
+  bool is_leaving() const {
+    return phase_ == Phase::Ending || phase_ == Phase::Over || ends_with_ranks_;
+  }
   bool is_over() const { return phase_ == Phase::Over; }
   bool has_ranks() const { return ranks_; }
   uint32_t attempt() const { return attempt_; }
