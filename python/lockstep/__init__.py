@@ -29,10 +29,12 @@ def register():
     from . import _C
     module = _checked(_C)
 
-    def create(store, rank, size, timeout):
-        return module.create(store, rank, size, timeout)
+    def create(asked, _):
+        # The list is empty for the default group.
+        ranks = asked.global_ranks_in_group or range(asked.group_size)
+        return module.create(asked.store, asked.group_rank, list(ranks), asked.timeout)
 
-    dist.Backend.register_backend("lockstep", create, devices=["cpu"])
+    dist.Backend.register_backend("lockstep", create, extended_api=True, devices=["cpu"])
     # Threads that take the interpreter's lock while it ends would abort the process.
     atexit.register(module.shut_all_down)
 

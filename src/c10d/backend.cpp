@@ -72,9 +72,12 @@ c10::intrusive_ptr<::c10d::Backend> ProcessGroup::split(
   TORCH_CHECK_VALUE(own != ranks.end(), "[lockstep] split: rank ", getRank(),
                     " is not among the new group's");
   const milliseconds timeout = opts ? opts->timeout : options_->timeout;
-  auto child =
-      make_backend(store, {static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size())},
-                   {.timeout = timeout});
+  comm::Membership me{static_cast<int>(own - ranks.begin()), static_cast<int>(ranks.size())};
+  if (opts && opts->global_ranks_in_group.size() == ranks.size()) {
+    const auto& of_job = opts->global_ranks_in_group;
+    me.world_ranks.assign(of_job.begin(), of_job.end());
+  }
+  auto child = make_backend(store, me, {.timeout = timeout});
   if (opts) {
     auto options = child->getBackendOptions();
     options->group_name = opts->group_name;

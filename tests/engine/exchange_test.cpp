@@ -35,7 +35,7 @@ void with_ranks(int size, int64_t group_bytes,
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
-      Exchange exchange(memory.get(), rank, size, 60s, false);
+      Exchange exchange(memory.get(), rank, size, 60s, nullptr);
       exchange.set_group_memory([&](int64_t, int r) { return group.get() + r * group_bytes; });
       body(exchange, group.get() + rank * group_bytes);
     });
@@ -163,7 +163,7 @@ TEST_P(Engine, CountersMayWrap) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
-      Exchange exchange(memory.get(), rank, size, 60s, false);
+      Exchange exchange(memory.get(), rank, size, 60s, nullptr);
       exchange.set_group_memory([&](int64_t, int r) { return group.get() + r * 4096; });
       auto* const own = reinterpret_cast<int32_t*>(group.get() + rank * 4096);
       std::vector<std::shared_ptr<Operation>> in_place;

@@ -77,6 +77,7 @@ class Simulation {
   void power_off(int host);
   void fail_rank(int host, Failure::Kind kind);
   void interrupt(int host);
+  void interrupt_again(int host);
   void cut(const std::set<int>& hosts, Time until);
   void freeze(int host, Time until);
   void boot(int host);
@@ -134,6 +135,7 @@ class Simulation {
   void perform(int host, const Say& say);
   void note(const std::string& text);
   void perform(int host, const Leave& leave);
+  void perform(int, const MeetAgain&) {}  // no port is held
   void knock(const std::shared_ptr<Connection>& connection, int target);
   void deliver(const std::shared_ptr<Connection>& connection, int side);
   void schedule(const std::shared_ptr<Connection>& connection, int side);

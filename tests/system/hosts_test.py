@@ -276,6 +276,33 @@ def test_a_host_that_lost_power_comes_back_to_its_ranks(folder):
         hosts.expect_nothing_left()
 
 
+def test_a_host_that_lost_its_address_for_a_moment_comes_back(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "test $TORCHELASTIC_RESTART_COUNT = 1 || exec sleep 1000", "--max-restarts", 1)
+        for launcher in launchers:
+            launcher.await_text("here", 2)
+        hosts.on(2, "ip", "addr", "del", "10.77.0.2/24", "dev", "eth0")
+        launchers[1].await_text(r"no port to listen on at 10\.77\.0\.2: ")
+        hosts.on(2, "ip", "addr", "add", "10.77.0.2/24", "dev", "eth0")
+        launchers[0].expect(0, "host2 .* was lost", "here 0 of 4, node 0, restart 1")
+        launchers[1].expect(0, "here 3 of 4, node 1, restart 1")
+
+
+def test_a_coordinator_with_several_addresses_is_found_by_any(folder):
+    with Hosts(folder, 2) as hosts:
+        for dead in ("10.77.0.3", "10.99.0.1"):  # nobody has it; no route leads there
+            with open(hosts.folder + "/hosts", "a", encoding="ascii") as names:
+                names.write(f"{dead} leader\n")
+        for host in (1, 2):
+            hosts.on(host, "ip", "addr", "add", f"fd00:77::{host}/64", "dev", "eth0", "nodad")
+        for alive, name in (("10.77.0.1", "leader"), ("fd00:77::1", "six"), ("10.99.0.1", "six")):
+            with open(hosts.folder + "/hosts", "a", encoding="ascii") as names:
+                names.write(f"{alive} {name}\n")
+        for name in ("leader", "six"):
+            for launcher in both(hosts, "true", meet=["--rdzv-endpoint", f"{name}:29400"]):
+                launcher.expect(0)
+
+
 def test_a_host_may_be_late(folder):
     with Hosts(folder, 2) as hosts:
         second = launch(hosts, 2, "true")  # before there is anybody to meet
@@ -321,6 +348,21 @@ def test_a_signal_to_one_launcher_ends_all(folder):
         hosts.on(2, "pkill", "-TERM", "-x", "lockstep")
         for rank, launcher in ((0, launchers[0]), (3, launchers[1])):
             launcher.expect(143, f"saved {rank}$", "the launcher on host2 got SIGTERM")
+        hosts.expect_nothing_left()
+
+
+def test_a_second_interrupt_kills_the_ranks_of_all_hosts(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "trap '' TERM INT; echo ready; while :; do sleep 1000; done", "--grace", 600)
+        for launcher in launchers:
+            launcher.await_text("ready", 2)
+        start = time.monotonic()
+        hosts.on(2, "pkill", "-INT", "-x", "lockstep")
+        launchers[1].await_text("SIGINT: asking 2 ranks to stop")
+        hosts.on(2, "pkill", "-INT", "-x", "lockstep")
+        expect_over(start, launchers, "two interrupts")
+        for launcher in launchers:
+            launcher.expect(130, "the launcher on host2 got SIGINT")
         hosts.expect_nothing_left()
 
 

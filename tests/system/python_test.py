@@ -114,6 +114,19 @@ class Python(unittest.TestCase):
         )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_a_subgroup_names_the_rank_that_was_killed(self):
+        launcher = [BUILD / "bin/lockstep", "run", "--nproc-per-node", "4"]
+        done = subprocess.run(
+            [*launcher, PYTHON, PROGRAMS / "fates.py"],
+            text=True,
+            capture_output=True,
+            timeout=120,
+            env=environment(LOCKSTEP_PYTHON_PEERS="1"),
+        )
+        said = done.stdout + done.stderr
+        self.assertEqual(done.returncode, 128 + 9, said)
+        self.assertRegex(said, r"\[rank 2\] .*rank 3 was killed by SIGKILL")
+
     def test_the_wheel(self):
         def run(*words, **more):
             done = subprocess.run(

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/world.h"
@@ -19,6 +20,9 @@ namespace lockstep::comm {
 struct Membership {
   int rank = 0;
   int size = 1;
+  // The numbers in their job (RANK) of the group's ranks, the same list on all of them: by these
+  // errors name ranks, and say how one has ended. Empty: errors name ranks of the group.
+  std::vector<int> world_ranks = {};
 };
 
 // How a rank joins; the same on all ranks, except for the timeout.

@@ -34,8 +34,9 @@ std::string Diagnosis::advice(const Notice& mine, const PeerStatus::Notices& not
 }
 
 std::string Diagnosis::name(int rank) const {
-  if (members_[rank] == rank) return fmt::format("rank {}", rank);
-  return fmt::format("rank {} (rank {} of the world)", rank, members_[rank]);
+  const int number = launcher_status_->number_of(members_[rank]);
+  if (number == rank) return fmt::format("rank {}", rank);
+  return fmt::format("rank {} (rank {} of the world)", rank, number);
 }
 
 std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& notices) const {

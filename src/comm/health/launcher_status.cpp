@@ -3,16 +3,25 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/environment.h"
 
 namespace lockstep::comm {
 
-LauncherStatus::LauncherStatus() : control_(Control::from_env()) {
+LauncherStatus::LauncherStatus(std::optional<Numbers> numbers) : control_(Control::from_env()) {
+  if (numbers) numbers_ = std::move(numbers->of_job);
   if (!control_) return;
-  first_local_ = static_cast<int>(env_int("RANK", 0, 1 << 24).value_or(0) -
-                                  env_int("LOCAL_RANK", 0, 1 << 24).value_or(0));
+  const auto rank = env_int("RANK", 0, 1 << 24).value_or(0);
+  first_local_ = static_cast<int>(rank - env_int("LOCAL_RANK", 0, 1 << 24).value_or(0));
+  if (!numbers) return;
+  // A rank's children may have inherited its variables, and number themselves.
+  const auto world = env_int("WORLD_SIZE", 1, 1 << 24).value_or(1);
+  knows_fates_ =
+      !numbers_.empty() && numbers_.at(numbers->own) == rank &&
+      std::all_of(numbers_.begin(), numbers_.end(), [&](int number) { return number < world; });
 }
 
 std::string LauncherStatus::given_up() const {
@@ -30,8 +39,9 @@ std::string LauncherStatus::given_up_with_fates() const {
 }
 
 std::optional<std::string> LauncherStatus::fate(int rank) const {
-  const int local = rank - first_local_;
-  if (!control_ || local < 0 || local >= control_->local_ranks()) return std::nullopt;
+  const int local = number_of(rank) - first_local_;
+  if (!control_ || !knows_fates_ || local < 0 || local >= control_->local_ranks())
+    return std::nullopt;
   return control_->fate(local);
 }
 

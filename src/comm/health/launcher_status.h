@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/control.h"
 
@@ -11,8 +12,21 @@ namespace lockstep::comm {
 // Any thread may call it.
 class LauncherStatus {
  public:
-  // Throws ConfigError, as Control does.
-  LauncherStatus();
+  // The ranks that a group numbers from 0, by their numbers in the job; of them this process is
+  // `own`.
+  struct Numbers {
+    std::vector<int> of_job;
+    int own = 0;
+  };
+
+  // Throws ConfigError, as Control does. `numbers`: of a group that need not be the job; how ranks
+  // ended is known only if they are the launcher's numbers.
+  explicit LauncherStatus(std::optional<Numbers> numbers = std::nullopt);
+
+  // Whether a group has told them.
+  bool has_numbers() const { return !numbers_.empty(); }
+  // The number in the job of a rank of the world, or of such a group.
+  int number_of(int rank) const { return numbers_.empty() ? rank : numbers_.at(rank); }
 
   // Whether there is a launcher that reports failures.
   bool has_launcher() const { return control_.has_value(); }
@@ -25,13 +39,15 @@ class LauncherStatus {
   // The same with how this host's ranks ended, for messages that do not name it otherwise: "was
   // aborted (rank 1 was killed by SIGKILL)".
   std::string given_up_with_fates() const;
-  // How this rank of the world ended, if it is of this host: "was killed by SIGKILL"; nothing while
-  // it runs.
+  // How this rank of the world, or of such a group, ended, if it is of this host: "was killed by
+  // SIGKILL"; nothing while it runs.
   std::optional<std::string> fate(int rank) const;
 
  private:
   const std::optional<Control> control_;
   int first_local_ = 0;  // the world's rank of local rank 0
+  std::vector<int> numbers_;
+  bool knows_fates_ = true;
 };
 
 }  // namespace lockstep::comm

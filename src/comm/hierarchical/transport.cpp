@@ -34,6 +34,13 @@ std::vector<std::vector<Range>> nodes_of(const std::vector<std::vector<int>>& ho
   return nodes;
 }
 
+// By which messages name the ranks of a host.
+std::vector<int> numbers_of(const std::vector<int>& members, const LauncherStatus& status) {
+  std::vector<int> numbers;
+  for (const int member : members) numbers.push_back(status.number_of(member));
+  return numbers;
+}
+
 }  // namespace
 
 int64_t chunk_bytes(int columns, int hosts) {
@@ -169,7 +176,7 @@ HostThenNet::HostThenNet(const Store& store, int rank, Topology layout, millisec
       options.members.push_back(layout_.members[member]);
       options.doors.push_back(layout_.doors[member]);
     }
-    options.called = options.members;
+    options.called = numbers_of(options.members, *store.launcher_status());
     const Store own = store.prefix(fmt::format("host/{}", host_));
     levels_->host_reduce = make_shm_transport(own.prefix("up"), local_, local_size(), options);
     levels_->host_broadcast = make_shm_transport(own.prefix("down"), local_, local_size(), options);
@@ -421,9 +428,10 @@ std::shared_ptr<Transport> make_transport(const Store& store, int rank, const To
                                           milliseconds timeout, const MakeNet& make_net) {
   const auto hosts = layout.by_host();
   if (hosts.size() == 1) {
-    return make_shm_transport(
-        store, rank, layout.size(),
-        {.timeout = timeout, .members = layout.members, .doors = layout.doors});
+    ShmOptions options{.timeout = timeout, .members = layout.members, .doors = layout.doors};
+    const LauncherStatus& status = *store.launcher_status();
+    if (status.has_numbers()) options.called = numbers_of(options.members, status);
+    return make_shm_transport(store, rank, layout.size(), std::move(options));
   }
   if (static_cast<int>(hosts.size()) == layout.size()) {
     return make_net(store, {.rank = rank, .members = layout.members});

@@ -115,8 +115,9 @@ std::string Announcement::text(uint32_t sequence) const {
   return inside.empty() ? name : fmt::format("{} ({})", name, fmt::join(inside, ", "));
 }
 
-Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bool watch_processes,
-                 std::vector<int> members, std::vector<int> called)
+Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout,
+                 std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members,
+                 std::vector<int> called)
     : blocks_(blocks),
       rank_(rank),
       size_(size),
@@ -124,16 +125,16 @@ Channel::Channel(RankBlock* blocks, int rank, int size, milliseconds timeout, bo
       processes_(size),
       members_(std::move(members)),
       called_(std::move(called)),
+      launcher_status_(std::move(launcher_status)),
       posted_(blocks[rank].posted.value.load()),
       phase_(blocks[rank].phase.value.load()),
       all_done_(blocks[rank].done.value.load()) {
-  if (watch_processes) launcher_status_.emplace();
   blocks_[rank].pid.store(getpid());
   Announcement hello;
   std::strcpy(hello.what, "join");
   const uint32_t joined = post(hello);
   await_counter(&RankBlock::posted, joined, joined, {timeout});
-  for (int peer = 0; watch_processes && peer < size; ++peer) {
+  for (int peer = 0; launcher_status_ && peer < size; ++peer) {
     if (peer != rank) processes_[peer] = Process::watch(blocks_[peer].pid.load());
   }
   // No rank passes before all watch the others' processes, so one that is gone here has really

@@ -93,10 +93,11 @@ class Channel {
   // The world calls rank r members[r], messages called[r] (r, where a list is empty). `blocks` are
   // the ranks' blocks, in memory that all map and that was zero when the first came (or had all
   // counters at one number, at which they go on). Returns after all ranks have arrived.
-  // `watch_processes`: peers are processes of this machine whose death is noticed (false in tests
-  // that run ranks as threads). Throws CommError.
+  // With `launcher_status` peers are processes of this machine whose death is noticed (without, in
+  // tests that run ranks as threads). Throws CommError.
   Channel(RankBlock* blocks, int rank, int size, std::chrono::milliseconds timeout,
-          bool watch_processes, std::vector<int> members = {}, std::vector<int> called = {});
+          std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members = {},
+          std::vector<int> called = {});
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
@@ -172,7 +173,7 @@ class Channel {
   std::vector<std::shared_ptr<const Process>> processes_;  // by rank; none where it is not watched
   std::vector<int> members_;
   std::vector<int> called_;
-  std::optional<LauncherStatus> launcher_status_;
+  std::shared_ptr<const LauncherStatus> launcher_status_;
   uint32_t posted_, phase_;
   // All are known to have done it; who looks takes a cache line from each of the others.
   mutable uint32_t all_done_;

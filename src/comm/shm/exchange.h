@@ -67,7 +67,8 @@ class Exchange {
 
   // `memory` is as Channel's blocks: zero when the first rank comes.
   Exchange(char* memory, int rank, int size, std::chrono::milliseconds timeout,
-           bool watch_processes, std::vector<int> members = {}, std::vector<int> called = {});
+           std::shared_ptr<const LauncherStatus> launcher_status, std::vector<int> members = {},
+           std::vector<int> called = {});
 
   int rank() const { return channel_.rank(); }
   int size() const { return channel_.size(); }

@@ -118,10 +118,10 @@ class ShmTransport : public Transport {
         index_(options_.index ? options_.index : std::make_shared<GroupMemoryIndex>()) {
     // The operations of an abandoned Work may outlive the transport: they own the segment with the
     // exchange.
-    exchange_ =
-        std::shared_ptr<Exchange>(new Exchange(segment_->data(), rank, size, options_.timeout, true,
-                                               options_.members, options_.called),
-                                  [segment = segment_](Exchange* exchange) { delete exchange; });
+    exchange_ = std::shared_ptr<Exchange>(
+        new Exchange(segment_->data(), rank, size, options_.timeout, options_.launcher_status,
+                     options_.members, options_.called),
+        [segment = segment_](Exchange* exchange) { delete exchange; });
     segment_->close_handle();
     segment_->populate(exchange_->slot(rank, 0) - segment_->data(), 2 * Exchange::kChunk);
     exchange_->set_group_memory([index = index_](int64_t id, int r) { return index->part(id, r); });
@@ -187,10 +187,11 @@ class ShmTransport : public Transport {
         static_cast<int>(std::find(members.begin(), members.end(), rank()) - members.begin());
     Segment segment;
     Offer offer{};
-    ShmOptions options{.timeout = options_.timeout};
+    ShmOptions options{.timeout = options_.timeout, .launcher_status = options_.launcher_status};
     for (int member : members) {
       options.members.push_back(options_.members[member]);
       options.doors.push_back(options_.doors[member]);
+      if (!options_.called.empty()) options.called.push_back(options_.called[member]);
     }
     if (new_rank == 0) {
       offer = make_offer(segment, Exchange::bytes_for(size), others_of(options.doors));
@@ -381,6 +382,7 @@ class ShmTransport : public Transport {
 
 std::shared_ptr<Transport> make_shm_transport(const Store& store, int rank, int size,
                                               ShmOptions options) {
+  options.launcher_status = store.launcher_status();
   const std::string key = "segment";
   Segment segment;
   if (rank == 0) {

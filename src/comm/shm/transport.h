@@ -23,6 +23,8 @@ struct ShmOptions {
   // Where group memory is found; one for several transports over the same ranks, all of whose
   // memory the first one gives.
   std::shared_ptr<GroupMemoryIndex> index = nullptr;
+  // The store's.
+  std::shared_ptr<const LauncherStatus> launcher_status = nullptr;
 };
 
 // Every rank of the host calls it. `store` is read and written under keys of its own. Throws

@@ -137,7 +137,7 @@ Store Store::connect(const StoreOptions& options) {
   store.port_ = options.port;
   store.key_ = options.key;
   store.timeout_ = options.timeout;
-  store.launcher_status_ = std::make_shared<LauncherStatus>();
+  store.launcher_status_ = std::make_shared<LauncherStatus>(options.numbers);
   if (options.server) store.server_ = serve(options, store.launcher_status_);
   try {
     store.client_ = store.client(options.timeout);

@@ -33,6 +33,8 @@ struct StoreOptions {
   // A secret of the job: client and server prove to each other that they know it, and everything is
   // encrypted. Python ranks cannot.
   std::optional<Digest> key = std::nullopt;
+  // Of ranks that need not be the job's.
+  std::optional<LauncherStatus::Numbers> numbers = std::nullopt;
 };
 
 // A value handle: copies are the same connection, which any thread may use; a call that waits holds

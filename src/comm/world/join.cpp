@@ -32,12 +32,20 @@ void check(const Membership& me, Backend asked) {
     throw ConfigError(
         fmt::format("[comm] join: rank {} of {}: ranks are numbered from 0", me.rank, me.size));
   }
+  if (!me.world_ranks.empty() && me.world_ranks.size() != static_cast<size_t>(me.size)) {
+    throw ConfigError(fmt::format("[comm] join: {} world_ranks for a group of {}",
+                                  me.world_ranks.size(), me.size));
+  }
   if (asked == Backend::Nccl || asked == Backend::CudaIpc) {
     throw ConfigError(fmt::format(
         "[comm] join: the {} backend was asked for, but such a group is for tensors on the CPU: "
         "use World::from_env()",
         name_of(asked)));
   }
+}
+
+LauncherStatus::Numbers numbers_of(const Membership& me) {
+  return {.of_job = me.world_ranks, .own = me.rank};
 }
 
 std::string said(c10d::Store& store, const std::string& key) {
@@ -100,7 +108,7 @@ std::string address_for_others() {
 Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& host,
                 milliseconds timeout) {
   constexpr const char* kWhere = "lockstep/store";
-  StoreOptions options{.timeout = timeout};
+  StoreOptions options{.timeout = timeout, .numbers = numbers_of(me)};
   say(theirs, key_of_host(me.rank), host);
   if (me.rank == 0) {
     const auto hosts = hosts_of_all(theirs, me.size, timeout);
@@ -185,7 +193,8 @@ Group join_group(const std::string& address, const Membership& me, const GroupOp
                                   .port = at.port,
                                   .server = me.rank == 0,
                                   .timeout = timeout,
-                                  .key = common_key({.secret = options.secret}, kJoin)});
+                                  .key = common_key({.secret = options.secret}, kJoin),
+                                  .numbers = numbers_of(me)});
     // For later calls. Its destructor, before the process exits, waits for ranks that still form a
     // group.
     static std::map<std::string, Store> served;

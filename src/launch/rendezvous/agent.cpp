@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 
+#include <cerrno>
+#include <cstring>
 #include <random>
 
 #include "core/control.h"
@@ -56,6 +58,7 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
   node.timing.stop_after_signal = options.grace.value_or(10'000ms) + 3800ms;
   node.coordinator = meeting.coordinator;
   node.is_coordinator = meeting.is_coordinator;
+  node.port_is_held = meeting.port_is_held;
   node.spares = rendezvous.spares;
   node.store_port = store_port;
   return node;
@@ -64,7 +67,11 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
 // rank 0's socket: as a program's own would be, it blocks.
 Fd listen_for_store(const Address& own) {
   auto socket = listen_at(own.with_port(0), SOCK_NONBLOCK);
-  if (!socket) throw Error(fmt::format("[run] no port to listen on at {}", own.host()));
+  if (!socket) {
+    const int error = errno;
+    throw Error(
+        fmt::format("[run] no port to listen on at {}: {}", own.host(), std::strerror(error)));
+  }
   fcntl(socket->get(), F_SETFL, 0);
   return std::move(*socket);
 }
@@ -77,37 +84,45 @@ Agent::Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, M
       host_(host_name()),
       max_restarts_(session.options.max_restarts),
       patience_(rendezvous.heartbeat_timeout / 4),
+      rejoin_(rendezvous.rejoin_timeout),
       job_key_(keys.ranks),
       network_(std::move(meeting.socket), keys, rendezvous.heartbeat_timeout, *this),
       store_(listen_for_store(own_)),
       node_(node_options(session, rendezvous, meeting, local_address(store_.get()).port()), now()) {
 }
 
-int Agent::run() {
+std::optional<int> Agent::run() {
   act();
   while (!leave_) {
+    if (meets_again_) return std::nullopt;
     if (launch_) {
       run_ranks(*std::exchange(launch_, std::nullopt));
     } else {
-      wait_without_ranks();
+      wait_without_ranks(Outside::Clock::time_point::max());
     }
   }
   network_.finish(1s);
   if (!leave_->why.empty() && leave_->why != said_) session_.output.say(leave_->why);
   const auto signal = session_.drain(signal_);
-  if (asks_for_requeue_) return kRequeueStatus;
+  const bool by_signal = signal_ && leave_->status > 128;
+  if (asks_for_requeue_ && (leave_->status == 0 || by_signal)) return kRequeueStatus;
   return signal ? 128 + *signal : leave_->status;
 }
 
-void Agent::wait_without_ranks() {
+void Agent::wait_without_ranks(Outside::Clock::time_point limit) {
   std::vector<pollfd> events = {{session_.signals.fd(), POLLIN, 0}};
   session_.output.await(events);
-  const auto until = Agent::await(events);
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(*until - std::chrono::steady_clock::now());
+  const auto until = std::min(limit, *Agent::await(events));
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Outside::Clock::now());
   poll(events.data(), events.size(), static_cast<int>(std::max<int64_t>(0, left.count())));
   session_.output.pump();
-  while (const auto signal = session_.next_end()) on_signal(*signal);
+  while (const auto signal = session_.next_end()) {
+    if (*signal == SIGINT && signal_) {
+      on_kill();  // other hosts still have ranks
+    } else {
+      on_signal(*signal);
+    }
+  }
   go_on();
 }
 
@@ -139,7 +154,11 @@ void Agent::act() {
 
 void Agent::perform(const Dial& dial) {
   session_.tell("connecting to the launcher at " + dial.address);
-  network_.dial(dial.link, dial.address);
+  if (node_.has_ranks()) {
+    network_.redial(dial.link, dial.address);  // they are supervised meanwhile
+  } else {
+    network_.dial(dial.link, dial.address);
+  }
 }
 
 void Agent::perform(const Launch& launch) {
@@ -182,9 +201,27 @@ void Agent::run_ranks(const Launch& launch) {
                       .status = start != nullptr ? start->exit_code() : 1,
                       .what = fmt::format("{} cannot start its ranks: {}", host_, error.what())};
   }
-  store_ = listen_for_store(own_);
-  node_.ranks_over(failure, local_address(store_.get()).port(), now());
+  prepare_store();
+  node_.ranks_over(failure, store_ ? local_address(store_.get()).port() : uint16_t{0}, now());
   act();
+}
+
+// A host that was cut off may have lost its address, too.
+void Agent::prepare_store() {
+  const auto until = Outside::Clock::now() + rejoin_;
+  for (bool said = false; !node_.is_leaving() && !signal_; said = true) {
+    try {
+      store_ = listen_for_store(own_);
+      return;
+    } catch (const Error& error) {
+      if (Outside::Clock::now() >= until) throw;
+      if (!said) {
+        session_.output.say(fmt::format("{}; trying for {:g} s (--rdzv-conf rejoin_timeout)",
+                                        error.what(), seconds(rejoin_)));
+      }
+    }
+    wait_without_ranks(Outside::Clock::now() + 500ms);
+  }
 }
 
 std::optional<Failure> Agent::failure_of(const Outcome& outcome) const {
@@ -226,6 +263,14 @@ void Agent::on_signal(int signal) {
   act();
 }
 
+void Agent::on_kill() {
+  node_.interrupt({.kind = Failure::Kind::Signalled,
+                   .status = 128 + SIGKILL,
+                   .what = fmt::format("the launcher on {} was told to kill the ranks", host_)},
+                  now());
+  act();
+}
+
 ConnectionId Agent::on_accept() {
   session_.tell("a launcher has connected, which knows the token");
   return node_.accept(now());
@@ -264,12 +309,24 @@ int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   Session session(options);
   Keys keys = Keys::of(token, options.run_id);
   keys.use_tls = rendezvous.tls;
-  Meeting meeting = prepare_meeting(rendezvous, session);
-  if (meeting.signal) {
-    session.drain(meeting.signal);
-    return 128 + *meeting.signal;
+  const auto until = Outside::Clock::now() + rendezvous.join_timeout;
+  Rendezvous rest = rendezvous;
+  for (;;) {
+    Meeting meeting = prepare_meeting(rest, session);
+    std::optional<int> signal = meeting.signal;
+    if (!signal) {
+      const auto status = Agent(session, rest, keys, std::move(meeting)).run();
+      if (status) return *status;
+      // Who holds a port need not listen there.
+      signal = session.pause(200ms);
+    }
+    if (signal) {
+      session.drain(signal);
+      return 128 + *signal;
+    }
+    const auto left = until - Outside::Clock::now();
+    rest.join_timeout = std::max(1000ms, std::chrono::ceil<std::chrono::milliseconds>(left));
   }
-  return Agent(session, rendezvous, keys, std::move(meeting)).run();
 }
 
 }  // namespace lockstep::launch

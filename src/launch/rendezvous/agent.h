@@ -20,8 +20,9 @@ class Agent : private Outside, private Network::Listener {
   Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, Meeting meeting);
 
   // Returns the launcher's exit status when the job has ended, here and, as far as this host can
-  // tell, everywhere.
-  int run();
+  // tell, everywhere. Nothing when the program that held the port of the coordinator has gone
+  // before this host has joined: this launcher may be the coordinator now.
+  std::optional<int> run();
 
  private:
   // Outside's calls, while ranks run.
@@ -31,6 +32,7 @@ class Agent : private Outside, private Network::Listener {
   void on_failure(const RankEnd& end) override;
   void on_stopped(int rank, int pid) override;
   void on_signal(int signal) override;
+  void on_kill() override;
 
   // Network::Listener
   ConnectionId on_accept() override;
@@ -40,10 +42,12 @@ class Agent : private Outside, private Network::Listener {
   void on_stranger(const std::string& text) override;
   void on_disagreement(const std::string& text) override;
 
-  void wait_without_ranks();
+  // For `limit` at the latest.
+  void wait_without_ranks(Outside::Clock::time_point limit);
   // Reads messages of the other launchers and acts on them.
   void go_on();
   void run_ranks(const Launch& launch);
+  void prepare_store();
   std::optional<Failure> failure_of(const Outcome& outcome) const;
   Failure failure_of(const RankEnd& end) const;
   Failure failure_of(int signal) const;
@@ -58,12 +62,13 @@ class Agent : private Outside, private Network::Listener {
   }
   void perform(const Say& say) { session_.output.say(say.text); }
   void perform(const Leave& leave) { leave_ = leave; }
+  void perform(const MeetAgain&) { meets_again_ = true; }
 
   Session& session_;
   const Address own_;
   const std::string host_;
   const int max_restarts_;
-  const std::chrono::milliseconds patience_;
+  const std::chrono::milliseconds patience_, rejoin_;
   const Digest job_key_;
   Network network_;
   Fd store_;
@@ -72,6 +77,7 @@ class Agent : private Outside, private Network::Listener {
   std::optional<Order> halt_;
   std::string said_;  // by the worker_group, why the attempt has ended
   std::optional<Leave> leave_;
+  bool meets_again_ = false;
   bool asks_for_requeue_ = false;  // as the ranks of the last attempt here
   std::optional<int> signal_;      // to this launcher or another one, which ends the job
 };

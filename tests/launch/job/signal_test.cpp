@@ -185,6 +185,26 @@ TEST_F(SignalTest, ARequeueIsAskedForByAllRanks) {
   }
 }
 
+TEST_F(SignalTest, ARequeueIsAskedForByTheRanksOfAllHosts) {
+  for (const int signal : {SIGUSR1, SIGTERM}) {
+    const TwoHosts hosts;
+    const std::vector<std::string> rank = {
+        "sh", "-c",
+        signal == SIGUSR1 ? "echo here; test $GROUP_RANK = 0 && exit 75; trap 'exit 9' USR1; "
+                            "echo ready; while :; do sleep 0.01; done"
+                          : "trap 'exit 75' TERM; echo here; echo ready; "
+                            "while :; do sleep 0.01; done"};
+    Job first(hosts.args(0, rank), TwoHosts::with_token());
+    Job second(hosts.args(1, rank), TwoHosts::with_token());
+    ASSERT_TRUE(first.await("here", 2));
+    ASSERT_TRUE(second.await("ready", 2));
+    kill(second.pid(), signal);
+    const int expected = signal == SIGUSR1 ? 9 : kRequeueStatus;
+    EXPECT_EQ(first.wait().exit_code, expected) << first.err();
+    EXPECT_EQ(second.wait().exit_code, expected) << second.err();
+  }
+}
+
 TEST_F(SignalTest, ASignalThatWasIgnoredStaysIgnored) {
   // nohup lockstep run ...
   settings_.ignored_signals = {SIGHUP};

@@ -201,6 +201,10 @@ TEST(Flags, ADryRunOnSeveralHostsSaysWhereTheyMeet) {
               StartsWith("one of 2 hosts, whose launchers meet at a:29400; on this one:\n"));
   EXPECT_THAT(Job({"run", "--nnodes=2:4", "--master-addr=b", "--dry-run", "true"}).wait().out,
               StartsWith("one of 2 to 4 hosts, whose launchers meet at b:29500; on this one:\n"));
+  EXPECT_THAT(Job({"run", "--nnodes=2", "--node-rank=0", "--master-addr=::1", "--dry-run", "true"})
+                  .wait()
+                  .out,
+              HasSubstr("meet at [::1]:29500"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/network/address.h"
 #include "launch/job.h"
 #include "launch/rendezvous/coordinator/coordinator.h"
 #include "launch/simulation.inl"
@@ -89,6 +90,54 @@ TEST(WaitingCoordinator, KeepsAsManySparesAsItIsTold) {
               HasSubstr("all 1 places of the job are taken, and --spares 1 keeps no more"));
 }
 
+TEST(EndedCoordinator, MakesTheNextJobWaitAndRefusesItsOwnMembers) {
+  const JobSpec job_spec{1, 1, 0};
+  Coordinator coordinator(job_spec, {.survivors = ms(0)}, "", ms(0));
+  coordinator.place(host(0, job_spec), ms(0));
+  coordinator.receive(1, Ready{}, ms(0));
+  coordinator.receive(1, Done{1}, ms(1));
+  ASSERT_EQ(coordinator.phase(), Coordinator::Phase::Ended);
+  Join join = host(0, job_spec);
+  join.launcher = 7;
+  EXPECT_EQ(coordinator.place(join, ms(2)),
+            Message(Wait{"an earlier job at this address is ending"}));
+  join.past = {.coordinator = 100, .attempt = 1};
+  EXPECT_EQ(coordinator.place(join, ms(3)), Message(Refuse{"the job has ended"}));
+}
+
+// Each host starts the second job as soon as its launcher of the first one has ended.
+TEST(WaitingLauncher, OfTheNextJobWaitsUntilTheLastOneHasEnded) {
+  size_t waited = 0;
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    Scenario scenario;
+    scenario.hosts = 3;
+    scenario.job_spec = {3, 3, 0};
+    scenario.delay = ms(400);
+    scenario.coordinator_comes_back = true;
+    scenario.chaos_until = ms(100'000);
+    Simulation simulation(scenario, seed);
+    std::map<int, int> first;
+    const std::function<void(int)> next = [&](int number) {
+      const auto end = simulation.ends.find(number);
+      if (end == simulation.ends.end()) {
+        return simulation.at(simulation.now + ms(1), [&, number] { next(number); });
+      }
+      first[number] = end->second.status;
+      simulation.boot(number);
+    };
+    for (int number = 0; number < 3; ++number)
+      simulation.at(ms(5'000), [&, number] { next(number); });
+    ASSERT_THAT(simulation.run(ms(1'000'000)), IsEmpty()) << "seed " << seed;
+    EXPECT_THAT(first, ElementsAre(std::pair(0, 0), std::pair(1, 0), std::pair(2, 0)));
+    for (const auto& [number, end] : simulation.ends) EXPECT_EQ(end.status, 0) << end.why;
+    ASSERT_EQ(simulation.launches[1001].size(), 3U) << "seed " << seed;
+    waited += std::ranges::any_of(simulation.said, [](const std::string& line) {
+      return line.find("waiting: an earlier job at this address is ending") != line.npos;
+    });
+  }
+  EXPECT_GT(waited, 0U);
+}
+
 TEST(WaitingLauncher, ASpareSaysThatItIsOneAndWhoseItsPlaceWas) {
   Scenario scenario;
   scenario.hosts = 4;
@@ -123,6 +172,21 @@ TEST(WaitingLauncher, SaysWhomItWaitsFor) {
   kill(other.pid(), SIGTERM);
   EXPECT_EQ(coordinator.wait().exit_code, 128 + SIGTERM);
   EXPECT_EQ(other.wait().exit_code, 128 + SIGTERM);
+}
+
+TEST(WaitingLauncher, NamesAProgramInItsPlaceAndTakesThePortOnceThatIsFree) {
+  auto held = listen_at(Address::loopback(0));  // and is mute
+  ASSERT_TRUE(held);
+  Job job({"run", "--nnodes=1:2",
+           fmt::format("--rdzv-endpoint=127.0.0.1:{}", local_address(held->get()).port()),
+           "--rdzv-conf=last_call_timeout=0,heartbeat_timeout=0.4,keep_alive_interval=0.1", "echo",
+           "here"},
+          {.environment = kToken});
+  EXPECT_TRUE(job.await_error("another program of this host holds the port"));
+  held->reset();
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("here"));
 }
 
 TEST(Verbose, TellsHowTheStartProceeds) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "core/network/address.h"
 #include "flags.h"
 
 namespace lockstep::tool {
@@ -72,8 +73,8 @@ std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const
   if (by_slurm) return rendezvous;
   rendezvous.endpoint = endpoint_;
   if (endpoint_.empty() && !master_addr_.empty()) {
-    rendezvous.endpoint =
-        fmt::format("{}:{}", master_addr_, master_port > 0 ? master_port : kStaticPort);
+    const auto port = static_cast<uint16_t>(master_port > 0 ? master_port : kStaticPort);
+    rendezvous.endpoint = Endpoint::parse("--master-addr", master_addr_, port).text();
     if (backend_ != "c10d" && !rendezvous.node_rank) rendezvous.node_rank = 0;
   }
   return rendezvous;

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <csignal>
 
 #include "launch/rendezvous/coordinator/job_spec.h"
 
@@ -14,7 +15,7 @@ namespace {
 // first.
 constexpr Time kEcho = std::chrono::seconds(1);
 
-constexpr int kSigkill = 128 + 9;  // as an exit status: it comes from outside
+constexpr int kSigkill = 128 + SIGKILL;  // as an exit status: it comes from outside
 
 }  // namespace
 
@@ -39,7 +40,11 @@ Message Coordinator::place(const Join& join, Time now) {
 }
 
 Message Coordinator::answer(const Join& join, Time now) {
-  if (phase_ == Phase::Ended) return Refuse{"the job has ended"};
+  if (phase_ == Phase::Ended) {
+    // Who was in no job yet is of the next one.
+    if (join.past.coordinator == 0) return Wait{"an earlier job at this address is ending"};
+    return Refuse{"the job has ended"};
+  }
   if (last_id_ == 0) own_launcher_ = join.launcher;
   predecessors_.note(join.past, own_launcher_, now + timing_.lease + timing_.stop);
   if (join.past.has_ranks) {
@@ -124,6 +129,7 @@ void Coordinator::on(NodeId from, const Failed& failed, Time now) {
   if (phase_ == Phase::Gathering && failed.failure.is_final()) {
     return end(failed.failure.status, failed.failure.what);
   }
+  if (failed.failure.is_kill()) return kill(failed.failure.what, now);
   if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(from, failed.failure, now);
   if (phase_ == Phase::Running) stop(failed.failure.what, now);
 }
@@ -141,6 +147,7 @@ void Coordinator::on(NodeId from, const Done& done, Time now) {
 }
 
 void Coordinator::interrupt(const Failure& failure, Time now) {
+  if (failure.is_kill()) return kill(failure.what, now);
   if (phase_ == Phase::Gathering) return end(failure.status, failure.what);
   if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(0, failure, now);
   if (phase_ == Phase::Running) stop(failure.what, now);
@@ -184,6 +191,13 @@ void Coordinator::stop(const std::string& why, Time now) {
   stop_until_ = now + timing_.lease + (signalled ? timing_.stop_after_signal : timing_.stop);
   broadcasts_.push_back(Stop{attempt_, signalled ? signal->failure.status - 128 : 0, why});
   why_ = why;
+}
+
+// The job ends as it would have ended, only sooner.
+void Coordinator::kill(const std::string& why, Time now) {
+  if (phase_ != Phase::Stopping) return;
+  stop_until_ = std::min(stop_until_, now + timing_.lease + timing_.stop_at_once);
+  broadcasts_.push_back(Stop{attempt_, SIGKILL, why});
 }
 
 void Coordinator::settle(Time now) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 
 namespace lockstep::launch {
 namespace {
@@ -89,7 +90,7 @@ void Node::follow(const Message& message, Time now) {
     halted_ = false;
     actions_.emplace_back(std::move(launch));
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
-    if (ranks_ && !halted_) {
+    if (ranks_ && (!halted_ || stop->signal == SIGKILL)) {
       halted_ = true;
       actions_.emplace_back(Halt{stop->why, stop->signal});
     } else if (done_) {
@@ -133,6 +134,13 @@ void Node::closed(ConnectionId link, bool refused, Time now) {
         1, fmt::format("the coordinator at {} has ended; before: {}", options_.coordinator, why_),
         now);
   }
+  const bool may_lead = options_.port_is_held && past_.coordinator == 0 &&
+                        now + std::chrono::seconds(1) < dialling_until_;
+  if (refused && may_lead && phase_ == Phase::Dialling) {
+    phase_ = Phase::Over;
+    actions_.emplace_back(MeetAgain{});
+    return;
+  }
   nobody_listens_ = refused;
   if (phase_ != Phase::Ending && phase_ != Phase::Over) retry(now);
 }
@@ -168,6 +176,8 @@ void Node::from_caller(ConnectionId link, const Message& message, Time now) {
     const Message answer = coordinator_->place(*join, now);
     if (const auto* place = std::get_if<Welcome>(&answer)) caller.id = place->id;
     send(link, answer);
+    // It asks again, and must not keep this one from leaving.
+    if (phase_ == Phase::Ending) return drop(link, false, now);
     return broadcast(now);  // which may end the job, and with it the caller
   }
   const bool is_report =

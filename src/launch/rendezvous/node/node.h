@@ -18,8 +18,8 @@ namespace lockstep::launch {
 using ConnectionId = int;  // a connection, by a number that is never used twice
 
 // The actions that a node asks for. Dial is answered by connected() or closed(); Launch by
-// ranks_over(), perhaps after rank_failed(); after Hang nothing more comes from that link. Leave is
-// the last one.
+// ranks_over(), perhaps after rank_failed(); after Hang nothing more comes from that link. Leave,
+// or MeetAgain, is the last one.
 struct Dial {
   ConnectionId link;
   std::string address;
@@ -52,13 +52,15 @@ struct Leave {
   int status;
   std::string why;
 };
-using Action = std::variant<Dial, Send, Hang, Launch, Halt, Say, Leave>;
+struct MeetAgain {};  // nobody holds the coordinator's port on this host any more
+using Action = std::variant<Dial, Send, Hang, Launch, Halt, Say, Leave, MeetAgain>;
 
 struct NodeOptions {
   Join self;
   Timing timing;
   std::string coordinator;  // its address
   bool is_coordinator = false;
+  bool port_is_held = false;                 // see Meeting
   std::optional<int> spares = std::nullopt;  // see Rendezvous
   uint16_t store_port = 0;                   // see Ready
 };
@@ -82,7 +84,8 @@ class Node {
   // No rank of this host is left; with a failure, or every rank has exited with 0, or none of that
   // because of Halt. `store_port` is for the next attempt.
   void ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now);
-  // The launcher was asked to end; its ranks, if any, are stopped by the caller.
+  // The launcher was asked to end; its ranks, if any, are stopped by the caller. Once more with
+  // 128 + SIGKILL: all ranks are to be killed.
   void interrupt(const Failure& failure, Time now);
 
   void tick(Time now);
@@ -90,6 +93,10 @@ class Node {
   Time deadline(Time now) const;
   std::vector<Action> take_actions() { return std::exchange(actions_, {}); }
 
+  // It starts no ranks any more.
+  bool is_leaving() const {
+    return phase_ == Phase::Ending || phase_ == Phase::Over || ends_with_ranks_;
+  }
   bool is_over() const { return phase_ == Phase::Over; }
   bool has_ranks() const { return ranks_; }
   uint32_t attempt() const { return attempt_; }
@@ -129,6 +136,7 @@ class Node {
   void report_ready(Time now);
   void expect_a_start(Time now);
   void say_what_is_awaited(Time now);
+  std::string who_holds_the_port() const;
   bool is_root() const { return coordinator_.has_value(); }
 
   const NodeOptions options_;
