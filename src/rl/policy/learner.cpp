@@ -219,10 +219,15 @@ struct Learner::State {
   parallel::LaneMean lane_mean() const {
     return fsdp ? parallel::LaneMean(*fsdp) : parallel::LaneMean(*ddp);
   }
-  double clip() {
+  // The gradient's norm. Throws Error for one that is not finite, with what may help.
+  double clip(int64_t step, const char* advice) {
     const double most = options.max_grad_norm;
-    return (fsdp ? fsdp->clip_grad_norm_(most) : parallel::clip_grad_norm_(net->parameters(), most))
-        .item<double>();
+    const auto norm =
+        (fsdp ? fsdp->clip_grad_norm_(most) : parallel::clip_grad_norm_(net->parameters(), most))
+            .item<double>();
+    if (std::isfinite(norm)) return norm;
+    throw Error(fmt::format("[learner] step {}: the gradient's norm is {}; {} may help", step, norm,
+                            advice));
   }
 
   LearnerOptions options;
@@ -392,13 +397,7 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
       high.add(loss.clipped_high, count);
       (loss.loss * factor).backward();
     }
-    learnt.gradient_norm = s.clip();
-    if (!std::isfinite(learnt.gradient_norm)) {
-      throw Error(
-          fmt::format("[learner] step {}: the gradient's norm is {}; a lower learning rate, or a "
-                      "closer look at the rewards, may help",
-                      step, learnt.gradient_norm));
-    }
+    learnt.gradient_norm = s.clip(step, "a lower learning rate, or a closer look at the rewards,");
     s.adam->step();
   }
   learnt.updated = true;
@@ -434,7 +433,7 @@ double Learner::imitate(const std::vector<std::vector<const models::DialogueToke
     mean.add(sum.detach(), batch.targets.size(0));
     (sum * (static_cast<double>(lane.count) / static_cast<double>(tokens))).backward();
   }
-  s.clip();
+  s.clip(step, "a lower learning rate");
   s.adam->step();
   return mean.mean();
 }
