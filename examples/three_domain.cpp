@@ -116,9 +116,18 @@ void add_flags(CLI::App& app, Flags& flags) {
 
 // With a model the defaults are the guides'; flags that are given go before either.
 bool has_model(const std::vector<std::string>& arguments) {
-  return std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
-    return argument == "--model" || (argument.starts_with("--model=") && argument.size() > 8);
-  });
+  bool has = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool is_next = arguments[i] == "--model" && i + 1 < arguments.size();
+    if (!is_next && !arguments[i].starts_with("--model=")) continue;
+    if ((is_next ? arguments[i + 1] : arguments[i].substr(8)).empty()) {
+      throw lockstep::ConfigError(
+          "[three_domain] --model is empty: give a folder or a name, or leave it out for the tiny "
+          "model");
+    }
+    has = true;
+  }
+  return has;
 }
 
 // "--learning-rate" for learning_rate.
@@ -262,10 +271,10 @@ int main(int argc, char** argv) {
   Arguments arguments;
   try {
     arguments = arguments_of(argc, argv);
+    flags.run = has_model(arguments.words) ? rl::model_preset() : rl::tiny_preset();
   } catch (const lockstep::ConfigError& error) {
     return example::fail(error.what(), 2);
   }
-  flags.run = has_model(arguments.words) ? rl::model_preset() : rl::tiny_preset();
   flags.run.origins = arguments.origins;
   add_flags(app, flags);
   bool preempted = false;

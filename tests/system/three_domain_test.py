@@ -62,5 +62,11 @@ def test_a_ramp_begins_with_easy_tasks(folder):
     three_domain(1, folder + "/no", ramp="1", difficulty="1").expect(2, err=r"--ramp 1 needs the embedded domains with --difficulty 2 or 3")
 
 
+def test_an_empty_model_is_refused(folder):
+    for words in [["--model", ""], ["--model="]]:
+        refused = run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run", *words)
+        refused.expect(2, err=r"--model is empty: give a folder or a name, or leave it out")
+
+
 if __name__ == "__main__":
     run_cases([case for name, case in list(globals().items()) if name.startswith("test_")])
