@@ -6,8 +6,8 @@
 //   lockstep train three_domain.yaml
 // Without --model a tiny model learns in minutes. docs/three_domain.md has it all.
 #include <lockstep/comm/world.h>
-#include <lockstep/core/environment.h>
 #include <lockstep/core/error.h>
+#include <lockstep/core/place.h>
 #include <lockstep/core/preemption.h>
 #include <lockstep/plan/placement.h>
 #include <lockstep/rl/run.h>
@@ -16,7 +16,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -143,8 +142,7 @@ std::string text_of(const YAML::Node& value) {
   return all;
 }
 
-// Whether a launcher has started this process as a rank.
-bool is_launched() { return std::getenv("WORLD_SIZE") != nullptr; }
+bool is_launched() { return !lockstep::launcher_of_rank().empty(); }
 
 // The values of a file, as flags. `program` names this one, for `lockstep train`; num_gpus is for
 // who starts the ranks.
@@ -235,10 +233,9 @@ rl::Course course_of(const Flags& flags) {
 
 // In one process, or on the first of the ranks that a launcher has started.
 void describe(Flags& flags) {
-  const auto rank = lockstep::env_text("RANK");
-  if (rank && *rank != "0") return;
-  const auto launched = lockstep::env_text("WORLD_SIZE");
-  const int64_t ranks = launched ? std::stoll(*launched) : ranks_of(flags);
+  const auto place = is_launched() ? lockstep::rank_from_env() : lockstep::Place{};
+  if (place.rank != 0) return;
+  const int64_t ranks = is_launched() ? place.size : ranks_of(flags);
   flags.run.parallel =
       flags.parallel == "auto" ? lockstep::plan::placement_here(flags.run, ranks) : flags.parallel;
   const std::string text = rl::describe_run(course_of(flags), flags.run, ranks) +

@@ -50,6 +50,14 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(folder):
     three_domain(9, folder + "/run", dry_run=None).expect(2, err=r"--lanes 4 for 9 ranks: each rank needs one")
 
 
+def test_a_rank_of_mpirun_starts_none(folder):
+    rank = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+    says = lambda number: run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run", OMPI_COMM_WORLD_RANK=str(number),
+                              OMPI_COMM_WORLD_LOCAL_RANK=str(number), **rank)
+    says(0).expect(out=r"^collectives of 3 ranks with 8 lanes")
+    assert says(1).expect() is None and not says(1).out
+
+
 def test_a_ramp_begins_with_easy_tasks(folder):
     three_domain(1, folder + "/run", ramp="1", order="airline", quiet=None).expect()
     learnt = [episode for line in pathlib.Path(folder, "run/trajectories.jsonl").read_text().splitlines()
