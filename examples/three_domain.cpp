@@ -103,6 +103,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--precision", o.precision, "fp32, or bf16 with float32 parameters for the optimizer")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   add("--seed", o.seed, "of everything that is drawn");
+  add("--rollout-timeout", o.rollout_timeout,
+      "seconds that a rank waits for the episodes of the others");
   add("--save-every", o.save_every, "iterations");
   app.add_flag("--resume", o.resume, "go on with the run in --output-dir, if there is one");
   app.add_flag("--dry-run", flags.dry_run,

@@ -74,6 +74,8 @@ struct RunOptions {
   std::string reference = "auto";
   // What it computes in: "fp32", or "bf16" with float32 parameters for the optimizer.
   std::string precision = "fp32";
+  // Seconds that a rank that has played its episodes waits for the others; up to a week.
+  int64_t rollout_timeout = 1800;
   int64_t seed = 42;
   std::string output_dir = "three_domain_results_ddp";
   bool resume = false;
@@ -87,8 +89,8 @@ struct RunOptions {
   std::map<std::string, std::string> origins = {};
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
-  // resume, save_every, quiet, cache. Between a run and its continuation parallel, reference and
-  // joint_run may differ, too.
+  // resume, save_every, rollout_timeout, quiet, cache. Between a run and its continuation parallel,
+  // reference and joint_run may differ, too.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;

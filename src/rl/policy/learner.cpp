@@ -106,7 +106,8 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
   }
   const std::string bytes(reinterpret_cast<const char*>(mine.data()),
                           mine.size() * sizeof(mine[0]));
-  for (const auto& from : group.all_gather_bytes(bytes, {.label = "outcomes"})) {
+  for (const auto& from :
+       group.all_gather_bytes(bytes, {.timeout = plan.timeout, .label = "outcomes"})) {
     for (size_t at = 0; at < from.size(); at += sizeof(mine[0])) {
       std::pair<uint64_t, Outcome> one;
       std::memcpy(static_cast<void*>(&one), from.data() + at, sizeof(one));

@@ -164,6 +164,8 @@ void RunOptions::check() const {
   above("max-turns", static_cast<double>(max_turns), 1);
   above("context", static_cast<double>(context), 8);
   above("save-every", static_cast<double>(save_every), 1);
+  need(rollout_timeout >= 1 && rollout_timeout <= 7 * 24 * 3600,
+       fmt::format("--rollout-timeout {} has to be from 1 to 604800 seconds", rollout_timeout));
   above("lanes", static_cast<double>(lanes), 0);
   above("warm-steps", static_cast<double>(warm_steps), 0);
   above("warm-lr", warm_lr, 0);

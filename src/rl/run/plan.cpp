@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -159,7 +160,9 @@ std::vector<Unit> plan_units(const Curriculum& curriculum) {
 RolloutPlan plan_learning(const Curriculum& curriculum, const Course& course,
                           const RunOptions& options, const Unit& unit) {
   const auto& stages = curriculum.stages;
-  RolloutPlan out{.group_size = options.group_size, .lanes = options.lanes};
+  RolloutPlan out{.group_size = options.group_size,
+                  .lanes = options.lanes,
+                  .timeout = std::chrono::seconds(options.rollout_timeout)};
   const auto seed = as_unsigned(options.seed), s = as_unsigned(unit.stage),
              it = as_unsigned(unit.number);
   Walk walk(stages[s].learning, seed, s);
@@ -181,7 +184,9 @@ RolloutPlan plan_learning(const Curriculum& curriculum, const Course& course,
 
 RolloutPlan plan_evaluation(const Curriculum& curriculum, const RunOptions& options,
                             int64_t column) {
-  RolloutPlan out{.group_size = options.eval_trials, .lanes = options.lanes};
+  RolloutPlan out{.group_size = options.eval_trials,
+                  .lanes = options.lanes,
+                  .timeout = std::chrono::seconds(options.rollout_timeout)};
   const auto& tasks = curriculum.columns[as_unsigned(column)].evaluation;
   for (size_t task = 0; task < tasks.size(); ++task) {
     // Without the row, so that a task's trials after each stage draw the same numbers.
