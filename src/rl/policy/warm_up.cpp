@@ -180,6 +180,7 @@ WarmedUp warm_up(const comm::World& world, const Demonstrations& demonstrations,
                           : make_tokenizer(demonstrations, text, arenas, options);
   WarmedUp out{
       .net = make_net(options, tokenizer.size()), .tokenizer = tokenizer, .cached = cached};
+  out.net->to(world.device());
   if (kept) copy(kept, out.net);
   if (cached) {
     const at::NoGradGuard no_grad;
