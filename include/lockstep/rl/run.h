@@ -94,6 +94,10 @@ struct RunOptions {
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;
+
+  // Tasks of a domain that are learnt from, and those of an evaluation, where it has as many.
+  int64_t learning_tasks() const;
+  int64_t evaluation_tasks() const;
 };
 
 // Without a model, and with one: the guides' values.

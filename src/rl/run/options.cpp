@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "lockstep/core/error.h"
@@ -101,6 +103,16 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   put("seed", seed);
   put("log-all", log_all);
   return out;
+}
+
+int64_t RunOptions::learning_tasks() const {
+  const double share = learning_ratio * static_cast<double>(tasks_per_domain);
+  return std::max<int64_t>(1, static_cast<int64_t>(std::floor(share)));
+}
+
+int64_t RunOptions::evaluation_tasks() const {
+  const int64_t all = std::max<int64_t>(1, tasks_per_domain - learning_tasks());
+  return eval_tasks > 0 ? std::min(all, eval_tasks) : all;
 }
 
 void RunOptions::check() const {

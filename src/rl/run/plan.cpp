@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -81,14 +80,9 @@ ColumnPlan plan_column(const Course& course, const RunOptions& options, const st
     }
     return tasks;
   };
-  const auto learning = std::max<int64_t>(
-      1, static_cast<int64_t>(
-             std::floor(options.learning_ratio * static_cast<double>(options.tasks_per_domain))));
-  int64_t evaluation = std::max<int64_t>(1, options.tasks_per_domain - learning);
-  if (options.eval_tasks > 0) evaluation = std::min(evaluation, options.eval_tasks);
   return {.domain = domain,
-          .learning = first("train", learning),
-          .evaluation = first("test", evaluation)};
+          .learning = first("train", options.learning_tasks()),
+          .evaluation = first("test", options.evaluation_tasks())};
 }
 
 // Of a stage with these tasks.
