@@ -90,8 +90,9 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--skill", o.skill, "share of its dialogues that follow the policy");
   add("--difficulty", o.difficulty, "1, 2 or 3");
   add("--ramp", o.ramp, "first iterations of a stage in which tasks of level 1 become rarer");
-  app.add_option("--chat-format", o.chat_format,
-                 "qwen3, qwen3-2507 or compact [compact for the tiny model, else qwen3]");
+  app.add_option(
+      "--chat-format", o.chat_format,
+      "qwen3, qwen3-2507 or compact [compact for the tiny model, else by its chat template]");
   add("--lanes", o.lanes, "parts of a batch; 0: as many as ranks");
   add("--parallel", flags.parallel,
       "ddp: each rank has all of the model; fsdp: it is divided; auto: as `lockstep plan` says")

@@ -62,7 +62,8 @@ struct RunOptions {
   double skill = 0.3;  // share of the scripted dialogues that follow the policy
   int64_t difficulty = 2;
   int64_t ramp = 0;  // first iterations of a stage in which fewer and fewer tasks are of level 1
-  // "qwen3", "qwen3-2507" or "compact"; empty: compact for the tiny model, else qwen3.
+  // "qwen3", "qwen3-2507" or "compact"; empty: compact for the tiny model, else that of the chat
+  // template in the model's folder, and qwen3 without one.
   std::string chat_format = {};
   int64_t lanes = 8;  // 0: as many as ranks
   // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", divided. Either goes on
@@ -121,7 +122,8 @@ struct Course {
   std::vector<std::string> idle = {"Done."};
 };
 
-// The three domains that need no data, at RunOptions::difficulty.
+// The three domains that need no data, at RunOptions::difficulty. Throws ConfigError for a model's
+// chat template that is not known, as tau2_course() does.
 Course embedded_course(const RunOptions& options);
 
 // The results of one domain's test tasks after some stages.
