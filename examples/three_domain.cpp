@@ -6,8 +6,8 @@
 //   lockstep train three_domain.yaml
 // Without --model a tiny model learns in minutes. docs/three_domain.md has it all.
 #include <lockstep/comm/world.h>
-#include <lockstep/core/environment.h>
 #include <lockstep/core/error.h>
+#include <lockstep/core/place.h>
 #include <lockstep/core/preemption.h>
 #include <lockstep/plan/placement.h>
 #include <lockstep/rl/run.h>
@@ -16,7 +16,6 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -91,8 +90,9 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--skill", o.skill, "share of its dialogues that follow the policy");
   add("--difficulty", o.difficulty, "1, 2 or 3");
   add("--ramp", o.ramp, "first iterations of a stage in which tasks of level 1 become rarer");
-  app.add_option("--chat-format", o.chat_format,
-                 "qwen3, qwen3-2507 or compact [compact for the tiny model, else qwen3]");
+  app.add_option(
+      "--chat-format", o.chat_format,
+      "qwen3, qwen3-2507 or compact [compact for the tiny model, else by its chat template]");
   add("--lanes", o.lanes, "parts of a batch; 0: as many as ranks");
   add("--parallel", flags.parallel,
       "ddp: each rank has all of the model; fsdp: it is divided; auto: as `lockstep plan` says")
@@ -104,6 +104,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--precision", o.precision, "fp32, or bf16 with float32 parameters for the optimizer")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   add("--seed", o.seed, "of everything that is drawn");
+  add("--rollout-timeout", o.rollout_timeout,
+      "seconds that a rank waits for the episodes of the others");
   add("--save-every", o.save_every, "iterations");
   app.add_flag("--resume", o.resume, "go on with the run in --output-dir, if there is one");
   app.add_flag("--dry-run", flags.dry_run,
@@ -116,9 +118,18 @@ void add_flags(CLI::App& app, Flags& flags) {
 
 // With a model the defaults are the guides'; flags that are given go before either.
 bool has_model(const std::vector<std::string>& arguments) {
-  return std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
-    return argument == "--model" || (argument.starts_with("--model=") && argument.size() > 8);
-  });
+  bool has = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool is_next = arguments[i] == "--model" && i + 1 < arguments.size();
+    if (!is_next && !arguments[i].starts_with("--model=")) continue;
+    if ((is_next ? arguments[i + 1] : arguments[i].substr(8)).empty()) {
+      throw lockstep::ConfigError(
+          "[three_domain] --model is empty: give a folder or a name, or leave it out for the tiny "
+          "model");
+    }
+    has = true;
+  }
+  return has;
 }
 
 // "--learning-rate" for learning_rate.
@@ -134,8 +145,7 @@ std::string text_of(const YAML::Node& value) {
   return all;
 }
 
-// Whether a launcher has started this process as a rank.
-bool is_launched() { return std::getenv("WORLD_SIZE") != nullptr; }
+bool is_launched() { return !lockstep::launcher_of_rank().empty(); }
 
 // The values of a file, as flags. `program` names this one, for `lockstep train`; num_gpus is for
 // who starts the ranks.
@@ -226,10 +236,9 @@ rl::Course course_of(const Flags& flags) {
 
 // In one process, or on the first of the ranks that a launcher has started.
 void describe(Flags& flags) {
-  const auto rank = lockstep::env_text("RANK");
-  if (rank && *rank != "0") return;
-  const auto launched = lockstep::env_text("WORLD_SIZE");
-  const int64_t ranks = launched ? std::stoll(*launched) : ranks_of(flags);
+  const auto place = is_launched() ? lockstep::rank_from_env() : lockstep::Place{};
+  if (place.rank != 0) return;
+  const int64_t ranks = is_launched() ? place.size : ranks_of(flags);
   flags.run.parallel =
       flags.parallel == "auto" ? lockstep::plan::placement_here(flags.run, ranks) : flags.parallel;
   const std::string text = rl::describe_run(course_of(flags), flags.run, ranks) +
@@ -262,10 +271,10 @@ int main(int argc, char** argv) {
   Arguments arguments;
   try {
     arguments = arguments_of(argc, argv);
+    flags.run = has_model(arguments.words) ? rl::model_preset() : rl::tiny_preset();
   } catch (const lockstep::ConfigError& error) {
     return example::fail(error.what(), 2);
   }
-  flags.run = has_model(arguments.words) ? rl::model_preset() : rl::tiny_preset();
   flags.run.origins = arguments.origins;
   add_flags(app, flags);
   bool preempted = false;

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "lockstep/core/error.h"
 
@@ -13,49 +14,65 @@ namespace {
 
 constexpr int64_t kChunkBytes = 16 << 20;
 
+// A power of 2 near 1 / sqrt(rows): a sum over so many rows of values in [-1, 1] times h /
+// sqrt(rows) stays within float16, where h is not yet subnormal.
+double shrinking(int64_t rows) {
+  return std::exp2(-std::floor(std::log2(static_cast<double>(rows)) / 2));
+}
+
 struct Chunked : torch::autograd::Function<Chunked> {
-  // Of `targets` those that do not count are below 0.
+  // Of `targets` those that do not count are below 0. Gradients of the sum are kept, in float32 or
+  // wider: divided by the number of targets they would underflow in an Autocast's float16, before a
+  // loss scale, which comes with backward, could save them.
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& hidden,
                             const at::Tensor& weight, const at::Tensor& targets, double scale,
                             int64_t chunk, bool wants_hidden, bool wants_weight) {
     const auto wide = hidden.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
     at::Tensor loss = at::zeros({}, hidden.options().dtype(wide));
     at::Tensor d_hidden, d_weight;
-    if (wants_hidden) d_hidden = at::empty_like(hidden);
+    if (wants_hidden) d_hidden = at::empty(hidden.sizes(), hidden.options().dtype(wide));
     for (int64_t begin = 0; begin < hidden.size(0); begin += chunk) {
       const int64_t end = std::min(begin + chunk, hidden.size(0));
       const at::Tensor h = hidden.slice(0, begin, end);
       const at::Tensor t = targets.slice(0, begin, end);
       const at::Tensor counts = t.ge(0).unsqueeze(1);
       const at::Tensor index = t.clamp_min(0).unsqueeze(1);
-      at::Tensor logs = at::linear(h, weight).to(wide);
-      logs = at::log_softmax(logs, -1);
+      at::Tensor logs = at::linear(h, weight);
+      const auto narrow = logs.scalar_type();  // of products
+      logs = at::log_softmax(logs.to(wide), -1);
       loss -= logs.gather(1, index).masked_fill_(counts.logical_not(), 0).sum();
       if (!wants_hidden && !wants_weight) continue;
       at::Tensor d_logits = logs.exp_();
       d_logits.scatter_add_(1, index, at::full_like(index, -1, d_logits.options()));
-      d_logits.mul_(counts.to(wide).mul_(scale));
-      const at::Tensor d = d_logits.to(weight.scalar_type());
+      d_logits.mul_(counts);
+      const at::Tensor d = d_logits.to(narrow);
       if (wants_hidden) d_hidden.slice(0, begin, end).copy_(at::matmul(d, weight));
       if (wants_weight) {
-        const at::Tensor part = at::matmul(d.t(), h);
-        d_weight = d_weight.defined() ? d_weight.add_(part) : part.to(weight.scalar_type());
+        const double less = narrow == at::kHalf ? shrinking(end - begin) : 1;
+        at::Tensor part = at::matmul(d.t(), less == 1 ? h : h * less).to(wide);
+        if (less != 1) part.div_(less);
+        d_weight = d_weight.defined() ? d_weight.add_(part) : part;
       }
     }
-    if (wants_weight && !d_weight.defined()) d_weight = at::zeros_like(weight);
+    if (wants_weight && !d_weight.defined()) {
+      d_weight = at::zeros(weight.sizes(), weight.options().dtype(wide));
+    }
     context->save_for_backward({d_hidden, d_weight});
+    context->saved_data["scale"] = scale;
+    context->saved_data["hidden"] = static_cast<int64_t>(hidden.scalar_type());
+    context->saved_data["weight"] = static_cast<int64_t>(weight.scalar_type());
     return loss.mul_(scale);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     const auto saved = context->get_saved_variables();
-    const auto scaled = [&](const at::Tensor& saved_gradient) {
-      return saved_gradient.defined()
-                 ? saved_gradient * gradients[0].to(saved_gradient.scalar_type())
-                 : at::Tensor();
+    const at::Tensor factor = gradients[0] * context->saved_data["scale"].toDouble();
+    const auto scaled = [&](const at::Tensor& sum, const char* of) {
+      if (!sum.defined()) return at::Tensor();
+      return (sum * factor).to(static_cast<at::ScalarType>(context->saved_data[of].toInt()));
     };
-    return {scaled(saved[0]), scaled(saved[1]), {}, {}, {}, {}, {}};
+    return {scaled(saved[0], "hidden"), scaled(saved[1], "weight"), {}, {}, {}, {}, {}};
   }
 };
 

@@ -110,13 +110,13 @@ ModelProfile transformer_profile(const train::TransformerConfig& given, int64_t 
     profile.units.push_back(block);
     profile.units.back().name = fmt::format("layers.{}", i);
   }
-  // The loss keeps the gradients of its input and of the whole head, which it has computed already,
-  // and holds some logits at a time, of 64 tokens at least.
+  // The loss keeps the gradients of its input and of the whole head, which it has computed already
+  // in float32, and holds some logits at a time, of 64 tokens at least.
   ProfileUnit head{.name = "head", .parameters = {o.hidden}};
   if (!o.tied) head.parameters.push_back(o.vocabulary * o.hidden);
   head.flops = 2 * length * static_cast<double>(o.vocabulary) * hidden;
-  head.kept = length * (norm_bytes(hidden, 1, width, false) + width * hidden);
-  head.fixed_kept = table * width / kFloat;
+  head.kept = length * (norm_bytes(hidden, 1, width, false) + kFloat * hidden);
+  head.fixed_kept = table;
   head.transient = length * width * hidden;
   head.fixed_transient = table * width / kFloat;
   head.chunked = kFloat * length * static_cast<double>(o.vocabulary);

@@ -229,6 +229,23 @@ TEST_F(PlaceTest, OpenMpiOnOneHost) {
   EXPECT_NE(place_from_env().port, port);
 }
 
+TEST_F(PlaceTest, ARankIsKnownBeforeItsMeeting) {
+  EXPECT_EQ(launcher_of_rank(), "");
+  set(open_mpi(1, 1, 2));  // over several hosts, without an address
+  EXPECT_EQ(launcher_of_rank(), "OMPI_COMM_WORLD_RANK is set");
+  const Place place = rank_from_env();
+  EXPECT_EQ(place.rank, 1);
+  EXPECT_EQ(place.size, 4);
+  EXPECT_EQ(place.host, "");
+}
+
+TEST_F(PlaceTest, ATaskAloneOnItsNodeMayStartRanks) {
+  set(task());
+  EXPECT_EQ(launcher_of_rank(), "srun has started several tasks on a node");
+  set({{"SLURM_STEP_TASKS_PER_NODE", "1(x4)"}});
+  EXPECT_EQ(launcher_of_rank(), "");
+}
+
 TEST_F(PlaceTest, MpiOverSeveralHostsNeedsAnAddress) {
   set(open_mpi(1, 1, 2));
   expect_refused("WORLD_SIZE=4 needs MASTER_ADDR");

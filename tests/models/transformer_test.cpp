@@ -17,6 +17,7 @@
 #include "lockstep/models/generate.h"
 #include "lockstep/models/pretrained.h"
 #include "lockstep/parallel/activation_checkpointing.h"
+#include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/call.h"
 #include "models/sampling.h"
 #include "support/folder.h"
@@ -341,6 +342,47 @@ TEST(CrossEntropy, IsThatOfAllLogitsInChunksOfAnySize) {
     // A frozen weight, as of a head that is not trained.
     const auto loss = models::cross_entropy(hidden, weight.detach(), targets);
     EXPECT_TRUE(torch::autograd::grad({loss}, {hidden})[0].defined());
+  });
+}
+
+// A token that is nobody's target has a gradient of about 1 / (8192 x 8192) of each hidden value,
+// which is 0 in float16.
+TEST(CrossEntropy, GradientsOfAnAutocastInFloat16DoNotVanish) {
+  isolated([] {
+    torch::manual_seed(1);
+    const at::Tensor hidden = (torch::randn({8192, 8}) + 1).set_requires_grad(true);
+    const at::Tensor weight = (torch::randn({8192, 8}) / 8).set_requires_grad(true);
+    const at::Tensor targets = torch::randint(0, 100, {8192});
+    const auto gradients = [&](at::ScalarType dtype, double scale) {
+      at::Tensor loss;
+      {
+        const Autocast autocast(at::kCPU, dtype);
+        loss = models::cross_entropy(hidden, weight, targets);
+      }
+      return torch::autograd::grad({loss * scale}, {hidden, weight});
+    };
+    const auto expected = gradients(at::kFloat, 1), halves = gradients(at::kHalf, 65536);
+    const auto error = [](const at::Tensor& got, const at::Tensor& want) {
+      return ((got / 65536 - want).norm() / want.norm()).item<double>();
+    };
+    EXPECT_EQ(halves[1].scalar_type(), at::kFloat);
+    EXPECT_LE(error(halves[0], expected[0]), 2e-2);
+    EXPECT_LE(error(halves[1], expected[1]), 2e-2);
+    EXPECT_LE(error(halves[1].slice(0, 100), expected[1].slice(0, 100)), 2e-2);
+  });
+}
+
+// Sums over many chunks, which are wider than the weight.
+TEST(CrossEntropy, ManyChunksAddUpInFloat32) {
+  isolated([] {
+    torch::manual_seed(1);
+    const at::Tensor hidden = torch::ones({4096, 4}).to(at::kBFloat16).set_requires_grad(true);
+    const at::Tensor weight = torch::zeros({2, 4}).to(at::kBFloat16).set_requires_grad(true);
+    const auto loss = models::cross_entropy(hidden, weight, torch::zeros({4096}, at::kLong),
+                                            {.chunk = 1, .mean = false});
+    const auto gradients = torch::autograd::grad({loss}, {hidden, weight});
+    EXPECT_EQ(gradients[1].scalar_type(), at::kBFloat16);
+    EXPECT_EQ(gradients[1][0][0].item<double>(), -2048);  // bfloat16 stops at -128
   });
 }
 

@@ -292,6 +292,20 @@ TEST(Plan, GrpoOnQwenFourBillion) {
   EXPECT_THROW(grpo_memory(sizes, machine, {.new_tokens = 100000}), ConfigError);
 }
 
+// Ranks on the cores of one host have its memory together.
+TEST(Plan, GrpoOnAHostSaysHowManyRanksItHolds) {
+  const auto sizes = model_named("qwen3-0.6b");
+  Machine host = this_host();
+  host.devices_per_node = 8;
+  host.device.shares_memory = true;
+  const double one = grpo_memory(sizes, host).front().total;
+  for (const int ranks : {1, 3}) {
+    host.device.memory_bytes = (ranks + 0.5) * one;
+    EXPECT_THAT(grpo_text(sizes, host, {}, 200),
+                HasSubstr(fmt::format("Use Ddp on up to {} of them a host", ranks)));
+  }
+}
+
 class PlanCommand : public testing::Test {
  protected:
   PlanCommand() {
@@ -351,6 +365,11 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   EXPECT_THAT(said("plan " + run_ + " --set data.kind=csv --set data.path=x.csv"),
               HasSubstr("--sample"));
   EXPECT_THAT(said("plan " + run_ + " --grpo"), HasSubstr("needs a transformer"));
+  for (const std::string flag : {"--batch 2", "--tokens 9", "--ranks 2", "--sample 3",
+                                 "--outputs 2", "--measured-step 1", "--bf16", "--recompute"}) {
+    EXPECT_THAT(said("plan --model qwen3-0.6b --grpo " + flag),
+                HasSubstr("--grpo does not read " + flag.substr(0, flag.find(' ')) + ": "));
+  }
   EXPECT_THAT(said("simulate " + run_ + " --strategy fsdq"), HasSubstr("the nearest is fsdp"));
   EXPECT_THAT(said("plan " + run_ + " --measured-step nan"), HasSubstr("--measured-step"));
   EXPECT_THAT(said("simulate " + run_ + " --work-hours inf"), HasSubstr("inf is no time"));

@@ -54,7 +54,7 @@ TEST(Placement, ARankWritesAndLearnsFromWholeContextsOfALane) {
   const train::TransformerConfig sizes{.max_length = 20'000};
   auto counted = grpo_options(run, sizes, 3);
   EXPECT_EQ(counted.update_batch, 6);
-  EXPECT_EQ(counted.prompts * counted.group_size, 6);
+  EXPECT_EQ(counted.prompts * counted.group_size, 8) << "of 4 tasks, 4 each, in an evaluation";
   EXPECT_EQ(counted.prompt_tokens, 16'384 - 512);
   EXPECT_EQ(counted.new_tokens, 512);
   EXPECT_EQ(counted.reference, Reference::Resident);
@@ -69,6 +69,17 @@ TEST(Placement, ARankWritesAndLearnsFromWholeContextsOfALane) {
   EXPECT_EQ(counted.prompt_tokens, 1000 - 512);
   EXPECT_EQ(counted.reference, Reference::None);
   EXPECT_EQ(counted.precision, Precision::Narrow);
+}
+
+TEST(Placement, ARankWritesEvaluationsToo) {
+  auto run = run_of("a");
+  run.lanes = 2;
+  run.tasks_per_domain = 100;  // 40 are for evaluation, 4 episodes of each
+  const auto counted = grpo_options(run, {.max_length = 1000}, 2);
+  EXPECT_EQ(counted.prompts, 64);
+  EXPECT_EQ(counted.update_batch, 8);
+  run.eval_tasks = 20;
+  EXPECT_EQ(grpo_options(run, {.max_length = 1000}, 2).prompts, 40);
 }
 
 TEST(Placement, AModelThatFitsNoRankIsDivided) {

@@ -68,16 +68,17 @@ TEST(Intervals, CoverWhatTheyShould) {
   EXPECT_NEAR(wide.low, .4902, 1e-4);  // Wilson 1927, as statsmodels has it
   EXPECT_NEAR(wide.high, .9433, 1e-4);
   EXPECT_EQ(wilson({.succeeded = 0, .of = 5}).low, 0);
-  const auto mean = [](std::span<const int64_t> drawn) {
+  const auto mean = [](const std::vector<std::vector<int64_t>>& drawn) {
     double sum = 0;
-    for (const auto i : drawn) sum += i < 50;
-    return sum / static_cast<double>(drawn.size());
+    for (const auto i : drawn[0]) sum += i < 50;
+    return sum / static_cast<double>(drawn[0].size());
   };
-  const auto half = bootstrap(100, 1, mean);
+  const std::vector<int64_t> tasks = {100, 3};
+  const auto half = bootstrap(tasks, 1, mean);
   EXPECT_NEAR(half.low, .40, .02);
   EXPECT_NEAR(half.high, .60, .02);
-  EXPECT_EQ(bootstrap(100, 1, mean).low, half.low);
-  EXPECT_THROW(bootstrap(0, 1, mean), ConfigError);
+  EXPECT_EQ(bootstrap(tasks, 1, mean).low, half.low);
+  EXPECT_THROW(bootstrap(std::vector<int64_t>{100, 0}, 1, mean), ConfigError);
 }
 
 EvaluatedTask task(std::string id, std::string tool, std::vector<double> rewards) {
@@ -182,6 +183,26 @@ TEST(MetricsJson, OneStageAndOneTrial) {
   EXPECT_TRUE(json.at("null_agent").is_null());
   EXPECT_TRUE(json.at("learning_efficiency").at("lca10").is_null());
   EXPECT_TRUE(json.at("basic").contains("pass_hat_1_ci95"));
+}
+
+// Each column draws from its own tasks, however many the others have.
+TEST(MetricsJson, IntervalsAreOfTheirColumn) {
+  const auto column = [](int tasks, int solved) {
+    std::vector<EvaluatedTask> out;
+    for (int i = 0; i < tasks; ++i) {
+      out.push_back(task(std::to_string(i), "fly", {i < solved ? 1. : 0.}));
+    }
+    return out;
+  };
+  auto run = two_stages();
+  run.cells.assign(3, {column(100, 50), column(150, 75)});
+  const auto json = nlohmann::json::parse(metrics_json(run));
+  for (const size_t j : {0, 1}) {
+    const auto& interval = json.at("matrix").at("R_ci95")[2][j];
+    EXPECT_NEAR(interval[0].get<double>(), .42, .04) << j;
+    EXPECT_NEAR(interval[1].get<double>(), .58, .04) << j;
+    EXPECT_EQ(json.at("matrix").at("gain_per_stage_ci95")[j].dump(), "[0.0,0.0]");
+  }
 }
 
 TEST(MetricsJson, RefusesCellsThatDoNotFit) {

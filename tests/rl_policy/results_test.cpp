@@ -47,6 +47,7 @@ TEST(Results, SayWhatEachStageHasLearnt) {
   EXPECT_TRUE(results.at("stages")[0].at("retention_reward").is_null());
   EXPECT_NEAR(results.at("stages")[1].at("retention_reward").get<double>(), kept, 1e-12);
   EXPECT_EQ(results.at("matrix").at("rows"), (Json{"no stage", "stage_1_even", "stage_2_again"}));
+  EXPECT_EQ(results.at("matrix").at("n_tasks"), (Json{3, 3}));
   EXPECT_EQ(results.at("matrix").at("ci95").size(), 3U);
   EXPECT_GT(results.at("model").at("parameters"), 0);
   EXPECT_EQ(results.at("model").at("tokenizer_sha256").get<std::string>().size(), 64U);

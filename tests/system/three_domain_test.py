@@ -50,6 +50,14 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(folder):
     three_domain(9, folder + "/run", dry_run=None).expect(2, err=r"--lanes 4 for 9 ranks: each rank needs one")
 
 
+def test_a_rank_of_mpirun_starts_none(folder):
+    rank = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
+    says = lambda number: run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run", OMPI_COMM_WORLD_RANK=str(number),
+                              OMPI_COMM_WORLD_LOCAL_RANK=str(number), **rank)
+    says(0).expect(out=r"^collectives of 3 ranks with 8 lanes")
+    assert says(1).expect() is None and not says(1).out
+
+
 def test_a_ramp_begins_with_easy_tasks(folder):
     three_domain(1, folder + "/run", ramp="1", order="airline", quiet=None).expect()
     learnt = [episode for line in pathlib.Path(folder, "run/trajectories.jsonl").read_text().splitlines()
@@ -60,6 +68,12 @@ def test_a_ramp_begins_with_easy_tasks(folder):
     assert all(re.search(r", \d{3}\.$", episode["messages"][0]["content"]) for episode in learnt if episode["iteration"] == 0)
     three_domain(1, folder + "/run", order="airline", resume=None).expect(2, err=r"has another run; here: --ramp 0")
     three_domain(1, folder + "/no", ramp="1", difficulty="1").expect(2, err=r"--ramp 1 needs the embedded domains with --difficulty 2 or 3")
+
+
+def test_an_empty_model_is_refused(folder):
+    for words in [["--model", ""], ["--model="]]:
+        refused = run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run", *words)
+        refused.expect(2, err=r"--model is empty: give a folder or a name, or leave it out")
 
 
 if __name__ == "__main__":

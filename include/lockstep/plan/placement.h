@@ -16,7 +16,8 @@ namespace lockstep::plan {
 // The sizes of a model, as plans and configurations have them.
 train::TransformerConfig sizes_of(const models::TransformerOptions& options);
 
-// The most that a rank of a run writes and learns from at a time: episodes that fill the context.
+// The most that a rank of a run writes, to learn or in an evaluation, and learns from at a time:
+// episodes that fill the context.
 GrpoOptions grpo_options(const rl::RunOptions& options, const train::TransformerConfig& sizes,
                          int64_t ranks);
 

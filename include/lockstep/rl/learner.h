@@ -3,9 +3,11 @@
 // to that of the lanes computes the same bits.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -43,6 +45,8 @@ struct RolloutPlan {
   std::vector<Planned> episodes;  // groups of `group_size` of one task
   int64_t group_size = 1;         // a group is played in one lane
   int64_t lanes = 1;
+  // How long a rank that has played waits for the others; none: as long as for any exchange.
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
 };
 
 // Group g belongs to lane g modulo lanes; each rank plays its lanes, one after another, by `play`.

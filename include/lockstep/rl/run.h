@@ -62,7 +62,8 @@ struct RunOptions {
   double skill = 0.3;  // share of the scripted dialogues that follow the policy
   int64_t difficulty = 2;
   int64_t ramp = 0;  // first iterations of a stage in which fewer and fewer tasks are of level 1
-  // "qwen3", "qwen3-2507" or "compact"; empty: compact for the tiny model, else qwen3.
+  // "qwen3", "qwen3-2507" or "compact"; empty: compact for the tiny model, else that of the chat
+  // template in the model's folder, and qwen3 without one.
   std::string chat_format = {};
   int64_t lanes = 8;  // 0: as many as ranks
   // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", divided. Either goes on
@@ -74,6 +75,8 @@ struct RunOptions {
   std::string reference = "auto";
   // What it computes in: "fp32", or "bf16" with float32 parameters for the optimizer.
   std::string precision = "fp32";
+  // Seconds that a rank that has played its episodes waits for the others; up to a week.
+  int64_t rollout_timeout = 1800;
   int64_t seed = 42;
   std::string output_dir = "three_domain_results_ddp";
   bool resume = false;
@@ -87,11 +90,15 @@ struct RunOptions {
   std::map<std::string, std::string> origins = {};
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
-  // resume, save_every, quiet, cache. Between a run and its continuation parallel, reference and
-  // joint_run may differ, too.
+  // resume, save_every, rollout_timeout, quiet, cache. Between a run and its continuation parallel,
+  // reference and joint_run may differ, too.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;
+
+  // Tasks of a domain that are learnt from, and those of an evaluation, where it has as many.
+  int64_t learning_tasks() const;
+  int64_t evaluation_tasks() const;
 };
 
 // Without a model, and with one: the guides' values.
@@ -115,7 +122,8 @@ struct Course {
   std::vector<std::string> idle = {"Done."};
 };
 
-// The three domains that need no data, at RunOptions::difficulty.
+// The three domains that need no data, at RunOptions::difficulty. Throws ConfigError for a model's
+// chat template that is not known, as tau2_course() does.
 Course embedded_course(const RunOptions& options);
 
 // The results of one domain's test tasks after some stages.

@@ -1,6 +1,9 @@
 #include "lockstep/core/place.h"
 
+#include <algorithm>
+
 #include "core/hash/mix.h"
+#include "core/place/node_list.h"
 #include "core/place/sources.h"
 #include "lockstep/core/environment.h"
 
@@ -43,6 +46,14 @@ std::optional<Place> place_from_launcher() {
   return place;
 }
 
+// Of the launcher that is there; without one the source is empty.
+Place found_place() {
+  auto found = place_from_launcher();
+  if (!found) found = place_from_mpi();
+  if (!found) found = place_from_slurm();
+  return found.value_or(Place{});
+}
+
 // The process manager serves each process once.
 Place met_over_mpirun(Place place) {
   static std::optional<Place> met;
@@ -73,12 +84,28 @@ std::string Place::describe() const {
   return fmt::format("rank {} of {} ({}){}", rank, size, source, where);
 }
 
+Place rank_from_env() {
+  Place place = found_place();
+  place.host.clear();
+  place.port = 0;
+  return place;
+}
+
+std::string launcher_of_rank() {
+  if (env_text("RANK") && env_text("WORLD_SIZE")) return "RANK and WORLD_SIZE are set";
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MPI_LOCALNRANKS"}) {
+    if (env_text(name)) return fmt::format("{} is set", name);
+  }
+  const auto counts = env_text("SLURM_STEP_TASKS_PER_NODE");
+  if (!env_text("SLURM_STEP_ID") || !env_text("SLURM_PROCID") || !counts) return "";
+  const auto each = expand_task_counts(*counts);
+  const bool is_rank = std::any_of(each.begin(), each.end(), [](int count) { return count > 1; });
+  return is_rank ? "srun has started several tasks on a node" : "";
+}
+
 Place place_from_env() {
-  auto found = place_from_launcher();
-  if (!found) found = place_from_mpi();
-  if (!found) found = place_from_slurm();
-  if (!found) return {};
-  Place& place = *found;
+  Place place = found_place();
+  if (place.source.empty()) return place;
   if (place.size == 1) {
     place.host.clear();
     place.port = 0;

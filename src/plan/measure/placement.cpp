@@ -72,7 +72,11 @@ train::TransformerConfig sizes_of(const models::TransformerOptions& o) {
 GrpoOptions grpo_options(const rl::RunOptions& o, const train::TransformerConfig& sizes,
                          int64_t ranks) {
   const int64_t lanes = o.lanes > 0 ? o.lanes : ranks;
-  const int64_t episodes = (o.prompts + lanes - 1) / lanes * o.group_size;  // of a lane
+  const auto of_lane = [&](int64_t tasks, int64_t each) {
+    return (tasks + lanes - 1) / lanes * each;
+  };
+  const int64_t episodes = of_lane(o.prompts, o.group_size);
+  const int64_t evaluated = of_lane(o.evaluation_tasks(), o.eval_trials);
   const int64_t length = std::min(o.context, sizes.max_length);
   const int64_t written = std::min(o.max_new_tokens, length - 1);
   const auto reference = [&] {
@@ -81,7 +85,8 @@ GrpoOptions grpo_options(const rl::RunOptions& o, const train::TransformerConfig
     return o.reference == "resident" ? Reference::Whole : Reference::Resident;
   };
   return {.reference = reference(),
-          .prompts = std::min(episodes, rl::RolloutOptions{}.rows),  // that are computed together
+          // That are computed together.
+          .prompts = std::min(std::max(episodes, evaluated), rl::RolloutOptions{}.rows),
           .group_size = 1,
           .prompt_tokens = length - written,
           .new_tokens = written,

@@ -106,7 +106,8 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
   }
   const std::string bytes(reinterpret_cast<const char*>(mine.data()),
                           mine.size() * sizeof(mine[0]));
-  for (const auto& from : group.all_gather_bytes(bytes, {.label = "outcomes"})) {
+  for (const auto& from :
+       group.all_gather_bytes(bytes, {.timeout = plan.timeout, .label = "outcomes"})) {
     for (size_t at = 0; at < from.size(); at += sizeof(mine[0])) {
       std::pair<uint64_t, Outcome> one;
       std::memcpy(static_cast<void*>(&one), from.data() + at, sizeof(one));
@@ -219,10 +220,15 @@ struct Learner::State {
   parallel::LaneMean lane_mean() const {
     return fsdp ? parallel::LaneMean(*fsdp) : parallel::LaneMean(*ddp);
   }
-  double clip() {
+  // The gradient's norm. Throws Error for one that is not finite, with what may help.
+  double clip(int64_t step, const char* advice) {
     const double most = options.max_grad_norm;
-    return (fsdp ? fsdp->clip_grad_norm_(most) : parallel::clip_grad_norm_(net->parameters(), most))
-        .item<double>();
+    const auto norm =
+        (fsdp ? fsdp->clip_grad_norm_(most) : parallel::clip_grad_norm_(net->parameters(), most))
+            .item<double>();
+    if (std::isfinite(norm)) return norm;
+    throw Error(fmt::format("[learner] step {}: the gradient's norm is {}; {} may help", step, norm,
+                            advice));
   }
 
   LearnerOptions options;
@@ -392,13 +398,7 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
       high.add(loss.clipped_high, count);
       (loss.loss * factor).backward();
     }
-    learnt.gradient_norm = s.clip();
-    if (!std::isfinite(learnt.gradient_norm)) {
-      throw Error(
-          fmt::format("[learner] step {}: the gradient's norm is {}; a lower learning rate, or a "
-                      "closer look at the rewards, may help",
-                      step, learnt.gradient_norm));
-    }
+    learnt.gradient_norm = s.clip(step, "a lower learning rate, or a closer look at the rewards,");
     s.adam->step();
   }
   learnt.updated = true;
@@ -434,7 +434,7 @@ double Learner::imitate(const std::vector<std::vector<const models::DialogueToke
     mean.add(sum.detach(), batch.targets.size(0));
     (sum * (static_cast<double>(lane.count) / static_cast<double>(tokens))).backward();
   }
-  s.clip();
+  s.clip(step, "a lower learning rate");
   s.adam->step();
   return mean.mean();
 }

@@ -110,9 +110,9 @@ models::Transformer make_net(const WarmUpOptions& options, int64_t vocabulary) {
 std::string folder_of(const WarmUpOptions& o) {
   const auto& m = o.model;
   const std::string all = fmt::format(
-      "1 {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.steps, o.batch, o.learning_rate,
+      "2 {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {} {}", o.steps, o.batch, o.learning_rate,
       o.lanes, o.seed, o.vocabulary, o.corpus, m.layers, m.hidden, m.feed_forward, m.heads,
-      m.kv_heads, m.head_dim, m.max_length, m.rope_theta, m.norm_eps, o.key);
+      m.kv_heads, m.head_dim, m.max_length, m.rope_theta, m.norm_eps, m.tied, o.key);
   return fmt::format("{}/{:016x}", o.cache, fnv1a<uint64_t>(all));
 }
 
@@ -180,6 +180,7 @@ WarmedUp warm_up(const comm::World& world, const Demonstrations& demonstrations,
                           : make_tokenizer(demonstrations, text, arenas, options);
   WarmedUp out{
       .net = make_net(options, tokenizer.size()), .tokenizer = tokenizer, .cached = cached};
+  out.net->to(world.device());
   if (kept) copy(kept, out.net);
   if (cached) {
     const at::NoGradGuard no_grad;

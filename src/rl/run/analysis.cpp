@@ -1,5 +1,6 @@
 // analysis_report.md.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 
@@ -165,9 +166,10 @@ std::string analysis_report(const std::string& results_text, const std::string& 
       results.at("environment").at("world").get<std::string>(),
       results.at("started").get<std::string>(), results.at("ended").get<std::string>(),
       results.at("parameters_checksum").get<std::string>());
-  out += fmt::format("Mean reward on {} test tasks of each domain, {} trials of each",
-                     results.at("matrix").at("n_tasks").get<int64_t>(),
-                     results.at("matrix").at("n_trials").get<int64_t>());
+  out +=
+      fmt::format("Mean reward on each domain's test tasks ({}), {} trials of each",
+                  fmt::join(results.at("matrix").at("n_tasks").get<std::vector<int64_t>>(), ", "),
+                  results.at("matrix").at("n_trials").get<int64_t>());
   out += results.at("matrix").contains("ci95") ? ", with 95 % intervals:\n\n" : ":\n\n";
   out += matrix_table(results);
   if (metrics_text.empty()) return out + "\nNo stage is over yet.\n";

@@ -4,6 +4,7 @@
 #include "lockstep/rl/dialogue.h"
 #include "lockstep/rl/embedded.h"
 #include "lockstep/rl/run.h"
+#include "rl/run/policy.h"
 
 namespace lockstep::rl {
 namespace {
@@ -25,9 +26,7 @@ std::vector<std::string> agent_lines(const Dialogue& dialogue) {
 }  // namespace
 
 Course embedded_course(const RunOptions& options) {
-  const ChatOptions chat{.format = chat_format(!options.chat_format.empty() ? options.chat_format
-                                               : options.model.empty()      ? "compact"
-                                                                            : "qwen3")};
+  const ChatOptions chat{.format = chat_format_of(options)};
   Course out{.text = chat_text(chat)};
   Domains domains;
   std::vector<std::string> names;

@@ -135,7 +135,11 @@ std::string results_json(const RunResult& result, const Curriculum& curriculum,
                scores[s]);
   }
   Json domains = Json::array();
-  for (const auto& column : columns) domains.push_back(column.domain);
+  Json tasks = Json::array();
+  for (const auto& column : columns) {
+    domains.push_back(column.domain);
+    tasks.push_back(column.evaluation.size());
+  }
   Json rows = Json::array();
   for (size_t i = 0; i < matrix.size(); ++i) {
     rows.push_back(i == 0 ? "no stage" : curriculum.stages[i - 1].id);
@@ -143,7 +147,7 @@ std::string results_json(const RunResult& result, const Curriculum& curriculum,
   out["matrix"] = {{"rows", std::move(rows)},
                    {"columns", std::move(domains)},
                    {"R", matrix},
-                   {"n_tasks", columns.front().evaluation.size()},
+                   {"n_tasks", std::move(tasks)},
                    {"n_trials", options.eval_trials}};
   if (!metrics.empty()) out["matrix"]["ci95"] = Json::parse(metrics).at("matrix").at("R_ci95");
   out["seconds"] = facts.seconds;

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "lockstep/core/error.h"
@@ -103,6 +105,16 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   return out;
 }
 
+int64_t RunOptions::learning_tasks() const {
+  const double share = learning_ratio * static_cast<double>(tasks_per_domain);
+  return std::max<int64_t>(1, static_cast<int64_t>(std::floor(share)));
+}
+
+int64_t RunOptions::evaluation_tasks() const {
+  const int64_t all = std::max<int64_t>(1, tasks_per_domain - learning_tasks());
+  return eval_tasks > 0 ? std::min(all, eval_tasks) : all;
+}
+
 void RunOptions::check() const {
   const auto need = [](bool good, const std::string& what) {
     if (!good) throw ConfigError("[three_domain] " + what);
@@ -164,6 +176,8 @@ void RunOptions::check() const {
   above("max-turns", static_cast<double>(max_turns), 1);
   above("context", static_cast<double>(context), 8);
   above("save-every", static_cast<double>(save_every), 1);
+  need(rollout_timeout >= 1 && rollout_timeout <= 7 * 24 * 3600,
+       fmt::format("--rollout-timeout {} has to be from 1 to 604800 seconds", rollout_timeout));
   above("lanes", static_cast<double>(lanes), 0);
   above("warm-steps", static_cast<double>(warm_steps), 0);
   above("warm-lr", warm_lr, 0);

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <chrono>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -80,14 +80,9 @@ ColumnPlan plan_column(const Course& course, const RunOptions& options, const st
     }
     return tasks;
   };
-  const auto learning = std::max<int64_t>(
-      1, static_cast<int64_t>(
-             std::floor(options.learning_ratio * static_cast<double>(options.tasks_per_domain))));
-  int64_t evaluation = std::max<int64_t>(1, options.tasks_per_domain - learning);
-  if (options.eval_tasks > 0) evaluation = std::min(evaluation, options.eval_tasks);
   return {.domain = domain,
-          .learning = first("train", learning),
-          .evaluation = first("test", evaluation)};
+          .learning = first("train", options.learning_tasks()),
+          .evaluation = first("test", options.evaluation_tasks())};
 }
 
 // Of a stage with these tasks.
@@ -159,7 +154,9 @@ std::vector<Unit> plan_units(const Curriculum& curriculum) {
 RolloutPlan plan_learning(const Curriculum& curriculum, const Course& course,
                           const RunOptions& options, const Unit& unit) {
   const auto& stages = curriculum.stages;
-  RolloutPlan out{.group_size = options.group_size, .lanes = options.lanes};
+  RolloutPlan out{.group_size = options.group_size,
+                  .lanes = options.lanes,
+                  .timeout = std::chrono::seconds(options.rollout_timeout)};
   const auto seed = as_unsigned(options.seed), s = as_unsigned(unit.stage),
              it = as_unsigned(unit.number);
   Walk walk(stages[s].learning, seed, s);
@@ -181,7 +178,9 @@ RolloutPlan plan_learning(const Curriculum& curriculum, const Course& course,
 
 RolloutPlan plan_evaluation(const Curriculum& curriculum, const RunOptions& options,
                             int64_t column) {
-  RolloutPlan out{.group_size = options.eval_trials, .lanes = options.lanes};
+  RolloutPlan out{.group_size = options.eval_trials,
+                  .lanes = options.lanes,
+                  .timeout = std::chrono::seconds(options.rollout_timeout)};
   const auto& tasks = curriculum.columns[as_unsigned(column)].evaluation;
   for (size_t task = 0; task < tasks.size(); ++task) {
     // Without the row, so that a task's trials after each stage draw the same numbers.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "lockstep/core/error.h"
@@ -13,6 +14,44 @@
 #include "text/files.h"
 
 namespace lockstep::rl {
+namespace {
+
+// The chat template (Jinja's text) of a folder of transformers; empty without one.
+std::string chat_template_in(const std::string& folder) {
+  const std::string own = folder + "/chat_template.jinja";
+  if (std::filesystem::exists(own)) return text::read_file(own);
+  const std::string config = folder + "/tokenizer_config.json";
+  if (!std::filesystem::exists(config)) return "";
+  const auto json = nlohmann::json::parse(text::read_file(config), nullptr, false);
+  if (!json.is_object() || !json.contains("chat_template")) return "";
+  const auto& found = json["chat_template"];
+  if (found.is_string()) return found.get<std::string>();
+  // Several by name: agents have tools.
+  std::string out;
+  for (const auto& one : found) {
+    if (!one.is_object()) continue;
+    const auto name = one.value("name", nlohmann::json());
+    const auto body = one.value("template", nlohmann::json());
+    if (!body.is_string()) continue;
+    if (name == "tool_use" || (name == "default" && out.empty())) out = body.get<std::string>();
+  }
+  return out;
+}
+
+}  // namespace
+
+ChatFormat chat_format_of(const RunOptions& options) {
+  if (!options.chat_format.empty()) return chat_format(options.chat_format);
+  if (options.model.empty()) return ChatFormat::Compact;
+  std::string folder;
+  try {
+    folder = model_folder(options.model);
+  } catch (const ConfigError&) {
+    return ChatFormat::Qwen3;
+  }
+  const std::string found = chat_template_in(folder);
+  return found.empty() ? ChatFormat::Qwen3 : chat_format_of_template(found);
+}
 
 WarmedUp make_policy(const comm::World& world, const Course& course, const RunOptions& options,
                      const std::string& folder, const std::function<void(std::string)>& say) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lockstep/comm/world.h"
+#include "lockstep/rl/chat.h"
 #include "lockstep/rl/episode.h"
 #include "lockstep/rl/learner.h"
 #include "lockstep/rl/run.h"
@@ -26,6 +27,11 @@ void export_policy(const models::Transformer& net, const text::Tokenizer& tokeni
 // What a copy of the net says, as it is now and stays. The copy is whole on each rank.
 Voice frozen_voice(const models::Transformer& net, const text::Tokenizer& tokenizer,
                    const RunOptions& options);
+
+// How conversations look: as --chat-format says, else compact for the tiny model, as the chat
+// template in the model's folder says, and Qwen3's without one. Throws ConfigError for a template
+// that is not known; a folder that is not there is left to find_model().
+ChatFormat chat_format_of(const RunOptions& options);
 
 Limits limits_of(const RunOptions& options);
 

@@ -88,15 +88,18 @@ RunOptions completed(RunOptions options, int64_t ranks) {
   return options;
 }
 
-std::string first_problem(const comm::Group& group, const std::string& mine) {
-  for (const auto& of_rank : group.all_gather_bytes(mine, {.label = "problems"})) {
+std::string first_problem(const comm::Group& group, const std::string& mine,
+                          std::optional<std::chrono::milliseconds> timeout) {
+  for (const auto& of_rank :
+       group.all_gather_bytes(mine, {.timeout = timeout, .label = "problems"})) {
     if (!of_rank.empty()) return of_rank;
   }
   return "";
 }
 
-void agree_on(const comm::Group& group, const std::string& problem) {
-  const std::string first = first_problem(group, problem);
+void agree_on(const comm::Group& group, const std::string& problem,
+              std::optional<std::chrono::milliseconds> timeout) {
+  const std::string first = first_problem(group, problem, timeout);
   if (!first.empty()) throw ConfigError(first);
 }
 
@@ -158,7 +161,8 @@ void check_lengths(const comm::Group& group, const Course& course, const Curricu
       problem = error.what();
     }
   }
-  agree_on(group, problem);
+  // Rank 0 has begun each task, which takes the others nothing.
+  agree_on(group, problem, std::chrono::seconds(options.rollout_timeout));
 }
 
 bool prepare_directory(const comm::Group& group, RunOptions options) {

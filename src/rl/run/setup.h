@@ -1,8 +1,10 @@
 // What ranks agree on before a run begins.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,11 +19,14 @@ namespace lockstep::rl {
 // impossible ones.
 RunOptions completed(RunOptions options, int64_t ranks);
 
-// What the first rank has found wrong, on all ranks, which all call it; empty for nothing.
-std::string first_problem(const comm::Group& group, const std::string& mine);
+// What the first rank has found wrong, on all ranks, which all call it; empty for nothing. Ranks
+// wait for `timeout`, without one for the group's.
+std::string first_problem(const comm::Group& group, const std::string& mine,
+                          std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
 // All ranks throw ConfigError with it, or none does.
-void agree_on(const comm::Group& group, const std::string& problem);
+void agree_on(const comm::Group& group, const std::string& problem,
+              std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
 // Throws ConfigError on all ranks when options differ, with the first that does.
 void check_alike(const comm::Group& group, const std::map<std::string, std::string>& mine);

@@ -3,18 +3,19 @@
 #include "lockstep/rl/chat.h"
 #include "lockstep/rl/run.h"
 #include "lockstep/rl/tau2.h"
+#include "rl/run/policy.h"
 
 namespace lockstep::rl {
 
 Course tau2_course(const RunOptions& options, const Tau2Options& process) {
-  const std::string format = options.chat_format.empty() ? "qwen3" : options.chat_format;
-  Course out{.text = chat_text({.format = chat_format(format)})};
+  const ChatFormat format = chat_format_of(options);
+  Course out{.text = chat_text({.format = format})};
   const Tau2Bridge bridge(process);
   if (options.user == "model") out.user_voice = std::make_shared<Voice>();
   const auto make_user = [solo = options.solo, voice = out.user_voice,
-                          form = chat_format(format)]() -> std::unique_ptr<UserSimulator> {
+                          format]() -> std::unique_ptr<UserSimulator> {
     if (solo) return std::make_unique<NoUser>();
-    if (voice) return std::make_unique<ModelUser>(voice, form);
+    if (voice) return std::make_unique<ModelUser>(voice, format);
     return std::make_unique<Tau2ScriptedUser>();
   };
   const Solo solo = options.solo ? Solo::Yes : Solo::No;

@@ -159,29 +159,25 @@ class Metrics {
             {"tool_output_usage", tool_output_usage(tasks)}};
   }
 
-  // `statistic` of the rewards of resampled tasks: the same tasks in every row of a column.
+  // `of` the mean rewards of resampled tasks: the same tasks in every row of a column.
   Interval interval(
       const std::function<double(const std::vector<std::vector<double>>&)>& of) const {
-    // Columns may have unequal numbers of tasks: each takes its own share of the longest draw.
-    size_t most = 0;
+    std::vector<int64_t> tasks;
+    for (size_t j = 0; j < columns(); ++j) tasks.push_back(static_cast<int64_t>(cell(0, j).size()));
     std::vector<std::vector<std::vector<double>>> rewards(r_.size());
     for (size_t i = 0; i < r_.size(); ++i) {
       for (size_t j = 0; j < columns(); ++j) {
         rewards[i].emplace_back();
         for (const auto& task : cell(i, j)) rewards[i].back().push_back(reward_of(task));
-        most = std::max(most, rewards[i].back().size());
       }
     }
-    return bootstrap(static_cast<int64_t>(most), run_.seed, [&](std::span<const int64_t> drawn) {
+    return bootstrap(tasks, run_.seed, [&](const std::vector<std::vector<int64_t>>& drawn) {
       std::vector<std::vector<double>> means(r_.size(), std::vector<double>(columns()));
       for (size_t i = 0; i < r_.size(); ++i) {
         for (size_t j = 0; j < columns(); ++j) {
-          const auto& column = rewards[i][j];
           double sum = 0;
-          for (size_t k = 0; k < column.size(); ++k) {
-            sum += column[static_cast<size_t>(drawn[k]) % column.size()];
-          }
-          means[i][j] = sum / static_cast<double>(column.size());
+          for (const int64_t task : drawn[j]) sum += rewards[i][j][static_cast<size_t>(task)];
+          means[i][j] = sum / static_cast<double>(drawn[j].size());
         }
       }
       return of(means);

@@ -60,15 +60,21 @@ Interval wilson(Trials trials) {
   return {.low = std::max(0.0, middle - half), .high = std::min(1.0, middle + half)};
 }
 
-Interval bootstrap(int64_t tasks, uint64_t seed,
-                   const std::function<double(std::span<const int64_t>)>& statistic) {
-  if (tasks < 1) throw ConfigError("[rl] bootstrap: no tasks to draw from");
+Interval bootstrap(
+    std::span<const int64_t> tasks, uint64_t seed,
+    const std::function<double(const std::vector<std::vector<int64_t>>& drawn)>& statistic) {
+  std::vector<std::vector<int64_t>> drawn;
+  for (const int64_t count : tasks) {
+    if (count < 1) throw ConfigError("[rl] bootstrap: no tasks to draw from");
+    drawn.emplace_back(static_cast<size_t>(count));
+  }
   std::vector<double> values;
-  std::vector<int64_t> drawn(static_cast<size_t>(tasks));
   for (int resample = 0; resample < kResamples; ++resample) {
-    for (size_t i = 0; i < drawn.size(); ++i) {
-      drawn[i] = static_cast<int64_t>(counter(seed, kBootstrap, resample, i) %
-                                      static_cast<uint64_t>(tasks));
+    for (size_t column = 0; column < drawn.size(); ++column) {
+      auto& of = drawn[column];
+      for (size_t i = 0; i < of.size(); ++i) {
+        of[i] = static_cast<int64_t>(counter(seed, kBootstrap, resample, column, i) % of.size());
+      }
     }
     values.push_back(statistic(drawn));
   }

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <utility>
 
 #include "core/nearest.h"
 #include "lockstep/core/error.h"
@@ -51,6 +53,7 @@ void list_known() {
 PlanCommand::PlanCommand(CLI::App& program) {
   auto& command =
       *program.add_subcommand("plan", "Say which of Ddp and Fsdp to use, and what a run will take");
+  command_ = &command;
   command.footer(kPlanFooter);
   command.get_formatter()->column_width(34);
   question_.add_flags(command);
@@ -72,7 +75,24 @@ PlanCommand::PlanCommand(CLI::App& program) {
   count("--update-batch", update_batch_, "With --grpo: texts of a micro-batch (1)");
 }
 
+void PlanCommand::check_grpo() const {
+  constexpr std::array<std::pair<const char*, const char*>, 8> kOthers = {
+      {{"--batch", "give --update-batch"},
+       {"--tokens", "give --prompt-tokens and --new-tokens"},
+       {"--ranks", "it counts 1 to 8 devices"},
+       {"--sample", "its samples are texts"},
+       {"--outputs", "its outputs are tokens"},
+       {"--measured-step", "it counts memory, not time"},
+       {"--bf16", "it counts weights in bfloat16 without it"},
+       {"--recompute", "its update computes blocks twice without it"}}};
+  for (const auto& [flag, instead] : kOthers) {
+    if (command_->count(flag) == 0) continue;
+    throw ConfigError(fmt::format("[plan] --grpo does not read {}: {}", flag, instead));
+  }
+}
+
 int PlanCommand::plan_grpo() const {
+  check_grpo();
   const std::map<std::string, plan::Reference> places = {{"resident", plan::Reference::Resident},
                                                          {"offloaded", plan::Reference::Offloaded},
                                                          {"none", plan::Reference::None}};

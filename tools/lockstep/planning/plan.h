@@ -41,7 +41,10 @@ class PlanCommand {
 
  private:
   int plan_grpo() const;
+  // Throws ConfigError for flags that say nothing of GRPO.
+  void check_grpo() const;
 
+  const CLI::App* command_;
   PlanQuestion question_;
   bool json_ = false, grpo_ = false, lists_ = false;
   std::string reference_ = "resident";

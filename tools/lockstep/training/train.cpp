@@ -11,10 +11,9 @@
 #include <cstring>
 
 #include "beside.h"
-#include "core/place/node_list.h"
 #include "launch/job/run.h"
-#include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/place.h"
 
 namespace lockstep::tool {
 namespace {
@@ -30,20 +29,6 @@ Exit status: as that of lockstep run; 2 for a wrong file.
   lockstep train run.yaml --nproc-per-node 4
   lockstep train run.yaml --set training.epochs=3 --set optimizer.learning_rate=0.01
 )";
-
-// The launcher that has started this process as one rank of a job; empty without one.
-std::string launcher() {
-  if (env_text("RANK") && env_text("WORLD_SIZE")) return "RANK and WORLD_SIZE are set";
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "MPI_LOCALNRANKS"}) {
-    if (env_text(name)) return fmt::format("{} is set", name);
-  }
-  // A task on each node is a launcher; several on a node are ranks.
-  const auto counts = env_text("SLURM_STEP_TASKS_PER_NODE");
-  if (!env_text("SLURM_STEP_ID") || !env_text("SLURM_PROCID") || !counts) return "";
-  const auto each = expand_task_counts(*counts);
-  const bool is_rank = std::any_of(each.begin(), each.end(), [](int count) { return count > 1; });
-  return is_rank ? "srun has started several tasks on a node" : "";
-}
 
 }  // namespace
 
@@ -161,7 +146,7 @@ void TrainCommand::become_rank() {
 
 int TrainCommand::carry_out() {
   if (file_.empty()) throw ConfigError("[train] no file given (lockstep train --help)");
-  const std::string started_by = launcher();
+  const std::string started_by = launcher_of_rank();
   if (!started_by.empty()) {
     auto flags = run_.given_flags();
     std::erase(flags, "--set");

@@ -1,0 +1,47 @@
+// What a warm-up leaves in its cache.
+#include "lockstep/rl/warm_up.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "lockstep/core/error.h"
+#include "rl_policy/even_course.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+rl::WarmUpOptions of_steps(int64_t steps, const std::string& cache) {
+  return {.steps = steps, .batch = 3, .lanes = 4, .corpus = 20, .cache = cache};
+}
+
+rl::WarmedUp warmed_up(World& world, const rl::WarmUpOptions& options) {
+  return rl::warm_up(world, course().demonstrate, course().text, course().arenas, options);
+}
+
+TEST(WarmUp, ThatDivergesIsNotKept) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    auto options = of_steps(12, folder / "cache");
+    options.learning_rate = 1e30;
+    EXPECT_THAT(message_of<Error>([&] { warmed_up(world, options); }),
+                testing::HasSubstr("the gradient's norm is"));
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / "cache"));
+}
+
+TEST(WarmUp, OfAnotherModelIsMadeAnew) {
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    auto options = of_steps(1, folder / "cache");
+    EXPECT_FALSE(warmed_up(world, options).cached);
+    EXPECT_TRUE(warmed_up(world, options).cached);
+    options.model.tied = false;
+    EXPECT_FALSE(warmed_up(world, options).cached);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
