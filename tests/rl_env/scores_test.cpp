@@ -68,17 +68,16 @@ TEST(Intervals, CoverWhatTheyShould) {
   EXPECT_NEAR(wide.low, .4902, 1e-4);  // Wilson 1927, as statsmodels has it
   EXPECT_NEAR(wide.high, .9433, 1e-4);
   EXPECT_EQ(wilson({.succeeded = 0, .of = 5}).low, 0);
-  const auto mean = [](const std::vector<std::vector<int64_t>>& drawn) {
+  const auto mean = [](std::span<const int64_t> drawn) {
     double sum = 0;
-    for (const auto i : drawn[0]) sum += i < 50;
-    return sum / static_cast<double>(drawn[0].size());
+    for (const auto i : drawn) sum += i < 50;
+    return sum / static_cast<double>(drawn.size());
   };
-  const std::vector<int64_t> tasks = {100, 3};
-  const auto half = bootstrap(tasks, 1, mean);
+  const auto half = bootstrap(100, 1, mean);
   EXPECT_NEAR(half.low, .40, .02);
   EXPECT_NEAR(half.high, .60, .02);
-  EXPECT_EQ(bootstrap(tasks, 1, mean).low, half.low);
-  EXPECT_THROW(bootstrap(std::vector<int64_t>{100, 0}, 1, mean), ConfigError);
+  EXPECT_EQ(bootstrap(100, 1, mean).low, half.low);
+  EXPECT_THROW(bootstrap(0, 1, mean), ConfigError);
 }
 
 EvaluatedTask task(std::string id, std::string tool, std::vector<double> rewards) {

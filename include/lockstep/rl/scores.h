@@ -67,13 +67,11 @@ double early_area(std::span<const double> curve);
 // Of a share (Wilson's).
 Interval wilson(Trials trials);
 
-// The 2.5th and 97.5th percentile of `statistic` over 2,000 resamples of each column's tasks, which
-// are given by their indices: drawn from counters, the same for one seed, so that several
-// statistics see the same resamples. `tasks` counts each column's. Throws ConfigError for a column
-// of none.
-Interval bootstrap(
-    std::span<const int64_t> tasks, uint64_t seed,
-    const std::function<double(const std::vector<std::vector<int64_t>>& drawn)>& statistic);
+// The 2.5th and 97.5th percentile of `statistic` over 2,000 resamples of `tasks` tasks, which are
+// given by their indices: drawn from counters, the same for one seed, so that several statistics
+// see the same resamples. Throws ConfigError for no tasks.
+Interval bootstrap(int64_t tasks, uint64_t seed,
+                   const std::function<double(std::span<const int64_t>)>& statistic);
 
 // One trial of one test task.
 struct EvaluatedTrial {

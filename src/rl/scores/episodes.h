@@ -39,6 +39,11 @@ std::optional<double> tool_invocation(Tasks tasks);
 // Trials whose customer was told what he had to be told.
 double tool_output_usage(Tasks tasks);
 
+// bootstrap() of several columns with so many tasks: each is drawn from its own.
+Interval bootstrap_columns(
+    std::span<const int64_t> tasks, uint64_t seed,
+    const std::function<double(const std::vector<std::vector<int64_t>>& drawn)>& statistic);
+
 // stage_scores() of a run whose cells fit.
 StageScores scores_of_stage(const RunRecord& run, size_t stage);
 

@@ -171,7 +171,7 @@ class Metrics {
         for (const auto& task : cell(i, j)) rewards[i].back().push_back(reward_of(task));
       }
     }
-    return bootstrap(tasks, run_.seed, [&](const std::vector<std::vector<int64_t>>& drawn) {
+    return bootstrap_columns(tasks, run_.seed, [&](const std::vector<std::vector<int64_t>>& drawn) {
       std::vector<std::vector<double>> means(r_.size(), std::vector<double>(columns()));
       for (size_t i = 0; i < r_.size(); ++i) {
         for (size_t j = 0; j < columns(); ++j) {

@@ -6,6 +6,7 @@
 #include "core/hash/counter.h"
 #include "lockstep/core/error.h"
 #include "lockstep/rl/scores.h"
+#include "rl/scores/episodes.h"
 
 namespace lockstep::rl {
 namespace {
@@ -60,7 +61,7 @@ Interval wilson(Trials trials) {
   return {.low = std::max(0.0, middle - half), .high = std::min(1.0, middle + half)};
 }
 
-Interval bootstrap(
+Interval bootstrap_columns(
     std::span<const int64_t> tasks, uint64_t seed,
     const std::function<double(const std::vector<std::vector<int64_t>>& drawn)>& statistic) {
   std::vector<std::vector<int64_t>> drawn;
@@ -70,16 +71,23 @@ Interval bootstrap(
   }
   std::vector<double> values;
   for (int resample = 0; resample < kResamples; ++resample) {
-    for (size_t column = 0; column < drawn.size(); ++column) {
+    for (uint64_t column = 0; column < drawn.size(); ++column) {
       auto& of = drawn[column];
       for (size_t i = 0; i < of.size(); ++i) {
-        of[i] = static_cast<int64_t>(counter(seed, kBootstrap, resample, column, i) % of.size());
+        const uint64_t draw = counter(seed, kBootstrap, resample, column << 32 | i);
+        of[i] = static_cast<int64_t>(draw % of.size());
       }
     }
     values.push_back(statistic(drawn));
   }
   std::sort(values.begin(), values.end());
   return {.low = percentile(values, .025), .high = percentile(values, .975)};
+}
+
+Interval bootstrap(int64_t tasks, uint64_t seed,
+                   const std::function<double(std::span<const int64_t>)>& statistic) {
+  return bootstrap_columns({&tasks, 1}, seed,
+                           [&](const auto& drawn) { return statistic(drawn.front()); });
 }
 
 }  // namespace lockstep::rl
