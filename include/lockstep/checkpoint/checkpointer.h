@@ -115,10 +115,11 @@ class Checkpointer {
     track(name, static_cast<torch::nn::Module&>(*module));
   }
   // libtorch's default generators of each rank, of the CPU and, where there are any, of its current
-  // CUDA device, as "generators". A rank that was not there when they were saved begins with
-  // numbers that no other rank has; where the ranks that saved ran lanes, and so drew alike, with
-  // theirs. What is drawn after restoring goes on where it was, also when a Ddp is constructed only
-  // then (seed_everything() with a group).
+  // CUDA device, as "generators". One that is missing where it was saved or where it is restored
+  // (no GPU) stays as it is, with a warning. A rank that was not there when they were saved begins
+  // with numbers that no other rank has; where the ranks that saved ran lanes, and so drew alike,
+  // with theirs. What is drawn after restoring goes on where it was, also when a Ddp is constructed
+  // only then (seed_everything() with a group).
   void track_generators();
   // A generator of one's own, of which each rank has another (with lanes, the same).
   void track(const std::string& name, const at::Generator& generator);
