@@ -98,7 +98,8 @@ class Checkpointer {
   // bool, text or tensor, what lockstep/parallel/stateful.h lists, or any other for which
   // stateful(object) finds a function by argument-dependent lookup. Optimizers call their state by
   // the names of parameters of modules that are tracked (before or after them). Throws ConfigError
-  // for a name that is empty, has a "/" or is there already.
+  // for a name that is empty, has a "/" or is there already, and for a
+  // ZeroOptimizer whose group has another number of ranks.
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
