@@ -268,6 +268,14 @@ void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> obje
           fmt::format("[checkpoint] '{}' is tracked already: choose another name", name));
     }
   }
+  const int among = object->divided_among(), ranks = impl_->group.size();
+  if (among != 0 && among != ranks) {
+    throw ConfigError(
+        fmt::format("[checkpoint] '{}' is divided among {} ranks of {} that save: divide it among "
+                    "all of them (ZeroOptimizer's group), or use an Fsdp with shard_ranks, whose "
+                    "groups may replicate each other",
+                    name, among, ranks));
+  }
   impl_->tracked.emplace_back(name, std::move(object));
 }
 

@@ -4,13 +4,16 @@
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
 #include "checkpoint/format/checksum.h"
 #include "comm/transport.h"
 #include "core/hash/mix.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -38,16 +41,39 @@ class Generators : public Stateful {
     alike_ = !state.values.empty() || group_.transport().lanes() > 0;
     source_ = rank_ < saved.world && !alike_ ? rank_ : 0;
     bytes_.clear();
+    apart_.clear();
     for (const auto& [name, generator] : all_) {
-      bytes_.push_back(at::empty_like(current(generator)));
-      state.pieces.push_back(piece(name, source_, bytes_.back()));
       state.others.push_back(name + "/rank-*");
+      at::Tensor& bytes = bytes_.emplace_back();
+      Piece one = piece(name, source_, at::empty_like(current(generator)));
+      // Of nothing at all it is an error, as for all that is tracked.
+      if (!saved.tensors.empty() && !saved.tensors.contains(one.name)) {
+        apart_.push_back(fmt::format("'{}' was not saved", name));
+        continue;
+      }
+      bytes = one.parts.front().tensor;
+      state.pieces.push_back(std::move(one));
+    }
+    for (const auto& [path, tensor] : saved.tensors) {
+      const std::string name = path.substr(0, path.find('/'));
+      std::string of_ranks = name + "/rank-*";
+      if (std::ranges::find(state.others, of_ranks) != state.others.end()) continue;
+      state.others.push_back(std::move(of_ranks));
+      apart_.push_back(fmt::format("'{}' is not here", name));
     }
     return state;
   }
 
   void restored(const State&) override {
-    for (size_t i = 0; i < all_.size(); ++i) restore(all_[i].second, bytes_.at(i));
+    for (size_t i = 0; i < all_.size(); ++i) {
+      if (bytes_.at(i).defined()) restore(all_[i].second, bytes_[i]);
+    }
+    if (rank_ == 0 && !apart_.empty()) {
+      log::warn(
+          fmt::format("[checkpoint] of the random generators {}: what it would draw is not as in "
+                      "the run that saved",
+                      fmt::join(apart_, ", ")));
+    }
     ++g_restored;
   }
 
@@ -80,7 +106,10 @@ class Generators : public Stateful {
   int rank_;
   bool alike_ = false;
   int source_ = 0;
-  std::vector<at::Tensor> bytes_;  // of each generator, between destination() and restored()
+  // Between destination() and restored(): of each generator, undefined where it stays as it is; and
+  // which are on one side only, as where one of the machines has no GPU.
+  std::vector<at::Tensor> bytes_;
+  std::vector<std::string> apart_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "checkpoint/generators.h"
 #include "checkpoint/model.h"
 #include "lockstep/checkpoint/checkpoint.h"
 #include "lockstep/checkpoint/checkpointer.h"
@@ -147,6 +148,35 @@ TEST(Generators, OfOnesOwnAndWithoutADdpThatSeedsThemAgain) {
       checkpoints.restore_latest();
       EXPECT_TRUE(at::equal(numbers(), expected));
     });
+  });
+}
+
+// As between machines with a GPU and without.
+TEST(Generators, ThatAreOnOneSideOnlyStayAsTheyAre) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    auto cpu = at::make_generator<at::CPUGeneratorImpl>(world.rank());
+    auto cuda = at::make_generator<at::CPUGeneratorImpl>(10 + world.rank());
+    const auto with = [&](const std::string& name, const checkpoint::NamedGenerators& all,
+                          const auto& body) {
+      Checkpointer checkpoints(world, folder / name);
+      checkpoints.track("generators", checkpoint::generators(all, world.group()));
+      body(checkpoints);
+    };
+    for (const bool has_gpu : {true, false}) {
+      const checkpoint::NamedGenerators one{{"cpu", cpu}}, both{{"cpu", cpu}, {"cuda", cuda}};
+      const std::string name = has_gpu ? "gpu" : "none";
+      with(name, has_gpu ? both : one, [](Checkpointer& checkpoints) { checkpoints.save(1); });
+      const at::Tensor expected = at::rand({3}, cpu), stays = cuda.get_state();
+      with(name, has_gpu ? one : both, [&](Checkpointer& checkpoints) {
+        testing::internal::CaptureStderr();
+        checkpoints.restore_latest();
+        const std::string said = testing::internal::GetCapturedStderr();
+        EXPECT_EQ(said.find("'cuda'") != std::string::npos, world.rank() == 0) << said;
+      });
+      EXPECT_TRUE(at::equal(at::rand({3}, cpu), expected));
+      EXPECT_TRUE(at::equal(cuda.get_state(), stays));
+    }
   });
 }
 

@@ -167,6 +167,23 @@ TEST(Stateful, AZeroOptimizerAsAnOrdinaryOneIsRefused) {
   });
 }
 
+// Two groups have the whole each; none says which of them is saved.
+TEST(Stateful, AZeroOptimizerOfAPartOfTheRanksIsRefused) {
+  const Folder folder;
+  spawn(4, [&](World& world) {
+    torch::nn::Linear net(2, 2);
+    const Group half = world.group().split(world.rank() / 2);
+    ZeroOptimizer adam(net->parameters(), half,
+                       zero<torch::optim::Adam>(torch::optim::AdamOptions(0.1)));
+    Checkpointer checkpoints(world.group(), folder.path());
+    EXPECT_THAT(message_of<ConfigError>([&] { checkpoints.track("adam", adam); }),
+                HasSubstr("'adam' is divided among 2 ranks of 4 that save"));
+    Checkpointer own(half, folder / std::to_string(world.rank() / 2));
+    own.track("adam", adam);
+    own.save(1);
+  });
+}
+
 TEST(Stateful, SchedulersScalersAveragersLoadersAndNumbers) {
   const Folder folder;
   spawn(2, [&](World& world) {

@@ -177,14 +177,28 @@ struct Only : datasets::Dataset<Only> {
   Alone alone;
 };
 
+// The same, which has no second file descriptor, say.
+struct Fails : datasets::Dataset<Fails> {
+  Fails() = default;
+  Fails(Fails&&) = default;
+  Fails(const Fails& other) : datasets::Dataset<Fails>(other) {
+    throw std::runtime_error("too many open files");
+  }
+  Example<> get(size_t index) override { return alone.get(index); }
+  std::optional<size_t> size() const override { return kExamples; }
+  Alone alone;
+};
+
 TEST(TorchDataset, ThreadsDoNotShareASet) {
   LoaderOptions options = kInOrder;
   options.batch_size = 1;
   options.workers = 3;
   for (int round = 0; round < 10; ++round) {
     Loader copies(Alone(), Shard{0, 1}, options), one(Only(), Shard{0, 1}, options);
+    Loader fails(Fails(), Shard{0, 1}, options);
     expect_squares(all_of(copies));
     expect_squares(all_of(one));
+    expect_squares(all_of(fails));
   }
 }
 

@@ -98,7 +98,8 @@ class Checkpointer {
   // bool, text or tensor, what lockstep/parallel/stateful.h lists, or any other for which
   // stateful(object) finds a function by argument-dependent lookup. Optimizers call their state by
   // the names of parameters of modules that are tracked (before or after them). Throws ConfigError
-  // for a name that is empty, has a "/" or is there already.
+  // for a name that is empty, has a "/" or is there already, and for a
+  // ZeroOptimizer whose group has another number of ranks.
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
@@ -115,10 +116,11 @@ class Checkpointer {
     track(name, static_cast<torch::nn::Module&>(*module));
   }
   // libtorch's default generators of each rank, of the CPU and, where there are any, of its current
-  // CUDA device, as "generators". A rank that was not there when they were saved begins with
-  // numbers that no other rank has; where the ranks that saved ran lanes, and so drew alike, with
-  // theirs. What is drawn after restoring goes on where it was, also when a Ddp is constructed only
-  // then (seed_everything() with a group).
+  // CUDA device, as "generators". One that is missing where it was saved or where it is restored
+  // (no GPU) stays as it is, with a warning. A rank that was not there when they were saved begins
+  // with numbers that no other rank has; where the ranks that saved ran lanes, and so drew alike,
+  // with theirs. What is drawn after restoring goes on where it was, also when a Ddp is constructed
+  // only then (seed_everything() with a group).
   void track_generators();
   // A generator of one's own, of which each rank has another (with lanes, the same).
   void track(const std::string& name, const at::Generator& generator);

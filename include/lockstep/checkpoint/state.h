@@ -101,6 +101,9 @@ class Stateful {
 
   // Adds what others call the tensors of this one, which is tracked as `prefix`.
   virtual void add_names(const std::string&, Names&) const {}
+
+  // Of how many ranks the parts make the whole, where it has to be all that save; else 0.
+  virtual int divided_among() const { return 0; }
 };
 
 // The value of a name. Throws CheckpointError when it is missing or of another type.

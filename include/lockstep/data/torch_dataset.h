@@ -134,7 +134,7 @@ std::vector<size_t> checked(at::IntArrayRef indices, int64_t size);
 // collation or a get_batch() of the set's own draws, to the batch.
 //
 // As with libtorch's data loader, threads that read at once have a copy of the set each; one that
-// cannot be copied they read in turn.
+// cannot be copied, or throws when it is, they read in turn.
 template <IndexedTorchDataset D>
 class TorchDataset : public Dataset {
   using Given = typename D::BatchType;
@@ -180,9 +180,9 @@ class TorchDataset : public Dataset {
     ~Reader() {
       const std::lock_guard lock(owner.mutex_);
       if constexpr (std::copy_constructible<D>) {
-        if (owner.waiting_ > 0) owner.free_.push_back(std::make_unique<D>(*set));
+        if (owner.waiting_ > 0) owner.add_copy_of(*set);
       }
-      owner.free_.push_back(std::move(set));
+      owner.free_.push_back(std::move(set));  // has room
       owner.is_free_.notify_all();
     }
     Reader(const Reader&) = delete;
@@ -192,10 +192,21 @@ class TorchDataset : public Dataset {
     std::unique_ptr<D> set;
   };
 
+  // Where that fails there stay fewer sets than threads, which read in turn.
+  void add_copy_of(const D& set) const noexcept {
+    try {
+      free_.reserve(sets_ + 1);
+      free_.push_back(std::make_unique<D>(set));
+      ++sets_;
+    } catch (...) {
+    }
+  }
+
   const int64_t size_;
   mutable std::mutex mutex_;
   mutable std::condition_variable is_free_;
   mutable std::vector<std::unique_ptr<D>> free_;
+  mutable size_t sets_ = 1;  // with those in use
   mutable int64_t waiting_ = 0;
 };
 

@@ -87,6 +87,8 @@ class ZeroState : public Stateful {
     counts_.clear();
   }
 
+  int divided_among() const override { return parts().group.size(); }
+
  private:
   ZeroOptimizer::Parts& parts() const { return *zero_.parts_; }
   Optimizer& inner() const { return *parts().optimizer; }
