@@ -77,6 +77,7 @@ class Simulation {
   void power_off(int host);
   void fail_rank(int host, Failure::Kind kind);
   void interrupt(int host);
+  void interrupt_again(int host);
   void cut(const std::set<int>& hosts, Time until);
   void freeze(int host, Time until);
   void boot(int host);

@@ -186,6 +186,15 @@ inline void Simulation::interrupt(int index) {
   on_node(index, host.attempt, [=, this](Node& node) { node.interrupt(failure, now); });
 }
 
+inline void Simulation::interrupt_again(int index) {
+  Host& host = hosts_[index];
+  const Failure failure{.kind = Failure::Kind::Signalled,
+                        .status = 128 + SIGKILL,
+                        .what = host.name + " kills the ranks"};
+  if (host.ranks != 0) end_ranks(index, std::nullopt, random(scenario_.timing.stop_at_once));
+  on_node(index, host.attempt, [=, this](Node& node) { node.interrupt(failure, now); });
+}
+
 inline void Simulation::perform(int index, const Halt& halt) {
   note(fmt::format("host{} halts: {}", index, halt.why));
   Host& host = hosts_[index];
@@ -199,9 +208,11 @@ inline void Simulation::perform(int index, const Halt& halt) {
                    [this](Node& node) { node.ranks_over(std::nullopt, 1, now); });
   }
   const auto& timing = scenario_.timing;
-  Time after = random(halt.signal != 0 ? timing.stop_after_signal : timing.stop);
+  Time after = random(halt.signal == SIGKILL ? timing.stop_at_once
+                      : halt.signal != 0     ? timing.stop_after_signal
+                                             : timing.stop);
   if (host.stopping == host.ranks) {  // only ever sooner
-    if (halt.signal != 0 || host.failed == host.ranks) return;
+    if (halt.signal != SIGKILL && (halt.signal != 0 || host.failed == host.ranks)) return;
     after = std::min(after, host.stops - now);
   }
   host.stopping = host.ranks;

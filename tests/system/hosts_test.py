@@ -336,6 +336,21 @@ def test_a_signal_to_one_launcher_ends_all(folder):
         hosts.expect_nothing_left()
 
 
+def test_a_second_interrupt_kills_the_ranks_of_all_hosts(folder):
+    with Hosts(folder, 2) as hosts:
+        launchers = both(hosts, "trap '' TERM INT; echo ready; while :; do sleep 1000; done", "--grace", 600)
+        for launcher in launchers:
+            launcher.await_text("ready", 2)
+        start = time.monotonic()
+        hosts.on(2, "pkill", "-INT", "-x", "lockstep")
+        launchers[1].await_text("SIGINT: asking 2 ranks to stop")
+        hosts.on(2, "pkill", "-INT", "-x", "lockstep")
+        expect_over(start, launchers, "two interrupts")
+        for launcher in launchers:
+            launcher.expect(130, "the launcher on host2 got SIGINT")
+        hosts.expect_nothing_left()
+
+
 def test_a_signal_after_a_failure_ends_all_and_nothing_is_restarted(folder):
     for signalled in (1, 2):  # the host of the failed rank, and the other one
         with Hosts(folder, 2) as hosts:

@@ -110,7 +110,12 @@ void WorkerGroup::wait_for_events() {
 
 void WorkerGroup::attend_outside() {
   const auto order = outside_->attend();
-  if (!order) return;
+  if (!order || phase_ == Phase::Over) return;
+  if (order->signal == SIGKILL) {
+    if (phase_ == Phase::Running) outcome_.outside = order->why;
+    if (phase_ != Phase::Killing) output_.say(order->why);
+    return kill_all();
+  }
   if (phase_ == Phase::Stopping && order->signal == 0) {
     // Other launchers expect the ranks to end within the time after a failure, though a signal
     // allows more.
@@ -189,7 +194,9 @@ void WorkerGroup::on_signal(int signal) {
     if (is_first) output_.say(fmt::format("{}: no rank is started again", signal_name(signal)));
     if (signal == SIGINT) kill_all();
   }
-  if (is_first && outside_ != nullptr) outside_->on_signal(signal);
+  if (outside_ == nullptr) return;
+  if (is_first) outside_->on_signal(signal);
+  if (signal == SIGINT && phase_ == Phase::Killing) outside_->on_kill();
 }
 
 void WorkerGroup::on_children() {

@@ -114,7 +114,13 @@ void Agent::wait_without_ranks(Outside::Clock::time_point limit) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Outside::Clock::now());
   poll(events.data(), events.size(), static_cast<int>(std::max<int64_t>(0, left.count())));
   session_.output.pump();
-  while (const auto signal = session_.next_end()) on_signal(*signal);
+  while (const auto signal = session_.next_end()) {
+    if (*signal == SIGINT && signal_) {
+      on_kill();  // other hosts still have ranks
+    } else {
+      on_signal(*signal);
+    }
+  }
   go_on();
 }
 
@@ -248,6 +254,14 @@ void Agent::on_stopped(int rank, int pid) {
 void Agent::on_signal(int signal) {
   signal_ = signal;
   node_.interrupt(failure_of(signal), now());
+  act();
+}
+
+void Agent::on_kill() {
+  node_.interrupt({.kind = Failure::Kind::Signalled,
+                   .status = 128 + SIGKILL,
+                   .what = fmt::format("the launcher on {} was told to kill the ranks", host_)},
+                  now());
   act();
 }
 

@@ -31,6 +31,7 @@ class Agent : private Outside, private Network::Listener {
   void on_failure(const RankEnd& end) override;
   void on_stopped(int rank, int pid) override;
   void on_signal(int signal) override;
+  void on_kill() override;
 
   // Network::Listener
   ConnectionId on_accept() override;

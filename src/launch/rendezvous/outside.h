@@ -19,7 +19,8 @@ class Outside {
   struct Order {
     std::string why;
     // Handed on to the ranks, which may take their time; 0 after a failure elsewhere, which the
-    // ranks see in the control segment before they are stopped.
+    // ranks see in the control segment before they are stopped. SIGKILL: at once, even if they are
+    // being stopped already.
     int signal = 0;
   };
 
@@ -38,6 +39,8 @@ class Outside {
   virtual void on_stopped(int rank, int pid) = 0;
   // A signal to this launcher ends the attempt; the ranks of this host have just been asked.
   virtual void on_signal(int signal) = 0;
+  // Another one, after on_signal(): the ranks of this host have just been killed.
+  virtual void on_kill() = 0;
 };
 
 }  // namespace lockstep::launch

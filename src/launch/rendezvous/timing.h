@@ -21,6 +21,8 @@ struct Timing {
   // when programs may save.
   Time stop = std::chrono::seconds(5);
   Time stop_after_signal = std::chrono::seconds(14);
+  // The same from the order to kill them.
+  Time stop_at_once = std::chrono::seconds(3);
 };
 
 }  // namespace lockstep::launch

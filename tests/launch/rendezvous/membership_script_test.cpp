@@ -82,6 +82,20 @@ TEST(MembershipScript, ASignalAfterAFailureEndsTheJobWhicheverHostGetsIt) {
   }
 }
 
+TEST(MembershipScript, ASecondSignalKillsTheRanksOfAllHosts) {
+  for (const int host : {0, 1, 2}) {
+    for (uint64_t seed = 0; seed < 10; ++seed) {
+      Scenario scenario = calm(3);
+      scenario.timing.stop_after_signal = ms(64'000);
+      Simulation simulation(scenario, seed);
+      simulation.at(ms(10'000), [&] { simulation.interrupt(host); });
+      simulation.at(ms(10'200), [&] { simulation.interrupt_again(host); });
+      expect_all_end(simulation, 3, 143, fmt::format("host{} got SIGTERM", host));
+      EXPECT_LT(simulation.now, ms(10'200) + scenario.timing.stop_at_once + ms(200));
+    }
+  }
+}
+
 TEST(MembershipScript, ASignalWhileTheJobWaitsForALostHostEndsIt) {
   for (const int host : {0, 1}) {
     Simulation simulation(calm(3, 5), 4);

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <csignal>
 
 #include "launch/rendezvous/coordinator/job_spec.h"
 
@@ -14,7 +15,7 @@ namespace {
 // first.
 constexpr Time kEcho = std::chrono::seconds(1);
 
-constexpr int kSigkill = 128 + 9;  // as an exit status: it comes from outside
+constexpr int kSigkill = 128 + SIGKILL;  // as an exit status: it comes from outside
 
 }  // namespace
 
@@ -124,6 +125,7 @@ void Coordinator::on(NodeId from, const Ready& ready, Time now) {
 
 void Coordinator::on(NodeId from, const Failed& failed, Time now) {
   if (!has_seat(from) || failed.attempt != attempt_) return;
+  if (failed.failure.is_kill()) return kill(failed.failure.what, now);
   // No rank runs any more, and none is to run again.
   if (phase_ == Phase::Gathering && failed.failure.is_final()) {
     return end(failed.failure.status, failed.failure.what);
@@ -145,6 +147,7 @@ void Coordinator::on(NodeId from, const Done& done, Time now) {
 }
 
 void Coordinator::interrupt(const Failure& failure, Time now) {
+  if (failure.is_kill()) return kill(failure.what, now);
   if (phase_ == Phase::Gathering) return end(failure.status, failure.what);
   if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(0, failure, now);
   if (phase_ == Phase::Running) stop(failure.what, now);
@@ -188,6 +191,13 @@ void Coordinator::stop(const std::string& why, Time now) {
   stop_until_ = now + timing_.lease + (signalled ? timing_.stop_after_signal : timing_.stop);
   broadcasts_.push_back(Stop{attempt_, signalled ? signal->failure.status - 128 : 0, why});
   why_ = why;
+}
+
+// The job ends as it would have ended, only sooner.
+void Coordinator::kill(const std::string& why, Time now) {
+  if (phase_ != Phase::Stopping) return;
+  stop_until_ = std::min(stop_until_, now + timing_.lease + timing_.stop_at_once);
+  broadcasts_.push_back(Stop{attempt_, SIGKILL, why});
 }
 
 void Coordinator::settle(Time now) {

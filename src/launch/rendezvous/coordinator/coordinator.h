@@ -76,6 +76,7 @@ class Coordinator {
   size_t in(State state) const { return counts_[static_cast<size_t>(state)]; }
   // No rank of the attempt is wanted any more.
   void stop(const std::string& why, Time now);
+  void kill(const std::string& why, Time now);
   // Records a failure of that host; 0: of no host.
   void note(NodeId host, const Failure& failure, Time now);
   // When no remaining host has a rank: starts the next attempt, or ends the job.

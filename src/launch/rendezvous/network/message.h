@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -50,6 +51,8 @@ struct Failure {
 
   // Another start would end in the same way.
   bool is_final() const { return kind == Kind::Signalled || kind == Kind::Unstarted; }
+  // No failure of its own: who has stopped the job does not wait for its ranks any longer.
+  bool is_kill() const { return kind == Kind::Signalled && status == 128 + SIGKILL; }
 };
 
 // The last attempt of which a launcher knows. A coordinator that has replaced another one learns
@@ -143,7 +146,8 @@ struct Start {
 };
 struct Stop {
   uint32_t attempt = 0;
-  int signal = 0;  // to be passed on to the ranks, which have time to save; 0 after a failure
+  // To be passed on to the ranks, which have time to save, but for SIGKILL; 0 after a failure.
+  int signal = 0;
   std::string why;
   bool operator==(const Stop&) const = default;
 };

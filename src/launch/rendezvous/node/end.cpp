@@ -10,6 +10,8 @@ void Node::interrupt(const Failure& failure, Time now) {
   if (is_root()) {
     coordinator_->interrupt(failure, now);
     broadcast(now);
+  } else if (failure.is_kill()) {
+    if (phase_ == Phase::Member) report(Failed{attempt_, failure}, now);
   } else if (seated_ && phase_ == Phase::Member) {
     interrupted_ = failure;
     rank_failed(failure, now);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 
 namespace lockstep::launch {
 namespace {
@@ -89,7 +90,7 @@ void Node::follow(const Message& message, Time now) {
     halted_ = false;
     actions_.emplace_back(std::move(launch));
   } else if (const auto* stop = std::get_if<Stop>(&message)) {
-    if (ranks_ && !halted_) {
+    if (ranks_ && (!halted_ || stop->signal == SIGKILL)) {
       halted_ = true;
       actions_.emplace_back(Halt{stop->why, stop->signal});
     } else if (done_) {

@@ -82,7 +82,8 @@ class Node {
   // No rank of this host is left; with a failure, or every rank has exited with 0, or none of that
   // because of Halt. `store_port` is for the next attempt.
   void ranks_over(const std::optional<Failure>& failure, uint16_t store_port, Time now);
-  // The launcher was asked to end; its ranks, if any, are stopped by the caller.
+  // The launcher was asked to end; its ranks, if any, are stopped by the caller. Once more with
+  // 128 + SIGKILL: all ranks are to be killed.
   void interrupt(const Failure& failure, Time now);
 
   void tick(Time now);
