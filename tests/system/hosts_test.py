@@ -288,6 +288,21 @@ def test_a_host_that_lost_its_address_for_a_moment_comes_back(folder):
         launchers[1].expect(0, "here 3 of 4, node 1, restart 1")
 
 
+def test_a_coordinator_with_several_addresses_is_found_by_any(folder):
+    with Hosts(folder, 2) as hosts:
+        for dead in ("10.77.0.3", "10.99.0.1"):  # nobody has it; no route leads there
+            with open(hosts.folder + "/hosts", "a", encoding="ascii") as names:
+                names.write(f"{dead} leader\n")
+        for host in (1, 2):
+            hosts.on(host, "ip", "addr", "add", f"fd00:77::{host}/64", "dev", "eth0", "nodad")
+        for alive, name in (("10.77.0.1", "leader"), ("fd00:77::1", "six"), ("10.99.0.1", "six")):
+            with open(hosts.folder + "/hosts", "a", encoding="ascii") as names:
+                names.write(f"{alive} {name}\n")
+        for name in ("leader", "six"):
+            for launcher in both(hosts, "true", meet=["--rdzv-endpoint", f"{name}:29400"]):
+                launcher.expect(0)
+
+
 def test_a_host_may_be_late(folder):
     with Hosts(folder, 2) as hosts:
         second = launch(hosts, 2, "true")  # before there is anybody to meet

@@ -152,7 +152,11 @@ void Agent::act() {
 
 void Agent::perform(const Dial& dial) {
   session_.tell("connecting to the launcher at " + dial.address);
-  network_.dial(dial.link, dial.address);
+  if (node_.has_ranks()) {
+    network_.redial(dial.link, dial.address);  // they are supervised meanwhile
+  } else {
+    network_.dial(dial.link, dial.address);
+  }
 }
 
 void Agent::perform(const Launch& launch) {

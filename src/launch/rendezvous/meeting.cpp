@@ -130,16 +130,18 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
       return meeting;
     }
   }
-  const auto own = rendezvous.local_addr.empty()
-                       ? source_towards(found.front())
-                       : std::optional(given_address(rendezvous.local_addr));
+  std::optional<Address> own;
+  if (!rendezvous.local_addr.empty()) own = given_address(rendezvous.local_addr);
+  for (const Address& one : found) {
+    if (!own) own = source_towards(one);
+  }
   if (!own) {
     throw ConfigError(fmt::format("[run] --rdzv-endpoint {}: {} cannot be reached from here: {}",
                                   endpoint.text(), found.front().host(), std::strerror(errno)));
   }
   meeting.own = *own;
-  session.tell(fmt::format("this host is {}; the coordinator is at {} ({})", own->host(),
-                           meeting.coordinator, found.front().host()));
+  session.tell(
+      fmt::format("this host is {}; the coordinator is at {}", own->host(), meeting.coordinator));
   return meeting;
 }
 

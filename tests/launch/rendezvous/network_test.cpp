@@ -135,6 +135,20 @@ TEST(Network, WhereNobodyListensIsTold) {
   EXPECT_EQ(caller.closed, 7);
 }
 
+// A name server may keep a launcher waiting that has ranks to look after.
+TEST(Network, WhoWasReachedIsReachedAgainWithoutItsName) {
+  auto socket = listen_at(Address::loopback(0), SOCK_NONBLOCK);
+  ASSERT_TRUE(socket);
+  const Address where = local_address(socket->get());
+  Party coordinator(std::move(*socket)), host{Fd()};
+  host.network.dial(++host.last, Endpoint{where.host(), where.port()}.text());
+  ASSERT_TRUE(run(coordinator, host,
+                  [&] { return host.links.size() == 1 && coordinator.links.size() == 1; }));
+  host.network.redial(++host.last, "nobody.invalid:1");
+  EXPECT_TRUE(run(coordinator, host,
+                  [&] { return host.links.size() == 2 && coordinator.links.size() == 2; }));
+}
+
 // Its output may take a while after that.
 TEST(Network, ALauncherThatEndsListensNoMore) {
   auto socket = listen_at(Address::loopback(0), SOCK_NONBLOCK);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -64,19 +65,43 @@ void Network::watch(Connection& connection) {
 
 void Network::dial(ConnectionId link, const std::string& address) {
   const Endpoint endpoint = Endpoint::parse("address", address, 0);
-  Connection& connection = add(SecureChannel::Side::Caller, address);
+  const auto found = resolve(endpoint.host, endpoint.port).addresses;
+  connect_to(link, address, choose(found));
+}
+
+void Network::redial(ConnectionId link, const std::string& address) {
+  if (!reached_) return dial(link, address);
+  const Address known = *reached_;
+  connect_to(link, address, &known);
+}
+
+// The first that has not been tried, or the one that got through last. Null where there is none.
+const Address* Network::choose(const std::vector<Address>& found) {
+  if (found.empty()) return nullptr;
+  const auto is_new = [this](const Address& one) { return !tried_.contains(one.host()); };
+  if (std::none_of(found.begin(), found.end(), is_new)) tried_.clear();
+  auto chosen = std::find_if(found.begin(), found.end(), [&](const Address& one) {
+    return reached_ && one.host() == reached_->host() && is_new(one);
+  });
+  if (chosen == found.end()) chosen = std::find_if(found.begin(), found.end(), is_new);
+  tried_.insert(chosen->host());
+  return &*chosen;
+}
+
+void Network::connect_to(ConnectionId link, const std::string& name, const Address* address) {
+  Connection& connection = add(SecureChannel::Side::Caller, name);
   connection.link = link;
   connection.connecting = true;
   links_[link] = &connection;
-  const auto found = resolve(endpoint.host, endpoint.port).addresses;
-  if (!found.empty()) {
-    connection.socket = Fd(
-        ::socket(found.front().storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (address != nullptr) {
+    connection.to = *address;
+    connection.socket =
+        Fd(::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (connection.socket) settle_connection(connection.socket.get());
   }
-  const bool begun = connection.socket && (connect(connection.socket.get(), found.front().generic(),
-                                                   found.front().length) == 0 ||
-                                           errno == EINPROGRESS);
+  const bool begun = connection.socket &&
+                     (connect(connection.socket.get(), address->generic(), address->length) == 0 ||
+                      errno == EINPROGRESS);
   if (begun) {
     watch(connection);
   } else {  // reported in pump(), not from inside the caller's own call
@@ -143,7 +168,10 @@ void Network::pump(Connection& connection) {
     int error = 0;
     socklen_t length = sizeof error;
     getsockopt(connection.socket.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error != 0) return close(connection, error == ECONNREFUSED);
+    if (error != 0) {
+      const bool is_there = !reached_ || reached_->host() == connection.to.host();
+      return close(connection, error == ECONNREFUSED && is_there);
+    }
     connection.connecting = false;
   }
   flush(connection);
@@ -223,6 +251,8 @@ void Network::read(Connection& connection) {
     flush(connection);
     if (!was_open && connection.channel.is_open()) {
       if (connection.link) {
+        tried_.clear();
+        reached_ = connection.to;
         listener_.on_connect(*connection.link);
       } else {
         strangers_.erase(connection.number);

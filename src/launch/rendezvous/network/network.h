@@ -30,7 +30,8 @@ class Network {
     virtual ConnectionId on_accept() = 0;
     virtual void on_connect(ConnectionId link) = 0;
     virtual void on_message(ConnectionId link, const MessagePtr& message) = 0;
-    // Nothing more comes from it. `refused`: there is no listener at the address.
+    // Nothing more comes from it. `refused`: there is no listener at the address, where an earlier
+    // connection got through, if any did.
     virtual void on_close(ConnectionId link, bool refused) = 0;
     // A line for the log: which connection was refused, and why.
     virtual void on_stranger(const std::string& text) = 0;
@@ -43,7 +44,10 @@ class Network {
   // for a connection to be opened and the handshake to be over.
   Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener);
 
+  // Where a name has several addresses, another one each time, until a connection gets through.
   void dial(ConnectionId link, const std::string& address);
+  // The same to where the last one got through: asks no name server, which may take its time.
+  void redial(ConnectionId link, const std::string& address);
   void send(ConnectionId link, const MessagePtr& message);
   // Closes it when what was sent is on its way.
   void hang_up(ConnectionId link);
@@ -62,6 +66,7 @@ class Network {
     uint32_t events = 0;                    // that epoll is to report
     std::optional<ConnectionId> link = {};  // none: has not proved yet that it belongs to the job
     std::string peer;                       // its address
+    Address to = {};                        // that was dialled
     SecureChannel channel;
     bool connecting = false;
     bool closing = false;          // once the output is gone
@@ -71,6 +76,8 @@ class Network {
   };
 
   Connection& add(SecureChannel::Side side, std::string peer);
+  const Address* choose(const std::vector<Address>& found);
+  void connect_to(ConnectionId link, const std::string& name, const Address* address);
   void watch(Connection& connection);
   void accept_all();
   void listen_again_when_due();
@@ -90,6 +97,8 @@ class Network {
   Listener& listener_;
   // A coordinator has a connection with each host, and handles only those with events.
   const Fd epoll_;
+  std::set<std::string> tried_;                     // addresses, since a connection got through
+  std::optional<Address> reached_;                  // by the last one that did
   std::optional<Clock::time_point> listens_again_;  // no descriptor is left for a new connection
   uint64_t last_number_ = 0;
   std::map<uint64_t, Connection> connections_;
