@@ -135,6 +135,7 @@ class Simulation {
   void perform(int host, const Say& say);
   void note(const std::string& text);
   void perform(int host, const Leave& leave);
+  void perform(int, const MeetAgain&) {}  // no port is held
   void knock(const std::shared_ptr<Connection>& connection, int target);
   void deliver(const std::shared_ptr<Connection>& connection, int side);
   void schedule(const std::shared_ptr<Connection>& connection, int side);

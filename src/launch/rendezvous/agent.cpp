@@ -58,6 +58,7 @@ NodeOptions node_options(const Session& session, const Rendezvous& rendezvous,
   node.timing.stop_after_signal = options.grace.value_or(10'000ms) + 3800ms;
   node.coordinator = meeting.coordinator;
   node.is_coordinator = meeting.is_coordinator;
+  node.port_is_held = meeting.port_is_held;
   node.spares = rendezvous.spares;
   node.store_port = store_port;
   return node;
@@ -90,9 +91,10 @@ Agent::Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, M
       node_(node_options(session, rendezvous, meeting, local_address(store_.get()).port()), now()) {
 }
 
-int Agent::run() {
+std::optional<int> Agent::run() {
   act();
   while (!leave_) {
+    if (meets_again_) return std::nullopt;
     if (launch_) {
       run_ranks(*std::exchange(launch_, std::nullopt));
     } else {
@@ -307,12 +309,24 @@ int run_on_hosts(const Options& given, const Rendezvous& rendezvous) {
   Session session(options);
   Keys keys = Keys::of(token, options.run_id);
   keys.use_tls = rendezvous.tls;
-  Meeting meeting = prepare_meeting(rendezvous, session);
-  if (meeting.signal) {
-    session.drain(meeting.signal);
-    return 128 + *meeting.signal;
+  const auto until = Outside::Clock::now() + rendezvous.join_timeout;
+  Rendezvous rest = rendezvous;
+  for (;;) {
+    Meeting meeting = prepare_meeting(rest, session);
+    std::optional<int> signal = meeting.signal;
+    if (!signal) {
+      const auto status = Agent(session, rest, keys, std::move(meeting)).run();
+      if (status) return *status;
+      // Who holds a port need not listen there.
+      signal = session.pause(200ms);
+    }
+    if (signal) {
+      session.drain(signal);
+      return 128 + *signal;
+    }
+    const auto left = until - Outside::Clock::now();
+    rest.join_timeout = std::max(1000ms, std::chrono::ceil<std::chrono::milliseconds>(left));
   }
-  return Agent(session, rendezvous, keys, std::move(meeting)).run();
 }
 
 }  // namespace lockstep::launch

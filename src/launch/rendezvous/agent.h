@@ -20,8 +20,9 @@ class Agent : private Outside, private Network::Listener {
   Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, Meeting meeting);
 
   // Returns the launcher's exit status when the job has ended, here and, as far as this host can
-  // tell, everywhere.
-  int run();
+  // tell, everywhere. Nothing when the program that held the port of the coordinator has gone
+  // before this host has joined: this launcher may be the coordinator now.
+  std::optional<int> run();
 
  private:
   // Outside's calls, while ranks run.
@@ -61,6 +62,7 @@ class Agent : private Outside, private Network::Listener {
   }
   void perform(const Say& say) { session_.output.say(say.text); }
   void perform(const Leave& leave) { leave_ = leave; }
+  void perform(const MeetAgain&) { meets_again_ = true; }
 
   Session& session_;
   const Address own_;
@@ -75,6 +77,7 @@ class Agent : private Outside, private Network::Listener {
   std::optional<Order> halt_;
   std::string said_;  // by the worker_group, why the attempt has ended
   std::optional<Leave> leave_;
+  bool meets_again_ = false;
   bool asks_for_requeue_ = false;  // as the ranks of the last attempt here
   std::optional<int> signal_;      // to this launcher or another one, which ends the job
 };

@@ -129,6 +129,7 @@ Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session) {
       session.tell("listening at " + meeting.coordinator + ": this launcher is the coordinator");
       return meeting;
     }
+    meeting.port_is_held = true;
   }
   std::optional<Address> own;
   if (!rendezvous.local_addr.empty()) own = given_address(rendezvous.local_addr);

@@ -14,6 +14,9 @@ struct Meeting {
   bool is_coordinator = false;
   Address own;  // where the others reach this host
   Fd socket;    // the coordinator's listens there; the others have none
+  // This host has the coordinator's address, and a program listens there: another launcher, or one
+  // that is none.
+  bool port_is_held = false;
   std::optional<int> signal = std::nullopt;  // came first; nothing else is set then
 };
 

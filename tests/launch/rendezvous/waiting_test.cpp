@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/network/address.h"
 #include "launch/job.h"
 #include "launch/rendezvous/coordinator/coordinator.h"
 #include "launch/simulation.inl"
@@ -171,6 +172,21 @@ TEST(WaitingLauncher, SaysWhomItWaitsFor) {
   kill(other.pid(), SIGTERM);
   EXPECT_EQ(coordinator.wait().exit_code, 128 + SIGTERM);
   EXPECT_EQ(other.wait().exit_code, 128 + SIGTERM);
+}
+
+TEST(WaitingLauncher, NamesAProgramInItsPlaceAndTakesThePortOnceThatIsFree) {
+  auto held = listen_at(Address::loopback(0));  // and is mute
+  ASSERT_TRUE(held);
+  Job job({"run", "--nnodes=1:2",
+           fmt::format("--rdzv-endpoint=127.0.0.1:{}", local_address(held->get()).port()),
+           "--rdzv-conf=last_call_timeout=0,heartbeat_timeout=0.4,keep_alive_interval=0.1", "echo",
+           "here"},
+          {.environment = kToken});
+  EXPECT_TRUE(job.await_error("another program of this host holds the port"));
+  held->reset();
+  const Result result = job.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("here"));
 }
 
 TEST(Verbose, TellsHowTheStartProceeds) {

@@ -39,6 +39,13 @@ void Node::retry(Time now) {
 
 void Node::expect_a_start(Time now) { quiet_until_ = now + kQuiet; }
 
+// Nothing unless that is no launcher, as far as is known.
+std::string Node::who_holds_the_port() const {
+  if (!options_.port_is_held || past_.coordinator != 0 || !waiting_for_.empty()) return "";
+  return "another program of this host holds the port and does not answer ('ss -ltnp' names it; "
+         "--rdzv-endpoint takes another port)";
+}
+
 void Node::say_what_is_awaited(Time now) {
   if (!quiet_until_ || now < *quiet_until_) return;
   quiet_until_.reset();
@@ -48,10 +55,14 @@ void Node::say_what_is_awaited(Time now) {
           fmt::format("joined the job at {}; waiting for its other hosts", options_.coordinator)});
     }
   } else if (!ranks_ && phase_ != Phase::Ending && waiting_for_.empty()) {
+    const std::string holder = who_holds_the_port();
     actions_.emplace_back(Say{fmt::format(
         "waiting for the coordinator at {}: {}; this host waits for {:g} s (--rdzv-conf "
         "{})",
-        options_.coordinator, nobody_listens_ ? "nothing listens there yet" : "no answer",
+        options_.coordinator,
+        nobody_listens_  ? "nothing listens there yet"
+        : holder.empty() ? "no answer"
+                         : holder,
         seconds(patience_), attempt_ > 0 ? "rejoin_timeout" : "join_timeout")});
   }
 }
@@ -85,12 +96,13 @@ void Node::tick(Time now) {
   }
   if ((dialling || phase_ == Phase::Pausing) && !ranks_ && now >= dialling_until_) {
     disconnect();
-    return end(
-        1,
-        fmt::format("no coordinator at {} within {:g} s{}{}", options_.coordinator,
-                    seconds(patience_), waiting_for_.empty() ? "" : "; last: " + waiting_for_,
-                    why_.empty() ? "" : "; before: " + why_),
-        now);
+    const std::string holder = who_holds_the_port();
+    return end(1,
+               fmt::format("no coordinator at {} within {:g} s{}{}{}", options_.coordinator,
+                           seconds(patience_), holder.empty() ? "" : ": " + holder,
+                           waiting_for_.empty() ? "" : "; last: " + waiting_for_,
+                           why_.empty() ? "" : "; before: " + why_),
+               now);
   }
   say_what_is_awaited(now);
   if (phase_ == Phase::Pausing && now >= next_dial_) dial(now);

@@ -134,6 +134,13 @@ void Node::closed(ConnectionId link, bool refused, Time now) {
         1, fmt::format("the coordinator at {} has ended; before: {}", options_.coordinator, why_),
         now);
   }
+  const bool may_lead = options_.port_is_held && past_.coordinator == 0 &&
+                        now + std::chrono::seconds(1) < dialling_until_;
+  if (refused && may_lead && phase_ == Phase::Dialling) {
+    phase_ = Phase::Over;
+    actions_.emplace_back(MeetAgain{});
+    return;
+  }
   nobody_listens_ = refused;
   if (phase_ != Phase::Ending && phase_ != Phase::Over) retry(now);
 }

@@ -18,8 +18,8 @@ namespace lockstep::launch {
 using ConnectionId = int;  // a connection, by a number that is never used twice
 
 // The actions that a node asks for. Dial is answered by connected() or closed(); Launch by
-// ranks_over(), perhaps after rank_failed(); after Hang nothing more comes from that link. Leave is
-// the last one.
+// ranks_over(), perhaps after rank_failed(); after Hang nothing more comes from that link. Leave,
+// or MeetAgain, is the last one.
 struct Dial {
   ConnectionId link;
   std::string address;
@@ -52,13 +52,15 @@ struct Leave {
   int status;
   std::string why;
 };
-using Action = std::variant<Dial, Send, Hang, Launch, Halt, Say, Leave>;
+struct MeetAgain {};  // nobody holds the coordinator's port on this host any more
+using Action = std::variant<Dial, Send, Hang, Launch, Halt, Say, Leave, MeetAgain>;
 
 struct NodeOptions {
   Join self;
   Timing timing;
   std::string coordinator;  // its address
   bool is_coordinator = false;
+  bool port_is_held = false;                 // see Meeting
   std::optional<int> spares = std::nullopt;  // see Rendezvous
   uint16_t store_port = 0;                   // see Ready
 };
@@ -134,6 +136,7 @@ class Node {
   void report_ready(Time now);
   void expect_a_start(Time now);
   void say_what_is_awaited(Time now);
+  std::string who_holds_the_port() const;
   bool is_root() const { return coordinator_.has_value(); }
 
   const NodeOptions options_;
