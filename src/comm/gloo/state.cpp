@@ -148,8 +148,9 @@ bool GlooState::await(const WireWork& work, WireOperation& operation,
                       steady_clock::time_point until) {
   for (;;) {
     check_alive();
-    const auto limit = std::chrono::ceil<milliseconds>(std::min<steady_clock::duration>(
-        until - steady_clock::now(), std::min(kSlice, operation.left())));
+    const auto now = steady_clock::now();
+    const auto limit = std::chrono::ceil<milliseconds>(
+        std::min<steady_clock::duration>(until - now, std::min(kSlice, operation.left())));
     try {
       work->wait(std::max(milliseconds(1), limit));
       return true;
@@ -163,6 +164,7 @@ bool GlooState::await(const WireWork& work, WireOperation& operation,
         return true;
       }
     }
+    operation.excuse(steady_clock::now() - now, kSlice);
     attend(operation);
     if (steady_clock::now() >= until) return false;
   }

@@ -12,6 +12,7 @@
 #include "comm/health/end.h"
 #include "comm/health/peer_status.h"
 #include "comm/store/store.h"
+#include "core/time_limit.h"
 
 namespace lockstep::comm {
 
@@ -25,6 +26,10 @@ struct WireOperation {
 
   std::chrono::steady_clock::duration spent() const {
     return std::chrono::steady_clock::now() - start;
+  }
+  // After a wait that took so long: gives back the time for which this process was stopped.
+  void excuse(std::chrono::steady_clock::duration took, std::chrono::milliseconds most) {
+    start += standstill(took, most);
   }
   // Until the deadline.
   std::chrono::milliseconds left() const;

@@ -14,6 +14,7 @@
 #include "comm/host/cgroup.h"
 #include "core/process/cores.h"
 #include "core/process/stat.h"
+#include "core/time_limit.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -56,14 +57,15 @@ int usable_cores() {
   return static_cast<int>(std::min(bound, group_cores().value_or(bound)));
 }
 
-// Waits for `ready` until `stop`: spins for kSpin from `since` on, then yields, then sleeps on
-// `sleeper` in naps, after each of which `look_around` is called, which may throw. False when
-// `stop` came first.
+// Waits for `ready` as long as `patience` says: spins for kSpin from `since` on, then yields, then
+// sleeps on `sleeper` in naps, after each of which `look_around` is called, which may throw. False
+// when patience has ended first. The time for which this process was stopped moves `since`.
 template <class Ready, class LookAround>
-bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock::time_point since,
-                Channel::Clock::time_point stop, const std::function<Idle()>& idle,
+bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock::time_point& since,
+                const Patience& patience, const std::function<Idle()>& idle,
                 const LookAround& look_around) {
-  const auto spin_end = std::min(stop, since + kSpin);
+  const auto stop = [&] { return std::min(since + patience.timeout, patience.until); };
+  const auto spin_end = std::min(stop(), since + kSpin);
   while (spin && Channel::Clock::now() < spin_end) {
     for (int i = 0; i < 64; ++i) {
       if (ready()) return true;
@@ -75,7 +77,7 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
     idle();
     sched_yield();
   }
-  for (;;) {
+  for (auto begin = Channel::Clock::now();;) {
     const uint32_t seen = sleeper.value.load(std::memory_order_seq_cst);
     sleeper.sleepers.fetch_add(1, std::memory_order_seq_cst);
     // The rank that advances the counter either sees this sleeper counted, or its advance is seen
@@ -83,7 +85,8 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
     const bool now_ready = ready();
     if (!now_ready && sleeper.value.load(std::memory_order_seq_cst) == seen) {
       const Idle found = idle();
-      const auto left = std::chrono::ceil<std::chrono::microseconds>(stop - Channel::Clock::now());
+      const auto left =
+          std::chrono::ceil<std::chrono::microseconds>(stop() - Channel::Clock::now());
       const auto nap =
           std::clamp(left, std::chrono::microseconds(0), found == Idle::Waits ? kShortNap : kNap);
       if (found != Idle::Moved) futex_wait(sleeper.value, seen, nap);
@@ -92,7 +95,10 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
     if (now_ready || ready()) return true;
     look_around();
     if (ready()) return true;
-    if (Channel::Clock::now() >= stop) return false;
+    const auto now = Channel::Clock::now();
+    since += standstill(now - begin, kNap);
+    begin = now;
+    if (now >= stop()) return false;
   }
 }
 
@@ -241,20 +247,22 @@ bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
     const int peer = (rank_ + i) % size_;
     if (behind(peer)) {
       if (since == Clock::time_point{}) since = Clock::now();
-      const auto deadline = since + patience.timeout;
-      const bool came =
-          wait_until([&] { return !behind(peer); }, blocks_[peer].*counter, spin_, since,
-                     std::min(deadline, patience.until), idle,
-                     [&] {
-                       check_alive();
-                       for (int other = 0; other < size_; ++other) {
-                         if (other == rank_ || !behind(other)) continue;
-                         check_peer(
-                             other, [&] { return behind(other); },
-                             announcement(rank_, sequence).text(sequence), advice(sequence, rank_));
-                       }
-                     });
-      if (!came && patience.until < deadline) return false;
+      const Clock::time_point before = since;
+      Clock::time_point begun = since;
+      const bool came = wait_until(
+          [&] { return !behind(peer); }, blocks_[peer].*counter, spin_, begun, patience, idle,
+          [&] {
+            check_alive();
+            for (int other = 0; other < size_; ++other) {
+              if (other == rank_ || !behind(other)) continue;
+              check_peer(
+                  other, [&] { return behind(other); },
+                  announcement(rank_, sequence).text(sequence), advice(sequence, rank_));
+            }
+          });
+      // Unless the idle work has got something done, from which it counts anew.
+      if (since == before) since = begun;
+      if (!came && patience.until < begun + patience.timeout) return false;
       std::string late;
       for (int other = 0; !came && other < size_; ++other) {
         if (other != rank_ && behind(other)) late += (late.empty() ? "" : "; ") + where_is(other);
@@ -280,15 +288,16 @@ bool Channel::await_bell(const std::function<bool()>& ready,
   Clock::time_point own_since{};
   Clock::time_point& since = patience.since ? *patience.since : own_since;
   if (since == Clock::time_point{}) since = Clock::now();
-  const auto deadline = since + patience.timeout;
-  const bool came = wait_until(ready, blocks_[rank_].bell, spin_, since,
-                               std::min(deadline, patience.until), move_everything_, [&] {
-                                 check_alive();
-                                 check_peer(
-                                     peer, [&] { return !ready(); }, what());
-                               });
+  Clock::time_point begun = since;
+  const bool came =
+      wait_until(ready, blocks_[rank_].bell, spin_, begun, patience, move_everything_, [&] {
+        check_alive();
+        check_peer(
+            peer, [&] { return !ready(); }, what());
+      });
   if (came) return true;
-  if (patience.until < deadline) return false;
+  since = begun;
+  if (patience.until < begun + patience.timeout) return false;
   fail(fmt::format("[shm] {} timed out after {} s on rank {}: {}", what(),
                    patience.timeout.count() / 1000.0, name_of(rank_), where_is(peer)));
 }

@@ -37,6 +37,7 @@ bool TcpState::await(const NetJob& job, WireOperation& operation, steady_clock::
       done(operation);
       return true;
     }
+    operation.excuse(steady_clock::now() - now, slice);
     attend(operation);
     if (steady_clock::now() >= until) return false;
   }

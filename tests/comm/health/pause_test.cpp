@@ -1,6 +1,7 @@
 // A rank stands still for longer than any of the short waits within a deadline.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <thread>
 
 #include "comm/store/store.h"
+#include "core/process/stat.h"
 #include "lockstep/core/error.h"
 #include "support/spawn.h"
 
@@ -85,6 +87,45 @@ TEST_P(Pause, OfARankDuringCollectivesIsNoFailure) {
         },
         {.backend = GetParam().backend, .hosts = GetParam().hosts});
   munmap(other, 4096);
+}
+
+// As by Ctrl-Z and `fg`, or `scontrol suspend` and `resume`: for longer than it would wait.
+TEST_P(Pause, OfARankThatWaitsCountsNotAsWaiting) {
+  struct Common {
+    std::atomic<pid_t> waiter;
+    std::atomic<bool> is_over;
+  };
+  auto* const common = static_cast<Common*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(common, MAP_FAILED);
+  const auto state = [common] {
+    const auto stat = process_stat(common->waiter);
+    return stat ? stat->state : 'Z';
+  };
+  const pid_t stopper = fork();
+  if (stopper == 0) {
+    while (common->waiter == 0 || state() != 'S') usleep(1000);
+    kill(common->waiter, SIGSTOP);
+    std::this_thread::sleep_for(4s);
+    kill(common->waiter, SIGCONT);
+    while (state() != 'S' && state() != 'Z') usleep(1000);
+    common->is_over = true;
+    _exit(0);
+  }
+  spawn(3,
+        [&](World& world) {
+          world.group().barrier().wait();
+          if (world.rank() == 0) {
+            common->waiter = getpid();
+          } else {
+            while (!common->is_over) usleep(1000);
+          }
+          world.group().barrier({.timeout = 3s}).wait();
+        },
+        {.backend = GetParam().backend, .hosts = GetParam().hosts});
+  kill(stopper, SIGKILL);
+  waitpid(stopper, nullptr, 0);
+  munmap(common, 4096);
 }
 
 }  // namespace

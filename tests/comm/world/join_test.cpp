@@ -5,18 +5,23 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
+#include "support/pretend_launcher.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 using testing::ThrowsMessage;
 
 c10::intrusive_ptr<::c10d::Store> file_store(const std::string& path, int ranks) {
@@ -52,6 +57,41 @@ TEST_P(Joins, MakeGroupsOfAnyStore) {
              },
              {.backend = ranks.backend, .hosts = ranks.hosts});
   unlink(path.c_str());
+}
+
+// Ranks 0 and 1 of the job end well; the others' group numbers itself from 0.
+TEST(JoinOfSomeRanks, BlamesTheRankThatEndedAndNoOther) {
+  for (const char* backend : {"shm", "tcp"}) {
+    for (const bool is_told : {true, false}) {
+      PretendLauncher launcher(4);
+      std::string path = testing::TempDir() + "join-XXXXXX";
+      close(mkstemp(path.data()));
+      spawn_bare(4,
+                 [&](int rank) {
+                   if (rank < 2) return launcher.control.record_exit(rank, 0);
+                   setenv("GLOO_SOCKET_IFNAME", "lo", 1);
+                   Membership me{rank - 2, 2};
+                   if (is_told) me.world_ranks = {2, 3};
+                   const Group group = join_group(file_store(path, 2), me);
+                   group.barrier().wait();
+                   if (rank == 3) {
+                     while (!launcher.control.fate(0) || !launcher.control.fate(1)) usleep(1000);
+                     launcher.control.record_exit(3, SIGKILL);
+                     raise(SIGKILL);
+                   }
+                   const std::string error =
+                       message_of<CommError>([&] { group.all_reduce(at::ones({4})).wait(); });
+                   EXPECT_THAT(error, Not(HasSubstr("exited with status 0")));
+                   const auto named =
+                       ContainsRegex("rank 3( of the world.)? was killed by SIGKILL");
+                   if (is_told) {
+                     EXPECT_THAT(error, named);
+                   }
+                 },
+                 {.backend = backend, .doomed = {3}});
+      unlink(path.c_str());
+    }
+  }
 }
 
 TEST(JoinAtAnAddress, MakesGroupsOneAfterTheOther) {

@@ -125,6 +125,7 @@ void Coordinator::on(NodeId from, const Ready& ready, Time now) {
 
 void Coordinator::on(NodeId from, const Failed& failed, Time now) {
   if (!has_seat(from) || failed.attempt != attempt_) return;
+  if (failed.failure.is_kill()) return kill(failed.failure.what, now);
   // No rank runs any more, and none is to run again.
   if (phase_ == Phase::Gathering && failed.failure.is_final()) {
     return end(failed.failure.status, failed.failure.what);
