@@ -5,8 +5,11 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <memory>
 
 #include "lockstep/core/error.h"
+#include "lockstep/parallel/fsdp.h"
+#include "plan/measure/allocations.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
 
@@ -288,6 +291,85 @@ TEST(OwnLogProbs, AreThoseOfTheTokensThatTheModelWrote) {
     }
     got.log_probs.sum().backward();
     EXPECT_GT(net->head_weight().grad().abs().max().item<double>(), 0);
+  });
+}
+
+// Seven own tokens of one dialogue, for a model of this seed.
+Transformer for_seven() {
+  torch::manual_seed(1);
+  return Transformer({.vocabulary = 20,
+                      .layers = 1,
+                      .hidden = 16,
+                      .heads = 2,
+                      .max_length = 16,
+                      .initial_deviation = 0.3});
+}
+
+rl::OwnTokens seven_tokens() {
+  const DialogueTokens dialogue{.ids = {1, 2, 3, 4, 5, 6, 7, 8}, .own = {0, 1, 1, 1, 1, 1, 1, 1}};
+  return rl::own_tokens(std::vector<const DialogueTokens*>{&dialogue});
+}
+
+at::Tensor seven_weights() { return torch::arange(1, 8, torch::kFloat) / 7; }
+
+TEST(OwnLogProbs, AreTheSameInChunksOfAnySize) {
+  isolated([] {
+    const auto of = [](int64_t chunk) {
+      Transformer net = for_seven();
+      auto got = rl::own_log_probs(
+          net, seven_tokens(),
+          {.temperature = 0.5, .vocabulary = 12, .entropy = true, .chunk = chunk});
+      EXPECT_FALSE(got.entropy.requires_grad());
+      (got.log_probs * seven_weights()).sum().backward();
+      std::vector<at::Tensor> out = {got.log_probs.detach(), got.entropy};
+      for (const auto& parameter : net->parameters()) out.push_back(parameter.grad());
+      return out;
+    };
+    const auto whole = of(7);
+    for (const int64_t chunk : {1, 3, 6}) {
+      const auto parts = of(chunk);
+      for (size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_TRUE(at::allclose(parts[i], whole[i], 1e-5, 1e-6)) << chunk << " " << i;
+      }
+    }
+    // Without gradients, as a reference's.
+    const at::NoGradGuard no_grad;
+    Transformer net = for_seven();
+    const auto options = rl::LogProbOptions{.temperature = 0.5, .vocabulary = 12, .chunk = 2};
+    EXPECT_TRUE(at::allclose(rl::own_log_probs(net, seven_tokens(), options).log_probs, whole[0],
+                             1e-5, 1e-6));
+  });
+}
+
+TEST(OwnLogProbs, ChunksOfADividedModelHaveItsGradients) {
+  spawn(2, [](World& world) {
+    const auto norm = [&](int64_t chunk) {
+      Transformer net = for_seven();
+      parallel::Fsdp fsdp(net, world.group(),
+                          {.units = parallel::units_of<models::TransformerBlockImpl>(*net)});
+      const auto got = rl::own_log_probs(net, seven_tokens(), {.chunk = chunk});
+      (got.log_probs * seven_weights()).sum().backward();
+      return fsdp.clip_grad_norm_(1e9).item<double>();
+    };
+    const double whole = norm(7);
+    EXPECT_GT(whole, 0);
+    EXPECT_NEAR(norm(3), whole, 1e-5 * whole);
+  });
+}
+
+// Memory does not grow by tokens x vocabulary.
+TEST(OwnLogProbs, OfManyTokensNeverHaveAllLogits) {
+  isolated([] {
+    constexpr int64_t kVocabulary = 1 << 16, kTokens = 511;
+    Transformer net(
+        {.vocabulary = kVocabulary, .layers = 1, .hidden = 8, .heads = 1, .max_length = kTokens});
+    const DialogueTokens dialogue{.ids = std::vector<int32_t>(kTokens + 1, 1),
+                                  .own = std::vector<uint8_t>(kTokens + 1, 1)};
+    const auto tokens = rl::own_tokens(std::vector<const DialogueTokens*>{&dialogue});
+    const auto memory = std::make_shared<plan::Allocations>();
+    const plan::Allocations::Watch watch(memory);
+    rl::own_log_probs(net, tokens, {.entropy = true}).log_probs.sum().backward();
+    EXPECT_LT(memory->peak(), 4.0 * kVocabulary * kTokens);
   });
 }
 

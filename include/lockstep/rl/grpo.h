@@ -82,10 +82,12 @@ struct LogProbOptions {
   double temperature = 1;  // that the tokens were drawn at; for one of 0, 1
   int64_t vocabulary = 0;  // numbers below it could be drawn; 0: all of the model's
   bool entropy = false;
+  // Tokens whose logits exist at a time; 0: as many as make about 16 MiB of logits, 64 at least.
+  int64_t chunk = 0;
 };
 
 // The model's log-probabilities, with gradients unless those are off. Logits are computed at own
-// tokens only.
+// tokens only; of more than one chunk none are kept, and backward computes each chunk's again.
 TokenLogProbs own_log_probs(models::Transformer& net, const OwnTokens& tokens,
                             const LogProbOptions& options = {});
 

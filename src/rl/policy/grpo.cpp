@@ -13,7 +13,8 @@
 namespace lockstep::rl {
 namespace {
 
-constexpr double kSmallest = 1e-4;  // TRL's, added to deviations
+constexpr double kSmallest = 1e-4;         // TRL's, added to deviations
+constexpr int64_t kChunkBytes = 16 << 20;  // of logits at a time
 
 double mean_of(std::span<const double> values) {
   double sum = 0;
@@ -41,6 +42,77 @@ std::span<const double> group_of(std::span<const double> rewards, int64_t group_
   const auto size = static_cast<size_t>(group_size);
   return rewards.subspan(number * size, size);
 }
+
+// Of the targets, and, where it is asked for, the entropy.
+std::vector<at::Tensor> log_probs_of(at::Tensor logits, const at::Tensor& targets,
+                                     const LogProbOptions& options) {
+  if (options.vocabulary > 0) logits = logits.slice(1, 0, options.vocabulary);
+  if (logits.scalar_type() != at::kDouble) logits = logits.to(at::kFloat);
+  if (options.temperature > 0 && options.temperature != 1) logits = logits / options.temperature;
+  const at::Tensor all = at::log_softmax(logits, -1);
+  const at::Tensor log_probs = all.gather(1, targets.unsqueeze(1)).squeeze(1);
+  if (!options.entropy) return {log_probs};
+  const at::NoGradGuard no_grad;
+  const at::Tensor values = all.detach();
+  return {log_probs, -(values.exp() * values).sum(-1)};
+}
+
+int64_t chunk_of(const LogProbOptions& options, int64_t vocabulary) {
+  return options.chunk > 0 ? options.chunk : std::max<int64_t>(64, kChunkBytes / 4 / vocabulary);
+}
+
+// log_probs_of() without all logits: chunk by chunk, and again in backward.
+struct ChunkedLogProbs : torch::autograd::Function<ChunkedLogProbs> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& hidden, const at::Tensor& weight,
+                                                const at::Tensor& targets,
+                                                const LogProbOptions& options, int64_t chunk) {
+    std::vector<std::vector<at::Tensor>> parts(options.entropy ? 2 : 1);
+    for (int64_t begin = 0; begin < hidden.size(0); begin += chunk) {
+      const int64_t end = std::min(begin + chunk, hidden.size(0));
+      auto made = log_probs_of(at::linear(hidden.slice(0, begin, end), weight),
+                               targets.slice(0, begin, end), options);
+      for (size_t i = 0; i < parts.size(); ++i) parts[i].push_back(std::move(made[i]));
+    }
+    context->save_for_backward({hidden, weight, targets});
+    context->saved_data["temperature"] = options.temperature;
+    context->saved_data["vocabulary"] = options.vocabulary;
+    context->saved_data["chunk"] = chunk;
+    torch::autograd::variable_list out;
+    for (const auto& part : parts) out.push_back(at::cat(part));
+    if (options.entropy) context->mark_non_differentiable({out[1]});
+    return out;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &hidden = saved[0], &weight = saved[1], &targets = saved[2];
+    const LogProbOptions options{.temperature = context->saved_data["temperature"].toDouble(),
+                                 .vocabulary = context->saved_data["vocabulary"].toInt()};
+    const int64_t chunk = context->saved_data["chunk"].toInt();
+    // Sums of narrow chunks are in float32.
+    const auto wide = weight.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const at::AutoGradMode with_gradients(true);
+    const at::Tensor w = weight.detach().set_requires_grad(weight.requires_grad());
+    std::vector<at::Tensor> d_hidden;
+    at::Tensor d_weight;
+    for (int64_t begin = 0; begin < hidden.size(0); begin += chunk) {
+      const int64_t end = std::min(begin + chunk, hidden.size(0));
+      const at::Tensor h = hidden.slice(0, begin, end).detach().set_requires_grad(true);
+      const auto made = log_probs_of(at::linear(h, w), targets.slice(0, begin, end), options);
+      std::vector<at::Tensor> inputs = {h};
+      if (w.requires_grad()) inputs.push_back(w);
+      auto of = torch::autograd::grad(made, inputs, {gradients[0].slice(0, begin, end)});
+      d_hidden.push_back(std::move(of[0]));
+      if (!w.requires_grad()) continue;
+      const at::NoGradGuard no_grad;
+      d_weight = d_weight.defined() ? d_weight.add_(of[1]) : of[1].to(wide);
+    }
+    if (d_weight.defined()) d_weight = d_weight.detach().to(weight.scalar_type());
+    return {at::cat(d_hidden), d_weight, {}, {}, {}};
+  }
+};
 
 }  // namespace
 
@@ -129,17 +201,14 @@ OwnTokens own_tokens(std::span<const models::DialogueTokens* const> dialogues) {
 TokenLogProbs own_log_probs(models::Transformer& net, const OwnTokens& tokens,
                             const LogProbOptions& options) {
   const at::Device device = net->head_weight().device();
+  const at::Tensor targets = tokens.targets.to(device);
   const auto part = [&](const at::Tensor& hidden) -> std::vector<at::Tensor> {
-    at::Tensor logits = net->head(hidden.flatten(0, 1).index_select(0, tokens.places.to(device)));
-    if (options.vocabulary > 0) logits = logits.slice(1, 0, options.vocabulary);
-    if (logits.scalar_type() != at::kDouble) logits = logits.to(at::kFloat);
-    if (options.temperature > 0 && options.temperature != 1) logits = logits / options.temperature;
-    const at::Tensor all = at::log_softmax(logits, -1);
-    const at::Tensor log_probs = all.gather(1, tokens.targets.to(device).unsqueeze(1)).squeeze(1);
-    if (!options.entropy) return {log_probs};
-    const at::NoGradGuard no_grad;
-    const at::Tensor values = all.detach();
-    return {log_probs, -(values.exp() * values).sum(-1)};
+    const at::Tensor own = hidden.flatten(0, 1).index_select(0, tokens.places.to(device));
+    const int64_t chunk = chunk_of(options, net->head_weight().size(0));
+    if (own.size(0) > chunk) {
+      return ChunkedLogProbs::apply(own, net->head_weight(), targets, options, chunk);
+    }
+    return log_probs_of(net->head(own), targets, options);
   };
   auto made = with_hidden(net, tokens.ids.to(device), part);
   return {.log_probs = std::move(made[0]),
