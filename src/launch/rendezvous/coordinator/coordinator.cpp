@@ -130,7 +130,6 @@ void Coordinator::on(NodeId from, const Failed& failed, Time now) {
   if (phase_ == Phase::Gathering && failed.failure.is_final()) {
     return end(failed.failure.status, failed.failure.what);
   }
-  if (failed.failure.is_kill()) return kill(failed.failure.what, now);
   if (phase_ == Phase::Running || phase_ == Phase::Stopping) note(from, failed.failure, now);
   if (phase_ == Phase::Running) stop(failed.failure.what, now);
 }
