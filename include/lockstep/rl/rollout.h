@@ -28,7 +28,8 @@ struct AgentText {
   std::function<std::string(std::span<const Message> seen)> answer;
 };
 
-// As prompt_text() and reply_text() have it.
+// As prompt_text() and reply_text() have it, with a byte F8 behind each '<' of users and tools: it
+// is no part of the text, and what has it is no control token.
 AgentText chat_text(const ChatOptions& options = {});
 
 // Where episodes of one domain are played.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/rl/tool_call.h"
+#include "rl/chat/guard.h"
 #include "rl/chat/parts.h"
 
 namespace lockstep::rl {
@@ -50,7 +51,7 @@ Message ModelUser::next(const Scene& scene, std::span<const Message> log, uint64
                               scene.scenario)}};
   for (auto& message : as_seen_by_user(scene, log)) messages.push_back(std::move(message));
   const std::string prompt = render(
-      messages, scene.user_tools,
+      guarded(messages), scene.user_tools,
       {.format = format_, .thinking = Thinking::Off, .then = RenderOptions::Then::AgentSpeaks});
   const std::string text(trimmed((*voice_)(prompt, key)));
   if (!scene.user_tools.empty()) {

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "lockstep/core/error.h"
+#include "rl/chat/guard.h"
+#include "rl/policy/encode.h"
 #include "rl/policy/markers.h"
 
 namespace lockstep::rl {
@@ -25,7 +27,7 @@ class EpisodeDialogue : public models::Dialogue {
 
   std::vector<int32_t> begin() override {
     const auto seen = episode_->begin(planned_.task, planned_.key);
-    return tokenizer_->encode(text_->prompt(episode_->scene(), seen));
+    return encode_chat(*tokenizer_, text_->prompt(episode_->scene(), seen));
   }
 
   std::vector<int32_t> answer(std::span<const int32_t> message, models::Written how) override {
@@ -34,7 +36,7 @@ class EpisodeDialogue : public models::Dialogue {
     if (episode_->over()) return {};
     const auto seen = episode_->agent_says(tokenizer_->decode(message.first(message.size() - 1)));
     if (episode_->over()) return {};
-    return tokenizer_->encode(text_->answer(seen));
+    return encode_chat(*tokenizer_, text_->answer(seen));
   }
 
   Played played(models::DialogueTokens tokens) {
@@ -61,9 +63,11 @@ class EpisodeDialogue : public models::Dialogue {
 
 AgentText chat_text(const ChatOptions& options) {
   return {
-      .prompt = [=](const Scene& scene,
-                    std::span<const Message> seen) { return prompt_text(scene, seen, options); },
-      .answer = [=](std::span<const Message> seen) { return reply_text(seen, options); }};
+      .prompt =
+          [=](const Scene& scene, std::span<const Message> seen) {
+            return prompt_text(scene, guarded(seen), options);
+          },
+      .answer = [=](std::span<const Message> seen) { return reply_text(guarded(seen), options); }};
 }
 
 int64_t Played::own_tokens() const {

@@ -15,6 +15,8 @@
 #include "lockstep/parallel/random.h"
 #include "lockstep/rl/learner.h"
 #include "lockstep/text/tokenizer_trainer.h"
+#include "rl/chat/guard.h"
+#include "rl/policy/encode.h"
 #include "rl/policy/markers.h"
 #include "text/pattern.h"
 
@@ -71,7 +73,7 @@ text::Tokenizer make_tokenizer(const Demonstrations& demonstrations, const Agent
     while (waiting.empty() && number < options.corpus) {
       std::string whole;
       for (const auto& piece : pieces(demonstrations(number++), text, arenas, {})) {
-        whole += piece.text;
+        whole += unguarded(piece.text);
       }
       waiting = {whole};
       for (const auto& token : added) waiting = cut(waiting, token.content);
@@ -153,7 +155,7 @@ models::DialogueTokens demonstrated(const Demonstration& demonstration,
                                     const Arenas& arenas, const Limits& limits) {
   models::DialogueTokens out;
   for (const auto& piece : pieces(demonstration, text, arenas, limits)) {
-    const auto ids = tokenizer.encode(piece.text);
+    const auto ids = encode_chat(tokenizer, piece.text);
     out.ids.insert(out.ids.end(), ids.begin(), ids.end());
     out.own.insert(out.own.end(), ids.size(), piece.own ? 1 : 0);
   }

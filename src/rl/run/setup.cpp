@@ -12,6 +12,7 @@
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 #include "lockstep/rl/episode.h"
+#include "rl/policy/encode.h"
 #include "train/run/report.h"
 
 namespace lockstep::rl {
@@ -64,7 +65,8 @@ std::string too_long(const Course& course, const Curriculum& curriculum,
       for (const auto& key : *keys) {
         const auto seen = episode.begin(key, 0);
         if (episode.over()) continue;  // its environment died
-        const auto tokens = tokenizer.encode(course.text.prompt(episode.scene(), seen)).size();
+        const auto tokens =
+            encode_chat(tokenizer, course.text.prompt(episode.scene(), seen)).size();
         if (static_cast<int64_t>(tokens) < options.context) continue;
         return fmt::format(
             "[three_domain] --context {}: the task {} begins with {} tokens, before the agent has "

@@ -5,6 +5,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/models/generate.h"
+#include "rl/policy/encode.h"
 #include "rl/policy/markers.h"
 #include "rl/run/policy.h"
 
@@ -28,7 +29,7 @@ Voice frozen_voice(const models::Transformer& net, const text::Tokenizer& tokeni
   models::GenerateOptions sampling{
       .temperature = options.eval_temperature, .stop = {*end}, .vocabulary = tokenizer.size()};
   return [=, most = options.max_new_tokens](const std::string& prompt, uint64_t key) mutable {
-    const auto ids = tokenizer.encode(prompt);
+    const auto ids = encode_chat(tokenizer, prompt);
     const int64_t room = frozen->options.max_length - static_cast<int64_t>(ids.size());
     if (room < 1) {
       throw EnvironmentError(
