@@ -15,9 +15,9 @@ namespace {
 
 // Bits go out as fmt's {:a} and come back.
 void expect_round_trips() {
-  using Limits = std::numeric_limits<double>;
-  for (const double value : {0.0, 0.1, 1.0 / 3, 1.5, 1e300, 123456789.0, Limits::min(),
-                             Limits::max(), Limits::denorm_min(), Limits::infinity()}) {
+  using Numbers = std::numeric_limits<double>;
+  for (const double value : {0.0, 0.1, 1.0 / 3, 1.5, 1e300, 123456789.0, Numbers::min(),
+                             Numbers::max(), Numbers::denorm_min(), Numbers::infinity()}) {
     for (const double each : {value, -value}) {
       const std::string text = fmt::format("{:a}", each);
       const auto found = number_from(text);
@@ -27,9 +27,9 @@ void expect_round_trips() {
       EXPECT_EQ(number_from(fmt::format("{}", each)), each);
     }
   }
-  EXPECT_TRUE(std::isnan(number_from(fmt::format("{:a}", Limits::quiet_NaN())).value()));
+  EXPECT_TRUE(std::isnan(number_from(fmt::format("{:a}", Numbers::quiet_NaN())).value()));
   EXPECT_EQ(number_from("-0x1.8p+3"), -12);
-  EXPECT_EQ(number_from("1e999"), Limits::infinity());
+  EXPECT_EQ(number_from("1e999"), Numbers::infinity());
   EXPECT_EQ(number_from("1e-999"), 0);
   for (const char* text : {"", " 1", "1 ", "1,5", "1.5x", "0x", "x", "-"}) {
     EXPECT_EQ(number_from(text), std::nullopt) << text;
