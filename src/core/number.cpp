@@ -4,8 +4,21 @@
 #include <stdlib.h>
 
 #include <cctype>
+#include <charconv>
+#include <cmath>
+#include <iterator>
 
 namespace lockstep {
+
+std::string text_of(double number) {
+  const std::string sign = std::signbit(number) ? "-" : "";
+  if (std::isnan(number)) return sign + "nan";
+  if (std::isinf(number)) return sign + "inf";
+  char digits[32];
+  const auto end =
+      std::to_chars(digits, std::end(digits), std::abs(number), std::chars_format::hex);
+  return sign + "0x" + std::string(digits, end.ptr);
+}
 
 std::optional<double> number_from(const std::string& text) {
   static const locale_t plain = newlocale(LC_ALL_MASK, "C", nullptr);

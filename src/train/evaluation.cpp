@@ -56,8 +56,8 @@ struct LaneSums {
   }
   // "count name=sum name=sum\n", without loss of bits.
   std::string text() const {
-    std::string all = fmt::format("{:a}", count);
-    for (const auto& [name, sum] : sums) all += fmt::format("\t{}\t{:a}", name, sum);
+    std::string all = text_of(count);
+    for (const auto& [name, sum] : sums) all += fmt::format("\t{}\t{}", name, text_of(sum));
     return all + "\n";
   }
 };

@@ -28,10 +28,11 @@ void add_plateau(std::vector<std::string>& lines, const parallel::PlateauOptions
                   static_cast<int>(o.threshold_mode), o.cooldown, o.lowest_lr, o.eps));
 }
 
-// A schedule may be of fewer steps than the run could have, and refuse others.
+// A schedule may be of fewer steps than the run could have, and refuse others. Other processors
+// compute cosines with other last digits.
 std::string rate_text(const TrainedPart& part, double base, int64_t step) {
   try {
-    return fmt::format("{}", part.rate_of_step.lr(base, step));
+    return fmt::format("{:.6g}", part.rate_of_step.lr(base, step));
   } catch (const std::exception&) {
     return "none";
   }
