@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-std::string text_of(double number) {
+std::string number_text(double number) {
   const std::string sign = std::signbit(number) ? "-" : "";
   if (std::isnan(number)) return sign + "nan";
   if (std::isinf(number)) return sign + "inf";

@@ -7,7 +7,7 @@
 namespace lockstep {
 
 // All bits of it: "-0x1.8p+3".
-std::string text_of(double number);
+std::string number_text(double number);
 
 // The number that all of `text` is, as C's strtod() reads it: "1.5", "-0x1.8p+3",
 // "inf", "nan"; beyond float64's range infinite or 0. The point is a point, also in a program whose

@@ -56,8 +56,8 @@ struct LaneSums {
   }
   // "count name=sum name=sum\n", without loss of bits.
   std::string text() const {
-    std::string all = text_of(count);
-    for (const auto& [name, sum] : sums) all += fmt::format("\t{}\t{}", name, text_of(sum));
+    std::string all = number_text(count);
+    for (const auto& [name, sum] : sums) all += fmt::format("\t{}\t{}", name, number_text(sum));
     return all + "\n";
   }
 };

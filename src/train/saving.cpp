@@ -25,7 +25,8 @@ constexpr char kOwn = '+', kOthers = '-';  // whose checkpoints rank 0 has found
 // Metrics as one text, without loss of bits: their names are not known before they are restored.
 std::string packed(const std::map<std::string, double>& metrics) {
   std::string text;
-  for (const auto& [name, value] : metrics) text += fmt::format("{}\t{}\n", name, text_of(value));
+  for (const auto& [name, value] : metrics)
+    text += fmt::format("{}\t{}\n", name, number_text(value));
   return text;
 }
 

@@ -18,7 +18,7 @@ void expect_round_trips() {
   for (const double value : {0.0, 0.1, 1.0 / 3, 1.5, 1e300, 123456789.0, Numbers::min(),
                              Numbers::max(), Numbers::denorm_min(), Numbers::infinity()}) {
     for (const double each : {value, -value}) {
-      const std::string text = text_of(each);
+      const std::string text = number_text(each);
       const auto found = number_from(text);
       ASSERT_TRUE(found) << text;
       EXPECT_EQ(*found, each) << text;
@@ -26,8 +26,8 @@ void expect_round_trips() {
       EXPECT_EQ(number_from(fmt::format("{}", each)), each);
     }
   }
-  EXPECT_TRUE(std::isnan(number_from(text_of(Numbers::quiet_NaN())).value()));
-  EXPECT_EQ(text_of(-12), "-0x1.8p+3");
+  EXPECT_TRUE(std::isnan(number_from(number_text(Numbers::quiet_NaN())).value()));
+  EXPECT_EQ(number_text(-12), "-0x1.8p+3");
   EXPECT_EQ(number_from("-0x1.8p+3"), -12);
   EXPECT_EQ(number_from("1e999"), Numbers::infinity());
   EXPECT_EQ(number_from("1e-999"), 0);
