@@ -144,6 +144,22 @@ TEST(Page, AnExplodingLossAndANaNAreSeen) {
   EXPECT_TRUE(data_of(report_page({broken}))["runs"][0]["series"]["loss"][19][2].is_null());
 }
 
+TEST(Page, ALossAroundZeroIsNotBad) {
+  const std::vector<double> losses{0, 0, 0.01, -0.02, 0.03};
+  const auto run = made(1, 5, [&](StepReport& report, int64_t i) {
+    report.loss = losses[static_cast<size_t>(i - 1)];
+  });
+  EXPECT_TRUE(bad_titles(run).empty());
+  EXPECT_EQ(findings_of(run)[1].title, "The loss moves around zero");
+}
+
+TEST(Page, ASmallLossThatExplodesIsSeen) {
+  const auto run = made(1, 20, [](StepReport& report, int64_t i) {
+    report.loss = i <= 15 ? 0.001 + 0.00001 * static_cast<double>(i % 3) : 0.25;
+  });
+  EXPECT_THAT(bad_titles(run), testing::ElementsAre("The loss has exploded"));
+}
+
 TEST(Page, ARestartIsSeen) {
   RunHistory run = good();
   run.add(RunStart{.ranks = 4, .resumed_at = 200}, 1e9 + 200);

@@ -170,6 +170,14 @@ TEST(RunWarnings, ALossAroundZeroHasNotExploded) {
   EXPECT_THAT(events[0].text, HasSubstr("the loss has exploded: 2 at step 250"));
 }
 
+TEST(RunWarnings, ASmallLossThatExplodesIsNamed) {
+  const auto events = said(30, [](StepReport& report, int64_t number) {
+    report.loss = number < 25 ? 0.001 + 0.00001 * static_cast<double>(number % 3) : 0.25;
+  });
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_THAT(events[0].text, HasSubstr("the loss has exploded: 0.25 at step 250, after 0.001"));
+}
+
 TEST(RunWarnings, ANaNIsNamedWithTheFirstParameter) {
   RunWarnings warnings;
   StepReport report = healthy(1);

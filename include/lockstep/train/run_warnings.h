@@ -25,8 +25,8 @@ struct WarningLimits {
   // A rank's memory has grown by this factor and so much, and grows in every report.
   double memory_growth = 1.2;
   int64_t memory_growth_bytes = int64_t{64} << 20;
-  // The loss is so many times as far from its best as it was at the start, as its last large
-  // change, and as 0.1.
+  // The loss is so many times as far from its best as the first was, as the best is from zero, and
+  // as its last large change; where these changes reach zero, also as 0.1.
   double exploding_loss = 3;
   // The norm of the gradients is so many times its mean.
   double exploding_gradient = 100;

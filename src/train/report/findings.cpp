@@ -2,9 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 
 #include "lockstep/train/run_report.h"
+#include "train/report/loss_scale.h"
 #include "train/report/ranks.h"
 #include "train/report/text.h"
 
@@ -75,19 +76,23 @@ void add_learning(const RunHistory& run, std::vector<Finding>& findings) {
     return;
   }
   const double first = points.front().mean, last = points.back().mean;
-  const Point* best = &points.front();
-  for (const Point& point : points) {
-    if (point.mean < best->mean) best = &point;
-  }
+  const auto by_mean = [](const Point& a, const Point& b) { return a.mean < b.mean; };
+  const auto [best, worst] = std::ranges::minmax_element(points, by_mean);
   const std::string figures =
       fmt::format("The loss went from {} to {}; the best was {} near step {}.", figure(first),
                   figure(last), figure(best->mean), with_commas(best->last));
-  const double scale = std::max(std::abs(first - best->mean), std::abs(best->mean));
+  LossesSeen seen{.first = first, .best = best->mean};
+  for (auto point = points.begin(); point < best; ++point) {
+    seen.add_change(std::next(point)->mean - point->mean);
+  }
   if (points.size() < 3) {
     findings.push_back({Tone::Plain, "Too few reports to see whether it learns", figures});
-  } else if (last - best->mean > 3 * scale) {
+  } else if (last - best->mean > 3 * usual_distance(seen)) {
     findings.push_back({Tone::Bad, "The loss has exploded",
                         figures + " Lower the learning rate, or clip gradients."});
+  } else if (last >= first && best->mean <= 0 && worst->mean >= 0) {
+    findings.push_back({Tone::Plain, "The loss moves around zero",
+                        figures + " It does not show by itself whether the model learns."});
   } else if (last >= first) {
     findings.push_back({Tone::Bad, "The loss did not fall",
                         figures + " Is the learning rate right, and do labels fit the samples?"});

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "train/report/loss_scale.h"
 #include "train/report/ranks.h"
 
 namespace lockstep::train {
@@ -13,8 +14,6 @@ namespace {
 // Reports at the start of which memory and losses are not typical yet.
 constexpr int64_t kFirst = 3;
 constexpr int kGrowing = 4;
-// Changes of smaller losses than this, times the limit, are no explosion.
-constexpr double kSmallLoss = 0.1;
 
 template <class Value>
 std::vector<double> column(const StepReport& report, const Value& value) {
@@ -63,10 +62,8 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
   }
   if (report.loss) {
     const double loss = *report.loss;
-    // Losses around zero, as those of policies are, change by many times what they are.
-    const double scale = std::max(
-        {std::abs(first_loss_ - best_loss_), std::abs(best_loss_), loss_change_, kSmallLoss});
-    if (losses_ >= kFirst && loss - best_loss_ > limits_.exploding_loss * scale) {
+    LossesSeen seen{.first = first_loss_, .best = best_loss_, .change = loss_change_};
+    if (losses_ >= kFirst && loss - best_loss_ > limits_.exploding_loss * usual_distance(seen)) {
       say("explosion",
           {.step = report.step,
            .seconds = report.seconds,
@@ -77,7 +74,8 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
     }
     if (losses_ == 0) first_loss_ = best_loss_ = last_loss_ = loss;
     best_loss_ = std::min(best_loss_, loss);
-    loss_change_ = std::max(std::abs(loss - last_loss_), 0.9 * loss_change_);
+    seen.add_change(loss - last_loss_);
+    loss_change_ = seen.change;
     last_loss_ = loss;
     ++losses_;
   }
