@@ -38,7 +38,7 @@ def main() -> None:
             some = cases[first:first + CASES_OF_AN_ENTRY]
             lines.append(f"add_test([=[{name}]=] [=[{program}]=] [=[--gtest_filter={':'.join(some)}]=])")
             # Of those that are alike the long ones start first.
-            lines.append(f"set_tests_properties([=[{name}]=] PROPERTIES TIMEOUT 600 COST {len(some)})")
+            lines.append(f"set_tests_properties([=[{name}]=] PROPERTIES TIMEOUT 1200 COST {len(some)})")
     if not lines:
         sys.exit(f"{program} lists no cases")
     with open(out, "w") as file:
