@@ -7,6 +7,8 @@
 
 #include <utility>
 
+#include "parallel/nn/deferred_init.h"
+
 namespace lockstep::parallel {
 
 ParameterMemory::ParameterMemory(const at::Tensor& parameter, at::ScalarType dtype,
@@ -33,7 +35,7 @@ void ParameterMemory::show(const at::Tensor& flat, int64_t begin) {
         memory, new at::Tensor(flat), [](void* owner) { delete static_cast<at::Tensor*>(owner); },
         flat.device()));
   }
-  if (!shown_) storage_->clear_data_ptr_access_error_msg_();
+  if (!shown_) allow_access(*storage_);
   shown_ = true;
 }
 

@@ -5,6 +5,7 @@
 #include <c10/core/StorageImpl.h>
 #include <fmt/format.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <memory>
@@ -254,7 +255,28 @@ c10::DispatchKey registered() {
   return kDeferred;
 }
 
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+// A private flag, which an explicit instantiation may name.
+template <bool c10::StorageImpl::*flag>
+struct Throws {
+  friend void set_throws(c10::StorageImpl& storage, bool throws) { storage.*flag = throws; }
+};
+void set_throws(c10::StorageImpl& storage, bool throws);
+template struct Throws<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+#endif
+
 }  // namespace
+
+void allow_access(c10::StorageImpl& storage) {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+  set_throws(storage, false);
+  // Which looks at the flag again.
+  c10::DataPtr memory = std::move(storage._mutable_data_ptr_no_checks());
+  storage.set_data_ptr_noswap(std::move(memory));
+#else
+  storage.clear_data_ptr_access_error_msg_();
+#endif
+}
 
 DeferredInit::DeferredInit() : guard_(registered()) {}
 
@@ -273,7 +295,7 @@ void materialize(const at::Tensor& tensor) {
   const at::Tensor values = storage_values(*recipe);
   c10::StorageImpl* storage = storage_impl_of(tensor);
   storage->set_data_ptr_noswap(storage_impl_of(values)->set_data_ptr(c10::DataPtr()));
-  storage->clear_data_ptr_access_error_msg_();
+  allow_access(*storage);
 }
 
 void materialize(const ModuleRef& module) {

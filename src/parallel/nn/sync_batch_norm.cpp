@@ -106,8 +106,11 @@ struct Normalize : torch::autograd::Function<Normalize> {
     at::Tensor products = at::zeros_like(mean), slopes = at::zeros_like(mean);
     if (input.numel() > 0) {
       at::Tensor unused;
-      std::tie(unused, products, slopes) = at::native_batch_norm_backward(
-          slope, input, {}, mean, variance, {}, {}, /*train=*/false, eps, {false, true, true});
+      // CPUs take mean and variance. GPUs want what a forward pass has kept, too, and a weight, of
+      // which only the device and dtype matter: any tensor of so many channels.
+      std::tie(unused, products, slopes) =
+          at::native_batch_norm_backward(slope, input, /*weight=*/inverse, mean, variance, mean,
+                                         inverse, /*train=*/false, eps, {false, true, true});
     }
     variable_list gradients(6);
     if (weight.defined()) {
