@@ -135,7 +135,11 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
     text = fmt::format("step {}\n{}\n", step, fmt::join(common_lines(state), "\n"));
     for (const auto& [name, value] : metrics) text += fmt::format("metric {}: {}\n", name, value);
     share = share_of(state, Shard{group.rank(), group.size()});
-    if (options.async) copy_into(share, memory);
+    if (options.async) {
+      copy_into(share, memory);
+    } else {
+      bring_to_host(share);
+    }
     mine = kWell + hex(checksum(text));
     if (group.rank() == 0) {
       if (!directory) directory = std::make_unique<Directory>(path, files);

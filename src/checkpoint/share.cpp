@@ -1,5 +1,7 @@
 #include "checkpoint/share.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <fnmatch.h>
@@ -8,6 +10,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <unordered_set>
 
 #include "checkpoint/format/checksum.h"
 #include "comm/transport.h"
@@ -40,7 +43,7 @@ Range cut(const Piece& piece, int64_t place, const Range& range) {
 
 void add_box(Share& share, const Piece& piece, const Box& box, const at::Tensor& values) {
   const std::string dtype = dtype_of(piece.dtype);
-  at::Tensor plain = values.detach().resolve_conj().resolve_neg().to(at::kCPU).contiguous();
+  at::Tensor plain = values.detach().resolve_conj().resolve_neg().contiguous();
   if (is_complex(dtype)) plain = at::view_as_real(plain);
   const bool is_whole = box == whole(piece.sizes);
   const std::string element = dtype == "C64" ? "F32" : dtype == "C128" ? "F64" : dtype;
@@ -190,15 +193,43 @@ Share share_of(const State& state, const Shard& rank) {
   return share;
 }
 
+void bring_to_host(Share& share) {
+  for (size_t i = 0; i < share.entries.size(); ++i) {
+    at::Tensor& tensor = share.kept[i];
+    if (tensor.is_cpu()) continue;
+    tensor = tensor.to(at::kCPU);
+    share.entries[i].bytes = {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
+  }
+}
+
+// A GPU copies into pinned memory at the speed of its bus, all tensors behind one another.
 void copy_into(Share& share, at::Tensor& memory) {
+  const at::NoGradGuard no_grad;
   int64_t total = 0;
   for (const auto& entry : share.entries) total += static_cast<int64_t>(entry.bytes.size());
-  if (!memory.defined() || memory.numel() < total) memory = at::empty({total}, at::kByte);
-  char* to = static_cast<char*>(memory.mutable_data_ptr());
-  for (auto& entry : share.entries) {
-    std::memcpy(to, entry.bytes.data(), entry.bytes.size());
-    entry.bytes = {to, entry.bytes.size()};
-    to += entry.bytes.size();
+  const bool pins = std::any_of(share.kept.begin(), share.kept.end(),
+                                [](const at::Tensor& tensor) { return tensor.is_cuda(); });
+  if (!memory.defined() || memory.numel() < total)
+    memory = at::empty({total}, at::TensorOptions(at::kByte).pinned_memory(pins));
+  std::unordered_set<at::Device> devices;
+  int64_t place = 0;
+  for (size_t i = 0; i < share.entries.size(); ++i) {
+    const at::Tensor& from = share.kept[i];
+    const auto bytes = static_cast<int64_t>(share.entries[i].bytes.size());
+    char* to = static_cast<char*>(memory.mutable_data_ptr()) + place;
+    if (from.is_cpu()) {
+      std::memcpy(to, share.entries[i].bytes.data(), bytes);
+    } else if (bytes > 0) {
+      devices.insert(from.device());
+      memory.narrow(0, place, bytes).copy_(from.view({-1}).view(at::kByte), /*non_blocking=*/true);
+    }
+    share.entries[i].bytes = {to, static_cast<size_t>(bytes)};
+    place += bytes;
+  }
+  for (const at::Device device : devices) {
+    c10::Event copied(device.type());
+    copied.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    copied.synchronize();
   }
   share.kept.assign(1, memory);
 }

@@ -47,15 +47,16 @@ struct OwnBox {
 struct Share {
   std::vector<OwnBox> boxes;
   std::vector<TensorToWrite> entries;
-  std::vector<at::Tensor> kept;  // what the entries refer to
+  std::vector<at::Tensor> kept;  // what the entries refer to, which may be a device's memory
 };
 
 // Of the tensors that all ranks have about 1/world by bytes: those below 256 KiB are not cut. Of
 // the others the rank's parts.
 Share share_of(const State& state, const Shard& rank);
 
-// The entries' bytes are copied, one after another, into `memory`, which grows as it has to, and
-// from then on refer to that.
+// From then on the entries' bytes are the host's.
+void bring_to_host(Share& share);
+// The same, and they are copies, one after another in `memory`, which grows as it has to.
 void copy_into(Share& share, at::Tensor& memory);
 
 // Part of a tensor.
