@@ -33,8 +33,13 @@ Library open_first(const std::vector<std::string>& paths, std::string_view what,
 }
 
 template <class Function>
-void require(const Library& library, Function& function, const char* name) {
+void find(const Library& library, Function& function, const char* name) {
   function = reinterpret_cast<Function>(dlsym(library.handle, name));
+}
+
+template <class Function>
+void require(const Library& library, Function& function, const char* name) {
+  find(library, function, name);
   if (function != nullptr) return;
   throw ConfigError(
       fmt::format("[cuda_ipc] {} has no {}, which came with CUDA 10.2: install a "
@@ -74,6 +79,11 @@ Driver open_driver() {
   require(library, api.ModuleGetFunction, "cuModuleGetFunction");
   require(library, api.LaunchKernel, "cuLaunchKernel");
   require(library, api.StreamSynchronize, "cuStreamSynchronize");
+  find(library, api.DeviceGetUuid, "cuDeviceGetUuid_v2");
+  find(library, api.MemHostRegister, "cuMemHostRegister_v2");
+  find(library, api.MemHostUnregister, "cuMemHostUnregister");
+  find(library, api.StreamWriteValue64, "cuStreamWriteValue64_v2");
+  find(library, api.StreamWaitValue64, "cuStreamWaitValue64_v2");
   if (const int result = api.Init(0); result != 0) {
     throw ConfigError(fmt::format("[cuda_ipc] {} does not start (cuInit: error {}): {}", api.path,
                                   result, kOtherwise));

@@ -21,6 +21,8 @@ enum Attribute : int {
   SharesByDescriptor = 103,  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
   MajorVersion = 75,         // of what it can compute
   MinorVersion = 76,
+  WaitsFor64Bits = 122,  // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of streams
+  HasMps = 133,          // CU_DEVICE_ATTRIBUTE_MPS_ENABLED: processes compute at the same time
 };
 
 constexpr int kPinned = 1;           // CU_MEM_ALLOCATION_TYPE_PINNED
@@ -28,6 +30,8 @@ constexpr int kDescriptor = 1;       // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 constexpr int kOnDevice = 1;         // CU_MEM_LOCATION_TYPE_DEVICE
 constexpr int kReadAndWrite = 3;     // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 constexpr unsigned kMappedHost = 3;  // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP
+constexpr unsigned kRegistered = 3;  // the same for CU_MEMHOSTREGISTER
+constexpr unsigned kAtLeast = 0;     // CU_STREAM_WAIT_VALUE_GEQ
 
 struct Location {
   int type = kOnDevice;
@@ -43,6 +47,10 @@ struct Properties {
 struct Access {
   Location location;
   int flags = kReadAndWrite;
+};
+struct Uuid {
+  unsigned char bytes[16] = {};
+  bool operator==(const Uuid&) const = default;
 };
 
 // Named as there without "cu".
@@ -77,6 +85,17 @@ struct Driver {
   int (*LaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                       unsigned, Stream, void**, void**);
   int (*StreamSynchronize)(Stream);
+
+  // With these streams wait for words in memory; null where the driver is older than CUDA 11.7.
+  int (*DeviceGetUuid)(Uuid*, Device);
+  int (*MemHostRegister)(void*, size_t, unsigned);
+  int (*MemHostUnregister)(void*);
+  int (*StreamWriteValue64)(Stream, Address, unsigned long long, unsigned);
+  int (*StreamWaitValue64)(Stream, Address, unsigned long long, unsigned);
+  bool has_waiting_streams() const {
+    return DeviceGetUuid != nullptr && MemHostRegister != nullptr && MemHostUnregister != nullptr &&
+           StreamWriteValue64 != nullptr && StreamWaitValue64 != nullptr;
+  }
 };
 
 // Named as there without "nvrtc".

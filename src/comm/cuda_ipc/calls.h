@@ -14,7 +14,8 @@ constexpr int kLanes = 4;
 constexpr int kMaxMessages = 64;
 
 constexpr U64 kPacket = 16;  // bytes that a thread moves at once
-constexpr U64 kStageBytes = U64{8} << 20;
+// Where ranks take turns on a device, each meeting is dear, and more goes at once: a bucket of Ddp.
+constexpr U64 kStageBytes = U64{8} << 20, kTurnBytes = U64{32} << 20;
 constexpr U64 kSlotBytes = U64{64} << 10;
 
 // Each word of `arrived` and `ready` is a number in a sequence, above, and a hash of the call that
@@ -27,23 +28,37 @@ struct Flags {
   U64 taken[kMaxRanks][kLanes];           // by receiver: how many chunks it has taken
 };
 
-// What a rank allocates and all of its host map: the flags, which the others write; the two
-// stages, used in turn, and a slot for each receiver's lanes, twice: the others read those.
+// What a rank allocates and all of its host map: the flags, which the others write; a slot for each
+// receiver's lanes, twice, and two stages, used in turn: the others read those.
 constexpr U64 kFlagBytes = U64{64} << 10;
 static_assert(sizeof(Flags) <= kFlagBytes);
-constexpr U64 stage_at(U32 half) { return kFlagBytes + half * kStageBytes; }
 constexpr U64 slot_at(int receiver, int lane, U32 half) {
   const U64 before = (static_cast<U64>(receiver) * kLanes + static_cast<U64>(lane)) * 2 + half;
-  return stage_at(2) + before * kSlotBytes;
+  return kFlagBytes + before * kSlotBytes;
 }
-constexpr U64 memory_bytes(int size) { return slot_at(size, 0, 0); }
+constexpr U64 stage_at(int size, U32 half, U64 stage_bytes) {
+  return slot_at(size, 0, 0) + half * stage_bytes;
+}
+constexpr U64 memory_bytes(int size, U64 stage_bytes) { return stage_at(size, 2, stage_bytes); }
+
+// Where streams wait in place of kernels: a rank's, in memory of the host that all of them map, by
+// who has come. Words as in Flags. Each is used again after so many meetings, which is more than
+// are ever enqueued, so a rank that is late writes what its own meeting waits for and nothing else.
+constexpr U32 kMeetings = 1024;
+struct Arrivals {
+  U64 arrived[kMaxRanks][kMeetings];
+};
 
 struct Peers {
   char* memory[kMaxRanks];      // each rank's, as this process maps it
   const volatile U32* is_over;  // the host's word that nobody is to wait any more
+  const Arrivals* arrivals;     // this rank's, or null where kernels wait
   int rank;
   int size;
 };
+
+// What one kernel does of a round: all, or, where streams wait, what lies between two meetings.
+constexpr U32 kPutsIn = 1, kCombines = 2, kTakesOut = 4;
 
 // Bytes at `at` of a stage, here and in memory of this rank's own.
 struct Piece {
@@ -60,6 +75,7 @@ struct Round {
   U64 stage;
   U32 sequence;  // of the first time that ranks meet
   U32 kind;      // of the call, alike on all ranks
+  U32 steps;
   int in_count;
   int out_count;
   int combines;     // 0 or 1

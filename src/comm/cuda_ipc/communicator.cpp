@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm::cuda_ipc {
@@ -40,11 +43,9 @@ Communicator::Communicator(int device, int rank, int size) : memory_(size) {
     const Current current(context_);
     is_over_.emplace();
     kernels_.emplace(version);
-    memory_[rank] = DeviceMemory::create(device_, memory_bytes(size));
     // What every program needs; the rest is compiled when it is called.
     kernels_->copy();
     kernels_->combine({}, size);
-    peers_.memory[rank] = memory_[rank].data();
     peers_.is_over = is_over_->on_device();
     peers_.rank = rank;
     peers_.size = size;
@@ -65,6 +66,7 @@ Communicator::~Communicator() {
   abort();
   if (driver().CtxPushCurrent(context_) != 0) return;
   if (stream_) driver().StreamSynchronize(*stream_);
+  if (arrivals_there_ != 0) driver().MemHostUnregister(arrivals_.data());
   memory_.clear();
   kernels_.reset();
   is_over_.reset();
@@ -73,15 +75,75 @@ Communicator::~Communicator() {
   driver().DevicePrimaryCtxRelease(device_);
 }
 
-Fd Communicator::descriptor() const {
+Fd Communicator::allocate(U64 stage_bytes) {
   const Current current(context_);
-  return memory_[peers_.rank].descriptor();
+  stage_bytes_ = stage_bytes;
+  DeviceMemory& own = memory_[peers_.rank];
+  own = DeviceMemory::create(device_, memory_bytes(peers_.size, stage_bytes));
+  peers_.memory[peers_.rank] = own.data();
+  return own.descriptor();
 }
 
 void Communicator::add(int rank, const Fd& descriptor) {
   const Current current(context_);
-  memory_[rank] = DeviceMemory::open(descriptor, device_, memory_bytes(peers_.size));
+  memory_[rank] = DeviceMemory::open(descriptor, device_, memory_bytes(peers_.size, stage_bytes_));
   peers_.memory[rank] = memory_[rank].data();
+}
+
+Uuid Communicator::uuid() const {
+  Uuid own;
+  if (driver().DeviceGetUuid != nullptr)
+    check(driver().DeviceGetUuid(&own, device_), "cuDeviceGetUuid");
+  return own;
+}
+
+bool Communicator::takes_turns() const {
+  return driver().has_waiting_streams() && attribute(device_, WaitsFor64Bits) != 0 &&
+         attribute(device_, HasMps) == 0;
+}
+
+void Communicator::wait_on_streams(Segment arrivals) {
+  const Current current(context_);
+  arrivals_ = std::move(arrivals);
+  const auto bytes = static_cast<size_t>(arrivals_.size());
+  check(driver().MemHostRegister(arrivals_.data(), bytes, kRegistered), "cuMemHostRegister");
+  const int result = driver().MemHostGetDevicePointer(&arrivals_there_, arrivals_.data(), 0);
+  if (result != 0) driver().MemHostUnregister(arrivals_.data());
+  check(result, "cuMemHostGetDevicePointer");
+  peers_.arrivals = reinterpret_cast<const Arrivals*>(arrivals_there_) + peers_.rank;
+}
+
+void Communicator::meet(uint32_t sequence, uint32_t kind, Stream stream) {
+  const Current current(context_);
+  stream_ = stream;
+  latest_ = sequence;
+  const auto place = [&](int owner, int who) {
+    const auto index = static_cast<U64>(who) * kMeetings + sequence % kMeetings;
+    return arrivals_there_ + static_cast<U64>(owner) * sizeof(Arrivals) + index * sizeof(U64);
+  };
+  const U64 number = U64{sequence} << 32;
+  for (int peer = 0; peer < peers_.size; ++peer) {
+    if (peer == peers_.rank) continue;
+    check(driver().StreamWriteValue64(stream, place(peer, peers_.rank), number | kind, 0),
+          "cuStreamWriteValue64");
+  }
+  for (int peer = 0; peer < peers_.size; ++peer) {
+    if (peer == peers_.rank) continue;
+    check(driver().StreamWaitValue64(stream, place(peers_.rank, peer), number, kAtLeast),
+          "cuStreamWaitValue64");
+  }
+}
+
+// Kernels look at the word; what streams wait for gets values beyond all that are waited for, in
+// the sense of a comparison that goes round.
+void Communicator::abort() noexcept {
+  is_over_->set();
+  if (arrivals_there_ == 0) return;
+  const U64 beyond = (U64{latest_} << 32) + (U64{1} << 62);
+  auto& own = reinterpret_cast<Arrivals*>(arrivals_.data())[peers_.rank].arrived;
+  for (auto& of_peer : own) {
+    for (U64& each : of_peer) __atomic_store_n(&each, beyond, __ATOMIC_SEQ_CST);
+  }
 }
 
 void Communicator::launch_with(Function kernel, unsigned blocks, void* call, Stream stream) {

@@ -1,6 +1,7 @@
 // The ranks of one host whose kernels read each other's memory.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,27 +10,38 @@
 #include "comm/cuda_ipc/kernels.h"
 #include "comm/cuda_ipc/memory.h"
 #include "comm/device/comm.h"
+#include "comm/shm/segment.h"
 
 namespace lockstep::comm::cuda_ipc {
 
 class Communicator : public DeviceComm {
  public:
-  // Allocates this rank's part for the device of that number. Throws ConfigError when the device
-  // cannot take part, CommError when the driver refuses something.
+  // For the device of that number. Throws ConfigError when it cannot take part, CommError when the
+  // driver refuses something.
   Communicator(int device, int rank, int size);
   ~Communicator() override;
 
-  // How the others open this rank's memory.
-  Fd descriptor() const;
+  // Allocates this rank's memory, with as many bytes in each stage on all ranks: how the others
+  // open it.
+  Fd allocate(U64 stage_bytes);
   // Maps that of another rank.
   void add(int rank, const Fd& descriptor);
 
+  // Which device this is, and whether its streams can wait, which is for ranks that take turns on
+  // one: a kernel that waits keeps it from the others for milliseconds. Not where they compute at
+  // the same time (MPS).
+  Uuid uuid() const;
+  bool takes_turns() const;
+  // From now on streams wait, in memory that all ranks map: as much as arrivals_bytes(size).
+  void wait_on_streams(Segment arrivals);
+  static int64_t arrivals_bytes(int size) { return static_cast<int64_t>(sizeof(Arrivals)) * size; }
+
   std::string_view name() const override { return "cuda_ipc"; }
   // They have met by way of the CPU.
-  void connect() override {}
+  void connect() override { arrivals_.close_handle(); }
   void close() noexcept override {}
   std::optional<std::string> async_error() override { return std::nullopt; }
-  void abort() noexcept override { is_over_->set(); }
+  void abort() noexcept override;
 
   // What follows is for the one thread that makes calls.
 
@@ -48,6 +60,10 @@ class Communicator : public DeviceComm {
     launch_with(kernel, blocks, &call, stream);
   }
   const Peers& peers() const { return peers_; }
+  U64 stage_bytes() const { return stage_bytes_; }
+  // Where streams wait: tells the others in `stream` that this rank has come, and lets it wait for
+  // them. So no kernel begins before the others have come, but for different calls.
+  void meet(uint32_t sequence, uint32_t kind, Stream stream);
 
  private:
   template <class Do>
@@ -62,6 +78,10 @@ class Communicator : public DeviceComm {
   std::optional<HostWord> is_over_;
   std::optional<Kernels> kernels_;
   std::vector<DeviceMemory> memory_;  // by rank
+  Segment arrivals_;
+  Address arrivals_there_ = 0;        // the same for the device
+  std::atomic<uint32_t> latest_ = 0;  // meeting
+  U64 stage_bytes_ = 0;
   Peers peers_{};
   std::optional<Stream> stream_;
 };

@@ -53,6 +53,19 @@ __device__ inline bool meet(const Peers& peers, U32 sequence, U32 kind) {
   return __syncthreads_or(is_over) == 0;
 }
 
+// The same after this rank's stream has waited: the words are there, and it is left to see whether
+// the others called the same. Or it is over, and the words are the host's.
+__device__ inline bool has_met(const Peers& peers, U32 sequence, U32 kind) {
+  bool is_over = false;
+  for (int peer = static_cast<int>(threadIdx.x); peer < peers.size && !is_over;
+       peer += static_cast<int>(blockDim.x)) {
+    if (peer == peers.rank) continue;
+    is_over = !wait_for<false>(&peers.arrivals->arrived[peer][sequence % kMeetings],
+                               word(sequence, kind), peers.is_over);
+  }
+  return __syncthreads_or(is_over) == 0;
+}
+
 struct Span {
   U64 begin, end;
 };
@@ -95,12 +108,21 @@ __device__ inline void copy_part(char* to, const char* from, U64 bytes) {
 template <class Combine>
 __device__ void run(const Round& round, const Combine& combine) {
   const Peers& peers = round.peers;
-  char* stage = peers.memory[peers.rank] + round.stage;
-  for (int i = 0; i < round.in_count; ++i)
-    copy_part(stage + round.in[i].at, round.in[i].own, round.in[i].bytes);
-  if (!meet(peers, round.sequence, round.kind)) return;
-  if (round.combines != 0) combine(round);
-  if (round.meets_again != 0 && !meet(peers, round.sequence + 1, round.kind)) return;
+  const auto meets = [&](U32 sequence) {
+    return peers.arrivals == nullptr ? meet(peers, sequence, round.kind)
+                                     : has_met(peers, sequence, round.kind);
+  };
+  if ((round.steps & kPutsIn) != 0) {
+    char* stage = peers.memory[peers.rank] + round.stage;
+    for (int i = 0; i < round.in_count; ++i)
+      copy_part(stage + round.in[i].at, round.in[i].own, round.in[i].bytes);
+  }
+  if ((round.steps & kCombines) != 0) {
+    if (!meets(round.sequence)) return;
+    if (round.combines != 0) combine(round);
+  }
+  if ((round.steps & kTakesOut) == 0) return;
+  if (round.meets_again != 0 && !meets(round.sequence + 1)) return;
   for (int i = 0; i < round.out_count; ++i) {
     const Piece& piece = round.out[i];
     copy_part(piece.own, peers.memory[piece.from] + round.stage + piece.at, piece.bytes);

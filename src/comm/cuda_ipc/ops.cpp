@@ -11,10 +11,9 @@ namespace lockstep::comm {
 namespace {
 
 using cuda_ipc::kPacket;
-using cuda_ipc::kStageBytes;
 
 // Up to here every rank reads everything and combines it itself: one meeting. Above, each rank
-// combines a part, and reads the others' results. Not measured: no GPU has run it.
+// combines a part, and reads the others' results. Where it should be has not been measured.
 constexpr int64_t kAtOnce = 256 << 10;
 // Of a round, for each block.
 constexpr int64_t kBlockBytes = 16 << 10;
@@ -133,12 +132,16 @@ CudaIpcOps::Plan CudaIpcOps::plan_of(const Request& request, int64_t largest) co
   return plan;
 }
 
+int64_t CudaIpcOps::room_of(const Plan& plan) const {
+  return static_cast<int64_t>(comm_->stage_bytes() / plan.slots / kPacket * kPacket);
+}
+
 void CudaIpcOps::run(const DeviceCall& call, const c10::Stream& stream) {
   const Request& request = *call.request;
   const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
   const Plan plan = plan_of(request, call.largest);
   const uint32_t kind = kind_of(call);
-  const auto room = static_cast<int64_t>(kStageBytes / plan.slots / kPacket * kPacket);
+  const int64_t room = room_of(plan);
   // At least one: ranks also compare calls without elements.
   int64_t begin = 0;
   do {
@@ -149,7 +152,7 @@ void CudaIpcOps::run(const DeviceCall& call, const c10::Stream& stream) {
 
 void CudaIpcOps::run_round(const Plan& plan, int64_t begin, uint32_t kind,
                            const c10::Stream& stream) {
-  const auto room = static_cast<int64_t>(kStageBytes / plan.slots / kPacket * kPacket);
+  const int64_t room = room_of(plan);
   const auto piece_of = [&](const Part& part) {
     const int64_t skipped = std::min(begin, part.bytes);
     return cuda_ipc::Piece{part.data + skipped, static_cast<cuda_ipc::U64>(part.slot * room),
@@ -157,7 +160,7 @@ void CudaIpcOps::run_round(const Plan& plan, int64_t begin, uint32_t kind,
                            part.from};
   };
   cuda_ipc::Round round{.peers = comm_->peers(),
-                        .stage = cuda_ipc::stage_at(rounds_++ % 2),
+                        .stage = cuda_ipc::stage_at(size_, rounds_++ % 2, comm_->stage_bytes()),
                         .sequence = meetings_,
                         .kind = kind,
                         .meets_again = plan.is_in_two ? 1 : 0,
@@ -175,9 +178,20 @@ void CudaIpcOps::run_round(const Plan& plan, int64_t begin, uint32_t kind,
   const int64_t bytes = std::min(plan.largest - std::min(begin, plan.largest), room) * plan.slots;
   const auto blocks =
       static_cast<unsigned>(std::clamp<int64_t>(bytes / kBlockBytes, 1, cuda_ipc::kMaxBlocks));
-  const cuda_ipc::Function kernel =
+  const cuda_ipc::Function middle =
       round.combines != 0 ? comm_->combine(plan.reduction) : comm_->copy();
-  comm_->launch(kernel, blocks, round, stream.native_handle());
+  const auto launch = [&](uint32_t steps, cuda_ipc::Function kernel) {
+    round.steps = steps;
+    comm_->launch(kernel, blocks, round, stream.native_handle());
+  };
+  using cuda_ipc::kCombines, cuda_ipc::kPutsIn, cuda_ipc::kTakesOut;
+  if (round.peers.arrivals == nullptr) return launch(kPutsIn | kCombines | kTakesOut, middle);
+  if (round.in_count > 0) launch(kPutsIn, comm_->copy());
+  comm_->meet(round.sequence, kind, stream.native_handle());
+  if (!plan.is_in_two) return launch(kCombines | kTakesOut, middle);
+  launch(kCombines, middle);
+  comm_->meet(round.sequence + 1, kind, stream.native_handle());
+  launch(kTakesOut, comm_->copy());
 }
 
 cuda_ipc::Message CudaIpcOps::message_of(const DeviceCall& call) {

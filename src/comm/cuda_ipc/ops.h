@@ -43,6 +43,8 @@ class CudaIpcOps : public DeviceOps {
   Plan plan_of(const Request& request, int64_t largest) const;
   void plan_reduction(Plan& plan, const Request& request) const;
   std::vector<Part> parts_of(const std::vector<at::Tensor>& tensors) const;
+  // Of a round for one slot, in bytes.
+  int64_t room_of(const Plan& plan) const;
   void run_round(const Plan& plan, int64_t begin, uint32_t kind, const c10::Stream& stream);
   cuda_ipc::Message message_of(const DeviceCall& call);
 

@@ -33,9 +33,11 @@ constexpr ReduceOp kOps[] = {ReduceOp::Sum,       ReduceOp::Average,   ReduceOp:
                              ReduceOp::Max,       ReduceOp::Product,   ReduceOp::BitwiseAnd,
                              ReduceOp::BitwiseOr, ReduceOp::BitwiseXor};
 
-// Ranks, devices that they share, and threads of a block.
+// Ranks, devices that they share, threads of a block, and whether ranks on one device compute at
+// the same time: if not, streams wait in place of kernels.
 struct Setting {
   int ranks, devices, threads;
+  bool at_once = false;
 };
 
 class CudaIpc : public testing::TestWithParam<Setting> {
@@ -44,6 +46,7 @@ class CudaIpc : public testing::TestWithParam<Setting> {
   void run(const std::function<void(World&)>& body) {
     setenv("FAKE_DEVICES", std::to_string(GetParam().devices).c_str(), 1);
     setenv("FAKE_CUDA_THREADS", std::to_string(GetParam().threads).c_str(), 1);
+    setenv("FAKE_CUDA_MPS", GetParam().at_once ? "1" : "0", 1);
     spawn_on_ipc(GetParam().ranks, [&](World& world) {
       ASSERT_EQ(world.group().backend(), "cuda_ipc");
       EXPECT_TRUE(world.group().deterministic());
@@ -53,12 +56,15 @@ class CudaIpc : public testing::TestWithParam<Setting> {
     });
     unsetenv("FAKE_DEVICES");
     unsetenv("FAKE_CUDA_THREADS");
+    unsetenv("FAKE_CUDA_MPS");
   }
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaIpc,
-                         testing::Values(Setting{2, 1, 1}, Setting{3, 2, 1}, Setting{4, 8, 1}),
+                         testing::Values(Setting{2, 1, 1}, Setting{3, 2, 1}, Setting{4, 8, 1},
+                                         Setting{2, 1, 1, true}),
                          [](const auto& test) {
-                           return fmt::format("{}on{}", test.param.ranks, test.param.devices);
+                           return fmt::format("{}on{}{}", test.param.ranks, test.param.devices,
+                                              test.param.at_once ? "AtOnce" : "");
                          });
 
 TEST_P(CudaIpc, AllReduce) {
@@ -79,6 +85,10 @@ TEST_P(CudaIpc, AllReduce) {
 TEST_P(CudaIpc, ManyRounds) {
   run([](World& world) {
     const int n = world.size();
+    // Where ranks take turns a stage holds more.
+    expect_alike(
+        world, {random_values(9'000'001, world.rank(), at::kFloat)},
+        [&](auto& t) { world.group().all_reduce(t[0]).wait(); }, "all_reduce");
     for (const int64_t size : {5'000'003, 2'097'152}) {
       expect_alike(
           world, {random_values(size, world.rank(), at::kFloat)},

@@ -42,8 +42,16 @@ std::string maps() {
   return text.str();
 }
 
+// With a device each, where kernels wait for the others, and with one for all, where streams do.
+class CudaIpcFailure : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override { setenv("FAKE_DEVICES", GetParam(), 1); }
+  void TearDown() override { unsetenv("FAKE_DEVICES"); }
+};
+INSTANTIATE_TEST_SUITE_P(Devices, CudaIpcFailure, testing::Values("8", "1"));
+
 // In an operation in two steps, in which its memory is being read.
-TEST(CudaIpcFailure, AKilledPeerEndsTheOthers) {
+TEST_P(CudaIpcFailure, AKilledPeerEndsTheOthers) {
   for (const int64_t count : {1000, 1000000}) {
     spawn_on_ipc(
         3,
@@ -63,7 +71,7 @@ TEST(CudaIpcFailure, AKilledPeerEndsTheOthers) {
   }
 }
 
-TEST(CudaIpcFailure, AStoppedPeerIsNamedByTheDeadline) {
+TEST_P(CudaIpcFailure, AStoppedPeerIsNamedByTheDeadline) {
   spawn_on_ipc(3, [](World& world) {
     if (world.rank() == 2) {
       // In a call for CPUs, from which it learns of the end.
@@ -78,7 +86,7 @@ TEST(CudaIpcFailure, AStoppedPeerIsNamedByTheDeadline) {
   });
 }
 
-TEST(CudaIpcFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
+TEST_P(CudaIpcFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
   spawn_on_ipc(2, [](World& world) {
     const auto start = steady_clock::now();
     EXPECT_THAT(fate_of_all_reduce(world, 4 + world.rank()),
@@ -88,7 +96,7 @@ TEST(CudaIpcFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
 }
 
 // Kernels that meet would take the one's bytes for the other's.
-TEST(CudaIpcFailure, DifferentCollectivesOfOneSizeAreQuotedOnBothSides) {
+TEST_P(CudaIpcFailure, DifferentCollectivesOfOneSizeAreQuotedOnBothSides) {
   spawn_on_ipc(2, [](World& world) {
     const std::string said = message_of([&] {
       at::Tensor data = ones_there(world, 4);
@@ -102,7 +110,7 @@ TEST(CudaIpcFailure, DifferentCollectivesOfOneSizeAreQuotedOnBothSides) {
   });
 }
 
-TEST(CudaIpcFailure, AShorterMessageThanExpectedIsQuoted) {
+TEST_P(CudaIpcFailure, AShorterMessageThanExpectedIsQuoted) {
   spawn_on_ipc(2, [](World& world) {
     const std::string said = message_of([&] {
       at::Tensor data = ones_there(world, 4 + world.rank());
@@ -118,7 +126,7 @@ TEST(CudaIpcFailure, AShorterMessageThanExpectedIsQuoted) {
   });
 }
 
-TEST(CudaIpcFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
+TEST_P(CudaIpcFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
   spawn_on_ipc(2, [](World& world) {
     const std::string said = message_of([&] {
       std::vector<at::Tensor> all;
@@ -132,7 +140,7 @@ TEST(CudaIpcFailure, UnequalPartsThatDoNotFitAreRefusedBeforeTheyAreSent) {
 }
 
 // Of a group that ended, well or not, no memory stays behind.
-TEST(CudaIpcFailure, AGroupThatGoesAwayLeavesNoMemory) {
+TEST_P(CudaIpcFailure, AGroupThatGoesAwayLeavesNoMemory) {
   spawn_on_ipc(2, [](World& world) {
     at::Tensor data = ones_there(world, 1000);
     world.group().all_reduce(data).wait();

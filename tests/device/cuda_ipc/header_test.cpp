@@ -18,12 +18,16 @@ namespace {
 static_assert(int{SharesByDescriptor} ==
                   CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED &&
               int{MajorVersion} == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR &&
-              int{MinorVersion} == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+              int{MinorVersion} == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR &&
+              int{WaitsFor64Bits} == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS &&
+              int{HasMps} == CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
 static_assert(kPinned == CU_MEM_ALLOCATION_TYPE_PINNED &&
               kDescriptor == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR &&
               kOnDevice == CU_MEM_LOCATION_TYPE_DEVICE &&
               kReadAndWrite == CU_MEM_ACCESS_FLAGS_PROT_READWRITE &&
-              kMappedHost == (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+              kMappedHost == (CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) &&
+              kRegistered == (CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP) &&
+              kAtLeast == CU_STREAM_WAIT_VALUE_GEQ && sizeof(Uuid) == sizeof(CUuuid));
 static_assert(sizeof(Properties) == sizeof(CUmemAllocationProp) &&
               offsetof(Properties, handles) ==
                   offsetof(CUmemAllocationProp, requestedHandleTypes) &&
@@ -74,6 +78,11 @@ EXPECT_SAME(ModuleUnload);
 EXPECT_SAME(ModuleGetFunction);
 EXPECT_SAME(LaunchKernel);
 EXPECT_SAME(StreamSynchronize);
+EXPECT_SAME(DeviceGetUuid);
+EXPECT_SAME(MemHostRegister);
+EXPECT_SAME(MemHostUnregister);
+EXPECT_SAME(StreamWriteValue64);
+EXPECT_SAME(StreamWaitValue64);
 
 #define EXPECT_SAME_NVRTC(name) \
   static_assert(SameCall<decltype(Compiler::name), decltype(&nvrtc##name)>::value)

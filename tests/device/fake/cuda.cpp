@@ -2,13 +2,16 @@
 // device: its memory is files that processes share, its kernels run on threads of the host.
 //   FAKE_CUDA_THREADS=4    threads of each block; then all blocks run at the same time
 //   FAKE_CUDA_VERSION=61   what the device can compute
+//   FAKE_CUDA_MPS=1        processes compute on one device at the same time
 //   FAKE_NVRTC_FAILS=1     nothing compiles
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -63,6 +66,18 @@ struct Launch {
   }
 };
 
+void enqueue(ipc::Stream stream, std::function<void()> work) {
+  auto* handle = static_cast<FakeStreamHandle*>(stream);
+  handle->enqueue_communication(
+      handle,
+      [](void* argument) {
+        const std::unique_ptr<std::function<void()>> own(
+            static_cast<std::function<void()>*>(argument));
+        (*own)();
+      },
+      new std::function<void()>(std::move(work)));
+}
+
 }  // namespace
 
 extern "C" {
@@ -81,6 +96,7 @@ int cuDeviceGetAttribute(int* value, int which, ipc::Device) {
   *value = 1;
   if (which == ipc::MajorVersion) *value = version / 10;
   if (which == ipc::MinorVersion) *value = version % 10;
+  if (which == ipc::HasMps) *value = number_of("FAKE_CUDA_MPS", 0);
   return 0;
 }
 int cuDevicePrimaryCtxRetain(ipc::Context* context, ipc::Device) {
@@ -158,6 +174,30 @@ int cuMemFreeHost(void* memory) {
   return 0;
 }
 
+int cuDeviceGetUuid_v2(ipc::Uuid* uuid, ipc::Device device) {
+  *uuid = {};
+  uuid->bytes[0] = static_cast<unsigned char>(device + 1);
+  return 0;
+}
+int cuMemHostRegister_v2(void*, size_t, unsigned) { return 0; }
+int cuMemHostUnregister(void*) { return 0; }
+int cuStreamWriteValue64_v2(ipc::Stream stream, ipc::Address address, unsigned long long value,
+                            unsigned) {
+  enqueue(stream, [word = reinterpret_cast<ipc::U64*>(address), value] {
+    __atomic_store_n(word, value, __ATOMIC_RELEASE);
+  });
+  return 0;
+}
+int cuStreamWaitValue64_v2(ipc::Stream stream, ipc::Address address, unsigned long long value,
+                           unsigned condition) {
+  if (condition != ipc::kAtLeast) return kInvalid;
+  enqueue(stream, [word = reinterpret_cast<const ipc::U64*>(address), value] {
+    while (static_cast<long long>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value) < 0)
+      sched_yield();
+  });
+  return 0;
+}
+
 int cuModuleLoadData(ipc::Module* module, const void* binary) {
   *module = new std::string(static_cast<const char*>(binary));
   return 0;
@@ -199,14 +239,9 @@ int cuLaunchKernel(ipc::Function function, unsigned blocks, unsigned, unsigned, 
   } else {
     launch->round = *static_cast<ipc::Round*>(arguments[0]);
   }
-  auto* handle = static_cast<FakeStreamHandle*>(stream);
-  handle->enqueue_communication(
-      handle,
-      [](void* argument) {
-        const std::unique_ptr<Launch> own(static_cast<Launch*>(argument));
-        fake::run_grid(own->grid, &Launch::run, own.get());
-      },
-      launch);
+  enqueue(stream, [own = std::shared_ptr<Launch>(launch)] {
+    fake::run_grid(own->grid, &Launch::run, own.get());
+  });
   return 0;
 }
 int cuStreamSynchronize(ipc::Stream stream) {

@@ -81,6 +81,23 @@ void average(const World& world, const Group& group) {
   }
 }
 
+// Sums whose order shows, of several rounds, too, against those of CPU tensors over shared memory.
+void same_bits(const World& world, const Group& group) {
+  if (!group.deterministic()) return;
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (const int64_t size : {1, 1001, 300'007, 5'000'000}) {
+      auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(world.rank() + size));
+      const at::Tensor here = at::randn({size}, generator).to(dtype);
+      const at::Tensor there = here.to(world.device());
+      for (const auto op : {ReduceOp::Sum, ReduceOp::Average}) {
+        world.group().all_reduce(here, op).wait();
+        group.all_reduce(there, op).wait();
+        expect_equal("sums of " + std::to_string(size), there, here);
+      }
+    }
+  }
+}
+
 void reduce(const World& world, const Group& group) {
   everywhere(group, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
     const int root = world.size() - 1;
@@ -245,6 +262,7 @@ std::vector<Check> collective_checks(const Group& group) {
   for (const auto& [name, body] :
        std::initializer_list<std::pair<std::string_view, Body>>{{"all_reduce", all_reduce},
                                                                 {"average", average},
+                                                                {"same_bits", same_bits},
                                                                 {"reduce", reduce},
                                                                 {"broadcast", broadcast},
                                                                 {"all_gather", all_gather},
