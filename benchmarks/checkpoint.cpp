@@ -99,8 +99,9 @@ void copy_from_device(const Net& net, lockstep::Range own, const at::Tensor& mem
 double copied(const World& world, const Net& net) {
   const auto bytes = static_cast<int64_t>(net.layers.size()) * (16 << 20);
   const auto own = lockstep::Shard{world.rank(), world.size()}.of(bytes);
-  static at::Tensor memory = at::zeros(
-      {own.end - own.begin}, at::TensorOptions(at::kByte).pinned_memory(!world.device().is_cpu()));
+  // Never let go of: at the end of the program CUDA has no streams any more.
+  static const at::Tensor& memory = *new at::Tensor(at::zeros(
+      {own.end - own.begin}, at::TensorOptions(at::kByte).pinned_memory(!world.device().is_cpu())));
   if (!world.device().is_cpu()) {
     return slowest(world, seconds(world, [&] { copy_from_device(net, own, memory); }));
   }

@@ -4,19 +4,22 @@ Every stage has a time limit and a log of its own, and the next one runs whateve
 after each: {revision, machine, stages: [{name, status, why, seconds, log}], figures: [{name, ours, peer, unit, ratio, bar, met}]}.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import gpu_figures
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
-TARGETS = ["on_gpu", "lockstep_tool", "bench_train_step", "bench_optimizer", "bench_checkpoint", "bench_all_reduce"]
+TARGETS = ["on_gpu", "lockstep_tool", "bench_train_step", "bench_optimizer", "bench_checkpoint", "bench_all_reduce", "fault_trainer"]
 
 
 class Failed(Exception):
@@ -67,6 +70,7 @@ class Stage:
                     self.end_group(program)
         text = output.read_text(errors="replace")
         output.unlink()
+        self.status = status
         self.log.write(f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}= "
                        f"{'ended after its limit' if status is None else f'exit status {status}'}, {time.monotonic() - begin:.1f} s\n")
         if status != 0 and must:
@@ -108,6 +112,12 @@ class Stage:
             raise Failed(f"there is no {library}: the stage build makes it")
         return self.cpu or b"cuda_ipc" in library.read_bytes()
 
+    def memory_used(self):
+        """MiB of the GPU's memory, by all programs."""
+        if self.cpu:
+            return 0
+        return int(self.run("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()[0])
+
     def own_libraries(self):
         """The bundle's, for our programs: what these need themselves they know, but not what those libraries need in turn."""
         folder = SOURCE / ".deps/debian/usr/lib/x86_64-linux-gnu"
@@ -116,8 +126,8 @@ class Stage:
 
     def launched(self, ranks, *command, must=True, limit=None, **environment):
         """The output of ranks, without the launcher's tags."""
-        out = self.run(self.program("lockstep"), "run", "--nproc-per-node", ranks, *command, must=must, limit=limit,
-                       LOCKSTEP_DEVICE=self.device(), LOCKSTEP_TIMEOUT=60, **self.own_libraries(), **environment)
+        environment = {"LOCKSTEP_DEVICE": self.device(), "LOCKSTEP_TIMEOUT": 60} | self.own_libraries() | environment
+        out = self.run(self.program("lockstep"), "run", "--nproc-per-node", ranks, *command, must=must, limit=limit, **environment)
         return re.sub(r"^\[rank \d+\] ", "", out, flags=re.M)
 
     def checks(self, ranks, names=(), prefix=(), **environment):
@@ -208,26 +218,93 @@ def cuda_ipc(stage):
         raise Failed("; ".join(failed))
 
 
+# Ranks, step, place and kind of fault_trainer's; the exit status; what has to be said of it.
+FAULTS = {"killed": ("1 3 backward kill", 137, "rank 1 failed first: it was killed by SIGKILL"),
+          "stopped": ("1 3 barrier stop", 1, "rank 1: .*its process was stopped"),
+          "an exception": ("1 3 forward throw", 3, "row 17 is damaged"),
+          "another count": ("1 3 barrier count", 1, "disagree|is not what the others called"),
+          "another dtype": ("1 3 barrier dtype", 1, "disagree|is not what the others called")}
+
+
+@contextlib.contextmanager
+def mps(stage):
+    """The environment with which processes compute on one GPU at the same time (NVIDIA's Multi-Process Service)."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        stage.run("nvidia-cuda-mps-control", "-d", limit=20, **environment)
+        try:
+            yield environment
+        finally:
+            stage.run("sh", "-c", "echo quit | nvidia-cuda-mps-control", limit=20, must=False, **environment)
+
+
+def at_once(stage):
+    """As cuda_ipc with 2 ranks, which compute at the same time by the grace of MPS: kernels wait, not streams."""
+    if stage.cpu or shutil.which("nvidia-cuda-mps-control") is None:
+        raise NotRun("there is no nvidia-cuda-mps-control")
+    with mps(stage) as environment:
+        stage.checks(2, LOCKSTEP_BACKEND="cuda_ipc", **environment)
+    return stage.detail
+
+
+def faults(stage):
+    """One of two ranks is killed, is stopped, throws or calls something else: it is named, in time, and nothing is left."""
+    if not stage.shares_gpu():
+        raise NotRun("this Lockstep has no transport cuda_ipc, and NCCL refuses two ranks on one GPU")
+    before, problems = stage.memory_used(), []
+    for name, (fault, status, words) in FAULTS.items():
+        begin = time.monotonic()
+        out = stage.launched(2, stage.program("fault_trainer"), "100000", *fault.split(), must=False, limit=25, LOCKSTEP_TIMEOUT=5,
+                             LOCKSTEP_BACKEND="shm" if stage.cpu else "cuda_ipc")
+        ended = time.monotonic_ns()
+        happened = [int(time_ns) for time_ns in re.findall(r"^fault (\d+)", out, re.M)]
+        late = (ended - min(happened)) * 1e-9 if happened else None
+        if stage.status != status or not re.search(words, out) or late is None:
+            problems.append(f"{name}: exit status {stage.status} (expected {status}), {words!r} {'was' if re.search(words, out) else 'was not'} said")
+        elif late > 5 + 5:
+            problems.append(f"{name}: it was over {late:.1f} s later")
+        stage.log.write(f"# {name}: over {late} s after it, {time.monotonic() - begin:.1f} s in all\n")
+    end = time.monotonic() + 5
+    while (now := stage.memory_used()) > before + 64 and time.monotonic() < end:
+        time.sleep(0.2)
+    if now > before + 64:
+        problems.append(f"{now - before} MiB of the GPU's memory are still in use")
+    if problems:
+        raise Failed("; ".join(problems))
+    return f"{len(FAULTS)} faults"
+
+
 def sanitizer(stage):
-    """compute-sanitizer's memcheck over the collectives and a training."""
+    """compute-sanitizer's memcheck and racecheck over collectives and a training: one rank over NCCL, two on the GPU."""
     if stage.cpu:
         raise NotRun("compute-sanitizer looks at GPUs only")
-    try:
-        stage.run("compute-sanitizer", "--version", limit=30)
-    except (Failed, FileNotFoundError) as why:
-        raise NotRun(f"there is no compute-sanitizer: {why}") from None
-    out = stage.run("compute-sanitizer", "--tool", "memcheck", "--target-processes", "all", "--error-exitcode", "99",
-                    stage.program("on_gpu"), "--device", "cuda", "average", "streams", "lifetimes", "ddp", "fused_adam", "autocast",
-                    LOCKSTEP_TIMEOUT=300, **stage.own_libraries())
-    if "ERROR SUMMARY: 0 errors" not in out:
-        raise Failed("compute-sanitizer gave no summary without errors")
+    if shutil.which("compute-sanitizer") is None:
+        raise NotRun("there is no compute-sanitizer")
+    program = [stage.program("on_gpu"), "--device", "cuda"]
+    two = [stage.program("lockstep"), "run", "--nproc-per-node", "2", *program]
+    runs = [("memcheck", [*program, "average", "streams", "lifetimes", "ddp", "fused_adam", "autocast"], {}),
+            ("memcheck", [*two, "average", "broadcast", "messages", "unequal_counts", "ddp"], {"LOCKSTEP_BACKEND": "cuda_ipc"}),
+            ("racecheck", [*two, "average", "messages"], {"LOCKSTEP_BACKEND": "cuda_ipc"})]
+    problems = []
+    for tool, command, environment in runs:
+        try:
+            out = stage.run("compute-sanitizer", "--tool", tool, "--target-processes", "all", "--report-api-errors", "no", *command, limit=60 * stage.check.args.patience,
+                            LOCKSTEP_TIMEOUT=300, LOCKSTEP_DEVICE="cuda", **stage.own_libraries(), **environment)
+            found = re.findall(r"(?:ERROR SUMMARY:|RACECHECK SUMMARY:) (\d+)", out)
+            if not found or any(int(number) for number in found):
+                raise Failed(f"found {found or 'nothing, not even a summary'}")
+        except Failed as why:
+            problems.append(f"{tool} of {'two ranks' if environment else 'one rank'}: {why}")
+    if problems:
+        raise Failed("; ".join(problems))
+    return f"{len(runs)} runs"
 
 
 def figures(stage):
     """The issue's figures beside Python's torch."""
     rows = stage.check.results["figures"]
     problems = []
-    for measure in gpu_figures.ALL:
+    for measure in stage.check.args.figures:
         try:
             rows += measure(stage)
         except (Failed, KeyError, IndexError, ValueError, TypeError, FileNotFoundError) as why:
@@ -242,10 +319,12 @@ def figures(stage):
 
 
 # In this order; seconds.
-STAGES = {environment: 90, build: 300, one_rank: 150, cuda_ipc: 180, sanitizer: 150, figures: 400}
+STAGES = {environment: 90, build: 300, one_rank: 150, cuda_ipc: 180, at_once: 90, faults: 120, sanitizer: 150, figures: 400}
 
 
 class Check:
+    mps = staticmethod(mps)
+
     def __init__(self, args):
         self.args = args
         self.out = pathlib.Path(args.out).resolve()
@@ -300,6 +379,9 @@ def main():
     parser.add_argument("--python", default="python3", help="the Python that has torch (%(default)s)")
     parser.add_argument("--within", type=float, default=1e6, metavar="SECONDS", help="begin no stage, and end the last one, after this long")
     parser.add_argument("--patience", type=float, default=1, metavar="FACTOR", help="of all time limits, for a slow machine (%(default)s)")
+    figure_names = {measure.__name__: measure for measure in gpu_figures.ALL}
+    parser.add_argument("--figures", default=",".join(figure_names), metavar="NAME,...", help="what the stage figures measures (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of each figure and its peer, by turns (%(default)s)")
     parser.add_argument("--cpu", action="store_true", help="the same checks on the CPU, which shows that they are right")
     parser.add_argument("--list", action="store_true", help="what the stages are")
     args = parser.parse_args()
@@ -307,9 +389,11 @@ def main():
         for stage, limit in STAGES.items():
             print(f"{stage.__name__:12} {limit:4} s  {stage.__doc__}")
         return
-    unknown = [name for name in args.stages if name not in names]
-    if unknown:
-        parser.error(f"no stage is called {', '.join(unknown)}: there are {', '.join(names)}")
+    for what, known, given in (("stage", names, args.stages), ("figure", figure_names, args.figures.split(","))):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"no {what} is called {', '.join(unknown)}: there are {', '.join(known)}")
+    args.figures = [figure_names[name] for name in args.figures.split(",")]
     check = Check(args)
     # Which machine it was is in every results.json.
     wanted = [stage for stage in STAGES if stage is environment or not args.stages or stage.__name__ in args.stages]

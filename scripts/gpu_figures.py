@@ -1,11 +1,11 @@
 """The figures of scripts/gpu_check.py: ours beside Python's torch on the same GPU, by turns, with the bars that they have to meet."""
 import json
 import pathlib
+import shutil
 import statistics
 
 PEERS = pathlib.Path(__file__).resolve().parent.parent / "benchmarks/peers"
 GPT_125M = dict(layers=12, width=768, heads=12, length=1024, vocab=25088)
-REPEATS = 3
 
 
 def row(name, ours, peer, unit, bar=None, upper=False, lower_is_better=True):
@@ -29,17 +29,26 @@ def ours(stage, program, *flags, ranks=1, **environment):
     return json_line(stage.launched(ranks, stage.program(program), *flags, OMP_NUM_THREADS=threads(stage), **environment))
 
 
-def peer(stage, script, *flags, ranks=1):
+def peer(stage, script, *flags, ranks=1, **environment):
     python = [stage.check.args.python]
     python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks > 1 else []
     alone = ["--world", "1"] if ranks == 1 else []
-    out = stage.run(*python, PEERS / script, "--threads", threads(stage), "--device", stage.device(), *alone, *flags, OMP_NUM_THREADS=threads(stage))
+    out = stage.run(*python, PEERS / script, "--threads", threads(stage), "--device", stage.device(), *alone, *flags, OMP_NUM_THREADS=threads(stage),
+                    **environment)
     return json_line(out)
+
+
+def taking_turns_and_at_once(stage):
+    """How ranks can share a GPU: what to add to a figure's name, and an environment."""
+    yield "", {}
+    if not stage.cpu and shutil.which("nvidia-cuda-mps-control"):
+        with stage.check.mps(stage) as environment:
+            yield ", MPS", environment
 
 
 def by_turns(stage, *measures):
     results = [[] for _ in measures]
-    for _ in range(1 if stage.cpu else REPEATS):
+    for _ in range(1 if stage.cpu else stage.check.args.repeats):
         for measure, into in zip(measures, results):
             into.append(measure())
     return results
@@ -110,14 +119,18 @@ def all_reduce(stage):
         return []
     sizes = [64 << 10, 25 << 20] + ([] if stage.cpu else [400 << 20])
     backend = "shm" if stage.cpu else "cuda_ipc"
-    mine = ours(stage, "bench_all_reduce", ranks=2, LOCKSTEP_BACKEND=backend)["rows"]
-    python = peer(stage, "allreduce.py", "--ops", "all_reduce", "--steps", "5", "--sizes", *map(str, sizes), ranks=2)["rows"]
     rows = []
-    for size, bar in zip(sizes, (10, 5, 5)):
-        us = next(each for each in mine if each["bytes"] == size)
-        theirs = next(each for each in python if each["bytes"] == size)["latency_us"][1]
-        rows.append(row(f"all_reduce, 2 ranks on one GPU, {size >> 10} KiB / Gloo", [us["in_place_us"]], [theirs], "us", bar))
-        rows.append(row("  / a kernel that reads and writes the same bytes", [us["in_place_us"]], [us["read_add_write_us"]], "us"))
+    for how, environment in taking_turns_and_at_once(stage):
+        mine = ours(stage, "bench_all_reduce", ranks=2, LOCKSTEP_BACKEND=backend, **environment)["rows"]
+        python = peer(stage, "allreduce.py", "--ops", "all_reduce", "--steps", "5", "--sizes", *map(str, sizes),
+                      ranks=2, **environment)["rows"]
+        for size, bar in zip(sizes, (10, 5, 5)):
+            us = next(each for each in mine if each["bytes"] == size)
+            theirs = next(each for each in python if each["bytes"] == size)["latency_us"][1]
+            name = f"all_reduce, 2 ranks on one GPU{how}, {size >> 10} KiB / Gloo"
+            rows.append(row(name, [us["in_place_us"]], [theirs], "us", bar))
+            copied = [us["read_add_write_us"]]
+            rows.append(row("  / a kernel that reads and writes the same bytes", [us["in_place_us"]], copied, "us"))
     return rows
 
 
@@ -126,10 +139,17 @@ def two_ranks(stage):
     if not stage.shares_gpu():
         return []
     flags = [*gpt_flags(stage), *steps(stage, 20, 5), "--batch", "2" if stage.cpu else "4", "--dtype", "bf16"]
-    mine, python = by_turns(stage, lambda: ours(stage, "bench_train_step", *flags, ranks=2, LOCKSTEP_BACKEND="shm" if stage.cpu else "cuda_ipc"),
-                            lambda: peer(stage, "transformer.py", *flags, "--adamw", "fused", ranks=2))
+    backend = "shm" if stage.cpu else "cuda_ipc"
     rate = lambda runs: [run["samples_per_s"] for run in runs]
-    return [row("Ddp, 2 ranks on one GPU / Python DDP over Gloo", rate(mine), rate(python), "samples/s", 1.2, lower_is_better=False)]
+    rows = []
+    for how, environment in taking_turns_and_at_once(stage):
+        mine, python = by_turns(
+            stage,
+            lambda: ours(stage, "bench_train_step", *flags, ranks=2, LOCKSTEP_BACKEND=backend, **environment),
+            lambda: peer(stage, "transformer.py", *flags, "--adamw", "fused", ranks=2, **environment))
+        rows.append(row(f"Ddp, 2 ranks on one GPU{how} / Python DDP over Gloo", rate(mine), rate(python),
+                        "samples/s", 1.2, lower_is_better=False))
+    return rows
 
 
 ALL = [transformer, adamw, perceptron, save, all_reduce, two_ranks]

@@ -60,12 +60,16 @@ class Trouble {
     if (kind == "slow") std::this_thread::sleep_for(std::chrono::milliseconds(300));
     if (kind == "fork") fork_a_child();
     if (group == nullptr) return;
-    torch::Tensor data = torch::ones({5});
-    if (kind == "count") group->all_reduce(data).wait();
-    if (kind == "dtype") group->all_reduce(torch::ones({4}, torch::kLong)).wait();
-    if (kind == "root") group->broadcast(torch::ones({4}), 1).wait();
+    const auto ones = [&](int64_t count, torch::ScalarType dtype) {
+      return torch::ones({count}, torch::TensorOptions(device_).dtype(dtype));
+    };
+    if (kind == "count") group->all_reduce(ones(5, torch::kFloat)).wait();
+    if (kind == "dtype") group->all_reduce(ones(4, torch::kLong)).wait();
+    if (kind == "root") group->broadcast(ones(4, torch::kFloat), 1).wait();
     if (kind == "collective") group->barrier().wait();
   }
+  // Where the collectives' tensors are.
+  void on(torch::Device device) { device_ = device; }
   // Whether this rank leaves out a collective here.
   bool skips(long step) const { return mine_ && step == fault_.step && fault_.kind == "skip"; }
 
@@ -78,6 +82,7 @@ class Trouble {
 
   Fault fault_;
   bool mine_;
+  torch::Device device_ = torch::kCPU;
 };
 
 struct NetImpl : torch::nn::Module {
@@ -94,11 +99,13 @@ TORCH_MODULE(Net);
 // A frame of its own, which the failure page has to name.
 [[gnu::noinline]] void train(long steps, const Fault& fault) {
   const char* env_rank = std::getenv("RANK");
-  const Trouble trouble(fault, env_rank == nullptr ? "0" : env_rank);
+  Trouble trouble(fault, env_rank == nullptr ? "0" : env_rank);
   trouble.at("rendezvous", 0);
   const auto world = lockstep::World::from_env();
+  trouble.on(world.device());
   torch::manual_seed(1);
   Net net;
+  net->to(world.device());
   lockstep::Ddp ddp(*net, world.group());
   torch::optim::SGD sgd(net->parameters(), 1e-3);
   long step = 0;
@@ -109,7 +116,8 @@ TORCH_MODULE(Net);
   if (world.is_main()) say("training");
   for (; step < steps || fault.kind == "outside"; ++step) {
     trouble.at("loader", step);
-    const torch::Tensor x = torch::randn({16, 64}), y = torch::randn({16, 8});
+    const torch::Tensor x = torch::randn({16, 64}, world.device()),
+                        y = torch::randn({16, 8}, world.device());
     ddp.zero_grad();
     trouble.at("forward", step);
     const torch::Tensor loss = torch::mse_loss(net->forward(x), y);
@@ -117,7 +125,7 @@ TORCH_MODULE(Net);
     trouble.at("optimizer", step);
     sgd.step();
     trouble.at("barrier", step, &world.group());
-    torch::Tensor sum = torch::ones({4});
+    torch::Tensor sum = torch::ones({4}, world.device());
     if (!trouble.skips(step))
       world.group().all_reduce(sum, lockstep::ReduceOp::Sum, {.label = "metrics"}).wait();
     if (step % 10 == 9) world.group().barrier().wait();
