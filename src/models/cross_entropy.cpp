@@ -39,7 +39,8 @@ struct Chunked : torch::autograd::Function<Chunked> {
       const at::Tensor index = t.clamp_min(0).unsqueeze(1);
       at::Tensor logs = at::linear(h, weight);
       const auto narrow = logs.scalar_type();  // of products
-      logs = at::log_softmax(logs.to(wide), -1);
+      logs = logs.to(wide);  // by itself, or both would be there during the next step
+      logs = at::log_softmax(logs, -1);
       loss -= logs.gather(1, index).masked_fill_(counts.logical_not(), 0).sum();
       if (!wants_hidden && !wants_weight) continue;
       at::Tensor d_logits = logs.exp_();
