@@ -1,7 +1,8 @@
 """Builds Lockstep on a machine with a GPU and checks it there: scripts/gpu_check.sh, docs/gpu.md.
 
-Every stage has a time limit and a log of its own, and the next one runs whatever came of it. DIR/results.json is written anew
-after each: {revision, machine, stages: [{name, status, why, seconds, log}], figures: [{name, ours, peer, unit, ratio, bar, met}]}.
+Every stage has a time limit and a log of its own, and the next one runs whatever came of it.
+DIR/results.json is written anew after each: {revision, machine, stages: [{name, status, why, seconds, log}],
+figures: [{name, ours, peer, unit, ratio, bar, met}]}.
 """
 import argparse
 import contextlib
@@ -19,7 +20,8 @@ import time
 import gpu_figures
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent
-TARGETS = ["on_gpu", "lockstep_tool", "bench_train_step", "bench_optimizer", "bench_checkpoint", "bench_all_reduce", "fault_trainer"]
+TARGETS = ["on_gpu", "lockstep_tool", "bench_train_step", "bench_optimizer", "bench_checkpoint", "bench_all_reduce",
+           "fault_trainer"]
 
 
 class Failed(Exception):
@@ -57,7 +59,8 @@ class Stage:
             wake = lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             program = None
             try:
-                program = subprocess.Popen(command, preexec_fn=wake, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+                program = subprocess.Popen(command, preexec_fn=wake, stdin=subprocess.DEVNULL, stdout=file,
+                                           stderr=subprocess.STDOUT, start_new_session=True,
                                            env=os.environ | {k: str(v) for k, v in environment.items()})
                 wake()
                 status = program.wait(limit)
@@ -71,8 +74,9 @@ class Stage:
         text = output.read_text(errors="replace")
         output.unlink()
         self.status = status
-        self.log.write(f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}= "
-                       f"{'ended after its limit' if status is None else f'exit status {status}'}, {time.monotonic() - begin:.1f} s\n")
+        ended = "ended after its limit" if status is None else f"exit status {status}"
+        self.log.write(f"{text}{'' if text.endswith(chr(10)) or not text else chr(10)}"
+                       f"= {ended}, {time.monotonic() - begin:.1f} s\n")
         if status != 0 and must:
             last = next((line for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
             how = f"ran past its {limit:.0f} s" if status is None else f"ended with {status}"
@@ -119,7 +123,7 @@ class Stage:
         return int(self.run("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits").split()[0])
 
     def own_libraries(self):
-        """The bundle's, for our programs: what these need themselves they know, but not what those libraries need in turn."""
+        """The bundle's, for our programs: these know what they need, but not what those libraries need in turn."""
         folder = SOURCE / ".deps/debian/usr/lib/x86_64-linux-gnu"
         path = [str(folder) if folder.exists() else "", os.environ.get("LD_LIBRARY_PATH", "")]
         return {"LD_LIBRARY_PATH": ":".join(filter(None, path))} if any(path) else {}
@@ -127,11 +131,12 @@ class Stage:
     def launched(self, ranks, *command, must=True, limit=None, **environment):
         """The output of ranks, without the launcher's tags."""
         environment = {"LOCKSTEP_DEVICE": self.device(), "LOCKSTEP_TIMEOUT": 60} | self.own_libraries() | environment
-        out = self.run(self.program("lockstep"), "run", "--nproc-per-node", ranks, *command, must=must, limit=limit, **environment)
+        out = self.run(self.program("lockstep"), "run", "--nproc-per-node", ranks, *command, must=must, limit=limit,
+                       **environment)
         return re.sub(r"^\[rank \d+\] ", "", out, flags=re.M)
 
     def checks(self, ranks, names=(), prefix=(), **environment):
-        """Runs on_gpu's checks; those after one that ended the program run in another. Throws with the names of those that failed."""
+        """Runs on_gpu's checks; those after one that ended the program run in another. Throws and names what failed."""
         left = list(names) or self.run(self.program("on_gpu"), "--list", **self.own_libraries()).split()
         failed, good = {}, []
         while left:
@@ -142,8 +147,8 @@ class Stage:
             said = dict(re.findall(r"^FAILED (\w+): (.*)", out, re.M))
             begun = [name for name in left if name in passed or name in said]
             if not begun:
-                line = next((line for line in reversed(out.splitlines()) if "error" in line.lower()), "it said nothing and did not end")
-                said, begun = {left[0]: line[:300]}, left[:1]
+                errors = (line for line in reversed(out.splitlines()) if "error" in line.lower())
+                said, begun = {left[0]: next(errors, "it said nothing and did not end")[:300]}, left[:1]
             elif len(begun) < len(left) and not said:
                 # It ended, or hung, in the one after those that passed.
                 lost = next(name for name in left if name not in begun)
@@ -164,9 +169,9 @@ class Stage:
 def environment(stage):
     """What the machine has; nothing else runs on one without a GPU."""
     machine = stage.check.results["machine"]
-    asked = {"driver": "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader", "nvcc": "nvcc --version",
-             "compiler": "g++ --version", "cmake": "cmake --version", "ninja": "ninja --version", "libc": "ldd --version",
-             "kernel": "uname -srm"}
+    asked = {"driver": "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader",
+             "nvcc": "nvcc --version", "compiler": "g++ --version", "cmake": "cmake --version",
+             "ninja": "ninja --version", "libc": "ldd --version", "kernel": "uname -srm"}
     for name, command in asked.items():
         try:
             lines = stage.run(*command.split(), limit=20 * stage.check.args.patience).strip().splitlines()
@@ -174,12 +179,15 @@ def environment(stage):
         except (Failed, FileNotFoundError, IndexError) as why:
             machine[name] = f"none: {why}"
     machine["cores"] = len(os.sched_getaffinity(0))
-    report = ("import torch, json; cuda = torch.cuda.is_available(); print(json.dumps(dict(torch=torch.__version__, cuda=torch.version.cuda, "
-              "abi=torch._C._GLIBCXX_USE_CXX11_ABI, nccl='.'.join(map(str, torch.cuda.nccl.version())) if cuda else None, "
-              "device=torch.cuda.get_device_name(0) if cuda else None, capability=torch.cuda.get_device_capability(0) if cuda else None, "
+    report = ("import torch, json; cuda = torch.cuda.is_available(); print(json.dumps(dict("
+              "torch=torch.__version__, cuda=torch.version.cuda, abi=torch._C._GLIBCXX_USE_CXX11_ABI, "
+              "nccl='.'.join(map(str, torch.cuda.nccl.version())) if cuda else None, "
+              "device=torch.cuda.get_device_name(0) if cuda else None, "
+              "capability=torch.cuda.get_device_capability(0) if cuda else None, "
               "devices=torch.cuda.device_count())))")
     try:
-        machine |= json.loads(stage.run(stage.check.args.python, "-c", report, limit=60 * stage.check.args.patience).strip().splitlines()[-1])
+        out = stage.run(stage.check.args.python, "-c", report, limit=60 * stage.check.args.patience)
+        machine |= json.loads(out.strip().splitlines()[-1])
     except (Failed, FileNotFoundError, json.JSONDecodeError, IndexError) as why:
         machine["torch"] = f"none: {why}"
     if not stage.cpu and machine["driver"].startswith("none"):
@@ -189,10 +197,11 @@ def environment(stage):
 
 def build(stage):
     """Against the libtorch of this machine's Python."""
-    where = ("import importlib.util, os; print(os.path.dirname(os.path.dirname(importlib.util.find_spec('torch').origin)))")
+    where = ("import importlib.util, os; "
+             "print(os.path.dirname(os.path.dirname(importlib.util.find_spec('torch').origin)))")
     torch = os.environ.get("LOCKSTEP_TORCH") or stage.run(stage.check.args.python, "-c", where).strip().splitlines()[-1]
-    stage.run("cmake", "-S", SOURCE, "-B", stage.check.build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DLOCKSTEP_UNITY=ON",
-              "-DLOCKSTEP_WERROR=OFF", f"-DLOCKSTEP_TORCH_DIR={torch}", "-DLOCKSTEP_PYTHON=none")
+    stage.run("cmake", "-S", SOURCE, "-B", stage.check.build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
+              "-DLOCKSTEP_UNITY=ON", "-DLOCKSTEP_WERROR=OFF", f"-DLOCKSTEP_TORCH_DIR={torch}", "-DLOCKSTEP_PYTHON=none")
     # What can be built is of use even if something else cannot.
     args = stage.check.args
     stage.run("ninja", "-k", "0", "-j", args.jobs, "-C", stage.check.build, *args.targets.split(","))
@@ -248,19 +257,20 @@ def at_once(stage):
 
 
 def faults(stage):
-    """One of two ranks is killed, is stopped, throws or calls something else: it is named, in time, and nothing is left."""
+    """One of two ranks is killed, is stopped, throws or calls something else: it is named, in time, nothing is left."""
     if not stage.shares_gpu():
         raise NotRun("this Lockstep has no transport cuda_ipc, and NCCL refuses two ranks on one GPU")
     before, problems = stage.memory_used(), []
     for name, (fault, status, words) in FAULTS.items():
         begin = time.monotonic()
-        out = stage.launched(2, stage.program("fault_trainer"), "100000", *fault.split(), must=False, limit=25, LOCKSTEP_TIMEOUT=5,
-                             LOCKSTEP_BACKEND="shm" if stage.cpu else "cuda_ipc")
+        out = stage.launched(2, stage.program("fault_trainer"), "100000", *fault.split(), must=False, limit=25,
+                             LOCKSTEP_TIMEOUT=5, LOCKSTEP_BACKEND="shm" if stage.cpu else "cuda_ipc")
         ended = time.monotonic_ns()
         happened = [int(time_ns) for time_ns in re.findall(r"^fault (\d+)", out, re.M)]
         late = (ended - min(happened)) * 1e-9 if happened else None
         if stage.status != status or not re.search(words, out) or late is None:
-            problems.append(f"{name}: exit status {stage.status} (expected {status}), {words!r} {'was' if re.search(words, out) else 'was not'} said")
+            was = "was" if re.search(words, out) else "was not"
+            problems.append(f"{name}: exit status {stage.status} (expected {status}), {words!r} {was} said")
         elif late > 5 + 5:
             problems.append(f"{name}: it was over {late:.1f} s later")
         stage.log.write(f"# {name}: over {late} s after it, {time.monotonic() - begin:.1f} s in all\n")
@@ -275,7 +285,7 @@ def faults(stage):
 
 
 def sanitizer(stage):
-    """compute-sanitizer's memcheck and racecheck over collectives and a training: one rank over NCCL, two on the GPU."""
+    """compute-sanitizer's memcheck and racecheck over some checks: one rank over NCCL, two on the GPU."""
     if stage.cpu:
         raise NotRun("compute-sanitizer looks at GPUs only")
     if shutil.which("compute-sanitizer") is None:
@@ -283,12 +293,14 @@ def sanitizer(stage):
     program = [stage.program("on_gpu"), "--device", "cuda"]
     two = [stage.program("lockstep"), "run", "--nproc-per-node", "2", *program]
     runs = [("memcheck", [*program, "average", "streams", "lifetimes", "ddp", "fused_adam", "autocast"], {}),
-            ("memcheck", [*two, "average", "broadcast", "messages", "unequal_counts", "ddp"], {"LOCKSTEP_BACKEND": "cuda_ipc"}),
+            ("memcheck", [*two, "average", "broadcast", "messages", "unequal_counts", "ddp"],
+             {"LOCKSTEP_BACKEND": "cuda_ipc"}),
             ("racecheck", [*two, "average", "messages"], {"LOCKSTEP_BACKEND": "cuda_ipc"})]
     problems = []
     for tool, command, environment in runs:
         try:
-            out = stage.run("compute-sanitizer", "--tool", tool, "--target-processes", "all", "--report-api-errors", "no", *command, limit=60 * stage.check.args.patience,
+            out = stage.run("compute-sanitizer", "--tool", tool, "--target-processes", "all",
+                            "--report-api-errors", "no", *command, limit=60 * stage.check.args.patience,
                             LOCKSTEP_TIMEOUT=300, LOCKSTEP_DEVICE="cuda", **stage.own_libraries(), **environment)
             found = re.findall(r"(?:ERROR SUMMARY:|RACECHECK SUMMARY:) (\d+)", out)
             if not found or any(int(number) for number in found):
@@ -308,18 +320,20 @@ def figures(stage):
         try:
             rows += measure(stage)
         except (Failed, KeyError, IndexError, ValueError, TypeError, FileNotFoundError) as why:
-            problems.append(f"{measure.__name__}: {why!r}" if not isinstance(why, Failed) else f"{measure.__name__}: {why}")
+            problems.append(f"{measure.__name__}: {why if isinstance(why, Failed) else repr(why)}")
         stage.check.write()
     for row in rows:
         verdict = {True: "met", False: "NOT MET", None: ""}[row["met"]]
-        print(f"    {row['name']:58} {row['ours']:12.5g} {row['peer']:12.5g} {row['unit']:10} {row['ratio']:8.3f} {row['bar'] or '':>8} {verdict}")
+        print(f"    {row['name']:58} {row['ours']:12.5g} {row['peer']:12.5g} {row['unit']:10} "
+              f"{row['ratio']:8.3f} {row['bar'] or '':>8} {verdict}")
     if problems:
         raise Failed("; ".join(problems))
     return f"{len(rows)} figures"
 
 
 # In this order; seconds.
-STAGES = {environment: 90, build: 300, one_rank: 150, cuda_ipc: 180, at_once: 90, faults: 120, sanitizer: 150, figures: 400}
+STAGES = {environment: 90, build: 300, one_rank: 150, cuda_ipc: 180, at_once: 90, faults: 120, sanitizer: 150,
+          figures: 400}
 
 
 class Check:
@@ -363,26 +377,36 @@ class Check:
         row["seconds"] = round(time.monotonic() - begin, 1)
         self.results["stages"].append(row)
         self.write()
-        print(f"[gpu-check] {name}: {row['status']}, {row['seconds']} s{': ' if row['why'] else ''}{row['why']}", flush=True)
+        print(f"[gpu-check] {name}: {row['status']}, {row['seconds']} s{': ' if row['why'] else ''}{row['why']}",
+              flush=True)
         return row["status"] != "FAILED" or stage is not environment
 
 
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     names = {stage.__name__: stage for stage in STAGES}
-    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(names)}: all, in this order, when none is given")
-    parser.add_argument("--out", default=os.environ.get("OUT") or SOURCE / "build/gpu-check", help="where logs and results.json go (%(default)s)")
+    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stages", nargs="*", metavar="STAGE",
+                        help=f"of {', '.join(names)}: all, in this order, when none is given")
+    parser.add_argument("--out", default=os.environ.get("OUT") or SOURCE / "build/gpu-check",
+                        help="where logs and results.json go (%(default)s)")
     parser.add_argument("--build", default=SOURCE / "build/gpu", help="where the build is (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="compilers that run at a time (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)),
+                        help="compilers that run at a time (%(default)s)")
     parser.add_argument("--targets", default=",".join(TARGETS), help="what the stage build builds (%(default)s)")
     parser.add_argument("--python", default="python3", help="the Python that has torch (%(default)s)")
-    parser.add_argument("--within", type=float, default=1e6, metavar="SECONDS", help="begin no stage, and end the last one, after this long")
-    parser.add_argument("--patience", type=float, default=1, metavar="FACTOR", help="of all time limits, for a slow machine (%(default)s)")
+    parser.add_argument("--within", type=float, default=1e6, metavar="SECONDS",
+                        help="begin no stage, and end the last one, after this long")
+    parser.add_argument("--patience", type=float, default=1, metavar="FACTOR",
+                        help="of all time limits, for a slow machine (%(default)s)")
     figure_names = {measure.__name__: measure for measure in gpu_figures.ALL}
-    parser.add_argument("--figures", default=",".join(figure_names), metavar="NAME,...", help="what the stage figures measures (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="of each figure and its peer, by turns (%(default)s)")
-    parser.add_argument("--cpu", action="store_true", help="the same checks on the CPU, which shows that they are right")
+    parser.add_argument("--figures", default=",".join(figure_names), metavar="NAME,...",
+                        help="what the stage figures measures (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N",
+                        help="of each figure and its peer, by turns (%(default)s)")
+    parser.add_argument("--cpu", action="store_true",
+                        help="the same checks on the CPU, which shows that they are right")
     parser.add_argument("--list", action="store_true", help="what the stages are")
     args = parser.parse_args()
     if args.list:

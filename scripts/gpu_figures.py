@@ -1,4 +1,4 @@
-"""The figures of scripts/gpu_check.py: ours beside Python's torch on the same GPU, by turns, with the bars that they have to meet."""
+"""The figures of scripts/gpu_check.py: ours beside Python's torch on the same GPU, by turns, with the bars to meet."""
 import json
 import pathlib
 import shutil
@@ -9,12 +9,13 @@ GPT_125M = dict(layers=12, width=768, heads=12, length=1024, vocab=25088)
 
 
 def row(name, ours, peer, unit, bar=None, upper=False, lower_is_better=True):
-    """`ours` and `peer` are lists; the ratio says how many times better ours is, or with an upper bar how much of the peer's it takes."""
+    """Of lists; the ratio is how many times better `ours` is, or with an upper bar how much of the peer's it takes."""
     a, b = statistics.median(ours), statistics.median(peer)
     ratio = a / b if upper or not lower_is_better else b / a
     met = None if bar is None else ratio <= bar if upper else ratio >= bar
     shown = None if bar is None else f"{'<=' if upper else '>='} {bar}"
-    return dict(name=name, ours=a, peer=b, unit=unit, ratio=round(ratio, 4), bar=shown, met=met, spread=dict(ours=ours, peer=peer))
+    return dict(name=name, ours=a, peer=b, unit=unit, ratio=round(ratio, 4), bar=shown, met=met,
+                spread=dict(ours=ours, peer=peer))
 
 
 def json_line(text):
@@ -26,15 +27,16 @@ def threads(stage):
 
 
 def ours(stage, program, *flags, ranks=1, **environment):
-    return json_line(stage.launched(ranks, stage.program(program), *flags, OMP_NUM_THREADS=threads(stage), **environment))
+    out = stage.launched(ranks, stage.program(program), *flags, OMP_NUM_THREADS=threads(stage), **environment)
+    return json_line(out)
 
 
 def peer(stage, script, *flags, ranks=1, **environment):
     python = [stage.check.args.python]
     python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks] if ranks > 1 else []
     alone = ["--world", "1"] if ranks == 1 else []
-    out = stage.run(*python, PEERS / script, "--threads", threads(stage), "--device", stage.device(), *alone, *flags, OMP_NUM_THREADS=threads(stage),
-                    **environment)
+    out = stage.run(*python, PEERS / script, "--threads", threads(stage), "--device", stage.device(), *alone, *flags,
+                    OMP_NUM_THREADS=threads(stage), **environment)
     return json_line(out)
 
 
@@ -71,18 +73,22 @@ def transformer(stage):
     mine, python = by_turns(stage, lambda: ours(stage, "bench_train_step", *flags, "--optimizer", "fused"),
                             lambda: peer(stage, "transformer.py", *flags, "--adamw", "fused"))
     tokens = lambda runs: [run["samples_per_s"] * length for run in runs]
-    rows = [row("GPT of 125 M parameters, bf16, 1 rank / Python", tokens(mine), tokens(python), "tokens/s", 1.0, lower_is_better=False)]
-    both = ours(stage, "bench_train_step", *flags, "--mode", "ddp,bare", "--turns", "2" if stage.cpu else "5")["samples_per_s"]
-    ddp, bare = both["ddp"], both["bare"]
+    rows = [row("GPT of 125 M parameters, bf16, 1 rank / Python", tokens(mine), tokens(python), "tokens/s", 1.0,
+                lower_is_better=False)]
+    both = ours(stage, "bench_train_step", *flags, "--mode", "ddp,bare", "--turns", "2" if stage.cpu else "5")
+    ddp, bare = both["samples_per_s"]["ddp"], both["samples_per_s"]["bare"]
     # How long a step is beside one of the bare loop.
-    rows.append(row("  a step with Ddp / a bare loop", [1 / rate for rate in ddp], [1 / rate for rate in bare], "s", 1.01, upper=True))
+    rows.append(row("  a step with Ddp / a bare loop", [1 / rate for rate in ddp], [1 / rate for rate in bare],
+                    "s", 1.01, upper=True))
     return rows
 
 
 def perceptron(stage):
     flags = [*steps(stage, 2000, 100), "--batch", "64"]
-    mine, python = by_turns(stage, lambda: ours(stage, "bench_train_step", "--model", "mlp", "--optimizer", "fused", *flags),
-                            lambda: peer(stage, "perceptron.py", *flags))
+    mine, python = by_turns(
+        stage,
+        lambda: ours(stage, "bench_train_step", "--model", "mlp", "--optimizer", "fused", *flags),
+        lambda: peer(stage, "perceptron.py", *flags))
     rate = lambda runs: [run["samples_per_s"] for run in runs]
     return [row("MNIST perceptron, 1 rank / Python", rate(mine), rate(python), "samples/s", 2.0, lower_is_better=False)]
 
@@ -110,7 +116,8 @@ def save(stage):
         line = ours(stage, "bench_checkpoint", folder, "1" if stage.cpu else "3", "0", tensors)
     finally:
         stage.run("rm", "-rf", folder)
-    return [row("asynchronous save of 1 GiB: stall / the copy to pinned memory", line["held_up_s"], line["copy_before_async_s"], "s", 1.2, upper=True)]
+    return [row("asynchronous save of 1 GiB: stall / the copy to pinned memory",
+                line["held_up_s"], line["copy_before_async_s"], "s", 1.2, upper=True)]
 
 
 def all_reduce(stage):

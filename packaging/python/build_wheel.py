@@ -1,10 +1,10 @@
-"""Makes the wheel "lockstep" from a build: the backend of torch.distributed, the launcher, headers, libraries, CMake package.
+"""Makes the wheel "lockstep" from a build: torch.distributed's backend, launcher, headers, libraries, CMake package.
 
 python3 build_wheel.py BUILD_DIR OUT_DIR
 
-`pip install` puts all of it into site-packages/lockstep, beside the torch for which it was built: that minor version, as
-METADATA says, since the virtual tables of c10d's classes change from one to the next. Libraries that neither torch nor every
-Debian 12 has go along.
+`pip install` puts all of it into site-packages/lockstep, beside the torch for which it was built: that minor version,
+as METADATA says, since the virtual tables of c10d's classes change from one to the next. Libraries that neither torch
+nor every Debian 12 has go along.
 """
 import base64
 import hashlib
@@ -18,8 +18,10 @@ import tempfile
 import zipfile
 
 # Of libraries that the package needs: those of the system, of the C++ compiler, of torch.
-NOT_OURS = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|resolv|z|ssl|crypto|torch\w*|c10\w*|cu\w*|nv\w*|gomp.*))[-.]")
-LICENSES = {"fmt": "libfmt9", "spdlog": "libspdlog1.10", "yaml-cpp": "libyaml-cpp0.7", "jpeg": "libjpeg62-turbo", "png": "libpng16-16"}
+NOT_OURS = re.compile(r"^(linux-vdso|ld-linux|lib(c|m|dl|rt|util|pthread|gcc_s|stdc\+\+|resolv|z|ssl|crypto|"
+                      r"torch\w*|c10\w*|cu\w*|nv\w*|gomp.*))[-.]")
+LICENSES = {"fmt": "libfmt9", "spdlog": "libspdlog1.10", "yaml-cpp": "libyaml-cpp0.7", "jpeg": "libjpeg62-turbo",
+            "png": "libpng16-16"}
 ENTRY_POINTS = "\n[console_scripts]\nlockstep = lockstep.__main__:main\n"
 
 
@@ -36,7 +38,7 @@ def needed(library):
 
 
 def set_runpath(file, runpath):
-    """Replaces the build machine's path to torch with a shorter one, in place; what needs no torch stays as it is installed."""
+    """Replaces the build machine's path to torch by a shorter one, in place; what needs no torch stays as installed."""
     old = re.search(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", run("readelf", "-d", file))
     if not old or "/torch/" not in old[1]:
         return
@@ -56,7 +58,8 @@ def stage(build, package):
             shutil.copy2(file, package / file.name)
     binding = next(package.glob("_C*.so"))
     run("strip", binding)
-    ours = [p for p in [*lib.glob("*.so*"), *(package / "bin").iterdir(), binding] if p.is_file() and not p.is_symlink()]
+    files = [*lib.glob("*.so*"), *(package / "bin").iterdir(), binding]
+    ours = [file for file in files if file.is_file() and not file.is_symlink()]
     for file in ours:
         for name, path in needed(file):
             if not NOT_OURS.match(name) and not name.startswith("liblockstep"):

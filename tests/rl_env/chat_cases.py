@@ -15,7 +15,8 @@ LOOKUP = {"type": "function", "function": {
     "parameters": {"type": "object", "properties": {
         "id": {"type": "string"}, "n": {"type": "integer", "default": 3}, "small": {"type": "number", "default": 1e-05},
         "whole": {"type": "number", "default": 2.0}}, "required": ["id"]}}}
-PLAIN = {"type": "function", "function": {"name": "stop", "description": "停止", "parameters": {"type": "object", "properties": {}}}}
+PLAIN = {"type": "function", "function": {
+    "name": "stop", "description": "停止", "parameters": {"type": "object", "properties": {}}}}
 
 
 def system(text):
@@ -50,13 +51,16 @@ CASES = [  # messages, tools, whether the agent speaks next, enable_thinking
     ([user("a"), agent("<think>\nx\n</think>\ny</think>\n\nz"), user("b")], [], False, None),
     ([system("Policy."), user("stop it")], [LOOKUP, PLAIN], True, False),
     ([user("stop it")], [LOOKUP], True, None),
-    ([system("P"), user("find"), agent("", ("find", {"id": "1", "n": 2})), tool("{\"ok\": true}")], [LOOKUP], True, False),
-    ([system("P"), user("find"), agent("I look.", ("find", EVERYTHING), ("stop", {})), tool("one"), tool("two"), agent("So."), user("thanks")],
-     [LOOKUP, PLAIN], True, False),
-    ([user("q"), agent("", ("stop", "{\"raw\":1}")), tool("x"), agent(THOUGHT, ("stop", {})), tool("y")], [PLAIN], True, None),
+    ([system("P"), user("find"), agent("", ("find", {"id": "1", "n": 2})), tool("{\"ok\": true}")],
+     [LOOKUP], True, False),
+    ([system("P"), user("find"), agent("I look.", ("find", EVERYTHING), ("stop", {})), tool("one"), tool("two"),
+      agent("So."), user("thanks")], [LOOKUP, PLAIN], True, False),
+    ([user("q"), agent("", ("stop", "{\"raw\":1}")), tool("x"), agent(THOUGHT, ("stop", {})), tool("y")],
+     [PLAIN], True, None),
     ([user("q"), agent("", ("stop", {}), reasoning_content="because"), tool("x")], [PLAIN], True, None),
     ([user("q"), agent("", ("stop", {})), tool("x"), agent("end", reasoning_content="\nwhy\n")], [PLAIN], False, None),
-    ([user("<tool_response>\nfalse\n</tool_response>"), agent("x"), user("<tool_response>\nz\n</tool_response>")], [], True, None),
+    ([user("<tool_response>\nfalse\n</tool_response>"), agent("x"), user("<tool_response>\nz\n</tool_response>")],
+     [], True, None),
     ([system("a"), system("b"), user("c")], [], True, None),
     ([user("a"), agent("  before\n\nafter"), user("b")], [], False, None),
     ([user("a"), agent("\n\nbefore")], [], False, None),
@@ -68,6 +72,8 @@ for name, path in (("qwen3", sys.argv[1]), ("qwen3-2507", sys.argv[2])):
     template = pathlib.Path(path).read_text()
     for messages, tools, speaks, thinks in CASES:
         more = {} if thinks is None else {"enable_thinking": thinks}
-        texts, _ = render_jinja_template([messages], tools=tools or None, chat_template=template, add_generation_prompt=speaks, **more)
-        written.append({"format": name, "messages": messages, "tools": tools, "speaks": speaks, "thinks": thinks is not False, "text": texts[0]})
+        texts, _ = render_jinja_template([messages], tools=tools or None, chat_template=template,
+                                         add_generation_prompt=speaks, **more)
+        written.append({"format": name, "messages": messages, "tools": tools, "speaks": speaks,
+                        "thinks": thinks is not False, "text": texts[0]})
 pathlib.Path(sys.argv[3]).write_text("[\n" + ",\n".join(json.dumps(case) for case in written) + "\n]\n")

@@ -42,7 +42,8 @@ int main() {
   jpeg_error_mgr errors;
   fmt::print(\\"{} {} {}\\\\n\\", zlibVersion(), png_libpng_ver, YAML::Load(\\"a: 1\\")[\\"a\\"].as<int>());
   spdlog::info(\\"logged\\");
-  return SSL_CTX_new(TLS_method()) == nullptr || EVP_MD_CTX_new() == nullptr || png_access_version_number() == 0 || jpeg_std_error(&errors) != &errors;
+  return SSL_CTX_new(TLS_method()) == nullptr || EVP_MD_CTX_new() == nullptr || png_access_version_number() == 0 ||
+         jpeg_std_error(&errors) != &errors;
 }
 ")
 """
@@ -60,8 +61,9 @@ def bundle_has_what_a_build_needs(folder):
     with tarfile.open(file) as tar:
         tar.extractall(folder)
     top = pathlib.Path(folder, "lockstep-gpu")
-    for name in ("CMakeLists.txt", "src/comm/group.cpp", "tests/device/on_gpu/main.cpp", "scripts/gpu_check.sh", "scripts/gpu_figures.py",
-                 "benchmarks/train_step.cpp", "benchmarks/peers/transformer.py", ".deps/revision.txt"):
+    for name in ("CMakeLists.txt", "src/comm/group.cpp", "tests/device/on_gpu/main.cpp", "scripts/gpu_check.sh",
+                 "scripts/gpu_figures.py", "benchmarks/train_step.cpp", "benchmarks/peers/transformer.py",
+                 ".deps/revision.txt"):
         assert (top / name).exists(), f"no {name} in the bundle"
     assert os.access(top / "scripts/gpu_check.sh", os.X_OK)
     usr = top / ".deps/debian/usr"
@@ -83,16 +85,18 @@ def bundle_is_found_by_cmake_where_nothing_else_is(folder):
     pathlib.Path(folder, "CMakeLists.txt").write_text(PROJECT.replace("${BUNDLE}", str(top)))
     run("cmake", "-S", folder, "-B", folder + "/build", "-G", "Ninja").expect()
     cache = pathlib.Path(folder, "build/CMakeCache.txt").read_text()
-    found = re.findall(r"^(fmt_DIR|spdlog_DIR|nlohmann_json_DIR|CLI11_DIR|yaml-cpp_DIR|GTest_DIR|ZLIB_LIBRARY_RELEASE|ZLIB_INCLUDE_DIR|"
-                       r"JPEG_LIBRARY_RELEASE|JPEG_INCLUDE_DIR|PNG_LIBRARY_RELEASE|PNG_PNG_INCLUDE_DIR|OPENSSL_INCLUDE_DIR|"
-                       r"OPENSSL_SSL_LIBRARY|OPENSSL_CRYPTO_LIBRARY):\w+=(.*)$", cache, re.M)
+    found = re.findall(r"^(fmt_DIR|spdlog_DIR|nlohmann_json_DIR|CLI11_DIR|yaml-cpp_DIR|GTest_DIR|"
+                       r"ZLIB_LIBRARY_RELEASE|ZLIB_INCLUDE_DIR|JPEG_LIBRARY_RELEASE|JPEG_INCLUDE_DIR|"
+                       r"PNG_LIBRARY_RELEASE|PNG_PNG_INCLUDE_DIR|OPENSSL_INCLUDE_DIR|OPENSSL_SSL_LIBRARY|"
+                       r"OPENSSL_CRYPTO_LIBRARY):\w+=(.*)$", cache, re.M)
     assert len(found) == 15, found
     for name, path in found:
         assert path.startswith(str(usr)), f"{name} is {path}, outside of the bundle"
     # It links and starts, with the libraries of the bundle.
     libraries = usr / "lib/x86_64-linux-gnu"
     links = ["-lspdlog", "-lfmt", "-lyaml-cpp", "-lssl", "-lcrypto", "-lpng", "-lz", "-ljpeg"]
-    run("g++", "-std=c++20", "-DSPDLOG_FMT_EXTERNAL", "-DSPDLOG_COMPILED_LIB", "-isystem", usr / "include", folder + "/build/main.cpp", "-o", folder + "/main",
+    run("g++", "-std=c++20", "-DSPDLOG_FMT_EXTERNAL", "-DSPDLOG_COMPILED_LIB", "-isystem", usr / "include",
+        folder + "/build/main.cpp", "-o", folder + "/main",
         f"-L{libraries}", f"-Wl,-rpath,{libraries}", *links).expect()
     needs = run("ldd", folder + "/main").out
     for name in ("fmt", "spdlog", "yaml-cpp", "ssl", "crypto", "png16", "z", "jpeg"):
@@ -182,7 +186,8 @@ def checks_after_one_that_ends_the_program_run(folder):
 
 
 def a_stage_that_hangs_ends_with_its_time(folder):
-    outcome, results = checked(folder, "--patience", "0.02", "--cpu", "--build", fake_build(folder), "one_rank", "sanitizer", HANG="1")
+    outcome, results = checked(folder, "--patience", "0.02", "--cpu", "--build", fake_build(folder), "one_rank",
+                               "sanitizer", HANG="1")
     outcome.expect(status=1)
     stages = stages_of(results)
     assert stages["one_rank"]["status"] == "FAILED", stages
@@ -193,8 +198,8 @@ def a_stage_that_hangs_ends_with_its_time(folder):
 
 def what_it_runs_ends_with_it(folder):
     environment = os.environ | {"HANG": "1"}
-    check = subprocess.Popen([CHECK, "--out", folder + "/out", *PATIENT, "--cpu", "--build", fake_build(folder), "one_rank"],
-                             env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [CHECK, "--out", folder + "/out", *PATIENT, "--cpu", "--build", fake_build(folder), "one_rank"]
+    check = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = pathlib.Path(folder, "out/.one_rank.output")
     while not (log.exists() and "FAILED b" in log.read_text()):
         assert check.poll() is None, "it ended by itself"
@@ -206,5 +211,5 @@ def what_it_runs_ends_with_it(folder):
 
 
 run_cases([bundle_has_what_a_build_needs, bundle_is_found_by_cmake_where_nothing_else_is, without_gpu_it_says_so,
-           an_unknown_stage_is_refused, checks_after_one_that_ends_the_program_run, a_stage_that_hangs_ends_with_its_time, what_it_runs_ends_with_it,
-           checks_are_right_on_the_cpu])
+           an_unknown_stage_is_refused, checks_after_one_that_ends_the_program_run,
+           a_stage_that_hangs_ends_with_its_time, what_it_runs_ends_with_it, checks_are_right_on_the_cpu])
