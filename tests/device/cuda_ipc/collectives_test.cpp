@@ -60,8 +60,8 @@ class CudaIpc : public testing::TestWithParam<Setting> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Ranks, CudaIpc,
-                         testing::Values(Setting{2, 1, 1}, Setting{3, 2, 1}, Setting{4, 8, 1},
-                                         Setting{2, 1, 1, true}),
+                         testing::Values(Setting{2, 1, 1, true}, Setting{3, 2, 1},
+                                         Setting{4, 8, 1}),
                          [](const auto& test) {
                            return fmt::format("{}on{}{}", test.param.ranks, test.param.devices,
                                               test.param.at_once ? "AtOnce" : "");
