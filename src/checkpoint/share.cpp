@@ -15,6 +15,7 @@
 #include "checkpoint/format/checksum.h"
 #include "comm/transport.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -43,7 +44,9 @@ Range cut(const Piece& piece, int64_t place, const Range& range) {
 
 void add_box(Share& share, const Piece& piece, const Box& box, const at::Tensor& values) {
   const std::string dtype = dtype_of(piece.dtype);
-  at::Tensor plain = values.detach().resolve_conj().resolve_neg().contiguous();
+  at::Tensor plain = values.detach().resolve_conj().resolve_neg();
+  // A device has no memory for all of them twice.
+  if (plain.is_cpu()) plain = plain.contiguous();
   if (is_complex(dtype)) plain = at::view_as_real(plain);
   const bool is_whole = box == whole(piece.sizes);
   const std::string element = dtype == "C64" ? "F32" : dtype == "C128" ? "F64" : dtype;
@@ -53,6 +56,26 @@ void add_box(Share& share, const Piece& piece, const Box& box, const at::Tensor&
                            plain.sizes().vec(),
                            {static_cast<const char*>(plain.const_data_ptr()), plain.nbytes()}});
   share.kept.push_back(std::move(plain));
+}
+
+// One after another.
+at::Tensor flat_bytes_of(const at::Tensor& tensor) {
+  return tensor.contiguous().as_strided({tensor.numel()}, {1}).view(at::kByte);
+}
+
+// A GPU copies into pinned memory at the speed of its bus.
+at::Tensor save_memory(int64_t bytes, bool pinned) {
+  if (pinned) {
+    try {
+      return at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+    } catch (const c10::Error& error) {
+      log::warn(
+          fmt::format("[checkpoint] no pinned memory of {} bytes ({}): saves hold up the "
+                      "training for longer",
+                      bytes, error.what_without_backtrace()));
+    }
+  }
+  return at::empty({bytes}, at::kByte);
 }
 
 void check(const Piece& piece) {
@@ -197,20 +220,21 @@ void bring_to_host(Share& share) {
   for (size_t i = 0; i < share.entries.size(); ++i) {
     at::Tensor& tensor = share.kept[i];
     if (tensor.is_cpu()) continue;
-    tensor = tensor.to(at::kCPU);
+    tensor = tensor.to(at::kCPU).contiguous();
     share.entries[i].bytes = {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
   }
 }
 
-// A GPU copies into pinned memory at the speed of its bus, all tensors behind one another.
 void copy_into(Share& share, at::Tensor& memory) {
   const at::NoGradGuard no_grad;
   int64_t total = 0;
   for (const auto& entry : share.entries) total += static_cast<int64_t>(entry.bytes.size());
   const bool pins = std::any_of(share.kept.begin(), share.kept.end(),
                                 [](const at::Tensor& tensor) { return tensor.is_cuda(); });
-  if (!memory.defined() || memory.numel() < total)
-    memory = at::empty({total}, at::TensorOptions(at::kByte).pinned_memory(pins));
+  if (!memory.defined() || memory.numel() < total) {
+    memory.reset();
+    memory = save_memory(total, pins);
+  }
   std::unordered_set<at::Device> devices;
   int64_t place = 0;
   for (size_t i = 0; i < share.entries.size(); ++i) {
@@ -221,7 +245,7 @@ void copy_into(Share& share, at::Tensor& memory) {
       std::memcpy(to, share.entries[i].bytes.data(), bytes);
     } else if (bytes > 0) {
       devices.insert(from.device());
-      memory.narrow(0, place, bytes).copy_(from.view({-1}).view(at::kByte), /*non_blocking=*/true);
+      memory.narrow(0, place, bytes).copy_(flat_bytes_of(from), /*non_blocking=*/true);
     }
     share.entries[i].bytes = {to, static_cast<size_t>(bytes)};
     place += bytes;

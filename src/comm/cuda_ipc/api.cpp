@@ -82,7 +82,6 @@ Driver open_driver() {
   find(library, api.DeviceGetUuid, "cuDeviceGetUuid_v2");
   find(library, api.MemHostRegister, "cuMemHostRegister_v2");
   find(library, api.MemHostUnregister, "cuMemHostUnregister");
-  find(library, api.StreamWriteValue64, "cuStreamWriteValue64_v2");
   find(library, api.StreamWaitValue64, "cuStreamWaitValue64_v2");
   if (const int result = api.Init(0); result != 0) {
     throw ConfigError(fmt::format("[cuda_ipc] {} does not start (cuInit: error {}): {}", api.path,

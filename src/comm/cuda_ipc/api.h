@@ -90,11 +90,10 @@ struct Driver {
   int (*DeviceGetUuid)(Uuid*, Device);
   int (*MemHostRegister)(void*, size_t, unsigned);
   int (*MemHostUnregister)(void*);
-  int (*StreamWriteValue64)(Stream, Address, unsigned long long, unsigned);
   int (*StreamWaitValue64)(Stream, Address, unsigned long long, unsigned);
   bool has_waiting_streams() const {
     return DeviceGetUuid != nullptr && MemHostRegister != nullptr && MemHostUnregister != nullptr &&
-           StreamWriteValue64 != nullptr && StreamWaitValue64 != nullptr;
+           StreamWaitValue64 != nullptr;
   }
 };
 

@@ -42,8 +42,9 @@ constexpr U64 stage_at(int size, U32 half, U64 stage_bytes) {
 constexpr U64 memory_bytes(int size, U64 stage_bytes) { return stage_at(size, 2, stage_bytes); }
 
 // Where streams wait in place of kernels: a rank's, in memory of the host that all of them map, by
-// who has come. Words as in Flags. Each is used again after so many meetings, which is more than
-// are ever enqueued, so a rank that is late writes what its own meeting waits for and nothing else.
+// who has come. Words as in Flags. Each is used again after so many meetings, which is more than a
+// driver lets a program enqueue (some thousand launches, of which a meeting has two or three), so a
+// rank that is late writes what its own meeting waits for and nothing else.
 constexpr U32 kMeetings = 1024;
 struct Arrivals {
   U64 arrived[kMaxRanks][kMeetings];
@@ -52,13 +53,14 @@ struct Arrivals {
 struct Peers {
   char* memory[kMaxRanks];      // each rank's, as this process maps it
   const volatile U32* is_over;  // the host's word that nobody is to wait any more
-  const Arrivals* arrivals;     // this rank's, or null where kernels wait
+  Arrivals* arrivals;           // by rank, or null where kernels wait
   int rank;
   int size;
 };
 
 // What one kernel does of a round: all, or, where streams wait, what lies between two meetings.
-constexpr U32 kPutsIn = 1, kCombines = 2, kTakesOut = 4;
+// One of those tells the others that this rank has come to the meeting `sequence`.
+constexpr U32 kPutsIn = 1, kCombines = 2, kTakesOut = 4, kArrives = 8;
 
 // Bytes at `at` of a stage, here and in memory of this rank's own.
 struct Piece {

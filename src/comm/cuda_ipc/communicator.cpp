@@ -98,8 +98,12 @@ Uuid Communicator::uuid() const {
 }
 
 bool Communicator::takes_turns() const {
-  return driver().has_waiting_streams() && attribute(device_, WaitsFor64Bits) != 0 &&
-         attribute(device_, HasMps) == 0;
+  if (!driver().has_waiting_streams()) return false;
+  // A driver may be too old to know what is asked.
+  int waits = 0, has_mps = 0;
+  driver().DeviceGetAttribute(&waits, WaitsFor64Bits, device_);
+  driver().DeviceGetAttribute(&has_mps, HasMps, device_);
+  return waits != 0 && has_mps == 0;
 }
 
 void Communicator::wait_on_streams(Segment arrivals) {
@@ -110,26 +114,19 @@ void Communicator::wait_on_streams(Segment arrivals) {
   const int result = driver().MemHostGetDevicePointer(&arrivals_there_, arrivals_.data(), 0);
   if (result != 0) driver().MemHostUnregister(arrivals_.data());
   check(result, "cuMemHostGetDevicePointer");
-  peers_.arrivals = reinterpret_cast<const Arrivals*>(arrivals_there_) + peers_.rank;
+  peers_.arrivals = reinterpret_cast<Arrivals*>(arrivals_there_);
 }
 
-void Communicator::meet(uint32_t sequence, uint32_t kind, Stream stream) {
+void Communicator::await(uint32_t sequence, Stream stream) {
   const Current current(context_);
   stream_ = stream;
   latest_ = sequence;
-  const auto place = [&](int owner, int who) {
-    const auto index = static_cast<U64>(who) * kMeetings + sequence % kMeetings;
-    return arrivals_there_ + static_cast<U64>(owner) * sizeof(Arrivals) + index * sizeof(U64);
-  };
-  const U64 number = U64{sequence} << 32;
   for (int peer = 0; peer < peers_.size; ++peer) {
     if (peer == peers_.rank) continue;
-    check(driver().StreamWriteValue64(stream, place(peer, peers_.rank), number | kind, 0),
-          "cuStreamWriteValue64");
-  }
-  for (int peer = 0; peer < peers_.size; ++peer) {
-    if (peer == peers_.rank) continue;
-    check(driver().StreamWaitValue64(stream, place(peers_.rank, peer), number, kAtLeast),
+    const U64 index = static_cast<U64>(peer) * kMeetings + sequence % kMeetings;
+    const Address own = arrivals_there_ + static_cast<U64>(peers_.rank) * sizeof(Arrivals);
+    check(driver().StreamWaitValue64(stream, own + index * sizeof(U64), U64{sequence} << 32,
+                                     kAtLeast),
           "cuStreamWaitValue64");
   }
 }

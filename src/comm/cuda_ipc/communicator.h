@@ -61,9 +61,9 @@ class Communicator : public DeviceComm {
   }
   const Peers& peers() const { return peers_; }
   U64 stage_bytes() const { return stage_bytes_; }
-  // Where streams wait: tells the others in `stream` that this rank has come, and lets it wait for
-  // them. So no kernel begins before the others have come, but for different calls.
-  void meet(uint32_t sequence, uint32_t kind, Stream stream);
+  // Where streams wait: lets `stream`, in which a kernel has told the others that this rank has
+  // come, wait for them. What follows begins when they have come, but for different calls.
+  void await(uint32_t sequence, Stream stream);
 
  private:
   template <class Do>

@@ -53,14 +53,26 @@ __device__ inline bool meet(const Peers& peers, U32 sequence, U32 kind) {
   return __syncthreads_or(is_over) == 0;
 }
 
-// The same after this rank's stream has waited: the words are there, and it is left to see whether
+// Where streams wait: what this rank has written before, the others may read. Not once it is over:
+// then earlier kernels may have done nothing, and who comes late must not take that for sums.
+__device__ inline void arrive(const Peers& peers, U32 sequence, U32 kind) {
+  if (*peers.is_over != 0) return;
+  for (int peer = static_cast<int>(threadIdx.x); peer < peers.size;
+       peer += static_cast<int>(blockDim.x)) {
+    if (peer == peers.rank) continue;
+    store_release(&peers.arrivals[peer].arrived[peers.rank][sequence % kMeetings],
+                  word(sequence, kind));
+  }
+}
+
+// As meet(), after this rank's stream has waited: the words are there, and it is left to see whether
 // the others called the same. Or it is over, and the words are the host's.
 __device__ inline bool has_met(const Peers& peers, U32 sequence, U32 kind) {
   bool is_over = false;
   for (int peer = static_cast<int>(threadIdx.x); peer < peers.size && !is_over;
        peer += static_cast<int>(blockDim.x)) {
     if (peer == peers.rank) continue;
-    is_over = !wait_for<false>(&peers.arrivals->arrived[peer][sequence % kMeetings],
+    is_over = !wait_for<false>(&peers.arrivals[peers.rank].arrived[peer][sequence % kMeetings],
                                word(sequence, kind), peers.is_over);
   }
   return __syncthreads_or(is_over) == 0;
@@ -112,7 +124,10 @@ __device__ void run(const Round& round, const Combine& combine) {
     return peers.arrivals == nullptr ? meet(peers, sequence, round.kind)
                                      : has_met(peers, sequence, round.kind);
   };
+  if ((round.steps & kArrives) != 0) return arrive(peers, round.sequence, round.kind);
   if ((round.steps & kPutsIn) != 0) {
+    // The others may still read what is there.
+    if (peers.arrivals != nullptr && *peers.is_over != 0) return;
     char* stage = peers.memory[peers.rank] + round.stage;
     for (int i = 0; i < round.in_count; ++i)
       copy_part(stage + round.in[i].at, round.in[i].own, round.in[i].bytes);

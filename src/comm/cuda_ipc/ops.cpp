@@ -186,11 +186,18 @@ void CudaIpcOps::run_round(const Plan& plan, int64_t begin, uint32_t kind,
   };
   using cuda_ipc::kCombines, cuda_ipc::kPutsIn, cuda_ipc::kTakesOut;
   if (round.peers.arrivals == nullptr) return launch(kPutsIn | kCombines | kTakesOut, middle);
+  const auto meet = [&](uint32_t sequence) {
+    cuda_ipc::Round arrival = round;
+    arrival.steps = cuda_ipc::kArrives;
+    arrival.sequence = sequence;
+    comm_->launch(comm_->copy(), 1, arrival, stream.native_handle());
+    comm_->await(sequence, stream.native_handle());
+  };
   if (round.in_count > 0) launch(kPutsIn, comm_->copy());
-  comm_->meet(round.sequence, kind, stream.native_handle());
+  meet(round.sequence);
   if (!plan.is_in_two) return launch(kCombines | kTakesOut, middle);
   launch(kCombines, middle);
-  comm_->meet(round.sequence + 1, kind, stream.native_handle());
+  meet(round.sequence + 1);
   launch(kTakesOut, comm_->copy());
 }
 

@@ -86,6 +86,39 @@ TEST_P(CudaIpcFailure, AStoppedPeerIsNamedByTheDeadline) {
   });
 }
 
+// What one has enqueued goes on on its device after it has given up, without sums.
+TEST_P(CudaIpcFailure, WhoComesAfterTheOthersHaveGivenUpGetsNoWrongSums) {
+  for (const int64_t count : {1000, 1'000'000}) {
+    spawn_on_ipc(2, [&](World& world) {
+      const auto some = [&] { return at::full({count}, world.rank() + 1.0f).to(world.device()); };
+      std::vector<at::Tensor> all{some(), some(), some(), some()};
+      const auto sums = [&](std::chrono::milliseconds timeout) {
+        return message_of([&] {
+          std::vector<Work> works;
+          for (const auto& each : all)
+            works.push_back(world.group().all_reduce(each, comm::ReduceOp::Sum, {timeout}));
+          for (auto& work : works) work.wait();
+          for (auto& each : all) each = each.cpu();
+        });
+      };
+      if (world.rank() == 0) {
+        sums(500ms);
+        world.store().set("has given up", "");
+        world.store().get("is over");
+        return;
+      }
+      world.store().get("has given up");
+      if (sums(60s) == "nothing") {
+        for (const auto& each : all) {
+          EXPECT_TRUE(world.group().failure() || at::equal(each, at::full({count}, 3.0f)))
+              << each[0].item<float>() << ", " << each[count - 1].item<float>();
+        }
+      }
+      world.store().set("is over", "");
+    });
+  }
+}
+
 TEST_P(CudaIpcFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
   spawn_on_ipc(2, [](World& world) {
     const auto start = steady_clock::now();
@@ -195,6 +228,18 @@ TEST(CudaIpcStart, RanksTakeTheDevicesThatThereAreInTurn) {
     EXPECT_EQ(world.device().index(), world.rank() % 2);
     EXPECT_THAT(world.describe(), HasSubstr("3 ranks on 1 host, cuda_ipc"));
   });
+  unsetenv("FAKE_DEVICES");
+}
+
+TEST(CudaIpcStart, AnOldDriverDoesNotKnowWhetherRanksTakeTurns) {
+  setenv("FAKE_DEVICES", "1", 1);
+  setenv("FAKE_CUDA_OLD", "1", 1);
+  spawn_on_ipc(2, [](World& world) {
+    const at::Tensor data = ones_there(world, 1000);
+    world.group().all_reduce(data).wait();
+    EXPECT_EQ(data.cpu().sum().item<float>(), 2000);
+  });
+  unsetenv("FAKE_CUDA_OLD");
   unsetenv("FAKE_DEVICES");
 }
 

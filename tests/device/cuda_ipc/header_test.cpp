@@ -81,7 +81,6 @@ EXPECT_SAME(StreamSynchronize);
 EXPECT_SAME(DeviceGetUuid);
 EXPECT_SAME(MemHostRegister);
 EXPECT_SAME(MemHostUnregister);
-EXPECT_SAME(StreamWriteValue64);
 EXPECT_SAME(StreamWaitValue64);
 
 #define EXPECT_SAME_NVRTC(name) \

@@ -2,6 +2,7 @@
 // device: its memory is files that processes share, its kernels run on threads of the host.
 //   FAKE_CUDA_THREADS=4    threads of each block; then all blocks run at the same time
 //   FAKE_CUDA_VERSION=61   what the device can compute
+//   FAKE_CUDA_OLD=1        the driver does not know of MPS
 //   FAKE_CUDA_MPS=1        processes compute on one device at the same time
 //   FAKE_NVRTC_FAILS=1     nothing compiles
 #include <fcntl.h>
@@ -92,6 +93,7 @@ int cuDeviceGet(ipc::Device* device, int index) {
   return 0;
 }
 int cuDeviceGetAttribute(int* value, int which, ipc::Device) {
+  if (which == ipc::HasMps && std::getenv("FAKE_CUDA_OLD") != nullptr) return kInvalid;
   const int version = number_of("FAKE_CUDA_VERSION", 90);
   *value = 1;
   if (which == ipc::MajorVersion) *value = version / 10;
@@ -181,13 +183,6 @@ int cuDeviceGetUuid_v2(ipc::Uuid* uuid, ipc::Device device) {
 }
 int cuMemHostRegister_v2(void*, size_t, unsigned) { return 0; }
 int cuMemHostUnregister(void*) { return 0; }
-int cuStreamWriteValue64_v2(ipc::Stream stream, ipc::Address address, unsigned long long value,
-                            unsigned) {
-  enqueue(stream, [word = reinterpret_cast<ipc::U64*>(address), value] {
-    __atomic_store_n(word, value, __ATOMIC_RELEASE);
-  });
-  return 0;
-}
 int cuStreamWaitValue64_v2(ipc::Stream stream, ipc::Address address, unsigned long long value,
                            unsigned condition) {
   if (condition != ipc::kAtLeast) return kInvalid;
