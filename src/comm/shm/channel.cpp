@@ -65,6 +65,7 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
                 const Patience& patience, const std::function<Idle()>& idle,
                 const LookAround& look_around) {
   const auto stop = [&] { return std::min(since + patience.timeout, patience.until); };
+  auto begin = Channel::Clock::now();
   const auto spin_end = std::min(stop(), since + kSpin);
   while (spin && Channel::Clock::now() < spin_end) {
     for (int i = 0; i < 64; ++i) {
@@ -77,7 +78,7 @@ bool wait_until(const Ready& ready, Counter& sleeper, bool spin, Channel::Clock:
     idle();
     sched_yield();
   }
-  for (auto begin = Channel::Clock::now();;) {
+  for (;;) {
     const uint32_t seen = sleeper.value.load(std::memory_order_seq_cst);
     sleeper.sleepers.fetch_add(1, std::memory_order_seq_cst);
     // The rank that advances the counter either sees this sleeper counted, or its advance is seen
