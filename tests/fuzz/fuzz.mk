@@ -21,7 +21,7 @@ fuzz: fuzz-$(1)
 endef
 PLACE := $(filter-out core/place/node_list.cpp,$(patsubst src/%,%,$(wildcard src/core/place/*.cpp)))
 $(eval $(call fuzzer,idx,data/idx/idx.cpp,-lz))
-$(eval $(call fuzzer,csv,data/csv/csv_records.cpp data/csv/csv_table.cpp,))
+$(eval $(call fuzzer,csv,data/csv/csv_records.cpp data/csv/csv_table.cpp core/number.cpp,))
 $(eval $(call fuzzer,npy,data/npy/npy_header.cpp,))
 $(eval $(call fuzzer,image,$(addprefix data/image/,decode_image.cpp decode_jpeg.cpp decode_png.cpp),-ljpeg -lpng))
 $(eval $(call fuzzer,rendezvous,launch/rendezvous/network/codec.cpp launch/rendezvous/network/secure_channel.cpp core/security/tls.cpp core/security/token.cpp core/files/read_file.cpp core/environment.cpp,-lssl -lcrypto))
