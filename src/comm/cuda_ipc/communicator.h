@@ -27,9 +27,8 @@ class Communicator : public DeviceComm {
   // Maps that of another rank.
   void add(int rank, const Fd& descriptor);
 
-  // Which device this is, and whether its streams can wait, which is for ranks that take turns on
-  // one: a kernel that waits keeps it from the others for milliseconds. Not where they compute at
-  // the same time (MPS).
+  // Which device this is, and whether ranks that share it are time-sliced (no MPS) and its streams
+  // can wait in place of kernels, which would keep the device from the others for a whole slice.
   Uuid uuid() const;
   bool takes_turns() const;
   // From now on streams wait, in memory that all ranks map: as much as arrivals_bytes(size).

@@ -36,21 +36,28 @@ __device__ bool wait_for(const U64* flag, U64 value, const volatile U32* is_over
   }
 }
 
+// Waits until `word_of(peer)` of every rank is `value`. False, in all threads, when it is over.
+template <class WordOf>
+__device__ bool wait_for_all(const Peers& peers, U64 value, const WordOf& word_of) {
+  bool is_over = false;
+  for (int peer = static_cast<int>(threadIdx.x); peer < peers.size && !is_over;
+       peer += static_cast<int>(blockDim.x))
+    is_over = !wait_for<false>(word_of(peer), value, peers.is_over);
+  return __syncthreads_or(is_over) == 0;
+}
+
 // Blocks of one number of all ranks: what each has written before, the others may read afterwards.
 // False when it is over.
 __device__ inline bool meet(const Peers& peers, U32 sequence, U32 kind) {
   const U64 value = word(sequence, kind);
   const int half = static_cast<int>(sequence % 2);
-  const int step = static_cast<int>(blockDim.x);
-  const int thread = static_cast<int>(threadIdx.x);
   __syncthreads();
-  for (int peer = thread; peer < peers.size; peer += step)
+  for (int peer = static_cast<int>(threadIdx.x); peer < peers.size;
+       peer += static_cast<int>(blockDim.x))
     store_release(&flags_of(peers, peer).arrived[half][peers.rank][blockIdx.x], value);
   const Flags& own = flags_of(peers, peers.rank);
-  bool is_over = false;
-  for (int peer = thread; peer < peers.size && !is_over; peer += step)
-    is_over = !wait_for<false>(&own.arrived[half][peer][blockIdx.x], value, peers.is_over);
-  return __syncthreads_or(is_over) == 0;
+  return wait_for_all(peers, value,
+                      [&](int peer) { return &own.arrived[half][peer][blockIdx.x]; });
 }
 
 // Where streams wait: what this rank has written before, the others may read. Not once it is over:
@@ -58,24 +65,17 @@ __device__ inline bool meet(const Peers& peers, U32 sequence, U32 kind) {
 __device__ inline void arrive(const Peers& peers, U32 sequence, U32 kind) {
   if (*peers.is_over != 0) return;
   for (int peer = static_cast<int>(threadIdx.x); peer < peers.size;
-       peer += static_cast<int>(blockDim.x)) {
-    if (peer == peers.rank) continue;
+       peer += static_cast<int>(blockDim.x))
     store_release(&peers.arrivals[peer].arrived[peers.rank][sequence % kMeetings],
                   word(sequence, kind));
-  }
 }
 
 // As meet(), after this rank's stream has waited: the words are there, and it is left to see whether
 // the others called the same. Or it is over, and the words are the host's.
 __device__ inline bool has_met(const Peers& peers, U32 sequence, U32 kind) {
-  bool is_over = false;
-  for (int peer = static_cast<int>(threadIdx.x); peer < peers.size && !is_over;
-       peer += static_cast<int>(blockDim.x)) {
-    if (peer == peers.rank) continue;
-    is_over = !wait_for<false>(&peers.arrivals[peers.rank].arrived[peer][sequence % kMeetings],
-                               word(sequence, kind), peers.is_over);
-  }
-  return __syncthreads_or(is_over) == 0;
+  const Arrivals& own = peers.arrivals[peers.rank];
+  return wait_for_all(peers, word(sequence, kind),
+                      [&](int peer) { return &own.arrived[peer][sequence % kMeetings]; });
 }
 
 struct Span {
