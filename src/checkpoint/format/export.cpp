@@ -119,15 +119,6 @@ bool is_ours(const std::string& name) {
   return name == kIndexName || name == "model.safetensors" || fnmatch(kShard, name.c_str(), 0) == 0;
 }
 
-// Whether an export into the folder that was killed has left it.
-bool is_left_of_ours(std::string_view name) {
-  constexpr size_t kDigits = 16;
-  if (!name.starts_with(kTemporary)) return false;
-  name.remove_prefix(kTemporary.size());
-  return name.find_first_not_of("0123456789abcdef") == kDigits && name[kDigits] == '-' &&
-         is_ours(std::string(name.substr(kDigits + 1)));
-}
-
 }  // namespace
 
 Selected select(const TensorFiles& files, const std::vector<std::string>& patterns) {
@@ -212,7 +203,8 @@ void write_folder(const std::string& folder, std::vector<TensorToWrite> tensors,
     if (existing == Existing::Error && is_ours(name)) refuse(folder + "/" + name);
   }
   for (const auto& name : before) {
-    if (is_left_of_ours(name)) files.unlink(folder + "/" + name);
+    // What an export that was killed has left.
+    if (is_ours(std::string(exported_name(name)))) files.unlink(folder + "/" + name);
   }
   auto shards = shards_of(std::move(tensors), options.max_shard_bytes);
   std::map<std::string, std::string> file_of;

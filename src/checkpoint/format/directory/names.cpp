@@ -8,6 +8,9 @@
 namespace lockstep::checkpoint {
 namespace {
 
+constexpr std::string_view kDecimal = "0123456789", kHexadecimal = "0123456789abcdef";
+constexpr size_t kRandomDigits = 16;
+
 // Both remove what the text begins with: `prefix`, if it is there; all that are of `digits`, and
 // say how many these were.
 bool take(std::string_view& text, std::string_view prefix) {
@@ -24,13 +27,17 @@ size_t take_digits(std::string_view& text, std::string_view digits) {
 }  // namespace
 
 bool is_leftover(std::string_view name) {
-  constexpr std::string_view kDecimal = "0123456789", kHexadecimal = "0123456789abcdef";
   if (!take(name, kTemporary)) return false;
   if (name == kLatestName) return true;
   if (!take(name, kStep) || take_digits(name, kDecimal) == 0) return false;
   if (take(name, ".") && take_digits(name, kDecimal) == 0) return false;
-  if (take(name, "-") && take_digits(name, kHexadecimal) != 16) return false;
+  if (take(name, "-") && take_digits(name, kHexadecimal) != kRandomDigits) return false;
   return name.empty();
+}
+
+std::string_view exported_name(std::string_view name) {
+  if (!take(name, kTemporary) || take_digits(name, kHexadecimal) != kRandomDigits) return {};
+  return take(name, "-") ? name : std::string_view();
 }
 
 std::string random_digits() {

@@ -16,6 +16,9 @@ inline constexpr std::string_view kStep = "step-";
 // .tmp-latest, or .tmp-step-00001200.1-9c41b7e20d5fa863, with or without .1 and the random number.
 bool is_leftover(std::string_view name);
 
+// The file that an export would have renamed .tmp-9c41b7e20d5fa863-NAME to; empty for other names.
+std::string_view exported_name(std::string_view name);
+
 // 16 hexadecimal digits, so that no two attempts, on any host and in any job, have a name in
 // common.
 std::string random_digits();
