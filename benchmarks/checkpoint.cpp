@@ -99,7 +99,7 @@ void copy_from_device(const Net& net, lockstep::Range own, const at::Tensor& mem
 double copied(const World& world, const Net& net) {
   const auto bytes = static_cast<int64_t>(net.layers.size()) * (16 << 20);
   const auto own = lockstep::Shard{world.rank(), world.size()}.of(bytes);
-  // Never let go of: at the end of the program CUDA has no streams any more.
+  // Never freed: when static objects are destroyed CUDA has no streams any more.
   static const at::Tensor& memory = *new at::Tensor(at::zeros(
       {own.end - own.begin}, at::TensorOptions(at::kByte).pinned_memory(!world.device().is_cpu())));
   if (!world.device().is_cpu()) {

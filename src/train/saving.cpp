@@ -219,7 +219,7 @@ void Training::refuse_to_join(const std::string& found) const {
 }
 
 // Whether a run that began with a checkpoint of another directory has saved in its own since, when
-// the launcher starts its ranks again. What somebody else has there is refused.
+// the launcher starts its ranks again. Checkpoints of another run there are refused.
 bool Training::has_left_another() {
   const std::string &directory = options_.saving.directory, &from = options_.saving.resume_from;
   const std::string found = seen_by_main([&]() -> std::string {

@@ -345,8 +345,8 @@ TEST(CrossEntropy, IsThatOfAllLogitsInChunksOfAnySize) {
   });
 }
 
-// A token that is nobody's target has a gradient of about 1 / (8192 x 8192) of each hidden value,
-// which is 0 in float16.
+// An entry of the vocabulary that is the target at no position has a gradient of about 1 / (8192 x
+// 8192) of each hidden value, which is 0 in float16.
 TEST(CrossEntropy, GradientsOfAnAutocastInFloat16DoNotVanish) {
   isolated([] {
     torch::manual_seed(1);

@@ -86,7 +86,8 @@ TEST_P(CudaIpcFailure, AStoppedPeerIsNamedByTheDeadline) {
   });
 }
 
-// What one has enqueued goes on on its device after it has given up, without sums.
+// Kernels that a rank has enqueued still run after its group has failed there: what they leave must
+// not reach the other ranks as sums.
 TEST_P(CudaIpcFailure, WhoComesAfterTheOthersHaveGivenUpGetsNoWrongSums) {
   for (const int64_t count : {1000, 1'000'000}) {
     spawn_on_ipc(2, [&](World& world) {

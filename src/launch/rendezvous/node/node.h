@@ -52,7 +52,7 @@ struct Leave {
   int status;
   std::string why;
 };
-struct MeetAgain {};  // nobody holds the coordinator's port on this host any more
+struct MeetAgain {};  // the coordinator's port on this host is free again
 using Action = std::variant<Dial, Send, Hang, Launch, Halt, Say, Leave, MeetAgain>;
 
 struct NodeOptions {
