@@ -62,8 +62,8 @@ class Bench:
     def peer(self, script, ranks, *flags, **environment):
         """The JSON line of a Python peer; under torchrun when it has more than one rank.
 
-        libtorch's own threads now and then abort a Python rank as it exits ("terminate called without an active exception"),
-        after the line was printed: the figures stand.
+        libtorch's own threads now and then abort a Python rank as it exits ("terminate called without an active
+        exception"), after the line was printed: the figures stand.
         """
         python = [self.args.python]
         if ranks > 1:
@@ -72,7 +72,8 @@ class Bench:
             flags = ("--world", "1", *flags)
         flags = ("--threads", str(self.threads), *flags)
         lines = lambda out: [line for line in out.splitlines() if line.startswith("{")]
-        out = self.run([*python, os.path.join(HERE, "peers", script), *flags], enough=lines, GLOO_SOCKET_IFNAME="lo", **environment)
+        out = self.run([*python, os.path.join(HERE, "peers", script), *flags], enough=lines, GLOO_SOCKET_IFNAME="lo",
+                       **environment)
         return json.loads(lines(out)[-1])
 
     # Figures.
@@ -96,4 +97,5 @@ class Bench:
         self.rows.append(dict(name=name, ours=round(a, 4), peer=round(b, 4), unit=unit, ratio=round(ratio, 3),
                               bar=None if bar is None else f"{sign} {bar}", met=met, spread=dict(ours=ours, peer=peer)))
         shown = {True: "met", False: "NOT MET", None: ""}[met]
-        print(f"{name:58} {a:12.5g} {b:12.5g} {unit:10} {ratio:8.2f} {self.rows[-1]['bar'] or '':>8} {shown}", flush=True)
+        print(f"{name:58} {a:12.5g} {b:12.5g} {unit:10} {ratio:8.2f} {self.rows[-1]['bar'] or '':>8} {shown}",
+              flush=True)

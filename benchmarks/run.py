@@ -3,7 +3,8 @@
 
 usage: run.py BUILD_DIR [--python PATH] [--repeats 5] [--threads 1] [--only REGEX] [--check]
 
-Prints a table and writes build/bench/results.json beside BUILD_DIR: a list of {name, ours, peer, unit, ratio, bar, met, machine, threads}.
+Prints a table and writes build/bench/results.json beside BUILD_DIR: a list of
+{name, ours, peer, unit, ratio, bar, met, machine, threads}.
 A ratio says how many times better ours is, except where the bar is an upper one (<=). --check runs everything once on a
 little work, to see that it runs; its figures mean nothing.
 """
@@ -16,7 +17,8 @@ import sys
 from bench import HERE, Bench, machine
 from figures import checkpoints, collectives, examples, language_models, launching, training
 
-FIGURES = examples.FIGURES | training.FIGURES | language_models.FIGURES | launching.FIGURES | collectives.FIGURES | checkpoints.FIGURES
+FIGURES = (examples.FIGURES | training.FIGURES | language_models.FIGURES
+           | launching.FIGURES | collectives.FIGURES | checkpoints.FIGURES)
 
 
 def main():
@@ -31,7 +33,8 @@ def main():
     if not os.path.exists(args.python):
         sys.exit(f"no Python with torch at {args.python}: run `make bench-setup`")
     bench = Bench(args)
-    print(f"{machine()}; medians of {bench.repeats}; each rank computes with {bench.threads} thread{'s' * (bench.threads > 1)}, on both sides; load before: {os.getloadavg()[0]:.2f}")
+    print(f"{machine()}; medians of {bench.repeats}; each rank computes with {bench.threads} "
+          f"thread{'s' * (bench.threads > 1)}, on both sides; load before: {os.getloadavg()[0]:.2f}")
     print(f"{'':58} {'ours':>12} {'peer':>12} {'unit':10} {'ratio':>8} {'bar':>8}")
     for name, measure in FIGURES.items():
         if re.search(args.only, name):

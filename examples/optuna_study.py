@@ -32,8 +32,8 @@ def objective(trial):
     }
     folder = out / f"trial-{trial.number:03}"
     folder.mkdir(parents=True)
-    command = [arguments.lockstep, "train", arguments.file, *flags, "--set", f"logging.output_dir={json.dumps(str(folder))}",
-               "--set", "checkpoint.save_strategy=no"]
+    command = [arguments.lockstep, "train", arguments.file, *flags,
+               "--set", f"logging.output_dir={json.dumps(str(folder))}", "--set", "checkpoint.save_strategy=no"]
     for key, value in chosen.items():
         command += ["--set", f"{key}={value}"]
     with open(folder / "log.txt", "w") as log:
@@ -48,5 +48,7 @@ study = optuna.create_study(direction="minimize" if lower else "maximize",
                             sampler=optuna.samplers.TPESampler(seed=arguments.seed))
 study.optimize(objective, n_trials=arguments.trials, catch=(subprocess.CalledProcessError,))
 states = [trial.state.name for trial in study.trials]
-(out / "study.json").write_text(json.dumps({"best": study.best_params, "value": study.best_value, "states": states}, indent=1))
-print(f"best {arguments.metric} {study.best_value:.4f} with {study.best_params}; {states.count('COMPLETE')} of {len(states)} trials ended well")
+summary = {"best": study.best_params, "value": study.best_value, "states": states}
+(out / "study.json").write_text(json.dumps(summary, indent=1))
+print(f"best {arguments.metric} {study.best_value:.4f} with {study.best_params}; "
+      f"{states.count('COMPLETE')} of {len(states)} trials ended well")

@@ -1,9 +1,10 @@
 """Spelling of the documentation, the headers' comments and the library's messages, by aspell with docs/words.txt.
 
-python3 scripts/spelling.py [--new]     --new prints the unknown words alone, one a line: what may go into docs/words.txt
+python3 scripts/spelling.py [--new]
 
-What looks like code is left out: fenced blocks, text between backquotes, paths, addresses, identifiers with capitals inside,
-underscores, digits or colons.
+--new prints the unknown words alone, one a line: what may go into docs/words.txt. What looks like code is left out:
+fenced blocks, text between backquotes, paths, addresses, identifiers with capitals inside, underscores, digits or
+colons.
 """
 import collections
 import pathlib
@@ -18,7 +19,8 @@ WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
 
 
 def tracked(*patterns):
-    return subprocess.run(["git", "-C", ROOT, "ls-files", *patterns], capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(["git", "-C", ROOT, "ls-files", *patterns], capture_output=True, text=True, check=True)
+    return listed.stdout.split()
 
 
 def comments(text):
@@ -35,7 +37,8 @@ def messages(text):
     lines = []
     for line in text.splitlines():
         literals = re.findall(r'"((?:[^"\\]|\\.)*)"', line) if not re.match(r"^\s*(//|#)", line) else []
-        lines.append(" ".join(re.sub(r"\\.|\[[\w:]*\]|%\w", " ", literal) for literal in literals if " " in literal.strip()))
+        lines.append(" ".join(re.sub(r"\\.|\[[\w:]*\]|%\w", " ", literal)
+                              for literal in literals if " " in literal.strip()))
     return "\n".join(lines)
 
 
@@ -52,12 +55,14 @@ def words_of(name):
 
 
 places = collections.defaultdict(list)
-for name in tracked("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "include/*.h", "src/*.h", "src/*.cpp", "tools/*.h", "tools/*.cpp"):
+for name in tracked("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md",
+                    "include/*.h", "src/*.h", "src/*.cpp", "tools/*.h", "tools/*.cpp"):
     for word, line in words_of(name):
         places[word].append(f"{name}:{line}")
 
 own = set((ROOT / "docs/words.txt").read_text().split()) if (ROOT / "docs/words.txt").exists() else set()
-checked = subprocess.run(["aspell", "list", "--lang=en", "--encoding=utf-8"], input="\n".join(sorted(places)), capture_output=True, text=True)
+checked = subprocess.run(["aspell", "list", "--lang=en", "--encoding=utf-8"], input="\n".join(sorted(places)),
+                         capture_output=True, text=True)
 if checked.returncode != 0:
     sys.exit(f"aspell: {checked.stderr.strip()} (scripts/setup.sh --dev installs it)")
 unknown = sorted(word for word in set(checked.stdout.split())

@@ -1,5 +1,6 @@
-"""Writes src/text/unicode_*.inl: which characters are letters, numbers and white space, and how text
-is normalised. Both are read off PyPI's `tokenizers`, so that ids are equal: models were trained with its tables, which are of
+"""Writes src/text/unicode_*.inl: which characters are letters, numbers and white space, and how text is normalised.
+
+Both are read off PyPI's `tokenizers`, so that ids are equal: models were trained with its tables, which are of
 Unicode 16 in patterns and of Unicode 9 in NFC (0.23).
 
 .deps/peers/bin/python scripts/unicode_tables.py
@@ -50,7 +51,8 @@ def numbers(name, values, say):
 
 
 def write(name, about, tables):
-    head = f"// Written by scripts/unicode_tables.py, read off tokenizers {__version__}.\n// {about}\n// clang-format off\n"
+    head = (f"// Written by scripts/unicode_tables.py, read off tokenizers {__version__}.\n"
+            f"// {about}\n// clang-format off\n")
     (FOLDER / name).write_text(head + "".join(tables) + "// clang-format on\n")
 
 

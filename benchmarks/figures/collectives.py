@@ -11,8 +11,8 @@ from support.hosts import Hosts  # noqa: E402
 
 
 # Open MPI would bind two ranks to a core each: nobody's are bound. Both talk over shared memory.
-MPIS = {"Open MPI": ("mpicxx.openmpi", ["mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none", "--mca", "pml", "ob1",
-                                        "--mca", "btl", "self,vader"]),
+MPIS = {"Open MPI": ("mpicxx.openmpi", ["mpirun.openmpi", "--allow-run-as-root", "--bind-to", "none",
+                                        "--mca", "pml", "ob1", "--mca", "btl", "self,vader"]),
         "MPICH": ("mpicxx.mpich", ["mpirun.mpich"])}
 MPI_SIZES = [8, 64 << 10, 25 << 20]
 
@@ -44,13 +44,15 @@ def all_reduce(bench, ranks):
 
     # An MPI that waits has no mercy on others: only with a core for each rank.
     others = list(MPIS) if ranks <= len(bench.cores()) else []
-    mine, theirs, *by_mpi = bench.alternating(ours, gloo, *[lambda name=name: mpi(bench, name, ranks) for name in others])
+    mine, theirs, *by_mpi = bench.alternating(
+        ours, gloo, *[lambda name=name: mpi(bench, name, ranks) for name in others])
     # 16 MiB is not among ours, 25 MiB is.
     bars = {2: {25 << 20: (12, 3), 64 << 10: (20, None)}, 4: {25 << 20: (8, None), 64 << 10: (8, None)}}.get(ranks, {})
 
     def rows(size, peer, peer_us, place=None, private=None):
         for where, key, bar in (("group memory", "in_place_us", place), ("private tensors", "private_us", private)):
-            bench.row(f"all_reduce {text_of(size)}, {ranks} ranks, {where} / {peer}", [m[size][key] for m in mine], peer_us, "us", bar)
+            bench.row(f"all_reduce {text_of(size)}, {ranks} ranks, {where} / {peer}", [m[size][key] for m in mine],
+                      peer_us, "us", bar)
 
     for size in [s for s in mine[0] if s in theirs[0]]:
         rows(size, "Gloo", [t[size] for t in theirs], *bars.get(size, ()))

@@ -1,4 +1,7 @@
-"""Starting ranks, and losing one, beside torchrun. Ours meet, build a small model and wrap it in Ddp before they are ready; torchrun's only meet."""
+"""Starting ranks, and losing one, beside torchrun.
+
+Ours meet, build a small model and wrap it in Ddp before they are ready; torchrun's only meet.
+"""
 import os
 import re
 import subprocess
@@ -46,7 +49,7 @@ def start(bench, ranks):
 
 
 def death(bench):
-    """A rank is killed in training: when the other knows, when the job is over, when it trains again after a restart."""
+    """A rank killed in training: when the other knows, when the job is over, when it trains again after a restart."""
     fault = ["1", "5", "forward", "kill"]
 
     def ours():
@@ -56,8 +59,8 @@ def death(bench):
         return [(int(times["known"]) - int(times["fault"])) * 1e-9, (end - int(times["fault"])) * 1e-9]
 
     def again(command, word, **environment):
-        """Seconds from the death to the second "WORD NS". A peer that fails by itself before (libtorch's threads now and then
-        abort a Python rank) is started anew."""
+        """Seconds from the death to the second "WORD NS". A peer that fails by itself before (libtorch's threads now
+        and then abort a Python rank) is started anew."""
         for _ in range(5):
             out = bench.run(command, lambda said: word in said, **environment)
             died, ready = re.search(r"fault (\d+)", out), re.findall(rf"{word} (\d+)", out)
@@ -67,7 +70,8 @@ def death(bench):
 
     mine, healed, peer = bench.alternating(
         ours,
-        lambda: again(launcher(bench, 2, "--max-restarts", "1", bench.program("fault_trainer"), "20", *fault), "training"),
+        lambda: again(launcher(bench, 2, "--max-restarts", "1", bench.program("fault_trainer"), "20", *fault),
+                      "training"),
         # With the store shared over attempts most of torchrun's restarts fail.
         lambda: again([*torchrun(bench, 2, "--max-restarts", "1"), "--kill"], "ready", GLOO_SOCKET_IFNAME="lo",
                       TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"))

@@ -18,7 +18,8 @@ def main(rank, world, args):
         adam.step()
         common.finish(args.device)
         times.append(common.now() - begin)
-    common.report(args, rank, world, elements=sum(p.numel() for p in net.parameters()), ms=1e3 * statistics.median(times[1:]))
+    common.report(args, rank, world, elements=sum(p.numel() for p in net.parameters()),
+                  ms=1e3 * statistics.median(times[1:]))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ def main(rank, world, args):
     startup = common.now() - common.job_start()
     clock, losses = transformer.train(net, opt, transformer.synthetic(args, rank), args.steps, args.warmup, "fp32")
     common.report(args, rank, world, variant=f"fsdp2-{args.adamw}-w{args.width}x{args.layers}", params=count,
-                  startup_s=round(startup, 3), **clock.fields(args.steps * args.batch * world), final_loss=transformer.final(losses))
+                  startup_s=round(startup, 3), **clock.fields(args.steps * args.batch * world),
+                  final_loss=transformer.final(losses))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Steps of a perceptron 784-256-10 with AdamW on made tensors, in one process: `bench_train_step --model mlp`'s peer."""
+"""Steps of a perceptron 784-256-10 with AdamW on made tensors, in one process:
+`bench_train_step --model mlp`'s peer.
+"""
 import common
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,7 @@
 """A rank that does nothing but meet the others: what torchrun and torch.distributed need until then, and after a death.
 
-Says "ready NS" (CLOCK_MONOTONIC) on rank 0 after the first barrier. With --kill rank 1 of the first incarnation then says "fault NS" and
-kills itself.
+Says "ready NS" (CLOCK_MONOTONIC) on rank 0 after the first barrier. With --kill rank 1 of the first incarnation then
+says "fault NS" and kills itself.
 """
 import os
 import signal

@@ -1,8 +1,8 @@
 """Doxygen's input filter: the headers' plain // comments as documentation comments.
 
-A comment block above a declaration documents what follows it, up to the next empty line or comment; one at the end of a line
-documents what stands before it, and the block at the top of a file the file. Lines of a comment that are indented by two or more
-spaces beyond the text are code.
+A comment block above a declaration documents what follows it, up to the next empty line or comment; one at the end of
+a line documents what stands before it, and the block at the top of a file the file. Lines of a comment that are
+indented by two or more spaces beyond the text are code.
 """
 import re
 import sys
@@ -10,12 +10,14 @@ import sys
 COMMENT = re.compile(r"^(\s*)//(?: (.*)|)$")
 TRAILING = re.compile(r"""^((?:[^"/]|/(?!/)|"(?:[^"\\]|\\.)*")*\S)\s+// (.*)$""")
 EMPTY = re.compile(r"^\s*$")
+ENDS_PARAGRAPH = re.compile(r"\s*(//|};?$|public:|private:|protected:|#)")
 
 
 def escaped(text):
     """The comment's words are no commands, tags or anchors; what stands between backquotes is taken as it is."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([\\@<>&#$%\"])", r"\\\1", part).replace("::", "\\::") for part in parts)
+    return "".join(part if part.startswith("`") else re.sub(r"([\\@<>&#$%\"])", r"\\\1", part).replace("::", "\\::")
+                   for part in parts)
 
 
 def block(indent, lines):
@@ -33,14 +35,15 @@ def block(indent, lines):
 def paragraph(lines, at, indent):
     """The declarations from `at` to the next empty line, comment or change of access, when there are several."""
     found = []
-    while at < len(lines) and not EMPTY.match(lines[at]) and not re.match(r"\s*(//|};?$|public:|private:|protected:|#)", lines[at]):
+    while at < len(lines) and not EMPTY.match(lines[at]) and not ENDS_PARAGRAPH.match(lines[at]):
         if TRAILING.match(lines[at]):
             return []  # has words of its own
         found.append(lines[at])
         at += 1
     text = "\n".join(found)
     ends = [line for line in found if line.endswith((";", "}"))]
-    is_list = len(ends) > 1 and text.count("{") == text.count("}") and not re.search(r"^\s*(class|struct|enum|namespace)\b", text, re.M)
+    opens_scope = re.search(r"^\s*(class|struct|enum|namespace)\b", text, re.M)
+    is_list = len(ends) > 1 and text.count("{") == text.count("}") and not opens_scope
     return found if is_list else []
 
 
@@ -69,7 +72,10 @@ def filtered(lines):
         # What is followed by an empty line belongs to no declaration.
         alone = at < len(lines) and EMPTY.match(lines[at]) and not first
         shared = [] if first or alone else paragraph(lines, at, indent)
-        words = [f"{indent}// {text}" for text in texts] if alone else (["/// @file"] if first else []) + block(indent, texts)
+        if alone:
+            words = [f"{indent}// {text}" for text in texts]
+        else:
+            words = (["/// @file"] if first else []) + block(indent, texts)
         out += [f"{indent}///@{{"] + words + shared + [f"{indent}///@}}"] if shared else words
         at += len(shared)
         first = False

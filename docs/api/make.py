@@ -2,9 +2,9 @@
 
 python3 docs/api/make.py SOURCE_DIR
 
-Each class, struct, enumeration, type and function of the public headers has words of its own, or shares those above it. What needs
-none: copies, moves, destructors and comparisons; ranges and their iterators; overrides, whose contract is the base's; fields, of which the
-struct's words speak.
+Each class, struct, enumeration, type and function of the public headers has words of its own, or shares those above
+it. What needs none: copies, moves, destructors and comparisons; ranges and their iterators; overrides, whose contract
+is the base's; fields, of which the struct's words speak.
 """
 import pathlib
 import re
@@ -17,8 +17,8 @@ doxygen = subprocess.run(["doxygen", "docs/api/Doxyfile"], cwd=source, capture_o
 
 # Member Name(Name &&) ... of class room::Name; Member operator==(...) ...
 SELF_EVIDENT = re.compile(r"Member (operator(=|==|!=)|~)|Member (\w+)\((const )?\3 *(&&|&) ?\w*\)|"
-                          r"Member (\w+)\((const )?\6\s*<[^>]*> *(&&|&) ?\w*\)|\boverride\b|\(variable\) of (struct|class) |"
-                          r"::Iterator\b|\b(begin|end)\(\)( const)? \(function\)")
+                          r"Member (\w+)\((const )?\6\s*<[^>]*> *(&&|&) ?\w*\)|\boverride\b|"
+                          r"\(variable\) of (struct|class) |::Iterator\b|\b(begin|end)\(\)( const)? \(function\)")
 findings = []
 for line in doxygen.stderr.splitlines():
     if re.match(r"\S+:\d+: (warning|error): ", line) or line.startswith(("error:", "warning:")):

@@ -11,7 +11,8 @@ import sys
 
 WIDTH = 118
 COLUMN, ROW, SIZE, MARGIN = 7.25, 17, 12, 16
-INK = {"30": "#6e7681", "31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea", "37": "#c9d1d9"}
+INK = {"30": "#6e7681", "31": "#ff7b72", "32": "#7ee787", "33": "#e3b341",
+       "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea", "37": "#c9d1d9"}
 PAPER, TEXT, STRONG = "#0d1117", "#c9d1d9", "#ffffff"
 
 folder = pathlib.Path(__file__).resolve().parent
@@ -51,11 +52,13 @@ for number, line in enumerate(rows):
         text = "".join(character for character, _ in line[at:end])
         if text.strip():
             weight = ' font-weight="bold"' if line[at][1] == STRONG else ""
-            out.append(f'<text x="{MARGIN + at * COLUMN:.1f}" y="{MARGIN + number * ROW + SIZE}" fill="{line[at][1]}"{weight} '
-                       f'textLength="{len(text.rstrip()) * COLUMN:.1f}">{html.escape(text.rstrip(), quote=False)}</text>')
+            out.append(f'<text x="{MARGIN + at * COLUMN:.1f}" y="{MARGIN + number * ROW + SIZE}" '
+                       f'fill="{line[at][1]}"{weight} textLength="{len(text.rstrip()) * COLUMN:.1f}">'
+                       f'{html.escape(text.rstrip(), quote=False)}</text>')
         at = end
 width, height = 2 * MARGIN + WIDTH * COLUMN, 2 * MARGIN + len(rows) * ROW
 (folder / f"{sys.argv[1]}.svg").write_text(
-    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" font-size="{SIZE}" xml:space="preserve" '
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" '
+    f'font-size="{SIZE}" xml:space="preserve" '
     f'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, \'DejaVu Sans Mono\', monospace">\n'
     f'<rect width="100%" height="100%" rx="8" fill="{PAPER}"/>\n' + "\n".join(out) + "\n</svg>\n")

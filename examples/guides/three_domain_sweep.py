@@ -45,18 +45,21 @@ def main():
     for name, flags in settings(1e-6 if has_model else 3e-4).items():
         own = folder / name.replace(" ", "_")
         if not is_done(own):
-            words = [word for flag, value in flags.items() for word in ([flag] if value is None else [flag, str(value)])]
+            words = [word for flag, value in flags.items()
+                     for word in ([flag] if value is None else [flag, str(value)])]
             status = subprocess.run([program, *words, "--output-dir", str(own), "--resume", *rest]).returncode
             if status != 0:
                 sys.exit(f"{name}: {program} ended with status {status}; start the sweep again to go on")
         matrix = json.loads((own / "results.json").read_text())["matrix"]
         last = matrix["R"][-1]
         learnt = [matrix["R"][j + 1][j] for j in range(len(last))]
-        lines.append([name, *(f"{x:.3f}" for x in last), f"{sum(last) / len(last):.3f}", f"{sum(learnt) / len(learnt):.3f}"])
+        average, when_learnt = sum(last) / len(last), sum(learnt) / len(learnt)
+        lines.append([name, *(f"{x:.3f}" for x in [*last, average, when_learnt])])
     head = ["setting", *matrix["columns"], "average", "when learnt"]
     widths = [max(len(line[i]) for line in [head, *lines]) for i in range(len(head))]
     for line in [head, *lines]:
-        print("  ".join(text.ljust(width) if i == 0 else text.rjust(width) for i, (text, width) in enumerate(zip(line, widths))))
+        print("  ".join(text.ljust(width) if i == 0 else text.rjust(width)
+                        for i, (text, width) in enumerate(zip(line, widths))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Conan 2 recipe: `conan create packaging/conan -o torch=/path/to/libtorch`.
 
 Conan Center has no libtorch of the versions that Lockstep needs, so that one comes by path: a folder that holds torch/
-(site-packages, for one) or an unpacked libtorch. Without it the rooms that need none are built: the launcher and the core.
+(site-packages, for one) or an unpacked libtorch. Without it the rooms that need none are built: the launcher and core.
 """
 import pathlib
 import re

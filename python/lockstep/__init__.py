@@ -17,8 +17,8 @@ def cmake_prefix_path():
 def _checked(module):
     built, here = module.torch_version.split("."), torch.__version__.split(".")
     if built[:2] != here[:2]:
-        raise ImportError(f"this lockstep was built for torch {built[0]}.{built[1]}, and this is torch {torch.__version__}: "
-                          "install the two that belong together")
+        raise ImportError(f"this lockstep was built for torch {built[0]}.{built[1]}, and this is torch "
+                          f"{torch.__version__}: install the two that belong together")
     return module
 
 

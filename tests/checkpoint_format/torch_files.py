@@ -13,8 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 folder = pathlib.Path(sys.argv[1])
-DTYPES = ["bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16", "float32",
-          "float64", "complex64", "complex128", "float8_e5m2", "float8_e4m3fn"]
+DTYPES = ["bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16",
+          "float32", "float64", "complex64", "complex128", "float8_e5m2", "float8_e4m3fn"]
 
 
 def flat(value, name=""):
@@ -45,9 +45,11 @@ class Evil:
 
 
 if sys.argv[2:] == ["check"]:
-    with safe_open(folder / "expected.safetensors", "pt") as expected, safe_open(folder / "ours.safetensors", "pt") as ours:
+    with (safe_open(folder / "expected.safetensors", "pt") as expected,
+          safe_open(folder / "ours.safetensors", "pt") as ours):
         tied = ours.metadata()
-        assert set(expected.keys()) == set(ours.keys()) | (set(tied) - {"format"}), (set(expected.keys()) ^ set(ours.keys()), tied)
+        expected_names, our_names = set(expected.keys()), set(ours.keys())
+        assert expected_names == our_names | (set(tied) - {"format"}), (expected_names ^ our_names, tied)
         for name in expected.keys():
             a, b = expected.get_tensor(name), ours.get_tensor(tied.get(name, name))
             assert a.dtype == b.dtype and a.shape == b.shape, name
@@ -78,9 +80,12 @@ marked = torch.nn.Parameter(torch.ones(2))
 marked.note = "attributes of tensors are left out"
 dtypes = {name: torch.randint(0, 2, (6, 16), dtype=torch.uint8).view(getattr(torch, name)) for name in DTYPES}
 everything = {
-    "net": net.state_dict(), "optimizer": adam.state_dict(), "schedule": schedule.state_dict(), "device": torch.device("cuda", 1), "epoch": 7, "name": "x", "none": None, "dtypes": dtypes,
-    "views": [base.view(4, 6).t(), base[3:20:2], base.view(2, 3, 4).permute(2, 0, 1), base[5], base[:0], base.expand(2, 24)],
-    "parameters": (net.fc.weight, marked), "tied": net.fc.weight.detach(), "size": torch.Size([1, 2]), "dtype": torch.float16,
+    "net": net.state_dict(), "optimizer": adam.state_dict(), "schedule": schedule.state_dict(),
+    "device": torch.device("cuda", 1), "epoch": 7, "name": "x", "none": None, "dtypes": dtypes,
+    "views": [base.view(4, 6).t(), base[3:20:2], base.view(2, 3, 4).permute(2, 0, 1), base[5], base[:0],
+              base.expand(2, 24)],
+    "parameters": (net.fc.weight, marked), "tied": net.fc.weight.detach(), "size": torch.Size([1, 2]),
+    "dtype": torch.float16,
 }
 torch.save(everything, folder / "new.pt")
 torch.save(everything, folder / "protocol4.pt", pickle_protocol=4)

@@ -1,5 +1,5 @@
-"""Holds docs/ddp_behaviours.md to the tests: every row is there and names tests that exist, or says why it does not apply; a test with a
-row's number stands in that row.
+"""Holds docs/ddp_behaviours.md to the tests: every row is there and names tests that exist, or says why it does not
+apply; a test with a row's number stands in that row.
 
 python3 behaviours.py SOURCE_DIR BUILD_DIR
 """
@@ -14,7 +14,8 @@ TEST = re.compile(r"TEST(?:_P|_F)?\(\s*(\w+),\s*(\w+)\)")
 def faults(source):
     tests = {f"{suite}.{name}" for path in (source / "tests").rglob("*_test.cpp")
              for suite, name in TEST.findall(path.read_text())}
-    lines = re.findall(r"^\| (B\d\d) \|[^|]*\|([^|]*)\|(.*)\|$", (source / "docs" / "ddp_behaviours.md").read_text(), re.MULTILINE)
+    page = (source / "docs" / "ddp_behaviours.md").read_text()
+    lines = re.findall(r"^\| (B\d\d) \|[^|]*\|([^|]*)\|(.*)\|$", page, re.MULTILINE)
     if [row for row, _, _ in lines] != ROWS:
         yield f"the rows are not {ROWS[0]} to {ROWS[-1]}, each once and in order"
     for row, named, why in lines:

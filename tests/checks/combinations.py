@@ -1,5 +1,5 @@
-"""Holds docs/combinations.md to the sources: every pair of features has a cell, named tests exist, refusals stand in the sources,
-and the random programs know both sides of a pair that is theirs.
+"""Holds docs/combinations.md to the sources: every pair of features has a cell, named tests exist, refusals stand in
+the sources, and the random programs know both sides of a pair that is theirs.
 
 python3 combinations.py SOURCE_DIR BUILD_DIR
 """
@@ -22,7 +22,8 @@ def rows(text, title):
 
 def faults(source, parts, apart):
     text = (source / "docs" / "combinations.md").read_text()
-    tests = {f"{suite}.{name}" for path in (source / "tests").rglob("*_test.cpp") for suite, name in TEST.findall(path.read_text())}
+    tests = {f"{suite}.{name}" for path in (source / "tests").rglob("*_test.cpp")
+             for suite, name in TEST.findall(path.read_text())}
     # Adjacent literals are one.
     code = "".join(re.sub(r'"\s*\n\s*"', "", path.read_text()) for path in sorted((source / "src").rglob("*.cpp")))
     features = [(name, set(re.findall(r"`([\w-]+)`", own))) for _, name, own in rows(text, "## Features")]
@@ -54,7 +55,8 @@ def faults(source, parts, apart):
             if not words:
                 yield f"{other} and {name}: the cell is empty"
             used |= set(words)
-            yield from (f"{other} and {name}: there is no {word}" for word in words if word != "r" and word not in notes)
+            yield from (f"{other} and {name}: there is no {word}"
+                        for word in words if word != "r" and word not in notes)
             meets = any(frozenset(pair) not in apart for pair in itertools.product(own, others))
             if "r" in words and not meets:
                 yield f"{other} and {name}: no random program has both"
@@ -68,7 +70,8 @@ if __name__ == "__main__":
     known = {line[1] for line in lines if line[0] == "part"}
     never = [line for line in lines if line[0] == "apart"]
     # A part that no program has for the time being is apart from all.
-    separate = {frozenset((one, other)) for _, one, names in never for other in ([names] if names != "*" else known | TRANSPORTS)}
+    separate = {frozenset((one, other)) for _, one, names in never
+                for other in ([names] if names != "*" else known | TRANSPORTS)}
     found = list(faults(pathlib.Path(sys.argv[1]), known, separate))
     print("\n".join(found) or "every pair of features is shown or refused")
     sys.exit(1 if found else 0)

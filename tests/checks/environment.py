@@ -9,8 +9,9 @@ import sys
 SOURCE = pathlib.Path(sys.argv[1]).resolve()
 CALL = re.compile(r"\b(?:env_text|env_int|getenv|setenv|unsetenv|required|env_number)\(\s*\"([A-Za-z_0-9]+)\"")
 # A literal that is a variable's name wherever it stands, by how such names begin.
-KNOWN = re.compile(r"\"((?:LOCKSTEP|TORCHELASTIC|OMP|MASTER|WORLD|LOCAL_RANK|LOCAL_WORLD|GROUP|ROLE|SLURM|SLURMD|PMI|PMIX|OMPI|MPI|MPIR|MV2|CUDA|"
-                   r"CUBLAS|MKL|ONEDNN|NCCL|GLOO|ACCELERATE|FSDP|PET|LD|CONDA)_(?:MCA_orte_)?(?:[A-Z0-9_]*|[a-z_]*_uri))=?\"")
+KNOWN = re.compile(r"\"((?:LOCKSTEP|TORCHELASTIC|OMP|MASTER|WORLD|LOCAL_RANK|LOCAL_WORLD|GROUP|ROLE|SLURM|SLURMD|"
+                   r"PMI|PMIX|OMPI|MPI|MPIR|MV2|CUDA|CUBLAS|MKL|ONEDNN|NCCL|GLOO|ACCELERATE|FSDP|PET|LD|CONDA)"
+                   r"_(?:MCA_orte_)?(?:[A-Z0-9_]*|[a-z_]*_uri))=?\"")
 
 used = {}
 for folder in "src", "tools", "include":
@@ -33,7 +34,8 @@ for line in (SOURCE / "docs/environment.md").read_text().splitlines():
         if name in named:
             faults.append(f"docs/environment.md names {name} twice")
         named[name] = line
-faults += [f"docs/environment.md does not name {name} ({place})" for name, place in sorted(used.items()) if name not in named]
+faults += [f"docs/environment.md does not name {name} ({place})"
+           for name, place in sorted(used.items()) if name not in named]
 faults += [f"docs/environment.md names {name}, which the sources do not" for name in sorted(set(named) - set(used))]
 
 print("\n".join(faults) or f"docs/environment.md names the {len(used)} variables of the sources")

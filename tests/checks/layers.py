@@ -1,5 +1,5 @@
 """Holds the rooms apart: includes point only left, the launcher stays free of torch, files stay
-short.
+short, and lines of Python too.
 
 python3 layers.py SOURCE_DIR BUILD_DIR
 """
@@ -63,12 +63,14 @@ HEADERS = {
     },
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
+SEARCHED = "include src tools tests examples benchmarks docs packaging python scripts".split()
 SUFFIXES = {".h", ".cpp", ".inl", ".py", ".sh"}
 MOST_LINES = 450
+MOST_COLUMNS = 120  # of Python; those of C++ are clang-format's
 
 
 def files(source):
-    for folder in ("include", "src", "tools", "tests", "examples", "benchmarks"):
+    for folder in SEARCHED:
         yield from sorted(p for p in (source / folder).rglob("*") if p.suffix in SUFFIXES)
 
 
@@ -139,6 +141,9 @@ def faults(source):
         text, name = path.read_text(), path.relative_to(source)
         if (lines := text.count("\n")) > MOST_LINES:
             yield f"{name}: {lines} lines, {MOST_LINES} are the most"
+        for number, line in enumerate(text.split("\n") if path.suffix == ".py" else [], 1):
+            if len(line) > MOST_COLUMNS:
+                yield f"{name}:{number}: {len(line)} columns, {MOST_COLUMNS} are the most"
         if name.parts[0] in ("include", "src", "tools") and room_of(name) in ROOMS + ["tools"]:
             for included in INCLUDE.findall(text):
                 yield from (f"{name}: {fault}" for fault in include_faults(name, included, headers))

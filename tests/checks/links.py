@@ -1,4 +1,5 @@
-"""Every link in the pages leads somewhere, to its heading too; every page that is cited is there and can be found from README.md.
+"""Every link in the pages leads somewhere, to its heading too; every page that is cited is there and can be found from
+README.md.
 
 python3 links.py SOURCE_DIR BUILD_DIR
 """
@@ -52,7 +53,8 @@ for name in pages:
             reached[name].add(str(file.relative_to(SOURCE)))
 
 # Pages that prose and comments cite by their path.
-for name in tracked("*.md", "*.h", "*.cpp", "*.inl", "*.py", "*.sh", "*.cmake", "*.txt", "*.yaml", "Makefile", ".ci/run"):
+for name in tracked("*.md", "*.h", "*.cpp", "*.inl", "*.py", "*.sh", "*.cmake", "*.txt", "*.yaml", "Makefile",
+                    ".ci/run"):
     for number, line in enumerate((SOURCE / name).read_text(errors="replace").splitlines(), 1):
         for cited in re.findall(r"(?<![\w/.])docs/[\w/.-]*\w", line):
             if not (SOURCE / cited).exists() and "build/docs" not in line:
@@ -66,7 +68,8 @@ while left:
         if target not in known and target.endswith(".md"):
             known.add(target)
             left.append(target)
-faults += [f"{name}: README.md does not lead to it" for name in pages if name.startswith("docs/") and name not in known and not name.startswith("docs/api/")]
+faults += [f"{name}: README.md does not lead to it" for name in pages
+           if name.startswith("docs/") and name not in known and not name.startswith("docs/api/")]
 
 print("\n".join(faults) or f"{len(pages)} pages: every link leads somewhere")
 sys.exit(1 if faults else 0)

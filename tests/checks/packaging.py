@@ -44,11 +44,13 @@ def faults(source):
         yield f"vcpkg.json: version {port['version']}, the project has {version}"
     recipe = ast.parse((source / "packaging/conan/conanfile.py").read_text())
     methods = {node.name for node in ast.walk(recipe) if isinstance(node, ast.FunctionDef)}
-    yield from (f"conanfile.py: no {name}()" for name in ("set_version", "generate", "build", "package") if name not in methods)
+    yield from (f"conanfile.py: no {name}()" for name in ("set_version", "generate", "build", "package")
+                if name not in methods)
     # What the build looks for, the recipes bring.
-    needs = set(re.findall(r"find_package\((\w[\w-]*) REQUIRED", (source / "cmake/LockstepBuild.cmake").read_text())) - {"Threads"}
-    names = {"fmt": "fmt", "spdlog": "spdlog", "nlohmann_json": "nlohmann", "OpenSSL": "openssl", "CLI11": "cli11", "yaml-cpp": "yaml-cpp",
-             "ZLIB": "zlib", "JPEG": "jpeg", "PNG": "png"}
+    sought = re.findall(r"find_package\((\w[\w-]*) REQUIRED", (source / "cmake/LockstepBuild.cmake").read_text())
+    needs = set(sought) - {"Threads"}
+    names = {"fmt": "fmt", "spdlog": "spdlog", "nlohmann_json": "nlohmann", "OpenSSL": "openssl", "CLI11": "cli11",
+             "yaml-cpp": "yaml-cpp", "ZLIB": "zlib", "JPEG": "jpeg", "PNG": "png"}
     conan = (source / "packaging/conan/conanfile.py").read_text()
     brought = [dependency if isinstance(dependency, str) else dependency["name"] for dependency in port["dependencies"]]
     for need in sorted(needs):

@@ -1,7 +1,7 @@
 """PyTorch's DistributedSampler, for comparison with ours.
 
-Reads lines "length world rank seed epoch shuffle drop_last" and writes each followed by ":" and the indices. With --record it
-takes the cases below instead; tests/data/sampler_cases.txt is its output under torch 2.15.0:
+Reads lines "length world rank seed epoch shuffle drop_last" and writes each followed by ":" and the indices. With
+--record it takes the cases below instead; tests/data/sampler_cases.txt is its output under torch 2.15.0:
   .deps/peers/bin/python tests/data/sampler_cases.py --record > tests/data/sampler_cases.txt
 """
 import itertools

@@ -1,6 +1,6 @@
 """Collectives and DDP over Lockstep and over Gloo, by turns in one run: compare_gloo.py [RANKS [ROUNDS]]
 
-Prints medians in microseconds (private tensors, calls from Python), samples a second, and ratios; the last line is JSON.
+Prints medians in microseconds (private tensors, calls from Python), samples a second, ratios; the last line is JSON.
 """
 import json
 import os
@@ -34,7 +34,8 @@ def collectives():
         repeats = 200 if count < 1 << 20 else 12
         out[f"all_reduce {name}"] = 1e6 * timed(lambda: dist.all_reduce(tensor), repeats)
         if count < 1 << 20:
-            out[f"all_reduce {name}, async"] = 1e6 * timed(lambda: dist.all_reduce(tensor, async_op=True).wait(), repeats)
+            out[f"all_reduce {name}, async"] = 1e6 * timed(
+                lambda: dist.all_reduce(tensor, async_op=True).wait(), repeats)
         tensor.fill_(1)
     return out
 
@@ -43,7 +44,8 @@ def mnist(world):
     """The MLP of MNIST on random images: 60 steps of 64 samples a rank."""
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)), static_graph=True, gradient_as_bucket_view=True)
+        nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)),
+        static_graph=True, gradient_as_bucket_view=True)
     adam = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
     x, y = torch.rand(64 * 16, 784), torch.randint(10, (64 * 16,))
     laps = []
@@ -78,7 +80,8 @@ def main():
             with tempfile.TemporaryDirectory() as folder:
                 context = mp.get_context("fork")
                 results = context.SimpleQueue()
-                ranks = [context.Process(target=rank_of, args=(r, world, backend, folder + "/meet", results)) for r in range(world)]
+                ranks = [context.Process(target=rank_of, args=(r, world, backend, folder + "/meet", results))
+                         for r in range(world)]
                 for process in ranks:
                     process.start()
                 runs.append(results.get())

@@ -1,9 +1,9 @@
 """Interpreters that start and end in every way: exits.py TIMES
 
-Each time two ranks meet, start an operation that nobody waits for, and end: after destroy_process_group() or without it,
-by an exception, with a thread that still waits, or with one that calls when all is over. Counts those that do not end as they should, or not at all. A rank is
-forked off an interpreter that has imported torch, which takes a start from seconds to milliseconds, and ends as any
-interpreter does.
+Each time two ranks meet, start an operation that nobody waits for, and end: after destroy_process_group() or without
+it, by an exception, with a thread that still waits, or with one that calls when all is over. Counts those that do not
+end as they should, or not at all. A rank is forked off an interpreter that has imported torch, which takes a start from
+seconds to milliseconds, and ends as any interpreter does.
 """
 import atexit
 import os

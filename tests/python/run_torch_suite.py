@@ -18,14 +18,18 @@ KNOWN = {"test_ddp_logging_data_cpu"}
 def one(build, ranks):
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(folder + "/barrier")
-        env = {**os.environ, "PYTHONPATH": str(build / "python"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "BACKEND": "lockstep",
-               "WORLD_SIZE": str(ranks), "TEMP_DIR": folder, "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "60"}
-        done = subprocess.run([PYTHON, SOURCE / "tests" / "python" / "torch_suite.py", "-v"], env=env, text=True, capture_output=True)
+        env = {**os.environ, "PYTHONPATH": str(build / "python"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+               "BACKEND": "lockstep", "WORLD_SIZE": str(ranks), "TEMP_DIR": folder,
+               "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": "60"}
+        done = subprocess.run([PYTHON, SOURCE / "tests" / "python" / "torch_suite.py", "-v"], env=env, text=True,
+                              capture_output=True)
     said = done.stdout + done.stderr
     failed = set(re.findall(r"^(?:FAIL|ERROR): (\w+)", said, re.MULTILINE))
-    ran, skipped = (sum(map(int, re.findall(pattern, said, re.MULTILINE))) for pattern in (r"^Ran (\d+) tests", r"\bskipped=(\d+)"))
+    ran, skipped = (sum(map(int, re.findall(pattern, said, re.MULTILINE)))
+                    for pattern in (r"^Ran (\d+) tests", r"\bskipped=(\d+)"))
     passed = ran - skipped - len(failed)
-    print(f"{ranks} ranks: {passed} pass, {skipped} are for others or skipped, {len(failed)} fail: {', '.join(sorted(failed))}", flush=True)
+    print(f"{ranks} ranks: {passed} pass, {skipped} are for others or skipped, {len(failed)} fail: "
+          f"{', '.join(sorted(failed))}", flush=True)
     return failed - KNOWN, said
 
 

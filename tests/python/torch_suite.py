@@ -1,7 +1,7 @@
 """PyTorch's own distributed_test.py, which is in its wheel, over Lockstep: torch_suite.py [unittest's arguments]
 
-BACKEND, WORLD_SIZE and TEMP_DIR (with a folder "barrier" inside) are what the tests read. Ranks are forked, which takes a
-tenth of the time of starting an interpreter for each.
+BACKEND, WORLD_SIZE and TEMP_DIR (with a folder "barrier" inside) are what the tests read. Ranks are forked, which
+takes a tenth of the time of starting an interpreter for each.
 """
 import os
 

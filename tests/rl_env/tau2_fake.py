@@ -13,8 +13,8 @@ for line in sys.stdin:
     elif op == "gold":
         reply.update(actions=[{"name": "f", "arguments": {"a": [1]}, "requestor": "assistant"}], told=["so"])
     elif op == "reset":
-        reply.update(policy="p", tools=[{"type": "function"}], user_tools=[], scenario="Reason for call: help", ticket=None, basis=["DB"],
-                     guidelines="Be brief.\n")
+        reply.update(policy="p", tools=[{"type": "function"}], user_tools=[], scenario="Reason for call: help",
+                     ticket=None, basis=["DB"], guidelines="Be brief.\n")
         if request["solo"]:
             reply.update(scenario="", ticket="mend the phone")
     elif op == "call":
@@ -38,7 +38,8 @@ for line in sys.stdin:
         reply.setdefault("content", json.dumps(request["call"]["arguments"]))
         reply["error"] = name == "fail"
     elif op == "reward":
-        reply.update(reward=1.0 if request["why"] == "user_stop" else 0.0, breakdown={"DB": 1.0}, note=str(len(request["messages"])))
+        reply.update(reward=1.0 if request["why"] == "user_stop" else 0.0, breakdown={"DB": 1.0},
+                     note=str(len(request["messages"])))
     elif op == "hash":
         reply["hash"] = ["a", None]
     print(json.dumps(reply), flush=True)

@@ -1,4 +1,5 @@
-"""Each `lockstep run` that the pages show is understood as it stands: it is run with --dry-run, on programs of that name that do nothing.
+"""Each `lockstep run` that the pages show is understood as it stands: it is run with --dry-run, on programs of that
+name that do nothing.
 
 python3 commands_test.py SOURCE_DIR BUILD_DIR
 """
@@ -34,7 +35,8 @@ def test_each_command_is_understood(folder):
     for page, words in commands:
         flags = [] if {"--dry-run", "--print-env"} & set(words) else ["--dry-run"]
         program = [] if any(re.match(r"(\./)?[a-z_]+$", word) for word in words) else ["train"]
-        done = run("env", "-C", folder, LOCKSTEP, "run", *flags, *words, *program, PATH=f"{folder}:{os.environ['PATH']}")
+        done = run("env", "-C", folder, LOCKSTEP, "run", *flags, *words, *program,
+                   PATH=f"{folder}:{os.environ['PATH']}")
         assert done.status == 0, f"{page} shows `lockstep run {' '.join(words)}`:\n{done}"
 
 

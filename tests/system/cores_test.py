@@ -22,8 +22,9 @@ SENSITIVE = {
 
 def on_cores(count, **instruction_sets):
     for room, tests in SENSITIVE.items():
-        run(BUILD / f"bin/test_{room}", f"--gtest_filter={tests}", "--gtest_brief=1", PRETEND_CORES=str(count),
-            OMP_NUM_THREADS=None, LD_PRELOAD=str(BUILD / "lib/libpretend_cores.so"), **instruction_sets).expect(out=r"PASSED  \] [1-9]")
+        done = run(BUILD / f"bin/test_{room}", f"--gtest_filter={tests}", "--gtest_brief=1", PRETEND_CORES=str(count),
+                   OMP_NUM_THREADS=None, LD_PRELOAD=str(BUILD / "lib/libpretend_cores.so"), **instruction_sets)
+        done.expect(out=r"PASSED  \] [1-9]")
 
 
 def test_one_core(_):

@@ -140,7 +140,8 @@ def test_three_domains_as_a_file(folder):
     assert origins.keys() == results["config"].keys(), origins
     assert (origins["iterations"], origins["skill"]) == ("command line", "preset"), origins
     stage = results["stages"][1]
-    assert stage["tool_performance"]["get_order"].keys() == {"selection", "invocation", "output_usage", "success"}, stage
+    figures = {"selection", "invocation", "output_usage", "success"}
+    assert stage["tool_performance"]["get_order"].keys() == figures, stage
     assert stage["new_tool_success_rate"] == stage["eval_reward"], stage  # each of retail's tools is new
     assert "| `get_order` |" in pathlib.Path(folder, "run/analysis_report.md").read_text()
     log = folder + "/run/trajectories.jsonl"
@@ -166,11 +167,12 @@ def test_three_domains_as_a_file(folder):
 
 
 def with_a_model(folder, model):
-    flags = ["--order", "airline", "--tasks-per-domain", 4, "--eval-trials", 1, "--prompts", 2, "--iterations", 1, "--context", 384,
-             "--max-new-tokens", 8, "--chat-format", "compact", "--model", model]
+    flags = ["--order", "airline", "--tasks-per-domain", 4, "--eval-trials", 1, "--prompts", 2, "--iterations", 1,
+             "--context", 384, "--max-new-tokens", 8, "--chat-format", "compact", "--model", model]
     fits = run(BIN / "three_domain", "--num-gpus", 2, *flags, "--output-dir", folder + "/fits")
     fits.expect(out=r"three_domain: .*2 ranks .*, ddp, fp32$")
-    divided = run(BIN / "three_domain", "--num-gpus", 2, *flags, "--parallel", "fsdp", "--precision", "bf16", "--output-dir", folder + "/divided")
+    divided = run(BIN / "three_domain", "--num-gpus", 2, *flags, "--parallel", "fsdp", "--precision", "bf16",
+                  "--output-dir", folder + "/divided")
     divided.expect(out=r"three_domain: .*2 ranks .*, fsdp, bf16$")
 
 

@@ -1,4 +1,5 @@
-"""Each fault that a job on one host has to survive or report, by its number in docs/launching_faults.md, on shm and tcp, on 2 and 4 ranks.
+"""Each fault that a job on one host has to survive or report, by its number in docs/launching_faults.md, on shm and
+tcp, on 2 and 4 ranks.
 
 python3 faults_test.py SOURCE_DIR BUILD_DIR [PATTERN]
 """
@@ -52,7 +53,8 @@ def test_F1_a_rank_is_killed(_):
     for place, step in PLACES:
         everywhere(lambda backend, ranks: fail_in_time(
             backend, ranks, ("1", step, place, "kill"), 128 + signal.SIGKILL,
-            [r"rank 1 failed first: it was killed by SIGKILL", "hint: (if nobody|meanwhile|the kernel has ended nothing)"]))
+            [r"rank 1 failed first: it was killed by SIGKILL",
+             "hint: (if nobody|meanwhile|the kernel has ended nothing)"]))
 
 
 def test_F2_all_ranks_but_one_are_killed(_):
@@ -63,8 +65,8 @@ def test_F2_all_ranks_but_one_are_killed(_):
 
 def test_F3_a_rank_is_stopped(_):
     everywhere(lambda backend, ranks: fail_in_time(
-        backend, ranks, ("1", 3, "barrier", "stop"), 1, [r"timed out after 2 s", r"rank 1: .*\(its process was stopped"],
-        bound_s=3 + OVER_S * SLACK, timeout_s=2))
+        backend, ranks, ("1", 3, "barrier", "stop"), 1,
+        [r"timed out after 2 s", r"rank 1: .*\(its process was stopped"], bound_s=3 + OVER_S * SLACK, timeout_s=2))
     # The one that serves the store, before it does: the kernel answers for it. There is no transport yet.
     for backend, ranks in (("shm", 2), ("tcp", 4)):
         fail_in_time(backend, ranks, ("0", 0, "rendezvous", "stop"), 1,
@@ -166,12 +168,14 @@ def test_a_rank_that_waits_shows_its_stack(_):
 
 
 def by_hand(*ranks, **variables):
-    """Processes that somebody has started as ranks of one job, each with (RANK, WORLD_SIZE); their exit statuses and stderr."""
+    """Processes that somebody has started as ranks of one job, each with (RANK, WORLD_SIZE); their exit statuses
+    and stderr."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     env = {k: v for k, v in os.environ.items() if not LAUNCHED.match(k)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCKSTEP_TIMEOUT": "3", "OMP_NUM_THREADS": "1"} | variables
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            "LOCKSTEP_TIMEOUT": "3", "OMP_NUM_THREADS": "1"} | variables
     started = [subprocess.Popen([TRAINER, "5"], env=env | {"RANK": rank, "WORLD_SIZE": size}, text=True,
                                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for rank, size in ranks]
     return [(process.communicate(timeout=120)[1], process.returncode) for process in started]

@@ -110,7 +110,8 @@ def test_another_version_is_named(folder):
         await_listening(hosts)
         answer = speak(hosts, 2, "c = connect(); c.sendall(b'LOCKSTEP' + bytes([0, 9]) + bytes(32)); print(c.recv(10))")
         assert answer == "b'LOCKSTEP\\x00\\x03'\n", answer
-        first.await_text("the other launcher speaks version 9 of the protocol, this one version 3: install the same lockstep")
+        first.await_text("the other launcher speaks version 9 of the protocol, this one version 3: "
+                         "install the same lockstep")
 
 
 def test_tls_by_option(folder):

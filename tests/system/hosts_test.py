@@ -90,7 +90,8 @@ def test_a_killed_rank_ends_training_everywhere(folder):
         hosts.on(2, "pkill", "-KILL", "-o", "-x", "linear_regressi")
         expect_over(start, launchers, "SIGKILL of a rank in training")
         for launcher in launchers:
-            launcher.expect(137, r"rank [23] on host2 was killed by SIGKILL|rank [23] failed first: it was killed by SIGKILL")
+            launcher.expect(137, r"rank [23] on host2 was killed by SIGKILL|"
+                                 r"rank [23] failed first: it was killed by SIGKILL")
         hosts.expect_nothing_left()
 
 
@@ -130,7 +131,8 @@ def test_ranks_of_other_hosts_know_at_once(folder):
 
 
 def test_a_name_server_out_of_reach_delays_no_start(folder):
-    """As in a laboratory or a vehicle without an uplink. libtorch's store asks for the name of each address it talks to: here 60 s."""
+    """As in a laboratory or a vehicle without an uplink. libtorch's store asks for the name of each address it talks
+    to: here 60 s."""
     deaf = pathlib.Path(folder) / "resolv.conf"
     deaf.write_text("nameserver 10.77.0.99\noptions timeout:30 attempts:2\n")
     with Hosts(folder, 2) as hosts:
@@ -153,7 +155,8 @@ def test_a_host_that_knows_itself_by_loopback_serves_the_others(folder):
     own.write_text("127.0.0.1 localhost\n127.0.1.1 host1\n10.77.0.2 host2\n")
     with Hosts(folder, 2) as hosts:
         hosts.on(1, "mount", "--bind", own, "/etc/hosts")
-        ranks = hosts.start_ranks([BIN / "linear_regression", "--epochs", "1"], 1, MASTER_ADDR="host1", LOCKSTEP_TIMEOUT="20")
+        ranks = hosts.start_ranks([BIN / "linear_regression", "--epochs", "1"], 1, MASTER_ADDR="host1",
+                                  LOCKSTEP_TIMEOUT="20")
         for rank in ranks:
             out, errors = rank.communicate(timeout=60)
             assert rank.returncode == 0, out + errors
@@ -169,7 +172,8 @@ def test_ranks_that_wait_for_a_lost_host_say_which(folder):
             await_connections(hosts, connections)
             hosts.do("cut", 2)
             launchers[0].expect(1, r"^\[rank [01]\] .*was aborted \(host2 .* was lost: no sign of life for 1 s")
-            launchers[1].expect(1, r"^\[rank [23]\] .*was aborted \(lost the connection to the coordinator at host1:29400")
+            launchers[1].expect(
+                1, r"^\[rank [23]\] .*was aborted \(lost the connection to the coordinator at host1:29400")
             hosts.expect_nothing_left()
 
 
@@ -238,7 +242,8 @@ def test_a_host_that_is_cut_off_ends_as_the_others_do(folder):
 def test_a_short_cut_is_no_failure(folder):
     with Hosts(folder, 2) as hosts:
         go = folder + "/go"
-        launchers = both(hosts, f"until test -e {go}; do sleep 0.05; done", conf="heartbeat_timeout=60,keep_alive_interval=0.1")
+        launchers = both(hosts, f"until test -e {go}; do sleep 0.05; done",
+                         conf="heartbeat_timeout=60,keep_alive_interval=0.1")
         for launcher in launchers:
             launcher.await_text("here", 2)
         hosts.do("cut", 2)

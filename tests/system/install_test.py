@@ -72,7 +72,8 @@ def test_packages_and_what_is_built_with_them(folder):
 
 
 def beside_torch(build, packages, *flags, root=LIBTORCH):
-    return configure(build, BESIDE_TORCH, f"-DPACKAGES={packages}", f"-DTorch_DIR={BESIDE_TORCH / 'torch'}", f"-DTORCH_ROOT={root}", *flags)
+    return configure(build, BESIDE_TORCH, f"-DPACKAGES={packages}", f"-DTorch_DIR={BESIDE_TORCH / 'torch'}",
+                     f"-DTORCH_ROOT={root}", *flags)
 
 
 def expect_startable(build, configured):
@@ -114,5 +115,6 @@ def test_a_project_with_the_sources_in_it(folder):
 
 
 if __name__ == "__main__":
-    run_cases([test_packages_and_what_is_built_with_them, test_a_project_that_finds_torch_first, test_a_project_that_finds_torch_last,
-               test_a_project_with_another_libtorch_is_told, test_a_project_with_the_sources_in_it])
+    run_cases([test_packages_and_what_is_built_with_them, test_a_project_that_finds_torch_first,
+               test_a_project_that_finds_torch_last, test_a_project_with_another_libtorch_is_told,
+               test_a_project_with_the_sources_in_it])

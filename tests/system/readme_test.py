@@ -1,5 +1,5 @@
-"""The README's program is the one that install_test.py builds and runs, its commands are there, and CI runs them; the tree in
-docs/architecture.md names what is there.
+"""The README's program is the one that install_test.py builds and runs, its commands are there, and CI runs them; the
+tree in docs/architecture.md names what is there.
 
 python3 readme_test.py SOURCE_DIR BUILD_DIR
 """
@@ -10,7 +10,8 @@ import sys
 
 source = pathlib.Path(sys.argv[1])
 readme = (source / "README.md").read_text()
-faults = [f"README.md does not show {name} as it is" for name in ("tests/system/consumer/main.cpp", "tests/system/consumer/CMakeLists.txt")
+faults = [f"README.md does not show {name} as it is"
+          for name in ("tests/system/consumer/main.cpp", "tests/system/consumer/CMakeLists.txt")
           if (source / name).read_text() not in readme]
 
 version = re.search(r"project\(lockstep VERSION (\d+\.\d+)", (source / "CMakeLists.txt").read_text()).group(1)
@@ -24,7 +25,8 @@ for command in (line.split("#")[0].split() for line in commands):
 if not re.search(r"^make test$", (source / ".ci/run").read_text(), re.MULTILINE):
     faults.append(".ci/run does not run README.md's make test")
 
-tree = re.search(r"## What is where\n\n```\n(.*?)```", (source / "docs/architecture.md").read_text(), re.DOTALL).group(1)
+architecture = (source / "docs/architecture.md").read_text()
+tree = re.search(r"## What is where\n\n```\n(.*?)```", architecture, re.DOTALL).group(1)
 folders = []  # of the lines above, by indentation
 for line in tree.splitlines():
     depth = (len(line) - len(line.lstrip())) // 2

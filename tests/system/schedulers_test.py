@@ -1,4 +1,4 @@
-"""Programs started by others than `lockstep run`: real Open MPI, MPICH, torchrun, and a real Slurm on two pretend hosts.
+"""Programs started by others than `lockstep run`: real Open MPI, MPICH, torchrun, and Slurm on two pretend hosts.
 
 python3 schedulers_test.py SOURCE_DIR BUILD_DIR        (as root: Slurm and the hosts' namespaces need it)
 """
@@ -78,8 +78,8 @@ def test_mpirun_over_two_hosts(folder):
             expect_tour(two.mpirun(mpirun, "-n", 4, BIN / "collectives"), 4, hosts=2)
             # Whoever knows better says so.
             given = ["-x", "MASTER_ADDR", "-x", "MASTER_PORT"] if mpirun[0] == OPEN_MPI[0] else []
-            done = two.mpirun(mpirun, *given, "-n", 2, "-map-by" if given else "-ppn", "node" if given else 1, BIN / "collectives",
-                              MASTER_ADDR="10.77.0.1", MASTER_PORT="29871")
+            done = two.mpirun(mpirun, *given, "-n", 2, "-map-by" if given else "-ppn", "node" if given else 1,
+                              BIN / "collectives", MASTER_ADDR="10.77.0.1", MASTER_PORT="29871")
             expect_tour(done, 2, hosts=2)
 
 
@@ -101,7 +101,8 @@ def test_two_mpi_jobs_at_once_do_not_meet(folder):
 
 
 def test_torchrun_starts_a_program(_):
-    expect_tour(run(PYTHON, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", 2, BIN / "collectives"), 2)
+    done = run(PYTHON, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node", 2, BIN / "collectives")
+    expect_tour(done, 2)
 
 
 class Cluster:
@@ -225,8 +226,9 @@ def test_a_preempted_training_is_requeued_and_resumes_over_two_hosts(folder):
 
     with Cluster(folder) as cluster:
         runs = pathlib.Path(folder) / "runs"
-        submitted = cluster.client("sbatch", "-o", log, SOURCE / "examples/launch/slurm.sh", BIN / "resume", "--directory", runs,
-                                   "--steps", 10**9, "--save-every", 1000, PATH=f"{BIN}:{os.environ['PATH']}", RANKS="2")
+        submitted = cluster.client("sbatch", "-o", log, SOURCE / "examples/launch/slurm.sh", BIN / "resume",
+                                   "--directory", runs, "--steps", 10**9, "--save-every", 1000,
+                                   PATH=f"{BIN}:{os.environ['PATH']}", RANKS="2")
         job = submitted.expect(out=r"job (\d+)").group(1)
         await_log(r"^\[rank 0\] starts at step (\d+)")
         # What Slurm does before the time limit: every rank gets it, sooner or later.

@@ -119,7 +119,8 @@ def test_progress_is_one_line_that_fits_the_terminal(folder):
 
 def test_piped_progress_is_a_line_every_so_many_steps(folder):
     done = run(LOCKSTEP, "train", written_config(folder), "--nproc-per-node", 2)
-    done.expect(out=r"^\[rank 0\] epoch 6/6  step 174/174  100 %  loss [\d.e-]+  lr 0.001  norm [\d.e-]+  [\d,]+ samples/s")
+    done.expect(out=r"^\[rank 0\] epoch 6/6  step 174/174  100 %  loss [\d.e-]+  lr 0.001  norm [\d.e-]+  "
+                    r"[\d,]+ samples/s")
     lines = [line for line in done.out.splitlines() if re.search(r"  step \d+/174  ", line)]
     steps = [int(re.search(r"step (\d+)/", line)[1]) for line in lines]
     assert steps == [*range(10, 171, 10), 174], steps

@@ -10,13 +10,15 @@ import sys
 from support.program import run, run_cases
 
 SOURCE, BIN = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve() / "bin"
-SMALL = {"--tasks-per-domain": 6, "--eval-tasks": 2, "--eval-trials": 2, "--iterations": 2, "--prompts": 4, "--group-size": 2,
-         "--warm-steps": 2, "--warm-batch": 4, "--lanes": 4, "--max-new-tokens": 8, "--max-turns": 3}
+SMALL = {"--tasks-per-domain": 6, "--eval-tasks": 2, "--eval-trials": 2, "--iterations": 2, "--prompts": 4,
+         "--group-size": 2, "--warm-steps": 2, "--warm-batch": 4, "--lanes": 4, "--max-new-tokens": 8,
+         "--max-turns": 3}
 
 
 def three_domain(ranks, folder, **flags):
     """A small run; flags by name, with None for those that have no value."""
-    given = {name: str(value) for name, value in SMALL.items()} | {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
+    given = {name: str(value) for name, value in SMALL.items()}
+    given |= {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
     words = [word for name, value in given.items() for word in ([name] if value is None else [name, value])]
     return run(BIN / "three_domain", "--num-gpus", ranks, "--output-dir", folder, "--no-cache", *words)
 
@@ -31,7 +33,8 @@ def test_each_flag_is_in_the_page(_):
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(folder):
     done = three_domain(3, folder + "/run", dry_run=None)
-    done.expect(out=[r"^  stage_2_retail: 3 tasks to learn from, retail/train/0 to retail/train/2, in 2 iterations of 4 x 2 episodes$",
+    done.expect(out=[r"^  stage_2_retail: 3 tasks to learn from, retail/train/0 to retail/train/2, "
+                     r"in 2 iterations of 4 x 2 episodes$",
                      r"^    telecom: 2 tasks, telecom/test/0 to telecom/test/1, 2 episodes of each$",
                      r"^collectives of 3 ranks with 4 lanes, ddp, in this order on each of them:$",
                      r"^  6 iterations, each$",
@@ -43,7 +46,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(folder):
                      r"^3 ranks on this host have [\d.]+ GiB each$"])
     assert not pathlib.Path(folder, "run").exists()
     # Under a launcher one rank speaks for all of them.
-    launched = run(BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run")
+    launched = run(BIN / "lockstep", "run", "--nproc-per-node", 2, BIN / "three_domain", "--dry-run",
+                   "--output-dir", folder + "/run")
     launched.expect(out=r"collectives of 2 ranks with 8 lanes")
     assert launched.out.count("curriculum:") == 1, launched
     assert not pathlib.Path(folder, "run").exists()
@@ -52,8 +56,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(folder):
 
 def test_a_rank_of_mpirun_starts_none(folder):
     rank = {"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}
-    says = lambda number: run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run", OMPI_COMM_WORLD_RANK=str(number),
-                              OMPI_COMM_WORLD_LOCAL_RANK=str(number), **rank)
+    says = lambda number: run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run",
+                              OMPI_COMM_WORLD_RANK=str(number), OMPI_COMM_WORLD_LOCAL_RANK=str(number), **rank)
     says(0).expect(out=r"^collectives of 3 ranks with 8 lanes")
     assert says(1).expect() is None and not says(1).out
 
@@ -65,9 +69,11 @@ def test_a_ramp_begins_with_easy_tasks(folder):
     easy = {(episode["iteration"], episode["id"].endswith("@1")) for episode in learnt}
     assert easy == {(0, True), (1, False)}, easy
     # Who is served at level 1 says which record it is about.
-    assert all(re.search(r", \d{3}\.$", episode["messages"][0]["content"]) for episode in learnt if episode["iteration"] == 0)
+    assert all(re.search(r", \d{3}\.$", episode["messages"][0]["content"])
+               for episode in learnt if episode["iteration"] == 0)
     three_domain(1, folder + "/run", order="airline", resume=None).expect(2, err=r"has another run; here: --ramp 0")
-    three_domain(1, folder + "/no", ramp="1", difficulty="1").expect(2, err=r"--ramp 1 needs the embedded domains with --difficulty 2 or 3")
+    three_domain(1, folder + "/no", ramp="1", difficulty="1").expect(
+        2, err=r"--ramp 1 needs the embedded domains with --difficulty 2 or 3")
 
 
 def test_an_empty_model_is_refused(folder):

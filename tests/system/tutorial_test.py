@@ -32,8 +32,10 @@ def test_the_page_shows_the_programs(_folder):
 
 
 def test_the_page_shows_each_changed_line(_folder):
-    one, many = (re.sub(r"^//.*\n", "", (PROGRAMS / f"{name}.cpp").read_text()).splitlines() for name in ("one_process", "many_processes"))
-    changed = [line for line in difflib.unified_diff(one, many, n=0, lineterm="") if not re.match(r"(---|\+\+\+|@@)", line)]
+    one, many = (re.sub(r"^//.*\n", "", (PROGRAMS / f"{name}.cpp").read_text()).splitlines()
+                 for name in ("one_process", "many_processes"))
+    changed = [line for line in difflib.unified_diff(one, many, n=0, lineterm="")
+               if not re.match(r"(---|\+\+\+|@@)", line)]
     shown = re.search(r"^```diff\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE).group(1).splitlines()
     shown = [line for line in shown if line[:1] in "+-" and line.strip()]
     assert shown == changed, "the page's differences are not those of the programs, which are:\n" + "\n".join(changed)
@@ -50,8 +52,10 @@ def test_on_one_process_and_on_many(folder):
 
 
 def test_it_goes_on_with_another_number_of_ranks(folder):
-    in_folder(folder, LOCKSTEP, "run", "--nproc-per-node", 2, program("what_next")).expect(out=r"epoch 4: right (100|9\d(\.\d+)?) % of 1000$")
-    in_folder(folder, LOCKSTEP, "run", "--nproc-per-node", 3, program("what_next")).expect(out="goes on after step 320$")
+    begun = in_folder(folder, LOCKSTEP, "run", "--nproc-per-node", 2, program("what_next"))
+    begun.expect(out=r"epoch 4: right (100|9\d(\.\d+)?) % of 1000$")
+    resumed = in_folder(folder, LOCKSTEP, "run", "--nproc-per-node", 3, program("what_next"))
+    resumed.expect(out="goes on after step 320$")
 
 
 if __name__ == "__main__":

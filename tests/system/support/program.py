@@ -6,7 +6,8 @@ import subprocess
 import tempfile
 
 LIMIT_S = 180  # a program that takes longer hangs; the machine may be busy
-LAUNCHED = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_|MASTER_|GROUP_|ROLE_|TORCHELASTIC_|PET_|LOCKSTEP_|LD_LIBRARY_PATH|FASHION_MNIST)")
+LAUNCHED = re.compile(r"^(RANK|WORLD_SIZE|LOCAL_|MASTER_|GROUP_|ROLE_|TORCHELASTIC_|PET_|LOCKSTEP_|LD_LIBRARY_PATH|"
+                      r"FASHION_MNIST)")
 
 
 class Outcome:

@@ -98,8 +98,9 @@ class Training:
 
     def children(self):
         """The launcher's processes; none when it has ended."""
+        task = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}")
         try:
-            return [int(pid) for pid in pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+            return [int(pid) for pid in (task / "children").read_text().split()]
         except OSError:
             return []
 
@@ -117,10 +118,11 @@ class Training:
 
     def times(self, word):
         """When a rank said `word`: {rank: ns}, the last time for each."""
-        return {int(rank): int(ns) for rank, ns in re.findall(rf"^\[rank (\d+)\] {word} (\d+)$", self.out, re.MULTILINE)}
+        said = re.findall(rf"^\[rank (\d+)\] {word} (\d+)$", self.out, re.MULTILINE)
+        return {int(rank): int(ns) for rank, ns in said}
 
     def note_segments(self):
-        """Remembers the memory that the ranks share and the port at which they have met, to look for both when the job is over."""
+        """Remembers the memory that the ranks share and the port at which they met, to look for both after the job."""
         for pid in processes_of(self.run_id):
             self.segments |= shared_memory_of(pid)
             try:
