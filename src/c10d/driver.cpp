@@ -209,7 +209,7 @@ std::vector<Finished> Driver::step(Micros patience) {
   }
   for (Send& send : sends) messages_.add(std::move(send), finished);
   for (Receive& receive : receives) messages_.add(std::move(receive), finished);
-  if (aborted_) give_up(*std::exchange(aborted_, std::nullopt), finished);
+  if (aborted_) abort_all(*std::exchange(aborted_, std::nullopt), finished);
   start_ready(finished);
   bool moved = messages_.step(finished);
   moved = move_flights(finished) || moved;
@@ -217,8 +217,8 @@ std::vector<Finished> Driver::step(Micros patience) {
   return finished;
 }
 
-void Driver::give_up(const std::string& why, std::vector<Finished>& finished) {
-  group_.transport().give_up(why);
+void Driver::abort_all(const std::string& why, std::vector<Finished>& finished) {
+  group_.transport().abort_all(why);
   const auto error = failure("[lockstep] " + why);
   for (Flight& flight : flights_) finished.push_back(ended(std::move(flight.job), error));
   for (Job& job : ready_) finished.push_back(ended(std::move(job), error));

@@ -88,7 +88,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void serve();
   std::vector<Finished> step(Micros patience);
   void take_news();
-  void give_up(const std::string& why, std::vector<Finished>& finished);
+  void abort_all(const std::string& why, std::vector<Finished>& finished);
   std::exception_ptr failed();
   void start_ready(std::vector<Finished>& finished);
   bool move_flights(std::vector<Finished>& finished);

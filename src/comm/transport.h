@@ -133,12 +133,12 @@ class Transport {
   // Undefined where ranks have no memory in common.
   virtual at::Tensor shared(at::IntArrayRef, at::TensorOptions) { return {}; }
   // Aborts the group: waiting calls, on any rank, throw an error that quotes `why`. Any thread.
-  virtual void give_up(std::string_view) noexcept {}
+  virtual void abort_all(std::string_view) noexcept {}
   // Why the group can no longer be used, as far as is known without waiting; nothing while it can.
   virtual std::optional<std::string> failure() { return std::nullopt; }
   // As Group::abort().
   void abort(std::string_view why) noexcept {
-    if (aborted_.say(std::string(why))) give_up(why);
+    if (aborted_.say(std::string(why))) abort_all(why);
   }
   std::optional<std::string> aborted() const { return aborted_.why(); }
   // The world's numbers of the ranks.

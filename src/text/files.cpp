@@ -46,7 +46,7 @@ void write_file(const std::string& path, std::string_view bytes) {
   const std::string draft = fmt::format("{}.{}.tmp", path, ::getpid());
   const int fd = ::open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) throw_system_error(draft, "cannot be created");
-  const auto give_up = [&](std::string_view what) {
+  const auto fail = [&](std::string_view what) {
     const int error = errno;
     ::close(fd);
     ::unlink(draft.c_str());
@@ -56,10 +56,10 @@ void write_file(const std::string& path, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::write(fd, bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) give_up("cannot be written");
+    if (n < 0) fail("cannot be written");
     bytes.remove_prefix(static_cast<size_t>(n));
   }
-  if (::fsync(fd) != 0) give_up("cannot be written");
+  if (::fsync(fd) != 0) fail("cannot be written");
   ::close(fd);
   if (::rename(draft.c_str(), path.c_str()) != 0) {
     const int error = errno;

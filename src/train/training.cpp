@@ -102,7 +102,7 @@ Outcome Training::run() {
 void Training::fail(const std::exception& error) {
   const std::string text = text_of(error);
   if (!is_common_ && dynamic_cast<const CommError*>(&error) == nullptr) {
-    world_.group().transport().give_up(
+    world_.group().transport().abort_all(
         fmt::format("rank {} ended the training in step {}: {}", state_.rank, state_.step, text));
   }
   state_.seconds = seconds();

@@ -50,21 +50,21 @@ Devices find_devices(DeviceKind asked) {
   return {.type = at::kCUDA, .problem = found.problem};
 }
 
-at::Device device_at(const Devices& devices, const Seat& seat) {
+at::Device device_at(const Devices& devices, LocalRank local, bool may_share) {
   if (devices.type == at::kCPU) return at::kCPU;
   if (!devices.problem.empty()) {
     throw ConfigError(fmt::format("[device] {}=cuda, but {}; use auto or cpu to train without",
                                   kVariable, devices.problem));
   }
-  int index = devices.is_own ? 0 : seat.local_rank;
-  if (seat.may_share && devices.count > 0) index %= devices.count;
+  int index = devices.is_own ? 0 : local.rank;
+  if (may_share && devices.count > 0) index %= devices.count;
   if (index < devices.count) return {devices.type, static_cast<c10::DeviceIndex>(index)};
   throw ConfigError(fmt::format(
       "[device] {} ranks on this host, but {} {} device{}: local rank {} has none. "
       "Start one rank a device (--nproc-per-node gpu), set LOCKSTEP_BACKEND=cuda_ipc, with "
       "which ranks share devices, or set {}=cpu",
-      seat.local_size, devices.count, name_of(devices.type), devices.count == 1 ? "" : "s",
-      seat.local_rank, kVariable));
+      local.size, devices.count, name_of(devices.type), devices.count == 1 ? "" : "s", local.rank,
+      kVariable));
 }
 
 void take(at::Device device) {

@@ -6,6 +6,7 @@
 
 #include <string>
 
+#include "comm/world/topology.h"
 #include "lockstep/comm/world.h"
 
 namespace lockstep::comm {
@@ -24,17 +25,9 @@ struct Devices {
 // With Auto the CPU when there is no GPU that libtorch can use.
 Devices find_devices(DeviceKind asked);
 
-// A rank's place among those of its host.
-struct Seat {
-  int local_rank = 0;
-  int local_size = 1;
-  bool may_share = false;  // a device with other ranks
-};
-
 // The CPU, or the GPU whose number is the local rank; ranks that may share them take them in turn.
-// Throws ConfigError that says what is missing,
-// or how many there are for how many ranks.
-at::Device device_at(const Devices& devices, const Seat& seat);
+// Throws ConfigError that says what is missing, or how many there are for how many ranks.
+at::Device device_at(const Devices& devices, LocalRank local, bool may_share = false);
 
 // Makes it the current device.
 void take(at::Device device);

@@ -201,7 +201,7 @@ bool DeviceState::peek(steady_clock::time_point now) {
 // What ends the group in any call.
 std::optional<std::string> DeviceState::ended_otherwise() {
   if (const auto error = comm_->async_error()) return fmt::format("failed ({})", *error);
-  if (diagnosis_.launcher_reports()) return diagnosis_.given_up();
+  if (diagnosis_.launcher_reports()) return diagnosis_.abort_text();
   const auto lost = processes_.lost(kGrace);
   if (!lost) return std::nullopt;
   const auto fate = diagnosis_.fate(*lost);
@@ -250,7 +250,7 @@ void DeviceState::fail(const Notice& at, const std::string& reason) {
   publish_end(diagnosis_.end(at, reason, notices));
 }
 
-void DeviceState::give_up(std::string_view why) noexcept {
+void DeviceState::abort_all(std::string_view why) noexcept {
   if (!claim_end()) return;
   std::string reason(why);
   try {
@@ -268,7 +268,7 @@ void DeviceState::give_up(std::string_view why) noexcept {
 std::optional<std::string> DeviceState::failure() {
   if (!ended_) {
     if (const auto error = comm_->async_error()) return fmt::format("{} says: {}", name(), *error);
-    if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
+    if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.abort_text();
     return std::nullopt;
   }
   std::unique_lock lock(mutex_);

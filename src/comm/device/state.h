@@ -71,7 +71,7 @@ class DeviceState {
 
   // Ends the group: waiting and later calls throw. Any thread.
   void fail(const Notice& at, const std::string& reason);
-  void give_up(std::string_view why) noexcept;
+  void abort_all(std::string_view why) noexcept;
   // Throws when the group has ended.
   void check_alive();
   // Why the group can no longer be used, as far as this rank knows.

@@ -28,8 +28,8 @@ struct Halves {
       device->check_alive();
       return call();
     } catch (const CommError& error) {
-      device->give_up(error.what());
-      cpu->give_up(error.what());
+      device->abort_all(error.what());
+      cpu->abort_all(error.what());
       throw;
     }
   }
@@ -191,9 +191,9 @@ class DeviceTransport : public Transport {
     if (!options.device().is_cpu()) return {};
     return halves_->guarded([&] { return halves_->cpu->shared(sizes, options); });
   }
-  void give_up(std::string_view why) noexcept override {
-    halves_->device->give_up(why);
-    halves_->cpu->give_up(why);
+  void abort_all(std::string_view why) noexcept override {
+    halves_->device->abort_all(why);
+    halves_->cpu->abort_all(why);
   }
   std::optional<std::string> failure() override {
     if (const auto why = halves_->device->failure()) return why;
@@ -310,7 +310,7 @@ std::shared_ptr<Transport> make_device_transport(const Store& store, DeviceParts
   try {
     halves->device = std::make_shared<DeviceState>(std::move(parts.comm), store, setup);
   } catch (const CommError& error) {
-    halves->cpu->give_up(error.what());
+    halves->cpu->abort_all(error.what());
     throw;
   }
   return std::make_shared<DeviceTransport>(std::move(halves), std::move(parts.ops), options.layout,

@@ -85,7 +85,7 @@ void GlooState::meet() {
                     "MASTER_PORT and "
                     "WORLD_SIZE",
                     missing.size(), size(), store().address(),
-                    late ? "at the deadline" : "when the job " + diagnosis().given_up(),
+                    late ? "at the deadline" : "when the job " + diagnosis().abort_text(),
                     text_of(options_.timeout - left_of(options_.timeout, start)),
                     diagnosis().name(rank()), fmt::join(missing, ", ")));
   }
@@ -128,7 +128,7 @@ void GlooState::connect() {
   if (!group_) {
     if (diagnosis().launcher_reports()) {
       throw CommError(fmt::format("[gloo] start of {} of {} {}", diagnosis().name(rank()), size(),
-                                  store().launcher_status()->given_up_with_fates()));
+                                  store().launcher_status()->abort_text_with_ends()));
     }
     throw CommError(fmt::format(
         "[gloo] start: {} of {}, at {}, could not connect to the others within {}: {}; set "

@@ -77,7 +77,7 @@ class GlooTransport : public Transport {
     return at::zeros(sizes, options);
   }
   void set_idle_work(std::function<void()> work) override { idle_work_ = std::move(work); }
-  void give_up(std::string_view why) noexcept override { state_->give_up(why); }
+  void abort_all(std::string_view why) noexcept override { state_->abort_all(why); }
   std::optional<std::string> failure() override { return state_->failure(); }
   std::shared_ptr<void> making_subsets() override {
     return std::make_shared<Store::Making>(state_->store(), 1);

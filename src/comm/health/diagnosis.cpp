@@ -18,7 +18,7 @@ Diagnosis::Diagnosis(int rank, std::vector<int> members,
 std::string Diagnosis::end(const Notice& mine, const std::string& seen,
                            const PeerStatus::Notices& notices) const {
   return fmt::format("{} {} on {}: {}{}", mine.text,
-                     launcher_status_->is_explained() ? given_up() : seen, name(rank_),
+                     launcher_status_->is_explained() ? abort_text() : seen, name(rank_),
                      others(mine, notices), advice(mine, notices));
 }
 

@@ -25,7 +25,7 @@ class Diagnosis {
   // Whether the launcher has reported a failure.
   bool launcher_reports() const { return launcher_status_->has_reported(); }
   // "was aborted (rank 3 was killed by SIGKILL)".
-  std::string given_up() const { return launcher_status_->given_up(); }
+  std::string abort_text() const { return launcher_status_->abort_text(); }
   // How a rank of this host ended: "was killed by SIGKILL"; nothing while it runs.
   std::optional<std::string> fate(int rank) const { return launcher_status_->fate(members_[rank]); }
   // "rank 1 (rank 3 of the world)".

@@ -32,7 +32,7 @@ GroupHealth::GroupHealth(std::string_view transport, const Store& store, int ran
       peer_status_(store.clone(PeerStatus::kInquiry), rank, diagnosis_.members()) {}
 
 void GroupHealth::attend(WireOperation& operation) {
-  if (diagnosis_.launcher_reports()) fail(operation, diagnosis_.given_up());
+  if (diagnosis_.launcher_reports()) fail(operation, diagnosis_.abort_text());
   if (operation.left().count() == 0)
     fail(operation, fmt::format("timed out after {}", text_of(operation.timeout)));
   if (operation.spent() > operation.next_look) look(operation);
@@ -72,7 +72,7 @@ void GroupHealth::fail(const WireOperation& operation, const std::string& reason
   throw CommError(fmt::format("[{}] {}", transport_, end));
 }
 
-void GroupHealth::give_up(std::string_view why) noexcept {
+void GroupHealth::abort_all(std::string_view why) noexcept {
   const std::string reason(why);
   if (!end_.say(reason)) return;
   try {
@@ -99,7 +99,7 @@ void GroupHealth::check_alive() const {
 
 std::optional<std::string> GroupHealth::failure() {
   if (const auto why = end_.why()) return why;
-  if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.given_up();
+  if (diagnosis_.launcher_reports()) return "the job " + diagnosis_.abort_text();
   if (peers_post() && peer_status_.peek()) return "another rank has aborted it";
   return std::nullopt;
 }

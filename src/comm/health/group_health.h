@@ -44,7 +44,7 @@ class GroupHealth {
   // Ends the group with an error that says what every rank was doing.
   [[noreturn]] void fail(const WireOperation& operation, const std::string& reason);
   // Ends the group and reports the reason to the other ranks. Any thread.
-  void give_up(std::string_view why) noexcept;
+  void abort_all(std::string_view why) noexcept;
   // Ends the group, and with it everything under way, without a report to the other ranks.
   void abandon() noexcept;
   // Posts to the others that this rank has left a long operation.

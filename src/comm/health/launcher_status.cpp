@@ -24,18 +24,18 @@ LauncherStatus::LauncherStatus(std::optional<Numbers> numbers) : control_(Contro
       std::all_of(numbers_.begin(), numbers_.end(), [&](int number) { return number < world; });
 }
 
-std::string LauncherStatus::given_up() const {
+std::string LauncherStatus::abort_text() const {
   return "was aborted" + (control_ ? control_->because() : "");
 }
 
-std::string LauncherStatus::given_up_with_fates() const {
-  if (!control_ || is_explained()) return given_up();
+std::string LauncherStatus::abort_text_with_ends() const {
+  if (!control_ || is_explained()) return abort_text();
   std::vector<std::string> ends;
   for (int local = 0; local < control_->local_ranks(); ++local) {
     if (const auto end = control_->fate(local))
       ends.push_back(fmt::format("rank {} {}", first_local_ + local, *end));
   }
-  return ends.empty() ? given_up() : fmt::format("was aborted ({})", fmt::join(ends, ", "));
+  return ends.empty() ? abort_text() : fmt::format("was aborted ({})", fmt::join(ends, ", "));
 }
 
 std::optional<std::string> LauncherStatus::fate(int rank) const {

@@ -33,12 +33,12 @@ class LauncherStatus {
   // Whether a failure has been reported: then this process is about to be stopped.
   bool has_reported() const { return control_ && control_->failures() != 0; }
   // "was aborted (rank 3 on host2 was killed by SIGKILL)".
-  std::string given_up() const;
+  std::string abort_text() const;
   // Whether it has reported more than how this host's ranks ended.
   bool is_explained() const { return has_reported() && !control_->reason().empty(); }
   // The same with how this host's ranks ended, for messages that do not name it otherwise: "was
   // aborted (rank 1 was killed by SIGKILL)".
-  std::string given_up_with_fates() const;
+  std::string abort_text_with_ends() const;
   // How this rank of the world, or of such a group, ended, if it is of this host: "was killed by
   // SIGKILL"; nothing while it runs.
   std::optional<std::string> fate(int rank) const;

@@ -66,7 +66,7 @@ class HostThenNet : public Transport {
   void move_on() override {
     levels_->guarded([&] { levels_->move_on(); });
   }
-  void give_up(std::string_view why) noexcept override { levels_->give_up(why); }
+  void abort_all(std::string_view why) noexcept override { levels_->abort_all(why); }
   std::optional<std::string> failure() override {
     if (const auto why = levels_->end.why()) return why;
     for (const auto& part : {levels_->host_reduce, levels_->all}) {
@@ -219,7 +219,7 @@ Work HostThenNet::start(Request request) {
       try {
         return two_levels(request);
       } catch (const CommError& error) {
-        levels_->give_up(error.what());
+        levels_->abort_all(error.what());
         return Work(std::make_shared<FailedWork>(std::current_exception()));
       }
     }

@@ -5,10 +5,10 @@
 
 namespace lockstep::comm {
 
-void TwoLevels::give_up(std::string_view why) noexcept {
+void TwoLevels::abort_all(std::string_view why) noexcept {
   if (!end.say(std::string(why))) return;
   for (const auto& part : {host_reduce, host_broadcast, column, all}) {
-    if (part) part->give_up(why);
+    if (part) part->abort_all(why);
   }
 }
 

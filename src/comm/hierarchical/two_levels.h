@@ -33,12 +33,12 @@ struct TwoLevels {
     try {
       return call();
     } catch (const CommError& error) {
-      give_up(error.what());
+      abort_all(error.what());
       throw;
     }
   }
 
-  void give_up(std::string_view why) noexcept;
+  void abort_all(std::string_view why) noexcept;
   // Takes everything under way further without waiting.
   void move_on();
   // Waits until `wait_within(limit)` is true, and moves on everything else meanwhile: other ranks

@@ -287,7 +287,7 @@ void NetBox::leave() {
   peers_.clear();
 }
 
-void NetBox::given_up(int peer, const std::string& why) {
+void NetBox::peer_aborted(int peer, const std::string& why) {
   if (closed_ || dead_) return;
   dead_ = NetFailure{.what = "aborted the group: " + why, .peer = member(peer)};
   end_all(*dead_);
@@ -318,7 +318,7 @@ void NetBox::lost(int peer, const std::vector<NetJob*>& unsent) {
 NetTarget NetBox::arrived(int peer, const NetFrame& frame) {
   if (frame.kind == NetKind::Abort) {
     const auto text = std::make_shared<std::string>(static_cast<size_t>(frame.bytes), '\0');
-    return {.to = text->data(), .done = [this, peer, text] { given_up(peer, *text); }};
+    return {.to = text->data(), .done = [this, peer, text] { peer_aborted(peer, *text); }};
   }
   if (closed_ || dead_) return {};
   Peer& there = peers_[peer];

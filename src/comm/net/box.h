@@ -107,7 +107,7 @@ class NetBox {
   void end_all(const NetFailure& failure);
   std::optional<std::string> silent(int peer) const;
   int member(int peer) const;
-  void given_up(int peer, const std::string& why);
+  void peer_aborted(int peer, const std::string& why);
 
   const uint64_t id_;
   NetWires& wires_;

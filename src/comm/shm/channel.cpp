@@ -324,9 +324,9 @@ void Channel::check_peer(int peer, const std::function<bool()>& needed, const st
   const RankBlock& block = blocks_[peer];
   // Checked first: what the process wrote before it ended is visible afterwards.
   const bool gone = is_gone(peer);
-  const bool gave_up = block.gave_up.load(std::memory_order_acquire);
-  if ((gone || gave_up) && !needed()) return;
-  if (gave_up) {
+  const bool aborted = block.aborted.load(std::memory_order_acquire);
+  if ((gone || aborted) && !needed()) return;
+  if (aborted) {
     fail(fmt::format("[shm] {} on rank {}: rank {} aborted: {}", doing, name_of(rank_),
                      name_of(peer), block.reason));
   }
@@ -339,7 +339,7 @@ void Channel::check_peer(int peer, const std::function<bool()>& needed, const st
   }
   if (launcher_status_ && launcher_status_->has_reported()) {
     fail(fmt::format("[shm] {} on rank {} {}", doing, name_of(rank_),
-                     launcher_status_->given_up_with_fates()));
+                     launcher_status_->abort_text_with_ends()));
   }
 }
 
@@ -360,37 +360,37 @@ std::string Channel::where_is(int peer) const {
 
 void Channel::check_alive() {
   // Another thread may have ended it.
-  if (dead_.empty() && blocks_[rank_].gave_up.load(std::memory_order_acquire) != 0)
+  if (dead_.empty() && blocks_[rank_].aborted.load(std::memory_order_acquire) != 0)
     dead_ = blocks_[rank_].reason;
   if (!dead_.empty()) throw CommError(fmt::format("{} (the group is dead since then)", dead_));
 }
 
 std::optional<std::string> Channel::failure() {
-  if (blocks_[rank_].gave_up.load(std::memory_order_acquire) != 0) return blocks_[rank_].reason;
+  if (blocks_[rank_].aborted.load(std::memory_order_acquire) != 0) return blocks_[rank_].reason;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    if (blocks_[peer].gave_up.load(std::memory_order_acquire) != 0)
+    if (blocks_[peer].aborted.load(std::memory_order_acquire) != 0)
       return fmt::format("rank {} aborted: {}", name_of(peer), blocks_[peer].reason);
     if (is_gone(peer)) return fate_of(peer, milliseconds(0));
   }
   if (launcher_status_ && launcher_status_->has_reported())
-    return "the job " + launcher_status_->given_up_with_fates();
+    return "the job " + launcher_status_->abort_text_with_ends();
   return std::nullopt;
 }
 
-void Channel::give_up(std::string_view why) noexcept {
-  if (gives_up_.exchange(true)) return;
+void Channel::abort_all(std::string_view why) noexcept {
+  if (aborting_.exchange(true)) return;
   RankBlock& block = blocks_[rank_];
   const size_t length = std::min(why.size(), sizeof block.reason - 1);
   std::memcpy(block.reason, why.data(), length);
   block.reason[length] = '\0';
-  block.gave_up.store(1, std::memory_order_release);
+  block.aborted.store(1, std::memory_order_release);
 }
 
 void Channel::fail(const std::string& text) {
   if (dead_.empty()) {
     dead_ = text;
-    give_up(text);
+    abort_all(text);
   }
   throw CommError(text);
 }

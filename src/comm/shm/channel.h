@@ -78,7 +78,7 @@ struct RankBlock {
   Counter done;
   Counter bell;  // rung by others when a message for this rank was put in or taken out
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> gave_up;  // this rank threw; `reason` is valid
+  std::atomic<uint32_t> aborted;  // this rank threw; `reason` is valid
   char reason[496];
   // Only here, since a type aligned to more than malloc gives would make each operation's memory
   // slow to get.
@@ -147,7 +147,7 @@ class Channel {
   // launcher reports.
   std::optional<std::string> failure();
   // Ends the group, here and on the other ranks. Any thread.
-  void give_up(std::string_view why) noexcept;
+  void abort_all(std::string_view why) noexcept;
 
   // Tells the others that this rank throws, and throws it. The group is dead from now on.
   [[noreturn]] void fail(const std::string& text);
@@ -180,7 +180,7 @@ class Channel {
   std::function<Idle()> move_messages_ = [] { return Idle::Nothing; };
   std::function<Idle()> move_everything_ = move_messages_;
   // Of `reason` in this rank's block, which the first one writes.
-  std::atomic<bool> gives_up_ = false;
+  std::atomic<bool> aborting_ = false;
   std::string dead_;  // known to the thread that calls
 };
 

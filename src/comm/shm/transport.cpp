@@ -178,7 +178,7 @@ class ShmTransport : public Transport {
         segment->data(), sizes, [segment](void*) {}, options);
   }
 
-  void give_up(std::string_view why) noexcept override { exchange_->channel().give_up(why); }
+  void abort_all(std::string_view why) noexcept override { exchange_->channel().abort_all(why); }
   std::optional<std::string> failure() override { return exchange_->channel().failure(); }
 
   std::shared_ptr<Transport> subset(const std::vector<int>& members, int) override {

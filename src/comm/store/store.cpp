@@ -113,7 +113,7 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
     // The store's server may have ended for the same reason.
     if (launcher_status_->has_reported()) {
       throw CommError(fmt::format("[store] {} at {} {}", what, address(),
-                                  launcher_status_->given_up_with_fates()));
+                                  launcher_status_->abort_text_with_ends()));
     }
     throw CommError(fmt::format(
         "[store] {} at {} failed: {}; look at whether the process that serves the store still runs",
@@ -126,7 +126,7 @@ std::shared_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) co
       host_, port_, after(timeout),
       [launcher_status = launcher_status_]() -> std::optional<std::string> {
         if (!launcher_status->has_reported()) return std::nullopt;
-        return launcher_status->given_up_with_fates();
+        return launcher_status->abort_text_with_ends();
       },
       key_));
 }

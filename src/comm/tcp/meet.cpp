@@ -55,7 +55,7 @@ std::vector<std::optional<std::string>> said_in(const std::string& list, int siz
       "MASTER_PORT and WORLD_SIZE",
       missing.size(), size, store.address(),
       store.launcher_status()->has_reported()
-          ? "when the job " + store.launcher_status()->given_up()
+          ? "when the job " + store.launcher_status()->abort_text()
           : "at the deadline",
       text_of(spent), rank, fmt::join(missing, ", ")));
 }

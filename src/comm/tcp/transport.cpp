@@ -73,7 +73,7 @@ class TcpTransport : public Transport {
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options) override {
     return at::zeros(sizes, options);
   }
-  void give_up(std::string_view why) noexcept override { state_->give_up(why); }
+  void abort_all(std::string_view why) noexcept override { state_->abort_all(why); }
   std::optional<std::string> failure() override { return state_->failure(); }
   std::shared_ptr<void> making_subsets() override {
     return std::make_shared<Store::Making>(state_->store(), 1);

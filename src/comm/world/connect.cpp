@@ -29,17 +29,17 @@ constexpr std::pair<std::string_view, Backend> kBackends[] = {
     {"cuda_ipc", Backend::CudaIpc}};
 
 // This rank's device, once each rank is known to have one, all of the same kind.
-at::Device own_device(const std::vector<Member>& members,
-                      const std::vector<Topology::LocalPlace>& local_places, int rank,
-                      Backend asked) {
+at::Device own_device(const std::vector<Member>& members, const std::vector<LocalRank>& local_ranks,
+                      int rank, Backend asked) {
   std::vector<at::Device> devices;
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     try {
       // A launcher may call every rank local rank 0, each with a device of its own.
       devices.push_back(device_at(
-          member.devices, {member.local_rank < 0 ? local_places[i].place : member.local_rank,
-                           local_places[i].count, asked == Backend::CudaIpc}));
+          member.devices,
+          {member.local_rank < 0 ? local_ranks[i].rank : member.local_rank, local_ranks[i].size},
+          asked == Backend::CudaIpc));
     } catch (const ConfigError& error) {
       throw ConfigError(fmt::format("{} (rank {})", error.what(), i));
     }
@@ -181,10 +181,10 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
     layout.hosts.push_back(members[r].host);
     layout.doors.push_back(members[r].door);
   }
-  const auto local_places = layout.local_places();
+  const auto local_ranks = layout.local_ranks();
   Connection connection;
-  connection.local_rank = local_places[rank].place;
-  connection.local_size = local_places[rank].count;
+  connection.local_rank = local_ranks[rank].rank;
+  connection.local_size = local_ranks[rank].size;
   connection.hosts = static_cast<int>(layout.by_host().size());
   const bool is_plain = asked.backend == Backend::Gloo || asked.backend == Backend::Tcp;
   const bool is_flat = asked.backend == Backend::Tcp || connection.hosts == size;
@@ -208,7 +208,7 @@ Connection connect(const Store& own, int rank, const std::vector<Member>& member
         {.timeout = timeout, .members = net.members, .nodes = net.nodes, .ranks = net.ranks});
   };
   check_layout(asked.backend, connection.hosts, size);
-  connection.device = own_device(members, local_places, rank, asked.backend);
+  connection.device = own_device(members, local_ranks, rank, asked.backend);
   if (asked.tls_key && !connection.device.is_cpu() && connection.hosts > 1) {
     contradiction(
         "TLS was asked for (LOCKSTEP_TLS=1, or the option tls), but NCCL sends the tensors of "

@@ -141,7 +141,8 @@ std::vector<std::optional<Member>> members_of(const std::string& list, int rank,
   return members;
 }
 
-[[noreturn]] void give_up(const Store& store, int rank, const Member& mine, milliseconds timeout) {
+[[noreturn]] void throw_missing(const Store& store, int rank, const Member& mine,
+                                milliseconds timeout) {
   const LauncherStatus& launcher_status = *store.launcher_status();
   const bool failed = launcher_status.has_reported();
   const auto members = members_of(store.get(kList, milliseconds(1000)), rank, mine);
@@ -155,7 +156,7 @@ std::vector<std::optional<Member>> members_of(const std::string& list, int rank,
       "MASTER_ADDR and "
       "MASTER_PORT?",
       rank, mine.world_size - static_cast<int>(absent.size()), mine.world_size, store.address(),
-      failed ? "when the job " + launcher_status.given_up_with_fates()
+      failed ? "when the job " + launcher_status.abort_text_with_ends()
              : fmt::format("in {} s", timeout.count() / 1000.0),
       fmt::join(absent, ", ")));
 }
@@ -189,7 +190,7 @@ std::vector<Member> exchange_members(const Store& store, int rank, const Member&
   try {
     store.wait({kOver}, timeout);
   } catch (const CommError&) {
-    give_up(store, rank, mine, timeout);
+    throw_missing(store, rank, mine, timeout);
   }
   const std::string problem = store.get(kOver, timeout);
   if (!problem.empty()) throw ConfigError(problem);

@@ -15,8 +15,8 @@ std::vector<std::vector<int>> Topology::by_host() const {
   return result;
 }
 
-std::vector<Topology::LocalPlace> Topology::local_places() const {
-  std::vector<LocalPlace> result(members.size());
+std::vector<LocalRank> Topology::local_ranks() const {
+  std::vector<LocalRank> result(members.size());
   for (const auto& ranks : by_host()) {
     for (size_t place = 0; place < ranks.size(); ++place)
       result[ranks[place]] = {static_cast<int>(place), static_cast<int>(ranks.size())};

@@ -6,6 +6,12 @@
 
 namespace lockstep::comm {
 
+// A rank among those of its host.
+struct LocalRank {
+  int rank = 0;
+  int size = 1;  // how many they are
+};
+
 // The same on all ranks of a group.
 struct Topology {
   // By rank of the group.
@@ -16,11 +22,7 @@ struct Topology {
   int size() const { return static_cast<int>(members.size()); }
   // The ranks of each host, in order; hosts in the order of their first ranks.
   std::vector<std::vector<int>> by_host() const;
-  // By rank: its place among the ranks of its host, and how many those are.
-  struct LocalPlace {
-    int place = 0, count = 0;
-  };
-  std::vector<LocalPlace> local_places() const;
+  std::vector<LocalRank> local_ranks() const;  // by rank
   // Of some of the ranks, in the order of the new group.
   Topology of(const std::vector<int>& ranks) const;
 };

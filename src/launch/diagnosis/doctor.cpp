@@ -23,7 +23,7 @@
 #include "core/network/address.h"
 #include "launch/process/binding.h"
 #include "launch/rendezvous/host.h"
-#include "launch/rendezvous/network/listener.h"
+#include "launch/rendezvous/network/listening_socket.h"
 #include "lockstep/core/environment.h"
 #include "lockstep/core/error.h"
 

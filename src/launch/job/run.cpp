@@ -9,7 +9,7 @@
 #include "launch/process/environment.h"
 #include "launch/process/secret.h"
 #include "launch/rendezvous/meeting.h"
-#include "launch/rendezvous/network/listener.h"
+#include "launch/rendezvous/network/listening_socket.h"
 #include "lockstep/core/environment.h"
 
 namespace lockstep::launch {
@@ -50,13 +50,13 @@ int run(const Options& options) {
     plan.job = session.mark;
     plan.restarts = count;
     plan.max_restarts = options.max_restarts;
-    Listener listener = listen_on_loopback(options.master_port);
-    plan.master_port = listener.port;
-    session.tell(fmt::format("rank 0 is to listen at 127.0.0.1:{}", listener.port));
+    ListeningSocket listening = listen_on_loopback(options.master_port);
+    plan.master_port = listening.port;
+    session.tell(fmt::format("rank 0 is to listen at 127.0.0.1:{}", listening.port));
     if (session.rank_0_binds_port) {
-      listener.socket.reset();
+      listening.socket.reset();
     } else {
-      plan.listener = std::move(listener.socket);
+      plan.listener = std::move(listening.socket);
     }
     const auto start = Restarts::Clock::now();
     const Outcome outcome = run_attempt(session, std::move(plan));

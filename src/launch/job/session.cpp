@@ -139,7 +139,7 @@ std::optional<int> Session::drain(std::optional<int> signal) {
   std::optional<int> late;
   const bool all = is_drained(patience, late);
   if (!all) {
-    const std::string lost = output.give_up();
+    const std::string lost = output.drop_pending();
     if (!lost.empty()) {
       output.say(fmt::format("not written: {}{}", lost,
                              late ? ""

@@ -156,12 +156,12 @@ size_t LogMultiplexer::pending() const {
   return bytes;
 }
 
-std::string LogMultiplexer::give_up() {
+std::string LogMultiplexer::drop_pending() {
   std::vector<std::string> where;
   const auto drop = [&](Writer& writer, const std::string& name) {
     if (const size_t bytes = writer.pending()) {
       where.push_back(fmt::format("{} bytes for {}", bytes, name));
-      writer.give_up();
+      writer.drop_pending();
     }
   };
   drop(*files_, "log files");

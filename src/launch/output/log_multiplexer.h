@@ -57,7 +57,7 @@ class LogMultiplexer {
   void await_progress() { bell_->awaited = true; }
   // Counts what is pending as lost, except what stderr still takes. Returns the bytes, by where
   // they were to go: "7 bytes for stdout".
-  std::string give_up();
+  std::string drop_pending();
   // The reader of stdout has gone.
   bool is_abandoned() const { return out_->target->is_abandoned(); }
   int64_t lost_bytes() const;

@@ -126,7 +126,7 @@ int64_t Writer::lost_bytes() const {
   return state_->lost;
 }
 
-void Writer::give_up() {
+void Writer::drop_pending() {
   const std::lock_guard lock(state_->mutex);
   state_->lost += static_cast<int64_t>(std::exchange(state_->pending, 0));
   state_->pieces.clear();

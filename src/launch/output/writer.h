@@ -70,7 +70,7 @@ class Writer {
   std::vector<std::string> take_notes();
   int64_t lost_bytes() const;
   // Counts what is pending as lost; it is no longer waited for.
-  void give_up();
+  void drop_pending();
 
  private:
   static constexpr size_t kFull = 1 << 20;

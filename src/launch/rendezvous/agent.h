@@ -15,7 +15,7 @@
 
 namespace lockstep::launch {
 
-class Agent : private Outside, private Network::Listener {
+class Agent : private Outside, private Network::Handler {
  public:
   Agent(Session& session, const Rendezvous& rendezvous, const Keys& keys, Meeting meeting);
 
@@ -34,7 +34,7 @@ class Agent : private Outside, private Network::Listener {
   void on_signal(int signal) override;
   void on_kill() override;
 
-  // Network::Listener
+  // Network::Handler
   ConnectionId on_accept() override;
   void on_connect(ConnectionId link) override;
   void on_message(ConnectionId link, const MessagePtr& message) override;

@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-class Party : public Network::Listener {
+class Party : public Network::Handler {
  public:
   explicit Party(Fd socket) : network(std::move(socket), keys(), 30s, *this) {}
 

@@ -26,11 +26,11 @@ constexpr auto kPause = 100ms;
 
 }  // namespace
 
-Network::Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener)
+Network::Network(Fd socket, const Keys& keys, Clock::duration patience, Handler& handler)
     : socket_(std::move(socket)),
       keys_(keys),
       patience_(patience),
-      listener_(listener),
+      handler_(handler),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (!epoll_) throw Error(fmt::format("[run] epoll_create1: {}", std::strerror(errno)));
   epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
@@ -180,7 +180,7 @@ void Network::pump(Connection& connection) {
 
 void Network::drop_the_late() {
   const auto now = Clock::now();
-  // The listener may dial, which makes the list longer.
+  // The handler may dial, which makes the list longer.
   for (auto& [number, connection] : connections_) {
     const bool limited = connection.closing || !connection.channel.is_open();
     if (connection.over || !limited || now < connection.until) continue;
@@ -233,7 +233,7 @@ void Network::read(Connection& connection) {
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) {
       if (connection.link && !connection.channel.is_open()) {
-        listener_.on_disagreement(fmt::format(
+        handler_.on_disagreement(fmt::format(
             "{} hung up in the middle of the handshake: have both hosts the same token, --rdzv-id "
             "and --tls (or --rdzv-conf tls)?",
             connection.peer));
@@ -253,10 +253,10 @@ void Network::read(Connection& connection) {
       if (connection.link) {
         tried_.clear();
         reached_ = connection.to;
-        listener_.on_connect(*connection.link);
+        handler_.on_connect(*connection.link);
       } else {
         strangers_.erase(connection.number);
-        connection.link = listener_.on_accept();
+        connection.link = handler_.on_accept();
         links_[*connection.link] = &connection;
       }
     }
@@ -264,7 +264,7 @@ void Network::read(Connection& connection) {
     if (!error.empty() && !connection.over) {
       const std::string text = fmt::format("{}: {}", connection.peer, error);
       if (connection.link && !was_open) {
-        listener_.on_disagreement(text);
+        handler_.on_disagreement(text);
       } else {
         say(text);
       }
@@ -276,7 +276,7 @@ void Network::read(Connection& connection) {
 void Network::deliver(Connection& connection) {
   for (const MessagePtr& message : connection.channel.take_messages()) {
     if (!connection.link) return;  // hung up meanwhile
-    listener_.on_message(*connection.link, message);
+    handler_.on_message(*connection.link, message);
   }
 }
 
@@ -314,7 +314,7 @@ void Network::close(Connection& connection, bool refused) {
   strangers_.erase(connection.number);
   if (!connection.link) return;
   links_.erase(*connection.link);
-  listener_.on_close(*connection.link, refused);
+  handler_.on_close(*connection.link, refused);
 }
 
 // At most one line a second.
@@ -329,8 +329,8 @@ void Network::say_what_is_due() {
   if (unsaid_ == 0 || now < last_said_ + 1s) return;
   last_said_ = now;
   const int others = std::exchange(unsaid_, 0) - 1;
-  listener_.on_stranger(others > 0 ? fmt::format("{} (and {} before it)", last_text_, others)
-                                   : last_text_);
+  handler_.on_stranger(others > 0 ? fmt::format("{} (and {} before it)", last_text_, others)
+                                  : last_text_);
 }
 
 void Network::finish(Clock::duration limit) {

@@ -23,9 +23,9 @@ class Network {
   using Clock = std::chrono::steady_clock;
 
   // Receives events. May call the network back.
-  class Listener {
+  class Handler {
    public:
-    virtual ~Listener() = default;
+    virtual ~Handler() = default;
     // A launcher that knows the token has connected: returns the number of that link.
     virtual ConnectionId on_accept() = 0;
     virtual void on_connect(ConnectionId link) = 0;
@@ -42,7 +42,7 @@ class Network {
 
   // `socket` listens and does not block; without one there are no incoming connections. `patience`:
   // for a connection to be opened and the handshake to be over.
-  Network(Fd socket, const Keys& keys, Clock::duration patience, Listener& listener);
+  Network(Fd socket, const Keys& keys, Clock::duration patience, Handler& handler);
 
   // Where a name has several addresses, another one each time, until a connection gets through.
   void dial(ConnectionId link, const std::string& address);
@@ -94,7 +94,7 @@ class Network {
   Fd socket_;
   const Keys keys_;
   const Clock::duration patience_;
-  Listener& listener_;
+  Handler& handler_;
   // A coordinator has a connection with each host, and handles only those with events.
   const Fd epoll_;
   std::set<std::string> tried_;                     // addresses, since a connection got through

@@ -35,7 +35,7 @@ void Reducer::refuse_objected() {
     if (!objection_.is_raised()) return;
     if (lanes_) abandon_lanes();
     const auto text = fmt::format("[ddp] rank {}: {}", group_.rank(), objection_.take());
-    if (!quiet_) group_.transport().give_up(text);
+    if (!quiet_) group_.transport().abort_all(text);
     throw ConfigError(text);
   }
   wait_for_works();

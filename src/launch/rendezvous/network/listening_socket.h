@@ -8,12 +8,12 @@
 
 namespace lockstep::launch {
 
-struct Listener {
+struct ListeningSocket {
   Fd socket;  // close-on-exec
   uint16_t port = 0;
 };
 
 // Listens on 127.0.0.1 at `port`, or at a free one. Throws ConfigError when the port is taken.
-Listener listen_on_loopback(std::optional<uint16_t> port);
+ListeningSocket listen_on_loopback(std::optional<uint16_t> port);
 
 }  // namespace lockstep::launch

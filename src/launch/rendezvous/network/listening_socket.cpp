@@ -1,4 +1,4 @@
-#include "launch/rendezvous/network/listener.h"
+#include "launch/rendezvous/network/listening_socket.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 
 namespace lockstep::launch {
 
-Listener listen_on_loopback(std::optional<uint16_t> port) {
+ListeningSocket listen_on_loopback(std::optional<uint16_t> port) {
   auto socket = listen_at(Address::loopback(port.value_or(0)));
   if (!socket && port) {
     throw ConfigError(
