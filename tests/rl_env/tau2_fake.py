@@ -9,11 +9,14 @@ for line in sys.stdin:
     if op == "hello":
         reply.update(protocol=1, tau2="fake", domains=["airline"])
     elif op == "tasks":
-        reply["ids"] = ["0"]
+        try:
+            reply["ids"] = [task["id"] for task in json.load(open(request["file"]))] if "file" in request else ["0"]
+        except ValueError as error:
+            reply.update(ok=False, error=f"ValueError: {error}")
     elif op == "gold":
         reply.update(actions=[{"name": "f", "arguments": {"a": [1]}, "requestor": "assistant"}], told=["so"])
     elif op == "reset":
-        reply.update(policy="p", tools=[{"type": "function"}], user_tools=[], scenario="Reason for call: help",
+        reply.update(policy="p", tools=[{"type": "function"}], user_tools=[], scenario="Reason for call: " + request.get("file", "help"),
                      ticket=None, basis=["DB"], guidelines="Be brief.\n")
         if request["solo"]:
             reply.update(scenario="", ticket="mend the phone")

@@ -15,10 +15,16 @@
 
 #include "lockstep/rl/episode.h"
 #include "lockstep/rl/model_user.h"
+#include "support/folder.h"
+#include "support/thrown.h"
 
 namespace lockstep::rl {
 namespace {
 
+using test::Folder;
+using test::message_of;
+using test::write;
+using testing::AllOf;
 using testing::HasSubstr;
 
 Tau2Bridge fake(std::chrono::milliseconds timeout = std::chrono::seconds(60)) {
@@ -124,6 +130,38 @@ TEST(Tau2, PlaysAConversation) {
   EXPECT_EQ(episode.reward().note, "9");
   EXPECT_EQ(world->state_hash().size(), 64U);
   EXPECT_EQ(bridge.deaths(), 0);
+}
+
+TEST(Tau2, TakesTasksOfAFile) {
+  const Folder folder;
+  const std::string path = folder / "tasks.json";
+  write(path, R"([{"id": "a"}, {"id": "b"}, {"id": "c"}])");
+  const auto ids = [&](int64_t learning, std::string_view split) {
+    std::vector<std::string> out;
+    for (const auto& key : Tau2Domain("airline", fake(), Solo::No, {path, learning}).tasks(split)) {
+      EXPECT_EQ(key.domain, "airline");
+      out.push_back(key.id);
+    }
+    return out;
+  };
+  using Ids = std::vector<std::string>;
+  EXPECT_EQ(ids(2, "train"), (Ids{"a", "b"}));
+  EXPECT_EQ(ids(2, "test"), Ids{"c"});
+  EXPECT_EQ(ids(2, "all"), (Ids{"a", "b", "c"}));
+  EXPECT_EQ(ids(7, "train"), (Ids{"a", "b", "c"}));
+  EXPECT_EQ(ids(7, "test"), Ids{});
+  // Whoever begins one of them, or asks for its solution, names the file.
+  const Tau2Domain domain("airline", fake(), Solo::No, {path, 2});
+  const auto key = domain.tasks("test").at(0);
+  EXPECT_EQ(domain.make()->reset(key, 0).scenario, "Reason for call: " + path);
+  const auto said = [&](const std::string& file) {
+    return message_of<ConfigError>([&] {
+      Tau2Domain("airline", fake(), Solo::No, {file, 1}).tasks("train");
+    });
+  };
+  EXPECT_THAT(said(folder / "none"), HasSubstr("/none: there is no such file of tasks"));
+  write(path, "[");
+  EXPECT_THAT(said(path), AllOf(HasSubstr("ValueError"), HasSubstr("(tasks of " + path + ")")));
 }
 
 TEST(Tau2, EachDeathCostsItsEpisodesAndAnotherProcessServesTheNext) {

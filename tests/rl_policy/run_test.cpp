@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <set>
 #include <sstream>
 
 #include "lockstep/core/error.h"
@@ -232,6 +233,39 @@ TEST(ContinualRun, PlaysTasksOfTau2WithAModelAsTheUser) {
   isolated([&] {
     EXPECT_THAT(message_of<ConfigError>([&] { run_with_tau2(World::solo(), o); }),
                 HasSubstr("has another run; here: --user scripted"));
+  });
+}
+
+TEST(ContinualRun, PlaysTau2TasksOfAFile) {
+  const Folder folder;
+  make_model(folder / "model");
+  const std::string path = folder / "own.json";
+  write(path, R"([{"id": "a"}, {"id": "b"}, {"id": "c"}, {"id": "d"}, {"id": "e"}, {"id": "f"}])");
+  auto o = with_model(folder / "model", folder / "run");
+  o.env = "tau2";
+  o.order = {"airline"};
+  o.tasks_per_domain = 5;  // two of them are learnt from
+  o.task_files["airline"] = path;
+  left_by_tau2(2, o);
+  std::map<std::string, std::set<std::string>> ids;  // by phase
+  std::istringstream lines(contents(folder / "run/trajectories.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto episode = Json::parse(line);
+    ids[episode.at("phase")].insert(episode.at("id"));
+  }
+  EXPECT_EQ(ids["learn"], (std::set<std::string>{"a", "b"}));
+  EXPECT_EQ(ids["eval"], (std::set<std::string>{"c", "d", "e"}));
+  const auto said = [&] {
+    return message_of<ConfigError>([&] { run_with_tau2(World::solo(), o); });
+  };
+  isolated([&] {
+    o.resume = true;
+    write(path, R"([{"id": "a"}, {"id": "b"}, {"id": "g"}])");
+    EXPECT_THAT(said(), HasSubstr("has another run; here: --airline-tasks " + path));
+    o.order = {"retail"};
+    EXPECT_THAT(said(), HasSubstr("--airline-tasks: --order does not name airline"));
+    o.env = "embedded";
+    EXPECT_THAT(said(), HasSubstr("--airline-tasks needs --env tau2"));
   });
 }
 

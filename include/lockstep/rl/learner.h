@@ -38,6 +38,9 @@ struct Rollout {
   std::vector<Outcome> outcomes;              // by number of the episode
   std::vector<std::vector<size_t>> numbers;   // by lane of this rank: its episodes
   std::vector<std::vector<Played>> episodes;  // the same
+  // By number of the episode, alike within a group, 1: its reward counts for nothing, and the
+  // policy is only held near the reference on it. Empty: none. On every rank the same.
+  std::vector<uint8_t> held = {};
 };
 
 // How a rollout is divided. Alike on all ranks.
@@ -90,7 +93,7 @@ struct LearnerOptions {
 // What an update has done, the same on every rank.
 struct Learnt {
   double reward = 0;       // mean over episodes
-  double equal_share = 0;  // of groups whose rewards are all equal
+  double equal_share = 0;  // of groups whose rewards are all equal, without those that are held
   int64_t kept = 0;        // episodes that were learnt from
   int64_t tokens = 0;      // theirs, that the model wrote
   bool updated = false;    // false: there was nothing to learn from
@@ -110,7 +113,8 @@ class Learner {
   // Makes the net's present parameters the reference.
   void set_reference();
 
-  // `step` names the update among all of the run.
+  // `step` names the update among all of the run. Throws ConfigError for episodes that are held
+  // where there is no reference.
   Learnt learn(const Rollout& rollout, int64_t step);
 
   // One supervised step: the mean loss of all tokens with the mark of own ones, over all ranks.

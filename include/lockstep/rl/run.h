@@ -32,6 +32,9 @@ struct RunOptions {
   // Of tau2: "scripted", or "model", played by a copy of the model that the run begins with.
   std::string user = "scripted";
   bool solo = false;  // tau2's telecom without a user: the agent has a ticket and all tools
+  // By domain of tau2: a file with tasks in place of its own ones, as Tau2TaskFile takes it; the
+  // first learning_tasks() are learnt from.
+  std::map<std::string, std::string> task_files = {};
   std::vector<std::string> order = {"airline", "retail", "telecom"};
   int64_t tasks_per_domain = 1024;
   double learning_ratio = 0.6;
@@ -52,6 +55,9 @@ struct RunOptions {
   bool drop_equal_groups = true;
   double max_grad_norm = 1;
   double replay = 0;  // share of an iteration's tasks that are of earlier domains
+  // "tasks": they are learnt from as all others are; "kl": their rewards count for nothing, and the
+  // policy is held near the one that the stage began with on them, with the weight beta.
+  std::string replay_mode = "tasks";
   // All domains in one stage, as long as the stages together: what a run is compared with.
   bool joint = false;
   std::string joint_run = {};  // output_dir of such a run; empty: nothing is compared
@@ -91,7 +97,7 @@ struct RunOptions {
 
   // Name and value of each, as text, but for those that may differ between ranks: output_dir,
   // resume, save_every, rollout_timeout, quiet, cache. Between a run and its continuation parallel,
-  // reference and joint_run may differ, too.
+  // reference and joint_run may differ, too. Of files with tasks also a digest of what is in them.
   std::map<std::string, std::string> as_text() const;
   // Throws ConfigError that names the flag.
   void check() const;

@@ -57,11 +57,21 @@ enum class Solo {
   Yes,  // the agent has a ticket and all tools; telecom alone
 };
 
+// Tasks in place of those that tau2 has: a JSON list of them, in its format. The first `learning`
+// ones are the split "train", those behind them "test", all of them "all".
+struct Tau2TaskFile {
+  std::string path = {};  // empty: tau2's own tasks
+  int64_t learning = 0;
+};
+
 // "airline", "retail" or "telecom". Splits are tau2's "train", "test" and "all" (its "base").
 class Tau2Domain : public Domain {
  public:
-  // Throws ConfigError for another name, and for Solo::Yes in another domain than telecom.
-  Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo = Solo::No);
+  // Throws ConfigError for another name, for Solo::Yes in another domain than telecom, and for a
+  // file that is not there. What is in the file is looked at by the first tasks(), which throws
+  // ConfigError for what are no tasks.
+  Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo = Solo::No,
+             Tau2TaskFile file = {});
 
   std::string name() const override;
   std::vector<TaskKey> tasks(std::string_view split) const override;
@@ -75,6 +85,7 @@ class Tau2Domain : public Domain {
   std::string name_;
   std::shared_ptr<Tau2Bridge::Child> child_;
   Solo solo_;
+  Tau2TaskFile file_;
 };
 
 // Reads the task aloud: the reason for the call and what is known, then "Yes." to each question,

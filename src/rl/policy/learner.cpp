@@ -299,20 +299,28 @@ struct Agreed {
   GlobalCounts counts;
 };
 
-Agreed agree(const std::vector<Outcome>& outcomes, const LearnerOptions& options, Learnt& learnt) {
-  std::vector<double> rewards;
-  for (const auto& outcome : outcomes) rewards.push_back(outcome.reward);
+Agreed agree(const Rollout& rollout, const LearnerOptions& options, Learnt& learnt) {
+  const auto& outcomes = rollout.outcomes;
+  const auto is_held = [&](size_t i) { return !rollout.held.empty() && rollout.held.at(i) != 0; };
+  std::vector<double> rewards;  // that count
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    learnt.reward += outcomes[i].reward / static_cast<double>(outcomes.size());
+    if (!is_held(i)) rewards.push_back(outcomes[i].reward);
+  }
   const auto equal = equal_groups(rewards, options.group_size);
-  Agreed out{.advantages = advantages(rewards, options.group_size, options.scale),
-             .kept = std::vector<uint8_t>(rewards.size(), 1),
+  const auto of_rewards = advantages(rewards, options.group_size, options.scale);
+  Agreed out{.advantages = std::vector<double>(outcomes.size(), 0),
+             .kept = std::vector<uint8_t>(outcomes.size(), 1),
              .counts = {.longest = options.longest}};
-  for (size_t i = 0; i < rewards.size(); ++i) {
-    learnt.reward += rewards[i] / static_cast<double>(rewards.size());
-    const bool flat = equal[i / static_cast<size_t>(options.group_size)] != 0;
-    if (!options.use_grpo) {
-      out.kept[i] = rewards[i] == 1 ? 1 : 0;
-    } else if (options.drop_equal_groups && flat) {
-      out.kept[i] = 0;
+  for (size_t i = 0, counting = 0; i < outcomes.size(); ++i) {
+    if (!is_held(i)) {
+      out.advantages[i] = of_rewards[counting];
+      const bool flat = equal[counting++ / static_cast<size_t>(options.group_size)] != 0;
+      if (!options.use_grpo) {
+        out.kept[i] = outcomes[i].reward == 1 ? 1 : 0;
+      } else if (options.drop_equal_groups && flat) {
+        out.kept[i] = 0;
+      }
     }
     if (out.kept[i] == 0) continue;
     out.counts.tokens += static_cast<int64_t>(outcomes[i].own_tokens);
@@ -357,7 +365,10 @@ Learnt Learner::learn(const Rollout& rollout, int64_t step) {
   auto& s = *state_;
   const auto& o = s.options;
   Learnt learnt;
-  const Agreed agreed = agree(rollout.outcomes, o, learnt);
+  if (!rollout.held.empty() && !s.reference) {
+    throw ConfigError("[learner] nothing holds an episode without GRPO, or with beta 0");
+  }
+  const Agreed agreed = agree(rollout, o, learnt);
   if (agreed.counts.tokens == 0) return learnt;
   std::vector<LaneBatch> batches;
   for (size_t own = 0; own < rollout.numbers.size(); ++own) {

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <set>
 
+#include "core/files/read_file.h"
+#include "core/hash/sha256.h"
 #include "lockstep/core/error.h"
 #include "lockstep/rl/run.h"
 #include "rl/run/policy.h"
@@ -20,6 +22,15 @@ const char* name_of(LossNorm norm) {
 const char* name_of(ScaleRewards scale) {
   if (scale == ScaleRewards::Std) return "std";
   return scale == ScaleRewards::None ? "none" : "batch";
+}
+
+// Tells files apart, and one file from what it was.
+std::string digest_of(const std::string& path) {
+  try {
+    return sha256(read_file(path, path)).substr(0, 16);
+  } catch (const ConfigError&) {
+    return "cannot be read";  // which the course says
+  }
 }
 
 }  // namespace
@@ -61,6 +72,9 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   put("env", env);
   put("user", user);
   put("solo", solo);
+  for (const auto& [domain, path] : task_files) {
+    out[domain + "-tasks"] = path.empty() ? "" : fmt::format("{} ({})", path, digest_of(path));
+  }
   out["order"] = fmt::format("{}", fmt::join(order, ","));
   put("tasks-per-domain", tasks_per_domain);
   put("learning-ratio", learning_ratio);
@@ -82,6 +96,7 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   put("drop-equal-groups", drop_equal_groups);
   put("max-grad-norm", max_grad_norm);
   put("replay", replay);
+  put("replay-mode", replay_mode);
   put("joint", joint);
   put("joint-run", joint_run);
   put("temperature", temperature);
@@ -130,6 +145,12 @@ void RunOptions::check() const {
   need(user == "scripted" || env == "tau2",
        "--user model needs --env tau2: users of the embedded domains are scripts");
   need(!solo || env == "tau2", "--solo needs --env tau2");
+  for (const auto& [domain, path] : task_files) {
+    if (path.empty()) continue;
+    need(env == "tau2", fmt::format("--{}-tasks needs --env tau2", domain));
+    need(std::find(order.begin(), order.end(), domain) != order.end(),
+         fmt::format("--{}-tasks: --order does not name {}", domain, domain));
+  }
   for (const auto& domain : order) {
     need(
         !solo || domain == "telecom",
@@ -158,6 +179,11 @@ void RunOptions::check() const {
   need(temperature > 0, "--temperature has to be above 0: a greedy policy explores nothing");
   need(top_p > 0 && top_p <= 1, fmt::format("--top-p {} has to lie in (0, 1]", top_p));
   need(replay >= 0 && replay < 1, fmt::format("--replay {} has to lie in [0, 1)", replay));
+  need(replay_mode == "tasks" || replay_mode == "kl",
+       fmt::format("--replay-mode {} has to be tasks or kl", replay_mode));
+  need(replay_mode == "tasks" || (replay > 0 && has_reference(*this)),
+       "--replay-mode kl needs --replay above 0, GRPO and --beta above 0: on tasks of earlier "
+       "domains it holds the policy near the one that a stage began with");
   need(skill >= 0 && skill <= 1, fmt::format("--skill {} has to lie in [0, 1]", skill));
   need(difficulty >= 1 && difficulty <= 3,
        fmt::format("--difficulty {} has to be 1, 2 or 3", difficulty));

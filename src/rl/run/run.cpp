@@ -182,6 +182,10 @@ class Run {
       const Clock clock(seconds_of(unit.stage), "rollout");
       rollout = play(plan, options_.temperature, options_.top_p);
     }
+    if (options_.replay_mode == "kl") {
+      for (const auto& episode : plan.episodes)
+        rollout.held.push_back(episode.task.domain != stage_of(unit).domain);
+    }
     CurvePoint point{.stage = unit.stage,
                      .iteration = unit.number,
                      .own_reward = own_reward(rollout, plan, stage_of(unit))};

@@ -20,7 +20,11 @@ Course tau2_course(const RunOptions& options, const Tau2Options& process) {
   };
   const Solo solo = options.solo ? Solo::Yes : Solo::No;
   for (const auto& name : options.order) {
-    out.arenas[name] = {std::make_shared<const Tau2Domain>(name, bridge, solo), make_user};
+    Tau2TaskFile file{.learning = options.learning_tasks()};
+    if (const auto own = options.task_files.find(name); own != options.task_files.end())
+      file.path = own->second;
+    out.arenas[name] = {std::make_shared<const Tau2Domain>(name, bridge, solo, std::move(file)),
+                        make_user};
   }
   return out;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 
 #include "core/hash/sha256.h"
 #include "rl/tau2/child.h"
@@ -76,10 +77,26 @@ auto reading(const Read& read) {
   }
 }
 
+// A request about the tasks of a domain.
+Json about_tasks(const char* op, const std::string& domain, const std::string& split,
+                 const Tau2TaskFile& file) {
+  Json request = {{"op", op}, {"domain", domain}, {"split", split}};
+  if (!file.path.empty()) request["file"] = file.path;
+  return request;
+}
+
+// What a task wants done.
+Json gold(Tau2Bridge::Child& child, const TaskKey& key, const Tau2TaskFile& file) {
+  Json request = about_tasks("gold", key.domain, key.split, file);
+  request["task"] = key.id;
+  return child.ask(std::move(request));
+}
+
 class Tau2Environment : public Environment {
  public:
-  Tau2Environment(std::string domain, std::shared_ptr<Tau2Bridge::Child> child, Solo solo)
-      : domain_(std::move(domain)), child_(std::move(child)), solo_(solo) {}
+  Tau2Environment(std::string domain, std::shared_ptr<Tau2Bridge::Child> child, Solo solo,
+                  Tau2TaskFile file)
+      : domain_(std::move(domain)), child_(std::move(child)), solo_(solo), file_(std::move(file)) {}
   ~Tau2Environment() override {
     try {
       leave();
@@ -94,12 +111,9 @@ class Tau2Environment : public Environment {
     }
     leave();
     session_ = child_->new_session();
-    const auto answer = child_->ask({{"op", "reset"},
-                                     {"sid", session_},
-                                     {"domain", domain_},
-                                     {"split", key.split},
-                                     {"task", key.id},
-                                     {"solo", solo_ == Solo::Yes}});
+    Json request = about_tasks("reset", domain_, key.split, file_);
+    request.update({{"sid", session_}, {"task", key.id}, {"solo", solo_ == Solo::Yes}});
+    const auto answer = child_->ask(std::move(request));
     generation_ = child_->generation();
     return reading([&] {
       Scene scene{.task = key,
@@ -166,19 +180,23 @@ class Tau2Environment : public Environment {
   std::string domain_;
   std::shared_ptr<Tau2Bridge::Child> child_;
   Solo solo_;
+  Tau2TaskFile file_;
   std::string session_;
   int64_t generation_ = 0;
 };
 
 }  // namespace
 
-Tau2Domain::Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo)
-    : name_(name), child_(std::move(bridge.child_)), solo_(solo) {
+Tau2Domain::Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo, Tau2TaskFile file)
+    : name_(name), child_(std::move(bridge.child_)), solo_(solo), file_(std::move(file)) {
   if (std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
     throw ConfigError(fmt::format("[tau2] domain '{}' is none of airline, retail, telecom", name));
   }
   if (solo == Solo::Yes && name != "telecom") {
     throw ConfigError(fmt::format("[tau2] {} has no solo mode: only telecom has", name));
+  }
+  if (!file_.path.empty() && !std::filesystem::is_regular_file(file_.path)) {
+    throw ConfigError(fmt::format("[tau2] {}: there is no such file of tasks", file_.path));
   }
 }
 
@@ -189,23 +207,32 @@ std::vector<TaskKey> Tau2Domain::tasks(std::string_view split) const {
     throw ConfigError(fmt::format("[tau2] split '{}' is none of train, test, all", split));
   }
   const std::string theirs = split == "all" ? "base" : std::string(split);
-  const auto answer = child_->ask({{"op", "tasks"}, {"domain", name_}, {"split", theirs}});
+  const Json request = about_tasks("tasks", name_, theirs, file_);
+  Json answer;
+  try {
+    answer = child_->ask(request);
+  } catch (const EnvironmentError& error) {
+    if (file_.path.empty()) throw;
+    throw ConfigError(fmt::format("{} (tasks of {})", error.what(), file_.path));
+  }
   return reading([&] {
     std::vector<TaskKey> keys;
     for (const auto& id : answer.at("ids")) {
       keys.push_back({.domain = name_, .split = theirs, .id = id.get<std::string>()});
     }
+    if (file_.path.empty() || split == "all") return keys;
+    const auto first_test = keys.begin() + std::min(file_.learning, std::ssize(keys));
+    split == "train" ? keys.erase(first_test, keys.end()) : keys.erase(keys.begin(), first_test);
     return keys;
   });
 }
 
 std::unique_ptr<Environment> Tau2Domain::make() const {
-  return std::make_unique<Tau2Environment>(name_, child_, solo_);
+  return std::make_unique<Tau2Environment>(name_, child_, solo_, file_);
 }
 
 std::vector<ToolCall> Tau2Domain::gold_calls(const TaskKey& key) const {
-  const auto answer =
-      child_->ask({{"op", "gold"}, {"domain", name_}, {"split", key.split}, {"task", key.id}});
+  const auto answer = gold(*child_, key, file_);
   return reading([&] {
     std::vector<ToolCall> calls;
     for (const auto& action : answer.at("actions")) {
@@ -219,8 +246,7 @@ std::vector<ToolCall> Tau2Domain::gold_calls(const TaskKey& key) const {
 }
 
 std::vector<std::string> Tau2Domain::told(const TaskKey& key) const {
-  const auto answer =
-      child_->ask({{"op", "gold"}, {"domain", name_}, {"split", key.split}, {"task", key.id}});
+  const auto answer = gold(*child_, key, file_);
   return reading([&] { return answer.at("told").get<std::vector<std::string>>(); });
 }
 
