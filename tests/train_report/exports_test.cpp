@@ -86,13 +86,26 @@ TEST(TensorBoard, AFileHasAllOfAReport) {
   }
 }
 
+TEST(TensorBoard, TheLossIsTheMeanOfTheSteps) {
+  const test::Folder folder;
+  StepReport mean = report();
+  mean.loss = 99;
+  mean.mean_loss = 0.25;
+  TensorBoardWriter(folder.path()).report(mean);
+  std::ifstream in(std::filesystem::directory_iterator(folder.path())->path(), std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+  float value = 0;
+  std::memcpy(&value, bytes.data() + bytes.find("train/loss") + 10 + 1, sizeof value);
+  EXPECT_EQ(value, 0.25f);
+}
+
 TEST(TensorBoard, AFolderThatCannotBeMadeIsAnError) {
   EXPECT_THROW(TensorBoardWriter("/proc/none"), Error);
 }
 
 TEST(OpenMetrics, HasFamiliesWithTypesAndLabelsThatAreQuoted) {
   const std::string text = open_metrics(report(), "a\"b\\c\n");
-  EXPECT_THAT(text, HasSubstr("# TYPE lockstep_loss gauge\n# HELP lockstep_loss Loss"));
+  EXPECT_THAT(text, HasSubstr("# TYPE lockstep_loss gauge\n# HELP lockstep_loss Mean loss"));
   EXPECT_THAT(text, HasSubstr("lockstep_loss{run=\"a\\\"b\\\\c\\n\"} 0.5\n"));
   EXPECT_THAT(text, HasSubstr("# TYPE lockstep_samples gauge\n"));
   EXPECT_THAT(text, HasSubstr("lockstep_samples{run=\"a\\\"b\\\\c\\n\"} 1280\n"));
@@ -106,6 +119,13 @@ TEST(OpenMetrics, HasFamiliesWithTypesAndLabelsThatAreQuoted) {
       HasSubstr("# TYPE lockstep_gpu_busy gauge\n# HELP lockstep_gpu_busy Share of the time "
                 "the GPU computes.\nlockstep_gpu_busy{run=\"a\",rank=\"1\"} 0.5\n"));
   EXPECT_TRUE(text.ends_with("# EOF\n"));
+}
+
+TEST(OpenMetrics, TheLossIsTheMeanOfTheSteps) {
+  StepReport mean = report();
+  mean.loss = 99;
+  mean.mean_loss = 0.25;
+  EXPECT_THAT(open_metrics(mean, "a"), HasSubstr("lockstep_loss{run=\"a\"} 0.25\n"));
 }
 
 TEST(OpenMetrics, AFileIsReplacedAsAWhole) {

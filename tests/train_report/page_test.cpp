@@ -144,6 +144,54 @@ TEST(Page, AnExplodingLossAndANaNAreSeen) {
   EXPECT_TRUE(data_of(report_page({broken}))["runs"][0]["series"]["loss"][19][2].is_null());
 }
 
+TEST(Page, TheLossIsTheMeanOfTheStepsNotThatOfTheirLastBatch) {
+  // Of each two steps the second has one sample, and nothing is learned.
+  const auto frozen = made(1, 9, [](StepReport& report, int64_t i) {
+    report.loss = 20.0 / static_cast<double>(i);
+    report.mean_loss = 15.0;
+  });
+  EXPECT_EQ(findings_of(frozen)[1].title, "The loss did not fall");
+  EXPECT_EQ(data_of(report_page({frozen}))["runs"][0]["series"]["loss"][8][2], 15.0);
+  EXPECT_THAT(report_page({frozen, frozen}), HasSubstr("<td class=\"n\">15</td>"));
+}
+
+TEST(Page, WhatRoundingLeavesIsNoFall) {
+  const auto frozen = made(1, 9, [](StepReport& report, int64_t i) {
+    report.loss = 15.0 * (1 - 1e-9 * static_cast<double>(i));
+  });
+  EXPECT_EQ(findings_of(frozen)[1].title, "The loss did not fall");
+}
+
+TEST(Page, TheLuckOfSingleBatchesIsNoLossOfWhatWasLearned) {
+  const auto lucky = [](int64_t i) {
+    return made(1, 200, [i](StepReport& report, int64_t at) {
+      report.loss = 0.5 + 1.5 / static_cast<double>(at) + (at % 2 == 0 ? 0.1 : -0.1);
+      if (at == i) report.loss = 0.01;
+    });
+  };
+  EXPECT_EQ(findings_of(lucky(120))[1].title, "It learned");
+  // What was really forgotten is told all the same.
+  const auto forgotten = made(1, 200, [](StepReport& report, int64_t at) {
+    report.loss = at < 120 ? 2.0 / static_cast<double>(at) : 1.0;
+  });
+  EXPECT_EQ(findings_of(forgotten)[1].title, "It learned, and lost some of it again");
+}
+
+TEST(Page, ALastReportOfAFewStepsIsPartOfTheOneBefore) {
+  auto run = made(1, 8, [](StepReport&, int64_t) {});
+  run.add(StepReport{.step = 81, .steps = 1, .loss = 1.9}, 1e9 + 50);
+  const Finding finding = findings_of(run)[1];
+  EXPECT_EQ(finding.title, "It learned");
+  // (10 * 0.25 + 1.9) / 11
+  EXPECT_THAT(finding.text, HasSubstr("The loss went from 2 to 0.4; the best was 0.2857"));
+}
+
+TEST(Page, ARunOfOneReportHasALoss) {
+  const auto run = made(1, 1, [](StepReport&, int64_t) {});
+  EXPECT_EQ(findings_of(run)[1].title, "Too few reports to see whether it learns");
+  EXPECT_EQ(findings_of(run)[1].text, "The loss was 2, the mean up to step 10.");
+}
+
 TEST(Page, ALossAroundZeroIsNotBad) {
   const std::vector<double> losses{0, 0, 0.01, -0.02, 0.03};
   const auto run = made(1, 5, [&](StepReport& report, int64_t i) {

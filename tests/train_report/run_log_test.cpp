@@ -304,6 +304,34 @@ TEST_F(TheRunLog, ALongRunIsThinnedAndKeepsItsExtremes) {
   EXPECT_NEAR(run.ranks[1].communication_seconds, 100, 1e-6);
 }
 
+TEST_F(TheRunLog, LossesAreMeansOfStepsAndCountAsTheirSamples) {
+  RunHistory run;
+  run.add(RunStart{}, 1);
+  int64_t samples = 0;
+  for (int64_t i = 1; i <= 1025; ++i) {  // 512 points at most: the first ones are joined
+    samples += i % 2 == 1 ? 64 : 1;
+    run.add(
+        StepReport{
+            .step = i, .loss = 99.0, .mean_loss = i % 2 == 1 ? 20.0 : 7.0, .samples = samples},
+        2);
+  }
+  for (size_t i = 0; i < 100; ++i) {
+    EXPECT_DOUBLE_EQ(run.loss.points()[i].mean, (64 * 20.0 + 7.0) / 65);
+  }
+}
+
+TEST_F(TheRunLog, AReportWithoutRanksLeavesThoseThatWereKnown) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 2}, 1);
+  StepReport report{.step = 10, .steps = 10};
+  report.ranks.assign(2, {.step_seconds = 1, .memory_bytes = 1000});
+  run.add(report, 2);
+  run.add(StepReport{.step = 13, .steps = 3}, 3);  // rank 0's alone
+  EXPECT_EQ(run.last->step, 13);
+  ASSERT_EQ(run.last->ranks.size(), 2u);
+  EXPECT_EQ(run.last->ranks[1].memory_bytes, 1000);
+}
+
 TEST_F(TheRunLog, ARestartTakesBackWhatIsMadeAgain) {
   RunHistory run;
   run.add(RunStart{}, 1);

@@ -158,6 +158,13 @@ TEST(RunWarnings, ALossThatFluctuatesIsNot) {
               }).empty());
 }
 
+TEST(RunWarnings, OneBadBatchHasNotExploded) {
+  EXPECT_TRUE(said(30, [](StepReport& report, int64_t number) {
+                report.mean_loss = 1.0 + 0.5 / static_cast<double>(number);
+                report.loss = number == 25 ? 50.0 : 1.0;
+              }).empty());
+}
+
 TEST(RunWarnings, ALossAroundZeroHasNotExploded) {
   EXPECT_TRUE(said(200, [](StepReport& report, int64_t number) {
                 constexpr double kNoise[] = {0.02, -0.3, 0.9, 0.1, -0.7, 0.6, -0.01};

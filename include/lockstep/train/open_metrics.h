@@ -9,7 +9,8 @@
 namespace lockstep::train {
 
 // lockstep_step, lockstep_loss, lockstep_samples, and by rank lockstep_step_seconds{rank,kind} and
-// lockstep_memory_bytes{rank}; each with the label run. Ends with "# EOF".
+// lockstep_memory_bytes{rank}; each with the label run. lockstep_loss is shown_loss(). Ends with
+// "# EOF".
 std::string open_metrics(const StepReport& report, std::string_view run);
 
 // Writes the text to a file that the textfile collector of node_exporter reads: beside it first,

@@ -20,7 +20,11 @@ struct Point {
   int64_t first = 0, last = 0;           // their steps
   int64_t count = 0;                     // how many of them are numbers
   double mean = 0, least = 0, most = 0;  // of these; NaN where none is
+  double weight = 0;                     // of these in means, the sum
 };
+
+// Both as one; `b` is the later one.
+Point joined(const Point& a, const Point& b);
 
 // A value over steps, in at most 2 * `most` points: when there are more, neighbours are joined.
 class Series {
@@ -28,8 +32,8 @@ class Series {
   // Keeps at most 2 * `most` points.
   explicit Series(size_t most = 256) : most_(most) {}
 
-  // Steps come in ascending order.
-  void add(int64_t step, double value);
+  // Steps come in ascending order. `weight`, above 0: how much the value counts in means.
+  void add(int64_t step, double value, double weight = 1);
   // Forgets what came after `step`, which a restarted run makes again.
   void cut(int64_t step);
 
@@ -98,8 +102,10 @@ struct RunHistory {
   std::optional<RunEnd> end;        // of the last start
   std::optional<StepReport> last;
   double first_time = 0, last_time = 0;  // seconds since 1970
+  double longest_wait = 0;  // for a report, in seconds, since the last start; 0: none came yet
 
-  Series loss, learning_rate, gradient_norm, samples_per_second;
+  Series loss;  // shown_loss() of the reports, which count as their samples or steps do
+  Series learning_rate, gradient_norm, samples_per_second;
   Series step_seconds;  // of a step, the mean over ranks
   Series communication_share, data_share, checkpoint_share;
   std::map<std::string, Series> evaluations, values;  // at most kMostNames each
@@ -124,6 +130,8 @@ struct RunHistory {
   void add_ranks(const StepReport& report);
   void add_event(const Event& event);
   int64_t reports_per_column_ = 1;
+  int64_t samples_ = 0;        // of the last report of this start
+  double waits_since_ = 0;     // seconds since 1970
   bool is_restarted_ = false;  // since the last report of ranks
 };
 

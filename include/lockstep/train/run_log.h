@@ -65,6 +65,10 @@ struct StepReport {
   double samples_per_second = 0;
   std::map<std::string, double> values = {};  // other values that the program reports
   std::vector<RankFigures> ranks = {};        // by rank
+
+  // What is shown and exported as the loss: the mean of all these steps where it is known,
+  // otherwise that of the last step.
+  const std::optional<double>& shown_loss() const { return mean_loss ? mean_loss : loss; }
 };
 
 // Metrics of an evaluation.

@@ -32,6 +32,7 @@ class TensorBoardWriter {
   // `tag` as "train/loss": what is before the slash is TensorBoard's group.
   void scalar(std::string_view tag, double value, int64_t step);
   // All that is in it: train/..., system/..., and one line for each of at most eight ranks.
+  // train/loss is shown_loss().
   void report(const StepReport& report);
   // As evaluation/NAME.
   void evaluation(const EvaluationReport& evaluation);

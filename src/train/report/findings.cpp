@@ -2,10 +2,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
+#include <vector>
 
 #include "lockstep/train/run_report.h"
 #include "train/report/loss_scale.h"
+#include "train/report/losses.h"
 #include "train/report/ranks.h"
 #include "train/report/text.h"
 
@@ -18,6 +21,8 @@ using Tone = Finding::Tone;
 constexpr double kSlow = 1.25, kStarving = 0.25, kTalking = 0.4, kSaving = 0.15, kIdle = 0.4;
 constexpr double kImbalance = 1.5, kGrowth = 1.2;
 constexpr double kLeastBytes = 64 << 20;
+// A fall of the loss by less, as a share of it, is none.
+constexpr double kNoFall = 1e-4;
 constexpr size_t kLongText = 300, kLongError = 2000;  // bytes
 
 Finding ending(const RunHistory& run) {
@@ -65,7 +70,7 @@ Finding ending(const RunHistory& run) {
 }
 
 void add_learning(const RunHistory& run, std::vector<Finding>& findings) {
-  const auto& points = run.loss.points();
+  const std::vector<Point> points = losses_of(run);
   if (points.empty()) return;
   if (run.loss.not_finite() > 0) {
     findings.push_back(
@@ -75,25 +80,32 @@ void add_learning(const RunHistory& run, std::vector<Finding>& findings) {
                      with_commas(run.loss.first_not_finite()), run.loss.not_finite())});
     return;
   }
-  const double first = points.front().mean, last = points.back().mean;
   const auto by_mean = [](const Point& a, const Point& b) { return a.mean < b.mean; };
-  const auto [best, worst] = std::ranges::minmax_element(points, by_mean);
+  const auto [least, worst] = std::ranges::minmax_element(points, by_mean);
+  LossesSeen seen{.first = points.front().mean, .best = least->mean};
+  for (auto point = points.begin(); point < least; ++point) {
+    seen.add_change(std::next(point)->mean - point->mean);
+  }
+  const std::vector<Point> means = moving_means(points);
+  const auto best = std::ranges::min_element(means, by_mean);
+  const double first = points.front().mean, last = means.back().mean;
+  const bool falls = first - last > kNoFall * std::abs(first);
   const std::string figures =
       fmt::format("The loss went from {} to {}; the best was {} near step {}.", figure(first),
                   figure(last), figure(best->mean), with_commas(best->last));
-  LossesSeen seen{.first = first, .best = best->mean};
-  for (auto point = points.begin(); point < best; ++point) {
-    seen.add_change(std::next(point)->mean - point->mean);
-  }
-  if (points.size() < 3) {
+  if (points.size() == 1) {
+    findings.push_back({Tone::Plain, "Too few reports to see whether it learns",
+                        fmt::format("The loss was {}, the mean up to step {}.", figure(first),
+                                    with_commas(points.front().last))});
+  } else if (points.size() < 3) {
     findings.push_back({Tone::Plain, "Too few reports to see whether it learns", figures});
-  } else if (last - best->mean > 3 * usual_distance(seen)) {
+  } else if (points.back().mean - least->mean > 3 * usual_distance(seen)) {
     findings.push_back({Tone::Bad, "The loss has exploded",
                         figures + " Lower the learning rate, or clip gradients."});
-  } else if (last >= first && best->mean <= 0 && worst->mean >= 0) {
+  } else if (!falls && best->mean <= 0 && worst->mean >= 0) {
     findings.push_back({Tone::Plain, "The loss moves around zero",
                         figures + " It does not show by itself whether the model learns."});
-  } else if (last >= first) {
+  } else if (!falls) {
     findings.push_back({Tone::Bad, "The loss did not fall",
                         figures + " Is the learning rate right, and do labels fit the samples?"});
   } else {

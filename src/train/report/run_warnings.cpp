@@ -61,8 +61,8 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
          .advice = kCure},
         events);
   }
-  if (report.loss) {
-    const double loss = *report.loss;
+  if (report.shown_loss() && std::isfinite(*report.shown_loss())) {
+    const double loss = *report.shown_loss();
     LossesSeen seen{.first = first_loss_, .best = best_loss_, .change = loss_change_};
     if (losses_ >= kFirst && loss - best_loss_ > limits_.exploding_loss * usual_distance(seen)) {
       say("explosion",

@@ -6,32 +6,28 @@
 #include "lockstep/train/run_history.h"
 
 namespace lockstep::train {
-namespace {
-
 Point joined(const Point& a, const Point& b) {
-  Point both{a.first, b.last, a.count + b.count, a.mean, a.least, a.most};
+  Point both{a.first, b.last, a.count + b.count, a.mean, a.least, a.most, a.weight + b.weight};
   if (b.count == 0) return both;
   if (a.count == 0) {
     both.mean = b.mean, both.least = b.least, both.most = b.most;
     return both;
   }
   // Of finite values, but their sum may overflow.
-  const double share = static_cast<double>(b.count) / static_cast<double>(both.count);
+  const double share = b.weight / both.weight;
   both.mean = a.mean * (1 - share) + b.mean * share;
   both.least = std::min(a.least, b.least);
   both.most = std::max(a.most, b.most);
   return both;
 }
 
-}  // namespace
-
-void Series::add(int64_t step, double value) {
+void Series::add(int64_t step, double value, double weight) {
   const bool finite = std::isfinite(value);
   if (!finite) {
     if (not_finite_++ == 0) first_not_finite_ = step;
     value = std::numeric_limits<double>::quiet_NaN();
   }
-  const Point point{step, step, finite ? 1 : 0, value, value, value};
+  const Point point{step, step, finite ? 1 : 0, value, value, value, finite ? weight : 0};
   if (!points_.empty() && in_last_ < reports_per_point_) {
     points_.back() = joined(points_.back(), point);
     ++in_last_;

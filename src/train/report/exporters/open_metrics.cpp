@@ -39,8 +39,10 @@ std::string open_metrics(const StepReport& report, std::string_view run) {
   };
   gauge("lockstep_step", "Steps made so far.", static_cast<double>(report.step));
   gauge("lockstep_epoch", "The epoch, from 0.", static_cast<double>(report.epoch));
-  if (report.loss)
-    gauge("lockstep_loss", "Loss of the last step, the mean over all ranks.", *report.loss);
+  if (const auto& loss = report.shown_loss()) {
+    gauge("lockstep_loss", "Mean loss of the steps since the report before, over all ranks.",
+          *loss);
+  }
   if (report.learning_rate)
     gauge("lockstep_learning_rate", "Learning rate.", *report.learning_rate);
   if (report.gradient_norm) {

@@ -125,7 +125,7 @@ void TensorBoardWriter::report(const StepReport& report) {
   const auto add = [&](const char* tag, const std::optional<double>& value) {
     if (value) scalar(tag, *value, report.step);
   };
-  add("train/loss", report.loss);
+  add("train/loss", report.shown_loss());
   add("train/learning_rate", report.learning_rate);
   add("train/gradient_norm", report.gradient_norm);
   add("train/epoch", static_cast<double>(report.epoch));

@@ -127,6 +127,9 @@ void RunHistory::add(const LogRecord& record, double time) {
   last_time = time;
   if (const auto* start = std::get_if<RunStart>(&record)) {
     end.reset();
+    samples_ = 0;
+    longest_wait = 0;
+    waits_since_ = time;
     const int64_t from = std::max<int64_t>(start->resumed_at, 0);
     if (!starts.empty()) {
       is_restarted_ = true;
@@ -150,13 +153,25 @@ void RunHistory::add(const LogRecord& record, double time) {
     }
   } else if (const auto* report = std::get_if<StepReport>(&record)) {
     ++reports;
-    if (report->loss) loss.add(report->step, *report->loss);
+    longest_wait = std::max(longest_wait, time - std::exchange(waits_since_, time));
+    const int64_t taken = report->samples - std::exchange(samples_, report->samples);
+    if (const auto& value = report->shown_loss()) {
+      loss.add(report->step, *value,
+               static_cast<double>(taken > 0 ? taken : std::max<int64_t>(report->steps, 1)));
+    }
     if (report->learning_rate) learning_rate.add(report->step, *report->learning_rate);
     if (report->gradient_norm) gradient_norm.add(report->step, *report->gradient_norm);
     samples_per_second.add(report->step, report->samples_per_second);
     add_to(values, report->values, report->step);
     add_ranks(*report);
-    last = *report;
+    if (report->ranks.empty() && last && !is_restarted_) {
+      // The last report of a run that failed.
+      std::vector<RankFigures> before = std::move(last->ranks);
+      last = *report;
+      last->ranks = std::move(before);
+    } else {
+      last = *report;
+    }
   } else if (const auto* evaluation = std::get_if<EvaluationReport>(&record)) {
     add_to(evaluations, evaluation->metrics, evaluation->step);
   } else if (const auto* event = std::get_if<Event>(&record)) {

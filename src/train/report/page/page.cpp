@@ -9,6 +9,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_report.h"
+#include "train/report/losses.h"
 #include "train/report/page/assets.h"
 #include "train/report/page/data.h"
 #include "train/report/page/transfer.h"
@@ -81,8 +82,9 @@ std::string charts(const std::vector<RunHistory>& runs) {
     if (any_has(runs, series)) html += chart(name, title, says);
   };
   add(&RunHistory::loss, "loss", "Loss",
-      "Of training, the mean over all ranks; the band has the least and the most of neighbouring "
-      "reports.");
+      "Of training, the mean of the steps since the report before, over all ranks; the band has "
+      "the "
+      "least and the most of neighbouring reports.");
   add(&RunHistory::samples_per_second, "throughput", "Throughput (samples/s)",
       "On all ranks together.");
   add(&RunHistory::learning_rate, "learning_rate", "Learning rate",
@@ -303,7 +305,7 @@ std::string comparison(const std::vector<RunHistory>& runs) {
   std::string rows;
   for (const RunHistory& run : runs) {
     const Shares shares = shares_of(run);
-    const auto& loss = run.loss.points();
+    const std::vector<Point> loss = losses_of(run);
     const double time = run.last_time - run.first_time;
     rows += fmt::format(
         "<tr><th scope=\"row\">{}</th><td class=\"n\">{}</td><td class=\"n\">{}</td><td "
