@@ -48,6 +48,11 @@ TEST(ProgressLine, TheLossIsTheMeanSinceTheLineBefore) {
   EXPECT_THAT(progress_line(mean), HasSubstr("  loss 0.4000  "));
 }
 
+TEST(ProgressLine, WhatIsLeftHasEvaluationsAndCheckpointsInIt) {
+  EXPECT_THAT(progress_line(a_step(), {.steps = 500, .step_seconds = 0.1, .pause_seconds = 0.2}),
+              HasSubstr("  30 s left"));
+}
+
 TEST(ProgressLine, AtTheEndNothingIsLeft) {
   EXPECT_THAT(progress_line(a_step(), {.steps = 400, .step_seconds = 1}), Not(HasSubstr("left")));
 }
@@ -161,6 +166,42 @@ TEST(RunScreen, ShowsEachRankAndTheLastWarning) {
   EXPECT_THAT(screen, HasSubstr("last warning (step 400): rank 1 is slow"));
 }
 
+// A run that reports every 10 s until 1050.
+RunHistory quiet_run() {
+  RunHistory run;
+  run.path = "runs/a/metrics.jsonl";
+  run.add(RunStart{.ranks = 1, .total_steps = 100}, 1000);
+  for (int64_t i = 1; i <= 5; ++i) {
+    run.add(StepReport{.step = 10 * i, .steps = 10, .seconds = 10.0 * static_cast<double>(i)},
+            1000 + 10 * static_cast<double>(i));
+  }
+  return run;
+}
+
+TEST(RunScreen, ALogThatHasBecomeSilentIsNotLive) {
+  RunHistory run = quiet_run();
+  const auto screen = [&](double now) { return run_screen(run, {.width = 200}, 40, now); };
+  EXPECT_THAT(screen(1080), Not(HasSubstr("nothing new"))) << "an evaluation may take so long";
+  EXPECT_THAT(screen(1000), Not(HasSubstr("nothing new"))) << "a clock that is behind";
+  EXPECT_THAT(run_screen(run, {.width = 200}), Not(HasSubstr("nothing new")));
+  EXPECT_THAT(screen(1050 + 3700),
+              HasSubstr("nothing new for 1 h 1 min (before, at most 10 s from report to report): "
+                        "the run was killed, or it evaluates, saves or hangs"));
+  run.add(RunStart{.resumed_at = 40}, 2000);
+  EXPECT_THAT(screen(2050), Not(HasSubstr("nothing new"))) << "a first step may take long";
+  EXPECT_THAT(screen(2100), HasSubstr("nothing new for 1 min 40 s: the run"));
+  run.add(RunEnd{.step = 40}, 2110);
+  EXPECT_THAT(screen(9999), Not(HasSubstr("nothing new")));
+}
+
+TEST(RunScreen, WhatIsLeftIsByTheWholeTimeSoFar) {
+  RunHistory run = quiet_run();
+  StepReport fast{.step = 60, .steps = 10, .seconds = 60};
+  fast.ranks.assign(1, {.step_seconds = 0.001});  // no evaluation among these steps
+  run.add(fast, 1060);
+  EXPECT_THAT(run_screen(run, {.width = 200}), HasSubstr("  40 s left"));
+}
+
 TEST(RunScreen, OfManyRanksTheSlowestFitTheScreen) {
   RunHistory run;
   run.add(RunStart{.ranks = 200}, 1);
@@ -171,7 +212,7 @@ TEST(RunScreen, OfManyRanksTheSlowestFitTheScreen) {
   const std::string screen = run_screen(run, {.width = 80}, 20);
   EXPECT_LE(std::count(screen.begin(), screen.end(), '\n'), 20);
   EXPECT_THAT(screen, HasSubstr("\n150 "));
-  EXPECT_THAT(screen, HasSubstr("(188 more ranks are faster)"));
+  EXPECT_THAT(screen, HasSubstr("(190 more ranks are faster)"));
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ class Progress : public Callback {
   std::shared_ptr<ProgressDisplay> display_;
   ProgressOptions options_;
   // Since the last line.
-  double loss_ = 0, since_ = 0;
+  double loss_ = 0;  // the sum over their samples
+  double since_ = 0;
   int64_t steps_ = 0, samples_ = 0;
 };
 

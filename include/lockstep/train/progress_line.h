@@ -32,6 +32,8 @@ struct RunExtent {
   int64_t epochs = 0;       // of the stage; 0: not known
   std::string stage = {};   // its name; empty without stages
   double step_seconds = 0;  // that a step to come takes; 0: as long as the report's
+  // Of evaluations and checkpoints for each step to come, beside its own time.
+  double pause_seconds = 0;
 };
 
 // "epoch 1/2  step 400/938  42 %  loss 0.3121  lr 0.001  norm 1.2  12,345 samples/s  8 s left
@@ -48,7 +50,9 @@ std::string warning_text(const Event& event, const TextStyle& style = {});
 std::string printable(std::string_view text);
 
 // A run's state as several lines: what `lockstep top` shows. At most `most_lines` lines; of many
-// ranks the slowest.
-std::string run_screen(const RunHistory& run, const TextStyle& style = {}, int most_lines = 40);
+// ranks the slowest. `now`, in seconds since 1970: where the last line of the log is much older
+// than reports are apart, that is said; 0: it is not looked at.
+std::string run_screen(const RunHistory& run, const TextStyle& style = {}, int most_lines = 40,
+                       double now = 0);
 
 }  // namespace lockstep::train

@@ -42,7 +42,10 @@ struct MonitorOutputs::Writers {
 };
 
 MonitorOutputs::MonitorOutputs(const MonitorOptions& options, RunStart start)
-    : display_(options.display), shown_(options.shown), total_steps_(options.total_steps) {
+    : display_(options.display),
+      shown_(options.shown),
+      total_steps_(options.total_steps),
+      first_step_(std::max<int64_t>(options.resumed_at, 0)) {
   if (options.tensorboard && options.directory.empty()) {
     throw ConfigError("[monitor] tensorboard needs a directory for its files");
   }
@@ -79,7 +82,10 @@ void MonitorOutputs::report(const StepReport& report, const std::vector<Event>& 
   for (const Event& warning : warnings) event(warning);
   if (!display_) return;
   display_->note_ranks(report.ranks);
-  if (shown_ == Shown::Progress) display_->show(report, {.steps = total_steps_});
+  if (shown_ != Shown::Progress) return;
+  // What is left has evaluations and checkpoints in it, too.
+  const auto made = static_cast<double>(report.step - first_step_);
+  display_->show(report, {.steps = total_steps_, .step_seconds = report.seconds / made});
 }
 
 void MonitorOutputs::evaluation(const EvaluationReport& evaluation) { append(evaluation); }

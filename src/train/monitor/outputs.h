@@ -34,6 +34,7 @@ class MonitorOutputs {
   std::shared_ptr<ProgressDisplay> display_;  // null where nothing is printed
   Shown shown_;
   int64_t total_steps_ = 0;
+  int64_t first_step_ = 0;              // made before
   std::unique_ptr<RecordQueue> queue_;  // null where nothing is written
 };
 

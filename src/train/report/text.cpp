@@ -60,6 +60,10 @@ std::string steady_figure(double value) {
   return text;
 }
 
+std::string metric_text(double value) {
+  return std::isfinite(value) ? fmt::format("{:.4f}", value) : figure(value);
+}
+
 std::string rank_name(size_t rank, const std::string& host) {
   return host.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, host);
 }

@@ -23,6 +23,8 @@ std::string percent(double share);
 std::string figure(double value);
 // The same with zeros at the end, "0.3120", so that a line that is written over keeps its places.
 std::string steady_figure(double value);
+// Four digits behind the point: "0.9312"; "NaN" also for the NaN that has a sign.
+std::string metric_text(double value);
 // "rank 1", with the host's name where there are several: "rank 1 (host-b)".
 std::string rank_name(size_t rank, const std::string& host);
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "train/run/text.h"
@@ -28,15 +29,20 @@ void Progress::show(const RunState& state) {
       .steps = steps_,
       .epoch = state.epoch,
       .seconds = busy_seconds(state),
-      .mean_loss = loss_ / steps,
+      .mean_loss = samples_ > 0 ? loss_ / static_cast<double>(samples_) : state.loss,
       .learning_rate = state.learning_rate,
       .gradient_norm = state.gradient_norm,
       .samples_per_second = seconds > 0 ? static_cast<double>(samples_) / seconds : 0,
       .values = state.losses};
-  display_->show(report, {.steps = state.steps,
-                          .epochs = state.epochs,
-                          .stage = state.stage,
-                          .step_seconds = seconds / steps});
+  const int64_t made = state.step - std::max<int64_t>(state.resumed_at, 0);
+  display_->show(report,
+                 {.steps = state.steps,
+                  .epochs = state.epochs,
+                  .stage = state.stage,
+                  .step_seconds = seconds / steps,
+                  .pause_seconds = made > 0 ? (state.evaluation_seconds + state.saving_seconds) /
+                                                  static_cast<double>(made)
+                                            : 0});
   begin_line(state);
 }
 
@@ -44,7 +50,8 @@ void Progress::on_train_begin(const RunState& state) { begin_line(state); }
 
 void Progress::on_step_end(const RunState& state, Requests&) {
   if (!state.is_main() || options_.every_steps == 0) return;
-  loss_ += state.loss;
+  // The last batch of an epoch may be a small one.
+  if (state.step_samples > 0) loss_ += state.loss * static_cast<double>(state.step_samples);
   ++steps_;
   samples_ += state.step_samples;
   const bool is_due =
@@ -56,7 +63,7 @@ void Progress::on_evaluate(const RunState& state, Requests&) {
   if (!state.is_main()) return;
   std::string text = fmt::format("evaluated after step {}:", state.step);
   for (const auto& [name, value] : state.metrics) {
-    text += fmt::format("  {} {:.4f}", printable(name), value);
+    text += fmt::format("  {} {}", printable(name), metric_text(value));
   }
   display_->print(text);
 }

@@ -28,6 +28,10 @@ int terminal_lines() {
   return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_row > 0 ? size.ws_row : 40;
 }
 
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
 TopCommand::TopCommand(CLI::App& program) {
@@ -46,14 +50,15 @@ int TopCommand::carry_out() const {
   const bool live = !once_ && train::is_terminal(STDOUT_FILENO);
   if (!live) {
     reader.finish(run);
-    fmt::print("{}", train::run_screen(run, train::TextStyle::of_file(STDOUT_FILENO), 1 << 20));
+    fmt::print("{}", train::run_screen(run, train::TextStyle::of_file(STDOUT_FILENO), 1 << 20,
+                                       seconds_since_1970()));
     return 0;
   }
   while (true) {
     reader.poll(run);
     const int lines = terminal_lines();
-    const std::string screen =
-        train::run_screen(run, train::TextStyle::of_file(STDOUT_FILENO), lines);
+    const std::string screen = train::run_screen(run, train::TextStyle::of_file(STDOUT_FILENO),
+                                                 lines, seconds_since_1970());
     // From the top left corner, and without what is below: the screen does not flicker.
     fmt::print("\x1b[H");
     for (size_t begin = 0; begin < screen.size();) {

@@ -84,7 +84,7 @@ std::string progress_line(const StepReport& report, const RunExtent& extent,
   } else {
     add(fmt::format("step {}", with_commas(report.step)), 10, Color::Bold);
   }
-  if (const auto loss = report.mean_loss ? report.mean_loss : report.loss) {
+  if (const auto& loss = report.shown_loss()) {
     add("loss " + steady_figure(*loss), 9, std::isfinite(*loss) ? Color::None : Color::Red);
   }
   if (report.learning_rate) add("lr " + figure(*report.learning_rate), 2);
@@ -100,8 +100,8 @@ std::string progress_line(const StepReport& report, const RunExtent& extent,
     for (const auto& rank : report.ranks) time = std::max(time, rank.step_seconds);
   }
   if (extent.steps > report.step && time > 0) {
-    add(long_time(time * static_cast<double>(extent.steps - report.step)) + " left", 8,
-        Color::Green);
+    const auto steps = static_cast<double>(extent.steps - report.step);
+    add(long_time((time + extent.pause_seconds) * steps) + " left", 8, Color::Green);
   }
   if (report.ranks.size() > 1) {
     std::vector<double> working;

@@ -15,6 +15,9 @@ namespace lockstep::train {
 namespace {
 
 constexpr size_t kLongText = 300;  // bytes
+// A log is silent when nothing has come for so many times the longest wait for a report, and at
+// least so many seconds; before the first report, so many.
+constexpr double kWaits = 3, kLeastSilence = 10, kFirstSilence = 60;
 
 // The loss so far as a row of blocks; '.' where it was no number.
 std::string sparkline(const Series& series, size_t width) {
@@ -53,9 +56,31 @@ std::string bar(const RankFigures& rank, size_t width) {
   return text + std::string(width - text.size(), ' ');
 }
 
+// Of a step so far, with evaluations and checkpoints between steps; 0: not known.
+double step_seconds(const RunHistory& run) {
+  if (!run.last || run.longest_wait <= 0 || run.starts.empty()) return 0;
+  const int64_t made = run.last->step - std::max<int64_t>(run.starts.back().resumed_at, 0);
+  return made > 0 ? run.last->seconds / static_cast<double>(made) : 0;
+}
+
+// What a log that has become silent may mean; empty for one that has not.
+std::string silence(const RunHistory& run, double now) {
+  const double age = now - run.last_time;
+  const double usual =
+      run.longest_wait > 0 ? std::max(kLeastSilence, kWaits * run.longest_wait) : kFirstSilence;
+  if (run.end || run.last_time <= 0 || age <= usual) return "";
+  const std::string before =
+      run.longest_wait > 0
+          ? fmt::format(" (before, at most {} from report to report)", long_time(run.longest_wait))
+          : "";
+  return fmt::format(
+      "nothing new for {}{}: the run was killed, or it evaluates, saves or hangs, or clocks differ",
+      long_time(age), before);
+}
+
 }  // namespace
 
-std::string run_screen(const RunHistory& run, const TextStyle& style, int most_lines) {
+std::string run_screen(const RunHistory& run, const TextStyle& style, int most_lines, double now) {
   std::vector<std::string> lines;
   const int width = style.width > 0 ? style.width : 100;
   const std::string name = run.starts.empty() ? "" : run.starts.back().name;
@@ -64,13 +89,17 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
   const char* const state = !run.end ? "" : run.end->failed ? "  failed" : "  ended";
   lines.push_back(colored(first, Color::Bold, style) +
                   colored(state, run.end && run.end->failed ? Color::Red : Color::Green, style));
+  if (const std::string text = silence(run, now); !text.empty()) {
+    lines.push_back(colored(wrapped(text, width, 4), Color::Yellow, style));
+  }
   if (!run.last) {
     lines.emplace_back("no report yet");
   } else {
     const StepReport& last = *run.last;
     // Of a run that has ended nothing is left.
     const int64_t total = run.starts.empty() || run.end ? 0 : run.starts.back().total_steps;
-    lines.push_back(progress_line(last, {.steps = total}, style));
+    lines.push_back(
+        progress_line(last, {.steps = total, .step_seconds = step_seconds(run)}, style));
     const std::string curve = sparkline(run.loss, static_cast<size_t>(std::max(10, width - 8)));
     if (!curve.empty()) lines.push_back("loss  " + curve);
     if (!last.ranks.empty()) {
@@ -86,7 +115,7 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
       std::vector<size_t> order(working.size());
       for (size_t i = 0; i < order.size(); ++i) order[i] = i;
       const size_t shown =
-          std::min<size_t>(order.size(), static_cast<size_t>(std::max(1, most_lines - 8)));
+          std::min<size_t>(order.size(), static_cast<size_t>(std::max(1, most_lines - 10)));
       if (shown < order.size()) {
         std::stable_sort(order.begin(), order.end(),
                          [&](size_t a, size_t b) { return working[a] > working[b]; });
