@@ -24,8 +24,8 @@ LIMIT = 120  # seconds until something that should have happened has not
 
 CONFIG = """
 model: {{kind: linear}}
-data: {{kind: synthetic-regression, samples: 64}}
-optimizer: {{kind: sgd, learning_rate: 0.01}}
+data: {{kind: synthetic-regression, samples: {samples}}}
+optimizer: {{kind: sgd, learning_rate: {rate}}}
 training: {{batch_size: 8, seed: 1, loss: mse, {length}}}
 checkpoint: {{save_strategy: no}}
 logging: {{output_dir: {folder}/run, {logging}}}
@@ -40,24 +40,33 @@ print(json.dumps({tag: [[one.step, one.value] for one in events.Scalars(tag)] fo
 """
 
 
-def train(folder, length, logging):
+def train(folder, length, logging, samples=64, rate=0.01, ranks=2):
     config = folder / "run.yaml"
-    config.write_text(CONFIG.format(folder=folder, length=length, logging=logging))
-    return [LOCKSTEP, "train", config, "--nproc-per-node", "2"]
+    config.write_text(CONFIG.format(folder=folder, length=length, logging=logging, samples=samples, rate=rate))
+    return [LOCKSTEP, "train", config, "--nproc-per-node", str(ranks)]
 
 
-def test_tensorboard_and_a_trace_of_a_configured_run(folder):
-    command = train(folder, "max_steps: 6", "logging_steps: 2, tensorboard: true, trace_steps: [3, 4]")
-    subprocess.run(command, capture_output=True, check=True, timeout=LIMIT)
-    reports = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
-    losses = [[one["step"], one["loss"]] for one in reports if one["type"] == "step"]
-    assert [step for step, _ in losses] == [2, 4, 6], losses
+def step_lines(folder):
+    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["type"] == "end", lines[-1]
+    return [line for line in lines if line["type"] == "step"]
+
+
+def tensorboard_of(folder):
     command = [PEERS, "-c", TAGS, folder / "run/tensorboard"]
     read = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert read.returncode == 0, read.stderr
-    tags = json.loads(read.stdout)
+    return json.loads(read.stdout)
+
+
+def test_tensorboard_and_a_trace_of_a_configured_run(folder):
+    command = train(folder, "max_steps: 7", "logging_steps: 2, tensorboard: true, trace_steps: [3, 4]")
+    subprocess.run(command, capture_output=True, check=True, timeout=LIMIT)
+    losses = [[one["step"], one["mean_loss"]] for one in step_lines(folder)]
+    assert [step for step, _ in losses] == [2, 4, 6, 7], losses
+    tags = tensorboard_of(folder)
     seen = tags["train/loss"]
-    assert [step for step, _ in seen] == [2, 4, 6], seen
+    assert [step for step, _ in seen] == [2, 4, 6, 7], seen
     assert all(abs(a - b) <= 1e-6 * abs(b) for (_, a), (_, b) in zip(seen, losses)), (seen, losses)
     assert "memory_bytes/rank 1" in tags, list(tags)
     events = json.loads((folder / "run/trace.json").read_text())["traceEvents"]
@@ -66,6 +75,33 @@ def test_tensorboard_and_a_trace_of_a_configured_run(folder):
         categories = {one["cat"] for one in own}
         assert {"step", "operator", "bucket", "collective", "wait", "data"} <= categories, categories
         assert {one["name"] for one in own if one["cat"] == "step"} == {"step 3", "step 4"}
+
+
+def test_a_run_shorter_than_an_interval_is_reported(folder):
+    logging = f"tensorboard: true, open_metrics_file: {folder}/run.prom"  # logging_steps: 50
+    subprocess.run(train(folder, "max_steps: 5", logging), capture_output=True, check=True, timeout=LIMIT)
+    (only,) = step_lines(folder)
+    assert only["step"] == only["steps"] == 5 and only["samples"] == 5 * 8 * 2, only
+    assert len(only["ranks"]["memory_bytes"]) == 2, only
+    assert [step for step, _ in tensorboard_of(folder)["train/loss"]] == [5]
+    assert 'lockstep_step{run="linear"} 5\n' in (folder / "run.prom").read_text()
+
+
+def test_losses_are_means_over_samples_everywhere(folder):
+    """Nothing is learned, and the second batch of an epoch has one sample: each epoch has the same loss."""
+    command = train(folder, "epochs: 3", "logging_steps: 2, tensorboard: true", samples=9, rate=0, ranks=1)
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
+    lines = step_lines(folder)
+    mean = lines[0]["mean_loss"]
+    assert all(abs(one["mean_loss"] - mean) < 1e-6 * mean for one in lines), lines
+    assert any(abs(one["loss"] - mean) > 1e-2 * mean for one in lines), lines
+    printed = [float(one) for one in re.findall(r"step \d/6 .* loss ([\d.e+-]+)  ", shown)]
+    assert len(printed) == 3 and all(abs(one - mean) < 1e-3 * mean for one in printed), (printed, mean)
+    exported = tensorboard_of(folder)["train/loss"]
+    assert len(exported) == 3 and all(abs(one - mean) < 1e-6 * mean for _, one in exported), (exported, mean)
+    report = [LOCKSTEP, "report", folder / "run"]
+    words = subprocess.run(report, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
+    assert "The loss did not fall" in words and f"from {mean:.4g} to {mean:.4g}" in words, words
 
 
 def free_port():

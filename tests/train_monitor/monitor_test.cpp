@@ -6,11 +6,16 @@
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
@@ -107,6 +112,124 @@ TEST_F(Monitor, TheMeanLossIsOfAllStepsAndRanksByTheirSamples) {
     monitor.step({});
     EXPECT_FALSE(monitor.last().mean_loss);
   });
+}
+
+// The steps of all reports in the log, and how many steps each is about.
+using Reported = std::vector<std::pair<int64_t, int64_t>>;
+Reported reported(const std::string& folder) {
+  Reported all;
+  std::ifstream file(folder + "/metrics.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    double time = 0;
+    std::string fault;
+    const auto record = parse_log_line(line, time, fault);
+    if (!record) ADD_FAILURE() << fault;
+    const auto* const report = std::get_if<StepReport>(&*record);
+    if (report == nullptr) continue;
+    all.emplace_back(report->step, report->steps);
+    EXPECT_NE(report->samples_per_second, 0);
+  }
+  return all;
+}
+
+TEST_F(Monitor, TheLastStepIsReported) {
+  spawn(2, [&](World& world) {
+    RunMonitor monitor(world, {.directory = folder_.path(),
+                               .every_steps = 3,
+                               .total_steps = 5,
+                               .tensorboard = true,
+                               .open_metrics_file = folder_ / "lockstep.prom",
+                               .warnings = kUntimed});
+    for (int step = 1; step <= 5; ++step) {
+      EXPECT_EQ(monitor.is_next_reported(), step == 3 || step == 5);
+      monitor.step({.loss = 1.0 + world.rank(), .samples = 1});
+    }
+    EXPECT_EQ(monitor.last().step, 5);
+    monitor.report_rest();  // there is none
+    monitor.finish();
+  });
+  EXPECT_EQ(reported(folder_.path()), (Reported{{3, 3}, {5, 2}}));
+  std::ifstream file(folder_ / "lockstep.prom");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_THAT(text, HasSubstr("} 5\n"));
+}
+
+TEST_F(Monitor, ARunThatEndsBetweenTwoReportsReportsTheRest) {
+  spawn(2, [&](World& world) {
+    const auto begun = std::chrono::steady_clock::now();
+    RunMonitor monitor(world,
+                       {.directory = folder_.path(), .every_steps = 50, .warnings = kUntimed});
+    for (int step = 1; step <= 4; ++step) monitor.step({.loss = 1.0 + world.rank(), .samples = 2});
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+    work(20);  // what comes behind the last step is not of the steps
+    monitor.report_rest();
+    EXPECT_EQ(monitor.last().samples, 16);
+    EXPECT_DOUBLE_EQ(*monitor.last().mean_loss, 1.5);
+    EXPECT_EQ(monitor.last().ranks.size(), 2u);
+    const auto mine = static_cast<size_t>(world.rank());
+    EXPECT_LE(monitor.last().ranks[mine].step_seconds, took.count() / 4);
+    EXPECT_LE(monitor.last().seconds, took.count());
+    monitor.finish();
+  });
+  EXPECT_EQ(reported(folder_.path()), (Reported{{4, 4}}));
+}
+
+// Other ranks may be gone when a run fails: what rank 0 knows by itself, without a collective.
+TEST_F(Monitor, ARunThatFailsReportsWhatRankZeroKnows) {
+  spawn(2, [&](World& world) {
+    RunMonitor monitor(world,
+                       {.directory = folder_.path(), .every_steps = 50, .warnings = kUntimed});
+    for (int step = 1; step <= 4; ++step) {
+      monitor.step({.loss = 1.5, .samples = 4, .is_of_all_ranks = true});
+    }
+    if (world.rank() == 0) monitor.fail("rank 1 is gone");
+  });
+  EXPECT_EQ(reported(folder_.path()), (Reported{{4, 4}}));
+  const RunHistory run = read_run(folder_.path());
+  EXPECT_EQ(run.last->samples, 16);
+  EXPECT_EQ(run.last->mean_loss, 1.5);
+  EXPECT_TRUE(run.last->ranks.empty());
+  EXPECT_TRUE(run.end->failed);
+  EXPECT_EQ(run.end->step, 4);
+}
+
+// The loss of one rank is not that of all.
+TEST_F(Monitor, WithFiguresOfItsOwnRankZeroAloneReportsNothing) {
+  spawn(2, [&](World& world) {
+    RunMonitor monitor(world,
+                       {.directory = folder_.path(), .every_steps = 2, .warnings = kUntimed});
+    for (int step = 1; step <= 3; ++step) monitor.step({.loss = 1.0 + world.rank(), .samples = 1});
+    if (world.rank() == 0) monitor.finish();
+    monitor.report_rest();  // too late, and no rank waits for another
+  });
+  EXPECT_EQ(reported(folder_.path()), (Reported{{2, 2}}));
+}
+
+TEST_F(Monitor, FiguresOfAllRanksCountOnce) {
+  spawn(2, [&](World& world) {
+    RunMonitor monitor(world, {.every_steps = 2, .warnings = kUntimed});
+    for (const double loss : {1.0, 3.0}) {
+      monitor.step({.loss = loss, .samples = 10, .is_of_all_ranks = true});
+    }
+    EXPECT_EQ(monitor.last().samples, 20);
+    EXPECT_EQ(monitor.last().loss, 3);
+    EXPECT_EQ(monitor.last().mean_loss, 2);
+  });
+}
+
+TEST_F(Monitor, ARunThatGoesOnReportsNoStepTwice) {
+  for (const auto& [resumed_at, steps] : {std::pair{-1, 5}, std::pair{5, 4}, std::pair{9, 0}}) {
+    spawn(1, [&, from = resumed_at, count = steps](World& world) {
+      RunMonitor monitor(world, {.directory = folder_.path(),
+                                 .every_steps = 2,
+                                 .resumed_at = from,
+                                 .warnings = kUntimed});
+      for (int i = 0; i < count; ++i) monitor.step({.loss = 1.0, .samples = 1});
+      monitor.finish("preempted");
+    });
+  }
+  EXPECT_EQ(reported(folder_.path()), (Reported{{2, 2}, {4, 2}, {5, 1}, {6, 1}, {8, 2}, {9, 1}}));
+  EXPECT_EQ(read_run(folder_.path()).loss.points().size(), 6u);
 }
 
 TEST_F(Monitor, TimeIsDividedAmongWhatItWasSpentOn) {

@@ -79,6 +79,9 @@ struct StepFigures {
   std::optional<double> gradient_norm = std::nullopt;
   int64_t epoch = 0;
   std::map<std::string, double> values = {};  // rank 0's are reported
+  // Whether rank 0's loss and samples are those of all ranks already. Then those of the others are
+  // not looked at.
+  bool is_of_all_ranks = false;
 };
 
 // Every rank constructs it, and calls step() equally often; so every function that says so. It
@@ -98,8 +101,11 @@ class RunMonitor {
   RunMonitor(const RunMonitor&) = delete;
   RunMonitor& operator=(const RunMonitor&) = delete;
 
-  // After each step, on every rank. Reports when it is time to.
+  // After each step, on every rank. Reports when it is time to, and after step `total_steps`.
   void step(const StepFigures& figures);
+  // Reports the steps since the last report, where there are any: before finish(), when a run ends
+  // between two reports. On every rank, outside of an exception.
+  void report_rest();
   // Whether the next step() reports: what is costly to find out need not be known otherwise.
   bool is_next_reported() const;
   // Steps made so far, those before `resumed_at` too.
@@ -111,8 +117,10 @@ class RunMonitor {
   void evaluation(const std::map<std::string, double>& metrics);
   // Something happened: "save", "preemption", or a kind of the program's own.
   void event(std::string_view kind, std::string_view text = {});
-  // The run has ended; nothing is reported afterwards. The destructor calls it, too, with "left"
-  // during an exception and "finished" otherwise.
+  // The run has ended; nothing is reported afterwards. Of steps that report_rest() has not reported
+  // it writes what rank 0 knows by itself: without figures of other ranks, and with the loss and
+  // the samples only where these are of all ranks. The destructor calls it, too, with "left by an
+  // exception" during one and "finished" otherwise.
   void finish(std::string_view outcome = "finished");
   // It ends with an error.
   void fail(std::string_view what);

@@ -83,6 +83,7 @@ struct RunMonitor::State {
   int64_t samples_here = 0;                // since the last report
   int64_t samples = 0;                     // on all ranks, in reports
   LossSum by_samples = {}, by_steps = {};  // here, since the last report
+  StepFigures newest = {};                 // of the last step
   double not_finite_at = kNever;
   double reported_after = 0;  // seconds
   StepReport last = {};
@@ -93,7 +94,12 @@ struct RunMonitor::State {
   bool ended = false;
   int exceptions = std::uncaught_exceptions();
 
-  void report(const StepFigures& figures);
+  bool is_due(int64_t after) const {
+    return after % options.every_steps == 0 || after == options.total_steps;
+  }
+  Told told(double gpu_busy);
+  void report(const std::vector<Told>& all);
+  void report_alone();
   void end(RunEnd how);
 };
 
@@ -147,24 +153,30 @@ RunMonitor::~RunMonitor() {
   }
 }
 
-void RunMonitor::State::report(const StepFigures& figures) {
-  const int64_t steps = step - reported;
-  const RankFigures mine = clock.figures(steps);
-  const auto all = gathered(world.group(), {.has_loss = figures.loss ? 1.0 : 0.0,
-                                            .loss = figures.loss.value_or(0),
-                                            .samples = static_cast<double>(figures.samples),
-                                            .all_samples = static_cast<double>(samples_here),
-                                            .step = mine.step_seconds,
-                                            .communication = mine.communication_seconds,
-                                            .data = mine.data_seconds,
-                                            .checkpoint = mine.checkpoint_seconds,
-                                            .memory = static_cast<double>(mine.memory_bytes),
-                                            .gpu_busy = gpu ? gpu() : -1,
-                                            .not_finite_at = not_finite_at,
-                                            .by_samples = by_samples,
-                                            .by_steps = by_steps});
-  StepReport now{.step = step, .steps = steps, .epoch = figures.epoch};
-  now.seconds = clock.since_start();
+Told RunMonitor::State::told(double gpu_busy) {
+  const RankFigures mine = clock.figures(step - reported);
+  const bool counts = world.is_main() || !newest.is_of_all_ranks;
+  return {.has_loss = counts && newest.loss ? 1.0 : 0.0,
+          .loss = newest.loss.value_or(0),
+          .samples = counts ? static_cast<double>(newest.samples) : 0,
+          .all_samples = static_cast<double>(samples_here),
+          .step = mine.step_seconds,
+          .communication = mine.communication_seconds,
+          .data = mine.data_seconds,
+          .checkpoint = mine.checkpoint_seconds,
+          .memory = static_cast<double>(mine.memory_bytes),
+          .gpu_busy = gpu_busy,
+          .not_finite_at = not_finite_at,
+          .by_samples = by_samples,
+          .by_steps = by_steps};
+}
+
+// `all`: what the ranks tell, or rank 0 alone.
+void RunMonitor::State::report(const std::vector<Told>& all) {
+  const bool is_alone = std::ssize(all) < world.size();
+  const StepFigures& figures = newest;
+  StepReport now{.step = step, .steps = step - reported, .epoch = figures.epoch};
+  now.seconds = clock.at_mark();
   now.learning_rate = figures.learning_rate;
   now.gradient_norm = figures.gradient_norm;
   now.values = figures.values;
@@ -184,6 +196,7 @@ void RunMonitor::State::report(const StepFigures& figures) {
       bad_step = told.not_finite_at;
       bad_rank = static_cast<int>(rank);
     }
+    if (is_alone) continue;
     now.ranks.push_back({told.step, told.communication, told.data, told.checkpoint,
                          static_cast<int64_t>(told.memory), told.gpu_busy});
   }
@@ -203,7 +216,8 @@ void RunMonitor::State::report(const StepFigures& figures) {
   if (outputs) {
     const bool is_bad = bad_rank >= 0 || (now.loss && !std::isfinite(*now.loss)) ||
                         (now.gradient_norm && !std::isfinite(*now.gradient_norm));
-    const std::string parameter = is_bad ? first_not_finite(options.module) : "";
+    // Rank 0 is alone where a run fails, and a GPU that hangs would not answer.
+    const std::string parameter = is_bad && !ended ? first_not_finite(options.module) : "";
     StepReport looked_at = now;
     // The loss may be finite again by now; the warning is about the first step that was not.
     if (bad_rank >= 0) {
@@ -219,10 +233,19 @@ void RunMonitor::State::report(const StepFigures& figures) {
   last = std::move(now);
 }
 
+// Communicates nothing: other ranks may be gone.
+void RunMonitor::State::report_alone() {
+  if (step == reported || (world.size() > 1 && !newest.is_of_all_ranks)) return;
+  const int64_t before = reported;
+  report({told(-1)});
+  reported = before;  // a report_rest() that comes too late still meets the other ranks
+}
+
 void RunMonitor::State::end(RunEnd how) {
   if (std::exchange(ended, true)) return;
   if (trace) trace->end(step);
   if (!outputs) return;
+  report_alone();
   how.step = step;
   how.seconds = clock.since_start();
   outputs->end(how);
@@ -231,22 +254,35 @@ void RunMonitor::State::end(RunEnd how) {
 void RunMonitor::step(const StepFigures& figures) {
   State& state = *state_;
   ++state.step;
-  state.samples_here += figures.samples;
-  if (figures.loss && figures.samples > 0) {
-    state.by_samples.add(*figures.loss, static_cast<double>(figures.samples));
-  } else if (figures.loss) {
-    state.by_steps.add(*figures.loss, 1);
+  state.clock.mark();
+  state.newest = figures;
+  if (state.world.is_main() || !figures.is_of_all_ranks) {
+    state.samples_here += figures.samples;
+    if (figures.loss && figures.samples > 0) {
+      state.by_samples.add(*figures.loss, static_cast<double>(figures.samples));
+    } else if (figures.loss) {
+      state.by_steps.add(*figures.loss, 1);
+    }
   }
   if (figures.loss && !std::isfinite(*figures.loss) && state.not_finite_at == kNever) {
     state.not_finite_at = static_cast<double>(state.step);
   }
-  if (state.step % state.options.every_steps == 0) state.report(figures);
+  if (state.is_due(state.step)) {
+    const double gpu_busy = state.gpu ? state.gpu() : -1;
+    state.report(gathered(state.world.group(), state.told(gpu_busy)));
+  }
   if (state.trace) state.trace->after_step(state.step);
 }
 
-bool RunMonitor::is_next_reported() const {
-  return (state_->step + 1) % state_->options.every_steps == 0;
+// How busy GPUs were in the last steps is no longer known: they may have evaluated since.
+void RunMonitor::report_rest() {
+  State& state = *state_;
+  if (state.step == state.reported) return;
+  const auto all = gathered(state.world.group(), state.told(-1));
+  if (!state.ended) state.report(all);
 }
+
+bool RunMonitor::is_next_reported() const { return state_->is_due(state_->step + 1); }
 
 int64_t RunMonitor::steps() const { return state_->step; }
 

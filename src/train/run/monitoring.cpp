@@ -27,13 +27,14 @@ void Monitoring::on_epoch_begin(const RunState& state) {
 }
 
 void Monitoring::on_step_end(const RunState& state, Requests&) {
-  StepFigures figures{// The state has those of all ranks, and the monitor adds them up.
-                      .loss = state.is_main() ? std::optional(state.loss) : std::nullopt,
-                      .samples = state.is_main() ? state.step_samples : 0,
+  StepFigures figures{.loss = state.loss,
+                      .samples = state.step_samples,
                       .learning_rate = state.learning_rate,
                       .gradient_norm = state.gradient_norm,
-                      .epoch = state.epoch};
-  if (monitor_->is_next_reported()) {
+                      .epoch = state.epoch,
+                      .is_of_all_ranks = true};
+  // Each step may turn out to be the last one.
+  if (state.is_main()) {
     figures.values = state.losses;
     if (state.loss_scale != 1) figures.values["loss_scale"] = state.loss_scale;
     if (state.skipped > 0) figures.values["skipped"] = static_cast<double>(state.skipped);
@@ -46,6 +47,7 @@ void Monitoring::on_evaluate(const RunState& state, Requests&) {
 }
 void Monitoring::on_save(const RunState&, Requests&) { monitor_->event("save"); }
 void Monitoring::on_train_end(const RunState& state) {
+  monitor_->report_rest();
   monitor_->finish(state.ended.empty() ? "finished" : state.ended);
 }
 void Monitoring::event(std::string_view kind, std::string_view text) {
