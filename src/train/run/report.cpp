@@ -138,11 +138,12 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
   std::vector<std::string> lines;
   std::string metrics;
   for (const auto& [name, value] : state.metrics) {
-    metrics +=
-        fmt::format("{} {} {:.4f}", metrics.empty() ? "; last evaluation:" : ",", name, value);
+    metrics += fmt::format("{} {} {}", metrics.empty() ? "; last evaluation:" : ",", name,
+                           metric_text(value));
   }
-  lines.push_back(fmt::format("{} after step {}: loss of this step {:.4f}{}",
-                              name_of(ending.outcome.ended), state.step, state.loss, metrics));
+  lines.push_back(fmt::format("{} after step {}: loss of this step {}{}",
+                              name_of(ending.outcome.ended), state.step, metric_text(state.loss),
+                              metrics));
   const double busy = busy_seconds(state);
   const int64_t steps = state.step - std::max<int64_t>(state.resumed_at, 0);
   const int64_t samples = state.samples - state.resumed_samples;
