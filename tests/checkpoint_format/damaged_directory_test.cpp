@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
+#include <utility>
 
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
@@ -74,6 +76,85 @@ TEST_F(DamagedDirectory, WhateverBitIsFlippedNoOtherNumbersAreRead) {
     EXPECT_GT(refused, 0u);
   }
   EXPECT_THAT(all(), ElementsAre());
+}
+
+// At the `times`-th opening of a file whose path ends so, a job does something first.
+class WhileAJobSaves : public checkpoint::FileSystem {
+ public:
+  WhileAJobSaves(std::string file, int times, std::function<void()> job)
+      : file_(std::move(file)), times_(times), job_(std::move(job)) {}
+  int open(const std::string& path, int flags) override {
+    if (path.ends_with(file_) && --times_ == 0) job_();
+    return FileSystem::open(path, flags);
+  }
+  bool has_come() const { return times_ <= 0; }
+
+ private:
+  std::string file_;
+  int times_;
+  std::function<void()> job_;
+};
+
+using Names = std::vector<std::string>;
+Names whole_ones(const checkpoint::DirectoryFindings& found) {
+  EXPECT_THAT(found.directory, ElementsAre());
+  Names names;
+  for (const auto& [name, findings] : found.checkpoints) {
+    EXPECT_THAT(findings, ElementsAre()) << name;
+    names.push_back(name);
+  }
+  return names;
+}
+
+TEST_F(DamagedDirectory, WhatAJobRemovesMeanwhileIsNoDamage) {
+  int64_t step = 2;
+  for (const auto& [file, times] :
+       {std::pair{"shard-0-of-2.safetensors", 1}, std::pair{"shard-1-of-2.safetensors", 1},
+        std::pair{"manifest.json", 1}, std::pair{"manifest.json", 2}}) {
+    std::string newest;
+    WhileAJobSaves files(file, times, [&] {
+      checkpoint::Directory directory(folder_.path());
+      newest = save(directory, ++step, 3.5);
+      directory.retain({.keep_last = 1});  // all that verify_directory() has listed
+    });
+    const auto names = whole_ones(verify_directory(folder_.path(), files));
+    ASSERT_TRUE(files.has_come());
+    EXPECT_EQ(names, Names{newest.substr(newest.rfind('/') + 1)}) << file << " " << times;
+    checkpoint::Directory directory(folder_.path());
+    save(directory, ++step, 1.5);
+  }
+}
+
+TEST_F(DamagedDirectory, DamageIsFoundWhileAJobRemovesOthers) {
+  const std::string path = two_ + "/shard-1-of-2.safetensors", whole = contents(path);
+  write(path, whole.substr(0, whole.size() - 1));
+  WhileAJobSaves files("shard-1-of-2.safetensors", 1, [&] {
+    checkpoint::Directory directory(folder_.path());
+    save(directory, 3, 3.5);
+    directory.retain({.keep_last = 2});  // not step 1
+  });
+  const auto found = verify_directory(folder_.path(), files);
+  EXPECT_FALSE(found.checkpoints.contains("step-00000001"));
+  EXPECT_THAT(found.checkpoints.at("step-00000002"), ElementsAre(HasSubstr("is cut short")));
+  EXPECT_THAT(found.directory, ElementsAre());
+}
+
+// A save publishes first, and replaces `latest` then.
+TEST_F(DamagedDirectory, ASaveThatIsAboutToReplaceLatestIsNoDamage) {
+  const std::string latest = folder_ / "latest", older = contents(latest);
+  {
+    checkpoint::Directory directory(folder_.path());
+    save(directory, 3, 3.5);
+  }
+  const std::string newer = contents(latest);
+  write(latest, older);
+  WhileAJobSaves files("/latest", 5, [&] { write(latest, newer); });
+  EXPECT_EQ(whole_ones(verify_directory(folder_.path(), files)).size(), 3u);
+  ASSERT_TRUE(files.has_come());
+  // It was killed there.
+  write(latest, older);
+  EXPECT_THAT(verify_directory(folder_.path()).directory,
+              ElementsAre(HasSubstr("the newest that can be read is step-00000003")));
 }
 
 TEST_F(DamagedDirectory, FilesSwappedBetweenCheckpoints) {
