@@ -62,6 +62,31 @@ TEST_F(Tool, InspectTakesTheNewestOfADirectory) {
                     HasSubstr("step-00000002  step 2  (the newest, shown above)")));
 }
 
+// The folder of a run of `lockstep train`, with its checkpoints in `checkpoints`.
+TEST_F(Tool, ARunsFolderIsTakenForItsCheckpoints) {
+  const std::string run_folder = out("run");
+  std::filesystem::create_directories(run_folder);
+  EXPECT_THAT(run(1, "inspect " + run_folder), HasSubstr("nor a run's folder checkpoints"));
+  std::filesystem::rename(runs_, run_folder + "/checkpoints");
+  write(run_folder + "/metrics.jsonl", "");
+  EXPECT_THAT(run(0, "inspect " + run_folder),
+              AllOf(HasSubstr("checkpoints/step-00000002: checkpoint"),
+                    HasSubstr("step-00000001  step 1\n")));
+  EXPECT_THAT(run(0, "verify " + run_folder + "/"), HasSubstr("/checkpoints/latest: whole"));
+  run(0, "export " + run_folder + " --to " + out("x.safetensors"));
+  EXPECT_THAT(run(0, "diff " + run_folder + " " + out("x.safetensors")),
+              HasSubstr("0 differences"));
+  // A model beside it goes before.
+  std::filesystem::rename(out("x.safetensors"), run_folder + "/model.safetensors");
+  EXPECT_THAT(run(0, "inspect " + run_folder), HasSubstr("safetensors file"));
+  EXPECT_THAT(run(0, "verify " + run_folder), Not(HasSubstr("latest")));
+}
+
+TEST_F(Tool, NamesThatAreNotThereAreAnsweredByThoseThatAre) {
+  EXPECT_THAT(run(1, "export " + one_ + " --only net --to " + out("x.safetensors")),
+              HasSubstr("no tensor is called 'net', or is below it; there are 'bias', 'weight'"));
+}
+
 TEST_F(Tool, InspectAsJson) {
   const auto json = nlohmann::json::parse(run(0, "inspect --json " + one_));
   EXPECT_EQ(json["kind"], "checkpoint");

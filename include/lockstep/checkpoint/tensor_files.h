@@ -87,12 +87,17 @@ class TensorFiles {
   std::map<std::string, int64_t> files_;
 };
 
-// Opens what lies at `path`: a checkpoint, a directory of checkpoints (its newest), a safetensors
-// file, a folder of Hugging Face's (or its model.safetensors.index.json), a file of torch.save (of
-// Python's since 1.6, or C++'s; nothing in it is executed: docs/checkpoints.md). Reads headers
-// only. Throws CheckpointError that says what is there when that is none of these, or damaged.
+// Opens what lies at `path`: a checkpoint, a directory of checkpoints (its newest), the folder of a
+// run with such a directory `checkpoints` in it, a safetensors file, a folder of Hugging Face's (or
+// its model.safetensors.index.json), a file of torch.save (of Python's since 1.6, or C++'s; nothing
+// in it is executed: docs/checkpoints.md). Reads headers only. Throws CheckpointError that says
+// what is there when that is none of these, or damaged.
 std::unique_ptr<TensorFiles> open_tensors(const std::string& path,
                                           FileSystem& files = system_files());
+
+// The directory of checkpoints in the folder of a run: `path` itself where it is one, or holds what
+// can be opened otherwise; path + "/checkpoints" where that is one.
+std::string checkpoints_of_run(const std::string& path, FileSystem& files = system_files());
 
 // Whether a folder holds checkpoints, or would once a save into it has ended.
 bool is_directory_of_checkpoints(const std::string& path, FileSystem& files = system_files());
@@ -104,7 +109,9 @@ struct DirectoryFindings {
   std::vector<std::string> unfinished;                          // saves that did not end: no fault
 };
 
-// Verifies all checkpoints of a directory, and that `latest` names the newest.
+// Verifies all checkpoints of a directory, and that `latest` names the newest. A job may save there
+// and remove older ones meanwhile: what it removes is left out, and is no fault. Where `latest`
+// names an older one, as between the two steps of a save, it is looked at for up to 2 s.
 DirectoryFindings verify_directory(const std::string& path, FileSystem& files = system_files());
 
 }  // namespace lockstep::checkpoint

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 
 #include "checkpoint/format/directory/names.h"
 #include "checkpoint/format/json.h"
@@ -57,6 +58,24 @@ bool is_there(FileSystem& files, const std::string& path) {
   const auto names = files.list(above(path));
   return names && std::find(names->begin(), names->end(),
                             path.substr(path.find_last_of('/') + 1)) != names->end();
+}
+
+// What the names begin with: "are 'model' and 'optimizer'".
+std::string text_of_tops(const TensorFiles& files) {
+  constexpr size_t kMostTops = 8;
+  std::set<std::string> tops;
+  for (const auto& [name, tensor] : files.tensors()) {
+    const size_t slash = name.find('/');
+    tops.insert(name.substr(0, slash == std::string::npos ? name.find('.') : slash));
+  }
+  if (tops.empty()) return "is none";
+  std::string text = tops.size() == 1 ? "is " : "are ";
+  size_t count = 0;
+  for (const auto& top : tops) {
+    if (count == kMostTops) return text + ", ...";
+    text += (count++ == 0 ? "" : ", ") + in_quotes(top);
+  }
+  return text;
 }
 
 // Where a file is written until it is whole: .tmp-9c41b7e20d5fa863-NAME, which no other export has.
@@ -151,8 +170,9 @@ Selected select(const TensorFiles& files, const std::vector<std::string>& patter
     };
     if (std::none_of(files.tensors().begin(), files.tensors().end(), chooses) &&
         std::none_of(files.aliases().begin(), files.aliases().end(), chooses)) {
-      throw CheckpointError(fmt::format("[checkpoint] {}: no tensor is called {}, or is below it",
-                                        files.path(), in_quotes(pattern)));
+      throw CheckpointError(
+          fmt::format("[checkpoint] {}: no tensor is called {}, or is below it; there {}",
+                      files.path(), in_quotes(pattern), text_of_tops(files)));
     }
   }
   return selected;

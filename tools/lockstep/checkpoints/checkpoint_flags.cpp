@@ -10,8 +10,9 @@ namespace lockstep::tool {
 namespace {
 
 constexpr const char* kInspectFooter =
-    R"(CHECKPOINT is a checkpoint's folder, a directory of checkpoints (the newest counts), a .safetensors
-file, a folder with model.safetensors.index.json, or a file of Python's or C++'s torch.save. docs/checkpoints.md.
+    R"(CHECKPOINT is a checkpoint's folder, a directory of checkpoints (the newest counts), the folder of a run with its
+checkpoints in it, a .safetensors file, a folder with model.safetensors.index.json, or a file of Python's or C++'s
+torch.save. docs/checkpoints.md.
 A trajectories.jsonl of three_domain is taken, too: its episodes are counted, or one is printed.
 
   lockstep inspect runs/a
@@ -32,18 +33,18 @@ constexpr const char* kExportFooter =
     R"(--to FILE.safetensors is one file; any other --to is a folder as Hugging Face's libraries read it: model.safetensors,
 or shards and model.safetensors.index.json when it would be larger than a shard may be.
 
-  lockstep export runs/a --only net --to net.safetensors
-  lockstep export runs/a --only net --to model/ --max-shard-size 500MB
+  lockstep export runs/a --only model --to net.safetensors
+  lockstep export runs/a --only model --to model/ --max-shard-size 500MB
   lockstep export model.pt --to model.safetensors
 )";
 constexpr const char* kDiffFooter =
     R"(Numbers are compared, NaN is the same as NaN; tensors whose numbers are equal but not their bits (-0 and 0) are named, too,
-unless a tolerance is given. With --only net a side that has nothing below net is taken whole.
+unless a tolerance is given. With --only model a side that has nothing below model is taken whole.
 
 Exit status: 0 when both are the same; 1 when they differ; 2 for anything that cannot be read.
 
   lockstep diff runs/a/step-00001000 runs/a/step-00002000
-  lockstep diff runs/a net.safetensors --only net
+  lockstep diff runs/a net.safetensors --only model
 )";
 
 constexpr std::array kCommands = {"inspect", "verify", "merge", "export", "diff"};
@@ -78,8 +79,8 @@ CheckpointFlags::CheckpointFlags(CLI::App& program) : program_(program) {
   add_output(exported, "FILE|FOLDER", "What to write: NAME.safetensors, or a folder");
   exported.add_option(
       "--only", output_.only,
-      "net: tensors below net, and without that in their names; or patterns\nas the "
-      "shell's ('net/*.weight'), whose names stay as they are");
+      "model: tensors below model, and without that in their names; or patterns\nas the "
+      "shell's ('model/*.weight'), whose names stay as they are");
   exported
       .add_option("--max-shard-size", max_shard_size_, "How large files of a folder may be (5GB)")
       ->type_name("SIZE");

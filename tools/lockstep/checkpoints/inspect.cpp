@@ -155,7 +155,8 @@ void print_values(const TensorFiles& files) {
 }
 
 // What else a directory of checkpoints holds.
-void print_others(const std::string& path) {
+void print_others(const std::string& run) {
+  const std::string path = checkpoint::checkpoints_of_run(run);
   if (!checkpoint::is_directory_of_checkpoints(path)) return;
   const auto listing = checkpoint::list_checkpoints(path);
   fmt::print("checkpoints in {}\n", path);
@@ -203,7 +204,8 @@ int inspect(const Inspection& inspection) {
   return 0;
 }
 
-int verify(const std::string& path) {
+int verify(const std::string& run) {
+  const std::string path = checkpoint::checkpoints_of_run(run);
   if (!checkpoint::is_directory_of_checkpoints(path)) {
     const auto files = checkpoint::open_tensors(path);
     return print_findings(files->path(), files->verify()) == 0 ? 0 : 1;
@@ -220,7 +222,8 @@ int verify(const std::string& path) {
     count += print_findings(path + "/latest", found.directory);
   }
   for (const auto& name : found.unfinished) {
-    fmt::print("{}/{}: left by a save that did not end; the next save removes it\n", path, name);
+    fmt::print("{}/{}: not whole: a save goes on, or did not end, and the next one removes it\n",
+               path, name);
   }
   return count == 0 ? 0 : 1;
 }

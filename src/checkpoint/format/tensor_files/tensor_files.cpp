@@ -139,9 +139,12 @@ std::unique_ptr<TensorFiles> open_folder(const std::string& folder, const Names&
         "was not copied in full, or was never published",
         folder, fmt::join(shards, ", ")));
   }
+  if (const auto own = checkpoints_of_run(folder, files); own != folder) {
+    return open_tensors(own, files);
+  }
   throw CheckpointError(fmt::format(
-      "[checkpoint] {}: holds no checkpoint: neither manifest.json, nor folders step-..., nor "
-      "model.safetensors or its index",
+      "[checkpoint] {}: holds no checkpoint: neither manifest.json, nor folders step-..., nor a "
+      "run's folder checkpoints, nor model.safetensors or its index",
       folder));
 }
 
@@ -186,6 +189,17 @@ bool is_directory_of_checkpoints(const std::string& path, FileSystem& files) {
            return name.starts_with(kStep) || is_leftover(name) || name == kLockName ||
                   name == kLatestName;
          });
+}
+
+std::string checkpoints_of_run(const std::string& path, FileSystem& files) {
+  const std::string own = path + (path.ends_with('/') ? "checkpoints" : "/checkpoints");
+  const auto names = files.list(path);
+  const bool holds_others =
+      names && std::any_of(names->begin(), names->end(), [](const std::string& name) {
+        return name == kManifestName || name.ends_with(kIndexEnd) || name.ends_with(".safetensors");
+      });
+  if (holds_others || is_directory_of_checkpoints(path, files)) return path;
+  return is_directory_of_checkpoints(own, files) ? own : path;
 }
 
 std::unique_ptr<TensorFiles> open_tensors(const std::string& path, FileSystem& files) {
