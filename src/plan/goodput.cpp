@@ -51,15 +51,15 @@ SimulatedRun simulate_run(const Reliability& reliability, double interval, doubl
     const auto bits = static_cast<double>(mix(mix(seed) ^ draws++) >> 11);
     return -mean * std::log((bits + 0.5) * 0x1p-53);
   };
-  double until_failure = next_failure(), done = 0;
-  while (done < work && run.failures < kMostFailures) {
-    const double part = std::min(interval, work - done);
+  double until_failure = next_failure();
+  while (run.done < work && run.failures < kMostFailures) {
+    const double part = std::min(interval, work - run.done);
     const double segment = part + reliability.save;
     if (until_failure >= segment) {
       until_failure -= segment;
       run.seconds += segment;
       run.saving += reliability.save;
-      done += part;
+      run.done += part;
       continue;
     }
     run.seconds += until_failure;
@@ -77,7 +77,7 @@ SimulatedRun simulate_run(const Reliability& reliability, double interval, doubl
     run.restarting += reliability.restart;
     until_failure -= reliability.restart;
   }
-  if (done >= work) run.goodput = work / run.seconds;
+  if (run.done >= work) run.goodput = work / run.seconds;
   return run;
 }
 

@@ -177,6 +177,7 @@ Memory memory_of(const ModelProfile& model, const Training& training, Strategy s
   }
   out.parameters += kFloat * static_cast<double>(model.buffer_elements);
   add_activations(out, model, training, peak);
+  if (machine.device.shares_memory) out.data += training.dataset_bytes;
   out.tensors = out.parameters + out.gradients + out.optimizer + out.gathered + out.communication +
                 out.activations + out.working + out.data;
   const Device& device = machine.device;

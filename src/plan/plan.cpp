@@ -28,7 +28,9 @@ PlanRow row_of(const ModelProfile& model, const Training& training, const Machin
   row.memory = memory_of(model, training, strategy, machine, ranks);
   row.time = time_of(model, training, strategy, machine, ranks);
   row.samples_per_second = samples_of(training, ranks) / row.time.total;
-  row.efficiency = (row.time.computation + row.time.update) / row.time.total;
+  const double alone =
+      samples_of(training, 1) / time_of(model, training, Strategy::Ddp, machine, 1).total;
+  row.efficiency = row.samples_per_second / (static_cast<double>(ranks) * alone);
   return row;
 }
 

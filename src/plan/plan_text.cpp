@@ -168,9 +168,10 @@ std::string advice(const Plan& plan) {
   } else {
     out += why_fsdp(best, *ddp);
   }
-  out += fmt::format(" {} of a step is computation and update; {} ranks do the work of {:.3g}.",
-                     percent_text(best.efficiency), plan.ranks,
-                     best.efficiency * static_cast<double>(plan.ranks));
+  out += fmt::format(
+      " {} of a step is computation and update; {} ranks are as fast as {:.3g} times one alone.",
+      percent_text((best.time.computation + best.time.update) / best.time.total), plan.ranks,
+      best.efficiency * static_cast<double>(plan.ranks));
   if (plan.configured && *plan.configured != best.strategy) {
     if (const auto* row = row_named(plan, *plan.configured)) {
       out += row->memory.fits() ? fmt::format(" The file asks for {}, which takes {} a step.",

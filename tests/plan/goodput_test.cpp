@@ -49,8 +49,12 @@ TEST(Goodput, TheSearchFindsWhatTheSimulationFinds) {
 TEST(Goodput, AJobThatNeverGetsThroughASegmentGivesUp) {
   const Reliability hopeless = {
       .ranks = 1000000, .rank_failure_interval = 3600, .save = 60, .restart = 0};
-  EXPECT_EQ(simulate_run(hopeless, 1000, 1000, 1).goodput, 0);
+  const auto run = simulate_run(hopeless, 1000, 1000, 1);
+  EXPECT_EQ(run.goodput, 0);
+  EXPECT_EQ(run.done, 0);
+  EXPECT_EQ(run.failures, 100000);
   EXPECT_EQ(goodput(hopeless, 1000), 0);
+  EXPECT_EQ(simulate_run(job(64), 1000, 2500, 1).done, 2500);
 }
 
 }  // namespace

@@ -34,10 +34,12 @@ struct SimulatedRun {
   double seconds = 0;  // until all work is done and saved
   double saving = 0, restarting = 0, lost = 0;
   int64_t failures = 0;
+  double done = 0;  // seconds of work that are saved: all, unless the simulation gave up
   double goodput = 0;
 };
 
-// The same numbers for the same seed. Gives up, with goodput 0, at the 100,000th failure.
+// The same numbers for the same seed. Gives up, with goodput 0 and `done` below `work`, at the
+// 100,000th failure.
 SimulatedRun simulate_run(const Reliability& reliability, double interval, double work,
                           uint64_t seed);
 

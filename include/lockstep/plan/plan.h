@@ -20,7 +20,9 @@ struct PlanRow {
   Memory memory;
   StepTime time;
   double samples_per_second = 0;  // of all ranks together
-  double efficiency = 0;          // against as many ranks that never wait
+  // The rate, as a share of so many times that of one rank alone, were its memory enough. Above 1
+  // where ranks divide the update among them.
+  double efficiency = 0;
 };
 
 // For how many ranks to plan.

@@ -39,6 +39,7 @@ struct Training {
   double bucket_bytes = 25 << 20;
   int64_t sent_bytes = 4;    // of a gradient's element on its way: a hook makes it 2
   int64_t prefetched = 0;    // batches that the loader makes ahead
+  double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
   double measured_step = 0;  // seconds of a step on one rank, when it was measured; 0: estimate
   // Seconds of forward and backward of one micro-batch, with nothing computed twice, when they were
   // measured (lockstep/plan/measure.h); 0: estimate. measured_step goes before it.
@@ -65,7 +66,7 @@ struct Memory {
   double communication = 0;  // buckets beside gradients, memory in which gradients are added up
   double activations = 0;    // kept for backward
   double working = 0;        // beside them, while one unit works
-  double data = 0;           // batches
+  double data = 0;           // batches; on CPUs also a data set that is held in memory
   double tensors = 0;        // all of these
   double margin = 0;         // lost by the allocator
   double reserved = 0;       // driver, libraries, transport

@@ -74,6 +74,7 @@ OrderedJson json_of(const RunTable& table) {
             {"saving", table.run.saving},
             {"lost", table.run.lost},
             {"restarting", table.run.restarting},
+            {"done", table.run.done},
             {"goodput", table.run.goodput}}}};
 }
 
@@ -206,15 +207,21 @@ int SimulateCommand::carry_out() const {
                            : "");
   }
   const auto& run = table.run;
-  fmt::print(
-      "\nSome rank fails every {}. {} of work with a checkpoint every {}{}: {} failures, {} in "
-      "all, goodput "
-      "{:.2f} % ({} lost, {} saving, {} restarting)\n",
-      seconds_text(table.reliability.failure_interval()), seconds_text(work_hours_ * 3600),
-      seconds_text(table.chosen),
-      fmt::format(" ({:.0f} steps)", std::max(1.0, table.chosen / mean)), run.failures,
-      seconds_text(run.seconds), 100 * run.goodput, seconds_text(run.lost),
-      seconds_text(run.saving), seconds_text(run.restarting));
+  const std::string work = seconds_text(work_hours_ * 3600);
+  fmt::print("\nSome rank fails every {}. {} of work with a checkpoint every {} ({:.0f} steps): ",
+             seconds_text(table.reliability.failure_interval()), work, seconds_text(table.chosen),
+             std::max(1.0, table.chosen / mean));
+  const std::string spent = fmt::format("{} lost, {} saving, {} restarting", seconds_text(run.lost),
+                                        seconds_text(run.saving), seconds_text(run.restarting));
+  if (run.done < work_hours_ * 3600) {
+    fmt::print(
+        "not done after {} failures, at which the simulation ends: {} of {} in {} ({}). Save and "
+        "restart faster, or use fewer ranks\n",
+        run.failures, seconds_text(run.done), work, seconds_text(run.seconds), spent);
+    return 0;
+  }
+  fmt::print("{} failures, {} in all, goodput {:.2f} % ({})\n", run.failures,
+             seconds_text(run.seconds), 100 * run.goodput, spent);
   return 0;
 }
 
