@@ -136,17 +136,45 @@ class [[nodiscard]] OwnCasts {
   bool before_ = at::autocast::is_autocast_cache_enabled();
 };
 
+// What a first run returned, as tensors that may become results of Recompute. A buffer or parameter
+// must not: it would be part of every later graph, and the second run would wait for itself. Nor a
+// view, which libtorch would refuse to change in place. Aliases share the version, so that changes
+// in place are noticed as without checkpointing. Only views of memory that another output has too
+// stay views: after a change in place of one the other's gradient would be wrong.
+Tensors as_results(Tensors outputs, const Tensors& inputs) {
+  const Tensors all = outputs;
+  const auto shares_memory = [&](size_t i) {
+    for (size_t other = 0; other < all.size(); ++other) {
+      const at::Tensor& tensor = all[other];
+      if (other == i || !tensor.defined() || tensor.layout() != at::kStrided) continue;
+      if (all[i].is_alias_of(tensor)) return true;
+    }
+    return false;
+  };
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    at::Tensor& output = outputs[i];
+    const auto is_it = [&](const at::Tensor& input) { return input.is_same(output); };
+    if (!output.defined() || std::ranges::any_of(inputs, is_it)) continue;
+    if (output.layout() == at::kStrided && output.is_view() && shares_memory(i)) continue;
+    output = output.detach();
+  }
+  return outputs;
+}
+
 struct Recompute : torch::autograd::Function<Recompute> {
   // `anchor` wants a gradient where an argument may not, so that parameters get theirs.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const c10::intrusive_ptr<Run>& run,
                                                 const at::Tensor&, at::TensorList inputs) {
+    // An output that the loss does not use has no gradient, which is not a zero one: parameters
+    // that only it depends on get none.
+    context->set_materialize_grads(false);
     context->saved_data["run"] = c10::IValue::make_capsule(run);
     context->save_for_backward(inputs.vec());
     const OwnCasts casts;
     Tensors outputs = run->body(inputs.vec());
     run->buffers->forget_unchanged();
-    return outputs;
+    return as_results(std::move(outputs), inputs.vec());
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
