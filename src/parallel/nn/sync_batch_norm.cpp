@@ -41,29 +41,49 @@ at::Tensor by_channel(const at::Tensor& values, const at::Tensor& batch) {
   return values.view(shape);
 }
 
-// Per rank (count, count * mean, count * (variance + mean^2)). Squares of float32 are exact in
-// float64, so the sums lose nothing when the mean is far from zero.
+// Of all ranks, from a row for each: count, means, and sums of squared deviations from the mean.
+// Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample
+// Variances", 1979: a mean far from zero costs no digits of the variance. Rank by rank, so that all
+// ranks get the same bits.
+Statistics combined(const at::Tensor& rows, const at::TensorOptions& options) {
+  const int64_t channels = (rows.size(1) - 1) / 2;
+  const at::Tensor on_cpu = rows.cpu();
+  std::vector<double> mean(static_cast<size_t>(channels)), squares(mean.size());
+  double count = 0;
+  for (int64_t rank = 0; rank < on_cpu.size(0); ++rank) {
+    const double* row = on_cpu[rank].const_data_ptr<double>();
+    const double more = row[0];
+    if (more == 0) continue;
+    const double part = more / (count + more);
+    for (size_t i = 0; i < mean.size(); ++i) {
+      const double step = row[1 + i] - mean[i];
+      mean[i] += step * part;
+      squares[i] += row[1 + mean.size() + i] + step * step * part * count;
+    }
+    count += more;
+  }
+  for (double& sum : squares) sum /= count;
+  const auto tensor = [&](const std::vector<double>& values) {
+    return at::tensor(values, at::kDouble).to(options.device(), options.dtype().toScalarType());
+  };
+  return {.mean = tensor(mean), .variance = tensor(squares), .count = count};
+}
+
 Statistics statistics(const at::Tensor& input, const Group& group) {
   const int64_t channels = input.size(1);
   const auto options = statistics_options(input);
-  at::Tensor sums = at::zeros({2 * channels + 1}, options.dtype(at::kDouble));
+  const at::Tensor mine = at::zeros({1 + 2 * channels}, options.dtype(at::kDouble));
   if (input.numel() > 0) {
     const at::Tensor unused = at::zeros({channels}, options);
-    auto [mean, variance] = at::batch_norm_update_stats(input, unused, unused, 0.0);
-    mean = mean.to(at::kDouble);
+    const auto [mean, variance] = at::batch_norm_update_stats(input, unused, unused, 0.0);
     const double count = static_cast<double>(input.numel() / channels);
-    sums[0] = count;
-    sums.narrow(0, 1, channels) = mean * count;
-    sums.narrow(0, 1 + channels, channels) = (variance.to(at::kDouble) + mean * mean) * count;
+    mine[0] = count;
+    mine.narrow(0, 1, channels).copy_(mean);
+    mine.narrow(0, 1 + channels, channels).copy_(variance).mul_(count);
   }
-  group.all_reduce(sums, ReduceOp::Sum, {.label = "SyncBatchNorm forward"}).wait();
-  Statistics all;
-  all.count = sums[0].item<double>();
-  const at::Tensor mean = sums.narrow(0, 1, channels) / all.count;
-  const at::Tensor square = sums.narrow(0, 1 + channels, channels) / all.count;
-  all.mean = mean.to(options.dtype());
-  all.variance = (square - mean * mean).clamp_min_(0).to(options.dtype());
-  return all;
+  const at::Tensor rows = at::empty({group.size(), mine.numel()}, mine.options());
+  group.all_gather(rows, mine, {.label = "SyncBatchNorm forward"}).wait();
+  return combined(rows, options);
 }
 
 // How a context keeps a group.
