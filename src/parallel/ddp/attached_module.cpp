@@ -79,15 +79,11 @@ std::string AttachedModule::difference() {
     return one.is_same(other);
   };
   if (std::ranges::equal(tensors, tensors_, is_same_tensor)) return {};
-  try {
-    const Model now = Model::of(module_, notes_);
-    if (auto text = first_replaced("parameter", model_.parameters, now.parameters); !text.empty())
-      return text;
-    if (auto text = first_replaced("buffer", model_.buffers, now.buffers); !text.empty())
-      return text;
-  } catch (const ConfigError& error) {
-    return error.what();  // a tensor that DdpOptions names no longer exists
-  }
+  const Model now = Model::of(module_, notes_);
+  if (!now.unknown.empty()) return now.unknown;
+  if (auto text = first_replaced("parameter", model_.parameters, now.parameters); !text.empty())
+    return text;
+  if (auto text = first_replaced("buffer", model_.buffers, now.buffers); !text.empty()) return text;
   tensors_ = std::move(tensors);  // only what is ignored has changed
   return {};
 }

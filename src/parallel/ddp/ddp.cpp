@@ -57,7 +57,19 @@ std::string shared_with_another(const Model& model) {
   return {};
 }
 
-void check(const Model& model, const Group& group, std::string complaint) {
+// What has to be alike on all ranks.
+std::string describe(const DdpOptions& options) {
+  return fmt::format(
+      "bucket_bytes {{{}}}, unused {}, buffers {}, hook {}, check_same_every {}, lanes {}",
+      fmt::join(options.bucket_bytes, ", "), options.unused == Unused::Zero ? "Zero" : "Error",
+      options.buffers == Buffers::Broadcast ? "Broadcast"
+      : options.buffers == Buffers::Average ? "Average"
+                                            : "None",
+      options.hook ? options.hook->name() : "none", options.check_same_every, options.lanes);
+}
+
+void check(const Model& model, const Group& group, const DdpOptions& options,
+           std::string complaint) {
   if (complaint.empty() && model.trainable().empty()) {
     complaint = fmt::format(
         "none of the module's {} parameters requires a gradient: there is nothing to average, so "
@@ -66,7 +78,7 @@ void check(const Model& model, const Group& group, std::string complaint) {
   }
   const auto& all = model.parameters;
   const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
-  verify(model, group, device, std::move(complaint));
+  verify(model, group, device, std::move(complaint), "ddp", describe(options));
 }
 
 }  // namespace
@@ -150,7 +162,7 @@ Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   std::string complaint = shared_with_another(model);
   if (complaint.empty() && state_->plan)
     complaint = unfit_for_lanes(model, lane_options(state_->options), module);
-  check(model, group, std::move(complaint));
+  check(model, group, state_->options, std::move(complaint));
   if (state_->plan) begin_lanes(group, lane_options(state_->options));
   state_->attach_hook(state_->module.model());
   state_->attach();
@@ -166,7 +178,7 @@ void Ddp::refresh() {
   std::string complaint;
   if (state_->plan)
     complaint = unfit_for_lanes(now.model(), lane_options(state_->options), now.module());
-  check(now.model(), state_->group, std::move(complaint));
+  check(now.model(), state_->group, state_->options, std::move(complaint));
   state_->attach_hook(now.model());
   state_->accumulators.clear();
   state_->reducer.reset();

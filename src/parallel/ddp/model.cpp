@@ -138,13 +138,14 @@ std::unordered_map<const void*, std::weak_ptr<const torch::nn::Module>> statisti
   return layers;
 }
 
-[[noreturn]] void unknown(std::string_view option, std::string_view name, std::string_view kind,
-                          const std::vector<Named>& parameters) {
+std::string unknown_name(const ModelNotes& notes, std::string_view option, std::string_view name,
+                         const std::vector<Named>& parameters) {
   std::vector<std::string> names;
   for (const auto& item : parameters) names.push_back("'" + item.name + "'");
-  throw ConfigError(fmt::format(
-      "[ddp] DdpOptions::{} names '{}', but the module has no such {}; its parameters are {}",
-      option, name, kind, fmt::join(names, ", ")));
+  return fmt::format("{}::{} names '{}', but the module has no such {}; its parameters are {}",
+                     notes.options, option, name,
+                     option == "sparse" ? "parameter" : "parameter or buffer",
+                     fmt::join(names, ", "));
 }
 
 std::vector<std::string> lines_of(std::string_view text) {
@@ -173,13 +174,17 @@ Model Model::of(const ModuleRef& ref, const ModelNotes& notes) {
   }
   for (const auto& name : notes.sparse) {
     const auto found = std::ranges::find(model.parameters, name, &Named::name);
-    if (found == model.parameters.end()) unknown("sparse", name, "parameter", model.parameters);
+    if (found == model.parameters.end()) {
+      model.unknown = unknown_name(notes, "sparse", name, model.parameters);
+      return model;
+    }
     found->sparse = true;
   }
   for (const auto& name : notes.ignore) {
     const auto is_it = [&](const Named& item) { return item.name == name; };
     if (std::erase_if(model.parameters, is_it) + std::erase_if(model.buffers, is_it) == 0) {
-      unknown("ignore", name, "parameter or buffer", model.parameters);
+      model.unknown = unknown_name(notes, "ignore", name, model.parameters);
+      return model;
     }
   }
   return model;
@@ -219,7 +224,7 @@ std::string first_difference(const std::vector<std::vector<std::string>>& ranks)
       if (first == other) continue;
       return fmt::format(
           "the ranks' models differ. First difference, at parameter or buffer {}:\n  rank 0 has "
-          "{}\n  rank {} has {}\nBuild the same module on every rank before Ddp",
+          "{}\n  rank {} has {}\nBuild the same module on every rank",
           index, first, rank, other);
     }
   }
@@ -231,20 +236,34 @@ at::Device communicated_on(const Group& group, const at::Tensor& tensor) {
 }
 
 void verify(const Model& model, const Group& group, at::Device device, std::string mine,
-            std::string_view who) {
+            std::string_view who, const std::string& options) {
+  if (!model.unknown.empty()) mine = model.unknown;
   if (mine.empty()) mine = complaint(model, device);
-  mine = mine.empty() ? first_values(model) + fmt::format("{}", fmt::join(describe(model), "\n"))
+  mine = mine.empty() ? fmt::format("{}{}\n{}", first_values(model), options,
+                                    fmt::join(describe(model), "\n"))
                       : kComplaint + mine;
+  const std::string type = who == "fsdp" ? "Fsdp" : "Ddp";
   std::vector<std::vector<std::string>> ranks;
-  const auto texts = group.all_gather_bytes(mine, {.label = "Ddp: comparing models"});
+  std::vector<std::string> options_of_ranks;
+  const auto texts = group.all_gather_bytes(mine, {.label = type + ": comparing models"});
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     if (!texts[rank].empty() && texts[rank].front() == kComplaint) {
       throw ConfigError(fmt::format("[{}] rank {}: {}", who, rank, texts[rank].substr(1)));
     }
-    ranks.push_back(lines_of(std::string_view(texts[rank]).substr(kPrintWidth)));
+    auto& lines = ranks.emplace_back(lines_of(std::string_view(texts[rank]).substr(kPrintWidth)));
+    options_of_ranks.push_back(std::move(lines.front()));
+    lines.erase(lines.begin());
   }
   if (const auto text = first_difference(ranks); !text.empty()) {
-    throw ConfigError(fmt::format("[{}] {}", who, text));
+    throw ConfigError(fmt::format("[{}] {} before {}", who, text, type));
+  }
+  const auto& all = options_of_ranks;
+  if (const auto rank = std::ranges::find_if(all, [&](const auto& o) { return o != all[0]; });
+      rank != all.end()) {
+    throw ConfigError(fmt::format(
+        "[{}] the ranks' options differ:\n  rank 0 has {}\n  rank {} has {}\nGive all ranks the "
+        "same",
+        who, all[0], rank - all.begin(), *rank));
   }
   const auto differs = [&](const std::string& text) {
     return text.compare(0, kPrintWidth, texts[0], 0, kPrintWidth) != 0;

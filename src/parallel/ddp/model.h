@@ -24,14 +24,17 @@ struct ModelNotes {
   std::vector<std::string> ignore;  // parameters and buffers that are left out
   std::vector<std::string>
       sparse;  // parameters with sparse gradients, beside those of Embedding layers
+  std::string_view options = "DdpOptions";  // what errors call the options
 };
 
 // Each tensor once, under its first name, in registration order.
 struct Model {
   std::vector<Named> parameters;
   std::vector<Named> buffers;
+  // A note names a tensor that the module does not have, as an error's text. Another rank's module
+  // may have it, so that verify() throws it on all.
+  std::string unknown = {};
 
-  // Throws ConfigError for a note about a tensor that the module does not have.
   static Model of(const ModuleRef& ref, const ModelNotes& notes = {});
   std::vector<Named> trainable() const;
   // Parameters, then buffers.
@@ -43,9 +46,10 @@ struct Model {
 at::Device communicated_on(const Group& group, const at::Tensor& tensor);
 
 // Throws ConfigError on all ranks unless the model can be attached to on `device`, all ranks
-// describe it alike, and no rank has given a `complaint`. Messages begin with [who].
+// describe it and their options alike, and no rank has given a `complaint`. Messages begin with
+// [who]. `options` is one line.
 void verify(const Model& model, const Group& group, at::Device device, std::string complaint = {},
-            std::string_view who = "ddp");
+            std::string_view who = "ddp", const std::string& options = {});
 
 // A kind, a name, and what has to agree, as "parameter 'fc.weight': float32 [256, 784], trainable".
 // Private to verify(), and its tests.

@@ -124,7 +124,8 @@ std::string unfit_for_fsdp(const Model& model) {
 }  // namespace
 
 Fsdp::State::State(const ModuleRef& ref, const Group& group, FsdpOptions options)
-    : plan_{.all = group, .options = std::move(options)}, module_(ref, {plan_.options.ignore, {}}) {
+    : plan_{.all = group, .options = std::move(options)},
+      module_(ref, {plan_.options.ignore, {}, "FsdpOptions"}) {
   group.refuse_python_ranks("Fsdp");
   check_fsdp_options(plan_.options, group);
   if (plan_.options.sharding == Sharding::None) plan_.options.shard_ranks = 1;
