@@ -52,6 +52,11 @@ class CommHook {
   // gradients as if those were all ranks. None for a hook that always communicates.
   virtual std::optional<Group> subgroup() const { return std::nullopt; }
 
+  // Called at the end of each pass, with the names of parameters that no rank used in it. Their
+  // gradients are not what start() computed, so what the hook carries for them has to be what it
+  // was before the pass; otherwise a part of their next gradient is lost.
+  virtual void end_pass(const std::vector<std::string>& unused);
+
   // Called by Ddp's constructor on every rank: the parameters whose gradients the hook will see, by
   // name. A ConfigError that it throws on one rank (because the restored state belongs to other
   // parameters, for instance) is thrown by the constructors of all ranks.

@@ -27,7 +27,7 @@ namespace lockstep::parallel {
 enum class Unused {
   Zero,   // it counts as zero; when no rank reached it, its gradient is not touched
   Error,  // backward() throws ConfigError on all ranks, listing the parameters that some rank did
-          // not reach
+          // not reach; those that were frozen since count as reached
 };
 
 // The module's buffers (as BatchNorm's running statistics). At construction they become rank 0's in
@@ -173,8 +173,10 @@ class Ddp : public Joinable {
 
   // Makes the gradients of all of the module's parameters undefined, which costs nothing: the next
   // backward writes over the buckets. Where it is called once a step, the next backward also
-  // detects a rank that leaves out a batch after it; calls of an optimizer's zero_grad() are
-  // invisible to Ddp (docs/architecture.md).
+  // detects a rank that leaves out a batch after it, so ranks call it equally often; calls of an
+  // optimizer's zero_grad() are invisible to Ddp (docs/architecture.md). A rank may look at
+  // gradients of its own between steps: zero_grad(), backward() under hold(), and zero_grad() again
+  // do not count in a loop that does not accumulate otherwise.
   void zero_grad();
 
   // Several may exist at once; accumulation ends when the last one is destroyed.

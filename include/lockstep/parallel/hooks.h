@@ -32,6 +32,7 @@ class CastHook : public CommHook {
 
   std::string_view name() const override { return name_; }
   comm::Work start(const Group& group, const Bucket& bucket) override;
+  void end_pass(const std::vector<std::string>& unused) override;
   void attach(const std::map<std::string, at::Tensor>& parameters) override;
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
@@ -67,6 +68,7 @@ class PowerSgd : public CommHook {
 
   std::string_view name() const override { return "power_sgd"; }
   comm::Work start(const Group& group, const Bucket& bucket) override;
+  void end_pass(const std::vector<std::string>& unused) override;
   void attach(const std::map<std::string, at::Tensor>& parameters) override;
   // "iteration", and by parameter "error/..." and "q/...".
   std::map<std::string, at::Tensor> state() const override;
@@ -99,6 +101,7 @@ class TopK : public CommHook {
 
   std::string_view name() const override { return "top_k"; }
   comm::Work start(const Group& group, const Bucket& bucket) override;
+  void end_pass(const std::vector<std::string>& unused) override;
   void attach(const std::map<std::string, at::Tensor>& parameters) override;
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;

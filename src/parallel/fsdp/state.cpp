@@ -309,7 +309,7 @@ void Fsdp::State::attach() {
                   .buffers = plan_.options.buffers == Buffers::None ? 0 : buffers_->size()};
   flags_ = UsageFlags(plan_.all.empty({static_cast<int64_t>(flag_counts_.all())},
                                       at::TensorOptions(at::kFloat).device(device())),
-                      flag_counts_, Unused::Zero);
+                      flag_counts_);
   accumulators_.reserve(all.size());
   for (size_t i = 0; i < all.size(); ++i) accumulators_.emplace_back(all[i].tensor, i, *this);
   for (const auto& unit : units_) {

@@ -48,6 +48,10 @@ void CastHook::attach(const Tensors& parameters) {
   residuals_->attach(options_.error_feedback ? residual_layout(parameters) : HookState::Layout());
 }
 
+void CastHook::end_pass(const std::vector<std::string>& unused) {
+  end_pass_of_residuals(unused, *residuals_);
+}
+
 Tensors CastHook::state() const { return residuals_->tensors(); }
 void CastHook::restore(const Tensors& state) { residuals_->restore(state, {""}); }
 void CastHook::rescale(double factor) { residuals_->rescale(factor); }

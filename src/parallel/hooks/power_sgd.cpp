@@ -38,6 +38,14 @@ std::optional<Compressed> compressed(const at::Tensor& gradient, const PowerSgdO
   return Compressed{n, m, r};
 }
 
+at::Tensor first_q(std::string_view name, at::IntArrayRef sizes, int64_t iteration,
+                   const PowerSgdOptions& options) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(
+      options.seed ^ fnv1a<uint64_t>(name) ^
+      (options.warm_start ? 0 : static_cast<uint64_t>(iteration)));
+  return at::randn(sizes, generator, at::TensorOptions(at::kFloat));
+}
+
 }  // namespace
 
 // A pass's compressed gradients of one bucket: M is n x m and becomes P Q^T, with P n x r and Q m x
@@ -88,10 +96,7 @@ comm::Work PowerSgd::start(const Group& group, const Bucket& bucket) {
     if (error.defined()) matrix.add_(error);
     at::Tensor q = kept_->of(kQ + name);
     if (!q.defined() || !options_.warm_start) {
-      auto generator = at::make_generator<at::CPUGeneratorImpl>(
-          options_.seed ^ fnv1a<uint64_t>(name) ^
-          (options_.warm_start ? 0 : static_cast<uint64_t>(iteration)));
-      q = at::randn({m, r}, generator, at::TensorOptions(at::kFloat)).to(gradient.options());
+      q = first_q(name, {m, r}, iteration, options_).to(gradient.options());
     }
     factors->names.push_back(name);
     factors->gradients.push_back(gradient);
@@ -158,6 +163,16 @@ void PowerSgd::attach(const Tensors& parameters) {
     layout.try_emplace(kQ + name, expected(shape->m, shape->r));
   }
   kept_->attach(std::move(layout));
+}
+
+void PowerSgd::end_pass(const std::vector<std::string>& unused) {
+  for (const auto& name : unused) {
+    const at::Tensor error = kept_->of(kError + name), q = kept_->of(kQ + name);
+    if (error.defined()) kept_->revert(kError + name, at::zeros_like(error));
+    if (q.defined())
+      kept_->revert(kQ + name, first_q(name, q.sizes(), iteration_, options_).to(q.options()));
+  }
+  kept_->end_pass();
 }
 
 Tensors PowerSgd::state() const {

@@ -32,6 +32,7 @@ bool is_finite(const at::Tensor& tensor) {
 void HookState::begin(const Bucket& bucket) {
   if (bucket.index != 0) return;
   staged_.clear();
+  replaced_.clear();
   finite_.reset();
 }
 
@@ -53,6 +54,7 @@ void HookState::settle(const Bucket& bucket) {
   for (auto& [name, next] : staged_) {
     if (!accepted) break;
     at::Tensor& current = tensors_[name];
+    replaced_[name] = current;
     if (on_cpu) {
       current = std::move(next);
       continue;
@@ -62,6 +64,12 @@ void HookState::settle(const Bucket& bucket) {
   }
   staged_.clear();
   finite_.reset();
+}
+
+void HookState::revert(const std::string& name, const at::Tensor& first) {
+  const auto found = replaced_.find(name);
+  if (found == replaced_.end()) return;
+  tensors_[name] = found->second.defined() ? found->second : first;
 }
 
 void HookState::rescale(double factor) {
@@ -123,6 +131,7 @@ void HookState::restore(const Tensors& state, std::initializer_list<std::string_
   }
   tensors_ = std::move(copies);
   staged_.clear();
+  replaced_.clear();
 }
 
 at::Tensor part_of(const at::Tensor& flat, const Bucket& bucket, size_t i) {
@@ -148,6 +157,14 @@ void stage_residuals(const Bucket& bucket, const at::Tensor& sent, HookState& re
   }
 }
 
+void end_pass_of_residuals(const std::vector<std::string>& unused, HookState& residuals) {
+  for (const auto& name : unused) {
+    const at::Tensor now = residuals.of(name);
+    if (now.defined()) residuals.revert(name, at::zeros_like(now));
+  }
+  residuals.end_pass();
+}
+
 HookState::Layout residual_layout(const Tensors& parameters) {
   HookState::Layout layout;
   for (const auto& [name, parameter] : parameters) {
@@ -166,6 +183,8 @@ int64_t number_in(std::string_view hook, const Tensors& state, const std::string
   if (!good) refuse(hook, fmt::format("there is no count '{}'", name));
   return found->second.item<int64_t>();
 }
+
+void CommHook::end_pass(const std::vector<std::string>&) {}
 
 void CommHook::attach(const Tensors&) {}
 

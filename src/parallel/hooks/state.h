@@ -32,6 +32,10 @@ class HookState {
   void stage(const std::string& name, at::Tensor next) { staged_[name] = std::move(next); }
   // Once the bucket's averages are in bucket.flat, for all buckets in order.
   void settle(const Bucket& bucket);
+  // After the pass: the tensor is again what it was before it, or `first` if there was none.
+  void revert(const std::string& name, const at::Tensor& first);
+  // Nothing more of the pass is reverted.
+  void end_pass() { replaced_.clear(); }
   void rescale(double factor);
 
   const Tensors& tensors() const { return tensors_; }
@@ -48,6 +52,7 @@ class HookState {
 
   std::string hook_;
   Tensors tensors_, staged_;
+  Tensors replaced_;   // by the pass that ends; undefined where there was none
   at::Tensor finite_;  // bool: the averages of the pass so far
   Layout layout_;
   bool attached_ = false;
@@ -61,6 +66,8 @@ void add_residuals(const Bucket& bucket, const HookState& residuals);
 // Stages gradient - what of it was sent, when add_residuals() left the gradient as it is now.
 // `sent` is laid out as bucket.flat.
 void stage_residuals(const Bucket& bucket, const at::Tensor& sent, HookState& residuals);
+// After a pass: those of `unused` are what they were before it.
+void end_pass_of_residuals(const std::vector<std::string>& unused, HookState& residuals);
 // Of gradients that all have one.
 HookState::Layout residual_layout(const Tensors& parameters);
 

@@ -71,6 +71,10 @@ void TopK::attach(const Tensors& parameters) {
   residuals_->attach(options_.error_feedback ? residual_layout(parameters) : HookState::Layout());
 }
 
+void TopK::end_pass(const std::vector<std::string>& unused) {
+  end_pass_of_residuals(unused, *residuals_);
+}
+
 Tensors TopK::state() const { return residuals_->tensors(); }
 void TopK::restore(const Tensors& state) { residuals_->restore(state, {""}); }
 void TopK::rescale(double factor) { residuals_->rescale(factor); }

@@ -47,6 +47,7 @@ class BucketSchedule {
   const std::vector<size_t>& order() const { return order_; }
 
   bool is_due() const { return next_ + 1 < waiting_.size() && waiting_[next_] == 0; }
+  bool has_only_last() const { return next_ + 1 >= waiting_.size(); }
   bool has_next() const { return next_ < waiting_.size(); }
   // Takes the next bucket.
   size_t take() { return next_++; }

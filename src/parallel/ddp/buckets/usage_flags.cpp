@@ -25,12 +25,15 @@ at::Tensor UsageFlags::part(size_t begin, size_t count) const {
   return elements_.narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(count));
 }
 
-void UsageFlags::write_all_reached() { of_parameters().fill_(reached()); }
+void UsageFlags::write_all_reached() {
+  of_parameters().fill_(1);
+  of_lacking().zero_();
+}
 
-void UsageFlags::write(const std::vector<char>& is_reached) {
-  std::vector<float> values(counts_.parameters);
-  for (size_t i = 0; i < values.size(); ++i) values[i] = is_reached[i] ? reached() : 1 - reached();
-  of_parameters().copy_(torch::tensor(values));
+void UsageFlags::write(const std::vector<char>& reached, const std::vector<char>& lacking) {
+  of_parameters().copy_(torch::tensor(std::vector<float>(reached.begin(), reached.end())));
+  if (counts_.lacking == 0) return;
+  of_lacking().copy_(torch::tensor(std::vector<float>(lacking.begin(), lacking.end())));
 }
 
 void UsageFlags::write_absent() { elements_.zero_(); }
@@ -50,9 +53,10 @@ void UsageFlags::write_changed(const std::vector<char>& changed) {
   of_buffers().copy_(torch::tensor(std::vector<float>(changed.begin(), changed.end())));
 }
 
-bool UsageFlags::any_set() const { return of_parameters().any().item<bool>(); }
+bool UsageFlags::any_lacking() const { return of_lacking().any().item<bool>(); }
 
 std::vector<char> UsageFlags::set() const { return set_ones(of_parameters()); }
+std::vector<char> UsageFlags::lacking() const { return set_ones(of_lacking()); }
 
 std::vector<int> UsageFlags::ranks_in(size_t block) const {
   const auto ranks = set_ones(of_ranks(block));

@@ -11,10 +11,10 @@
 
 namespace lockstep::parallel {
 
-// One element per parameter, then two per rank, one per buffer, and two. For Unused::Zero a
-// parameter's flag is set where it was reached, for Error where it was not. What matters after the
-// reduction is only whether the sum or average is above 0, which no rounding of a narrow dtype can
-// change.
+// One element per parameter, set where it was reached; with Unused::Error as many more, set where
+// it was not but should have been; then two per rank, one per buffer, and two. What matters after
+// the reduction is only whether the sum or average is above 0, which no rounding of a narrow dtype
+// can change.
 class UsageFlags {
  public:
   enum class Presence : uint8_t {
@@ -25,18 +25,18 @@ class UsageFlags {
 
   UsageFlags() = default;
   struct Counts {
-    size_t parameters = 0, ranks = 0, buffers = 0;
-    size_t all() const { return parameters + 2 * ranks + buffers + 2; }
+    size_t parameters = 0, lacking = 0, ranks = 0, buffers = 0;
+    size_t all() const { return parameters + lacking + 2 * ranks + buffers + 2; }
   };
   // `elements` are of any real dtype, as many as counted; collectives combine them in place.
-  UsageFlags(at::Tensor elements, const Counts& counts, Unused meaning)
-      : elements_(std::move(elements)), counts_(counts), meaning_(meaning) {}
+  UsageFlags(at::Tensor elements, const Counts& counts)
+      : elements_(std::move(elements)), counts_(counts) {}
 
   const at::Tensor& elements() const { return elements_; }
 
   // Before the reduction. The usual case, in which all parameters were reached:
   void write_all_reached();
-  void write(const std::vector<char>& reached);
+  void write(const std::vector<char>& reached, const std::vector<char>& lacking = {});
   // This rank has no gradients: it reaches no parameter and lacks none.
   void write_absent();
   // Only when present() and in_backward() will be called.
@@ -49,8 +49,9 @@ class UsageFlags {
   void write_objection();
 
   // After it.
-  bool any_set() const;
-  std::vector<char> set() const;     // by parameter
+  bool any_lacking() const;
+  std::vector<char> set() const;  // by parameter
+  std::vector<char> lacking() const;
   std::vector<int> present() const;  // ranks
   std::vector<int> in_backward() const;
   bool has_prior() const;
@@ -62,21 +63,20 @@ class UsageFlags {
 
  private:
   at::Tensor of_parameters() const { return part(0, counts_.parameters); }
+  at::Tensor of_lacking() const { return part(counts_.parameters, counts_.lacking); }
   at::Tensor of_ranks(size_t block) const {
-    return part(counts_.parameters + block * counts_.ranks, counts_.ranks);
+    return part(counts_.parameters + counts_.lacking + block * counts_.ranks, counts_.ranks);
   }
   at::Tensor of_buffers() const {
-    return part(counts_.parameters + 2 * counts_.ranks, counts_.buffers);
+    return part(counts_.parameters + counts_.lacking + 2 * counts_.ranks, counts_.buffers);
   }
   at::Tensor of_prior() const { return part(counts_.all() - 2, 1); }
   at::Tensor of_objection() const { return part(counts_.all() - 1, 1); }
   std::vector<int> ranks_in(size_t block) const;
   at::Tensor part(size_t begin, size_t count) const;
-  float reached() const { return meaning_ == Unused::Zero ? 1.0F : 0.0F; }
 
   at::Tensor elements_;
   Counts counts_;
-  Unused meaning_ = Unused::Zero;
 };
 
 }  // namespace lockstep::parallel

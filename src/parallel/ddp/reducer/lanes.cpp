@@ -108,7 +108,7 @@ void Reducer::settle_lanes() {
   const auto used = all ? mine : flags_.set();
   for (size_t i = 0; i < dense_; ++i) {
     at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
-    if (options_.unused == Unused::Error || used[i]) {
+    if (used[i]) {
       gradient = buckets_.view(i);
       torch::autograd::impl::bump_version(buckets_.view(i));
     } else {

@@ -44,6 +44,7 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
       options_(options),
       module_(module),
       flag_counts_{.parameters = dense_ + sparse.size(),
+                   .lacking = options.unused == Unused::Error ? dense_ + sparse.size() : 0,
                    .ranks = static_cast<size_t>(group.size()),
                    .buffers = options.buffers == Buffers::None ? 0 : buffers.size()},
       buckets_(group, parameters_,
@@ -54,17 +55,19 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
       holds_(std::move(holds)),
       plan_(std::move(plan)),
       caller_(group.next_caller()),
+      queue_(PassQueue::of(group)),
       join_(group, dense_ + sparse.size()),
       schedule_(dense_ + sparse.size()) {
   parameters_.insert(parameters_.end(), sparse.begin(), sparse.end());
   held_.resize(parameters_.size());
-  flags_ = UsageFlags(buckets_.flags(), flag_counts_, options.unused);
+  flags_ = UsageFlags(buckets_.flags(), flag_counts_);
   if (plan_) {
     lanes_ = std::make_unique<LaneGradients>(plan_, parameters_.size(), dense_);
     make_lane_slots();
   }
   const auto every = env_int("LOCKSTEP_FINGERPRINT", 0, 1'000'000'000);
   if (group_.rank() == 0) fingerprint_every_ = static_cast<uint32_t>(every.value_or(0));
+  queue_->add(*this);
 }
 
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
@@ -146,7 +149,7 @@ void Reducer::arrived(size_t parameter) {
     schedule_.complete(parameter, buckets_.bucket_of(parameter));
   }
   if (!is_last_lane() || !schedule_.is_due()) return drive();
-  while (schedule_.is_due()) launch_next();
+  queue_->launch(*this);
 }
 
 void Reducer::begin() {
@@ -154,6 +157,7 @@ void Reducer::begin() {
   for (auto& work : works_) work.wait();
   works_.clear();
   completed_ = 0;
+  unreached_.clear();
   schedule_.begin(buckets_.assignment());
   while (tags_.size() < buckets_.size()) tags_.push_back(fmt::format("bucket {}", tags_.size()));
   clock_.begin(buckets_.size());
@@ -165,8 +169,11 @@ void Reducer::begin() {
   }
   if (lanes_) begin_lane();
   if (!quiet_ && is_last_lane()) ++pass_;
+  if (is_last_lane()) skipped_ = 0;
   if (is_last_lane()) zeroed_in_a_pass_ = std::max(zeroed_in_a_pass_, std::exchange(zeroed_, 0));
-  if (!shadows_) backward_.begin(weak_from_this(), &Reducer::finish, &Reducer::abort);
+  if (shadows_) return;
+  backward_.begin(weak_from_this(), &Reducer::finish, &Reducer::abort);
+  if (is_last_lane()) queue_->begin(*this);
 }
 
 comm::CallOptions Reducer::call(std::string_view label) const {
@@ -211,17 +218,27 @@ void Reducer::wait_for_works() {
 }
 
 void Reducer::finish() {
+  const bool is_last = is_last_lane();
+  if (is_last && !shadows_) return queue_->finish();
+  launch_all_but_last();
+  if (is_last) finish_pass();
+}
+
+void Reducer::launch_all_but_last() {
   const at::NoGradGuard no_grad;
   clock_.last_gradient();
   if (auto change = module_.change(); !change.empty()) object(std::move(change));
-  std::vector<Unreached> unreached;
+  const bool is_last = is_last_lane();
   if (lanes_) {
-    const bool is_last = is_last_lane();
     complete_lane();
-    if (!is_last) return;
   } else if (!schedule_.all_complete()) {
-    unreached = contribute_unreached();
+    contribute_unreached();
   }
+  while (is_last && !schedule_.has_only_last()) launch_next();
+}
+
+void Reducer::finish_pass() {
+  const at::NoGradGuard no_grad;
   while (schedule_.has_next()) launch_next();
   refuse_objected();
   if (join_.is_joined()) {
@@ -232,8 +249,9 @@ void Reducer::finish() {
   if (!sparse_.empty()) lanes_ ? average_sparse_lanes() : average_sparse();
   if (options_.unused == Unused::Error) refuse_unreached();
   if (lanes_) settle_lanes();
-  if (!unreached.empty()) settle(unreached);
+  settle_unreached();
   if (!rebuilt_ && !quiet_) rebuild();
+  if (std::ranges::find(held_, 1) != held_.end()) accumulates_ = true;
   std::fill(held_.begin(), held_.end(), false);
   clock_.end();
   join_.end_step();
@@ -300,7 +318,7 @@ void Reducer::write_flags() {
   } else if (schedule_.all_complete() && !lanes_) {
     flags_.write_all_reached();
   } else {
-    flags_.write(reached());
+    flags_.write(reached(), lacking());
   }
   if (join_.is_joined()) flags_.write_presence(group_.rank(), mine);
   if (lanes_) flags_.clear_prior();
@@ -313,8 +331,17 @@ void Reducer::zeroed() {
     object_to_zero_grad(objection_, *plan_);
     return;
   }
+  const bool drops_held = std::ranges::find(held_, 1) != held_.end();
   forget();
-  if (zeroed_in_a_pass_ > 0 && zeroed_ > 0 && zeroed_ % zeroed_in_a_pass_ == 0) ++pass_;
+  if (drops_held && !accumulates_) {
+    pass_ -= std::exchange(skipped_, 0);
+    zeroed_ = 0;
+    return;
+  }
+  if (zeroed_in_a_pass_ > 0 && zeroed_ > 0 && zeroed_ % zeroed_in_a_pass_ == 0) {
+    ++pass_;
+    ++skipped_;
+  }
   ++zeroed_;
 }
 
@@ -365,7 +392,7 @@ void Reducer::rebuild() {
     if (gradient.defined() && buckets_.holds(gradient, i)) fresh.adopt(parameters_[i].tensor, i);
   }
   buckets_ = std::move(fresh);
-  flags_ = UsageFlags(buckets_.flags(), flag_counts_, options_.unused);
+  flags_ = UsageFlags(buckets_.flags(), flag_counts_);
   if (lanes_) make_lane_slots();
 }
 

@@ -20,6 +20,7 @@
 #include "parallel/ddp/reducer/backward_pass.h"
 #include "parallel/ddp/reducer/objection.h"
 #include "parallel/ddp/reducer/pass_clock.h"
+#include "parallel/ddp/reducer/pass_queue.h"
 #include "parallel/ddp/reducer/sparse.h"
 #include "parallel/lanes/gradients.h"
 
@@ -39,10 +40,25 @@ class Reducer : public GradientListener,
   Reducer(const Group& group, std::vector<Named> dense, const std::vector<Named>& sparse,
           const DdpOptions& options, AttachedModule& module, BufferSync& buffers,
           std::shared_ptr<const int> holds, std::shared_ptr<const LanePlan> plan);
+  ~Reducer() override { queue_->remove(*this); }
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
 
   at::Tensor arriving(size_t parameter, const at::Tensor& gradient) override;
   void arrived(size_t parameter) override;
   std::shared_ptr<CommHook> hook() const override { return options_.hook; }
+
+  // For PassQueue, which puts the passes of several Ddps in an order.
+  uint32_t caller() const { return caller_; }
+  bool is_joined() const { return join_.is_joined(); }
+  bool has_passed() const { return clock_.count() > 0; }
+  void launch_due() {
+    while (schedule_.is_due()) launch_next();
+  }
+  bool has_only_last() const { return schedule_.has_only_last(); }
+  // At the end of backward(), one after the other.
+  void launch_all_but_last();
+  void finish_pass();
 
   // With a plan.
   void enter_lane(int64_t lane) override;
@@ -53,7 +69,9 @@ class Reducer : public GradientListener,
   bool rebuilt() const { return rebuilt_; }
   // Gradients were made undefined: forgets what was accumulated under hold(). More such calls
   // between two passes than before mean that this rank skipped a batch; the number of the next pass
-  // then differs from the other ranks', which gives an error on all.
+  // then differs from the other ranks', which gives an error on all. In a loop that does not
+  // accumulate, gradients from hold() that are zeroed were only looked at: calls up to that one
+  // are not counted.
   void zeroed();
   void write(DdpLog& log) const;
 
@@ -61,6 +79,7 @@ class Reducer : public GradientListener,
   // `gate` may be null.
   void join(const JoinOptions& options, std::shared_ptr<JoinGate> gate) {
     join_.begin(options, std::move(gate));
+    queue_->join(*this);
   }
   // For DdpOptions::check_same_every.
   void include_in_check(const torch::optim::Optimizer* optimizer) { optimizer_ = optimizer; }
@@ -93,10 +112,12 @@ class Reducer : public GradientListener,
   void drive();
   void wait_for_works();
   void finish();
-  void abort() {}
+  void abort() { queue_->abandon(*this); }
   bool is_sparse(size_t parameter) const { return parameter >= dense_; }
   std::vector<char> reached() const;
-  std::vector<Unreached> contribute_unreached();
+  // Parameters that are not frozen and were not reached, or not by all lanes.
+  std::vector<char> lacking() const;
+  void contribute_unreached();
   void write_flags();
   void finish_buffers();
   UsageFlags::Presence presence() const;
@@ -123,7 +144,7 @@ class Reducer : public GradientListener,
   void make_lane_slots();
   // Forgets what the lanes of a step that was not finished have left.
   void abandon_lanes();
-  void settle(const std::vector<Unreached>& unreached);
+  void settle_unreached();
   void refuse_unreached() const;
   void rebuild();
 
@@ -141,10 +162,13 @@ class Reducer : public GradientListener,
   std::shared_ptr<const LanePlan> plan_;  // both null without lanes
   std::unique_ptr<LaneGradients> lanes_;
   std::vector<std::string> tags_;
-  uint32_t caller_;                        // which Ddp of the group this is
+  uint32_t caller_;  // which Ddp of the group this is
+  std::shared_ptr<PassQueue> queue_;
   uint32_t fingerprint_every_ = 0;         // passes of rank 0; 0: never
   uint32_t pass_ = 0;                      // passes so far that communicated
   int zeroed_ = 0, zeroed_in_a_pass_ = 0;  // calls since the last pass, and the most there were
+  uint32_t skipped_ = 0;                   // batches since the last pass
+  bool accumulates_ = false;               // some pass had gradients from hold()
   std::vector<char> held_;                 // accumulated under hold() since the last pass
   bool rebuilt_ = false;
   JoinState join_;
@@ -157,6 +181,7 @@ class Reducer : public GradientListener,
   Objection objection_;
   bool quiet_ = false;    // the hook does not communicate
   bool shadows_ = false;  // this rank is in none
+  std::vector<Unreached> unreached_;
   BucketSchedule schedule_;
   std::vector<comm::Work> works_;
   size_t completed_ = 0;  // of works_, from the front

@@ -9,16 +9,21 @@
 namespace lockstep::parallel {
 
 std::vector<char> Reducer::reached() const {
-  if (lanes_) {
-    return options_.unused == Unused::Error ? lanes_->all_reached() : lanes_->any_reached();
-  }
+  if (lanes_) return lanes_->any_reached();
   std::vector<char> reached(parameters_.size());
   for (size_t i = 0; i < reached.size(); ++i) reached[i] = schedule_.is_complete(i) || held_[i];
   return reached;
 }
 
-std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
-  std::vector<Unreached> unreached;
+std::vector<char> Reducer::lacking() const {
+  const auto has = lanes_ ? lanes_->all_reached() : reached();
+  std::vector<char> lacking(parameters_.size());
+  for (size_t i = 0; i < lacking.size(); ++i)
+    lacking[i] = !has[i] && parameters_[i].tensor.requires_grad();
+  return lacking;
+}
+
+void Reducer::contribute_unreached() {
   for (size_t i = 0; i < dense_; ++i) {
     if (schedule_.is_complete(i)) continue;
     const at::Tensor& view = buckets_.view(i);
@@ -35,36 +40,37 @@ std::vector<Reducer::Unreached> Reducer::contribute_unreached() {
       object_to_gradient(i);
     }
     note_prior(i);
-    unreached.push_back(std::move(item));
+    unreached_.push_back(std::move(item));
   }
   for (size_t i = dense_; i < parameters_.size(); ++i) {
     if (!schedule_.is_complete(i)) note_prior(i);
   }
-  return unreached;
 }
 
-void Reducer::settle(const std::vector<Unreached>& unreached) {
-  const auto used = flags_.set();
-  for (const auto& [parameter, before] : unreached) {
-    // With Error no parameter gets here that some rank lacks.
-    if (options_.unused == Unused::Error || used[parameter]) {
+void Reducer::settle_unreached() {
+  const auto used = unreached_.empty() ? std::vector<char>() : flags_.set();
+  std::vector<std::string> unused;
+  for (const auto& [parameter, before] : unreached_) {
+    if (used[parameter]) {
       parameters_[parameter].tensor.mutable_grad() = buckets_.view(parameter);
       torch::autograd::impl::bump_version(buckets_.view(parameter));
-    } else if (before.defined()) {
-      buckets_.view(parameter).copy_(before);
+      continue;
     }
+    if (before.defined()) buckets_.view(parameter).copy_(before);
+    unused.push_back(parameters_[parameter].name);
   }
+  unreached_.clear();
+  if (options_.hook) options_.hook->end_pass(unused);
 }
 
 void Reducer::refuse_unreached() const {
-  if (!flags_.any_set()) return;
-  const auto lacking = flags_.set();
-  const auto here = reached();
+  if (!flags_.any_lacking()) return;
+  const auto of_all = flags_.lacking(), here = lacking();
   std::vector<std::string> names;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!lacking[i]) continue;
+    if (!of_all[i]) continue;
     names.push_back(
-        fmt::format("'{}'{}", parameters_[i].name, here[i] ? " (on another rank)" : ""));
+        fmt::format("'{}'{}", parameters_[i].name, here[i] ? "" : " (on another rank)"));
   }
   throw ConfigError(fmt::format(
       "[ddp] rank {}: {} of {} parameters got no gradient in backward(): {}. Give the loss a path "

@@ -1,0 +1,77 @@
+#include "parallel/ddp/reducer/pass_queue.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "comm/transport.h"
+#include "parallel/ddp/reducer/reducer.h"
+
+namespace lockstep::parallel {
+
+std::shared_ptr<PassQueue> PassQueue::of(const Group& group) {
+  static std::mutex mutex;
+  static std::map<const comm::Transport*, std::weak_ptr<PassQueue>> queues;
+  const std::lock_guard lock(mutex);
+  std::erase_if(queues, [](const auto& item) { return item.second.expired(); });
+  auto& known = queues[&group.transport()];
+  auto queue = known.lock();
+  if (!queue) known = queue = std::make_shared<PassQueue>();
+  return queue;
+}
+
+void PassQueue::remove(const Reducer& reducer) {
+  abandon(reducer);
+  std::erase_if(members_, [&](const Member& member) { return member.reducer == &reducer; });
+}
+
+void PassQueue::abandon(const Reducer& reducer) { std::erase(open_, &reducer); }
+
+bool PassQueue::comes_before(const Reducer& one, const Reducer& other) {
+  if (one.is_joined() && other.is_joined())
+    return member(one).place_in_join < member(other).place_in_join;
+  if (one.has_passed() != other.has_passed()) return one.has_passed();
+  const bool is_known = !one.has_passed() || (member(one).has_met && member(other).has_met);
+  return is_known && one.caller() > other.caller();
+}
+
+void PassQueue::begin(Reducer& reducer) {
+  const auto next = std::ranges::find_if(
+      open_, [&](const Reducer* other) { return comes_before(reducer, *other); });
+  open_.insert(next, &reducer);
+}
+
+bool PassQueue::may_launch(const Reducer& reducer) {
+  if (!reducer.has_passed()) return false;
+  // One that has not begun may still do so, if it ever did beside another.
+  return std::ranges::none_of(members_, [&](const Member& other) {
+    return std::ranges::find(open_, other.reducer) == open_.end() &&
+           comes_before(*other.reducer, reducer);
+  });
+}
+
+void PassQueue::launch(Reducer& reducer) {
+  if (members_.size() == 1) return reducer.launch_due();
+  for (Reducer* each : open_) {
+    if (!may_launch(*each)) return;
+    each->launch_due();
+    if (!each->has_only_last() || each->is_joined()) return;
+  }
+}
+
+void PassQueue::finish() {
+  const auto open = std::exchange(open_, {});
+  for (Reducer* each : open) {
+    each->launch_all_but_last();
+    if (each->is_joined()) each->finish_pass();
+  }
+  if (open.size() > 1) {
+    for (const Reducer* each : open) member(*each).has_met = true;
+  }
+  for (Reducer* each : open) {
+    if (!each->is_joined()) each->finish_pass();
+  }
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,68 @@
+// The order in which several Ddps of one group communicate within one backward().
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::parallel {
+
+class Reducer;
+
+// Ranks have to launch the buckets of all Reducers in one order, but when a bucket is complete
+// depends on which parameters a rank reaches. So the passes of one backward() are put in an order
+// that is the same on all ranks whose backward() has begun the same passes, and a bucket is
+// launched only when no bucket that comes before it can follow. What is left at the end of
+// backward() follows in that order: first all buckets but each Reducer's last, then Reducer by
+// Reducer the last one and all that depends on it.
+//
+// The order is that of construction reversed, because what is used last in forward() comes first in
+// backward(). Reducers in their first pass come after the others, and launch nothing before the end
+// of backward(). Two that are past it and meet in one backward() for the first time come in the
+// order in which their passes began there: before it, neither could wait for the other.
+//
+// Within a Join the order is the one in which it names the Ddps, and one finishes before the next
+// launches anything, because that is what a rank without a batch does.
+//
+// One for all Reducers of a group in this process. One Reducer alone waits for nothing.
+class PassQueue {
+ public:
+  static std::shared_ptr<PassQueue> of(const Group& group);
+
+  // From its constructor, and from its destructor.
+  void add(Reducer& reducer) { members_.push_back({.reducer = &reducer}); }
+  void remove(const Reducer& reducer);
+
+  // A Join has named it, after those that it named before.
+  void join(const Reducer& reducer) { member(reducer).place_in_join = ++joined_; }
+  // A pass in which it communicates has begun in the backward() under way.
+  void begin(Reducer& reducer);
+  // That backward() has thrown.
+  void abandon(const Reducer& reducer);
+  // Launches what may be launched now that a bucket of `reducer` is due.
+  void launch(Reducer& reducer);
+  // At the end of backward(), called for each pass: the first call finishes all.
+  void finish();
+
+ private:
+  struct Member {
+    const Reducer* reducer;
+    bool has_met = false;  // another one, in some backward()
+    int64_t place_in_join = 0;
+  };
+
+  Member& member(const Reducer& reducer) {
+    return *std::ranges::find(members_, &reducer, &Member::reducer);
+  }
+  bool comes_before(const Reducer& one, const Reducer& other);
+  bool may_launch(const Reducer& reducer);
+
+  std::vector<Member> members_;  // in order of construction
+  int64_t joined_ = 0;
+  std::vector<Reducer*> open_;  // passes of the backward() under way, in their order
+};
+
+}  // namespace lockstep::parallel
