@@ -35,7 +35,7 @@ FOLDERS = {
     "rl/environment": {"chat", "embedded", "environment", "scores", "tau2"},
 }
 HEADERS = {
-    "train/config": {"config", "config_extensions", "config_texts", "model_config"},
+    "train/config": {"config", "config_extensions", "config_source", "config_texts", "model_config"},
     "train/report": {
         "open_metrics",
         "progress_display",

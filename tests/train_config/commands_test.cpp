@@ -65,7 +65,7 @@ TEST_F(ConfigCommands, ShowHasEachValueAndItsPlace) {
 }
 
 TEST_F(ConfigCommands, CheckTellsEverythingOfAllFiles) {
-  const std::string good = write("good.yaml", "");
+  const std::string good = write("good.yaml", "{}\n");
   const std::string bad = write("bad.yaml", "sed: 3\ntraining: {epochs: 0}\n");
   const auto checked = lockstep_tool(fmt::format("config check {} {} /none.yaml", good, bad));
   EXPECT_EQ(checked.status, 2);

@@ -31,7 +31,7 @@ class Ranks : public testing::Test {
  protected:
   Ranks() { fs::copy_file(fs::path(LOCKSTEP_BINARY_DIR) / "bin/lockstep", folder_ / "lockstep"); }
 
-  void write(const std::string& name, const std::string& text) {
+  void write(const std::string& name, const std::string& text) const {
     std::ofstream(folder_ / name) << text;
   }
   void trainer(const std::string& script) {
@@ -40,8 +40,14 @@ class Ranks : public testing::Test {
   }
   // In a shell's words, in the test's folder.
   Outcome run(const std::string& args, const std::string& environment = "") const {
-    const std::string command = fmt::format("cd {} && env -u OMP_NUM_THREADS {} ./lockstep {} 2>&1",
-                                            folder_.path(), environment, args);
+    return shell(fmt::format("env -u OMP_NUM_THREADS {} ./lockstep {}", environment, args));
+  }
+  Outcome bash(const std::string& command) const {
+    write("command.sh", command + "\n");
+    return shell("bash command.sh");
+  }
+  Outcome shell(const std::string& words) const {
+    const std::string command = fmt::format("cd {} && {} 2>&1", folder_.path(), words);
     FILE* pipe = popen(command.c_str(), "r");
     Outcome outcome;
     std::array<char, 4096> piece{};
@@ -55,6 +61,12 @@ class Ranks : public testing::Test {
 
   const test::Folder folder_{test::Folder::On::Disk};
 };
+
+int times(const std::string& part, const std::string& text) {
+  int count = 0;
+  for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
 
 constexpr const char* kSay = "echo \"rank $RANK of $WORLD_SIZE threads $OMP_NUM_THREADS: $*\"\n";
 
@@ -81,6 +93,51 @@ TEST_F(Ranks, AreAsManyAsTheSectionLaunchSaysUnlessTheCommandLineDoes) {
   EXPECT_THAT(run("train run.yaml --set launch.nproc_per_node=1").said, HasSubstr("rank 0 of 1"));
 }
 
+// As lockstep-trainer reads it.
+constexpr const char* kSayFile = "echo \"rank $RANK has $(cat $LOCKSTEP_CONFIG)\"\n";
+
+// Each rank would read the pipe again, and find nothing.
+TEST_F(Ranks, GetWhatTheLauncherHasReadOfAPipe) {
+  trainer(kSayFile);
+  for (const std::string start : {"train /dev/stdin --nproc-per-node 2", "train <(cat)"}) {
+    const auto result = bash("echo 'seed: 7' | ./lockstep " + start);
+    EXPECT_EQ(result.status, 0) << result.said;
+    EXPECT_THAT(result.said, HasSubstr("rank 0 has "));
+    EXPECT_THAT(result.said, HasSubstr("8:seed: 7\n"));
+  }
+  const auto swept = bash("echo 'seed: 7' | ./lockstep sweep /dev/stdin --over training.epochs=1");
+  EXPECT_EQ(swept.status, 0) << swept.said;
+  EXPECT_THAT(test::contents(folder_ / "sweep/run-000/log.txt"), HasSubstr("8:seed: 7\n"));
+  const auto inside = bash("echo 'seed: 7' | RANK=0 WORLD_SIZE=1 ./lockstep train /dev/stdin");
+  EXPECT_THAT(inside.said, HasSubstr("8:seed: 7\n"));
+  for (const std::string command : {"train", "sweep --over training.epochs=1"}) {
+    const auto empty = bash("./lockstep " + command + " /dev/stdin </dev/null");
+    EXPECT_EQ(empty.status, 2) << empty.said;
+    EXPECT_THAT(empty.said, HasSubstr("/dev/stdin:1:1: there is nothing in it"));
+  }
+}
+
+// Not an edit, nor half of one, that was made since.
+TEST_F(Ranks, ThatStartAgainGetTheSameFile) {
+  trainer(fmt::format("{}echo 'seed: 8' > run.yaml\ntest $TORCHELASTIC_RESTART_COUNT -gt 0\n",
+                      kSayFile));
+  write("run.yaml", "seed: 7\n");
+  const auto result = run("train run.yaml --max-restarts 1");
+  EXPECT_EQ(result.status, 0) << result.said;
+  EXPECT_EQ(times("8:seed: 7\n", result.said), 2) << result.said;
+  EXPECT_THAT(result.said, Not(HasSubstr("seed: 8")));
+}
+
+TEST_F(Ranks, KnowWhatTheCommandLineSaysOfTheirStart) {
+  trainer(kSayFile);
+  write("run.yaml", "launch: {nproc_per_node: 3}\n");
+  const auto result = run("train run.yaml --nproc-per-node 2", "PET_MAX_RESTARTS=1");
+  EXPECT_THAT(result.said, HasSubstr("21:launch.nproc_per_node1:221:flag --nproc-per-node"));
+  EXPECT_THAT(result.said, HasSubstr("19:launch.max_restarts1:130:environment PET_MAX_RESTARTS=1"));
+  const auto plain = run("train run.yaml");
+  EXPECT_THAT(plain.said, Not(HasSubstr("flag")));
+}
+
 TEST_F(Ranks, EncryptWhereTheFileSaysSo) {
   trainer("echo \"tls $LOCKSTEP_TLS.\"\n");
   write("run.yaml", "parallel: {tls: true}\n");
@@ -90,7 +147,7 @@ TEST_F(Ranks, EncryptWhereTheFileSaysSo) {
 
 TEST_F(Ranks, KeepTheirExitStatus) {
   trainer("exit 7");
-  write("run.yaml", "");
+  write("run.yaml", "{}\n");
   EXPECT_EQ(run("train run.yaml --nproc-per-node 2").status, 7);
 }
 
@@ -115,7 +172,7 @@ TEST_F(Ranks, ArePlacedByALauncherThatIsThere) {
 TEST_F(Ranks, TakeMixedPrecisionFromAcceleratesFile) {
   trainer("echo \"precision $ACCELERATE_MIXED_PRECISION\"\n");
   write("acc.yaml", "num_processes: 2\ndistributed_type: MULTI_CPU\nmixed_precision: bf16\n");
-  write("run.yaml", "");
+  write("run.yaml", "{}\n");
   EXPECT_THAT(run("train run.yaml --config_file acc.yaml").said,
               HasSubstr("[rank 1] precision bf16"));
   write("fsdp.yaml",
@@ -131,7 +188,7 @@ TEST_F(Ranks, TakeMixedPrecisionFromAcceleratesFile) {
 
 TEST_F(Ranks, WrongWords) {
   trainer(kSay);
-  write("run.yaml", "");
+  write("run.yaml", "{}\n");
   EXPECT_THAT(run("train").said, HasSubstr("no file given"));
   EXPECT_THAT(run("train run.yaml other.yaml").said, HasSubstr("two files"));
   EXPECT_THAT(run("train run.yaml --nproc 2").said, HasSubstr("the nearest is --nproc"));

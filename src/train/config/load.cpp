@@ -8,6 +8,7 @@
 #include "core/files/read_file.h"
 #include "core/nearest.h"
 #include "lockstep/train/config.h"
+#include "lockstep/train/config_source.h"
 #include "train/config/checks.h"
 #include "train/config/curriculum.h"
 #include "train/config/flat_keys.h"
@@ -22,7 +23,8 @@ class Loading {
  public:
   Loading(const Schema& schema, std::string name) : schema_(schema), name_(std::move(name)) {}
 
-  RunConfig load(const std::string& text, const std::vector<std::string>& overrides);
+  RunConfig load(const ConfigSource& source, Settings::Empty empty,
+                 const std::vector<std::string>& overrides);
 
  private:
   // Of settings of one path the one that counts: of the last place in which there is any.
@@ -178,11 +180,13 @@ void Loading::infer_save_strategy() {
       fmt::format("because of {} in {}", steps->second.written, steps->second.origin.text);
 }
 
-RunConfig Loading::load(const std::string& text, const std::vector<std::string>& overrides) {
+RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty,
+                        const std::vector<std::string>& overrides) {
   Settings settings(schema_, problems_, config_.remarks);
-  settings.read_file(text, name_);
+  settings.read_file(source.text, name_, empty);
   settings.read_environment();
   for (const std::string& one : overrides) settings.read_override(one);
+  for (const LaunchFlag& flag : source.flags) settings.read_flag(flag);
   choose(settings.list());
   total_processes();
   store_kinds();
@@ -232,12 +236,20 @@ RunConfig parse_config(const std::string& text, const std::string& name,
                        const std::vector<std::string>& overrides,
                        const ConfigExtensions& extensions) {
   const Schema schema(extensions);
-  return Loading(schema, name).load(text, overrides);
+  return Loading(schema, name)
+      .load({.name = name, .text = text}, Settings::Empty::Defaults, overrides);
+}
+
+RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides,
+                      const ConfigExtensions& extensions) {
+  const Schema schema(extensions);
+  return Loading(schema, source.name).load(source, Settings::Empty::Problem, overrides);
 }
 
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides,
                       const ConfigExtensions& extensions) {
-  return parse_config(read_file(path, "[config] " + path), path, overrides, extensions);
+  return load_config(ConfigSource{.name = path, .text = read_file(path, "[config] " + path)},
+                     overrides, extensions);
 }
 
 void check_config(const RunConfig& config, const ConfigExtensions& extensions) {

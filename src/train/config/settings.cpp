@@ -70,7 +70,7 @@ Origin Settings::at(const YAML::Node& node, const Origin& otherwise) const {
   return {fmt::format("{}:{}:{}", file_, line, node.Mark().column + 1), line};
 }
 
-void Settings::read_file(const std::string& text, const std::string& name) {
+void Settings::read_file(const std::string& text, const std::string& name, Empty empty) {
   file_ = name;
   const Origin whole{fmt::format("{}:1:1", name), 1};
   if (text.size() > kMostBytes) {
@@ -85,7 +85,10 @@ void Settings::read_file(const std::string& text, const std::string& name) {
           {fmt::format("{}:{}:{}", name, second->line + 1, second->column + 1), second->line + 1},
           "a second document begins; a run has one");
     }
-    if (!root.IsDefined() || root.IsNull()) return;
+    if (!root.IsDefined() || root.IsNull()) {
+      if (empty == Empty::Defaults) return;
+      return problems_.add(whole, "there is nothing in it; a run with all defaults is {}");
+    }
     if (!root.IsMap()) {
       problems_.add(at(root, whole), "expected sections and keys as KEY: VALUE lines");
       return;
@@ -282,6 +285,12 @@ void Settings::read_environment() {
       settings_.push_back({path, node, origin, origin, variable, layer_});
     }
   }
+}
+
+void Settings::read_flag(const LaunchFlag& flag) {
+  ++layer_;
+  const Origin origin{flag.origin, kAfterFile + order_++};
+  settings_.push_back({flag.key, YAML::Node(flag.value), origin, origin, flag.origin, layer_});
 }
 
 void Settings::read_override(const std::string& text) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/train/config_source.h"
 #include "train/config/problems.h"
 
 namespace lockstep::train {
@@ -27,12 +28,16 @@ class Settings {
   Settings(const Schema& schema, Problems& problems, std::vector<std::string>& remarks)
       : schema_(schema), problems_(problems), remarks_(remarks) {}
 
-  // A whole file. Faults of YAML itself are problems, too.
-  void read_file(const std::string& text, const std::string& name);
+  // A whole file. Faults of YAML itself are problems, too, and so is a file with nothing in it;
+  // a text of a program's may be empty.
+  enum class Empty { Problem, Defaults };
+  void read_file(const std::string& text, const std::string& name, Empty empty);
   // Variables of this process.
   void read_environment();
   // "section.key=value".
   void read_override(const std::string& text);
+  // After all others.
+  void read_flag(const LaunchFlag& flag);
 
   const std::vector<Setting>& list() const { return settings_; }
 

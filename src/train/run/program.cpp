@@ -8,6 +8,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
+#include "lockstep/train/config_source.h"
 #include "lockstep/train/run.h"
 
 namespace lockstep::train {
@@ -70,7 +71,8 @@ int run_program(int argc, char** argv, const Registry& registry) {
       std::fputs(fmt::format(fmt::runtime(kUsage), argv[0]).c_str(), stdout);
       return 0;
     }
-    return run(load_config(arguments.file, arguments.overrides, registry.extensions()), registry);
+    const ConfigSource source = read_source(arguments.file);
+    return run(load_config(source, arguments.overrides, registry.extensions()), registry);
   } catch (const ConfigError& error) {
     return fail(error.what(), 2);
   } catch (const CommError& error) {

@@ -193,6 +193,13 @@ std::string RunCommand::value_of(const std::string& flag) const {
   return option->count() == 0 ? "" : option->results().back();
 }
 
+std::string RunCommand::origin_of(const std::string& flag) const {
+  if (is_given(flag.c_str())) return "flag " + flag;
+  const std::string variable = variable_of(flag);
+  const auto text = env_text(variable.c_str());
+  return text ? fmt::format("environment {}={}", variable, *text) : "accelerate";
+}
+
 std::vector<std::string> RunCommand::given_flags() const {
   std::vector<std::string> flags;
   for (const auto& [option, times] : given_) flags.push_back("--" + option->get_lnames().front());

@@ -43,6 +43,8 @@ class RunCommand {
   void give(const std::string& flag, const std::string& value);
   // The value that counts, as it was written; empty when there is none.
   std::string value_of(const std::string& flag) const;
+  // From where that is: "flag --nnodes", "environment PET_NNODES=2", "accelerate".
+  std::string origin_of(const std::string& flag) const;
   // The flags of the command line, for a message.
   std::vector<std::string> given_flags() const;
   // A variable of the ranks, where the environment has none of that name.

@@ -161,13 +161,14 @@ std::vector<SweepRun> SweepCommand::plan() {
   std::vector<SweepRun> runs;
   std::error_code error;
   const std::string self = fs::read_symlink("/proc/self/exe", error).string();
+  source_ = train::read_source(file_);
   for (const auto& chosen : combinations()) {
     SweepRun run{.name = fmt::format("run-{:03}", runs.size()), .chosen = chosen};
     run.folder = (fs::path(out_) / run.name).string();
     auto overrides = overrides_;
     overrides.insert(overrides.end(), chosen.begin(), chosen.end());
     overrides.push_back("logging.output_dir=" + Json(run.folder).dump());
-    const auto config = train::load_config(file_, overrides);
+    const auto config = train::load_config(source_, overrides);
     if (command_.get_option("--nproc-per-node")->count() == 0) {
       ranks_ =
           std::max(runs.empty() ? 1 : ranks_, launch::count_ranks(config.launch.nproc_per_node));
@@ -251,7 +252,10 @@ int SweepCommand::carry_out() {
   std::fflush(stdout);
   const int threads = std::max(1, cores / (jobs * ranks_));
   const bool is_stopped = tool::carry_out(
-      runs, jobs, {{"OMP_NUM_THREADS", std::to_string(threads)}}, [this](const SweepRun& run) {
+      runs, jobs,
+      {{"OMP_NUM_THREADS", std::to_string(threads)},
+       {train::kSourceVariable, train::keep_source(source_)}},
+      [this](const SweepRun& run) {
         const auto value = number_of(result_of(run), metric_);
         const std::string outcome =
             run.status != 0

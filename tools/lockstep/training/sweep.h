@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/train/config.h"
+#include "lockstep/train/config_source.h"
 #include "training/sweep_runs.h"
 
 namespace lockstep::tool {
@@ -30,6 +31,7 @@ class SweepCommand {
 
   CLI::App& command_;
   std::string file_, out_ = "sweep", metric_ = "loss", mode_ = "auto";
+  train::ConfigSource source_;
   std::vector<std::string> axes_, overrides_;
   std::set<std::string> places_;  // what is not below a run's folder, with its key
   int jobs_ = 0, ranks_ = 1;

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "beside.h"
+#include "core/files/whole_file.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/place.h"
@@ -93,10 +94,31 @@ void TrainCommand::apply_launch_section(const train::RunConfig& config) {
   }
 }
 
+// What is given there counts for the ranks, too, whose run says how it was started.
+std::vector<train::LaunchFlag> TrainCommand::launch_flags() const {
+  std::vector<train::LaunchFlag> flags;
+  for (const std::string name :
+       {"nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port", "rdzv-endpoint",
+        "rdzv-backend", "rdzv-id", "max-restarts", "log-dir", "bind"}) {
+    const std::string value = run_.value_of("--" + name);
+    if (value.empty()) continue;
+    std::string key = "launch." + name;
+    std::replace(key.begin(), key.end(), '-', '_');
+    flags.push_back({.key = key, .value = value, .origin = run_.origin_of("--" + name)});
+  }
+  const std::string numa = run_.value_of("--numa-binding");
+  if (run_.value_of("--bind").empty() && (numa == "node" || numa == "exclusive")) {
+    flags.push_back({.key = "launch.bind",
+                     .value = numa == "node" ? "numa" : "cores",
+                     .origin = run_.origin_of("--numa-binding")});
+  }
+  return flags;
+}
+
 std::vector<std::string> TrainCommand::own_program() {
   YAML::Node root;
   try {
-    root = YAML::LoadFile(file_);
+    root = YAML::Load(source_.text);
   } catch (const YAML::Exception&) {
     return {};  // load_config() says what is wrong
   }
@@ -106,7 +128,9 @@ std::vector<std::string> TrainCommand::own_program() {
     throw ConfigError(fmt::format("[train] {}:{}: program {}; there is three_domain", file_,
                                   root["program"].Mark().line + 1, program));
   }
-  std::vector<std::string> command = {program_beside("three_domain", "train"), "--config", file_};
+  // A pipe can be read once.
+  const std::string file = is_stream(file_) ? train::keep_text(source_) : file_;
+  std::vector<std::string> command = {program_beside("three_domain", "train"), "--config", file};
   std::string ranks = root["num_gpus"] ? root["num_gpus"].as<std::string>("") : "2";
   for (const std::string& one : overrides_) {
     const size_t end = std::min(one.find('='), one.size());
@@ -135,6 +159,7 @@ std::vector<std::string> TrainCommand::trainer() {
 
 void TrainCommand::become_rank() {
   const std::vector<std::string> command = trainer();
+  setenv(train::kSourceVariable, train::keep_source(source_).c_str(), 1);
   std::vector<char*> words;
   words.reserve(command.size() + 1);
   for (const std::string& word : command) words.push_back(const_cast<char*>(word.c_str()));
@@ -146,6 +171,7 @@ void TrainCommand::become_rank() {
 
 int TrainCommand::carry_out() {
   if (file_.empty()) throw ConfigError("[train] no file given (lockstep train --help)");
+  source_ = train::read_source(file_);
   const std::string started_by = launcher_of_rank();
   if (!started_by.empty()) {
     auto flags = run_.given_flags();
@@ -165,8 +191,12 @@ int TrainCommand::carry_out() {
     run_.start_program(std::move(own));
     return run_.carry_out();
   }
-  apply_launch_section(train::load_config(file_, overrides_));
+  source_.flags = launch_flags();
+  apply_launch_section(train::load_config(source_, overrides_));
   run_.start_program(trainer());
+  const bool starts_ranks =
+      run_.value_of("--dry-run").empty() && run_.value_of("--print-env").empty();
+  if (starts_ranks) run_.add_variable(train::kSourceVariable, train::keep_source(source_));
   return run_.carry_out();
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/train/config.h"
+#include "lockstep/train/config_source.h"
 #include "run/run.h"
 
 namespace lockstep::tool {
@@ -24,6 +25,8 @@ class TrainCommand {
  private:
   // Of a file that names a program of its own: `three_domain`, beside this one; else empty.
   std::vector<std::string> own_program();
+  // What the command line says of section `launch`.
+  std::vector<train::LaunchFlag> launch_flags() const;
   void apply_launch_section(const train::RunConfig& config);
   // The ranks' command: the program `lockstep-trainer`, which is beside this one.
   std::vector<std::string> trainer();
@@ -32,6 +35,7 @@ class TrainCommand {
 
   RunCommand run_;
   std::string file_;
+  train::ConfigSource source_;
   std::vector<std::string> overrides_;
 };
 

@@ -1,0 +1,44 @@
+// The file of a run as a launcher has read it, once: its ranks, which start later and may start
+// again, read that and not a file that has changed since, or a pipe that is empty by now.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/train/config.h"
+
+namespace lockstep::train {
+
+// A value of the launcher's command line, which goes before the file's and --set.
+struct LaunchFlag {
+  std::string key;     // "launch.nproc_per_node"
+  std::string value;   // as it was written
+  std::string origin;  // "flag --nproc-per-node"
+};
+
+struct ConfigSource {
+  std::string name;  // of the user's file
+  std::string text;
+  std::vector<LaunchFlag> flags = {};
+};
+
+// What this process's launcher has read of this file, or else the file. Once: the variable that
+// says so is removed, so that programs that this one starts do not take it for theirs. Throws
+// ConfigError.
+ConfigSource read_source(const std::string& path);
+
+// The variable of the processes that this one starts, by which read_source() finds it there: the
+// text is kept in memory as long as this process lives, also when it becomes another program.
+// Throws Error.
+inline constexpr const char* kSourceVariable = "LOCKSTEP_CONFIG";
+std::string keep_source(const ConfigSource& source);
+
+// The path of the text alone, kept in the same way, for a program that reads files.
+std::string keep_text(const ConfigSource& source);
+
+// As load_config(), of a file that was read. An empty one is refused: it may be a pipe that
+// somebody has read, or a file that an editor is writing.
+RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides = {},
+                      const ConfigExtensions& extensions = {});
+
+}  // namespace lockstep::train
