@@ -267,6 +267,11 @@ training:
               HasSubstr("run.yaml:3:8: curriculum: unknown key 'epoch'; the nearest is epochs"));
   EXPECT_THAT(text, HasSubstr("run.yaml:4:7: curriculum: '3' is not a stage"));
   EXPECT_THAT(text, HasSubstr("run.yaml:5:7: curriculum: fraction: a number above 0, at most 1"));
+  // A key without a space behind its colon is a longer key without a value.
+  EXPECT_THAT(refusal("training: {curriculum: [{epochs:5, fraction:0.1}]}"),
+              HasSubstr("run.yaml:1:26: curriculum: unknown key 'epochs:5'"));
+  EXPECT_EQ(
+      read("training: {curriculum: [{epochs: , fraction: 0.1}]}").training.curriculum[0].epochs, 1);
   EXPECT_THAT(text, HasSubstr("run.yaml:6:16: curriculum: epochs: 'x' is not a whole number"));
   EXPECT_THAT(text, HasSubstr("run.yaml:7:19: curriculum: 'epochs' is there twice"));
   EXPECT_THAT(refusal("training: {curriculum: 3}"), HasSubstr("is not a list of stages"));

@@ -55,10 +55,10 @@ std::vector<CurriculumStage> read_curriculum(const Setting& setting, const std::
         break;
       }
       seen.push_back(name);
-      if (entry.second.IsNull()) continue;
       Value value;
       std::string error;
       const auto read = [&](auto& member) {
+        if (entry.second.IsNull()) return;  // `epochs:` says nothing
         is_good = read_value(entry.second, Value(member), value, error);
         if (is_good) member = std::get<std::decay_t<decltype(member)>>(value);
         if (!is_good) refuse(entry.second, fmt::format("{}: {}", name, error));

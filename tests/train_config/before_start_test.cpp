@@ -1,0 +1,71 @@
+// What the ranks would refuse is refused in the check.
+#include <gmock/gmock.h>
+#include <stdlib.h>
+
+#include "train_config/read.h"
+
+namespace lockstep::train {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(BeforeStart, AdamsAveragesHaveToForget) {
+  EXPECT_THAT(refusal("optimizer: {kind: adamw, beta1: 1}"),
+              HasSubstr("run.yaml:1:26: optimizer.beta1: 1 never forgets"));
+  EXPECT_THAT(refusal("optimizer: {beta2: 1}"), HasSubstr("optimizer.beta2: "));
+  EXPECT_EQ(refusal("optimizer: {beta1: 0.999}"), "nothing");
+}
+
+TEST(BeforeStart, BuffersOfEachRanksOwnAreNoChoice) {
+  EXPECT_THAT(refusal("parallel: {buffers: none}"),
+              HasSubstr("buffers: 'none' is not one of broadcast, average"));
+  EXPECT_THAT(refusal("broadcast_buffers: false"),
+              HasSubstr("broadcast_buffers: is not supported: ranks would have buffers"));
+  EXPECT_EQ(read("ddp_broadcast_buffers: true").parallel.buffers, "broadcast");
+}
+
+TEST(BeforeStart, LanesAreTheSameOnAnyNumberOfRanks) {
+  EXPECT_THAT(refusal("parallel: {lanes: 4, sync_bn: true}"),
+              HasSubstr("run.yaml:1:22: parallel.sync_bn: its statistics are over ranks"));
+  EXPECT_THAT(refusal("parallel: {lanes: 4, hook: fp16}"), HasSubstr("parallel.hook: a hook is"));
+  EXPECT_THAT(refusal("parallel: {lanes: 2}\nlaunch: {nproc_per_node: 3}"),
+              HasSubstr("parallel.lanes: 2 lanes for 3 ranks (launch.nproc_per_node)"));
+  EXPECT_THAT(refusal("parallel: {lanes: 3}\nlaunch: {nproc_per_node: 2, nnodes: '2:4'}"),
+              HasSubstr("3 lanes for 4 ranks (launch.nproc_per_node, launch.nnodes)"));
+  EXPECT_EQ(refusal("parallel: {lanes: 4}\nlaunch: {nproc_per_node: 2, nnodes: 2}"), "nothing");
+  // Another launcher has started the ranks.
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "2", 1);
+  EXPECT_EQ(refusal("parallel: {lanes: 2}\nlaunch: {nproc_per_node: 3}"), "nothing");
+  unsetenv("RANK");
+  unsetenv("WORLD_SIZE");
+}
+
+TEST(BeforeStart, WhatLooksAtEvaluationsNeedsDataForThem) {
+  const std::string data = "data: {kind: csv, path: x.csv}\n";
+  for (const auto& [text, key] :
+       {std::pair<std::string, std::string>{"metrics: [mse]", "training.metrics"},
+        {"schedule: plateau", "schedule.kind"},
+        {"training: {early_stopping: {metric: loss}}", "training.early_stopping.metric"},
+        {"output_dir: o\ncheckpoint: {best_metric: loss}", "checkpoint.best_metric"}}) {
+    EXPECT_THAT(refusal(data + text),
+                AllOf(HasSubstr(key + ": there is no data to evaluate with"),
+                      HasSubstr("give data.validation_path or data.validation_fraction")));
+    EXPECT_EQ(refusal(data + text, {"data.validation_fraction=0.1"}), "nothing");
+    EXPECT_EQ(refusal("data: mnist\n" + text, {"data.path=x"}), "nothing");
+  }
+}
+
+TEST(BeforeStart, LossesAndMetricsFitTheTargets) {
+  EXPECT_THAT(refusal("training: {loss: mse}"),
+              HasSubstr("training.loss: mse compares element by element, and the targets of "
+                        "data.kind fashion-mnist are class numbers"));
+  EXPECT_EQ(refusal("training: {loss: mse}\nmodel: {kind: mlp, outputs: 1}"), "nothing");
+  EXPECT_THAT(refusal("training: {metrics: [auc]}"),
+              HasSubstr("training.metrics: auc is of two classes, and there are 10"));
+  EXPECT_EQ(refusal("training: {metrics: [auc]}\nmodel: {kind: mlp, outputs: 2}"), "nothing");
+}
+
+}  // namespace
+}  // namespace lockstep::train
