@@ -125,9 +125,39 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
       });
 }
 
+// What rank 0 finds in the directory, on all ranks; what it throws, too.
+template <class Look>
+std::string Training::seen_by_main(const Look& look) {
+  std::string found = " ";
+  if (state_.is_main()) {
+    try {
+      found += look();
+    } catch (const std::exception& error) {
+      found = std::string("-") + error.what();
+    }
+  }
+  found = world_.group().broadcast_bytes(found, 0, {.label = "train: directory"});
+  if (found.front() == '-') throw CheckpointError(found.substr(1));
+  return found.substr(1);
+}
+
+// Before anything is restored, or written: what another job that goes on with the same checkpoints
+// has trained until its first save would be lost.
+void Training::claim_directory() {
+  const auto& saving = options_.saving;
+  const bool saves =
+      saving.at_end || saving.every_steps > 0 || saving.every_epochs > 0 || saving.best;
+  if (!saves) return;
+  seen_by_main([&] {
+    directory_.emplace(checkpoint::FolderLock::of_checkpoints(saving.directory));
+    return "";
+  });
+}
+
 void Training::restore() {
   if (!checkpoints_) return;
   const auto& saving = options_.saving;
+  claim_directory();
   const checkpoint::RestoreOptions older{
       .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates"},
       .allow_unexpected = {"trainer/lr_factor"}};
@@ -183,22 +213,6 @@ std::map<std::string, double> Training::base_rates() const {
     }
   }
   return rates;
-}
-
-// What rank 0 finds in the directory, on all ranks; what it throws, too.
-template <class Look>
-std::string Training::seen_by_main(const Look& look) {
-  std::string found = " ";
-  if (state_.is_main()) {
-    try {
-      found += look();
-    } catch (const std::exception& error) {
-      found = std::string("-") + error.what();
-    }
-  }
-  found = world_.group().broadcast_bytes(found, 0, {.label = "train: directory"});
-  if (found.front() == '-') throw CheckpointError(found.substr(1));
-  return found.substr(1);
 }
 
 // A run that begins anew among another's checkpoints would remove them as its own.

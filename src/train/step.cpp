@@ -148,7 +148,7 @@ at::Tensor Training::loss_of(const data::Batch& batch, const LossOfBatch& loss) 
   if (value.defined() && value.numel() == 1) return value;
   throw ConfigError(fmt::format(
       "[train] step {}: the loss has {}, and has to be one number, the mean over the batch",
-      state_.step,
+      state_.step + 1,
       value.defined() ? fmt::format("the shape [{}]", fmt::join(value.sizes(), ", "))
                       : "no value"));
 }
@@ -166,7 +166,7 @@ int64_t Training::count_of(const data::Batch& batch) const {
   throw DataError(fmt::format(
       "[train] step {}: a batch counts {}, and its loss is a mean over nothing: leave such samples "
       "out of the data",
-      state_.step, count));
+      state_.step + 1, count));
 }
 
 StepSums Training::flags() const {
@@ -259,7 +259,7 @@ bool Training::refuses(TrainedPart& part, const StepSums& mine, const StepSums& 
   throw Error(fmt::format(
       "[train] step {}: {}. Lower the learning rate, look at the data of this step, or skip such "
       "steps (NonFinite::Skip; in a file training.non_finite: skip)",
-      state_.step, text));
+      state_.step + 1, text));
 }
 
 }  // namespace lockstep::train

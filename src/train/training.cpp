@@ -102,8 +102,9 @@ Outcome Training::run() {
 void Training::fail(const std::exception& error) {
   const std::string text = text_of(error);
   if (!is_common_ && dynamic_cast<const CommError*>(&error) == nullptr) {
-    world_.group().transport().abort_all(
-        fmt::format("rank {} ended the training in step {}: {}", state_.rank, state_.step, text));
+    world_.group().transport().abort_all(fmt::format("rank {} ended the training {} step {}: {}",
+                                                     state_.rank, is_in_step_ ? "in" : "after",
+                                                     state_.step + (is_in_step_ ? 1 : 0), text));
   }
   state_.seconds = seconds();
   for (const auto& callback : options_.callbacks) {
@@ -188,10 +189,10 @@ void Training::train_stage(StageRun& run) {
     for (;;) {
       micro_ = next_of(feed);
       if (micro_ == nullptr) {
-        after_epoch();
+        after_epoch(run);
         break;
       }
-      step();
+      step(run, feed.is_done());
       const bool leaves = is_over() || is_full(run);
       // An epoch that the last step has completed is over, too.
       if (leaves && (ended_ == Ended::Preempted || !feed.is_done())) break;
@@ -205,7 +206,8 @@ MicroBatches* Training::next_of(Feed& feed) {
   return feed.next();
 }
 
-void Training::step() {
+void Training::step(const StageRun& run, bool ends_epoch) {
+  is_in_step_ = true;
   const double blocked_before = blocked_seconds();
   if (!options_.callbacks.empty()) call([&](Callback& one) { one.on_step_begin(state_); });
   has_agreed_ = false;
@@ -227,14 +229,21 @@ void Training::step() {
     part.note_rates();
   }
   ++state_.step;
+  is_in_step_ = false;
   ++stage_steps_;
   state_.samples += state_.step_samples;
   state_.communication_seconds += blocked_seconds() - blocked_before;
   if (!options_.callbacks.empty()) call([&](Callback& one) { one.on_step_end(state_, requests_); });
-  after_step();
+  after_step(run, ends_epoch);
 }
 
-void Training::after_step() {
+bool Training::ends_run(const StageRun& run) const {
+  if (is_over() || (options_.max_steps > 0 && state_.step >= options_.max_steps)) return true;
+  return &run == &stages_.back() &&
+         (is_full(run) || (run.stage.epochs > 0 && run.loader->state().epoch >= run.stage.epochs));
+}
+
+void Training::after_step(const StageRun& run, bool ends_epoch) {
   if (ended_ == Ended::Preempted) return;  // there is little time: finish() saves
   if (std::exchange(evaluate_now_, false)) {
     evaluate_now();
@@ -242,7 +251,10 @@ void Training::after_step() {
     evaluate_what_is_due();
   }
   const int64_t every = options_.saving.every_steps;
-  if (std::exchange(save_now_, false) || (every > 0 && state_.step % every == 0)) save();
+  if (!save_now_ && (every == 0 || state_.step % every != 0)) return;
+  // The end of the epoch, or of the run, saves this step, once it has evaluated it.
+  save_now_ = ends_epoch || (ends_run(run) && is_evaluated_at_end());
+  if (!save_now_) save();
 }
 
 // Also where a run resumes that was preempted in a step with an evaluation.
@@ -251,19 +263,20 @@ void Training::evaluate_what_is_due() {
   if (every > 0 && state_.step % every == 0 && state_.evaluated_at != state_.step) evaluate_now();
 }
 
-void Training::after_epoch() {
+void Training::after_epoch(const StageRun& run) {
   const auto is_due = [&](int64_t every) { return every > 0 && (state_.epoch + 1) % every == 0; };
   if (is_due(options_.evaluation.every_epochs) && state_.evaluated_at != state_.step) {
     evaluate_now();
   }
   call_and_agree([&](Callback& one) { one.on_epoch_end(state_, requests_); });
   if (std::exchange(evaluate_now_, false) && state_.evaluated_at != state_.step) evaluate_now();
-  if (std::exchange(save_now_, false) || is_due(options_.saving.every_epochs)) save();
+  if (!save_now_ && !is_due(options_.saving.every_epochs)) return;
+  save_now_ = ends_run(run) && is_evaluated_at_end();
+  if (!save_now_) save();
 }
 
 void Training::finish() {
-  if (ended_ != Ended::Preempted && options_.evaluation.data &&
-      state_.evaluated_at != state_.step) {
+  if (is_evaluated_at_end()) {
     is_extra_ = true;
     evaluate_now();
   }
@@ -281,16 +294,34 @@ void Training::finish() {
 
 void Training::evaluate_now() {
   if (!options_.evaluation.data) return;
-  {
-    const Stopwatch watch(state_.evaluation_seconds);
-    state_.metrics = evaluate();
-  }
-  state_.evaluated_at = state_.step;
-  {
+  try {
+    {
+      const Stopwatch watch(state_.evaluation_seconds);
+      state_.metrics = evaluate();
+    }
+    state_.evaluated_at = state_.step;
     const CommonPart common(*this);
     judge();
+  } catch (...) {
+    save_before_leaving();
+    throw;
   }
   call_and_agree([&](Callback& one) { one.on_evaluate(state_, requests_); });
+}
+
+// The steps since the last checkpoint are none the worse for an evaluation that fails. Where it has
+// failed on one rank of several, the others do not come here.
+void Training::save_before_leaving() {
+  const auto& saving = options_.saving;
+  const bool saves = saving.at_end || saving.every_steps > 0 || saving.every_epochs > 0;
+  if (!checkpoints_ || !saves || state_.saved_at == state_.step) return;
+  if (!is_common_ && world_.size() > 1) return;
+  try {
+    save();
+    checkpoints_->finish();
+  } catch (const std::exception& error) {
+    log::error(fmt::format("[train] step {} was not saved: {}", state_.step, error.what()));
+  }
 }
 
 void Training::save() {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/format/directory/folder_lock.h"
 #include "lockstep/checkpoint/checkpointer.h"
 #include "lockstep/comm/world.h"
 #include "lockstep/core/preemption.h"
@@ -126,10 +127,18 @@ class Training {
   // Until the end of the run, from here; nothing where neither epochs nor steps are given.
   std::optional<int64_t> steps_left() const;
   MicroBatches* next_of(Feed& feed);
-  void step();
-  void after_step();
-  void after_epoch();
+  void step(const StageRun& run, bool ends_epoch);
+  void after_step(const StageRun& run, bool ends_epoch);
+  void after_epoch(const StageRun& run);
+  // Whether the run ends with this step, as far as is known.
+  bool ends_run(const StageRun& run) const;
+  // Whether the end of the run evaluates this step, before it saves.
+  bool is_evaluated_at_end() const {
+    return ended_ != Ended::Preempted && options_.evaluation.data &&
+           state_.evaluated_at != state_.step;
+  }
   void evaluate_now();
+  void save_before_leaving();
   void evaluate_what_is_due();
   void save();
   void finish();
@@ -168,6 +177,7 @@ class Training {
   // saving.cpp
   void track_all();
   std::shared_ptr<checkpoint::Stateful> progress();
+  void claim_directory();
   void restore();
   void set_rates();
   std::map<std::string, double> base_rates() const;
@@ -187,6 +197,7 @@ class Training {
   StepFunction step_function_;
   std::vector<TrainedPart> parts_;
   std::vector<StageRun> stages_;
+  std::optional<checkpoint::FolderLock> directory_;  // on rank 0
   std::unique_ptr<checkpoint::Checkpointer> checkpoints_;
   std::optional<PreemptionNotice> own_notice_;
 
@@ -205,6 +216,7 @@ class Training {
   std::optional<Ended> ended_;
   Requests requests_;
   bool has_agreed_ = false;  // in this step
+  bool is_in_step_ = false;
   bool save_now_ = false, evaluate_now_ = false;
   bool is_extra_ = false;          // the evaluation is one that only the run's end asks for
   MicroBatches* micro_ = nullptr;  // of the step that is made

@@ -127,7 +127,7 @@ TEST(Callbacks, AreCalledInOrderAtEachPoint) {
     options.callbacks = {std::make_shared<Recorder>(calls)};
     train::Trainer(world, net, train::cross_entropy(), samples, options).run();
     EXPECT_THAT(calls, ElementsAre("begin0", "epoch0", "step0", "stepped1", "saved1", "step1",
-                                   "stepped2", "saved2", "evaluated2", "epoch_end2", "end2"));
+                                   "stepped2", "evaluated2", "epoch_end2", "saved2", "end2"));
   });
 }
 
@@ -305,7 +305,7 @@ TEST(NonFinite, ALossThatIsNanEndsTheRunOnAllRanksByName) {
     options.callbacks = {recorder};
     train::Trainer trainer(world, net, spoiled(net, world, 2, nan), samples, options);
     EXPECT_THAT(message_of<Error>([&] { trainer.run(); }),
-                AllOf(HasSubstr("[train] step 2: the loss is nan on rank 1"),
+                AllOf(HasSubstr("[train] step 3: the loss is nan on rank 1"),
                       HasSubstr("NonFinite::Skip")));
     EXPECT_EQ(calls.back(), "failed2");
     EXPECT_THAT(recorder->error, HasSubstr("nan on rank 1"));
@@ -348,7 +348,7 @@ TEST(Failing, AnExceptionOnOneRankEndsAllWithItsReason) {
     if (world.rank() == 2) {
       EXPECT_EQ(text, "a bad sample");
     } else {
-      EXPECT_THAT(text, HasSubstr("rank 2 ended the training in step 2: a bad sample"));
+      EXPECT_THAT(text, HasSubstr("rank 2 ended the training in step 3: a bad sample"));
     }
   });
 }
@@ -379,7 +379,7 @@ TEST(Failing, AnExceptionInTheBackwardOfOneRankEndsAllWithItsReason) {
     const auto text = message_of([&] { trainer.run(); });
     EXPECT_THAT(text,
                 HasSubstr(world.rank() == 1 ? "no room on the device"
-                                            : "rank 1 ended the training in step 2: no room"));
+                                            : "rank 1 ended the training in step 3: no room"));
   });
 }
 

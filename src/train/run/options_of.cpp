@@ -113,8 +113,7 @@ parallel::DdpOptions ddp_of(const RunConfig& config) {
               "parallel.unused"),
           .buffers = choice<parallel::Buffers>(given.buffers,
                                                {{"broadcast", parallel::Buffers::Broadcast},
-                                                {"average", parallel::Buffers::Average},
-                                                {"none", parallel::Buffers::None}},
+                                                {"average", parallel::Buffers::Average}},
                                                "parallel.buffers"),
           .hook = hook_of(config)};
 }
@@ -145,6 +144,23 @@ void refuse_without_evaluation(const char* key, bool is_given) {
       fmt::format("[run] {}: there is no data to evaluate with; give data.validation_path or "
                   "data.validation_fraction",
                   key));
+}
+
+// What an evaluation would only find out when an epoch has been trained.
+void refuse_metrics(const RunConfig& config, const RunData& data) {
+  if (data.classes == 0) return;
+  const auto refuse = [&](const std::string& what) {
+    const auto found = config.origins.find("training.metrics");
+    throw ConfigError(fmt::format("[run] {}: training.metrics: {}; the data have {} classes",
+                                  found == config.origins.end() ? "in the program" : found->second,
+                                  what, data.classes));
+  };
+  for (const auto& metric : config.training.metrics) {
+    if (metric == "auc" && data.classes > 2) refuse("auc is of two classes");
+    if (metric == "top_k" && config.training.top_k > data.classes) {
+      refuse(fmt::format("top_k is of the best {}", config.training.top_k));
+    }
+  }
 }
 
 std::shared_ptr<const data::Dataset> first_of(std::shared_ptr<const data::Dataset> whole,
@@ -289,6 +305,7 @@ TrainerOptions options_of(const RunConfig& config, const Registry& registry, con
     refuse_without_evaluation("training.eval_steps", training.eval_steps > 0);
     refuse_without_evaluation("training.sample.prompt", !training.sample.prompt.empty());
   }
+  refuse_metrics(config, data);
   if (training.eval_strategy != "no" && data.validation) {
     options.evaluation = {
         .data = data.validation,

@@ -46,10 +46,11 @@ std::string result_json(const Ending& ending, const comm::World& world) {
   return result.dump(1) + "\n";
 }
 
-std::string result_json(const std::string& error, const RunState& state, const comm::World& world) {
+std::string result_json(const std::string& error, int exit_status, const RunState& state,
+                        const comm::World& world) {
   const Json result = {
-      {"status", "failed"},        {"exit_status", 1},     {"error", error},
-      {"step", state.step},        {"epoch", state.epoch}, {"samples", state.samples},
+      {"status", "failed"},        {"exit_status", exit_status}, {"error", error},
+      {"step", state.step},        {"epoch", state.epoch},       {"samples", state.samples},
       {"world_size", world.size()}};
   return result.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }

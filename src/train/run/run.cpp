@@ -4,10 +4,14 @@
 #include <torch/nn/module.h>
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <system_error>
+#include <vector>
 
+#include "checkpoint/format/directory/folder_lock.h"
 #include "core/files/job_file.h"
 #include "core/files/whole_file.h"
 #include "core/number.h"
@@ -23,6 +27,7 @@
 #include "train/run/language_model.h"
 #include "train/run/options_of.h"
 #include "train/run/report.h"
+#include "train/run/text.h"
 #include "train/training.h"
 
 namespace lockstep::train {
@@ -54,10 +59,14 @@ struct Files {
   std::string result, config;
 };
 
-// Rank 0 makes folders and copies the configuration; what it meets all ranks throw.
-void prepare(const Files& files, const RunConfig& config, const Registry& registry,
-             const comm::World& world) {
+using Locks = std::vector<checkpoint::FolderLock>;
+
+// Rank 0 makes folders, refuses those in which another run is at work, and copies the
+// configuration; what it meets all ranks throw. Returns its locks.
+Locks prepare(const Files& files, const RunConfig& config, const Registry& registry,
+              const comm::World& world) {
   std::string fault;
+  Locks locks;
   if (world.is_main()) {
     try {
       for (const auto& file : {files.log + "/", files.result, files.config}) {
@@ -70,6 +79,13 @@ void prepare(const Files& files, const RunConfig& config, const Registry& regist
               fmt::format("the folder {} cannot be made: {}", folder.string(), error.message()));
         }
       }
+      for (const std::string& folder : std::set<std::string>{
+               files.log, files.config.empty() ? "" : config.logging.output_dir}) {
+        if (folder.empty()) continue;
+        locks.emplace_back(folder, ".run.lock", folder,
+                           "writes the files of a run here: give this run another "
+                           "logging.output_dir, or end that one");
+      }
       // Until this run has a result of its own there is none, not that of a run before.
       if (!files.result.empty()) remove_whole_file(files.result);
       if (!files.config.empty()) {
@@ -81,6 +97,7 @@ void prepare(const Files& files, const RunConfig& config, const Registry& regist
   }
   fault = world.group().broadcast_bytes(fault, 0, {.label = "run: folders"});
   if (!fault.empty()) throw Error("[run] " + fault);
+  return locks;
 }
 
 // Resident memory of all ranks.
@@ -127,6 +144,32 @@ class Job : public Callback {
   int64_t before_ = -1;
 };
 
+// The lines at the start, once the run knows where it begins.
+class Beginning : public Callback {
+ public:
+  using Lines = std::function<std::vector<std::string>(const RunState&)>;
+  Beginning(std::ostream& out, Lines lines) : out_(out), lines_(std::move(lines)) {}
+  void on_train_begin(const RunState& state) override {
+    for (const auto& line : lines_(state)) out_ << line << "\n";
+    out_.flush();
+  }
+
+ private:
+  std::ostream& out_;
+  Lines lines_;
+};
+
+// "going on from step 500 of 1,000 (runs/a/checkpoints/step-00000500)"
+std::string resumption(const RunState& state, const Saving& saving) {
+  std::string from = saving.resume_from;
+  // A job that has been started again has left the checkpoint that it began with.
+  if (!is_checkpoint_of(from, saving.directory)) {
+    from = checkpoint::newest_checkpoint(saving.directory).value_or(from);
+  }
+  return fmt::format("going on from step {}{} ({})", with_commas(state.step),
+                     state.steps > 0 ? " of " + with_commas(state.steps) : "", from);
+}
+
 // What is in the folder of checkpoints before the run begins, as rank 0 finds it.
 enum class Found : char { Nothing, Own, Others };
 
@@ -154,7 +197,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   if (found == Found::Others && resume != "latest" && !is_checkpoint_of(resume, directory)) {
     files = {};
   }
-  prepare(files, config, registry, world);
+  const Locks locks = prepare(files, config, registry, world);
   parallel::seed_everything(static_cast<uint64_t>(config.training.seed), world);
   const RunData data = data_of(config, registry, world);
   const SampleShape shape = shape_of(data);
@@ -174,7 +217,17 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   const LoggingConfig& logging = config.logging;
   const int64_t every = logging.logging_steps;
   const auto display = std::make_shared<ProgressDisplay>(out);
-  if (!directory.empty()) options.callbacks = {std::make_shared<Job>(directory, options.saving)};
+  Trainer* made = nullptr;
+  options.callbacks = {std::make_shared<Beginning>(out, [&](const RunState& state) {
+    auto lines = header(config, data, options, *made, model.module(), world);
+    if (state.resumed_at >= 0 && world.is_main()) {
+      lines.push_back(resumption(state, options.saving));
+    }
+    return lines;
+  })};
+  if (!directory.empty()) {
+    options.callbacks.push_back(std::make_shared<Job>(directory, options.saving));
+  }
   const bool is_logged = !files.log.empty() || !logging.open_metrics_file.empty() ||
                          !logging.prometheus_address.empty();
   std::shared_ptr<Monitoring> log;
@@ -215,10 +268,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   const auto recomputed_too = recomputed_units(config, trainer, model.module());
   if (samples) samples->attach(trainer.fsdp());
   if (data.scaler) trainer.track("scaling", *data.scaler);
-  for (const auto& line : header(config, data, options, trainer, model.module(), world)) {
-    out << line << "\n";
-  }
-  out.flush();
+  made = &trainer;
   try {
     Ending ending{.outcome = trainer.run()};
     const bool is_over = ending.outcome.ended != Ended::Preempted;
@@ -239,7 +289,9 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   } catch (const std::exception& error) {
     if (world.is_main() && !files.result.empty()) {
       try {
-        write_whole(files.result, result_json(text_of(error), trainer.state(), world));
+        // As run_program() ends with it.
+        const int status = dynamic_cast<const ConfigError*>(&error) != nullptr ? 2 : 1;
+        write_whole(files.result, result_json(text_of(error), status, trainer.state(), world));
       } catch (const std::exception& another) {
         log::error(another.what());
       }

@@ -1,22 +1,15 @@
 #include "lockstep/checkpoint/directory.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <set>
-#include <system_error>
-#include <thread>
 
+#include "checkpoint/format/directory/folder_lock.h"
 #include "checkpoint/format/directory/latest.h"
 #include "checkpoint/format/directory/names.h"
-#include "core/network/address.h"
-#include "core/process/stat.h"
 #include "lockstep/checkpoint/error.h"
 #include "lockstep/core/log.h"
 
@@ -24,54 +17,6 @@ namespace lockstep::checkpoint {
 namespace {
 
 constexpr int kAttempts = 10;  // a link that leads nowhere is gone each time
-// A process that was killed may take as long to close its files when the machine is busy.
-constexpr std::chrono::seconds kEnding(10);
-constexpr std::chrono::milliseconds kLook(10);
-
-std::string process(pid_t pid) { return fmt::format("process {} on {}", pid, host_name()); }
-
-// What the holder of a lock has written into its file.
-std::string holder_of(int lock) {
-  std::string holder(256, '\0');
-  const ssize_t count = ::pread(lock, holder.data(), holder.size(), 0);
-  holder.resize(count > 0 ? count : 0);
-  while (!holder.empty() && holder.back() == '\n') holder.pop_back();
-  return holder;
-}
-
-// Whether that is a process of this host that is ending, as one of a job that was just killed.
-bool is_ending(const std::string& holder) {
-  pid_t pid = 0;
-  if (std::sscanf(holder.c_str(), "process %d on ", &pid) != 1 || holder != process(pid)) {
-    return false;
-  }
-  const auto stat = process_stat(pid);
-  return !stat || stat->is_ending();
-}
-
-// With all folders above it, each on the disk.
-void make_directories(FileSystem& files, const std::string& path) {
-  if (files.make_directory(path) != 0) {
-    if (errno == EEXIST) return;
-    const size_t slash = path.find_last_of('/');
-    if (errno != ENOENT || slash == std::string::npos || slash == 0) {
-      throw_system_error(path, "cannot be made");
-    }
-    make_directories(files, path.substr(0, slash));
-    if (files.make_directory(path) != 0 && errno != EEXIST) {
-      throw_system_error(path, "cannot be made");
-    }
-  }
-  const size_t slash = path.find_last_of('/');
-  sync_directory(files, slash == std::string::npos ? "."
-                        : slash == 0               ? "/"
-                                                   : path.substr(0, slash));
-}
-
-std::string without_end_slash(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
 
 // Whether `latest` is whole and of a checkpoint that is. Then one that cannot be read is older,
 // since a newer one is published before `latest` is replaced and nothing damages it in that moment.
@@ -185,51 +130,17 @@ Directory::Directory(std::string path, FileSystem& files)
     if (text) write_latest(path_, *text, files_);
     checkpoints_ = std::move(listing.checkpoints);
   } catch (...) {
-    files_.close(lock_);
+    unlock_checkpoints(lock_, files_);
     throw;
   }
 }
 
 Directory::~Directory() {
   abandon();
-  if (lock_ >= 0) files_.close(lock_);
+  if (lock_ >= 0) unlock_checkpoints(lock_, files_);
 }
 
-void Directory::lock() {
-  const std::string path = fmt::format("{}/{}", path_, kLockName);
-  lock_ = files_.open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
-  if (lock_ < 0) throw_system_error(path, "cannot be opened");
-  const auto fail = [&](const std::string& what) {
-    files_.close(std::exchange(lock_, -1));
-    throw CheckpointError(what);
-  };
-  const auto deadline = std::chrono::steady_clock::now() + kEnding;
-  while (files_.lock(lock_) != 0) {
-    const int error = errno;
-    if (error != EWOULDBLOCK) {
-      fail(
-          fmt::format("[checkpoint] {}: cannot be locked: {}. The file system has to support "
-                      "flock()",
-                      path, std::generic_category().message(error)));
-    }
-    const std::string holder = holder_of(lock_);
-    if (is_ending(holder) && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(kLook);
-      continue;
-    }
-    fail(
-        fmt::format("[checkpoint] {}: {} writes checkpoints here already: give this job another "
-                    "directory, or end that one",
-                    path_, holder.empty() ? "another process" : holder));
-  }
-  // Who holds it is for people only: the lock is the kernel's, and gone with its holder.
-  const std::string holder = process(getpid()) + "\n";
-  if (::ftruncate(lock_, 0) != 0 || files_.write(lock_, holder.data(), holder.size()) < 0) {
-    const int error = errno;
-    fail(fmt::format("[checkpoint] {}: cannot be written: {}", path,
-                     std::generic_category().message(error)));
-  }
-}
+void Directory::lock() { lock_ = lock_checkpoints(path_, files_); }
 
 std::string Directory::begin(int64_t step) {
   abandon();

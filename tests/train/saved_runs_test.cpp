@@ -1,0 +1,214 @@
+// When a run saves, into a folder that is its own.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/checkpoint/directory.h"
+#include "support/folder.h"
+#include "support/spawn.h"
+#include "support/thrown.h"
+#include "train/net.h"
+#include "train/printed.h"
+
+namespace lockstep {
+namespace {
+
+using test::contents;
+using test::Folder;
+using test::message_of;
+using test::small_run;
+using test::spawn;
+using test::spawn_bare;
+using test::TrainNet;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using Losses = std::map<std::string, double>;
+
+std::vector<std::string> saved_in(const std::string& directory) {
+  std::vector<std::string> names;
+  for (const auto& one : checkpoint::list_checkpoints(directory).checkpoints) {
+    names.push_back(one.name);
+  }
+  return names;
+}
+
+// The last step of an epoch, and the one of the run.
+TEST(SavedRuns, AStepIsSavedOnceWithItsEvaluation) {
+  for (const int64_t max_steps : {0, 12}) {
+    const Folder folder;
+    spawn(2, [&](World& world) {
+      TrainNet net;
+      const auto samples = test::train_samples(80);
+      auto loss = std::make_shared<double>(9);
+      train::Trainer(world, net, train::cross_entropy(), samples,
+                     {.epochs = 2,
+                      .max_steps = max_steps,
+                      .loader = {.batch_size = 5},
+                      .evaluation = {.data = samples,
+                                     .measure = [=](const Batch&) -> Losses {
+                                       return {{"loss", *loss *= 0.5}};
+                                     }},
+                      .saving = {.directory = folder / "run",
+                                 .every_steps = 4,
+                                 .every_epochs = 1,
+                                 .best = train::Best{}}})
+          .run();
+    });
+    const auto all = checkpoint::list_checkpoints(folder / "run").checkpoints;
+    const bool ends_early = max_steps > 0;
+    ASSERT_EQ(all.size(), ends_early ? 3U : 4U);
+    for (size_t i = 0; i < all.size(); ++i) {
+      EXPECT_EQ(all[i].name, fmt::format("step-{:08}", 4 * (i + 1)));
+      const bool is_evaluated = i % 2 == 1 || (ends_early && i == 2);
+      EXPECT_EQ(all[i].metrics.contains("loss"), is_evaluated) << all[i].name;
+    }
+  }
+}
+
+TEST(SavedRuns, AnEvaluationThatFailsLosesNoSteps) {
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(40);
+    int calls = 0;
+    train::Trainer trainer(world, net, train::cross_entropy(), samples,
+                           {.epochs = 3,
+                            .loader = {.batch_size = 5},
+                            .evaluation = {.data = samples,
+                                           .batch_size = 40,
+                                           .measure = [&](const Batch&) -> Losses {
+                                             if (++calls == 2)
+                                               throw std::runtime_error("no such metric");
+                                             return {{"loss", 1}};
+                                           }},
+                            .saving = {.directory = folder / "run", .every_epochs = 1}});
+    EXPECT_EQ(message_of([&] { trainer.run(); }), "no such metric");
+  });
+  EXPECT_THAT(saved_in(folder / "run"), ElementsAre("step-00000008", "step-00000016"));
+}
+
+// Of the ranks, too, where it is one of all of them.
+TEST(SavedRuns, AWatchedMetricThatIsNoneLosesNoSteps) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    TrainNet net;
+    const auto samples = test::train_samples(40);
+    train::Trainer trainer(world, net, train::cross_entropy(), samples,
+                           {.epochs = 3,
+                            .loader = {.batch_size = 5},
+                            .evaluation = {.data = samples,
+                                           .measure = [](const Batch&) -> Losses {
+                                             return {{"loss", 1}};
+                                           }},
+                            .early_stopping = train::EarlyStopping{.metric = "los"},
+                            .saving = {.directory = folder / "run"}});
+    EXPECT_THAT(message_of([&] { trainer.run(); }), HasSubstr("watches 'los'"));
+  });
+  EXPECT_THAT(saved_in(folder / "run"), ElementsAre("step-00000004"));
+}
+
+TEST(SavedRuns, ASecondOneInTheFolderIsRefusedFromTheStart) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.training.loss = "own";
+  int tries = 0;
+  train::Registry registry;
+  // In the first epoch, before anything is saved.
+  registry.add_loss("own", [&](const train::RunConfig&) -> train::Loss {
+    return [&, of = train::mse(), calls = 0](const auto& outputs, const auto& targets) mutable {
+      if (++calls == 3) {
+        auto other = config;
+        other.training.loss = "mse";
+        other.training.seed = 9;
+        other.checkpoint.resume = "latest";
+        other.checkpoint.save_on_preemption = false;
+        const auto before = contents(folder / "run/config.yaml");
+        const auto process = fmt::format("process {} on ", getpid());
+        EXPECT_THAT(message_of([&] { train::run(other); }),
+                    AllOf(HasSubstr("[run] " + (folder / "run") + ": " + process),
+                          HasSubstr("writes the files of a run here")));
+        EXPECT_EQ(contents(folder / "run/config.yaml"), before);
+        other.checkpoint.directory = folder / "run/checkpoints";
+        other.logging.output_dir = folder / "other";
+        EXPECT_THAT(message_of([&] { train::run(other); }),
+                    AllOf(HasSubstr("/run/checkpoints: " + process),
+                          HasSubstr("writes checkpoints here already")));
+        ++tries;
+      }
+      return of(outputs, targets);
+    };
+  });
+  spawn_bare(1, [&](int) {
+    EXPECT_EQ(train::run(config, registry), 0);
+    EXPECT_EQ(tries, 1);
+    // Both are free again.
+    config.training.loss = "mse";
+    config.checkpoint.resume = "latest";
+    EXPECT_EQ(train::run(config), 0);
+  });
+}
+
+TEST(SavedRuns, ThatGoOnSaySo) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  test::printed(1, config);
+  config.training.epochs = 4;
+  config.checkpoint.resume = "latest";
+  const auto again = test::printed(1, config);
+  EXPECT_THAT(again, HasSubstr("\n80 steps in 4 epochs; "));
+  EXPECT_THAT(again, HasSubstr(fmt::format("\ngoing on from step 60 of 80 ({}/run/checkpoints/"
+                                           "step-00000060)\n",
+                                           folder.path())));
+  // On half as many ranks the rest of the epochs has twice as many steps.
+  config.logging.output_dir = folder / "ranks";
+  config.training.epochs = 2;
+  test::printed(2, config);
+  config.training.epochs = 4;
+  EXPECT_THAT(test::printed(1, config), HasSubstr("\n60 steps in 4 epochs; "));
+}
+
+TEST(SavedRuns, AResultHasTheStatusThatTheProgramEndsWith) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  config.training.loss = "own";
+  for (const bool is_wrong : {true, false}) {
+    train::Registry registry;
+    registry.add_loss("own", [=](const train::RunConfig&) -> train::Loss {
+      return [=](const at::Tensor&, const at::Tensor&) -> at::Tensor {
+        if (is_wrong) throw ConfigError("not so");
+        throw DataError("not these");
+      };
+    });
+    spawn_bare(
+        1, [&](int) { EXPECT_NE(message_of([&] { train::run(config, registry); }), "nothing"); });
+    const auto result = nlohmann::json::parse(contents(folder / "run/result.json"));
+    EXPECT_EQ(result["exit_status"], is_wrong ? 2 : 1);
+  }
+}
+
+TEST(SavedRuns, MetricsThatTheClassesDoNotHaveAreRefusedAtTheStart) {
+  const Folder folder;
+  for (const std::string metric : {"auc", "top_k"}) {
+    auto config = small_run(folder / metric);
+    config.data.kind = "own";
+    config.training.metrics = {metric};
+    train::Registry registry;
+    registry.add_data("own", [](const train::RunConfig&, const World&) -> train::RunData {
+      return {.training = std::make_shared<data::TensorDataset>(test::train_samples(40)),
+              .classes = 3};
+    });
+    spawn_bare(1, [&](int) {
+      EXPECT_THAT(message_of<ConfigError>([&] { train::run(config, registry); }),
+                  AllOf(HasSubstr("training.metrics: " + metric), HasSubstr("have 3 classes")));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
