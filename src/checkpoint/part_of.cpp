@@ -17,6 +17,13 @@ struct Mark : c10::BackendMeta {
 
 }  // namespace
 
+bool PartOf::is_within(std::vector<int> others) const {
+  std::vector<int> mine = world_ranks;
+  std::ranges::sort(mine);
+  std::ranges::sort(others);
+  return std::ranges::includes(others, mine);
+}
+
 void mark_part(const at::Tensor& leaf, PartOf whole) {
   leaf.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Mark>(std::move(whole)));
 }

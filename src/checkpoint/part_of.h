@@ -18,8 +18,12 @@ struct PartOf {
   Sizes sizes;       // of the parameter
   Sizes strides;
   Range range;
-  bool saves = true;  // not of further copies of the part, on other ranks
-  int ranks = 1;      // among which the parameter is divided
+  bool saves = true;                  // not of further copies of the part, on other ranks
+  int ranks = 1;                      // among which the parameter is divided
+  std::vector<int> world_ranks = {};  // their numbers in the world
+
+  // Whether all of them are among these.
+  bool is_within(std::vector<int> others) const;
 };
 
 // Marks a tensor as such a part, for as long as the tensor lives.

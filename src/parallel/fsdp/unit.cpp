@@ -129,7 +129,8 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
                                            .strides = parameters_[i].strides().vec(),
                                            .range = ranges_[i],
                                            .saves = plan.replicas.rank() == 0,
-                                           .ranks = plan.shards.size()});
+                                           .ranks = plan.shards.size(),
+                                           .world_ranks = plan.shards.world_ranks()});
     memory_.emplace_back(
         parameters_[i], compute_,
         fmt::format("parameter '{}' is divided among the ranks and has no memory outside of its "

@@ -34,14 +34,18 @@ at::Tensor norm_of(const std::vector<at::Tensor>& tensors, double p) {
 void check_parts(const std::vector<at::Tensor>& parameters, const std::optional<Group>& group) {
   for (const auto& parameter : parameters) {
     const auto* const part = checkpoint::part_of(parameter);
-    if (part == nullptr || part->ranks == 1 || (group && group->size() == part->ranks)) continue;
+    if (part == nullptr || part->ranks == 1) continue;
+    const bool has_size = group && group->size() == part->ranks;
+    if (has_size && part->is_within(group->world_ranks())) continue;
     throw ConfigError(
         fmt::format("[clip_grad_norm_] parameter '{}' is an Fsdp's part of one, divided among {} "
                     "ranks, and {}, "
                     "so this would not be the norm of all gradients: call fsdp.clip_grad_norm_()",
                     part->name, part->ranks,
-                    group ? fmt::format("ClipOptions::group has {}", group->size())
-                          : "there is no ClipOptions::group"));
+                    has_size ? fmt::format("ClipOptions::group has ranks {} of the world, not {}",
+                                           group->world_ranks(), part->world_ranks)
+                    : group  ? fmt::format("ClipOptions::group has {}", group->size())
+                             : "there is no ClipOptions::group"));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/optim/lbfgs.h>
 
 #include "checkpoint/part_of.h"
@@ -31,12 +32,17 @@ void check_options(const GradScalerOptions& o) {
 // Of an Fsdp's parts each rank sees its own overflows only.
 void check_part(const at::Tensor& parameter, const Group& group) {
   const auto* const part = checkpoint::part_of(parameter);
-  if (part == nullptr || part->ranks <= group.size()) return;
+  if (part == nullptr || part->ranks == 1) return;
+  const bool has_size = part->ranks <= group.size();
+  if (has_size && part->is_within(group.world_ranks())) return;
   misused("unscale_",
           fmt::format("parameter '{}' is an Fsdp's part of one, divided among {} ranks, and the "
                       "scaler's group has {}: after an overflow in one rank's parts the others "
                       "would step: GradScaler scaler(world)",
-                      part->name, part->ranks, group.size()));
+                      part->name, part->ranks,
+                      has_size ? fmt::format("ranks {} of the world, not {}", group.world_ranks(),
+                                             part->world_ranks)
+                               : fmt::format("{}", group.size())));
 }
 
 std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimizer& optimizer) {

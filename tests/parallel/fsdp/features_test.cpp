@@ -286,6 +286,24 @@ TEST(FsdpFeatures, WhatLooksAtThePartsOfOneRankIsRefusedByName) {
           message_of<ConfigError>([&] { parallel::clip_grad_norm_(shards, 1, {.group = group}); }),
           HasSubstr("divided among 2 ranks, and ClipOptions::group has 4"));
     });
+    // As many ranks, but those that have the same part.
+    const Group replicas = group.split(world.rank() % 2), sharers = group.split(world.rank() / 2);
+    const std::string others =
+        world.rank() % 2 == 0 ? "has ranks [0, 2] of the world" : "has ranks [1, 3] of the world";
+    divided(2, [&](const std::vector<at::Tensor>& shards) {
+      EXPECT_THAT(message_of<ConfigError>(
+                      [&] { parallel::clip_grad_norm_(shards, 1, {.group = replicas}); }),
+                  AllOf(HasSubstr("divided among 2 ranks"), HasSubstr(others)));
+      EXPECT_GT(parallel::clip_grad_norm_(shards, 1, {.group = sharers}).item<double>(), 0);
+      torch::optim::SGD sgd(shards, 0.1);
+      GradScaler wrong(replicas);
+      wrong.scale(at::ones({}));
+      EXPECT_THAT(message_of<ConfigError>([&] { wrong.step(sgd); }),
+                  AllOf(HasSubstr(others), HasSubstr(own_overflow)));
+      GradScaler right(sharers);
+      right.scale(at::ones({}));
+      EXPECT_TRUE(right.step(sgd));
+    });
     // What is not divided has its norm on each rank.
     divided(1, [&](const std::vector<at::Tensor>& shards) {
       EXPECT_GT(parallel::clip_grad_norm_(shards, 1).item<double>(), 0);
