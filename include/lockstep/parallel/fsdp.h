@@ -156,13 +156,23 @@ struct FsdpShard {
 //   }
 //
 // When backward() returns, each shard's gradient is its part of the average over the ranks, the
-// same bits as under Ddp; or it threw. The module's own parameters have no gradients. An optimizer
+// same bits as under Ddp; or it threw. A shard that has a gradient already, because there was no
+// zero_grad() since the last such backward(), has the average of the new ones added to it. Ddp
+// averages what each rank has and the new one together: equal but for rounding. Gradients of
+// several backward() have the bits of Ddp if all but the last ran under hold(). The module's own
+// parameters have no gradients. An optimizer
 // of any class that treats every element by itself is given parameters(); its state is divided
 // alike. Shards may be written, in place, after a backward(), or after a forward under no_grad.
 //
 // Outside of its unit's forward and backward a parameter has no memory: an operation that reads or
-// writes it throws c10::Error, which names the parameter and its unit. unshard() gives all their
-// memory for a while.
+// writes it throws c10::Error, which names the parameter and its unit. A unit's backward is over
+// when the gradients of its inputs, of its parameters, and of whatever else its forward used are
+// known; where backward() does not come to all of them, at its end. The root unit's have memory to
+// the end. unshard() gives all their memory for a while.
+//
+// Tied parameters are one tensor that is registered under several names. Two tensors in the same
+// memory, as set_data() makes them, would be taken apart and are refused, also if one of them is a
+// buffer or ignored; parts of one buffer that lie side by side are not.
 //
 // Ranks: all construct it and make the same calls of units in the same order, also under no_grad:
 // where they do not share a memory each of those gathers. Ranks that generate texts of different
@@ -177,9 +187,9 @@ struct FsdpShard {
 // gradient that arrives after its unit's were averaged, and a parameter of another Fsdp or Ddp.
 class Fsdp {
  public:
-  // Throws ConfigError on all ranks as Ddp does, and when units are none of the module's, or
-  // options contradict each other. Parameters and buffers become rank 0's. The module is kept as
-  // Ddp keeps it. Gradients that it has are dropped.
+  // Throws ConfigError on all ranks as Ddp does, and when units are none of the module's, options
+  // contradict each other, or parameters have memory in common. Parameters and buffers become rank
+  // 0's. The module is kept as Ddp keeps it. Gradients that it has are dropped.
   Fsdp(const ModuleRef& module, const Group& group, FsdpOptions options = {});
   // Detaches. Does not communicate, so the parameters of several hosts' ranks have no memory from
   // then on, unless unshard() was called.

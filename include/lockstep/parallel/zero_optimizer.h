@@ -48,8 +48,11 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   using Make = std::function<std::unique_ptr<Optimizer>(std::vector<OptimizerParamGroup>)>;
 
   // Every rank constructs it with the same parameters, in the same order, and the same values.
-  // Throws ConfigError for a parameter that is not dense, is on another device than the group's,
-  // has overlapping or gapped memory, or is in two groups. References to the parameters stay valid,
+  // Throws ConfigError for a parameter that is in two groups; and on all ranks for one that is not
+  // dense, is on another device than the group's, has overlapping or gapped memory, or has memory
+  // in common with another. Parameters are tied by one tensor that is registered under several
+  // names: two tensors in the same memory, as set_data() makes them, would be taken apart; parts of
+  // one buffer that lie side by side are no such. References to the parameters stay valid,
   // data pointers do not: construct it before anything that keeps data pointers.
   ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make,
                 const ZeroOptions& options = {});

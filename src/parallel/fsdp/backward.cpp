@@ -34,7 +34,7 @@ void Fsdp::State::before_backward(Unit& unit, Call& call) {
   begin_backward();
   if (!call.fired) {
     call.count();
-    call.fired = true;
+    call.enter();
     fired_.push_back(call.weak_from_this());
     ++unit.fired;
     // A unit that activation checkpointing runs twice gets all of its gradients twice.
@@ -51,6 +51,17 @@ void Fsdp::State::before_backward(Unit& unit, Call& call) {
   for (auto& flat : unit.flats) flat.count_writes();
   open(unit);
   if (plan_.options.backward_prefetch == BackwardPrefetch::Before) prefetch(unit, -1);
+}
+
+// A call's nodes have been run. Gradients of all parameters are no sign of it: those of the call's
+// inputs may still need the values of frozen or detached ones.
+void Fsdp::State::after_backward(Unit& unit) {
+  // Another call would need the parameters again.
+  if (!unit.backward_open || unit.calls->running > 0 || unit.fired < unit.calls->live) return;
+  const at::NoGradGuard no_grad;
+  unit.backward_open = false;
+  close(unit, After::Free);
+  if (plan_.options.backward_prefetch == BackwardPrefetch::After) prefetch(unit, -1);
 }
 
 void Fsdp::State::begin_pass() {
@@ -128,21 +139,15 @@ void Fsdp::State::arrived(size_t parameter) {
   if (!arrived_[parameter]) --unit.missing;
   arrived_[parameter] = true;
   // Another call of the unit may still bring more.
-  if (unit.missing == 0 && unit.fired >= *unit.live) complete(unit);
+  if (unit.missing == 0 && unit.fired >= unit.calls->live) complete(unit);
   drive();
 }
 
 void Fsdp::State::complete(Unit& unit) {
-  if (unit.backward_open) {
-    unit.backward_open = false;
-    close(unit, After::Free);
-  }
   unit.ready = true;
-  if (in_pass_) {
-    completed_order_.push_back(&unit);
-    launch_ready();
-  }
-  if (plan_.options.backward_prefetch == BackwardPrefetch::After) prefetch(unit, -1);
+  if (!in_pass_) return;
+  completed_order_.push_back(&unit);
+  launch_ready();
 }
 
 void Fsdp::State::launch_ready() {

@@ -1,5 +1,6 @@
 // The part of Fsdp that gives parameters their memory, and runs units.
 #include <ATen/ATen.h>
+#include <ATen/SequenceNumber.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
 
@@ -125,15 +126,26 @@ CallLayer::Tensors Fsdp::State::cast(const CallLayer::Tensors& inputs) const {
   return all;
 }
 
-void Fsdp::State::watch_outputs(Unit& unit, const CallLayer::Tensors& outputs) {
-  const auto call = std::make_shared<Call>(unit.live);
+void Fsdp::State::watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint64_t since) {
+  const auto call = std::make_shared<Call>(weak_from_this(), unit);
+  const auto watch = [&](const at::TensorBase& output) {
+    output.register_hook(
+        [state = weak_from_this(), &unit, call](const at::TensorBase&) -> at::TensorBase {
+          if (const auto owner = state.lock()) owner->before_backward(unit, *call);
+          return {};
+        });
+  };
   for (const auto& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
-    output.register_hook([state = weak_from_this(), &unit, call](const at::Tensor&) -> at::Tensor {
-      if (const auto owner = state.lock()) owner->before_backward(unit, *call);
-      return {};
-    });
+    watch(output);
+    // A view that is changed in place gets its gradient through what it is a view of.
+    if (output.is_view() && is_made_since(at::Tensor(output._base()), since)) watch(output._base());
   }
+  // The root unit's parameters stay to the end: its graph is the whole model's.
+  if (unit.is_root) return;
+  const auto edges = edges_of(outputs, since, device());
+  call->edges = edges.size();
+  for (size_t i = 0; i < edges.size(); ++i) watch_edge(*edges[i], call, i);
 }
 
 CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& inputs,
@@ -163,12 +175,13 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
       order_now_.push_back(&unit);
       if (plan_.options.forward_prefetch) prefetch(unit, 1);
     }
+    const uint64_t since = at::sequence_number::peek();
     outputs = body(cast(inputs));
     in_graph = at::GradMode::is_enabled() && std::ranges::any_of(outputs, [](const auto& output) {
                  return output.defined() && output.requires_grad();
                });
     if (in_graph) {
-      watch_outputs(unit, outputs);
+      watch_call(unit, outputs, since);
       // Its backward is next.
       if (unit.is_root || !plan_.options.reshard_after_forward) {
         opened.after = After::Keep;

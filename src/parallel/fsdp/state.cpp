@@ -12,6 +12,7 @@
 #include "lockstep/parallel/deferred_init.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/lanes/rules.h"
+#include "parallel/layout/overlap.h"
 
 namespace lockstep::parallel {
 
@@ -121,24 +122,58 @@ std::string unfit_for_fsdp(const Model& model) {
   return {};
 }
 
+// Divided parameters move to memory of their own, and others that had the same would stay.
+std::string shared_memory(const Model& model, const ModuleRef& module) {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  const auto add = [&](std::string_view kind, const std::string& name, const at::Tensor& tensor) {
+    names.push_back(fmt::format("{} '{}'", kind, name));
+    tensors.push_back(tensor);
+  };
+  for (const auto& item : model.parameters) add("parameter", item.name, item.tensor);
+  for (const auto& [name, tensor] : module.parameters()) add("parameter", name, tensor);
+  for (const auto& [name, tensor] : module.buffers()) add("buffer", name, tensor);
+  const auto pair = first_overlap(tensors, model.parameters.size());
+  if (!pair) return {};
+  return fmt::format(
+      "{} and {} are different tensors in the same memory, which division would take apart: to "
+      "tie them, register one tensor under both names",
+      names[pair->first], names[pair->second]);
+}
+
+// The text of the ConfigError that this rank alone may have reason for, and all ranks throw.
+template <class Check>
+std::string complaint_of(const Check& check) {
+  try {
+    check();
+  } catch (const ConfigError& error) {
+    const std::string_view text = error.what(), who = "[fsdp] ";
+    return std::string(text.substr(text.starts_with(who) ? who.size() : 0));
+  }
+  return {};
+}
+
 }  // namespace
 
 Fsdp::State::State(const ModuleRef& ref, const Group& group, FsdpOptions options)
     : plan_{.all = group, .options = std::move(options)},
       module_(ref, {plan_.options.ignore, {}, "FsdpOptions"}) {
   group.refuse_python_ranks("Fsdp");
-  check_fsdp_options(plan_.options, group);
-  if (plan_.options.sharding == Sharding::None) plan_.options.shard_ranks = 1;
-  if (plan_.options.sharding != Sharding::Full) plan_.options.reshard_after_forward = false;
-  if (plan_.options.offload == Offload::Cpu && device().is_cpu()) {
-    plan_.options.offload = Offload::None;
-  }
-  if (plan_.options.lanes > 0) {
-    lane_plan_ = std::make_shared<LanePlan>(group, plan_.options.lanes);
-  }
-  materialize_undivided();
-  std::vector<PlannedUnit> planned = plan_units(ref, model(), plan_.options);
-  check_model(group, planned);
+  std::vector<PlannedUnit> planned;
+  std::string complaint = complaint_of([&] {
+    check_fsdp_options(plan_.options, group);
+    if (plan_.options.sharding == Sharding::None) plan_.options.shard_ranks = 1;
+    if (plan_.options.sharding != Sharding::Full) plan_.options.reshard_after_forward = false;
+    if (plan_.options.offload == Offload::Cpu && device().is_cpu()) {
+      plan_.options.offload = Offload::None;
+    }
+    planned = plan_units(ref, model(), plan_.options);
+    if (plan_.options.lanes > 0) {
+      lane_plan_ = std::make_shared<LanePlan>(group, plan_.options.lanes);
+    }
+    materialize_undivided();
+  });
+  check_model(group, planned, std::move(complaint));
   if (lane_plan_) begin_lanes(group, lane_options(plan_.options));
   plan_groups(group);
   make_units(planned);
@@ -156,10 +191,12 @@ Fsdp::State::~State() {
   }
 }
 
-void Fsdp::State::check_model(const Group& group, const std::vector<PlannedUnit>& planned) const {
+void Fsdp::State::check_model(const Group& group, const std::vector<PlannedUnit>& planned,
+                              std::string complaint) const {
   const auto& all = model().parameters;
   const at::Device on = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
-  std::string complaint = unfit_for_fsdp(model());
+  if (complaint.empty()) complaint = unfit_for_fsdp(model());
+  if (complaint.empty()) complaint = shared_memory(model(), module_.module());
   if (complaint.empty() && lane_plan_) {
     complaint = unfit_for_lanes(model(), lane_options(plan_.options), module_.module());
   }

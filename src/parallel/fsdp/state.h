@@ -76,7 +76,8 @@ class Fsdp::State : public GradientListener,
   std::string missing_room(Fd& held) const;
   void plan_groups(const Group& group);
   at::Device device() const;
-  void check_model(const Group& group, const std::vector<PlannedUnit>& planned) const;
+  void check_model(const Group& group, const std::vector<PlannedUnit>& planned,
+                   std::string complaint) const;
   void make_units(const std::vector<PlannedUnit>& planned);
   comm::CallOptions call(std::string_view label) const;
 
@@ -88,7 +89,7 @@ class Fsdp::State : public GradientListener,
   void publish();
   bool is_written() const;
   void meet(std::string_view label);
-  void watch_outputs(Unit& unit, const CallLayer::Tensors& outputs);
+  void watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint64_t since);
   CallLayer::Tensors cast(const CallLayer::Tensors& inputs) const;
   void open(Unit& unit);
   enum class After { Free, Reshard, Keep };
@@ -103,6 +104,7 @@ class Fsdp::State : public GradientListener,
   // backward.cpp
   void begin_backward();
   void before_backward(Unit& unit, Call& call);
+  void after_backward(Unit& unit);
   void end_backward();
   void abandon_backward();
   void begin_pass();

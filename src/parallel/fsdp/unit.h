@@ -179,6 +179,12 @@ class UnitFlat {
   std::vector<at::Tensor> lane_slots_;  // as LanePlan has them; none without lanes
 };
 
+// Of calls of a unit. Their graphs may outlast it.
+struct CallCounts {
+  int live = 0;     // whose graph may run backward
+  int running = 0;  // whose nodes backward is running
+};
+
 // A module, and what is attached to its calls.
 struct Unit {
   std::string name;     // "the root unit", "unit 'blocks.3'"
@@ -191,8 +197,8 @@ struct Unit {
   bool shown = false;
   bool gathering = false;  // ahead
   bool backward_open = false;
-  std::shared_ptr<int> live = std::make_shared<int>(0);  // calls whose graph may run backward
-  int fired = 0;                                         // of those in this pass
+  std::shared_ptr<CallCounts> calls = std::make_shared<CallCounts>();
+  int fired = 0;         // calls of which backward has begun, in this pass
   size_t missing = 0;    // trainable parameters without a gradient in this pass
   bool reduced = false;  // its averages are on their way
   bool ready = false;

@@ -17,27 +17,59 @@
 #include "parallel/ddp/packed.h"
 #include "parallel/hooks/state.h"
 #include "parallel/layout/flat_memory.h"
+#include "parallel/layout/overlap.h"
 #include "parallel/optim/fused.h"
 #include "parallel/optim/zero_parts.h"
 
 namespace lockstep::parallel {
 namespace {
 
-void check(const at::Tensor& parameter, size_t index, at::Device device) {
-  const auto refuse = [&](std::string_view why) {
-    throw ConfigError(fmt::format("[zero] parameter {} of shape [{}] {}", index,
-                                  fmt::join(parameter.sizes(), ", "), why));
-  };
-  if (checkpoint::part_of(parameter) != nullptr) {
-    refuse(
-        "is an Fsdp's part of one, which is divided already: give fsdp.parameters() to a plain "
-        "optimizer");
+std::string describe(const std::vector<at::Tensor>& parameters, size_t index) {
+  return fmt::format("parameter {} of shape [{}]", index,
+                     fmt::join(parameters[index].sizes(), ", "));
+}
+
+// Divided parameters move to memory of their own.
+std::string shared_memory(const std::vector<at::Tensor>& parameters) {
+  const auto pair = first_overlap(parameters, parameters.size());
+  if (!pair) return {};
+  return fmt::format(
+      "{} and {} are different tensors in the same memory, which division would take apart: to "
+      "tie them, register one tensor under both names",
+      describe(parameters, pair->first), describe(parameters, pair->second));
+}
+
+// Why this rank's parameters cannot be divided; empty when they can.
+std::string unfit(const std::vector<at::Tensor>& parameters, const Group& group) {
+  if (parameters.empty()) return "no parameters to optimize";
+  const at::Device device = communicated_on(group, parameters.front());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& parameter = parameters[i];
+    const auto refuse = [&](std::string_view why) {
+      return fmt::format("{} {}", describe(parameters, i), why);
+    };
+    if (checkpoint::part_of(parameter) != nullptr) {
+      return refuse(
+          "is an Fsdp's part of one, which is divided already: give fsdp.parameters() to a plain "
+          "optimizer");
+    }
+    if (parameter.layout() != at::kStrided) return refuse("is not dense");
+    if (!parameter.is_non_overlapping_and_dense()) {
+      return refuse("has overlapping or gapped memory");
+    }
+    if (parameter.device() != device) {
+      return refuse(fmt::format("is on {}, but the group communicates on {}",
+                                parameter.device().str(), device.str()));
+    }
   }
-  if (parameter.layout() != at::kStrided) refuse("is not dense");
-  if (!parameter.is_non_overlapping_and_dense()) refuse("has overlapping or gapped memory");
-  if (parameter.device() != device) {
-    refuse(fmt::format("is on {}, but the group communicates on {}", parameter.device().str(),
-                       device.str()));
+  return shared_memory(parameters);
+}
+
+// Throws on all ranks what one has to complain about.
+void check(const std::vector<at::Tensor>& parameters, const Group& group) {
+  const auto all = group.all_gather_bytes(unfit(parameters, group), {.label = "zero: checking"});
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) throw ConfigError(fmt::format("[zero] rank {}: {}", rank, all[rank]));
   }
 }
 
@@ -232,9 +264,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
   parts_->group = group;
   parts_->parameters = listed_once(groups);
   const auto& all = parts_->parameters;
-  if (all.empty()) throw ConfigError("[zero] no parameters to optimize");
-  const at::Device device = communicated_on(group, all.front());
-  for (size_t i = 0; i < all.size(); ++i) check(all[i], i, device);
+  check(all, group);
   if (group.size() > 1) {
     refuse_local_gradients(all, "zero");
     parts_->lay_out(options.share_parameters);
@@ -305,6 +335,9 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
   parts.check_gradients();
   parts.point_to_gradients();
   if (parts.any_elsewhere()) {
+    if (const auto text = shared_memory(parts.parameters); !text.empty()) {
+      throw ConfigError("[zero] " + text);
+    }
     parts.copy_in();
     parts.group.barrier({.label = "zero: loaded"}).wait();
     parts.alias();

@@ -36,50 +36,6 @@ at::Tensor chain_input(int rank, int step = 0) {
   return at::randn({4, 30}, generator);
 }
 
-// Shared and gathered parameters, on two ranks.
-void on_both(const std::function<void(World&, const FsdpOptions&)>& body) {
-  for (const bool share : {true, false}) {
-    spawn(2, [&](World& world) { body(world, {.share_memory = share}); });
-  }
-}
-
-FsdpOptions with_units(FsdpOptions options, std::vector<std::shared_ptr<torch::nn::Module>> units) {
-  options.units = std::move(units);
-  return options;
-}
-
-// A tied parameter has two names, and optimizers would update it twice.
-std::vector<at::Tensor> each_once(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> once;
-  for (const auto& parameter : parameters) {
-    if (std::ranges::none_of(once, [&](const auto& other) { return other.is_same(parameter); })) {
-      once.push_back(parameter);
-    }
-  }
-  return once;
-}
-
-// Three steps of both, with an update between them.
-template <class Model, class Loss>
-void expect_as_ddp(World& world, const Model& net, const Model& usual, FsdpOptions options,
-                   const Loss& loss) {
-  Fsdp fsdp(net, world.group(), std::move(options));
-  Ddp ddp(usual, world.group());
-  torch::optim::SGD divided(fsdp.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  torch::optim::SGD whole(each_once(usual->parameters()),
-                          torch::optim::SGDOptions(0.1).momentum(0.9));
-  for (int step = 0; step < 3; ++step) {
-    fsdp.zero_grad();
-    ddp.zero_grad();
-    loss(net, step).backward();
-    loss(usual, step).backward();
-    expect_same_gradients(fsdp, usual, 0);
-    divided.step();
-    whole.step();
-  }
-  expect_same_parameters(fsdp, net, usual);
-}
-
 TEST(FsdpCases, AUnitThatIsCalledTwiceOrNotAtAllOrInAnotherOrder) {
   on_both([](World& world, const FsdpOptions& options) {
     for (const std::vector<int>& order :

@@ -1,0 +1,99 @@
+#include "parallel/fsdp/graph_edges.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <unordered_set>
+#include <utility>
+
+namespace lockstep::parallel {
+namespace {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::FunctionPreHook;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+bool is_inner(Node& node, uint64_t since) {
+  return node.sequence_nr() >= since && dynamic_cast<AccumulateGrad*>(&node) == nullptr;
+}
+
+// As that which makes activation checkpointing's node part of a graph: no weight has a share in it.
+bool is_empty_leaf(Node& node) {
+  const auto* leaf = dynamic_cast<AccumulateGrad*>(&node);
+  return leaf != nullptr && leaf->variable.numel() == 0;
+}
+
+// One a node, for all calls that lead to it.
+class EdgeHook : public FunctionPreHook {
+ public:
+  variable_list operator()(const variable_list& gradients) override {
+    for (const auto& [listener, edge] : listeners_) {
+      if (const auto alive = listener.lock()) alive->reach(edge);
+    }
+    return gradients;
+  }
+
+  void add(std::weak_ptr<EdgeListener> listener, size_t edge) {
+    std::erase_if(listeners_, [](const auto& item) { return item.first.expired(); });
+    listeners_.emplace_back(std::move(listener), edge);
+  }
+
+ private:
+  std::vector<std::pair<std::weak_ptr<EdgeListener>, size_t>> listeners_;
+};
+
+}  // namespace
+
+std::vector<Node*> edges_of(const std::vector<at::Tensor>& outputs, uint64_t since,
+                            at::Device device) {
+  std::vector<Node*> inner, edges;
+  std::unordered_set<const Node*> met;
+  for (const auto& output : outputs) {
+    if (!output.defined() || !is_made_since(output, since)) continue;
+    Node* node = output.grad_fn().get();
+    if (met.insert(node).second) inner.push_back(node);
+  }
+  for (size_t i = 0; i < inner.size(); ++i) {
+    bool leads_on = false;
+    for (const auto& edge : inner[i]->next_edges()) {
+      if (!edge.is_valid()) continue;
+      Node* next = edge.function.get();
+      if (is_empty_leaf(*next)) continue;
+      leads_on = true;
+      if (!met.insert(next).second) continue;
+      if (is_inner(*next, since)) {
+        inner.push_back(next);
+      } else if (next->input_metadata(edge.input_nr).device() == device) {
+        edges.push_back(next);
+      } else {
+        return {};
+      }
+    }
+    if (!leads_on) return {};
+  }
+  return edges;
+}
+
+bool is_made_since(const at::Tensor& tensor, uint64_t since) {
+  const auto& node = tensor.grad_fn();
+  return node && is_inner(*node, since);
+}
+
+void watch_edge(Node& node, std::weak_ptr<EdgeListener> listener, size_t edge) {
+  // A leaf's tensor_pre_hooks() are the tensor's, and stay with it.
+  auto& hooks =
+      dynamic_cast<AccumulateGrad*>(&node) != nullptr ? node.pre_hooks() : node.tensor_pre_hooks();
+  for (const auto& hook : hooks) {
+    if (auto* ours = dynamic_cast<EdgeHook*>(hook.get())) {
+      return ours->add(std::move(listener), edge);
+    }
+  }
+  auto hook = std::make_unique<EdgeHook>();
+  hook->add(std::move(listener), edge);
+  hooks.insert(hooks.begin(), std::move(hook));
+}
+
+}  // namespace lockstep::parallel

@@ -1,0 +1,195 @@
+// What Fsdp and ZeroOptimizer refuse to divide, on all ranks, when one has reason for it.
+#include <fmt/format.h>
+
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/fsdp/models.h"
+#include "support/thrown.h"
+
+namespace lockstep::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::optim::SGDOptions;
+
+struct ThreeImpl : torch::nn::Module {
+  ThreeImpl() {
+    torch::manual_seed(3);
+    a = register_module("a", torch::nn::Linear(30, 30));
+    b = register_module("b", torch::nn::Linear(30, 30));
+    c = register_module("c", torch::nn::Linear(30, 30));
+  }
+  at::Tensor forward(const at::Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
+  torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
+};
+TORCH_MODULE(Three);
+
+at::Tensor three_rows(int rank, int step) {
+  auto generator = at::detail::createCPUGenerator(1000 * step + rank);
+  return at::randn({4, 30}, generator);
+}
+
+ZeroOptimizer::Make make_sgd() { return zero<torch::optim::SGD>(SGDOptions(0.1)); }
+
+TEST(FsdpRefused, ParametersThatAreTiedByTheirMemory) {
+  on_both([](World& world, const FsdpOptions& options) {
+    // On one rank only: all throw.
+    Three net;
+    if (world.rank() == 1) net->c->weight.set_data(net->b->weight.detach());
+    EXPECT_THAT(message_of<ConfigError>([&] { Fsdp(net, world.group(), options); }),
+                AllOf(HasSubstr("[fsdp] rank 1: parameter 'b.weight' and parameter 'c.weight' are "
+                                "different tensors in the same memory"),
+                      HasSubstr("register one tensor under both names")));
+    // It is as it was.
+    EXPECT_EQ(net->c->weight.is_alias_of(net->b->weight), world.rank() == 1);
+    EXPECT_TRUE(std::isfinite(net->forward(three_rows(0, 0)).sum().item<double>()));
+  });
+}
+
+TEST(FsdpRefused, MemoryThatADividedParameterSharesWithWhatStaysWhole) {
+  spawn(2, [](World& world) {
+    Three net;
+    net->c->weight.set_data(net->b->weight.detach());
+    EXPECT_THAT(
+        message_of<ConfigError>([&] { Fsdp(net, world.group(), {.ignore = {"c.weight"}}); }),
+        HasSubstr("parameter 'b.weight' and parameter 'c.weight' are different"));
+    Three other;
+    other->register_buffer("row", other->a->weight.detach()[3]);
+    EXPECT_THAT(message_of<ConfigError>([&] { Fsdp(other, world.group()); }),
+                HasSubstr("parameter 'a.weight' and buffer 'row' are different"));
+  });
+}
+
+TEST(FsdpRefused, AModelOfOneRankThatIsTiedByMemory) {
+  spawn(1, [](World& world) {
+    Three net;
+    net->c->weight.set_data(net->b->weight.detach());
+    EXPECT_THAT(message_of<ConfigError>([&] { Fsdp(net, world.group()); }),
+                HasSubstr("'b.weight' and parameter 'c.weight'"));
+  });
+}
+
+TEST(ZeroRefused, ParametersThatAreTiedByTheirMemory) {
+  for (const int ranks : {1, 2}) {
+    spawn(ranks, [](World& world) {
+      const int last = world.size() - 1;
+      for (const bool share : {false, true}) {
+        Three net;
+        if (world.rank() == last) net->c->weight.set_data(net->b->weight.detach());
+        EXPECT_THAT(
+            message_of<ConfigError>([&] {
+              ZeroOptimizer(net->parameters(), world.group(), make_sgd(),
+                            {.share_parameters = share});
+            }),
+            HasSubstr(fmt::format("[zero] rank {}: parameter 2 of shape [30, 30] and parameter 4 "
+                                  "of shape [30, 30] are different tensors in the same memory",
+                                  last)));
+      }
+    });
+  }
+}
+
+TEST(ZeroRefused, ParametersThatAreTiedByTheirMemoryLater) {
+  spawn(2, [](World& world) {
+    Three net;
+    const Ddp ddp(net, world.group());
+    ZeroOptimizer zero(net->parameters(), world.group(), make_sgd());
+    net->forward(three_rows(world.rank(), 0)).square().mean().backward();
+    net->c->weight.set_data(net->b->weight.detach());
+    EXPECT_THAT(message_of<ConfigError>([&] { zero.step(); }),
+                HasSubstr("are different tensors in the same memory"));
+  });
+}
+
+TEST(ZeroRefused, WhatOneRankCannotDivideOnAllRanks) {
+  spawn(2, [](World& world) {
+    at::Tensor parameter = at::zeros({4, 4});
+    if (world.rank() == 0) parameter = at::zeros({4, 8}).narrow(1, 0, 4);
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  ZeroOptimizer(std::vector<at::Tensor>{parameter}, world.group(), make_sgd());
+                }),
+                HasSubstr("[zero] rank 0: parameter 0 of shape [4, 4] has overlapping or gapped"));
+  });
+}
+
+// Parameters that lie side by side in one buffer, as a flattened RNN's do on CUDA.
+TEST(FsdpRefused, ViewsOfOneBufferAreNot) {
+  on_both([](World& world, const FsdpOptions& options) {
+    const auto make = [] {
+      const Three net;
+      const at::Tensor buffer = at::empty({3 * 930});
+      int64_t begin = 0;
+      for (auto& parameter : net->parameters()) {
+        const at::Tensor view = buffer.narrow(0, begin, parameter.numel()).view(parameter.sizes());
+        view.copy_(parameter.detach());
+        parameter.set_data(view);
+        begin += parameter.numel();
+      }
+      return net;
+    };
+    const auto loss = [&](const Three& model, int step) {
+      return call(model, three_rows(world.rank(), step)).square().mean();
+    };
+    const Three net = make(), usual;
+    expect_as_ddp(world, net, usual, options, loss);
+    const Three first = make(), second;
+    const Ddp one(first, world.group()), two(second, world.group());
+    ZeroOptimizer divided(first->parameters(), world.group(), make_sgd());
+    torch::optim::SGD whole(second->parameters(), SGDOptions(0.1));
+    for (int step = 0; step < 3; ++step) {
+      divided.zero_grad();
+      whole.zero_grad();
+      loss(first, step).backward();
+      loss(second, step).backward();
+      divided.step();
+      whole.step();
+    }
+    for (size_t i = 0; i < first->parameters().size(); ++i) {
+      EXPECT_TRUE(at::equal(first->parameters()[i], second->parameters()[i])) << i;
+    }
+  });
+}
+
+struct LstmNetImpl : torch::nn::Module {
+  LstmNetImpl() {
+    torch::manual_seed(3);
+    layers = register_module(
+        "layers",
+        torch::nn::LSTM(torch::nn::LSTMOptions(30, 20).num_layers(2).bidirectional(true)));
+    layers->flatten_parameters();
+  }
+  at::Tensor forward(const at::Tensor& x) { return std::get<0>(call(layers, x)); }
+  torch::nn::LSTM layers{nullptr};
+};
+TORCH_MODULE(LstmNet);
+
+TEST(FsdpRefused, RecurrentLayersAreNot) {
+  on_both([](World& world, const FsdpOptions& options) {
+    const LstmNet net, usual;
+    expect_as_ddp(
+        world, net, usual, with_units(options, {net->layers.ptr()}),
+        [&](const LstmNet& model, int step) {
+          return call(model, three_rows(world.rank(), step).view({2, 2, 30})).square().mean();
+        });
+  });
+}
+
+TEST(FsdpRefused, OptionsThatAreWrongOnOneRankOnly) {
+  spawn(2, [](World& world) {
+    const auto refused = [&](FsdpOptions wrong) {
+      const FsdpOptions& given = world.rank() == 1 ? wrong : FsdpOptions();
+      return message_of<ConfigError>([&] { Fsdp(Three(), world.group(), given); });
+    };
+    Three other;
+    EXPECT_THAT(refused({.units = {other->b.ptr()}}),
+                HasSubstr("[fsdp] rank 1: FsdpOptions::units has a module "
+                          "(torch::nn::LinearImpl) that is not part of the model"));
+    EXPECT_THAT(refused({.ignore = {"d.weight"}}),
+                HasSubstr("[fsdp] rank 1: FsdpOptions::ignore names 'd.weight'"));
+    EXPECT_THAT(refused({.shard_ranks = 3}), HasSubstr("[fsdp] rank 1: shard_ranks = 3"));
+    EXPECT_THAT(refused({.lanes = -1}), HasSubstr("[fsdp] rank 1: "));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
