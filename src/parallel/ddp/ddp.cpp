@@ -57,15 +57,15 @@ std::string shared_with_another(const Model& model) {
   return {};
 }
 
-// What has to be alike on all ranks.
+// What has to be alike on all ranks; begin_lanes() compares what lanes need.
 std::string describe(const DdpOptions& options) {
-  return fmt::format(
-      "bucket_bytes {{{}}}, unused {}, buffers {}, hook {}, check_same_every {}, lanes {}",
-      fmt::join(options.bucket_bytes, ", "), options.unused == Unused::Zero ? "Zero" : "Error",
-      options.buffers == Buffers::Broadcast ? "Broadcast"
-      : options.buffers == Buffers::Average ? "Average"
-                                            : "None",
-      options.hook ? options.hook->name() : "none", options.check_same_every, options.lanes);
+  return fmt::format("bucket_bytes {{{}}}, unused {}, buffers {}, hook {}, check_same_every {}",
+                     fmt::join(options.bucket_bytes, ", "),
+                     options.unused == Unused::Zero ? "Zero" : "Error",
+                     options.buffers == Buffers::Broadcast ? "Broadcast"
+                     : options.buffers == Buffers::Average ? "Average"
+                                                           : "None",
+                     options.hook ? options.hook->name() : "none", options.check_same_every);
 }
 
 void check(const Model& model, const Group& group, const DdpOptions& options,
