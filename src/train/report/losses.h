@@ -11,8 +11,8 @@ namespace lockstep::train {
 // a batch or two.
 std::vector<Point> losses_of(const RunHistory& run);
 
-// The means of neighbours, of so many that there are about 20 times as many points: each as the
-// last of them is reached. Of fewer than 40 points these themselves.
+// Moving means, of a twentieth of the points each, in the order of the last one of them. Of fewer
+// than 40 points these themselves.
 std::vector<Point> moving_means(const std::vector<Point>& points);
 
 }  // namespace lockstep::train
