@@ -57,15 +57,16 @@ std::string shared_with_another(const Model& model) {
   return {};
 }
 
-// What has to be alike on all ranks; begin_lanes() compares what lanes need.
+// What has to be alike on all ranks. How many lanes is compared by begin_lanes().
 std::string describe(const DdpOptions& options) {
-  return fmt::format("bucket_bytes {{{}}}, unused {}, buffers {}, hook {}, check_same_every {}",
+  return fmt::format("bucket_bytes {{{}}}, unused {}, buffers {}, hook {}, check_same_every {}, {}",
                      fmt::join(options.bucket_bytes, ", "),
                      options.unused == Unused::Zero ? "Zero" : "Error",
                      options.buffers == Buffers::Broadcast ? "Broadcast"
                      : options.buffers == Buffers::Average ? "Average"
                                                            : "None",
-                     options.hook ? options.hook->name() : "none", options.check_same_every);
+                     options.hook ? options.hook->name() : "none", options.check_same_every,
+                     options.lanes > 0 ? "with lanes" : "without lanes");
 }
 
 void check(const Model& model, const Group& group, const DdpOptions& options,

@@ -95,6 +95,7 @@ TEST(OneRank, OtherOptions) {
       {[](DdpOptions& o) { o.buffers = Buffers::None; }, "buffers None"},
       {[](DdpOptions& o) { o.reduce_dtype = at::kDouble; }, "hook cast to float64"},
       {[](DdpOptions& o) { o.check_same_every = 3; }, "check_same_every 3"},
+      {[](DdpOptions& o) { o.lanes = 4; }, "with lanes"},
   };
   spawn(2, [&](World& world) {
     for (const auto& [change, text] : changes) {
