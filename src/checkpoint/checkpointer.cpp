@@ -88,6 +88,7 @@ struct Checkpointer::Impl {
   Tracked tracked = {};
   std::unique_ptr<Directory> directory = {};  // on rank 0, from the first save on
   at::Tensor memory = {};                     // of asynchronous saves
+  bool has_looked = false;                    // whether options.each_rank has names that are none
   std::thread thread = {};
   std::exception_ptr failure = {};  // of the thread
 
@@ -101,6 +102,17 @@ struct Checkpointer::Impl {
   void join() {
     if (thread.joinable()) thread.join();
     if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+  }
+
+  void warn_of_patterns(const State& state) const {
+    for (const auto& pattern : each_rank().unused(state)) {
+      std::vector<std::string> names;
+      for (const auto& [name, object] : tracked) names.push_back(name);
+      log::warn(
+          fmt::format("[checkpoint] CheckpointerOptions::each_rank has \"{}\", which is no "
+                      "tensor of what is tracked: {}",
+                      pattern, fmt::join(names, ", ")));
+    }
   }
 
   // Of a save that nobody asks about any more.
@@ -132,6 +144,7 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
   try {
     if (step < 0) throw ConfigError(fmt::format("[checkpoint] save() of step {}", step));
     state = described(tracked, each_rank());
+    if (group.rank() == 0 && !std::exchange(has_looked, true)) warn_of_patterns(state);
     text = fmt::format("step {}\n{}\n", step, fmt::join(common_lines(state), "\n"));
     for (const auto& [name, value] : metrics) text += fmt::format("metric {}: {}\n", name, value);
     share = share_of(state, Shard{group.rank(), group.size()});
@@ -161,9 +174,12 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
     const auto difference =
         first_difference(group.all_gather_bytes(text, call("checkpoint: differs")));
     const bool is_content = difference.find(" with the bits ") != std::string::npos;
+    const bool is_value = difference.find("has value ") != std::string::npos;
     end("the ranks would save different things" + difference +
         (is_content ? "\n  Make them alike before saving (Ddp::sync_buffers(), Averager), or name "
                       "in CheckpointerOptions::each_rank what each rank has of its own"
+         : is_value ? "\n  Make them alike, or keep what each rank has of its own in a tensor that "
+                      "CheckpointerOptions::each_rank names"
                     : ""));
   }
   Save save{.group = writing,

@@ -142,7 +142,24 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
-bool EachRank::has(const std::string& name) const { return matches(name, patterns); }
+bool EachRank::has(const std::string& name) const {
+  return matches(name, patterns) || matches(name.substr(0, name.find('/')), patterns);
+}
+
+std::vector<std::string> EachRank::unused(const State& state) const {
+  const std::string suffix = name_of("", rank);
+  std::vector<std::string> out;
+  for (const auto& pattern : patterns) {
+    const EachRank one{{pattern}, rank};
+    const auto is_of_it = [&](const Piece& piece) {
+      const std::string_view name = piece.name;
+      return one.has(std::string(
+          name.substr(0, name.ends_with(suffix) ? name.size() - suffix.size() : name.size())));
+    };
+    if (std::none_of(state.pieces.begin(), state.pieces.end(), is_of_it)) out.push_back(pattern);
+  }
+  return out;
+}
 
 std::string EachRank::name_of(const std::string& name, int64_t rank) {
   return fmt::format("{}/rank-{}", name, rank);

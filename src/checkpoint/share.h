@@ -20,7 +20,10 @@ struct EachRank {
   std::vector<std::string> patterns;
   int rank = 0;
 
+  // By its name, or by that of the object which has it.
   bool has(const std::string& name) const;
+  // The patterns that no tensor has.
+  std::vector<std::string> unused(const State& state) const;
   // The name of a rank's.
   static std::string name_of(const std::string& name, int64_t rank);
 };

@@ -18,7 +18,13 @@ namespace {
 
 class ModuleState : public Stateful {
  public:
-  explicit ModuleState(torch::nn::Module& module) : module_(module) {}
+  explicit ModuleState(torch::nn::Module& module) : module_(&module) {}
+  ModuleState(const std::string& name, const std::shared_ptr<torch::nn::Module>& module)
+      : module_(module.get()), name_(name), owned_(module) {
+    if (module == nullptr) {
+      throw ConfigError(fmt::format("[checkpoint] track(\"{}\") of an empty pointer", name));
+    }
+  }
 
   State state(const Names&) const override {
     State state;
@@ -43,14 +49,23 @@ class ModuleState : public Stateful {
  private:
   template <class Look>
   void each(const Look& look) const {
-    for (const auto& tensors : {module_.named_parameters(), module_.named_buffers()}) {
+    const auto held = owned_.lock();
+    if (!name_.empty() && held == nullptr) {
+      throw CheckpointError(fmt::format(
+          "[checkpoint] the module that is tracked as {} is not there any more: for the one in its "
+          "place make another Checkpointer",
+          name_));
+    }
+    for (const auto& tensors : {module_->named_parameters(), module_->named_buffers()}) {
       for (const auto& item : tensors) {
         if (item.value().defined()) look(item.key(), item.value());
       }
     }
   }
 
-  torch::nn::Module& module_;
+  torch::nn::Module* module_;
+  std::string name_ = {};                        // of a shared one
+  std::weak_ptr<torch::nn::Module> owned_ = {};  // that
 };
 
 // Fields that a parameter's state may do without.
@@ -245,6 +260,10 @@ std::shared_ptr<Stateful> place_in_data(const Place& place, const Back& restore)
 
 std::shared_ptr<Stateful> stateful(torch::nn::Module& module) {
   return std::make_shared<ModuleState>(module);
+}
+std::shared_ptr<Stateful> stateful_module(const std::string& name,
+                                          const std::shared_ptr<torch::nn::Module>& module) {
+  return std::make_shared<ModuleState>(name, module);
 }
 std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer) {
   return std::make_shared<OptimizerState>(optimizer);

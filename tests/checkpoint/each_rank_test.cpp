@@ -53,6 +53,45 @@ TEST(EachRank, RanksThatHaveTrainedApartAreToldSo) {
   });
 }
 
+// A replay buffer and how full it is.
+TEST(EachRank, AreNamedAsTheyAreTracked) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    at::Tensor replay = torch::full({4}, world.rank(), torch::kFloat);
+    at::Tensor filled = torch::full({}, 10 + world.rank(), torch::kLong);
+    const auto with = [&](std::vector<std::string> patterns, const auto& call) {
+      Checkpointer checkpoints(world, folder.path(), {.each_rank = std::move(patterns)});
+      checkpoints.track("replay", replay);
+      checkpoints.track("filled", filled);
+      call(checkpoints);
+    };
+    const auto save = [](Checkpointer& checkpoints) { checkpoints.save(1); };
+    testing::internal::CaptureStderr();
+    EXPECT_THAT(message_of<CheckpointError>([&] {
+                  with({"reply", "filled"}, save);
+                }),
+                HasSubstr("rank 0 has tensor replay/tensor"));
+    const std::string said = testing::internal::GetCapturedStderr();
+    if (world.is_main()) {
+      EXPECT_THAT(said, HasSubstr("each_rank has \"reply\", which is no tensor of what is "
+                                  "tracked: replay, filled"));
+    }
+    EXPECT_THAT(said, testing::Not(HasSubstr("\"filled\"")));
+    with({"replay", "filled"}, save);
+    replay.zero_();
+    filled.zero_();
+    with({"replay", "filled"}, [](Checkpointer& checkpoints) { checkpoints.restore_latest(); });
+    EXPECT_EQ(replay.sum().item<double>(), 4 * world.rank());
+    EXPECT_EQ(filled.item<int64_t>(), 10 + world.rank());
+    int64_t count = 10 + world.rank();
+    Checkpointer numbers(world, folder / "numbers", {.each_rank = {"count"}});
+    numbers.track("count", count);
+    EXPECT_THAT(message_of<CheckpointError>([&] { numbers.save(1); }),
+                HasSubstr("or keep what each rank has of its own in a tensor that "
+                          "CheckpointerOptions::each_rank names"));
+  });
+}
+
 TEST(EachRank, WhatARankHasOfItsOwnGoesBackToIt) {
   const Folder folder;
   const auto with = [&](World& world, const auto& body) {

@@ -52,6 +52,38 @@ TEST(Stateful, EveryOptimizerGoesOnAsIfNothingHadBeen) {
   });
 }
 
+// What lies in its place by then was saved under its name.
+TEST(Stateful, AModuleThatHasBeenReplacedIsNotSaved) {
+  isolated([] {
+    const auto refused = [](auto& net, const auto& replace) {
+      const Folder folder;
+      Checkpointer checkpoints(World::solo(), folder.path());
+      checkpoints.track("net", net);
+      checkpoints.save(1);
+      replace();
+      for (const auto& call : {+[](Checkpointer& all) { all.save(2); },
+                               +[](Checkpointer& all) { (void)all.restore_latest(); }}) {
+        EXPECT_THAT(message_of<CheckpointError>([&] { call(checkpoints); }),
+                    HasSubstr("the module that is tracked as net is not there any more"));
+      }
+    };
+    auto shared = std::make_shared<torch::nn::LinearImpl>(3, 2);
+    refused(shared, [&] { shared = std::make_shared<torch::nn::LinearImpl>(3, 4); });
+    torch::nn::Linear holder(3, 2);
+    refused(holder, [&] { holder = torch::nn::Linear(3, 4); });
+    // One that goes on under another owner is the same module.
+    torch::nn::Linear first(3, 2);
+    const Folder folder;
+    Checkpointer checkpoints(World::solo(), folder.path());
+    checkpoints.track("net", first);
+    const auto kept = first.ptr();
+    first = nullptr;
+    checkpoints.save(1);
+    EXPECT_THAT(message_of<ConfigError>([&] { checkpoints.track("none", first); }),
+                HasSubstr("track(\"none\") of an empty pointer"));
+  });
+}
+
 TEST(Stateful, OptimizersOfRealNumbersToo) {
   isolated([] {
     const Folder folder;

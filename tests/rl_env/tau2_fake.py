@@ -16,8 +16,9 @@ for line in sys.stdin:
     elif op == "gold":
         reply.update(actions=[{"name": "f", "arguments": {"a": [1]}, "requestor": "assistant"}], told=["so"])
     elif op == "reset":
-        reply.update(policy="p", tools=[{"type": "function"}], user_tools=[], scenario="Reason for call: " + request.get("file", "help"),
-                     ticket=None, basis=["DB"], guidelines="Be brief.\n")
+        reply.update(policy="p", tools=[{"type": "function"}], user_tools=[],
+                     scenario="Reason for call: " + request.get("file", "help"), ticket=None,
+                     basis=["DB"], guidelines="Be brief.\n")
         if request["solo"]:
             reply.update(scenario="", ticket="mend the phone")
     elif op == "call":

@@ -121,7 +121,8 @@ TEST(Held, ReplayThatHoldsNothingIsRefused) {
       change(o);
       return message_of<ConfigError>([&] { rl::run_continual(World::solo(), course(), o); });
     };
-    const auto needs = HasSubstr("--replay-mode kl needs --replay above 0, GRPO and --beta above 0");
+    const auto needs =
+        HasSubstr("--replay-mode kl needs --replay above 0, GRPO and --beta above 0");
     EXPECT_THAT(refused([](RunOptions& o) { o.beta = 0; }), needs);
     EXPECT_THAT(refused([](RunOptions& o) { o.use_grpo = false; }), needs);
     EXPECT_THAT(refused([](RunOptions& o) { o.replay = 0; }), needs);

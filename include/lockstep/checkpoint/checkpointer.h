@@ -38,7 +38,10 @@ namespace lockstep::checkpoint {
 // How checkpoints are kept and written.
 struct CheckpointerOptions {
   // Patterns as the shell's ("optimizer/*") of tensors of which each rank has its own: what
-  // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp or Fsdp ignores. Each
+  // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp or Fsdp ignores, a replay
+  // buffer. The name that an object is tracked under stands for all of its tensors. Numbers, bools
+  // and texts are alike on all ranks: keep such a one in a tensor. The first save() warns of a
+  // pattern without a tensor. Each
   // rank's is saved, as NAME/rank-R, and goes back to that rank; with more ranks than saved it,
   // rank r gets that of r modulo their number. Alike on all ranks. (save() refuses other tensors
   // that differ between ranks, as far as it sees it: it compares up to 256 elements of each, and on
@@ -105,15 +108,16 @@ class Checkpointer {
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
   // The same for a Stateful, which describes itself.
   void track(const std::string& name, std::shared_ptr<Stateful> object);
-  // A module holder.
+  // A module holder. The module is not kept: when it has been replaced by another and is gone,
+  // save() and the restoring functions throw.
   template <class Contained>
   void track(const std::string& name, torch::nn::ModuleHolder<Contained>& holder) {
-    track(name, static_cast<torch::nn::Module&>(*holder));
+    track(name, stateful_module(name, holder.is_empty() ? nullptr : holder.ptr()));
   }
-  // A module that is shared.
+  // A module that is shared, as with a holder.
   template <std::derived_from<torch::nn::Module> M>
   void track(const std::string& name, const std::shared_ptr<M>& module) {
-    track(name, static_cast<torch::nn::Module&>(*module));
+    track(name, stateful_module(name, module));
   }
   // libtorch's default generators of each rank, of the CPU and, where there are any, of its current
   // CUDA device, as "generators". One that is missing where it was saved or where it is restored

@@ -19,6 +19,10 @@ namespace lockstep::checkpoint {
 
 // Parameters and buffers by the module's own names; a tensor that has several is stored once.
 std::shared_ptr<Stateful> stateful(torch::nn::Module& module);
+// The same of one that is shared, which this does not keep: when it is gone, saving and restoring
+// throw CheckpointError with the name. Throws ConfigError for an empty pointer.
+std::shared_ptr<Stateful> stateful_module(const std::string& name,
+                                          const std::shared_ptr<torch::nn::Module>& module);
 
 // torch::optim's Adam, AdamW, SGD, RMSprop and Adagrad, and what is derived from them: options of
 // each group ("group/0/lr"), and the state by parameter ("exp_avg/net/fc.weight"; "exp_avg/0/3"

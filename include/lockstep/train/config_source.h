@@ -16,6 +16,7 @@ struct LaunchFlag {
   std::string origin;  // "flag --nproc-per-node"
 };
 
+// What was read, and the flags.
 struct ConfigSource {
   std::string name;  // of the user's file
   std::string text;

@@ -316,11 +316,8 @@ Agreed agree(const Rollout& rollout, const LearnerOptions& options, Learnt& lear
     if (!is_held(i)) {
       out.advantages[i] = of_rewards[counting];
       const bool flat = equal[counting++ / static_cast<size_t>(options.group_size)] != 0;
-      if (!options.use_grpo) {
-        out.kept[i] = outcomes[i].reward == 1 ? 1 : 0;
-      } else if (options.drop_equal_groups && flat) {
+      if (options.use_grpo ? options.drop_equal_groups && flat : outcomes[i].reward != 1)
         out.kept[i] = 0;
-      }
     }
     if (out.kept[i] == 0) continue;
     out.counts.tokens += static_cast<int64_t>(outcomes[i].own_tokens);

@@ -138,6 +138,34 @@ TEST_P(Attached, OnlyUnfrozenParametersAreReached) {
   });
 }
 
+// The last loss keeps its graph, and that the node for the old sizes.
+TEST_P(Attached, AParameterThatHasGrownWhileALossIsKept) {
+  spawn(2, [](World& world) {
+    const auto grow = [](Mlp& net) {
+      for (auto parameter : {net.third->weight, net.third->bias})
+        parameter.set_data(torch::cat({parameter.detach(), parameter.detach()}));
+    };
+    Mlp net;
+    Ddp ddp(net, world.group());
+    at::Tensor loss = square_loss(net, world.rank());
+    loss.backward();
+    grow(net);
+    zero(net, ddp);
+    ddp.refresh();
+    const auto make = [&] {
+      auto m = make_mlp();
+      grow(*m);
+      return m;
+    };
+    for (int times = 0; times < 2; ++times) {
+      zero(net, ddp);
+      loss = square_loss(net, world.rank());
+      loss.backward();
+      expect_equal(gradients(net), average_gradients(2, make, square_loss_of_mlp));
+    }
+  });
+}
+
 TEST_P(Attached, AReplacedLayerOfOneRankIsRefusedOnAll) {
   spawn(2, [](World& world) {
     Mlp net;

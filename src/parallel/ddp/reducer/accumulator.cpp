@@ -20,6 +20,20 @@ std::shared_ptr<torch::autograd::hooks_list>& hooks_of(const at::Tensor& tensor)
   return torch::autograd::impl::materialize_autograd_meta(tensor)->cpp_hooks_list_;
 }
 
+// `set` has a weak pointer as its second argument.
+template <class Weak>
+void forget_accumulator(void (*set)(const at::Tensor&, Weak), const at::Tensor& parameter) {
+  set(parameter, Weak(NodePtr()));
+}
+
+// set_data() leaves a parameter the node for its old sizes, as long as a graph has that.
+NodePtr accumulator_of(const at::Tensor& parameter) {
+  const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (node && !node->input_metadata(0).is_same_shape(parameter))
+    forget_accumulator(torch::autograd::impl::set_grad_accumulator, parameter);
+  return torch::autograd::impl::grad_accumulator(parameter);
+}
+
 }  // namespace
 
 // What the hooks of one parameter share. Without a listener they do nothing.
@@ -112,7 +126,7 @@ std::shared_ptr<CommHook> hook_of(const at::Tensor& parameter) {
 
 Accumulator::Accumulator(const at::Tensor& parameter, size_t index, GradientListener& listener)
     : parameter_(parameter), link_(std::make_shared<Link>(index, listener)) {
-  if (parameter.requires_grad()) link_->attach(torch::autograd::impl::grad_accumulator(parameter));
+  if (parameter.requires_grad()) link_->attach(accumulator_of(parameter));
   // register_hook() refuses a tensor that is frozen.
   if (!hooks_of(parameter)) torch::autograd::impl::create_cpp_hook(parameter);
   auto& hooks = *hooks_of(parameter);
