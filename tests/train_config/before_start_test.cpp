@@ -17,14 +17,6 @@ TEST(BeforeStart, AdamsAveragesHaveToForget) {
   EXPECT_EQ(refusal("optimizer: {beta1: 0.999}"), "nothing");
 }
 
-TEST(BeforeStart, BuffersOfEachRanksOwnAreNoChoice) {
-  EXPECT_THAT(refusal("parallel: {buffers: none}"),
-              HasSubstr("buffers: 'none' is not one of broadcast, average"));
-  EXPECT_THAT(refusal("broadcast_buffers: false"),
-              HasSubstr("broadcast_buffers: is not supported: ranks would have buffers"));
-  EXPECT_EQ(read("ddp_broadcast_buffers: true").parallel.buffers, "broadcast");
-}
-
 TEST(BeforeStart, LanesAreTheSameOnAnyNumberOfRanks) {
   EXPECT_THAT(refusal("parallel: {lanes: 4, sync_bn: true}"),
               HasSubstr("run.yaml:1:22: parallel.sync_bn: its statistics are over ranks"));

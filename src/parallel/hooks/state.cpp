@@ -14,7 +14,7 @@
 namespace lockstep::parallel {
 namespace {
 
-[[noreturn]] void refuse(std::string_view hook, const std::string& why) {
+[[noreturn]] void refuse_state(std::string_view hook, const std::string& why) {
   throw ConfigError(fmt::format(
       "[{}] restore: {}: restore what state() of such a hook gave on this rank, for this model",
       hook, why));
@@ -98,10 +98,10 @@ void HookState::attach(Layout layout) {
 void HookState::check(const Tensors& state, const Layout& layout) const {
   for (const auto& [name, tensor] : state) {
     const auto found = layout.find(name);
-    if (found == layout.end()) refuse(hook_, fmt::format("this hook keeps no '{}'", name));
+    if (found == layout.end()) refuse_state(hook_, fmt::format("this hook keeps no '{}'", name));
     const auto& [sizes, dtype, device] = found->second;
     if (tensor.sizes() != sizes || tensor.scalar_type() != dtype) {
-      refuse(hook_,
+      refuse_state(hook_,
              fmt::format("'{}' has shape [{}] and dtype {}, not [{}] and {}", name,
                          fmt::join(tensor.sizes(), ", "), comm::name_of(tensor.scalar_type()),
                          fmt::join(sizes, ", "), comm::name_of(dtype)));
@@ -110,7 +110,7 @@ void HookState::check(const Tensors& state, const Layout& layout) const {
   for (const auto& [name, expected] : layout) {
     const bool has_family = std::ranges::any_of(
         state, [&](const auto& item) { return family(item.first) == family(name); });
-    if (has_family && !state.contains(name)) refuse(hook_, fmt::format("there is no '{}'", name));
+    if (has_family && !state.contains(name)) refuse_state(hook_, fmt::format("there is no '{}'", name));
   }
 }
 
@@ -118,11 +118,11 @@ void HookState::restore(const Tensors& state, std::initializer_list<std::string_
   Tensors copies;
   for (const auto& [name, tensor] : state) {
     if (std::ranges::none_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); })) {
-      refuse(hook_, fmt::format("'{}' is not part of this hook's state ({})", name,
+      refuse_state(hook_, fmt::format("'{}' is not part of this hook's state ({})", name,
                                 fmt::join(prefixes.begin(), prefixes.end(), ", ")));
     }
-    if (!tensor.defined()) refuse(hook_, fmt::format("'{}' is an undefined tensor", name));
-    if (!is_finite(tensor)) refuse(hook_, fmt::format("'{}' has a NaN or an infinity", name));
+    if (!tensor.defined()) refuse_state(hook_, fmt::format("'{}' is an undefined tensor", name));
+    if (!is_finite(tensor)) refuse_state(hook_, fmt::format("'{}' has a NaN or an infinity", name));
     copies[name] = tensor.detach().clone();
   }
   if (attached_) {
@@ -180,7 +180,7 @@ int64_t number_in(std::string_view hook, const Tensors& state, const std::string
   const bool good = found != state.end() && found->second.defined() && found->second.numel() == 1 &&
                     at::isIntegralType(found->second.scalar_type(), /*includeBool=*/false) &&
                     found->second.item<int64_t>() >= 0;
-  if (!good) refuse(hook, fmt::format("there is no count '{}'", name));
+  if (!good) refuse_state(hook, fmt::format("there is no count '{}'", name));
   return found->second.item<int64_t>();
 }
 
@@ -190,7 +190,7 @@ void CommHook::attach(const Tensors&) {}
 
 void CommHook::restore(const Tensors& state) {
   if (!state.empty()) {
-    refuse(name(), fmt::format("this hook keeps no '{}'", state.begin()->first));
+    refuse_state(name(), fmt::format("this hook keeps no '{}'", state.begin()->first));
   }
 }
 

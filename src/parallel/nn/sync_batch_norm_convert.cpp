@@ -42,7 +42,7 @@ bool any_dimension(Use use) {
 }
 
 template <typename... Args>
-[[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
+[[noreturn]] void refuse_layer(fmt::format_string<Args...> text, Args&&... args) {
   throw ConfigError("[convert_sync_batch_norm] " + fmt::format(text, std::forward<Args>(args)...));
 }
 
@@ -118,7 +118,7 @@ void search(Module& module, const std::string& prefix, LayersFound& layers) {
 void refuse_unknowable(const LayersFound& layers) {
   for (const auto& [layer, found] : layers.torch) {
     if (is_replaceable(layer, found) || !tensors_of(*layer).empty()) continue;
-    refuse(
+    refuse_layer(
         "'{}' has neither weights nor running statistics, and a member variable holds it: nothing "
         "tells its calls from others'. Declare it as lockstep::SyncBatchNorm1d, 2d or 3d, which is "
         "a BatchNorm until it is converted",
@@ -139,7 +139,7 @@ void replace(const Module& layer, const Found& found, const Group& group) {
 }  // namespace
 
 size_t convert_sync_batch_norm(const std::shared_ptr<Module>& module, const Group& group) {
-  if (module == nullptr) refuse("there is no module: construct it first");
+  if (module == nullptr) refuse_layer("there is no module: construct it first");
   return convert_sync_batch_norm(*module, group);
 }
 
@@ -153,7 +153,7 @@ size_t convert_sync_batch_norm(Module& module, const Group& group) {
   if (is_torch_batch_norm(module)) {
     const auto itself = module.weak_from_this().lock();
     if (!itself)
-      refuse("the module is a BatchNorm that no shared_ptr holds: construct one that is");
+      refuse_layer("the module is a BatchNorm that no shared_ptr holds: construct one that is");
     layers.torch[itself].name = "the module itself";
   } else {
     search(module, "", layers);

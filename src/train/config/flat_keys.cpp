@@ -53,12 +53,6 @@ Translate flag(const std::string& path, const std::string& yes, const std::strin
   };
 }
 
-Translate refused_unless_yes(const std::string& reason) {
-  return [reason](const YAML::Node& node) {
-    return says_yes(node) ? FlatMeaning{} : refused("is not supported: " + reason);
-  };
-}
-
 // Accepted, and answered once when it says `yes` or anything.
 Translate needless(const std::string& reason) {
   return [reason](const YAML::Node& node) -> FlatMeaning {
@@ -187,9 +181,8 @@ std::vector<FlatKey> make_keys() {
   same("sync_bn_group_size", "parallel.sync_bn_group_size");
   for (const std::string prefix : {"", "ddp_"}) {
     same(prefix + "bucket_cap_mb", "parallel.bucket_cap_mb");
-    add(prefix + "broadcast_buffers", "true: as it is; false is refused",
-        refused_unless_yes("ranks would have buffers of their own, and evaluations and "
-                           "checkpoints are of one model"));
+    add(prefix + "broadcast_buffers", "`parallel.buffers`: broadcast or none",
+        flag("parallel.buffers", "broadcast", "none"));
     add(prefix + "find_unused_parameters", "accepted; has no effect",
         needless("parameters that backward does not reach are found in any case, at no cost; "
                  "parallel.unused: error makes them an error"));

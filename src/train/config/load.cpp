@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -243,7 +244,10 @@ RunConfig parse_config(const std::string& text, const std::string& name,
 RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides,
                       const ConfigExtensions& extensions) {
   const Schema schema(extensions);
-  return Loading(schema, source.name).load(source, Settings::Empty::Problem, overrides);
+  // Somebody may have read the pipe before.
+  const bool is_file = std::filesystem::is_regular_file(source.name);
+  return Loading(schema, source.name)
+      .load(source, is_file ? Settings::Empty::Defaults : Settings::Empty::Problem, overrides);
 }
 
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides,

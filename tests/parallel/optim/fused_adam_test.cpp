@@ -31,8 +31,8 @@ struct Of {
   using Class = C;
   using Options = O;
 };
-using Adam = Of<torch::optim::Adam, torch::optim::AdamOptions>;
-using AdamW = Of<torch::optim::AdamW, torch::optim::AdamWOptions>;
+using UsualAdam = Of<torch::optim::Adam, torch::optim::AdamOptions>;
+using UsualAdamW = Of<torch::optim::AdamW, torch::optim::AdamWOptions>;
 using Fused = Of<FusedAdam, torch::optim::AdamOptions>;
 using FusedW = Of<FusedAdamW, torch::optim::AdamWOptions>;
 
@@ -45,17 +45,17 @@ void expect_close(const std::vector<at::Tensor>& got, const std::vector<at::Tens
 TEST(FusedAdam, AgreesWithTorchAdam) {
   isolated([] {
     const auto options = torch::optim::AdamOptions(1e-3).weight_decay(0.1).betas({0.8, 0.99});
-    expect_close(trained<Fused>(options), trained<Adam>(options));
+    expect_close(trained<Fused>(options), trained<UsualAdam>(options));
     auto with_largest = options;
     with_largest.amsgrad(true);
-    expect_close(trained<Fused>(with_largest), trained<Adam>(with_largest));
+    expect_close(trained<Fused>(with_largest), trained<UsualAdam>(with_largest));
   });
 }
 
 TEST(FusedAdam, AgreesWithTorchAdamW) {
   isolated([] {
     const auto options = torch::optim::AdamWOptions(1e-3).weight_decay(0.1).eps(1e-6);
-    expect_close(trained<FusedW>(options), trained<AdamW>(options));
+    expect_close(trained<FusedW>(options), trained<UsualAdamW>(options));
   });
 }
 
