@@ -343,8 +343,7 @@ TEST(LanguageModels, WhatGoesWithThem) {
          "auc is none of a transformer's: perplexity, accuracy, top_k");
   const auto good = read(
       "model: {kind: transformer, max_length: 64}\nmetrics: [perplexity]\n"
-      "data: {kind: tokens, path: x, validation_path: y, sequence_length: 64}\n"
-      "gradient_checkpointing: true\n"
+      "data: {kind: tokens, path: x, sequence_length: 64}\ngradient_checkpointing: true\n"
       "training: {early_stopping: {metric: cross_entropy}, sample: {prompt: a, max_new_tokens: "
       "9}}");
   EXPECT_EQ(good.training.activation_checkpointing, "full");
@@ -361,7 +360,7 @@ TEST(LoadConfig, AFileThatIsNotThere) {
 TEST(ShowConfig, ReadsBackToItself) {
   const std::vector<std::string> files = {
       "",
-      "model: {kind: linear, bias: false}\nloss: nll\noutput_dir: 'a \"b\": #c'\n",
+      "model: {kind: linear, bias: false}\nloss: mse\noutput_dir: 'a \"b\": #c'\n",
       "data: {kind: csv, path: 'x: y.csv', delimiter: \"\\t\", targets: ['1', no]}\n"
       "training: {curriculum: [{fraction: 0.1, path: a b}], metrics: [top_k], top_k: 3}\n",
       "optimizer: {kind: sgd, learning_rate: 0.1234567890123, momentum: 1}\nlr_scaling: sqrt\n"

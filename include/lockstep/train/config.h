@@ -229,10 +229,11 @@ struct RunConfig {
 // lists everything that is wrong: unknown and repeated keys, values of a wrong type or out of
 // range, with file, line and column, the nearest known name and the allowed values. Reads only; may
 // be called by any rank, and gives every rank the same where file and environment are the same.
+// What the ranks of such a run would refuse, as far as the file tells, is wrong, too.
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                       const ConfigExtensions& extensions = {});
 
-// The same from memory; `name` stands for the file in errors.
+// The same from memory, without what only ranks would refuse; `name` stands for the file in errors.
 RunConfig parse_config(const std::string& text, const std::string& name,
                        const std::vector<std::string>& overrides = {},
                        const ConfigExtensions& extensions = {});

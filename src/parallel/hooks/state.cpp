@@ -102,15 +102,16 @@ void HookState::check(const Tensors& state, const Layout& layout) const {
     const auto& [sizes, dtype, device] = found->second;
     if (tensor.sizes() != sizes || tensor.scalar_type() != dtype) {
       refuse_state(hook_,
-             fmt::format("'{}' has shape [{}] and dtype {}, not [{}] and {}", name,
-                         fmt::join(tensor.sizes(), ", "), comm::name_of(tensor.scalar_type()),
-                         fmt::join(sizes, ", "), comm::name_of(dtype)));
+                   fmt::format("'{}' has shape [{}] and dtype {}, not [{}] and {}", name,
+                               fmt::join(tensor.sizes(), ", "), comm::name_of(tensor.scalar_type()),
+                               fmt::join(sizes, ", "), comm::name_of(dtype)));
     }
   }
   for (const auto& [name, expected] : layout) {
     const bool has_family = std::ranges::any_of(
         state, [&](const auto& item) { return family(item.first) == family(name); });
-    if (has_family && !state.contains(name)) refuse_state(hook_, fmt::format("there is no '{}'", name));
+    if (has_family && !state.contains(name))
+      refuse_state(hook_, fmt::format("there is no '{}'", name));
   }
 }
 
@@ -119,7 +120,7 @@ void HookState::restore(const Tensors& state, std::initializer_list<std::string_
   for (const auto& [name, tensor] : state) {
     if (std::ranges::none_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); })) {
       refuse_state(hook_, fmt::format("'{}' is not part of this hook's state ({})", name,
-                                fmt::join(prefixes.begin(), prefixes.end(), ", ")));
+                                      fmt::join(prefixes.begin(), prefixes.end(), ", ")));
     }
     if (!tensor.defined()) refuse_state(hook_, fmt::format("'{}' is an undefined tensor", name));
     if (!is_finite(tensor)) refuse_state(hook_, fmt::format("'{}' has a NaN or an infinity", name));

@@ -10,8 +10,6 @@
 #include <tuple>
 #include <vector>
 
-#include "train/config/before_start.h"
-
 namespace lockstep::train {
 namespace {
 
@@ -378,9 +376,6 @@ void check_together(const Schema& schema, const RunConfig& config, const OriginO
   checks.data();
   checks.language_model();
   checks.launch();
-  refuse_before_start(config, [&](const std::string& path, const std::string& what) {
-    problems.add(origin_of(path), fmt::format("{}: {}", path, what));
-  });
 }
 
 }  // namespace lockstep::train

@@ -10,6 +10,7 @@
 #include "core/nearest.h"
 #include "lockstep/train/config.h"
 #include "lockstep/train/config_source.h"
+#include "train/config/before_start.h"
 #include "train/config/checks.h"
 #include "train/config/curriculum.h"
 #include "train/config/flat_keys.h"
@@ -24,7 +25,8 @@ class Loading {
  public:
   Loading(const Schema& schema, std::string name) : schema_(schema), name_(std::move(name)) {}
 
-  RunConfig load(const ConfigSource& source, Settings::Empty empty,
+  // `starts`: what its ranks would refuse is refused, too.
+  RunConfig load(const ConfigSource& source, Settings::Empty empty, bool starts,
                  const std::vector<std::string>& overrides);
 
  private:
@@ -181,7 +183,7 @@ void Loading::infer_save_strategy() {
       fmt::format("because of {} in {}", steps->second.written, steps->second.origin.text);
 }
 
-RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty,
+RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty, bool starts,
                         const std::vector<std::string>& overrides) {
   Settings settings(schema_, problems_, config_.remarks);
   settings.read_file(source.text, name_, empty);
@@ -217,6 +219,11 @@ RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty,
                                     range_of(key)));
   }
   check_together(schema_, config_, origin_of, is_given, problems_);
+  if (starts) {
+    refuse_before_start(config_, [&](const std::string& path, const std::string& what) {
+      problems_.add(origin_of(path), fmt::format("{}: {}", path, what));
+    });
+  }
   problems_.raise(name_);
   note_fsdp(config_);
   for (const Key& key : schema_.keys()) {
@@ -238,7 +245,7 @@ RunConfig parse_config(const std::string& text, const std::string& name,
                        const ConfigExtensions& extensions) {
   const Schema schema(extensions);
   return Loading(schema, name)
-      .load({.name = name, .text = text}, Settings::Empty::Defaults, overrides);
+      .load({.name = name, .text = text}, Settings::Empty::Defaults, false, overrides);
 }
 
 RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides,
@@ -247,7 +254,8 @@ RunConfig load_config(const ConfigSource& source, const std::vector<std::string>
   // Somebody may have read the pipe before.
   const bool is_file = std::filesystem::is_regular_file(source.name);
   return Loading(schema, source.name)
-      .load(source, is_file ? Settings::Empty::Defaults : Settings::Empty::Problem, overrides);
+      .load(source, is_file ? Settings::Empty::Defaults : Settings::Empty::Problem, true,
+            overrides);
 }
 
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides,

@@ -52,8 +52,8 @@ Unknown and repeated keys, and values of a wrong type or out of range, are error
 file are reported together, each with line and column (or the text of the `--set`, or the variable),
 the most similar name, and what is allowed. A key without a value (`resume:`) is ignored. `1_000` and
 `1e3` are the same number. A number in quotes is a text. A single value may be given for a list with
-one element. Anchors and aliases work; merge keys (`<<`) do not. A file with nothing in it is an
-error; a run with all defaults is `{}`.
+one element. Anchors and aliases work; merge keys (`<<`) do not. A file with nothing in it is a
+run with all defaults, as `{}` is; a pipe with nothing in it is an error.
 
 `lockstep train` and `lockstep sweep` read the file once, and their ranks, also those that start
 again, get what was read. An edit counts from the next start on, and the file may be a pipe:
