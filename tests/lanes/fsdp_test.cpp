@@ -123,7 +123,7 @@ TEST(FsdpLanes, WhatIsNoFunctionOfLanesIsRefusedOnAllRanks) {
     const Group& group = world.group();
     const auto refused = [](const auto& body) { return message_of<ConfigError>(body); };
     EXPECT_THAT(refused([&] { Fsdp(Uneven(), group, {.lanes = 1}); }),
-                HasSubstr("[fsdp] lanes = 1 on 2 ranks"));
+                HasSubstr("lanes = 1 on 2 ranks"));
     EXPECT_THAT(refused([&] { Fsdp(Uneven(), group, {.lanes = 2, .buffers = Buffers::None}); }),
                 HasSubstr("Buffers::None together with lanes"));
     const Uneven net;
