@@ -34,7 +34,7 @@ struct SimulatedRun {
   double seconds = 0;  // until all work is done and saved
   double saving = 0, restarting = 0, lost = 0;
   int64_t failures = 0;
-  double done = 0;  // seconds of work that are saved: all, unless the simulation gave up
+  double done = 0;  // seconds of work that are saved: all, unless the simulation was cut short
   double goodput = 0;
 };
 

@@ -37,8 +37,8 @@ std::string keep_source(const ConfigSource& source);
 // The path of the text alone, kept in the same way, for a program that reads files.
 std::string keep_text(const ConfigSource& source);
 
-// As load_config(), of a file that was read. What is empty and no regular file is refused: it may
-// be a pipe that somebody has read.
+// As load_config(), of a file that was read. An empty pipe is refused: another process may
+// have read it.
 RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides = {},
                       const ConfigExtensions& extensions = {});
 

@@ -251,7 +251,7 @@ RunConfig parse_config(const std::string& text, const std::string& name,
 RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides,
                       const ConfigExtensions& extensions) {
   const Schema schema(extensions);
-  // Somebody may have read the pipe before.
+  // Another process may have read the pipe before.
   const bool is_file = std::filesystem::is_regular_file(source.name);
   return Loading(schema, source.name)
       .load(source, is_file ? Settings::Empty::Defaults : Settings::Empty::Problem, true,

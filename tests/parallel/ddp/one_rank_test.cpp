@@ -160,7 +160,7 @@ TEST(OneRank, AStepOfMicroBatchesThatIsLeftOutIsTold) {
   });
 }
 
-// Freezing needs nothing else, whatever is done about unused parameters.
+// Freezing parameters needs no refresh(), with Unused::Zero and with Unused::Error.
 TEST(OneRank, FrozenParametersAreNoError) {
   spawn(2, [](World& world) {
     for (const int64_t lanes : {0, 2}) {

@@ -26,7 +26,8 @@ namespace {
 // A process that was killed may take as long to close its files when the machine is busy.
 constexpr std::chrono::seconds kEnding(10);
 constexpr std::chrono::milliseconds kLook(10);
-constexpr const char* kCheckpointsCure = "give this job another directory, or end that one";
+constexpr const char* kCheckpointsCure =
+    "writes checkpoints here already: give this job another directory, or end that one";
 
 std::string name_of_process(pid_t pid) { return fmt::format("process {} on {}", pid, host_name()); }
 
@@ -119,8 +120,7 @@ FolderLock::FolderLock(FolderLock&& other) noexcept
 
 FolderLock FolderLock::of_checkpoints(const std::string& folder, FileSystem& files) {
   const std::string plain = without_end_slash(folder);
-  FolderLock lock(plain, kLockName, "[checkpoint] " + plain,
-                  fmt::format("writes checkpoints here already: {}", kCheckpointsCure), files);
+  FolderLock lock(plain, kLockName, "[checkpoint] " + plain, kCheckpointsCure, files);
   const std::lock_guard guard(locks_mutex);
   locks.push_back({lock.fd_, -1});
   return lock;
@@ -137,8 +137,7 @@ int lock_checkpoints(const std::string& folder, FileSystem& files) {
       return lent;
     }
   }
-  return locked(folder, kLockName, "[checkpoint] " + folder,
-                fmt::format("writes checkpoints here already: {}", kCheckpointsCure), files);
+  return locked(folder, kLockName, "[checkpoint] " + folder, kCheckpointsCure, files);
 }
 
 void unlock_checkpoints(int fd, FileSystem& files) noexcept {
