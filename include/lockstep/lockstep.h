@@ -28,6 +28,7 @@
 #include "lockstep/parallel/deferred_init.h"
 #include "lockstep/parallel/determinism.h"
 #include "lockstep/parallel/fsdp.h"
+#include "lockstep/parallel/functional.h"
 #include "lockstep/parallel/fused_adam.h"
 #include "lockstep/parallel/fused_sgd.h"
 #include "lockstep/parallel/global_mean.h"

@@ -3,11 +3,11 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/init.h>
 
 #include "lockstep/core/error.h"
 #include "parallel/nn/batch_norm_override.h"
+#include "parallel/nn/held_group.h"
 
 namespace lockstep::parallel {
 namespace {
@@ -86,12 +86,6 @@ Statistics statistics(const at::Tensor& input, const Group& group) {
   return combined(rows, options);
 }
 
-// How a context keeps a group.
-struct Held : torch::CustomClassHolder {
-  explicit Held(Group g) : group(std::move(g)) {}
-  Group group;
-};
-
 struct Normalize : torch::autograd::Function<Normalize> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input,
                             const std::optional<at::Tensor>& weight,
@@ -101,7 +95,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
         {input, weight.value_or(at::Tensor()), statistics.mean, statistics.variance});
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["count"] = statistics.count;
-    ctx->saved_data["group"] = at::IValue::make_capsule(c10::make_intrusive<Held>(group));
+    hold_group(*ctx, group);
     if (input.numel() == 0) return at::empty_like(input);
     return std::get<0>(at::native_batch_norm(
         input, as_statistics(weight, input), as_statistics(bias, input), statistics.mean,
@@ -118,7 +112,6 @@ struct Normalize : torch::autograd::Function<Normalize> {
     const at::Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3];
     const at::Tensor& slope = outputs[0];
     const double eps = ctx->saved_data["eps"].toDouble();
-    const auto group = ctx->saved_data["group"].toCapsule();
     const int64_t channels = input.size(1);
     const at::Tensor inverse = (variance + eps).rsqrt();
 
@@ -140,9 +133,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
     if (!ctx->needs_input_grad(0)) return gradients;
 
     at::Tensor sums = at::cat({products, slopes}).to(at::kDouble);
-    static_cast<Held&>(*group)
-        .group.all_reduce(sums, ReduceOp::Sum, {.label = "SyncBatchNorm backward"})
-        .wait();
+    held_group(*ctx).all_reduce(sums, ReduceOp::Sum, {.label = "SyncBatchNorm backward"}).wait();
     sums = (sums / ctx->saved_data["count"].toDouble()).to(mean.scalar_type());
     const at::Tensor scale = weight.defined() ? inverse * weight.to(mean.scalar_type()) : inverse;
     // scale * (slope - mean slope - normalised * mean product)

@@ -2,6 +2,7 @@
 // backward, random numbers, parameters that are complex or have no elements.
 #include <torch/torch.h>
 
+#include "lockstep/parallel/functional.h"
 #include "lockstep/parallel/random.h"
 #include "lockstep/parallel/sync_batch_norm.h"
 #include "random/training/net.h"
@@ -50,6 +51,23 @@ struct SyncNormBlock : Block {
   }
   SyncBatchNorm1d sync{nullptr};
   torch::nn::BatchNorm1d whole{nullptr};
+};
+
+// Each sample sees the mean of all ranks' samples.
+struct GatheredBlock : Block {
+  explicit GatheredBlock(const Group& world) {
+    if (world.size() > 1) group = world.split(0);
+  }
+  bool joins_lanes() const override { return true; }
+  at::Tensor forward(const at::Tensor& x, const at::Tensor&, const Moment&) override { return x; }
+  std::vector<at::Tensor> forward_all(const std::vector<Block*>&,
+                                      const std::vector<at::Tensor>& xs) override {
+    const at::Tensor all = functional::all_gather(at::cat(xs), group);
+    std::vector<at::Tensor> ys;
+    for (const auto& x : xs) ys.push_back(x + torch::tanh(all.mean(0)) / 2);
+    return ys;
+  }
+  Group group;
 };
 
 struct DropoutBlock : Block {
@@ -132,6 +150,9 @@ struct CounterBlock : Block {
 void add_special_blocks(std::map<std::string, MakeBlock>& table) {
   table["sync_batch_norm"] = [](Random&, const Group& group) {
     return std::make_shared<SyncNormBlock>(group);
+  };
+  table["gathered"] = [](Random&, const Group& group) {
+    return std::make_shared<GatheredBlock>(group);
   };
   table["dropout"] = [](Random&, const Group&) { return std::make_shared<DropoutBlock>(); };
   table["checkpoint"] = [](Random&, const Group&) { return std::make_shared<CheckpointBlock>(); };

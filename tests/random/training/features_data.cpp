@@ -17,7 +17,8 @@ struct HeldBackwards : Feature {
   void plan(Training& training) override {
     Random random(seed);
     const int count = static_cast<int>(random.between(2, 3));
-    const bool equal = random.chance(0.5) || training.program.has_layer("sync_batch_norm");
+    const bool equal = random.chance(0.5) || training.program.has_layer("sync_batch_norm") ||
+                       training.program.has_layer("gathered");
     training.micros = [=](int part) { return equal ? count : 1 + part % count; };
   }
   uint64_t seed;
