@@ -60,6 +60,14 @@ bf16: true
   EXPECT_EQ(config.origins.at("optimizer.lr_scaling"), "run.yaml:5:1");
 }
 
+TEST(FlatKeys, NamesOfMetricsMayHaveThePrefixOfTheTransformersTrainer) {
+  for (const char* name : {"eval_loss", "loss"}) {
+    const auto config = read(std::string("output_dir: runs/a\nload_best_model_at_end: true\n") +
+                             "metric_for_best_model: " + name + "\n");
+    EXPECT_EQ(config.checkpoint.best_metric, "loss") << name;
+  }
+}
+
 TEST(FlatKeys, ResumeInAllItsForms) {
   for (const auto& [text, meant] : std::vector<std::pair<std::string, std::string>>{
            {"true", "latest"},

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <string_view>
 
 #include "train/config/value.h"
 
@@ -93,6 +94,15 @@ FlatMeaning max_steps(const YAML::Node& node) {
   return {.values = {{"training.max_steps", word_of(node) == "-1" ? YAML::Node("0") : node}}};
 }
 
+// Of Hugging Face's trainer, which puts `eval_` before the names of metrics.
+FlatMeaning best_metric(const YAML::Node& node) {
+  constexpr std::string_view kPrefix = "eval_";
+  const std::string name = node.IsScalar() ? node.Scalar() : "";
+  const bool has_prefix = name.starts_with(kPrefix) && name.size() > kPrefix.size();
+  return {.values = {{"checkpoint.best_metric",
+                      has_prefix ? YAML::Node(name.substr(kPrefix.size())) : node}}};
+}
+
 FlatMeaning distributed_type(const YAML::Node& node) {
   const std::string word = word_of(node);
   if (word == "no") return {};
@@ -166,7 +176,7 @@ std::vector<FlatKey> make_keys() {
   }
   add("resume_from_checkpoint",
       "`checkpoint.resume`; true, latest and checkpoint-latest: latest; false: not", resume);
-  same("metric_for_best_model", "checkpoint.best_metric");
+  add("metric_for_best_model", "`checkpoint.best_metric`, without `eval_`", best_metric);
   add("greater_is_better", "`checkpoint.best_mode`", flag("checkpoint.best_mode", "max", "min"));
   same("dataloader_num_workers", "data.workers");
   same("dataloader_drop_last", "data.drop_last");
