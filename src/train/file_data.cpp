@@ -6,9 +6,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <utility>
 
+#include "core/number.h"
 #include "lockstep/checkpoint/tensor_file_dataset.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/log.h"
@@ -81,6 +83,27 @@ void check_columns(const data::CsvDataset& training, const data::CsvDataset& oth
   check("features", config.csv.features, training.feature_names(), other.feature_names());
 }
 
+// A file without a header would lose its first row. Numbers of columns are whole and each is there
+// once.
+void warn_of_names_like_data(const data::CsvDataset& set, const comm::World& world,
+                             const std::string& path) {
+  std::vector<std::string> names = set.feature_names();
+  names.insert(names.end(), set.target_names().begin(), set.target_names().end());
+  if (!std::ranges::all_of(names, [](const std::string& name) { return number_from(name); })) {
+    return;
+  }
+  const bool is_numbered = std::ranges::all_of(names, [](const std::string& name) {
+    return name.find_first_not_of("0123456789") == std::string::npos;
+  });
+  const std::set<std::string> distinct(names.begin(), names.end());
+  if ((is_numbered && distinct.size() == names.size()) || !world.is_main()) return;
+  log::warn(fmt::format(
+      "[data] {}: all names of columns in its first line are numbers ({}); if that line is a row, "
+      "say data.header: false",
+      path,
+      fmt::join(names.begin(), names.begin() + std::min<ptrdiff_t>(5, std::ssize(names)), ", ")));
+}
+
 FileData csv(const DataConfig& config, const comm::World& world) {
   const CsvConfig& keys = config.csv;
   if (keys.delimiter.size() != 1) {
@@ -102,6 +125,7 @@ FileData csv(const DataConfig& config, const comm::World& world) {
     return set;
   };
   const auto training = open(given(config.path, "path", config), options);
+  if (keys.header) warn_of_names_like_data(*training, world, config.path);
   options.classes = training->class_names();
   FileData all{.training = training, .classes = training->class_count()};
   if (keys.scaling == "standard") {

@@ -97,6 +97,27 @@ TEST(FileData, FurtherTablesHaveTheColumnsAndClassesOfTheFirst) {
   });
 }
 
+// The first row of a file without a header is lost to one.
+TEST(FileData, AFirstLineOfNumbersIsWarnedOf) {
+  isolated([] {
+    const Folder folder;
+    const auto said = [&](const std::string& first, bool header = true) {
+      write(folder / "t.csv", first + "\n1,2,0\n3,4,1\n");
+      DataConfig config{.kind = "csv", .path = folder / "t.csv"};
+      config.csv.header = header;
+      testing::internal::CaptureStderr();
+      open_file_data(config, World::solo());
+      return testing::internal::GetCapturedStderr();
+    };
+    EXPECT_THAT(said("5.5,7,1"), HasSubstr("are numbers (5.5, 7, 1); if that line is a row, say "
+                                           "data.header: false"));
+    EXPECT_THAT(said("5,0,0"), HasSubstr("are numbers (5, 0, 0)"));
+    EXPECT_EQ(said("0,1,2"), "");  // numbered, as pandas does
+    EXPECT_EQ(said("a,b,1.5"), "");
+    EXPECT_EQ(said("5.5,7,1", false), "");
+  });
+}
+
 TEST(FileData, WhatIsMissingIsNamed) {
   isolated([] {
     const auto refused = [](const DataConfig& config) {
