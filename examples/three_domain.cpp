@@ -16,6 +16,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -156,7 +157,8 @@ bool is_launched() { return !lockstep::launcher_of_rank().empty(); }
 
 // The values of a file, as flags. `program` names this one, for `lockstep train`; num_gpus is for
 // who starts the ranks.
-std::vector<std::string> flags_in(const std::string& path) {
+std::vector<std::string> flags_in(const lockstep::train::ConfigSource& source) {
+  const std::string& path = source.name;
   CLI::App known;
   Flags unused;
   add_flags(known, unused);
@@ -164,7 +166,7 @@ std::vector<std::string> flags_in(const std::string& path) {
   std::string problems;
   std::map<std::string, int> lines;  // of the keys so far
   try {
-    const YAML::Node root = YAML::LoadFile(path);
+    const YAML::Node root = YAML::Load(source.text);
     if (!root.IsMap()) throw lockstep::ConfigError("[three_domain] " + path + " has no keys");
     for (const auto& item : root) {
       const YAML::Node& key = item.first;
@@ -201,7 +203,8 @@ std::vector<std::string> flags_in(const std::string& path) {
 // All flags: those of the file, which those of the command line go before; and where each is from.
 struct Arguments {
   std::vector<std::string> words;
-  std::map<std::string, std::string> origins;  // by the name of RunOptions::as_text()
+  std::map<std::string, std::string> origins;           // by the name of RunOptions::as_text()
+  std::optional<lockstep::train::ConfigSource> source;  // the file as it was read
 };
 
 void add_origins(Arguments& arguments, const std::vector<std::string>& words, const char* origin) {
@@ -222,7 +225,8 @@ Arguments arguments_of(int argc, char** argv) {
     if (given[i].starts_with("--config=")) file = given[i].substr(9);
     if (given[i] == "--config" && i + 1 < given.size()) file = given[i + 1];
     if (file.empty()) continue;
-    const auto flags = flags_in(file);
+    out.source = lockstep::train::read_source(file);
+    const auto flags = flags_in(*out.source);
     add_origins(out, flags, "file");
     out.words.insert(out.words.end(), flags.begin(), flags.end());
   }
@@ -253,8 +257,13 @@ void describe(Flags& flags) {
   std::fputs(text.c_str(), stdout);
 }
 
-// `lockstep run` stands beside this program or in the PATH. Returns if it cannot be started.
-void start_ranks(int64_t ranks, int argc, char** argv) {
+// `lockstep run` stands beside this program or in the PATH. Ranks read what was in the file when
+// this process did.
+void start_ranks(int64_t ranks, const Arguments& arguments, int argc, char** argv) {
+  if (arguments.source) {
+    setenv(lockstep::train::kSourceVariable,
+           lockstep::train::keep_source(*arguments.source).c_str(), 1);
+  }
   const auto self = std::filesystem::read_symlink("/proc/self/exe");
   const std::string beside = (self.parent_path() / "lockstep").string();
   const std::string launcher = std::filesystem::exists(beside) ? beside : "lockstep";
@@ -307,7 +316,7 @@ int main(int argc, char** argv) {
                                     " for " + std::to_string(ranks) +
                                     " ranks: each rank needs one");
       }
-      if (ranks > 1) start_ranks(ranks, argc, argv);
+      if (ranks > 1) start_ranks(ranks, arguments, argc, argv);
     }
     const auto world = lockstep::World::from_env();
     if (flags.num_gpus > 0 && flags.num_gpus != world.size()) {

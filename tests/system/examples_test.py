@@ -163,6 +163,10 @@ def test_three_domains_as_a_file(folder):
     done.expect(2, err=r"wrong.yaml:4: learning-rate is there twice, first in line 2")
     run(BIN / "three_domain", "--num-gpus", 0).expect(2, err=r"error: --num-gpus: has to be a number above 0, not 0")
     run(BIN / "three_domain", "--num-gpus", 9).expect(2, err=r"^error: \[three_domain\] --lanes 8 for 9 ranks")
+    # Ranks know what was read once.
+    for start in (f"{BIN}/three_domain --num-gpus 2 --config /dev/stdin", f"{BIN}/lockstep train /dev/stdin"):
+        text = "program: three_domain\\noutput_dir: /proc/nowhere\\n"
+        run("bash", "-c", f"printf '{text}' | {start}").expect(err="/proc/nowhere")
     with_a_model(folder, folder + "/again/grpo_checkpoints/stage_1_airline/huggingface")
 
 

@@ -34,9 +34,6 @@ ConfigSource read_source(const std::string& path);
 inline constexpr const char* kSourceVariable = "LOCKSTEP_CONFIG";
 std::string keep_source(const ConfigSource& source);
 
-// The path of the text alone, kept in the same way, for a program that reads files.
-std::string keep_text(const ConfigSource& source);
-
 // As load_config(), of a file that was read. An empty pipe is refused: another process may
 // have read it.
 RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides = {},

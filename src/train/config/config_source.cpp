@@ -53,23 +53,6 @@ std::optional<ConfigSource> unframed(std::string_view all) {
   return source;
 }
 
-std::string keep(const std::string& name, const std::string& all) {
-  // Without MFD_CLOEXEC: a process that becomes a rank keeps it.
-  const int file = memfd_create("lockstep-config", MFD_ALLOW_SEALING);
-  const auto refuse = [&] {
-    throw Error(
-        fmt::format("[config] {}: no memory to keep it in: {}", name, std::strerror(errno)));
-  };
-  if (file < 0) refuse();
-  for (size_t done = 0; done < all.size();) {
-    const ssize_t count = write(file, all.data() + done, all.size() - done);
-    if (count < 0 && errno != EINTR) refuse();
-    if (count > 0) done += static_cast<size_t>(count);
-  }
-  fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
-  return fmt::format("/proc/{}/fd/{}", getpid(), file);
-}
-
 }  // namespace
 
 ConfigSource read_source(const std::string& path) {
@@ -83,7 +66,22 @@ ConfigSource read_source(const std::string& path) {
   return {.name = path, .text = read_file(path, "[config] " + path)};
 }
 
-std::string keep_source(const ConfigSource& source) { return keep(source.name, framed(source)); }
-std::string keep_text(const ConfigSource& source) { return keep(source.name, source.text); }
+std::string keep_source(const ConfigSource& source) {
+  const std::string all = framed(source);
+  // Without MFD_CLOEXEC: a process that becomes a rank keeps it.
+  const int file = memfd_create("lockstep-config", MFD_ALLOW_SEALING);
+  const auto refuse = [&] {
+    throw Error(
+        fmt::format("[config] {}: no memory to keep it in: {}", source.name, std::strerror(errno)));
+  };
+  if (file < 0) refuse();
+  for (size_t done = 0; done < all.size();) {
+    const ssize_t count = write(file, all.data() + done, all.size() - done);
+    if (count < 0 && errno != EINTR) refuse();
+    if (count > 0) done += static_cast<size_t>(count);
+  }
+  fcntl(file, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL);
+  return fmt::format("/proc/{}/fd/{}", getpid(), file);
+}
 
 }  // namespace lockstep::train

@@ -11,7 +11,6 @@
 #include <cstring>
 
 #include "beside.h"
-#include "core/files/whole_file.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/place.h"
@@ -128,9 +127,7 @@ std::vector<std::string> TrainCommand::own_program() {
     throw ConfigError(fmt::format("[train] {}:{}: program {}; there is three_domain", file_,
                                   root["program"].Mark().line + 1, program));
   }
-  // A pipe can be read once.
-  const std::string file = is_stream(file_) ? train::keep_text(source_) : file_;
-  std::vector<std::string> command = {program_beside("three_domain", "train"), "--config", file};
+  std::vector<std::string> command = {program_beside("three_domain", "train"), "--config", file_};
   std::string ranks = root["num_gpus"] ? root["num_gpus"].as<std::string>("") : "2";
   for (const std::string& one : overrides_) {
     const size_t end = std::min(one.find('='), one.size());
@@ -189,11 +186,11 @@ int TrainCommand::carry_out() {
   }
   if (auto own = own_program(); !own.empty()) {
     run_.start_program(std::move(own));
-    return run_.carry_out();
+  } else {
+    source_.flags = launch_flags();
+    apply_launch_section(train::load_config(source_, overrides_));
+    run_.start_program(trainer());
   }
-  source_.flags = launch_flags();
-  apply_launch_section(train::load_config(source_, overrides_));
-  run_.start_program(trainer());
   const bool starts_ranks =
       run_.value_of("--dry-run").empty() && run_.value_of("--print-env").empty();
   if (starts_ranks) run_.add_variable(train::kSourceVariable, train::keep_source(source_));
