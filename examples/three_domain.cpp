@@ -12,6 +12,7 @@
 #include <lockstep/plan/placement.h>
 #include <lockstep/rl/run.h>
 #include <lockstep/rl/tau2.h>
+#include <lockstep/train/config_source.h>
 #include <unistd.h>
 #include <yaml-cpp/yaml.h>
 
@@ -19,6 +20,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>

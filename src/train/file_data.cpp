@@ -89,7 +89,8 @@ void warn_of_names_like_data(const data::CsvDataset& set, const comm::World& wor
                              const std::string& path) {
   std::vector<std::string> names = set.feature_names();
   names.insert(names.end(), set.target_names().begin(), set.target_names().end());
-  if (!std::ranges::all_of(names, [](const std::string& name) { return number_from(name); })) {
+  if (!std::ranges::all_of(names,
+                           [](const std::string& name) { return number_from(name).has_value(); })) {
     return;
   }
   const bool is_numbered = std::ranges::all_of(names, [](const std::string& name) {

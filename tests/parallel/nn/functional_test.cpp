@@ -58,7 +58,7 @@ class Functional : public ::testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, Functional,
                          ::testing::Values(Ranks{"shm", 1}, Ranks{"shm", 2}, Ranks{"shm", 3},
                                            Ranks{"tcp", 3}, Ranks{"gloo", 2},
-                                           Ranks{"host-then-net", 3, {0, 0, 1}}),
+                                           Ranks{"auto", 3, {0, 0, 1}}),
                          name_of);
 
 TEST_P(Functional, AContrastiveLossTrainsAsInOneProcess) {
