@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "comm/call.h"
 #include "comm/check.h"
@@ -11,6 +12,7 @@
 #include "core/hash/mix.h"
 #include "core/time_limit.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::comm {
 namespace {
@@ -29,6 +31,23 @@ void check_memory(std::string_view what, const at::TensorOptions& options,
       "[comm] {}: this group's memory is on {}, not on {}", what,
       transport.device().is_cpu() ? "the CPU" : transport.device().str() + " and the CPU",
       options.device().str()));
+}
+
+// Autograd does not follow what ranks do with a tensor.
+void warn_of_history(const Request& request) {
+  const auto has_history = [](const at::Tensor& tensor) {
+    return tensor.requires_grad() && tensor.grad_fn();
+  };
+  if (std::ranges::none_of(request.inputs, has_history) &&
+      std::ranges::none_of(request.outputs, has_history)) {
+    return;
+  }
+  static std::atomic_flag is_said;
+  if (is_said.test_and_set()) return;
+  log::warn(fmt::format(
+      "[comm] {} of a tensor that has a history, which autograd does not follow to other ranks: "
+      "lockstep::functional has collectives with gradients; where none is meant, detach()",
+      name_of(request.what)));
 }
 
 // The arguments of each rank in split() and subgroup(), as they are exchanged.
@@ -111,6 +130,7 @@ Work Group::start(Request request, const CallOptions& options) const {
       }
     }
   }
+  if (at::GradMode::is_enabled() && rank() == 0) warn_of_history(request);
   if (has_python_ranks()) check_for_python(request.what, dtype, request.op);
   if (request.divide_by != 0 && (request.divide_by < 0 || !device.is_cpu() || has_python_ranks())) {
     refuse(
@@ -118,6 +138,7 @@ Work Group::start(Request request, const CallOptions& options) const {
         "divide_by = {}: a number above 0, for tensors on the CPU, in a group without Python ranks",
         request.divide_by);
   }
+  if (request.op != ReduceOp::Average) request.divide_by = 0;
   check_stream(request.what, options, device);
   check_outputs(request.what, request.outputs);
   // autograd refuses a backward() that needs what was in an output before.

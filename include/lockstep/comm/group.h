@@ -68,7 +68,7 @@ struct CallOptions {
   // "or one rank ran out of batches: see Join". Up to 63 characters.
   std::string_view advice = {};
   // What ReduceOp::Average divides the sum by, for ranks that each contribute a sum of several
-  // addends; 0: size(). On the CPU.
+  // addends; 0: size(). On the CPU. Compared between the ranks, like the counts.
   int divide_by = 0;
   // What ReduceOp::PreMulSum multiplies this rank's elements by. May differ between ranks.
   double factor = 1;
@@ -106,6 +106,9 @@ struct SendRecv {
 // `output` this rank's part of `input` (not of a list). Until its Work is over, the memory of an
 // operation belongs to it: no other operation may write what it reads, nor read or write what it
 // writes.
+//
+// Autograd does not follow a tensor to other ranks: for a loss of what others have there is
+// lockstep/parallel/functional.h. Rank 0 warns once of a tensor with a history.
 //
 // A child of this process by fork() has copies of its groups but is not a rank of them: its calls,
 // and waits for operations started before, throw ConfigError that names the process to which the

@@ -20,8 +20,9 @@ namespace lockstep::parallel {
 // with what the first began with, and leaves what it finds. Where no gradient is needed, modules
 // run as usual.
 // A forward may return one tensor or several, and must not change its arguments. Right under Ddp,
-// and with Fsdp, which gathers the parameters for each of both runs. Only backward() works on such
-// a graph, not torch::autograd::grad and not a second derivative.
+// and with Fsdp, which gathers the parameters for each of both runs. Only a backward() of all
+// parameters works on such a graph: torch::autograd::grad(), backward() with inputs and
+// create_graph throw ConfigError.
 class [[nodiscard]] ActivationCheckpointing {
  public:
   // Keeps the modules. Throws ConfigError for an empty one.

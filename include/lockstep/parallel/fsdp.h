@@ -183,8 +183,11 @@ struct FsdpShard {
 // nothing is gathered. Elsewhere the ranks gather a unit's parameters when it is called.
 //
 // Refused, on all ranks, by ConfigError: a sparse gradient, hooks on the accumulation of a
-// parameter's gradient, a parameter that changes its dtype, device or requires_grad afterwards, a
-// gradient that arrives after its unit's were averaged, and a parameter of another Fsdp or Ddp.
+// parameter's gradient, a parameter that changes its dtype or device afterwards, one that was
+// frozen and is thawed (those that were trainable may be frozen and thawed again, as GANs do), a
+// gradient that arrives after its unit's were averaged, a write to shards after a forward in grad
+// mode that has had no backward(), where ranks share a memory, and a parameter of another Fsdp or
+// Ddp.
 class Fsdp {
  public:
   // Throws ConfigError on all ranks as Ddp does, and when units are none of the module's, options

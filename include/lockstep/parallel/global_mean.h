@@ -1,6 +1,7 @@
 // Means over all samples (or tokens) of all ranks, exact when ranks and micro-batches have
 // different numbers of them. The mean of the ranks' means, which is what Ddp alone computes,
-// differs from it in that case.
+// differs from it in that case. A count may be a sum of weights: those of the samples' classes, or
+// what else a loss is divided by. With lanes it has to be a whole number.
 //
 //   GlobalMean mean(world);
 //   ddp.zero_grad();
@@ -28,11 +29,11 @@ int64_t global_count(const Group& group, int64_t count);
 // What to multiply a summed loss by when the counts of the whole step are known before its first
 // backward(): size() / global_count, or with lanes their number / global_count. Ddp's average of
 // the gradients is then the mean over all samples, and nothing needs to be scaled afterwards.
-double global_mean_scale(const Group& group, int64_t count);
+double global_mean_scale(const Group& group, double count);
 
 // The mean of a summed loss or metric over all ranks' samples, the same bits on all of them. `sum`
 // has one element, any floating dtype; the sum over ranks is taken in float64.
-double global_mean(const Group& group, const at::Tensor& sum, int64_t count);
+double global_mean(const Group& group, const at::Tensor& sum, double count);
 
 // Turns gradients of summed losses, which Ddp has averaged over ranks, into those of the mean.
 class GlobalMean {
@@ -40,18 +41,18 @@ class GlobalMean {
   // The ranks whose samples count.
   explicit GlobalMean(const Group& group) : group_(group) {}
 
-  // Samples of a micro-batch of this rank. Throws ConfigError when below 0.
-  void add(int64_t count);
+  // Samples of a micro-batch of this rank. Throws ConfigError when below 0 or not finite.
+  void add(double count);
 
   // Multiplies the gradients by size() / global count of what was added since the last call (where
   // Ddps of the group have lanes: by their number in the place of size()), and
   // returns that count. Every rank calls it once a step, after the backward() outside hold().
   // Throws as global_count() does; the gradients and the count are then as they were.
-  int64_t scale_gradients_(const std::vector<at::Tensor>& parameters);
+  double scale_gradients_(const std::vector<at::Tensor>& parameters);
 
  private:
   Group group_;
-  int64_t count_ = 0;
+  double count_ = 0;
 };
 
 }  // namespace lockstep::parallel

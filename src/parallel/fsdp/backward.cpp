@@ -97,7 +97,7 @@ at::Tensor Fsdp::State::arriving(size_t parameter, const at::Tensor& gradient) {
   const auto& item = model().parameters[parameter];
   const auto& [unit, flat, member] = places_[parameter];
   if (!flat->is_trainable()) {
-    object(module_.difference() + " after Fsdp was attached: construct it again");
+    object(module_.difference() + " after Fsdp was attached: construct it again, after unshard()");
     return {};
   }
   if (gradient.layout() != at::kStrided) {
@@ -215,6 +215,7 @@ void Fsdp::State::abandon_backward() {
 
 void Fsdp::State::finish_pass() {
   stale_ = true;
+  may_be_read_ = false;
   std::string change = module_.difference();
   if (change.empty()) {
     for (const auto& unit : units_) {
@@ -225,7 +226,9 @@ void Fsdp::State::finish_pass() {
       }
     }
   }
-  if (!change.empty()) object(change + " after Fsdp was attached: construct it again");
+  if (!change.empty()) {
+    object(change + " after Fsdp was attached: construct it again, after unshard()");
+  }
   while (launched_ < reduce_order_.size()) launch(*reduce_order_[launched_]);
   while (!in_flight_.empty()) finish_oldest();
   if (lane_plan_) {

@@ -83,6 +83,11 @@ void Fsdp::State::publish() {
     for (const auto& unit : units_) std::ranges::for_each(unit->flats, act);
   };
   each([](const UnitFlat& flat) { flat.check_leaves(); });
+  if (std::exchange(may_be_read_, false) && !stale_ && is_written()) {
+    throw ConfigError(
+        "[fsdp] shards were written after a forward that has had no backward(), when other ranks "
+        "may still have computed with them: run such a forward under torch::NoGradGuard");
+  }
   if (stale_ || is_written()) {
     hide_unused();
     each([](UnitFlat& flat) { flat.publish(); });
@@ -190,6 +195,7 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
       }
     }
   }
+  if (outermost && in_graph && plan_.shares && plan_.shards.size() > 1) may_be_read_ = true;
   if (!outermost || in_graph || whole_) return outputs;
   hide_unused();
   if (is_in_lane()) return outputs;

@@ -48,6 +48,11 @@ void ParameterMemory::hide(Memory memory) {
   shown_ = false;
 }
 
+void ParameterMemory::abandon(std::string message) {
+  message_ = std::move(message);
+  hide(Memory::Freed);
+}
+
 bool ParameterMemory::is_attached() const {
   return parameter_.storage().unsafeGetStorageImpl() == storage_.get();
 }

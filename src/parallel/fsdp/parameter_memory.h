@@ -22,6 +22,8 @@ class ParameterMemory {
   // From then on access throws. The memory is freed unless it is `Kept`.
   enum class Memory { Freed, Kept };
   void hide(Memory memory);
+  // Frees the memory for good, with another message.
+  void abandon(std::string message);
   bool is_shown() const { return shown_; }
   // Whether the parameter still has that storage: module.to() or set_data() give it another.
   bool is_attached() const;

@@ -183,11 +183,11 @@ Fsdp::State::~State() {
   attachments_.clear();
   accumulators_.clear();
   for (const size_t i : trainable_) model().parameters[i].tensor.mutable_grad() = at::Tensor();
-  // There is only one copy, which stays for as long as the parameters do.
-  if (!plan_.shares && !whole_) return;
+  // Of ranks that share a memory there is one copy, which stays for as long as the parameters do.
+  const bool stays = plan_.shares || whole_;
   for (const auto& unit : units_) {
     if (unit->shown) continue;
-    for (auto& flat : unit->flats) flat.show();
+    for (auto& flat : unit->flats) stays ? flat.show() : flat.abandon();
   }
 }
 

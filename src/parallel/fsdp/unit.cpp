@@ -143,6 +143,15 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
   published_ = counted_;
 }
 
+void UnitFlat::abandon() {
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    memory_[i].abandon(
+        fmt::format("parameter '{}' was divided among the ranks by an Fsdp that is gone, and with "
+                    "it the other ranks' parts: call fsdp.unshard() before that one is destroyed",
+                    layout_.members()[i].name));
+  }
+}
+
 int64_t UnitFlat::gradient_bytes() const {
   return layout_.numel() * static_cast<int64_t>(c10::elementSize(reduce_));
 }

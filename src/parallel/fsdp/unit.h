@@ -106,6 +106,8 @@ class UnitFlat {
   void start_gather(const comm::CallOptions& options);
   void show();
   void hide();
+  // The Fsdp goes, and with it what other ranks have of the parameters.
+  void abandon();
   // Before hide(): the next gather is among ShardPlan::resharded, until publish() or drop_nearby().
   void keep_nearby();
   void drop_nearby() { nearby_ = at::Tensor(); }

@@ -3,7 +3,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -161,6 +163,18 @@ Tensors as_results(Tensors outputs, const Tensors& inputs) {
   return outputs;
 }
 
+// The second run's backward gives parameters their gradients, whoever asked for which.
+void refuse_other_than_backward() {
+  const bool is_of_some = !torch::autograd::Engine::get_default_engine().is_checkpoint_valid();
+  if (!is_of_some && !at::GradMode::is_enabled()) return;
+  throw ConfigError(fmt::format(
+      "[activation_checkpointing] {} through a module that is computed twice: only a backward() of "
+      "all parameters knows what to do with the second run's gradients; leave the module out of "
+      "ActivationCheckpointing",
+      is_of_some ? "torch::autograd::grad(), or backward() with inputs,"
+                 : "backward(create_graph = true)"));
+}
+
 struct Recompute : torch::autograd::Function<Recompute> {
   // `anchor` wants a gradient where an argument may not, so that parameters get theirs.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -179,6 +193,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
+    refuse_other_than_backward();
     const auto run =
         c10::static_intrusive_pointer_cast<Run>(context->saved_data["run"].toCapsule());
     Tensors inputs;

@@ -127,7 +127,15 @@ TEST(DdpGradients, B58_CreateGraphGivesTheSameValues) {
   spawn(2, [](World& world) {
     Mlp net;
     Ddp ddp(net, world.group());
-    own_loss(net, world.rank()).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    ::testing::internal::CaptureStderr();
+    for (int i = 0; i < 2; ++i) {
+      ddp.zero_grad();
+      own_loss(net, world.rank()).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
+    }
+    const std::string said = ::testing::internal::GetCapturedStderr();
+    const size_t warning = said.find("averages, which have no history");
+    EXPECT_EQ(warning != std::string::npos, world.rank() == 0) << said;
+    EXPECT_EQ(said.find("averages, which have no history", warning + 1), std::string::npos);
     expect_equal(gradients(net), averages(2));
     EXPECT_FALSE(gradients(net)[0].requires_grad());
   });

@@ -191,5 +191,56 @@ TEST(FsdpRefused, OptionsThatAreWrongOnOneRankOnly) {
   });
 }
 
+// Ranks share the memory that they compute with, and only a backward() makes them wait.
+TEST(FsdpRefused, AWriteToShardsAfterAForwardThatHasHadNoBackward) {
+  on_both([](World& world, const FsdpOptions& options) {
+    Three net;
+    Fsdp fsdp(net, world.group(), options);
+    const auto write = [&] {
+      const at::NoGradGuard no_grad;
+      for (auto& shard : fsdp.parameters()) shard.mul_(0.5);
+    };
+    const at::Tensor x = three_rows(world.rank(), 0);
+    {
+      const at::NoGradGuard no_grad;
+      call(net, x);
+    }
+    write();
+    call(net, x).sum().backward();
+    write();
+    call(net, x);  // without a write it is nobody's concern
+    call(net, x);
+    write();
+    EXPECT_THAT(message_of<ConfigError>([&] { call(net, x); }),
+                options.share_memory ? HasSubstr("run such a forward under torch::NoGradGuard")
+                                     : HasSubstr("nothing"));
+    call(net, x).sum().backward();
+  });
+}
+
+TEST(FsdpRefused, ParametersOfOneThatIsGone) {
+  spawn(2, [](World& world) {
+    Three net;
+    net->a->weight.set_requires_grad(false);
+    { const Fsdp fsdp(net, world.group(), {.share_memory = false}); }
+    EXPECT_THAT(message_of([&] { net->forward(three_rows(0, 0)); }),
+                HasSubstr("divided among the ranks by an Fsdp that is gone"));
+
+    Three thawed;
+    thawed->a->weight.set_requires_grad(false);
+    {
+      Fsdp fsdp(thawed, world.group(), {.share_memory = false});
+      thawed->a->weight.set_requires_grad(true);
+      EXPECT_THAT(message_of<ConfigError>(
+                      [&] { call(thawed, three_rows(world.rank(), 0)).sum().backward(); }),
+                  HasSubstr("construct it again, after unshard()"));
+      fsdp.unshard();
+    }
+    const Fsdp again(thawed, world.group(), {.share_memory = false});
+    call(thawed, three_rows(world.rank(), 0)).sum().backward();
+    EXPECT_TRUE(again.parameters()[0].grad().defined());
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

@@ -1,12 +1,16 @@
 // What a checkpointed module returns: outputs that the loss does not use, its own tensors, views.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "lockstep/lockstep.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -129,6 +133,36 @@ TEST(ActivationCheckpointing, UnusedErrorFindsParametersOfAnUnusedOutput) {
     const Ddp ddp(pair, world, {.unused = Unused::Error});
     const at::Tensor y = std::get<0>(call(pair, rows_of_pair(world.rank(), 0)));
     EXPECT_THROW(y.sum().backward(), ConfigError);
+  });
+}
+
+// Parameters would silently get the second run's gradients, whichever were asked for.
+TEST(ActivationCheckpointing, OnlyABackwardOfAllParametersIsTaken) {
+  isolated([] {
+    Pair pair = pair_of(SecondOutput::Head);
+    const ActivationCheckpointing recompute({pair.ptr()});
+    const auto refused = [&](const std::function<void(const at::Tensor&, const at::Tensor&)>& use) {
+      const at::Tensor x = rows_of_pair(0, 0).requires_grad_(true);
+      const at::Tensor loss = std::get<0>(call(pair, x)).square().sum();
+      const std::string text = message_of<ConfigError>([&] { use(loss, x); });
+      EXPECT_FALSE(pair->first->weight.grad().defined());
+      return text;
+    };
+    EXPECT_THAT(
+        refused([](const auto& loss, const auto& x) { torch::autograd::grad({loss}, {x}); }),
+        ::testing::HasSubstr("torch::autograd::grad(), or backward() with inputs"));
+    EXPECT_THAT(refused([&](const auto& loss, const auto&) {
+                  loss.backward({}, std::nullopt, false, {{pair->head->weight}});
+                }),
+                "nothing");  // it does not come to the layer
+    EXPECT_THAT(refused([&](const auto& loss, const auto& x) {
+                  loss.backward({}, std::nullopt, false, {{x}});
+                }),
+                ::testing::HasSubstr("backward() with inputs, through a module that is computed"));
+    EXPECT_THAT(refused([](const auto& loss, const auto&) {
+                  loss.backward({}, true, /*create_graph=*/true);
+                }),
+                ::testing::HasSubstr("backward(create_graph = true) through a module"));
   });
 }
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <numeric>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/lockstep.h"
@@ -241,7 +242,7 @@ TEST(FunctionalRefuses, ARankWhoseLossDoesNotDependOnTheResult) {
             (world.rank() == 0 ? all : mine).sum().backward();
             ADD_FAILURE() << "no error";
           } catch (const CommError& error) {
-            EXPECT_THAT(error.what(), HasSubstr("its loss does not depend on"));
+            EXPECT_THAT(error.what(), HasSubstr("(functional::reduce_scatter, float64 x 24)"));
           }
         },
         {.timeout = std::chrono::seconds(3)});
@@ -263,6 +264,26 @@ TEST(FunctionalRefuses, ARankThatHasRunOutOfBatches) {
           join.finish();
         },
         CommError);
+  });
+}
+
+// Who calls the group itself loses the gradient.
+TEST(FunctionalWith, ACallOfAGroupWarnsOfAHistory) {
+  spawn(2, [](World& world) {
+    const auto said = [&](const at::Tensor& tensor) {
+      ::testing::internal::CaptureStderr();
+      world.group().all_reduce(tensor).wait();
+      return ::testing::internal::GetCapturedStderr();
+    };
+    const at::Tensor x = at::ones({3}).requires_grad_(true);
+    EXPECT_EQ(said((2 * x).detach()), "");
+    {
+      const at::NoGradGuard no_grad;
+      EXPECT_EQ(said(x), "");
+    }
+    EXPECT_EQ(said(2 * x).find("all_reduce of a tensor that has a history") != std::string::npos,
+              world.rank() == 0);
+    EXPECT_EQ(said(3 * x), "");  // once
   });
 }
 

@@ -1,6 +1,8 @@
 // Unequal micro-batches on unequal ranks give the mean over all samples.
 #include "lockstep/parallel/global_mean.h"
 
+#include <limits>
+
 #include "parallel/reference.h"
 #include "support/spawn.h"
 
@@ -101,6 +103,50 @@ TEST(GlobalMean, NoSampleAnywhereIsRefusedByAllAndANegativeCountAtOnce) {
     EXPECT_THROW(GlobalMean(world.group()).add(-1), ConfigError);
     EXPECT_THROW(global_count(world.group(), -1), ConfigError);
     EXPECT_EQ(global_count(world.group(), 2 + world.rank()), 5);
+  });
+}
+
+// What a loss is divided by may be a sum of weights.
+TEST(GlobalMean, CountsMayBeWeights) {
+  spawn(2, [](World& world) {
+    const auto weights = torch::tensor({0.25, 1.0, 3.5}, at::kDouble);
+    const auto targets = [](int rank) { return torch::arange(2 + rank) % 3; };
+    const auto rows = [](int rank) {
+      return at::randn({2 + rank, 4}, at::detail::createCPUGenerator(5 + rank), at::kDouble);
+    };
+    const auto loss = [&](torch::nn::Linear& net, const at::Tensor& x, const at::Tensor& y,
+                          const auto& reduction) {
+      return torch::nn::functional::cross_entropy(
+          net(x), y,
+          torch::nn::functional::CrossEntropyFuncOptions().weight(weights).reduction(reduction));
+    };
+    const auto make = [] {
+      torch::manual_seed(2);
+      torch::nn::Linear net(4, 3);
+      net->to(at::kDouble);
+      return net;
+    };
+    torch::nn::Linear net = make(), whole = make();
+    Ddp ddp(net, world);
+    const at::Tensor y = targets(world.rank());
+    const auto own = loss(net, rows(world.rank()), y, torch::kSum);
+    own.backward();
+    GlobalMean mean(world.group());
+    const double count = weights.index_select(0, y).sum().item<double>();
+    mean.add(count);
+    EXPECT_EQ(mean.scale_gradients_(net->parameters()), 2 * (0.25 + 1.0) + 3.5);
+    const auto want =
+        loss(whole, at::cat({rows(0), rows(1)}), at::cat({targets(0), targets(1)}), torch::kMean);
+    want.backward();
+    EXPECT_TRUE(at::allclose(net->weight.grad(), whole->weight.grad(), 1e-12, 1e-12));
+    EXPECT_NEAR(global_mean(world.group(), own.detach(), count), want.item<double>(), 1e-12);
+    EXPECT_NEAR(global_mean_scale(world.group(), count), 2 / 6.0, 1e-12);
+    EXPECT_THROW(mean.add(std::numeric_limits<double>::infinity()), ConfigError);
+
+    torch::nn::Linear other = make();
+    const Ddp lanes(other, world, {.lanes = 2});
+    EXPECT_THROW(global_mean_scale(world.group(), 0.5), ConfigError);
+    EXPECT_EQ(global_mean_scale(world.group(), 2), 0.5);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <iterator>
 #include <numeric>
@@ -85,6 +86,7 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
         item.name));
     return gradient;
   }
+  if (at::GradMode::is_enabled() && gradient.requires_grad()) warn_of_history();
   note_prior(parameter);
   if (held) {
     if (lanes_) object_unless_in_lane(objection_, *plan_, "Ddp");
@@ -113,6 +115,15 @@ at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   copy_into(view, gradient);
   item.tensor.mutable_grad() = view;
   return {};
+}
+
+// A loss of gradients would train without the part that goes through them.
+void Reducer::warn_of_history() const {
+  static std::atomic_flag is_said;
+  if (group_.rank() != 0 || is_said.test_and_set()) return;
+  log::warn(
+      "[ddp] backward(create_graph = true): the parameters' gradients become averages, which have "
+      "no history. For a loss that is computed from them, take torch::autograd::grad()");
 }
 
 void Reducer::arrived(size_t parameter) {

@@ -105,6 +105,7 @@ class Reducer : public GradientListener,
   // Refuses the pass, or the next one. The first objection counts.
   void object(std::string text) { objection_.add(std::move(text)); }
   void object_to_gradient(size_t parameter);
+  void warn_of_history() const;
   void refuse_objected();
   // Whether the gradient could be copied to the parameter's place in a bucket as it is.
   bool fits(const at::Tensor& gradient, size_t parameter) const;
