@@ -71,13 +71,21 @@ void check(Collective what, const Group& group, const Tensors& tensors,
   }
 }
 
+// The counts of what goes as one tensor, of a batch of the list; nothing for a single one.
+std::vector<int64_t> parts_of(const Tensors& batch) {
+  std::vector<int64_t> parts;
+  for (size_t i = 0; batch.size() > 1 && i < batch.size(); ++i) parts.push_back(batch[i].numel());
+  return parts;
+}
+
 // Of a call with one pair of flat tensors for each dtype; `rounds_in` and `rounds_out` say how its
 // inputs and outputs are cut. In place where there are no inputs.
 struct Shape {
   Collective what;
   int rounds_in = 1, rounds_out = 1;
 };
-using Start = std::function<Work(const at::Tensor& output, const at::Tensor& input)>;
+using Start = std::function<Work(const at::Tensor& output, const at::Tensor& input,
+                                 std::vector<int64_t> parts)>;
 
 Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
                const Tensors& inputs, const CallOptions& options, const Start& start) {
@@ -117,7 +125,7 @@ Work coalesced(const Group& group, const Shape& shape, const Tensors& outputs,
     const at::Tensor to =
         in_place ? from
                  : at::empty({from.numel() * shape.rounds_out / shape.rounds_in}, from.options());
-    works.push_back(start(to, from));
+    works.push_back(start(to, from, parts_of(shape.rounds_out > 1 ? in : out)));
     results.emplace_back(to, std::move(out));
   }
   return together(group.transport(), uses, std::move(works), options.stream,
@@ -138,46 +146,62 @@ void check_lists(Collective what, const Tensors& outputs, const Tensors& inputs)
 
 Work Group::all_reduce(const std::vector<at::Tensor>& tensors, ReduceOp op,
                        const CallOptions& options) const {
+  constexpr Collective kWhat = Collective::AllReduce;
   if (is_one(tensors)) return all_reduce(tensors[0], op, options);
   for (const at::Tensor& tensor : tensors) {
-    check_tensor(Collective::AllReduce, tensor);
-    check_reduction(Collective::AllReduce, tensor.scalar_type(), op);
+    check_tensor(kWhat, tensor);
+    check_reduction(kWhat, tensor.scalar_type(), op);
   }
-  return coalesced(
-      *this, {Collective::AllReduce}, tensors, {}, options,
-      [&](const at::Tensor& to, const at::Tensor&) { return all_reduce(to, op, options); });
+  return coalesced(*this, {kWhat}, tensors, {}, options,
+                   [&](const at::Tensor& to, const at::Tensor&, std::vector<int64_t> parts) {
+                     return start(
+                         {.what = kWhat, .outputs = {to}, .op = op, .parts = std::move(parts)},
+                         options);
+                   });
 }
 
 Work Group::broadcast(const std::vector<at::Tensor>& tensors, int root,
                       const CallOptions& options) const {
+  constexpr Collective kWhat = Collective::Broadcast;
   if (is_one(tensors)) return broadcast(tensors[0], root, options);
-  return coalesced(
-      *this, {Collective::Broadcast}, tensors, {}, options,
-      [&](const at::Tensor& to, const at::Tensor&) { return broadcast(to, root, options); });
+  return coalesced(*this, {kWhat}, tensors, {}, options,
+                   [&](const at::Tensor& to, const at::Tensor&, std::vector<int64_t> parts) {
+                     return start(
+                         {.what = kWhat, .outputs = {to}, .peer = root, .parts = std::move(parts)},
+                         options);
+                   });
 }
 
 Work Group::all_gather(const std::vector<at::Tensor>& outputs,
                        const std::vector<at::Tensor>& inputs, const CallOptions& options) const {
-  check_lists(Collective::AllGather, outputs, inputs);
+  constexpr Collective kWhat = Collective::AllGather;
+  check_lists(kWhat, outputs, inputs);
   if (is_one(outputs)) return all_gather(outputs[0], inputs[0], options);
   return coalesced(
-      *this, {Collective::AllGather, 1, size()}, outputs, inputs, options,
-      [&](const at::Tensor& to, const at::Tensor& from) { return all_gather(to, from, options); });
+      *this, {kWhat, 1, size()}, outputs, inputs, options,
+      [&](const at::Tensor& to, const at::Tensor& from, std::vector<int64_t> parts) {
+        return start({.what = kWhat, .inputs = {from}, .outputs = {to}, .parts = std::move(parts)},
+                     options);
+      });
 }
 
 Work Group::reduce_scatter(const std::vector<at::Tensor>& outputs,
                            const std::vector<at::Tensor>& inputs, ReduceOp op,
                            const CallOptions& options) const {
-  check_lists(Collective::ReduceScatter, outputs, inputs);
+  constexpr Collective kWhat = Collective::ReduceScatter;
+  check_lists(kWhat, outputs, inputs);
   if (is_one(outputs)) return reduce_scatter(outputs[0], inputs[0], op, options);
   for (const at::Tensor& output : outputs) {
-    check_tensor(Collective::ReduceScatter, output);
-    check_reduction(Collective::ReduceScatter, output.scalar_type(), op);
+    check_tensor(kWhat, output);
+    check_reduction(kWhat, output.scalar_type(), op);
   }
-  return coalesced(*this, {Collective::ReduceScatter, size(), 1}, outputs, inputs, options,
-                   [&](const at::Tensor& to, const at::Tensor& from) {
-                     return reduce_scatter(to, from, op, options);
-                   });
+  return coalesced(
+      *this, {kWhat, size(), 1}, outputs, inputs, options,
+      [&](const at::Tensor& to, const at::Tensor& from, std::vector<int64_t> parts) {
+        return start(
+            {.what = kWhat, .inputs = {from}, .outputs = {to}, .op = op, .parts = std::move(parts)},
+            options);
+      });
 }
 
 }  // namespace lockstep::comm

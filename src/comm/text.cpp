@@ -5,14 +5,29 @@
 
 #include <string_view>
 
+#include "core/hash/mix.h"
+
 namespace lockstep::comm {
 namespace {
 
-std::string counts(const std::vector<at::Tensor>& list) {
-  std::string text;
-  for (const at::Tensor& tensor : list)
-    text += fmt::format("{}{}", text.empty() ? "" : ",", tensor.numel());
-  return "[" + text + "]";
+int64_t count_of(int64_t count) { return count; }
+int64_t count_of(const at::Tensor& tensor) { return tensor.numel(); }
+
+template <class List>
+std::string counts(const List& list) {
+  constexpr size_t kShown = 16;
+  std::string text = "[";
+  uint64_t hash = 0;
+  size_t seen = 0;
+  for (const auto& one : list) {
+    hash = mix(hash ^ static_cast<uint64_t>(count_of(one)));
+    if (++seen > kShown) continue;
+    if (seen > 1) text += ',';
+    const fmt::format_int count(count_of(one));
+    text.append(count.data(), count.size());
+  }
+  if (seen > kShown) text += fmt::format(",...: {} counts with the hash {:x}", seen, hash);
+  return text += ']';
 }
 
 // The list in which every rank has the same sizes, or nothing.
@@ -37,6 +52,10 @@ int64_t own_count(const Request& request) {
   return count;
 }
 
+std::string divisor_of(const Request& request) {
+  return request.divide_by == 0 ? "" : fmt::format("divided by {}", request.divide_by);
+}
+
 }  // namespace
 
 std::string first_line(const std::exception& error) {
@@ -55,25 +74,35 @@ std::string text_of(std::chrono::milliseconds time) {
   return fmt::format("{:.4g} s", static_cast<double>(time.count()) / 1000.0);
 }
 
+std::string list_of(const Request& request) {
+  if (request.step_of) return request.step_of->list;
+  if (!request.parts.empty())
+    return fmt::format("{} in parts of {}", own_count(request), counts(request.parts));
+  const auto* list = shared_list(request);
+  return list && list->size() > 1 ? counts(*list) : std::string();
+}
+
 std::string signature_of(const Request& request) {
-  const std::string context = request.context.text();
+  const std::string context = request.context.text(), list = list_of(request);
   if (request.step_of) {
-    return fmt::format("{} {} {} x {} {}", name_of(request.what), request.step_of->name,
-                       name_of(request.dtype()), request.step_of->count, context);
+    const Request::Whole& whole = *request.step_of;
+    return fmt::format("{} {} {} x {} {} {}", name_of(request.what), whole.name,
+                       name_of(request.dtype()), list.empty() ? std::to_string(whole.count) : list,
+                       divisor_of(request), context);
   }
   std::string text = request.name();
   const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
   if (!context.empty() && !is_message) text += " " + context;
   if (request.what == Collective::Barrier) return text;
   text += fmt::format(" {}", name_of(request.dtype()));
-  const auto* list = shared_list(request);
-  if (list && list->size() > 1) {
-    text += " x " + counts(*list);
+  if (!list.empty()) {
+    text += " x " + list;
   } else if (!per_rank_sizes(request)) {
     text += fmt::format(" x {}", own_count(request));
   } else if (request.what == Collective::AllToAll) {
     text += " lists";
   }
+  if (request.divide_by != 0) text += " " + divisor_of(request);
   switch (request.what) {
     case Collective::Send:
     case Collective::Recv:
@@ -94,8 +123,11 @@ std::string text_of(const Request& request, uint64_t number) {
     inside += inside.empty() || part.empty() ? part : ", " + part;
   };
   add(request.context.text());
+  const std::string list = list_of(request);
   if (request.step_of) {
-    add(fmt::format("{} x {}", name_of(request.dtype()), request.step_of->count));
+    add(fmt::format("{} x {}", name_of(request.dtype()),
+                    list.empty() ? std::to_string(request.step_of->count) : list));
+    add(divisor_of(request));
     return fmt::format("{} #{} ({})", request.step_of->name, number, inside);
   }
   switch (request.what) {
@@ -118,10 +150,10 @@ std::string text_of(const Request& request, uint64_t number) {
   }
   if (reduces(request.what)) add(std::string(name_of(request.op)));
   if (request.what != Collective::Barrier) {
-    const auto* list = shared_list(request);
     add(fmt::format("{} x {}", name_of(request.dtype()),
-                    list && list->size() > 1 ? counts(*list) : std::to_string(own_count(request))));
+                    list.empty() ? std::to_string(own_count(request)) : list));
   }
+  add(divisor_of(request));
   return fmt::format("{} #{}{}", name_of(request.what), number,
                      inside.empty() ? "" : " (" + inside + ")");
 }

@@ -15,8 +15,11 @@ std::string first_line(const std::exception& error);
 // "30 s", "1.5 s".
 std::string text_of(std::chrono::milliseconds time);
 
-// What all ranks must agree on: "all_reduce sum float32 x 1048576". With `sizes_too`, the sizes in
-// lists, where they are the same on every rank.
+// The counts in lists that every rank gives alike: "[1,3]", or "5 in parts of [2,3]" where the
+// tensors go as one; nothing for other calls. Of a long list the beginning, and a hash of all.
+std::string list_of(const Request& request);
+
+// What all ranks must agree on: "all_reduce sum float32 x 1048576".
 std::string signature_of(const Request& request);
 
 // "all_reduce #412 (bucket 3, float32 x 1048576)".

@@ -80,9 +80,12 @@ struct Request {
   struct Whole {
     std::string name;
     int64_t count = 0;
+    std::string list = {};  // as list_of() says it
   };
   std::optional<Whole> step_of = std::nullopt;
-  // What Average divides by, if not by the number of ranks.
+  // The counts of the tensors that go as this one, if it stands for several.
+  std::vector<int64_t> parts = {};
+  // What Average divides by, if not by the number of ranks. Otherwise 0.
   int divide_by = 0;
   // What PreMulSum multiplies by; transports get tensors that are multiplied.
   double factor = 1;

@@ -178,7 +178,37 @@ TEST_F(StoreEngine, CompareAndSetEraseAndCount) {
   EXPECT_TRUE(one.erase("k", in(1s)));
   EXPECT_FALSE(one.erase("k", in(1s)));
   one.set("text", "no number", in(1s));
-  EXPECT_EQ(one.add("text", 4, in(1s)), 4);
+  EXPECT_EQ(message_of<StoreRefusal>([&] { one.add("text", 4, in(1s)); }),
+            "its value is no number");
+  EXPECT_EQ(one.get({"text"}, in(1s)).front(), "no number");
+  const std::string lowest = std::to_string(kNoNumber);
+  one.set("lowest", lowest, in(1s));
+  EXPECT_EQ(one.add("lowest", 0, in(1s)), kNoNumber);
+}
+
+TEST_F(StoreEngine, AFullStoreRefusesAndServesOn) {
+  StoreClient one = client();
+  const std::string large(StoreValues::kMost / 5, 'v');
+  for (const char* key : {"a", "b", "c", "d"}) one.set_confirmed(key, large, in(30s));
+  EXPECT_THAT(message_of<StoreRefusal>([&] { one.set_confirmed("e", large, in(30s)); }),
+              HasSubstr("256 MiB"));
+  EXPECT_FALSE(one.check({"e"}, in(1s)));
+  one.set_confirmed("short", "value", in(1s));
+  EXPECT_TRUE(one.erase("a", in(1s)));
+  one.set_confirmed("e", large, in(30s));
+}
+
+TEST_F(StoreEngine, AValueThatNobodyTakesIsAnError) {
+  StoreClient one = client();
+  server_.reset();
+  EXPECT_THAT(message_of<StoreFailure>([&] { one.set_confirmed("k", "v", in(30s)); }),
+              HasSubstr("has ended"));
+  // Nor is a server that has ended waited for.
+  const auto start = StoreClient::Clock::now();
+  EXPECT_THAT(message_of<StoreFailure>(
+                  [&] { StoreClient("127.0.0.1", port_, in(60s), {}, std::nullopt, true); }),
+              HasSubstr("has ended"));
+  EXPECT_LT(StoreClient::Clock::now() - start, 30s);
 }
 
 TEST_F(StoreEngine, ValuesOfEverySize) {

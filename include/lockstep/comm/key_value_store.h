@@ -25,7 +25,9 @@ class KeyValueStore {
   // Private to the library.
   explicit KeyValueStore(std::shared_ptr<Keys> keys, std::string prefix = {});
 
-  // Stores any bytes under the key, in place of an earlier value.
+  // Stores any bytes under the key, in place of an earlier value; returns when the server has them.
+  // Throws ConfigError for more than 64 MiB, with the key, and where the values of the job would be
+  // more than 256 MiB; the store stays usable.
   void set(std::string_view key, std::string_view value) const;
   // The value; blocks until some rank has set the key.
   std::string get(std::string_view key,
@@ -35,10 +37,11 @@ class KeyValueStore {
             std::optional<std::chrono::milliseconds> timeout = std::nullopt) const;
   // Whether the key has been set. Does not wait.
   bool contains(std::string_view key) const;
-  // Adds to the number under `key`, which starts at 0; returns the sum.
+  // Adds to the number under `key`, which starts at 0; returns the sum. Throws ConfigError when the
+  // value is no number.
   int64_t add(std::string_view key, int64_t amount) const;
   // Sets `wanted` if the value is `expected`, or if there is none and `expected` is empty; returns
-  // what is there afterwards (`expected`, where there is nothing).
+  // what is there afterwards (`expected`, where there is nothing). Of both together 64 MiB at most.
   std::string compare_set(std::string_view key, std::string_view expected,
                           std::string_view wanted) const;
   // Removes the key; returns whether there was one.

@@ -11,6 +11,7 @@
 #include "comm/reduce/tree.h"
 #include "comm/shm/exchange.h"
 #include "comm/shm/transport.h"
+#include "comm/text.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -279,7 +280,7 @@ std::function<Work()> HostThenNet::step(const std::shared_ptr<Transport>& transp
          request.what == Collective::ReduceScatter ? request.inputs : request.outputs) {
       count += tensor.numel();
     }
-    part.step_of = Request::Whole{request.name(), count};
+    part.step_of = Request::Whole{request.name(), count, list_of(request)};
   }
   return [transport, part = std::move(part)] { return transport->start(part); };
 }

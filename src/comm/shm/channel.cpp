@@ -116,7 +116,12 @@ std::string Announcement::text(uint32_t sequence) const {
   if (label[0]) inside.emplace_back(label);
   if (caller != 0) inside.push_back(fmt::format("{} {}", caller_name, caller));
   if (pass != 0) inside.push_back(fmt::format("pass {}", pass));
-  if (dtype[0]) inside.push_back(count >= 0 ? fmt::format("{} x {}", dtype, count) : dtype);
+  if (list[0]) {
+    inside.push_back(fmt::format("{} x {}", dtype, list));
+  } else if (dtype[0]) {
+    inside.push_back(count >= 0 ? fmt::format("{} x {}", dtype, count) : dtype);
+  }
+  if (divide_by != 0) inside.push_back(fmt::format("divided by {}", divide_by));
   if (root >= 0) inside.push_back(fmt::format("root {}", root));
   const std::string name = fmt::format("{} #{}", what, sequence);
   return inside.empty() ? name : fmt::format("{} ({})", name, fmt::join(inside, ", "));

@@ -47,7 +47,7 @@ struct Announcement {
   char dtype[12] = {};  // "float32"
   int32_t root = -1;
   int64_t count = 0;         // elements
-  uint64_t counts_hash = 0;  // of a list of counts
+  uint64_t counts_hash = 0;  // of a list of counts, and of what an average is divided by
   uint32_t caller = 0;       // 0: not said
   uint32_t pass = 0;         // of the caller's
   // This rank's own.
@@ -57,6 +57,8 @@ struct Announcement {
   char label[40] = {};
   char caller_name[16] = {};
   char advice[64] = {};  // for the error of a rank that finds that the ranks disagree
+  int32_t divide_by = 0;
+  char list[44] = {};  // of counts, in the place of `count`
 
   bool agrees_with(const Announcement& other) const;
   // "all_reduce sum #412 (bucket 3, float32 x 1048576)"

@@ -10,6 +10,8 @@
 #include "comm/shm/exchange.h"
 #include "comm/shm/group_memory.h"
 #include "comm/shm/segment.h"
+#include "comm/text.h"
+#include "core/hash/mix.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm {
@@ -47,6 +49,14 @@ void set_text(char (&to)[N], std::string_view text) {
   const size_t length = std::min(text.size(), N - 1);
   std::memcpy(to, text.data(), length);
   std::memset(to + length, 0, N - length);
+}
+
+// What has no room ends in a hash of it all.
+template <size_t N>
+void set_list(char (&to)[N], const std::string& text) {
+  if (text.size() < N) return set_text(to, text);
+  const std::string end = fmt::format("... (hash {:08x})", fnv1a<uint32_t>(text));
+  set_text(to, text.substr(0, N - 1 - end.size()) + end);
 }
 
 // A segment's whereabouts, or why there is none, as one rank tells the others.
@@ -140,6 +150,14 @@ class ShmTransport : public Transport {
     Announcement& said = operation->announcement;
     set_text(said.what, request.name());
     if (request.step_of) said.count = request.step_of->count;
+    if (const std::string counts = list_of(request); !counts.empty()) {
+      set_list(said.list, counts);
+      said.counts_hash = mix(said.counts_hash ^ fnv1a<uint64_t>(counts));
+    }
+    if (request.divide_by != 0) {
+      said.divide_by = request.divide_by;
+      said.counts_hash = mix(said.counts_hash ^ static_cast<uint64_t>(request.divide_by));
+    }
     set_text(said.label, request.label);
     said.caller = request.context.number;
     said.pass = request.context.pass;
@@ -330,8 +348,7 @@ class ShmTransport : public Transport {
     Segment segment;
     Offer offer{};
     if (rank() == 0) offer = make_offer(segment, bytes, others_of(options_.doors));
-    share(offer, fmt::format("{} {}", what, name_of(c10::typeMetaToScalarType(options.dtype()))),
-          c10::multiply_integers(sizes));
+    share(offer, what, c10::typeMetaToScalarType(options.dtype()), c10::multiply_integers(sizes));
     if (rank() != 0 || offer.handle.bytes < 0) segment = accept(offer);
     segment.populate(own.begin, own.end - own.begin);
     meet(what);
@@ -340,9 +357,10 @@ class ShmTransport : public Transport {
   }
 
   // Rank 0's offer, on every rank.
-  void share(Offer& offer, const std::string& what, int64_t count) {
+  void share(Offer& offer, std::string_view what, at::ScalarType dtype, int64_t count) {
     auto operation = comm::broadcast(0, rank(), {reinterpret_cast<char*>(&offer), sizeof offer});
     set_text(operation->announcement.what, what);
+    set_text(operation->announcement.dtype, name_of(dtype));
     operation->announcement.count = count;
     finish(std::move(operation));
   }

@@ -18,10 +18,10 @@ StoreMessage about(StoreQuery query, const std::vector<std::string>& keys) {
 }  // namespace
 
 StoreClient::StoreClient(const std::string& host, int port, Deadline deadline, Heed heed,
-                         std::optional<Digest> key)
+                         std::optional<Digest> key, bool was_there)
     : host_(host), port_(port), key_(std::move(key)), heed_(std::move(heed)) {
   StorePatience patience(deadline, heed_);
-  line_ = StoreLine::meet(host_, port_, key_, patience);
+  line_ = StoreLine::meet(host_, port_, key_, patience, was_there);
 }
 
 // A turn on the connection: the requests and answers of one call. One that ends early, between a
@@ -56,7 +56,7 @@ class StoreClient::Call {
 
   Call& ask(const StoreMessage& message) {
     if (!client_.line_)
-      client_.line_ = StoreLine::meet(client_.host_, client_.port_, client_.key_, patience_);
+      client_.line_ = StoreLine::meet(client_.host_, client_.port_, client_.key_, patience_, true);
     client_.line_->send(message.bytes(), patience_);
     return *this;
   }
@@ -116,6 +116,16 @@ void StoreClient::set(std::string_view key, std::string_view value, Deadline dea
   Call(*this, deadline).ask(StoreMessage(StoreQuery::Set).text(key).text(value)).done();
 }
 
+void StoreClient::set_confirmed(std::string_view key, std::string_view value, Deadline deadline) {
+  constexpr uint32_t kDone = 1;
+  StoreMessage message(StoreQuery::Set);
+  message.text(key).text(value).number(static_cast<char>(StoreQuery::Ping)).number(kDone);
+  Call call(*this, deadline);
+  const bool done = call.ask(message).number<uint32_t>() == kDone;
+  call.done();
+  if (!done) throw StoreRefusal("the store is full: it holds 256 MiB in all");
+}
+
 void StoreClient::append(std::string_view key, std::string_view value, Deadline deadline) {
   Call(*this, deadline).ask(StoreMessage(StoreQuery::Append).text(key).text(value)).done();
 }
@@ -162,7 +172,10 @@ int64_t StoreClient::add(std::string_view key, int64_t amount, Deadline deadline
   Call call(*this, deadline);
   const auto sum =
       call.ask(StoreMessage(StoreQuery::Add).text(key).number(amount)).number<int64_t>();
+  std::string now;
+  if (sum == kNoNumber) now = call.ask(StoreMessage(StoreQuery::Get).text(key)).text();
   call.done();
+  if (sum == kNoNumber && now != std::to_string(sum)) throw StoreRefusal("its value is no number");
   return sum;
 }
 

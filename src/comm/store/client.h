@@ -30,11 +30,14 @@ class StoreClient {
   using Heed = StorePatience::Heed;
 
   // Tries until a server answers there; with a key, one that knows it, over TLS. A name is looked
-  // up anew each time.
+  // up anew each time. Where one `was_there`, fails at once when nobody listens.
   StoreClient(const std::string& host, int port, Deadline deadline, Heed heed = {},
-              std::optional<Digest> key = std::nullopt);
+              std::optional<Digest> key = std::nullopt, bool was_there = false);
 
+  // Does not wait for the server.
   void set(std::string_view key, std::string_view value, Deadline deadline);
+  // Returns when the server has it; throws StoreRefusal when it is full.
+  void set_confirmed(std::string_view key, std::string_view value, Deadline deadline);
   void append(std::string_view key, std::string_view value, Deadline deadline);
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view wanted,
                           Deadline deadline);
@@ -42,6 +45,7 @@ class StoreClient {
   std::vector<std::string> get(const std::vector<std::string>& keys, Deadline deadline);
   void wait(const std::vector<std::string>& keys, Deadline deadline);
   bool check(const std::vector<std::string>& keys, Deadline deadline);
+  // Throws StoreRefusal when the value is no number.
   int64_t add(std::string_view key, int64_t amount, Deadline deadline);
   bool erase(std::string_view key, Deadline deadline);
   int64_t count_keys(Deadline deadline);

@@ -82,7 +82,9 @@ Fd connect_to(const Address& there, StorePatience& patience) {
       getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
     }
   }
-  if (error != 0) throw StoreFailure(fmt::format("no connection ({})", std::strerror(error)));
+  const auto text = [error] { return fmt::format("no connection ({})", std::strerror(error)); };
+  if (error == ECONNREFUSED) throw StoreAbsent(text());
+  if (error != 0) throw StoreFailure(text());
   return fd;
 }
 
@@ -219,10 +221,11 @@ void StoreLine::more(StorePatience& patience) {
 
 std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
                                            const std::optional<Digest>& key,
-                                           StorePatience& patience) {
+                                           StorePatience& patience, bool was_there) {
   std::string failure;
   for (auto pause = std::chrono::milliseconds(kFirstPause);;
        pause = std::min(2 * pause, kLongestPause + 0ms)) {
+    size_t present = was_there ? 0 : 1;
     try {
       const Resolved found = resolve_within(host, static_cast<uint16_t>(port), patience);
       for (const Address& one : found.addresses) {
@@ -230,14 +233,17 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
         try {
           return greeted(one, key, patience);
         } catch (const StoreFailure& error) {
+          if (dynamic_cast<const StoreAbsent*>(&error) == nullptr) ++present;
           // The error of an attempt that the deadline interrupts says less than those before it.
           const bool is_cut = patience.left() == 0ms && Clock::now() - begin < kAnswers;
           if (failure.empty() || !is_cut) failure = error.what();
         }
       }
     } catch (const StoreFailure& error) {
+      ++present;
       failure = error.what();
     }
+    if (present == 0) throw StoreFailure(failure + ": the process that serves it has ended");
     for (auto left = pause; left > 0ms && patience.left() > 0ms; left -= kSlice) {
       std::this_thread::sleep_for(std::min({left, kSlice + 0ms, patience.left()}));
       patience.look();

@@ -21,6 +21,16 @@ class StoreFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Nobody listens there.
+class StoreAbsent : public StoreFailure {
+  using StoreFailure::StoreFailure;
+};
+
+// What the store does not do, in words that end a sentence. The connection stays as it was.
+class StoreRefusal : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Why a call stopped waiting before its deadline, as when the launcher reports a failure.
 class StoreGivenUp : public std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -61,9 +71,10 @@ class StoreLine {
       "no answer: the process that serves it has ended or is stopped, or its host is cut off";
 
   // Tries until a store answers there; with a key, one that has it. A name is looked up anew each
-  // time.
+  // time. Where a server `was_there`, it has ended when nobody listens.
   static std::unique_ptr<StoreLine> meet(const std::string& host, int port,
-                                         const std::optional<Digest>& key, StorePatience& patience);
+                                         const std::optional<Digest>& key, StorePatience& patience,
+                                         bool was_there);
 
   StoreLine(Fd fd, const std::optional<Digest>& key);
 

@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <condition_variable>
 #include <map>
 #include <mutex>
 #include <utility>
 
+#include "comm/store/protocol.h"
+#include "comm/store/values.h"
 #include "comm/text.h"
 #include "core/process/own_process.h"
 #include "core/time_limit.h"
@@ -20,6 +21,12 @@ namespace {
 using Timeout = KeyValueStore::Keys::Timeout;
 
 Timeout within(const Timeout& timeout) { return timeout ? Timeout(bounded(*timeout)) : timeout; }
+
+void check_size(std::string_view what, const std::string& key, size_t bytes) {
+  if (key.size() + bytes <= kMostText) return;
+  throw ConfigError(fmt::format(
+      "[store] {} {}: {} bytes, and a value may have 64 MiB, with its key", what, key, bytes));
+}
 
 class OwnKeys final : public KeyValueStore::Keys {
  public:
@@ -44,11 +51,11 @@ class OwnKeys final : public KeyValueStore::Keys {
   int64_t add(const std::string& key, int64_t amount) override {
     const std::lock_guard lock(mutex_);
     std::string& value = values_[key];
-    int64_t sum = 0;
-    const auto end = value.data() + value.size();
-    if (!value.empty() && std::from_chars(value.data(), end, sum).ptr != end)
-      throw CommError(fmt::format("[store] add {}: its value is no number", key));
-    value = std::to_string(sum += amount);
+    const auto before = stored_number(value);
+    if (!before) throw ConfigError(fmt::format("[store] add to {}: its value is no number", key));
+    const auto sum =
+        static_cast<int64_t>(static_cast<uint64_t>(*before) + static_cast<uint64_t>(amount));
+    value = std::to_string(sum);
     changed_.notify_all();
     return sum;
   }
@@ -92,7 +99,10 @@ class JobKeys final : public KeyValueStore::Keys {
   JobKeys(Store store, std::chrono::milliseconds timeout)
       : store_(std::move(store)), timeout_(timeout) {}
 
-  void set(const std::string& key, std::string_view value) override { there().set(key, value); }
+  // A server that is gone would not have it, nor would the next call know.
+  void set(const std::string& key, std::string_view value) override {
+    there().set_confirmed(key, value);
+  }
   std::string get(const std::string& key, Timeout timeout) override {
     return there().get(key, timeout.value_or(timeout_));
   }
@@ -143,7 +153,9 @@ KeyValueStore::KeyValueStore(std::shared_ptr<Keys> keys, std::string prefix)
 std::string KeyValueStore::full(std::string_view key) const { return prefix_ + std::string(key); }
 
 void KeyValueStore::set(std::string_view key, std::string_view value) const {
-  keys_->set(full(key), value);
+  const std::string whole = full(key);
+  check_size("set", whole, value.size());
+  keys_->set(whole, value);
 }
 
 std::string KeyValueStore::get(std::string_view key,
@@ -166,7 +178,9 @@ int64_t KeyValueStore::add(std::string_view key, int64_t amount) const {
 
 std::string KeyValueStore::compare_set(std::string_view key, std::string_view expected,
                                        std::string_view wanted) const {
-  return keys_->compare_set(full(key), expected, wanted);
+  const std::string whole = full(key);
+  check_size("compare_set", whole, expected.size() + wanted.size());
+  return keys_->compare_set(whole, expected, wanted);
 }
 
 bool KeyValueStore::erase(std::string_view key) const { return keys_->erase(full(key)); }

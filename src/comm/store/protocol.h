@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,7 +23,8 @@ enum class StoreQuery : uint8_t {
   CompareSet,   // key, expected, wanted; text: what the key now has, or `expected` where there is
                 // none
   Get,          // key; text
-  Add,          // key, int64; int64: the sum, which the key then has as decimal text
+  Add,          // key, int64; int64: the sum, which the key then has as decimal text. StoreServer's
+                // answer is kNoNumber where the value is no number, and stays
   Check,        // uint64 count, keys; byte kReady or kNotReady
   Wait,         // uint64 count, keys; byte kStopWaiting, once all are there
   CountKeys,    // int64
@@ -31,7 +33,8 @@ enum class StoreQuery : uint8_t {
   MultiGet,     // uint64 count, keys; as many texts
   MultiSet,     // uint64 count, keys each with its value; no answer
   CancelWait,   // byte kWaitCancelled; for the Wait before it there may be kStopWaiting before that
-  Ping,         // uint32; the same uint32
+  Ping,         // uint32; the same uint32. StoreServer's answer is its complement after a Set for
+                // which the store was too full
   Push,         // key, value; no answer
   Pop,          // key; int64 0 or 1, and then the oldest value as text
   QueueLength,  // key; int64
@@ -40,6 +43,7 @@ enum class StoreQuery : uint8_t {
 };
 
 constexpr uint32_t kMagic = 0x3C85F7CE;
+constexpr int64_t kNoNumber = std::numeric_limits<int64_t>::min();
 constexpr char kReady = 0, kNotReady = 1;
 constexpr char kStopWaiting = 0, kWaitCancelled = 1;
 // Under which every client counts itself, for a server that waits for them.

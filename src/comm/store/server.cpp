@@ -242,6 +242,8 @@ void StoreServer::flush(Client& client) {
 void StoreServer::answer(Client& client, const StoreRequest& request) {
   const auto& texts = request.texts;
   ++requests_;
+  // It does not ask whether it was.
+  if (client.refused && request.query != StoreQuery::Ping) throw Error("the store is full");
   switch (request.query) {
     case StoreQuery::Validate:
       if (request.number != kMagic) throw Error("another magic number");
@@ -249,7 +251,12 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
       client.known = true;
       return;
     case StoreQuery::Set:
-      return values_.put(texts[0], texts[1]);
+      try {
+        values_.put(texts[0], texts[1]);
+      } catch (const Error&) {
+        client.refused = true;
+      }
+      return;
     case StoreQuery::CompareSet: {
       const std::string* const found = values_.find(texts[0]);
       if (found == nullptr && !texts[1].empty()) return say(client, StoreMessage().text(texts[1]));
@@ -260,7 +267,8 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
     case StoreQuery::Get:
       return say(client, StoreMessage().text(values_.at(texts[0])));
     case StoreQuery::Add:
-      return say(client, StoreMessage().number(values_.add(texts[0], request.number)));
+      return say(client,
+                 StoreMessage().number(values_.add(texts[0], request.number).value_or(kNoNumber)));
     case StoreQuery::Check: {
       const bool all =
           std::all_of(texts.begin(), texts.end(), [this](auto& key) { return values_.has(key); });
@@ -287,8 +295,11 @@ void StoreServer::answer(Client& client, const StoreRequest& request) {
       client.waits = false;
       client.barrier.clear();
       return say(client, StoreMessage().number(kWaitCancelled));
-    case StoreQuery::Ping:
-      return say(client, StoreMessage().number(static_cast<uint32_t>(request.number)));
+    case StoreQuery::Ping: {
+      const auto number = static_cast<uint32_t>(request.number);
+      return say(client,
+                 StoreMessage().number(std::exchange(client.refused, false) ? ~number : number));
+    }
     case StoreQuery::Push:
       return values_.push(texts[0], texts[1]);
     case StoreQuery::Pop: {

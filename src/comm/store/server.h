@@ -50,7 +50,8 @@ class StoreServer {
     std::string in = {}, out = {};
     bool known = false;  // has sent the magic
     bool gone = false;
-    bool full = false;  // `out` waits for the network
+    bool full = false;     // `out` waits for the network
+    bool refused = false;  // its last Set: the values are too many
     // What it waits for: keys, or a barrier's sum.
     bool waits = false;
     std::vector<std::string> keys = {};

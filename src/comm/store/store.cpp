@@ -107,6 +107,8 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
                     const Call& call) const {
   try {
     return call(*client_, after(timeout));
+  } catch (const StoreRefusal& error) {
+    throw ConfigError(fmt::format("[store] {}: {}", what, error.what()));
   } catch (const StoreGivenUp& error) {
     throw CommError(fmt::format("[store] {} at {} {}", what, address(), error.what()));
   } catch (const StoreFailure& error) {
@@ -121,14 +123,15 @@ auto Store::guarded(std::string_view what, std::chrono::milliseconds timeout,
   }
 }
 
-std::shared_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout) const {
+std::shared_ptr<StoreClient> Store::client(std::chrono::milliseconds timeout,
+                                           bool was_there) const {
   return not_for_children(std::make_shared<StoreClient>(
       host_, port_, after(timeout),
       [launcher_status = launcher_status_]() -> std::optional<std::string> {
         if (!launcher_status->has_reported()) return std::nullopt;
         return launcher_status->abort_text_with_ends();
       },
-      key_));
+      key_, was_there));
 }
 
 Store Store::connect(const StoreOptions& options) {
@@ -140,7 +143,7 @@ Store Store::connect(const StoreOptions& options) {
   store.launcher_status_ = std::make_shared<LauncherStatus>(options.numbers);
   if (options.server) store.server_ = serve(options, store.launcher_status_);
   try {
-    store.client_ = store.client(options.timeout);
+    store.client_ = store.client(options.timeout, false);
     // Python's server waits until it has counted all ranks; ours does not: ranks wait for each
     // other when they join a group, with an error that names those that are missing.
     if (!options.server) store.client_->add(kArrivals, 1, after(options.timeout));
@@ -165,6 +168,11 @@ std::vector<std::string> Store::full(const std::vector<std::string>& keys) const
 void Store::set(const std::string& key, std::string_view value) const {
   guarded("set " + key, timeout_,
           [&](auto& client, auto deadline) { client.set(full(key), value, deadline); });
+}
+
+void Store::set_confirmed(const std::string& key, std::string_view value) const {
+  guarded("set " + key, timeout_,
+          [&](auto& client, auto deadline) { client.set_confirmed(full(key), value, deadline); });
 }
 
 std::string Store::get(const std::string& key, std::chrono::milliseconds timeout) const {
@@ -216,7 +224,7 @@ Store Store::clone(std::chrono::milliseconds timeout) const {
   Store store = *this;
   store.timeout_ = timeout;
   store.client_ =
-      guarded("a second connection", timeout_, [&](auto&, auto) { return client(timeout_); });
+      guarded("a second connection", timeout_, [&](auto&, auto) { return client(timeout_, true); });
   return store;
 }
 

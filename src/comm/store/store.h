@@ -48,14 +48,18 @@ class Store {
   // or by this library. Throws CommError with the address and what to do.
   static Store connect(const StoreOptions& options);
 
+  // Does not wait for the server.
   void set(const std::string& key, std::string_view value) const;
+  // Returns when the server has it; throws ConfigError when it is full.
+  void set_confirmed(const std::string& key, std::string_view value) const;
   // The value; blocks until some rank has set the key.
   std::string get(const std::string& key, std::chrono::milliseconds timeout) const;
   // Blocks until all keys have been set.
   void wait(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) const;
   // Whether all keys have been set. Does not wait.
   bool check(const std::vector<std::string>& keys) const;
-  // Adds to the number under `key`, which starts at 0; returns the sum.
+  // Adds to the number under `key`, which starts at 0; returns the sum. Throws ConfigError when the
+  // value is no number.
   int64_t add(const std::string& key, int64_t amount) const;
 
   // While ranks make a group by way of the store, the process that serves it may exit: it serves on
@@ -68,7 +72,8 @@ class Store {
   Store prefix(const std::string& name) const;
   // What all keys begin with in this view of the store.
   const std::string& keys() const { return prefix_; }
-  // The same keys over a connection of its own, so that neither waits for the other.
+  // The same keys over a connection of its own, so that neither waits for the other. Fails at once
+  // when the server has ended.
   Store clone(std::chrono::milliseconds timeout) const;
   // The same for c10d's groups.
   c10::intrusive_ptr<c10d::Store> for_c10d() const;
@@ -91,7 +96,7 @@ class Store {
   std::vector<std::string> full(const std::vector<std::string>& keys) const;
   template <class Call>
   auto guarded(std::string_view what, std::chrono::milliseconds timeout, const Call& call) const;
-  std::shared_ptr<StoreClient> client(std::chrono::milliseconds timeout) const;
+  std::shared_ptr<StoreClient> client(std::chrono::milliseconds timeout, bool was_there) const;
 
   std::shared_ptr<StoreServer> server_;
   std::shared_ptr<StoreClient> client_;

@@ -6,6 +6,14 @@
 
 namespace lockstep::comm {
 
+std::optional<int64_t> stored_number(std::string_view text) {
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, number);
+  if (!text.empty() && (read.ec != std::errc() || read.ptr != end)) return std::nullopt;
+  return number;
+}
+
 // Room for `more` bytes of a value that is `whole` then.
 void StoreValues::hold(size_t more, size_t whole) {
   const size_t most = whole <= kShort ? kMost + kMost / 4 : kMost;
@@ -38,10 +46,13 @@ void StoreValues::append(const std::string& key, std::string_view more) {
   found->second += more;
 }
 
-int64_t StoreValues::add(const std::string& key, int64_t amount) {
+std::optional<int64_t> StoreValues::add(const std::string& key, int64_t amount) {
+  const std::string* const text = find(key);
+  const auto before = stored_number(text != nullptr ? *text : std::string_view());
+  if (!before) return std::nullopt;
   // Past its end it begins anew, as it would without a check.
   const auto sum =
-      static_cast<int64_t>(static_cast<uint64_t>(number(key)) + static_cast<uint64_t>(amount));
+      static_cast<int64_t>(static_cast<uint64_t>(*before) + static_cast<uint64_t>(amount));
   put(key, std::to_string(sum));
   return sum;
 }
@@ -61,9 +72,7 @@ const std::string* StoreValues::find(const std::string& key) const {
 
 int64_t StoreValues::number(const std::string& key) const {
   const std::string* const text = find(key);
-  int64_t number = 0;
-  if (text != nullptr) std::from_chars(text->data(), text->data() + text->size(), number);
-  return number;
+  return text != nullptr ? stored_number(*text).value_or(0) : 0;
 }
 
 void StoreValues::push(const std::string& key, const std::string& value) {

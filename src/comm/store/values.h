@@ -12,6 +12,9 @@
 
 namespace lockstep::comm {
 
+// The number that `text` is, 0 where it is empty; nothing where it is none.
+std::optional<int64_t> stored_number(std::string_view text);
+
 // put, append, add and push throw Error when the store is full, and change nothing then.
 class StoreValues {
  public:
@@ -22,12 +25,14 @@ class StoreValues {
 
   void put(const std::string& key, std::string value);
   void append(const std::string& key, std::string_view more);
-  // Returns the sum. 0 where there is none, or a value that is no number.
-  int64_t add(const std::string& key, int64_t amount);
+  // Returns the sum, of 0 where there is no value. Nothing, and changes nothing, where the value is
+  // no number.
+  std::optional<int64_t> add(const std::string& key, int64_t amount);
   bool erase(const std::string& key);
   const std::string* find(const std::string& key) const;
   // Throws std::out_of_range.
   const std::string& at(const std::string& key) const { return values_.at(key); }
+  // 0 where there is none, or a value that is no number.
   int64_t number(const std::string& key) const;
   const std::map<std::string, std::string>& all() const { return values_; }
 

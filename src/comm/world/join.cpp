@@ -73,7 +73,7 @@ std::vector<std::string> hosts_of_all(c10d::Store& store, int size, milliseconds
     }
     throw CommError(fmt::format("[comm] join: {} of {} ranks have not come within {}: {} ({})",
                                 missing.size(), size, text_of(timeout), fmt::join(missing, ", "),
-                                error.what()));
+                                first_line(error)));
   }
   std::vector<std::string> hosts;
   for (const std::string& key : keys) hosts.push_back(said(store, key));
@@ -134,7 +134,7 @@ Store serve_for(c10d::Store& theirs, const Membership& me, const std::string& ho
     throw CommError(fmt::format(
         "[comm] join: rank {} of {} had no answer from rank 0 within {}: was it started, and have "
         "all others come? ({})",
-        me.rank, me.size, text_of(timeout), error.what()));
+        me.rank, me.size, text_of(timeout), first_line(error)));
   }
   std::istringstream where(said(theirs, kWhere));
   std::string key;

@@ -218,6 +218,22 @@ TEST_P(GroupCalls, SeveralTensorsAtOnceAreWhatOneByOneIs) {
   });
 }
 
+// All elements of theirs together are as many.
+TEST_P(GroupCalls, ListsOfOtherSizesAreToldAndSoAreOtherDivisors) {
+  run_together([](World& world) {
+    const Group lists = world.group().split(0), divisors = world.group().split(0);
+    const bool odd = world.rank() % 2 == 1;
+    std::vector<at::Tensor> list{at::ones({odd ? 2 : 3}), at::ones({odd ? 3 : 2})};
+    const auto two = message_of<CommError>([&] { lists.all_reduce(list).wait(); });
+    EXPECT_NE(two.find("5 in parts of ["), std::string::npos) << two;
+    const auto seven = message_of<CommError>([&] {
+      divisors.all_reduce(at::ones({4}), ReduceOp::Average, {.divide_by = 7 + world.rank()}).wait();
+    });
+    EXPECT_NE(seven.find("divided by "), std::string::npos) << seven;
+    world.group().barrier().wait();
+  });
+}
+
 // Dropped, it is finished with the copies into the tensors.
 TEST_P(GroupCalls, SeveralTensorsAtOnceMayBeDropped) {
   run([](World& world) {
@@ -352,6 +368,12 @@ TEST_P(GroupCalls, TheStoreIsCommonToTheRanks) {
     EXPECT_EQ(store.compare_set("first", "nobody", "x"), first);
     EXPECT_NE(message_of<CommError>([&] { (void)store.get("nobody's", milliseconds(20)); }),
               "nothing");
+    world.group().barrier().wait();
+    const auto refused = [&](const auto& call) { return message_of<ConfigError>(call); };
+    EXPECT_NE(refused([&] { (void)store.add("of 0", 1); }).find("no number"), std::string::npos);
+    const std::string large((size_t{64} << 20) + 1, 'x');
+    EXPECT_NE(refused([&] { store.set("large", large); }).find("64 MiB"), std::string::npos);
+    EXPECT_EQ(store.get("of 0"), std::string("a\0b", 3));  // still usable
     world.group().barrier().wait();
     if (world.rank() == 0) {
       EXPECT_TRUE(store.erase("first"));

@@ -276,6 +276,8 @@ TEST_P(Dtypes, WhatHasNoMeaningIsRefusedOnEveryRank) {
               "[comm] all_reduce: bit_xor has no meaning for float8_e5m2");
     EXPECT_EQ(refused(at::kUInt32, ReduceOp::PreMulSum),
               "[comm] all_reduce: premul has no meaning for uint32");
+    EXPECT_EQ(refused(at::kFloat, static_cast<ReduceOp>(77)),
+              "[comm] all_reduce: 77 is no ReduceOp");
     // What libtorch hands about as zeros of no memory.
     EXPECT_THAT(test::message_of<ConfigError>([&] {
                   (void)group.all_gather(at::zeros({3 * group.size()}),

@@ -135,7 +135,26 @@ TEST_P(Failure, DifferentCallsAreKnownAtOnceOnAllRanks) {
     std::function<void(const Group&, bool odd)> call;
     const char* said;
   };
+  using Tensors = std::vector<at::Tensor>;
+  const auto five = [](bool odd, int64_t times = 1) {
+    return Tensors{at::ones({times * (odd ? 2 : 3)}), at::ones({times * (odd ? 3 : 2)})};
+  };
+  const char* const kParts = "5 in parts of [2,3]";
   const std::vector<Wrong> wrongs = {
+      {"parts of a sum", [&](const Group& g, bool odd) { g.all_reduce(five(odd)).wait(); }, kParts},
+      {"parts of a broadcast", [&](const Group& g, bool odd) { g.broadcast(five(odd)).wait(); },
+       kParts},
+      {"parts that are gathered",
+       [&](const Group& g, bool odd) { g.all_gather(five(odd, g.size()), five(odd)).wait(); },
+       kParts},
+      {"parts that are scattered",
+       [&](const Group& g, bool odd) { g.reduce_scatter(five(odd), five(odd, g.size())).wait(); },
+       kParts},
+      {"divisor",
+       [](const Group& g, bool odd) {
+         g.all_reduce(at::ones({3}), ReduceOp::Average, {.divide_by = odd ? 7 : 5}).wait();
+       },
+       "divided by 7"},
       {"count", [](const Group& g, bool odd) { g.all_reduce(at::ones({odd ? 4 : 3})).wait(); },
        "float32 x 4"},
       {"dtype",
@@ -161,9 +180,9 @@ TEST_P(Failure, DifferentCallsAreKnownAtOnceOnAllRanks) {
            out.push_back(at::ones({r == 0 && odd && g.rank() != 0 ? 4 : 3}));
          g.all_gather(out, at::ones({3})).wait();
        },
-       "all_gather"},
+       "float32 x [4,3"},
       {"group memory", [](const Group& g, bool odd) { (void)g.empty({odd ? 10 : 20}); },
-       "empty float32"},
+       "(float32 x 10)"},
   };
   for (const Wrong& wrong : wrongs) {
     SCOPED_TRACE(wrong.what);
