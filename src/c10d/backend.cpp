@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "c10d/process_group.h"
+#include "comm/text.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::c10d_backend {
@@ -87,10 +88,18 @@ c10::intrusive_ptr<::c10d::Backend> ProcessGroup::split(
   return child;
 }
 
-void ProcessGroup::startCoalescing() {
-  // An exception between the two, as of a wrong argument in batch_isend_irecv(), leaves one without
-  // its end; what that has started ends by itself.
-  coalescing_.emplace();
+void ProcessGroup::startCoalescing() { coalescing_.emplace(); }
+
+// A call between the two that throws, as for a wrong argument in batch_isend_irecv(), leaves one
+// without its end; what that has started ends by itself.
+template <class Start>
+auto ProcessGroup::or_end_coalescing(const Start& start) {
+  try {
+    return start();
+  } catch (...) {
+    coalescing_.reset();
+    throw;
+  }
 }
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::endCoalescing() {
@@ -118,14 +127,17 @@ c10::intrusive_ptr<::c10d::Work> ProcessGroup::run(const Call& call, std::vector
     if (tensor.layout() == at::kStrided) bytes += static_cast<int64_t>(tensor.nbytes());
   }
   constexpr int64_t kShort = 256 << 10;
-  driver_->submit(Job{std::move(stages), work, bytes <= kShort}, !call.async && !coalescing_);
-  if (coalescing_) coalescing_->push_back(work);
-  return work;
+  return or_end_coalescing([&] {
+    driver_->submit(Job{std::move(stages), work, bytes <= kShort}, !call.async && !coalescing_);
+    if (coalescing_) coalescing_->push_back(work);
+    return work;
+  });
 }
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::send(std::vector<at::Tensor>& tensors, int to,
                                                     int tag) {
-  return send_one(only(tensors, "send"), to, tag, options_->timeout);
+  return or_end_coalescing(
+      [&] { return send_one(only(tensors, "send"), to, tag, options_->timeout); });
 }
 
 c10::intrusive_ptr<BackendWork> ProcessGroup::send_one(const at::Tensor& tensor, int to, int tag,
@@ -140,14 +152,17 @@ c10::intrusive_ptr<BackendWork> ProcessGroup::send_one(const at::Tensor& tensor,
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::recv(std::vector<at::Tensor>& tensors, int from,
                                                     int tag) {
-  TORCH_CHECK_VALUE(from >= 0 && from < getSize() && from != getRank(), "[lockstep] recv: rank ",
-                    from, " is no other rank of this group of ", getSize());
-  return recv_one(only(tensors, "recv"), from, tag, options_->timeout);
+  return or_end_coalescing([&] {
+    TORCH_CHECK_VALUE(from >= 0 && from < getSize() && from != getRank(), "[lockstep] recv: rank ",
+                      from, " is no other rank of this group of ", getSize());
+    return recv_one(only(tensors, "recv"), from, tag, options_->timeout);
+  });
 }
 
 c10::intrusive_ptr<::c10d::Work> ProcessGroup::recvAnysource(std::vector<at::Tensor>& tensors,
                                                              int tag) {
-  return recv_one(only(tensors, "recv"), kAnyRank, tag, options_->timeout);
+  return or_end_coalescing(
+      [&] { return recv_one(only(tensors, "recv"), kAnyRank, tag, options_->timeout); });
 }
 
 c10::intrusive_ptr<BackendWork> ProcessGroup::recv_one(const at::Tensor& tensor, int from, int tag,
@@ -177,7 +192,7 @@ void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wai
     } catch (const std::exception& error) {
       TORCH_CHECK_WITH(DistBackendError, false, "[Rank ", getRank(),
                        "]: Rank 0 did not answer in monitoredBarrier within ", timeout.count(),
-                       " ms: ", error.what());
+                       " ms: ", comm::first_line(error));
     }
     return;
   }
@@ -191,7 +206,7 @@ void ProcessGroup::monitoredBarrier(const ::c10d::BarrierOptions& opts, bool wai
     } catch (const std::exception& error) {
       missing.push_back(std::to_string(rank));
       TORCH_CHECK(wait_all_ranks, "[Rank 0]: Rank ", rank, " failed to pass monitoredBarrier in ",
-                  timeout.count(), " ms: ", error.what());
+                  timeout.count(), " ms: ", comm::first_line(error));
     }
   }
   TORCH_CHECK(missing.empty(), "[Rank 0]: Ranks ", fmt::format("{}", fmt::join(missing, ", ")),

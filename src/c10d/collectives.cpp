@@ -297,7 +297,7 @@ ProcessGroup::WorkPtr ProcessGroup::reduce_scatter_tensor_coalesced(
     const Reduction reduction = reduction_of(opts.reduceOp, outputs[i].scalar_type());
     all.push_back([this, output = outputs[i], input = inputs[i], reduction, timeout] {
       return std::vector{group().reduce_scatter(summand(output), prepared(input, reduction),
-                                                reduction.op, {.timeout = timeout})};
+                                                reduction.op, options_of(reduction, timeout))};
     });
   }
   const auto type =

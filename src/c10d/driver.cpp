@@ -24,8 +24,18 @@ constexpr microseconds kAttempt{30};
 constexpr microseconds kFirst{100};
 constexpr microseconds kLongest{2000};
 
-// The driver's own thread, which has to end: it runs callbacks of futures, and they may call.
-thread_local bool is_drivers_own = false;
+// For how long at least an end waits for callbacks of futures.
+constexpr milliseconds kCallbacks{1000};
+
+// Whose own thread this is. It has to end: it runs callbacks of futures, and they may call.
+thread_local const Driver* served = nullptr;
+
+// The callback that this thread runs, if it does.
+struct Callback {
+  const Driver* driver = nullptr;
+  uint64_t number = 0;
+};
+thread_local Callback callback;
 
 }  // namespace
 
@@ -46,7 +56,7 @@ void Driver::check_open(Lock& lock) {
 
 void Driver::stay_if_leaving(Lock& lock) {
   const auto self = std::this_thread::get_id();
-  if (leaver_ == std::thread::id() || leaver_ == self || is_drivers_own) return;
+  if (leaver_ == std::thread::id() || leaver_ == self || served != nullptr) return;
   changed_.wait(lock, [] { return false; });
 }
 
@@ -61,6 +71,7 @@ void Driver::submit(Job job, bool waits) {
   std::vector<Finished> spent;  // freed without the mutex
   const auto work = job.work;
   const bool is_short = job.is_short;
+  if (callback.driver == this) work->set_parent(callback.number);
   Lock lock(mutex_);
   check_open(lock);
   spent.swap(spent_);
@@ -86,6 +97,7 @@ void Driver::enqueue(std::vector<Operation>& queue, Operation operation) {
   check_process();
   std::vector<Finished> spent;
   const auto work = operation.work;
+  if (callback.driver == this) work->set_parent(callback.number);
   Lock lock(mutex_);
   check_open(lock);
   spent.swap(spent_);
@@ -105,10 +117,13 @@ void Driver::attempt(Lock& lock, const BackendWork& work) {
   } while (!work.is_done() && Clock::now() < until);
 }
 
-// The driver's thread does what is left, unless a caller waits.
+// A thread of the driver's does what is left, unless a caller waits.
 void Driver::wake(Lock&) {
   if (waiting_ > 0 || ending_ || !has_work()) return;
-  if (!thread_.joinable()) thread_ = thread_without_signals([this] { serve(); });
+  if (serving_ == 0) {
+    threads_.push_back(thread_without_signals([self = shared_from_this()] { self->serve(); }));
+    ++serving_;
+  }
   woken_.notify_one();
 }
 
@@ -129,18 +144,27 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
       std::rethrow_exception(failure(
           fmt::format("[lockstep] an operation was not over within {} ms", timeout.count())));
     }
-    if (is_driven_ || ending_) {
-      const auto free = [&] { return work.is_done() || closed_ || (!is_driven_ && !ending_); };
+    // Its callbacks run, or will, in another thread.
+    const bool is_idle = work.is_settled() && callback.driver != this;
+    if (is_idle || is_driven_ || ending_) {
+      const auto free = [&] {
+        return work.is_done() || closed_ || (!is_idle && !is_driven_ && !ending_);
+      };
+      if (is_idle) {
+        --waiting_;
+        wake(lock);
+      }
       if (deadline == Clock::time_point::max()) {
         changed_.wait(lock, free);
       } else {
         changed_.wait_until(lock, deadline, free);
       }
+      if (is_idle) ++waiting_;
       if (closed_ && !work.is_done()) break;
       continue;
     }
     const auto left = std::chrono::duration_cast<Micros>(deadline - now);
-    drive(lock, std::min(patience, left));
+    drive(lock, std::min(patience, left), &waiting_, callback.driver == this ? &work : nullptr);
     patience = std::min(2 * patience, kLongest);
   }
   --waiting_;
@@ -150,7 +174,8 @@ void Driver::wait(const BackendWork& work, milliseconds timeout) {
   if (!work.is_done()) check_open(lock);
 }
 
-void Driver::drive(Lock& lock, Micros patience) {
+// `drivers` counts this thread. `wanted` is what a callback in this thread waits for.
+void Driver::drive(Lock& lock, Micros patience, int* drivers, const BackendWork* wanted) {
   is_driven_ = true;
   take_news();
   lock.unlock();
@@ -163,29 +188,58 @@ void Driver::drive(Lock& lock, Micros patience) {
   is_moving_ = !flights_.empty() || !ready_.empty() || messages_.sending() || messages_.receiving();
   is_driven_ = false;
   dead_ = dead_ || failed_;
-  if (!finished.empty()) {
-    lock.unlock();
-    for (const Finished& one : finished) one.work->settle(one.error);
-    lock.lock();
-    for (const Finished& one : finished) one.work->mark_done();
-    bury(std::move(finished));
-  }
+  finish(lock, std::move(finished), drivers, wanted);
   changed_.notify_all();
 }
 
-void Driver::bury(std::vector<Finished> finished) {
-  for (Finished& one : finished) spent_.push_back(std::move(one));
+Driver::Untold::iterator Driver::next_untold(const BackendWork* wanted) {
+  if (callbacks_.empty()) return untold_.begin();
+  return std::find_if(untold_.begin(), untold_.end(), [&](const auto& one) {
+    const BackendWork& work = *one.first.work;
+    return work.parent() == callbacks_.back() || &work == wanted;
+  });
+}
+
+void Driver::finish(Lock& lock, std::vector<Finished> finished, int* drivers,
+                    const BackendWork* wanted) {
+  for (Finished& one : finished) {
+    if (auto future = one.work->settle(one.error)) {
+      untold_.emplace_back(std::move(one), std::move(future));
+    } else {
+      one.work->mark_done();
+      spent_.push_back(std::move(one));
+    }
+  }
+  for (auto next = next_untold(wanted); next != untold_.end(); next = next_untold(wanted)) {
+    auto [one, future] = std::move(*next);
+    untold_.erase(next);
+    const uint64_t number = ++callbacks_begun_;
+    callbacks_.push_back(number);
+    if (drivers) --*drivers;
+    changed_.notify_all();
+    wake(lock);
+    lock.unlock();
+    const Callback before = std::exchange(callback, {this, number});
+    one.work->tell(*future);
+    future.reset();
+    callback = before;
+    lock.lock();
+    if (drivers) ++*drivers;
+    std::erase(callbacks_, number);
+    one.work->mark_done();
+    spent_.push_back(std::move(one));
+  }
 }
 
 void Driver::serve() {
-  is_drivers_own = true;
+  served = this;
   Micros patience = kFirst;
   Lock lock(mutex_);
   while (true) {
     woken_.wait(lock, [&] { return ending_ || (has_work() && waiting_ == 0 && !is_driven_); });
     if (ending_) return;
     patience = has_news_ ? kFirst : std::min(2 * patience, kLongest);
-    drive(lock, patience);
+    drive(lock, patience, &serving_);
   }
 }
 
@@ -332,14 +386,19 @@ bool Driver::drain(Lock& lock, milliseconds patience) {
   return true;
 }
 
-void Driver::end_thread(Lock& lock) {
+// Callbacks that are not over when patience is are left alone: they may wait for ever.
+void Driver::end_threads(Lock& lock, milliseconds patience) {
+  const int own = served == this ? 1 : 0;  // a callback may end the group
+  const auto are_over = [&] { return static_cast<int>(threads_.size()) - serving_ <= own; };
+  const bool over = changed_.wait_for(lock, bounded(std::max(patience, kCallbacks)), are_over);
+  auto threads = std::exchange(threads_, {});
   lock.unlock();
-  if (!thread_.joinable()) return;
-  // A future's callback may end the group.
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();
-  } else {
-    thread_.join();
+  for (std::thread& thread : threads) {
+    if (!over || thread.get_id() == std::this_thread::get_id()) {
+      thread.detach();
+    } else {
+      thread.join();
+    }
   }
 }
 
@@ -359,15 +418,11 @@ void Driver::close(milliseconds patience) noexcept {
   ready_.clear();
   messages_.fail_sends(error, spent);
   messages_.fail_receives(error, spent);
-  lock.unlock();
-  for (const Finished& one : spent) one.work->settle(one.error);
-  lock.lock();
-  for (const Finished& one : spent) one.work->mark_done();
-  bury(std::exchange(spent, {}));
+  finish(lock, std::exchange(spent, {}));
   closed_ = true;
   spent.swap(spent_);
   changed_.notify_all();
-  end_thread(lock);
+  end_threads(lock, patience);
 }
 
 void Driver::leave(milliseconds patience) noexcept {
@@ -377,7 +432,7 @@ void Driver::leave(milliseconds patience) noexcept {
   if (!drain(lock, patience)) return;
   closed_ = true;
   changed_.notify_all();
-  end_thread(lock);
+  end_threads(lock, patience);
 }
 
 }  // namespace lockstep::c10d_backend

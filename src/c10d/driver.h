@@ -1,14 +1,19 @@
-// Lets a group's operations progress: in the threads that wait for them, else in one thread of its
+// Lets a group's operations progress: in the threads that wait for them, else in a thread of its
 // own.
 //
 // A group may be called by one thread at a time, and operations progress inside calls only. A
 // thread that waits therefore takes the group over for a short while at a time, drives all that has
 // been started, and passes it to another caller that waits; so an operation that is waited for
 // costs no change of threads. The driver's thread does the same while no caller waits.
+//
+// The thread that drives also runs the callbacks of futures: one at a time and in order, so that on
+// all ranks they start operations in one order. A callback may wait for what it has started itself:
+// meanwhile another thread drives, of the driver's own where no caller waits, and completes that.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -16,6 +21,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "c10d/messages.h"
@@ -59,7 +65,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void abort(const std::string& why);
   // Whether the group has failed or was aborted.
   bool is_dead() const;
-  // Drops receives, finishes for `patience` at most what others wait for, and ends the thread.
+  // Drops receives, finishes for `patience` at most what others wait for, and ends the threads.
   void close(milliseconds patience) noexcept;
   // The same before the process ends, by the thread that ends it. Other threads do not come back
   // from their calls any more: one that came back to an interpreter that ends would abort the
@@ -70,6 +76,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   using Lock = std::unique_lock<std::mutex>;
   using Clock = std::chrono::steady_clock;
   using Micros = std::chrono::microseconds;
+  // What is over, with a future that has not been told.
+  using Untold = std::deque<std::pair<Finished, c10::intrusive_ptr<c10::ivalue::Future>>>;
   struct Flight {
     Job job;
     size_t next = 0;  // stage
@@ -79,12 +87,16 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void check_process() const;
   void check_open(Lock& lock);
   void stay_if_leaving(Lock& lock);
-  bool has_work() const { return has_news_ || is_moving_; }
+  bool has_work() { return has_news_ || is_moving_ || next_untold(nullptr) != untold_.end(); }
   void attempt(Lock& lock, const BackendWork& work);
   void wake(Lock& lock);
   bool drain(Lock& lock, milliseconds patience);
-  void end_thread(Lock& lock);
-  void drive(Lock& lock, Micros patience);
+  void end_threads(Lock& lock, milliseconds patience);
+  void drive(Lock& lock, Micros patience, int* drivers = nullptr,
+             const BackendWork* wanted = nullptr);
+  void finish(Lock& lock, std::vector<Finished> finished, int* drivers = nullptr,
+              const BackendWork* wanted = nullptr);
+  Untold::iterator next_untold(const BackendWork* wanted);
   void serve();
   std::vector<Finished> step(Micros patience);
   void take_news();
@@ -93,7 +105,6 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void start_ready(std::vector<Finished>& finished);
   bool move_flights(std::vector<Finished>& finished);
   void idle(Micros patience, std::vector<Finished>& finished);
-  void bury(std::vector<Finished> finished);
   // submit() of a message.
   template <class Operation>
   void enqueue(std::vector<Operation>& queue, Operation operation);
@@ -103,6 +114,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // for threads that wait
   std::condition_variable woken_;    // for the driver's own
+  Untold untold_;
+  std::vector<uint64_t> callbacks_;  // that run, each in the last one's wait
+  uint64_t callbacks_begun_ = 0;
   std::deque<Job> jobs_;
   std::vector<Send> sends_;
   std::vector<Receive> receives_;
@@ -114,12 +128,13 @@ class Driver : public std::enable_shared_from_this<Driver> {
   bool ending_ = false;
   bool closed_ = false;
   std::thread::id leaver_;
-  int waiting_ = 0;
+  int waiting_ = 0;  // callers that drive, or will; not those in a callback
+  int serving_ = 0;  // of threads_, the same
   // The last reference to a tensor that Python knows takes the interpreter's lock, and a thread
   // that asks for it while the interpreter ends is unwound through noexcept frames, which aborts.
   // So callers free what the driver's thread has finished.
   std::vector<Finished> spent_;
-  std::thread thread_;
+  std::vector<std::thread> threads_;
 
   // Of the thread that drives.
   std::deque<Job> ready_;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::c10d_backend {
@@ -19,7 +20,8 @@ constexpr int64_t kHead = 512;
 struct Head {
   int64_t bytes;
   int32_t tag;
-  int32_t unused;
+  int32_t dtype;
+  at::ScalarType type() const { return static_cast<at::ScalarType>(dtype); }
 };
 constexpr int64_t kInline = kHead - static_cast<int64_t>(sizeof(Head));
 
@@ -59,7 +61,7 @@ void Messages::add(Send send, std::vector<Finished>& finished) {
     send.tensor = send.tensor.resolve_conj().resolve_neg().contiguous();
     send.bytes = as_bytes(send.tensor);
     send.head = at::empty({kHead}, at::kByte);
-    const Head head{send.bytes.numel(), send.tag, 0};
+    const Head head{send.bytes.numel(), send.tag, static_cast<int32_t>(send.tensor.scalar_type())};
     auto* const to = send.head.mutable_data_ptr<uint8_t>();
     std::memcpy(to, &head, sizeof head);
     const bool fits = head.bytes <= kInline;
@@ -84,9 +86,9 @@ void Messages::add(Receive receive, std::vector<Finished>& finished) {
       const auto found = std::find_if(kept.begin(), kept.end(),
                                       [&](const Kept& one) { return one.tag == receive.tag; });
       if (found == kept.end()) continue;
-      const at::Tensor bytes = found->bytes;
+      const Kept message = std::move(*found);
       kept.erase(found);
-      hand_over(rank, std::move(receive), bytes, finished);
+      hand_over(rank, std::move(receive), message, finished);
       return;
     }
     receives_.push_back(std::move(receive));
@@ -148,8 +150,8 @@ bool Messages::step_source(int rank, std::vector<Finished>& finished) {
       if (source.into) {
         Receive receive = std::move(*source.into);
         source.into.reset();
-        const at::Tensor bytes = receive.bytes;
-        return hand_over(rank, std::move(receive), bytes, finished);
+        const Kept message{receive.tag, receive.tensor.scalar_type(), receive.bytes};
+        return hand_over(rank, std::move(receive), message, finished);
       }
       if (!source.keeps) return true;
       Kept kept = std::move(*source.keeps);
@@ -162,7 +164,7 @@ bool Messages::step_source(int rank, std::vector<Finished>& finished) {
       }
       Receive receive = std::move(*found);
       receives_.erase(found);
-      return hand_over(rank, std::move(receive), kept.bytes, finished);
+      return hand_over(rank, std::move(receive), kept, finished);
     }
     if (source.next)
       return (is_wanted(rank) && source.next->is_completed()) && read_head(rank, finished);
@@ -190,19 +192,20 @@ bool Messages::read_head(int rank, std::vector<Finished>& finished) {
     receives_.erase(found);
   }
   if (fits) {
-    const at::Tensor bytes = source.head.narrow(0, sizeof head, head.bytes);
-    if (receive) return hand_over(rank, std::move(*receive), bytes, finished);
-    source.kept.push_back({head.tag, bytes});
+    Kept message{head.tag, head.type(), source.head.narrow(0, sizeof head, head.bytes)};
+    if (receive) return hand_over(rank, std::move(*receive), message, finished);
+    source.kept.push_back(std::move(message));
     return true;
   }
-  // What has no room is received into scratch memory, so that later messages can come.
-  if (receive && receive->bytes.numel() != head.bytes) {
+  // What does not fit is received into scratch memory, so that later messages can come.
+  if (receive &&
+      (receive->bytes.numel() != head.bytes || receive->tensor.scalar_type() != head.type())) {
     const at::Tensor rest = at::empty({head.bytes}, at::kByte);
     source.body = group_.recv(rest, rank, 1, kEndless);
-    return hand_over(rank, std::move(*receive), rest, finished);
+    return hand_over(rank, std::move(*receive), {head.tag, head.type(), rest}, finished);
   }
   if (!receive) {
-    source.keeps = Kept{head.tag, at::empty({head.bytes}, at::kByte)};
+    source.keeps = Kept{head.tag, head.type(), at::empty({head.bytes}, at::kByte)};
     source.body = group_.recv(source.keeps->bytes, rank, 1, kEndless);
     return true;
   }
@@ -215,14 +218,21 @@ bool Messages::read_head(int rank, std::vector<Finished>& finished) {
 }
 
 // The message becomes the receive's.
-bool Messages::hand_over(int rank, Receive receive, const at::Tensor& bytes,
+bool Messages::hand_over(int rank, Receive receive, const Kept& message,
                          std::vector<Finished>& finished) {
+  const at::Tensor& bytes = message.bytes;
+  const at::ScalarType dtype = receive.tensor.scalar_type();
   std::exception_ptr error;
   if (receive.bytes.numel() != bytes.numel()) {
     error = failure(fmt::format(
         "[lockstep] rank {} sent {} bytes with tag {}, and rank {} has room for {}: give both "
         "tensors one size and dtype",
         rank, bytes.numel(), receive.tag, group_.rank(), receive.bytes.numel()));
+  } else if (message.dtype != dtype) {
+    error = failure(fmt::format(
+        "[lockstep] rank {} sent {} with tag {}, and rank {} receives {}: give both tensors one "
+        "dtype",
+        rank, comm::name_of(message.dtype), receive.tag, group_.rank(), comm::name_of(dtype)));
   } else if (bytes.numel() > 0) {
     if (bytes.data_ptr() != receive.bytes.data_ptr())
       std::memcpy(receive.bytes.data_ptr(), bytes.data_ptr(), bytes.nbytes());

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <exception>
@@ -72,7 +73,11 @@ class Messages {
   // Waits for one of them, for `limit` at most, and notices ranks that have ended.
   void idle(std::chrono::microseconds limit, std::vector<Finished>& finished);
   bool sending() const { return !sends_.empty(); }
-  bool receiving() const { return !receives_.empty(); }
+  bool receiving() const {
+    return !receives_.empty() ||
+           std::any_of(sources_.begin(), sources_.end(),
+                       [](const Source& one) { return one.body.has_value(); });
+  }
   // Ends them all.
   void fail_sends(const std::exception_ptr& error, std::vector<Finished>& finished);
   void fail_receives(const std::exception_ptr& error, std::vector<Finished>& finished);
@@ -80,6 +85,7 @@ class Messages {
  private:
   struct Kept {
     int tag = 0;
+    at::ScalarType dtype = at::kByte;
     at::Tensor bytes;
   };
   // What comes from one rank.
@@ -87,7 +93,7 @@ class Messages {
     at::Tensor head;
     std::optional<comm::Work> next;  // the head's receive
     std::optional<comm::Work> body;  // the rest of the message whose head is here
-    std::optional<Receive> into;     // the receive of the body
+    std::optional<Receive> into;     // the receive of the body, of the same dtype
     std::optional<Kept> keeps;       // else where it is kept, if anywhere
     std::deque<Kept> kept = {};
   };
@@ -98,8 +104,7 @@ class Messages {
   bool step_sends(std::vector<Finished>& finished);
   bool step_source(int rank, std::vector<Finished>& finished);
   bool read_head(int rank, std::vector<Finished>& finished);
-  bool hand_over(int rank, Receive receive, const at::Tensor& bytes,
-                 std::vector<Finished>& finished);
+  bool hand_over(int rank, Receive receive, const Kept& message, std::vector<Finished>& finished);
   void fail_source(int rank, const std::exception_ptr& error, std::vector<Finished>& finished);
   void expire(std::vector<Finished>& finished);
 

@@ -104,6 +104,8 @@ class ProcessGroup final : public ::c10d::Backend {
   static const at::Tensor& only(const Tensors& tensors, const char* what);
   const comm::Group& group() const { return driver_->group(); }
   WorkPtr run(const Call& call, std::vector<Stage> stages);
+  template <class Start>
+  auto or_end_coalescing(const Start& start);
 
   const c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<Driver> driver_;

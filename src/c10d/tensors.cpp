@@ -18,7 +18,9 @@ using comm::Work;
 at::Tensor plain(const at::Tensor& tensor) {
   if (tensor.is_complex()) return at::view_as_real(tensor.detach());
   if (comm::carried(tensor.scalar_type())) return tensor;
-  return tensor.is_contiguous() ? tensor.detach().view({-1}).view(at::kByte) : tensor;
+  TORCH_CHECK_VALUE(tensor.is_contiguous(), "[lockstep] a tensor of ", tensor.scalar_type(),
+                    " is not contiguous: use .contiguous()");
+  return tensor.detach().view({-1}).view(at::kByte);
 }
 
 std::vector<at::Tensor> plain(const std::vector<at::Tensor>& tensors) {
@@ -62,9 +64,13 @@ Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype) {
       TORCH_CHECK_VALUE(given != nullptr, "[lockstep] PREMUL_SUM without a factor");
       TORCH_CHECK_VALUE(!at::isIntegralType(dtype, /*includeBool=*/true),
                         "[lockstep] PREMUL_SUM is for floating point, not for ", dtype);
-      reduction.multiplies = true;
-      reduction.factor = given->tensor_factor;
-      reduction.plain_factor = given->double_factor;
+      const at::Tensor& factors = given->tensor_factor;
+      if (factors.defined() && factors.numel() != 1) {
+        reduction.factors = factors;
+      } else {
+        reduction.op = comm::ReduceOp::PreMulSum;
+        reduction.factor = factors.defined() ? factors.item<double>() : given->double_factor;
+      }
       break;
     }
     default:
@@ -78,16 +84,19 @@ at::Tensor summand(const at::Tensor& tensor) {
 }
 
 at::Tensor prepared(const at::Tensor& input, const Reduction& reduction) {
-  if (!reduction.multiplies) return summand(input);
-  return summand(reduction.factor.defined() ? input * reduction.factor
-                                            : input * reduction.plain_factor);
+  return summand(reduction.factors.defined() ? input * reduction.factors : input);
+}
+
+comm::CallOptions options_of(const Reduction& reduction, milliseconds timeout) {
+  return {.timeout = timeout, .factor = reduction.factor};
 }
 
 std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor& tensor,
                                      const Reduction& reduction, milliseconds timeout) {
   return {[&group, tensor, reduction, timeout] {
-    if (reduction.multiplies) summand(tensor).copy_(prepared(tensor, reduction));
-    return std::vector{group.all_reduce(summand(tensor), reduction.op, {.timeout = timeout})};
+    if (reduction.factors.defined()) summand(tensor).copy_(prepared(tensor, reduction));
+    return std::vector{
+        group.all_reduce(summand(tensor), reduction.op, options_of(reduction, timeout))};
   }};
 }
 
@@ -95,11 +104,11 @@ std::vector<Stage> reduce_stages(const comm::Group& group, const at::Tensor& ten
                                  const Reduction& reduction, milliseconds timeout) {
   return {[&group, tensor, root, reduction, timeout] {
     at::Tensor own = summand(tensor);
-    if (reduction.multiplies) {
+    if (reduction.factors.defined()) {
       own = prepared(tensor, reduction);
       if (group.rank() == root) own = summand(tensor).copy_(own);
     }
-    return std::vector{group.reduce(own, root, reduction.op, {.timeout = timeout})};
+    return std::vector{group.reduce(own, root, reduction.op, options_of(reduction, timeout))};
   }};
 }
 
@@ -110,7 +119,7 @@ std::vector<Stage> reduce_scatter_stages(const comm::Group& group, const at::Ten
     std::vector<at::Tensor> in;
     for (const at::Tensor& input : inputs) in.push_back(prepared(input, reduction));
     return std::vector{
-        group.reduce_scatter(summand(output), in, reduction.op, {.timeout = timeout})};
+        group.reduce_scatter(summand(output), in, reduction.op, options_of(reduction, timeout))};
   }};
 }
 

@@ -18,9 +18,8 @@ std::vector<at::Tensor> plain(const std::vector<at::Tensor>& tensors);
 // How c10d's reduction is had from one of Group's.
 struct Reduction {
   comm::ReduceOp op = comm::ReduceOp::Sum;
-  at::Tensor factor = {};   // by which each rank multiplies first, if defined
-  double plain_factor = 1;  // else this one
-  bool multiplies = false;
+  double factor = 1;        // of PreMulSum
+  at::Tensor factors = {};  // by which each rank multiplies first, if defined
 };
 // Throws c10::ValueError for one that has no meaning for the dtype.
 Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype);
@@ -29,6 +28,7 @@ Reduction reduction_of(const ::c10d::ReduceOp& op, at::ScalarType dtype);
 at::Tensor summand(const at::Tensor& tensor);
 // The data that is handed to Group in the place of an input: multiplied first, if it has to be.
 at::Tensor prepared(const at::Tensor& input, const Reduction& reduction);
+comm::CallOptions options_of(const Reduction& reduction, milliseconds timeout);
 
 // Stages that combine `tensor` in place over all ranks, or onto `root` only.
 std::vector<Stage> all_reduce_stages(const comm::Group& group, const at::Tensor& tensor,

@@ -56,15 +56,11 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
   return future_;
 }
 
-void BackendWork::settle(const std::exception_ptr& error) {
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-  {
-    const std::lock_guard lock(future_mutex_);
-    error_ = error;
-    settled_ = true;
-    future = future_;
-  }
-  if (future) tell(*future);
+c10::intrusive_ptr<c10::ivalue::Future> BackendWork::settle(const std::exception_ptr& error) {
+  const std::lock_guard lock(future_mutex_);
+  error_ = error;
+  settled_ = true;
+  return future_;
 }
 
 bool CoalescedWork::isCompleted() {

@@ -46,14 +46,19 @@ class BackendWork final : public ::c10d::Work {
   bool is_done() const { return done_.load(std::memory_order_acquire); }
   const std::exception_ptr& error() const { return error_; }
   void set_source(int rank) { source_ = rank; }
-  // The two steps of its end: the future's callbacks run in the first; waiting threads continue
-  // after the second, which the driver takes with its mutex held.
-  void settle(const std::exception_ptr& error);
+  // The steps of its end, of which the driver takes the first and the last with its mutex held. The
+  // first gives the future, if it has been asked for; in the second the future's callbacks run;
+  // waiting threads continue after the last.
+  c10::intrusive_ptr<c10::ivalue::Future> settle(const std::exception_ptr& error);
+  void tell(c10::ivalue::Future& future) const;
   void mark_done() { done_.store(true, std::memory_order_release); }
+  // For the driver, with its mutex held: whether the first of them is over, and the number of the
+  // callback in which the operation was started, 0 in none.
+  bool is_settled() const { return settled_; }
+  uint64_t parent() const { return parent_; }
+  void set_parent(uint64_t callback) { parent_ = callback; }
 
  private:
-  void tell(c10::ivalue::Future& future) const;
-
   const std::shared_ptr<Driver> driver_;
   const Call call_;
   std::mutex future_mutex_;
@@ -61,6 +66,7 @@ class BackendWork final : public ::c10d::Work {
   bool settled_ = false;
   std::exception_ptr error_;
   int source_ = -1;
+  uint64_t parent_ = 0;
   std::atomic<bool> done_ = false;
 };
 

@@ -109,6 +109,10 @@ TEST_P(Collectives, ReduceInEveryWay) {
     expect_equal("MAX", reduced(numbers(rank, 4), ReduceOp::MAX), numbers(size - 1, 4));
     expect_equal("PREMUL_SUM", reduced(numbers(rank, 4), ::c10d::makePreMulSum(0.5)),
                  sum_of(size, 4) * 0.5);
+    expect_equal(
+        "PREMUL_SUM of float8",
+        reduced(numbers(rank, 2, at::kFloat8_e5m2), ::c10d::makePreMulSum(2.0)).to(at::kFloat),
+        sum_of(size, 2) * 2);
     const at::Tensor complex = at::complex(numbers(rank, 4), -numbers(rank, 4));
     expect_equal("complex", reduced(complex.clone(), ReduceOp::SUM),
                  at::complex(sum_of(size, 4), -sum_of(size, 4)));

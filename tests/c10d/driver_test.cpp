@@ -2,9 +2,11 @@
 #include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 
+#include <algorithm>
 #include <csignal>
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
 
 #include "c10d/support.h"
 
@@ -102,6 +104,82 @@ TEST_P(Drivers, RunCallbacksThatCall) {
   });
 }
 
+// As PyTorch's PowerSGD hook does, in the driver's thread or in that of a caller who waits.
+TEST_P(Drivers, RunCallbacksThatWaitForFutures) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
+    for (int i = 0; i < 20; ++i) {
+      Tensors first{at::ones({i % 2 == 0 ? 1 << 18 : 10})}, second{at::ones({1 << 16})};
+      std::atomic<bool> done = false;
+      const auto work = backend.allreduce(first);
+      work->getFuture()->addCallback([&](c10::ivalue::Future&) {
+        const auto inner = backend.allreduce(second)->getFuture();
+        std::atomic<bool> seen = false;
+        inner->addCallback([&](c10::ivalue::Future&) { seen = true; });
+        inner->wait();
+        while (!seen) std::this_thread::yield();
+        done = true;
+      });
+      if (i % 3 == 0) work->wait();
+      while (!done) std::this_thread::yield();
+      EXPECT_EQ(second[0][0].item<int>(), backend.getSize());
+    }
+    backend.barrier()->wait();
+  });
+}
+
+// So that what they start has one order on all ranks, although each waits in between. One that is
+// added when its operation is over already runs in the thread that adds it.
+TEST_P(Drivers, RunCallbacksInOrder) {
+  spawn_backends(GetParam(), [](Backend& backend, const StorePtr& store) {
+    const int rank = backend.getRank(), size = backend.getSize();
+    std::atomic<bool> begun = false, go = false;
+    const int to = (rank + 1) % size, from = (rank + size - 1) % size;
+    Tensors word{at::ones({1})}, got{at::zeros({1})};
+    backend.recv(got, from, 0)->getFuture()->addCallback([&](c10::ivalue::Future&) {
+      begun = true;
+      while (!go) std::this_thread::yield();
+    });
+    store->add("attached", 1);
+    while (store->add("attached", 0) < size) std::this_thread::yield();
+    // It may run the callback, and this thread must not.
+    std::thread sender([&] { backend.send(word, to, 0); });
+    while (!begun) std::this_thread::yield();
+
+    constexpr int kCalls = 5;
+    std::vector<Tensors> all, in;
+    std::vector<c10::intrusive_ptr<::c10d::Work>> sent;
+    for (int i = 0; i < kCalls; ++i) {
+      all.push_back({at::ones({1 << 18})});
+      in.push_back({at::zeros({1})});
+      sent.push_back(backend.send(word, to, 1 + i));
+    }
+    std::vector<int> order, late;
+    bool runs = false;
+    std::atomic<int> done = 0;
+    const auto own = std::this_thread::get_id();
+    for (int i = 0; i < kCalls; ++i) {
+      backend.allreduce(all[i])->getFuture()->addCallback([&, i](c10::ivalue::Future&) {
+        if (std::this_thread::get_id() == own) {
+          late.push_back(i);
+        } else {
+          EXPECT_FALSE(std::exchange(runs, true));
+          backend.recv(in[i], from, 1 + i)->getFuture()->wait();
+          order.push_back(i);
+          runs = false;
+        }
+        ++done;
+      });
+    }
+    go = true;
+    while (done < kCalls) std::this_thread::yield();
+    EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+    sender.join();
+    for (const int i : late) backend.recv(in[i], from, 1 + i)->wait();
+    for (const auto& work : sent) work->wait();
+    backend.barrier()->wait();
+  });
+}
+
 TEST_P(Drivers, CoalesceWhatIsStartedTogether) {
   spawn_backends(GetParam(), [](Backend& backend, const StorePtr&) {
     const int rank = backend.getRank(), size = backend.getSize();
@@ -130,6 +208,8 @@ TEST_P(Drivers, CoalesceAfterAnExceptionInBetween) {
     backend.startCoalescing();
     backend.allreduce(first);
     EXPECT_THROW(backend.send(second, size, 0), c10::ValueError);
+    // It keeps no later tensor.
+    EXPECT_THROW(backend.endCoalescing(), c10::Error);
     backend.startCoalescing();
     backend.allreduce(second);
     backend.endCoalescing()->wait();

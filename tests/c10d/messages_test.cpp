@@ -87,6 +87,26 @@ TEST(MessageSizes, MustAgreeAndLaterOnesCome) {
       backend.recv(one, 0, 1)->wait();
       EXPECT_TRUE(at::equal(one[0], right[0]));
     }
+    // Of one size in bytes, with the head and after it.
+    for (const int64_t count : {3, 5000}) {
+      Tensors floats{at::ones({count})}, ints{at::zeros({count}, at::kInt)};
+      if (backend.getRank() == 0) {
+        backend.send(floats, 1, 4)->wait();
+      } else {
+        const auto work = backend.recv(ints, 0, 4);
+        try {
+          work->wait();
+          ADD_FAILURE() << "a message of another dtype was taken";
+        } catch (const c10::DistBackendError& error) {
+          EXPECT_NE(std::string(error.what())
+                        .find("sent float32 with tag 4, and rank 1 receives "
+                              "int32"),
+                    std::string::npos)
+              << error.what();
+        }
+        EXPECT_EQ(ints[0].sum().item<int>(), 0);
+      }
+    }
     // Into a tensor that is not contiguous.
     Tensors column{at::zeros({3, 2}, at::kInt).select(1, 0)}, three{message(0, 0, 3)};
     if (backend.getRank() == 0) backend.send(three, 1, 9)->wait();

@@ -51,6 +51,12 @@ done = work.get_future().then(lambda future: future.value()[0][0].item())
 assert done.wait() == world
 work.wait()
 
+# As PyTorch's PowerSGD hook does: the callback waits for a call of its own.
+one, two = torch.ones(1 << 20), torch.ones(1 << 16)
+chained = dist.all_reduce(one, async_op=True).get_future().then(
+    lambda future: dist.all_reduce(two, async_op=True).get_future().wait()[0])
+assert chained.wait()[0] == world
+
 with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
     several = [torch.full((n,), 1.0) for n in (3, 5)]
     for tensor in several:

@@ -17,8 +17,10 @@ namespace lockstep::c10d_backend {
 // calls are those of c10d::Backend, with tensors on the CPU: of the dtypes that comm::Group
 // carries, complex ones for sums, and of any dtype where nothing is combined. Any thread may call.
 //
-// An operation that the caller waits for runs in the caller's thread; others progress in one thread
-// of the backend, which starts when it is first needed. Works have futures; an error reaches who
+// An operation that the caller waits for runs in the caller's thread; others progress in a thread
+// of the backend, which starts when it is first needed. Works have futures, whose callbacks run one
+// at a time, in the order of the operations; one may wait for operations that it has started
+// itself, also by their futures, while another thread makes them progress. An error reaches who
 // waits as c10::DistBackendError, and wrong arguments as c10::ValueError from the call. After a
 // DistBackendError of a collective the group is dead, and further calls throw at once. Blocks as
 // comm::join_group() does, and throws what it throws, as c10d's errors.
