@@ -4,10 +4,14 @@
 #include <c10/util/Exception.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lockstep/core/error.h"
 #include "lockstep/core/flight.h"
@@ -54,6 +58,74 @@ void add_training_options(CLI::App& app, Options& options) {
       ->capture_default_str();
 }
 
+// How many letters have to be changed to make one word of the other (Levenshtein's distance).
+inline size_t edits_between(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] != b[j - 1] ? 1 : 0);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+// The option of the program whose name is the nearest to `word`, such as "--num-gpus".
+inline std::string nearest_option(const CLI::App& app, const std::string& word) {
+  std::string nearest;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const auto& letters : option->get_lnames()) {
+      const std::string name = "--" + letters;
+      const bool is_nearer =
+          nearest.empty() || edits_between(word, name) < edits_between(word, nearest);
+      if (is_nearer) nearest = name;
+    }
+  }
+  return nearest;
+}
+
+// CLI11 takes the next word for the value of "--name=", even when it is another option.
+inline void check_word(const std::string& word) {
+  if (!word.starts_with("--") || word.find('=') != word.size() - 1) return;
+  throw lockstep::ConfigError(word + " has no value: give one, or leave it out (see --help)");
+}
+
+// Values that CLI11 takes without a word: another option, no text for 0, and a whole number of more
+// than 64 bits for the largest one.
+inline void check_values(const CLI::Option& option) {
+  if (option.get_expected_max() == 0) return;  // it takes none
+  const std::string type = option.get_type_name();
+  const bool is_whole = type.starts_with("INT");
+  for (const std::string& text : option.results()) {
+    std::string problem;
+    errno = 0;
+    if (text.starts_with("--")) {
+      problem = " has no value: behind it stands " + text;
+    } else if (text.empty() && (is_whole || type.starts_with("FLOAT"))) {
+      problem = " has an empty value, which is no number";
+    } else if (is_whole && (std::strtoll(text.c_str(), nullptr, 0), errno == ERANGE)) {
+      problem = " " + text + " is out of range: it has to fit into 64 bits";
+    }
+    if (!problem.empty()) {
+      throw lockstep::ConfigError(option.get_name() + problem + " (see --help)");
+    }
+  }
+}
+
+// For what the program does not know.
+inline std::string unknown_words(const CLI::App& app) {
+  for (const std::string& word : app.remaining()) {
+    if (!word.starts_with("--")) continue;
+    const std::string name = word.substr(0, word.find('='));
+    return "unknown option " + name + "; the nearest is " + nearest_option(app, name) +
+           " (see --help)";
+  }
+  return "unknown word " + app.remaining().front() + " (see --help)";
+}
+
 // Reads the options and runs the program. Returns the exit status: 2 when the user asked for
 // something impossible, 1 when something else went wrong. Under `lockstep run` the first rank that
 // fails ends the job.
@@ -61,11 +133,15 @@ template <class Body>
 int run(CLI::App& app, int argc, char** argv, const Body& body) {
   setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // lines appear when they are complete, in a pipe too
   try {
+    for (int i = 1; i < argc; ++i) check_word(argv[i]);
     app.parse(argc, argv);
+    for (const CLI::Option* option : app.get_options()) check_values(*option);
     body();
     return 0;
   } catch (const CLI::Success& asked) {  // --help
     return app.exit(asked);
+  } catch (const CLI::ExtrasError&) {
+    return fail(unknown_words(app), 2);
   } catch (const CLI::ParseError& error) {
     return fail(std::string(error.what()) + " (see --help)", 2);
   } catch (const lockstep::ConfigError& error) {

@@ -148,6 +148,12 @@ std::string flag_of(std::string key) {
   return "--" + key;
 }
 
+// learning_rate for "--learning-rate".
+std::string key_of(std::string flag) {
+  std::replace(flag.begin(), flag.end(), '-', '_');
+  return flag.substr(2);
+}
+
 std::string text_of(const YAML::Node& value) {
   if (!value.IsSequence()) return value.as<std::string>();
   std::string all;
@@ -183,14 +189,18 @@ std::vector<std::string> flags_in(const lockstep::train::ConfigSource& source) {
       }
       if (name == "program" || (name == "num_gpus" && is_launched())) continue;
       const bool is_own = name == "config" || name == "help";
-      const bool is_known = !is_own && known.get_option_no_throw(flag_of(name)) != nullptr;
-      if (is_known && (value.IsScalar() || value.IsSequence())) {
-        out.push_back(flag_of(name) + "=" + text_of(value));
-        continue;
+      if (is_own) {
+        problems += where + "unknown key " + name;
+      } else if (known.get_option_no_throw(flag_of(name)) == nullptr) {
+        const std::string nearest = key_of(example::nearest_option(known, flag_of(name)));
+        problems += where + "unknown key " + name + "; the nearest is " + nearest;
+      } else if (!value.IsScalar() && !value.IsSequence()) {
+        problems += where + "the value of " + name + " is neither a value nor a list of values";
+      } else if (const std::string text = text_of(value); text.empty()) {
+        problems += where + "the value of " + name + " is empty: give one, or leave the key out";
+      } else {
+        out.push_back(flag_of(name) + "=" + text);
       }
-      problems +=
-          where + (is_known ? "the value of " + name + " is neither a value nor a list of values"
-                            : "unknown key " + name);
     }
   } catch (const YAML::Exception& error) {
     throw lockstep::ConfigError("[three_domain] " + path + ": " + error.what());

@@ -173,6 +173,15 @@ TEST(StageScores, AreOfTheEvaluationAfterTheStage) {
   EXPECT_THROW(stage_scores(run, 2), ConfigError);
 }
 
+TEST(MetricsJson, AStageWithoutACurveKeepsItsPlace) {
+  auto run = two_stages();
+  run.stages[0].curve.clear();
+  const auto efficiency = nlohmann::json::parse(metrics_json(run)).at("learning_efficiency");
+  EXPECT_EQ(efficiency.at("aulc_training"), .5);
+  EXPECT_EQ(efficiency.at("aulc_training_per_stage").dump(), "[null,0.5]");
+  EXPECT_EQ(efficiency.at("lca10_per_stage").dump(), "[null,0.5]");
+}
+
 TEST(MetricsJson, OneStageAndOneTrial) {
   RunRecord run;
   run.stages = {{.stage_id = "stage_1_airline", .domain = "airline"}};

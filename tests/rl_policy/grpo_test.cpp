@@ -250,6 +250,49 @@ TEST(GrpoLoss, AtTheReferenceHasNoDivergenceAndStillAGradient) {
   });
 }
 
+// At a tie of the ratio and the cut ratio, what counts is the ratio.
+TEST(GrpoLoss, HasItsWholeGradientWithNothingToClipTo) {
+  isolated([] {
+    for (const auto& [low, high] :
+         {std::pair(0.0, 0.2), std::pair(0.2, 0.0), std::pair(0.0, 0.0)}) {
+      const at::Tensor log_probs = torch::zeros(2).requires_grad_();
+      rl::grpo_loss({.log_probs = log_probs,
+                     .advantages = torch::tensor({1.0, -2.0}),
+                     .weights = torch::ones(2)},
+                    {.clip_low = low, .clip_high = high, .beta = 0})
+          .loss.backward();
+      EXPECT_TRUE(at::equal(log_probs.grad(), torch::tensor({-1.0, 2.0}))) << low << " " << high;
+    }
+  });
+}
+
+// A ratio beyond float32 that is cut has no gradient, and spoils that of no other token.
+TEST(GrpoLoss, CutsRatiosOfAnySize) {
+  isolated([] {
+    const at::Tensor log_probs = torch::zeros(2).requires_grad_();
+    const auto got = rl::grpo_loss({.log_probs = log_probs,
+                                    .old = torch::tensor({-100.0, 0.0}),
+                                    .advantages = torch::ones(2),
+                                    .weights = torch::ones(2)},
+                                   {.beta = 0});
+    got.loss.backward();
+    EXPECT_NEAR(got.loss.item<double>(), -2.2, 1e-6);
+    EXPECT_EQ(got.clipped_high.item<double>(), 1);
+    EXPECT_TRUE(at::equal(log_probs.grad(), torch::tensor({0.0, -1.0})));
+  });
+}
+
+TEST(GrpoLoss, NeedsTensorsOfOneLength) {
+  isolated([] {
+    const at::Tensor two = torch::zeros(2);
+    EXPECT_THAT(message_of<ConfigError>([&] {
+                  rl::grpo_loss({.log_probs = two, .advantages = torch::zeros(1), .weights = two},
+                                {.beta = 0});
+                }),
+                HasSubstr("log-probabilities of 2 tokens"));
+  });
+}
+
 TEST(GrpoLoss, WithABetaNeedsAReference) {
   isolated([] {
     const at::Tensor some = torch::zeros(2);

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "rl/run/record.h"
+#include "rl/run/state.h"
 #include "rl_policy/even_course.h"
 
 namespace lockstep::test {
@@ -60,21 +62,86 @@ TEST(Results, SayWhatEachStageHasLearnt) {
   }
 }
 
-// Times of a stage are of all processes that have worked on it.
+// Times are of all processes that have worked on a stage, and on the run.
 TEST(Results, AddTheTimesOfARunThatGoesOn) {
   const Folder folder;
   auto o = options(folder / "run");
   o.order = {"even"};
   left_by_ranks(1, o);
-  const auto rollout = [&] {
-    const auto results = Json::parse(contents(folder / "run/results.json"));
-    return results.at("stages")[0].at("seconds").at("rollout").get<double>();
-  };
-  const double before = rollout();
-  EXPECT_GT(before, 0);
+  const auto read = [&] { return Json::parse(contents(folder / "run/results.json")); };
+  const auto before = read();
+  EXPECT_GT(before.at("stages")[0].at("seconds").at("rollout").get<double>(), 0);
+  // As runs of before 0.1.0 called this option.
+  std::string run = contents(folder / "run/run.txt");
+  const std::string option = "--log-eval-all";
+  run.replace(run.find(option), option.size(), "--log-all");
+  write(folder / "run/run.txt", run);
   o.resume = true;  // there is nothing left to do
   left_by_ranks(2, o);
-  EXPECT_EQ(rollout(), before);
+  const auto after = read();
+  EXPECT_EQ(after.at("stages")[0].at("seconds").at("rollout"),
+            before.at("stages")[0].at("seconds").at("rollout"));
+  EXPECT_EQ(after.at("seconds").at("rollout"), before.at("seconds").at("rollout"));
+  EXPECT_GT(after.at("seconds").at("warm_up"), before.at("seconds").at("warm_up"));
+  EXPECT_EQ(after.at("started"), before.at("started"));
+}
+
+TEST(RunState, KeepsWhatItHasAndReadsOldOnes) {
+  const rl::RunState state{.curve = {{.own_reward = .5}, {.iteration = 1}},
+                           .started = "2026-01-01T00:00:00Z",
+                           .all_seconds = {{"rollout", 1.5}}};
+  const auto again = rl::RunState::from_json(state.to_json());
+  EXPECT_EQ(again.curve.at(0).own_reward, .5);
+  EXPECT_FALSE(again.curve.at(1).own_reward);
+  EXPECT_EQ(again.started, state.started);
+  EXPECT_EQ(again.all_seconds, state.all_seconds);
+  const auto old = rl::RunState::from_json(
+      R"({"position": 1, "iterations": 1, "log_lines": 2, "rows": [], "ends": [], "seconds": [],
+          "curve": [[0, 0, 0.5, 0, 1, 2, 3, 0, 0, 0, 0, 1, 0.25]]})");
+  EXPECT_EQ(old.curve.at(0).own_reward, .25);
+  EXPECT_TRUE(old.started.empty() && old.all_seconds.empty());
+}
+
+// An iteration that replays earlier domains alone is no point of the stage's learning curve.
+TEST(OwnReward, IsNothingWithoutTasksOfTheStage) {
+  const rl::Rollout rollout{.outcomes = {{.reward = 1}, {.reward = .5}}};
+  const rl::RolloutPlan plan{
+      .episodes = {{.task = {"even", "train", "0"}}, {.task = {"again", "train", "0"}}}};
+  EXPECT_EQ(rl::own_reward(rollout, plan, {.domain = "again"}), .5);
+  EXPECT_EQ(rl::own_reward(rollout, plan, {.domain = "joint"}), .75);
+  EXPECT_FALSE(rl::own_reward(rollout, plan, {.domain = "other"}));
+  const rl::Curriculum curriculum{
+      .stages = {{.id = "stage_1_even", .domain = "even"}},
+      .columns = {{.domain = "even", .evaluation = {{"even", "test", "0"}}}}};
+  auto o = options("");
+  o.eval_trials = 1;
+  const rl::Cell cell{.trials = {{.reward = 1}}};
+  const rl::RunState state{.rows = {{cell}, {cell}},
+                           .curve = {{.own_reward = .5}, {}, {.own_reward = 1}}};
+  const auto record = rl::record_of(curriculum, o, state, {},
+                                    {{{"even", "test", "0"}, std::vector<rl::ToolCall>()}});
+  EXPECT_THAT(record.stages.at(0).curve, testing::ElementsAre(.5, 1));
+  EXPECT_EQ(record.stages.at(0).episodes, 3 * 5 * 3);
+}
+
+TEST(EqualGroups, AreWarnedOfOnceWhenTheyLast) {
+  const Folder folder;
+  const auto said = [&](const char* name, int64_t iterations, bool grpo) {
+    auto o = options(folder / name);
+    o.order = {"even"};
+    o.iterations = iterations;
+    o.use_grpo = grpo;
+    o.temperature = 1e-3;  // all episodes of a group are the same
+    testing::internal::CaptureStderr();
+    left_by_ranks(2, o);
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string warning = "in each of the last 10 iterations (up to 10 of 12) more than 0.6";
+  const std::string twelve = said("12", 12, true);
+  EXPECT_THAT(twelve, HasSubstr(warning));
+  EXPECT_EQ(twelve.find("equal rewards"), twelve.rfind("equal rewards")) << twelve;
+  EXPECT_THAT(said("9", 9, true), testing::Not(HasSubstr("equal rewards")));
+  EXPECT_THAT(said("imitates", 10, false), testing::Not(HasSubstr("equal rewards")));
 }
 
 }  // namespace

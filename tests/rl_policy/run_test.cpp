@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -19,6 +20,7 @@ namespace lockstep::test {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 using Json = nlohmann::ordered_json;
@@ -317,6 +319,40 @@ TEST(ContinualRun, RefusesAFolderWithAnotherRun) {
     o.beta = 0.2;
     EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),
                 HasSubstr("has another run; here: --beta 0.2"));
+    o.beta = options("").beta;
+    o.log_all = true;
+    EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),
+                HasSubstr("has another run; here: --log-eval-all true"));
+  });
+}
+
+TEST(ContinualRun, RefusesAFolderInWhichARunIsAtWork) {
+  const Folder folder;
+  isolated([&] {
+    auto o = options(folder / "run");
+    o.order = {"even"};
+    o.iterations = 1;
+    const std::string trajectories = o.output_dir + "/trajectories.jsonl";
+    const auto refused = [](const RunOptions& second) {
+      EXPECT_THAT(
+          message_of<ConfigError>([&] { rl::run_continual(World::solo(), course(), second); }),
+          AllOf(HasSubstr("--output-dir"), HasSubstr("in use: process"),
+                HasSubstr("writes the files of a run here")));
+    };
+    int worlds = 0, later = 0;
+    on_world = [&] {
+      auto second = o;
+      second.seed = 7;
+      if (++worlds == 1) refused(second);  // in the warm-up
+      second = o;
+      second.resume = true;
+      if (!fs::exists(trajectories) || fs::file_size(trajectories) == 0 || later++ > 0) return;
+      const std::string before = contents(trajectories);
+      refused(second);
+      EXPECT_EQ(contents(trajectories), before);
+    };
+    rl::run_continual(World::solo(), course(), o);
+    EXPECT_GT(later, 0);
   });
 }
 
@@ -397,9 +433,14 @@ TEST(ContinualRun, RefusesImpossibleOptions) {
     EXPECT_THAT(said([](RunOptions& x) { x.group_size = 1; }), HasSubstr("learns nothing"));
     EXPECT_THAT(said([](RunOptions& x) { x.clip_low = 2; }), HasSubstr("--clip-low 2"));
     EXPECT_THAT(said([](RunOptions& x) { x.clip_high = -1; }), HasSubstr("--clip-high -1"));
+    EXPECT_THAT(said([](RunOptions& x) { x.learning_rate = HUGE_VAL; }),
+                HasSubstr("--learning-rate inf has to be finite"));
     EXPECT_THAT(said([](RunOptions& x) { x.replay = 1; }), HasSubstr("--replay 1"));
     EXPECT_THAT(said([](RunOptions& x) { x.temperature = 0; }), HasSubstr("--temperature"));
     EXPECT_THAT(said([](RunOptions& x) { x.output_dir = "/proc/no"; }), HasSubstr("--output-dir"));
+    // One that is there and takes no files.
+    EXPECT_THAT(said([](RunOptions& x) { x.output_dir = "/proc/self"; }),
+                HasSubstr("--output-dir /proc/self: "));
   });
   EXPECT_FALSE(fs::exists(folder / "run"));
 }

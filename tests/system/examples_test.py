@@ -157,7 +157,7 @@ def test_three_domains_as_a_file(folder):
     wrong = pathlib.Path(folder, "wrong.yaml")
     wrong.write_text("program: three_domain\nbetta: 1\norder: {a: 1}\n")
     done = run(BIN / "three_domain", "--config", wrong)
-    done.expect(2, err=r"wrong.yaml:2: unknown key betta\n.*wrong.yaml:3: the value of order")
+    done.expect(2, err=r"wrong.yaml:2: unknown key betta; the nearest is beta\n.*wrong.yaml:3: the value of order")
     wrong.write_text("program: three_domain\nlearning_rate: 1e-3\nbeta: 0\nlearning-rate: 1e-4\n")
     done = run(BIN / "three_domain", "--config", wrong)
     done.expect(2, err=r"wrong.yaml:4: learning-rate is there twice, first in line 2")

@@ -82,5 +82,32 @@ def test_an_empty_model_is_refused(folder):
         refused.expect(2, err=r"--model is empty: give a folder or a name, or leave it out")
 
 
+def test_a_missing_value_does_not_take_the_next_option(folder):
+    folder = pathlib.Path(folder)
+    says = lambda *words: run("env", "-C", folder, BIN / "three_domain", "--num-gpus", 1, "--dry-run", *words)
+    says("--output-dir=", "--beta=0.5").expect(2, err=r"--output-dir= has no value: give one, or leave it out")
+    says("--output-dir", "--beta=0.5").expect(2, err=r"--output-dir has no value: behind it stands --beta=0.5")
+    says("--beta", "").expect(2, err=r"--beta has an empty value")
+    says("--output-dir=a=", "--beta=0.5").expect()
+    file = folder / "f.yaml"
+    file.write_text('program: three_domain\noutput_dir: ""\nbeta: 0.5\norder: []\n')
+    says("--config", file).expect(2, err=[r"f.yaml:2: the value of output_dir is empty: give one, or leave the key",
+                                          r"f.yaml:4: the value of order is empty"])
+    file.write_text("program: three_domain\nnum_gpus: 1\n")
+    lockstep = BIN / "lockstep"
+    refused = run("env", "-C", folder, lockstep, "train", file, "--set", "output_dir=", "--set", "beta=0.5")
+    assert refused.status != 0 and "--output-dir= has no value" in refused.err, refused
+    assert [path.name for path in folder.iterdir()] == ["f.yaml"], list(folder.iterdir())
+
+
+def test_numbers_and_names_that_are_wrong_are_named(folder):
+    says = lambda *words: run(BIN / "three_domain", "--dry-run", "--output-dir", folder + "/run", *words)
+    for name in "--seed", "--iterations":
+        says(name, "99999999999999999999").expect(2, err=rf"{name} 99999999999999999999 is out of range")
+    for value in "inf", "1e400":
+        says("--learning-rate", value).expect(2, err=r"--learning-rate inf has to be finite")
+    says("--num-gpuss", 2).expect(2, err=r"unknown option --num-gpuss; the nearest is --num-gpus ")
+
+
 if __name__ == "__main__":
     run_cases([case for name, case in list(globals().items()) if name.startswith("test_")])

@@ -130,6 +130,12 @@ int run(std::vector<std::string> words) {
     refuse_command(command, words);
   }
   if (words.front() == "config") tool::ConfigCommands::check_words(words);
+  // CLI11 takes the next word for the value of "--name=", even when it is another flag.
+  for (const std::string& word : words) {
+    if (!word.starts_with("--") || word.find('=') != word.size() - 1) continue;
+    throw ConfigError(fmt::format("{} has no value: give one, or leave it out (lockstep {} --help)",
+                                  word, words.front()));
+  }
   const std::vector<std::string> given = words;
   std::reverse(words.begin(), words.end());  // as CLI11 wants them
   try {

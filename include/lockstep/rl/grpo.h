@@ -109,7 +109,9 @@ struct GrpoLoss {
 
 // The sum over tokens of weight * (-min(r A, clip(r) A) + beta k3), with r = exp(log_prob - old)
 // and k3 = exp(reference - log_prob) - (reference - log_prob) - 1 (Schulman, "Approximating KL
-// divergence", 2020). With `old` undefined r is 1, its gradient is not 0.
+// divergence", 2020). With `old` undefined r is 1, its gradient is not 0. Where both terms of the
+// minimum are equal, the gradient is that of r A. Throws ConfigError for tensors of several
+// lengths, negative options, and a beta without a reference.
 GrpoLoss grpo_loss(const GrpoTokens& tokens, const GrpoOptions& options = {});
 
 }  // namespace lockstep::rl

@@ -95,8 +95,9 @@ struct EvaluatedTask {
 struct StageRecord {
   std::string stage_id;
   std::string domain;
-  std::vector<double> curve = {};  // mean reward of each iteration, on the stage's own tasks
-  int64_t episodes = 0;            // of learning
+  // Mean reward on the stage's own tasks, of each iteration that had one.
+  std::vector<double> curve = {};
+  int64_t episodes = 0;                                 // of learning
   std::set<std::set<std::string>> training_tools = {};  // sets of gold tools among training tasks
 };
 

@@ -224,10 +224,26 @@ GrpoLoss grpo_loss(const GrpoTokens& tokens, const GrpoOptions& options) {
         options.beta, options.clip_low, options.clip_high));
   }
   const at::Tensor& now = tokens.log_probs;
+  for (const auto* other : {&tokens.old, &tokens.reference, &tokens.advantages, &tokens.weights}) {
+    const bool may_lack = other == &tokens.old || other == &tokens.reference;
+    if (may_lack && !other->defined()) continue;
+    if (other->sizes() == now.sizes()) continue;
+    throw ConfigError(fmt::format(
+        "[grpo] log-probabilities of {} tokens, and old ones, a reference, advantages or weights "
+        "of {}: all need one length",
+        now.numel(), other->numel()));
+  }
   const at::Tensor old = tokens.old.defined() ? tokens.old : now.detach();
-  const at::Tensor ratio = (now - old).exp();
-  const at::Tensor cut = ratio.clamp(1 - options.clip_low, 1 + options.clip_high);
-  at::Tensor each = -at::min(ratio * tokens.advantages, cut * tokens.advantages);
+  // Where the cut ratio counts, exp() must not overflow: backward would multiply 0 by infinity.
+  const at::Tensor log_ratio = now - old;
+  const at::Tensor ratio =
+      at::where(tokens.advantages >= 0, log_ratio.clamp_max(80), log_ratio).exp();
+  const at::Tensor whole = ratio * tokens.advantages;
+  const at::Tensor cut =
+      ratio.clamp(1 - options.clip_low, 1 + options.clip_high) * tokens.advantages;
+  // At a tie, as at a ratio of 1 with nothing to clip to, the whole gradient is the ratio's;
+  // at::min() would halve it.
+  at::Tensor each = -at::where(whole <= cut, whole, cut);
   GrpoLoss out;
   out.kl = at::zeros({}, at::dtype(at::kDouble).device(now.device()));
   if (options.beta > 0) {

@@ -9,7 +9,7 @@
 
 namespace lockstep::rl {
 
-// Adds what it lasts to the seconds of the process and of a stage.
+// Adds what it lasts to the seconds of the run and of a stage.
 class Clock {
  public:
   Clock(std::vector<Seconds*> seconds, const char* what)

@@ -18,8 +18,8 @@ struct Facts {
   std::map<std::string, std::string> environment = {};
   int64_t parameters = 0, vocabulary = 0;
   std::string tokenizer_sha256 = {};
-  std::string started = {};  // this process; UTC
-  Seconds seconds = {};      // of this process
+  std::string started = {};  // the run's first process; UTC
+  Seconds seconds = {};      // of all its processes
 };
 
 // "2026-11-25T12:00:00Z"

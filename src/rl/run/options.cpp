@@ -116,7 +116,7 @@ std::map<std::string, std::string> RunOptions::as_text() const {
   out["precision"] = precision;
   put("chat-format", chat_format);
   put("seed", seed);
-  put("log-all", log_all);
+  put("log-eval-all", log_all);
   return out;
 }
 
@@ -136,6 +136,7 @@ void RunOptions::check() const {
   };
   const auto above = [&](const char* flag, double value, double least) {
     need(value >= least, fmt::format("--{} {} has to be {} or more", flag, value, least));
+    need(std::isfinite(value), fmt::format("--{} {} has to be finite", flag, value));
   };
   need(env == "embedded" || env == "tau2", fmt::format("--env {} has to be embedded or tau2", env));
   need(env != "tau2" || !model.empty(),
@@ -177,6 +178,7 @@ void RunOptions::check() const {
   need(max_grad_norm > 0, fmt::format("--max-grad-norm {} has to be above 0", max_grad_norm));
   above("updates-per-rollout", static_cast<double>(updates_per_rollout), 1);
   need(temperature > 0, "--temperature has to be above 0: a greedy policy explores nothing");
+  need(std::isfinite(temperature), fmt::format("--temperature {} has to be finite", temperature));
   need(top_p > 0 && top_p <= 1, fmt::format("--top-p {} has to lie in (0, 1]", top_p));
   need(replay >= 0 && replay < 1, fmt::format("--replay {} has to lie in [0, 1)", replay));
   need(replay_mode == "tasks" || replay_mode == "kl",

@@ -131,7 +131,8 @@ Cell cell_of(const Rollout& rollout, const comm::Group& group) {
   return out;
 }
 
-double own_reward(const Rollout& rollout, const RolloutPlan& plan, const StagePlan& stage) {
+std::optional<double> own_reward(const Rollout& rollout, const RolloutPlan& plan,
+                                 const StagePlan& stage) {
   const bool has_all = stage.domain == "joint";
   double sum = 0, count = 0;
   for (size_t i = 0; i < plan.episodes.size(); ++i) {
@@ -139,7 +140,7 @@ double own_reward(const Rollout& rollout, const RolloutPlan& plan, const StagePl
     sum += rollout.outcomes[i].reward;
     ++count;
   }
-  return count == 0 ? 0 : sum / count;
+  return count == 0 ? std::nullopt : std::optional(sum / count);
 }
 
 std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& learnt,
@@ -184,10 +185,10 @@ RunRecord record_of(const Curriculum& curriculum, const RunOptions& options, con
   for (size_t s = 0; s < done; ++s) {
     StageRecord stage{.stage_id = stages[s].id, .domain = stages[s].domain};
     for (const auto& point : state.curve) {
-      if (point.stage == static_cast<int64_t>(s)) stage.curve.push_back(point.own_reward);
+      if (point.stage != static_cast<int64_t>(s)) continue;
+      stage.episodes += options.prompts * options.group_size;
+      if (point.own_reward) stage.curve.push_back(*point.own_reward);
     }
-    stage.episodes =
-        static_cast<int64_t>(stage.curve.size()) * options.prompts * options.group_size;
     for (const auto& key : stages[s].learning) {
       const auto names = names_of_agents(gold.at(key));
       stage.training_tools.insert({names.begin(), names.end()});

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,8 +32,9 @@ GoldCalls gold_of(const Course& course, const Curriculum& curriculum);
 // The episodes of an evaluation, by their number, on every rank. Every rank calls it.
 Cell cell_of(const Rollout& rollout, const comm::Group& group);
 
-// The mean reward of what a stage plays of its own tasks.
-double own_reward(const Rollout& rollout, const RolloutPlan& plan, const StagePlan& stage);
+// The mean reward of what a stage plays of its own tasks; nothing where it plays none of them.
+std::optional<double> own_reward(const Rollout& rollout, const RolloutPlan& plan,
+                                 const StagePlan& stage);
 
 // What the log says of an iteration of this stage, counted from 0.
 std::map<std::string, double> figures_of(const Rollout& rollout, const Learnt& learnt,

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "core/hash/sha256.h"
@@ -50,7 +51,7 @@ class Run {
     state_.seconds.resize(curriculum_.stages.size());
     model_folder_ = find_model(group_, options_.model);
     joint_ = joint_rewards(group_, options_);
-    options_.resume = prepare_directory(group_, options_);
+    options_.resume = prepare_directory(group_, options_, lock_);
   }
 
   RunResult run() {
@@ -77,6 +78,8 @@ class Run {
     std::optional<checkpoint::Restored> found;
     if (options_.resume) found = checkpoints.restore_latest();
     if (found) state_ = RunState::from_json(text);
+    if (!state_.started.empty()) facts_.started = state_.started;
+    for (const auto& [what, seconds] : state_.all_seconds) facts_.seconds[what] += seconds;
     if (world_.is_main()) {
       warn_of(write("curriculum.json", [&] { return curriculum_json(curriculum_, options_); }));
       trajectories_.cut(state_.log_lines);
@@ -201,12 +204,33 @@ class Run {
     }
     state_.curve.push_back(point);
     ++state_.iterations;
+    warn_of_equal_groups();
     for (const auto& outcome : rollout.outcomes) {
       ++state_.ends[static_cast<size_t>(unit.stage)].at(static_cast<size_t>(outcome.end));
     }
     log(rollout, plan, unit);
     report(rollout, unit, point.learnt);
     say_iteration(unit, point.learnt);
+  }
+
+  // Says once that GRPO learns next to nothing, with what could help.
+  void warn_of_equal_groups() {
+    constexpr size_t kRow = 10;
+    if (!world_.is_main() || !options_.use_grpo || warned_ || state_.curve.size() < kRow) return;
+    const auto last = std::span(state_.curve).last(kRow);
+    double equal = 0, reward = 0;
+    for (const auto& point : last) {
+      if (point.learnt.equal_share <= 0.6) return;
+      equal += point.learnt.equal_share / kRow;
+      reward += point.learnt.reward / kRow;
+    }
+    warned_ = true;
+    lockstep::log::warn(fmt::format(
+        "[three_domain] in each of the last {} iterations (up to {} of {}) more than 0.6 of the "
+        "groups had equal rewards, {:.2f} on average: GRPO learns nothing from these. The mean "
+        "reward was {:.2f}: give {} tasks, a larger --group-size, or a higher --temperature",
+        kRow, state_.iterations, total_iterations(), equal, reward,
+        reward < 0.5 ? "easier" : "harder"));
   }
 
   void evaluate(const Unit& unit) {
@@ -286,6 +310,8 @@ class Run {
     const Clock clock(seconds_of(stage_now()), "checkpoint");
     // Of what a full disk has taken, and of the time, only rank 0 knows.
     state_.log_lines = trajectories_.lines();
+    state_.started = facts_.started;
+    state_.all_seconds = facts_.seconds;
     text = group_.broadcast_bytes(state_.to_json(), 0, {.label = "state"});
     checkpoints.save(state_.position);
   }
@@ -402,7 +428,9 @@ class Run {
   GoldCalls gold_;       // on rank 0
   std::string metrics_;  // metrics.json, on rank 0
   Facts facts_{.started = now_text()};
-  TrajectoryFile trajectories_;  // rank 0's
+  std::optional<checkpoint::FolderLock> lock_;  // of output_dir, on rank 0
+  TrajectoryFile trajectories_;                 // rank 0's
+  bool warned_ = false;                         // of equal groups
   models::Transformer net_{nullptr};
   std::optional<text::Tokenizer> tokenizer_;
   Learner* learner_ = nullptr;

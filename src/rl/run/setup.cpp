@@ -35,14 +35,20 @@ std::string difference(const RunOptions& options) {
                        options.output_dir);
   }
   std::ifstream file(options.output_dir + "/" + kOptionsFile);
-  std::stringstream before;
-  before << "\n" << file.rdbuf();
+  std::stringstream read;
+  read << "\n" << file.rdbuf();
+  std::string before = read.str();
+  // Files of before 0.1.0 have it without the "eval".
+  const std::string old_name = "\n--log-all ";
+  if (const size_t at = before.find(old_name); at != std::string::npos) {
+    before.replace(at, old_name.size(), "\n--log-eval-all ");
+  }
   std::string differing;
   for (const auto& [name, value] : options.as_text()) {
     // A checkpoint goes on whole or divided, and is compared with what there is at the end.
     if (name == "parallel" || name == "reference" || name == "joint-run") continue;
     const std::string line = fmt::format("--{} {}", name, value);
-    if (before.str().find("\n" + line + "\n") == std::string::npos) differing += " " + line;
+    if (before.find("\n" + line + "\n") == std::string::npos) differing += " " + line;
   }
   if (differing.empty()) return "";
   return fmt::format("[three_domain] --output-dir {} has another run; here:{}", options.output_dir,
@@ -167,16 +173,19 @@ void check_lengths(const comm::Group& group, const Course& course, const Curricu
   agree_on(group, problem, std::chrono::seconds(options.rollout_timeout));
 }
 
-bool prepare_directory(const comm::Group& group, RunOptions options) {
+bool prepare_directory(const comm::Group& group, RunOptions options,
+                       std::optional<checkpoint::FolderLock>& lock) {
   std::string problem;
   if (group.rank() == 0) {
     try {
-      options.resume = options.resume || is_restarted_job(options.output_dir);
-      const bool exists = fs::exists(options.output_dir + "/" + kOptionsFile);
-      if (exists) problem = difference(options);
       std::error_code error;
-      if (!exists) fs::create_directories(options.output_dir, error);
+      fs::create_directories(options.output_dir, error);
       if (error) throw Error(error.message());
+      lock.emplace(options.output_dir, ".run.lock", "in use",
+                   "writes the files of a run here: give this run another directory, or end that "
+                   "one");
+      options.resume = options.resume || is_restarted_job(options.output_dir);
+      if (fs::exists(options.output_dir + "/" + kOptionsFile)) problem = difference(options);
       if (problem.empty()) write_job_file(options.output_dir);
     } catch (const std::exception& error) {
       problem = fmt::format("[three_domain] --output-dir {}: {}", options.output_dir, error.what());

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/format/directory/folder_lock.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/rl/run.h"
 #include "lockstep/text/tokenizer.h"
@@ -35,8 +36,11 @@ void check_alike(const comm::Group& group, const std::map<std::string, std::stri
 std::string find_model(const comm::Group& group, const std::string& model);
 
 // Makes output_dir, or finds the run in it that is to go on: where options say so, and after a
-// restart by the launcher that began it. Returns whether it is to. Throws ConfigError on all ranks.
-bool prepare_directory(const comm::Group& group, RunOptions options);
+// restart by the launcher that began it. Returns whether it is to. From then on rank 0 has `lock`,
+// and nothing was written before it had. Throws ConfigError on all ranks, among others when another
+// process has the lock, and when the directory cannot be written to.
+bool prepare_directory(const comm::Group& group, RunOptions options,
+                       std::optional<checkpoint::FolderLock>& lock);
 
 // From now on the directory has this run, whose options are in run.txt. Throws ConfigError on all
 // ranks.

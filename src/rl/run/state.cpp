@@ -33,7 +33,7 @@ EvaluatedTrial trial_from_json(const std::string& text) { return trial_of(Json::
 std::string RunState::to_json() const {
   Json out{{"position", position},  {"iterations", iterations}, {"log_lines", log_lines},
            {"rows", Json::array()}, {"curve", Json::array()},   {"ends", ends},
-           {"seconds", seconds}};
+           {"seconds", seconds},    {"started", started},       {"all_seconds", all_seconds}};
   for (const auto& row : rows) {
     Json cells = Json::array();
     for (const auto& cell : row) {
@@ -47,7 +47,7 @@ std::string RunState::to_json() const {
     const Learnt& l = point.learnt;
     out["curve"].push_back({point.stage, point.iteration, l.reward, l.equal_share, l.kept, l.tokens,
                             l.updated, l.kl, l.entropy, l.clipped_low, l.clipped_high,
-                            l.gradient_norm, point.own_reward});
+                            l.gradient_norm, point.own_reward ? Json(*point.own_reward) : Json()});
   }
   return as_line(out);
 }
@@ -59,6 +59,8 @@ RunState RunState::from_json(const std::string& text) {
                .log_lines = in.at("log_lines")};
   in.at("ends").get_to(out.ends);
   in.at("seconds").get_to(out.seconds);
+  out.started = in.value("started", "");
+  out.all_seconds = in.value("all_seconds", Seconds());
   for (const auto& row : in.at("rows")) {
     out.rows.emplace_back();
     for (const auto& cell : row) {
@@ -69,7 +71,7 @@ RunState RunState::from_json(const std::string& text) {
   for (const auto& p : in.at("curve")) {
     out.curve.push_back({p[0],
                          p[1],
-                         p[12],
+                         p[12].is_null() ? std::nullopt : std::optional(p[12].get<double>()),
                          {.reward = p[2],
                           .equal_share = p[3],
                           .kept = p[4],

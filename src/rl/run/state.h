@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,8 @@ using Seconds = std::map<std::string, double>;
 // One iteration, as curves show it. Without times, which differ from rank to rank.
 struct CurvePoint {
   int64_t stage = 0, iteration = 0;
-  double own_reward = 0;  // on the stage's own tasks, without those that are replayed
+  // On the stage's own tasks, without those that are replayed; nothing where it played none.
+  std::optional<double> own_reward = {};
   Learnt learnt;
 };
 
@@ -30,6 +32,10 @@ struct RunState {
   std::vector<CurvePoint> curve;
   std::vector<std::vector<int64_t>> ends;  // by stage: how many learning episodes ended how
   std::vector<Seconds> seconds;            // by stage, up to the last save and since
+  // When the run began (UTC), and the seconds of all its processes up to the last save. Empty in
+  // states of before 0.1.0.
+  std::string started = {};
+  Seconds all_seconds = {};
 
   std::string to_json() const;
   static RunState from_json(const std::string& text);

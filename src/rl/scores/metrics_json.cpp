@@ -124,16 +124,22 @@ class Metrics {
   Json learning_efficiency() const {
     std::vector<double> areas;
     std::vector<double> early;
+    Json areas_of_all = Json::array();  // null for a stage without a point
+    Json early_of_all = Json::array();
     for (const auto& stage : run_.stages) {
+      areas_of_all.push_back(nullptr);
+      early_of_all.push_back(nullptr);
       if (stage.curve.empty()) continue;
       areas.push_back(area_under(stage.curve));
       early.push_back(early_area(stage.curve));
+      areas_of_all.back() = areas.back();
+      early_of_all.back() = early.back();
     }
     if (areas.empty()) return {{"aulc_training", nullptr}, {"lca10", nullptr}};
     return {{"aulc_training", mean(areas)},
-            {"aulc_training_per_stage", areas},
+            {"aulc_training_per_stage", areas_of_all},
             {"lca10", mean(early)},
-            {"lca10_per_stage", early}};
+            {"lca10_per_stage", early_of_all}};
   }
 
   Json generalization() const {

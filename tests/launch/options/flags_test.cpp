@@ -30,7 +30,11 @@ TEST(Flags, AnUnknownCommandNamesTheNearest) {
   expect_usage_error({"runn"}, "unknown command 'runn'; the nearest is run");
 }
 TEST(Flags, NoProgram) { expect_usage_error({"run"}, "no program given"); }
-TEST(Flags, NoValue) { expect_usage_error({"run", "--nproc-per-node"}, "--nproc-per-node"); }
+TEST(Flags, NoValue) {
+  expect_usage_error({"run", "--nproc-per-node"}, "--nproc-per-node");
+  // What follows is not taken for it.
+  expect_usage_error({"run", "--log-dir=", "--tee=3", "true"}, "--log-dir= has no value");
+}
 TEST(Flags, WrongCounts) {
   for (const std::string count : {"0", "-1", "two", "1.5", "", "99999999999"}) {
     expect_usage_error({"run", "--nproc-per-node=" + count, "true"}, "--nproc-per-node");
