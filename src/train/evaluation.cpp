@@ -48,7 +48,8 @@ struct LaneSums {
 
   void add(const std::map<std::string, double>& means, double samples) {
     count += samples;
-    for (const auto& [name, mean] : means) sums[name] += mean * samples;
+    // Of no samples there is no mean.
+    for (const auto& [name, mean] : means) sums[name] += samples > 0 ? mean * samples : 0;
   }
   void add(const LaneSums& other) {
     count += other.count;

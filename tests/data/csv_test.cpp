@@ -109,6 +109,18 @@ TEST(Csv, MissingValues) {
               HasSubstr("column 'y' (1): 'NA' is missing"));  // a target has to be there
 }
 
+TEST(Csv, MissingValuesMayBeNumbers) {
+  const File file("a,b,y\n-999,0,3\n4,-999.0,0\n,7,9\n");
+  CsvOptions options{.missing = {"-999", "NA"}, .missing_values = MissingValues::Nan};
+  const auto read = values(file.read(options).data());
+  EXPECT_TRUE(std::isnan(read[0]) && std::isnan(read[4]));
+  EXPECT_EQ(read[3], -999);  // another text
+  options.missing = {"0"};
+  EXPECT_THAT(file.refused(options), HasSubstr("t.csv:3: column 'y' (2): '0' is missing"));
+  options.missing_values = MissingValues::Bad;
+  EXPECT_THAT(file.refused(options), HasSubstr("t.csv:2: column 'b' (1): '0' is missing"));
+}
+
 TEST(Csv, BadRowsAreErrorsWithTheirLine) {
   const auto refused = [](const std::string& row) { return File("a,y\n1,2\n" + row).refused(); };
   EXPECT_THAT(refused("3\n"), HasSubstr("t.csv:3: has 1 fields, and the header has 2"));
@@ -151,6 +163,7 @@ TEST(Csv, FilesAndColumnsThatAreNotThere) {
   EXPECT_THAT(File("").refused(), HasSubstr("is empty"));
   EXPECT_THAT(File("\n\n").refused(), HasSubstr("has no records"));
   EXPECT_THAT(File("a,b\n").refused(), HasSubstr("has a header and no rows"));
+  EXPECT_THAT(File("a,b\r1,2\r").refused(), HasSubstr("lines end with CR alone"));
   const File file("width,height,width\n1,2,3\n");
   EXPECT_THAT(file.refused({.targets = {"hieght"}}), HasSubstr("did you mean 'height'?"));
   EXPECT_THAT(file.refused({.targets = {"width"}}), HasSubstr("2 columns are called 'width'"));
@@ -159,6 +172,8 @@ TEST(Csv, FilesAndColumnsThatAreNotThere) {
   EXPECT_THAT(file.refused({.targets = {"0", "1"}, .classification = true}),
               HasSubstr("one target column"));
   EXPECT_THAT(file.refused({.classes = {"a"}}), HasSubstr("without classification"));
+  EXPECT_THAT(file.refused({.classification = true, .classes = {"a", "b", "a"}}),
+              HasSubstr("the class 'a' is given twice"));
   EXPECT_THAT(file.refused({.delimiter = '"'}), HasSubstr("delimiter cannot be"));
 }
 

@@ -174,6 +174,8 @@ TEST(Metrics, TakeTheShapesOfLosses) {
     Perplexity tokens;
     tokens.update(torch::zeros({1, 2, 8}), torch::tensor({{3, -100}}));  // one is padding
     EXPECT_NEAR(tokens.compute(), 8, 1e-12);
+    tokens.update(kNan, 0);  // of a batch whose targets are all padding
+    EXPECT_NEAR(tokens.compute(), 8, 1e-12);
 
     Auc pairs;
     pairs.update(torch::tensor({{2.0, 1.0}, {0.0, 1.0}, {0.0, 0.0}}), torch::tensor({0, 1, 1}));
@@ -237,6 +239,9 @@ TEST(Metrics, NameWhatTheyCannotCount) {
     perplexity.update(torch::tensor({{0.0, -std::numeric_limits<double>::infinity()}}),
                       torch::tensor({1}));
     EXPECT_THAT(fault(perplexity), HasSubstr("the cross-entropy of target 1 is inf"));
+    perplexity.reset();
+    perplexity.update(kNan, 0);
+    EXPECT_THAT(fault(perplexity), HasSubstr("no target counts"));
   });
 }
 
@@ -266,6 +271,8 @@ TEST(Metrics, RefuseShapesThatDoNotFit) {
     Regression regression;
     EXPECT_THAT(refused(regression, torch::zeros({2, 2}), torch::zeros({2, 1})),
                 HasSubstr("differ in shape"));
+    EXPECT_THAT(message_of<ConfigError>([] { Perplexity().update(1, -1); }),
+                HasSubstr("[perplexity] a mean cross-entropy of -1 targets"));
     EXPECT_THAT(message_of<ConfigError>([] { make_metric("acuracy"); }),
                 HasSubstr("did you mean 'accuracy'?"));
   });

@@ -39,9 +39,10 @@ struct CsvOptions {
   // The one target column holds classes: numbers 0, 1, 2, ... as they are; any other texts are
   // numbered in their order (of bytes; of value when all are whole numbers).
   bool classification = false;
-  // The texts of classes 0, 1, ..., as class_names() of the training data gives them; another text
-  // makes a bad row.
+  // The texts of classes 0, 1, ..., each once, as class_names() of the training data gives them;
+  // another text makes a bad row.
   std::vector<std::string> classes = {};
+  // Texts of missing values, compared as they are: a number, such as "-999", is one, too.
   std::vector<std::string> missing = {"NA", "N/A", "NaN", "nan", "NULL", "null"};
   MissingValues missing_values = MissingValues::Bad;
   BadRows bad_rows = BadRows::Error;

@@ -69,7 +69,15 @@ Array<T> allocate(int64_t count) {
 class TableParser {
  public:
   TableParser(std::string_view bytes, const std::string& name, const CsvFormat& format)
-      : bytes_(bytes), name_(name), format_(format), records_(bytes, format.delimiter) {}
+      : bytes_(bytes),
+        name_(name),
+        format_(format),
+        numbers_may_be_missing_(std::any_of(format.missing.begin(), format.missing.end(),
+                                            [](const std::string& text) {
+                                              const auto number = number_in(text);
+                                              return number && !std::isnan(*number);
+                                            })),
+        records_(bytes, format.delimiter) {}
 
   CsvTable parse() {
     bool has_record = records_.next();
@@ -78,6 +86,12 @@ class TableParser {
     for (size_t i = 0; i < records_.fields().size(); ++i) {
       names_.push_back(format_.header ? std::string(trimmed(records_.fields()[i]))
                                       : std::to_string(i));
+      if (records_.fields()[i].find('\r') != std::string_view::npos &&
+          bytes_.find('\n') == std::string_view::npos) {
+        fail(
+            "its lines end with CR alone, as those of old Macs did: they have to end with LF or "
+            "CRLF");
+      }
     }
     choose_columns();
     reserve();
@@ -218,12 +232,14 @@ class TableParser {
 
   bool read_number(size_t column, float& to, bool missing_is_nan) {
     const std::string_view text = trimmed(records_.fields()[column]);
-    if (const auto value = number_in(text); value && !std::isnan(*value)) {
+    // Most values are numbers, which few lists of missing texts have: those cost no search.
+    const bool is_gap = numbers_may_be_missing_ && is_missing(text);
+    if (const auto value = number_in(text); !is_gap && value && !std::isnan(*value)) {
       to = static_cast<float>(*value);
       if (std::isfinite(to)) return true;
       return bad_value(column, std::isinf(*value) ? "is infinite" : "is beyond float32");
     }
-    if (is_missing(text)) {
+    if (is_gap || is_missing(text)) {
       if (!missing_is_nan) return bad_value(column, "is missing");
       to = std::numeric_limits<float>::quiet_NaN();
       return true;
@@ -308,6 +324,7 @@ class TableParser {
   std::string_view bytes_;
   const std::string& name_;
   const CsvFormat& format_;
+  const bool numbers_may_be_missing_;  // the texts of missing values have one, such as -999
   CsvRecords records_;
   std::vector<std::string> names_;
   std::vector<Role> roles_;
@@ -328,6 +345,11 @@ CsvTable parse_csv(std::string_view bytes, const std::string& name, const CsvFor
   }
   if (!format.classes.empty() && !format.classification) {
     throw ConfigError(fmt::format("[csv] {}: classes are given without classification", name));
+  }
+  for (size_t i = 0; i < format.classes.size(); ++i) {
+    const auto end = format.classes.begin() + static_cast<std::ptrdiff_t>(i);
+    if (std::find(format.classes.begin(), end, *end) == end) continue;
+    throw ConfigError(fmt::format("[csv] {}: the class '{}' is given twice", name, *end));
   }
   return TableParser(bytes, name, format).parse();
 }

@@ -49,8 +49,12 @@ void Perplexity::update(const at::Tensor& outputs, const at::Tensor& targets,
 }
 
 void Perplexity::update(double cross_entropy, int64_t targets) {
+  if (targets < 0) {
+    throw ConfigError(fmt::format("[perplexity] a mean cross-entropy of {} targets", targets));
+  }
   begin_update();
   make_room(state_.sums, 0, 2);
+  if (targets == 0) return;  // the mean of nothing is NaN
   const double loss = cross_entropy * static_cast<double>(targets);
   if (!std::isfinite(loss)) {
     note_fault(0,
