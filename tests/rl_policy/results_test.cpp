@@ -97,7 +97,7 @@ TEST(RunState, KeepsWhatItHasAndReadsOldOnes) {
   EXPECT_EQ(again.all_seconds, state.all_seconds);
   const auto old = rl::RunState::from_json(
       R"({"position": 1, "iterations": 1, "log_lines": 2, "rows": [], "ends": [], "seconds": [],
-          "curve": [[0, 0, 0.5, 0, 1, 2, 3, 0, 0, 0, 0, 1, 0.25]]})");
+          "curve": [[0, 0, 0.5, 0, 1, 2, true, 0, 0, 0, 0, 1, 0.25]]})");
   EXPECT_EQ(old.curve.at(0).own_reward, .25);
   EXPECT_TRUE(old.started.empty() && old.all_seconds.empty());
 }

@@ -166,7 +166,7 @@ def test_three_domains_as_a_file(folder):
     # Ranks know what was read once.
     for start in (f"{BIN}/three_domain --num-gpus 2 --config /dev/stdin", f"{BIN}/lockstep train /dev/stdin"):
         text = "program: three_domain\\noutput_dir: /proc/nowhere\\n"
-        run("bash", "-c", f"printf '{text}' | {start}").expect(err="/proc/nowhere")
+        run("bash", "-c", f"printf '{text}' | {start}").expect(2, err="--output-dir /proc/nowhere")
     with_a_model(folder, folder + "/again/grpo_checkpoints/stage_1_airline/huggingface")
 
 
