@@ -40,6 +40,7 @@ at::Tensor all_gather(const at::Tensor& input, const Group& group);
 // divided.
 at::Tensor reduce_scatter(const at::Tensor& input, const Group& group, ReduceOp op = ReduceOp::Sum);
 
+// What all_to_all() has brought.
 struct Exchanged {
   at::Tensor rows;              // rank 0's, then rank 1's, and so on
   std::vector<int64_t> counts;  // how many of each rank

@@ -24,7 +24,7 @@ using torch::autograd::variable_list;
 using Counts = std::vector<int64_t>;
 
 comm::CallOptions call_of(std::string_view label) {
-  return {.label = label, .advice = "or its loss does not depend on functional's result"};
+  return {.label = label, .advice = "or its loss does not use what functional has returned"};
 }
 
 int64_t sum_of(const Counts& counts) {
