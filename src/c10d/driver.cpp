@@ -386,7 +386,7 @@ bool Driver::drain(Lock& lock, milliseconds patience) {
   return true;
 }
 
-// Callbacks that are not over when patience is are left alone: they may wait for ever.
+// Callbacks that have not returned when the timeout expires are detached: they may never return.
 void Driver::end_threads(Lock& lock, milliseconds patience) {
   const int own = served == this ? 1 : 0;  // a callback may end the group
   const auto are_over = [&] { return static_cast<int>(threads_.size()) - serving_ <= own; };

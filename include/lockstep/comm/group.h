@@ -108,7 +108,7 @@ struct SendRecv {
 // write what it writes.
 //
 // Autograd does not follow a tensor to other ranks: for a loss of what others have there is
-// lockstep/parallel/functional.h. Rank 0 warns once of a tensor with a history.
+// lockstep/parallel/functional.h. Rank 0 warns once of a tensor with a grad_fn.
 //
 // A child of this process by fork() has copies of its groups but is not a rank of them: its calls,
 // and waits for operations started before, throw ConfigError that names the process to which the

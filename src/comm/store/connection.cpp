@@ -225,7 +225,7 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
   std::string failure;
   for (auto pause = std::chrono::milliseconds(kFirstPause);;
        pause = std::min(2 * pause, kLongestPause + 0ms)) {
-    size_t present = was_there ? 0 : 1;
+    bool may_be_there = !was_there;
     try {
       const Resolved found = resolve_within(host, static_cast<uint16_t>(port), patience);
       for (const Address& one : found.addresses) {
@@ -233,17 +233,17 @@ std::unique_ptr<StoreLine> StoreLine::meet(const std::string& host, int port,
         try {
           return greeted(one, key, patience);
         } catch (const StoreFailure& error) {
-          if (dynamic_cast<const StoreAbsent*>(&error) == nullptr) ++present;
+          if (dynamic_cast<const StoreAbsent*>(&error) == nullptr) may_be_there = true;
           // The error of an attempt that the deadline interrupts says less than those before it.
           const bool is_cut = patience.left() == 0ms && Clock::now() - begin < kAnswers;
           if (failure.empty() || !is_cut) failure = error.what();
         }
       }
     } catch (const StoreFailure& error) {
-      ++present;
+      may_be_there = true;
       failure = error.what();
     }
-    if (present == 0) throw StoreFailure(failure + ": the process that serves it has ended");
+    if (!may_be_there) throw StoreFailure(failure + ": the process that serves it has ended");
     for (auto left = pause; left > 0ms && patience.left() > 0ms; left -= kSlice) {
       std::this_thread::sleep_for(std::min({left, kSlice + 0ms, patience.left()}));
       patience.look();

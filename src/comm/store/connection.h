@@ -21,12 +21,12 @@ class StoreFailure : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Nobody listens there.
+// The connection was refused: no process listens on that port.
 class StoreAbsent : public StoreFailure {
   using StoreFailure::StoreFailure;
 };
 
-// What the store does not do, in words that end a sentence. The connection stays as it was.
+// The server has refused a request; the text ends an error message. The connection goes on working.
 class StoreRefusal : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -71,7 +71,8 @@ class StoreLine {
       "no answer: the process that serves it has ended or is stopped, or its host is cut off";
 
   // Tries until a store answers there; with a key, one that has it. A name is looked up anew each
-  // time. Where a server `was_there`, it has ended when nobody listens.
+  // time. With `was_there` a server is known to have run there, so a refused connection means that
+  // it has ended, and is an error at once.
   static std::unique_ptr<StoreLine> meet(const std::string& host, int port,
                                          const std::optional<Digest>& key, StorePatience& patience,
                                          bool was_there);

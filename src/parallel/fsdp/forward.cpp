@@ -106,7 +106,7 @@ bool Fsdp::State::is_written() const {
 }
 
 void Fsdp::State::meet(std::string_view label) {
-  if (plan_.shares && plan_.shards.size() > 1) plan_.shards.barrier(call(label)).wait();
+  if (plan_.others_read()) plan_.shards.barrier(call(label)).wait();
 }
 
 void Fsdp::State::begin_forward() {
@@ -195,7 +195,7 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
       }
     }
   }
-  if (outermost && in_graph && plan_.shares && plan_.shards.size() > 1) may_be_read_ = true;
+  if (outermost && in_graph && plan_.others_read()) may_be_read_ = true;
   if (!outermost || in_graph || whole_) return outputs;
   hide_unused();
   if (is_in_lane()) return outputs;

@@ -33,6 +33,8 @@ struct ShardPlan {
   std::optional<Group> resharded;  // among which parameters stay divided after forward
   FsdpOptions options;
 
+  // Whether other ranks read this rank's shards where they lie.
+  bool others_read() const { return shares && shards.size() > 1; }
   // Memory of one dimension for what belongs on a device, where shards are to lie.
   at::Tensor memory_of_shards(int64_t count, const at::TensorOptions& options) const;
 };

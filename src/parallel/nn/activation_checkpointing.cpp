@@ -163,7 +163,8 @@ Tensors as_results(Tensors outputs, const Tensors& inputs) {
   return outputs;
 }
 
-// The second run's backward gives parameters their gradients, whoever asked for which.
+// Backward recomputes the module and runs a backward() of its own, which accumulates gradients into
+// all of its parameters, also those that the caller's call is not about.
 void refuse_other_than_backward() {
   const bool is_of_some = !torch::autograd::Engine::get_default_engine().is_checkpoint_valid();
   if (!is_of_some && !at::GradMode::is_enabled()) return;

@@ -208,7 +208,7 @@ TEST(FsdpRefused, AWriteToShardsAfterAForwardThatHasHadNoBackward) {
     write();
     call(net, x).sum().backward();
     write();
-    call(net, x);  // without a write it is nobody's concern
+    call(net, x);  // allowed: nothing is written
     call(net, x);
     write();
     EXPECT_THAT(message_of<ConfigError>([&] { call(net, x); }),
