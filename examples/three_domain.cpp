@@ -319,6 +319,7 @@ int main(int argc, char** argv) {
     flags.run.parallel = flags.parallel != "auto"         ? flags.parallel
                          : flags.run.reference == "shard" ? "fsdp"
                                                           : "ddp";  // to be seen
+    rl::shorten_trial(flags.run);
     flags.run.check();
     if (flags.dry_run) return describe(flags);
     if (!is_launched()) {

@@ -42,9 +42,11 @@ TEST(ContinualRun, LeavesTheSameBitsOnAnyNumberOfRanks) {
 TEST(ContinualRun, LeavesEveryFile) {
   const Folder folder;
   left_by_ranks(1, options(folder / "run"));
-  for (const char* name : {"curriculum.json", "results.json", "metrics.json", "trajectories.jsonl",
-                           "metrics.jsonl", "report.html", "analysis_report.md", "checkpoints",
-                           "grpo_checkpoints/stage_1_even", "grpo_checkpoints/stage_2_again"}) {
+  for (const char* name :
+       {"curriculum.json", "results.json", "metrics.json", "trajectories.jsonl", "metrics.jsonl",
+        "report.html", "analysis_report.md", "checkpoints", "learning_curves.svg",
+        "stage_performance.svg", "transfer_metrics.svg", "retention_performance.svg",
+        "grpo_checkpoints/stage_1_even", "grpo_checkpoints/stage_2_again"}) {
     EXPECT_TRUE(fs::exists(folder / ("run/" + std::string(name)))) << name;
   }
 }

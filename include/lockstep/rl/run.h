@@ -110,6 +110,10 @@ struct RunOptions {
 // Without a model, and with one: the guides' values.
 RunOptions tiny_preset();
 RunOptions model_preset();
+// Without a model, of fewer than 32 tasks nobody learns: the run is to show that it works, in
+// seconds. Shortens its warm-up to 50 steps and its stages to 3 iterations; what `origins` names
+// stays.
+void shorten_trial(RunOptions& options);
 
 // Where tasks come from.
 struct Course {

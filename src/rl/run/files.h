@@ -35,6 +35,9 @@ std::string results_json(const RunResult& result, const Curriculum& curriculum,
 // analysis_report.md, of the texts of results.json and metrics.json: for people.
 std::string analysis_report(const std::string& results, const std::string& metrics);
 
+// The guides' figures, of the same texts: file names and their SVG.
+std::map<std::string, std::string> pictures(const std::string& results, const std::string& metrics);
+
 // The matrix as lines of text.
 std::string matrix_text(const RunResult& result, const Curriculum& curriculum);
 // What is said at the end, of the text of metrics.json: our figures, and the guides' beside them.

@@ -44,6 +44,16 @@ RunOptions tiny_preset() {
   return out;
 }
 
+void shorten_trial(RunOptions& options) {
+  constexpr int64_t kEnoughToLearnFrom = 32;
+  if (!options.model.empty() || options.tasks_per_domain >= kEnoughToLearnFrom) return;
+  const auto shorten = [&](const char* name, int64_t& value, int64_t to) {
+    if (options.origins.emplace(name, "few tasks").second) value = to;
+  };
+  shorten("warm-steps", options.warm_steps, 50);
+  shorten("iterations", options.iterations, 3);
+}
+
 RunOptions model_preset() {
   RunOptions out;
   out.tasks_per_domain = 10;
