@@ -91,7 +91,7 @@ install_libtorch() {
   say "libtorch into .deps/libtorch (0.55 GB to fetch when it is not in the cache)"
   rm -rf .deps/libtorch
   .deps/tools/bin/uv pip install -q --no-deps --require-hashes --python-version 3.11 \
-    --python-platform x86_64-manylinux_2_28 --target .deps/libtorch -r deps/libtorch.txt
+    --python-platform "$(uname -m)-manylinux_2_28" --target .deps/libtorch -r deps/libtorch.txt
   cp deps/libtorch.txt .deps/libtorch/installed.txt
 }
 
@@ -138,8 +138,11 @@ for argument; do
     *) fail "unknown argument '$argument' (use: scripts/setup.sh [--peers] [--tau2] [--dev] [--no-root])" ;;
   esac
 done
-[ "$(uname -m)" = x86_64 ] || [ -n "${LOCKSTEP_TORCH:-}" ] ||
-  fail "the pinned libtorch is for x86_64, this is $(uname -m): give your own with LOCKSTEP_TORCH=DIR"
+case "$(uname -m)" in
+  x86_64|aarch64) ;;
+  *) [ -n "${LOCKSTEP_TORCH:-}" ] ||
+       fail "the pinned libtorch is for x86_64 and aarch64, this is $(uname -m): give your own with LOCKSTEP_TORCH=DIR" ;;
+esac
 mkdir -p .deps
 # What was unpacked once serves later calls, by `make` for instance, too.
 [ -f .deps/debian/unpacked.txt ] && install=unpack_packages
