@@ -18,13 +18,17 @@ MappedBytes::MappedBytes(const std::filesystem::path& file, std::string_view add
   const auto fail = [&](std::string_view what) {
     throw DataError(fmt::format("{} {}: {}", address, file.string(), what));
   };
-  const Fd descriptor(open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK a named pipe would wait for its writer.
+  const Fd descriptor(open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (descriptor.get() < 0) fail(fmt::format("cannot be opened: {}", std::strerror(errno)));
   struct stat status {};
   if (fstat(descriptor.get(), &status) != 0) {
     fail(fmt::format("cannot be read: {}", std::strerror(errno)));
   }
   if (S_ISDIR(status.st_mode)) fail("is a folder, not a file");
+  if (!S_ISREG(status.st_mode)) {
+    fail("is a pipe or a device: rows are read from a regular file; copy it into one");
+  }
   if (status.st_size == 0) fail("is empty");
   const auto size = static_cast<size_t>(status.st_size);
   void* memory = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, descriptor.get(), 0);

@@ -2,6 +2,7 @@
 #include "checkpoint_format/tool.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <filesystem>
@@ -160,6 +161,9 @@ TEST_F(Tool, HalfPublishedAndMissingOnesAreNamed) {
   EXPECT_THAT(run(1, "inspect " + out("empty")), HasSubstr("distributed checkpoint (DCP)"));
   write(out("text"), "no tensors in here");
   EXPECT_THAT(run(1, "inspect " + out("text")), HasSubstr("is no safetensors file"));
+  // Without a writer, which opening would wait for.
+  ASSERT_EQ(mkfifo(out("pipe").c_str(), 0600), 0);
+  EXPECT_THAT(run(1, "inspect " + out("pipe")), HasSubstr("is no regular file"));
 }
 
 TEST_F(Tool, WrongArgumentsAreStatusTwo) {
@@ -179,6 +183,7 @@ TEST_F(Tool, WrongArgumentsAreStatusTwo) {
     EXPECT_THAT(run(2, "export a --to b --max-shard-size '" + size + "'"),
                 HasSubstr("give bytes, as 500MB or 2GiB"));
   }
+  EXPECT_THAT(run(2, "export a --to net.pt"), HasSubstr("give NAME.safetensors, or a folder"));
   EXPECT_THAT(run(2, "inspec a"), HasSubstr("the nearest is inspect"));
   EXPECT_THAT(run(0, "diff --help"), HasSubstr("Exit status: 0 when both are the same"));
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -160,6 +161,9 @@ TEST(Csv, FilesAndColumnsThatAreNotThere) {
   };
   EXPECT_THAT(refused("none.csv"), AllOf(HasSubstr("[csv]"), HasSubstr("No such file")));
   EXPECT_THAT(refused(""), HasSubstr("is a folder"));
+  // Without a writer, which opening would wait for.
+  ASSERT_EQ(mkfifo((folder / "pipe.csv").c_str(), 0600), 0);
+  EXPECT_THAT(refused("pipe.csv"), HasSubstr("is a pipe or a device"));
   EXPECT_THAT(File("").refused(), HasSubstr("is empty"));
   EXPECT_THAT(File("\n\n").refused(), HasSubstr("has no records"));
   EXPECT_THAT(File("a,b\n").refused(), HasSubstr("has a header and no rows"));

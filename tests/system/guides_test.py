@@ -312,7 +312,7 @@ def test_a_sweep_whose_evaluations_are_not_finite_has_no_best_run(folder):
 def test_a_sweep_by_a_metric_that_no_run_has(folder):
     arguments = ["sweep", GUIDES / "linear_regression.yaml", "--metric", "nope", "--over", "training.seed=1,2"]
     done = run("env", "-C", folder, LOCKSTEP, *arguments, *settings(training__epochs=1, checkpoint__save_strategy="no"))
-    done.expect(1, err=r"^lockstep: \[sweep\] no run has a number nope: --metric is one of .*loss")
+    done.expect(2, err=r"^lockstep: \[sweep\] --metric nope: a run has loss.* and train_loss")
 
 
 def test_a_study_with_optuna(folder):

@@ -108,12 +108,16 @@ void OutputFile::finish() {
 }
 
 MappedFile::MappedFile(FileSystem& files, const std::string& path) : files_(files) {
-  const int fd = files.open(path, O_RDONLY);
+  // Without O_NONBLOCK a named pipe would wait for its writer before size() refuses it.
+  const int fd = files.open(path, O_RDONLY | O_NONBLOCK);
   if (fd < 0) throw_system_error(path, "cannot be opened");
   const int64_t size = files.size(fd);
   void* address = size > 0 ? files.map(fd, size) : nullptr;
   const int error = errno;
   files.close(fd);
+  if (size < 0 && error == EINVAL) {
+    throw CheckpointError(fmt::format("[checkpoint] {}: is no regular file", path));
+  }
   errno = error;
   if (size < 0 || address == MAP_FAILED) throw_system_error(path, "cannot be read");
   bytes_ = {static_cast<const char*>(address), static_cast<size_t>(size)};

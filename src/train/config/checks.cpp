@@ -11,6 +11,30 @@
 #include <vector>
 
 namespace lockstep::train {
+
+std::vector<std::string> evaluated_numbers(const TrainingConfig& config) {
+  std::vector<std::string> names = {"loss"};
+  const auto add = [&names](const std::string& name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  };
+  for (const auto& metric : config.metrics) {
+    if (metric == "top_k") {
+      add(fmt::format("top_{}_accuracy", config.top_k));
+    } else if (metric == "confusion_matrix") {
+      for (const char* name : {"accuracy", "precision", "recall", "f1"}) add(name);
+    } else if (metric == "mse" || metric == "rmse" || metric == "mae" || metric == "r2") {
+      for (const char* name : {"mse", "rmse", "mae", "r2"}) add(name);
+    } else if (metric == "perplexity") {
+      for (const char* name : {"perplexity", "cross_entropy"}) add(name);
+    } else if (metric == "accuracy" || metric == "auc") {
+      add(metric);
+    } else {
+      return {};
+    }
+  }
+  return names;
+}
+
 namespace {
 
 class Checks {
@@ -42,33 +66,10 @@ class Checks {
       if (key->load(config_) != key->fallback) return refuse(path, "needs " + what);
     }
   }
-  // What an evaluation gives; empty where a metric of the program may give anything.
-  std::vector<std::string> numbers() const {
-    std::vector<std::string> names = {"loss"};
-    const auto add = [&names](const std::string& name) {
-      if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
-    };
-    for (const auto& metric : config_.training.metrics) {
-      if (metric == "top_k") {
-        add(fmt::format("top_{}_accuracy", config_.training.top_k));
-      } else if (metric == "confusion_matrix") {
-        for (const char* name : {"accuracy", "precision", "recall", "f1"}) add(name);
-      } else if (metric == "mse" || metric == "rmse" || metric == "mae" || metric == "r2") {
-        for (const char* name : {"mse", "rmse", "mae", "r2"}) add(name);
-      } else if (metric == "perplexity") {
-        for (const char* name : {"perplexity", "cross_entropy"}) add(name);
-      } else if (metric == "accuracy" || metric == "auc") {
-        add(metric);
-      } else {
-        return {};
-      }
-    }
-    return names;
-  }
   // A metric that another key refers to has to be computed.
   void needs_metric(const std::string& path, const std::string& metric) {
     if (metric.empty()) return;
-    const auto known = numbers();
+    const auto known = evaluated_numbers(config_.training);
     if (!known.empty() && std::find(known.begin(), known.end(), metric) == known.end()) {
       refuse(path, fmt::format("'{}' is none of {}; training.metrics says what is computed", metric,
                                fmt::join(known, ", ")));

@@ -143,6 +143,13 @@ int merge(const Output& output) { return write(output, true); }
 
 int export_tensors(const Output& output) {
   const bool is_file = output.to.ends_with(".safetensors");
+  for (const std::string_view end : {".pt", ".pth", ".bin", ".ckpt", ".npz", ".onnx", ".json"}) {
+    if (!output.to.ends_with(end)) continue;
+    throw ConfigError(
+        fmt::format("[export] --to {}: only safetensors is written: give NAME.safetensors, or a "
+                    "folder ({}/)",
+                    output.to, output.to));
+  }
   if (is_file && output.max_shard_bytes > 0) {
     throw ConfigError(
         "[export] --max-shard-size is about the files of a folder: give --to FOLDER, or leave it "

@@ -5,6 +5,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include "flags.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
+#include "train/config/checks.h"
 
 namespace lockstep::tool {
 namespace {
@@ -77,6 +79,21 @@ std::optional<double> number_of(const Json& result, const std::string& metric) {
   // it.
   if (metrics.is_object() && metrics.contains(metric)) return at(metrics, metric);
   return at(result, metric == "loss" ? "train_loss" : metric);
+}
+
+// One that no run will have, before all of them are trained.
+void refuse_metric(const std::string& metric, const train::RunConfig& config) {
+  constexpr std::array kOfResult = {"train_loss", "samples_per_s", "step", "samples"};
+  if (std::find(kOfResult.begin(), kOfResult.end(), metric) != kOfResult.end()) return;
+  const bool evaluates = config.training.eval_strategy != "no";
+  auto known = train::evaluated_numbers(config.training);
+  if (evaluates && known.empty()) return;  // a metric of the program
+  if (!evaluates) known = {"loss"};
+  if (std::find(known.begin(), known.end(), metric) != known.end()) return;
+  throw ConfigError(fmt::format(
+      "[sweep] --metric {}: a run has {} and {}{}", metric, fmt::join(known, ", "),
+      fmt::join(kOfResult, ", "),
+      evaluates ? "; training.metrics says what is computed" : "; training.eval_strategy is no"));
 }
 
 void write_whole(const std::string& path, const std::string& text) {
@@ -174,6 +191,7 @@ std::vector<SweepRun> SweepCommand::plan() {
           std::max(runs.empty() ? 1 : ranks_, launch::count_ranks(config.launch.nproc_per_node));
     }
     refuse_shared_places(config);
+    refuse_metric(metric_, config);
     if (config.launch.nnodes != "1") {
       throw ConfigError(
           fmt::format("[sweep] launch.nnodes is {}: the runs of a sweep are on this "
