@@ -43,7 +43,7 @@ enum class ReduceOp {
 // The object that makes a call (a Ddp, for instance) and the pass of it that the call belongs to.
 // The same on all ranks.
 struct CallContext {
-  std::string_view name = {};  // what errors call the object, as "Ddp"; up to 15 characters
+  std::string_view name = {};  // what errors call the object ("Ddp"); 15 characters are kept
   uint32_t number = 0;         // which of them (Group::next_caller()); 0: the call has no context
   uint32_t pass = 0;           // 0: not given
 };
@@ -53,19 +53,20 @@ struct CallOptions {
   // How long a rank waits for the others, in place of the group's own deadline. It bounds a wait,
   // not the operation: over shared memory it starts again at each synchronisation of the ranks
   // within the operation, so that an operation that makes progress may take longer in all; over
-  // tcp, gloo and nccl it is counted from the call, so that time between the call and wait() counts
-  // too. In calls that consist of several collectives (the _bytes calls, for instance) it applies
-  // to each of them. With zero or less a call that has to wait fails at once; ten years or more
-  // mean no timeout.
+  // all other transports it is counted from the call, so that time between the call and wait()
+  // counts too (host-then-net adds a second for its parts). In calls that consist of several
+  // collectives (the _bytes calls, for instance) it applies to each of them. With zero or less a
+  // call that has to wait fails at once; ten years or more mean no timeout.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
-  // The call's name in error messages, as "bucket 3". May differ between ranks.
+  // The call's name in error messages, for example "bucket 3". May differ between ranks. Errors
+  // show 39 characters of it.
   std::string_view label = {};
   // Compared between the ranks of a collective like its dtype and counts, so that ranks which have
   // diverged (one has skipped a pass, or uses two objects in another order) get an error at the
   // first call that shows it.
   CallContext context = {};
   // A likely cause that errors add when ranks disagree about this call, or one does not make it:
-  // "or one rank ran out of batches: see Join". Up to 63 characters.
+  // "or one rank ran out of batches: see Join". 63 characters are kept.
   std::string_view advice = {};
   // What ReduceOp::Average divides the sum by, for ranks that each contribute a sum of several
   // addends; 0: size(). On the CPU. Compared between the ranks, like the counts.
@@ -86,10 +87,16 @@ struct SendRecv {
 
 // A value handle: copies refer to the same group. One thread at a time may call a group; different
 // groups are independent. Every rank of the group calls every collective, in the same order, with
-// the same dtype and counts; if ranks disagree, all get a CommError that quotes both calls (at once
-// on one host, after a second elsewhere). After any CommError the group is dead and further calls
-// throw at once. Wrong arguments on this rank alone throw ConfigError and leave the group as it
-// was.
+// the same dtype and counts; if ranks disagree, all get a CommError that quotes both calls: at once
+// over shm, over tcp as soon as data of the other call arrives, over gloo, nccl and cuda_ipc after
+// one to two seconds. After any CommError the group has failed: further calls throw CommError at
+// once, which quotes the first. Wrong arguments on this rank alone throw ConfigError and leave the
+// group as it was.
+//
+// Collectives, send() and recv() are asynchronous: they start the operation and return its Work,
+// and the tensors may be used again when wait() has returned. These block: the _bytes calls,
+// split(), subgroup(), empty() and shared() where they communicate, and, over gloo, nccl and
+// cuda_ipc, gather(), scatter() and all_to_all() of lists, which first compare sizes.
 //
 // Tensors: of any strides (those that are not contiguous go through a copy), all on the CPU or all
 // on a device that the group carries; float32/64, float16, bfloat16, float8_e4m3fn, float8_e5m2,
@@ -236,8 +243,9 @@ class Group {
   Work reduce_scatter(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                       ReduceOp op = ReduceOp::Sum, const CallOptions& options = {}) const;
 
-  // Returns after every rank has called it; over nccl, also after this rank's device has done all
-  // operations before it.
+  // Starts a barrier: its Work is over when every rank has called barrier(), and over nccl and
+  // cuda_ipc also this rank's device has done all operations before it. To wait:
+  // group.barrier().wait().
   Work barrier(const CallOptions& options = {}) const;
 
   // Byte strings, as of any serialised object; lengths may differ. They block. Two collectives
@@ -251,16 +259,19 @@ class Group {
   std::string broadcast_bytes(std::string_view mine, int root = 0,
                               const CallOptions& options = {}) const;
 
-  // A zeroed contiguous tensor in the transport's own memory (for a device: registered with NCCL);
-  // collectives on it make no copies. Every rank calls it with the same sizes and dtype. Among
-  // ranks that share memory this communicates (a broadcast and a barrier); over tcp and on a device
-  // it does not. Freed with its last reference, on each rank by itself; other ranks may go on using
-  // theirs. A child process made by fork() does not have this memory: it must not touch it.
+  // A zeroed contiguous tensor in the transport's own memory; over shm, and within a host over
+  // host-then-net, and over nccl, which registers it, collectives on it make no copies (over tcp,
+  // gloo and cuda_ipc it is ordinary memory). Every rank calls it with the same sizes and dtype.
+  // Among ranks that share memory this communicates (a broadcast and a barrier) and blocks;
+  // elsewhere it does not. Throws CommError on all ranks when memory is short. Freed with its last
+  // reference, on each rank by itself; other ranks may go on using theirs. A child process made by
+  // fork() does not have this memory: it must not touch it.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;
 
   // One zeroed contiguous tensor that is the same memory on every rank: what a rank writes the
-  // others see after the next barrier() or other collective of all. Undefined when the ranks do not
-  // all share a memory (backend() tcp or gloo, or a device). Every rank calls it with the same
+  // others see after the next barrier() or other collective of all. For tensors on the CPU, in a
+  // group whose backend() is solo or shm, or of a device whose ranks are on one host; otherwise an
+  // undefined tensor. Blocks until all ranks have called it. Every rank calls it with the same
   // sizes and dtype; no more than one rank may write an element between two such calls. So it
   // cannot be the output of a collective, such as all_reduce: all ranks would write the same
   // elements. It may be an input. As with empty(), a child process made by fork() does not have it.

@@ -27,7 +27,8 @@ struct Membership {
 
 // How a rank joins; the same on all ranks, except for the timeout.
 struct GroupOptions {
-  // LOCKSTEP_BACKEND overrides it; not Nccl.
+  // LOCKSTEP_BACKEND overrides it. Throws ConfigError for Nccl and CudaIpc: such a group is for
+  // tensors on the CPU.
   Backend backend = Backend::Auto;
   // How long this rank waits for the others, to begin with and in each wait later.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);

@@ -22,12 +22,14 @@ class Averager {
  public:
   // `levels` from the smallest group to the largest, each period a multiple of the one before; at a
   // step on which several are due, only the largest of their groups averages. The first `warm_up`
-  // steps average nothing. Throws ConfigError for other periods, and for an empty list.
+  // steps average nothing. Throws ConfigError for other periods, for an empty list, and for a group
+  // with Python ranks.
   Averager(const torch::nn::Module& module, std::vector<AverageLevel> levels, int64_t warm_up = 0);
 
   // Every rank calls it after every step. True when parameters were averaged: real and complex
   // ones, frozen ones too, each once. Parameters of integer dtypes and bool, and buffers, are left
-  // alone, as in PyTorch.
+  // alone, as in PyTorch. One all_reduce for each parameter, which it waits for. Throws ConfigError
+  // for a group whose Ddp has lanes.
   bool step();
 
   // For a checkpoint.

@@ -18,7 +18,7 @@ struct ClipOptions {
   bool error_if_nonfinite = false;
   // Set when each rank holds gradients of its own, as shards of the parameters: the norm is then of
   // all ranks' together, with one all_reduce of one float64, which every rank of it calls. Not for
-  // Ddp, whose gradients are alike on all ranks.
+  // Ddp, whose gradients are the same on all ranks, and refused (ConfigError) with lanes.
   std::optional<Group> group = std::nullopt;
 };
 

@@ -28,11 +28,14 @@ int64_t global_count(const Group& group, int64_t count);
 
 // What to multiply a summed loss by when the counts of the whole step are known before its first
 // backward(): size() / global_count, or with lanes their number / global_count. Ddp's average of
-// the gradients is then the mean over all samples, and nothing needs to be scaled afterwards.
+// the gradients is then the mean over all samples, and nothing needs to be scaled afterwards. Every
+// rank calls it: one all_reduce. Throws as global_count().
 double global_mean_scale(const Group& group, double count);
 
 // The mean of a summed loss or metric over all ranks' samples, the same bits on all of them. `sum`
-// has one element, any floating dtype; the sum over ranks is taken in float64.
+// has one element, any floating dtype; the sum over ranks is taken in float64. Every rank calls it:
+// one all_reduce. Throws as global_count(). With lanes its last bits depend on the number of ranks:
+// use LaneMean there.
 double global_mean(const Group& group, const at::Tensor& sum, double count);
 
 // Turns gradients of summed losses, which Ddp has averaged over ranks, into those of the mean.

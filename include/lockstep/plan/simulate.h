@@ -1,4 +1,4 @@
-// Training steps played through, event by event, for 1 to 100,000 ranks: each rank computes unit
+// Training steps played through, event by event, for 1 to 1,048,576 ranks: each rank computes unit
 // after unit with a speed of its own, and each collective begins when its last rank arrives. Needs
 // no torch.
 #pragma once

@@ -81,9 +81,9 @@ void Rendezvous::set_conf(std::string_view text) {
         throw ConfigError(fmt::format("[run] --rdzv-conf rank={}: give a number", value));
     } else {
       throw ConfigError(
-          fmt::format("[run] --rdzv-conf {}: unknown; known are join_timeout, last_call_timeout, "
-                      "heartbeat_timeout, keep_alive_interval, rejoin_timeout, tls, same_command, "
-                      "is_host, rank",
+          fmt::format("[run] --rdzv-conf {}: unknown; known are join_timeout (timeout), "
+                      "last_call_timeout, heartbeat_timeout (read_timeout), keep_alive_interval, "
+                      "rejoin_timeout, tls, same_command, is_host, rank",
                       key));
     }
   }

@@ -75,15 +75,15 @@ void add_parallel_keys(KeyList& keys) {
            {.least = 0, .most = 1, .above_least = true});
   keys.choice("backend", AT(parallel.backend),
               {"auto", "shm", "tcp", "gloo", "host-then-net", "nccl", "cuda_ipc"},
-              "How ranks talk; LOCKSTEP_BACKEND goes before it.");
+              "How ranks talk; LOCKSTEP_BACKEND overrides it.");
   keys.choice("device", AT(parallel.device), {"auto", "cpu", "cuda"},
-              "What ranks compute on; LOCKSTEP_DEVICE goes before it.");
+              "What ranks compute on; LOCKSTEP_DEVICE overrides it.");
   keys.add("timeout_seconds", AT(parallel.timeout_seconds),
-           "How long a rank waits for the others; LOCKSTEP_TIMEOUT goes before it.",
+           "How long a rank waits for the others; LOCKSTEP_TIMEOUT overrides it.",
            between(1, 604800));
   keys.add("tls", AT(parallel.tls),
            "Whether ranks, and launchers, encrypt what they send each other over the network; "
-           "LOCKSTEP_TLS goes before it.");
+           "LOCKSTEP_TLS overrides it.");
   add_fsdp_keys(keys);
 
   keys.section("mixed_precision");

@@ -41,12 +41,13 @@ twice, the last value is used.
 
 ## Precedence and errors
 
-The command line goes before environment variables, these before the file, and the file before the
-defaults. Of the environment these are read: `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE`,
-`LOCKSTEP_TIMEOUT` and `LOCKSTEP_TLS` (`parallel.backend`, `parallel.device`,
-`parallel.timeout_seconds`, `parallel.tls`; a `--set` that contradicts one of them is an error), and
-what `lockstep run --config_file` and `accelerate launch` set: `ACCELERATE_MIXED_PRECISION` (unless
-it is no), `ACCELERATE_USE_CPU`, `ACCELERATE_USE_FSDP` and `FSDP_` with a key's name in capitals.
+A value is taken from the command line, else from the environment, else from the file, else it is the
+default. Of the environment these are read: what `lockstep run --config_file` and `accelerate launch`
+set (`ACCELERATE_MIXED_PRECISION` unless it is no, `ACCELERATE_USE_CPU`, `ACCELERATE_USE_FSDP`, and
+`FSDP_` with a key's name in capitals), and `LOCKSTEP_BACKEND`, `LOCKSTEP_DEVICE`,
+`LOCKSTEP_TIMEOUT` and `LOCKSTEP_TLS` for `parallel.backend`, `parallel.device`,
+`parallel.timeout_seconds` and `parallel.tls`; a `--set` that differs from one of these four is an
+error.
 
 Unknown and repeated keys, and values of a wrong type or out of range, are errors. All errors of a
 file are reported together, each with line and column (or the text of the `--set`, or the variable),

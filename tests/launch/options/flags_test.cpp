@@ -65,6 +65,7 @@ TEST(Flags, WrongWordsAboutHostsAreNamed) {
                      "two heartbeats within the time-out");
   expect_usage_error({"run", "--nnodes=2", "--node-rank=2", "true"}, "they count from 0");
   expect_usage_error({"run", "--nnodes=2", "--print-env", "true"}, "leave --nnodes out");
+  expect_usage_error({"run", "--nnodes=1:2", "--standalone", "true"}, "--standalone is one host");
 }
 TEST(Flags, TlsIsForLaunchersAndRanksAlike) {
   EXPECT_THAT(Job({"run", "--tls", "--print-env", "true"}).wait().out, HasSubstr("LOCKSTEP_TLS=1"));

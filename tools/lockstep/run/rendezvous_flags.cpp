@@ -20,6 +20,8 @@ void RendezvousFlags::add_to(CLI::App& command) {
         ->type_name(type);
   };
   option("--nnodes", nodes_, "N|MIN:MAX", "Hosts of the job, each with a launcher of its own (1)");
+  command.add_flag("--standalone", standalone_, "One host, also in a Slurm job of several hosts")
+      ->envname(variable_of("--standalone"));
   option("--rdzv-endpoint", endpoint_, "HOST:PORT",
          "Where the launchers meet, the same on each host (port 29400); the one\nwhose address it "
          "is leads");
@@ -45,11 +47,15 @@ void RendezvousFlags::add_to(CLI::App& command) {
 }
 
 std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const {
-  const bool given =
-      nodes_ != kNoNodes || !endpoint_.empty() || !master_addr_.empty() || node_rank_ >= 0;
+  const bool given = standalone_ || nodes_ != kNoNodes || !endpoint_.empty() ||
+                     !master_addr_.empty() || node_rank_ >= 0;
   const auto by_slurm = given ? std::nullopt : launch::Rendezvous::from_slurm();
   auto rendezvous = by_slurm.value_or(launch::Rendezvous{});
   if (!by_slurm) rendezvous.set_nodes(nodes_);
+  if (standalone_ && rendezvous.max_nodes > 1) {
+    throw ConfigError(fmt::format(
+        "[run] --standalone is one host, and --nnodes is {}: give one of them", nodes_));
+  }
   if (!backend_.empty() && backend_ != "static" && backend_ != "c10d") {
     throw ConfigError(fmt::format(
         "[run] --rdzv-backend {} (or PET_RDZV_BACKEND) is not supported: launchers meet at one of "

@@ -22,7 +22,7 @@ class RendezvousFlags {
   static constexpr const char* kNoNodes = "1:1";
   std::string nodes_ = kNoNodes, backend_, endpoint_, conf_, master_addr_, local_addr_;
   int node_rank_ = -1, spares_ = -1;
-  bool tls_ = false;
+  bool tls_ = false, standalone_ = false;
 };
 
 }  // namespace lockstep::tool

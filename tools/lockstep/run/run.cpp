@@ -113,7 +113,8 @@ void RunCommand::add_job_flags() {
       "--grace", grace_, "SECONDS",
       "From asking ranks to stop until they are killed\n(1.5 after a failure, 10 after a signal)")
       ->check(seconds(kLongestGrace));
-  option("--rdzv-id", options_.run_id, "TEXT", "Name of the job: TORCHELASTIC_RUN_ID (random)");
+  option("--rdzv-id", options_.run_id, "TEXT",
+         "Name of the job: TORCHELASTIC_RUN_ID (random on one host, none on several)");
   option("--role", options_.role, "TEXT", "Name of the ranks' role: ROLE_NAME (default)");
   option("--bind", bind_, "HOW",
          "none; cores: each rank gets an equal part of them for itself; numa: those of\none NUMA "
@@ -145,7 +146,6 @@ void RunCommand::add_output_flags() {
 }
 
 void RunCommand::add_accepted_flags() {
-  flag("--standalone", accepted_, "Accepted: one host is what there is");
   flag("--no-python", accepted_, "Accepted: the program is always run directly");
   flag("--use-env", accepted_, "Accepted: ranks find LOCAL_RANK in their environment");
   option("--monitor-interval", accepted_number_, "SECONDS",
