@@ -17,12 +17,14 @@ using Kernel = decltype(&baseline::reduce);
 std::vector<std::pair<const char*, Kernel>> kernels() {
   std::vector<std::pair<const char*, Kernel>> all = {{"baseline", &baseline::reduce},
                                                      {"chosen", &reduce}};
+#ifdef __x86_64__
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
     all.emplace_back("avx2", &avx2::reduce);
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl")) {
     all.emplace_back("avx512", &avx512::reduce);
   }
+#endif
   return all;
 }
 
