@@ -162,7 +162,8 @@ struct FsdpShard {
 // several backward() have the bits of Ddp if all but the last ran under hold(). The module's own
 // parameters have no gradients. An optimizer
 // of any class that treats every element by itself is given parameters(); its state is divided
-// alike. Shards may be written, in place, after a backward(), or after a forward under no_grad.
+// alike. Shards may be written, in place, after a backward(), after a forward under no_grad, or
+// after reshard().
 //
 // Outside of its unit's forward and backward a parameter has no memory: an operation that reads or
 // writes it throws c10::Error, which names the parameter and its unit. A unit's backward is over
@@ -186,8 +187,8 @@ struct FsdpShard {
 // parameter's gradient, a parameter that changes its dtype or device afterwards, one that was
 // frozen and is thawed (those that were trainable may be frozen and thawed again, as GANs do), a
 // gradient that arrives after its unit's were averaged, a write to shards after a forward in grad
-// mode that has had no backward(), where ranks share a memory, and a parameter of another Fsdp or
-// Ddp.
+// mode that has had no backward(), or between a forward after unshard() and reshard(), where ranks
+// share a memory, and a parameter of another Fsdp or Ddp.
 class Fsdp {
  public:
   // Throws ConfigError on all ranks as Ddp does, and when units are none of the module's, options
@@ -195,7 +196,9 @@ class Fsdp {
   // 0's. The module is kept as Ddp keeps it. Gradients that it has are dropped.
   Fsdp(const ModuleRef& module, const Group& group, FsdpOptions options = {});
   // Detaches. Does not communicate, so the parameters of several hosts' ranks have no memory from
-  // then on, unless unshard() was called.
+  // then on, unless unshard() was called. After that, or where ranks share a memory, the module is
+  // a plain one: each rank has parameters of its own, with the values of the last forward or
+  // unshard().
   ~Fsdp();
   Fsdp(Fsdp&&) noexcept;
   Fsdp& operator=(Fsdp&&) = delete;

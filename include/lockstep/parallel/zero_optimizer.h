@@ -58,6 +58,7 @@ class ZeroOptimizer : public Optimizer, public Joinable {
                 const ZeroOptions& options = {});
   ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group, const Make& make,
                 const ZeroOptions& options = {});
+  // With share_parameters each rank gets parameters of its own again. Does not communicate.
   ~ZeroOptimizer() override;
   ZeroOptimizer(ZeroOptimizer&&) noexcept;
   ZeroOptimizer& operator=(ZeroOptimizer&&) = delete;

@@ -181,11 +181,13 @@ void Ddp::refresh() {
     complaint = unfit_for_lanes(now.model(), lane_options(state_->options), now.module());
   check(now.model(), state_->group, state_->options, std::move(complaint));
   state_->attach_hook(now.model());
+  const auto held = state_->reducer ? state_->reducer->held() : std::vector<std::string>();
   state_->accumulators.clear();
   state_->reducer.reset();
   state_->buffers.reset();
   state_->module = std::move(now);
   state_->attach();
+  if (state_->reducer) state_->reducer->keep_held(held);
   if (state_->joined) join(*state_->joined);
 }
 

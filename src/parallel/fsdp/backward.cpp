@@ -17,6 +17,9 @@ namespace lockstep::parallel {
 
 void Fsdp::State::begin_backward() {
   if (backward_.is_open()) return;
+  // Collectives that a backward() left in flight when it threw still read and write the memory of
+  // gradients.
+  while (!in_flight_.empty()) finish_oldest();
   std::ranges::fill(arrived_, false);
   for (const auto& unit : units_) {
     unit->fired = 0;
@@ -65,8 +68,6 @@ void Fsdp::State::after_backward(Unit& unit) {
 }
 
 void Fsdp::State::begin_pass() {
-  // Collectives that a backward() left in flight when it threw.
-  while (!in_flight_.empty()) finish_oldest();
   in_pass_ = true;
   if (lane_plan_) begin_lane_pass();
   if (is_last_lane()) ++pass_;
@@ -201,7 +202,7 @@ void Fsdp::State::end_backward() {
   if (std::exchange(in_pass_, false)) finish_pass();
 }
 
-// Collectives in flight still write to the units' memory; the next pass waits for them.
+// Collectives in flight still write to the units' memory; the next backward() waits for them.
 void Fsdp::State::abandon_backward() {
   in_pass_ = false;
   for (const auto& each : fired_) {

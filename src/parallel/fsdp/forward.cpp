@@ -83,20 +83,31 @@ void Fsdp::State::publish() {
     for (const auto& unit : units_) std::ranges::for_each(unit->flats, act);
   };
   each([](const UnitFlat& flat) { flat.check_leaves(); });
-  if (std::exchange(may_be_read_, false) && !stale_ && is_written()) {
-    throw ConfigError(
-        "[fsdp] shards were written after a forward that has had no backward(), when other ranks "
-        "may still have computed with them: run such a forward under torch::NoGradGuard");
-  }
+  refuse_early_writes();
   if (stale_ || is_written()) {
     hide_unused();
     each([](UnitFlat& flat) { flat.publish(); });
   } else if (may_be_written_) {
     // Past autograd, as by data(), which leaves no trace.
-    each([](UnitFlat& flat) { flat.share_values(); });
+    each([](UnitFlat& flat) {
+      flat.drop_nearby();
+      flat.share_values();
+    });
   }
   stale_ = may_be_written_ = false;
   meet("forward");
+}
+
+// Since the last forward, when other ranks may still have computed with what was written over.
+void Fsdp::State::refuse_early_writes() {
+  if (!std::exchange(may_be_read_, false) || stale_ || !is_written()) return;
+  throw ConfigError(
+      whole_ ? "[fsdp] shards were written between a forward after unshard() and reshard(), when "
+               "other ranks may still have computed with them: call reshard() before an "
+               "optimizer's step()"
+             : "[fsdp] shards were written after a forward that has had no backward(), when other "
+               "ranks may still have computed with them: run such a forward under "
+               "torch::NoGradGuard");
 }
 
 bool Fsdp::State::is_written() const {
@@ -195,7 +206,7 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
       }
     }
   }
-  if (outermost && in_graph && plan_.others_read()) may_be_read_ = true;
+  if (outermost && (in_graph || whole_) && plan_.others_read()) may_be_read_ = true;
   if (!outermost || in_graph || whole_) return outputs;
   hide_unused();
   if (is_in_lane()) return outputs;
@@ -212,6 +223,7 @@ void Fsdp::State::unshard() {
   }
   // An optimizer may have made a step since.
   if (whole_ && !stale_ && !is_written()) return;
+  refuse_early_writes();
   end_whole();
   stale_ = true;
   begin_forward();
@@ -227,6 +239,7 @@ void Fsdp::State::end_whole() {
 
 void Fsdp::State::reshard() {
   if (!whole_) return;
+  refuse_early_writes();
   end_whole();
   meet("reshard");
 }

@@ -183,11 +183,13 @@ Fsdp::State::~State() {
   attachments_.clear();
   accumulators_.clear();
   for (const size_t i : trainable_) model().parameters[i].tensor.mutable_grad() = at::Tensor();
-  // Of ranks that share a memory there is one copy, which stays for as long as the parameters do.
   const bool stays = plan_.shares || whole_;
   for (const auto& unit : units_) {
-    if (unit->shown) continue;
-    for (auto& flat : unit->flats) stays ? flat.show() : flat.abandon();
+    for (auto& flat : unit->flats) {
+      if (!unit->shown) stays ? flat.show() : flat.abandon();
+      // Of ranks that share a memory there is one copy, which a plain module does not have.
+      if (plan_.others_read()) flat.take_own_copy();
+    }
   }
 }
 

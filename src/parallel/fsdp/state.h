@@ -87,6 +87,7 @@ class Fsdp::State : public GradientListener,
   void begin_forward();
   void end_whole();
   void publish();
+  void refuse_early_writes();
   bool is_written() const;
   void meet(std::string_view label);
   void watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint64_t since);

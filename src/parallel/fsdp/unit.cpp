@@ -152,6 +152,11 @@ void UnitFlat::abandon() {
   }
 }
 
+void UnitFlat::take_own_copy() {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& parameter : parameters_) parameter.set_data(parameter.detach().clone());
+}
+
 int64_t UnitFlat::gradient_bytes() const {
   return layout_.numel() * static_cast<int64_t>(c10::elementSize(reduce_));
 }

@@ -11,6 +11,7 @@
 #include <map>
 
 #include "checkpoint/part_of.h"
+#include "comm/transport.h"
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
 #include "parallel/ddp/model.h"
@@ -248,6 +249,23 @@ void ZeroOptimizer::Parts::spread() {
   }
 }
 
+// What the inner optimizer refuses on this rank alone, whose part may be of another dtype, the
+// others learn, too.
+void ZeroOptimizer::Parts::step() {
+  try {
+    optimizer->step();
+  } catch (const std::exception& error) {
+    group.transport().abort_all(fmt::format("[zero] rank {}: {}", group.rank(), error.what()));
+    throw;
+  }
+}
+
+void ZeroOptimizer::Parts::take_own_copies() {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!is_elsewhere(i)) parameters[i].set_data(parameters[i].detach().clone());
+  }
+}
+
 // Those of the leaves are not the parameters', of which other ranks have updated parts, too.
 void ZeroOptimizer::Parts::count_updates() const {
   std::vector<at::Tensor> updated;
@@ -292,7 +310,9 @@ ZeroOptimizer::ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& gr
     : ZeroOptimizer(std::vector<OptimizerParamGroup>{OptimizerParamGroup(std::move(parameters))},
                     group, make, options) {}
 
-ZeroOptimizer::~ZeroOptimizer() = default;
+ZeroOptimizer::~ZeroOptimizer() {
+  if (parts_ && parts_->shared) parts_->take_own_copies();
+}
 ZeroOptimizer::ZeroOptimizer(ZeroOptimizer&&) noexcept = default;
 
 void ZeroOptimizer::check_groups() const {
@@ -342,7 +362,7 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
     parts.group.barrier({.label = "zero: loaded"}).wait();
     parts.alias();
   }
-  parts.optimizer->step();
+  parts.step();
   parts.spread();
   parts.count_updates();
   return loss;

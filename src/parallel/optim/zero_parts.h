@@ -46,7 +46,9 @@ struct ZeroOptimizer::Parts {
   std::vector<OptimizerParamGroup> own_groups(std::vector<OptimizerParamGroup>& groups);
   void check_gradients() const;
   void point_to_gradients();
+  void step();
   void spread();
+  void take_own_copies();
   void count_updates() const;
 };
 

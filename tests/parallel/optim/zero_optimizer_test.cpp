@@ -290,6 +290,41 @@ TEST(Zero, RefusesWhatItCannotDivide) {
   });
 }
 
+TEST(Zero, SharedParametersAreEachRanksOwnAfterwards) {
+  spawn(2, [](World& world) {
+    const Wide net, other;
+    {
+      const ZeroOptimizer sgd(net.parameters(), world.group(),
+                              zero<torch::optim::SGD>(SGDOptions(0.1)), {.share_parameters = true});
+      EXPECT_TRUE(sgd.shares_parameters());
+    }
+    const at::NoGradGuard no_grad;
+    if (world.rank() == 0) {
+      for (auto& parameter : net.parameters()) parameter.zero_();
+    }
+    world.group().barrier().wait();
+    for (size_t i = 0; i < net.parameters().size(); ++i) {
+      const at::Tensor& before = other.parameters()[i];
+      EXPECT_TRUE(
+          at::equal(net.parameters()[i], world.rank() == 0 ? at::zeros_like(before) : before));
+    }
+  });
+}
+
+// A small parameter of a dtype of its own is one rank's alone.
+TEST(Zero, WhatTheInnerOptimizerRefusesOnOneRankEndsAll) {
+  spawn(2, [](World& world) {
+    const at::Tensor real = torch::ones({3000}).requires_grad_();
+    const at::Tensor complex = torch::ones({10}, at::kComplexFloat).requires_grad_();
+    ZeroOptimizer adam(std::vector<at::Tensor>{real, complex}, world.group(),
+                       zero<parallel::FusedAdam>(AdamOptions(0.1)));
+    for (const at::Tensor& tensor : {real, complex})
+      tensor.mutable_grad() = tensor.detach().clone();
+    const std::string text = message_of([&] { adam.step(); });
+    EXPECT_THAT(text, testing::HasSubstr("is of no floating-point dtype"));
+  });
+}
+
 // Also of a parameter that another rank updates.
 TEST_P(ZeroWorlds, AGraphFromBeforeAStepCannotRunBackward) {
   spawn(GetParam(), [](World& world) {

@@ -73,6 +73,7 @@ Reducer::Reducer(const Group& group, std::vector<Named> dense, const std::vector
 
 at::Tensor Reducer::arriving(size_t parameter, const at::Tensor& gradient) {
   const bool held = *holds_ > 0;
+  if (!backward_.is_open()) finish_abandoned();
   if (!held && !backward_.is_open()) begin();
   if (parameter >= parameters_.size()) {
     object(module_.change());
@@ -163,10 +164,24 @@ void Reducer::arrived(size_t parameter) {
   queue_->launch(*this);
 }
 
-void Reducer::begin() {
-  // Collectives that a backward() left in flight when it threw still write to the buckets.
+// Collectives that a backward() left in flight when it threw still write to the buckets.
+void Reducer::finish_abandoned() {
   for (auto& work : works_) work.wait();
   works_.clear();
+}
+
+// What is in flight would overwrite the zeros of an optimizer's zero_grad(), so gradients leave the
+// buckets.
+void Reducer::abandon() {
+  queue_->abandon(*this);
+  for (size_t i = 0; i < dense_ && !works_.empty(); ++i) {
+    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (gradient.defined() && gradient.is_alias_of(buckets_.view(i))) gradient = at::Tensor();
+  }
+}
+
+void Reducer::begin() {
+  finish_abandoned();
   completed_ = 0;
   unreached_.clear();
   schedule_.begin(buckets_.assignment());
@@ -183,7 +198,7 @@ void Reducer::begin() {
   if (is_last_lane()) skipped_ = 0;
   if (is_last_lane()) zeroed_in_a_pass_ = std::max(zeroed_in_a_pass_, std::exchange(zeroed_, 0));
   if (shadows_) return;
-  backward_.begin(weak_from_this(), &Reducer::finish, &Reducer::abort);
+  backward_.begin(weak_from_this(), &Reducer::finish, &Reducer::abandon);
   if (is_last_lane()) queue_->begin(*this);
 }
 
@@ -335,6 +350,22 @@ void Reducer::write_flags() {
   if (lanes_) flags_.clear_prior();
   if (join_.has_prior() || buffers_.is_start_changed()) flags_.write_prior();
   if (objection_.is_raised() && !quiet_) flags_.write_objection();
+}
+
+std::vector<std::string> Reducer::held() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (held_[i]) names.push_back(parameters_[i].name);
+  }
+  return names;
+}
+
+void Reducer::keep_held(const std::vector<std::string>& names) {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const Named& item = parameters_[i];
+    const bool is_named = std::ranges::find(names, item.name) != names.end();
+    if (is_named && item.tensor.grad().defined()) held_[i] = true;
+  }
 }
 
 void Reducer::zeroed() {

@@ -59,6 +59,8 @@ class Reducer : public GradientListener,
   // At the end of backward(), one after the other.
   void launch_all_but_last();
   void finish_pass();
+  // backward() threw.
+  void abandon();
 
   // With a plan.
   void enter_lane(int64_t lane) override;
@@ -73,6 +75,10 @@ class Reducer : public GradientListener,
   // accumulate, gradients from hold() that are zeroed were only looked at: calls up to that one
   // are not counted.
   void zeroed();
+  // The names of parameters with gradients of hold() that no pass has averaged yet. Ddp::refresh()
+  // tells them to the reducer that takes this one's place.
+  std::vector<std::string> held() const;
+  void keep_held(const std::vector<std::string>& names);
   void write(DdpLog& log) const;
 
   // From join() on a pass also finds out which ranks have gradients of their own for it.
@@ -113,7 +119,7 @@ class Reducer : public GradientListener,
   void drive();
   void wait_for_works();
   void finish();
-  void abort() { queue_->abandon(*this); }
+  void finish_abandoned();
   bool is_sparse(size_t parameter) const { return parameter >= dense_; }
   std::vector<char> reached() const;
   // Parameters that are not frozen and were not reached, or not by all lanes.

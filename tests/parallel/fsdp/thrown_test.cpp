@@ -1,0 +1,157 @@
+// Fsdp after a backward() that threw, after it is gone, and between unshard() and reshard().
+#include "support/thrown.h"
+
+#include "lockstep/core/error.h"
+#include "parallel/fsdp/models.h"
+
+namespace lockstep::test {
+namespace {
+
+using parallel::units_of;
+using testing::HasSubstr;
+
+// The average over ranks of the sums of the losses of `steps`.
+std::vector<at::Tensor> averages(int ranks, const std::vector<int>& steps) {
+  Tower net;
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const int step : steps) (tower_loss(net, rank, step) / ranks).backward();
+  }
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : net->parameters()) all.push_back(parameter.grad());
+  return all;
+}
+
+void expect_gradients(Fsdp& fsdp, const std::vector<at::Tensor>& want) {
+  const auto shards = fsdp.shards();
+  ASSERT_EQ(shards.size(), want.size());
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].shard.numel() == 0) continue;
+    EXPECT_TRUE(at::allclose(shards[i].shard.grad(), part_of_shard(want[i], shards[i]), 1e-5, 1e-7))
+        << i;
+  }
+}
+
+TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      Tower net;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      tower_loss(net, world.rank(), 0).backward();
+      fsdp.zero_grad();
+      const at::Tensor loss = tower_loss(net, world.rank(), 1);
+      const auto bias = net->blocks[0]->down->bias;
+      const auto hook = bias.register_hook(
+          [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+      EXPECT_THROW(loss.backward(), std::runtime_error);
+      bias.remove_hook(hook);
+      fsdp.zero_grad();
+      {
+        const auto hold = fsdp.hold();
+        tower_loss(net, world.rank(), 2).backward();
+      }
+      tower_loss(net, world.rank(), 3).backward();
+      expect_gradients(fsdp, averages(2, {2, 3}));
+    });
+  }
+}
+
+// What each rank does with a plain module is its own affair.
+TEST(FsdpGone, EachRankHasParametersOfItsOwn) {
+  for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
+    spawn(2, [dtype](World& world) {
+      Tower net;
+      {
+        const Fsdp fsdp(net, world.group(),
+                        {.units = units_of<BlockImpl>(*net), .param_dtype = dtype});
+        EXPECT_TRUE(fsdp.shares_memory());
+      }
+      const Tower other;
+      const at::NoGradGuard no_grad;
+      if (world.rank() == 0) {
+        for (auto& parameter : net->parameters()) parameter.zero_();
+      }
+      world.group().barrier().wait();
+      for (size_t i = 0; i < net->parameters().size(); ++i) {
+        const at::Tensor want =
+            world.rank() == 0 ? at::zeros_like(other->parameters()[i]) : other->parameters()[i];
+        EXPECT_TRUE(at::allclose(net->parameters()[i].to(at::kFloat), want, 1e-2, 1e-2)) << i;
+      }
+    });
+  }
+}
+
+TEST(FsdpGone, ADdpTrainsItOn) {
+  spawn(2, [](World& world) {
+    Tower net, usual;
+    {
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net)});
+      torch::optim::SGD sgd(fsdp.parameters(), 0.1);
+      tower_loss(net, world.rank(), 0).backward();
+      sgd.step();
+      fsdp.unshard();
+    }
+    Ddp ddp(usual, world.group());
+    torch::optim::SGD all(usual->parameters(), 0.1);
+    tower_loss(usual, world.rank(), 0).backward();
+    all.step();
+    Ddp again(net, world.group());
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    for (int step = 1; step < 4; ++step) {
+      again.zero_grad();
+      ddp.zero_grad();
+      tower_loss(net, world.rank(), step).backward();
+      tower_loss(usual, world.rank(), step).backward();
+      sgd.step();
+      all.step();
+    }
+    for (size_t i = 0; i < net->parameters().size(); ++i) {
+      EXPECT_TRUE(at::allclose(net->parameters()[i], usual->parameters()[i], 1e-5, 1e-6)) << i;
+    }
+  });
+}
+
+// Ranks share the memory that they compute with, and nothing makes them wait before reshard().
+TEST(FsdpUnshard, AWriteToShardsAfterAForwardIsRefused) {
+  for (const bool share : {true, false}) {
+    spawn(2, [share](World& world) {
+      Tower net;
+      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+      torch::optim::SGD sgd(fsdp.parameters(), 0.1);
+      const auto evaluate = [&] {
+        const at::NoGradGuard no_grad;
+        call(net, tower_input(0));
+      };
+      tower_loss(net, world.rank(), 0).backward();
+      fsdp.unshard();
+      evaluate();
+      fsdp.reshard();
+      sgd.step();  // allowed: all ranks have met
+      tower_loss(net, world.rank(), 1).backward();
+      fsdp.unshard();
+      evaluate();
+      sgd.step();
+      EXPECT_THAT(
+          message_of<ConfigError>([&] { evaluate(); }),
+          share ? HasSubstr("call reshard() before an optimizer's step()") : HasSubstr("nothing"));
+      evaluate();
+    });
+  }
+}
+
+// Parts that a few ranks keep together from forward to backward are given up, too.
+TEST(FsdpWritten, ValuesWrittenPastAutogradAreGathered) {
+  spawn(2, [](World& world) {
+    Tower net, other;
+    Fsdp fsdp(net, world.group(),
+              {.units = units_of<BlockImpl>(*net), .reshard_ranks = 1, .share_memory = false});
+    call(net, tower_input(0));  // whose graph is dropped
+    const at::NoGradGuard no_grad;
+    call(net->blocks[0], at::ones({2, TowerImpl::kWidth}));
+    for (auto& shard : fsdp.parameters()) shard.data().mul_(0.5);
+    for (auto& parameter : other->parameters()) parameter.data().mul_(0.5);
+    EXPECT_TRUE(at::equal(call(net, tower_input(0)), other->forward(tower_input(0))));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::test
