@@ -51,4 +51,4 @@ states = [trial.state.name for trial in study.trials]
 summary = {"best": study.best_params, "value": study.best_value, "states": states}
 (out / "study.json").write_text(json.dumps(summary, indent=1))
 print(f"best {arguments.metric} {study.best_value:.4f} with {study.best_params}; "
-      f"{states.count('COMPLETE')} of {len(states)} trials ended well")
+      f"{states.count('COMPLETE')} of {len(states)} trials completed")

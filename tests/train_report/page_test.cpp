@@ -62,7 +62,7 @@ nlohmann::json data_of(const std::string& page) {
 
 TEST(Page, OfAGoodRunNothingIsBad) {
   EXPECT_TRUE(bad_titles(good()).empty());
-  EXPECT_EQ(findings_of(good())[0].title, "The run ended well");
+  EXPECT_EQ(findings_of(good())[0].title, "The run finished");
   EXPECT_EQ(findings_of(good())[1].title, "It learned");
 }
 
@@ -248,7 +248,7 @@ TEST(Page, ARunThatFailedOrHasNoEndSaysSo) {
 
 TEST(Page, SaysWhyARunEnded) {
   for (const auto& [outcome, title] :
-       std::map<std::string, std::string>{{"finished", "The run ended well"},
+       std::map<std::string, std::string>{{"finished", "The run finished"},
                                           {"preempted", "The run was preempted"},
                                           {"stopped", "The program stopped the run"},
                                           {"time limit", "The run came to its time limit"},

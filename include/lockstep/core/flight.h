@@ -59,7 +59,8 @@ void exclude_this_thread() noexcept;
 // are reported without a call.
 void report_failure(std::string_view text, Blame blame = Blame::Own) noexcept;
 
-// What the last comparison of the ranks found: `text` as "pass 300 of Ddp 1: the ranks are alike".
+// What the last comparison of the ranks found: `text` as "pass 300 of Ddp 1: the ranks are the
+// same".
 void note_comparison(std::string_view text) noexcept;
 
 }  // namespace lockstep::flight

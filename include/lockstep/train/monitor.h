@@ -84,11 +84,11 @@ struct StepFigures {
   bool is_of_all_ranks = false;
 };
 
-// Every rank constructs it, and calls step() equally often; so every function that says so. It
-// measures by itself how long a step takes and how much of that the rank waits for others, for data
-// (data::Loader, or flight::Span(flight::Activity::Data) of the program's own) and for checkpoints
-// (Checkpointer). A report costs one all_gather of a few numbers; what is written is written by
-// another thread of rank 0.
+// Every rank constructs it and calls step() equally often. Functions that all ranks have to call
+// say so. It measures by itself how long a step takes and how much of that the rank waits for
+// others, for data (data::Loader, or flight::Span(flight::Activity::Data) of the program's own) and
+// for checkpoints (Checkpointer). A report costs one all_gather of a few numbers; what is written
+// is written by another thread of rank 0.
 //
 // Between two reports the loss is looked at, not communicated: one that is not finite is reported
 // in the next report, with its step and rank.

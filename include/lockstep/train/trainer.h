@@ -130,7 +130,8 @@ class Trainer {
   // ConfigError when called again.
   Outcome run();
 
-  // Of the evaluation's data, now. Every rank calls it. The mean over all samples, each once.
+  // Evaluates the model now and returns the metrics by name, as means over all samples of
+  // Evaluation::data, each counted once. Every rank calls it.
   std::map<std::string, double> evaluate();
 
   // Where the training stands.

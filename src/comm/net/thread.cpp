@@ -210,7 +210,7 @@ bool Net::step(Shaking& shaking) {
     const size_t wanted = std::min(sizeof buffer, shaking.handshake.wants());
     const ssize_t got = recv(shaking.fd.get(), buffer, wanted, 0);
     if (got < 0 && is_temporary(errno)) break;
-    if (got <= 0) throw Error(got == 0 ? "it hung up" : std::strerror(errno));
+    if (got <= 0) throw Error(got == 0 ? "it closed the connection" : std::strerror(errno));
     shaking.handshake.feed({buffer, static_cast<size_t>(got)});
     shaking.out += shaking.handshake.take_output();
   }

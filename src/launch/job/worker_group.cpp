@@ -185,9 +185,9 @@ void WorkerGroup::on_signal(int signal) {
   if (is_first) outcome_.signal = signal;
   if (phase_ == Phase::Running || phase_ == Phase::Leaving) {
     const auto grace = options_.grace.value_or(kGraceAfterSignal);
-    output_.say(fmt::format(
-        "{}: asking {} ranks to stop; in {:g} s, or at once on Ctrl-C, they are killed",
-        signal_name(signal), running_.size(), std::chrono::duration<double>(grace).count()));
+    output_.say(fmt::format("{}: asking {} ranks to stop; killing them after {:g} s (Ctrl-C: now)",
+                            signal_name(signal), running_.size(),
+                            std::chrono::duration<double>(grace).count()));
     stop(signal, grace);
   } else {
     // The ranks are being stopped already; what the signal changes is that none are started again.
@@ -263,7 +263,7 @@ void WorkerGroup::on_deadline() {
     case Phase::Telling:
       return stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
     case Phase::Leaving:
-      say_of_leftovers("the ranks have ended well and left processes at work, asked to stop now");
+      say_of_leftovers("the ranks have exited and left processes running, which are asked to stop");
       has_leftovers_ = true;
       return stop(SIGTERM, options_.grace.value_or(kGraceAfterSignal));
     case Phase::Stopping:
@@ -273,7 +273,7 @@ void WorkerGroup::on_deadline() {
       if (++kill_rounds_ < kKillRounds) return kill_all();
       for (const ProcessStat& process : descendants()) {
         output_.say(
-            fmt::format("process {} (state {}) does not die of SIGKILL: the kernel waits "
+            fmt::format("process {} (state {}) does not end after SIGKILL: the kernel waits "
                         "for a device or a network file system",
                         process.pid, process.state));
       }

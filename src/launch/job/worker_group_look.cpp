@@ -114,11 +114,11 @@ void WorkerGroup::look_for_absent() {
     missing.push_back(
         fmt::format("rank {} ({})", seen.rank, where.empty() ? "in no collective" : where));
   }
-  output_.say(
-      fmt::format("{} of {} ranks of this host have ended well; still at work after {} s: {}",
-                  outcome_.ends.size(), ranks_,
-                  std::chrono::duration_cast<std::chrono::seconds>(late_after()).count(),
-                  fmt::join(missing, ", ")));
+  output_.say(fmt::format(
+      "{} of {} ranks of this host have exited with status 0; still running after {} s: {}",
+      outcome_.ends.size(), ranks_,
+      std::chrono::duration_cast<std::chrono::seconds>(late_after()).count(),
+      fmt::join(missing, ", ")));
 }
 
 }  // namespace lockstep::launch

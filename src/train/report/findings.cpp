@@ -62,7 +62,7 @@ Finding ending(const RunHistory& run) {
             after + " The metric had not become better any more." + again};
   }
   return {restarts == 0 ? Tone::Good : Tone::Plain,
-          restarts == 0 ? "The run ended well" : "The run ended well, after a restart",
+          restarts == 0 ? "The run finished" : "The run finished after a restart",
           outcome.empty() || outcome == "finished"
               ? fmt::format("It finished after {} in {}.{}", steps, time, again)
               : fmt::format("It ended after {} in {}: {}.{}", steps, time,

@@ -307,7 +307,7 @@ void Coordinator::tick(Time now) {
       end(1, fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
                          "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}",
                          in(State::Ready), job_spec_.min_nodes, seconds(timing_.join),
-                         who_is_here(), why_.empty() ? "" : "; before: ", why_));
+                         who_is_here(), why_.empty() ? "" : "; earlier: ", why_));
     }
     remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {

@@ -97,12 +97,13 @@ void Node::tick(Time now) {
   if ((dialling || phase_ == Phase::Pausing) && !ranks_ && now >= dialling_until_) {
     disconnect();
     const std::string holder = who_holds_the_port();
-    return end(1,
-               fmt::format("no coordinator at {} within {:g} s{}{}{}", options_.coordinator,
-                           seconds(patience_), holder.empty() ? "" : ": " + holder,
-                           waiting_for_.empty() ? "" : "; last: " + waiting_for_,
-                           why_.empty() ? "" : "; before: " + why_),
-               now);
+    return end(
+        1,
+        fmt::format("could not reach a coordinator at {} within {:g} s{}{}{}", options_.coordinator,
+                    seconds(patience_), holder.empty() ? "" : ": " + holder,
+                    waiting_for_.empty() ? "" : "; last error: " + waiting_for_,
+                    why_.empty() ? "" : "; earlier: " + why_),
+        now);
   }
   say_what_is_awaited(now);
   if (phase_ == Phase::Pausing && now >= next_dial_) dial(now);
