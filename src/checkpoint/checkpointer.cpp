@@ -109,7 +109,7 @@ struct Checkpointer::Impl {
       std::vector<std::string> names;
       for (const auto& [name, object] : tracked) names.push_back(name);
       log::warn(
-          fmt::format("[checkpoint] CheckpointerOptions::each_rank has \"{}\", which is no "
+          fmt::format("[checkpoint] CheckpointerOptions::each_rank has \"{}\", which is not a "
                       "tensor of what is tracked: {}",
                       pattern, fmt::join(names, ", ")));
     }

@@ -24,7 +24,7 @@ train::TransformerConfig completed(train::TransformerConfig sizes) {
   if (sizes.head_dim == 0) {
     if (sizes.hidden % sizes.heads != 0) {
       throw ConfigError(
-          fmt::format("[plan] model.hidden {} is no multiple of model.heads {}: give "
+          fmt::format("[plan] model.hidden {} is not a multiple of model.heads {}: give "
                       "model.head_dim",
                       sizes.hidden, sizes.heads));
     }

@@ -9,7 +9,7 @@ namespace lockstep::text {
 
 enum class CharacterClass : uint8_t { Other, Letter, Number, Space };
 
-// A byte that is no part of a character stands for itself: kInvalidByte + the byte.
+// A byte that is not part of a character stands for itself: kInvalidByte + the byte.
 constexpr uint32_t kInvalidByte = 0x110000;
 
 struct Character {

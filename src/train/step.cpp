@@ -50,7 +50,7 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
   state_.learning_rate = part.optimizer->param_groups()[0].options().get_lr();
   if (part.scaler) {
     state_.loss_scale = part.scaler->factor();
-    // An overflow that the scaler has found is no trouble of the gradients, unless it goes on.
+    // An overflow that the scaler has found is not a fault of the gradients, unless it persists.
     if (!is_updated && state_.loss_scale > 1 && !std::isfinite(state_.gradient_norm.value_or(0))) {
       state_.gradient_norm.reset();
     }

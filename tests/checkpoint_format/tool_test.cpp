@@ -160,10 +160,10 @@ TEST_F(Tool, HalfPublishedAndMissingOnesAreNamed) {
   write(out("empty") + "/.metadata", "");
   EXPECT_THAT(run(1, "inspect " + out("empty")), HasSubstr("distributed checkpoint (DCP)"));
   write(out("text"), "no tensors in here");
-  EXPECT_THAT(run(1, "inspect " + out("text")), HasSubstr("is no safetensors file"));
+  EXPECT_THAT(run(1, "inspect " + out("text")), HasSubstr("is not a safetensors file"));
   // Without a writer, which opening would wait for.
   ASSERT_EQ(mkfifo(out("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(run(1, "inspect " + out("pipe")), HasSubstr("is no regular file"));
+  EXPECT_THAT(run(1, "inspect " + out("pipe")), HasSubstr("is not a regular file"));
 }
 
 TEST_F(Tool, WrongArgumentsAreStatusTwo) {
@@ -331,8 +331,9 @@ TEST_F(Tool, FoldersWhoseIndexIsWrongAreRefused) {
   EXPECT_THAT(told("{" + a + ", \"c\": \"m.safetensors\"}"),
               HasSubstr("says that 'c' is in 'm.safetensors', and it is not"));
   EXPECT_THAT(told("{\"a\": \"n.safetensors\"}"), HasSubstr("n.safetensors: cannot be opened"));
-  EXPECT_THAT(told("{\"a\": \"../m.safetensors\"}"), HasSubstr("no name of a file beside it"));
-  EXPECT_THAT(told("{\"a\": 3}"), HasSubstr("no name of a file beside it"));
+  EXPECT_THAT(told("{\"a\": \"../m.safetensors\"}"),
+              HasSubstr("is not the name of a file beside it"));
+  EXPECT_THAT(told("{\"a\": 3}"), HasSubstr("is not the name of a file beside it"));
   EXPECT_THAT(told("[]"), HasSubstr("has no weight_map"));
 }
 

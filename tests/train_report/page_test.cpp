@@ -127,7 +127,7 @@ TEST(Page, StagesAreMarkedWithTheirNames) {
   run.add(Event{.kind = "stage", .step = 100, .text = "all"}, 1e9);
   run.add(Event{.kind = "save", .step = 150}, 1e9);
   const auto marks = data_of(report_page({run}))["runs"][0]["marks"];
-  ASSERT_EQ(marks.size(), 1u) << "a save is no mark";
+  ASSERT_EQ(marks.size(), 1u) << "a save is not a mark";
   EXPECT_EQ(marks[0]["kind"], "stage");
   EXPECT_EQ(marks[0]["text"], "all");
 }

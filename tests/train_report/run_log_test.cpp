@@ -132,7 +132,7 @@ TEST_F(TheRunLog, AFileThatWasCutIsGoneOnWith) {
   EXPECT_EQ(run.reports, 2);
   EXPECT_EQ(run.last->step, 2);
   EXPECT_EQ(run.skipped_lines, 1);
-  EXPECT_EQ(run.first_fault, "line 3: no JSON object");
+  EXPECT_EQ(run.first_fault, "line 3: not a JSON object");
 }
 
 TEST_F(TheRunLog, CutAtAnyByteTheWholeLinesAreRead) {

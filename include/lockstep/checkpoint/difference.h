@@ -7,7 +7,7 @@
 
 namespace lockstep::checkpoint {
 
-// |a - b| up to absolute + relative * |b| is no difference.
+// |a - b| up to absolute + relative * |b| is not a difference.
 struct Tolerance {
   double absolute = 0;
   double relative = 0;

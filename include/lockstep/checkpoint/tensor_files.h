@@ -110,7 +110,7 @@ struct DirectoryFindings {
 };
 
 // Verifies all checkpoints of a directory, and that `latest` names the newest. A job may save there
-// and remove older ones meanwhile: what it removes is left out, and is no fault. Where `latest`
+// and remove older ones meanwhile: what it removes is left out, and is not a fault. Where `latest`
 // names an older one, as between the two steps of a save, it is looked at for up to 2 s.
 DirectoryFindings verify_directory(const std::string& path, FileSystem& files = system_files());
 

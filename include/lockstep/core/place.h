@@ -49,8 +49,8 @@ Place place_from_env();
 Place rank_from_env();
 
 // What shows that a launcher has started this process as one rank of a job, as "RANK and WORLD_SIZE
-// are set"; empty without one. A task of srun that is alone on its node is no rank for this: it may
-// start ranks there, as `lockstep run` does. Throws ConfigError for Slurm's malformed counts.
+// are set"; empty without one. A task of srun that is alone on its node is not a rank for this: it
+// may start ranks there, as `lockstep run` does. Throws ConfigError for Slurm's malformed counts.
 std::string launcher_of_rank();
 
 }  // namespace lockstep

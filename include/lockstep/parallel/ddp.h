@@ -187,8 +187,8 @@ class Ddp : public Joinable {
   void sync_buffers();
 
   // This rank's lanes of a step, one after another: for (auto [x, y] : ddp.lanes(step)). Other Ddps
-  // whose gradients the body computes are named, too. Throws ConfigError when one has not as many
-  // lanes as the step. One loop at a time.
+  // whose gradients the body computes are named, too. Throws ConfigError when one does not have as
+  // many lanes as the step. One loop at a time.
   template <std::same_as<Ddp>... Others>
   LaneRange<BatchOfLane> lanes(const data::Step& step, const Others&... others) const {
     check_lanes(step.lane_count());

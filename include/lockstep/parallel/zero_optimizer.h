@@ -52,7 +52,7 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   // dense, is on another device than the group's, has overlapping or gapped memory, or has memory
   // in common with another. Parameters are tied by one tensor that is registered under several
   // names: two tensors in the same memory, as set_data() makes them, would be taken apart; parts of
-  // one buffer that lie side by side are no such. References to the parameters stay valid,
+  // one buffer that lie side by side do not count as such. References to the parameters stay valid,
   // data pointers do not: construct it before anything that keeps data pointers.
   ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make,
                 const ZeroOptions& options = {});

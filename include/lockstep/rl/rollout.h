@@ -29,7 +29,7 @@ struct AgentText {
 };
 
 // As prompt_text() and reply_text() have it, with a byte F8 behind each '<' of users and tools: it
-// is no part of the text, and what has it is no control token.
+// is not part of the text, and what has it is not a control token.
 AgentText chat_text(const ChatOptions& options = {});
 
 // Where episodes of one domain are played.

@@ -69,7 +69,7 @@ class Tau2Domain : public Domain {
  public:
   // Throws ConfigError for another name, for Solo::Yes in another domain than telecom, and for a
   // file that is not there. What is in the file is looked at by the first tasks(), which throws
-  // ConfigError for what are no tasks.
+  // ConfigError for what are not tasks.
   Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo = Solo::No,
              Tau2TaskFile file = {});
 

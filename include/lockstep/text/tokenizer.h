@@ -74,7 +74,7 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
 
   // The bytes of the tokens: of encode(text), what normalisation made of the text. Throws DataError
-  // for a number that is no token.
+  // for a number that is not a token.
   std::string decode(std::span<const int32_t> ids, DecodeOptions options = {}) const;
 
   // All numbers are below it. A model's embedding may have more rows (Qwen's has).

@@ -218,7 +218,7 @@ struct RunConfig {
     const T* value = found == extra.end() ? nullptr : std::get_if<T>(&found->second);
     if (value == nullptr) {
       throw ConfigError("[config] the program asks for " + key +
-                        ", which it has not declared with that type");
+                        ", which it did not declare with that type");
     }
     return *value;
   }

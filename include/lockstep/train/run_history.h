@@ -119,7 +119,7 @@ struct RunHistory {
 
   int64_t lines = 0;
   int64_t skipped_lines = 0;  // damaged, or of an unknown type
-  std::string first_fault;    // of them: "line 17: no JSON"
+  std::string first_fault;    // of them: "line 17: not a JSON object"
 
   // The step that the run has come to, as far as the log says; 0: none yet.
   int64_t last_step() const;

@@ -101,7 +101,7 @@ struct RunEnd {
 using LogRecord = std::variant<RunStart, StepReport, EvaluationReport, Event, RunEnd>;
 
 // The record as strict JSON without a line feed. Numbers that JSON does not have are the strings
-// "NaN", "Infinity" and "-Infinity"; bytes that are no UTF-8 become U+FFFD. `unix_seconds` is when
+// "NaN", "Infinity" and "-Infinity"; bytes that are not UTF-8 become U+FFFD. `unix_seconds` is when
 // it was made.
 std::string log_line(const LogRecord& record, double unix_seconds);
 

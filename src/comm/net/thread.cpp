@@ -46,7 +46,7 @@ size_t most_strangers() {
 Fd listening_on(const std::string& address, std::string& own) {
   const Resolved found = resolve(address, 0, AI_NUMERICHOST);
   if (found.addresses.empty()) {
-    throw CommError(fmt::format("[tcp] start: {} is no address", address));
+    throw CommError(fmt::format("[tcp] start: {} is not an address", address));
   }
   auto fd = listen_at(found.addresses[0], SOCK_NONBLOCK);
   if (!fd) {

@@ -74,7 +74,7 @@ Outcome WorkerGroup::run() {
         on_signal(*signal);
       }
     }
-    check_starts();  // those that could not have ended, too, and are no failed ranks
+    check_starts();  // those that could not have ended, too, and are not failed ranks
     if (children) on_children();
     if (outside_ != nullptr) attend_outside();
     if (output_.is_abandoned() && phase_ == Phase::Running) {

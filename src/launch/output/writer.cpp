@@ -192,7 +192,7 @@ bool Writer::write_some(Target& target, std::string_view& rest) {
   if (errno == EPIPE || errno == ECONNRESET || errno == EIO) {
     const int error = errno;
     struct stat status;
-    // A disk's EIO is no reader that has left.
+    // A disk's EIO is not a reader that has left.
     if (fstat(fd, &status) == 0 && !S_ISREG(status.st_mode)) target.abandoned_ = true;
     errno = error;
   }

@@ -57,7 +57,7 @@ class FlatLayout {
   // What of the members lies in a range of elements, in order.
   std::vector<Portion> portions(const Range& range) const;
 
-  // JSON, and back. Throws ConfigError for what is no such text.
+  // JSON, and back. Throws ConfigError for anything else.
   std::string text() const;
   static FlatLayout parse(std::string_view text);
   bool operator==(const FlatLayout&) const = default;

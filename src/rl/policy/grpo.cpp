@@ -32,8 +32,8 @@ double deviation_of(std::span<const double> values) {
 
 void check_groups(std::span<const double> rewards, int64_t group_size) {
   if (group_size < 1 || static_cast<int64_t>(rewards.size()) % group_size != 0) {
-    throw ConfigError(
-        fmt::format("[grpo] {} rewards are no groups of {}", rewards.size(), group_size));
+    throw ConfigError(fmt::format("[grpo] {} rewards cannot be split into groups of {}",
+                                  rewards.size(), group_size));
   }
 }
 

@@ -24,7 +24,7 @@ std::map<std::string, double> read_joint(const RunOptions& options) {
   const Json results = Json::parse(file, nullptr, false);
   if (!results.is_object()) throw ConfigError("has no results.json that can be read");
   const Json& config = results.at("config");
-  if (config.value("joint", "") != "true") throw ConfigError("is no run with --joint");
+  if (config.value("joint", "") != "true") throw ConfigError("is not a run with --joint");
   const auto mine = options.as_text();
   for (const char* name : kMeasured) {
     const std::string theirs = config.at(name), ours = mine.at(name);

@@ -121,7 +121,7 @@ void add_data_keys(KeyList& keys) {
   keys.add("tokenizer", AT(data.tokens.tokenizer),
            "tokenizer.json, .tiktoken file or folder, for samples; empty: that in `path`.");
   keys.add("mask_boundaries", AT(data.tokens.mask_boundaries),
-           "Whether the first token of a document, which nothing tells, is no target.");
+           "Whether the first token of a document, which nothing tells, is not a target.");
   keys.kinds({"images"});
   keys.add("size", AT(data.images.size), "Width and height to which images are scaled.",
            between(1, 65536));
@@ -129,7 +129,7 @@ void add_data_keys(KeyList& keys) {
   keys.choice("fit", AT(data.images.fit), {"crop", "stretch"},
               "The middle of the image, or the whole of it, made square.");
   keys.choice("bad_images", AT(data.images.bad_images), {"error", "skip"},
-              "What to do with files that are no images; those that are skipped are counted.");
+              "What to do with files that are not images; those that are skipped are counted.");
   keys.kinds({"synthetic-regression"});
   keys.add("samples", AT(data.synthetic.samples), "How many are made.", at_least(1));
   keys.add("slope", AT(data.synthetic.slope), "Of the line.");

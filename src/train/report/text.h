@@ -28,8 +28,8 @@ std::string metric_text(double value);
 // "rank 1", with the host's name where there are several: "rank 1 (host-b)".
 std::string rank_name(size_t rank, const std::string& host);
 
-// Makes spaces of what is no letter but a command, in UTF-8: control characters but line feeds, and
-// marks that turn the direction of the text behind them.
+// Makes spaces of what is not a letter but a command, in UTF-8: control characters but line feeds,
+// and marks that turn the direction of the text behind them.
 std::string plain_text(std::string_view text);
 // At most about so many bytes, with "…" in place of the rest.
 std::string shortened(std::string_view text, size_t most);

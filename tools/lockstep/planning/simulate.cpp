@@ -131,7 +131,7 @@ int SimulateCommand::carry_out() const {
   const int64_t ranks = question_.ranks(config, machine);
   for (const double number : {failure_hours_, save_, restart_, work_hours_}) {
     if (std::isfinite(number) && number >= 0) continue;
-    throw ConfigError(fmt::format("[simulate] {} is no time: 0 or more, and finite", number));
+    throw ConfigError(fmt::format("[simulate] {} is not a time: 0 or more, and finite", number));
   }
   if (failure_hours_ == 0 || save_ == 0 || work_hours_ == 0) {
     throw ConfigError("[simulate] --failure-hours, --save-seconds and --work-hours are above 0");

@@ -263,7 +263,7 @@ std::unique_ptr<TensorFiles> open_torch_file(const std::string& path, FileSystem
         "again with a newer one, torch.save(torch.load(FILE), FILE)");
   }
   if (bytes.size() > 1 && bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5) {
-    refuse(": is a Python pickle, and no file of torch.save");
+    refuse(": is a Python pickle, but not a file of torch.save");
   }
   return nullptr;
 }

@@ -39,7 +39,7 @@ void Node::retry(Time now) {
 
 void Node::expect_a_start(Time now) { quiet_until_ = now + kQuiet; }
 
-// Nothing unless that is no launcher, as far as is known.
+// Nothing unless that is not a launcher, as far as is known.
 std::string Node::who_holds_the_port() const {
   if (!options_.port_is_held || past_.coordinator != 0 || !waiting_for_.empty()) return "";
   return "another program of this host holds the port and does not answer ('ss -ltnp' names it; "

@@ -19,7 +19,7 @@ constexpr size_t kLongText = 300;  // bytes
 // least so many seconds; before the first report, so many.
 constexpr double kWaits = 3, kLeastSilence = 10, kFirstSilence = 60;
 
-// The loss so far as a row of blocks; '.' where it was no number.
+// The loss so far as a row of blocks; '.' where it was not a number.
 std::string sparkline(const Series& series, size_t width) {
   const auto& points = series.points();
   if (points.size() < 2) return "";
