@@ -106,7 +106,7 @@ class Checkpointer {
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
-  // The same for a Stateful, which describes itself.
+  // As above, for a Stateful, which describes itself.
   void track(const std::string& name, std::shared_ptr<Stateful> object);
   // A module holder. The module is not kept: when it has been replaced by another and is gone,
   // save() and the restoring functions throw.
@@ -146,7 +146,7 @@ class Checkpointer {
   // nothing has changed, when a file is damaged (it names file and tensor), and when names are
   // missing or unexpected, or have other sizes or dtypes (it lists them).
   std::optional<Restored> restore_latest(const RestoreOptions& options = {});
-  // The same for one checkpoint's folder.
+  // As restore_latest(), for the checkpoint in `folder`.
   Restored restore(const std::string& folder, const RestoreOptions& options = {});
 
  private:

@@ -13,7 +13,7 @@
 
 namespace lockstep::checkpoint {
 
-// Of load_optimizer().
+// Options of load_optimizer().
 struct LoadOptimizerOptions {
   // What the names of the state dict begin with: "optimizer." of torch.save({"optimizer":
   // optimizer.state_dict()}).

@@ -35,8 +35,8 @@ struct ManifestBox {
 
 // A tensor of a checkpoint, whole.
 struct ManifestTensor {
-  // As safetensors has it; C64 and C128 stand in the files as F32 and F64 with a last dimension
-  // of 2.
+  // The dtype's name in safetensors; C64 and C128 stand in the files as F32 and F64 with a last
+  // dimension of 2.
   std::string dtype;
   Sizes sizes;
   std::vector<ManifestBox> boxes;  // each element once

@@ -46,8 +46,8 @@ struct State {
   Values values = {};  // alike on all ranks
   // Further names of pieces (tied parameters): name, and the piece's.
   std::map<std::string, std::string> aliases = {};
-  // Of destination(): patterns of names that a checkpoint may have beside those, as what belongs to
-  // other ranks.
+  // In destination(): patterns of further names that a checkpoint may have, such as those of other
+  // ranks.
   std::vector<std::string> others = {};
 };
 
@@ -102,7 +102,7 @@ class Stateful {
   // Adds what others call the tensors of this one, which is tracked as `prefix`.
   virtual void add_names(const std::string&, Names&) const {}
 
-  // Of how many ranks the parts make the whole, where it has to be all that save; else 0.
+  // The number of ranks whose parts make the whole, where it has to be all that save; else 0.
   virtual int divided_among() const { return 0; }
 };
 

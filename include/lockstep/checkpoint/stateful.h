@@ -19,7 +19,7 @@ namespace lockstep::checkpoint {
 
 // Parameters and buffers by the module's own names; a tensor that has several is stored once.
 std::shared_ptr<Stateful> stateful(torch::nn::Module& module);
-// The same of one that is shared, which this does not keep: when it is gone, saving and restoring
+// As above, for a shared module, which this does not keep: when it is gone, saving and restoring
 // throw CheckpointError with the name. Throws ConfigError for an empty pointer.
 std::shared_ptr<Stateful> stateful_module(const std::string& name,
                                           const std::shared_ptr<torch::nn::Module>& module);

@@ -47,7 +47,7 @@ class KeyValueStore {
   // Removes the key; returns whether there was one.
   bool erase(std::string_view key) const;
 
-  // The same store seen through keys that begin with `name` and "/".
+  // This store, seen through keys that begin with `name` and "/".
   KeyValueStore prefix(std::string_view name) const;
 
  private:

@@ -39,11 +39,11 @@ class Pending {
  public:
   virtual ~Pending() = default;
 
-  // As Work::wait().
+  // See Work::wait().
   void wait();
-  // As Work::wait_for().
+  // See Work::wait_for().
   bool wait_within(std::chrono::microseconds limit);
-  // As Work::is_completed().
+  // See Work::is_completed().
   bool poll();
   // Whether wait() has something to do that has to come in the order of waits, as of then().
   virtual bool runs_in_wait() const { return false; }
@@ -64,7 +64,7 @@ class Pending {
 
   // Blocks until the operation is over; throws CommError. Not called again.
   virtual void finish() = 0;
-  // The same for a part of the time: false when the operation is not over yet.
+  // As finish(), for a limited time: false when the operation is not over yet.
   virtual bool finish_within(std::chrono::microseconds) {
     finish();
     return true;

@@ -45,7 +45,7 @@ struct Place {
 // CommError when the ranks cannot exchange the address in that way.
 Place place_from_env();
 
-// The same without host, port and listen_fd, which take a meeting: never blocks.
+// As place_from_env(), without host, port and listen_fd, which take a rendezvous: never blocks.
 Place rank_from_env();
 
 // What shows that a launcher has started this process as one rank of a job, as "RANK and WORLD_SIZE

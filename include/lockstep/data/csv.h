@@ -58,7 +58,7 @@ class CsvDataset : public TensorDataset {
   // other.
   explicit CsvDataset(const std::filesystem::path& file, const CsvOptions& options = {});
 
-  // As the header has them, or their numbers.
+  // The columns' names in the header, or their numbers.
   const std::vector<std::string>& feature_names() const { return feature_names_; }
   const std::vector<std::string>& target_names() const { return target_names_; }
   // With classification: how many there are; and their texts, where they are not numbers.

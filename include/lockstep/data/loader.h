@@ -76,10 +76,10 @@ class Loader {
   // Refers to `dataset`, which must outlive loader and epochs. Throws ConfigError when the data set
   // is empty, an option is impossible, or drop_last leaves no batch. Makes no collective call.
   Loader(const Dataset& dataset, const comm::World& world, LoaderOptions options = {});
-  // The same for rank part.index of part.count.
+  // As above, for rank part.index of part.count.
   Loader(const Dataset& dataset, Shard part, LoaderOptions options = {});
 
-  // The same, keeping the data set.
+  // As above, keeping the data set.
   Loader(std::shared_ptr<const Dataset> dataset, const comm::World& world,
          LoaderOptions options = {});
   Loader(std::shared_ptr<const Dataset> dataset, Shard part, LoaderOptions options = {});
@@ -89,8 +89,8 @@ class Loader {
   template <std::derived_from<Dataset> D>
   Loader(D&& temporary, Shard part, LoaderOptions options = {})
       : Loader(std::make_shared<const D>(std::move(temporary)), part, std::move(options)) {}
-  // The same for one of libtorch's (lockstep/data/torch_dataset.h): Loader(set.map(Stack<>()),
-  // world).
+  // As above, for a data set of libtorch's (lockstep/data/torch_dataset.h):
+  // Loader(set.map(Stack<>()), world).
   template <AnyTorchDataset D>
   Loader(D set, const comm::World& world, LoaderOptions options = {})
       : Loader(from_torch(std::move(set)), world, std::move(options)) {}
@@ -108,8 +108,8 @@ class Loader {
   // negative epoch.
   Epoch epoch(int64_t epoch);
 
-  // The same for a loader with lanes, of which epoch() throws ConfigError, as this does of one
-  // without: each step has a batch for each lane of this rank.
+  // As epoch(), for a loader with lanes: there epoch() throws ConfigError, as this does without
+  // lanes. Each step has a batch for each lane of this rank.
   Steps steps(int64_t epoch);
 
   // The loop's position in the data: the batch that it works on counts as taken, so save after the

@@ -75,7 +75,7 @@ class DistributedSampler {
   // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
   void restore(const SamplerState& state);
 
-  // Of the options.
+  // The seed of the options.
   int64_t seed() const { return options_.seed; }
 
   // This sampler as another of the part.count ranks has it: it shares the shuffled order.

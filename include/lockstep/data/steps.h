@@ -29,8 +29,8 @@ class Step {
   // for, and kept until the step is over. Throws what Loader says of batches.
   const Batch& batch(int64_t lane) const;
 
-  // Of (seed, epoch, samples taken before the step) and of how often it was called in this step, so
-  // that a second loop over the step's lanes draws other numbers than the first.
+  // A key of (seed, epoch, samples taken before the step) and of how often it was called in this
+  // step, so that a second loop over the step's lanes draws other numbers than the first.
   StepKey next_key() const;
 
  private:

@@ -7,7 +7,7 @@
 
 namespace lockstep::models {
 
-// Of cross_entropy().
+// Options of cross_entropy().
 struct CrossEntropyOptions {
   int64_t ignored = -100;  // targets of this value do not count
   // Tokens whose logits exist at a time; 0: as many as make about 16 MiB of logits.

@@ -43,7 +43,7 @@ struct DialogueTokens {
   std::vector<uint8_t> own;  // 1 where the model wrote the token
 };
 
-// Of hold_dialogues().
+// Options of hold_dialogues().
 struct DialogueOptions {
   // How tokens are drawn. max_new_tokens is that of a message; seed, first_sample, cached and
   // on_token are not used.

@@ -14,14 +14,14 @@
 
 namespace lockstep::models {
 
-// Of generate().
+// Options of generate().
 struct GenerateOptions {
   int64_t max_new_tokens = 128;
   // Logits are divided by it; 0: the most likely token, of equal ones the first (greedy).
   double temperature = 0;
   int64_t top_k = 0;  // only the most likely k; 0: all
-  // Of these the most likely ones that have this much probability together; 1: all. As
-  // transformers: after temperature and top_k.
+  // Of these only the most likely ones that have this much probability together; 1: all. As in
+  // Hugging Face's transformers, after temperature and top_k.
   double top_p = 1;
   std::vector<int32_t> stop = {};  // a sequence ends after one of these
   // The draw for a token depends on (seed, number of the sample, position in the sequence) alone,

@@ -11,7 +11,7 @@
 
 namespace lockstep::models {
 
-// Of a Linear model.
+// Options of a Linear model.
 struct LinearOptions {
   int64_t inputs;       // features of a sample
   int64_t outputs = 1;  // values or classes

@@ -14,7 +14,7 @@
 
 namespace lockstep::models {
 
-// Of an Mlp.
+// Options of an Mlp.
 struct MlpOptions {
   // Features of a sample, then the outputs of each layer: {784, 256, 10} has one hidden layer.
   std::vector<int64_t> sizes;

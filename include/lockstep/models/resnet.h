@@ -14,7 +14,7 @@
 
 namespace lockstep::models {
 
-// Of a ResNet18.
+// Options of a ResNet18.
 struct ResNet18Options {
   int64_t classes = 1000;
   int64_t in_channels = 3;

@@ -194,7 +194,7 @@ class Ddp : public Joinable {
     check_lanes(step.lane_count());
     return range({this, &others...}, step.next_key(), BatchOfLane{step});
   }
-  // The same for a program that makes its batches itself, the one of lane l from nothing but the
+  // As above, for a program that makes its batches itself, the one of lane l from nothing but the
   // step and l: for (Lane lane : ddp.lanes(StepKey{.seed = 1, .step = k})).
   template <std::same_as<Ddp>... Others>
   LaneRange<NumberOfLane> lanes(const StepKey& key, const Others&... others) const {

@@ -31,7 +31,7 @@ struct DeterminismReport {
   std::vector<std::string> differences(const DeterminismReport& other) const;
 };
 
-// Of this process now. Does not communicate.
+// The report of this process as it is now. Does not communicate.
 DeterminismReport determinism_report(const Group& group);
 
 }  // namespace lockstep::parallel

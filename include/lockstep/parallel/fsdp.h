@@ -122,7 +122,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> units_of(const torch::nn::Module
   }
   return found;
 }
-// The same by the type's name, with or without its namespaces and "Impl": "Block". Throws
+// As above, by the type's name, with or without its namespaces and "Impl": "Block". Throws
 // ConfigError, which lists the types that there are, when none has it.
 std::vector<std::shared_ptr<torch::nn::Module>> units_of(const torch::nn::Module& module,
                                                          const std::vector<std::string>& types);
@@ -217,7 +217,7 @@ class Fsdp {
     check_lanes(step.lane_count());
     return range({this, &others...}, step.next_key(), BatchOfLane{step});
   }
-  // The same for a program that makes its batches itself.
+  // As above, for a program that makes its batches itself.
   template <std::same_as<Fsdp>... Others>
   LaneRange<NumberOfLane> lanes(const StepKey& key, const Others&... others) const {
     return range({this, &others...}, key, NumberOfLane{lane_count()});

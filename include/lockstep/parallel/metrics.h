@@ -21,7 +21,7 @@ at::Tensor sum_over_ranks(const at::Tensor& value, const Group& group);
 // In float64: counts below 2^53 are exact.
 double sum_over_ranks(double value, const Group& group);
 
-// Of gather_for_metrics().
+// Options of gather_for_metrics().
 struct GatherOptions {
   // How many samples there are on all ranks together. A sampler that gives all ranks equally many
   // repeats some at the end, which come last here and are left out. Not needed for batches of a

@@ -16,7 +16,7 @@ namespace lockstep::parallel {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
-// Of ZeroOptimizer.
+// Options of ZeroOptimizer.
 struct ZeroOptions {
   // Where all ranks share a memory (the CPUs of one host) there is one copy of the parameters for
   // all of them, and nothing is sent after an update. Then no rank may write to a parameter between

@@ -38,8 +38,8 @@ struct SimulatedRun {
   double goodput = 0;
 };
 
-// The same numbers for the same seed. Gives up, with goodput 0 and `done` below `work`, at the
-// 100,000th failure.
+// Simulates a run; the same seed gives the same numbers. Gives up, with goodput 0 and `done` below
+// `work`, at the 100,000th failure.
 SimulatedRun simulate_run(const Reliability& reliability, double interval, double work,
                           uint64_t seed);
 

@@ -62,7 +62,7 @@ double cache_bytes_per_token(const train::TransformerConfig& sizes);
 std::vector<GrpoMemory> grpo_memory(const train::TransformerConfig& sizes, const Machine& machine,
                                     const GrpoOptions& options = {}, int64_t most_devices = 8);
 
-// As a table with what to do, of at most `width` columns; and for programs.
+// grpo_memory() as a table of at most `width` columns that says what to do, and as JSON.
 std::string grpo_text(const train::TransformerConfig& sizes, const Machine& machine,
                       const GrpoOptions& options, int width = 100);
 std::string grpo_json(const train::TransformerConfig& sizes, const Machine& machine,

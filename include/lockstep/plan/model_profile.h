@@ -34,7 +34,7 @@ struct ProfileUnit {
   double fixed_transient = 0;  // bytes while it works, of any batch
   bool is_block = false;       // one of many alike: it can be computed twice, and is a unit
 
-  // Of all its parameters.
+  // The elements of all its parameters.
   int64_t elements() const;
 };
 
@@ -49,7 +49,7 @@ struct ModelProfile {
   bool convolves = false;     // computes convolutions, whose libraries have memory of their own
   bool attends = false;       // the same of attention
 
-  // Of all units' parameters.
+  // The elements of all units' parameters.
   int64_t elements() const;
   double forward_flops() const;  // of a sample
 };
@@ -60,9 +60,9 @@ struct SampleSizes {
   int64_t outputs = 0;
 };
 
-// Of what the configuration names, as far as it can be told without reading the data: mnist and
-// fashion-mnist, images, tokens, synthetic-regression. Throws ConfigError, which says what to give,
-// for the others.
+// The sizes of the data that the configuration names, as far as it can be told without reading the
+// data: mnist and fashion-mnist, images, tokens, synthetic-regression. Throws ConfigError, which
+// says what to give, for the others.
 SampleSizes sample_sizes(const train::RunConfig& config);
 
 // A built-in model. Counted, not measured; tests hold it against what libtorch allocates. Throws

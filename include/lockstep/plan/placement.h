@@ -28,8 +28,8 @@ GrpoOptions grpo_options(const rl::RunOptions& options, const train::Transformer
 // run_continual(), which says so on all ranks.
 std::string placement(const rl::RunOptions& options, const comm::World& world);
 
-// The same for so many ranks that all compute on this host's CPUs, without asking them. Throws
-// ConfigError for a model that cannot be read.
+// As placement(), for this many ranks that all compute on this host's CPUs, without asking them.
+// Throws ConfigError for a model that cannot be read.
 std::string placement_here(const rl::RunOptions& options, int64_t ranks);
 
 // The memory of each of `ranks` ranks in such a run, whole and divided, and this host's part of

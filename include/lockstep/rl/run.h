@@ -29,7 +29,8 @@ namespace lockstep::rl {
 struct RunOptions {
   std::string model = "";        // as model_folder() takes it, a Qwen 3; empty: the tiny one
   std::string env = "embedded";  // or "tau2", which needs a model
-  // Of tau2: "scripted", or "model", played by a copy of the model that the run begins with.
+  // The user of tau2: "scripted", or "model", played by a copy of the model that the run begins
+  // with.
   std::string user = "scripted";
   bool solo = false;  // tau2's telecom without a user: the agent has a ticket and all tools
   // By domain of tau2: a file with tasks in place of its own ones, as Tau2TaskFile takes it; the
@@ -124,7 +125,7 @@ struct Course {
   std::string demonstrations_key = {};  // what they depend on
   // What an agent that knows everything says.
   std::function<std::vector<std::string>(const Planned& planned)> oracle = {};
-  // The same task at the first level of difficulty. Empty: tasks have one level.
+  // Returns the task at the first level of difficulty. Empty: tasks have one level.
   std::function<TaskKey(const TaskKey& task)> easier = {};
   // Empty: no user is played by a model. Else run_continual() fills it.
   std::shared_ptr<Voice> user_voice = {};

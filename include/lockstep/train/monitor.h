@@ -72,7 +72,7 @@ struct MonitorOptions {
 
 // A step, as this rank has made it.
 struct StepFigures {
-  // Of this rank's batch. Reports have the mean over the ranks, by their samples.
+  // The loss of this rank's batch. Reports have the mean over the ranks, by their samples.
   std::optional<double> loss = std::nullopt;
   int64_t samples = 0;  // of this rank's batch
   std::optional<double> learning_rate = std::nullopt;

@@ -14,7 +14,7 @@
 
 namespace lockstep::train {
 
-// Of Progress.
+// Options of Progress.
 struct ProgressOptions {
   // Between two lines; 0: none. On a terminal the line is written over, more often than that.
   int64_t every_steps = 50;

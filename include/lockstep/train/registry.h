@@ -30,7 +30,7 @@ struct RunData {
   int64_t classes = 0;
   // By which the data were scaled, to be saved with the run; null: they were not.
   std::shared_ptr<data::StandardScaler> scaler = nullptr;
-  // Of tokens: the file or folder of what made them (lockstep/text/tokenizer.h); empty: not known.
+  // For tokens: the file or folder of what made them (lockstep/text/tokenizer.h); empty: not known.
   std::string tokenizer = {};
   // Opens what a stage of training.curriculum names (`path`, `targets_path`), with classes numbered
   // as here; null: the function of the kind is called once more.

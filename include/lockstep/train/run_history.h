@@ -60,12 +60,12 @@ struct RankColumn {
   std::vector<float> memory_bytes;     // by rank, the most
   std::vector<float> gpu_busy;         // by rank, the mean; NaN where it is not known
 
-  // What comes behind it, of as many ranks, becomes a part of it.
+  // Adds the column that follows it, of as many ranks.
   void join(const RankColumn& next);
 };
 
-// The same over the whole run, or since a restart on another number of ranks: with fewer of them
-// each has more to do, and none of them is slow for that.
+// What the ranks did over the whole run, or since a restart on another number of ranks: with fewer
+// of them each has more to do, and none of them is slow for that.
 struct RankTotals {
   double step_seconds = 0, communication_seconds = 0, data_seconds = 0, checkpoint_seconds = 0;
   int64_t steps = 0;
@@ -78,7 +78,7 @@ struct RankTotals {
   double working_seconds() const { return step_seconds - communication_seconds; }
 };
 
-// Of a run that learns one domain after another: the mean reward of each after each stage.
+// For a run that learns one domain after another: the mean reward of each after each stage.
 struct Transfer {
   // One domain's after some stages.
   struct Cell {
@@ -149,10 +149,10 @@ class RunLogReader {
   // Takes what was added since the last call, up to the last whole line; whether there was
   // anything. Throws Error for a log of a later version.
   bool poll(RunHistory& history);
-  // The same, with a last line that has no line feed.
+  // As poll(), with a last line that has no line feed.
   void finish(RunHistory& history);
 
-  // Of the file.
+  // The path of the file.
   const std::string& path() const { return path_; }
 
  private:

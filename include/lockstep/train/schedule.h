@@ -40,7 +40,7 @@ LearningRate linear_decay(const Warmup& warmup = {}, double lowest_lr = 0);
 LearningRate cosine_decay(const Warmup& warmup = {}, double lowest_lr = 0);
 // Then any of lockstep/parallel/lr_schedule.h: follow(step_lr({.size = 1000}), {.steps = 100}).
 LearningRate follow(parallel::Schedule schedule, const Warmup& warmup = {});
-// The same for one that depends on how many steps are left after the warm-up.
+// As above, for a schedule that depends on how many steps are left after the warm-up.
 LearningRate follow(std::function<parallel::Schedule(int64_t steps)> schedule,
                     const Warmup& warmup = {});
 // Reduced when the metric has not become better for a number of evaluations.

@@ -34,7 +34,7 @@ class TensorBoardWriter {
   // All that is in it: train/..., system/..., and one line for each of at most eight ranks.
   // train/loss is shown_loss().
   void report(const StepReport& report);
-  // As evaluation/NAME.
+  // Writes the values as evaluation/NAME.
   void evaluation(const EvaluationReport& evaluation);
   // Gives what was written to the operating system; report() and evaluation() do it, too.
   void flush();

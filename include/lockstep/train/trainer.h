@@ -106,7 +106,7 @@ class Trainer {
   // for a model that Ddp or Fsdp refuses.
   Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
           TrainerOptions options);
-  // The same with a loss that calls the model itself: of outputs that are not a tensor, or of a
+  // As above, with a loss that calls the model itself: of outputs that are not a tensor, or of a
   // batch of which the model takes more than the data.
   Trainer(const comm::World& world, const Model& model, LossOfBatch loss, DataSource data,
           TrainerOptions options);
@@ -121,7 +121,7 @@ class Trainer {
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
-  // The same for what describes itself.
+  // As above, for what describes itself.
   void track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object);
 
   // Restores, where there is something to restore, and trains until the end. Every rank calls it
@@ -136,7 +136,7 @@ class Trainer {
 
   // Where the training stands.
   const RunState& state() const;
-  // Of the part of that name (the only one's is "model"): to look at.
+  // The Ddp of the part of that name (the only one's is "model"), to look at.
   // Throws ConfigError where the part has an Fsdp.
   const parallel::Ddp& ddp(std::string_view part = "model") const;
   // Null where the part has a Ddp.
