@@ -121,7 +121,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--dry-run", flags.dry_run,
                "print curriculum, memory and collectives; train and write nothing");
   app.add_flag("--quiet", o.quiet, "print nothing");
-  app.add_flag("!--no-cache", o.cache, "make the warm-up anew");
+  app.add_flag("!--no-cache", o.cache, "do the warm-up again");
   app.add_flag("--log-eval-all", o.log_all, "trajectories of all trials of evaluations");
   app.add_flag("--export-hf", o.export_hf, "a folder of transformers for each stage");
 }

@@ -42,8 +42,8 @@ double at_least_zero(const Json& json, const char* key, const std::string& path,
   const double value = found->is_number() ? found->get<double>() : -1;
   if (!(value >= 0) || !std::isfinite(value)) {
     throw ConfigError(
-        fmt::format("[plan] {}: {} is not a number of at least 0: write the file anew by "
-                    "`lockstep bench --to {}`",
+        fmt::format("[plan] {}: {} is not a number of at least 0: run "
+                    "`lockstep bench --to {}` again",
                     path, key, path));
   }
   return value;
@@ -55,8 +55,8 @@ double positive(const Json& json, const char* key, const std::string& path) {
   const double value = found != json.end() && found->is_number() ? found->get<double>() : 0;
   if (!(value > 0) || !std::isfinite(value)) {
     throw ConfigError(
-        fmt::format("[plan] {}: {} is not a number above 0: write the file anew by "
-                    "`lockstep bench --to {}`",
+        fmt::format("[plan] {}: {} is not a number above 0: run "
+                    "`lockstep bench --to {}` again",
                     path, key, path));
   }
   return value;

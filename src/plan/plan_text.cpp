@@ -30,8 +30,8 @@ std::string heading(const Plan& plan) {
       t.lanes > 0 ? fmt::format("lane of {}", t.lanes) : "rank",
       t.accumulation > 1 ? fmt::format(" x {} micro-batches", t.accumulation) : "",
       t.precision == Precision::Narrow ? "computing in 16 bits" : "float32",
-      t.recomputed == Recomputed::Blocks  ? ", activations computed twice"
-      : t.recomputed == Recomputed::Cheap ? ", norms and activation functions computed twice"
+      t.recomputed == Recomputed::Blocks  ? ", activations recomputed"
+      : t.recomputed == Recomputed::Cheap ? ", norms and activation functions recomputed"
                                           : "",
       t.state_bytes);
   const bool several = plan.ranks > plan.machine.devices_per_node;

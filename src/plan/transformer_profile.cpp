@@ -41,7 +41,7 @@ train::TransformerConfig completed(train::TransformerConfig sizes) {
 double norm_bytes(double numbers, double rows, double width, bool keeps_result) {
   return kFloat * numbers + width * numbers * (keeps_result ? 2 : 1) + kFloat * rows;
 }
-// Of it what is not kept when it is computed twice: all but the input as it was, and the result.
+// Of it what is not kept when it is recomputed: all but the input as it was, and the result.
 double cheap_norm_bytes(double numbers, double rows) { return kFloat * (numbers + rows); }
 
 ProfileUnit block_of(const train::TransformerConfig& o, double tokens, double width) {

@@ -215,7 +215,7 @@ std::map<std::string, double> Training::base_rates() const {
   return rates;
 }
 
-// A run that begins anew among another's checkpoints would remove them as its own.
+// A new run among another's checkpoints would remove them as its own.
 void Training::refuse_others() {
   const auto& directory = options_.saving.directory;
   refuse_to_join(

@@ -89,7 +89,7 @@ TEST(FileData, FurtherTablesHaveTheColumnsAndClassesOfTheFirst) {
     config.csv.targets = {"kind"};
     EXPECT_TRUE(at::equal(target("swapped.csv").data, torch::tensor({{1.0F, 5.0F}})));
     EXPECT_TRUE(at::equal(target("last.csv").data, torch::tensor({{1.0F, 5.0F}})));
-    // Which would number the classes anew.
+    // Which would number the classes again.
     write(folder / "numbers.csv", "a,b,kind\n1,5,0\n1,5,1\n1,5,2\n");
     write(folder / "damaged.csv", "a,b,kind\n1,5,1\n1,5,x\n");
     config.path = folder / "numbers.csv";

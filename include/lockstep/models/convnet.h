@@ -38,7 +38,7 @@ class ConvNetImpl : public torch::nn::Cloneable<ConvNetImpl> {
   // others.
   at::Tensor forward(const at::Tensor& images);
 
-  // Makes the layers anew.
+  // Creates the layers again.
   void reset() override;
 
   ConvNetOptions options;

@@ -30,7 +30,7 @@ struct GenerateOptions {
   int64_t first_sample = 0;  // the number of the first prompt's sample
   // Only numbers below it are drawn: the tokenizer's size, where the model has more rows. 0: all.
   int64_t vocabulary = 0;
-  // False computes all keys and values anew for each token: slower, the same tokens.
+  // False computes all keys and values again for each token: slower, the same tokens.
   bool cached = true;
   // Called for each token when it is drawn, with the prompt's index.
   std::function<void(size_t prompt, int32_t token)> on_token = {};

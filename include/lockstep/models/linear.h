@@ -29,7 +29,7 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   // parameters' dtype. Throws ConfigError for others.
   at::Tensor forward(const at::Tensor& input);
 
-  // Makes the parameters anew.
+  // Creates the parameters again.
   void reset() override;
   // "lockstep::models::Linear(inputs=3, outputs=1, bias=true)"
   void pretty_print(std::ostream& stream) const override;

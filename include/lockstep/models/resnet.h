@@ -37,7 +37,7 @@ class ResNet18Impl : public torch::nn::Cloneable<ResNet18Impl> {
   // Throws ConfigError for others.
   at::Tensor forward(const at::Tensor& images);
 
-  // Makes the layers anew.
+  // Creates the layers again.
   void reset() override;
 
   ResNet18Options options;

@@ -165,7 +165,7 @@ class TransformerImpl : public torch::nn::Cloneable<TransformerImpl> {
   // To be given to ActivationCheckpointing; of blocks every `every`-th.
   std::vector<std::shared_ptr<torch::nn::Module>> recomputed(Recomputed kind, int64_t every = 1);
 
-  // Draws all parameters anew.
+  // Draws all parameters again.
   void reset_parameters();
 
   void reset() override;

@@ -111,7 +111,7 @@ class [[nodiscard]] Hold {
 // Attaches to a module, which stays as it is: same type, same names, same forward. From then on,
 // when backward() returns, each rank has finished the computation of its own backward pass, and
 // every gradient that the pass accumulated into is the average over the ranks; or it threw
-// (CommError: a rank failed, disagreed or came late, and the group is dead; ConfigError: see
+// (CommError: a rank failed, disagreed or came late, and the group has failed; ConfigError: see
 // below). After a throw the gradients are unspecified: zero_grad() before the next backward. When
 // the group has one rank nothing is attached, nothing is communicated and backward() is libtorch's
 // own: only the options and the module are checked.

@@ -184,8 +184,8 @@ struct FsdpShard {
 //
 // Refused, on all ranks, by ConfigError: a sparse gradient, hooks on the accumulation of a
 // parameter's gradient, a parameter that changes its dtype or device afterwards, one that was
-// frozen and is thawed (those that were trainable may be frozen and thawed again, as GANs do), a
-// gradient that arrives after its unit's were averaged, a write to shards after a forward in grad
+// frozen and is unfrozen (those that were trainable may be frozen and unfrozen again, as GANs do),
+// a gradient that arrives after its unit's were averaged, a write to shards after a forward in grad
 // mode that has had no backward(), where ranks share a memory, and a parameter of another Fsdp or
 // Ddp.
 class Fsdp {

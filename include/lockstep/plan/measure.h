@@ -31,7 +31,7 @@ MeasuredPass measure_pass(torch::nn::Module& module, const std::function<at::Ten
 struct MeasureOptions {
   int64_t batch = 2;  // samples of the smaller run; the other has twice as many
   // Modules that Fsdp would have as units (units_of()), none within another, each called through
-  // lockstep::call(). Without any, the module is one unit, and nothing of it is computed twice.
+  // lockstep::call(). Without any, the module is one unit, and nothing of it is recomputed.
   std::vector<std::shared_ptr<torch::nn::Module>> units = {};
   int64_t tokens = 0;       // of a sample, for tokens/s
   double sample_bytes = 0;  // of the batch that the loader makes

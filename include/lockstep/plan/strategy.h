@@ -41,7 +41,7 @@ struct Training {
   int64_t prefetched = 0;    // batches that the loader makes ahead
   double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
   double measured_step = 0;  // seconds of a step on one rank, when it was measured; 0: estimate
-  // Seconds of forward and backward of one micro-batch, with nothing computed twice, when they were
+  // Seconds of forward and backward of one micro-batch, with nothing recomputed, when they were
   // measured (lockstep/plan/measure.h); 0: estimate. measured_step goes before it.
   double measured_pass = 0;
 };

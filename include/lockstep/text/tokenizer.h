@@ -118,7 +118,7 @@ class TextStream {
   // Throws DataError as decode(), and then nothing has changed.
   std::string add(int32_t id);
 
-  // The bytes of a character that was never completed, if any; the stream begins anew.
+  // The bytes of a character that was never completed, if any; the stream begins again.
   std::string finish();
 
  private:

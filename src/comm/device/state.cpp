@@ -283,7 +283,7 @@ void DeviceState::check_alive() {
   changed_.wait(lock, [this] { return dead_.has_value(); });
   const bool first = !std::exchange(told_, true);
   throw CommError(fmt::format("[{}] {}{}", name(),
-                              first ? "" : "this group is dead, make a new one; it ended when ",
+                              first ? "" : "this group has failed, make a new one; it ended when ",
                               *dead_));
 }
 

@@ -49,7 +49,7 @@ class GroupHealth {
   void abandon() noexcept;
   // Posts to the others that this rank has left a long operation.
   void done(const WireOperation& operation);
-  // Throws when the group is dead.
+  // Throws when the group has failed.
   void check_alive() const;
   bool is_dead() const { return end_.is_said(); }
   // Why the group can no longer be used, as far as this rank knows.

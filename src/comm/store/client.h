@@ -30,7 +30,7 @@ class StoreClient {
   using Heed = StorePatience::Heed;
 
   // Tries until a server answers there; with a key, one that knows it, over TLS. A name is looked
-  // up anew each time. With `was_there` a server is known to have run there, so a refused
+  // up again each time. With `was_there` a server is known to have run there, so a refused
   // connection is an error at once.
   StoreClient(const std::string& host, int port, Deadline deadline, Heed heed = {},
               std::optional<Digest> key = std::nullopt, bool was_there = false);

@@ -70,7 +70,7 @@ class StoreLine {
   static constexpr const char* kUnanswered =
       "no answer: the process that serves it has ended or is stopped, or its host is cut off";
 
-  // Tries until a store answers there; with a key, one that has it. A name is looked up anew each
+  // Tries until a store answers there; with a key, one that has it. A name is looked up again each
   // time. With `was_there` a server is known to have run there, so a refused connection means that
   // it has ended, and is an error at once.
   static std::unique_ptr<StoreLine> meet(const std::string& host, int port,

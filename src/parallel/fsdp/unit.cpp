@@ -199,7 +199,7 @@ void UnitFlat::check_leaves() const {
       why = "was given other memory, which the module does not see: copy_() values into it";
     } else if (leaves_[i].requires_grad() != trainable_) {
       why = trainable_ ? "was frozen: freeze the module's parameter itself"
-                       : "was thawed: thaw the module's parameter, and construct Fsdp again";
+                       : "was unfrozen: unfreeze the module's parameter, and construct Fsdp again";
     }
     if (why == nullptr) continue;
     throw ConfigError(

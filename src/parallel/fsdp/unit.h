@@ -100,7 +100,7 @@ class UnitFlat {
   // Whether autograd has seen a shard change since publish().
   bool is_written() const;
   // Throws ConfigError for a leaf that its owner has taken other memory for, or has frozen or
-  // thawed.
+  // unfrozen.
   void check_leaves() const;
   // The shards may be written and the gradients read when it returns.
   void wait_for_host() { copies_.wait(); }

@@ -65,7 +65,7 @@ TEST_P(CudaIpcFailure, AKilledPeerEndsTheOthers) {
                             HasSubstr("lost rank 1: its process"), HasSubstr("has ended on rank")));
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
           EXPECT_THAT(message_of([&] { world.group().all_reduce(ones_there(world, 4)).wait(); }),
-                      HasSubstr("this group is dead, make a new one"));
+                      HasSubstr("this group has failed, make a new one"));
         },
         {.doomed = {1}});
   }

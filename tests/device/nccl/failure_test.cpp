@@ -47,7 +47,7 @@ TEST(NcclFailure, AKilledPeerEndsTheOthers) {
                           HasSubstr("lost rank 1: its process"), HasSubstr("has ended on rank")));
         EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
         EXPECT_THAT(message_of([&] { world.group().all_reduce(ones_there(world, 4)).wait(); }),
-                    HasSubstr("this group is dead, make a new one"));
+                    HasSubstr("this group has failed, make a new one"));
         EXPECT_THAT(message_of([&] { world.group().all_reduce(at::ones({4})).wait(); }),
                     HasSubstr("lost rank 1"));
       },

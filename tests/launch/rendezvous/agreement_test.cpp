@@ -1,5 +1,5 @@
 // What the hosts of a job must have in common, and what a coordinator knows of those before it: two
-// jobs at one endpoint, other time-outs, a coordinator that was killed and replaced at once.
+// jobs at one endpoint, other timeouts, a coordinator that was killed and replaced at once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -64,7 +64,7 @@ void PlanQuestion::add_flags(CLI::App& command) {
       .add_option("--measured-step", measured_step_, "Seconds of a step on one rank, as measured")
       ->type_name("SECONDS")
       ->check(some_seconds(kMost));
-  command.add_flag("--recompute", recompute_, "Activations of blocks are computed twice");
+  command.add_flag("--recompute", recompute_, "Activations of blocks are recomputed");
   command.add_flag("--bf16", narrow_, "Compute in bfloat16");
 }
 
