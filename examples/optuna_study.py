@@ -2,7 +2,7 @@
 
     .deps/peers/bin/python examples/optuna_study.py examples/guides/mnist_mlp.yaml --trials 20
 
-Trials that fail are marked as failed, and the study goes on. Flags behind -- go to every trial: -- --nproc-per-node 2.
+Trials that fail are marked as failed, and the study continues. Flags after -- go to every trial: -- --nproc-per-node 2.
 """
 import argparse
 import json

@@ -1,4 +1,4 @@
-// Trains, saves every few steps, and goes on where it was when it is started again:
+// Trains, saves every few steps, and resumes where it was when it is started again:
 //   lockstep run --nproc-per-node 2 resume --directory runs/a
 // On SIGUSR1 or SIGTERM it saves and leaves with the status that asks for a requeue
 // (examples/launch/slurm.sh).

@@ -117,7 +117,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--rollout-timeout", o.rollout_timeout,
       "seconds that a rank waits for the episodes of the others");
   add("--save-every", o.save_every, "iterations");
-  app.add_flag("--resume", o.resume, "go on with the run in --output-dir, if there is one");
+  app.add_flag("--resume", o.resume, "resume the run in --output-dir, if there is one");
   app.add_flag("--dry-run", flags.dry_run,
                "print curriculum, memory and collectives; train and write nothing");
   app.add_flag("--quiet", o.quiet, "print nothing");

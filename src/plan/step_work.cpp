@@ -106,7 +106,7 @@ StepWork work_of(const ModelProfile& model, const Training& training, Strategy s
     work.overlappable = work.computation;
     add_units(work, model, training, strategy, machine, ranks);
   } else {
-    // Only the last micro-batch's gradients are sent while backward goes on.
+    // Only the last micro-batch's gradients are sent while backward continues.
     work.overlappable =
         work.computation * kBackwardShare / static_cast<double>(passes_of(training, count));
     add_buckets(work, model, training, machine, ranks);

@@ -141,7 +141,7 @@ std::string Training::seen_by_main(const Look& look) {
   return found.substr(1);
 }
 
-// Before anything is restored, or written: what another job that goes on with the same checkpoints
+// Before anything is restored, or written: what another job that resumes with the same checkpoints
 // has trained until its first save would be lost.
 void Training::claim_directory() {
   const auto& saving = options_.saving;
@@ -181,7 +181,7 @@ void Training::restore() {
   if (early && bad_evaluations_ > early->patience) end(Ended::Early);
 }
 
-// The rates are those of the options: where another number of ranks goes on, they follow it. A step
+// The rates are those of the options: where another number of ranks resumes, they follow it. A step
 // of more ranks takes more samples, so that the rest of the run has fewer; a schedule over the run
 // stands where it would if all of it had been made on these ranks, and ends with the run.
 void Training::set_rates() {

@@ -88,7 +88,7 @@ struct StepSums {
   double stop = 0, save = 0, evaluate = 0, preempted = 0, late = 0;
 };
 
-// Everything that goes on in a Trainer. The parts of the loop are in files of their own: setup.cpp,
+// Everything that happens in a Trainer. The parts of the loop are in files of their own: setup.cpp,
 // step.cpp, evaluation.cpp, saving.cpp.
 class Training {
  public:

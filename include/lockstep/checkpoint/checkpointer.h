@@ -1,4 +1,4 @@
-// Saves and restores everything that a run needs to go on, on any number of ranks.
+// Saves and restores everything that a run needs to resume, on any number of ranks.
 //
 //   Checkpointer checkpoints(world.group(), "runs/a", {.retention = {.keep_last = 3}});
 //   checkpoints.track("net", net);
@@ -123,8 +123,8 @@ class Checkpointer {
   // CUDA device, as "generators". One that is missing where it was saved or where it is restored
   // (no GPU) stays as it is, with a warning. A rank that was not there when they were saved begins
   // with numbers that no other rank has; where the ranks that saved ran lanes, and so drew alike,
-  // with theirs. What is drawn after restoring goes on where it was, also when a Ddp is constructed
-  // only then (seed_everything() with a group).
+  // with theirs. What is drawn after restoring continues where it was, also when a Ddp is
+  // constructed only then (seed_everything() with a group).
   void track_generators();
   // A generator of one's own, of which each rank has another (with lanes, the same).
   void track(const std::string& name, const at::Generator& generator);

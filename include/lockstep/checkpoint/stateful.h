@@ -38,7 +38,7 @@ std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler);
 
 // The loop counts the batches that it has taken of the sampler's epoch, alike on all ranks:
 // checkpoints.track("sampler", stateful(sampler, taken)). After restoring the data loader's next
-// begin() goes on behind them, and `taken` is 0.
+// begin() continues after them, and `taken` is 0.
 std::shared_ptr<Stateful> stateful(data::TorchSampler& sampler, int64_t& taken);
 
 // Alike on all ranks.

@@ -136,7 +136,7 @@ class [[nodiscard]] Work {
   bool is_completed() { return !pending_ || pending_->poll(); }
 
   // As wait(), but returns false when the operation is not over after about `limit`, and harms
-  // nothing then: it goes on, and may be waited for again. The call's own deadline
+  // nothing then: it continues, and may be waited for again. The call's own deadline
   // (CallOptions::timeout) is counted on, and is an error. `limit` bounds the wait for this
   // operation, not for dropped ones. For tensors on a device as wait(): it blocks no thread.
   bool wait_for(std::chrono::microseconds limit) {

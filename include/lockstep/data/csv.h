@@ -78,7 +78,8 @@ class CsvDataset : public TensorDataset {
   int64_t class_count_ = 0;
   int64_t skipped_ = 0;
   std::string first_skipped_;
-  std::vector<std::pair<int64_t, int64_t>> lines_;  // sample, line: where lines do not go on by one
+  std::vector<std::pair<int64_t, int64_t>>
+      lines_;  // sample, line: where lines do not increase by one
 };
 
 }  // namespace lockstep::data

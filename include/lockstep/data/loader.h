@@ -65,7 +65,7 @@ struct LoaderOptions {
 // What the data set or a transform throws comes out of the loop as DataError that names rank,
 // epoch, batch and the sample that cannot be read (or, when it is not one sample's fault, the
 // batch's samples); a batch that does not have as many samples as it should is such an error, too.
-// A loop that goes on nevertheless gets the same error again, so that no rank skips a batch which
+// A loop that continues nevertheless gets the same error again, so that no rank skips a batch which
 // the others have. A new epoch() works.
 //
 // A loader and its epochs belong to one thread.
@@ -118,7 +118,7 @@ class Loader {
   // the position of the one that advanced last.
   SamplerState state() const;
 
-  // The next epoch(state.epoch) goes on from there, on any number of ranks and with any batch size.
+  // The next epoch(state.epoch) resumes from there, on any number of ranks and with any batch size.
   // Throws ConfigError for a state of another seed, number of samples or shuffle, and then changes
   // nothing.
   void restore(const SamplerState& state);

@@ -71,7 +71,7 @@ class DistributedSampler {
   SamplerState state() const {
     return {epoch_, position_, options_.seed, length_, options_.shuffle};
   }
-  // Goes on from there; on any number of ranks, and with any drop_last and exact. Throws
+  // Resumes from there, on any number of ranks, and with any drop_last and exact. Throws
   // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
   void restore(const SamplerState& state);
 

@@ -18,7 +18,7 @@ struct StepKey {
   int64_t step = 0;
 };
 
-// One step: a handle, valid until the loop goes on to the next one (ConfigError afterwards).
+// One step: a handle, valid until the loop moves on to the next one (ConfigError afterwards).
 class Step {
  public:
   // All that the step has, on all ranks together, and those of them that this rank runs.

@@ -53,7 +53,7 @@ struct DialogueOptions {
   int64_t chunk = 1024;    // so many tokens of a prompt or an answer are computed together
 };
 
-// Holds the dialogues to their ends. They go on in turns: all messages of a turn are written
+// Holds the dialogues to their ends. They proceed in turns: all messages of a turn are written
 // together, then all answers are read together. Dialogues that begin with the same tokens and one
 // after another, as those of a group, have that computed once. Without gradients, in evaluation
 // mode, which is put back.

@@ -132,7 +132,7 @@ class Learner {
   void unshard();
   void reshard();
 
-  // What a run goes on with: "net", "adam" and, where beta is above 0, "reference". A checkpoint
+  // What a run resumes with: "net", "adam" and, where beta is above 0, "reference". A checkpoint
   // says nothing of how they were divided.
   void track(checkpoint::Checkpointer& checkpoints);
   // The net alone.

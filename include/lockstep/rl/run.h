@@ -73,7 +73,7 @@ struct RunOptions {
   // template in the model's folder, and qwen3 without one.
   std::string chat_format = {};
   int64_t lanes = 8;  // 0: as many as ranks
-  // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", divided. Either goes on
+  // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", divided. Either resumes
   // with what the other has saved.
   std::string parallel = "ddp";
   // Where the frozen reference is: "resident", all of it on each rank; "shard", divided like a

@@ -153,7 +153,7 @@ struct CheckpointConfig {
   int64_t save_steps = 500;
   int64_t save_total_limit = 0;    // newest ones that are kept; 0: all
   std::string resume = {};         // empty, "latest", or a checkpoint's folder
-  bool async = true;               // written while training goes on
+  bool async = true;               // written while training continues
   std::string best_metric = {};    // the best by this metric of the evaluation is kept, too
   std::string best_mode = "auto";  // min, max, auto
   bool restore_best = false;       // after the run the model is that of the best checkpoint

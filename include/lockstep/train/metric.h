@@ -47,7 +47,7 @@ class Metric {
   virtual void update(const at::Tensor& outputs, const at::Tensor& targets,
                       const at::Tensor& weights = {}) = 0;
 
-  // The metric over everything that the group's ranks have counted since reset(); they go on
+  // The metric over everything that the group's ranks have counted since reset(); they keep
   // counting. Every rank calls it, and gets the same bits: an all_gather of a few bytes, and an
   // all_reduce, for AUC an all_gather. Throws DataError on all ranks when one of them has met a
   // value that cannot be counted (it names rank, batch, sample and value), and when there was no

@@ -8,7 +8,7 @@
 //   }
 //   monitor.finish();
 //
-// `lockstep report runs/a` makes a page of it, `lockstep top runs/a` shows it while it goes on.
+// `lockstep report runs/a` makes a page of it, `lockstep top runs/a` shows it while it runs.
 // docs/metrics.md and docs/report.md.
 #pragma once
 

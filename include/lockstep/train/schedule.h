@@ -12,7 +12,7 @@
 namespace lockstep::train {
 
 // How the learning rate moves: with the run's steps, as a function of how many it has; or with a
-// metric of the evaluations. Where another number of ranks goes on, whose steps take more samples
+// metric of the evaluations. Where another number of ranks resumes, whose steps take more samples
 // or fewer, a schedule stands where it would if all of the run had been made on that number, so
 // that it ends with the run; steps that are given by TrainerOptions::max_steps count as they are.
 struct LearningRate {

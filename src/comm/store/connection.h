@@ -26,7 +26,7 @@ class StoreAbsent : public StoreFailure {
   using StoreFailure::StoreFailure;
 };
 
-// The server has refused a request; the text ends an error message. The connection goes on working.
+// The server has refused a request; the text ends an error message. The connection keeps working.
 class StoreRefusal : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };

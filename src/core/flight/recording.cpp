@@ -41,7 +41,7 @@ void record(const RecordedSpan& span) noexcept try {
     ++g_recording_made.left_out;
   }
 } catch (const std::exception&) {
-  // It is for people who look at a trace; training goes on.
+  // It is for people who look at a trace; training continues.
 }
 
 uint32_t record_begin(const Operation& operation, uint32_t call) noexcept try {

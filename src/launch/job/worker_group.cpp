@@ -173,8 +173,8 @@ void WorkerGroup::on_signal(int signal) {
     case SIGQUIT:
       return say_where_ranks_are();
     case SIGTSTP:
-      // The terminal's Ctrl-Z reaches only the launcher. It goes on in the next line when the shell
-      // lets it.
+      // The terminal's Ctrl-Z reaches only the launcher. It continues in the next line when the
+      // shell lets it.
       signal_ranks(SIGSTOP);
       raise(SIGSTOP);
       return signal_ranks(SIGCONT);

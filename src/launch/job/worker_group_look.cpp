@@ -97,7 +97,7 @@ void WorkerGroup::look_for_absent() {
   for (auto& [pid, rank] : running_) {
     const bool was_stopped = std::exchange(rank.is_stopped, process_state(pid) == 'T');
     if (!rank.is_stopped || !was_stopped || std::exchange(rank.is_said, true)) continue;
-    output_.say(fmt::format("rank {} is stopped (state T, pid {}); it goes on with kill -CONT {}",
+    output_.say(fmt::format("rank {} is stopped (state T, pid {}); kill -CONT {} resumes it",
                             first_rank_ + rank.local_rank, pid, pid));
     if (outside_ != nullptr) outside_->on_stopped(first_rank_ + rank.local_rank, pid);
   }

@@ -160,7 +160,7 @@ void Writer::write_out(State& state, const Piece& piece) {
     if (state.ending) return;  // all is counted
     if (!goes_on) {
       if (!target.is_abandoned() && !std::exchange(target.failed_, true)) {
-        state.notes.push_back(fmt::format("cannot write to {}: {}; the job goes on without",
+        state.notes.push_back(fmt::format("cannot write to {}: {}; the job continues without",
                                           target.name_, std::strerror(error)));
       }
       state.lost += static_cast<int64_t>(rest.size());

@@ -36,7 +36,7 @@ std::map<std::string, double> read_joint(const RunOptions& options) {
   const auto columns = matrix.at("columns").get<std::vector<std::string>>();
   const auto rows = matrix.at("R").get<std::vector<std::vector<double>>>();
   if (rows.size() != 2 || rows[1].size() != columns.size()) {
-    throw ConfigError("is not over yet: --resume goes on with it");
+    throw ConfigError("is not over yet: --resume continues it");
   }
   std::map<std::string, double> out;
   for (size_t j = 0; j < columns.size(); ++j) out[columns[j]] = rows[1][j];

@@ -35,7 +35,7 @@ void check_alike(const comm::Group& group, const std::map<std::string, std::stri
 // model_folder() on each rank; empty for no model. Throws ConfigError on all ranks.
 std::string find_model(const comm::Group& group, const std::string& model);
 
-// Makes output_dir, or finds the run in it that is to go on: where options say so, and after a
+// Makes output_dir, or finds the run in it that is to be resumed: where options say so, and after a
 // restart by the launcher that began it. Returns whether it is to. From then on rank 0 has `lock`,
 // and nothing was written before it had. Throws ConfigError on all ranks, among others when another
 // process has the lock, and when the directory cannot be written to.

@@ -115,7 +115,7 @@ void TrajectoryFile::cut(int64_t lines) {
   if (lines_ < lines) {
     log::warn(fmt::format(
         "[three_domain] {} has {} whole lines; the checkpoint was made when it had {}: the run "
-        "goes on without the others",
+        "continues without the others",
         path_, lines_, lines));
   }
   append({});
@@ -132,7 +132,7 @@ void TrajectoryFile::append(const std::vector<std::string>& lines) {
     return;
   }
   if (lost_ == 0 && count > 0) {
-    log::warn(fmt::format("[three_domain] {} takes no more lines ({}); training goes on", path_,
+    log::warn(fmt::format("[three_domain] {} takes no more lines ({}); training continues", path_,
                           std::strerror(error)));
   }
   lost_ += count;

@@ -20,7 +20,7 @@ void add_run_keys(KeyList& keys) {
       "resume", AT(checkpoint.resume),
       "Resume from `latest` (from the beginning when there is none) or from a checkpoint's "
       "folder; empty: start a new run. Ranks that the launcher starts again resume in any case.");
-  keys.add("async", AT(checkpoint.async), "Files are written while training goes on.");
+  keys.add("async", AT(checkpoint.async), "Files are written while training continues.");
   keys.add("best_metric", AT(checkpoint.best_metric),
            "The checkpoint that is best by this metric of the evaluation is kept, too.");
   keys.choice("best_mode", AT(checkpoint.best_mode), {"auto", "min", "max"},

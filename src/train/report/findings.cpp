@@ -47,7 +47,7 @@ Finding ending(const RunHistory& run) {
   const std::string after = fmt::format("After {} in {}.", steps, time);
   if (outcome == "preempted") {
     return {Tone::Plain, "The run was preempted",
-            after + " Started again, it goes on from its last checkpoint." + again};
+            after + " Started again, it resumes from its last checkpoint." + again};
   }
   if (outcome == "stopped" || outcome == "time limit") {
     return {Tone::Plain,

@@ -111,7 +111,7 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
       ->type_name("HOURS");
   command.add_option("--save-seconds", save_, "Training stands still at a checkpoint (30)")
       ->type_name("SECONDS");
-  command.add_option("--restart-seconds", restart_, "From a failure until it goes on (120)")
+  command.add_option("--restart-seconds", restart_, "From a failure until training resumes (120)")
       ->type_name("SECONDS");
   command.add_option("--save-every", interval_, "Seconds of work between checkpoints (the best)")
       ->type_name("SECONDS")

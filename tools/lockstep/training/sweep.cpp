@@ -152,7 +152,7 @@ std::vector<std::vector<std::string>> SweepCommand::combinations() const {
   return all;
 }
 
-// Where several runs would write to one place, and one of them might go on with another's
+// Where several runs would write to one place, and one of them might resume with another's
 // checkpoints.
 void SweepCommand::refuse_shared_places(const train::RunConfig& config) {
   const auto& logging = config.logging;

@@ -33,7 +33,7 @@ struct JobSpec {
   bool operator==(const JobSpec&) const = default;
 };
 
-// Why an attempt could not go on.
+// Why an attempt could not continue.
 struct Failure {
   enum class Kind : uint8_t {
     Exited,     // a rank's own exit
