@@ -148,7 +148,7 @@ int main(int argc, char** argv) {
     app.add_option(name, value, what)->check(example::positive())->capture_default_str();
   };
   number("--steps", options.steps, "of training");
-  number("--save-every", options.save_every, "so many steps");
+  number("--save-every", options.save_every, "every this many steps");
   number("--sequence-length", options.sequence_length, "tokens");
   number("--layers", options.layers, "of the model");
   number("--hidden", options.hidden, "its width");

@@ -126,7 +126,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   app.add_flag("--export-hf", o.export_hf, "a folder of transformers for each stage");
 }
 
-// With a model the defaults are the guides'; flags that are given go before either.
+// With a model the defaults are the guides'; flags that are given override both.
 bool has_model(const std::vector<std::string>& arguments) {
   bool has = false;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -212,7 +212,7 @@ std::vector<std::string> flags_in(const lockstep::train::ConfigSource& source) {
   return out;
 }
 
-// All flags: those of the file, which those of the command line go before; and where each is from.
+// All flags: those of the file, which those of the command line override; and where each is from.
 struct Arguments {
   std::vector<std::string> words;
   std::map<std::string, std::string> origins;           // by the name of RunOptions::as_text()

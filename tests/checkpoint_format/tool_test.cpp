@@ -77,7 +77,7 @@ TEST_F(Tool, ARunsFolderIsTakenForItsCheckpoints) {
   run(0, "export " + run_folder + " --to " + out("x.safetensors"));
   EXPECT_THAT(run(0, "diff " + run_folder + " " + out("x.safetensors")),
               HasSubstr("0 differences"));
-  // A model beside it goes before.
+  // A model beside it takes precedence.
   std::filesystem::rename(out("x.safetensors"), run_folder + "/model.safetensors");
   EXPECT_THAT(run(0, "inspect " + run_folder), HasSubstr("safetensors file"));
   EXPECT_THAT(run(0, "verify " + run_folder), Not(HasSubstr("latest")));

@@ -51,8 +51,8 @@ struct LoaderOptions {
   // the transforms made them when not given. On CUDA they go through pinned memory and the copy is
   // asynchronous: it runs on the stream that is current in the loop.
   std::optional<at::Device> device = std::nullopt;
-  // A step's batch is cut into so many lanes on any number of ranks, which is at most that: lane l
-  // has the samples that rank l of so many ranks would have, and rank r of W runs lanes Shard{r,
+  // A step's batch is cut into this many lanes on any number of ranks, which is at most that: lane
+  // l has the samples that rank l of as many ranks would have, and rank r of W runs lanes Shard{r,
   // W}.of(lanes). The loop is then over steps() (lockstep/parallel/lanes.h). 0: without.
   int64_t lanes = 0;
 };
@@ -100,7 +100,7 @@ class Loader {
 
   // Batches of a whole epoch on this rank; with lanes, steps.
   int64_t batches() const;
-  // Those of state().epoch that come behind state().position.
+  // Those of state().epoch that come after state().position.
   int64_t batches_left() const;
 
   // The epoch's batches, to be gone through once: from its beginning, or, for the epoch of a

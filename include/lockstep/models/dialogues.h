@@ -50,7 +50,7 @@ struct DialogueOptions {
   GenerateOptions sampling = {};
   int64_t context = 1024;  // tokens of a dialogue
   int64_t rows = 64;       // dialogues that are computed together; others take the seats that end
-  int64_t chunk = 1024;    // so many tokens of a prompt or an answer are computed together
+  int64_t chunk = 1024;    // tokens of a prompt or an answer that are computed together
 };
 
 // Holds the dialogues to their ends. They proceed in turns: all messages of a turn are written

@@ -158,7 +158,7 @@ class TransformerImpl : public torch::nn::Cloneable<TransformerImpl> {
   // Its weight, vocabulary x hidden: the embedding's when they are tied.
   const at::Tensor& head_weight() const;
 
-  // An empty cache for so many sequences of up to `length` tokens, of the parameters' dtype and
+  // An empty cache for this many sequences of up to `length` tokens, of the parameters' dtype and
   // device.
   KvCache make_cache(int64_t sequences, int64_t length) const;
 

@@ -15,7 +15,7 @@ namespace lockstep::parallel {
 // ranks that differ from rank 0 and the first parameter, buffer or state that does. Of a
 // ZeroOptimizer, whose state is divided, it compares the options only. It reads all parameters on
 // one thread, 22 GB a second (measured on AVX-512 cores, in memory). DdpOptions::check_same_every
-// does it every so many steps. The launcher's failure report shows the last result.
+// does it every this many steps. The launcher's failure report shows the last result.
 void check_same(const torch::nn::Module& module, const Group& group);
 void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
                 const Group& group);

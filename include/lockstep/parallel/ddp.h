@@ -75,7 +75,7 @@ struct DdpOptions {
   // within a Join, those for which some rank has no batch are not counted. Alike on all ranks. It
   // reads all parameters on one thread, 22 GB a second.
   int64_t check_same_every = 0;
-  // A step's batch is cut into so many lanes, and the result is the same bits for every number of
+  // A step's batch is cut into this many lanes, and the result is the same bits for every number of
   // ranks up to that (lockstep/parallel/lanes.h). Every backward() is then within a loop over
   // lanes(). Alike on all ranks. 0: each rank runs its own batch.
   int64_t lanes = 0;

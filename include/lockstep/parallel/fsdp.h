@@ -62,21 +62,21 @@ struct FsdpOptions {
   int64_t min_num_params = 0;
 
   Sharding sharding = Sharding::Full;
-  // Ranks among which the model is divided, so many consecutive ones; the groups replicate each
+  // Ranks among which the model is divided, this many consecutive ones; the groups replicate each
   // other. A divisor of the group's size; 0: all of them.
   int shard_ranks = 0;
 
   // Where ranks do not share a memory: a unit's parameters are freed after its forward, and
   // gathered again for its backward. Sharding::Gradients means false.
   bool reshard_after_forward = true;
-  // Above 0: after its forward a unit stays divided among so many consecutive ranks instead of all,
-  // as with an integer for PyTorch's reshard_after_forward: more memory, and the gathers of
+  // Above 0: after its forward a unit stays sharded over this many consecutive ranks instead of
+  // all, as with an integer for PyTorch's reshard_after_forward: more memory, and the gathers of
   // backward stay within them. A divisor of the number of ranks that divide the model.
   int reshard_ranks = 0;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Before;
   // Gathers the unit that the last forward called next.
   bool forward_prefetch = false;
-  // Nothing is gathered ahead while so many units are whole, besides those in use.
+  // Nothing is gathered ahead while this many units are whole, besides those in use.
   int64_t max_unsharded_units = 2;
   // Ranks of one host have one copy of the parameters between them, so that nothing is gathered.
   // false: each gathers its own, as on several hosts.
@@ -99,7 +99,7 @@ struct FsdpOptions {
   // What floating-point buffers are converted to.
   std::optional<at::ScalarType> buffer_dtype = std::nullopt;
 
-  // A step's batch is cut into so many lanes, and the result is the same bits for every number of
+  // A step's batch is cut into this many lanes, and the result is the same bits for every number of
   // ranks up to that, and those of a Ddp with as many lanes (lockstep/parallel/lanes.h). All lanes
   // call the same units, unless ranks share a memory. Gradients are whole on each rank within a
   // step. Where ranks share no memory and their number does not divide that of lanes, parameters

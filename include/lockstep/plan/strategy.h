@@ -42,7 +42,7 @@ struct Training {
   double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
   double measured_step = 0;  // seconds of a step on one rank, when it was measured; 0: estimate
   // Seconds of forward and backward of one micro-batch, with nothing recomputed, when they were
-  // measured (lockstep/plan/measure.h); 0: estimate. measured_step goes before it.
+  // measured (lockstep/plan/measure.h); 0: estimate. measured_step overrides it.
   double measured_pass = 0;
 };
 
@@ -76,7 +76,7 @@ struct Memory {
   bool fits() const { return total <= available; }
 };
 
-// The peak of one rank, the model being trained on so many.
+// The peak of one rank, the model being trained on this many.
 Memory memory_of(const ModelProfile& model, const Training& training, Strategy strategy,
                  const Machine& machine, int64_t ranks);
 

@@ -112,7 +112,7 @@ struct RunRecord {
   ComparedWith other = {};
   // By agent ("null", "warm_up", "oracle") and domain.
   std::map<std::string, std::map<std::string, double>> baselines = {};
-  int64_t retention_tasks = 10;  // the first so many of a domain count for the guides' retention
+  int64_t retention_tasks = 10;  // the first N of a domain count for the guides' retention
   uint64_t seed = 0;             // of the resampling
 };
 

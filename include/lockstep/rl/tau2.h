@@ -58,7 +58,7 @@ enum class Solo {
 };
 
 // Tasks in place of those that tau2 has: a JSON list of them, in its format. The first `learning`
-// ones are the split "train", those behind them "test", all of them "all".
+// ones are the split "train", those after them "test", all of them "all".
 struct Tau2TaskFile {
   std::string path = {};  // empty: tau2's own tasks
   int64_t learning = 0;

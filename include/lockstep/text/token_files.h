@@ -23,7 +23,7 @@ int64_t bytes_of(TokenType type);
 // Options of a TokenWriter.
 struct TokenWriterOptions {
   int64_t vocabulary = 0;              // tokens are below it: uint16 up to 65,536, else uint32
-  int32_t separator = 0;               // written behind each document
+  int32_t separator = 0;               // written after each document
   int64_t shard_tokens = 100'000'000;  // a document stays in one file, which may be larger by it
 };
 

@@ -37,11 +37,11 @@ struct TiktokenOptions {
   // GPT-4 and Llama 3 (with \p{N}{1,3}), are known, too; others are refused.
   std::string pattern = "";
   bool nfc = true;  // as the tokenizer.json of Qwen has it; tiktoken itself does not normalise
-  // Behind the ranks, in this order. Nothing: those of Qwen 3 (qwen3_added_tokens()).
+  // After the ranks, in this order. Nothing: those of Qwen 3 (qwen3_added_tokens()).
   std::optional<std::vector<AddedToken>> added = std::nullopt;
 };
 
-// The 26 tokens of Qwen 3 behind its 151,643 ranks, from "<|endoftext|>" to "</think>".
+// The 26 tokens of Qwen 3 after its 151,643 ranks, from "<|endoftext|>" to "</think>".
 std::vector<AddedToken> qwen3_added_tokens();
 
 // Options of encode().
@@ -69,7 +69,7 @@ class Tokenizer {
   // Lines of a token in base64 and its rank.
   static Tokenizer from_tiktoken(const std::string& path, const TiktokenOptions& options = {});
 
-  // The text's tokens. Nothing is put before, behind or between them (add_special_tokens=False in
+  // The text's tokens. Nothing is put before, after or between them (add_special_tokens=False in
   // Hugging Face's words). Bytes that are not UTF-8 are tokens, too, and come back as they are.
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
 

@@ -126,7 +126,7 @@ struct ParallelConfig {
   std::string unused = "zero";        // parameters that backward does not reach: zero, error
   std::string buffers = "broadcast";  // broadcast, average, none
   bool sync_bn = false;               // BatchNorm layers become SyncBatchNorm
-  int64_t sync_bn_group_size = 0;     // over groups of so many ranks; 0: all
+  int64_t sync_bn_group_size = 0;     // over groups of this many ranks; 0: all
   bool zero = false;                  // the optimizer's state divided over the ranks
   std::string hook = "none";          // none, fp16, bf16, power_sgd, top_k
   int64_t hook_rank = 1;              // power_sgd: of the approximation
@@ -172,7 +172,7 @@ struct LoggingConfig {
   std::vector<int64_t> trace_steps = {};  // the first and the last step of trace.json; empty: none
 };
 
-// Section `launch`: how `lockstep train` starts ranks. Flags of the command line go before it.
+// Section `launch`: how `lockstep train` starts ranks. Flags of the command line override it.
 struct LaunchConfig {
   std::string nproc_per_node = "1";  // a number, cpu, gpu or auto
   std::string nnodes = "1";          // a number, or MIN:MAX

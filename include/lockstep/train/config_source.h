@@ -9,7 +9,7 @@
 
 namespace lockstep::train {
 
-// A value of the launcher's command line, which goes before the file's and --set.
+// A value of the launcher's command line, which overrides the file's and --set.
 struct LaunchFlag {
   std::string key;     // "launch.nproc_per_node"
   std::string value;   // as it was written

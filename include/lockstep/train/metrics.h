@@ -129,7 +129,7 @@ class Perplexity : public Metric {
   std::string name() const override { return "perplexity"; }
   void update(const at::Tensor& outputs, const at::Tensor& targets,
               const at::Tensor& weights = {}) override;
-  // A mean cross-entropy over so many targets that was computed without all logits
+  // A mean cross-entropy over this many targets that was computed without all logits
   // (lockstep/models/cross_entropy.h). With 0 targets nothing is counted, whatever the mean; throws
   // ConfigError for fewer.
   void update(double cross_entropy, int64_t targets);

@@ -20,8 +20,8 @@ struct ProgressOptions {
   int64_t every_steps = 50;
 };
 
-// Prints on rank 0: a line every so many steps with the mean loss since the one before, and one
-// for each evaluation. Speed leaves out the time of evaluations and checkpoints.
+// Prints on rank 0: a line every `every_steps` steps with the mean loss since the one before, and
+// one for each evaluation. Speed leaves out the time of evaluations and checkpoints.
 class Progress : public Callback {
  public:
   // Prints to `out`, which has to outlive this.

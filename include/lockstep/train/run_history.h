@@ -71,7 +71,7 @@ struct RankTotals {
   int64_t steps = 0;
   int64_t first_memory = 0, last_memory = 0;  // of the last start
   int64_t most_memory = 0;
-  double gpu_busy = 0;  // a sum, of so many reports that know of a GPU
+  double gpu_busy = 0;  // a sum, of as many reports as know of a GPU
   int64_t gpu_reports = 0;
 
   // All but waiting for others and sending.

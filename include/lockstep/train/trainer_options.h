@@ -148,7 +148,8 @@ struct TrainerOptions {
   Precision precision = Precision::Full;
   parallel::GradScalerOptions scaler = {};  // with Precision::Float16
   NonFinite non_finite = NonFinite::Error;
-  // BatchNorm layers become SyncBatchNorm over groups of so many neighbouring ranks; 0: all ranks.
+  // BatchNorm layers become SyncBatchNorm over groups of this many neighbouring ranks; 0: all
+  // ranks.
   std::optional<int64_t> sync_batch_norm = std::nullopt;
   bool zero = false;  // a ZeroOptimizer
   // Buckets, hook, unused parameters. The lanes are the loader's.

@@ -46,7 +46,7 @@ class HeaderParser {
       }
     }
     skip_spaces();
-    if (!rest().empty()) fail("the header has more behind its dict");
+    if (!rest().empty()) fail("the header has more after its dict");
     if (!has_descr || !has_order || !has_shape) {
       fail("the header lacks descr, fortran_order or shape");
     }

@@ -28,7 +28,7 @@ void add_model_keys(KeyList& keys) {
   keys.choice("activation", AT(model.mlp.activation),
               {"relu", "leaky_relu", "elu", "gelu", "silu", "tanh", "sigmoid", "identity"},
               "Between each two layers.");
-  keys.add("dropout", AT(model.mlp.dropout), "Share that is dropped behind each activation.",
+  keys.add("dropout", AT(model.mlp.dropout), "Share that is dropped after each activation.",
            between(0, 0.99));
 
   keys.kinds({"convnet"});
@@ -89,7 +89,8 @@ void add_data_keys(KeyList& keys) {
            "`validation_path`.",
            between(0, 0.99));
   keys.add("max_samples", AT(data.max_samples),
-           "Train on the first so many samples, of images of each class; 0: on all.", at_least(0));
+           "Train on the first N samples, of images on the first N of each class; 0: on all.",
+           at_least(0));
   keys.add("shuffle", AT(data.shuffle), "Another order in each epoch.");
   keys.add("drop_last", AT(data.drop_last), "Leave out the batch at the end that is not full.");
   keys.add("workers", AT(data.workers), "Threads that make batches; 0: the training's own.",

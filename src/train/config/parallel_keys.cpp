@@ -63,7 +63,7 @@ void add_parallel_keys(KeyList& keys) {
               "What becomes of the model's buffers after each step.");
   keys.add("sync_bn", AT(parallel.sync_bn), "BatchNorm over the batches of all ranks.");
   keys.add("sync_bn_group_size", AT(parallel.sync_bn_group_size),
-           "BatchNorm over groups of so many ranks; 0: all.", at_least(0));
+           "BatchNorm over groups of N ranks; 0: all.", at_least(0));
   keys.add("zero", AT(parallel.zero), "The optimizer's state is divided over the ranks (ZeRO 1).");
   keys.choice("hook", AT(parallel.hook), {"none", "fp16", "bf16", "power_sgd", "top_k"},
               "How gradients are made smaller before they are sent.");

@@ -277,7 +277,7 @@ TrainerOptions options_of(const RunConfig& config, const Registry& registry, con
           config.optimizer.lr_scaling,
           {{"none", LrScaling::None}, {"linear", LrScaling::Linear}, {"sqrt", LrScaling::Sqrt}},
           "optimizer.lr_scaling"),
-      // As in transformers, a number of steps goes before one of epochs.
+      // As in transformers, a number of steps takes precedence over one of epochs.
       .epochs = training.max_steps > 0 ? 0 : training.epochs,
       .max_steps = training.max_steps,
       .max_time = std::chrono::milliseconds(std::llround(training.max_seconds * 1000)),

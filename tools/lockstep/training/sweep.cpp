@@ -30,7 +30,7 @@ using Json = nlohmann::json;
 
 constexpr size_t kMostRuns = 10'000;
 constexpr const char* kSweepFooter =
-    R"(Each combination of the values behind --over is a run of `lockstep train FILE`, as many at a time as the cores of this
+    R"(Each combination of the values after --over is a run of `lockstep train FILE`, as many at a time as the cores of this
 host allow (--jobs). A run's files and its output, log.txt, are in OUT/run-000 and so on; OUT/sweep.json has all results.
 The file is checked with every combination before the first run starts.
 
