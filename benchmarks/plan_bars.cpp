@@ -95,7 +95,7 @@ Job job_of(const std::string& model, int64_t batch) {
   throw ConfigError("unknown model " + model);
 }
 
-// A number of bytes that a file of the process's memory has behind `key`.
+// A number of bytes that a file of the process's memory has after `key`.
 double kib_of(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string word; in >> word;) {

@@ -51,7 +51,7 @@ void check(const CheckpointerOptions& options) {
   }
 }
 
-// A line that two ranks do not have alike.
+// A line that differs between two ranks.
 std::string first_difference(const std::vector<std::string>& texts) {
   const auto lines = [](const std::string& text) {
     std::vector<std::string> all;
@@ -176,9 +176,11 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
     const bool is_content = difference.find(" with the bits ") != std::string::npos;
     const bool is_value = difference.find("has value ") != std::string::npos;
     end("the ranks would save different things" + difference +
-        (is_content ? "\n  Make them alike before saving (Ddp::sync_buffers(), Averager), or name "
+        (is_content ? "\n  Make them the same on all ranks before saving (Ddp::sync_buffers(), "
+                      "Averager), or name "
                       "in CheckpointerOptions::each_rank what each rank has of its own"
-         : is_value ? "\n  Make them alike, or keep what each rank has of its own in a tensor that "
+         : is_value ? "\n  Make them the same on all ranks, or keep what each rank has of its own "
+                      "in a tensor that "
                       "CheckpointerOptions::each_rank names"
                     : ""));
   }

@@ -34,7 +34,7 @@ PlanRow row_of(const ModelProfile& model, const Training& training, const Machin
   return row;
 }
 
-// Those that mean something on so many ranks.
+// Those that mean something on this many ranks.
 std::vector<PlanRow> rows_on(const ModelProfile& model, const Training& training,
                              const Machine& machine, int64_t ranks) {
   std::vector<PlanRow> rows;

@@ -77,7 +77,7 @@ Image image_of(const SampleSizes& sample, const char* kind) {
 }
 
 // A convolution, normalised. Backward needs its input, which the layer before has kept, and its
-// result, which the normalisation needs; `activated`: and the result of the ReLU behind it.
+// result, which the normalisation needs; `activated`: and the result of the ReLU after it.
 enum class Activated { No, Yes };
 ProfileUnit convolution(std::string name, const Image& in, const Image& out, int64_t kernel,
                         Activated activated) {

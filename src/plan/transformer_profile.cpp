@@ -36,7 +36,7 @@ train::TransformerConfig completed(train::TransformerConfig sizes) {
   return sizes;
 }
 
-// RMSNorm of so many numbers in `rows`: its input as float32, the normalised numbers, a scale of
+// RMSNorm of this many numbers in `rows`: its input as float32, the normalised numbers, a scale of
 // each row, and its result when it is kept.
 double norm_bytes(double numbers, double rows, double width, bool keeps_result) {
   return kFloat * numbers + width * numbers * (keeps_result ? 2 : 1) + kFloat * rows;

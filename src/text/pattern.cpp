@@ -52,7 +52,7 @@ uint32_t folded(uint32_t code) {
   return code == 0x17F ? 's' : code;
 }
 
-// Behind 's, 't, 're, 've, 'm, 'll, 'd, or at `apostrophe` when none stands there.
+// After 's, 't, 're, 've, 'm, 'll, 'd, or at `apostrophe` when none stands there.
 Cursor behind_contraction(Cursor apostrophe, bool fold) {
   const auto letter = [fold](const Cursor& c) { return fold ? folded(c.code()) : c.code(); };
   const Cursor first = apostrophe.next();

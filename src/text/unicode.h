@@ -17,7 +17,7 @@ struct Character {
   uint32_t bytes;
 };
 
-// What stands at `position` < text.size(). Never reads behind the end; overlong forms, surrogates
+// What stands at `position` < text.size(). Never reads past the end; overlong forms, surrogates
 // and characters that are cut off are invalid bytes.
 Character character_at(std::string_view text, size_t position);
 

@@ -29,7 +29,7 @@ class EvalMode {
     }
   }
   ~EvalMode() {
-    // train() goes down to the children, which come behind their parents.
+    // train() goes down to the children, which come after their parents.
     for (const auto& [module, is_training] : modes_) {
       if (module->is_training() != is_training) module->train(is_training);
     }

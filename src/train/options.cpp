@@ -151,7 +151,7 @@ void check_combinations(const TrainerOptions& o, const comm::Group& group) {
        "early stopping looks at evaluations: give TrainerOptions::evaluation");
 }
 
-// One line for each, alike where the options are.
+// One line for each, the same where the options are.
 std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Part>& parts,
                                   const DataSource& data) {
   std::vector<std::string> lines;

@@ -275,7 +275,7 @@ std::string Training::best_in_directory() {
   });
 }
 
-// What is written behind the training is on the disk when this returns, or it throws.
+// What is written in the background is on the disk when this returns, or it throws.
 void Training::finish_saving() {
   if (!checkpoints_) return;
   checkpoints_->finish();

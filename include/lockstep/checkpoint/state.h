@@ -24,7 +24,7 @@ struct Part {
 
 // Which ranks have a tensor.
 enum class Held {
-  ByAll,    // every rank all of it, alike: each writes a part
+  ByAll,    // every rank all of it, the same everywhere: each writes a part
   InParts,  // the ranks' parts together are the whole, each element once
 };
 
@@ -43,7 +43,7 @@ Piece whole_piece(std::string name, const at::Tensor& tensor);
 // All that one object wants saved.
 struct State {
   std::vector<Piece> pieces = {};
-  Values values = {};  // alike on all ranks
+  Values values = {};  // the same on all ranks
   // Further names of pieces (tied parameters): name, and the piece's.
   std::map<std::string, std::string> aliases = {};
   // In destination(): patterns of further names that a checkpoint may have, such as those of other
@@ -80,8 +80,8 @@ class Names {
   std::map<const at::TensorImpl*, std::string> names_;
 };
 
-// Something that a checkpoint saves and restores. Called on every rank alike; communicates nothing;
-// throws ConfigError or CheckpointError.
+// Something that a checkpoint saves and restores. Called in the same way on every rank;
+// communicates nothing; throws ConfigError or CheckpointError.
 class Stateful {
  public:
   virtual ~Stateful() = default;

@@ -36,12 +36,12 @@ std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler);
 // Mean and deviation. One that is not fitted takes those saved, of any number of columns.
 std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler);
 
-// The loop counts the batches that it has taken of the sampler's epoch, alike on all ranks:
+// The loop counts the batches that it has taken of the sampler's epoch, the same on all ranks:
 // checkpoints.track("sampler", stateful(sampler, taken)). After restoring the data loader's next
 // begin() continues after them, and `taken` is 0.
 std::shared_ptr<Stateful> stateful(data::TorchSampler& sampler, int64_t& taken);
 
-// Alike on all ranks.
+// The same on all ranks.
 std::shared_ptr<Stateful> stateful(int64_t& value);
 std::shared_ptr<Stateful> stateful(double& value);
 std::shared_ptr<Stateful> stateful(bool& value);

@@ -125,7 +125,7 @@ class [[nodiscard]] Work {
   }
 
   // Blocks until the operation is over on this rank. Throws CommError (peer lost, deadline,
-  // mismatch), on every copy and every call alike.
+  // mismatch), on every copy and every call.
   void wait() {
     if (pending_) pending_->wait();
   }

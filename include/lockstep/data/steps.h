@@ -12,7 +12,7 @@ namespace lockstep::data {
 
 class StepCursor;
 
-// Names what a step draws at random, alike for every number of ranks.
+// Names what a step draws at random, the same for every number of ranks.
 struct StepKey {
   uint64_t seed = 0;
   int64_t step = 0;

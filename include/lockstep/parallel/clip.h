@@ -18,7 +18,7 @@ struct ClipOptions {
   bool error_if_nonfinite = false;
   // Set when each rank holds gradients of its own, as shards of the parameters: the norm is then of
   // all ranks' together, with one all_reduce of one float64, which every rank of it calls. Not for
-  // Ddp, whose gradients are alike on all ranks.
+  // Ddp, whose gradients are the same on all ranks.
   std::optional<Group> group = std::nullopt;
 };
 
@@ -27,7 +27,7 @@ struct ClipOptions {
 // the norm from before, as a tensor on the gradients' device: nothing waits for the device unless
 // error_if_nonfinite or a group asks to. Undefined gradients are skipped; a parameter that is
 // listed twice counts once. Throws ConfigError for a norm_type that is not above 0 or a max_norm
-// that is negative or NaN, Error (on all ranks alike) for a norm that is not finite; then the
+// that is negative or NaN, Error (on all ranks) for a norm that is not finite; then the
 // gradients are as they were. An Fsdp's shards are refused without a group of their ranks.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            const ClipOptions& options = {});

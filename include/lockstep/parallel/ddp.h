@@ -47,7 +47,7 @@ enum class Buffers {
   None,       // each rank keeps its own from then on
 };
 
-// How gradients are cut into buckets and averaged. Alike on all ranks.
+// How gradients are cut into buckets and averaged. The same on all ranks.
 struct DdpOptions {
   // A bucket is closed when it holds at least this many bytes of gradients: each dtype's first
   // bucket, its second, and so on; the last number holds for all further ones. The first is small,
@@ -72,12 +72,12 @@ struct DdpOptions {
   // and the state that include_in_check() adds; 0: never. backward() throws ConfigError on all
   // ranks when they differ, which names the ranks and the first parameter. What Ddp leaves alone
   // (`ignore`, Buffers::None) is not compared. Passes that do not communicate (LocalSgd) and,
-  // within a Join, those for which some rank has no batch are not counted. Alike on all ranks. It
-  // reads all parameters on one thread, 22 GB a second.
+  // within a Join, those for which some rank has no batch are not counted. The same on all ranks.
+  // It reads all parameters on one thread, 22 GB a second.
   int64_t check_same_every = 0;
   // A step's batch is cut into this many lanes, and the result is the same bits for every number of
   // ranks up to that (lockstep/parallel/lanes.h). Every backward() is then within a loop over
-  // lanes(). Alike on all ranks. 0: each rank runs its own batch.
+  // lanes(). The same on all ranks. 0: each rank runs its own batch.
   int64_t lanes = 0;
   // With lanes: how many threads each rank computes with, which the constructor sets for the whole
   // process. The order of sums within a kernel depends on it, so, like the seed, it has to stay the
@@ -209,8 +209,8 @@ class Ddp : public Joinable {
   uint64_t fingerprint() const;
 
   // From now on check_same_every also compares this optimizer's options and its state of the
-  // module's parameters. It has to outlive this; a second call replaces the optimizer. Called alike
-  // on all ranks. Does not communicate.
+  // module's parameters. It has to outlive this; a second call replaces the optimizer. Called in
+  // the same way on all ranks. Does not communicate.
   void include_in_check(const torch::optim::Optimizer& optimizer);
 
   // In the order in which they are reduced; none in a group of one.

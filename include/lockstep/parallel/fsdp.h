@@ -50,7 +50,7 @@ enum class Offload {
          // for. On the CPU, too. Ranks of one host then gather, as on several hosts
 };
 
-// How a model is divided. Alike on all ranks.
+// How a model is divided. The same on all ranks.
 struct FsdpOptions {
   // Modules whose parameters are gathered together while lockstep::call() runs them; a module
   // within another one belongs to the inner one. Parameters of no unit, and those that several
@@ -161,8 +161,9 @@ struct FsdpShard {
 // averages what each rank has and the new one together: equal but for rounding. Gradients of
 // several backward() have the bits of Ddp if all but the last ran under hold(). The module's own
 // parameters have no gradients. An optimizer
-// of any class that treats every element by itself is given parameters(); its state is divided
-// alike. Shards may be written, in place, after a backward(), or after a forward under no_grad.
+// of any class that treats every element by itself is given parameters(); its state is sharded
+// in the same way. Shards may be written, in place, after a backward(), or after a forward under
+// no_grad.
 //
 // Outside of its unit's forward and backward a parameter has no memory: an operation that reads or
 // writes it throws c10::Error, which names the parameter and its unit. A unit's backward is over

@@ -56,7 +56,7 @@ struct PowerSgdOptions {
   bool error_feedback = true;
   // A gradient is compressed only where that divides its bytes by this at least.
   double least_compression = 2;
-  uint64_t seed = 0;  // alike on all ranks
+  uint64_t seed = 0;  // the same on all ranks
 };
 
 // Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed

@@ -31,13 +31,14 @@ struct ZeroOptions {
 //
 // It is an Optimizer of the whole parameters and their gradients: GradScaler, clip_grad_norm_ and
 // schedulers, libtorch's too, take it as any other. Learning rates and other options are set in its
-// param_groups(), on every rank alike; state() is empty, since the state is the parts' (save()).
+// param_groups(), in the same way on every rank; state() is empty, since the state is the parts'
+// (save()).
 //
 // Bits are those of the same optimizer over whole parameters, if it treats every element by itself
 // (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused). Gradients must be the same on
 // all ranks, as Ddp leaves them. A parameter that a group lists twice is updated once.
 //
-// Each rank has parameters of its own, which all ranks may change alike between two steps
+// Each rank has parameters of its own, which all ranks may change in the same way between two steps
 // (clamp_(), an average over time, loading a checkpoint). If one rank alone
 // changes parameters, only the change to its own part survives the next step. Parameters that were
 // given other memory, as by Module::load(), move back in that step.

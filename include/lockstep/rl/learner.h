@@ -38,12 +38,12 @@ struct Rollout {
   std::vector<Outcome> outcomes;              // by number of the episode
   std::vector<std::vector<size_t>> numbers;   // by lane of this rank: its episodes
   std::vector<std::vector<Played>> episodes;  // the same
-  // By number of the episode, alike within a group, 1: its reward counts for nothing, and the
+  // By number of the episode, the same within a group, 1: its reward counts for nothing, and the
   // policy is only held near the reference on it. Empty: none. On every rank the same.
   std::vector<uint8_t> held = {};
 };
 
-// How a rollout is divided. Alike on all ranks.
+// How a rollout is divided. The same on all ranks.
 struct RolloutPlan {
   std::vector<Planned> episodes;  // groups of `group_size` of one task
   int64_t group_size = 1;         // a group is played in one lane
@@ -65,7 +65,7 @@ enum class ReferencePlace {
               // devices have the blocks in use
 };
 
-// How a learner learns. Alike on all ranks.
+// How a learner learns. The same on all ranks.
 struct LearnerOptions {
   bool use_grpo = true;  // false: each episode of reward 1 is imitated, and nothing else
   GrpoOptions grpo = {};

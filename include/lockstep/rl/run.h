@@ -25,7 +25,8 @@
 
 namespace lockstep::rl {
 
-// All of a run. Named as the flags of three_domain are, docs/three_domain.md. Alike on all ranks.
+// All of a run. Named as the flags of three_domain are, docs/three_domain.md. The same on all
+// ranks.
 struct RunOptions {
   std::string model = "";        // as model_folder() takes it, a Qwen 3; empty: the tiny one
   std::string env = "embedded";  // or "tau2", which needs a model

@@ -40,7 +40,7 @@ struct StepRange {
   int64_t last = 0;  // 0: none
 };
 
-// What is reported, where to, and how often. Alike on all ranks.
+// What is reported, where to, and how often. The same on all ranks.
 struct MonitorOptions {
   // Gets metrics.jsonl, and what else is asked for. Empty: no files.
   std::string directory = {};

@@ -49,8 +49,8 @@ struct SampleShape {
   int64_t outputs() const;
 };
 
-// Names with what makes the object. Each function is called on every rank alike, after the seed is
-// set.
+// Names with what makes the object. Each function is called in the same way on every rank, after
+// the seed is set.
 class Registry {
  public:
   // Keys of the configuration that go with a name, and what makes the object.

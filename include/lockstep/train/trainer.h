@@ -51,7 +51,8 @@ class Step {
   // One update of the part of that name: clears its gradients, runs `loss` over the step's
   // micro-batches (or lanes), with gradients averaged over the ranks, and makes the optimizer's
   // step. The other parts' gradients that `loss` computes on the way are dropped. May be called
-  // several times a step, alike on all ranks. Returns the mean loss over all ranks' samples.
+  // several times a step, in the same order on all ranks. Returns the mean loss over all ranks'
+  // samples.
   double update(std::string_view part, const LossOfBatch& loss);
 
   // Where the training stands: steps are counted from 0 here.

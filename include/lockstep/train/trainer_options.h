@@ -112,7 +112,7 @@ struct Saving {
   bool on_preemption = true;
 };
 
-// Alike on all ranks; the constructor compares them.
+// The same on all ranks; the constructor compares them.
 struct TrainerOptions {
   MakeOptimizer optimizer = adamw();
   LearningRate learning_rate = constant();

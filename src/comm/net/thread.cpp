@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Behind the ranks of the world, which count from 0.
+// After the ranks of the world, which count from 0.
 constexpr uint64_t kStop = uint64_t{1} << 40, kListening = kStop + 1, kAccepted = uint64_t{1} << 41;
 // How often to connect again to a rank that closes the connection in the handshake, because too
 // many unknown connections wait there, and after what pause.

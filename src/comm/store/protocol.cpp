@@ -43,7 +43,7 @@ class Reader {
 
 struct Shape {
   int texts = 0;   // -1: a count, and as many; -2: twice as many
-  int number = 0;  // bytes of the number behind them
+  int number = 0;  // bytes of the number after them
 };
 
 Shape shape_of(uint8_t query) {

@@ -8,7 +8,7 @@
 namespace lockstep::flight {
 namespace {
 
-// Numbers of calls that no launcher has numbered begin behind those that one would give.
+// Numbers of calls that no launcher has numbered begin after those that one would give.
 constexpr uint32_t kFirstOwn = uint32_t{1} << 31;
 
 std::atomic<bool> g_recording{false};

@@ -81,7 +81,7 @@ void check_fsdp_options(const FsdpOptions& options, const Group& group) {
   }
 }
 
-// What has to be alike on all ranks, and errors that this rank alone can find.
+// What has to be the same on all ranks, and errors that this rank alone can find.
 std::string describe_fsdp(const FsdpOptions& options, const std::vector<PlannedUnit>& units) {
   std::vector<std::string> names;
   for (const auto& unit : units) names.push_back(unit.name);

@@ -46,7 +46,7 @@ class FlatLayout {
 
   at::ScalarType dtype() const { return dtype_; }
   const std::vector<Member>& members() const { return members_; }
-  // With the gaps between members, and behind the last.
+  // With the gaps between members, and after the last.
   int64_t numel() const { return numel_; }
   // Collectives know no complex numbers: those are pairs of real ones.
   int64_t reals() const { return numel_ * (c10::isComplexType(dtype_) ? 2 : 1); }

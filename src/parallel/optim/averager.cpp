@@ -35,7 +35,8 @@ Averager::Averager(const torch::nn::Module& module, std::vector<AverageLevel> le
 
 bool Averager::step() {
   for (const auto& level : levels_) {
-    refuse_lanes(level.group, "averager", "leave it out, Ddp keeps the parameters alike");
+    refuse_lanes(level.group, "averager",
+                 "leave it out, Ddp keeps the parameters the same on all ranks");
   }
   ++steps_;
   if (steps_ <= warm_up_) return false;

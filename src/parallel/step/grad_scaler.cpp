@@ -64,7 +64,7 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimiz
   return gradients;
 }
 
-// Where its gradients are, on all ranks alike, also on one that has none in this step.
+// Where its gradients are, on all ranks, also on one that has none in this step.
 at::Device device_of(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     if (!group.params().empty()) return group.params().front().device();

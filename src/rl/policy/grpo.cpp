@@ -177,7 +177,7 @@ OwnTokens own_tokens(std::span<const models::DialogueTokens* const> dialogues) {
   const size_t width = longest - 1;
   const auto rows = static_cast<int64_t>(dialogues.size());
   OwnTokens out;
-  // What fills up a row behind its end is seen by no own token of a causal model.
+  // What fills up a row after its end is seen by no own token of a causal model.
   out.ids = at::zeros({rows, static_cast<int64_t>(width)}, at::kLong);
   auto* ids = out.ids.mutable_data_ptr<int64_t>();
   std::vector<int64_t> places, targets;

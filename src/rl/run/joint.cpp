@@ -18,7 +18,7 @@ constexpr const char* kMeasured[] = {
     "learning-ratio", "eval-tasks", "eval-trials", "difficulty",  "eval-temperature",
     "max-new-tokens", "max-turns",  "context",     "chat-format", "seed"};
 
-// Throws ConfigError, whose text begins behind the folder's name.
+// Throws ConfigError, whose text begins after the folder's name.
 std::map<std::string, double> read_joint(const RunOptions& options) {
   std::ifstream file(options.joint_run + "/results.json");
   const Json results = Json::parse(file, nullptr, false);

@@ -16,7 +16,7 @@
 
 namespace lockstep::rl {
 
-// The options of a run on so many ranks, with its number of lanes. Throws ConfigError for
+// The options of a run on this many ranks, with its number of lanes. Throws ConfigError for
 // impossible ones.
 RunOptions completed(RunOptions options, int64_t ranks);
 
@@ -51,7 +51,7 @@ void claim_directory(const comm::Group& group, const RunOptions& options);
 // measured otherwise.
 std::map<std::string, double> joint_rewards(const comm::Group& group, const RunOptions& options);
 
-// Whether the context holds what every task begins with, and a model with positions for so many
+// Whether the context holds what every task begins with, and a model with positions for that many
 // tokens the context. Throws ConfigError on all ranks.
 void check_lengths(const comm::Group& group, const Course& course, const Curriculum& curriculum,
                    const text::Tokenizer& tokenizer, const RunOptions& options, int64_t max_length);

@@ -56,7 +56,7 @@ std::string line_of(const Played& played, const RolloutPlan& plan, const Unit& u
   return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// Returns errno, or 0. What is behind `at` is gone either way, as far as the file system lets it.
+// Returns errno, or 0. What comes after `at` is gone either way, as far as the file system lets it.
 int write_at(const std::string& path, int64_t at, std::string_view bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) return errno;

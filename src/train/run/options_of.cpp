@@ -59,7 +59,7 @@ LearningRate learning_rate_of(const RunConfig& config) {
     return follow(
         [given](int64_t steps) {
           auto cycle = parallel::one_cycle_lr({.steps = steps, .rising = given.rising});
-          // It has no rate for a step behind the last.
+          // It has no rate for a step after the last.
           return parallel::Schedule{
               .lr = [=](double base,
                         int64_t step) { return cycle.lr(base, std::min(step, steps - 1)); },

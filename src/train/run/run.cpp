@@ -249,7 +249,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     log = std::make_shared<Monitoring>(world, std::move(monitored));
     options.callbacks.push_back(log);
   }
-  // Behind the log, whose report it shows.
+  // After the log, whose report it shows.
   options.callbacks.push_back(
       std::make_shared<Progress>(display, ProgressOptions{.every_steps = every}));
   std::shared_ptr<Samples> samples;

@@ -96,7 +96,7 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
       ->check(whole_number(1, kMostSteps));
   command.add_option("--jitter", jitter_, "Deviation of each rank's speed, as a share (0.02)")
       ->type_name("SHARE");
-  command.add_option("--slow-ranks", slow_ranks_, "So many are slower all the time (0)")
+  command.add_option("--slow-ranks", slow_ranks_, "How many are slower all the time (0)")
       ->type_name("N");
   command.add_option("--slow-factor", slow_factor_, "By this factor (1.5)")->type_name("FACTOR");
   command.add_flag("--no-prefetch", no_prefetch_, "Fsdp gathers a unit when it is needed");

@@ -173,7 +173,7 @@ class TorchFile : public TensorFiles {
     return std::to_string(key.integer);
   }
 
-  // Other things may be called alike only by a dict's names with dots in them.
+  // Other things may have the same name only by a dict's names with dots in them.
   void claim(const std::string& name) {
     if (!names_.insert(name).second)
       complain(fmt::format("two entries are called {}", in_quotes(name)));

@@ -100,7 +100,7 @@ void MetricsServer::serve() {
 }
 
 void MetricsServer::accept_all() {
-  // Those who are there already are served between two of so many who come.
+  // Those who are there already are served between two of many who come.
   for (size_t i = 0; i < kClients; ++i) {
     Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
