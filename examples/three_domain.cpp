@@ -105,11 +105,11 @@ void add_flags(CLI::App& app, Flags& flags) {
       "qwen3, qwen3-2507 or compact [compact for the tiny model, else by its chat template]");
   add("--lanes", o.lanes, "parts of a batch; 0: as many as ranks");
   add("--parallel", flags.parallel,
-      "ddp: each rank has all of the model; fsdp: it is divided; auto: as `lockstep plan` says")
+      "ddp: each rank has all of the model; fsdp: it is sharded; auto: as `lockstep plan` says")
       ->check(CLI::IsMember({"auto", "ddp", "fsdp"}));
   add("--reference", o.reference,
-      "the frozen policy: resident on each rank, shard: divided, offload: in the host's memory or, "
-      "on CPUs, in files; auto: divided where the policy is")
+      "the frozen policy: resident on each rank, shard: sharded, offload: in the host's memory or, "
+      "on CPUs, in files; auto: sharded where the policy is")
       ->check(CLI::IsMember({"auto", "resident", "offload", "shard"}));
   add("--precision", o.precision, "fp32, or bf16 with float32 parameters for the optimizer")
       ->check(CLI::IsMember({"fp32", "bf16"}));

@@ -293,7 +293,7 @@ void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> obje
   const int among = object->divided_among(), ranks = impl_->group.size();
   if (among != 0 && among != ranks) {
     throw ConfigError(
-        fmt::format("[checkpoint] '{}' is divided among {} ranks of {} that save: divide it among "
+        fmt::format("[checkpoint] '{}' is sharded over {} ranks of {} that save: shard it over "
                     "all of them (ZeroOptimizer's group), or use an Fsdp with shard_ranks, whose "
                     "groups may replicate each other",
                     name, among, ranks));

@@ -337,7 +337,7 @@ void load_optimizer(Optimizer& optimizer, const std::string& path,
                     const LoadOptimizerOptions& options) {
   constexpr const char* kWay =
       "Load into torch's Adam, AdamW, SGD, RMSprop or Adagrad over whole parameters, save a "
-      "checkpoint with a Checkpointer, and restore that: it fits however parameters are divided";
+      "checkpoint with a Checkpointer, and restore that: it fits however parameters are sharded";
   try {
     new_state(optimizer);
   } catch (const ConfigError&) {

@@ -17,7 +17,7 @@ constexpr std::array kAll = {Strategy::Ddp,
                              Strategy::FsdpHybridGradients,
                              Strategy::FsdpHybrid};
 constexpr int64_t kMostRanks = 1 << 20, kMostTried = 1 << 17;
-// What a strategy has to gain on a simpler one to be chosen. Dividing the model changes the
+// What a strategy has to gain on a simpler one to be chosen. Sharding the model changes the
 // program, its checkpoints and what can be done to parameters, and a step's time is known to a
 // tenth.
 constexpr double kClearGain = 1.10, kGainWithinKind = 1.05;

@@ -1,4 +1,4 @@
-// Among how many ranks a strategy divides the model, and the memory in which it is exchanged.
+// Over how many ranks a strategy shards the model, and the memory in which it is exchanged.
 #pragma once
 
 #include <cstdint>

@@ -79,7 +79,7 @@ void check_parts(const TrainerOptions& o, const std::vector<Part>& parts) {
 // What an Fsdp has instead of Ddp's options, and what it lacks.
 void check_fsdp(const TrainerOptions& o, const std::vector<Part>& parts) {
   if (!o.fsdp) return;
-  need(!o.zero, "fsdp together with zero: an Fsdp divides the optimizer's state already");
+  need(!o.zero, "fsdp together with zero: an Fsdp shards the optimizer's state already");
   need(!o.ddp.hook, "fsdp together with a communication hook, which is Ddp's: leave out one");
   const parallel::DdpOptions plain;
   need(o.ddp.bucket_bytes == plain.bucket_bytes && o.ddp.unused == plain.unused &&

@@ -24,7 +24,7 @@
 
 namespace lockstep::parallel {
 
-// What is divided among the ranks of a shard group.
+// What is sharded over the ranks of a shard group.
 enum class Sharding {
   Full,       // parameters, gradients and optimizer state (ZeRO-3)
   Gradients,  // gradients and optimizer state; parameters are whole from a unit's forward to the
@@ -50,7 +50,7 @@ enum class Offload {
          // for. On the CPU, too. Ranks of one host then gather, as on several hosts
 };
 
-// How a model is divided. The same on all ranks.
+// How a model is sharded. The same on all ranks.
 struct FsdpOptions {
   // Modules whose parameters are gathered together while lockstep::call() runs them; a module
   // within another one belongs to the inner one. Parameters of no unit, and those that several
@@ -62,7 +62,7 @@ struct FsdpOptions {
   int64_t min_num_params = 0;
 
   Sharding sharding = Sharding::Full;
-  // Ranks among which the model is divided, this many consecutive ones; the groups replicate each
+  // Ranks over which the model is sharded, this many consecutive ones; the groups replicate each
   // other. A divisor of the group's size; 0: all of them.
   int shard_ranks = 0;
 
@@ -71,7 +71,7 @@ struct FsdpOptions {
   bool reshard_after_forward = true;
   // Above 0: after its forward a unit stays sharded over this many consecutive ranks instead of
   // all, as with an integer for PyTorch's reshard_after_forward: more memory, and the gathers of
-  // backward stay within them. A divisor of the number of ranks that divide the model.
+  // backward stay within them. A divisor of the number of ranks over which the model is sharded.
   int reshard_ranks = 0;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Before;
   // Gathers the unit that the last forward called next.
@@ -143,7 +143,7 @@ struct FsdpShard {
   int64_t begin = 0;           // of the part, in the order of the parameter's memory
 };
 
-// Divides a module's parameters among the ranks. The module stays as it is: same type, same names,
+// Shards a module's parameters over the ranks. The module stays as it is: same type, same names,
 // same sizes; layers that are units, and the module itself, are called by lockstep::call().
 //
 //   Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net)});

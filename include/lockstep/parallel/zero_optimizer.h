@@ -1,4 +1,4 @@
-// An optimizer whose state and work are divided over the ranks (ZeRO stage 1: Rajbhandari et al.,
+// An optimizer whose state and work are sharded over the ranks (ZeRO stage 1: Rajbhandari et al.,
 // "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020).
 #pragma once
 

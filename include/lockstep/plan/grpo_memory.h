@@ -15,7 +15,7 @@ namespace lockstep::plan {
 // Where the reference model's weights are.
 enum class Reference {
   None,       // no reference
-  Resident,   // on each device; under Fsdp divided like the policy
+  Resident,   // on each device; under Fsdp sharded like the policy
   Offloaded,  // in the host's memory
   Whole,      // on each device, also under Fsdp
 };

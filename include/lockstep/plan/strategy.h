@@ -13,10 +13,10 @@
 
 namespace lockstep::plan {
 
-// How ranks divide a model among them.
+// How a model is sharded over the ranks.
 enum class Strategy {
   Ddp,                  // every rank has all
-  Zero,                 // Ddp with ZeroOptimizer: the optimizer's state is divided (ZeRO 1)
+  Zero,                 // Ddp with ZeroOptimizer: the optimizer's state is sharded (ZeRO 1)
   FsdpGradients,        // Fsdp, Sharding::Gradients: gradients, too (ZeRO 2)
   FsdpFull,             // Fsdp, Sharding::Full: parameters, too (ZeRO 3)
   FsdpHybridGradients,  // ZeRO 2 within a node; nodes replicate each other

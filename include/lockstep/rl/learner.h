@@ -60,8 +60,8 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
 // Where a reference's parameters are.
 enum class ReferencePlace {
   Resident,   // all of them on each rank's device
-  Sharded,    // divided among the ranks like the policy, which has to be divided, too
-  Offloaded,  // divided, in the hosts' memory; of ranks on CPUs in files of reference_folder. The
+  Sharded,    // sharded over the ranks like the policy, which has to be sharded, too
+  Offloaded,  // sharded, in the hosts' memory; of ranks on CPUs in files of reference_folder. The
               // devices have the blocks in use
 };
 
@@ -80,7 +80,7 @@ struct LearnerOptions {
   int64_t longest = 256;  // tokens that an episode may have written, for LossNorm::Constant
   int64_t lanes = 8;
   uint64_t seed = 1;
-  // Policy and the optimizer's state are divided among the ranks, by Fsdp, and backward computes
+  // Policy and the optimizer's state are sharded over the ranks, by Fsdp, and backward computes
   // the policy's blocks again instead of keeping their activations; false: each rank has all of
   // them, as under Ddp.
   bool divided = false;
@@ -133,7 +133,7 @@ class Learner {
   void reshard();
 
   // What a run resumes with: "net", "adam" and, where beta is above 0, "reference". A checkpoint
-  // says nothing of how they were divided.
+  // says nothing of how they were sharded.
   void track(checkpoint::Checkpointer& checkpoints);
   // The net alone.
   void track_net(checkpoint::Checkpointer& checkpoints);

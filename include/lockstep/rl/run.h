@@ -74,12 +74,12 @@ struct RunOptions {
   // template in the model's folder, and qwen3 without one.
   std::string chat_format = {};
   int64_t lanes = 8;  // 0: as many as ranks
-  // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", divided. Either resumes
+  // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", sharded. Either resumes
   // with what the other has saved.
   std::string parallel = "ddp";
-  // Where the frozen reference is: "resident", all of it on each rank; "shard", divided like a
-  // divided policy; "offload", in the hosts' memory, or, of ranks on CPUs, in files of output_dir.
-  // "auto": divided where the policy is. The same bits everywhere.
+  // Where the frozen reference is: "resident", all of it on each rank; "shard", sharded like a
+  // sharded policy; "offload", in the hosts' memory, or, of ranks on CPUs, in files of output_dir.
+  // "auto": sharded where the policy is. The same bits everywhere.
   std::string reference = "auto";
   // What it computes in: "fp32", or "bf16" with float32 parameters for the optimizer.
   std::string precision = "fp32";

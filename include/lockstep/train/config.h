@@ -127,7 +127,7 @@ struct ParallelConfig {
   std::string buffers = "broadcast";  // broadcast, average, none
   bool sync_bn = false;               // BatchNorm layers become SyncBatchNorm
   int64_t sync_bn_group_size = 0;     // over groups of this many ranks; 0: all
-  bool zero = false;                  // the optimizer's state divided over the ranks
+  bool zero = false;                  // the optimizer's state sharded over the ranks
   std::string hook = "none";          // none, fp16, bf16, power_sgd, top_k
   int64_t hook_rank = 1;              // power_sgd: of the approximation
   int64_t hook_start_step = 10;       // power_sgd: plain averages before

@@ -154,7 +154,7 @@ struct TrainerOptions {
   bool zero = false;  // a ZeroOptimizer
   // Buckets, hook, unused parameters. The lanes are the loader's.
   parallel::DdpOptions ddp = {};
-  // An Fsdp in place of Ddp: parameters, gradients and the optimizer's state are divided. What
+  // An Fsdp in place of Ddp: parameters, gradients and the optimizer's state are sharded. What
   // calls the model calls it, and the layers that are units, by lockstep::call(), as Model does.
   // Micro-batches accumulate whole gradients on each rank (Fsdp::hold()). The lanes are the
   // loader's. After the run the model's parameters have memory within calls only:

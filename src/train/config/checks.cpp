@@ -160,7 +160,7 @@ void Checks::parallel() {
   if (parallel.strategy == "fsdp") {
     fsdp();
   } else {
-    // Also with its default: who writes FULL_SHARD wants the model divided.
+    // Also with its default: who writes FULL_SHARD wants the model sharded.
     for (const Key& key : schema_.keys()) {
       if (!key.path.starts_with("parallel.fsdp.") || !is_given_(key.path)) continue;
       refuse(key.path,

@@ -244,7 +244,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     if (!logging.trace_steps.empty()) {
       monitored.trace_steps = {logging.trace_steps[0], logging.trace_steps[1]};
     }
-    // Parameters that an Fsdp divides cannot be looked at between steps.
+    // Parameters that an Fsdp shards cannot be looked at between steps.
     if (!options.fsdp) monitored.module = model.module();
     log = std::make_shared<Monitoring>(world, std::move(monitored));
     options.callbacks.push_back(log);

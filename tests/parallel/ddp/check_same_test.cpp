@@ -165,7 +165,7 @@ TEST(BroadcastOptimizer, RefusesOnAllRanks) {
     EXPECT_THAT(refused(world.rank() == 0 ? part : sgd),
                 HasSubstr("group of 1 parameters: [8, 6]"));
     ZeroOptimizer divided(net.parameters(), world.group(), zero<SGD>(SGDOptions(0.1)));
-    EXPECT_THAT(refused(divided), HasSubstr("divided over the ranks"));
+    EXPECT_THAT(refused(divided), HasSubstr("sharded over the ranks"));
     broadcast_optimizer(sgd, world.group());
   });
 }

@@ -45,7 +45,7 @@ const std::vector<Conflict>& conflicts() {
         {"complex", "clip_value", {}, "libtorch clamps no complex tensor"},
         {"linear_float16", "grad_scaler", "a gradient is float16", {}},
         {"optimizer_broadcast", "join", {}, "ranks without a batch do not load"},
-        {"optimizer_broadcast", "zero", "state is divided over the ranks", {}},
+        {"optimizer_broadcast", "zero", "state is sharded over the ranks", {}},
         {"check_same", "join", {}, "ranks without a batch are not alike until finish()"},
         {"check_same", "local_sgd", {}, "ranks are not alike on purpose"},
         {"check_same", "ignore", {}, "ranks are not alike on purpose"},
