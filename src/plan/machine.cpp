@@ -35,7 +35,7 @@ double host_memory() {
   return bytes;
 }
 
-// `estimate` where the file does not say it, as those of earlier versions.
+// `estimate` where the file does not say it, like those of earlier versions.
 double at_least_zero(const Json& json, const char* key, const std::string& path, double estimate) {
   const auto found = json.find(key);
   if (found == json.end()) return estimate;

@@ -225,7 +225,7 @@ void Training::refuse_others() {
 void Training::refuse_to_join(const std::string& found) const {
   if (found.empty()) return;
   throw ConfigError(fmt::format(
-      "[train] {} has checkpoints of a run already, as {}: resume it "
+      "[train] {} has checkpoints of a run already, such as {}: resume it "
       "(Resume::Latest{}; in a file checkpoint.resume: latest), give another directory, or "
       "remove this one",
       options_.saving.directory, found,

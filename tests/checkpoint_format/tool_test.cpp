@@ -181,7 +181,7 @@ TEST_F(Tool, WrongArgumentsAreStatusTwo) {
               HasSubstr("--max-shard-size is about the files of a folder"));
   for (const std::string size : {"x", "0", "-1GB", "5TB", "5 GB", "99999999999GB"}) {
     EXPECT_THAT(run(2, "export a --to b --max-shard-size '" + size + "'"),
-                HasSubstr("give bytes, as 500MB or 2GiB"));
+                HasSubstr("give bytes, such as 500MB or 2GiB"));
   }
   EXPECT_THAT(run(2, "export a --to net.pt"), HasSubstr("give NAME.safetensors, or a folder"));
   EXPECT_THAT(run(2, "inspec a"), HasSubstr("the nearest is inspect"));

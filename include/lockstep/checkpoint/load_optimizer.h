@@ -18,7 +18,7 @@ struct LoadOptimizerOptions {
   // What the names of the state dict begin with: "optimizer." of torch.save({"optimizer":
   // optimizer.state_dict()}).
   std::string prefix = "";
-  // Further entries of groups that are left out, as the shell's patterns: {"lr_scale"}.
+  // Further entries of groups that are left out, by patterns as of the shell: {"lr_scale"}.
   std::vector<std::string> allow_unexpected = {};
 };
 

@@ -12,8 +12,8 @@
 
 namespace lockstep::checkpoint {
 
-// A number, a text or a list, as a learning rate or a step. Doubles come back with the same bits
-// (but for a NaN's).
+// A number, a string or a list, for example a learning rate or a step. Doubles come back with the
+// same bits (but for a NaN's).
 using Value =
     std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>>;
 // Values by name.

@@ -165,7 +165,7 @@ size_t wait_any(std::span<Work> works);
 // over. `next` runs inside wait() and never inside is_completed(), so collectives that it starts
 // come in the order in which this rank waits, which has to be the other ranks' order too. Where it
 // was dropped, it runs before the next call on the group of `first`, or at the end of the next
-// wait() on it; where `first` is of no group, as Work() is, of this thread's next call or wait on
+// wait() on it; where `first` is of no group, like Work(), of this thread's next call or wait on
 // any.
 Work then(Work first, std::function<Work()> next);
 

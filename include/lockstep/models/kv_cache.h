@@ -32,7 +32,7 @@ class KvCache {
   const std::vector<int64_t>& lengths() const { return lengths_; }
   void set_lengths(std::vector<int64_t> lengths);
 
-  // Only these sequences, in this order; one may come several times, as a prompt that several
+  // Only these sequences, in this order; one may come several times, such as a prompt that several
   // answers begin with.
   void keep(const std::vector<int64_t>& sequences);
 

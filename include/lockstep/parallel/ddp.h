@@ -30,12 +30,12 @@ enum class Unused {
           // not reach; those that were frozen since count as reached
 };
 
-// The module's buffers (as BatchNorm's running statistics). At construction they become rank 0's in
-// any case. PyTorch broadcasts them before each forward; here they are when backward() returns, so
-// that what an evaluation or a checkpoint sees between two steps is the same on all ranks. The next
-// forward sees the same as in PyTorch, unless they were changed between the steps on some ranks
-// only: sync_buffers() before that forward brings rank 0's to all (a warning says where it was
-// missing).
+// The module's buffers (such as BatchNorm's running statistics). At construction they become rank
+// 0's in any case. PyTorch broadcasts them before each forward; here they are when backward()
+// returns, so that what an evaluation or a checkpoint sees between two steps is the same on all
+// ranks. The next forward sees the same as in PyTorch, unless they were changed between the steps
+// on some ranks only: sync_buffers() before that forward brings rank 0's to all (a warning says
+// where it was missing).
 //
 // A buffer is written only when some rank has changed it. A graph that has saved it can then no
 // longer run backward, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):

@@ -117,8 +117,8 @@ class TopK : public CommHook {
 // Options of LocalSgd.
 struct LocalSgdOptions {
   int64_t start_iteration = 100;  // passes before it are averaged over all ranks
-  // The ranks that average gradients from then on, as those of one host; with a group of one none
-  // are averaged.
+  // The ranks that average gradients from then on, for example those of one host; with a group of
+  // one none are averaged.
   Group subgroup = Group();
 };
 

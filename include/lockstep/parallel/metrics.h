@@ -45,7 +45,7 @@ bool any_rank(bool here, const Group& group);
 bool every_rank(bool here, const Group& group);
 
 // The mean of the ranks' losses (of one element), without history: the loss whose gradients Ddp
-// gives. For optimizers that look at it, as LBFGS with its line search:
+// gives. For optimizers that look at it, such as LBFGS with its line search:
 //
 //   lbfgs.step([&] {
 //     lbfgs.zero_grad();

@@ -43,7 +43,7 @@ class Metric {
   // Counts a batch of this rank: outputs and targets as each metric says, on any device. Weights,
   // one per sample and not negative, say how much each counts; undefined: 1. Communicates nothing.
   // Throws ConfigError, and then has counted nothing, for shapes and dtypes that do not fit. A
-  // value that cannot be counted, as NaN, is kept for compute().
+  // value that cannot be counted, such as NaN, is kept for compute().
   virtual void update(const at::Tensor& outputs, const at::Tensor& targets,
                       const at::Tensor& weights = {}) = 0;
 

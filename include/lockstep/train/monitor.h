@@ -50,8 +50,8 @@ struct MonitorOptions {
   int64_t resumed_at = -1;   // the step that was restored; -1: none. Steps are counted from it
   std::map<std::string, std::string> config = {};  // as the report shows it
   Shown shown = Shown::Nothing;
-  // Through which rank 0 prints, with others that print through it, as a Progress callback, which
-  // then names the slowest rank, too. Null: standard output.
+  // Through which rank 0 prints, with others that print through it, such as a Progress callback,
+  // which then names the slowest rank, too. Null: standard output.
   std::shared_ptr<ProgressDisplay> display = nullptr;
   // Event files for TensorBoard, in the folder `tensorboard` of `directory`.
   bool tensorboard = false;

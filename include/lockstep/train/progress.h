@@ -26,8 +26,8 @@ class Progress : public Callback {
  public:
   // Prints to `out`, which has to outlive this.
   explicit Progress(std::ostream& out, const ProgressOptions& options = {});
-  // Prints through what others print through, too, as Monitoring with the same display, which lets
-  // the line name the slowest rank.
+  // Prints through what others print through, too, such as Monitoring with the same display, which
+  // lets the line name the slowest rank.
   explicit Progress(std::shared_ptr<ProgressDisplay> display, const ProgressOptions& options = {});
 
   void on_train_begin(const RunState& state) override;

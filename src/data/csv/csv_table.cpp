@@ -89,7 +89,7 @@ class TableParser {
       if (records_.fields()[i].find('\r') != std::string_view::npos &&
           bytes_.find('\n') == std::string_view::npos) {
         fail(
-            "its lines end with CR alone, as those of old Macs did: they have to end with LF or "
+            "its lines end with CR alone, like those of old Macs: they have to end with LF or "
             "CRLF");
       }
     }

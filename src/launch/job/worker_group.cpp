@@ -303,7 +303,7 @@ void WorkerGroup::conclude() {
     if (is_port_taken && !session_.rank_0_binds_port) {
       output_.say(
           "hint: rank 0 has inherited a socket that listens at MASTER_PORT; a program that binds "
-          "the port itself, as a script that runs Python, needs LOCKSTEP_PYTHON_PEERS=1");
+          "the port itself, such as a script that runs Python, needs LOCKSTEP_PYTHON_PEERS=1");
     }
     if (session_.logs.is_on()) words.write_failure_report(outcome_, output_);
   }

@@ -51,8 +51,8 @@ at::Device communicated_on(const Group& group, const at::Tensor& tensor);
 void verify(const Model& model, const Group& group, at::Device device, std::string complaint = {},
             std::string_view who = "ddp", const std::string& options = {});
 
-// A kind, a name, and what has to agree, as "parameter 'fc.weight': float32 [256, 784], trainable".
-// Private to verify(), and its tests.
+// A kind, a name, and what has to agree, such as "parameter 'fc.weight': float32 [256, 784],
+// trainable". Private to verify(), and its tests.
 std::vector<std::string> describe(const Model& model);
 
 // The first difference between the ranks' descriptions, as an error's text; empty when there is

@@ -21,7 +21,7 @@ std::vector<int64_t> sizes_of(const std::string& text) {
     const auto [next, error] = std::from_chars(at, end, size);
     if (error != std::errc() || size < 1 || (next != end && *next != 'x')) {
       throw ConfigError(
-          fmt::format("[plan] --sample {}: numbers above 0 with x between, as 3x32x32", text));
+          fmt::format("[plan] --sample {}: numbers above 0 with x between, such as 3x32x32", text));
     }
     sizes.push_back(size);
     if (next == end) return sizes;

@@ -161,7 +161,8 @@ class PickleReader {
   void build() {
     const PickledValue* state = pop();
     PickledValue& value = top(PickledValue::Dict);
-    // The attributes of an OrderedDict, as a state dict's _metadata, hold nothing of its items.
+    // The attributes of an OrderedDict, such as a state dict's _metadata, hold nothing of its
+    // items.
     if (!value.is_object) return;
     if (state->kind != PickledValue::Dict || state == &value)
       complain("a module's attributes are not a dict");
