@@ -35,7 +35,7 @@ using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 struct Job {
   plan::ModelProfile profile;
   std::shared_ptr<torch::nn::Module> module;
-  Modules units;  // of Fsdp, and what is computed twice
+  Modules units;  // of Fsdp, and what is recomputed
   std::function<Tensor()> loss;
 };
 
@@ -95,7 +95,7 @@ Job job_of(const std::string& model, int64_t batch) {
   throw ConfigError("unknown model " + model);
 }
 
-// A number of bytes that a file of the process's memory has behind `key`.
+// A number of bytes that a file of the process's memory has after `key`.
 double kib_of(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string word; in >> word;) {
@@ -216,7 +216,7 @@ class Trained {
 // Bytes, on the rank that has most.
 double peak_of(const Group& group, Trained& trained) {
   for (int i = 0; i < 3; ++i) trained.step();
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins anew
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins again
   for (int i = 0; i < 6; ++i) trained.step();
   // Of what ranks share each has an equal part, whichever of them has touched it.
   const double shared = mean(group, kib_of("/proc/self/smaps_rollup", "Pss_Shmem:"));

@@ -114,7 +114,7 @@ def main():
     print()
     kept = [row for row in rows if not row["recompute"]]
     recomputed = [row for row in rows if row["recompute"]]
-    for name, chosen in (("nothing computed twice", kept), ("blocks computed twice", recomputed)):
+    for name, chosen in (("nothing recomputed", kept), ("blocks recomputed", recomputed)):
         summary(f"peak memory, {name}", [off(r["peak"]) for r in chosen], .05)
         summary(f"step time, {name}", [off(r["step"]) for r in chosen], .10)
     for name, advice, factor, fastest in advised:

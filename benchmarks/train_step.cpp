@@ -169,7 +169,7 @@ class Training {
                               world.group());
   }
 
-  // Samples per second of this rank over so many steps.
+  // Samples per second of this rank over this many steps.
   double run(int64_t count) {
     const auto begin = Clock::now();
     for (int64_t step = 0; step < count; ++step) this->step();

@@ -22,7 +22,7 @@ struct Options {
   int64_t steps = 300, turns = 21, batch = 64, threads = 1;
 };
 
-// What both train: made twice alike.
+// What both train: made twice in the same way.
 struct Work {
   train::Model model;
   std::shared_ptr<data::TensorDataset> data;

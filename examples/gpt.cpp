@@ -1,7 +1,7 @@
 // Trains a small language model on files of tokens, and lets it write:
 //   lockstep tokenize /usr/share/perl/*/pod --to corpus --vocabulary 8192
 //   lockstep run --nproc-per-node 2 gpt --corpus corpus --directory runs/gpt
-// It goes on where it was when it is started again, with the same bits.
+// It resumes where it was when it is started again, with the same bits.
 #include <lockstep/data/token_dataset.h>
 #include <lockstep/lockstep.h>
 #include <lockstep/models/generate.h>
@@ -148,7 +148,7 @@ int main(int argc, char** argv) {
     app.add_option(name, value, what)->check(example::positive())->capture_default_str();
   };
   number("--steps", options.steps, "of training");
-  number("--save-every", options.save_every, "so many steps");
+  number("--save-every", options.save_every, "every this many steps");
   number("--sequence-length", options.sequence_length, "tokens");
   number("--layers", options.layers, "of the model");
   number("--hidden", options.hidden, "its width");

@@ -27,7 +27,7 @@ struct Options {
   int64_t batch_size = 64;  // per rank
   double learning_rate = 1e-3;
   int64_t seed = 1;
-  int64_t steps = 0;  // stop after so many; 0: all
+  int64_t steps = 0;  // stop after this many; 0: all
   std::string json;
 };
 
@@ -175,7 +175,7 @@ int main(int argc, char** argv) {
   app.add_option("--epochs", options.epochs)->check(example::positive())->capture_default_str();
   example::add_training_options(app, options);
   app.add_option("--seed", options.seed)->check(example::not_negative())->capture_default_str();
-  app.add_option("--steps", options.steps, "stop after so many; 0: all")
+  app.add_option("--steps", options.steps, "stop after this many; 0: all")
       ->check(example::not_negative());
   app.add_option("--json", options.json, "write the figures to this file, as one line");
 

@@ -2,7 +2,7 @@
 
     .deps/peers/bin/python examples/optuna_study.py examples/guides/mnist_mlp.yaml --trials 20
 
-Trials that fail are marked as failed, and the study goes on. Flags behind -- go to every trial: -- --nproc-per-node 2.
+Trials that fail are marked as failed, and the study continues. Flags after -- go to every trial: -- --nproc-per-node 2.
 """
 import argparse
 import json
@@ -51,4 +51,4 @@ states = [trial.state.name for trial in study.trials]
 summary = {"best": study.best_params, "value": study.best_value, "states": states}
 (out / "study.json").write_text(json.dumps(summary, indent=1))
 print(f"best {arguments.metric} {study.best_value:.4f} with {study.best_params}; "
-      f"{states.count('COMPLETE')} of {len(states)} trials ended well")
+      f"{states.count('COMPLETE')} of {len(states)} trials completed")

@@ -103,9 +103,9 @@ inline void check_values(const CLI::Option& option) {
     std::string problem;
     errno = 0;
     if (text.starts_with("--")) {
-      problem = " has no value: behind it stands " + text;
+      problem = " has no value: " + text + " follows it";
     } else if (text.empty() && (is_whole || type.starts_with("FLOAT"))) {
-      problem = " has an empty value, which is no number";
+      problem = " has an empty value, which is not a number";
     } else if (is_whole && (std::strtoll(text.c_str(), nullptr, 0), errno == ERANGE)) {
       problem = " " + text + " is out of range: it has to fit into 64 bits";
     }

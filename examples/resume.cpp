@@ -1,4 +1,4 @@
-// Trains, saves every few steps, and goes on where it was when it is started again:
+// Trains, saves every few steps, and resumes where it was when it is started again:
 //   lockstep run --nproc-per-node 2 resume --directory runs/a
 // On SIGUSR1 or SIGTERM it saves and leaves with the status that asks for a requeue
 // (examples/launch/slurm.sh).
@@ -78,7 +78,7 @@ bool train(const lockstep::World& world, const lockstep::PreemptionNotice& notic
       if (ends) break;
     }
   }
-  checkpoints.finish();  // what is written behind the training is on the disk, or this throws
+  checkpoints.finish();  // what is written in the background is on the disk, or this throws
   if (world.is_main()) {
     std::printf("%s after step %ld, loss %.4f\n", leaves ? "saved and leaves" : "trained", step,
                 loss);
@@ -93,7 +93,7 @@ int main(int argc, char** argv) {
   Options options;
   app.add_option("--directory", options.directory, "of the checkpoints")->capture_default_str();
   app.add_option("--steps", options.steps)->check(example::positive())->capture_default_str();
-  app.add_option("--save-every", options.save_every, "so many steps")
+  app.add_option("--save-every", options.save_every, "every this many steps")
       ->check(example::positive())
       ->capture_default_str();
   example::add_training_options(app, options);

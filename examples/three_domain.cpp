@@ -105,11 +105,11 @@ void add_flags(CLI::App& app, Flags& flags) {
       "qwen3, qwen3-2507 or compact [compact for the tiny model, else by its chat template]");
   add("--lanes", o.lanes, "parts of a batch; 0: as many as ranks");
   add("--parallel", flags.parallel,
-      "ddp: each rank has all of the model; fsdp: it is divided; auto: as `lockstep plan` says")
+      "ddp: each rank has all of the model; fsdp: it is sharded; auto: as `lockstep plan` says")
       ->check(CLI::IsMember({"auto", "ddp", "fsdp"}));
   add("--reference", o.reference,
-      "the frozen policy: resident on each rank, shard: divided, offload: in the host's memory or, "
-      "on CPUs, in files; auto: divided where the policy is")
+      "the frozen policy: resident on each rank, shard: sharded, offload: in the host's memory or, "
+      "on CPUs, in files; auto: sharded where the policy is")
       ->check(CLI::IsMember({"auto", "resident", "offload", "shard"}));
   add("--precision", o.precision, "fp32, or bf16 with float32 parameters for the optimizer")
       ->check(CLI::IsMember({"fp32", "bf16"}));
@@ -117,16 +117,16 @@ void add_flags(CLI::App& app, Flags& flags) {
   add("--rollout-timeout", o.rollout_timeout,
       "seconds that a rank waits for the episodes of the others");
   add("--save-every", o.save_every, "iterations");
-  app.add_flag("--resume", o.resume, "go on with the run in --output-dir, if there is one");
+  app.add_flag("--resume", o.resume, "resume the run in --output-dir, if there is one");
   app.add_flag("--dry-run", flags.dry_run,
                "print curriculum, memory and collectives; train and write nothing");
   app.add_flag("--quiet", o.quiet, "print nothing");
-  app.add_flag("!--no-cache", o.cache, "make the warm-up anew");
+  app.add_flag("!--no-cache", o.cache, "do the warm-up again");
   app.add_flag("--log-eval-all", o.log_all, "trajectories of all trials of evaluations");
   app.add_flag("--export-hf", o.export_hf, "a folder of transformers for each stage");
 }
 
-// With a model the defaults are the guides'; flags that are given go before either.
+// With a model the defaults are the guides'; flags that are given override both.
 bool has_model(const std::vector<std::string>& arguments) {
   bool has = false;
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -212,7 +212,7 @@ std::vector<std::string> flags_in(const lockstep::train::ConfigSource& source) {
   return out;
 }
 
-// All flags: those of the file, which those of the command line go before; and where each is from.
+// All flags: those of the file, which those of the command line override; and where each is from.
 struct Arguments {
   std::vector<std::string> words;
   std::map<std::string, std::string> origins;           // by the name of RunOptions::as_text()

@@ -17,7 +17,7 @@ own=$top/.deps/debian/usr
 libraries=$own/lib/x86_64-linux-gnu
 mkdir -p "$libraries" "$(dirname "$bundle")"
 
-git rev-parse --git-dir >/dev/null 2>&1 || fail "$PWD is no git checkout: the sources of a bundle are the files that git knows"
+git rev-parse --git-dir >/dev/null 2>&1 || fail "$PWD is not a git checkout: the sources of a bundle are the files that git knows"
 changed=$(git stash create)
 git archive "${changed:-HEAD}" | tar -x -C "$top"
 printf '%s%s\n' "$(git rev-parse HEAD)" "${changed:+ with changes that are not committed}" > "$top/.deps/revision.txt"

@@ -1,7 +1,7 @@
 """Builds Lockstep on a machine with a GPU and checks it there: scripts/gpu_check.sh, docs/gpu.md.
 
 Every stage has a time limit and a log of its own, and the next one runs whatever came of it.
-DIR/results.json is written anew after each: {revision, machine, stages: [{name, status, why, seconds, log}],
+DIR/results.json is rewritten after each: {revision, machine, stages: [{name, status, why, seconds, log}],
 figures: [{name, ours, peer, unit, ratio, bar, met}]}.
 """
 import argparse

@@ -109,7 +109,7 @@ def adamw(stage):
 
 
 def save(stage):
-    """1 GiB, while the training goes on."""
+    """1 GiB, while the training continues."""
     folder = stage.check.out / ".checkpoints"
     tensors = "1" if stage.cpu else "64"
     try:

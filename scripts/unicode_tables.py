@@ -56,7 +56,7 @@ def write(name, about, tables):
     (FOLDER / name).write_text(head + "".join(tables) + "// clang-format on\n")
 
 
-write("unicode_classes.inl", "First and one behind the last.",
+write("unicode_classes.inl", "First and one after the last.",
       [numbers(name, ranges(of_class(pattern)), str)
        for name, pattern in (("kLetters", r"\p{L}"), ("kNumbers", r"\p{N}"), ("kSpaces", r"\s"))])
 classes = {c: combining_class(c) for c in CHARACTERS}

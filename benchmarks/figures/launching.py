@@ -60,7 +60,7 @@ def death(bench):
 
     def again(command, word, **environment):
         """Seconds from the death to the second "WORD NS". A peer that fails by itself before (libtorch's threads now
-        and then abort a Python rank) is started anew."""
+        and then abort a Python rank) is started again."""
         for _ in range(5):
             out = bench.run(command, lambda said: word in said, **environment)
             died, ready = re.search(r"fault (\d+)", out), re.findall(rf"{word} (\d+)", out)

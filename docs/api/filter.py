@@ -14,7 +14,7 @@ ENDS_PARAGRAPH = re.compile(r"\s*(//|};?$|public:|private:|protected:|#)")
 
 
 def escaped(text):
-    """The comment's words are no commands, tags or anchors; what stands between backquotes is taken as it is."""
+    """The comment's words are not commands, tags or anchors; what stands between backquotes is taken as it is."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"([\\@<>&#$%\"])", r"\\\1", part).replace("::", "\\::")
                    for part in parts)

@@ -6,7 +6,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 # A task for each rank, and no launcher: `lockstep train` finds its rank in Slurm's variables.
-# Two minutes before the time limit the ranks save and end with status 75; the job is requeued, and `resume: latest` goes on.
+# Two minutes before the time limit the ranks save and end with status 75; the job is requeued, and `resume: latest` resumes it.
 #   sbatch slurm.sh run.yaml --set training.epochs=3
 status=0
 srun --kill-on-bad-exit=1 lockstep train "$@" || status=$?

@@ -49,7 +49,7 @@ def main():
                      for word in ([flag] if value is None else [flag, str(value)])]
             status = subprocess.run([program, *words, "--output-dir", str(own), "--resume", *rest]).returncode
             if status != 0:
-                sys.exit(f"{name}: {program} ended with status {status}; start the sweep again to go on")
+                sys.exit(f"{name}: {program} ended with status {status}; start the sweep again to continue")
         matrix = json.loads((own / "results.json").read_text())["matrix"]
         last = matrix["R"][-1]
         learnt = [matrix["R"][j + 1][j] for j in range(len(last))]

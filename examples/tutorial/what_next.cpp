@@ -25,7 +25,7 @@ void train(const lockstep::World& world) {
   int64_t step = 0;
   if (auto found = checkpoints.restore_latest()) {
     step = found->step;
-    world.main_out() << "goes on after step " << step << std::endl;
+    world.main_out() << "resumes after step " << step << std::endl;
   }
 
   for (int64_t epoch = train.state().epoch; epoch < 5; ++epoch) {

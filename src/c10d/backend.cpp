@@ -143,7 +143,7 @@ c10::intrusive_ptr<::c10d::Work> ProcessGroup::send(std::vector<at::Tensor>& ten
 c10::intrusive_ptr<BackendWork> ProcessGroup::send_one(const at::Tensor& tensor, int to, int tag,
                                                        milliseconds timeout) {
   TORCH_CHECK_VALUE(to >= 0 && to < getSize() && to != getRank(), "[lockstep] send: rank ", to,
-                    " is no other rank of this group of ", getSize());
+                    " is not another rank of this group of ", getSize());
   auto work = new_work(::c10d::OpType::SEND, {tensor}, timeout);
   driver_->submit(Send{tensor, to, tag, deadline_in(timeout), work});
   if (coalescing_) coalescing_->push_back(work);
@@ -154,7 +154,7 @@ c10::intrusive_ptr<::c10d::Work> ProcessGroup::recv(std::vector<at::Tensor>& ten
                                                     int tag) {
   return or_end_coalescing([&] {
     TORCH_CHECK_VALUE(from >= 0 && from < getSize() && from != getRank(), "[lockstep] recv: rank ",
-                      from, " is no other rank of this group of ", getSize());
+                      from, " is not another rank of this group of ", getSize());
     return recv_one(only(tensors, "recv"), from, tag, options_->timeout);
   });
 }

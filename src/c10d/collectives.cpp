@@ -247,7 +247,7 @@ ProcessGroup::WorkPtr ProcessGroup::gather_into_tensor(at::Tensor& output, at::T
   Lists outputs;
   if (getRank() == opts.rootRank) {
     TORCH_CHECK_VALUE(output.is_contiguous() && output.numel() == getSize() * input.numel(),
-                      "[lockstep] gather: the output is no contiguous tensor of ", getSize(),
+                      "[lockstep] gather: the output is not a contiguous tensor of ", getSize(),
                       " inputs");
     outputs.push_back(output.view({-1}).split(std::max<int64_t>(1, input.numel())));
     if (input.numel() == 0) outputs[0].assign(getSize(), output);

@@ -347,7 +347,7 @@ void Driver::idle(Micros patience, std::vector<Finished>& finished) {
     try {
       if (!work.wait_for(patience)) break;
     } catch (const std::exception&) {
-      break;  // thrown anew by the next caller
+      break;  // thrown again by the next caller
     }
   }
   move_flights(finished);

@@ -305,7 +305,7 @@ void Messages::idle(std::chrono::microseconds limit, std::vector<Finished>& fini
         (void)(source.body ? *source.body : *source.next).wait_for(limit);
       }
     } catch (const std::exception&) {
-      // Thrown anew by step().
+      // Thrown again by step().
     }
     break;
   }

@@ -51,7 +51,7 @@ void check(const CheckpointerOptions& options) {
   }
 }
 
-// A line that two ranks do not have alike.
+// A line that differs between two ranks.
 std::string first_difference(const std::vector<std::string>& texts) {
   const auto lines = [](const std::string& text) {
     std::vector<std::string> all;
@@ -109,7 +109,7 @@ struct Checkpointer::Impl {
       std::vector<std::string> names;
       for (const auto& [name, object] : tracked) names.push_back(name);
       log::warn(
-          fmt::format("[checkpoint] CheckpointerOptions::each_rank has \"{}\", which is no "
+          fmt::format("[checkpoint] CheckpointerOptions::each_rank has \"{}\", which is not a "
                       "tensor of what is tracked: {}",
                       pattern, fmt::join(names, ", ")));
     }
@@ -176,9 +176,11 @@ Save Checkpointer::Impl::agreed(int64_t step, const std::map<std::string, double
     const bool is_content = difference.find(" with the bits ") != std::string::npos;
     const bool is_value = difference.find("has value ") != std::string::npos;
     end("the ranks would save different things" + difference +
-        (is_content ? "\n  Make them alike before saving (Ddp::sync_buffers(), Averager), or name "
+        (is_content ? "\n  Make them the same on all ranks before saving (Ddp::sync_buffers(), "
+                      "Averager), or name "
                       "in CheckpointerOptions::each_rank what each rank has of its own"
-         : is_value ? "\n  Make them alike, or keep what each rank has of its own in a tensor that "
+         : is_value ? "\n  Make them the same on all ranks, or keep what each rank has of its own "
+                      "in a tensor that "
                       "CheckpointerOptions::each_rank names"
                     : ""));
   }
@@ -291,7 +293,7 @@ void Checkpointer::track(const std::string& name, std::shared_ptr<Stateful> obje
   const int among = object->divided_among(), ranks = impl_->group.size();
   if (among != 0 && among != ranks) {
     throw ConfigError(
-        fmt::format("[checkpoint] '{}' is divided among {} ranks of {} that save: divide it among "
+        fmt::format("[checkpoint] '{}' is sharded over {} ranks of {} that save: shard it over "
                     "all of them (ZeroOptimizer's group), or use an Fsdp with shard_ranks, whose "
                     "groups may replicate each other",
                     name, among, ranks));

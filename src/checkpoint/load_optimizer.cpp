@@ -203,7 +203,7 @@ class OptimizerLoader {
     }
   }
 
-  // An option that libtorch's class has not.
+  // An option that libtorch's class does not have.
   void compare_other(size_t group, const std::string& name, const Value& value) {
     const bool* flag = std::get_if<bool>(&value);
     if (changes_nothing(name) || (name == "maximize" && flag != nullptr && !*flag)) return;
@@ -215,7 +215,7 @@ class OptimizerLoader {
       return;
     }
     faults_.push_back(
-        fmt::format("group {} has {} there, which this optimizer has not", group, name));
+        fmt::format("group {} has {} there, which this optimizer does not have", group, name));
   }
 
   void compare_states() {
@@ -280,7 +280,7 @@ class OptimizerLoader {
   }
 
   static std::string other_field(const std::string& where, const std::string& field) {
-    return fmt::format("{} has {} there, which this optimizer has not", where, field);
+    return fmt::format("{} has {} there, which this optimizer does not have", where, field);
   }
 
   // Some are only there with the option that uses them; libtorch's step takes what it needs for
@@ -337,7 +337,7 @@ void load_optimizer(Optimizer& optimizer, const std::string& path,
                     const LoadOptimizerOptions& options) {
   constexpr const char* kWay =
       "Load into torch's Adam, AdamW, SGD, RMSprop or Adagrad over whole parameters, save a "
-      "checkpoint with a Checkpointer, and restore that: it fits however parameters are divided";
+      "checkpoint with a Checkpointer, and restore that: it fits however parameters are sharded";
   try {
     new_state(optimizer);
   } catch (const ConfigError&) {

@@ -19,7 +19,7 @@ struct PartOf {
   Sizes strides;
   Range range;
   bool saves = true;                  // not of further copies of the part, on other ranks
-  int ranks = 1;                      // among which the parameter is divided
+  int ranks = 1;                      // over which the parameter is sharded
   std::vector<int> world_ranks = {};  // their numbers in the world
 
   // Whether all of them are among these.

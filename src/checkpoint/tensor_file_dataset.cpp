@@ -32,7 +32,7 @@ at::Tensor tensor_of(TensorFiles& files, const std::string& name) {
   at::Tensor tensor = at::empty(found->second.sizes, type);
   if (tensor.nbytes() != bytes.view().size()) {
     throw DataError(
-        fmt::format("[tensor file] {}: '{}' has elements of a dtype, {}, that is no "
+        fmt::format("[tensor file] {}: '{}' has elements of a dtype, {}, that is not a "
                     "sample's",
                     files.path(), name, found->second.dtype));
   }

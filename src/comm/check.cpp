@@ -93,7 +93,7 @@ void check_device(Collective what, const at::Tensor& tensor, const Transport& tr
 
 void check_reduction(Collective what, at::ScalarType dtype, ReduceOp op) {
   if (op < ReduceOp::Sum || op > ReduceOp::PreMulSum)
-    refuse(what, "{} is no ReduceOp", static_cast<int>(op));
+    refuse(what, "{} is not a ReduceOp", static_cast<int>(op));
   const bool bitwise =
       op == ReduceOp::BitwiseAnd || op == ReduceOp::BitwiseOr || op == ReduceOp::BitwiseXor;
   const bool orders = op == ReduceOp::Min || op == ReduceOp::Max;

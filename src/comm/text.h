@@ -15,7 +15,7 @@ std::string first_line(const std::exception& error);
 // "30 s", "1.5 s".
 std::string text_of(std::chrono::milliseconds time);
 
-// The counts in lists that every rank gives alike: "[1,3]", or "5 in parts of [2,3]" where the
+// The counts in lists that are the same on every rank: "[1,3]", or "5 in parts of [2,3]" where the
 // tensors go as one; nothing for other calls. Of a long list the beginning, and a hash of all.
 std::string list_of(const Request& request);
 

@@ -27,7 +27,7 @@ class Unfinished {
 
   // Whether this process is a rank of the group; a child of one is not.
   bool is_here() const noexcept { return !process_ || process_->is_here(); }
-  // Throws ConfigError where it has none. `what`: a call, as "all_reduce".
+  // Throws ConfigError where it has none. `what`: a call, such as "all_reduce".
   void check_process(std::string_view what) const {
     if (!is_here()) refuse_child(what);
   }

@@ -65,8 +65,8 @@ bool Pending::end(const Finish& finish) {
     over_ = over;
   }
   if (error_) std::rethrow_exception(error_);
-  // Also where it was over before, so that ranks that wait alike finish what was dropped at the
-  // same place. Not inside a transport, whose own parts belong to no group.
+  // Also where it was over before, so that ranks that wait in the same order finish what was
+  // dropped at the same place. Not inside a transport, whose own parts belong to no group.
   if (over_ && group_) {
     group_->finish_all();
     Unfinished::of_this_thread().finish_all();

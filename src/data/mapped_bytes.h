@@ -8,7 +8,7 @@ namespace lockstep::data {
 
 class MappedBytes {
  public:
-  // Throws DataError that begins with `address` and names the file when it cannot be read, is no
+  // Throws DataError that begins with `address` and names the file when it cannot be read, is not a
   // regular file, or is empty.
   MappedBytes(const std::filesystem::path& file, std::string_view address);
   ~MappedBytes();

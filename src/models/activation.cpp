@@ -43,7 +43,7 @@ std::string_view name_of(Activation activation) {
   for (const auto& [text, known] : kNames) {
     if (known == activation) return text;
   }
-  throw ConfigError(fmt::format("[models] {} is no activation", static_cast<int>(activation)));
+  throw ConfigError(fmt::format("[models] {} is not an activation", static_cast<int>(activation)));
 }
 
 at::Tensor activate(Activation activation, const at::Tensor& input) {
@@ -65,7 +65,7 @@ at::Tensor activate(Activation activation, const at::Tensor& input) {
     case Activation::Identity:
       return input;
   }
-  throw ConfigError(fmt::format("[models] {} is no activation", static_cast<int>(activation)));
+  throw ConfigError(fmt::format("[models] {} is not an activation", static_cast<int>(activation)));
 }
 
 }  // namespace lockstep::models

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kChunkBytes = 16 << 20;
 
-// A power of 2 near 1 / sqrt(rows): a sum over so many rows of values in [-1, 1] times h /
+// A power of 2 near 1 / sqrt(rows): a sum over this many rows of values in [-1, 1] times h /
 // sqrt(rows) stays within float16, where h is not yet subnormal.
 double shrinking(int64_t rows) {
   return std::exp2(-std::floor(std::log2(static_cast<double>(rows)) / 2));

@@ -89,7 +89,7 @@ class Dialogues {
       if (i == 0 || all[i].pending != rows_.back().pending) rows_.push_back(all[i]);
       of.push_back(static_cast<int64_t>(rows_.size()) - 1);
     }
-    // What fills up a row behind its end needs a place, too.
+    // What fills up a row after its end needs a place, too.
     cache_.emplace(net_.make_cache(static_cast<int64_t>(rows_.size()),
                                    options_.context + std::min(options_.context, options_.chunk)));
     last_ = at::zeros({static_cast<int64_t>(rows_.size()), net_.options.hidden},
@@ -110,7 +110,7 @@ class Dialogues {
   }
 
   // Takes up to `width` pending tokens of each row into the cache. Those that have fewer are filled
-  // up behind; what the cache then holds there is written over by what comes next.
+  // up at the end; what the cache then holds there is written over by what comes next.
   void read(int64_t width) {
     const auto n = static_cast<int64_t>(rows_.size());
     auto lengths = cache_->lengths();
@@ -227,7 +227,7 @@ class Dialogues {
   bool is_answered(Row& row) {
     Dialogue& dialogue = *given_[row.number].dialogue;
     const std::span<const int32_t> message = std::span(tokens(row).ids).subspan(row.message);
-    // The message is copied: the answer is put behind it in the same memory.
+    // The message is copied: the answer is put after it in the same memory.
     const std::vector<int32_t> written(message.begin(), message.end());
     const auto answer = dialogue.answer(written, row.how);
     if (answer.empty() || row.how == Written::ContextFull) return false;

@@ -95,7 +95,7 @@ class Generation {
     return tensor.to(net_.head_weight().device());
   }
 
-  // Of all live sequences from their begin, that of the last token. They are filled up behind
+  // Of all live sequences from their begin, that of the last token. They are filled up after
   // their ends, which a causal model does not see.
   at::Tensor prompt_hidden(KvCache* cache) {
     const auto n = static_cast<int64_t>(live_.size());

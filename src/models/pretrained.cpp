@@ -21,7 +21,7 @@ class Config {
  public:
   Config(std::string_view text, std::string_view where)
       : where_(where), all_(Json::parse(text, nullptr, false)) {
-    if (!all_.is_object()) fail("this is no JSON object");
+    if (!all_.is_object()) fail("this is not a JSON object");
   }
 
   TransformerOptions options() {
@@ -75,12 +75,12 @@ class Config {
   }
   int64_t whole(const char* name) const {
     if (!at(name).is_number_integer())
-      fail(fmt::format("{} is {}, no whole number", name, at(name).dump()));
+      fail(fmt::format("{} is {}, not a whole number", name, at(name).dump()));
     return at(name).get<int64_t>();
   }
   double real(const Json& value, const char* name, double missing) const {
     if (value.is_null()) return missing;
-    if (!value.is_number()) fail(fmt::format("{} is {}, no number", name, value.dump()));
+    if (!value.is_number()) fail(fmt::format("{} is {}, not a number", name, value.dump()));
     return value.get<double>();
   }
   // transformers 4 has rope_theta and rope_scaling, 5 has rope_parameters.

@@ -31,7 +31,7 @@ TransformerOptions completed(TransformerOptions options) {
   if (options.head_dim == 0) {
     if (options.hidden % options.heads != 0) {
       throw ConfigError(
-          fmt::format("[transformer] hidden = {} is no multiple of heads = {}: give head_dim",
+          fmt::format("[transformer] hidden = {} is not a multiple of heads = {}: give head_dim",
                       options.hidden, options.heads));
     }
     options.head_dim = options.hidden / options.heads;
@@ -39,7 +39,7 @@ TransformerOptions completed(TransformerOptions options) {
   positive("feed_forward", options.feed_forward);
   positive("kv_heads", options.kv_heads);
   if (options.heads % options.kv_heads != 0) {
-    throw ConfigError(fmt::format("[transformer] heads = {} is no multiple of kv_heads = {}",
+    throw ConfigError(fmt::format("[transformer] heads = {} is not a multiple of kv_heads = {}",
                                   options.heads, options.kv_heads));
   }
   if (options.head_dim < 1 || options.head_dim % 2 != 0) {

@@ -51,7 +51,7 @@ double tree(const Machine& machine, const Ranks& ranks, double bytes) {
   return latency + 2 * bytes / (kTree.share * bandwidth_of(machine, ranks));
 }
 
-// Between two measured sizes the time is a line; beyond the last it goes on as between the last
+// Between two measured sizes the time is a line; beyond the last it continues as between the last
 // two, and below the first it stays.
 double measured(const std::vector<MeasuredCollective>& all, double bytes) {
   if (bytes <= all.front().bytes || all.size() == 1) {

@@ -65,7 +65,7 @@ SimulatedRun simulate_run(const Reliability& reliability, double interval, doubl
     run.seconds += until_failure;
     run.lost += until_failure;
     ++run.failures;
-    // A failure during a restart begins it anew.
+    // A failure during a restart begins it again.
     for (until_failure = next_failure(); until_failure < reliability.restart;
          until_failure = next_failure()) {
       run.seconds += until_failure;

@@ -35,15 +35,15 @@ double host_memory() {
   return bytes;
 }
 
-// `estimate` where the file does not say it, as those of earlier versions.
+// `estimate` where the file does not say it, like those of earlier versions.
 double at_least_zero(const Json& json, const char* key, const std::string& path, double estimate) {
   const auto found = json.find(key);
   if (found == json.end()) return estimate;
   const double value = found->is_number() ? found->get<double>() : -1;
   if (!(value >= 0) || !std::isfinite(value)) {
     throw ConfigError(
-        fmt::format("[plan] {}: {} is no number of at least 0: write the file anew by "
-                    "`lockstep bench --to {}`",
+        fmt::format("[plan] {}: {} is not a number of at least 0: run "
+                    "`lockstep bench --to {}` again",
                     path, key, path));
   }
   return value;
@@ -55,8 +55,8 @@ double positive(const Json& json, const char* key, const std::string& path) {
   const double value = found != json.end() && found->is_number() ? found->get<double>() : 0;
   if (!(value > 0) || !std::isfinite(value)) {
     throw ConfigError(
-        fmt::format("[plan] {}: {} is no number above 0: write the file anew by "
-                    "`lockstep bench --to {}`",
+        fmt::format("[plan] {}: {} is not a number above 0: run "
+                    "`lockstep bench --to {}` again",
                     path, key, path));
   }
   return value;
@@ -69,7 +69,7 @@ std::vector<MeasuredCollective> collectives(const Json& json, const char* key,
   for (const Json& point : points.is_array() ? points : Json::array({points})) {
     if (!point.is_object()) {
       throw ConfigError(
-          fmt::format("[plan] {}: {} is no list of objects with bytes and seconds", path, key));
+          fmt::format("[plan] {}: {} is not a list of objects with bytes and seconds", path, key));
     }
     const MeasuredCollective one = {positive(point, "bytes", path),
                                     positive(point, "seconds", path)};
@@ -117,7 +117,7 @@ Machine read_machine(const std::string& path) {
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object() || json.value("format", Json()) != kFormat) {
     throw ConfigError(
-        fmt::format("[plan] {}: is no file of `lockstep bench` (format \"{}\")", path, kFormat));
+        fmt::format("[plan] {}: is not a file of `lockstep bench` (format \"{}\")", path, kFormat));
   }
   Machine machine = this_host();
   machine.is_measured = true;

@@ -66,10 +66,11 @@ SampleSizes sample_sizes(const train::RunConfig& config) {
   if (data.kind == "tokens") {
     return {{data.tokens.sequence_length}, vocabulary_of(data.path)};
   }
-  throw ConfigError(fmt::format(
-      "[plan] data.kind {} does not say how large a sample is: give --sample, as 784 or 3x32x32, "
-      "and --outputs, the classes or target columns",
-      data.kind));
+  throw ConfigError(
+      fmt::format("[plan] data.kind {} does not say how large a sample is: give --sample, such as "
+                  "784 or 3x32x32, "
+                  "and --outputs, the classes or target columns",
+                  data.kind));
 }
 
 ModelProfile profile_of(const train::RunConfig& config, const SampleSizes& sample) {
@@ -86,7 +87,7 @@ ModelProfile profile_of(const train::RunConfig& config, const SampleSizes& sampl
   auto sizes = model.transformer;
   if (!sizes.pretrained.empty()) {
     throw ConfigError(
-        "[plan] model.pretrained: give the sizes instead, as --model qwen3-4b or by --set "
+        "[plan] model.pretrained: give the sizes instead, such as --model qwen3-4b, or by --set "
         "model.layers=...");
   }
   if (sizes.vocabulary == 0) sizes.vocabulary = sample.outputs;

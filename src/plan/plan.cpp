@@ -17,7 +17,7 @@ constexpr std::array kAll = {Strategy::Ddp,
                              Strategy::FsdpHybridGradients,
                              Strategy::FsdpHybrid};
 constexpr int64_t kMostRanks = 1 << 20, kMostTried = 1 << 17;
-// What a strategy has to gain on a simpler one to be chosen. Dividing the model changes the
+// What a strategy has to gain on a simpler one to be chosen. Sharding the model changes the
 // program, its checkpoints and what can be done to parameters, and a step's time is known to a
 // tenth.
 constexpr double kClearGain = 1.10, kGainWithinKind = 1.05;
@@ -34,7 +34,7 @@ PlanRow row_of(const ModelProfile& model, const Training& training, const Machin
   return row;
 }
 
-// Those that mean something on so many ranks.
+// Those that mean something on this many ranks.
 std::vector<PlanRow> rows_on(const ModelProfile& model, const Training& training,
                              const Machine& machine, int64_t ranks) {
   std::vector<PlanRow> rows;

@@ -30,8 +30,8 @@ std::string heading(const Plan& plan) {
       t.lanes > 0 ? fmt::format("lane of {}", t.lanes) : "rank",
       t.accumulation > 1 ? fmt::format(" x {} micro-batches", t.accumulation) : "",
       t.precision == Precision::Narrow ? "computing in 16 bits" : "float32",
-      t.recomputed == Recomputed::Blocks  ? ", activations computed twice"
-      : t.recomputed == Recomputed::Cheap ? ", norms and activation functions computed twice"
+      t.recomputed == Recomputed::Blocks  ? ", activations recomputed"
+      : t.recomputed == Recomputed::Cheap ? ", norms and activation functions recomputed"
                                           : "",
       t.state_bytes);
   const bool several = plan.ranks > plan.machine.devices_per_node;
@@ -128,7 +128,7 @@ std::string why_fsdp(const PlanRow& best, const PlanRow& ddp) {
   if (!ddp.memory.fits()) {
     return fmt::format(
         "Under Ddp each rank has the whole model with its gradients and optimizer state: {}, and "
-        "there are {}. {} divides them: {}.",
+        "there are {}. {} shards them: {}.",
         bytes_text(ddp.memory.total), bytes_text(ddp.memory.available), name_of(best.strategy),
         bytes_text(best.memory.total));
   }
@@ -147,7 +147,7 @@ std::string why_ddp(const Plan& plan, const PlanRow& best) {
                                bytes_text(best.memory.total), bytes_text(best.memory.available));
   const double gain = best.time.total / fastest->time.total - 1;
   if (gain < 0.005) {
-    return out + "no strategy that divides it is faster: it would only communicate more.";
+    return out + "no strategy that shards it is faster: it would only communicate more.";
   }
   return out + fmt::format("{}, the fastest, would gain {}, less than such an estimate is good to.",
                            name_of(fastest->strategy), percent_text(gain));
@@ -160,7 +160,7 @@ std::string advice(const Plan& plan) {
   std::string out =
       fmt::format("Use {}: {}", name_of(best.strategy), config_of(best.strategy)) + ". ";
   if (plan.ranks == 1) {
-    return out + fmt::format("The model needs {} of {}; one rank has nothing to divide or to send.",
+    return out + fmt::format("The model needs {} of {}; one rank has nothing to shard or to send.",
                              bytes_text(best.memory.total), bytes_text(best.memory.available));
   }
   if (best.strategy == Strategy::Ddp) {

@@ -1,4 +1,4 @@
-// Among how many ranks a strategy divides the model, and the memory in which it is exchanged.
+// Over how many ranks a strategy shards the model, and the memory in which it is exchanged.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks);
 std::vector<double> bucket_sizes(const ModelProfile& model, const Training& training);
 
 // Partial sums that a rank with lanes holds, each as large as all gradients: a tree over lane
-// numbers leaves so many. Exact where the lanes are a multiple of the ranks; else at most.
+// numbers leaves this many. Exact where the lanes are a multiple of the ranks; else at most.
 int64_t lane_slots(const Training& training, int64_t ranks);
 
 // What memory that ranks of one host share takes: whole pages, and from 2 MiB on whole pages of

@@ -77,7 +77,7 @@ Image image_of(const SampleSizes& sample, const char* kind) {
 }
 
 // A convolution, normalised. Backward needs its input, which the layer before has kept, and its
-// result, which the normalisation needs; `activated`: and the result of the ReLU behind it.
+// result, which the normalisation needs; `activated`: and the result of the ReLU after it.
 enum class Activated { No, Yes };
 ProfileUnit convolution(std::string name, const Image& in, const Image& out, int64_t kernel,
                         Activated activated) {
@@ -196,7 +196,7 @@ ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSi
     for (int block = 0; block < 2; ++block) {
       const bool shrinks = stage > 0 && block == 0;
       const Image out = shrinks ? Image{2 * in.channels, half(in.height), half(in.width)} : in;
-      // A block is one unit: what Fsdp gathers, and what is computed twice.
+      // A block is one unit: what Fsdp gathers, and what is recomputed.
       ProfileUnit unit{.name = fmt::format("layer{}.{}", stage + 1, block), .is_block = true};
       include(unit, convolution("conv1", in, out, 3, Activated::Yes));
       include(unit, convolution("conv2", out, out, 3, Activated::Yes));  // the ReLU of the sum

@@ -106,7 +106,7 @@ StepWork work_of(const ModelProfile& model, const Training& training, Strategy s
     work.overlappable = work.computation;
     add_units(work, model, training, strategy, machine, ranks);
   } else {
-    // Only the last micro-batch's gradients are sent while backward goes on.
+    // Only the last micro-batch's gradients are sent while backward continues.
     work.overlappable =
         work.computation * kBackwardShare / static_cast<double>(passes_of(training, count));
     add_buckets(work, model, training, machine, ranks);
@@ -122,7 +122,7 @@ StepWork work_of(const ModelProfile& model, const Training& training, Strategy s
     work.exposed += all_gather_seconds(machine, ranks, kFloat * elements);
   }
   if (training.measured_step > 0) {
-    // Of one rank, on which nothing is divided and nothing sent.
+    // Of one rank, on which nothing is sharded and nothing sent.
     const double share = work.overlappable / std::max(work.computation, 1e-30);
     const double whole_update = std::min(moved / bandwidth, 0.5 * training.measured_step);
     work.computation = training.measured_step - whole_update;

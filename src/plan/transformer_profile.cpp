@@ -24,7 +24,7 @@ train::TransformerConfig completed(train::TransformerConfig sizes) {
   if (sizes.head_dim == 0) {
     if (sizes.hidden % sizes.heads != 0) {
       throw ConfigError(
-          fmt::format("[plan] model.hidden {} is no multiple of model.heads {}: give "
+          fmt::format("[plan] model.hidden {} is not a multiple of model.heads {}: give "
                       "model.head_dim",
                       sizes.hidden, sizes.heads));
     }
@@ -36,12 +36,12 @@ train::TransformerConfig completed(train::TransformerConfig sizes) {
   return sizes;
 }
 
-// RMSNorm of so many numbers in `rows`: its input as float32, the normalised numbers, a scale of
+// RMSNorm of this many numbers in `rows`: its input as float32, the normalised numbers, a scale of
 // each row, and its result when it is kept.
 double norm_bytes(double numbers, double rows, double width, bool keeps_result) {
   return kFloat * numbers + width * numbers * (keeps_result ? 2 : 1) + kFloat * rows;
 }
-// Of it what is not kept when it is computed twice: all but the input as it was, and the result.
+// Of it what is not kept when it is recomputed: all but the input as it was, and the result.
 double cheap_norm_bytes(double numbers, double rows) { return kFloat * (numbers + rows); }
 
 ProfileUnit block_of(const train::TransformerConfig& o, double tokens, double width) {

@@ -104,7 +104,7 @@ std::vector<uint32_t> composed(const std::vector<uint32_t>& codes) {
   std::vector<uint32_t> out;
   constexpr size_t kNone = static_cast<size_t>(-1);
   size_t starter = kNone;  // in `out`
-  uint32_t last = 0;       // class of what stands behind the starter
+  uint32_t last = 0;       // class of what stands after the starter
   for (const auto& [code, order] : marked) {
     // Blocked: something of the same or a higher class, or another starter, stands between.
     const bool adjacent = starter != kNone && out.size() == starter + 1;

@@ -9,7 +9,7 @@
 namespace lockstep::text {
 namespace {
 
-// Up to so many bytes a search for the best pair is quicker than a heap.
+// Up to this many bytes a search for the best pair is quicker than a heap.
 constexpr size_t kShort = 48;
 
 uint64_t pair_of(int32_t left, int32_t right) {

@@ -116,7 +116,7 @@ Tokenizer::Parts::Parts(Model given, std::string_view where) : model(std::move(g
     const auto found = of_model.find(std::string_view(&byte, 1));
     if (found == of_model.end()) {
       throw DataError(fmt::format(
-          "[text] {}: there is no token for the byte 0x{:02x}: this is no byte-level BPE "
+          "[text] {}: there is no token for the byte 0x{:02x}: this is not a byte-level BPE "
           "with all 256 bytes",
           where, b));
     }
@@ -129,7 +129,7 @@ const std::string& Tokenizer::Parts::bytes_of(int32_t id) const {
   const auto i = static_cast<size_t>(id);
   if (id < 0 || i >= bytes.size() || known[i] == 0) {
     throw DataError(
-        fmt::format("[text] decode: {} is no token; all are below {}", id, bytes.size()));
+        fmt::format("[text] decode: {} is not a token; all are below {}", id, bytes.size()));
   }
   return bytes[i];
 }

@@ -28,7 +28,7 @@ class AddedTokens {
     size_t begin, bytes;
     int32_t id;
   };
-  // The first one at `from` or behind; `bytes` is 0 when there is none.
+  // The first one at `from` or after; `bytes` is 0 when there is none.
   Found find(std::string_view text, size_t from) const;
 
  private:

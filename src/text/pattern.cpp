@@ -16,7 +16,7 @@ class Cursor {
 
   bool at_end() const { return position_ >= text_.size(); }
   size_t position() const { return position_; }
-  uint32_t code() const { return here_.code; }  // 0 at the end, which is no end by itself
+  uint32_t code() const { return here_.code; }  // 0 at the end, which is not an end by itself
   bool is(CharacterClass kind) const { return !at_end() && kind_ == kind; }
   bool is_line_end() const { return !at_end() && (here_.code == '\r' || here_.code == '\n'); }
 
@@ -52,7 +52,7 @@ uint32_t folded(uint32_t code) {
   return code == 0x17F ? 's' : code;
 }
 
-// Behind 's, 't, 're, 've, 'm, 'll, 'd, or at `apostrophe` when none stands there.
+// After 's, 't, 're, 've, 'm, 'll, 'd, or at `apostrophe` when none stands there.
 Cursor behind_contraction(Cursor apostrophe, bool fold) {
   const auto letter = [fold](const Cursor& c) { return fold ? folded(c.code()) : c.code(); };
   const Cursor first = apostrophe.next();

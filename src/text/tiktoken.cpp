@@ -17,7 +17,7 @@
 namespace lockstep::text {
 namespace {
 
-// Of 4 characters 3 bytes; nothing for what is no base64 with padding.
+// Of 4 characters 3 bytes; nothing for what is not base64 with padding.
 std::optional<std::string> from_base64(std::string_view text) {
   if (text.size() % 4 != 0) return std::nullopt;
   std::string out;

@@ -34,7 +34,7 @@ constexpr std::array<std::pair<std::string_view, int64_t>, 4> kTypes = {
 int64_t whole_number(const nlohmann::json& json, const char* name, const std::string& path) {
   const auto found = json.find(name);
   if (found == json.end() || !found->is_number_integer() || *found < 0) {
-    fail(path, fmt::format("{} is no number of 0 or above", name));
+    fail(path, fmt::format("{} is not a number of 0 or above", name));
   }
   return found->get<int64_t>();
 }
@@ -60,7 +60,7 @@ TokenType token_type(std::string_view name) {
     if (kTypes[i].first == name) return static_cast<TokenType>(i);
   }
   throw ConfigError(
-      fmt::format("[tokens] '{}' is no type of tokens: uint16, uint32, int32, int64 are", name));
+      fmt::format("[tokens] '{}' is not a type of tokens: uint16, uint32, int32, int64 are", name));
 }
 
 std::string_view name_of(TokenType type) { return kTypes[static_cast<size_t>(type)].first; }
@@ -177,7 +177,7 @@ TokenFiles TokenFiles::open(const std::string& path, TokenType type) {
     fail(name, "this is not \"lockstep.tokens\" of version 1");
   }
   const auto dtype = json.find("dtype");
-  if (dtype == json.end() || !dtype->is_string()) fail(name, "dtype is no text");
+  if (dtype == json.end() || !dtype->is_string()) fail(name, "dtype is not a string");
   try {
     files.type_ = token_type(dtype->get<std::string>());
   } catch (const ConfigError& error) {
@@ -186,12 +186,12 @@ TokenFiles TokenFiles::open(const std::string& path, TokenType type) {
   files.vocabulary_ = whole_number(json, "vocabulary", name);
   files.separator_ = whole_number(json, "separator", name);
   const auto shards = json.find("shards");
-  if (shards == json.end() || !shards->is_array()) fail(name, "shards is no array");
+  if (shards == json.end() || !shards->is_array()) fail(name, "shards is not an array");
   for (const auto& shard : *shards) {
     const auto file = shard.is_object() ? shard.find("file") : shard.end();
     if (!shard.is_object() || file == shard.end() || !file->is_string() ||
         file->get<std::string>().find('/') != std::string::npos) {
-      fail(name, "a shard has no name of a file in this folder");
+      fail(name, "a shard has no file name of this folder");
     }
     files.add(path + "/" + file->get<std::string>(), whole_number(shard, "tokens", name));
   }

@@ -22,8 +22,8 @@ class Reader {
   Reader(std::string_view json, std::string_view where) : where_(where) {
     if (depth(json) > kDeepest) fail("this is nested deeper than {}", kDeepest);
     whole_ = Json::parse(json, nullptr, false);
-    if (whole_.is_discarded()) fail("this is no JSON");
-    if (!whole_.is_object()) fail("this is no JSON object");
+    if (whole_.is_discarded()) fail("this is not JSON");
+    if (!whole_.is_object()) fail("this is not a JSON object");
   }
 
   Tokenizer::Parts::Model model() {
@@ -77,12 +77,12 @@ class Reader {
     return value.is_boolean() ? value.get<bool>() : missing;
   }
   std::string text_of(const Json& value, std::string_view what) const {
-    if (!value.is_string()) fail("{} is no string", what);
+    if (!value.is_string()) fail("{} is not a string", what);
     return value.get<std::string>();
   }
   int32_t number_of(const Json& value, std::string_view what) const {
     if (!value.is_number_integer() || value < 0 || value > INT32_MAX) {
-      fail("{} is no number of a token", what);
+      fail("{} is not the number of a token", what);
     }
     return value.get<int32_t>();
   }
@@ -135,7 +135,7 @@ class Reader {
         fail("the pre_tokenizer '{}' is not known here; Split and then ByteLevel are", type(*step));
       }
     }
-    if (!bytes) fail("the pre_tokenizer has no ByteLevel: this is no byte-level BPE");
+    if (!bytes) fail("the pre_tokenizer has no ByteLevel: this is not a byte-level BPE");
   }
 
   void check_decoder() const {
@@ -146,7 +146,7 @@ class Reader {
 
   void read_added(Tokenizer::Parts::Model& out) const {
     const Json& added = at(whole_, "added_tokens");
-    if (!added.is_array() && !added.is_null()) fail("added_tokens is no array");
+    if (!added.is_array() && !added.is_null()) fail("added_tokens is not an array");
     for (const Json& token : added) {
       const std::string content = text_of(at(token, "content"), "the content of an added token");
       for (const char* name : {"single_word", "lstrip", "rstrip"}) {
@@ -176,8 +176,8 @@ class Reader {
     out.whole_words = flag(model, "ignore_merges", false);
     const Json& vocabulary = at(model, "vocab");
     const Json& merges = at(model, "merges");
-    if (!vocabulary.is_object()) fail("model.vocab is no object");
-    if (!merges.is_array()) fail("model.merges is no array");
+    if (!vocabulary.is_object()) fail("model.vocab is not an object");
+    if (!merges.is_array()) fail("model.merges is not an array");
     std::unordered_map<std::string, int32_t> ids;
     ids.reserve(vocabulary.size());
     out.vocabulary.reserve(vocabulary.size());
@@ -200,14 +200,14 @@ class Reader {
     if (merge.is_string()) {  // "a b", as files were written up to 2024
       const auto& both = merge.get_ref<const std::string&>();
       const size_t space = both.find(' ');
-      if (space == both.npos) fail("'{}' in model.merges is no pair", both);
+      if (space == both.npos) fail("'{}' in model.merges is not a pair", both);
       left = both.substr(0, space);
       right = both.substr(space + 1);
     } else if (merge.is_array() && merge.size() == 2) {
       left = text_of(merge[0], "a part in model.merges");
       right = text_of(merge[1], "a part in model.merges");
     } else {
-      fail("an entry of model.merges is no pair");
+      fail("an entry of model.merges is not a pair");
     }
     const auto id = [&](const std::string& symbols) {
       const auto bytes = bytes_of_symbols(symbols);

@@ -40,7 +40,7 @@ struct Candidate {
 
 using Contents = std::unordered_set<std::string>;
 
-// What added tokens look like in a word. Throws ConfigError for those that would be no token of
+// What added tokens look like in a word. Throws ConfigError for those that would not be a token of
 // their own.
 Contents contents_of(const std::vector<AddedToken>& added, bool nfc) {
   Contents contents;

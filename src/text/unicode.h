@@ -9,7 +9,7 @@ namespace lockstep::text {
 
 enum class CharacterClass : uint8_t { Other, Letter, Number, Space };
 
-// A byte that is no part of a character stands for itself: kInvalidByte + the byte.
+// A byte that is not part of a character stands for itself: kInvalidByte + the byte.
 constexpr uint32_t kInvalidByte = 0x110000;
 
 struct Character {
@@ -17,7 +17,7 @@ struct Character {
   uint32_t bytes;
 };
 
-// What stands at `position` < text.size(). Never reads behind the end; overlong forms, surrogates
+// What stands at `position` < text.size(). Never reads past the end; overlong forms, surrogates
 // and characters that are cut off are invalid bytes.
 Character character_at(std::string_view text, size_t position);
 

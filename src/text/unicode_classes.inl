@@ -1,5 +1,5 @@
 // Written by scripts/unicode_tables.py, read off tokenizers 0.23.3.
-// First and one behind the last.
+// First and one after the last.
 // clang-format off
 constexpr uint32_t kLetters[] = {
   65, 91, 97, 123, 170, 171, 181, 182, 186, 187, 192, 215, 216, 247, 248, 706, 710, 722, 736, 741,

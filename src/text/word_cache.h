@@ -10,7 +10,7 @@
 
 namespace lockstep::text {
 
-// Holds at most 48 Ki words of at most 64 bytes; when it is full it begins anew. For one thread.
+// Holds at most 48 Ki words of at most 64 bytes; when it is full it begins again. For one thread.
 class WordCache {
  public:
   WordCache() : slots_(kSlots) {}

@@ -29,7 +29,7 @@ class EvalMode {
     }
   }
   ~EvalMode() {
-    // train() goes down to the children, which come behind their parents.
+    // train() goes down to the children, which come after their parents.
     for (const auto& [module, is_training] : modes_) {
       if (module->is_training() != is_training) module->train(is_training);
     }
@@ -193,7 +193,7 @@ void Training::measure_for_others(const data::Dataset& data) const {
 }
 
 // The same on all ranks, because the metrics are. An evaluation that a run has only because it was
-// stopped there is none of the schedule's and early stopping's, which a run that goes on from there
+// stopped there is none of the schedule's and early stopping's, which a run that resumes from there
 // has as one that was not stopped.
 void Training::judge() {
   for (auto& part : parts_) {

@@ -14,7 +14,7 @@ Feed::Feed(data::Loader& loader, int64_t lanes, int64_t epoch, int64_t accumulat
   }
 }
 
-// The iterator stays at the step's last batch: the loader's state is then that behind the step.
+// The iterator stays at the step's last batch: the loader's state is then that after the step.
 void Feed::take_batches() {
   now_.batches.clear();
   if (!batch_) {

@@ -76,10 +76,10 @@ void check_parts(const TrainerOptions& o, const std::vector<Part>& parts) {
        "an evaluation of several models needs Evaluation::measure, which says what is computed");
 }
 
-// What an Fsdp has instead of Ddp's options, and what it has not.
+// What an Fsdp has instead of Ddp's options, and what it lacks.
 void check_fsdp(const TrainerOptions& o, const std::vector<Part>& parts) {
   if (!o.fsdp) return;
-  need(!o.zero, "fsdp together with zero: an Fsdp divides the optimizer's state already");
+  need(!o.zero, "fsdp together with zero: an Fsdp shards the optimizer's state already");
   need(!o.ddp.hook, "fsdp together with a communication hook, which is Ddp's: leave out one");
   const parallel::DdpOptions plain;
   need(o.ddp.bucket_bytes == plain.bucket_bytes && o.ddp.unused == plain.unused &&
@@ -136,7 +136,7 @@ void check_combinations(const TrainerOptions& o, const comm::Group& group) {
       !o.evaluation.transforms) {
     log::warn(
         "[train] loader.transforms are of the samples to train on, and evaluations have none: give "
-        "Evaluation::transforms, those of them that are no augmentation, or {} where none is "
+        "Evaluation::transforms, those of them that do not augment, or {} where none is "
         "wanted");
   }
   const auto& saving = o.saving;
@@ -151,7 +151,7 @@ void check_combinations(const TrainerOptions& o, const comm::Group& group) {
        "early stopping looks at evaluations: give TrainerOptions::evaluation");
 }
 
-// One line for each, alike where the options are.
+// One line for each, the same where the options are.
 std::vector<std::string> lines_of(const TrainerOptions& o, const std::vector<Part>& parts,
                                   const DataSource& data) {
   std::vector<std::string> lines;

@@ -141,7 +141,7 @@ std::string Training::seen_by_main(const Look& look) {
   return found.substr(1);
 }
 
-// Before anything is restored, or written: what another job that goes on with the same checkpoints
+// Before anything is restored, or written: what another job that resumes with the same checkpoints
 // has trained until its first save would be lost.
 void Training::claim_directory() {
   const auto& saving = options_.saving;
@@ -181,7 +181,7 @@ void Training::restore() {
   if (early && bad_evaluations_ > early->patience) end(Ended::Early);
 }
 
-// The rates are those of the options: where another number of ranks goes on, they follow it. A step
+// The rates are those of the options: where another number of ranks resumes, they follow it. A step
 // of more ranks takes more samples, so that the rest of the run has fewer; a schedule over the run
 // stands where it would if all of it had been made on these ranks, and ends with the run.
 void Training::set_rates() {
@@ -215,7 +215,7 @@ std::map<std::string, double> Training::base_rates() const {
   return rates;
 }
 
-// A run that begins anew among another's checkpoints would remove them as its own.
+// A new run among another's checkpoints would remove them as its own.
 void Training::refuse_others() {
   const auto& directory = options_.saving.directory;
   refuse_to_join(
@@ -225,7 +225,7 @@ void Training::refuse_others() {
 void Training::refuse_to_join(const std::string& found) const {
   if (found.empty()) return;
   throw ConfigError(fmt::format(
-      "[train] {} has checkpoints of a run already, as {}: resume it "
+      "[train] {} has checkpoints of a run already, such as {}: resume it "
       "(Resume::Latest{}; in a file checkpoint.resume: latest), give another directory, or "
       "remove this one",
       options_.saving.directory, found,
@@ -275,7 +275,7 @@ std::string Training::best_in_directory() {
   });
 }
 
-// What is written behind the training is on the disk when this returns, or it throws.
+// What is written in the background is on the disk when this returns, or it throws.
 void Training::finish_saving() {
   if (!checkpoints_) return;
   checkpoints_->finish();

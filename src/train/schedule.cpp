@@ -25,7 +25,7 @@ int64_t warmup_steps(const Warmup& warmup, int64_t steps) {
   return static_cast<int64_t>(std::ceil(warmup.ratio * static_cast<double>(steps)));
 }
 
-// Behind its warm-up `rest` makes a schedule of the steps that are left, which it may need to know.
+// After its warm-up `rest` makes a schedule of the steps that are left, which it may need to know.
 LearningRate after(const Warmup& warmup, bool needs_steps,
                    std::function<Schedule(int64_t steps)> rest) {
   warmup_steps(warmup, 1);  // throws what is wrong with it, now

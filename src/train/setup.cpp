@@ -55,7 +55,8 @@ void replace_by_shards(std::vector<torch::optim::OptimizerParamGroup>& groups,
       const auto shard = by_parameter.find(parameter.unsafeGetTensorImpl());
       if (shard == by_parameter.end()) {
         throw ConfigError(
-            "[train] TrainerOptions::groups gives a tensor that is no parameter of the model: with "
+            "[train] TrainerOptions::groups gives a tensor that is not a parameter of the model: "
+            "with "
             "fsdp groups are of parameters, in whose place their shards are optimized");
       }
       parameter = shard->second;

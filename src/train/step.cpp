@@ -26,7 +26,7 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
   const auto buffers = copies_of_buffers();
   const StepSums mine = micro_->lanes ? backward_of_lanes(part, loss) : backward(part, loss);
 
-  const CommonPart common(*this);  // from here on gradients are alike on all ranks
+  const CommonPart common(*this);  // from here on gradients are the same on all ranks
   StepSums sums = agreed(mine);
   const double mean = micro_->lanes ? part.lane_mean->mean() : sums.loss / sums.weight;
   note(sums);
@@ -50,7 +50,7 @@ double Training::update(std::string_view name, const LossOfBatch& loss) {
   state_.learning_rate = part.optimizer->param_groups()[0].options().get_lr();
   if (part.scaler) {
     state_.loss_scale = part.scaler->factor();
-    // An overflow that the scaler has found is no trouble of the gradients, unless it goes on.
+    // An overflow that the scaler has found is not a fault of the gradients, unless it persists.
     if (!is_updated && state_.loss_scale > 1 && !std::isfinite(state_.gradient_norm.value_or(0))) {
       state_.gradient_norm.reset();
     }
@@ -69,7 +69,7 @@ StepSums Training::backward(TrainedPart& part, const LossOfBatch& loss) {
     sums.samples += static_cast<double>(batch.data.size(0));
     sums.weight += static_cast<double>(count_of(batch));
   }
-  double all = sums.weight;  // of the step, on each rank; alike on all, unless they count
+  double all = sums.weight;  // of the step, on each rank; the same on all, unless they count
   if (options_.count) {
     const CommonPart common(*this);
     all = static_cast<double>(parallel::global_count(world_, std::llround(sums.weight))) /
@@ -101,7 +101,7 @@ StepSums Training::backward_of_lanes(TrainedPart& part, const LossOfBatch& loss)
     for (const auto& batch : batches) count += static_cast<double>(count_of(batch));
     return count;
   };
-  double all = 0;  // of the step, in each lane; alike in all, unless they count
+  double all = 0;  // of the step, in each lane; the same in all, unless they count
   if (options_.count) {
     for (int64_t lane = first; lane < step.lanes().end; ++lane) {
       sums.weight += counted(micro_->of_lane(lane - first, step.batch(lane)));

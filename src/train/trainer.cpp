@@ -108,7 +108,7 @@ const parallel::Ddp& Trainer::ddp(std::string_view part) const {
   const TrainedPart& trained = training_->part(part);
   if (trained.ddp) return *trained.ddp;
   throw ConfigError(
-      fmt::format("[train] part '{}' is divided by an Fsdp, and has no Ddp: ask for fsdp()", part));
+      fmt::format("[train] part '{}' is sharded by an Fsdp, and has no Ddp: ask for fsdp()", part));
 }
 parallel::Fsdp* Trainer::fsdp(std::string_view part) const {
   return training_->part(part).fsdp.get();

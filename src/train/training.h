@@ -88,7 +88,7 @@ struct StepSums {
   double stop = 0, save = 0, evaluate = 0, preempted = 0, late = 0;
 };
 
-// Everything that goes on in a Trainer. The parts of the loop are in files of their own: setup.cpp,
+// Everything that happens in a Trainer. The parts of the loop are in files of their own: setup.cpp,
 // step.cpp, evaluation.cpp, saving.cpp.
 class Training {
  public:
@@ -220,13 +220,13 @@ class Training {
   bool save_now_ = false, evaluate_now_ = false;
   bool is_extra_ = false;          // the evaluation is one that only the run's end asks for
   MicroBatches* micro_ = nullptr;  // of the step that is made
-  // Whether an exception that comes now is thrown on all ranks alike.
+  // Whether an exception that comes now is thrown on all ranks.
   bool is_common_ = false;
   friend class CommonPart;
 };
 
-// While it lives, what is called runs on all ranks alike, and so do its errors. (An exception
-// leaves the mark, which run() looks at.)
+// While it lives, what is called runs in the same way on all ranks, and so do its errors. (An
+// exception leaves the mark, which run() looks at.)
 class CommonPart {
  public:
   explicit CommonPart(Training& training) : training_(training), before_(training.is_common_) {

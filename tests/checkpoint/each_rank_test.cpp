@@ -73,7 +73,7 @@ TEST(EachRank, AreNamedAsTheyAreTracked) {
                 HasSubstr("rank 0 has tensor replay/tensor"));
     const std::string said = testing::internal::GetCapturedStderr();
     if (world.is_main()) {
-      EXPECT_THAT(said, HasSubstr("each_rank has \"reply\", which is no tensor of what is "
+      EXPECT_THAT(said, HasSubstr("each_rank has \"reply\", which is not a tensor of what is "
                                   "tracked: replay, filled"));
     }
     EXPECT_THAT(said, testing::Not(HasSubstr("\"filled\"")));

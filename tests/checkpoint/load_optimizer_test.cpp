@@ -220,7 +220,7 @@ void what_does_not_fit_is_listed(const Files& files) {
   EXPECT_THAT(refused("other", own),
               AllOf(HasSubstr("group 0 has no betas.0 there that is a number"),
                     HasSubstr("group 0 has no amsgrad there that is a bool"),
-                    HasSubstr("group 0 has rho there, which this optimizer has not")));
+                    HasSubstr("group 0 has rho there, which this optimizer does not have")));
   EXPECT_THAT(refused("forgets", own),
               HasSubstr("parameter 1 of group 0 has no max_exp_avg_sq there"));
   EXPECT_THAT(refused("counts", own), HasSubstr("parameter 2 of group 0 has no whole step there"));

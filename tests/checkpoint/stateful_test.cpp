@@ -209,7 +209,7 @@ TEST(Stateful, AZeroOptimizerOfAPartOfTheRanksIsRefused) {
                        zero<torch::optim::Adam>(torch::optim::AdamOptions(0.1)));
     Checkpointer checkpoints(world.group(), folder.path());
     EXPECT_THAT(message_of<ConfigError>([&] { checkpoints.track("adam", adam); }),
-                HasSubstr("'adam' is divided among 2 ranks of 4 that save"));
+                HasSubstr("'adam' is sharded over 2 ranks of 4 that save"));
     Checkpointer own(half, folder / std::to_string(world.rank() / 2));
     own.track("adam", adam);
     own.save(1);

@@ -77,7 +77,7 @@ TEST_F(Tool, ARunsFolderIsTakenForItsCheckpoints) {
   run(0, "export " + run_folder + " --to " + out("x.safetensors"));
   EXPECT_THAT(run(0, "diff " + run_folder + " " + out("x.safetensors")),
               HasSubstr("0 differences"));
-  // A model beside it goes before.
+  // A model beside it takes precedence.
   std::filesystem::rename(out("x.safetensors"), run_folder + "/model.safetensors");
   EXPECT_THAT(run(0, "inspect " + run_folder), HasSubstr("safetensors file"));
   EXPECT_THAT(run(0, "verify " + run_folder), Not(HasSubstr("latest")));
@@ -160,10 +160,10 @@ TEST_F(Tool, HalfPublishedAndMissingOnesAreNamed) {
   write(out("empty") + "/.metadata", "");
   EXPECT_THAT(run(1, "inspect " + out("empty")), HasSubstr("distributed checkpoint (DCP)"));
   write(out("text"), "no tensors in here");
-  EXPECT_THAT(run(1, "inspect " + out("text")), HasSubstr("is no safetensors file"));
+  EXPECT_THAT(run(1, "inspect " + out("text")), HasSubstr("is not a safetensors file"));
   // Without a writer, which opening would wait for.
   ASSERT_EQ(mkfifo(out("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(run(1, "inspect " + out("pipe")), HasSubstr("is no regular file"));
+  EXPECT_THAT(run(1, "inspect " + out("pipe")), HasSubstr("is not a regular file"));
 }
 
 TEST_F(Tool, WrongArgumentsAreStatusTwo) {
@@ -181,7 +181,7 @@ TEST_F(Tool, WrongArgumentsAreStatusTwo) {
               HasSubstr("--max-shard-size is about the files of a folder"));
   for (const std::string size : {"x", "0", "-1GB", "5TB", "5 GB", "99999999999GB"}) {
     EXPECT_THAT(run(2, "export a --to b --max-shard-size '" + size + "'"),
-                HasSubstr("give bytes, as 500MB or 2GiB"));
+                HasSubstr("give bytes, such as 500MB or 2GiB"));
   }
   EXPECT_THAT(run(2, "export a --to net.pt"), HasSubstr("give NAME.safetensors, or a folder"));
   EXPECT_THAT(run(2, "inspec a"), HasSubstr("the nearest is inspect"));
@@ -331,8 +331,9 @@ TEST_F(Tool, FoldersWhoseIndexIsWrongAreRefused) {
   EXPECT_THAT(told("{" + a + ", \"c\": \"m.safetensors\"}"),
               HasSubstr("says that 'c' is in 'm.safetensors', and it is not"));
   EXPECT_THAT(told("{\"a\": \"n.safetensors\"}"), HasSubstr("n.safetensors: cannot be opened"));
-  EXPECT_THAT(told("{\"a\": \"../m.safetensors\"}"), HasSubstr("no name of a file beside it"));
-  EXPECT_THAT(told("{\"a\": 3}"), HasSubstr("no name of a file beside it"));
+  EXPECT_THAT(told("{\"a\": \"../m.safetensors\"}"),
+              HasSubstr("is not the name of a file beside it"));
+  EXPECT_THAT(told("{\"a\": 3}"), HasSubstr("is not the name of a file beside it"));
   EXPECT_THAT(told("[]"), HasSubstr("has no weight_map"));
 }
 

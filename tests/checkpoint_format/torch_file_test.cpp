@@ -120,20 +120,21 @@ TEST(TorchFile, NothingIsExecutedAndWhatIsNotReadIsNamed) {
               HasSubstr("an object of 'torch.nn.parameter.Parameter' is not read"));
   EXPECT_THAT(fault_of_pickle(dict_of(global("torch", "float32") + ")R")),
               HasSubstr("a call of torch.float32 is not known"));
-  EXPECT_THAT(fault_of_pickle(dict_of(text("x") + ")R")), HasSubstr("calls what is no function"));
+  EXPECT_THAT(fault_of_pickle(dict_of(text("x") + ")R")),
+              HasSubstr("calls what is not a function"));
 }
 
 TEST(TorchFile, HostilePicklesAreRefused) {
   EXPECT_THAT(fault_of_pickle(""), HasSubstr("is cut short"));
   EXPECT_THAT(fault_of_pickle("\x80\x06."), HasSubstr("protocol 6"));
-  EXPECT_THAT(fault_of_pickle("\xff"), HasSubstr("is no pickle: byte 0 is 0xff"));
+  EXPECT_THAT(fault_of_pickle("\xff"), HasSubstr("is not a pickle: byte 0 is 0xff"));
   EXPECT_THAT(fault_of_pickle("."), HasSubstr("leaves more than one value"));
   EXPECT_THAT(fault_of_pickle("NN."), HasSubstr("leaves more than one value"));
   EXPECT_THAT(fault_of_pickle("(N."), HasSubstr("leaves more than one value"));
   EXPECT_THAT(fault_of_pickle("t."), HasSubstr("takes a mark that is not there"));
   EXPECT_THAT(fault_of_pickle("\x86."), HasSubstr("takes a value that is not there"));
   EXPECT_THAT(fault_of_pickle("N(a."), HasSubstr("takes a value that is not there"));
-  EXPECT_THAT(fault_of_pickle("NNa."), HasSubstr("no list or dict"));
+  EXPECT_THAT(fault_of_pickle("NNa."), HasSubstr("not a list or dict"));
   EXPECT_THAT(fault_of_pickle("}(Nu."), HasSubstr("a key without a value"));
   EXPECT_THAT(fault_of_pickle("}NNs."), HasSubstr("neither a text nor a whole number"));
   EXPECT_THAT(fault_of_pickle("h\x03."), HasSubstr("asks for value 3"));
@@ -226,7 +227,7 @@ TEST(TorchFile, ArchivesThatAreNotOfTorchSave) {
   };
   EXPECT_THAT(told("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"),
               AllOf(HasSubstr("before 1.6"), HasSubstr("legacy")));
-  EXPECT_THAT(told("\x80\x04N."), HasSubstr("is a Python pickle, and no file of torch.save"));
+  EXPECT_THAT(told("\x80\x04N."), HasSubstr("is a Python pickle, but not a file of torch.save"));
 }
 
 // Written by the real torch.save: all dtypes, views, protocols, old layouts; the same bits as its

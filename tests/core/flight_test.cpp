@@ -148,11 +148,11 @@ TEST(Flight, TheFirstFailureStaysUnlessItWasAnEcho) {
 TEST(Flight, KeepsTheLastComparison) {
   const Segment segment(2);
   as_rank(segment, 0, [] {
-    note_comparison("pass 1: the ranks are alike");
-    note_comparison("pass 2: the ranks are alike");
+    note_comparison("pass 1: the ranks are the same");
+    note_comparison("pass 2: the ranks are the same");
   });
   as_rank(segment, 1, [] { note_comparison(std::string(5000, 'x')); });
-  EXPECT_EQ(segment.read(0).comparison->text, "pass 2: the ranks are alike");
+  EXPECT_EQ(segment.read(0).comparison->text, "pass 2: the ranks are the same");
   EXPECT_GT(segment.read(0).comparison->at_ns, 0u);
   EXPECT_EQ(segment.read(1).comparison->text.size(), 199u);
   EXPECT_FALSE(Segment(1).read(0).comparison.has_value());

@@ -98,7 +98,7 @@ TEST(Csv, Classes) {
   EXPECT_THAT(numbers(test.target()), ElementsAre(1));
   EXPECT_EQ(test.class_count(), 2);
   EXPECT_THAT(other.refused({.classification = true, .classes = {"cat", "cow"}}),
-              HasSubstr("t.csv:2: column 'y' (1): 'dog' is no known class"));
+              HasSubstr("t.csv:2: column 'y' (1): 'dog' is not a known class"));
 }
 
 TEST(Csv, MissingValues) {
@@ -126,14 +126,14 @@ TEST(Csv, BadRowsAreErrorsWithTheirLine) {
   const auto refused = [](const std::string& row) { return File("a,y\n1,2\n" + row).refused(); };
   EXPECT_THAT(refused("3\n"), HasSubstr("t.csv:3: has 1 fields, and the header has 2"));
   EXPECT_THAT(refused("3,4,5\n"), HasSubstr("has 3 fields"));
-  EXPECT_THAT(refused("red,4\n"), HasSubstr("t.csv:3: column 'a' (0): 'red' is no number"));
-  EXPECT_THAT(refused("3x,4\n"), HasSubstr("'3x' is no number"));
-  EXPECT_THAT(refused("+-3,4\n"), HasSubstr("'+-3' is no number"));
+  EXPECT_THAT(refused("red,4\n"), HasSubstr("t.csv:3: column 'a' (0): 'red' is not a number"));
+  EXPECT_THAT(refused("3x,4\n"), HasSubstr("'3x' is not a number"));
+  EXPECT_THAT(refused("+-3,4\n"), HasSubstr("'+-3' is not a number"));
   EXPECT_THAT(refused("inf,4\n"), HasSubstr("'inf' is infinite"));
   EXPECT_THAT(refused("1e39,4\n"), HasSubstr("'1e39' is beyond float32"));
   EXPECT_THAT(refused("1e999,4\n"), HasSubstr("'1e999' is infinite"));
   EXPECT_EQ(refused("1e-999,4\n"), "nothing");
-  EXPECT_THAT(refused("\"3\"3,4\n"), HasSubstr("text behind a closing quote"));
+  EXPECT_THAT(refused("\"3\"3,4\n"), HasSubstr("text after a closing quote"));
   EXPECT_THAT(refused("\"3,4\n5,6\n"), HasSubstr("t.csv:3: a quote that is never closed"));
 }
 
@@ -142,7 +142,7 @@ TEST(Csv, BadRowsAreSkippedAndCounted) {
   const auto set = file.read({.bad_rows = BadRows::Skip});
   EXPECT_THAT(values(set.data()), ElementsAre(1, 5, 8));
   EXPECT_EQ(set.skipped(), 3);
-  EXPECT_THAT(set.first_skipped(), HasSubstr("t.csv:3: column 'a' (0): 'red' is no number"));
+  EXPECT_THAT(set.first_skipped(), HasSubstr("t.csv:3: column 'a' (0): 'red' is not a number"));
   EXPECT_EQ(set.line_of(0), 2);
   EXPECT_EQ(set.line_of(1), 5);
   EXPECT_EQ(set.line_of(2), 7);

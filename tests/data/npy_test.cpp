@@ -105,7 +105,7 @@ TEST_F(Npy, RefusesWhatIsNoArrayOfNumbers) {
   EXPECT_THAT(refused("large.npy"), HasSubstr("beyond 2^63"));
   EXPECT_THAT(refused("both.npz"), HasSubstr("is an archive"));
   EXPECT_THAT(refused("none.npy"), HasSubstr("No such file"));
-  EXPECT_THAT(refused_bytes("hello"), HasSubstr("is no .npy file"));
+  EXPECT_THAT(refused_bytes("hello"), HasSubstr("is not an .npy file"));
 }
 
 TEST_F(Npy, DamagedFiles) {

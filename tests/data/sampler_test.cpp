@@ -146,7 +146,7 @@ TEST(DistributedSampler, ResumesOnOtherWorlds) {
   }
 }
 
-// The rest of a padded epoch goes on in the epoch's order, and is padded anew.
+// The rest of a padded epoch goes on in the epoch's order, and is padded again.
 TEST(DistributedSampler, ResumedPaddingIsThatOfTheNewWorld) {
   EXPECT_THAT(
       split(10, 4, {.shuffle = false}, 0, 4),

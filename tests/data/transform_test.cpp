@@ -243,16 +243,17 @@ std::string failure_of(Transform transform, const Dataset& set = blank_images())
 TEST(Transform, ABatchKeepsItsSize) {
   const std::string address =
       "[loader] rank 0 of 2, epoch 0, batch 0 of 5: transform 0 failed on samples 0, 2, 4, 6: ";
-  EXPECT_EQ(failure_of([](Batch b) {
-              return Batch{b.data.slice(0, 0, 3), b.target};
-            }),
-            address +
-                "data [3, 2, 3] and target [4] are no batch of 4 samples, which is dimension 0 of "
-                "both; several of one sample go into a dimension of their own");
+  EXPECT_EQ(
+      failure_of([](Batch b) {
+        return Batch{b.data.slice(0, 0, 3), b.target};
+      }),
+      address +
+          "data [3, 2, 3] and target [4] are not a batch of 4 samples, which is dimension 0 of "
+          "both; several of one sample go into a dimension of their own");
   EXPECT_THAT(failure_of([](Batch b) {
                 return Batch{at::cat({b.data, b.data}), at::cat({b.target, b.target})};
               }),
-              HasSubstr("data [8, 2, 3] and target [8] are no batch of 4 samples"));
+              HasSubstr("data [8, 2, 3] and target [8] are not a batch of 4 samples"));
   EXPECT_THAT(failure_of([](Batch b) {
                 return Batch{b.data.sum(), b.target};
               }),
@@ -297,7 +298,7 @@ TEST(Transform, ADataSetThatGivesOtherSizesIsNamed) {
   EXPECT_THAT(
       failure_of([](Batch b) { return b; }, Short()),
       HasSubstr("batch 0 of 5: sample 6 cannot be read: data [0, 2] and target [undefined] are "
-                "no batch of 1 sample"));
+                "not a batch of 1 sample"));
 }
 
 TEST(Transform, MayBeEmptyOnlyToBeRefused) {

@@ -179,7 +179,7 @@ TEST_F(StoreEngine, CompareAndSetEraseAndCount) {
   EXPECT_FALSE(one.erase("k", in(1s)));
   one.set("text", "no number", in(1s));
   EXPECT_EQ(message_of<StoreRefusal>([&] { one.add("text", 4, in(1s)); }),
-            "its value is no number");
+            "its value is not a number");
   EXPECT_EQ(one.get({"text"}, in(1s)).front(), "no number");
   const std::string lowest = std::to_string(kNoNumber);
   one.set("lowest", lowest, in(1s));

@@ -199,7 +199,8 @@ TEST(Pretrained, AnotherModelIsRefusedByName) {
   EXPECT_THAT(refused(R"("rope_scaling": {"type": "yarn", "factor": 4})"), HasSubstr("\"yarn\""));
   EXPECT_THAT(refused(R"("attention_bias": true)"), HasSubstr("attention_bias is true"));
   EXPECT_THAT(refused(R"("layer_types": ["sliding_attention"])"), HasSubstr("sliding_attention"));
-  EXPECT_THAT(refused(R"("hidden_size": "8")"), HasSubstr("hidden_size is \"8\", no whole number"));
+  EXPECT_THAT(refused(R"("hidden_size": "8")"),
+              HasSubstr("hidden_size is \"8\", not a whole number"));
 }
 
 TEST(Pretrained, ATiedHeadThatIsStoredMustBeTheEmbedding) {

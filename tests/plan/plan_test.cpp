@@ -372,7 +372,7 @@ TEST_F(PlanCommand, WrongArgumentsSayWhatWouldBeRight) {
   }
   EXPECT_THAT(said("simulate " + run_ + " --strategy fsdq"), HasSubstr("the nearest is fsdp"));
   EXPECT_THAT(said("plan " + run_ + " --measured-step nan"), HasSubstr("--measured-step"));
-  EXPECT_THAT(said("simulate " + run_ + " --work-hours inf"), HasSubstr("inf is no time"));
+  EXPECT_THAT(said("simulate " + run_ + " --work-hours inf"), HasSubstr("inf is not a time"));
   EXPECT_THAT(said("simulate " + run_ + " --save-every 1e-9"), HasSubstr("checkpoints in"));
 }
 

@@ -63,7 +63,7 @@ TEST_F(Bench, TheCommandPrintsWhatNoFileIsNamedFor) {
 TEST_F(Bench, WrongArgumentsAndFilesAreRefused) {
   const auto wrong = lockstep_tool("bench machine.json");
   EXPECT_EQ(wrong.status, 2) << wrong.said;
-  EXPECT_THAT(wrong.said, HasSubstr("'machine.json' is no flag"));
+  EXPECT_THAT(wrong.said, HasSubstr("'machine.json' is not a flag"));
   const auto nowhere = lockstep_tool("bench --to /nowhere/machine.json");
   EXPECT_EQ(nowhere.status, 2) << nowhere.said;
   EXPECT_THAT(nowhere.said, HasSubstr("nothing can be written into /nowhere"));

@@ -38,7 +38,7 @@ void expect_as_counted(torch::nn::Module& net, const std::function<at::Tensor()>
   const auto measured = measure_pass(net, loss, 0);
   const Training training = {.batch = batch, .recomputed = recomputed, .state_bytes = 0};
   const auto memory = memory_of(profile, training, Strategy::Ddp, this_host(), 1);
-  // A block that is computed twice keeps the state of a random generator, too.
+  // A block that is recomputed keeps the state of a random generator, too.
   const double within = recomputed == Recomputed::Blocks ? 2 * kKeptWithin : kKeptWithin;
   EXPECT_NEAR(memory.activations / measured.kept, 1, within)
       << profile.name << ": counted " << memory.activations << ", measured " << measured.kept;
@@ -188,7 +188,7 @@ TEST(Measure, AModuleOfTheProgramsOwnIsMeasured) {
   });
 }
 
-// From the units' memory follows what the whole needs when they are computed twice.
+// From the units' memory follows what the whole needs when they are recomputed.
 TEST(Measure, UnitsAreMeasuredOneByOne) {
   test::isolated([] {
     auto net = net_of(2, true);

@@ -101,7 +101,7 @@ TEST(Tau2, HasUsersWhoCallTools) {
   EXPECT_EQ(user.next(scene, log, 2).content, kOutOfScope);
   EXPECT_THAT(prompt, HasSubstr("\"check_data\""));
   EXPECT_THAT(prompt, HasSubstr("<tool_response>\non\n</tool_response>"));
-  said = "<tool_call>{";  // a text, since it is no call
+  said = "<tool_call>{";  // a text, since it is not a call
   EXPECT_EQ(user.next(scene, {}, 3).content, said);
 }
 
@@ -169,8 +169,9 @@ TEST(Tau2, EachDeathCostsItsEpisodesAndAnotherProcessServesTheNext) {
     std::string tool;
     std::string says;
   };
-  for (const auto& [tool, says] : {Case{"die", "my last words"}, Case{"garbage", "no answer to"},
-                                   Case{"long", "more than"}, Case{"late", "no answer to"}}) {
+  for (const auto& [tool, says] :
+       {Case{"die", "my last words"}, Case{"garbage", "not an answer to"},
+        Case{"long", "more than"}, Case{"late", "not an answer to"}}) {
     const auto bridge = fake();
     const Tau2Domain domain("airline", bridge);
     const auto world = domain.make();

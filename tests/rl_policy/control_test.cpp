@@ -127,7 +127,7 @@ TEST(JointRun, IsRefusedWhereItSaysNothing) {
     o.joint_run = folder / "none";
     EXPECT_THAT(refusal(o), HasSubstr("/none has no results.json that can be read"));
     o.joint_run = folder / "one";
-    EXPECT_THAT(refusal(o), HasSubstr("/one is no run with --joint"));
+    EXPECT_THAT(refusal(o), HasSubstr("/one is not a run with --joint"));
     o.joint_run = folder / "joint";
     o.eval_trials = 1;
     EXPECT_THAT(refusal(o), HasSubstr("/joint was measured with --eval-trials 2, this run with 1"));

@@ -80,7 +80,7 @@ TEST(FullDisk, CostsTrajectoriesAndNothingElse) {
   const std::string said = testing::internal::GetCapturedStderr();
   ASSERT_TRUE(WIFSIGNALED(statuses[0]) && WTERMSIG(statuses[0]) == SIGKILL) << said;
   const std::string warning =
-      "trajectories.jsonl takes no more lines (File too large); training goes on";
+      "trajectories.jsonl takes no more lines (File too large); training continues";
   EXPECT_THAT(said, HasSubstr(warning));
   EXPECT_EQ(said.find(warning), said.rfind(warning)) << said;
   EXPECT_EQ(left_by_ranks(2, o), expected);
@@ -117,7 +117,7 @@ TEST(FullDisk, EndsWithAnErrorWhenResultsAreNotWrittenAtTheEnd) {
   });
   const std::string said = testing::internal::GetCapturedStderr();
   EXPECT_THAT(said, HasSubstr("/run/curriculum.json cannot be written"));
-  EXPECT_THAT(said, HasSubstr("Is a directory; the run goes on"));
+  EXPECT_THAT(said, HasSubstr("Is a directory; the run continues"));
   fs::remove(folder / "run/results.json");
   fs::remove(folder / "run/curriculum.json");
   o.resume = true;

@@ -51,7 +51,7 @@ TEST(Advantages, NeedWholeGroups) {
   EXPECT_THAT(message_of<ConfigError>([] {
                 advantages(std::vector<double>{1, 0, 1}, 2, ScaleRewards::Std);
               }),
-              HasSubstr("3 rewards are no groups of 2"));
+              HasSubstr("3 rewards cannot be split into groups of 2"));
 }
 
 TEST(TokenWeights, AddUpToOneOverAllParts) {

@@ -316,7 +316,7 @@ TEST(ContinualRun, RefusesAFolderWithAnotherRun) {
   spawn(2, [&](World& world) {
     auto o = options(folder / "run");
     EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),
-                HasSubstr("has a run already; --resume goes on with it"));
+                HasSubstr("has a run already; --resume continues it"));
     o.resume = true;
     o.beta = 0.2;
     EXPECT_THAT(message_of<ConfigError>([&] { rl::run_continual(world, course(), o); }),

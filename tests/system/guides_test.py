@@ -293,7 +293,7 @@ def test_a_sweep(folder):
         *settings(training__epochs=2, checkpoint__save_strategy="no"),
         OMP_NUM_THREADS=None,
     )
-    done.expect(out=[r"^best: run-00[01] \(loss = ", r"^4 of 4 runs ended well; sweep/sweep.json$"])
+    done.expect(out=[r"^best: run-00[01] \(loss = ", r"^4 of 4 runs succeeded; sweep/sweep.json$"])
     found = json.loads((pathlib.Path(folder) / "sweep/sweep.json").read_text())
     assert [one["exit_status"] for one in found["runs"]] == [0] * 4, found
 
@@ -335,7 +335,7 @@ def test_a_study_with_optuna(folder):
         "1",
         *settings(data__max_samples=1280, training__epochs=1),
     )
-    done.expect(out=r"best accuracy 0\.\d+ with .*3 of 3 trials ended well")
+    done.expect(out=r"best accuracy 0\.\d+ with .*3 of 3 trials completed")
     found = json.loads((pathlib.Path(folder) / "study/study.json").read_text())
     assert found["states"] == ["COMPLETE"] * 3, found
 

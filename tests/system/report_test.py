@@ -241,7 +241,7 @@ def test_ranks_that_left_are_no_crosses_and_names_spoil_no_chart(folder):
     assert not said, said
     seen = text[: text.index("<script")]  # without the program, which has these words, too
     assert "This chart could not be drawn" not in seen
-    assert "×" not in seen, "a rank that is not there is shown as a value that is no number"
+    assert "×" not in seen, "a rank that is not there is shown as a value that is not a number"
     document = Document(text)
     plots = [one for one in document.all("div") if "data-chart" in one]
     assert len(document.all("svg") + document.all("canvas")) == len(plots) == 9, len(plots)

@@ -86,7 +86,7 @@ def test_a_missing_value_does_not_take_the_next_option(folder):
     folder = pathlib.Path(folder)
     says = lambda *words: run("env", "-C", folder, BIN / "three_domain", "--num-gpus", 1, "--dry-run", *words)
     says("--output-dir=", "--beta=0.5").expect(2, err=r"--output-dir= has no value: give one, or leave it out")
-    says("--output-dir", "--beta=0.5").expect(2, err=r"--output-dir has no value: behind it stands --beta=0.5")
+    says("--output-dir", "--beta=0.5").expect(2, err=r"--output-dir has no value: --beta=0.5 follows it")
     says("--beta", "").expect(2, err=r"--beta has an empty value")
     says("--output-dir=a=", "--beta=0.5").expect()
     file = folder / "f.yaml"

@@ -55,7 +55,7 @@ def test_it_goes_on_with_another_number_of_ranks(folder):
     begun = in_folder(folder, LOCKSTEP, "run", "--nproc-per-node", 2, program("what_next"))
     begun.expect(out=r"epoch 4: right (100|9\d(\.\d+)?) % of 1000$")
     resumed = in_folder(folder, LOCKSTEP, "run", "--nproc-per-node", 3, program("what_next"))
-    resumed.expect(out="goes on after step 320$")
+    resumed.expect(out="resumes after step 320$")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ TEST(TokenFiles, DamageIsNamed) {
   const std::string head =
       R"({"format": "lockstep.tokens", "version": 1, "dtype": "uint16", "vocabulary": 9, "separator": 0, "shards": )";
   index(head + R"([{"file": "../x", "tokens": 1}]})");
-  EXPECT_THAT(opened(), HasSubstr("no name of a file"));
+  EXPECT_THAT(opened(), HasSubstr("no file name of this folder"));
   index(head + R"([{"file": "a.bin", "tokens": 2}]})");
   EXPECT_THAT(opened(), HasSubstr("a.bin: cannot be opened"));
   write_file(folder / "a.bin", std::string("\x01\x00", 2));

@@ -118,7 +118,7 @@ TEST(TextStream, NeverGivesAPartOfACharacter) {
   EXPECT_EQ(pieces.back(), "");
   EXPECT_EQ(whole + stream.finish(), text);
   EXPECT_EQ(stream.finish(), "");
-  EXPECT_THAT(message_of<DataError>([&] { stream.add(1000); }), HasSubstr("1000 is no token"));
+  EXPECT_THAT(message_of<DataError>([&] { stream.add(1000); }), HasSubstr("1000 is not a token"));
 }
 
 TEST(TrainTokenizer, StopsAtTheSizeOrWhenNothingIsFrequent) {
@@ -185,8 +185,8 @@ TEST(TokenizerFile, WhatIsAnotherKindIsRefusedByName) {
 
 TEST(TokenizerFile, DamageIsNamed) {
   const std::string json = small().to_json();
-  EXPECT_THAT(refused(json, "{", ""), HasSubstr("no JSON"));
-  EXPECT_THAT(refused(json, "\"!\": 0", "\"!\": -1"), HasSubstr("no number of a token"));
+  EXPECT_THAT(refused(json, "{", ""), HasSubstr("this is not JSON"));
+  EXPECT_THAT(refused(json, "\"!\": 0", "\"!\": -1"), HasSubstr("not the number of a token"));
   EXPECT_THAT(refused(json, "\"!\": 0", "\"!\": 99999999"), HasSubstr("99999999"));
   EXPECT_THAT(refused(json, "\"!\": 0", "\"!!\": 0"), HasSubstr("no token for the byte 0x21"));
   EXPECT_THAT(refused(json, "[\"l\", \"o\"]", "[\"l\", \"zz\"]"),

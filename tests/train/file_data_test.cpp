@@ -84,12 +84,12 @@ TEST(FileData, FurtherTablesHaveTheColumnsAndClassesOfTheFirst) {
                 testing::AllOf(HasSubstr("swapped.csv has the features b, a, and "),
                                HasSubstr("train.csv has a, b: name them in data.features")));
     EXPECT_THAT(refused("moved.csv"),
-                HasSubstr("moved.csv:2: column 'b' (2): '5' is no known class"));
+                HasSubstr("moved.csv:2: column 'b' (2): '5' is not a known class"));
     config.csv.features = {"a", "b"};
     config.csv.targets = {"kind"};
     EXPECT_TRUE(at::equal(target("swapped.csv").data, torch::tensor({{1.0F, 5.0F}})));
     EXPECT_TRUE(at::equal(target("last.csv").data, torch::tensor({{1.0F, 5.0F}})));
-    // Which would number the classes anew.
+    // Which would number the classes again.
     write(folder / "numbers.csv", "a,b,kind\n1,5,0\n1,5,1\n1,5,2\n");
     write(folder / "damaged.csv", "a,b,kind\n1,5,1\n1,5,x\n");
     config.path = folder / "numbers.csv";

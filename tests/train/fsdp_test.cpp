@@ -186,7 +186,7 @@ TEST(DividedTraining, GroupsOfParametersBecomeGroupsOfShards) {
           torch::optim::OptimizerParamGroup(std::vector<at::Tensor>{at::ones({2})})};
     };
     EXPECT_THAT(message_of<ConfigError>([&] { trained(world, options, Division::Shared); }),
-                HasSubstr("a tensor that is no parameter of the model"));
+                HasSubstr("a tensor that is not a parameter of the model"));
   });
 }
 

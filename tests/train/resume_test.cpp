@@ -228,7 +228,7 @@ TEST(Resuming, AFolderOfAnotherRunIsNotWrittenOver) {
   spawn(2, [&](World& world) { run(world, train::Resume::Never); });
   spawn(2, [&](World& world) {
     EXPECT_THAT(message_of<ConfigError>([&] { run(world, train::Resume::Never); }),
-                HasSubstr("/run has checkpoints of a run already, as "));
+                HasSubstr("/run has checkpoints of a run already, such as "));
   });
 }
 
@@ -245,7 +245,7 @@ TEST(Resuming, FromAnotherFolderIntoThatOfAThirdRunIsRefused) {
       train::Trainer trainer(world, net, train::cross_entropy(), samples, options);
       if (to == "b" && !from.empty()) {
         EXPECT_THAT(message_of<ConfigError>([&] { trainer.run(); }),
-                    HasSubstr("/b has checkpoints of a run already, as "));
+                    HasSubstr("/b has checkpoints of a run already, such as "));
       } else {
         trainer.run();
       }

@@ -162,7 +162,7 @@ TEST(SavedRuns, ThatGoOnSaySo) {
   config.checkpoint.resume = "latest";
   const auto again = test::printed(1, config);
   EXPECT_THAT(again, HasSubstr("\n80 steps in 4 epochs; "));
-  EXPECT_THAT(again, HasSubstr(fmt::format("\ngoing on from step 60 of 80 ({}/run/checkpoints/"
+  EXPECT_THAT(again, HasSubstr(fmt::format("\nresuming from step 60 of 80 ({}/run/checkpoints/"
                                            "step-00000060)\n",
                                            folder.path())));
   // On half as many ranks the rest of the epochs has twice as many steps.

@@ -30,7 +30,7 @@ class ConfigCommands : public testing::Test {
 
 TEST_F(ConfigCommands, TheReferencePageIsTheCodes) {
   EXPECT_EQ(test::contents(LOCKSTEP_SOURCE_DIR "/docs/configuration.md"), config_reference())
-      << "write it anew: build/release/bin/lockstep config reference > docs/configuration.md";
+      << "write it again: build/release/bin/lockstep config reference > docs/configuration.md";
 }
 
 TEST_F(ConfigCommands, TheFileToStartFromIsCorrect) {

@@ -330,8 +330,8 @@ TEST(LanguageModels, WhatGoesWithThem) {
   expect("training: {sample: {top_k: 3}}", "needs training.sample.prompt");
   const std::string data = "data: {kind: tokens, path: x, sequence_length: 2000}\n";
   expect(data + "model: {kind: transformer, hidden: 250}",
-         "run.yaml:2:28: model.hidden: 250 is no multiple of model.heads 4");
-  expect(data + "model: {kind: transformer, kv_heads: 3}", "model.heads 4 is no multiple of it");
+         "run.yaml:2:28: model.hidden: 250 is not a multiple of model.heads 4");
+  expect(data + "model: {kind: transformer, kv_heads: 3}", "model.heads 4 is not a multiple of it");
   expect(data + "model: {kind: transformer, head_dim: 3}", "a head's width has to be even");
   expect(data + "model: transformer",
          "run.yaml:1:31: data.sequence_length: 2000 is above model.max_length 1024");

@@ -106,7 +106,7 @@ TEST_F(Ranks, GetWhatTheLauncherHasReadOfAPipe) {
     EXPECT_THAT(result.said, HasSubstr("8:seed: 7\n"));
   }
   const auto swept = bash("echo 'seed: 7' | ./lockstep sweep /dev/stdin --over training.epochs=1");
-  EXPECT_THAT(swept.said, HasSubstr("1 of 1 runs ended well"));
+  EXPECT_THAT(swept.said, HasSubstr("1 of 1 runs succeeded"));
   EXPECT_THAT(test::contents(folder_ / "sweep/run-000/log.txt"), HasSubstr("8:seed: 7\n"));
   const auto inside = bash("echo 'seed: 7' | RANK=0 WORLD_SIZE=1 ./lockstep train /dev/stdin");
   EXPECT_THAT(inside.said, HasSubstr("8:seed: 7\n"));
@@ -276,7 +276,7 @@ TEST_F(Ranks, OfASweepThatFailAreNamed) {
   EXPECT_EQ(swept.status, 1);
   EXPECT_THAT(swept.said, HasSubstr("run-000: training.seed=9: failed with status 3: "
                                     "sweep/run-000/log.txt\n"));
-  EXPECT_THAT(swept.said, HasSubstr("1 of 2 runs ended well; sweep/sweep.json"));
+  EXPECT_THAT(swept.said, HasSubstr("1 of 2 runs succeeded; sweep/sweep.json"));
   const auto wrong = run("sweep run.yaml --over training.sed=9,2 --out other");
   EXPECT_EQ(wrong.status, 2);
   EXPECT_THAT(wrong.said, HasSubstr("--set training.sed=9: unknown key 'sed'"));

@@ -62,7 +62,7 @@ nlohmann::json data_of(const std::string& page) {
 
 TEST(Page, OfAGoodRunNothingIsBad) {
   EXPECT_TRUE(bad_titles(good()).empty());
-  EXPECT_EQ(findings_of(good())[0].title, "The run ended well");
+  EXPECT_EQ(findings_of(good())[0].title, "The run finished");
   EXPECT_EQ(findings_of(good())[1].title, "It learned");
 }
 
@@ -127,7 +127,7 @@ TEST(Page, StagesAreMarkedWithTheirNames) {
   run.add(Event{.kind = "stage", .step = 100, .text = "all"}, 1e9);
   run.add(Event{.kind = "save", .step = 150}, 1e9);
   const auto marks = data_of(report_page({run}))["runs"][0]["marks"];
-  ASSERT_EQ(marks.size(), 1u) << "a save is no mark";
+  ASSERT_EQ(marks.size(), 1u) << "a save is not a mark";
   EXPECT_EQ(marks[0]["kind"], "stage");
   EXPECT_EQ(marks[0]["text"], "all");
 }
@@ -248,7 +248,7 @@ TEST(Page, ARunThatFailedOrHasNoEndSaysSo) {
 
 TEST(Page, SaysWhyARunEnded) {
   for (const auto& [outcome, title] :
-       std::map<std::string, std::string>{{"finished", "The run ended well"},
+       std::map<std::string, std::string>{{"finished", "The run finished"},
                                           {"preempted", "The run was preempted"},
                                           {"stopped", "The program stopped the run"},
                                           {"time limit", "The run came to its time limit"},

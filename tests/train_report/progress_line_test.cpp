@@ -114,7 +114,7 @@ TEST(ProgressLine, APipeToTheLauncherIsAsWideAsItsTerminal) {
   EXPECT_TRUE(style.rewrites);
   setenv("NO_COLOR", "1", 1);
   EXPECT_FALSE(TextStyle::of_file(ends[1]).color);
-  EXPECT_TRUE(TextStyle::of_file(ends[1]).rewrites) << "what may be written over is no colour";
+  EXPECT_TRUE(TextStyle::of_file(ends[1]).rewrites) << "what may be written over is not a colour";
   unsetenv("NO_COLOR");
   unsetenv("LOCKSTEP_COLUMNS");
   style = TextStyle::of_file(ends[1]);

@@ -132,7 +132,7 @@ TEST_F(TheRunLog, AFileThatWasCutIsGoneOnWith) {
   EXPECT_EQ(run.reports, 2);
   EXPECT_EQ(run.last->step, 2);
   EXPECT_EQ(run.skipped_lines, 1);
-  EXPECT_EQ(run.first_fault, "line 3: no JSON object");
+  EXPECT_EQ(run.first_fault, "line 3: not a JSON object");
 }
 
 TEST_F(TheRunLog, CutAtAnyByteTheWholeLinesAreRead) {
@@ -175,7 +175,7 @@ TEST_F(TheRunLog, AFullDiskIsWarnedOfOnceAndLinesGoOnWhenThereIsRoom) {
     EXPECT_TRUE(file.flush());
   }
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_THAT(said, HasSubstr("takes no more lines (File too large); training goes on"));
+  EXPECT_THAT(said, HasSubstr("takes no more lines (File too large); training continues"));
   EXPECT_EQ(said.find("takes no more", said.find("takes no more") + 1), std::string::npos);
   const RunHistory run = read_run(path());
   EXPECT_EQ(run.last->step, 3);

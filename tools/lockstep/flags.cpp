@@ -168,7 +168,9 @@ std::string variable_of(std::string_view name) {
 
 const std::vector<Limited>& limited_flags() {
   static const std::vector<Limited> flags = {
-      {"--start-method", {"spawn", "fork", "forkserver"}, "programs are always executed anew"},
+      {"--start-method",
+       {"spawn", "fork", "forkserver"},
+       "programs are always started as new processes"},
       {"--event-log-handler", {"null"}, "events are not recorded; failures are reported on stderr"},
       {"-m,--module", {}, kNoPython, false},
       {"--run-path", {}, kNoPython, false},

@@ -41,7 +41,7 @@ void refuse_limited_flags(const CLI::App& command);
 const CLI::Option* option_of(const CLI::App& command, const std::string& word, bool& value_follows);
 
 // Throws ConfigError that says what mpirun's and srun's flag `word` is called here, or names the
-// nearest known flag. `next`: the word behind it, if any.
+// nearest known flag. `next`: the word after it, if any.
 [[noreturn]] void refuse_flag(const CLI::App& command, const std::string& word,
                               const std::string& next);
 

@@ -53,7 +53,7 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
   return fmt::format(" (from {})", variable);
 }
 
-// The first word is no command: what was meant?
+// The first word is not a command: what was meant?
 [[noreturn]] void refuse_command(const tool::RunCommand& command,
                                  const std::vector<std::string>& words) {
   const std::string& first = words.front();
@@ -65,7 +65,7 @@ std::string source_of(const std::string& what, const std::vector<std::string>& w
     throw ConfigError(fmt::format("unknown flag {} (lockstep --help, lockstep run --help)", first));
   }
   if (first.find('/') != first.npos) {
-    throw ConfigError(fmt::format("'{}' is no command; to start it, write: {}", first, line));
+    throw ConfigError(fmt::format("'{}' is not a command; to start it, write: {}", first, line));
   }
   throw ConfigError(fmt::format(
       "unknown command '{}'; the nearest is {}; to start a program, write: {}", first,

@@ -101,7 +101,7 @@ TokenizeCommand::TokenizeCommand(CLI::App& program) {
       ->type_name("FILE");
   command.add_option("--vocabulary", vocabulary_, "Tokens of the tokenizer that is trained (8192)")
       ->type_name("N");
-  command.add_option("--separator", separator_, "The token behind each document (<|endoftext|>)")
+  command.add_option("--separator", separator_, "The token after each document (<|endoftext|>)")
       ->type_name("TOKEN");
   command.add_option("--shard-tokens", shard_tokens_, "Tokens of a file (100000000)")
       ->type_name("N");

@@ -22,7 +22,7 @@ namespace lockstep::c10d_backend {
 // at a time, in the order of the operations; one may wait for operations that it has started
 // itself, also by their futures, while another thread makes them progress. An error reaches who
 // waits as c10::DistBackendError, and wrong arguments as c10::ValueError from the call. After a
-// DistBackendError of a collective the group is dead, and further calls throw at once. Blocks as
+// DistBackendError of a collective the group has failed, and further calls throw at once. Blocks as
 // comm::join_group() does, and throws what it throws, as c10d's errors.
 c10::intrusive_ptr<::c10d::Backend> make_backend(const c10::intrusive_ptr<::c10d::Store>& store,
                                                  const comm::Membership& me,

@@ -1,4 +1,4 @@
-// Saves and restores everything that a run needs to go on, on any number of ranks.
+// Saves and restores everything that a run needs to resume, on any number of ranks.
 //
 //   Checkpointer checkpoints(world.group(), "runs/a", {.retention = {.keep_last = 3}});
 //   checkpoints.track("net", net);
@@ -40,10 +40,10 @@ struct CheckpointerOptions {
   // Patterns as the shell's ("optimizer/*") of tensors of which each rank has its own: what
   // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp or Fsdp ignores, a replay
   // buffer. The name that an object is tracked under stands for all of its tensors. Numbers, bools
-  // and texts are alike on all ranks: keep such a one in a tensor. The first save() warns of a
+  // and texts are the same on all ranks: keep such a one in a tensor. The first save() warns of a
   // pattern without a tensor. Each
   // rank's is saved, as NAME/rank-R, and goes back to that rank; with more ranks than saved it,
-  // rank r gets that of r modulo their number. Alike on all ranks. (save() refuses other tensors
+  // rank r gets that of r modulo their number. The same on all ranks. (save() refuses other tensors
   // that differ between ranks, as far as it sees it: it compares up to 256 elements of each, and on
   // a device none.)
   std::vector<std::string> each_rank = {};
@@ -106,7 +106,7 @@ class Checkpointer {
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
-  // The same for a Stateful, which describes itself.
+  // As above, for a Stateful, which describes itself.
   void track(const std::string& name, std::shared_ptr<Stateful> object);
   // A module holder. The module is not kept: when it has been replaced by another and is gone,
   // save() and the restoring functions throw.
@@ -122,9 +122,9 @@ class Checkpointer {
   // libtorch's default generators of each rank, of the CPU and, where there are any, of its current
   // CUDA device, as "generators". One that is missing where it was saved or where it is restored
   // (no GPU) stays as it is, with a warning. A rank that was not there when they were saved begins
-  // with numbers that no other rank has; where the ranks that saved ran lanes, and so drew alike,
-  // with theirs. What is drawn after restoring goes on where it was, also when a Ddp is constructed
-  // only then (seed_everything() with a group).
+  // with numbers that no other rank has; where the ranks that saved ran lanes, and so drew the same
+  // numbers, with theirs. What is drawn after restoring continues where it was, also when a Ddp is
+  // constructed only then (seed_everything() with a group).
   void track_generators();
   // A generator of one's own, of which each rank has another (with lanes, the same).
   void track(const std::string& name, const at::Generator& generator);
@@ -135,7 +135,7 @@ class Checkpointer {
   void save(int64_t step, std::map<std::string, double> metrics = {});
 
   // Sets Retention::Best::limit, for what save() removes from now on: how good the best checkpoint
-  // of this run is. Alike on all ranks. Nothing without Retention::best.
+  // of this run is. The same on all ranks. Nothing without Retention::best.
   void limit_best(double value);
 
   // Waits until everything is published. Throws as save().
@@ -146,7 +146,7 @@ class Checkpointer {
   // nothing has changed, when a file is damaged (it names file and tensor), and when names are
   // missing or unexpected, or have other sizes or dtypes (it lists them).
   std::optional<Restored> restore_latest(const RestoreOptions& options = {});
-  // The same for one checkpoint's folder.
+  // As restore_latest(), for the checkpoint in `folder`.
   Restored restore(const std::string& folder, const RestoreOptions& options = {});
 
  private:

@@ -7,7 +7,7 @@
 
 namespace lockstep::checkpoint {
 
-// |a - b| up to absolute + relative * |b| is no difference.
+// |a - b| up to absolute + relative * |b| is not a difference.
 struct Tolerance {
   double absolute = 0;
   double relative = 0;
@@ -22,13 +22,13 @@ struct Difference {
   int64_t only_bits = 0;
   double largest = 0;   // |a - b| over numbers that differ
   double relative = 0;  // and |a - b| / max(|a|, |b|)
-  // Of numbers or of bits.
+  // Whether any numbers or bits differ.
   bool any() const { return differ > 0 || only_bits > 0; }
 };
 
-// Of row-major bytes of equally many elements, of these dtypes ("F32", "BF16", "C64"; they may be
-// two). Parts of complex numbers are counted by themselves. Of dtypes that are two, bits are not
-// compared. Throws CheckpointError for a dtype that is not known.
+// Compares row-major bytes of equally many elements, of these dtypes ("F32", "BF16", "C64"; the two
+// may differ). Parts of complex numbers are counted by themselves. Where the dtypes differ, bits
+// are not compared. Throws CheckpointError for a dtype that is not known.
 Difference difference(const std::string& dtype_a, std::string_view a, const std::string& dtype_b,
                       std::string_view b, const Tolerance& tolerance = {});
 

@@ -14,7 +14,7 @@ namespace lockstep::checkpoint {
 // Which checkpoints stay when another one is published: the newest always, and those that any of
 // these keeps.
 struct Retention {
-  int64_t keep_last = 0;   // so many of the newest; 0: all
+  int64_t keep_last = 0;   // this many of the newest; 0: all
   int64_t keep_every = 0;  // those whose step is a multiple of it; 0: none for this reason
   // Those with the best value of a metric that save() was given.
   struct Best {

@@ -21,7 +21,7 @@ struct Selected {
 // have one name.
 Selected select(const TensorFiles& files, const std::vector<std::string>& patterns);
 
-// Of write_folder().
+// Options of write_folder().
 struct FolderOptions {
   int64_t max_shard_bytes = 5'000'000'000;  // as Hugging Face's libraries have it
   std::map<std::string, std::string> metadata = {};

@@ -22,7 +22,7 @@
 
 namespace lockstep::checkpoint {
 
-// Of load_module(). Patterns are as the shell's, of the module's names ("encoder.*").
+// Options of load_module(). Patterns match the module's names as the shell's do ("encoder.*").
 struct LoadOptions {
   // Only names that begin with it are read, without it: "module.", "net/".
   std::string prefix = "";
@@ -68,10 +68,10 @@ Loaded load_module(const std::shared_ptr<M>& module, const std::string& path,
 std::map<std::string, at::Tensor> read_tensors(const std::string& path,
                                                const std::string& prefix = "");
 
-// Of save_safetensors().
+// Options of save_safetensors().
 struct SaveOptions {
   std::string prefix = "";  // before all names
-  // Of a folder: how large its files may be.
+  // The largest size of a file, when a folder is written.
   int64_t max_shard_bytes = 5'000'000'000;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
 };

@@ -13,12 +13,12 @@
 
 namespace lockstep::checkpoint {
 
-// Of load_optimizer().
+// Options of load_optimizer().
 struct LoadOptimizerOptions {
   // What the names of the state dict begin with: "optimizer." of torch.save({"optimizer":
   // optimizer.state_dict()}).
   std::string prefix = "";
-  // Further entries of groups that are left out, as the shell's patterns: {"lr_scale"}.
+  // Further entries of groups that are left out, by patterns as of the shell: {"lr_scale"}.
   std::vector<std::string> allow_unexpected = {};
 };
 
@@ -30,7 +30,7 @@ struct LoadOptimizerOptions {
 // Options without a counterpart that change no result (foreach, fused, capturable, differentiable,
 // names, what schedules keep there) are left out. Throws CheckpointError, and then nothing has
 // changed, that lists all that does not fit: other numbers of groups or parameters, sizes or
-// dtypes, state or options of another class, state that the options need and the file has not,
+// dtypes, state or options of another class, state that the options need and the file lacks,
 // maximize; ConfigError for another optimizer, or one over parts of parameters (Fsdp, ZeRO), which
 // says how those get it. A file that Adam wrote before 2.7 looks as one of AdamW.
 void load_optimizer(torch::optim::Optimizer& optimizer, const std::string& path,

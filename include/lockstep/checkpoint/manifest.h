@@ -12,8 +12,8 @@
 
 namespace lockstep::checkpoint {
 
-// A number, a text or a list, as a learning rate or a step. Doubles come back with the same bits
-// (but for a NaN's).
+// A number, a string or a list, for example a learning rate or a step. Doubles come back with the
+// same bits (but for a NaN's).
 using Value =
     std::variant<bool, int64_t, double, std::string, std::vector<int64_t>, std::vector<double>>;
 // Values by name.
@@ -35,8 +35,8 @@ struct ManifestBox {
 
 // A tensor of a checkpoint, whole.
 struct ManifestTensor {
-  // As safetensors has it; C64 and C128 stand in the files as F32 and F64 with a last dimension
-  // of 2.
+  // The dtype's name in safetensors; C64 and C128 stand in the files as F32 and F64 with a last
+  // dimension of 2.
   std::string dtype;
   Sizes sizes;
   std::vector<ManifestBox> boxes;  // each element once

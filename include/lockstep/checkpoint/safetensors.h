@@ -46,10 +46,10 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Of a file that is `file_bytes` long and begins with `bytes` (8 bytes of length and the header at
-// least). Throws CheckpointError that begins with `where` for anything that the format does not
-// allow: lengths and offsets that lie outside the file, overlap or leave holes, sizes that do not
-// give the length, names that come twice, more than 100 MB of header.
+// Parses the header of a file that is `file_bytes` long and begins with `bytes` (8 bytes of length
+// and the header at least). Throws CheckpointError that begins with `where` for anything that the
+// format does not allow: lengths and offsets that lie outside the file, overlap or leave holes,
+// sizes that do not give the length, names that come twice, more than 100 MB of header.
 SafetensorsHeader parse_safetensors(std::string_view bytes, int64_t file_bytes,
                                     std::string_view where);
 

@@ -24,7 +24,7 @@ struct Part {
 
 // Which ranks have a tensor.
 enum class Held {
-  ByAll,    // every rank all of it, alike: each writes a part
+  ByAll,    // every rank all of it, the same everywhere: each writes a part
   InParts,  // the ranks' parts together are the whole, each element once
 };
 
@@ -43,11 +43,11 @@ Piece whole_piece(std::string name, const at::Tensor& tensor);
 // All that one object wants saved.
 struct State {
   std::vector<Piece> pieces = {};
-  Values values = {};  // alike on all ranks
+  Values values = {};  // the same on all ranks
   // Further names of pieces (tied parameters): name, and the piece's.
   std::map<std::string, std::string> aliases = {};
-  // Of destination(): patterns of names that a checkpoint may have beside those, as what belongs to
-  // other ranks.
+  // In destination(): patterns of further names that a checkpoint may have, such as those of other
+  // ranks.
   std::vector<std::string> others = {};
 };
 
@@ -80,8 +80,8 @@ class Names {
   std::map<const at::TensorImpl*, std::string> names_;
 };
 
-// Something that a checkpoint saves and restores. Called on every rank alike; communicates nothing;
-// throws ConfigError or CheckpointError.
+// Something that a checkpoint saves and restores. Called in the same way on every rank;
+// communicates nothing; throws ConfigError or CheckpointError.
 class Stateful {
  public:
   virtual ~Stateful() = default;
@@ -102,7 +102,7 @@ class Stateful {
   // Adds what others call the tensors of this one, which is tracked as `prefix`.
   virtual void add_names(const std::string&, Names&) const {}
 
-  // Of how many ranks the parts make the whole, where it has to be all that save; else 0.
+  // The number of ranks whose parts make the whole, where it has to be all that save; else 0.
   virtual int divided_among() const { return 0; }
 };
 

@@ -19,7 +19,7 @@ namespace lockstep::checkpoint {
 
 // Parameters and buffers by the module's own names; a tensor that has several is stored once.
 std::shared_ptr<Stateful> stateful(torch::nn::Module& module);
-// The same of one that is shared, which this does not keep: when it is gone, saving and restoring
+// As above, for a shared module, which this does not keep: when it is gone, saving and restoring
 // throw CheckpointError with the name. Throws ConfigError for an empty pointer.
 std::shared_ptr<Stateful> stateful_module(const std::string& name,
                                           const std::shared_ptr<torch::nn::Module>& module);
@@ -36,12 +36,12 @@ std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler);
 // Mean and deviation. One that is not fitted takes those saved, of any number of columns.
 std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler);
 
-// The loop counts the batches that it has taken of the sampler's epoch, alike on all ranks:
+// The loop counts the batches that it has taken of the sampler's epoch, the same on all ranks:
 // checkpoints.track("sampler", stateful(sampler, taken)). After restoring the data loader's next
-// begin() goes on behind them, and `taken` is 0.
+// begin() continues after them, and `taken` is 0.
 std::shared_ptr<Stateful> stateful(data::TorchSampler& sampler, int64_t& taken);
 
-// Alike on all ranks.
+// The same on all ranks.
 std::shared_ptr<Stateful> stateful(int64_t& value);
 std::shared_ptr<Stateful> stateful(double& value);
 std::shared_ptr<Stateful> stateful(bool& value);

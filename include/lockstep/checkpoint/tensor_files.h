@@ -60,10 +60,10 @@ class TensorFiles {
   const std::map<std::string, std::string>& aliases() const { return aliases_; }
   // Numbers and texts beside them.
   const Values& values() const { return values_; }
-  // As safetensors files have it: texts.
+  // The metadata of safetensors files: strings by name.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::map<std::string, int64_t>& files() const { return files_; }  // and their bytes
-  // Of a checkpoint; null for others.
+  // The manifest of a checkpoint; null for other files.
   virtual const Manifest* manifest() const { return nullptr; }
 
   // A tensor of tensors(). Its checksum is compared where the files have any. Throws
@@ -110,7 +110,7 @@ struct DirectoryFindings {
 };
 
 // Verifies all checkpoints of a directory, and that `latest` names the newest. A job may save there
-// and remove older ones meanwhile: what it removes is left out, and is no fault. Where `latest`
+// and remove older ones meanwhile: what it removes is left out, and is not a fault. Where `latest`
 // names an older one, as between the two steps of a save, it is looked at for up to 2 s.
 DirectoryFindings verify_directory(const std::string& path, FileSystem& files = system_files());
 

@@ -38,7 +38,7 @@ class KeyValueStore {
   // Whether the key has been set. Does not wait.
   bool contains(std::string_view key) const;
   // Adds to the number under `key`, which starts at 0; returns the sum. Throws ConfigError when the
-  // value is no number.
+  // value is not a number.
   int64_t add(std::string_view key, int64_t amount) const;
   // Sets `wanted` if the value is `expected`, or if there is none and `expected` is empty; returns
   // what is there afterwards (`expected`, where there is nothing). Of both together 64 MiB at most.
@@ -47,7 +47,7 @@ class KeyValueStore {
   // Removes the key; returns whether there was one.
   bool erase(std::string_view key) const;
 
-  // The same store seen through keys that begin with `name` and "/".
+  // This store, seen through keys that begin with `name` and "/".
   KeyValueStore prefix(std::string_view name) const;
 
  private:

@@ -39,11 +39,11 @@ class Pending {
  public:
   virtual ~Pending() = default;
 
-  // As Work::wait().
+  // See Work::wait().
   void wait();
-  // As Work::wait_for().
+  // See Work::wait_for().
   bool wait_within(std::chrono::microseconds limit);
-  // As Work::is_completed().
+  // See Work::is_completed().
   bool poll();
   // Whether wait() has something to do that has to come in the order of waits, as of then().
   virtual bool runs_in_wait() const { return false; }
@@ -64,7 +64,7 @@ class Pending {
 
   // Blocks until the operation is over; throws CommError. Not called again.
   virtual void finish() = 0;
-  // The same for a part of the time: false when the operation is not over yet.
+  // As finish(), for a limited time: false when the operation is not over yet.
   virtual bool finish_within(std::chrono::microseconds) {
     finish();
     return true;
@@ -125,7 +125,7 @@ class [[nodiscard]] Work {
   }
 
   // Blocks until the operation is over on this rank. Throws CommError (peer lost, deadline,
-  // mismatch), on every copy and every call alike.
+  // mismatch), on every copy and every call.
   void wait() {
     if (pending_) pending_->wait();
   }
@@ -136,7 +136,7 @@ class [[nodiscard]] Work {
   bool is_completed() { return !pending_ || pending_->poll(); }
 
   // As wait(), but returns false when the operation is not over after about `limit`, and harms
-  // nothing then: it goes on, and may be waited for again. The call's own deadline
+  // nothing then: it continues, and may be waited for again. The call's own deadline
   // (CallOptions::timeout) is counted on, and is an error. `limit` bounds the wait for this
   // operation, not for dropped ones. For tensors on a device as wait(): it blocks no thread.
   bool wait_for(std::chrono::microseconds limit) {
@@ -165,7 +165,7 @@ size_t wait_any(std::span<Work> works);
 // over. `next` runs inside wait() and never inside is_completed(), so collectives that it starts
 // come in the order in which this rank waits, which has to be the other ranks' order too. Where it
 // was dropped, it runs before the next call on the group of `first`, or at the end of the next
-// wait() on it; where `first` is of no group, as Work() is, of this thread's next call or wait on
+// wait() on it; where `first` is of no group, like Work(), of this thread's next call or wait on
 // any.
 Work then(Work first, std::function<Work()> next);
 

@@ -37,15 +37,15 @@ enum class DeviceKind {
 struct WorldOptions {
   // LOCKSTEP_BACKEND (auto, shm, tcp, gloo, host-then-net, nccl, cuda_ipc) overrides it.
   Backend backend = Backend::Auto;
-  // LOCKSTEP_DEVICE (auto, cpu, cuda) overrides it. Alike on all ranks.
+  // LOCKSTEP_DEVICE (auto, cpu, cuda) overrides it. The same on all ranks.
   DeviceKind device = DeviceKind::Auto;
   // How long a rank waits for the others before the wait fails (CallOptions::timeout says what
   // counts as a wait). LOCKSTEP_TIMEOUT (seconds) overrides it.
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
   // Encrypts what ranks send each other over the network: TLS 1.3, by the job's secret
   // (docs/transports.md). Only tcp can, so from_env() throws ConfigError where Gloo would send
-  // something or, with GPUs on several hosts, NCCL, and where several ranks have no secret. Alike
-  // on all ranks. LOCKSTEP_TLS (0, 1) overrides it.
+  // something or, with GPUs on several hosts, NCCL, and where several ranks have no secret. The
+  // same on all ranks. LOCKSTEP_TLS (0, 1) overrides it.
   bool tls = false;
   // Some ranks are Python processes that called torch.distributed.init_process_group("gloo"). Needs
   // Gloo; the ranks then do not check each other's world size and versions at the start.

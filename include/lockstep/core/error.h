@@ -11,7 +11,8 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A rank, a transport or the network failed, or the ranks disagree. The group it came from is dead.
+// A rank, a transport or the network failed, or the ranks disagree. The group it came from has
+// failed.
 class CommError : public Error {
  public:
   using Error::Error;

@@ -17,7 +17,7 @@ class ExactSum {
   using Digits = std::array<int64_t, kDigits>;
 
   ExactSum() = default;
-  // Of digits() that were saved or communicated.
+  // The sum whose digits() were saved or communicated.
   explicit ExactSum(const Digits& digits) : digits_(digits) { normalise(); }
 
   // Throws ConfigError for NaN and infinity, and then nothing has changed.

@@ -47,7 +47,7 @@ class [[nodiscard]] Span {
 
 // How long this process has been in Spans, by Activity, with and without a launcher. Time in a Span
 // within another one of the same thread belongs to the outer one, so that the sum is at most the
-// time that has passed. A Span that still goes on is not in it.
+// time that has passed. A Span that has not ended is not in it.
 std::array<uint64_t, kActivities> own_busy_ns() noexcept;
 // From now on own_busy_ns() leaves out the calling thread, which works in the background of
 // training.
@@ -59,7 +59,8 @@ void exclude_this_thread() noexcept;
 // are reported without a call.
 void report_failure(std::string_view text, Blame blame = Blame::Own) noexcept;
 
-// What the last comparison of the ranks found: `text` as "pass 300 of Ddp 1: the ranks are alike".
+// What the last comparison of the ranks found: `text` as "pass 300 of Ddp 1: the ranks are the
+// same".
 void note_comparison(std::string_view text) noexcept;
 
 }  // namespace lockstep::flight

@@ -45,12 +45,13 @@ struct Place {
 // CommError when the ranks cannot exchange the address in that way.
 Place place_from_env();
 
-// The same without host, port and listen_fd, which take a meeting: never blocks.
+// As place_from_env(), without host, port and listen_fd, which take a rendezvous: never blocks.
 Place rank_from_env();
 
-// What shows that a launcher has started this process as one rank of a job, as "RANK and WORLD_SIZE
-// are set"; empty without one. A task of srun that is alone on its node is no rank for this: it may
-// start ranks there, as `lockstep run` does. Throws ConfigError for Slurm's malformed counts.
+// What shows that a launcher has started this process as one rank of a job, such as "RANK and
+// WORLD_SIZE are set"; empty without one. A task of srun that is alone on its node is not a rank
+// for this: it may start ranks there, as `lockstep run` does. Throws ConfigError for Slurm's
+// malformed counts.
 std::string launcher_of_rank();
 
 }  // namespace lockstep

@@ -58,7 +58,7 @@ class CsvDataset : public TensorDataset {
   // other.
   explicit CsvDataset(const std::filesystem::path& file, const CsvOptions& options = {});
 
-  // As the header has them, or their numbers.
+  // The columns' names in the header, or their numbers.
   const std::vector<std::string>& feature_names() const { return feature_names_; }
   const std::vector<std::string>& target_names() const { return target_names_; }
   // With classification: how many there are; and their texts, where they are not numbers.
@@ -78,7 +78,8 @@ class CsvDataset : public TensorDataset {
   int64_t class_count_ = 0;
   int64_t skipped_ = 0;
   std::string first_skipped_;
-  std::vector<std::pair<int64_t, int64_t>> lines_;  // sample, line: where lines do not go on by one
+  std::vector<std::pair<int64_t, int64_t>>
+      lines_;  // sample, line: where lines do not increase by one
 };
 
 }  // namespace lockstep::data

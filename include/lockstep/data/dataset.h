@@ -25,8 +25,8 @@ class Dataset {
   // that names the index when one is outside [0, size()) or cannot be read.
   virtual Batch get_batch(at::IntArrayRef indices) const = 0;
 
-  // The same, where `spare` is an earlier batch of this data set that may no longer be in use: an
-  // implementation overwrites those of its tensors that have no other reference, instead of
+  // As get_batch(), where `spare` is an earlier batch of this data set that may no longer be in
+  // use: an implementation overwrites those of its tensors that have no other reference, instead of
   // allocating.
   virtual Batch refill(Batch /*spare*/, at::IntArrayRef indices) const {
     return get_batch(indices);

@@ -51,8 +51,8 @@ struct LoaderOptions {
   // the transforms made them when not given. On CUDA they go through pinned memory and the copy is
   // asynchronous: it runs on the stream that is current in the loop.
   std::optional<at::Device> device = std::nullopt;
-  // A step's batch is cut into so many lanes on any number of ranks, which is at most that: lane l
-  // has the samples that rank l of so many ranks would have, and rank r of W runs lanes Shard{r,
+  // A step's batch is cut into this many lanes on any number of ranks, which is at most that: lane
+  // l has the samples that rank l of as many ranks would have, and rank r of W runs lanes Shard{r,
   // W}.of(lanes). The loop is then over steps() (lockstep/parallel/lanes.h). 0: without.
   int64_t lanes = 0;
 };
@@ -65,7 +65,7 @@ struct LoaderOptions {
 // What the data set or a transform throws comes out of the loop as DataError that names rank,
 // epoch, batch and the sample that cannot be read (or, when it is not one sample's fault, the
 // batch's samples); a batch that does not have as many samples as it should is such an error, too.
-// A loop that goes on nevertheless gets the same error again, so that no rank skips a batch which
+// A loop that continues nevertheless gets the same error again, so that no rank skips a batch which
 // the others have. A new epoch() works.
 //
 // A loader and its epochs belong to one thread.
@@ -76,10 +76,10 @@ class Loader {
   // Refers to `dataset`, which must outlive loader and epochs. Throws ConfigError when the data set
   // is empty, an option is impossible, or drop_last leaves no batch. Makes no collective call.
   Loader(const Dataset& dataset, const comm::World& world, LoaderOptions options = {});
-  // The same for rank part.index of part.count.
+  // As above, for rank part.index of part.count.
   Loader(const Dataset& dataset, Shard part, LoaderOptions options = {});
 
-  // The same, keeping the data set.
+  // As above, keeping the data set.
   Loader(std::shared_ptr<const Dataset> dataset, const comm::World& world,
          LoaderOptions options = {});
   Loader(std::shared_ptr<const Dataset> dataset, Shard part, LoaderOptions options = {});
@@ -89,8 +89,8 @@ class Loader {
   template <std::derived_from<Dataset> D>
   Loader(D&& temporary, Shard part, LoaderOptions options = {})
       : Loader(std::make_shared<const D>(std::move(temporary)), part, std::move(options)) {}
-  // The same for one of libtorch's (lockstep/data/torch_dataset.h): Loader(set.map(Stack<>()),
-  // world).
+  // As above, for a data set of libtorch's (lockstep/data/torch_dataset.h):
+  // Loader(set.map(Stack<>()), world).
   template <AnyTorchDataset D>
   Loader(D set, const comm::World& world, LoaderOptions options = {})
       : Loader(from_torch(std::move(set)), world, std::move(options)) {}
@@ -100,7 +100,7 @@ class Loader {
 
   // Batches of a whole epoch on this rank; with lanes, steps.
   int64_t batches() const;
-  // Those of state().epoch that come behind state().position.
+  // Those of state().epoch that come after state().position.
   int64_t batches_left() const;
 
   // The epoch's batches, to be gone through once: from its beginning, or, for the epoch of a
@@ -108,8 +108,8 @@ class Loader {
   // negative epoch.
   Epoch epoch(int64_t epoch);
 
-  // The same for a loader with lanes, of which epoch() throws ConfigError, as this does of one
-  // without: each step has a batch for each lane of this rank.
+  // As epoch(), for a loader with lanes: there epoch() throws ConfigError, as this does without
+  // lanes. Each step has a batch for each lane of this rank.
   Steps steps(int64_t epoch);
 
   // The loop's position in the data: the batch that it works on counts as taken, so save after the
@@ -118,7 +118,7 @@ class Loader {
   // the position of the one that advanced last.
   SamplerState state() const;
 
-  // The next epoch(state.epoch) goes on from there, on any number of ranks and with any batch size.
+  // The next epoch(state.epoch) resumes from there, on any number of ranks and with any batch size.
   // Throws ConfigError for a state of another seed, number of samples or shuffle, and then changes
   // nothing.
   void restore(const SamplerState& state);

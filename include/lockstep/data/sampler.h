@@ -71,11 +71,11 @@ class DistributedSampler {
   SamplerState state() const {
     return {epoch_, position_, options_.seed, length_, options_.shuffle};
   }
-  // Goes on from there; on any number of ranks, and with any drop_last and exact. Throws
+  // Resumes from there, on any number of ranks, and with any drop_last and exact. Throws
   // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
   void restore(const SamplerState& state);
 
-  // Of the options.
+  // The seed of the options.
   int64_t seed() const { return options_.seed; }
 
   // This sampler as another of the part.count ranks has it: it shares the shuffled order.

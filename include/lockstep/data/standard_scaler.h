@@ -44,10 +44,10 @@ class StandardScaler {
   // the scaler is then as it was.
   void fit(const Dataset& dataset, const comm::Group& group = {},
            const ScalerOptions& options = {});
-  // The same of the targets, as for regression.
+  // As fit(), for the targets, for example of a regression.
   void fit_targets(const Dataset& dataset, const comm::Group& group = {},
                    const ScalerOptions& options = {});
-  // The same of ranks that have different rows each, n x columns; n may be 0.
+  // As fit(), for ranks that have different rows each, n x columns; n may be 0.
   void fit_rows(const at::Tensor& rows, const comm::Group& group = {},
                 const ScalerOptions& options = {});
 

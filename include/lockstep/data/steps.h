@@ -12,13 +12,13 @@ namespace lockstep::data {
 
 class StepCursor;
 
-// Names what a step draws at random, alike for every number of ranks.
+// Names what a step draws at random, the same for every number of ranks.
 struct StepKey {
   uint64_t seed = 0;
   int64_t step = 0;
 };
 
-// One step: a handle, valid until the loop goes on to the next one (ConfigError afterwards).
+// One step: a handle, valid until the loop moves on to the next one (ConfigError afterwards).
 class Step {
  public:
   // All that the step has, on all ranks together, and those of them that this rank runs.
@@ -29,8 +29,8 @@ class Step {
   // for, and kept until the step is over. Throws what Loader says of batches.
   const Batch& batch(int64_t lane) const;
 
-  // Of (seed, epoch, samples taken before the step) and of how often it was called in this step, so
-  // that a second loop over the step's lanes draws other numbers than the first.
+  // A key of (seed, epoch, samples taken before the step) and of how often it was called in this
+  // step, so that a second loop over the step's lanes draws other numbers than the first.
   StepKey next_key() const;
 
  private:

@@ -15,7 +15,7 @@
 
 namespace lockstep::data {
 
-// Of a TokenDataset.
+// Options of a TokenDataset.
 struct TokenDatasetOptions {
   int64_t sequence_length = 256;
   text::TokenType type = text::TokenType::Uint16;  // of a single file
@@ -42,7 +42,7 @@ class TokenDataset : public Dataset {
   Batch get_batch(at::IntArrayRef indices) const override { return refill({}, indices); }
   Batch refill(Batch spare, at::IntArrayRef indices) const override;
 
-  // Of the files.
+  // The files it reads.
   const text::TokenFiles& files() const { return files_; }
 
  private:

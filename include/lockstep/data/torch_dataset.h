@@ -115,7 +115,7 @@ requires(!BySample<datasets::MapDataset<S, T>>::value) struct Reading<datasets::
   }
 };
 
-// The batch of these examples' tensors. Throws DataError unless all are alike.
+// The batch of these examples' tensors. Throws DataError unless all are of one kind.
 Batch stack(const std::vector<at::Tensor>& data, const std::vector<at::Tensor>& target,
             at::IntArrayRef indices);
 // Throws ConfigError when it is not known.

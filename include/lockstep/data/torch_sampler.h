@@ -41,7 +41,7 @@ class TorchSampler : public torch::data::samplers::Sampler<> {
   // The state of a loop that has taken this many batches of the epoch. The loop has to count them:
   // a data loader with workers has asked for more than it has handed out.
   SamplerState state_after(int64_t batches) const;
-  // The next begin() goes on from there, on any number of ranks and with any batch size. Throws
+  // The next begin() resumes from there, on any number of ranks and with any batch size. Throws
   // ConfigError, and changes nothing, for a state of another seed, number of samples or shuffle.
   void restore(const SamplerState& state);
 

@@ -7,7 +7,8 @@
 
 namespace lockstep::models {
 
-// As torch::nn has them, with their defaults: GELU is the exact one, LeakyRelu's slope is 0.01.
+// The activations of torch::nn, with their defaults: GELU is the exact one, LeakyRelu's slope is
+// 0.01.
 enum class Activation { Relu, LeakyRelu, Elu, Gelu, Silu, Tanh, Sigmoid, Identity };
 
 // The one of this name: "relu", "leaky_relu", "elu", "gelu", "silu", "tanh", "sigmoid", "identity".

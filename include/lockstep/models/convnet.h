@@ -13,11 +13,11 @@
 
 namespace lockstep::models {
 
-// Of a ConvNet.
+// Options of a ConvNet.
 struct ConvNetOptions {
   int64_t in_channels = 1;  // 1: grey, 3: colours
   int64_t classes = 10;
-  // Of each stage, which halves height and width.
+  // The channels of each stage, which halves height and width.
   std::vector<int64_t> channels = {32, 64};
   double dropout = 0.0;    // the probability, before the classifier
   bool batch_norm = true;  // without, the convolutions have a bias
@@ -38,7 +38,7 @@ class ConvNetImpl : public torch::nn::Cloneable<ConvNetImpl> {
   // others.
   at::Tensor forward(const at::Tensor& images);
 
-  // Makes the layers anew.
+  // Creates the layers again.
   void reset() override;
 
   ConvNetOptions options;

@@ -7,7 +7,7 @@
 
 namespace lockstep::models {
 
-// Of cross_entropy().
+// Options of cross_entropy().
 struct CrossEntropyOptions {
   int64_t ignored = -100;  // targets of this value do not count
   // Tokens whose logits exist at a time; 0: as many as make about 16 MiB of logits.
@@ -20,7 +20,7 @@ struct CrossEntropyOptions {
 // torch::nn::functional::cross_entropy to rounding, but no more than `chunk` x vocabulary logits
 // are in memory at once, and none until backward: the gradients are computed along with the value
 // (Hsu et al., "Liger Kernel", 2024). Products take the dtype of an Autocast; the softmax, sums
-// over chunks and what comes with backward, as a loss scale, are in float32 or wider. Throws
+// over chunks and what comes with backward, such as a loss scale, are in float32 or wider. Throws
 // ConfigError for sizes that do not fit, and a target outside the vocabulary.
 at::Tensor cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                          const at::Tensor& targets, const CrossEntropyOptions& options = {});

@@ -43,20 +43,20 @@ struct DialogueTokens {
   std::vector<uint8_t> own;  // 1 where the model wrote the token
 };
 
-// Of hold_dialogues().
+// Options of hold_dialogues().
 struct DialogueOptions {
   // How tokens are drawn. max_new_tokens is that of a message; seed, first_sample, cached and
   // on_token are not used.
   GenerateOptions sampling = {};
   int64_t context = 1024;  // tokens of a dialogue
   int64_t rows = 64;       // dialogues that are computed together; others take the seats that end
-  int64_t chunk = 1024;    // so many tokens of a prompt or an answer are computed together
+  int64_t chunk = 1024;    // tokens of a prompt or an answer that are computed together
 };
 
-// Holds the dialogues to their ends. They go on in turns: all messages of a turn are written
+// Holds the dialogues to their ends. They proceed in turns: all messages of a turn are written
 // together, then all answers are read together. Dialogues that begin with the same tokens and one
-// after another, as those of a group, have that computed once. Without gradients, in evaluation
-// mode, which is put back.
+// after another, such as those of a group, have that computed once. Without gradients, in
+// evaluation mode, which is put back.
 //
 // Kernels may round differently for other batches, so the last bits of the probabilities, and a
 // token in a million, depend on which dialogues are given together and on `rows`; on nothing else

@@ -14,14 +14,14 @@
 
 namespace lockstep::models {
 
-// Of generate().
+// Options of generate().
 struct GenerateOptions {
   int64_t max_new_tokens = 128;
   // Logits are divided by it; 0: the most likely token, of equal ones the first (greedy).
   double temperature = 0;
   int64_t top_k = 0;  // only the most likely k; 0: all
-  // Of these the most likely ones that have this much probability together; 1: all. As
-  // transformers: after temperature and top_k.
+  // Of these only the most likely ones that have this much probability together; 1: all. As in
+  // Hugging Face's transformers, after temperature and top_k.
   double top_p = 1;
   std::vector<int32_t> stop = {};  // a sequence ends after one of these
   // The draw for a token depends on (seed, number of the sample, position in the sequence) alone,
@@ -30,7 +30,7 @@ struct GenerateOptions {
   int64_t first_sample = 0;  // the number of the first prompt's sample
   // Only numbers below it are drawn: the tokenizer's size, where the model has more rows. 0: all.
   int64_t vocabulary = 0;
-  // False computes all keys and values anew for each token: slower, the same tokens.
+  // False computes all keys and values again for each token: slower, the same tokens.
   bool cached = true;
   // Called for each token when it is drawn, with the prompt's index.
   std::function<void(size_t prompt, int32_t token)> on_token = {};

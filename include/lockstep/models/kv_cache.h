@@ -12,7 +12,7 @@ namespace lockstep::models {
 // For one thread, without gradients.
 class KvCache {
  public:
-  // Of one layer: sequences x heads x length x head_dim each.
+  // The keys and values of one layer: sequences x heads x length x head_dim each.
   struct Layer {
     at::Tensor keys, values;
   };
@@ -32,7 +32,7 @@ class KvCache {
   const std::vector<int64_t>& lengths() const { return lengths_; }
   void set_lengths(std::vector<int64_t> lengths);
 
-  // Only these sequences, in this order; one may come several times, as a prompt that several
+  // Only these sequences, in this order; one may come several times, such as a prompt that several
   // answers begin with.
   void keep(const std::vector<int64_t>& sequences);
 
@@ -49,7 +49,7 @@ class KvCache {
   Layer& memory(int64_t layer) { return layers_.at(static_cast<size_t>(layer)); }
   // Throws ConfigError when `count` more tokens do not fit.
   void check_room(int64_t count) const;
-  // As they were given.
+  // The frequencies that the constructor was given.
   const std::vector<float>& frequencies() const { return frequencies_; }
 
   // What each of `count` new tokens may look at among what extend() returns: sequences x 1 x count

@@ -11,7 +11,7 @@
 
 namespace lockstep::models {
 
-// Of a Linear model.
+// Options of a Linear model.
 struct LinearOptions {
   int64_t inputs;       // features of a sample
   int64_t outputs = 1;  // values or classes
@@ -29,7 +29,7 @@ class LinearImpl : public torch::nn::Cloneable<LinearImpl> {
   // parameters' dtype. Throws ConfigError for others.
   at::Tensor forward(const at::Tensor& input);
 
-  // Makes the parameters anew.
+  // Creates the parameters again.
   void reset() override;
   // "lockstep::models::Linear(inputs=3, outputs=1, bias=true)"
   void pretty_print(std::ostream& stream) const override;

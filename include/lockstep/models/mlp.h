@@ -14,7 +14,7 @@
 
 namespace lockstep::models {
 
-// Of an Mlp.
+// Options of an Mlp.
 struct MlpOptions {
   // Features of a sample, then the outputs of each layer: {784, 256, 10} has one hidden layer.
   std::vector<int64_t> sizes;
@@ -37,7 +37,7 @@ class MlpImpl : public torch::nn::Cloneable<MlpImpl> {
   // Throws ConfigError for others.
   at::Tensor forward(const at::Tensor& input);
 
-  // Makes the layers anew.
+  // Creates the layers again.
   void reset() override;
   // "lockstep::models::Mlp(784 -> 256 -> 10, relu, dropout=0)"
   void pretty_print(std::ostream& stream) const override;

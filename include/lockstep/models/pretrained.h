@@ -19,7 +19,7 @@ namespace lockstep::models {
 TransformerOptions transformer_options(std::string_view config,
                                        std::string_view where = "config.json");
 
-// Of load_transformer().
+// Options of load_transformer().
 struct LoadTransformerOptions {
   at::ScalarType dtype = at::kFloat;  // of the parameters; files of another are converted
   double dropout = 0;                 // TransformerOptions::dropout, which files do not have
@@ -29,10 +29,10 @@ struct LoadTransformerOptions {
 // nothing: every rank calls it, or one before Ddp. Throws ConfigError and CheckpointError.
 Transformer load_transformer(const std::string& folder, const LoadTransformerOptions& options = {});
 
-// Of save_transformer().
+// Options of save_transformer().
 struct SaveTransformerOptions {
   int64_t max_shard_bytes = 5'000'000'000;
-  // Of generation_config.json, where one is given: what ends a text.
+  // Tokens that end a text, for generation_config.json, which is written where there are any.
   std::vector<int32_t> stop = {};
 };
 

@@ -14,7 +14,7 @@
 
 namespace lockstep::models {
 
-// Of a ResNet18.
+// Options of a ResNet18.
 struct ResNet18Options {
   int64_t classes = 1000;
   int64_t in_channels = 3;
@@ -37,7 +37,7 @@ class ResNet18Impl : public torch::nn::Cloneable<ResNet18Impl> {
   // Throws ConfigError for others.
   at::Tensor forward(const at::Tensor& images);
 
-  // Makes the layers anew.
+  // Creates the layers again.
   void reset() override;
 
   ResNet18Options options;

@@ -53,7 +53,7 @@ class RmsNormImpl : public torch::nn::Cloneable<RmsNormImpl> {
  public:
   // `size` is that of the last dimension.
   RmsNormImpl(int64_t size, double eps);
-  // The same shape and dtype as x.
+  // Returns a tensor of x's shape and dtype.
   at::Tensor forward(const at::Tensor& x);
   void reset() override;
 
@@ -68,7 +68,7 @@ TORCH_MODULE(RmsNorm);
 // silu(gate) * up.
 class SwigluImpl : public torch::nn::Cloneable<SwigluImpl> {
  public:
-  // Of two tensors of one shape.
+  // `gate` and `up` have one shape.
   at::Tensor forward(const at::Tensor& gate, const at::Tensor& up);
   void reset() override {}
 };
@@ -87,7 +87,7 @@ class TransformerBlockImpl : public torch::nn::Cloneable<TransformerBlockImpl> {
 
   // x: batch x length x hidden; cosines and sines: 1 or batch x length x head_dim.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines);
-  // The same after the tokens in the cache, to which x's are added.
+  // As above, after the tokens in the cache, to which x's are added.
   at::Tensor forward(const at::Tensor& x, const at::Tensor& cosines, const at::Tensor& sines,
                      KvCache& cache, int64_t layer);
   void reset() override;
@@ -148,8 +148,8 @@ class TransformerImpl : public torch::nn::Cloneable<TransformerImpl> {
   // What the head multiplies: batch x length x hidden, normalised.
   at::Tensor hidden(const at::Tensor& ids);
 
-  // The same of ids that follow those in the cache, to which they are added; each sequence has its
-  // own length there. One token a sequence has a way of its own on the CPU in float32, without
+  // As above, for ids that follow those in the cache, to which they are added; each sequence has
+  // its own length there. One token a sequence has a way of its own on the CPU in float32, without
   // gradients: the same values up to rounding, without libtorch's operators.
   at::Tensor hidden(const at::Tensor& ids, KvCache& cache);
 
@@ -158,14 +158,14 @@ class TransformerImpl : public torch::nn::Cloneable<TransformerImpl> {
   // Its weight, vocabulary x hidden: the embedding's when they are tied.
   const at::Tensor& head_weight() const;
 
-  // An empty cache for so many sequences of up to `length` tokens, of the parameters' dtype and
+  // An empty cache for this many sequences of up to `length` tokens, of the parameters' dtype and
   // device.
   KvCache make_cache(int64_t sequences, int64_t length) const;
 
   // To be given to ActivationCheckpointing; of blocks every `every`-th.
   std::vector<std::shared_ptr<torch::nn::Module>> recomputed(Recomputed kind, int64_t every = 1);
 
-  // Draws all parameters anew.
+  // Draws all parameters again.
   void reset_parameters();
 
   void reset() override;

@@ -1,4 +1,4 @@
-// Activations that are computed twice instead of kept (Chen et al., "Training deep nets with
+// Activations that are recomputed instead of kept (Chen et al., "Training deep nets with
 // sublinear memory cost", 2016).
 //
 //   ActivationCheckpointing recompute(net->recomputed(models::Recomputed::Full));

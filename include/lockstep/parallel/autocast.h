@@ -19,8 +19,8 @@ namespace lockstep::parallel {
 // compute capability 8.0, Ampere, on), else float32, with which Autocast does nothing.
 at::ScalarType preferred_dtype(at::Device device);
 
-// One line for a program's header, as "bfloat16 products (AVX512_BF16), float32 weights and sums"
-// or "float32 (no native bfloat16)".
+// One line for a program's header, such as "bfloat16 products (AVX512_BF16), float32 weights and
+// sums" or "float32 (no native bfloat16)".
 std::string describe_precision(at::Device device, at::ScalarType dtype);
 
 // While it lives, this thread's operations on the device's type choose their dtype as PyTorch's

@@ -13,9 +13,9 @@ namespace lockstep::parallel {
 // is well. Every rank calls it, outside of backward(), when the ranks should be equal: after a
 // step, or after loading a checkpoint. Throws ConfigError on all ranks when they are not, with the
 // ranks that differ from rank 0 and the first parameter, buffer or state that does. Of a
-// ZeroOptimizer, whose state is divided, it compares the options only. It reads all parameters on
+// ZeroOptimizer, whose state is sharded, it compares the options only. It reads all parameters on
 // one thread, 22 GB a second (measured on AVX-512 cores, in memory). DdpOptions::check_same_every
-// does it every so many steps. The launcher's failure report shows the last result.
+// does it every this many steps. The launcher's failure report shows the last result.
 void check_same(const torch::nn::Module& module, const Group& group);
 void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
                 const Group& group);
@@ -25,7 +25,7 @@ void check_same(const torch::nn::Module& module, const torch::optim::Optimizer& 
 // same groups. For every optimizer that can save() and load(): torch's Adam, AdamW, SGD, RMSprop,
 // Adagrad and LBFGS, and FusedAdam, FusedAdamW and FusedSGD. Throws ConfigError on all ranks,
 // before anything changed, when classes, groups or shapes differ, and for a ZeroOptimizer, whose
-// state is divided: each rank loads its own part. Ddp makes parameters and buffers rank 0's when it
+// state is sharded: each rank loads its own part. Ddp makes parameters and buffers rank 0's when it
 // is constructed.
 void broadcast_optimizer(torch::optim::Optimizer& optimizer, const Group& group);
 

@@ -27,7 +27,7 @@ struct ClipOptions {
 // the norm from before, as a tensor on the gradients' device: nothing waits for the device unless
 // error_if_nonfinite or a group asks to. Undefined gradients are skipped; a parameter that is
 // listed twice counts once. Throws ConfigError for a norm_type that is not above 0 or a max_norm
-// that is negative or NaN, Error (on all ranks alike) for a norm that is not finite; then the
+// that is negative or NaN, Error (on all ranks) for a norm that is not finite; then the
 // gradients are as they were. An Fsdp's shards are refused without a group of their ranks.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm,
                            const ClipOptions& options = {});

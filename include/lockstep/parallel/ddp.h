@@ -30,12 +30,12 @@ enum class Unused {
           // not reach; those that were frozen since count as reached
 };
 
-// The module's buffers (as BatchNorm's running statistics). At construction they become rank 0's in
-// any case. PyTorch broadcasts them before each forward; here they are when backward() returns, so
-// that what an evaluation or a checkpoint sees between two steps is the same on all ranks. The next
-// forward sees the same as in PyTorch, unless they were changed between the steps on some ranks
-// only: sync_buffers() before that forward brings rank 0's to all (a warning says where it was
-// missing).
+// The module's buffers (such as BatchNorm's running statistics). At construction they become rank
+// 0's in any case. PyTorch broadcasts them before each forward; here they are when backward()
+// returns, so that what an evaluation or a checkpoint sees between two steps is the same on all
+// ranks. The next forward sees the same as in PyTorch, unless they were changed between the steps
+// on some ranks only: sync_buffers() before that forward brings rank 0's to all (a warning says
+// where it was missing).
 //
 // A buffer is written only when some rank has changed it. A graph that has saved it can then no
 // longer run backward, on any rank (c10::Error "modified by an inplace operation", as in PyTorch):
@@ -47,7 +47,7 @@ enum class Buffers {
   None,       // each rank keeps its own from then on
 };
 
-// How gradients are cut into buckets and averaged. Alike on all ranks.
+// How gradients are cut into buckets and averaged. The same on all ranks.
 struct DdpOptions {
   // A bucket is closed when it holds at least this many bytes of gradients: each dtype's first
   // bucket, its second, and so on; the last number holds for all further ones. The first is small,
@@ -72,12 +72,12 @@ struct DdpOptions {
   // and the state that include_in_check() adds; 0: never. backward() throws ConfigError on all
   // ranks when they differ, which names the ranks and the first parameter. What Ddp leaves alone
   // (`ignore`, Buffers::None) is not compared. Passes that do not communicate (LocalSgd) and,
-  // within a Join, those for which some rank has no batch are not counted. Alike on all ranks. It
-  // reads all parameters on one thread, 22 GB a second.
+  // within a Join, those for which some rank has no batch are not counted. The same on all ranks.
+  // It reads all parameters on one thread, 22 GB a second.
   int64_t check_same_every = 0;
-  // A step's batch is cut into so many lanes, and the result is the same bits for every number of
+  // A step's batch is cut into this many lanes, and the result is the same bits for every number of
   // ranks up to that (lockstep/parallel/lanes.h). Every backward() is then within a loop over
-  // lanes(). Alike on all ranks. 0: each rank runs its own batch.
+  // lanes(). The same on all ranks. 0: each rank runs its own batch.
   int64_t lanes = 0;
   // With lanes: how many threads each rank computes with, which the constructor sets for the whole
   // process. The order of sums within a kernel depends on it, so, like the seed, it has to stay the
@@ -111,7 +111,7 @@ class [[nodiscard]] Hold {
 // Attaches to a module, which stays as it is: same type, same names, same forward. From then on,
 // when backward() returns, each rank has finished the computation of its own backward pass, and
 // every gradient that the pass accumulated into is the average over the ranks; or it threw
-// (CommError: a rank failed, disagreed or came late, and the group is dead; ConfigError: see
+// (CommError: a rank failed, disagreed or came late, and the group has failed; ConfigError: see
 // below). After a throw the gradients are unspecified: zero_grad() before the next backward. When
 // the group has one rank nothing is attached, nothing is communicated and backward() is libtorch's
 // own: only the options and the module are checked.
@@ -187,14 +187,14 @@ class Ddp : public Joinable {
   void sync_buffers();
 
   // This rank's lanes of a step, one after another: for (auto [x, y] : ddp.lanes(step)). Other Ddps
-  // whose gradients the body computes are named, too. Throws ConfigError when one has not as many
-  // lanes as the step. One loop at a time.
+  // whose gradients the body computes are named, too. Throws ConfigError when one does not have as
+  // many lanes as the step. One loop at a time.
   template <std::same_as<Ddp>... Others>
   LaneRange<BatchOfLane> lanes(const data::Step& step, const Others&... others) const {
     check_lanes(step.lane_count());
     return range({this, &others...}, step.next_key(), BatchOfLane{step});
   }
-  // The same for a program that makes its batches itself, the one of lane l from nothing but the
+  // As above, for a program that makes its batches itself, the one of lane l from nothing but the
   // step and l: for (Lane lane : ddp.lanes(StepKey{.seed = 1, .step = k})).
   template <std::same_as<Ddp>... Others>
   LaneRange<NumberOfLane> lanes(const StepKey& key, const Others&... others) const {
@@ -209,8 +209,8 @@ class Ddp : public Joinable {
   uint64_t fingerprint() const;
 
   // From now on check_same_every also compares this optimizer's options and its state of the
-  // module's parameters. It has to outlive this; a second call replaces the optimizer. Called alike
-  // on all ranks. Does not communicate.
+  // module's parameters. It has to outlive this; a second call replaces the optimizer. Called in
+  // the same way on all ranks. Does not communicate.
   void include_in_check(const torch::optim::Optimizer& optimizer);
 
   // In the order in which they are reduced; none in a group of one.

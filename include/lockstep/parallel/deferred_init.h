@@ -37,7 +37,7 @@ bool is_deferred(const at::Tensor& tensor);
 
 // Gives it memory and values; also all views of the memory. Nothing when it has them.
 void materialize(const at::Tensor& tensor);
-// All of a module's parameters and buffers. Ddp does it, and Fsdp for what it does not divide.
+// All of a module's parameters and buffers. Ddp does it, and Fsdp for what it does not shard.
 void materialize(const ModuleRef& module);
 
 }  // namespace lockstep::parallel

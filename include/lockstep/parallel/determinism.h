@@ -27,11 +27,11 @@ struct DeterminismReport {
   // One line for a program's header: "libtorch 2.15.0, processor AMD EPYC, instruction set AVX512,
   // threads 1, ...".
   std::string text() const;
-  // What differs from another report, as "threads: 1 here, 2 there"; empty when nothing does.
+  // What differs from another report, such as "threads: 1 here, 2 there"; empty when nothing does.
   std::vector<std::string> differences(const DeterminismReport& other) const;
 };
 
-// Of this process now. Does not communicate.
+// The report of this process as it is now. Does not communicate.
 DeterminismReport determinism_report(const Group& group);
 
 }  // namespace lockstep::parallel

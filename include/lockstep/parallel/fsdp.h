@@ -24,7 +24,7 @@
 
 namespace lockstep::parallel {
 
-// What is divided among the ranks of a shard group.
+// What is sharded over the ranks of a shard group.
 enum class Sharding {
   Full,       // parameters, gradients and optimizer state (ZeRO-3)
   Gradients,  // gradients and optimizer state; parameters are whole from a unit's forward to the
@@ -50,7 +50,7 @@ enum class Offload {
          // for. On the CPU, too. Ranks of one host then gather, as on several hosts
 };
 
-// How a model is divided. Alike on all ranks.
+// How a model is sharded. The same on all ranks.
 struct FsdpOptions {
   // Modules whose parameters are gathered together while lockstep::call() runs them; a module
   // within another one belongs to the inner one. Parameters of no unit, and those that several
@@ -62,21 +62,21 @@ struct FsdpOptions {
   int64_t min_num_params = 0;
 
   Sharding sharding = Sharding::Full;
-  // Ranks among which the model is divided, so many consecutive ones; the groups replicate each
+  // Ranks over which the model is sharded, this many consecutive ones; the groups replicate each
   // other. A divisor of the group's size; 0: all of them.
   int shard_ranks = 0;
 
   // Where ranks do not share a memory: a unit's parameters are freed after its forward, and
   // gathered again for its backward. Sharding::Gradients means false.
   bool reshard_after_forward = true;
-  // Above 0: after its forward a unit stays divided among so many consecutive ranks instead of all,
-  // as with an integer for PyTorch's reshard_after_forward: more memory, and the gathers of
-  // backward stay within them. A divisor of the number of ranks that divide the model.
+  // Above 0: after its forward a unit stays sharded over this many consecutive ranks instead of
+  // all, as with an integer for PyTorch's reshard_after_forward: more memory, and the gathers of
+  // backward stay within them. A divisor of the number of ranks over which the model is sharded.
   int reshard_ranks = 0;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Before;
   // Gathers the unit that the last forward called next.
   bool forward_prefetch = false;
-  // Nothing is gathered ahead while so many units are whole, besides those in use.
+  // Nothing is gathered ahead while this many units are whole, besides those in use.
   int64_t max_unsharded_units = 2;
   // Ranks of one host have one copy of the parameters between them, so that nothing is gathered.
   // false: each gathers its own, as on several hosts.
@@ -99,7 +99,7 @@ struct FsdpOptions {
   // What floating-point buffers are converted to.
   std::optional<at::ScalarType> buffer_dtype = std::nullopt;
 
-  // A step's batch is cut into so many lanes, and the result is the same bits for every number of
+  // A step's batch is cut into this many lanes, and the result is the same bits for every number of
   // ranks up to that, and those of a Ddp with as many lanes (lockstep/parallel/lanes.h). All lanes
   // call the same units, unless ranks share a memory. Gradients are whole on each rank within a
   // step. Where ranks share no memory and their number does not divide that of lanes, parameters
@@ -122,7 +122,7 @@ std::vector<std::shared_ptr<torch::nn::Module>> units_of(const torch::nn::Module
   }
   return found;
 }
-// The same by the type's name, with or without its namespaces and "Impl": "Block". Throws
+// As above, by the type's name, with or without its namespaces and "Impl": "Block". Throws
 // ConfigError, which lists the types that there are, when none has it.
 std::vector<std::shared_ptr<torch::nn::Module>> units_of(const torch::nn::Module& module,
                                                          const std::vector<std::string>& types);
@@ -143,7 +143,7 @@ struct FsdpShard {
   int64_t begin = 0;           // of the part, in the order of the parameter's memory
 };
 
-// Divides a module's parameters among the ranks. The module stays as it is: same type, same names,
+// Shards a module's parameters over the ranks. The module stays as it is: same type, same names,
 // same sizes; layers that are units, and the module itself, are called by lockstep::call().
 //
 //   Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net)});
@@ -161,9 +161,9 @@ struct FsdpShard {
 // averages what each rank has and the new one together: equal but for rounding. Gradients of
 // several backward() have the bits of Ddp if all but the last ran under hold(). The module's own
 // parameters have no gradients. An optimizer
-// of any class that treats every element by itself is given parameters(); its state is divided
-// alike. Shards may be written, in place, after a backward(), after a forward under no_grad, or
-// after reshard().
+// of any class that treats every element by itself is given parameters(); its state is sharded
+// in the same way. Shards may be written, in place, after a backward(), after a forward under
+// no_grad, or after reshard().
 //
 // Outside of its unit's forward and backward a parameter has no memory: an operation that reads or
 // writes it throws c10::Error, which names the parameter and its unit. A unit's backward is over
@@ -185,8 +185,8 @@ struct FsdpShard {
 //
 // Refused, on all ranks, by ConfigError: a sparse gradient, hooks on the accumulation of a
 // parameter's gradient, a parameter that changes its dtype or device afterwards, one that was
-// frozen and is thawed (those that were trainable may be frozen and thawed again, as GANs do), a
-// gradient that arrives after its unit's were averaged, a write to shards after a forward in grad
+// frozen and is unfrozen (those that were trainable may be frozen and unfrozen again, as GANs do),
+// a gradient that arrives after its unit's were averaged, a write to shards after a forward in grad
 // mode that has had no backward(), or between a forward after unshard() and reshard(), where ranks
 // share a memory, and a parameter of another Fsdp or Ddp.
 class Fsdp {
@@ -220,7 +220,7 @@ class Fsdp {
     check_lanes(step.lane_count());
     return range({this, &others...}, step.next_key(), BatchOfLane{step});
   }
-  // The same for a program that makes its batches itself.
+  // As above, for a program that makes its batches itself.
   template <std::same_as<Fsdp>... Others>
   LaneRange<NumberOfLane> lanes(const StepKey& key, const Others&... others) const {
     return range({this, &others...}, key, NumberOfLane{lane_count()});

@@ -16,16 +16,16 @@ namespace lockstep::parallel {
 class FusedAdam : public torch::optim::Adam {
  public:
   using Adam::Adam;
-  // As Optimizer::step().
+  // See Optimizer::step().
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 
-// The same with decoupled weight decay (Loshchilov and Hutter, ICLR 2019), as Python's
+// As FusedAdam, with decoupled weight decay (Loshchilov and Hutter, ICLR 2019), as Python's
 // AdamW(fused=True).
 class FusedAdamW : public torch::optim::AdamW {
  public:
   using AdamW::AdamW;
-  // As Optimizer::step().
+  // See Optimizer::step().
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

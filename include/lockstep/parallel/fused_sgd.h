@@ -12,7 +12,7 @@ namespace lockstep::parallel {
 class FusedSGD : public torch::optim::SGD {
  public:
   using SGD::SGD;
-  // As Optimizer::step().
+  // See Optimizer::step().
   at::Tensor step(LossClosure closure = nullptr) override;
 };
 

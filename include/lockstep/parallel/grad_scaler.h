@@ -85,7 +85,7 @@ class GradScaler {
   // On the device of the first loss: float32 and int32 of one element.
   at::Tensor scale_, growth_tracker_;
   std::map<const torch::optim::Optimizer*, PerOptimizer> optimizers_;
-  // Of all optimizers that were unscaled so far.
+  // The hooks of all optimizers that were unscaled so far.
   std::map<const CommHook*, std::weak_ptr<CommHook>> hooks_;
 };
 

@@ -15,7 +15,7 @@ namespace lockstep::parallel {
 using Tensors = std::map<std::string, at::Tensor>;
 class HookState;
 
-// Of CastHook.
+// Options of CastHook.
 struct CastOptions {
   // What rounding took from a gradient is added to the next one.
   bool error_feedback = false;
@@ -48,7 +48,7 @@ class CastHook : public CommHook {
   int64_t bytes_ = 0;
 };
 
-// Of PowerSgd.
+// Options of PowerSgd.
 struct PowerSgdOptions {
   int64_t rank = 1;              // of the approximation
   int64_t start_iteration = 10;  // passes before it are averaged exactly
@@ -56,7 +56,7 @@ struct PowerSgdOptions {
   bool error_feedback = true;
   // A gradient is compressed only where that divides its bytes by this at least.
   double least_compression = 2;
-  uint64_t seed = 0;  // alike on all ranks
+  uint64_t seed = 0;  // the same on all ranks
 };
 
 // Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
@@ -84,7 +84,7 @@ class PowerSgd : public CommHook {
   int64_t bytes_ = 0;
 };
 
-// Of TopK.
+// Options of TopK.
 struct TopKOptions {
   double fraction =
       0.01;  // of each gradient's elements that are sent, the largest ones, at least one
@@ -114,11 +114,11 @@ class TopK : public CommHook {
   int64_t bytes_ = 0;
 };
 
-// Of LocalSgd.
+// Options of LocalSgd.
 struct LocalSgdOptions {
   int64_t start_iteration = 100;  // passes before it are averaged over all ranks
-  // The ranks that average gradients from then on, as those of one host; with a group of one none
-  // are averaged.
+  // The ranks that average gradients from then on, for example those of one host; with a group of
+  // one none are averaged.
   Group subgroup = Group();
 };
 

@@ -31,7 +31,7 @@ class Joinable {
  public:
   virtual ~Joinable() = default;
 
-  // Every rank, before the first step. May communicate, alike on all ranks.
+  // Every rank, before the first step. May communicate, in the same way on all ranks.
   virtual void join(const JoinOptions& options) = 0;
   // Every rank, after the last step, when none has a batch. Ranks that had no batch in the last
   // step take over the state of one that had.
@@ -78,7 +78,7 @@ class [[nodiscard]] Join {
   //   join.finish(rest);
   //
   // Makes this rank's part of the other ranks' steps until none has a batch left. Then parameters
-  // and buffers are alike on all ranks; without `rest_of_step` optimizers of ranks that ran out
+  // and buffers are the same on all ranks; without `rest_of_step` optimizers of ranks that ran out
   // early have made fewer steps, unless it is a ZeroOptimizer that joined. Throws DataError as
   // Uneven::Throw says, and what backward() throws.
   void finish(const std::function<void()>& rest_of_step = nullptr);

@@ -143,7 +143,7 @@ class LaneRange {
 // What a loop over the lanes of a loader's step gets: the lane's batch.
 struct BatchOfLane {
   data::Step step;
-  // Of the lane of this number, which has to be one of this rank's.
+  // The batch of lane `lane`, which has to be one of this rank's.
   const data::Batch& operator()(int64_t lane) const { return step.batch(lane); }
 };
 

@@ -16,38 +16,38 @@ struct Schedule {
   std::function<double(int64_t step)> momentum = nullptr;
 };
 
-// Of constant_lr().
+// Options of constant_lr().
 struct ConstantOptions {
   double factor = 1.0 / 3;
   int64_t steps = 5;  // then the group's own rate
 };
 
-// Of linear_lr().
+// Options of linear_lr().
 struct LinearOptions {
   double start_factor = 1.0 / 3;
   double end_factor = 1.0;
   int64_t steps = 5;  // then end_factor
 };
 
-// Of step_lr().
+// Options of step_lr().
 struct StepOptions {
   int64_t size = 1;  // steps between two multiplications
   double gamma = 0.1;
 };
 
-// Of polynomial_lr().
+// Options of polynomial_lr().
 struct PolynomialOptions {
   int64_t steps = 5;  // then 0
   double power = 1.0;
 };
 
-// Of cosine_lr().
+// Options of cosine_lr().
 struct CosineOptions {
   int64_t steps = 1;  // from the group's rate to the lowest; then up again
   double lowest_lr = 0;
 };
 
-// Of cosine_restarts_lr().
+// Options of cosine_restarts_lr().
 struct CosineRestartsOptions {
   int64_t first_steps = 1;  // until the first restart
   int64_t multiplier = 1;   // of the steps until each next one

@@ -28,8 +28,8 @@ struct LrSchedulerState {
 };
 
 // Sets the rate of each of the optimizer's parameter groups from the one it had at construction.
-// Works with every torch::optim::Optimizer. Nothing is communicated: ranks that call step() alike
-// have the same rates.
+// Works with every torch::optim::Optimizer. Nothing is communicated: ranks that call step() equally
+// often have the same rates.
 class LrScheduler {
  public:
   // The rates become those of step 0. The optimizer must outlive the scheduler. Throws ConfigError
@@ -86,9 +86,9 @@ class ReduceLrOnPlateau {
   ReduceLrOnPlateau(torch::optim::Optimizer& optimizer, const Group& group,
                     const PlateauOptions& options = {});
 
-  // The metric is averaged over the group, so that all ranks decide alike from the same bits; with
-  // lanes it must be the same number on all (ConfigError), as LaneMean::mean() is. Every
-  // rank calls it: one all_reduce of one float64. Returns that average.
+  // The metric is averaged over the group, so that all ranks decide the same from the same bits;
+  // with lanes it must be the same number on all (ConfigError), as LaneMean::mean() is. Every rank
+  // calls it: one all_reduce of one float64. Returns that average.
   double step(double metric);
 
   // For a checkpoint: what restore() takes back.

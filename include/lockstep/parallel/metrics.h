@@ -21,7 +21,7 @@ at::Tensor sum_over_ranks(const at::Tensor& value, const Group& group);
 // In float64: counts below 2^53 are exact.
 double sum_over_ranks(double value, const Group& group);
 
-// Of gather_for_metrics().
+// Options of gather_for_metrics().
 struct GatherOptions {
   // How many samples there are on all ranks together. A sampler that gives all ranks equally many
   // repeats some at the end, which come last here and are left out. Not needed for batches of a
@@ -32,9 +32,10 @@ struct GatherOptions {
 // The rows of all ranks (of dimension 0; predictions and labels, one a sample) in the order of the
 // samples: row i of rank r is row i * size() + r, as DistributedSampler deals them out. Ranks may
 // have different numbers of rows, as in the last batch of an exact loader; none, too, with the
-// other sizes alike. Pass an epoch's rows at once, or a batch's. Rows of one dtype and device,
-// alike on all ranks, without history. Throws ConfigError on all ranks when sizes or dtypes differ,
-// when the numbers of rows are not those of a sampler, or when there are fewer than `samples`.
+// other sizes the same. Pass an epoch's rows at once, or a batch's. Rows of one dtype and device,
+// the same on all ranks, without history. Throws ConfigError on all ranks when sizes or dtypes
+// differ, when the numbers of rows are not those of a sampler, or when there are fewer than
+// `samples`.
 at::Tensor gather_for_metrics(const at::Tensor& rows, const Group& group,
                               const GatherOptions& options = {});
 
@@ -44,13 +45,14 @@ bool any_rank(bool here, const Group& group);
 bool every_rank(bool here, const Group& group);
 
 // The mean of the ranks' losses (of one element), without history: the loss whose gradients Ddp
-// gives. For optimizers that look at it, as LBFGS with its line search:
+// gives. For optimizers that look at it, such as LBFGS with its line search:
 //
 //   lbfgs.step([&] {
 //     lbfgs.zero_grad();
 //     const auto loss = ...;                        // of this rank's batch
 //     loss.backward();                              // Ddp averages the gradients
-//     return global_loss(loss, world);              // and this the value: all ranks step alike
+//     return global_loss(loss, world);              // and this the value: all ranks make the same
+//     step
 //   });
 //
 // And for schedulers that take a metric, as torch's ReduceLROnPlateauScheduler (ReduceLrOnPlateau

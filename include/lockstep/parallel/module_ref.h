@@ -41,7 +41,7 @@ class ModuleRef {
   // In the order of registration, a tensor that has two names twice. Undefined ones are left out.
   NamedTensors parameters() const;
   NamedTensors buffers() const;
-  // The same tensors without names, which takes some ten nanoseconds a tensor.
+  // These tensors without names, which takes some ten nanoseconds a tensor.
   std::vector<at::Tensor> tensors() const;
 
   // Nothing for a torch::jit::Module.

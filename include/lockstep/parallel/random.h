@@ -15,12 +15,12 @@ namespace lockstep::parallel {
 // the same initial weights.
 void seed_everything(uint64_t seed);
 
-// The same for ranks that train one model, called on each before the module is built: all draw the
+// As above, for ranks that train one model, called on each before the module is built: all draw the
 // same numbers, so that they build the same module, until a Ddp of more than one rank is
-// constructed. From then on each rank draws its own (dropout, noise, augmentation): rank 0 goes on
-// with the numbers of a process on its own, rank r with those of seed_everything(stream_seed({.seed
-// = seed, .lane = r})). Modules built later become rank 0's when their Ddp is constructed. Without
-// a Ddp all go on drawing the same. Does not communicate.
+// constructed. From then on each rank draws its own (dropout, noise, augmentation): rank 0
+// continues with the numbers of a process on its own, rank r with those of
+// seed_everything(stream_seed({.seed = seed, .lane = r})). Modules built later become rank 0's when
+// their Ddp is constructed. Without a Ddp all keep drawing the same. Does not communicate.
 void seed_everything(uint64_t seed, const Group& group);
 
 // Names one lane's randomness in one step. A lane is a logical shard of the batch: rank r of W has

@@ -26,7 +26,7 @@ std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer);
 // any other; its state has the parameters' names, too.
 std::shared_ptr<Stateful> stateful(Fsdp& fsdp);
 
-// Alike on all ranks.
+// The same on all ranks.
 std::shared_ptr<Stateful> stateful(GradScaler& scaler);
 std::shared_ptr<Stateful> stateful(LrScheduler& scheduler);
 std::shared_ptr<Stateful> stateful(ReduceLrOnPlateau& scheduler);

@@ -48,9 +48,9 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl<D>> {
 
   // Input of N x C x D further dimensions (1d: none, too). In training a collective.
   at::Tensor forward(const at::Tensor& input);
-  // As BatchNorm's: makes the tensors anew.
+  // Like reset() of torch::nn's BatchNorm: creates the tensors again.
   void reset() override;
-  // As BatchNorm's.
+  // Like pretty_print() of torch::nn's BatchNorm.
   void pretty_print(std::ostream& stream) const override;
 
   // Over which it normalises.
@@ -103,7 +103,7 @@ TORCH_MODULE(SyncBatchNorm3d);
 size_t convert_sync_batch_norm(torch::nn::Module& module, const Group& group);
 size_t convert_sync_batch_norm(const std::shared_ptr<torch::nn::Module>& module,
                                const Group& group);
-// The same for a module holder.
+// As above, for a module holder.
 template <class Contained>
 size_t convert_sync_batch_norm(const torch::nn::ModuleHolder<Contained>& holder,
                                const Group& group) {

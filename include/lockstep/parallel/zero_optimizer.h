@@ -1,4 +1,4 @@
-// An optimizer whose state and work are divided over the ranks (ZeRO stage 1: Rajbhandari et al.,
+// An optimizer whose state and work are sharded over the ranks (ZeRO stage 1: Rajbhandari et al.,
 // "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020).
 #pragma once
 
@@ -16,7 +16,7 @@ namespace lockstep::parallel {
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamGroup;
 
-// Of ZeroOptimizer.
+// Options of ZeroOptimizer.
 struct ZeroOptions {
   // Where all ranks share a memory (the CPUs of one host) there is one copy of the parameters for
   // all of them, and nothing is sent after an update. Then no rank may write to a parameter between
@@ -31,13 +31,14 @@ struct ZeroOptions {
 //
 // It is an Optimizer of the whole parameters and their gradients: GradScaler, clip_grad_norm_ and
 // schedulers, libtorch's too, take it as any other. Learning rates and other options are set in its
-// param_groups(), on every rank alike; state() is empty, since the state is the parts' (save()).
+// param_groups(), in the same way on every rank; state() is empty, since the state is the parts'
+// (save()).
 //
 // Bits are those of the same optimizer over whole parameters, if it treats every element by itself
 // (SGD, Adam, AdamW, RMSprop, Adagrad; not LBFGS, which is refused). Gradients must be the same on
 // all ranks, as Ddp leaves them. A parameter that a group lists twice is updated once.
 //
-// Each rank has parameters of its own, which all ranks may change alike between two steps
+// Each rank has parameters of its own, which all ranks may change in the same way between two steps
 // (clamp_(), an average over time, loading a checkpoint). If one rank alone
 // changes parameters, only the change to its own part survives the next step. Parameters that were
 // given other memory, as by Module::load(), move back in that step.
@@ -52,7 +53,7 @@ class ZeroOptimizer : public Optimizer, public Joinable {
   // dense, is on another device than the group's, has overlapping or gapped memory, or has memory
   // in common with another. Parameters are tied by one tensor that is registered under several
   // names: two tensors in the same memory, as set_data() makes them, would be taken apart; parts of
-  // one buffer that lie side by side are no such. References to the parameters stay valid,
+  // one buffer that lie side by side do not count as such. References to the parameters stay valid,
   // data pointers do not: construct it before anything that keeps data pointers.
   ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Group& group, const Make& make,
                 const ZeroOptions& options = {});

@@ -1,4 +1,4 @@
-// How much of a run's time is work, when ranks fail and the run goes on from checkpoints; and how
+// How much of a run's time is work, when ranks fail and the run resumes from checkpoints; and how
 // often to save. After Young, "A first order approximation to the optimum checkpoint interval",
 // CACM 1974, and Daly, "A higher order estimate of the optimum checkpoint interval for restart
 // dumps", FGCS 2006. Needs no torch.
@@ -13,7 +13,7 @@ struct Reliability {
   int64_t ranks = 1;
   double rank_failure_interval = 0;  // mean time between two failures of one rank (MTBF)
   double save = 30;                  // for which training stands still at a checkpoint
-  double restart = 120;              // from a failure until training goes on
+  double restart = 120;              // from a failure until training continues
 
   // Mean time between two failures of the job.
   double failure_interval() const { return rank_failure_interval / static_cast<double>(ranks); }
@@ -38,8 +38,8 @@ struct SimulatedRun {
   double goodput = 0;
 };
 
-// The same numbers for the same seed. Gives up, with goodput 0 and `done` below `work`, at the
-// 100,000th failure.
+// Simulates a run; the same seed gives the same numbers. Gives up, with goodput 0 and `done` below
+// `work`, at the 100,000th failure.
 SimulatedRun simulate_run(const Reliability& reliability, double interval, double work,
                           uint64_t seed);
 

@@ -15,7 +15,7 @@ namespace lockstep::plan {
 // Where the reference model's weights are.
 enum class Reference {
   None,       // no reference
-  Resident,   // on each device; under Fsdp divided like the policy
+  Resident,   // on each device; under Fsdp sharded like the policy
   Offloaded,  // in the host's memory
   Whole,      // on each device, also under Fsdp
 };
@@ -62,7 +62,7 @@ double cache_bytes_per_token(const train::TransformerConfig& sizes);
 std::vector<GrpoMemory> grpo_memory(const train::TransformerConfig& sizes, const Machine& machine,
                                     const GrpoOptions& options = {}, int64_t most_devices = 8);
 
-// As a table with what to do, of at most `width` columns; and for programs.
+// grpo_memory() as a table of at most `width` columns that says what to do, and as JSON.
 std::string grpo_text(const train::TransformerConfig& sizes, const Machine& machine,
                       const GrpoOptions& options, int width = 100);
 std::string grpo_json(const train::TransformerConfig& sizes, const Machine& machine,

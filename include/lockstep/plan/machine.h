@@ -46,7 +46,7 @@ struct Machine {
   // all_reduce among the devices of a node, by bytes, ascending; in the place of `local_bandwidth`
   // where it is not empty. Written by `lockstep bench`.
   std::vector<MeasuredCollective> all_reduce;
-  // The same of the halves of an all_reduce, bytes being the whole tensor's; empty: half its time.
+  // As all_reduce, for its two halves; bytes are the whole tensor's; empty: half its time.
   std::vector<MeasuredCollective> all_gather, reduce_scatter;
   bool is_measured = false;  // by `lockstep bench`, with the run's own kernels
 };
@@ -65,7 +65,7 @@ Machine this_host();
 
 // What `lockstep bench` has written; ConfigError names the file and what is wrong in it.
 Machine read_machine(const std::string& path);
-// The same as text.
+// The text that read_machine() reads.
 std::string machine_json(const Machine& machine);
 
 }  // namespace lockstep::plan

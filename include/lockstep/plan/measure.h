@@ -31,7 +31,7 @@ MeasuredPass measure_pass(torch::nn::Module& module, const std::function<at::Ten
 struct MeasureOptions {
   int64_t batch = 2;  // samples of the smaller run; the other has twice as many
   // Modules that Fsdp would have as units (units_of()), none within another, each called through
-  // lockstep::call(). Without any, the module is one unit, and nothing of it is computed twice.
+  // lockstep::call(). Without any, the module is one unit, and nothing of it is recomputed.
   std::vector<std::shared_ptr<torch::nn::Module>> units = {};
   int64_t tokens = 0;       // of a sample, for tokens/s
   double sample_bytes = 0;  // of the batch that the loader makes
@@ -39,8 +39,8 @@ struct MeasureOptions {
 
 // The profile of a module: parameters, arithmetic and memory of each unit, from two runs of
 // different batches, so that what grows with the batch is told from what does not. `loss(batch)`
-// returns the loss of so many samples. Throws ConfigError for a batch below 1, and for a unit that
-// is not one of the module's, is within another or is not called.
+// returns the loss of this many samples. Throws ConfigError for a batch below 1, and for a unit
+// that is not one of the module's, is within another or is not called.
 //
 //   const auto profile = plan::measure(*net, [&](int64_t n) { return loss_of(net, draw(n)); });
 //   const auto plan = plan::make_plan(profile, {.batch = 32}, machine, {.ranks = 8});

@@ -13,7 +13,7 @@ namespace lockstep::plan {
 // What computation is done in, and so what most activations are kept in.
 enum class Precision { Float, Narrow };  // Narrow: bfloat16 or float16
 
-// What is computed twice instead of kept (lockstep/parallel/activation_checkpointing.h): whole
+// What is recomputed instead of kept (lockstep/parallel/activation_checkpointing.h): whole
 // blocks, or of a transformer's only norms and activation functions.
 enum class Recomputed { Nothing, Cheap, Blocks };
 
@@ -24,7 +24,7 @@ struct ProfileUnit {
   std::vector<int64_t> parameters;  // elements of each, in order of registration
   double flops = 0;                 // of a sample's forward
   double kept = 0;                  // bytes of a sample that backward needs
-  double input = 0;                 // of it what is kept when the unit is computed twice
+  double input = 0;                 // of it what is kept when the unit is recomputed
   double cheap = 0;                 // of it what norms and activation functions keep
   double transient = 0;             // bytes of a sample, beside what is kept, while it works
   // Bytes of a sample that forward works on in pieces of at most `piece` bytes, two copies at a
@@ -32,9 +32,9 @@ struct ProfileUnit {
   double chunked = 0, piece = 0;
   double fixed_kept = 0;       // bytes that backward needs, of any batch
   double fixed_transient = 0;  // bytes while it works, of any batch
-  bool is_block = false;       // one of many alike: it can be computed twice, and is a unit
+  bool is_block = false;       // one of many of the same kind: it can be recomputed, and is a unit
 
-  // Of all its parameters.
+  // The elements of all its parameters.
   int64_t elements() const;
 };
 
@@ -49,7 +49,7 @@ struct ModelProfile {
   bool convolves = false;     // computes convolutions, whose libraries have memory of their own
   bool attends = false;       // the same of attention
 
-  // Of all units' parameters.
+  // The elements of all units' parameters.
   int64_t elements() const;
   double forward_flops() const;  // of a sample
 };
@@ -60,9 +60,9 @@ struct SampleSizes {
   int64_t outputs = 0;
 };
 
-// Of what the configuration names, as far as it can be told without reading the data: mnist and
-// fashion-mnist, images, tokens, synthetic-regression. Throws ConfigError, which says what to give,
-// for the others.
+// The sizes of the data that the configuration names, as far as it can be told without reading the
+// data: mnist and fashion-mnist, images, tokens, synthetic-regression. Throws ConfigError, which
+// says what to give, for the others.
 SampleSizes sample_sizes(const train::RunConfig& config);
 
 // A built-in model. Counted, not measured; tests hold it against what libtorch allocates. Throws

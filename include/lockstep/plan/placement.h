@@ -1,4 +1,4 @@
-// Whether ranks that learn by GRPO (lockstep/rl/run.h) each keep all of their model or divide it,
+// Whether ranks that learn by GRPO (lockstep/rl/run.h) each keep all of their model or shard it,
 // by what `lockstep plan --grpo` counts.
 #pragma once
 
@@ -23,16 +23,16 @@ GrpoOptions grpo_options(const rl::RunOptions& options, const train::Transformer
 
 // RunOptions::parallel for a run of these options: "ddp" where the part of its host's memory that
 // each rank has holds all of the model, the reference and the optimizer, else "fsdp". "ddp" for the
-// tiny model and one rank, "fsdp" where the reference is to be divided. GPUs, whose memory is not
+// tiny model and one rank, "fsdp" where the reference is to be sharded. GPUs, whose memory is not
 // known here: "fsdp". Every rank calls it and gets the same. A model that cannot be read is left to
 // run_continual(), which says so on all ranks.
 std::string placement(const rl::RunOptions& options, const comm::World& world);
 
-// The same for so many ranks that all compute on this host's CPUs, without asking them. Throws
-// ConfigError for a model that cannot be read.
+// As placement(), for this many ranks that all compute on this host's CPUs, without asking them.
+// Throws ConfigError for a model that cannot be read.
 std::string placement_here(const rl::RunOptions& options, int64_t ranks);
 
-// The memory of each of `ranks` ranks in such a run, whole and divided, and this host's part of
+// The memory of each of `ranks` ranks in such a run, whole and sharded, and this host's part of
 // each: lines of text. Throws ConfigError for a model that cannot be read.
 std::string memory_text(const rl::RunOptions& options, int64_t ranks);
 

@@ -20,8 +20,8 @@ struct PlanRow {
   Memory memory;
   StepTime time;
   double samples_per_second = 0;  // of all ranks together
-  // The rate, as a share of so many times that of one rank alone, were its memory enough. Above 1
-  // where ranks divide the update among them.
+  // The rate, as a share of `ranks` times the rate of one rank alone, were its memory enough.
+  // Above 1 where ranks shard the update.
   double efficiency = 0;
 };
 

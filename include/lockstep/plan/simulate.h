@@ -17,7 +17,7 @@ struct SimulationOptions {
   // Each rank's computation is slower or faster in each step: a normal draw with this share as its
   // deviation.
   double jitter = 0.02;
-  int64_t slow_ranks = 0;  // so many are slower all the time, by:
+  int64_t slow_ranks = 0;  // ranks that are slower all the time, by:
   double slow_factor = 1.5;
   bool prefetch = true;      // Fsdp gathers the next unit while one computes
   int64_t traced_ranks = 4;  // in the timeline: the first ones; and the slowest rank
@@ -34,8 +34,8 @@ struct Simulation {
   std::string trace;  // Chrome's trace format, which ui.perfetto.dev shows; pid: rank
 };
 
-// The same for the same seed. Throws ConfigError for fewer than 1 or more than 1,048,576 ranks, no
-// step, negative jitter, and more slow ranks than there are.
+// Simulates steps; the same seed gives the same result. Throws ConfigError for fewer than 1 or more
+// than 1,048,576 ranks, no step, negative jitter, and more slow ranks than there are.
 Simulation simulate(const ModelProfile& model, const Training& training, Strategy strategy,
                     const Machine& machine, int64_t ranks, const SimulationOptions& options = {});
 

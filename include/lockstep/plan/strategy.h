@@ -13,10 +13,10 @@
 
 namespace lockstep::plan {
 
-// How ranks divide a model among them.
+// How a model is sharded over the ranks.
 enum class Strategy {
   Ddp,                  // every rank has all
-  Zero,                 // Ddp with ZeroOptimizer: the optimizer's state is divided (ZeRO 1)
+  Zero,                 // Ddp with ZeroOptimizer: the optimizer's state is sharded (ZeRO 1)
   FsdpGradients,        // Fsdp, Sharding::Gradients: gradients, too (ZeRO 2)
   FsdpFull,             // Fsdp, Sharding::Full: parameters, too (ZeRO 3)
   FsdpHybridGradients,  // ZeRO 2 within a node; nodes replicate each other
@@ -41,8 +41,8 @@ struct Training {
   int64_t prefetched = 0;    // batches that the loader makes ahead
   double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
   double measured_step = 0;  // seconds of a step on one rank, when it was measured; 0: estimate
-  // Seconds of forward and backward of one micro-batch, with nothing computed twice, when they were
-  // measured (lockstep/plan/measure.h); 0: estimate. measured_step goes before it.
+  // Seconds of forward and backward of one micro-batch, with nothing recomputed, when they were
+  // measured (lockstep/plan/measure.h); 0: estimate. measured_step overrides it.
   double measured_pass = 0;
 };
 
@@ -76,7 +76,7 @@ struct Memory {
   bool fits() const { return total <= available; }
 };
 
-// The peak of one rank, the model being trained on so many.
+// The peak of one rank, the model being trained on this many.
 Memory memory_of(const ModelProfile& model, const Training& training, Strategy strategy,
                  const Machine& machine, int64_t ranks);
 

@@ -34,7 +34,7 @@ enum class Thinking {
   Off,  // an empty thought is written for it (enable_thinking=false)
 };
 
-// Of render().
+// Options of render().
 struct RenderOptions {
   ChatFormat format = ChatFormat::Qwen3;
   Thinking thinking = Thinking::Allowed;

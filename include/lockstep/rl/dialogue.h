@@ -20,7 +20,7 @@ enum class Agent {
   Script,
 };
 
-// Of play().
+// Options of play().
 struct PlayOptions {
   Agent agent = Agent::Script;
   double skill = 1;   // in [0, 1]

@@ -20,7 +20,7 @@
 
 namespace lockstep::rl {
 
-// Of an EmbeddedDomain.
+// Options of an EmbeddedDomain.
 struct EmbeddedOptions {
   // 1: the id is always given, and the first table decides. 2: half of the customers withhold the
   // id, and the second table matters. 3: four in five withhold it, and three in ten first give one

@@ -44,7 +44,7 @@ struct Scene {
 
 // How an episode ended.
 enum class End {
-  None,         // it goes on
+  None,         // it continues
   AgentStop,    // the agent ended it
   UserStop,     // the user ended it
   MaxTurns,     // too many messages of the agent

@@ -58,7 +58,7 @@ class Episode {
 
   // Whether it has ended, and how.
   bool over() const { return why_ != End::None; }
-  // End::None while it goes on.
+  // End::None while it continues.
   End why() const { return why_; }
 
   // What it earned; asks the environment once. Throws Error before the end.

@@ -34,7 +34,7 @@ enum class LossNorm {
 ScaleRewards scale_rewards(std::string_view name);
 LossNorm loss_norm(std::string_view name);
 
-// Of the loss.
+// Options of the loss.
 struct GrpoOptions {
   double clip_low = 0.2;   // the ratio counts down to 1 - clip_low,
   double clip_high = 0.2;  // and up to 1 + clip_high
@@ -68,7 +68,7 @@ struct OwnTokens {
   at::Tensor targets;            // the own tokens
   std::vector<int64_t> lengths;  // how many each dialogue has
 };
-// Of dialogues on the CPU, all of one model; the longest decides the width.
+// The own tokens of dialogues on the CPU, all of one model; the longest decides the width.
 OwnTokens own_tokens(std::span<const models::DialogueTokens* const> dialogues);
 
 // What a model thinks of them.
@@ -77,7 +77,7 @@ struct TokenLogProbs {
   at::Tensor entropy;    // of each token's distribution, without gradient; where it was asked for
 };
 
-// Of own_log_probs().
+// Options of own_log_probs().
 struct LogProbOptions {
   double temperature = 1;  // that the tokens were drawn at; for one of 0, 1
   int64_t vocabulary = 0;  // numbers below it could be drawn; 0: all of the model's

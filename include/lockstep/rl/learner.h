@@ -38,12 +38,12 @@ struct Rollout {
   std::vector<Outcome> outcomes;              // by number of the episode
   std::vector<std::vector<size_t>> numbers;   // by lane of this rank: its episodes
   std::vector<std::vector<Played>> episodes;  // the same
-  // By number of the episode, alike within a group, 1: its reward counts for nothing, and the
+  // By number of the episode, the same within a group, 1: its reward counts for nothing, and the
   // policy is only held near the reference on it. Empty: none. On every rank the same.
   std::vector<uint8_t> held = {};
 };
 
-// How a rollout is divided. Alike on all ranks.
+// How a rollout is divided. The same on all ranks.
 struct RolloutPlan {
   std::vector<Planned> episodes;  // groups of `group_size` of one task
   int64_t group_size = 1;         // a group is played in one lane
@@ -60,12 +60,12 @@ Rollout run_rollout(const RolloutPlan& plan, const comm::Group& group,
 // Where a reference's parameters are.
 enum class ReferencePlace {
   Resident,   // all of them on each rank's device
-  Sharded,    // divided among the ranks like the policy, which has to be divided, too
-  Offloaded,  // divided, in the hosts' memory; of ranks on CPUs in files of reference_folder. The
+  Sharded,    // sharded over the ranks like the policy, which has to be sharded, too
+  Offloaded,  // sharded, in the hosts' memory; of ranks on CPUs in files of reference_folder. The
               // devices have the blocks in use
 };
 
-// How a learner learns. Alike on all ranks.
+// How a learner learns. The same on all ranks.
 struct LearnerOptions {
   bool use_grpo = true;  // false: each episode of reward 1 is imitated, and nothing else
   GrpoOptions grpo = {};
@@ -80,7 +80,7 @@ struct LearnerOptions {
   int64_t longest = 256;  // tokens that an episode may have written, for LossNorm::Constant
   int64_t lanes = 8;
   uint64_t seed = 1;
-  // Policy and the optimizer's state are divided among the ranks, by Fsdp, and backward computes
+  // Policy and the optimizer's state are sharded over the ranks, by Fsdp, and backward computes
   // the policy's blocks again instead of keeping their activations; false: each rank has all of
   // them, as under Ddp.
   bool divided = false;
@@ -132,8 +132,8 @@ class Learner {
   void unshard();
   void reshard();
 
-  // What a run goes on with: "net", "adam" and, where beta is above 0, "reference". A checkpoint
-  // says nothing of how they were divided.
+  // What a run resumes with: "net", "adam" and, where beta is above 0, "reference". A checkpoint
+  // says nothing of how they were sharded.
   void track(checkpoint::Checkpointer& checkpoints);
   // The net alone.
   void track_net(checkpoint::Checkpointer& checkpoints);

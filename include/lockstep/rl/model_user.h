@@ -15,7 +15,7 @@
 
 namespace lockstep::rl {
 
-// The message that a model writes behind a text (in which chat_text()'s bytes F8 may be), without
+// The message that a model writes after a text (in which chat_text()'s bytes F8 may be), without
 // what ends it: a pure function of the text and of the key, which is what it draws from. Throws
 // EnvironmentError for a text that is too long for it.
 using Voice = std::function<std::string(const std::string& prompt, uint64_t key)>;

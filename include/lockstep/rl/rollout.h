@@ -20,7 +20,7 @@
 namespace lockstep::rl {
 
 // How messages become text. The stream of tokens only grows: what the model has written stays as it
-// was sampled, and what it sees next is put behind it.
+// was sampled, and what it sees next is put after it.
 struct AgentText {
   // Everything before the agent's first message, up to where it begins.
   std::function<std::string(const Scene& scene, std::span<const Message> seen)> prompt;
@@ -28,8 +28,8 @@ struct AgentText {
   std::function<std::string(std::span<const Message> seen)> answer;
 };
 
-// As prompt_text() and reply_text() have it, with a byte F8 behind each '<' of users and tools: it
-// is no part of the text, and what has it is no control token.
+// The texts of prompt_text() and reply_text(), with a byte F8 after each '<' of users and tools: it
+// is not part of the text, and what has it is not a control token.
 AgentText chat_text(const ChatOptions& options = {});
 
 // Where episodes of one domain are played.
@@ -62,7 +62,7 @@ struct Played {
   int64_t own_tokens() const;
 };
 
-// Of roll_out().
+// Options of roll_out().
 struct RolloutOptions {
   Limits limits = {};
   double temperature = 1;  // 0: greedy

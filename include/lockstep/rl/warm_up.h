@@ -22,7 +22,7 @@ struct Demonstration {
 // The one of this number, the same on every rank.
 using Demonstrations = std::function<Demonstration(int64_t number)>;
 
-// Of warm_up(). Alike on all ranks.
+// Options of warm_up(), the same on all ranks.
 struct WarmUpOptions {
   int64_t steps = 1000;
   int64_t batch = 16;           // dialogues a step

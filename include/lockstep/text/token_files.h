@@ -20,10 +20,10 @@ TokenType token_type(std::string_view name);
 std::string_view name_of(TokenType type);
 int64_t bytes_of(TokenType type);
 
-// Of a TokenWriter.
+// Options of a TokenWriter.
 struct TokenWriterOptions {
   int64_t vocabulary = 0;              // tokens are below it: uint16 up to 65,536, else uint32
-  int32_t separator = 0;               // written behind each document
+  int32_t separator = 0;               // written after each document
   int64_t shard_tokens = 100'000'000;  // a document stays in one file, which may be larger by it
 };
 

@@ -31,27 +31,27 @@ struct AddedToken {
   bool operator==(const AddedToken&) const = default;
 };
 
-// Of from_tiktoken(): what a file of ranks does not say.
+// Options of from_tiktoken(): what a file of ranks does not say.
 struct TiktokenOptions {
   // The regular expression that cuts text into words: Qwen's when empty. GPT-2's, and the one of
   // GPT-4 and Llama 3 (with \p{N}{1,3}), are known, too; others are refused.
   std::string pattern = "";
   bool nfc = true;  // as the tokenizer.json of Qwen has it; tiktoken itself does not normalise
-  // Behind the ranks, in this order. Nothing: those of Qwen 3 (qwen3_added_tokens()).
+  // After the ranks, in this order. Nothing: those of Qwen 3 (qwen3_added_tokens()).
   std::optional<std::vector<AddedToken>> added = std::nullopt;
 };
 
-// The 26 tokens of Qwen 3 behind its 151,643 ranks, from "<|endoftext|>" to "</think>".
+// The 26 tokens of Qwen 3 after its 151,643 ranks, from "<|endoftext|>" to "</think>".
 std::vector<AddedToken> qwen3_added_tokens();
 
-// Of encode().
+// Options of encode().
 struct EncodeOptions {
   // False: special tokens in the text are text. For what users write: a message must not be able to
   // end itself with "<|im_end|>".
   bool special = true;
 };
 
-// Of decode().
+// Options of decode().
 struct DecodeOptions {
   bool special = true;  // false: leaves special tokens out
 };
@@ -69,12 +69,12 @@ class Tokenizer {
   // Lines of a token in base64 and its rank.
   static Tokenizer from_tiktoken(const std::string& path, const TiktokenOptions& options = {});
 
-  // The text's tokens. Nothing is put before, behind or between them (add_special_tokens=False in
+  // The text's tokens. Nothing is put before, after or between them (add_special_tokens=False in
   // Hugging Face's words). Bytes that are not UTF-8 are tokens, too, and come back as they are.
   std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const;
 
   // The bytes of the tokens: of encode(text), what normalisation made of the text. Throws DataError
-  // for a number that is no token.
+  // for a number that is not a token.
   std::string decode(std::span<const int32_t> ids, DecodeOptions options = {}) const;
 
   // All numbers are below it. A model's embedding may have more rows (Qwen's has).
@@ -118,7 +118,7 @@ class TextStream {
   // Throws DataError as decode(), and then nothing has changed.
   std::string add(int32_t id);
 
-  // The bytes of a character that was never completed, if any; the stream begins anew.
+  // The bytes of a character that was never completed, if any; the stream begins again.
   std::string finish();
 
  private:

@@ -12,7 +12,7 @@
 
 namespace lockstep::text {
 
-// Of train_tokenizer().
+// Options of train_tokenizer().
 struct TrainerOptions {
   int32_t vocabulary = 8192;  // all tokens: 256 bytes, what is merged, and the added ones
   int64_t min_frequency = 2;  // a pair that is rarer is not merged
@@ -36,7 +36,7 @@ using TextSource = std::function<std::optional<std::string>()>;
 // encode({.special = false}) could give it.
 Tokenizer train_tokenizer(const TextSource& source, const TrainerOptions& options = {});
 
-// The same of texts in memory.
+// As above, for texts in memory.
 Tokenizer train_tokenizer(const std::vector<std::string_view>& texts,
                           const TrainerOptions& options = {});
 

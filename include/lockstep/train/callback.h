@@ -10,7 +10,7 @@
 namespace lockstep::train {
 
 // Where the training stands. Numbers of steps, epochs and samples count on over restarts; all but
-// `rank` and times are alike on all ranks.
+// `rank` and times are the same on all ranks.
 struct RunState {
   int rank = 0;
   int ranks = 1;

@@ -126,8 +126,8 @@ struct ParallelConfig {
   std::string unused = "zero";        // parameters that backward does not reach: zero, error
   std::string buffers = "broadcast";  // broadcast, average, none
   bool sync_bn = false;               // BatchNorm layers become SyncBatchNorm
-  int64_t sync_bn_group_size = 0;     // over groups of so many ranks; 0: all
-  bool zero = false;                  // the optimizer's state divided over the ranks
+  int64_t sync_bn_group_size = 0;     // over groups of this many ranks; 0: all
+  bool zero = false;                  // the optimizer's state sharded over the ranks
   std::string hook = "none";          // none, fp16, bf16, power_sgd, top_k
   int64_t hook_rank = 1;              // power_sgd: of the approximation
   int64_t hook_start_step = 10;       // power_sgd: plain averages before
@@ -153,7 +153,7 @@ struct CheckpointConfig {
   int64_t save_steps = 500;
   int64_t save_total_limit = 0;    // newest ones that are kept; 0: all
   std::string resume = {};         // empty, "latest", or a checkpoint's folder
-  bool async = true;               // written while training goes on
+  bool async = true;               // written while training continues
   std::string best_metric = {};    // the best by this metric of the evaluation is kept, too
   std::string best_mode = "auto";  // min, max, auto
   bool restore_best = false;       // after the run the model is that of the best checkpoint
@@ -172,7 +172,7 @@ struct LoggingConfig {
   std::vector<int64_t> trace_steps = {};  // the first and the last step of trace.json; empty: none
 };
 
-// Section `launch`: how `lockstep train` starts ranks. Flags of the command line go before it.
+// Section `launch`: how `lockstep train` starts ranks. Flags of the command line override it.
 struct LaunchConfig {
   std::string nproc_per_node = "1";  // a number, cpu, gpu or auto
   std::string nnodes = "1";          // a number, or MIN:MAX
@@ -218,7 +218,7 @@ struct RunConfig {
     const T* value = found == extra.end() ? nullptr : std::get_if<T>(&found->second);
     if (value == nullptr) {
       throw ConfigError("[config] the program asks for " + key +
-                        ", which it has not declared with that type");
+                        ", which it did not declare with that type");
     }
     return *value;
   }
@@ -233,7 +233,8 @@ struct RunConfig {
 RunConfig load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                       const ConfigExtensions& extensions = {});
 
-// The same from memory, without what only ranks would refuse; `name` stands for the file in errors.
+// As load_config(), from memory, without what only ranks would refuse; `name` stands for the file
+// in errors.
 RunConfig parse_config(const std::string& text, const std::string& name,
                        const std::vector<std::string>& overrides = {},
                        const ConfigExtensions& extensions = {});

@@ -28,7 +28,7 @@ struct KeyDeclaration {
 
 // What a program adds. Names that are there already throw ConfigError when a file is loaded.
 struct ConfigExtensions {
-  // Of a kind or a section.
+  // The keys of a kind or a section.
   using Keys = std::vector<KeyDeclaration>;
   std::map<std::string, Keys> models = {};      // model.kind -> its keys below `model`
   std::map<std::string, Keys> datasets = {};    // data.kind -> its keys below `data`

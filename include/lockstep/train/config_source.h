@@ -9,7 +9,7 @@
 
 namespace lockstep::train {
 
-// A value of the launcher's command line, which goes before the file's and --set.
+// A value of the launcher's command line, which overrides the file's and --set.
 struct LaunchFlag {
   std::string key;     // "launch.nproc_per_node"
   std::string value;   // as it was written
@@ -34,8 +34,8 @@ ConfigSource read_source(const std::string& path);
 inline constexpr const char* kSourceVariable = "LOCKSTEP_CONFIG";
 std::string keep_source(const ConfigSource& source);
 
-// As load_config(), of a file that was read. An empty pipe is refused: another process may
-// have read it.
+// As load_config() of a path, for a file that was read. An empty pipe is refused: another process
+// may have read it.
 RunConfig load_config(const ConfigSource& source, const std::vector<std::string>& overrides = {},
                       const ConfigExtensions& extensions = {});
 

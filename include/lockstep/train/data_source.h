@@ -29,7 +29,7 @@ class DataSource {
   // Keeps it.
   DataSource(std::shared_ptr<const data::Dataset> dataset)  // NOLINT(google-explicit-constructor)
       : dataset_(std::move(dataset)) {}
-  // The same.
+  // As above, for a derived class.
   template <std::derived_from<data::Dataset> D>
   DataSource(std::shared_ptr<D> dataset)  // NOLINT(google-explicit-constructor)
       : dataset_(std::move(dataset)) {}

@@ -11,7 +11,7 @@ namespace lockstep::train {
 // The mean loss over a batch, of one element. Any function will do.
 using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
-// Of cross_entropy().
+// Options of cross_entropy().
 struct CrossEntropyOptions {
   double label_smoothing = 0;
   int64_t ignore_index = -100;  // targets that do not count

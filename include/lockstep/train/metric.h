@@ -43,17 +43,17 @@ class Metric {
   // Counts a batch of this rank: outputs and targets as each metric says, on any device. Weights,
   // one per sample and not negative, say how much each counts; undefined: 1. Communicates nothing.
   // Throws ConfigError, and then has counted nothing, for shapes and dtypes that do not fit. A
-  // value that cannot be counted, as NaN, is kept for compute().
+  // value that cannot be counted, such as NaN, is kept for compute().
   virtual void update(const at::Tensor& outputs, const at::Tensor& targets,
                       const at::Tensor& weights = {}) = 0;
 
-  // The metric over everything that the group's ranks have counted since reset(); they go on
+  // The metric over everything that the group's ranks have counted since reset(); they keep
   // counting. Every rank calls it, and gets the same bits: an all_gather of a few bytes, and an
   // all_reduce, for AUC an all_gather. Throws DataError on all ranks when one of them has met a
   // value that cannot be counted (it names rank, batch, sample and value), and when there was no
   // sample at all.
   double compute(const Group& group = {}) const;
-  // The same with everything that it says, by name: {"accuracy", 0.9}.
+  // As compute(), with everything that the metric says, by name: {"accuracy", 0.9}.
   std::map<std::string, double> values(const Group& group = {}) const;
 
   // Forgets everything.

@@ -36,10 +36,10 @@ class Mean : public Metric {
   std::string name_;
 };
 
-// Of Accuracy.
+// Options of Accuracy.
 struct AccuracyOptions {
-  // Right when the target is among so many largest outputs; of equal outputs the lower class is the
-  // larger one. Named "accuracy", or "top_5_accuracy".
+  // Right when the target is among the `top_k` largest outputs; of equal outputs the lower class is
+  // the larger one. Named "accuracy", or "top_5_accuracy".
   int64_t top_k = 1;
   std::optional<int64_t> ignore_index = -100;  // targets that do not count
   double threshold = 0;  // of two classes: 0 for logits, 0.5 for probabilities
@@ -61,7 +61,7 @@ class Accuracy : public Metric {
   AccuracyOptions options_;
 };
 
-// Of ConfusionMatrix.
+// Options of ConfusionMatrix.
 struct ConfusionMatrixOptions {
   int64_t classes = 0;  // 0: as many as outputs have
   std::optional<int64_t> ignore_index = -100;
@@ -115,7 +115,7 @@ class Auc : public Metric {
   std::map<std::string, double> values_of(const MetricState& total) const override;
 };
 
-// Of Perplexity.
+// Options of Perplexity.
 struct PerplexityOptions {
   std::optional<int64_t> ignore_index = -100;
 };
@@ -129,7 +129,7 @@ class Perplexity : public Metric {
   std::string name() const override { return "perplexity"; }
   void update(const at::Tensor& outputs, const at::Tensor& targets,
               const at::Tensor& weights = {}) override;
-  // A mean cross-entropy over so many targets that was computed without all logits
+  // A mean cross-entropy over this many targets that was computed without all logits
   // (lockstep/models/cross_entropy.h). With 0 targets nothing is counted, whatever the mean; throws
   // ConfigError for fewer.
   void update(double cross_entropy, int64_t targets);
@@ -144,9 +144,10 @@ class Perplexity : public Metric {
 // What compute() of a Regression gives.
 enum class RegressionScore { Mse, Rmse, Mae, R2 };
 
-// Of predicted numbers. values(): "mse", "rmse", "mae" and "r2", means over columns. R2 is that of
-// scikit-learn: 1 less the ratio of the squared errors to the squared deviations from the mean; for
-// targets that are all equal 1 when all outputs are right and 0 otherwise; NaN for one sample.
+// Scores of predicted numbers. values(): "mse", "rmse", "mae" and "r2", means over columns. R2 is
+// that of scikit-learn: 1 less the ratio of the squared errors to the squared deviations from the
+// mean; for targets that are all equal 1 when all outputs are right and 0 otherwise; NaN for one
+// sample.
 class Regression : public Metric {
  public:
   // Which of its scores compute() gives.

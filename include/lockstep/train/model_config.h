@@ -118,7 +118,7 @@ struct DataConfig {
   std::string validation_targets_path = {};  // npy, idx
   // The last share of the samples is for evaluation; with a validation set of its own: 0.
   double validation_fraction = 0;
-  int64_t max_samples = 0;  // the first so many; 0: all
+  int64_t max_samples = 0;  // the first N; 0: all
   bool shuffle = true;
   bool drop_last = false;
   int64_t workers = 0;                // threads that make batches; 0: none

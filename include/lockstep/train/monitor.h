@@ -8,7 +8,7 @@
 //   }
 //   monitor.finish();
 //
-// `lockstep report runs/a` makes a page of it, `lockstep top runs/a` shows it while it goes on.
+// `lockstep report runs/a` makes a page of it, `lockstep top runs/a` shows it while it runs.
 // docs/metrics.md and docs/report.md.
 #pragma once
 
@@ -40,7 +40,7 @@ struct StepRange {
   int64_t last = 0;  // 0: none
 };
 
-// What is reported, where to, and how often. Alike on all ranks.
+// What is reported, where to, and how often. The same on all ranks.
 struct MonitorOptions {
   // Gets metrics.jsonl, and what else is asked for. Empty: no files.
   std::string directory = {};
@@ -50,8 +50,8 @@ struct MonitorOptions {
   int64_t resumed_at = -1;   // the step that was restored; -1: none. Steps are counted from it
   std::map<std::string, std::string> config = {};  // as the report shows it
   Shown shown = Shown::Nothing;
-  // Through which rank 0 prints, with others that print through it, as a Progress callback, which
-  // then names the slowest rank, too. Null: standard output.
+  // Through which rank 0 prints, with others that print through it, such as a Progress callback,
+  // which then names the slowest rank, too. Null: standard output.
   std::shared_ptr<ProgressDisplay> display = nullptr;
   // Event files for TensorBoard, in the folder `tensorboard` of `directory`.
   bool tensorboard = false;
@@ -72,7 +72,7 @@ struct MonitorOptions {
 
 // A step, as this rank has made it.
 struct StepFigures {
-  // Of this rank's batch. Reports have the mean over the ranks, by their samples.
+  // The loss of this rank's batch. Reports have the mean over the ranks, by their samples.
   std::optional<double> loss = std::nullopt;
   int64_t samples = 0;  // of this rank's batch
   std::optional<double> learning_rate = std::nullopt;
@@ -84,11 +84,11 @@ struct StepFigures {
   bool is_of_all_ranks = false;
 };
 
-// Every rank constructs it, and calls step() equally often; so every function that says so. It
-// measures by itself how long a step takes and how much of that the rank waits for others, for data
-// (data::Loader, or flight::Span(flight::Activity::Data) of the program's own) and for checkpoints
-// (Checkpointer). A report costs one all_gather of a few numbers; what is written is written by
-// another thread of rank 0.
+// Every rank constructs it and calls step() equally often. Functions that all ranks have to call
+// say so. It measures by itself how long a step takes and how much of that the rank waits for
+// others, for data (data::Loader, or flight::Span(flight::Activity::Data) of the program's own) and
+// for checkpoints (Checkpointer). A report costs one all_gather of a few numbers; what is written
+// is written by another thread of rank 0.
 //
 // Between two reports the loss is looked at, not communicated: one that is not finite is reported
 // in the next report, with its step and rank.

@@ -25,7 +25,7 @@ MakeOptimizer optimizer(Options options) {
   };
 }
 
-// Of sgd().
+// Options of sgd().
 struct SgdOptions {
   double lr = 1e-2;
   double momentum = 0;
@@ -33,7 +33,7 @@ struct SgdOptions {
   bool nesterov = false;
 };
 
-// Of adam() and adamw().
+// Options of adam() and adamw().
 struct AdamOptions {
   double lr = 1e-3;
   double beta1 = 0.9, beta2 = 0.999;

@@ -14,20 +14,20 @@
 
 namespace lockstep::train {
 
-// Of Progress.
+// Options of Progress.
 struct ProgressOptions {
   // Between two lines; 0: none. On a terminal the line is written over, more often than that.
   int64_t every_steps = 50;
 };
 
-// Prints on rank 0: a line every so many steps with the mean loss since the one before, and one
-// for each evaluation. Speed leaves out the time of evaluations and checkpoints.
+// Prints on rank 0: a line every `every_steps` steps with the mean loss since the one before, and
+// one for each evaluation. Speed leaves out the time of evaluations and checkpoints.
 class Progress : public Callback {
  public:
   // Prints to `out`, which has to outlive this.
   explicit Progress(std::ostream& out, const ProgressOptions& options = {});
-  // Prints through what others print through, too, as Monitoring with the same display, which lets
-  // the line name the slowest rank.
+  // Prints through what others print through, too, such as Monitoring with the same display, which
+  // lets the line name the slowest rank.
   explicit Progress(std::shared_ptr<ProgressDisplay> display, const ProgressOptions& options = {});
 
   void on_train_begin(const RunState& state) override;

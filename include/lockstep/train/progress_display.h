@@ -12,7 +12,7 @@
 
 namespace lockstep::train {
 
-// What rank 0 prints while a run goes on. On a terminal, also behind the launcher, it is one line
+// What rank 0 prints during a run. On a terminal, also under the launcher, it is one line
 // that is written over several times a second and fits the width; elsewhere each line stays. For
 // one thread.
 class ProgressDisplay {

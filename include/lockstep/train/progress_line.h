@@ -17,9 +17,9 @@ struct TextStyle {
   bool color = false;
   bool rewrites = false;  // a line may be written over by the next one
 
-  // Of a stream's file: its width where it is a terminal, or where the launcher passes what is
-  // written on to one (LOCKSTEP_COLUMNS); otherwise no limit. Only on a terminal lines are written
-  // over, and have colour unless NO_COLOR is set or TERM is dumb.
+  // The style for a stream's file: its width where it is a terminal, or where the launcher passes
+  // what is written on to one (LOCKSTEP_COLUMNS); otherwise no limit. Only on a terminal lines are
+  // written over, and have colour unless NO_COLOR is set or TERM is dumb.
   static TextStyle of_file(int descriptor);
 };
 
@@ -32,7 +32,7 @@ struct RunExtent {
   int64_t epochs = 0;       // of the stage; 0: not known
   std::string stage = {};   // its name; empty without stages
   double step_seconds = 0;  // that a step to come takes; 0: as long as the report's
-  // Of evaluations and checkpoints for each step to come, beside its own time.
+  // The time of evaluations and checkpoints for each step to come, beside its own time.
   double pause_seconds = 0;
 };
 

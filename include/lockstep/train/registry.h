@@ -30,7 +30,7 @@ struct RunData {
   int64_t classes = 0;
   // By which the data were scaled, to be saved with the run; null: they were not.
   std::shared_ptr<data::StandardScaler> scaler = nullptr;
-  // Of tokens: the file or folder of what made them (lockstep/text/tokenizer.h); empty: not known.
+  // For tokens: the file or folder of what made them (lockstep/text/tokenizer.h); empty: not known.
   std::string tokenizer = {};
   // Opens what a stage of training.curriculum names (`path`, `targets_path`), with classes numbered
   // as here; null: the function of the kind is called once more.
@@ -49,8 +49,8 @@ struct SampleShape {
   int64_t outputs() const;
 };
 
-// Names with what makes the object. Each function is called on every rank alike, after the seed is
-// set.
+// Names with what makes the object. Each function is called in the same way on every rank, after
+// the seed is set.
 class Registry {
  public:
   // Keys of the configuration that go with a name, and what makes the object.

@@ -60,25 +60,25 @@ struct RankColumn {
   std::vector<float> memory_bytes;     // by rank, the most
   std::vector<float> gpu_busy;         // by rank, the mean; NaN where it is not known
 
-  // What comes behind it, of as many ranks, becomes a part of it.
+  // Adds the column that follows it, of as many ranks.
   void join(const RankColumn& next);
 };
 
-// The same over the whole run, or since a restart on another number of ranks: with fewer of them
-// each has more to do, and none of them is slow for that.
+// What the ranks did over the whole run, or since a restart on another number of ranks: with fewer
+// of them each has more to do, and none of them is slow for that.
 struct RankTotals {
   double step_seconds = 0, communication_seconds = 0, data_seconds = 0, checkpoint_seconds = 0;
   int64_t steps = 0;
   int64_t first_memory = 0, last_memory = 0;  // of the last start
   int64_t most_memory = 0;
-  double gpu_busy = 0;  // a sum, of so many reports that know of a GPU
+  double gpu_busy = 0;  // a sum, of as many reports as know of a GPU
   int64_t gpu_reports = 0;
 
   // All but waiting for others and sending.
   double working_seconds() const { return step_seconds - communication_seconds; }
 };
 
-// Of a run that learns one domain after another: the mean reward of each after each stage.
+// For a run that learns one domain after another: the mean reward of each after each stage.
 struct Transfer {
   // One domain's after some stages.
   struct Cell {
@@ -119,7 +119,7 @@ struct RunHistory {
 
   int64_t lines = 0;
   int64_t skipped_lines = 0;  // damaged, or of an unknown type
-  std::string first_fault;    // of them: "line 17: no JSON"
+  std::string first_fault;    // of them: "line 17: not a JSON object"
 
   // The step that the run has come to, as far as the log says; 0: none yet.
   int64_t last_step() const;
@@ -149,10 +149,10 @@ class RunLogReader {
   // Takes what was added since the last call, up to the last whole line; whether there was
   // anything. Throws Error for a log of a later version.
   bool poll(RunHistory& history);
-  // The same, with a last line that has no line feed.
+  // As poll(), with a last line that has no line feed.
   void finish(RunHistory& history);
 
-  // Of the file.
+  // The path of the file.
   const std::string& path() const { return path_; }
 
  private:

@@ -101,7 +101,7 @@ struct RunEnd {
 using LogRecord = std::variant<RunStart, StepReport, EvaluationReport, Event, RunEnd>;
 
 // The record as strict JSON without a line feed. Numbers that JSON does not have are the strings
-// "NaN", "Infinity" and "-Infinity"; bytes that are no UTF-8 become U+FFFD. `unix_seconds` is when
+// "NaN", "Infinity" and "-Infinity"; bytes that are not UTF-8 become U+FFFD. `unix_seconds` is when
 // it was made.
 std::string log_line(const LogRecord& record, double unix_seconds);
 
@@ -110,8 +110,8 @@ class RecordQueue;
 // Appends to a file, by a thread of its own: append() never waits for the disk. Every line is
 // written whole; one that was cut (a full disk, an end of the process before) is ended by a line
 // feed before the next, so that a reader loses that line alone. A disk that takes nothing is warned
-// of once, and training goes on; when it takes lines again, an event says how many are missing. Of
-// more than 4,096 records that wait for the disk the oldest are dropped and counted in the same
+// of once, and training continues; when it takes lines again, an event says how many are missing.
+// Of more than 4,096 records that wait for the disk the oldest are dropped and counted in the same
 // way. A process that ends by exit() or abort(), or dies of a fault of its own, writes what it has
 // appended before, unless the disk takes longer than a second.
 class RunLog {

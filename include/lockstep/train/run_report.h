@@ -21,7 +21,7 @@ struct Finding {
 // and what happened, in this order.
 std::vector<Finding> findings_of(const RunHistory& run);
 
-// Of a page.
+// Options of a page.
 struct PageOptions {
   std::string trace = {};  // trace.json of the first run, as a path from the page's folder; or none
 };

@@ -13,22 +13,22 @@ namespace lockstep::train {
 
 // From where on something is worth a warning.
 struct WarningLimits {
-  // A rank works so many times as long as the median of the others.
+  // A rank works this many times as long as the median of the others.
   double straggler = 1.25;
   // The share of a step's time that ranks wait for batches, the mean over ranks.
   double data_share = 0.25;
   // The share of the time in which GPUs compute, the mean over ranks, is less.
   double gpu_busy = 0.4;
-  // A rank has so many times the memory of the median of the others, and so much more.
+  // A rank has this many times the memory of the median of the others, and this much more.
   double memory_imbalance = 1.5;
   int64_t memory_imbalance_bytes = int64_t{256} << 20;
   // A rank's memory has grown by this factor and so much, and grows in every report.
   double memory_growth = 1.2;
   int64_t memory_growth_bytes = int64_t{64} << 20;
-  // The loss is so many times as far from its best as the first was, as the best is from zero, and
-  // as its last large change; where these changes reach zero, also as 0.1.
+  // The loss is this many times as far from its best as the first was, as the best is from zero,
+  // and as its last large change; where these changes reach zero, also as 0.1.
   double exploding_loss = 3;
-  // The norm of the gradients is so many times its mean.
+  // The norm of the gradients is this many times its mean.
   double exploding_gradient = 100;
   // Between two warnings of one kind, in seconds of the run.
   double quiet_seconds = 60;

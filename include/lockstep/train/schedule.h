@@ -12,7 +12,7 @@
 namespace lockstep::train {
 
 // How the learning rate moves: with the run's steps, as a function of how many it has; or with a
-// metric of the evaluations. Where another number of ranks goes on, whose steps take more samples
+// metric of the evaluations. Where another number of ranks resumes, whose steps take more samples
 // or fewer, a schedule stands where it would if all of the run had been made on that number, so
 // that it ends with the run; steps that are given by TrainerOptions::max_steps count as they are.
 struct LearningRate {
@@ -40,7 +40,7 @@ LearningRate linear_decay(const Warmup& warmup = {}, double lowest_lr = 0);
 LearningRate cosine_decay(const Warmup& warmup = {}, double lowest_lr = 0);
 // Then any of lockstep/parallel/lr_schedule.h: follow(step_lr({.size = 1000}), {.steps = 100}).
 LearningRate follow(parallel::Schedule schedule, const Warmup& warmup = {});
-// The same for one that depends on how many steps are left after the warm-up.
+// As above, for a schedule that depends on how many steps are left after the warm-up.
 LearningRate follow(std::function<parallel::Schedule(int64_t steps)> schedule,
                     const Warmup& warmup = {});
 // Reduced when the metric has not become better for a number of evaluations.

@@ -51,7 +51,8 @@ class Step {
   // One update of the part of that name: clears its gradients, runs `loss` over the step's
   // micro-batches (or lanes), with gradients averaged over the ranks, and makes the optimizer's
   // step. The other parts' gradients that `loss` computes on the way are dropped. May be called
-  // several times a step, alike on all ranks. Returns the mean loss over all ranks' samples.
+  // several times a step, in the same order on all ranks. Returns the mean loss over all ranks'
+  // samples.
   double update(std::string_view part, const LossOfBatch& loss);
 
   // Where the training stands: steps are counted from 0 here.
@@ -106,7 +107,7 @@ class Trainer {
   // for a model that Ddp or Fsdp refuses.
   Trainer(const comm::World& world, const Model& model, Loss loss, DataSource data,
           TrainerOptions options);
-  // The same with a loss that calls the model itself: of outputs that are not a tensor, or of a
+  // As above, with a loss that calls the model itself: of outputs that are not a tensor, or of a
   // batch of which the model takes more than the data.
   Trainer(const comm::World& world, const Model& model, LossOfBatch loss, DataSource data,
           TrainerOptions options);
@@ -121,7 +122,7 @@ class Trainer {
   template <class T>
   requires requires(T& any) { stateful(any); }
   void track(const std::string& name, T& object) { track(name, stateful(object)); }
-  // The same for what describes itself.
+  // As above, for what describes itself.
   void track(const std::string& name, std::shared_ptr<checkpoint::Stateful> object);
 
   // Restores, where there is something to restore, and trains until the end. Every rank calls it
@@ -130,12 +131,13 @@ class Trainer {
   // ConfigError when called again.
   Outcome run();
 
-  // Of the evaluation's data, now. Every rank calls it. The mean over all samples, each once.
+  // Evaluates the model now and returns the metrics by name, as means over all samples of
+  // Evaluation::data, each counted once. Every rank calls it.
   std::map<std::string, double> evaluate();
 
   // Where the training stands.
   const RunState& state() const;
-  // Of the part of that name (the only one's is "model"): to look at.
+  // The Ddp of the part of that name (the only one's is "model"), to look at.
   // Throws ConfigError where the part has an Fsdp.
   const parallel::Ddp& ddp(std::string_view part = "model") const;
   // Null where the part has a Ddp.

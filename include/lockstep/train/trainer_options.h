@@ -58,9 +58,10 @@ struct Evaluation {
   int64_t every_epochs = 1;  // 0: not by epochs. At the end of the run in any case
   int64_t every_steps = 0;   // 0: not by steps
   int64_t batch_size = 0;    // per rank; 0: the loader's
-  // Of its samples, on their way to the model. Those of TrainerOptions::loader are the training's,
-  // with its augmentation, and evaluations do not have them: where there are any, say here which
-  // evaluations have, as scaling; {} for none. Without a value: none, with a warning.
+  // Transforms of its samples, on their way to the model. Those of TrainerOptions::loader are the
+  // training's, with its augmentation, and evaluations do not have them: where there are any, say
+  // here which evaluations have, such as scaling; {} for none. Without a value: none, with a
+  // warning.
   std::optional<std::vector<data::Transform>> transforms = std::nullopt;
   // Beside the loss: of the model's outputs and the targets. They may be the same objects as those
   // of other Trainers, one after another.
@@ -111,7 +112,7 @@ struct Saving {
   bool on_preemption = true;
 };
 
-// Alike on all ranks; the constructor compares them.
+// The same on all ranks; the constructor compares them.
 struct TrainerOptions {
   MakeOptimizer optimizer = adamw();
   LearningRate learning_rate = constant();
@@ -126,7 +127,8 @@ struct TrainerOptions {
   // stages: theirs.
   int64_t epochs = 0;
   int64_t max_steps = 0;
-  // Of this process, counted from run() on. The run ends as if its last step were made.
+  // The longest time of this process, counted from run() on. The run ends as if its last step were
+  // made.
   std::chrono::milliseconds max_time{0};
 
   // Batch size, seed, order, transforms (Evaluation has its own), threads, lanes. `exact` is for
@@ -138,20 +140,21 @@ struct TrainerOptions {
   // samples of the step, also where micro-batches differ in size, as at the end of an epoch, which
   // may have fewer.
   int64_t accumulation = 1;
-  // Of what a batch's loss is the mean, when not of its samples: tokens without padding. Ranks may
-  // then differ; one all_reduce of one number a step.
+  // Number of items that a batch's loss is the mean of, when not its samples: tokens without
+  // padding. Ranks may then differ; one all_reduce of one number a step.
   std::function<int64_t(const data::Batch&)> count = nullptr;
 
   double max_grad_norm = 0;  // 0: gradients are not clipped
   Precision precision = Precision::Full;
   parallel::GradScalerOptions scaler = {};  // with Precision::Float16
   NonFinite non_finite = NonFinite::Error;
-  // BatchNorm layers become SyncBatchNorm over groups of so many neighbouring ranks; 0: all ranks.
+  // BatchNorm layers become SyncBatchNorm over groups of this many neighbouring ranks; 0: all
+  // ranks.
   std::optional<int64_t> sync_batch_norm = std::nullopt;
   bool zero = false;  // a ZeroOptimizer
   // Buckets, hook, unused parameters. The lanes are the loader's.
   parallel::DdpOptions ddp = {};
-  // An Fsdp in place of Ddp: parameters, gradients and the optimizer's state are divided. What
+  // An Fsdp in place of Ddp: parameters, gradients and the optimizer's state are sharded. What
   // calls the model calls it, and the layers that are units, by lockstep::call(), as Model does.
   // Micro-batches accumulate whole gradients on each rank (Fsdp::hold()). The lanes are the
   // loader's. After the run the model's parameters have memory within calls only:

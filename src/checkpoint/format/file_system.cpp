@@ -116,7 +116,7 @@ MappedFile::MappedFile(FileSystem& files, const std::string& path) : files_(file
   const int error = errno;
   files.close(fd);
   if (size < 0 && error == EINVAL) {
-    throw CheckpointError(fmt::format("[checkpoint] {}: is no regular file", path));
+    throw CheckpointError(fmt::format("[checkpoint] {}: is not a regular file", path));
   }
   errno = error;
   if (size < 0 || address == MAP_FAILED) throw_system_error(path, "cannot be read");

@@ -42,9 +42,9 @@ constexpr U64 stage_at(int size, U32 half, U64 stage_bytes) {
 constexpr U64 memory_bytes(int size, U64 stage_bytes) { return stage_at(size, 2, stage_bytes); }
 
 // Where streams wait in place of kernels: a rank's, in memory of the host that all of them map, by
-// who has come. Words as in Flags. Each is used again after so many meetings, which is more than a
-// driver lets a program enqueue (some thousand launches, of which a meeting has two or three), so a
-// rank that is late writes what its own meeting waits for and nothing else.
+// who has come. Words as in Flags. Each is used again after this many meetings, which is more than
+// a driver lets a program enqueue (some thousand launches, of which a meeting has two or three), so
+// a rank that is late writes what its own meeting waits for and nothing else.
 constexpr U32 kMeetings = 1024;
 struct Arrivals {
   U64 arrived[kMaxRanks][kMeetings];
@@ -76,7 +76,7 @@ struct Round {
   Peers peers;
   U64 stage;
   U32 sequence;  // of the first time that ranks meet
-  U32 kind;      // of the call, alike on all ranks
+  U32 kind;      // of the call, the same on all ranks
   U32 steps;
   int in_count;
   int out_count;

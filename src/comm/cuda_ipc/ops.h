@@ -50,7 +50,7 @@ class CudaIpcOps : public DeviceOps {
 
   const std::shared_ptr<cuda_ipc::Communicator> comm_;
   const int rank_, size_;
-  // Alike on all ranks: how often they have met, and which stage is next.
+  // The same on all ranks: how often they have met, and which stage is next.
   uint32_t meetings_ = 1, rounds_ = 0;     // flags are 0 at first
   std::vector<uint32_t> sent_, received_;  // chunks, by peer
 };

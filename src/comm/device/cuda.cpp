@@ -18,7 +18,7 @@ CudaDevices ask_driver() {
   const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver, "cuInit"));
   const auto count_devices = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDeviceGetCount"));
   if (init == nullptr || count_devices == nullptr)
-    return {0, fmt::format("{} is no NVIDIA driver", kDriver)};
+    return {0, fmt::format("{} is not an NVIDIA driver", kDriver)};
   if (const int status = init(0); status != 0) {
     return {0, fmt::format("the NVIDIA driver does not start (cuInit: error {})", status)};
   }

@@ -18,7 +18,8 @@ using std::chrono::steady_clock;
 constexpr milliseconds kTick{10};
 // How often a rank asks whether another has failed, once a call takes that long.
 constexpr milliseconds kPeek{200};
-// What a rank that ended well has sent may still be on its way through this one's device.
+// What a rank that ended without an error has sent may still be on its way through this one's
+// device.
 constexpr milliseconds kGrace{300};
 
 }  // namespace
@@ -282,7 +283,7 @@ void DeviceState::check_alive() {
   changed_.wait(lock, [this] { return dead_.has_value(); });
   const bool first = !std::exchange(told_, true);
   throw CommError(fmt::format("[{}] {}{}", name(),
-                              first ? "" : "this group is dead, make a new one; it ended when ",
+                              first ? "" : "this group has failed, make a new one; it ended when ",
                               *dead_));
 }
 

@@ -1,5 +1,5 @@
-// A transport for tensors on devices beside one for CPUs: streams, failures and what else is alike
-// on all kinds of devices.
+// A transport for tensors on devices beside one for CPUs: streams, failures and what else is the
+// same on all kinds of devices.
 #pragma once
 
 #include <memory>

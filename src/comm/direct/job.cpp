@@ -9,8 +9,8 @@
 namespace lockstep::comm {
 namespace {
 
-// Up to so many bytes every rank sends all it has to all others and adds up everything itself: one
-// step instead of two, while what it then sends in all stays small.
+// Up to this many bytes every rank sends all it has to all others and adds up everything itself:
+// one step instead of two, while what it then sends in all stays small.
 constexpr int64_t kMostOneShot = 16 << 10;
 constexpr int64_t kLeastOneShot = 512;
 constexpr int64_t kMostSent = 48 << 10;

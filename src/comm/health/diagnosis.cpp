@@ -48,7 +48,8 @@ std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& not
     if (const auto end = fate(peer)) {
       said.push_back(fmt::format("{} {}", name(peer), *end));
     } else if (!notice) {
-      said.push_back(name(peer) + " is in no call of this group, or gone");
+      said.push_back(name(peer) +
+                     " did not answer: it is outside this group's calls, or has ended");
     } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {
       said.push_back(fmt::format("{} aborted: {}", name(peer), notice->reason));
     } else if (notice->state == Notice::State::Running) {

@@ -93,8 +93,8 @@ void GroupHealth::abandon() noexcept {
 void GroupHealth::check_alive() const {
   const auto why = end_.why();
   if (!why) return;
-  throw CommError(
-      fmt::format("[{}] this group is dead, make a new one; it ended when {}", transport_, *why));
+  throw CommError(fmt::format("[{}] this group has failed, make a new one; it ended when {}",
+                              transport_, *why));
 }
 
 std::optional<std::string> GroupHealth::failure() {

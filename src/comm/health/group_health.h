@@ -49,7 +49,7 @@ class GroupHealth {
   void abandon() noexcept;
   // Posts to the others that this rank has left a long operation.
   void done(const WireOperation& operation);
-  // Throws when the group is dead.
+  // Throws when the group has failed.
   void check_alive() const;
   bool is_dead() const { return end_.is_said(); }
   // Why the group can no longer be used, as far as this rank knows.
@@ -67,9 +67,9 @@ class GroupHealth {
   // `transport` is what errors begin with; `members` are the world's numbers of the group's ranks.
   GroupHealth(std::string_view transport, const Store& store, int rank, std::vector<int> members);
 
-  // For a wait that goes on, once a slice. Throws CommError, and ends the group, when the deadline
-  // has passed, when the launcher reports a dead rank, and when another rank turns out to do
-  // something else.
+  // For a wait that continues, once a slice. Throws CommError, and ends the group, when the
+  // deadline has passed, when the launcher reports a dead rank, and when another rank turns out to
+  // do something else.
   void attend(WireOperation& operation);
   const Diagnosis& diagnosis() const { return diagnosis_; }
 

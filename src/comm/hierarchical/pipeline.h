@@ -19,7 +19,7 @@ struct Stages {
 };
 
 // Starts the steps of all chunks in the order in which the chunks were added, so that every rank
-// starts them alike, whichever chunk it waits for first.
+// starts them in the same order, whichever chunk it waits for first.
 class Pipeline {
  public:
   class Chunk;

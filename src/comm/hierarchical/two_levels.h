@@ -29,7 +29,7 @@ struct TwoLevels {
   template <class Call>
   auto guarded(const Call& call) -> decltype(call()) {
     if (const auto why = end.why())
-      throw CommError(fmt::format("{} (the group is dead since then)", *why));
+      throw CommError(fmt::format("{} (this group has failed, make a new one)", *why));
     try {
       return call();
     } catch (const CommError& error) {

@@ -17,7 +17,7 @@ std::optional<int64_t> number_in(const path& file) {
   return in >> number ? std::optional(number) : std::nullopt;  // "max" is none
 }
 
-// The sum of the numbers behind some keys, in a file of "key number" lines.
+// The sum of the numbers after some keys, in a file of "key number" lines.
 int64_t sum_in(const path& file, const std::vector<std::string>& keys) {
   std::ifstream in(file);
   int64_t sum = 0, number = 0;

@@ -112,7 +112,7 @@ std::string uneven_threads(const std::vector<Cores>& ranks) {
     return fmt::format(
         "[world] rank 0 computes with {} thread{}, rank {} with {}: sums within a kernel then "
         "differ in their last bits "
-        "between ranks; set OMP_NUM_THREADS alike for all",
+        "between ranks; set the same OMP_NUM_THREADS for all",
         threads(0), threads(0) == 1 ? "" : "s", rank, threads(rank));
   }
   return "";

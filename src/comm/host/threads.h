@@ -31,7 +31,7 @@ int fair_threads(const std::vector<Cores>& ranks);
 // OMP_NUM_THREADS does; empty where none does.
 std::string uneven_threads(const std::vector<Cores>& ranks);
 
-// From now on the calling thread computes with so many; and every other one, too, from the first
+// From now on the calling thread computes with this many; and every other one, too, from the first
 // memory on that it takes for a tensor. To be called before there is more than one thread that
 // computes.
 void compute_with(int threads);

@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// Between two looks at a call that NCCL goes on with by itself.
+// Between two looks at a call that NCCL continues by itself.
 constexpr std::chrono::microseconds kNap{50};
 // How long an orderly end may take; after that it is an abort.
 constexpr milliseconds kFarewell{2000};

@@ -14,7 +14,7 @@ namespace lockstep::comm {
 
 class NcclComm : public DeviceComm {
  public:
-  // What all of its ranks give alike but for their numbers.
+  // What all of its ranks give, the same but for their numbers.
   struct Setup {
     nccl::UniqueId id;
     int rank = 0;

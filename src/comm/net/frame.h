@@ -1,4 +1,4 @@
-// What ranks send each other over TCP: frames of 40 bytes, some with a payload behind. No torch.
+// What ranks send each other over TCP: frames of 40 bytes, some followed by a payload. No torch.
 #pragma once
 
 #include <bit>
@@ -13,8 +13,8 @@ static_assert(std::endian::native == std::endian::little);
 enum class NetKind : uint32_t {
   Eager = 1,  // a message that the receiver may not have asked for yet; payload
   Data,       // a message after its grant; payload
-  Offer,      // a message of so many bytes waits for its grant
-  Grant,      // there is room for a message of so many bytes
+  Offer,      // a message of this many bytes waits for its grant
+  Grant,      // there is room for a message of this many bytes
   Credit,     // `bytes` bytes of `part` eager messages have been taken
   Leave,      // the sender has left the group
   Abort,      // the sender has aborted the group; payload: why

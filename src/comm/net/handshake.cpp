@@ -45,7 +45,7 @@ NetHandshake NetHandshake::called(const Digest& key, int rank, NetPayload payloa
   return NetHandshake(Tls::Role::Server, key, rank, std::nullopt, payload);
 }
 
-// Record by record, so that nothing behind the last is taken for a part of it.
+// Record by record, so that nothing after the last is taken for a part of it.
 void NetHandshake::feed(std::string_view bytes) {
   record_ += bytes;
   if (bytes.size() < wants_) {

@@ -24,7 +24,7 @@ class NetHandshake {
   // Exactly how many bytes to read next, since those after the handshake belong to others. 0 when
   // it is over.
   size_t wants() const { return wants_; }
-  // Those bytes. Throws Error (TlsError) when the peer is no rank of this job.
+  // Those bytes. Throws Error (TlsError) when the peer is not a rank of this job.
   void feed(std::string_view bytes);
   // Bytes for the peer.
   std::string take_output();

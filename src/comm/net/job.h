@@ -29,8 +29,8 @@ struct NetCallName {
   int peer = -1;  // of a message
   uint32_t number = 0;
   uint32_t checksum = 0;
-  // Its messages, even short ones, are over only when the receiver has begun the call. Alike on all
-  // ranks.
+  // Its messages, even short ones, are over only when the receiver has begun the call. The same on
+  // all ranks.
   bool meets = false;
 };
 

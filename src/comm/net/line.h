@@ -50,7 +50,7 @@ class NetLine {
   std::vector<NetJob*> close();
   int fd() const { return fd_.get(); }
 
-  // Behind what is already to be sent. `done` once all of it has been handed to the kernel.
+  // After what is already to be sent. `done` once all of it has been handed to the kernel.
   void send(const NetFrame& frame, const char* payload = nullptr, NetJob* job = nullptr,
             std::function<void()> done = {});
   // The same before every message that has not begun.

@@ -24,7 +24,7 @@ namespace lockstep::comm {
 class NetGroup;
 
 struct NetOptions {
-  // Alike on all ranks.
+  // The same on all ranks.
   NetPayload payload = NetPayload::Plain;
   // Of the longest wait: a connection on which nothing is acknowledged lasts for as long.
   std::chrono::milliseconds deadline{0};
@@ -40,9 +40,9 @@ class NetPort {
   NetPort(NetBox& box, NetJob& job) : box_(&box), job_(&job) {}
   int rank() const { return box_->rank(); }
   int size() const { return box_->size(); }
-  // Any number of bytes; the two ranks number their messages in one direction alike by `part`, of
-  // which each takes parts_of(bytes). The memory stays untouched until `then`, which may send and
-  // receive more.
+  // Any number of bytes; the two ranks number their messages in one direction in the same way by
+  // `part`, of which each takes parts_of(bytes). The memory stays untouched until `then`, which may
+  // send and receive more.
   void send(int peer, uint32_t part, const char* data, int64_t bytes, Then then = {}) const;
   void recv(int peer, uint32_t part, char* data, int64_t bytes, Then then = {}) const;
   static uint32_t parts_of(int64_t bytes);
@@ -143,7 +143,7 @@ class Net final : public NetSink, public NetWires {
 // One group's interface to the net. Any thread may call it.
 class NetGroup {
  public:
-  // `id` is alike on all members and no other group's; `members` are ranks of the world.
+  // `id` is the same on all members and no other group's; `members` are ranks of the world.
   NetGroup(std::shared_ptr<Net> net, uint64_t id, int rank, std::vector<int> members);
   ~NetGroup();
   NetGroup(const NetGroup&) = delete;

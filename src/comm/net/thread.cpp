@@ -24,7 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Behind the ranks of the world, which count from 0.
+// After the ranks of the world, which count from 0.
 constexpr uint64_t kStop = uint64_t{1} << 40, kListening = kStop + 1, kAccepted = uint64_t{1} << 41;
 // How often to connect again to a rank that closes the connection in the handshake, because too
 // many unknown connections wait there, and after what pause.
@@ -46,7 +46,7 @@ size_t most_strangers() {
 Fd listening_on(const std::string& address, std::string& own) {
   const Resolved found = resolve(address, 0, AI_NUMERICHOST);
   if (found.addresses.empty()) {
-    throw CommError(fmt::format("[tcp] start: {} is no address", address));
+    throw CommError(fmt::format("[tcp] start: {} is not an address", address));
   }
   auto fd = listen_at(found.addresses[0], SOCK_NONBLOCK);
   if (!fd) {
@@ -210,7 +210,7 @@ bool Net::step(Shaking& shaking) {
     const size_t wanted = std::min(sizeof buffer, shaking.handshake.wants());
     const ssize_t got = recv(shaking.fd.get(), buffer, wanted, 0);
     if (got < 0 && is_temporary(errno)) break;
-    if (got <= 0) throw Error(got == 0 ? "it hung up" : std::strerror(errno));
+    if (got <= 0) throw Error(got == 0 ? "it closed the connection" : std::strerror(errno));
     shaking.handshake.feed({buffer, static_cast<size_t>(got)});
     shaking.out += shaking.handshake.take_output();
   }

@@ -189,7 +189,7 @@ inline T combine(T a, T b) {
     return a;  // bitwise on floats: refused by Group
 }
 
-// Each product is rounded before the next step, on every instruction set alike: in one loop GCC 12
+// Each product is rounded before the next step, on every instruction set: in one loop GCC 12
 // makes fused operations of them with AVX-512, regardless of -ffp-contract.
 template <class Part>
 void multiply_block(Complex<Part>* to, const Complex<Part>* a, const Complex<Part>* b, int64_t n) {

@@ -28,7 +28,7 @@ class NodeSum {
   const std::vector<Range>& nodes() const { return nodes_[group_.rank()]; }
   bool is_one_call() const { return one_call_; }
 
-  // parts[k], this rank's sum of nodes()[k]: contiguous, real and alike on all ranks. parts[0]
+  // parts[k], this rank's sum of nodes()[k]: contiguous, real and the same on all ranks. parts[0]
   // becomes the sum of all lanes divided by their number; the other parts are left as they are.
   // What they point to stays untouched until the work is over.
   Work average(const std::vector<at::Tensor>& parts, const CallOptions& options = {}) const;

@@ -266,7 +266,7 @@ bool Channel::await_counter(Counter RankBlock::*counter, uint32_t value, uint32_
                   announcement(rank_, sequence).text(sequence), advice(sequence, rank_));
             }
           });
-      // Unless the idle work has got something done, from which it counts anew.
+      // Unless the idle work has got something done, from which it counts again.
       if (since == before) since = begun;
       if (!came && patience.until < begun + patience.timeout) return false;
       std::string late;
@@ -367,7 +367,8 @@ void Channel::check_alive() {
   // Another thread may have ended it.
   if (dead_.empty() && blocks_[rank_].aborted.load(std::memory_order_acquire) != 0)
     dead_ = blocks_[rank_].reason;
-  if (!dead_.empty()) throw CommError(fmt::format("{} (the group is dead since then)", dead_));
+  if (!dead_.empty())
+    throw CommError(fmt::format("{} (this group has failed, make a new one)", dead_));
 }
 
 std::optional<std::string> Channel::failure() {

@@ -151,7 +151,7 @@ class Channel {
   // Ends the group, here and on the other ranks. Any thread.
   void abort_all(std::string_view why) noexcept;
 
-  // Tells the others that this rank throws, and throws it. The group is dead from now on.
+  // Tells the others that this rank throws, and throws it. The group has failed from now on.
   [[noreturn]] void fail(const std::string& text);
 
  private:

@@ -54,7 +54,7 @@ class Operation {
 
   bool announced = false;
   uint32_t sequence = 0;  // once it is announced
-  bool agreed = false;    // all have announced it alike
+  bool agreed = false;    // all have announced the same
   bool ran = false;
 };
 

@@ -37,8 +37,8 @@ class GroupMemoryIndex {
   std::vector<std::unique_ptr<Mapping>> all_;
 };
 
-// One segment with a part for each of the ranks, and behind them where each says that it has freed
-// its own. All ranks number it alike.
+// One segment with a part for each of the ranks, and after them where each says that it has freed
+// its own. All ranks give it the same number.
 class GroupMemory {
  public:
   // Bytes of a segment for `size` ranks, and those that `rank` gives their pages.

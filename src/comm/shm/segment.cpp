@@ -28,7 +28,7 @@ namespace {
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
 
-// The number behind `key` in a file of "key number" lines.
+// The number after `key` in a file of "key number" lines.
 int64_t number_in(const char* path, const std::string& key) {
   std::ifstream file(path);
   std::string word;

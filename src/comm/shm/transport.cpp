@@ -36,7 +36,7 @@ std::vector<Piece> pieces_of(const std::vector<at::Tensor>& tensors, int count) 
   return pieces;
 }
 
-// The counts of a list that all ranks give alike, as one number.
+// The counts of a list that is the same on all ranks, as one number.
 uint64_t hash_of(const std::vector<Piece>& pieces) {
   uint64_t hash = 0;
   for (const Piece& piece : pieces)

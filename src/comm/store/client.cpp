@@ -175,7 +175,8 @@ int64_t StoreClient::add(std::string_view key, int64_t amount, Deadline deadline
   std::string now;
   if (sum == kNoNumber) now = call.ask(StoreMessage(StoreQuery::Get).text(key)).text();
   call.done();
-  if (sum == kNoNumber && now != std::to_string(sum)) throw StoreRefusal("its value is no number");
+  if (sum == kNoNumber && now != std::to_string(sum))
+    throw StoreRefusal("its value is not a number");
   return sum;
 }
 

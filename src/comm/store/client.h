@@ -30,7 +30,7 @@ class StoreClient {
   using Heed = StorePatience::Heed;
 
   // Tries until a server answers there; with a key, one that knows it, over TLS. A name is looked
-  // up anew each time. With `was_there` a server is known to have run there, so a refused
+  // up again each time. With `was_there` a server is known to have run there, so a refused
   // connection is an error at once.
   StoreClient(const std::string& host, int port, Deadline deadline, Heed heed = {},
               std::optional<Digest> key = std::nullopt, bool was_there = false);
@@ -46,7 +46,7 @@ class StoreClient {
   std::vector<std::string> get(const std::vector<std::string>& keys, Deadline deadline);
   void wait(const std::vector<std::string>& keys, Deadline deadline);
   bool check(const std::vector<std::string>& keys, Deadline deadline);
-  // Throws StoreRefusal when the value is no number.
+  // Throws StoreRefusal when the value is not a number.
   int64_t add(std::string_view key, int64_t amount, Deadline deadline);
   bool erase(std::string_view key, Deadline deadline);
   int64_t count_keys(Deadline deadline);

@@ -104,7 +104,7 @@ std::unique_ptr<StoreLine> greeted(const Address& there, const std::optional<Dig
         "LOCKSTEP_TOKEN_FILE",
         kJobKeyVariable));
   }
-  if (answer != ping) throw StoreFailure("the server there is no store");
+  if (answer != ping) throw StoreFailure("the server there is not a store");
   return line;
 }
 

@@ -26,7 +26,7 @@ class StoreAbsent : public StoreFailure {
   using StoreFailure::StoreFailure;
 };
 
-// The server has refused a request; the text ends an error message. The connection goes on working.
+// The server has refused a request; the text ends an error message. The connection keeps working.
 class StoreRefusal : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -70,7 +70,7 @@ class StoreLine {
   static constexpr const char* kUnanswered =
       "no answer: the process that serves it has ended or is stopped, or its host is cut off";
 
-  // Tries until a store answers there; with a key, one that has it. A name is looked up anew each
+  // Tries until a store answers there; with a key, one that has it. A name is looked up again each
   // time. With `was_there` a server is known to have run there, so a refused connection means that
   // it has ended, and is an error at once.
   static std::unique_ptr<StoreLine> meet(const std::string& host, int port,

@@ -52,7 +52,8 @@ class OwnKeys final : public KeyValueStore::Keys {
     const std::lock_guard lock(mutex_);
     std::string& value = values_[key];
     const auto before = stored_number(value);
-    if (!before) throw ConfigError(fmt::format("[store] add to {}: its value is no number", key));
+    if (!before)
+      throw ConfigError(fmt::format("[store] add to {}: its value is not a number", key));
     const auto sum =
         static_cast<int64_t>(static_cast<uint64_t>(*before) + static_cast<uint64_t>(amount));
     value = std::to_string(sum);

@@ -43,7 +43,7 @@ class Reader {
 
 struct Shape {
   int texts = 0;   // -1: a count, and as many; -2: twice as many
-  int number = 0;  // bytes of the number behind them
+  int number = 0;  // bytes of the number after them
 };
 
 Shape shape_of(uint8_t query) {
@@ -86,7 +86,7 @@ StoreRequest read_request(Reader& in) {
   uint64_t texts = shape.texts < 0 ? in.number<uint64_t>() : shape.texts;
   if (texts > kMostTexts) throw Error(fmt::format("{} keys", texts));
   if (shape.texts == -2) texts *= 2;
-  // Nothing is copied before all of it is there: what is read is looked at anew after each piece.
+  // Nothing is copied before all of it is there: what is read is looked at again after each piece.
   Reader ahead = in;
   for (uint64_t i = 0; i < texts; ++i) (void)ahead.text();
   for (int i = 0; i < shape.number; ++i) (void)ahead.number<char>();

@@ -24,7 +24,7 @@ enum class StoreQuery : uint8_t {
                 // none
   Get,          // key; text
   Add,          // key, int64; int64: the sum, which the key then has as decimal text. StoreServer's
-                // answer is kNoNumber where the value is no number, and stays
+                // answer is kNoNumber where the value is not a number, and stays
   Check,        // uint64 count, keys; byte kReady or kNotReady
   Wait,         // uint64 count, keys; byte kStopWaiting, once all are there
   CountKeys,    // int64

@@ -44,8 +44,8 @@ std::string advice(const StoreOptions& options, int error) {
                               advice(options, error)));
 }
 
-// Of a name that hosts have for themselves alone, as Debian's 127.0.1.1 for its own; "localhost"
-// and addresses mean what they say.
+// Of a name that hosts have for themselves alone, such as Debian's 127.0.1.1 for its own;
+// "localhost" and addresses mean what they say.
 bool is_only_for_itself(const std::string& host, const Address& found) {
   const bool says_so = host == "localhost" || host.find_first_not_of("0123456789.") == host.npos ||
                        host.find(':') != host.npos;

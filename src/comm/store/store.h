@@ -59,13 +59,13 @@ class Store {
   // Whether all keys have been set. Does not wait.
   bool check(const std::vector<std::string>& keys) const;
   // Adds to the number under `key`, which starts at 0; returns the sum. Throws ConfigError when the
-  // value is no number.
+  // value is not a number.
   int64_t add(const std::string& key, int64_t amount) const;
 
   // While ranks make a group by way of the store, the process that serves it may exit: it serves on
   // until none does, for five seconds at most.
   class Making;
-  // So many more ranks form a group, or will; fewer, where it is negative.
+  // This many more ranks form a group, or will; fewer, where it is negative.
   void announce(int64_t ranks) const noexcept;
 
   // The same store seen through keys that begin with `name` and "/".
@@ -112,7 +112,7 @@ class Store {
 // that is gone.
 class Store::Making {
  public:
-  // Announces so many ranks: this one, all, or none where another rank announces this one, too.
+  // Announces this many ranks: this one, all, or none where another rank announces this one, too.
   Making(Store store, int64_t ranks);
   ~Making() { store_.announce(-1); }
   Making(const Making&) = delete;

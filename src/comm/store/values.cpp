@@ -50,7 +50,7 @@ std::optional<int64_t> StoreValues::add(const std::string& key, int64_t amount) 
   const std::string* const text = find(key);
   const auto before = stored_number(text != nullptr ? *text : std::string_view());
   if (!before) return std::nullopt;
-  // Past its end it begins anew, as it would without a check.
+  // Past its end it begins again, as it would without a check.
   const auto sum =
       static_cast<int64_t>(static_cast<uint64_t>(*before) + static_cast<uint64_t>(amount));
   put(key, std::to_string(sum));

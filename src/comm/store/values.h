@@ -32,7 +32,7 @@ class StoreValues {
   const std::string* find(const std::string& key) const;
   // Throws std::out_of_range.
   const std::string& at(const std::string& key) const { return values_.at(key); }
-  // 0 where there is none, or a value that is no number.
+  // 0 where there is none, or a value that is not a number.
   int64_t number(const std::string& key) const;
   const std::map<std::string, std::string>& all() const { return values_; }
 

@@ -11,7 +11,7 @@ namespace lockstep::comm {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// The keys under which the group meets are no other's, and the same on every rank.
+// The keys under which the group meets belong to no other group, and are the same on every rank.
 TcpState::TcpState(std::shared_ptr<Net> net, const Store& store, int rank,
                    const TcpOptions& options)
     : GroupHealth("tcp", store, rank, options.members),

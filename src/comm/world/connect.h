@@ -55,7 +55,7 @@ std::optional<Digest> common_key(const Asked& asked, std::string_view job);
 // has no secret.
 std::optional<Digest> tls_key_from_env(const Asked& asked, std::string_view job);
 
-// What all ranks must ask for alike.
+// What all ranks must ask for in the same way.
 AskedTransport shared_part(const Asked& asked);
 
 struct Connection {

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// What is in it. Throws ConfigError, "`about`: why", with `cure` behind it; a directory is an
+// What is in it. Throws ConfigError, "`about`: why", followed by `cure`; a directory is an
 // error, an empty file is none.
 std::string read_file(const std::string& path, std::string_view about, std::string_view cure = "");
 

@@ -205,7 +205,7 @@ void note_comparison(std::string_view text) noexcept try {
   own->comparison[length] = '\0';
   own->compared.fetch_add(1, std::memory_order_release);
 } catch (const std::exception&) {
-  // It is for people who look for a cause; training goes on.
+  // It is for people who look for a cause; training continues.
 }
 
 void report_failure(std::string_view text, Blame blame) noexcept try {

@@ -8,7 +8,7 @@
 namespace lockstep::flight {
 namespace {
 
-// Numbers of calls that no launcher has numbered begin behind those that one would give.
+// Numbers of calls that no launcher has numbered begin after those that one would give.
 constexpr uint32_t kFirstOwn = uint32_t{1} << 31;
 
 std::atomic<bool> g_recording{false};
@@ -41,7 +41,7 @@ void record(const RecordedSpan& span) noexcept try {
     ++g_recording_made.left_out;
   }
 } catch (const std::exception&) {
-  // It is for people who look at a trace; training goes on.
+  // It is for people who look at a trace; training continues.
 }
 
 uint32_t record_begin(const Operation& operation, uint32_t call) noexcept try {

@@ -23,7 +23,7 @@ struct RecordedCall {
 };
 
 struct Recording {
-  // More than so many of a kind are counted and left out.
+  // More than this many of a kind are counted and left out.
   static constexpr size_t kMost = 1 << 20;
 
   std::vector<RecordedSpan> spans = {};  // by their end

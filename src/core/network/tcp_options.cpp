@@ -32,7 +32,8 @@ void settle_connection(int socket, std::chrono::milliseconds unacknowledged) {
     set(socket, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
     return;
   }
-  // The kernel gives a connection up after so many attempts, which are soon over with short pauses.
+  // The kernel gives a connection up after this many attempts, which are soon over with short
+  // pauses.
   const int64_t most = std::numeric_limits<int>::max();
   const int64_t ms = std::max<std::chrono::milliseconds>(unacknowledged, kUnacknowledged).count();
   set(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::min(ms, most)));

@@ -36,7 +36,7 @@ PreemptionNotice::PreemptionNotice(std::initializer_list<int> signals) {
   for (const int number : signals) {
     struct sigaction action {};
     action.sa_handler = on_preemption;
-    action.sa_flags = SA_RESTART;  // a read or wait that it comes into goes on
+    action.sa_flags = SA_RESTART;  // a read or wait that it interrupts continues
     struct sigaction old {};
     if (sigaction(number, &action, &old) != 0) {
       const int error = errno;

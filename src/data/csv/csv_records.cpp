@@ -84,7 +84,7 @@ void CsvRecords::read_quoted() {
     fields_.push_back(inner);
   }
   if (at_line_end() || bytes_[position_] == delimiter_) return;
-  fault_ = "text behind a closing quote";
+  fault_ = "text after a closing quote";
   while (!at_line_end() && bytes_[position_] != delimiter_) ++position_;
 }
 

@@ -10,7 +10,7 @@
 namespace lockstep::data {
 
 // Fields are separated by the delimiter, records by LF or CRLF; a field in quotes may hold both,
-// and a quote as two. Blank lines are no records. A byte-order mark of UTF-8 is left out.
+// and a quote as two. Blank lines are not records. A byte-order mark of UTF-8 is left out.
 class CsvRecords {
  public:
   CsvRecords(std::string_view bytes, char delimiter);

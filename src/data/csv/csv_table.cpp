@@ -89,7 +89,7 @@ class TableParser {
       if (records_.fields()[i].find('\r') != std::string_view::npos &&
           bytes_.find('\n') == std::string_view::npos) {
         fail(
-            "its lines end with CR alone, as those of old Macs did: they have to end with LF or "
+            "its lines end with CR alone, like those of old Macs: they have to end with LF or "
             "CRLF");
       }
     }
@@ -246,7 +246,7 @@ class TableParser {
     }
     if (text == "true" || text == "True" || text == "TRUE") return to = 1, true;
     if (text == "false" || text == "False" || text == "FALSE") return to = 0, true;
-    return bad_value(column, "is no number");
+    return bad_value(column, "is not a number");
   }
 
   bool read_class(std::string_view field) {
@@ -255,7 +255,7 @@ class TableParser {
     key_.assign(text);
     auto found = class_numbers_.find(key_);
     if (found == class_numbers_.end()) {
-      if (!format_.classes.empty()) return bad_value(targets_[0], "is no known class");
+      if (!format_.classes.empty()) return bad_value(targets_[0], "is not a known class");
       found = class_numbers_.emplace(key_, std::ssize(class_numbers_)).first;
     }
     table_.classes[static_cast<size_t>(table_.rows)] = found->second;

@@ -27,7 +27,7 @@ class Ahead {
   // Makes thing `number`, perhaps in the memory of an earlier one; the threads call it at once.
   using Make = std::function<Thing(int64_t number, std::optional<Thing> spare)>;
 
-  // Starts the threads; throws std::system_error when there cannot be so many.
+  // Starts the threads; throws std::system_error when there cannot be that many.
   Ahead(Make make, AheadPlan plan)
       : make_(std::move(make)), plan_(plan), made_(static_cast<size_t>(plan.depth)) {
     const int64_t useful = std::min({plan.threads, plan.depth, plan.count});
@@ -102,7 +102,7 @@ class Ahead {
         made.error = std::current_exception();
       }
       const std::lock_guard lock(mutex_);
-      // The reader gets no further than this error: what lies behind it need not be made.
+      // The reader gets no further than this error: what comes after it need not be made.
       if (made.error) stopped_ = true;
       place_of(*number) = std::move(made);
       is_made_.notify_one();

@@ -57,7 +57,7 @@ void check_batch(const Batch& batch, size_t count) {
   if (!batch.data.defined()) throw DataError("the batch's data is an undefined tensor");
   if (fits(batch.data) && (!batch.target.defined() || fits(batch.target))) return;
   throw DataError(
-      fmt::format("data [{}] and target [{}] are no batch of {}, which is dimension 0 of both; "
+      fmt::format("data [{}] and target [{}] are not a batch of {}, which is dimension 0 of both; "
                   "several of one sample go into a dimension of "
                   "their own",
                   fmt::join(batch.data.sizes(), ", "),

@@ -14,7 +14,7 @@ namespace lockstep::data {
 class BatchMaker {
  public:
   // Batches of the samples that `sampler` still has. `dataset` and `transforms` must outlive it.
-  // Errors call it `whose`, as "rank 1 of 2".
+  // Errors call it `whose`, such as "rank 1 of 2".
   BatchMaker(const Dataset& dataset, const std::vector<Transform>& transforms,
              DistributedSampler sampler, std::string whose, int64_t batch_size, int64_t count);
 

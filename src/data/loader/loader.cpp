@@ -154,12 +154,12 @@ struct Loader::Epoch::Cursor {
   }
 
   std::shared_ptr<Shared> shared;
-  DistributedSampler sampler;  // stands behind the batch in the loop's hands
+  DistributedSampler sampler;  // stands after the batch in the loop's hands
   BatchMaker maker;
   Batch made;
   Batch current;             // the same, where the loop wants it
   int64_t taken = 0;         // batches that the loop had, and one more when it has seen the end
-  std::exception_ptr error;  // of the batch behind them
+  std::exception_ptr error;  // of the batch after them
   std::optional<Ahead<Batch>> ahead;  // last: its threads use the maker
 };
 

@@ -77,8 +77,8 @@ void DistributedSampler::advance(int64_t count) {
 void DistributedSampler::restore(const SamplerState& state) {
   if (state.length != length_ || state.seed != options_.seed || state.shuffle != options_.shuffle) {
     throw ConfigError(fmt::format(
-        "[sampler] cannot resume: the state is of {}, this is {}; go on with the same data and "
-        "options, or begin an epoch anew",
+        "[sampler] cannot resume: the state is of {}, this is {}; resume with the same data and "
+        "options, or start an epoch from its beginning",
         order_text(state), order_text(this->state())));
   }
   if (state.epoch < 0 || state.position < 0 || state.position > length_) {

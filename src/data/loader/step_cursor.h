@@ -41,7 +41,7 @@ class StepCursor {
   void fetch();
 
   std::shared_ptr<Loader::Shared> shared_;
-  DistributedSampler sampler_;      // stands behind the step in the loop's hands
+  DistributedSampler sampler_;      // stands after the step in the loop's hands
   std::vector<BatchMaker> makers_;  // by own lane
   int64_t count_;
   int64_t taken_ = 0;

@@ -10,7 +10,7 @@ namespace lockstep::data {
 struct TorchSampler::State {
   Shard part;
   SamplerOptions options;
-  DistributedSampler sampler;  // stands behind what the data loader has asked for
+  DistributedSampler sampler;  // stands after what the data loader has asked for
   SamplerState front = {};     // of this epoch, or of what was left of it
   int64_t batch_size = 0;      // that the data loader asks for
   bool has_begun = false;

@@ -57,7 +57,7 @@ at::Tensor widened(const at::Tensor& bits, const NpyHeader& header, const std::s
 
 at::Tensor features(at::Tensor data, const std::filesystem::path& file) {
   if (data.is_complex()) {
-    throw DataError(fmt::format("[npy] {}: complex data are no features", file.string()));
+    throw DataError(fmt::format("[npy] {}: complex data are not features", file.string()));
   }
   return data.is_floating_point() ? data : data.to(at::kFloat);
 }
@@ -88,7 +88,7 @@ at::Tensor read_npy(const std::filesystem::path& file) {
     std::memcpy(bytes, mapped.view().data() + header.begin, static_cast<size_t>(count));
   if (header.swapped) swap_bytes(bytes, count, header);
   if (header.kind == 'b') {
-    // Other bytes than 0 and 1 are no bool of C++'s.
+    // Bytes other than 0 and 1 are not a valid bool in C++.
     for (int64_t i = 0; i < count; ++i) bytes[i] = static_cast<char>(bytes[i] != 0);
   }
   array = widened(array, header, name);

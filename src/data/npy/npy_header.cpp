@@ -46,7 +46,7 @@ class HeaderParser {
       }
     }
     skip_spaces();
-    if (!rest().empty()) fail("the header has more behind its dict");
+    if (!rest().empty()) fail("the header has more after its dict");
     if (!has_descr || !has_order || !has_shape) {
       fail("the header lacks descr, fortran_order or shape");
     }
@@ -154,7 +154,7 @@ NpyHeader parse_npy(std::string_view bytes, const std::string& name) {
   if (bytes.starts_with("PK")) {
     fail("is an archive, as numpy.savez writes them: unzip it and give one of its .npy files");
   }
-  if (!bytes.starts_with(kMagic)) fail("is no .npy file: it does not begin with \\x93NUMPY");
+  if (!bytes.starts_with(kMagic)) fail("is not an .npy file: it does not begin with \\x93NUMPY");
   if (bytes.size() < 10) fail(fmt::format("truncated: {} bytes have no header", bytes.size()));
   const auto byte = [&](size_t i) {
     return static_cast<size_t>(static_cast<unsigned char>(bytes[i]));

@@ -40,19 +40,18 @@ std::string_view hint(const Outcome& outcome, const RankEnd& cause, bool has_sta
   switch (WTERMSIG(cause.wait_status)) {
     case SIGKILL:
       if (!outcome.out_of_memory) {
-        return "if nobody sent that, the kernel was out of memory (dmesg)";
+        return "if nobody sent SIGKILL, the kernel's OOM killer did (see dmesg)";
       }
-      return *outcome.out_of_memory > 0 ? "meanwhile the kernel has ended a process of this "
-                                          "machine because memory was short "
-                                          "(dmesg)"
-                                        : "the kernel has ended nothing for want of memory "
-                                          "meanwhile: somebody has sent that";
+      return *outcome.out_of_memory > 0 ? "the OOM killer has ended a process of this machine "
+                                          "while the ranks ran (see dmesg)"
+                                        : "the OOM killer has ended nothing while the ranks "
+                                          "ran: another process sent SIGKILL";
     case SIGSEGV:
     case SIGABRT:
     case SIGFPE:
     case SIGILL:
       if (has_stack) return "";
-      return "for the place: lockstep run ... gdb -batch -ex run -ex bt --args PROGRAM";
+      return "to see where: lockstep run ... gdb -batch -ex run -ex bt --args PROGRAM";
     case SIGBUS:
       return "a file that it had mapped was cut, or /dev/shm or the disk is full (lockstep doctor)";
     default:

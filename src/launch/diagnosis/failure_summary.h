@@ -1,4 +1,4 @@
-// How a job that did not end well ended: the cause first, then what the others did.
+// How a job that has failed ended: the cause first, then what the others did.
 #pragma once
 
 #include <string>

@@ -36,7 +36,7 @@ void Remarks::on_late(size_t hosts, const std::vector<std::string>& late, const 
   const std::vector<std::string> first(
       late.begin(), late.begin() + static_cast<int>(std::min(late.size(), kMostNames)));
   lines_.push_back(fmt::format(
-      "all ranks of {} of {} hosts have ended well; still at work after {:g} s: {}{}",
+      "all ranks of {} of {} hosts have exited with status 0; still running after {:g} s: {}{}",
       hosts - late.size(), hosts, seconds(timing.late), fmt::join(first, ", "),
       late.size() > first.size() ? fmt::format(" and {} more", late.size() - first.size()) : ""));
 }

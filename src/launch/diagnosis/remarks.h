@@ -21,7 +21,7 @@ class Remarks {
   void on_answer(const Join& join, const Message& answer);
   void on_spare(const Join& join, size_t places);
 
-  // Of so many hosts all have ended well but those.
+  // All ranks of this many hosts have exited with status 0, but for those of the hosts in `late`.
   void on_late(size_t hosts, const std::vector<std::string>& late, const Timing& timing);
 
   struct Gathered {

@@ -24,7 +24,7 @@ class StackNames {
  public:
   explicit StackNames(const std::vector<const flight::Stack*>& stacks);
 
-  // One line for each frame, from the innermost: "train(long) (fault_trainer+0x1234)". Ends behind
+  // One line for each frame, from the innermost: "train(long) (fault_trainer+0x1234)". Ends after
   // main(): what is further out started the program.
   std::vector<std::string> frames(const flight::Stack& stack) const;
 

@@ -37,7 +37,7 @@ std::string expanded(std::string text, const std::map<std::string, std::string>&
   return text;
 }
 
-// How wide a line may be behind the tag in the terminal that stdout goes to; 0 where it goes to
+// How wide a line may be after the tag in the terminal that stdout goes to; 0 where it goes to
 // none, or to one that cannot write over a line.
 int columns_behind(const std::string& tag) {
   winsize size{};

@@ -7,8 +7,8 @@
 
 namespace lockstep::launch {
 
-// From the first good end of a rank, or of all ranks of a host, until those that are still at work
-// are named. Throws ConfigError for a wrong LOCKSTEP_LATE_RANKS.
+// From when the first rank, or all ranks of a host, have exited with status 0 until those that
+// still run are named. Throws ConfigError for a wrong LOCKSTEP_LATE_RANKS.
 inline std::chrono::nanoseconds late_after() {
   return std::chrono::seconds(env_int("LOCKSTEP_LATE_RANKS", 1, 1'000'000).value_or(30));
 }

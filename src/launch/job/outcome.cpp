@@ -28,7 +28,7 @@ std::optional<int> first_failure(const Outcome& outcome) {
     for (const Seen& seen : outcome.seen) {
       if (seen.rank == end.rank) said = seen.log.failure;
     }
-    // What it did after the launcher had asked it to stop is no failure of its own.
+    // What it did after the launcher had asked it to stop is not a failure of its own.
     const bool is_fine = is_success(end.wait_status) || is_requeue(end.wait_status);
     const bool by_itself = end.push == Push::None && !is_fine;
     const bool said_own = said && said->blame == flight::Blame::Own && !is_fine;

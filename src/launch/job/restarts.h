@@ -38,7 +38,7 @@ class Restarts {
  private:
   int most_, used_ = 0;
   int quick_ = 0;  // failures in a row
-  int same_ = 0;   // of those, alike
+  int same_ = 0;   // of those, of the same kind
   int last_rank_ = -1, last_status_ = 0;
 };
 

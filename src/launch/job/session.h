@@ -39,7 +39,7 @@ struct Session {
   const bool rank_0_binds_port;
   Signals signals;
   const std::string mark;      // of this job's processes, in their environment
-  OrphanReaper orphan_reaper;  // before there are threads: it goes on with a copy of this process
+  OrphanReaper orphan_reaper;  // before there are threads: it continues with a copy of this process
   LogMultiplexer output;
   Logs logs;
 

@@ -74,7 +74,7 @@ Outcome WorkerGroup::run() {
         on_signal(*signal);
       }
     }
-    check_starts();  // those that could not have ended, too, and are no failed ranks
+    check_starts();  // those that could not have ended, too, and are not failed ranks
     if (children) on_children();
     if (outside_ != nullptr) attend_outside();
     if (output_.is_abandoned() && phase_ == Phase::Running) {
@@ -173,8 +173,8 @@ void WorkerGroup::on_signal(int signal) {
     case SIGQUIT:
       return say_where_ranks_are();
     case SIGTSTP:
-      // The terminal's Ctrl-Z reaches only the launcher. It goes on in the next line when the shell
-      // lets it.
+      // The terminal's Ctrl-Z reaches only the launcher. It continues in the next line when the
+      // shell lets it.
       signal_ranks(SIGSTOP);
       raise(SIGSTOP);
       return signal_ranks(SIGCONT);
@@ -185,9 +185,9 @@ void WorkerGroup::on_signal(int signal) {
   if (is_first) outcome_.signal = signal;
   if (phase_ == Phase::Running || phase_ == Phase::Leaving) {
     const auto grace = options_.grace.value_or(kGraceAfterSignal);
-    output_.say(fmt::format(
-        "{}: asking {} ranks to stop; in {:g} s, or at once on Ctrl-C, they are killed",
-        signal_name(signal), running_.size(), std::chrono::duration<double>(grace).count()));
+    output_.say(fmt::format("{}: asking {} ranks to stop; killing them after {:g} s (Ctrl-C: now)",
+                            signal_name(signal), running_.size(),
+                            std::chrono::duration<double>(grace).count()));
     stop(signal, grace);
   } else {
     // The ranks are being stopped already; what the signal changes is that none are started again.
@@ -263,7 +263,7 @@ void WorkerGroup::on_deadline() {
     case Phase::Telling:
       return stop(SIGTERM, options_.grace.value_or(kGraceAfterFailure));
     case Phase::Leaving:
-      say_of_leftovers("the ranks have ended well and left processes at work, asked to stop now");
+      say_of_leftovers("the ranks have exited and left processes running, which are asked to stop");
       has_leftovers_ = true;
       return stop(SIGTERM, options_.grace.value_or(kGraceAfterSignal));
     case Phase::Stopping:
@@ -273,7 +273,7 @@ void WorkerGroup::on_deadline() {
       if (++kill_rounds_ < kKillRounds) return kill_all();
       for (const ProcessStat& process : descendants()) {
         output_.say(
-            fmt::format("process {} (state {}) does not die of SIGKILL: the kernel waits "
+            fmt::format("process {} (state {}) does not end after SIGKILL: the kernel waits "
                         "for a device or a network file system",
                         process.pid, process.state));
       }
@@ -303,7 +303,7 @@ void WorkerGroup::conclude() {
     if (is_port_taken && !session_.rank_0_binds_port) {
       output_.say(
           "hint: rank 0 has inherited a socket that listens at MASTER_PORT; a program that binds "
-          "the port itself, as a script that runs Python, needs LOCKSTEP_PYTHON_PEERS=1");
+          "the port itself, such as a script that runs Python, needs LOCKSTEP_PYTHON_PEERS=1");
     }
     if (session_.logs.is_on()) words.write_failure_report(outcome_, output_);
   }

@@ -89,7 +89,8 @@ class WorkerGroup {
   const std::optional<int64_t> out_of_memory_before_ = out_of_memory_kills();
   int kill_rounds_ = 0;
   Clock::time_point next_look_ = Clock::now();
-  bool has_leftovers_ = false;  // the ranks have ended well, and what they left was asked to stop
+  bool has_leftovers_ =
+      false;  // the ranks have exited with 0, and what they left was asked to stop
   bool said_missing_ = false;
 };
 

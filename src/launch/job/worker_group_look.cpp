@@ -97,7 +97,7 @@ void WorkerGroup::look_for_absent() {
   for (auto& [pid, rank] : running_) {
     const bool was_stopped = std::exchange(rank.is_stopped, process_state(pid) == 'T');
     if (!rank.is_stopped || !was_stopped || std::exchange(rank.is_said, true)) continue;
-    output_.say(fmt::format("rank {} is stopped (state T, pid {}); it goes on with kill -CONT {}",
+    output_.say(fmt::format("rank {} is stopped (state T, pid {}); kill -CONT {} resumes it",
                             first_rank_ + rank.local_rank, pid, pid));
     if (outside_ != nullptr) outside_->on_stopped(first_rank_ + rank.local_rank, pid);
   }
@@ -114,11 +114,11 @@ void WorkerGroup::look_for_absent() {
     missing.push_back(
         fmt::format("rank {} ({})", seen.rank, where.empty() ? "in no collective" : where));
   }
-  output_.say(
-      fmt::format("{} of {} ranks of this host have ended well; still at work after {} s: {}",
-                  outcome_.ends.size(), ranks_,
-                  std::chrono::duration_cast<std::chrono::seconds>(late_after()).count(),
-                  fmt::join(missing, ", ")));
+  output_.say(fmt::format(
+      "{} of {} ranks of this host have exited with status 0; still running after {} s: {}",
+      outcome_.ends.size(), ranks_,
+      std::chrono::duration_cast<std::chrono::seconds>(late_after()).count(),
+      fmt::join(missing, ", ")));
 }
 
 }  // namespace lockstep::launch

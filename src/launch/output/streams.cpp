@@ -38,7 +38,7 @@ StreamChoice StreamChoice::parse(std::string_view flag, std::string_view text) {
     if (!rank || !streams) {
       throw ConfigError(
           fmt::format("[run] {} '{}': give 0 (neither), 1 (stdout), 2 (stderr) or 3 (both), or "
-                      "that for some local ranks, as 0:3,1:1",
+                      "that for some local ranks, such as 0:3,1:1",
                       flag, text));
     }
     choice.some_[*rank] = *streams;

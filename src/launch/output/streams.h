@@ -12,7 +12,7 @@ class StreamChoice {
   enum Stream { Out = 1, Err = 2 };
 
   // torchrun's words for --redirects and --tee: 0 neither, 1 stdout, 2 stderr, 3 both, on all local
-  // ranks; or for some of them, as "0:3,12:1". Throws ConfigError that names `flag`.
+  // ranks; or for some of them, such as "0:3,12:1". Throws ConfigError that names `flag`.
   static StreamChoice parse(std::string_view flag, std::string_view text);
 
   bool covers(int local_rank, Stream stream) const;

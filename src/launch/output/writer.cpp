@@ -160,7 +160,7 @@ void Writer::write_out(State& state, const Piece& piece) {
     if (state.ending) return;  // all is counted
     if (!goes_on) {
       if (!target.is_abandoned() && !std::exchange(target.failed_, true)) {
-        state.notes.push_back(fmt::format("cannot write to {}: {}; the job goes on without",
+        state.notes.push_back(fmt::format("cannot write to {}: {}; the job continues without",
                                           target.name_, std::strerror(error)));
       }
       state.lost += static_cast<int64_t>(rest.size());
@@ -192,7 +192,7 @@ bool Writer::write_some(Target& target, std::string_view& rest) {
   if (errno == EPIPE || errno == ECONNRESET || errno == EIO) {
     const int error = errno;
     struct stat status;
-    // A disk's EIO is no reader that has left.
+    // A disk's EIO is not a reader that has left.
     if (fstat(fd, &status) == 0 && !S_ISREG(status.st_mode)) target.abandoned_ = true;
     errno = error;
   }

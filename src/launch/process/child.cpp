@@ -55,7 +55,7 @@ bool take_stream(const Target& target, const Pipe& pipe, int as) {
   return dup2(target.kind == Target::File ? target.fd : pipe.write.get(), as) >= 0;
 }
 
-// What execve() takes, each behind an empty first entry.
+// What execve() takes, each after an empty first entry.
 struct Arguments {
   std::vector<char*> command, environment;
 };

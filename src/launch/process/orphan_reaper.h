@@ -11,8 +11,8 @@ namespace lockstep::launch {
 
 // A process that does nothing while its launcher lives. When the launcher is killed, the kernel
 // ends the ranks, and this process everything that they have started: all processes with the
-// launcher's mark in their environment. It is no descendant for launch/process/descendants.h, and
-// waitpid(-1) does not see it.
+// launcher's mark in their environment. It is not a descendant for launch/process/descendants.h,
+// and waitpid(-1) does not see it.
 class OrphanReaper {
  public:
   static constexpr const char* kVariable = "LOCKSTEP_JOB";

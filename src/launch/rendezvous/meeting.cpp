@@ -65,7 +65,7 @@ Address given_address(const std::string& text) {
   const auto found = resolve(text, 0).addresses;
   const auto own = std::find_if(found.begin(), found.end(), is_own);
   if (own == found.end()) {
-    throw ConfigError(fmt::format("[run] --local-addr {}: no address of this host", text));
+    throw ConfigError(fmt::format("[run] --local-addr {}: not an address of this host", text));
   }
   return *own;
 }

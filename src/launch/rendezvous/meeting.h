@@ -25,8 +25,8 @@ struct Meeting {
 Endpoint meeting_place(const Rendezvous& rendezvous);
 
 // Finds out whether this launcher is the coordinator, and listens if it is. Waits for the
-// endpoint's name to be known, as a Kubernetes pod's is only after a while: no longer than the join
-// time-out. Throws ConfigError when it cannot be.
+// endpoint's name to be known, such as a Kubernetes pod's is only after a while: no longer than the
+// join timeout. Throws ConfigError when it cannot be.
 Meeting prepare_meeting(const Rendezvous& rendezvous, Session& session);
 
 }  // namespace lockstep::launch

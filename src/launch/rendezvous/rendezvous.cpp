@@ -91,7 +91,7 @@ void Rendezvous::set_conf(std::string_view text) {
       keep_alive_interval * 2 > heartbeat_timeout) {
     throw ConfigError(fmt::format(
         "[run] --rdzv-conf: a heartbeat each keep_alive_interval={:g} s and heartbeat_timeout={:g} "
-        "s: need 0.02 s and 0.2 s at least, and two heartbeats within the time-out",
+        "s: need 0.02 s and 0.2 s at least, and two heartbeats within the timeout",
         static_cast<double>(keep_alive_interval.count()) / 1e3,
         static_cast<double>(heartbeat_timeout.count()) / 1e3));
   }

@@ -15,7 +15,7 @@ struct Timing {
   // that have ranks left, report them to the new one; they try each `survivor_interval`.
   Time survivors = std::chrono::milliseconds(150);
   Time survivor_interval = std::chrono::milliseconds(50);
-  // From the end of a host's ranks until the hosts that are still at work are named.
+  // From the end of a host's ranks until the hosts whose ranks still run are named.
   Time late = std::chrono::seconds(30);
   // From the order to stop until every rank has surely ended: after a failure, and after a signal,
   // when programs may save.

@@ -5,7 +5,7 @@
 
 namespace lockstep::models {
 
-// Rows of a matrix that are multiplied by `count` vectors of `columns` elements, which lie behind
+// Rows of a matrix that are multiplied by `count` vectors of `columns` elements, which lie after
 // one another: y[v * stride + r] is the product of row r and vector v. Rows [begin, end).
 struct Product {
   const float* weight;

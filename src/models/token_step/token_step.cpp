@@ -20,7 +20,7 @@
 namespace lockstep::models {
 namespace {
 
-// Up to so many vectors a product of ours is faster than a matrix product of libtorch's.
+// Up to this many vectors a product of ours is faster than a matrix product of libtorch's.
 constexpr int64_t kFew = 8;
 // Multiplications for which a further thread is worth its begin and end.
 constexpr int64_t kGrain = 32768;

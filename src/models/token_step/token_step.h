@@ -18,7 +18,7 @@ namespace lockstep::models {
 class TokenStep {
  public:
   // Nothing when this is not for it: several tokens a sequence, another device or dtype, gradients,
-  // autocast, dropout, layers with something attached (Fsdp), numbers that are no tokens.
+  // autocast, dropout, layers with something attached (Fsdp), numbers that are not tokens.
   static std::optional<TokenStep> of(const TransformerImpl& net, const at::Tensor& ids,
                                      KvCache& cache);
   // Throws ConfigError when the cache is full.

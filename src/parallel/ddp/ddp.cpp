@@ -57,7 +57,7 @@ std::string shared_with_another(const Model& model) {
   return {};
 }
 
-// What has to be alike on all ranks. How many lanes is compared by begin_lanes().
+// What has to be the same on all ranks. How many lanes is compared by begin_lanes().
 std::string describe(const DdpOptions& options) {
   return fmt::format("bucket_bytes {{{}}}, unused {}, buffers {}, hook {}, check_same_every {}, {}",
                      fmt::join(options.bucket_bytes, ", "),
@@ -167,7 +167,7 @@ Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   if (state_->plan) begin_lanes(group, lane_options(state_->options));
   state_->attach_hook(state_->module.model());
   state_->attach();
-  // What is drawn outside of lanes is drawn alike on all ranks.
+  // What is drawn outside of lanes is drawn with the same values on all ranks.
   if (group.size() > 1 && !state_->plan) begin_rank_stream();
 }
 
@@ -202,7 +202,8 @@ void Ddp::sync_buffers() {
   if (state_->plan && state_->options.buffers == Buffers::Average) {
     throw ConfigError(
         "[ddp] sync_buffers() would average buffers over ranks, which with lanes gives other bits "
-        "on another number of them: change buffers alike on all ranks, or use Buffers::Broadcast");
+        "on another number of them: change buffers in the same way on all ranks, or use "
+        "Buffers::Broadcast");
   }
   if (state_->buffers) state_->buffers->sync();
 }

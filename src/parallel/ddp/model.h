@@ -46,13 +46,13 @@ struct Model {
 at::Device communicated_on(const Group& group, const at::Tensor& tensor);
 
 // Throws ConfigError on all ranks unless the model can be attached to on `device`, all ranks
-// describe it and their options alike, and no rank has given a `complaint`. Messages begin with
-// [who]. `options` is one line.
+// describe it and their options in the same way, and no rank has given a `complaint`. Messages
+// begin with [who]. `options` is one line.
 void verify(const Model& model, const Group& group, at::Device device, std::string complaint = {},
             std::string_view who = "ddp", const std::string& options = {});
 
-// A kind, a name, and what has to agree, as "parameter 'fc.weight': float32 [256, 784], trainable".
-// Private to verify(), and its tests.
+// A kind, a name, and what has to agree, such as "parameter 'fc.weight': float32 [256, 784],
+// trainable". Private to verify(), and its tests.
 std::vector<std::string> describe(const Model& model);
 
 // The first difference between the ranks' descriptions, as an error's text; empty when there is

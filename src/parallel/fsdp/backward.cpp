@@ -103,7 +103,7 @@ at::Tensor Fsdp::State::arriving(size_t parameter, const at::Tensor& gradient) {
   }
   if (gradient.layout() != at::kStrided) {
     object(
-        fmt::format("the gradient of parameter '{}' is sparse, which is not divided: build the "
+        fmt::format("the gradient of parameter '{}' is sparse, which is not sharded: build the "
                     "layer with sparse = false, or train with Ddp",
                     item.name));
     return {};

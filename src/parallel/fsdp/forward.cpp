@@ -62,7 +62,7 @@ void Fsdp::State::close(Unit& unit, After after) {
   hide(unit);
 }
 
-// The unit that the last forward called `step` places behind this one.
+// The unit that the last forward called `step` places after this one.
 void Fsdp::State::prefetch(const Unit& unit, int step) {
   if (plan_.shares) return;
   const auto& order = step > 0 ? order_before_ : order_now_;

@@ -16,7 +16,7 @@ namespace lockstep::parallel {
 Fsdp::Fsdp(const ModuleRef& module, const Group& group, FsdpOptions options)
     : state_(std::make_shared<State>(module, group, std::move(options))) {
   state_->attach();
-  // What is drawn outside of lanes is drawn alike on all ranks.
+  // What is drawn outside of lanes is drawn with the same values on all ranks.
   if (group.size() > 1 && !state_->lane_plan()) begin_rank_stream();
 }
 
@@ -66,7 +66,8 @@ void Fsdp::sync_buffers() {
   if (state_->lane_plan() && state_->plan().options.buffers == Buffers::Average) {
     throw ConfigError(
         "[fsdp] sync_buffers() would average buffers over ranks, which with lanes gives other bits "
-        "on another number of them: change buffers alike on all ranks, or use Buffers::Broadcast");
+        "on another number of them: change buffers in the same way on all ranks, or use "
+        "Buffers::Broadcast");
   }
   state_->buffers().sync();
 }

@@ -66,7 +66,7 @@ bool is_within(const std::vector<ModuleNode>& nodes, size_t inner, size_t outer)
 void add_by_size(const std::vector<ModuleNode>& nodes,
                  const std::vector<std::vector<size_t>>& users, const Model& model, int64_t least,
                  std::set<const Module*>& is_unit) {
-  // Children come behind their parents.
+  // Children come after their parents.
   for (size_t node = nodes.size(); node-- > 1;) {
     if (is_unit.contains(nodes[node].module)) continue;
     int64_t numel = 0;

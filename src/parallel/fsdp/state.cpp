@@ -54,7 +54,7 @@ void check_fsdp_options(const FsdpOptions& options, const Group& group) {
       (options.reshard_ranks > 0 &&
        (options.sharding != Sharding::Full || !options.reshard_after_forward))) {
     throw ConfigError(
-        fmt::format("[fsdp] reshard_ranks = {} of {} ranks that divide a model: it must divide "
+        fmt::format("[fsdp] reshard_ranks = {} of {} ranks that share a model: it must divide "
                     "their number, and goes with Sharding::Full and reshard_after_forward only",
                     options.reshard_ranks, among));
   }
@@ -81,7 +81,7 @@ void check_fsdp_options(const FsdpOptions& options, const Group& group) {
   }
 }
 
-// What has to be alike on all ranks, and errors that this rank alone can find.
+// What has to be the same on all ranks, and errors that this rank alone can find.
 std::string describe_fsdp(const FsdpOptions& options, const std::vector<PlannedUnit>& units) {
   std::vector<std::string> names;
   for (const auto& unit : units) names.push_back(unit.name);
@@ -110,7 +110,7 @@ std::string unfit_for_fsdp(const Model& model) {
     }
     if (item.sparse) {
       return fmt::format(
-          "parameter '{}' belongs to a layer with sparse gradients, which are not divided: build "
+          "parameter '{}' belongs to a layer with sparse gradients, which are not sharded: build "
           "it with sparse = false, or train with Ddp",
           item.name);
     }
@@ -122,7 +122,7 @@ std::string unfit_for_fsdp(const Model& model) {
   return {};
 }
 
-// Divided parameters move to memory of their own, and others that had the same would stay.
+// Sharded parameters move to memory of their own, and others that had the same would stay.
 std::string shared_memory(const Model& model, const ModuleRef& module) {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
@@ -339,7 +339,7 @@ void Fsdp::State::attach() {
     guards_.push_back(at::empty_like(all[i].tensor, at::TensorOptions().requires_grad(false)));
     guard_memory_.emplace_back(
         guards_.back(), all[i].tensor.scalar_type(),
-        fmt::format("the gradient of parameter '{}' is divided among the ranks: give optimizers, "
+        fmt::format("the gradient of parameter '{}' is sharded over the ranks: give optimizers, "
                     "clipping and the like fsdp.parameters() in the place of the module's",
                     all[i].name));
   }

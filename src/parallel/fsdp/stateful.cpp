@@ -72,7 +72,7 @@ class FsdpState : public Stateful {
     return state;
   }
 
-  // What FsdpOptions::ignore names, which every rank has whole; without what another Fsdp divides,
+  // What FsdpOptions::ignore names, which every rank has whole; without what another Fsdp shards,
   // and saves.
   ModuleRef::NamedTensors ignored() const {
     std::set<const at::TensorImpl*> seen;

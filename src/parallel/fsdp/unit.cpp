@@ -133,7 +133,7 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
                                            .world_ranks = plan.shards.world_ranks()});
     memory_.emplace_back(
         parameters_[i], compute_,
-        fmt::format("parameter '{}' is divided among the ranks and has no memory outside of its "
+        fmt::format("parameter '{}' is sharded over the ranks and has no memory outside of its "
                     "unit: it belongs to {}, so call that by lockstep::call(), gather all "
                     "parameters by fsdp.unshard(), or give an optimizer fsdp.parameters()",
                     name, unit));
@@ -146,7 +146,7 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
 void UnitFlat::abandon() {
   for (size_t i = 0; i < memory_.size(); ++i) {
     memory_[i].abandon(
-        fmt::format("parameter '{}' was divided among the ranks by an Fsdp that is gone, and with "
+        fmt::format("parameter '{}' was sharded over the ranks by an Fsdp that is gone, and with "
                     "it the other ranks' parts: call fsdp.unshard() before that one is destroyed",
                     layout_.members()[i].name));
   }
@@ -204,7 +204,7 @@ void UnitFlat::check_leaves() const {
       why = "was given other memory, which the module does not see: copy_() values into it";
     } else if (leaves_[i].requires_grad() != trainable_) {
       why = trainable_ ? "was frozen: freeze the module's parameter itself"
-                       : "was thawed: thaw the module's parameter, and construct Fsdp again";
+                       : "was unfrozen: unfreeze the module's parameter, and construct Fsdp again";
     }
     if (why == nullptr) continue;
     throw ConfigError(

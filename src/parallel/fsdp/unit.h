@@ -27,10 +27,10 @@ namespace lockstep::parallel {
 // What all units have in common.
 struct ShardPlan {
   Group all;
-  Group shards;         // among which the model is divided
+  Group shards;         // over which the model is sharded
   Group replicas;       // ranks with the same part; alone unless there are several shard groups
   bool shares = false;  // one copy of the parameters for all ranks of `shards`
-  std::optional<Group> resharded;  // among which parameters stay divided after forward
+  std::optional<Group> resharded;  // over which parameters stay sharded after forward
   FsdpOptions options;
 
   // Whether other ranks read this rank's shards where they lie.
@@ -100,7 +100,7 @@ class UnitFlat {
   // Whether autograd has seen a shard change since publish().
   bool is_written() const;
   // Throws ConfigError for a leaf that its owner has taken other memory for, or has frozen or
-  // thawed.
+  // unfrozen.
   void check_leaves() const;
   // The shards may be written and the gradients read when it returns.
   void wait_for_host() { copies_.wait(); }

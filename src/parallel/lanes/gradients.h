@@ -10,7 +10,7 @@
 namespace lockstep::parallel {
 
 // Slot 0 of the plan is the reducer's own buckets, where the average is to be; the other slots are
-// buckets of this rank alone, laid out alike.
+// buckets of this rank alone, with the same layout.
 class LaneGradients {
  public:
   LaneGradients(std::shared_ptr<const LanePlan> plan, size_t parameters, size_t dense);

@@ -119,7 +119,7 @@ void begin_lanes(const Group& group, const LaneOptions& options) {
           fmt::format("rank {} differs from rank 0 in what bits depend on: {}", rank, difference);
       if (is_decisive(difference)) {
         throw ConfigError(
-            fmt::format("[{}] {}; with lanes all have to be alike", options.who, text));
+            fmt::format("[{}] {}; with lanes all ranks have to be the same", options.who, text));
       }
       if (group.rank() == 0) log::warn(fmt::format("[{}] {}", options.who, text));
     }

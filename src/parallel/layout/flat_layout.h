@@ -46,7 +46,7 @@ class FlatLayout {
 
   at::ScalarType dtype() const { return dtype_; }
   const std::vector<Member>& members() const { return members_; }
-  // With the gaps between members, and behind the last.
+  // With the gaps between members, and after the last.
   int64_t numel() const { return numel_; }
   // Collectives know no complex numbers: those are pairs of real ones.
   int64_t reals() const { return numel_ * (c10::isComplexType(dtype_) ? 2 : 1); }
@@ -57,7 +57,7 @@ class FlatLayout {
   // What of the members lies in a range of elements, in order.
   std::vector<Portion> portions(const Range& range) const;
 
-  // JSON, and back. Throws ConfigError for what is no such text.
+  // JSON, and back. Throws ConfigError for anything else.
   std::string text() const;
   static FlatLayout parse(std::string_view text);
   bool operator==(const FlatLayout&) const = default;

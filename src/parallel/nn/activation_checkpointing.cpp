@@ -169,7 +169,7 @@ void refuse_other_than_backward() {
   const bool is_of_some = !torch::autograd::Engine::get_default_engine().is_checkpoint_valid();
   if (!is_of_some && !at::GradMode::is_enabled()) return;
   throw ConfigError(fmt::format(
-      "[activation_checkpointing] {} through a module that is computed twice: only a backward() of "
+      "[activation_checkpointing] {} through a module that is recomputed: only a backward() of "
       "all parameters knows what to do with the second run's gradients; leave the module out of "
       "ActivationCheckpointing",
       is_of_some ? "torch::autograd::grad(), or backward() with inputs,"

@@ -120,7 +120,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
     if (input.numel() > 0) {
       at::Tensor unused;
       // CPUs take mean and variance. GPUs want what a forward pass has kept, too, and a weight, of
-      // which only the device and dtype matter: any tensor of so many channels.
+      // which only the device and dtype matter: any tensor of that many channels.
       std::tie(unused, products, slopes) =
           at::native_batch_norm_backward(slope, input, /*weight=*/inverse, mean, variance, mean,
                                          inverse, /*train=*/false, eps, {false, true, true});

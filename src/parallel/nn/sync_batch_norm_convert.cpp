@@ -52,7 +52,7 @@ bool is_torch_batch_norm(const Module& module) {
 }
 
 // Neither a derived class, whose own behaviour would be lost, nor held by a member variable, which
-// would go on with the old layer.
+// would keep the old layer.
 bool is_replaceable(const std::shared_ptr<Module>& layer, const Found& found) {
   const long here = 1 + static_cast<long>(found.places.size());  // 1: the key itself
   return !found.places.empty() && layer.use_count() <= here &&

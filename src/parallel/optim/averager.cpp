@@ -19,8 +19,8 @@ Averager::Averager(const torch::nn::Module& module, std::vector<AverageLevel> le
     levels_[i].group.refuse_python_ranks("Averager");
     const int64_t period = levels_[i].period, before = i == 0 ? 1 : levels_[i - 1].period;
     if (period < 1 || period % before != 0) {
-      throw ConfigError(
-          fmt::format("[averager] period {} of level {} is no multiple of {}", period, i, before));
+      throw ConfigError(fmt::format("[averager] period {} of level {} is not a multiple of {}",
+                                    period, i, before));
     }
   }
   std::set<const at::TensorImpl*> seen;
@@ -35,7 +35,8 @@ Averager::Averager(const torch::nn::Module& module, std::vector<AverageLevel> le
 
 bool Averager::step() {
   for (const auto& level : levels_) {
-    refuse_lanes(level.group, "averager", "leave it out, Ddp keeps the parameters alike");
+    refuse_lanes(level.group, "averager",
+                 "leave it out, Ddp keeps the parameters the same on all ranks");
   }
   ++steps_;
   if (steps_ <= warm_up_) return false;

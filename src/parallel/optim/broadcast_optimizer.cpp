@@ -20,7 +20,7 @@ constexpr char kRefusal = '!';
 std::string description(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const ZeroOptimizer*>(&optimizer) != nullptr) {
     return std::string(1, kRefusal) +
-           "a ZeroOptimizer's state is divided over the ranks: load() each rank's own part";
+           "a ZeroOptimizer's state is sharded over the ranks: load() each rank's own part";
   }
   // load() casts to its own class without looking.
   std::string text = fmt::format("optimizer of class {}\n", typeid(optimizer).name());

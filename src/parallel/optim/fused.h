@@ -36,8 +36,8 @@ class ByKind {
 void check_fused_state(const at::Tensor& state, const at::Tensor& parameter,
                        std::string_view address);
 
-// The kernels read memory in order: all tensors of a parameter have to be laid out alike, and to be
-// of one dtype. A copy where `tensor` is not.
+// The kernels read memory in order: all tensors of a parameter have to have the same layout, and to
+// be of one dtype. A copy where `tensor` is not.
 at::Tensor laid_out_like(const at::Tensor& tensor, const at::Tensor& parameter);
 
 // Tells autograd that the parameters were changed, which torch's fused kernels and ours do not: a

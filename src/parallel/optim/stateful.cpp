@@ -16,7 +16,7 @@ using checkpoint::stateful_values;
 using checkpoint::value_of;
 using checkpoint::Values;
 
-// Not the sum over ranks, as an error left to send, but alike on all.
+// Not the sum over ranks, like an error left to send, but the same on all.
 bool is_common(const std::string& name) { return name == "iteration" || name.starts_with("q/"); }
 
 class HookOfRank : public Stateful {

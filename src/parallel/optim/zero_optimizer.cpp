@@ -30,7 +30,7 @@ std::string describe(const std::vector<at::Tensor>& parameters, size_t index) {
                      fmt::join(parameters[index].sizes(), ", "));
 }
 
-// Divided parameters move to memory of their own.
+// Sharded parameters move to memory of their own.
 std::string shared_memory(const std::vector<at::Tensor>& parameters) {
   const auto pair = first_overlap(parameters, parameters.size());
   if (!pair) return {};
@@ -40,7 +40,7 @@ std::string shared_memory(const std::vector<at::Tensor>& parameters) {
       describe(parameters, pair->first), describe(parameters, pair->second));
 }
 
-// Why this rank's parameters cannot be divided; empty when they can.
+// Why this rank's parameters cannot be sharded; empty when they can.
 std::string unfit(const std::vector<at::Tensor>& parameters, const Group& group) {
   if (parameters.empty()) return "no parameters to optimize";
   const at::Device device = communicated_on(group, parameters.front());
@@ -51,7 +51,7 @@ std::string unfit(const std::vector<at::Tensor>& parameters, const Group& group)
     };
     if (checkpoint::part_of(parameter) != nullptr) {
       return refuse(
-          "is an Fsdp's part of one, which is divided already: give fsdp.parameters() to a plain "
+          "is an Fsdp's part of one, which is sharded already: give fsdp.parameters() to a plain "
           "optimizer");
     }
     if (parameter.layout() != at::kStrided) return refuse("is not dense");
@@ -295,7 +295,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<OptimizerParamGroup> groups, const Grou
   parts_->optimizer = make(parts_->own_groups(groups));
   if (dynamic_cast<torch::optim::LBFGS*>(parts_->optimizer.get()) != nullptr) {
     throw ConfigError(
-        "[zero] LBFGS looks at all parameters together, so its work cannot be divided: use it as "
+        "[zero] LBFGS looks at all parameters together, so its work cannot be sharded: use it as "
         "it is");
   }
   defaults_ = parts_->optimizer->defaults().clone();
@@ -328,10 +328,10 @@ void ZeroOptimizer::check_groups() const {
   if (same && i == all.size() && param_groups_.size() == parts_->optimizer->param_groups().size()) {
     return;
   }
-  throw ConfigError(fmt::format(
-      "[zero] it divides {} parameters, and its groups now hold others or {}: construct "
-      "another ZeroOptimizer when parameters are added or replaced",
-      all.size(), i));
+  throw ConfigError(
+      fmt::format("[zero] it shards {} parameters, and its groups now hold others or {}: construct "
+                  "another ZeroOptimizer when parameters are added or replaced",
+                  all.size(), i));
 }
 
 // What schedulers set is this rank's too.

@@ -1,4 +1,4 @@
-// How a ZeroOptimizer divides its parameters.
+// How a ZeroOptimizer shards its parameters.
 #pragma once
 
 #include <memory>

@@ -38,7 +38,7 @@ void check_parts(const std::vector<at::Tensor>& parameters, const std::optional<
     const bool has_size = group && group->size() == part->ranks;
     if (has_size && part->is_within(group->world_ranks())) continue;
     throw ConfigError(
-        fmt::format("[clip_grad_norm_] parameter '{}' is an Fsdp's part of one, divided among {} "
+        fmt::format("[clip_grad_norm_] parameter '{}' is an Fsdp's part of one, sharded over {} "
                     "ranks, and {}, "
                     "so this would not be the norm of all gradients: call fsdp.clip_grad_norm_()",
                     part->name, part->ranks,

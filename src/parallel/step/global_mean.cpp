@@ -32,7 +32,7 @@ void check_total(double total, const Group& group) {
 double total_of(const Group& group, double count, std::string_view label) {
   check_count(count);
   if (count != std::floor(count)) {
-    refuse_lanes(group, "global_mean with a count that is no whole number",
+    refuse_lanes(group, "global_mean with a count that is not a whole number",
                  "multiply all weights, so that they are");
   }
   at::Tensor total = at::full({1}, count, at::kDouble);

@@ -36,7 +36,7 @@ void check_part(const at::Tensor& parameter, const Group& group) {
   const bool has_size = part->ranks <= group.size();
   if (has_size && part->is_within(group.world_ranks())) return;
   misused("unscale_",
-          fmt::format("parameter '{}' is an Fsdp's part of one, divided among {} ranks, and the "
+          fmt::format("parameter '{}' is an Fsdp's part of one, sharded over {} ranks, and the "
                       "scaler's group has {}: after an overflow in one rank's parts the others "
                       "would step: GradScaler scaler(world)",
                       part->name, part->ranks,
@@ -64,7 +64,7 @@ std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype(torch::optim::Optimiz
   return gradients;
 }
 
-// Where its gradients are, on all ranks alike, also on one that has none in this step.
+// Where its gradients are, on all ranks, also on one that has none in this step.
 at::Device device_of(const torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     if (!group.params().empty()) return group.params().front().device();

@@ -45,7 +45,7 @@ std::vector<int64_t> counts_of(const at::Tensor& rows, const Group& group) {
       throw ConfigError(
           fmt::format("[gather_for_metrics] rank {} has {}, and rank 0 {}: give a tensor with one "
                       "row a sample, "
-                      "alike but for their number on all ranks",
+                      "the same on all ranks but for the number of rows",
                       rank, kind, first));
     }
     counts.push_back(std::stoll(all[rank]));

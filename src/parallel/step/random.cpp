@@ -48,7 +48,7 @@ bool is_seeded_for_ranks() {
 void begin_rank_stream() {
   auto& [mutex, given, pending, restored, seed, rank] = rank_seed();
   const std::lock_guard lock(mutex);
-  // A checkpoint has each rank's own generator, which goes on where it was.
+  // A checkpoint has each rank's own generator, which continues where it was.
   pending = pending && restored == checkpoint::generators_restored();
   if (pending && rank > 0) seed_everything(stream_seed({.seed = seed, .lane = rank}));
   pending = false;

@@ -222,7 +222,7 @@ ModelProfile measure(torch::nn::Module& module, const std::function<at::Tensor(i
     unit.fixed_kept = kept.fixed;
     unit.transient = working.each;
     unit.fixed_transient = working.fixed;
-    // Its results are the next one's input, which is kept when that is computed twice.
+    // Its results are the next one's input, which is kept when that is recomputed.
     unit.input = Line(a.results, b.results, options.batch).each;
     unit.flops = a.flops / samples;
     unit.is_block = true;

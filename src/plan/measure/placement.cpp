@@ -44,7 +44,7 @@ double bytes_of_user(const rl::RunOptions& options, const train::TransformerConf
   return grpo_memory(sizes, this_host(), short_ones, 1).front().weights;
 }
 
-// Where so many ranks share a host.
+// Where this many ranks share a host.
 bool fits(const rl::RunOptions& options, int64_t ranks, int64_t on_this_host) {
   const auto sizes = sizes_for(options);
   const auto all =

@@ -12,7 +12,7 @@
 
 namespace lockstep::rl {
 
-// Behind each '<' of theirs. No UTF-8 has this byte.
+// After each '<' of theirs. No UTF-8 has this byte.
 inline constexpr char kGuard = '\xF8';
 
 inline std::string guarded(std::string_view text) {

@@ -53,7 +53,8 @@ void check_difficulty(int64_t difficulty) {
 TaskNumber number_of(const TaskKey& key, Kind kind, int64_t difficulty) {
   const auto name = kKinds[static_cast<size_t>(kind)];
   if (key.domain != name) {
-    throw ConfigError(fmt::format("[rl] EmbeddedDomain: {} is no task of {}", name_of(key), name));
+    throw ConfigError(
+        fmt::format("[rl] EmbeddedDomain: {} is not a task of {}", name_of(key), name));
   }
   const size_t at = key.id.find('@');
   if (at != std::string::npos) {

@@ -77,7 +77,7 @@ Dialogue play(const EmbeddedDomain& domain, const TaskKey& key, const PlayOption
                     .messages = episode.log(),
                     .reward = episode.reward(),
                     .why = episode.why()};
-  // That the user leaves is no message which anybody reads.
+  // That the user leaves is not a message which anybody reads.
   if (dialogue.messages.back().role == Role::User) dialogue.messages.pop_back();
   return dialogue;
 }

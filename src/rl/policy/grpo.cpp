@@ -32,8 +32,8 @@ double deviation_of(std::span<const double> values) {
 
 void check_groups(std::span<const double> rewards, int64_t group_size) {
   if (group_size < 1 || static_cast<int64_t>(rewards.size()) % group_size != 0) {
-    throw ConfigError(
-        fmt::format("[grpo] {} rewards are no groups of {}", rewards.size(), group_size));
+    throw ConfigError(fmt::format("[grpo] {} rewards cannot be split into groups of {}",
+                                  rewards.size(), group_size));
   }
 }
 
@@ -177,7 +177,7 @@ OwnTokens own_tokens(std::span<const models::DialogueTokens* const> dialogues) {
   const size_t width = longest - 1;
   const auto rows = static_cast<int64_t>(dialogues.size());
   OwnTokens out;
-  // What fills up a row behind its end is seen by no own token of a causal model.
+  // What fills up a row after its end is seen by no own token of a causal model.
   out.ids = at::zeros({rows, static_cast<int64_t>(width)}, at::kLong);
   auto* ids = out.ids.mutable_data_ptr<int64_t>();
   std::vector<int64_t> places, targets;

@@ -49,7 +49,7 @@ at::Tensor zero_loss(models::Transformer& net) {
   })[0];
 }
 
-// Blocks are gathered one by one where the model is divided.
+// Blocks are gathered one by one where the model is sharded.
 parallel::FsdpOptions division_of(const models::Transformer& net, const LearnerOptions& options,
                                   parallel::Sharding sharding) {
   parallel::FsdpOptions out{.units = parallel::units_of<models::TransformerBlockImpl>(*net),
@@ -70,7 +70,7 @@ void check(const LearnerOptions& options) {
                                   options.updates, options.lanes, options.group_size));
   }
   if (options.reference == ReferencePlace::Sharded && !options.divided) {
-    throw ConfigError("[learner] the reference is divided where the policy is: set divided, too");
+    throw ConfigError("[learner] the reference is sharded where the policy is: set divided, too");
   }
 }
 
@@ -238,7 +238,7 @@ struct Learner::State {
   // One of them is attached to the net.
   std::optional<parallel::Ddp> ddp;
   std::optional<parallel::Fsdp> fsdp, reference_fsdp;
-  std::optional<parallel::ActivationCheckpointing> recomputed;  // blocks of a divided net
+  std::optional<parallel::ActivationCheckpointing> recomputed;  // blocks of a sharded net
   std::unique_ptr<parallel::FusedAdamW> adam;
   double reference_seconds = 0;
 };

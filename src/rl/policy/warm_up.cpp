@@ -172,7 +172,7 @@ WarmedUp warm_up(const comm::World& world, const Demonstrations& demonstrations,
     try {
       kept = models::load_transformer(folder);
       json = text::Tokenizer::from_file(folder).to_json();
-    } catch (const std::exception&) {  // made anew
+    } catch (const std::exception&) {  // made again
       json.clear();
     }
   }

@@ -49,7 +49,7 @@ std::string curriculum_text(const Curriculum& curriculum, const RunOptions& o) {
 
 Phase start(const RunOptions& o) {
   Phase out{"start",
-            {{"all_gather_bytes", "options", "which have to be alike"},
+            {{"all_gather_bytes", "options", "which have to be the same on all ranks"},
              {"all_gather_bytes", "problems", "of the model, the directory, tasks and lengths"}}};
   if (o.model.empty()) {
     out.calls.push_back({"broadcast", "", "the warm-up that is in the cache, if there is one"});

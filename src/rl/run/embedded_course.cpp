@@ -9,7 +9,7 @@
 namespace lockstep::rl {
 namespace {
 
-// Tasks of the warm-up lie behind any that reinforcement learning meets.
+// Tasks of the warm-up come after any that reinforcement learning meets.
 constexpr int64_t kFirstOfWarmUp = 100'000;
 
 using Domains = std::map<std::string, std::shared_ptr<const EmbeddedDomain>>;

@@ -18,13 +18,13 @@ constexpr const char* kMeasured[] = {
     "learning-ratio", "eval-tasks", "eval-trials", "difficulty",  "eval-temperature",
     "max-new-tokens", "max-turns",  "context",     "chat-format", "seed"};
 
-// Throws ConfigError, whose text begins behind the folder's name.
+// Throws ConfigError, whose text begins after the folder's name.
 std::map<std::string, double> read_joint(const RunOptions& options) {
   std::ifstream file(options.joint_run + "/results.json");
   const Json results = Json::parse(file, nullptr, false);
   if (!results.is_object()) throw ConfigError("has no results.json that can be read");
   const Json& config = results.at("config");
-  if (config.value("joint", "") != "true") throw ConfigError("is no run with --joint");
+  if (config.value("joint", "") != "true") throw ConfigError("is not a run with --joint");
   const auto mine = options.as_text();
   for (const char* name : kMeasured) {
     const std::string theirs = config.at(name), ours = mine.at(name);
@@ -36,7 +36,7 @@ std::map<std::string, double> read_joint(const RunOptions& options) {
   const auto columns = matrix.at("columns").get<std::vector<std::string>>();
   const auto rows = matrix.at("R").get<std::vector<std::vector<double>>>();
   if (rows.size() != 2 || rows[1].size() != columns.size()) {
-    throw ConfigError("is not over yet: --resume goes on with it");
+    throw ConfigError("is not over yet: --resume continues it");
   }
   std::map<std::string, double> out;
   for (size_t j = 0; j < columns.size(); ++j) out[columns[j]] = rows[1][j];

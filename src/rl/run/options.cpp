@@ -226,7 +226,7 @@ void RunOptions::check() const {
            reference == "shard",
        fmt::format("--reference {} has to be auto, resident, offload or shard", reference));
   need(reference != "shard" || parallel == "fsdp",
-       "--reference shard needs --parallel fsdp: a reference is divided where the policy is");
+       "--reference shard needs --parallel fsdp: a reference is sharded where the policy is");
   need(reference == "auto" || has_reference(*this),
        fmt::format("--reference {}: without GRPO, or with --beta 0, there is none", reference));
   need(precision == "fp32" || precision == "bf16",

@@ -38,7 +38,7 @@ Limits limits_of(const RunOptions& options);
 // GRPO that keeps near to the policy that a stage began with.
 bool has_reference(const RunOptions& options);
 ReferencePlace reference_place(const RunOptions& options);
-// An Fsdp, which divides nothing under "ddp", has the parameters that the optimizer sees; outside
+// An Fsdp, which shards nothing under "ddp", has the parameters that the optimizer sees; outside
 // of its steps the model has none.
 bool uses_fsdp(const RunOptions& options);
 

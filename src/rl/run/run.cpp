@@ -325,7 +325,7 @@ class Run {
       if (origin != options_.origins.end()) say("--{} {} ({})", name, value, origin->second);
     }
     if (resumed) {
-      say("goes on after {} of {} iterations", state_.iterations, total_iterations());
+      say("resuming after {} of {} iterations", state_.iterations, total_iterations());
     }
     if (!group_.deterministic()) {
       say("sums over this transport have no fixed order: not bit-equal across numbers of ranks");
@@ -356,7 +356,7 @@ class Run {
   }
 
   static void warn_of(const std::string& problem) {
-    if (!problem.empty()) lockstep::log::warn(problem + "; the run goes on");
+    if (!problem.empty()) lockstep::log::warn(problem + "; the run continues");
   }
 
   void throw_on_all(const std::string& problem) const {
@@ -408,7 +408,7 @@ class Run {
     }
     if (result_.preempted) {
       warn_of(problem);
-      say("saved after {} iterations; --resume goes on", state_.iterations);
+      say("saved after {} iterations; --resume continues the run", state_.iterations);
       return;
     }
     if (!problem.empty()) problem += "; a checkpoint has all of the run: --resume writes it";

@@ -28,10 +28,10 @@ std::string lines_of(const std::map<std::string, std::string>& options) {
   return text;
 }
 
-// What is wrong with going on with the run in output_dir; nothing when all is well.
+// What is wrong with resuming the run in output_dir; nothing when all is well.
 std::string difference(const RunOptions& options) {
   if (!options.resume) {
-    return fmt::format("[three_domain] --output-dir {} has a run already; --resume goes on with it",
+    return fmt::format("[three_domain] --output-dir {} has a run already; --resume continues it",
                        options.output_dir);
   }
   std::ifstream file(options.output_dir + "/" + kOptionsFile);
@@ -45,7 +45,7 @@ std::string difference(const RunOptions& options) {
   }
   std::string differing;
   for (const auto& [name, value] : options.as_text()) {
-    // A checkpoint goes on whole or divided, and is compared with what there is at the end.
+    // A checkpoint is resumed whole or sharded, and is compared with what there is at the end.
     if (name == "parallel" || name == "reference" || name == "joint-run") continue;
     const std::string line = fmt::format("--{} {}", name, value);
     if (before.find("\n" + line + "\n") == std::string::npos) differing += " " + line;

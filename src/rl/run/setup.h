@@ -16,7 +16,7 @@
 
 namespace lockstep::rl {
 
-// The options of a run on so many ranks, with its number of lanes. Throws ConfigError for
+// The options of a run on this many ranks, with its number of lanes. Throws ConfigError for
 // impossible ones.
 RunOptions completed(RunOptions options, int64_t ranks);
 
@@ -35,7 +35,7 @@ void check_alike(const comm::Group& group, const std::map<std::string, std::stri
 // model_folder() on each rank; empty for no model. Throws ConfigError on all ranks.
 std::string find_model(const comm::Group& group, const std::string& model);
 
-// Makes output_dir, or finds the run in it that is to go on: where options say so, and after a
+// Makes output_dir, or finds the run in it that is to be resumed: where options say so, and after a
 // restart by the launcher that began it. Returns whether it is to. From then on rank 0 has `lock`,
 // and nothing was written before it had. Throws ConfigError on all ranks, among others when another
 // process has the lock, and when the directory cannot be written to.
@@ -51,7 +51,7 @@ void claim_directory(const comm::Group& group, const RunOptions& options);
 // measured otherwise.
 std::map<std::string, double> joint_rewards(const comm::Group& group, const RunOptions& options);
 
-// Whether the context holds what every task begins with, and a model with positions for so many
+// Whether the context holds what every task begins with, and a model with positions for that many
 // tokens the context. Throws ConfigError on all ranks.
 void check_lengths(const comm::Group& group, const Course& course, const Curriculum& curriculum,
                    const text::Tokenizer& tokenizer, const RunOptions& options, int64_t max_length);

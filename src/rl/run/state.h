@@ -23,7 +23,7 @@ struct CurvePoint {
   Learnt learnt;
 };
 
-// Alike on all ranks.
+// The same on all ranks.
 struct RunState {
   int64_t position = 0;    // units that are done
   int64_t iterations = 0;  // of all stages

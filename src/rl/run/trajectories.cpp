@@ -56,7 +56,7 @@ std::string line_of(const Played& played, const RolloutPlan& plan, const Unit& u
   return out.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// Returns errno, or 0. What is behind `at` is gone either way, as far as the file system lets it.
+// Returns errno, or 0. What comes after `at` is gone either way, as far as the file system lets it.
 int write_at(const std::string& path, int64_t at, std::string_view bytes) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) return errno;
@@ -115,7 +115,7 @@ void TrajectoryFile::cut(int64_t lines) {
   if (lines_ < lines) {
     log::warn(fmt::format(
         "[three_domain] {} has {} whole lines; the checkpoint was made when it had {}: the run "
-        "goes on without the others",
+        "continues without the others",
         path_, lines_, lines));
   }
   append({});
@@ -132,7 +132,7 @@ void TrajectoryFile::append(const std::vector<std::string>& lines) {
     return;
   }
   if (lost_ == 0 && count > 0) {
-    log::warn(fmt::format("[three_domain] {} takes no more lines ({}); training goes on", path_,
+    log::warn(fmt::format("[three_domain] {} takes no more lines ({}); training continues", path_,
                           std::strerror(error)));
   }
   lost_ += count;

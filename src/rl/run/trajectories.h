@@ -25,7 +25,7 @@ class TrajectoryFile {
 
   // From now on the file has the first `lines` lines. Warns where it has fewer.
   void cut(int64_t lines);
-  // Behind what is there. Lines that cannot be written are lost, which is warned of once.
+  // After what is there. Lines that cannot be written are lost, which is warned of once.
   void append(const std::vector<std::string>& lines);
 
   int64_t lines() const { return lines_; }

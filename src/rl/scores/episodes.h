@@ -39,7 +39,7 @@ std::optional<double> tool_invocation(Tasks tasks);
 // Trials whose customer was told what he had to be told.
 double tool_output_usage(Tasks tasks);
 
-// bootstrap() of several columns with so many tasks: each is drawn from its own.
+// bootstrap() of several columns with this many tasks: each is drawn from its own.
 Interval bootstrap_columns(
     std::span<const int64_t> tasks, uint64_t seed,
     const std::function<double(const std::vector<std::vector<int64_t>>& drawn)>& statistic);

@@ -14,7 +14,7 @@ Json Tau2Bridge::Child::exchange(Json request, std::chrono::milliseconds timeout
     const bool fits = answer.is_object() && answer.contains("rid") && answer["rid"] == requests_ &&
                       answer.contains("ok") && answer["ok"].is_boolean();
     if (!fits) {
-      throw EnvironmentError(fmt::format("[tau2] what came is no answer to request {}: '{}'",
+      throw EnvironmentError(fmt::format("[tau2] what came is not an answer to request {}: '{}'",
                                          requests_, line.substr(0, 200)));
     }
   } catch (const EnvironmentError& error) {

@@ -107,7 +107,7 @@ class Tau2Environment : public Environment {
 
   Scene reset(const TaskKey& key, uint64_t) override {
     if (key.domain != domain_) {
-      throw ConfigError(fmt::format("[tau2] {} is no task of {}", name_of(key), domain_));
+      throw ConfigError(fmt::format("[tau2] {} is not a task of {}", name_of(key), domain_));
     }
     leave();
     session_ = child_->new_session();

@@ -160,7 +160,7 @@ void Checks::parallel() {
   if (parallel.strategy == "fsdp") {
     fsdp();
   } else {
-    // Also with its default: who writes FULL_SHARD wants the model divided.
+    // Also with its default: who writes FULL_SHARD wants the model sharded.
     for (const Key& key : schema_.keys()) {
       if (!key.path.starts_with("parallel.fsdp.") || !is_given_(key.path)) continue;
       refuse(key.path,
@@ -311,13 +311,13 @@ void Checks::language_model() {
   const int64_t kv_heads = sizes.kv_heads > 0 ? sizes.kv_heads : sizes.heads;
   if (sizes.head_dim == 0 && sizes.hidden % sizes.heads != 0) {
     refuse("model.hidden",
-           fmt::format("{} is no multiple of model.heads {}", sizes.hidden, sizes.heads));
+           fmt::format("{} is not a multiple of model.heads {}", sizes.hidden, sizes.heads));
   } else if ((sizes.head_dim > 0 ? sizes.head_dim : sizes.hidden / sizes.heads) % 2 != 0) {
     refuse(sizes.head_dim > 0 ? "model.head_dim" : "model.hidden",
            "a head's width has to be even, for rotary positions");
   }
   if (sizes.heads % kv_heads != 0) {
-    refuse("model.kv_heads", fmt::format("model.heads {} is no multiple of it", sizes.heads));
+    refuse("model.kv_heads", fmt::format("model.heads {} is not a multiple of it", sizes.heads));
   }
   if (data.kind == "tokens" && data.tokens.sequence_length > sizes.max_length) {
     refuse("data.sequence_length", fmt::format("{} is above model.max_length {}",

@@ -19,7 +19,7 @@
 namespace lockstep::train {
 namespace {
 
-// Texts one after another, each behind its length: "3:abc".
+// Texts one after another, each after its length: "3:abc".
 std::string framed(const ConfigSource& source) {
   std::string all;
   const auto add = [&all](const std::string& text) {

@@ -29,7 +29,7 @@ struct Key {
   std::function<void(RunConfig&, const Value&)> store = {};
 
   std::string section() const { return path.substr(0, path.find('.')); }
-  // Behind the section: "batch_size", "early_stopping.metric".
+  // After the section: "batch_size", "early_stopping.metric".
   std::string name() const { return path.substr(path.find('.') + 1); }
 };
 

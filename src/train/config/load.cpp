@@ -132,7 +132,7 @@ void Loading::store(const Setting& setting) {
   note(setting);
 }
 
-// The variable goes before what World is told, so that the command line cannot.
+// The variable overrides what World is told, so that the command line cannot.
 void Loading::check_backend(const std::vector<Setting>& settings) {
   for (const Setting& variable : settings) {
     const auto found = chosen_.find(variable.path);

@@ -28,7 +28,7 @@ void add_model_keys(KeyList& keys) {
   keys.choice("activation", AT(model.mlp.activation),
               {"relu", "leaky_relu", "elu", "gelu", "silu", "tanh", "sigmoid", "identity"},
               "Between each two layers.");
-  keys.add("dropout", AT(model.mlp.dropout), "Share that is dropped behind each activation.",
+  keys.add("dropout", AT(model.mlp.dropout), "Share that is dropped after each activation.",
            between(0, 0.99));
 
   keys.kinds({"convnet"});
@@ -89,7 +89,8 @@ void add_data_keys(KeyList& keys) {
            "`validation_path`.",
            between(0, 0.99));
   keys.add("max_samples", AT(data.max_samples),
-           "Train on the first so many samples, of images of each class; 0: on all.", at_least(0));
+           "Train on the first N samples, of images on the first N of each class; 0: on all.",
+           at_least(0));
   keys.add("shuffle", AT(data.shuffle), "Another order in each epoch.");
   keys.add("drop_last", AT(data.drop_last), "Leave out the batch at the end that is not full.");
   keys.add("workers", AT(data.workers), "Threads that make batches; 0: the training's own.",
@@ -121,7 +122,7 @@ void add_data_keys(KeyList& keys) {
   keys.add("tokenizer", AT(data.tokens.tokenizer),
            "tokenizer.json, .tiktoken file or folder, for samples; empty: that in `path`.");
   keys.add("mask_boundaries", AT(data.tokens.mask_boundaries),
-           "Whether the first token of a document, which nothing tells, is no target.");
+           "Whether the first token of a document, which nothing tells, is not a target.");
   keys.kinds({"images"});
   keys.add("size", AT(data.images.size), "Width and height to which images are scaled.",
            between(1, 65536));
@@ -129,7 +130,7 @@ void add_data_keys(KeyList& keys) {
   keys.choice("fit", AT(data.images.fit), {"crop", "stretch"},
               "The middle of the image, or the whole of it, made square.");
   keys.choice("bad_images", AT(data.images.bad_images), {"error", "skip"},
-              "What to do with files that are no images; those that are skipped are counted.");
+              "What to do with files that are not images; those that are skipped are counted.");
   keys.kinds({"synthetic-regression"});
   keys.add("samples", AT(data.synthetic.samples), "How many are made.", at_least(1));
   keys.add("slope", AT(data.synthetic.slope), "Of the line.");

@@ -9,7 +9,7 @@ namespace {
 void add_fsdp_keys(KeyList& keys) {
   keys.choice("fsdp.sharding_strategy", AT(parallel.fsdp.sharding_strategy),
               {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"},
-              "What is divided over the ranks, HYBRID: over those of a host; as accelerate's (also "
+              "What is sharded over the ranks, HYBRID: over those of a host; as accelerate's (also "
               "1 to 5).");
   keys.add("fsdp.reshard_after_forward", AT(parallel.fsdp.reshard_after_forward),
            "Whether parameters are gathered again in backward.");
@@ -51,7 +51,7 @@ void add_fsdp_keys(KeyList& keys) {
 void add_parallel_keys(KeyList& keys) {
   keys.section("parallel");
   keys.choice("strategy", AT(parallel.strategy), {"ddp", "fsdp"},
-              "ddp: each rank has the whole model; fsdp: it is divided.");
+              "ddp: each rank has the whole model; fsdp: it is sharded.");
   keys.add("lanes", AT(parallel.lanes),
            "The result is the same for any number of ranks up to this one; 0: without.",
            between(0, 4096));
@@ -63,8 +63,8 @@ void add_parallel_keys(KeyList& keys) {
               "What becomes of the model's buffers after each step.");
   keys.add("sync_bn", AT(parallel.sync_bn), "BatchNorm over the batches of all ranks.");
   keys.add("sync_bn_group_size", AT(parallel.sync_bn_group_size),
-           "BatchNorm over groups of so many ranks; 0: all.", at_least(0));
-  keys.add("zero", AT(parallel.zero), "The optimizer's state is divided over the ranks (ZeRO 1).");
+           "BatchNorm over groups of N ranks; 0: all.", at_least(0));
+  keys.add("zero", AT(parallel.zero), "The optimizer's state is sharded over the ranks (ZeRO 1).");
   keys.choice("hook", AT(parallel.hook), {"none", "fp16", "bf16", "power_sgd", "top_k"},
               "How gradients are made smaller before they are sent.");
   keys.add("hook_rank", AT(parallel.hook_rank), "power_sgd: of the approximation.", at_least(1));

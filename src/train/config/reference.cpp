@@ -59,7 +59,7 @@ run with all defaults, as `{}` is; a pipe with nothing in it is an error.
 `lockstep train` and `lockstep sweep` read the file once, and their ranks, also those that start
 again, get what was read. An edit counts from the next start on, and the file may be a pipe:
 `lockstep train <(make_config)`. On several hosts each launcher reads its own. The ranks' `config.yaml`
-has the flags that go before the section `launch` (`--nproc-per-node`).
+has the flags that override the section `launch` (`--nproc-per-node`).
 
 For `model`, `data`, `optimizer`, `schedule` and `mixed_precision` a single word gives the kind (for
 mixed precision the dtype): `optimizer: sgd`. A key of one kind is an error with another kind.

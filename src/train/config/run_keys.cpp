@@ -16,10 +16,11 @@ void add_run_keys(KeyList& keys) {
            at_least(1));
   keys.add("save_total_limit", AT(checkpoint.save_total_limit),
            "How many of the newest are kept; 0: all.", at_least(0));
-  keys.add("resume", AT(checkpoint.resume),
-           "Go on from `latest` (from the beginning when there is none) or from a checkpoint's "
-           "folder; empty: begin anew. Ranks that the launcher starts again go on in any case.");
-  keys.add("async", AT(checkpoint.async), "Files are written while training goes on.");
+  keys.add(
+      "resume", AT(checkpoint.resume),
+      "Resume from `latest` (from the beginning when there is none) or from a checkpoint's "
+      "folder; empty: start a new run. Ranks that the launcher starts again resume in any case.");
+  keys.add("async", AT(checkpoint.async), "Files are written while training continues.");
   keys.add("best_metric", AT(checkpoint.best_metric),
            "The checkpoint that is best by this metric of the evaluation is kept, too.");
   keys.choice("best_mode", AT(checkpoint.best_mode), {"auto", "min", "max"},

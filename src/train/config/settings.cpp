@@ -213,7 +213,7 @@ void Settings::refuse_unknown(const std::string& last, const std::string& path,
                               const Origin& origin) {
   // What stands beside it, and what has its very name elsewhere.
   std::vector<std::string> beside, elsewhere;
-  // A name with a dot may be no section's.
+  // A name with a dot may belong to no section.
   const bool is_top = !schema_.is_section(path.substr(0, path.find('.'))) || path == last;
   const std::string& written = is_top ? path : last;
   const std::string parent = is_top ? "" : path.substr(0, path.rfind('.') + 1);

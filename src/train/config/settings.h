@@ -19,7 +19,7 @@ struct Setting {
   Origin origin;        // of the key
   Origin value_origin;  // of the value, which may stand in another line
   std::string written;  // as the key is called there: "batch_size"
-  int layer = 0;        // a later layer goes before an earlier one: file, environment, command line
+  int layer = 0;        // a later layer overrides an earlier one: file, environment, command line
 };
 
 // The settings of all sources (file, environment, command line), key by key.

@@ -41,7 +41,7 @@ class Lines {
     text_ += fmt::format("{}{}:\n", text_.empty() ? "" : "\n", name);
     group_.clear();
   }
-  // `name`: behind the section.
+  // `name`: after the section.
   void add(const std::string& path, const std::string& name, const std::string& value) {
     const auto dot = name.find('.');
     const std::string group = dot == name.npos ? "" : name.substr(0, dot);

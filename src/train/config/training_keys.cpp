@@ -29,7 +29,7 @@ void add_schedule_keys(KeyList& keys) {
   keys.choice("kind", AT(schedule.kind),
               {"constant", "linear", "cosine", "polynomial", "step", "multi_step", "exponential",
                "one_cycle", "plateau"},
-              "How the learning rate goes on, in optimizer steps. PyTorch's schedules.");
+              "How the learning rate develops, in optimizer steps. PyTorch's schedules.");
   keys.add("warmup_steps", AT(schedule.warmup_steps),
            "Steps in which the rate rises from 0, before the schedule begins.", at_least(0));
   keys.add("warmup_ratio", AT(schedule.warmup_ratio), "The same as a share of all steps.",
@@ -106,9 +106,8 @@ void add_training_keys(KeyList& keys) {
            "Evaluations without improvement that are let pass.", at_least(0));
   keys.add("early_stopping.min_delta", AT(training.early_stopping.min_delta),
            "By which it has to be better to count.", at_least(0));
-  keys.add(
-      "sample.prompt", AT(training.sample.prompt),
-      "A transformer goes on from this text after each evaluation, and prints it; empty: not.");
+  keys.add("sample.prompt", AT(training.sample.prompt),
+           "A transformer continues this text after each evaluation, and prints it; empty: not.");
   keys.add("sample.max_new_tokens", AT(training.sample.max_new_tokens), "Of the text.",
            at_least(1));
   keys.add("sample.temperature", AT(training.sample.temperature),

@@ -26,7 +26,7 @@ ClassRows class_rows(std::string_view who, const at::Tensor& outputs, const at::
 at::Tensor sample_weights(std::string_view who, const at::Tensor& weights, at::IntArrayRef samples);
 
 // Calls use(row, target, weight, index) for the samples that count, with pointers to float or
-// double rows, or fault(index, text) for one that has a NaN or a target that is no class.
+// double rows, or fault(index, text) for one that has a NaN or a target that is not a class.
 template <class Use, class Fault>
 void each_sample(const ClassRows& rows, std::optional<int64_t> ignored, const Use& use,
                  const Fault& fault);

@@ -67,7 +67,7 @@ std::string Regression::name() const {
     case RegressionScore::R2:
       return "r2";
   }
-  throw ConfigError(fmt::format("[regression] {} is no score", static_cast<int>(score_)));
+  throw ConfigError(fmt::format("[regression] {} is not a score", static_cast<int>(score_)));
 }
 
 // State: the number of samples, the sum of weights, then the sums of each column.

@@ -185,7 +185,7 @@ void RunMonitor::State::report(const std::vector<Told>& all) {
   int bad_rank = -1;
   for (size_t rank = 0; rank < all.size(); ++rank) {
     const Told& told = all[rank];
-    // Without samples ranks count alike.
+    // Without samples ranks count equally.
     const double share = told.has_loss * (figures.samples > 0 ? told.samples : 1.0);
     if (share > 0) loss += told.loss * share;
     weight += share;

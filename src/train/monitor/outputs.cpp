@@ -37,7 +37,7 @@ struct MonitorOutputs::Writers {
   void write_last(const StepReport& report) {
     if (write_open_metrics(open_metrics_file, report, name)) return;
     if (std::exchange(open_metrics_warned, true)) return;
-    log::warn("[monitor] " + open_metrics_file + " cannot be written; training goes on without");
+    log::warn("[monitor] " + open_metrics_file + " cannot be written; training continues without");
   }
 };
 

@@ -16,7 +16,7 @@ class StepClock {
   // A step has ended: the next figures() are up to here.
   void mark();
   // The means of `steps` steps that were made since the last call, or the construction, up to the
-  // last mark(). What comes behind it is part of the next figures.
+  // last mark(). What comes after it is part of the next figures.
   RankFigures figures(int64_t steps);
   // From now on, without what was before.
   void restart();

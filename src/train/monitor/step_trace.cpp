@@ -130,7 +130,7 @@ StepTrace::~StepTrace() {
 void StepTrace::begin(int64_t step) {
   first_ = step;
   is_recording_ = true;
-  // A profiler that the program has started goes on; then its operators are not in this trace.
+  // A profiler that the program has started continues; then its operators are not in this trace.
   has_profiler_ = !torch::profiler::impl::profilerEnabled();
   if (has_profiler_) {
     std::set<ActivityType> kinds{ActivityType::CPU};
@@ -238,7 +238,7 @@ void StepTrace::end(int64_t step) {
   const Recorded recorded = stop();
   if (!world_.is_main()) return;
   log::warn(fmt::format(
-      "[monitor] the run ended after step {}, and the trace was to go on to step {}: it has what "
+      "[monitor] the run ended after step {}, and the trace was to last until step {}: it has what "
       "rank 0 did until then",
       step, steps_.last));
   write({events(recorded, unix_ns_)});
@@ -253,7 +253,7 @@ void StepTrace::write(const std::vector<std::string>& ranks) {
   file.close();
   if (file && std::rename(unfinished.c_str(), path_.c_str()) == 0) return;
   unlink(unfinished.c_str());
-  log::warn("[monitor] " + path_ + " cannot be written; training goes on without");
+  log::warn("[monitor] " + path_ + " cannot be written; training continues without");
 }
 
 }  // namespace lockstep::train

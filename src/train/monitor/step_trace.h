@@ -21,7 +21,7 @@ class StepTrace {
   StepTrace(const StepTrace&) = delete;
   StepTrace& operator=(const StepTrace&) = delete;
 
-  // Behind each step, on every rank, with the number of steps made: a collective behind the last
+  // After each step, on every rank, with the number of steps made: a collective after the last
   // one that is traced, after which rank 0 writes the file.
   void after_step(int64_t step);
   // The run ends after `step`: where that is within the trace, rank 0 writes what it has itself.

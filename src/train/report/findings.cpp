@@ -47,7 +47,7 @@ Finding ending(const RunHistory& run) {
   const std::string after = fmt::format("After {} in {}.", steps, time);
   if (outcome == "preempted") {
     return {Tone::Plain, "The run was preempted",
-            after + " Started again, it goes on from its last checkpoint." + again};
+            after + " Started again, it resumes from its last checkpoint." + again};
   }
   if (outcome == "stopped" || outcome == "time limit") {
     return {Tone::Plain,
@@ -62,7 +62,7 @@ Finding ending(const RunHistory& run) {
             after + " The metric had not become better any more." + again};
   }
   return {restarts == 0 ? Tone::Good : Tone::Plain,
-          restarts == 0 ? "The run ended well" : "The run ended well, after a restart",
+          restarts == 0 ? "The run finished" : "The run finished after a restart",
           outcome.empty() || outcome == "finished"
               ? fmt::format("It finished after {} in {}.{}", steps, time, again)
               : fmt::format("It ended after {} in {}: {}.{}", steps, time,

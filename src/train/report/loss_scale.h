@@ -15,8 +15,8 @@ struct LossesSeen {
   void add_change(double by) { change = std::max(std::abs(by), 0.9 * change); }
 };
 
-// The distance from the best that is usual. Losses around zero, as those of policies are, change by
-// many times what they are; of these a change below 0.1 is always usual.
+// The distance from the best that is usual. Losses around zero, such as those of policies, change
+// by many times what they are; of these a change below 0.1 is always usual.
 inline double usual_distance(const LossesSeen& losses) {
   constexpr double kSmallLoss = 0.1;
   const double moved =

@@ -23,15 +23,15 @@ std::string percent(double share);
 std::string figure(double value);
 // The same with zeros at the end, "0.3120", so that a line that is written over keeps its places.
 std::string steady_figure(double value);
-// Four digits behind the point: "0.9312"; "NaN" also for the NaN that has a sign.
+// Four digits after the point: "0.9312"; "NaN" also for the NaN that has a sign.
 std::string metric_text(double value);
 // "rank 1", with the host's name where there are several: "rank 1 (host-b)".
 std::string rank_name(size_t rank, const std::string& host);
 
-// Makes spaces of what is no letter but a command, in UTF-8: control characters but line feeds, and
-// marks that turn the direction of the text behind them.
+// Makes spaces of what is not a letter but a command, in UTF-8: control characters but line feeds,
+// and marks that turn the direction of the text after them.
 std::string plain_text(std::string_view text);
-// At most about so many bytes, with "…" in place of the rest.
+// At most about this many bytes, with "…" in place of the rest.
 std::string shortened(std::string_view text, size_t most);
 
 // For HTML, as text and within attributes; plain_text() of it.

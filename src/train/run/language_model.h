@@ -63,7 +63,7 @@ class Samples : public Callback {
           std::shared_ptr<ProgressDisplay> display, std::shared_ptr<Monitoring> log);
 
   void on_evaluate(const RunState& state, Requests& requests) override;
-  // What divides the model; null: nothing does.
+  // What shards the model; null: nothing does.
   void attach(parallel::Fsdp* fsdp) { fsdp_ = fsdp; }
 
  private:

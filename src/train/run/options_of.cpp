@@ -59,7 +59,7 @@ LearningRate learning_rate_of(const RunConfig& config) {
     return follow(
         [given](int64_t steps) {
           auto cycle = parallel::one_cycle_lr({.steps = steps, .rising = given.rising});
-          // It has no rate for a step behind the last.
+          // It has no rate for a step after the last.
           return parallel::Schedule{
               .lr = [=](double base,
                         int64_t step) { return cycle.lr(base, std::min(step, steps - 1)); },
@@ -277,7 +277,7 @@ TrainerOptions options_of(const RunConfig& config, const Registry& registry, con
           config.optimizer.lr_scaling,
           {{"none", LrScaling::None}, {"linear", LrScaling::Linear}, {"sqrt", LrScaling::Sqrt}},
           "optimizer.lr_scaling"),
-      // As in transformers, a number of steps goes before one of epochs.
+      // As in transformers, a number of steps takes precedence over one of epochs.
       .epochs = training.max_steps > 0 ? 0 : training.epochs,
       .max_steps = training.max_steps,
       .max_time = std::chrono::milliseconds(std::llround(training.max_seconds * 1000)),

@@ -62,7 +62,7 @@ double states_of(const RunConfig& config) {
   return -1;
 }
 
-// Over how many ranks each is divided, and into how many units.
+// Over how many ranks each is sharded, and into how many units.
 struct Divided {
   double parameters = 1, gradients = 1, optimizer = 1;
   size_t units = 0;  // 0: there is no Fsdp

@@ -16,7 +16,7 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
                                 const TrainerOptions& options, const Trainer& trainer,
                                 const torch::nn::Module& model, const comm::World& world);
 
-// What is known of a run that has ended well.
+// What is known of a run that has succeeded.
 struct Ending {
   Outcome outcome;
   std::vector<double> peak_bytes = {};  // by rank
@@ -25,7 +25,7 @@ struct Ending {
 // The lines at the end.
 std::vector<std::string> summary(const Ending& ending, const RunConfig& config);
 
-// result.json, of a run that has ended well, and of one that has failed.
+// result.json, of a run that has succeeded, and of one that has failed.
 std::string result_json(const Ending& ending, const comm::World& world);
 // `error` ends the program with `exit_status`.
 std::string result_json(const std::string& error, int exit_status, const RunState& state,

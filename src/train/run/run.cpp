@@ -116,7 +116,7 @@ int64_t newest_save(const std::string& folder) {
   return found.empty() ? -1 : found.back().save;
 }
 
-// When the launcher starts the ranks again, the run goes on from the newest checkpoint in its
+// When the launcher starts the ranks again, the run resumes from the newest checkpoint in its
 // folder, once that is its own or the one that it began with. A run that began with an older one,
 // or one of another folder, has to have saved something first.
 class Job : public Callback {
@@ -159,14 +159,14 @@ class Beginning : public Callback {
   Lines lines_;
 };
 
-// "going on from step 500 of 1,000 (runs/a/checkpoints/step-00000500)"
+// "resuming from step 500 of 1,000 (runs/a/checkpoints/step-00000500)"
 std::string resumption(const RunState& state, const Saving& saving) {
   std::string from = saving.resume_from;
   // A job that has been started again has left the checkpoint that it began with.
   if (!is_checkpoint_of(from, saving.directory)) {
     from = checkpoint::newest_checkpoint(saving.directory).value_or(from);
   }
-  return fmt::format("going on from step {}{} ({})", with_commas(state.step),
+  return fmt::format("resuming from step {}{} ({})", with_commas(state.step),
                      state.steps > 0 ? " of " + with_commas(state.steps) : "", from);
 }
 
@@ -244,12 +244,12 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     if (!logging.trace_steps.empty()) {
       monitored.trace_steps = {logging.trace_steps[0], logging.trace_steps[1]};
     }
-    // Parameters that an Fsdp divides cannot be looked at between steps.
+    // Parameters that an Fsdp shards cannot be looked at between steps.
     if (!options.fsdp) monitored.module = model.module();
     log = std::make_shared<Monitoring>(world, std::move(monitored));
     options.callbacks.push_back(log);
   }
-  // Behind the log, whose report it shows.
+  // After the log, whose report it shows.
   options.callbacks.push_back(
       std::make_shared<Progress>(display, ProgressOptions{.every_steps = every}));
   std::shared_ptr<Samples> samples;

@@ -296,11 +296,11 @@ TEST_P(GroupCalls, AnAbortedGroupEndsOnEveryRank) {
     world.group().barrier().wait();
     at::Tensor data = at::ones({1000});
     if (world.rank() == world.size() - 1) {
-      group.abort("the loss is no number");
-      EXPECT_NE(group.failure().value_or("").find("the loss is no number"), std::string::npos);
+      group.abort("the loss is not a number");
+      EXPECT_NE(group.failure().value_or("").find("the loss is not a number"), std::string::npos);
     } else {
       const std::string said = message_of<CommError>([&] { group.all_reduce(data).wait(); });
-      EXPECT_NE(said.find("the loss is no number"), std::string::npos) << said;
+      EXPECT_NE(said.find("the loss is not a number"), std::string::npos) << said;
     }
     EXPECT_NE(message_of<CommError>([&] { group.all_reduce(data).wait(); }), "nothing");
     EXPECT_TRUE(group.failure());
@@ -370,7 +370,7 @@ TEST_P(GroupCalls, TheStoreIsCommonToTheRanks) {
               "nothing");
     world.group().barrier().wait();
     const auto refused = [&](const auto& call) { return message_of<ConfigError>(call); };
-    EXPECT_NE(refused([&] { (void)store.add("of 0", 1); }).find("no number"), std::string::npos);
+    EXPECT_NE(refused([&] { (void)store.add("of 0", 1); }).find("not a number"), std::string::npos);
     const std::string large((size_t{64} << 20) + 1, 'x');
     EXPECT_NE(refused([&] { store.set("large", large); }).find("64 MiB"), std::string::npos);
     EXPECT_EQ(store.get("of 0"), std::string("a\0b", 3));  // still usable

@@ -277,7 +277,7 @@ TEST_P(Dtypes, WhatHasNoMeaningIsRefusedOnEveryRank) {
     EXPECT_EQ(refused(at::kUInt32, ReduceOp::PreMulSum),
               "[comm] all_reduce: premul has no meaning for uint32");
     EXPECT_EQ(refused(at::kFloat, static_cast<ReduceOp>(77)),
-              "[comm] all_reduce: 77 is no ReduceOp");
+              "[comm] all_reduce: 77 is not a ReduceOp");
     // What libtorch hands about as zeros of no memory.
     EXPECT_THAT(test::message_of<ConfigError>([&] {
                   (void)group.all_gather(at::zeros({3 * group.size()}),

@@ -49,9 +49,9 @@ TEST_P(Failure, AKilledPeerIsKnownLongBeforeTheDeadline) {
                       AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 3, float32 x 1000"),
                             AnyOf(HasSubstr("rank 1 (process"), HasSubstr("rank 1 aborted"),
                                   HasSubstr("aborted"))));
-          // The group stays dead, and says so at once.
+          // The group has failed for good, and says so at once.
           EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),
-                      HasSubstr("dead since"));
+                      HasSubstr("this group has failed"));
         },
         {.doomed = {1}});
 }

@@ -155,7 +155,7 @@ TEST_P(NetFailure, ADeadGroupThrowsAtOnce) {
           EXPECT_NE(first, "nothing");
           const auto start = steady_clock::now();
           EXPECT_THAT(message_of<CommError>([&] { world.group().all_reduce(t).wait(); }),
-                      HasSubstr("group is dead"));
+                      HasSubstr("group has failed"));
           const std::string second = message_of<CommError>([&] { pending.wait(); });
           EXPECT_EQ(second != "nothing", world.rank() == 0) << second;
           EXPECT_LT(steady_clock::now() - start, 20s);

@@ -108,7 +108,7 @@ TEST(HostThenNet, ALostRankIsNamedOnEveryHost) {
           EXPECT_THAT(error, AllOf(HasSubstr("all_reduce sum #"), HasSubstr("bucket 1"),
                                    HasSubstr("float32 x 100000"), HasSubstr("rank 3")));
           EXPECT_THAT(message_of<CommError>([&] { world.group().barrier().wait(); }),
-                      HasSubstr("the group is dead"));
+                      HasSubstr("this group has failed"));
         },
         {.hosts = kTwoByTwo, .doomed = {3}});
 }

@@ -48,7 +48,7 @@ TEST_P(TlsByOption, EncryptsTheWorldAndItsParts) {
                EXPECT_EQ(sum_of_ones(world), world.size());
                const Group part = world.group().split(rank % 2);
                EXPECT_EQ(sum_of_ones(part), part.size());
-               // The variable goes before the option.
+               // The variable overrides the option.
                setenv("LOCKSTEP_TLS", "0", 1);
                const World plain = World::from_env({.tls = true});
                EXPECT_THAT(plain.describe(), Not(HasSubstr("TLS")));

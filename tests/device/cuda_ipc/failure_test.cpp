@@ -65,7 +65,7 @@ TEST_P(CudaIpcFailure, AKilledPeerEndsTheOthers) {
                             HasSubstr("lost rank 1: its process"), HasSubstr("has ended on rank")));
           EXPECT_LT(steady_clock::now() - start, 20s);  // of a deadline of 60 s
           EXPECT_THAT(message_of([&] { world.group().all_reduce(ones_there(world, 4)).wait(); }),
-                      HasSubstr("this group is dead, make a new one"));
+                      HasSubstr("this group has failed, make a new one"));
         },
         {.doomed = {1}});
   }
@@ -81,7 +81,7 @@ TEST_P(CudaIpcFailure, AStoppedPeerIsNamedByTheDeadline) {
     }
     EXPECT_THAT(fate_of_all_reduce(world, 8, {.timeout = 1500ms, .label = "bucket 3"}),
                 AllOf(HasSubstr("all_reduce #1 (bucket 3, sum, float32 x 8)"),
-                      HasSubstr("rank 2 is in no call of this group"),
+                      HasSubstr("rank 2 did not answer: it is outside this group's calls"),
                       AnyOf(HasSubstr("timed out after 1.5 s"), HasSubstr("was given up"))));
   });
 }

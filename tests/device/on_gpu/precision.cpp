@@ -7,7 +7,8 @@
 namespace lockstep::on_gpu {
 namespace {
 
-// Products are those of converted operands, weights and losses stay float32, and training goes on.
+// Products are those of converted operands, weights and losses stay float32, and training
+// continues.
 void autocast(const World& world) {
   auto net = small_net(world, at::kFloat);
   Ddp ddp(net, world.group());

@@ -58,7 +58,7 @@ struct Run {
   Ddp ddp;
 };
 
-// The training goes on while what it had is written; a run that starts from it ends alike.
+// The training continues while what it had is written; a run that starts from it ends alike.
 void checkpoint(const World& world, bool async) {
   const SharedFolder folder(world);
   Run run(world);

@@ -73,10 +73,10 @@ TEST(FailurePage, SaysWhetherTheRanksWereAlikeWhenLastCompared) {
   Outcome outcome = two_failures();
   outcome.cause = 0;
   outcome.failed_ns = 3'000'000'000;
-  outcome.seen[1].log.comparison = {1'000'000'000, "pass 300 of Ddp 1: the ranks are alike"};
+  outcome.seen[1].log.comparison = {1'000'000'000, "pass 300 of Ddp 1: the ranks are the same"};
   EXPECT_THAT(failure_report(outcome, {}),
               HasSubstr("rank 1\n  -2.000000 s: compared with the other ranks, pass 300 of Ddp 1: "
-                        "the ranks are alike\n"));
+                        "the ranks are the same\n"));
 }
 
 TEST(Straggling, NamesWhoTheOthersWaitForAndInWhat) {
@@ -137,11 +137,11 @@ TEST(Report, SaysWhetherMemoryWasShort) {
   Outcome outcome = two_failures();
   outcome.ends[0].wait_status = SIGKILL;
   outcome.cause = 0;
-  EXPECT_THAT(report(outcome), Contains(HasSubstr("hint: if nobody sent that")));
+  EXPECT_THAT(report(outcome), Contains(HasSubstr("hint: if nobody sent SIGKILL")));
   outcome.out_of_memory = 0;
-  EXPECT_THAT(report(outcome), Contains(HasSubstr("somebody has sent that")));
+  EXPECT_THAT(report(outcome), Contains(HasSubstr("another process sent SIGKILL")));
   outcome.out_of_memory = 1;
-  EXPECT_THAT(report(outcome), Contains(HasSubstr("because memory was short")));
+  EXPECT_THAT(report(outcome), Contains(HasSubstr("the OOM killer has ended a process")));
 }
 
 TEST(Report, SaysOfAStoppedRankThatItWasStopped) {
@@ -182,7 +182,7 @@ TEST(Diagnosis, AnExceptionThatNobodyCatchesIsQuoted) {
   EXPECT_THAT(result.err, HasSubstr("it said: an uncaught exception: nobody catches this"));
   // The stack is there already.
   EXPECT_THAT(result.err, HasSubstr("their stacks"));
-  EXPECT_THAT(result.err, Not(HasSubstr("hint: for the place")));
+  EXPECT_THAT(result.err, Not(HasSubstr("hint: to see where")));
 }
 
 class StuckTest : public ::testing::Test {

@@ -43,7 +43,7 @@ TEST_F(Late, ARankAtWorkLongAfterAnotherHasEndedIsNamed) {
   Job job(script_args(2, script),
           {.environment = {{"FOLDER", folder_.path()}, {"LOCKSTEP_LATE_RANKS", "1"}}});
   ASSERT_TRUE(job.await_error(
-      "1 of 2 ranks of this host have ended well; still at work after 1 s: rank 1 (in no "
+      "1 of 2 ranks of this host have exited with status 0; still running after 1 s: rank 1 (in no "
       "collective)"));
   std::ofstream{go};
   const Result result = job.wait();
@@ -77,7 +77,8 @@ TEST(LateHosts, AreNamedByTheCoordinatorOnce) {
   coordinator.tick(ms(31'000));
   EXPECT_THAT(
       coordinator.take_remarks(),
-      ElementsAre("all ranks of 1 of 2 hosts have ended well; still at work after 30 s: h1"));
+      ElementsAre(
+          "all ranks of 1 of 2 hosts have exited with status 0; still running after 30 s: h1"));
   EXPECT_EQ(coordinator.deadline(ms(31'000)), std::nullopt);
   coordinator.receive(2, Done{.attempt = 1}, ms(90'000));
   EXPECT_EQ(coordinator.phase(), Coordinator::Phase::Ended);

@@ -26,7 +26,8 @@ TEST(Leftover, ThatIsAskedEndsByItselfAndIsNamed) {
           .wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out, HasSubstr("[rank 0] asked"));
-  EXPECT_THAT(result.err, ContainsRegex("left processes at work, asked to stop now: .*sh \\(pid"));
+  EXPECT_THAT(result.err,
+              ContainsRegex("left processes running, which are asked to stop: .*sh \\(pid"));
 }
 
 TEST(Leftover, ThatDoesNotStopIsKilledAndNamed) {

@@ -55,7 +55,7 @@ TEST(Restarts, PausesDoubleBetweenQuickFailures) {
   for (int i = 0; i < 10; ++i) pauses.push_back(*restarts.after(failed(i, kExit3), 10ms).pause);
   EXPECT_THAT(pauses, ::testing::ElementsAre(0ms, 250ms, 500ms, 1000ms, 2000ms, 4000ms, 8000ms,
                                              16000ms, 30000ms, 30000ms));
-  // One that has run for long starts anew.
+  // One that has run for long starts again.
   EXPECT_EQ(restarts.after(failed(0, kExit3), 60s).pause, 0ms);
   EXPECT_EQ(restarts.after(failed(1, kExit3), 10ms).pause, 0ms);
 }

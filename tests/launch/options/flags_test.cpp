@@ -62,7 +62,7 @@ TEST(Flags, WrongWordsAboutHostsAreNamed) {
   expect_usage_error({"run", "--rdzv-conf=join_timeouts=3", "true"}, "known are join_timeout");
   expect_usage_error({"run", "--rdzv-conf=join_timeout=soon", "true"}, "give seconds");
   expect_usage_error({"run", "--rdzv-conf=heartbeat_timeout=1,keep_alive_interval=0.9", "true"},
-                     "two heartbeats within the time-out");
+                     "two heartbeats within the timeout");
   expect_usage_error({"run", "--nnodes=2", "--node-rank=2", "true"}, "they count from 0");
   expect_usage_error({"run", "--nnodes=2", "--print-env", "true"}, "leave --nnodes out");
   expect_usage_error({"run", "--nnodes=1:2", "--standalone", "true"}, "--standalone is one host");

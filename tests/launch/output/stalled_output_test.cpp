@@ -120,7 +120,7 @@ TEST_F(StalledOutput, AFailurePageThatCannotBeWrittenIsSaid) {
                              "exec sleep 1000"})
                             .wait();
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_THAT(result.err, HasSubstr("failure.txt: Is a directory; the job goes on without"));
+  EXPECT_THAT(result.err, HasSubstr("failure.txt: Is a directory; the job continues without"));
 }
 
 }  // namespace

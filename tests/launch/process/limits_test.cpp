@@ -71,7 +71,7 @@ TEST(FileSize, ThatIsLimitedCostsTheFileAndNotTheJob) {
                             .wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(lines_of(result.out).size(), 60'000U);
-  EXPECT_THAT(result.err, HasSubstr("/0/stdout.log: File too large; the job goes on without"));
+  EXPECT_THAT(result.err, HasSubstr("/0/stdout.log: File too large; the job continues without"));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // What the hosts of a job must have in common, and what a coordinator knows of those before it: two
-// jobs at one endpoint, other time-outs, a coordinator that was killed and replaced at once.
+// jobs at one endpoint, other timeouts, a coordinator that was killed and replaced at once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,12 +47,13 @@ TEST(Agreement, OtherTimeoutsAreRefusedWithBothValues) {
   JobSpec other = kTwo;
   other.grace = ms(30'000);
   EXPECT_EQ(refusal(kTwo, other),
-            "h1 was started with --grace 30, the job has no --grace: start all hosts alike");
+            "h1 was started with --grace 30, the job has no --grace: start all hosts with the same "
+            "options");
   other = kTwo;
   other.lease = ms(60'000);
   EXPECT_EQ(refusal(kTwo, other),
             "h1 was started with --rdzv-conf heartbeat_timeout=60, the job has --rdzv-conf "
-            "heartbeat_timeout=5: start all hosts alike");
+            "heartbeat_timeout=5: start all hosts with the same options");
   other.max_nodes = 3;
   EXPECT_THAT(refusal(kTwo, other), HasSubstr("--nnodes 2:3 and --rdzv-conf heartbeat_timeout=60"));
   EXPECT_EQ(refusal(kTwo, kTwo), "");

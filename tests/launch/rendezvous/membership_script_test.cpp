@@ -224,7 +224,7 @@ TEST(CoordinatorPlace, RefusesOtherTermsAndWaitsForATakenNodeRank) {
   const Message job_spec = coordinator.place(joining(1, {2, 2, 3}), ms(1));
   EXPECT_EQ(std::get<Refuse>(job_spec).reason,
             "h1 was started with --max-restarts 3, the job has --max-restarts 0: start all hosts "
-            "alike");
+            "with the same options");
   EXPECT_THAT(std::get<Refuse>(coordinator.place(joining(2, {2, 2, 0}), ms(1))).reason,
               HasSubstr("--node-rank 2"));
   Join twin = joining(0, {2, 2, 0});

@@ -209,7 +209,7 @@ TEST(SecureChannel, AStrangersBytesAreQuotedAtTheFirstThatDiffers) {
     called.feed("GET / HTTP/1.1\r\n");
     FAIL();
   } catch (const ProtocolError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("a program that is no launcher sent 'GET / HT'"));
+    EXPECT_THAT(error.what(), HasSubstr("a program that is not a launcher sent 'GET / HT'"));
   }
   EXPECT_EQ(called.take_output(), "");
 }

@@ -39,7 +39,7 @@ TEST(CheckSameEvery, TheThirdBackwardTellsWhoHasDriftedAndWhere) {
             });
             EXPECT_EQ(done, 2);
             EXPECT_THAT(message, AllOf(HasSubstr("pass 3 of Ddp 1"),
-                                       HasSubstr("rank 1 of 3 differs from rank 0"),
+                                       HasSubstr("rank 1 differs from rank 0 (3 ranks)"),
                                        HasSubstr("first in parameter 'second.bias'")));
           },
           {.backend = backend});
@@ -116,7 +116,7 @@ TEST(CheckSameEvery, WithinAJoinOnlyStepsOfAllRanksCount) {
     take_step(net, sgd, world.rank(), 5);
     if (world.rank() == 2) net.first->weight.data()[0][0] += 1;
     EXPECT_THAT(message_of<ConfigError>([&] { take_step(net, sgd, world.rank(), 6); }),
-                HasSubstr("rank 2 of 3 differs"));
+                HasSubstr("rank 2 differs from rank 0 (3 ranks)"));
   });
 }
 
@@ -145,7 +145,7 @@ TEST(CheckSameEvery, TheFlightRecorderKeepsWhatTheLastComparisonFound) {
   for (const int rank : {0, 1}) {
     const auto comparison = segment.read(rank).comparison;
     ASSERT_TRUE(comparison.has_value());
-    EXPECT_EQ(comparison->text, "pass 4 of Ddp 1: the ranks are alike");
+    EXPECT_EQ(comparison->text, "pass 4 of Ddp 1: the ranks are the same");
   }
 }
 

@@ -56,7 +56,7 @@ TEST(CheckSame, NamesTheRankAndTheFirstParameterThatDiffers) {
     if (world.rank() == 2) net.second->bias[3] += 1e-7;
     if (world.rank() == 1) net.third->weight.mul_(2);
     EXPECT_THAT(message_of<ConfigError>([&] { check_same(net, world.group()); }),
-                AllOf(HasSubstr("ranks 1, 2 of 3 differ from rank 0"),
+                AllOf(HasSubstr("ranks 1, 2 differ from rank 0 (3 ranks)"),
                       HasSubstr("first in parameter 'second.bias'")));
   });
 }
@@ -68,7 +68,7 @@ TEST(CheckSame, BuffersLearningRatesAndStateAreCompared) {
     Ddp ddp(net, world.group());
     const auto expect = [&](Optimizer& optimizer, const char* text) {
       EXPECT_THAT(message_of<ConfigError>([&] { check_same(net, optimizer, world.group()); }),
-                  AllOf(HasSubstr("rank 1 of 2 differs"), HasSubstr(text)));
+                  AllOf(HasSubstr("rank 1 differs from rank 0 (2 ranks)"), HasSubstr(text)));
     };
     Adam adam(net.parameters(), AdamOptions(0.1));
     step(net, adam, world.rank());
@@ -165,7 +165,7 @@ TEST(BroadcastOptimizer, RefusesOnAllRanks) {
     EXPECT_THAT(refused(world.rank() == 0 ? part : sgd),
                 HasSubstr("group of 1 parameters: [8, 6]"));
     ZeroOptimizer divided(net.parameters(), world.group(), zero<SGD>(SGDOptions(0.1)));
-    EXPECT_THAT(refused(divided), HasSubstr("divided over the ranks"));
+    EXPECT_THAT(refused(divided), HasSubstr("sharded over the ranks"));
     broadcast_optimizer(sgd, world.group());
   });
 }

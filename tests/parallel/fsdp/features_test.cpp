@@ -234,7 +234,7 @@ TEST(FsdpFeatures, WhatLooksAtWholeParametersIsRefusedByName) {
     const Tower net;
     Fsdp fsdp(net, group, {.units = units_of<BlockImpl>(*net)});
     torch::optim::SGD sgd(fsdp.parameters(), 0.1);
-    const char* divided = "is divided among the ranks and has no memory";
+    const char* divided = "is sharded over the ranks and has no memory";
     Averager averager(*net, {{.group = group, .period = 1}});
     EXPECT_THAT(message_of<c10::Error>([&] { averager.step(); }), HasSubstr(divided));
     EXPECT_THAT(message_of<c10::Error>([&] { parallel::check_same(*net, group); }),
@@ -284,7 +284,7 @@ TEST(FsdpFeatures, WhatLooksAtThePartsOfOneRankIsRefusedByName) {
     divided(2, [&](const std::vector<at::Tensor>& shards) {
       EXPECT_THAT(
           message_of<ConfigError>([&] { parallel::clip_grad_norm_(shards, 1, {.group = group}); }),
-          HasSubstr("divided among 2 ranks, and ClipOptions::group has 4"));
+          HasSubstr("sharded over 2 ranks, and ClipOptions::group has 4"));
     });
     // As many ranks, but those that have the same part.
     const Group replicas = group.split(world.rank() % 2), sharers = group.split(world.rank() / 2);
@@ -293,7 +293,7 @@ TEST(FsdpFeatures, WhatLooksAtThePartsOfOneRankIsRefusedByName) {
     divided(2, [&](const std::vector<at::Tensor>& shards) {
       EXPECT_THAT(message_of<ConfigError>(
                       [&] { parallel::clip_grad_norm_(shards, 1, {.group = replicas}); }),
-                  AllOf(HasSubstr("divided among 2 ranks"), HasSubstr(others)));
+                  AllOf(HasSubstr("sharded over 2 ranks"), HasSubstr(others)));
       EXPECT_GT(parallel::clip_grad_norm_(shards, 1, {.group = sharers}).item<double>(), 0);
       torch::optim::SGD sgd(shards, 0.1);
       GradScaler wrong(replicas);

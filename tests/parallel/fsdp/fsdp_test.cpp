@@ -109,7 +109,7 @@ TEST(Fsdp, ADividedParameterThatIsUsedOutsideOfItsUnitIsNamed) {
       const auto& weight = net->blocks[1]->up->weight;
       EXPECT_THAT(
           text([&] { weight.sum(); }),
-          ::testing::HasSubstr("'blocks.1.up.weight' is divided among the ranks and has no "
+          ::testing::HasSubstr("'blocks.1.up.weight' is sharded over the ranks and has no "
                                "memory outside of its unit: it belongs to unit 'blocks.1'"));
       EXPECT_THAT(text([&] { net->forward(tower_input(0)); }),
                   ::testing::HasSubstr("the root unit (the model itself)"));

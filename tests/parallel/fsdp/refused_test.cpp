@@ -224,7 +224,7 @@ TEST(FsdpRefused, ParametersOfOneThatIsGone) {
     net->a->weight.set_requires_grad(false);
     { const Fsdp fsdp(net, world.group(), {.share_memory = false}); }
     EXPECT_THAT(message_of([&] { net->forward(three_rows(0, 0)); }),
-                HasSubstr("divided among the ranks by an Fsdp that is gone"));
+                HasSubstr("sharded over the ranks by an Fsdp that is gone"));
 
     Three thawed;
     thawed->a->weight.set_requires_grad(false);

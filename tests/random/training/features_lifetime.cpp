@@ -1,4 +1,4 @@
-// What is saved, loaded, taken down and put up again while a training goes on.
+// What is saved, loaded, taken down and put up again while a training continues.
 #include <torch/torch.h>
 
 #include <cstdlib>

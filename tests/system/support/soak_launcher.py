@@ -392,7 +392,7 @@ def happen(chance, hosts, kind, host, count):
         hosts.do("off", host)
     elif kind == "kill rank":
         hosts.on(host, "sh", "-c", "pkill -KILL -o -x fault_trainer")
-    elif kind == "pause launcher":  # for less than the heartbeat time-out
+    elif kind == "pause launcher":  # for less than the heartbeat timeout
         begin = time.monotonic()
         signal_launcher(hosts, host, "STOP")
         time.sleep(0.3 * chance.random())

@@ -220,7 +220,7 @@ int64_t bytes_in(const std::string& flag, const std::string& text) {
       return bytes;
     }
   }
-  throw ConfigError(fmt::format("[export] {} '{}': give bytes, as 500MB or 2GiB", flag, text));
+  throw ConfigError(fmt::format("[export] {} '{}': give bytes, such as 500MB or 2GiB", flag, text));
 }
 
 }  // namespace lockstep::tool

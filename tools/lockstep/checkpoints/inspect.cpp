@@ -222,8 +222,9 @@ int verify(const std::string& run) {
     count += print_findings(path + "/latest", found.directory);
   }
   for (const auto& name : found.unfinished) {
-    fmt::print("{}/{}: not whole: a save goes on, or did not end, and the next one removes it\n",
-               path, name);
+    fmt::print(
+        "{}/{}: not whole: a save is under way, or did not end, and the next one removes it\n",
+        path, name);
   }
   return count == 0 ? 0 : 1;
 }

@@ -73,7 +73,8 @@ int inspect_trajectories(const std::string& path, int64_t episode) {
       of.reward += json.at("reward").get<double>();
       ++of.ends[printable_lines(json.at("end"))];
     } catch (const OrderedJson::exception&) {
-      throw Error(fmt::format("[inspect] {}:{}: this is no episode of three_domain", path, number));
+      throw Error(
+          fmt::format("[inspect] {}:{}: this is not an episode of three_domain", path, number));
     }
   }
   if (episode > 0) {

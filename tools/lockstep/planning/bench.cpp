@@ -36,7 +36,8 @@ BenchCommand::BenchCommand(CLI::App& program)
 void BenchCommand::check_words(const std::vector<std::string>& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     if (words[i].empty() || words[i][0] != '-') {
-      throw ConfigError(fmt::format("[bench] '{}' is no flag (lockstep bench --help)", words[i]));
+      throw ConfigError(
+          fmt::format("[bench] '{}' is not a flag (lockstep bench --help)", words[i]));
     }
     const bool is_last = i + 1 == words.size();
     bool value_follows = false;

@@ -21,7 +21,7 @@ std::vector<int64_t> sizes_of(const std::string& text) {
     const auto [next, error] = std::from_chars(at, end, size);
     if (error != std::errc() || size < 1 || (next != end && *next != 'x')) {
       throw ConfigError(
-          fmt::format("[plan] --sample {}: numbers above 0 with x between, as 3x32x32", text));
+          fmt::format("[plan] --sample {}: numbers above 0 with x between, such as 3x32x32", text));
     }
     sizes.push_back(size);
     if (next == end) return sizes;
@@ -64,7 +64,7 @@ void PlanQuestion::add_flags(CLI::App& command) {
       .add_option("--measured-step", measured_step_, "Seconds of a step on one rank, as measured")
       ->type_name("SECONDS")
       ->check(some_seconds(kMost));
-  command.add_flag("--recompute", recompute_, "Activations of blocks are computed twice");
+  command.add_flag("--recompute", recompute_, "Activations of blocks are recomputed");
   command.add_flag("--bf16", narrow_, "Compute in bfloat16");
 }
 

@@ -96,7 +96,7 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
       ->check(whole_number(1, kMostSteps));
   command.add_option("--jitter", jitter_, "Deviation of each rank's speed, as a share (0.02)")
       ->type_name("SHARE");
-  command.add_option("--slow-ranks", slow_ranks_, "So many are slower all the time (0)")
+  command.add_option("--slow-ranks", slow_ranks_, "How many are slower all the time (0)")
       ->type_name("N");
   command.add_option("--slow-factor", slow_factor_, "By this factor (1.5)")->type_name("FACTOR");
   command.add_flag("--no-prefetch", no_prefetch_, "Fsdp gathers a unit when it is needed");
@@ -111,7 +111,7 @@ SimulateCommand::SimulateCommand(CLI::App& program) {
       ->type_name("HOURS");
   command.add_option("--save-seconds", save_, "Training stands still at a checkpoint (30)")
       ->type_name("SECONDS");
-  command.add_option("--restart-seconds", restart_, "From a failure until it goes on (120)")
+  command.add_option("--restart-seconds", restart_, "From a failure until training resumes (120)")
       ->type_name("SECONDS");
   command.add_option("--save-every", interval_, "Seconds of work between checkpoints (the best)")
       ->type_name("SECONDS")
@@ -131,7 +131,7 @@ int SimulateCommand::carry_out() const {
   const int64_t ranks = question_.ranks(config, machine);
   for (const double number : {failure_hours_, save_, restart_, work_hours_}) {
     if (std::isfinite(number) && number >= 0) continue;
-    throw ConfigError(fmt::format("[simulate] {} is no time: 0 or more, and finite", number));
+    throw ConfigError(fmt::format("[simulate] {} is not a time: 0 or more, and finite", number));
   }
   if (failure_hours_ == 0 || save_ == 0 || work_hours_ == 0) {
     throw ConfigError("[simulate] --failure-hours, --save-seconds and --work-hours are above 0");

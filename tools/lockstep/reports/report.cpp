@@ -16,7 +16,7 @@ namespace lockstep::tool {
 namespace {
 
 constexpr const char* kReportFooter =
-    R"(RUN is the output folder of a run, with metrics.jsonl in it, or such a file; the run may still be going on. The page is
+    R"(RUN is the output folder of a run, with metrics.jsonl in it, or such a file; the run may still be in progress. The page is
 one file that needs no network: loss, throughput, work of each rank, memory, events, configuration. docs/report.md.
 
   lockstep report runs/a

@@ -35,7 +35,7 @@ double seconds_since_1970() {
 }  // namespace
 
 TopCommand::TopCommand(CLI::App& program) {
-  auto& command = *program.add_subcommand("top", "Show a run's figures while it goes on");
+  auto& command = *program.add_subcommand("top", "Show a run's figures while it runs");
   command.add_option("RUN", run_, "The run's folder, or its metrics.jsonl")->required();
   command.add_option("--every", every_, "Seconds between two looks (1)")
       ->type_name("SECONDS")

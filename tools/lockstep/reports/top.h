@@ -1,4 +1,4 @@
-// `lockstep top`: a run's figures while it goes on.
+// `lockstep top`: a run's figures while it runs.
 #pragma once
 
 #include <CLI/CLI.hpp>

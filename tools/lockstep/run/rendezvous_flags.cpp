@@ -30,10 +30,11 @@ void RendezvousFlags::add_to(CLI::App& command) {
   option("--rdzv-conf", conf_, "K=V,K=V",
          "join_timeout=600 last_call_timeout=30 heartbeat_timeout=5\nkeep_alive_interval=1 "
          "rejoin_timeout=30 seconds; tls=0 same_command=1 is_host=1");
-  option("--spares", spares_, "N",
-         "So many launchers beyond --nnodes may wait for the place of a host\nthat is lost; others "
-         "are "
-         "refused (any number)")
+  option(
+      "--spares", spares_, "N",
+      "This many launchers beyond --nnodes may wait for the place of a host\nthat is lost; others "
+      "are "
+      "refused (any number)")
       ->check(whole_number(0, 49'999));
   option("--node-rank", node_rank_, "N", "This host's number; 0 leads")
       ->check(whole_number(0, 49'999));

@@ -35,7 +35,7 @@ std::vector<int> numbers_of(std::string_view flag, std::string_view text) {
     int value = -1;
     const auto [stop, status] = std::from_chars(text.data() + begin, text.data() + end, value);
     if (status != std::errc() || stop != text.data() + end || value < 0) {
-      throw ConfigError(fmt::format("[run] {} '{}': give local ranks, as 0,2,5", flag, text));
+      throw ConfigError(fmt::format("[run] {} '{}': give local ranks, such as 0,2,5", flag, text));
     }
     numbers.push_back(value);
     begin = end + 1;
@@ -137,7 +137,7 @@ void RunCommand::add_output_flags() {
          "--tee ask for");
   option("-r,--redirects", redirects_, "WHICH",
          "Output to files instead of here: 0 none, 1 stdout, 2 stderr, 3 both,\nor for some local "
-         "ranks, as 0:3,1:1");
+         "ranks, such as 0:3,1:1");
   option("-t,--tee", tee_, "WHICH", "Output to files as well as here");
   option("--local-ranks-filter", shown_, "RANKS", "Show the output of these local ranks only: 0,2");
   option("--log-line-prefix-template", options_.line_prefix, "TEXT",

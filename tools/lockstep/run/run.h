@@ -30,7 +30,7 @@ class RunCommand {
   std::vector<std::string> take_program(const std::vector<std::string>& words);
 
   // The option of a flag that the command line has, counted; `value_follows`: the next word is its
-  // value. Throws ConfigError for an unknown flag. `next`: the word behind it, if any.
+  // value. Throws ConfigError for an unknown flag. `next`: the word after it, if any.
   const CLI::Option* take_flag(const std::string& word, const std::string& next,
                                bool& value_follows);
   // Whether `word` is one of its flags.
@@ -60,7 +60,7 @@ class RunCommand {
   void add_job_flags();
   void add_output_flags();
   void add_accepted_flags();
-  // Whether the command line has it, in either spelling: then it goes before variables.
+  // Whether the command line has it, in either spelling: then it overrides variables.
   bool is_given(const char* flag) const { return given_.contains(command_.get_option(flag)); }
   void choose_grace();
   void choose_binding();

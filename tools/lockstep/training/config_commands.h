@@ -12,7 +12,7 @@ class ConfigCommands {
   // Adds the command to `program`.
   explicit ConfigCommands(CLI::App& program);
 
-  // Whether the word behind `config` is one of its commands. Throws ConfigError when it is not.
+  // Whether the word after `config` is one of its commands. Throws ConfigError when it is not.
   static void check_words(const std::vector<std::string>& words);
   // Once the flags are parsed; returns the exit status. Throws ConfigError for a wrong file.
   int carry_out();

@@ -30,11 +30,11 @@ using Json = nlohmann::json;
 
 constexpr size_t kMostRuns = 10'000;
 constexpr const char* kSweepFooter =
-    R"(Each combination of the values behind --over is a run of `lockstep train FILE`, as many at a time as the cores of this
+    R"(Each combination of the values after --over is a run of `lockstep train FILE`, as many at a time as the cores of this
 host allow (--jobs). A run's files and its output, log.txt, are in OUT/run-000 and so on; OUT/sweep.json has all results.
 The file is checked with every combination before the first run starts.
 
-Exit status: 0 when all runs have ended well; 1 when any has not; 2 for a wrong file.
+Exit status: 0 when all runs have exited with status 0; 1 when any has not; 2 for a wrong file.
 
   lockstep sweep run.yaml --over optimizer.learning_rate=1e-3,1e-2 --over training.seed=1,2,3
   lockstep sweep run.yaml --over 'model.hidden=[64],[256, 128]' --metric accuracy
@@ -152,7 +152,7 @@ std::vector<std::vector<std::string>> SweepCommand::combinations() const {
   return all;
 }
 
-// Where several runs would write to one place, and one of them might go on with another's
+// Where several runs would write to one place, and one of them might resume with another's
 // checkpoints.
 void SweepCommand::refuse_shared_places(const train::RunConfig& config) {
   const auto& logging = config.logging;
@@ -245,7 +245,7 @@ int SweepCommand::report(const std::vector<SweepRun>& runs) const {
     fmt::print(stderr, "lockstep: [sweep] no run has a number {}: --metric is one of {}\n", metric_,
                fmt::join(metrics, ", "));
   }
-  fmt::print("{} of {} runs ended well; {}\n", runs.size() - static_cast<size_t>(failed),
+  fmt::print("{} of {} runs succeeded; {}\n", runs.size() - static_cast<size_t>(failed),
              runs.size(), path);
   return best != nullptr && failed == 0 ? 0 : 1;
 }

@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* kTrainFooter =
     R"(FILE describes the run: `lockstep config init` writes one to start from, docs/configuration.md has all keys. It is
-checked before any rank is started. The other flags are those of `lockstep run`; they go before the file's section
+checked before any rank is started. The other flags are those of `lockstep run`; they override the file's section
 `launch`. Inside a launcher (lockstep run, torchrun, srun, mpirun) no ranks are started: this process becomes one.
 A file with `program: three_domain` has that program's flags for keys, docs/three_domain.md.
 
@@ -52,7 +52,7 @@ std::vector<std::string> TrainCommand::take_file(const std::vector<std::string>&
     if (word.size() < 2 || word[0] != '-') {
       if (!file_.empty()) {
         throw ConfigError(fmt::format(
-            "[train] two files, {} and {}: a run has one (values go behind --set)", file_, word));
+            "[train] two files, {} and {}: a run has one (values follow --set)", file_, word));
       }
       file_ = word;
       continue;

@@ -40,7 +40,7 @@ std::string holder_of(int lock) {
   return holder;
 }
 
-// Whether that is a process of this host that is ending, as one of a job that was just killed.
+// Whether that is a process of this host that is ending, such as one of a job that was just killed.
 bool is_ending(const std::string& holder) {
   pid_t pid = 0;
   if (std::sscanf(holder.c_str(), "process %d on ", &pid) != 1 || holder != name_of_process(pid)) {

@@ -41,8 +41,8 @@ std::string fault_of_latest(const std::string& directory, const Listing& listing
     const MappedFile manifest(files, fmt::format("{}/{}/{}", directory, name, kManifestName));
     if (hex(checksum(manifest.bytes())) == text.substr(name.size() + 1, 16)) return "";
     return fmt::format(
-        "[checkpoint] {}: has not the checksum of {}/{}: one of them was replaced. {}", path, name,
-        kManifestName, cure);
+        "[checkpoint] {}: does not match the checksum of {}/{}: one of them was replaced. {}", path,
+        name, kManifestName, cure);
   } catch (const CheckpointError& error) {
     return newest.empty() ? "" : fmt::format("{}. {}", error.what(), cure);
   }

@@ -28,7 +28,7 @@ Sizes times(Sizes strides, int64_t bytes) {
   return strides;
 }
 
-// The last dimensions that lie behind each other on both sides, as one.
+// The last dimensions that lie one after the other on both sides, as one.
 void join_last(Sizes& sizes, Sizes& a, Sizes& b) {
   while (sizes.size() > 1) {
     const size_t last = sizes.size() - 1;

@@ -151,7 +151,8 @@ SafetensorsHeader parse_safetensors(std::string_view bytes, int64_t file_bytes,
   }
   const int64_t length = length_of(bytes);
   if (length < 0 || length > kMostHeaderBytes) {
-    complain("is no safetensors file: its header would have more than {} bytes", kMostHeaderBytes);
+    complain("is not a safetensors file: its header would have more than {} bytes",
+             kMostHeaderBytes);
   }
   const int64_t begin = kLengthBytes + length;
   if (begin > static_cast<int64_t>(bytes.size())) {

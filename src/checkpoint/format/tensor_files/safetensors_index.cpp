@@ -52,8 +52,9 @@ class IndexedFiles : public TensorFiles {
     const std::string file = json.is_string() ? json.get<std::string>() : "";
     if (file.empty() || file.front() == '.' || file.find('/') != std::string::npos ||
         file.find('\0') != std::string::npos) {
-      complain(path, fmt::format("says that {} is in file {}, which is no name of a file beside it",
-                                 in_quotes(name), in_quotes(json.dump(-1, ' ', true))));
+      complain(path,
+               fmt::format("says that {} is in file {}, which is not the name of a file beside it",
+                           in_quotes(name), in_quotes(json.dump(-1, ' ', true))));
     }
     if (!open_.contains(file)) open(file, files);
     const auto found = open_.at(file).tensors().find(name);

@@ -107,7 +107,7 @@ class PickleReader {
   }
   PickledValue& top(PickledValue::Kind kind) {
     if (stack_.size() <= floor() || stack_.back()->kind != kind) {
-      complain(fmt::format("puts a value into what is no list or dict at byte {}", at_));
+      complain(fmt::format("puts a value into what is not a list or dict at byte {}", at_));
     }
     return *stack_.back();
   }
@@ -140,7 +140,7 @@ class PickleReader {
     const PickledValue* arguments = pop();
     const PickledValue* function = pop();
     if (function->kind != PickledValue::Name || arguments->kind != PickledValue::List) {
-      complain(fmt::format("calls what is no function at byte {}", at_));
+      complain(fmt::format("calls what is not a function at byte {}", at_));
     }
     PickledValue value =
         call_of(function->text, arguments->items, [this](const auto& text) { complain(text); });
@@ -161,10 +161,11 @@ class PickleReader {
   void build() {
     const PickledValue* state = pop();
     PickledValue& value = top(PickledValue::Dict);
-    // The attributes of an OrderedDict, as a state dict's _metadata, hold nothing of its items.
+    // The attributes of an OrderedDict, such as a state dict's _metadata, hold nothing of its
+    // items.
     if (!value.is_object) return;
     if (state->kind != PickledValue::Dict || state == &value)
-      complain("a module's attributes are no dict");
+      complain("a module's attributes are not a dict");
     count_copies(state->items.size());
     value.items.insert(value.items.end(), state->items.begin(), state->items.end());
   }
@@ -372,7 +373,7 @@ bool PickleReader::step() {
           text, at_ - 1));
     }
   }
-  complain(fmt::format("is no pickle: byte {} is {:#04x}, no opcode", at_ - 1, opcode));
+  complain(fmt::format("is not a pickle: byte {} is {:#04x}, not an opcode", at_ - 1, opcode));
 }
 
 Pickle::Pickle(std::string_view bytes, std::string_view where) {

@@ -148,7 +148,8 @@ PickledValue tensor_of(const Call& call, bool has_dtype) {
   if (has_dtype) {
     const std::string& name = call.at(6, PickledValue::Name).text;
     const auto known = find(kDtypes, name);
-    if (known == std::end(kDtypes)) call.refuse(fmt::format("names {}, which is no dtype", name));
+    if (known == std::end(kDtypes))
+      call.refuse(fmt::format("names {}, which is not a dtype", name));
     tensor.dtype = known->second;
   }
   call.expect_plain(has_dtype ? 7 : 6);
@@ -171,7 +172,7 @@ PickledValue dict_of(const Arguments& arguments, const Call& call) {
   if (arguments.empty()) return value;
   for (const PickledValue* pair : call.at(0, PickledValue::List).items) {
     if (pair->kind != PickledValue::List || pair->items.size() != 2)
-      call.refuse("has items that are no pairs");
+      call.refuse("has items that are not pairs");
     value.items.insert(value.items.end(), pair->items.begin(), pair->items.end());
   }
   return value;
@@ -223,7 +224,7 @@ PickledValue storage_of(const PickledValue& id, const Complain& complain) {
   }
   const auto type = find(kStorages, parts[1]->text);
   if (type == std::end(kStorages)) {
-    complain(fmt::format("{} is no storage that is read", in_quotes(parts[1]->text)));
+    complain(fmt::format("{} is not a storage that is read", in_quotes(parts[1]->text)));
   }
   PickledValue value{.kind = PickledValue::Storage};
   auto& storage = value.tensor.emplace();

@@ -173,7 +173,7 @@ class TorchFile : public TensorFiles {
     return std::to_string(key.integer);
   }
 
-  // Other things may be called alike only by a dict's names with dots in them.
+  // Other things may have the same name only by a dict's names with dots in them.
   void claim(const std::string& name) {
     if (!names_.insert(name).second)
       complain(fmt::format("two entries are called {}", in_quotes(name)));
@@ -263,7 +263,7 @@ std::unique_ptr<TensorFiles> open_torch_file(const std::string& path, FileSystem
         "again with a newer one, torch.save(torch.load(FILE), FILE)");
   }
   if (bytes.size() > 1 && bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5) {
-    refuse(": is a Python pickle, and no file of torch.save");
+    refuse(": is a Python pickle, but not a file of torch.save");
   }
   return nullptr;
 }

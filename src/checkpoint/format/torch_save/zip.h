@@ -1,5 +1,5 @@
 // Zip archives whose records are stored as they are, as torch.save writes them; what is compressed
-// in them, as TorchScript's code, is not read.
+// in them, such as TorchScript's code, is not read.
 #pragma once
 
 #include <cstdint>

@@ -52,12 +52,13 @@ Message Coordinator::answer(const Join& join, Time now) {
     return Wait{"its ranks of an earlier start are being stopped"};
   }
   if (const std::string theirs = difference(join.job_spec, job_spec_); !theirs.empty()) {
-    return Refuse{fmt::format("{} was started with {}, the job has {}: start all hosts alike{}",
-                              join.host, theirs, difference(job_spec_, join.job_spec),
-                              join.job_spec.command_hash == job_spec_.command_hash
-                                  ? ""
-                                  : ", and jobs with another --rdzv-id (where hosts are to run "
-                                    "different commands: --rdzv-conf same_command=0)")};
+    return Refuse{fmt::format(
+        "{} was started with {}, the job has {}: start all hosts with the same options{}",
+        join.host, theirs, difference(job_spec_, join.job_spec),
+        join.job_spec.command_hash == job_spec_.command_hash
+            ? ""
+            : ", and jobs with another --rdzv-id (where hosts are to run "
+              "different commands: --rdzv-conf same_command=0)")};
   }
   if (join.node_rank >= job_spec_.max_nodes) {
     return Refuse{fmt::format("--node-rank {} with --nnodes {}: they count from 0", join.node_rank,
@@ -307,7 +308,7 @@ void Coordinator::tick(Time now) {
       end(1, fmt::format("{} of {} hosts came within {:g} s ({}): were the others started, with "
                          "the same --rdzv-endpoint? (--rdzv-conf join_timeout=SECONDS){}{}",
                          in(State::Ready), job_spec_.min_nodes, seconds(timing_.join),
-                         who_is_here(), why_.empty() ? "" : "; before: ", why_));
+                         who_is_here(), why_.empty() ? "" : "; earlier: ", why_));
     }
     remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {

@@ -120,7 +120,7 @@ class Coordinator {
   Predecessors predecessors_;
   Time started_{}, gathering_since_{}, not_before_{}, stop_until_{};
   std::optional<Time> enough_since_;  // hosts are ready
-  std::optional<Time> late_at_;       // when hosts that are still at work are named
+  std::optional<Time> late_at_;       // when hosts whose ranks still run are named
   std::string why_;                   // for the next start
   std::optional<int> spares_;
   std::map<uint64_t, std::string> had_seat_;  // in the last attempt: launchers and their hosts

@@ -19,7 +19,7 @@ inline double seconds(Time time) { return std::chrono::duration<double>(time).co
 // A launcher's number in its job, given by the coordinator, never used twice; 0 is none.
 using NodeId = uint32_t;
 
-// What every launcher of a job must have been started with alike.
+// What must be the same for every launcher of a job.
 struct JobSpec {
   int min_nodes = 1;
   int max_nodes = 1;
@@ -33,7 +33,7 @@ struct JobSpec {
   bool operator==(const JobSpec&) const = default;
 };
 
-// Why an attempt could not go on.
+// Why an attempt could not continue.
 struct Failure {
   enum class Kind : uint8_t {
     Exited,     // a rank's own exit

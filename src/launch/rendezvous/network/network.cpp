@@ -234,8 +234,8 @@ void Network::read(Connection& connection) {
     if (got <= 0) {
       if (connection.link && !connection.channel.is_open()) {
         handler_.on_disagreement(fmt::format(
-            "{} hung up in the middle of the handshake: have both hosts the same token, --rdzv-id "
-            "and --tls (or --rdzv-conf tls)?",
+            "{} closed the connection during the handshake: check that both hosts have the same "
+            "token, --rdzv-id and --tls (or --rdzv-conf tls)",
             connection.peer));
       }
       return close(connection);
@@ -275,7 +275,7 @@ void Network::read(Connection& connection) {
 
 void Network::deliver(Connection& connection) {
   for (const MessagePtr& message : connection.channel.take_messages()) {
-    if (!connection.link) return;  // hung up meanwhile
+    if (!connection.link) return;  // the connection was closed meanwhile
     handler_.on_message(*connection.link, message);
   }
 }

@@ -101,7 +101,7 @@ void SecureChannel::read() {
     if (state_ == State::Hello || state_ == State::Challenge) {
       const std::string_view begin = std::string_view(input_).substr(used_, kMagic.size());
       if (begin != kMagic.substr(0, begin.size())) {
-        fail(fmt::format("a program that is no launcher sent '{}'", quoted(begin)));
+        fail(fmt::format("a program that is not a launcher sent '{}'", quoted(begin)));
       }
       const auto greeting = take(kGreeting);
       if (!greeting) return;

@@ -40,8 +40,8 @@ class SecureChannel {
   ~SecureChannel();
   SecureChannel(SecureChannel&&) noexcept;
 
-  // What the peer has sent. Throws ProtocolError when it is no launcher of this job; nothing more
-  // may be fed then, but the remaining output still tells the peer why.
+  // What the peer has sent. Throws ProtocolError when it is not a launcher of this job; nothing
+  // more may be fed then, but the remaining output still tells the peer why.
   void feed(std::string_view bytes);
   // Both sides have authenticated.
   bool is_open() const { return state_ == State::Open; }

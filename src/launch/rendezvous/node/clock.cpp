@@ -39,7 +39,7 @@ void Node::retry(Time now) {
 
 void Node::expect_a_start(Time now) { quiet_until_ = now + kQuiet; }
 
-// Nothing unless that is no launcher, as far as is known.
+// Nothing unless that is not a launcher, as far as is known.
 std::string Node::who_holds_the_port() const {
   if (!options_.port_is_held || past_.coordinator != 0 || !waiting_for_.empty()) return "";
   return "another program of this host holds the port and does not answer ('ss -ltnp' names it; "
@@ -97,12 +97,13 @@ void Node::tick(Time now) {
   if ((dialling || phase_ == Phase::Pausing) && !ranks_ && now >= dialling_until_) {
     disconnect();
     const std::string holder = who_holds_the_port();
-    return end(1,
-               fmt::format("no coordinator at {} within {:g} s{}{}{}", options_.coordinator,
-                           seconds(patience_), holder.empty() ? "" : ": " + holder,
-                           waiting_for_.empty() ? "" : "; last: " + waiting_for_,
-                           why_.empty() ? "" : "; before: " + why_),
-               now);
+    return end(
+        1,
+        fmt::format("could not reach a coordinator at {} within {:g} s{}{}{}", options_.coordinator,
+                    seconds(patience_), holder.empty() ? "" : ": " + holder,
+                    waiting_for_.empty() ? "" : "; last error: " + waiting_for_,
+                    why_.empty() ? "" : "; earlier: " + why_),
+        now);
   }
   say_what_is_awaited(now);
   if (phase_ == Phase::Pausing && now >= next_dial_) dial(now);

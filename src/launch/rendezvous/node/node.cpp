@@ -131,7 +131,7 @@ void Node::closed(ConnectionId link, bool refused, Time now) {
   // It listens for as long as it lives.
   if (refused && attempt_ > 0 && phase_ == Phase::Dialling && !ranks_) {
     return end(
-        1, fmt::format("the coordinator at {} has ended; before: {}", options_.coordinator, why_),
+        1, fmt::format("the coordinator at {} has ended; earlier: {}", options_.coordinator, why_),
         now);
   }
   const bool may_lead = options_.port_is_held && past_.coordinator == 0 &&

@@ -21,7 +21,7 @@ Assignment assign_buckets(const std::vector<Named>& parameters, const std::vecto
 
 class Buckets {
  public:
-  // Every rank calls it with the same assignment, of all `parameters`. All memory is zero. Behind
+  // Every rank calls it with the same assignment, of all `parameters`. All memory is zero. After
   // the last bucket's gradients there are `flags` more elements. Without parameters there is one
   // empty bucket, so that there are flags.
   Buckets(const Group& group, const std::vector<Named>& parameters, Assignment assignment,

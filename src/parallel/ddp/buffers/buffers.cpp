@@ -147,7 +147,7 @@ void BufferSync::warn_of_own_changes(const std::vector<double>& shares) {
     return log::warn(fmt::format(
         "[ddp] buffer '{}' was changed on this rank since the last backward(), but not on all "
         "ranks, so the ranks' values differed in this forward; they are rank 0's from now on. "
-        "Change it on all ranks alike, or call sync_buffers() before forward()",
+        "Change it in the same way on all ranks, or call sync_buffers() before forward()",
         buffers_[i].name));
   }
 }

@@ -1,4 +1,4 @@
-// Keeps the ranks' buffers alike.
+// Keeps the ranks' buffers the same.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ std::vector<int> all_ranks(const Group& group);
 // Broadcast, or (Buffers::Average) floating-point and complex ones averaged and the rest broadcast.
 class BufferSync {
  public:
-  // The ranks' buffers are alike.
+  // The ranks' buffers are the same.
   BufferSync(const Group& group, std::vector<Named> buffers, Buffers mode);
 
   size_t size() const { return buffers_.size(); }
@@ -57,7 +57,7 @@ class BufferSync {
   // Of a step that cannot be finished: buffers become again what it began with.
   void abandon_lanes();
   // Whether the step began with others than the one before has left. Then check_start() on all
-  // ranks, which throws ConfigError there unless they are alike: another loop's lanes may have
+  // ranks, which throws ConfigError there unless they are the same: another loop's lanes may have
   // changed them, on each rank by its own.
   bool is_start_changed() const { return lanes_ && lanes_->start_changed; }
   void check_start(std::string_view address);

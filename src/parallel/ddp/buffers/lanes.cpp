@@ -99,7 +99,8 @@ void BufferSync::check_start(std::string_view address) {
     abandon_lanes();
     throw ConfigError(fmt::format(
         "[{}] buffer '{}' was another one on rank {} than on rank 0 when the lanes of this step "
-        "began: what changes it between steps has to do so alike on all ranks. Where the lanes of "
+        "began: what changes it between steps has to do so in the same way on all ranks. Where the "
+        "lanes of "
         "another model's loop run this one, which the loop does not name, set eval() for that",
         address, buffers_[(other - all[0].begin()) / kPrint].name, rank));
   }

@@ -111,19 +111,20 @@ std::string difference(const Inventory& mine, const Group& group) {
   const std::string name = group.broadcast_bytes(
       first < mine.names.size() ? mine.names[first] : "the number of parameters and buffers", 0,
       {.label = "check_same: name"});
-  return fmt::format("rank{} {} of {} differ{} from rank 0, first in {}",
-                     ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), group.size(),
-                     ranks.size() == 1 ? "s" : "", name);
+  return fmt::format("rank{} {} differ{} from rank 0 ({} ranks), first in {}",
+                     ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                     ranks.size() == 1 ? "s" : "", group.size(), name);
 }
 
 void compare(const Inventory& mine, const Group& group, std::string_view when) {
   const std::string text = difference(mine, group);
-  flight::note_comparison(fmt::format("{}: {}", when, text.empty() ? "the ranks are alike" : text));
+  flight::note_comparison(
+      fmt::format("{}: {}", when, text.empty() ? "the ranks are the same" : text));
   if (text.empty()) return;
   throw ConfigError(
-      fmt::format("[check_same] {}: the ranks no longer train the same: {}. Look for what one rank "
-                  "alone did: loading (broadcast_optimizer), a decision by its own loss, random "
-                  "numbers, a write to a parameter",
+      fmt::format("[check_same] {}: the ranks' models have diverged: {}. Likely causes: only one "
+                  "rank loaded a checkpoint (use broadcast_optimizer), decided by its own loss, "
+                  "drew other random numbers, or wrote to a parameter",
                   when, text));
 }
 

@@ -12,7 +12,7 @@ namespace lockstep::parallel {
 
 // Compares the model of all ranks and, unless it is null, the optimizer's options and its state of
 // the model's parameters. Every rank calls it. Throws ConfigError on all ranks when they differ,
-// which begins with `when`, as "pass 300 of Ddp 1".
+// which begins with `when`, such as "pass 300 of Ddp 1".
 void compare_ranks(const Model& model, const torch::optim::Optimizer* optimizer, const Group& group,
                    std::string_view when);
 

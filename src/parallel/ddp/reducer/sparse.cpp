@@ -136,7 +136,7 @@ void SparseGradients::refuse_unfit(const at::Tensor& all, std::string_view unit)
       if (dimensions != kUnreached && dimensions != sparse) {
         throw ConfigError(fmt::format(
             "[ddp] the gradient of parameter '{}' has {} sparse dimensions on {} {} and {} on a "
-            "{} below: compute it alike on all ranks",
+            "{} below: compute it in the same way on all ranks",
             name, sparse, unit, rank, dimensions, unit));
       }
       dimensions = sparse;

@@ -31,7 +31,7 @@ class SparseGradients {
                      const std::vector<char>& reached, int64_t lanes) const;
 
  private:
-  // How many addends there are, which are this rank's, and the unit of one, as "rank".
+  // How many addends there are, which are this rank's, and the unit of one, such as "rank".
   struct Addends {
     std::vector<Range> of_ranks;
     std::string_view unit;

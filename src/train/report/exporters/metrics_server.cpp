@@ -100,7 +100,7 @@ void MetricsServer::serve() {
 }
 
 void MetricsServer::accept_all() {
-  // Those who are there already are served between two of so many who come.
+  // Those who are there already are served between two of many who come.
   for (size_t i = 0; i < kClients; ++i) {
     Fd fd(accept4(listening_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
@@ -136,7 +136,7 @@ void MetricsServer::answer(Client& client) {
   const size_t first = line.find(' '), second = line.find(' ', first + 1);
   if (first == std::string_view::npos || second == std::string_view::npos ||
       !line.substr(second).starts_with(" HTTP/1.")) {
-    return reply(client, "400 Bad Request", kPlain, shared("this is no request of HTTP/1.1\n"));
+    return reply(client, "400 Bad Request", kPlain, shared("this is not a request of HTTP/1.1\n"));
   }
   const std::string_view method = line.substr(0, first);
   const std::string_view path = line.substr(first + 1, second - first - 1);

@@ -26,8 +26,8 @@ class MetricsServer {
   static constexpr std::chrono::milliseconds kPatience{5000};
   static constexpr uint16_t kPort = 9464;  // where the address names none
 
-  // `address` as HOST:PORT; port 0 is a free one. Throws ConfigError for what is no address of this
-  // host, Error where it cannot listen.
+  // `address` as HOST:PORT; port 0 is a free one. Throws ConfigError for what is not an address of
+  // this host, Error where it cannot listen.
   explicit MetricsServer(const std::string& address);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;

@@ -118,7 +118,7 @@ void TensorBoardWriter::flush() {
   if (file_ || warned_) return;
   warned_ = true;
   log::warn(fmt::format(
-      "[tensorboard] {} takes no more: training goes on without; make room on that disk", path_));
+      "[tensorboard] {} takes no more: training continues without; make room on that disk", path_));
 }
 
 void TensorBoardWriter::report(const StepReport& report) {

@@ -16,7 +16,7 @@ class LogFile {
   // Makes the folder, too. Throws Error when the file cannot be opened.
   explicit LogFile(std::string path);
 
-  // `missing`: so many records before it were not taken.
+  // `missing`: this many records before it were not taken.
   void take(const LogRecord& record, double unix_seconds, uint64_t missing);
 
  private:

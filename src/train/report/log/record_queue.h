@@ -18,7 +18,7 @@ namespace lockstep::train {
 class RecordQueue {
  public:
   static constexpr size_t kWaiting = 4096;
-  // Takes a record, in the thread. `missing`: so many before it were dropped. Must not throw.
+  // Takes a record, in the thread. `missing`: this many before it were dropped. Must not throw.
   using Take = std::function<void(const LogRecord& record, double unix_seconds, uint64_t missing)>;
 
   explicit RecordQueue(Take take);

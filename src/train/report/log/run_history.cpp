@@ -8,7 +8,7 @@
 namespace lockstep::train {
 namespace {
 
-// So many numbers a heat map may have, on any number of ranks.
+// How many numbers a heat map may have, on any number of ranks.
 constexpr size_t kMostCells = size_t{1} << 17;
 constexpr size_t kMostKeptColumns = 256, kFewestColumns = 8;
 constexpr size_t kMostStarts = 1000;

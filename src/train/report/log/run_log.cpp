@@ -59,7 +59,7 @@ bool LogFile::write_line(const std::string& line) {
 void LogFile::warn() {
   if (std::exchange(has_warned_, true)) return;
   log::warn(
-      fmt::format("[metrics] {} takes no more lines ({}); training goes on without: make "
+      fmt::format("[metrics] {} takes no more lines ({}); training continues without: make "
                   "room on that disk",
                   path_, std::strerror(errno)));
 }

@@ -31,7 +31,7 @@ double number_of(const nlohmann::json& value, const char* key) {
     if (text == "Infinity") return std::numeric_limits<double>::infinity();
     if (text == "-Infinity") return -std::numeric_limits<double>::infinity();
   }
-  throw Damage{fmt::format("{} is no number", key)};
+  throw Damage{fmt::format("{} is not a number", key)};
 }
 
 // As large as a double counts exactly, so that sums do not overflow.
@@ -40,7 +40,7 @@ int64_t whole(const nlohmann::json& value, const char* key) {
     const double about = value.get<double>();
     if (about >= 0 && about <= static_cast<double>(kLargest)) return value.get<int64_t>();
   }
-  throw Damage{fmt::format("{} is no whole number from 0 to 2^53", key)};
+  throw Damage{fmt::format("{} is not a whole number from 0 to 2^53", key)};
 }
 
 const nlohmann::json* member(const nlohmann::json& object, const char* key) {
@@ -67,7 +67,7 @@ int64_t whole_in(const nlohmann::json& object, const char* key, int64_t otherwis
 double seconds_in(const nlohmann::json& value, const char* key) {
   const double seconds = number_of(value, key);
   if (seconds >= 0 && seconds < 1e12) return seconds;
-  throw Damage{fmt::format("{} is no time", key)};
+  throw Damage{fmt::format("{} is not a time", key)};
 }
 double seconds_in_object(const nlohmann::json& object, const char* key) {
   const nlohmann::json* value = member(object, key);
@@ -75,7 +75,7 @@ double seconds_in_object(const nlohmann::json& object, const char* key) {
 }
 
 std::string text_of(const nlohmann::json& value, const char* key) {
-  if (!value.is_string()) throw Damage{fmt::format("{} is no text", key)};
+  if (!value.is_string()) throw Damage{fmt::format("{} is not a string", key)};
   std::string text = value.get<std::string>();
   if (text.size() <= kLongestText) return text;
   size_t end = kLongestText;
@@ -94,7 +94,7 @@ std::map<std::string, Value> map_in(const nlohmann::json& object, const char* ke
   std::map<std::string, Value> all;
   const nlohmann::json* value = member(object, key);
   if (value == nullptr) return all;
-  if (!value->is_object()) throw Damage{fmt::format("{} is no object", key)};
+  if (!value->is_object()) throw Damage{fmt::format("{} is not an object", key)};
   for (const auto& [name, one] : value->items()) {
     if (all.size() >= kMostEntries) break;
     all.emplace(name.substr(0, kLongestText), read(one, key));
@@ -121,7 +121,7 @@ RunStart start_of(const nlohmann::json& line) {
   start.environment = map_in<std::string>(line, "environment", text_of);
   if (const nlohmann::json* hosts = member(line, "hosts")) {
     if (!hosts->is_array() || hosts->size() > RunHistory::kMostRanks) {
-      throw Damage{"hosts is no list"};
+      throw Damage{"hosts is not a list"};
     }
     for (const auto& host : *hosts) start.hosts.push_back(text_of(host, "hosts"));
   }
@@ -136,7 +136,7 @@ void column(const nlohmann::json& ranks, const char* key, std::vector<RankFigure
   if (values == nullptr) return;
   const bool fits = values->is_array() && values->size() <= RunHistory::kMostRanks &&
                     (figures.empty() || figures.size() == values->size());
-  if (!fits) throw Damage{fmt::format("ranks.{} is no list with a value for each rank", key)};
+  if (!fits) throw Damage{fmt::format("ranks.{} is not a list with a value for each rank", key)};
   figures.resize(values->size());
   for (size_t i = 0; i < figures.size(); ++i) read(figures[i], (*values)[i]);
 }
@@ -155,7 +155,7 @@ StepReport report_of(const nlohmann::json& line) {
   report.values = map_in<double>(line, "values", number_of);
   const nlohmann::json* ranks = member(line, "ranks");
   if (ranks == nullptr) return report;
-  if (!ranks->is_object()) throw Damage{"ranks is no object"};
+  if (!ranks->is_object()) throw Damage{"ranks is not an object"};
   const auto seconds = [&](const char* key, double RankFigures::*member_of) {
     column(*ranks, key, report.ranks, [&](RankFigures& figures, const nlohmann::json& value) {
       figures.*member_of = seconds_in(value, key);
@@ -211,7 +211,7 @@ std::optional<LogRecord> parse_log_line(std::string_view line, double& unix_seco
                                         std::string& fault) {
   const nlohmann::json parsed = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (parsed.is_discarded() || !parsed.is_object()) {
-    fault = "no JSON object";
+    fault = "not a JSON object";
     return std::nullopt;
   }
   try {

@@ -16,7 +16,7 @@ namespace {
 // A screen has no more rows and columns than these to show.
 constexpr size_t kMostRows = 128, kMostColumns = 256, kMostMarks = 400, kMostFurther = 12;
 
-// Five digits, which is more than a screen shows; null for what is no number.
+// Five digits, which is more than a screen shows; null for what is not a number.
 std::string digits(double value) {
   return std::isfinite(value) ? fmt::format("{:.5g}", value) : "null";
 }

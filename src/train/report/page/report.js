@@ -204,7 +204,7 @@
       }
       make("path", { d: path(points.map((p) => [middle(p), p[2]]), x, y), fill: "none", stroke: `var(--${one.swatch})`, "stroke-width": one.thin ? 1 : 2, "stroke-linejoin": "round", "stroke-dasharray": one.dash || "none" }, svg);
       if (points.length === 1 && points[0][2] != null) make("circle", { cx: x(middle(points[0])), cy: y(points[0][2]), r: 4, fill: `var(--${one.swatch})` }, svg);
-      // Where a value was no number.
+      // Where a value was not a number.
       for (const point of points) if (point[2] === null) make("text", { x: x(middle(point)), y: frame.top + 10, "text-anchor": "middle", style: "fill: var(--bad); font-weight: 700" }, svg).textContent = "×";
     }
     tips(plot, svg, width, height, own.length, (index) => x(middle(own[index])), (index) => steps(own[index]) + all.map((one) => {

@@ -15,11 +15,11 @@ namespace lockstep::train {
 namespace {
 
 constexpr size_t kLongText = 300;  // bytes
-// A log is silent when nothing has come for so many times the longest wait for a report, and at
-// least so many seconds; before the first report, so many.
+// A log is silent when nothing has come for this many times the longest wait for a report, and at
+// least this many seconds; before the first report, this many.
 constexpr double kWaits = 3, kLeastSilence = 10, kFirstSilence = 60;
 
-// The loss so far as a row of blocks; '.' where it was no number.
+// The loss so far as a row of blocks; '.' where it was not a number.
 std::string sparkline(const Series& series, size_t width) {
   const auto& points = series.points();
   if (points.size() < 2) return "";
@@ -103,7 +103,7 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
     const std::string curve = sparkline(run.loss, static_cast<size_t>(std::max(10, width - 8)));
     if (!curve.empty()) lines.push_back("loss  " + curve);
     if (!last.ranks.empty()) {
-      // Name, figures and frame leave so many columns to the bar.
+      // Name, figures and frame leave this many columns to the bar.
       const size_t room = static_cast<size_t>(std::clamp(width - 50, 10, 60));
       lines.emplace_back();
       lines.push_back(colored(fmt::format("{:<10}{:>11}{:>8}{:>11}  {}", "rank", "works", "times",
