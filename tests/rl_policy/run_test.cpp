@@ -44,9 +44,9 @@ TEST(ContinualRun, LeavesEveryFile) {
   left_by_ranks(1, options(folder / "run"));
   for (const char* name :
        {"curriculum.json", "results.json", "metrics.json", "trajectories.jsonl", "metrics.jsonl",
-        "report.html", "analysis_report.md", "checkpoints", "learning_curves.svg",
-        "stage_performance.svg", "transfer_metrics.svg", "retention_performance.svg",
-        "grpo_checkpoints/stage_1_even", "grpo_checkpoints/stage_2_again"}) {
+        "report.html", "analysis_report.md", "learning_curves.svg", "stage_performance.svg",
+        "transfer_metrics.svg", "retention_performance.svg", "grpo_checkpoints/stage_1_even",
+        "grpo_checkpoints/stage_2_again"}) {
     EXPECT_TRUE(fs::exists(folder / ("run/" + std::string(name)))) << name;
   }
 }

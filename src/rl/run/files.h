@@ -35,7 +35,8 @@ std::string results_json(const RunResult& result, const Curriculum& curriculum,
 // analysis_report.md, of the texts of results.json and metrics.json: for people.
 std::string analysis_report(const std::string& results, const std::string& metrics);
 
-// The guides' figures, of the same texts: file names and their SVG.
+// The guides' figures, of the same texts: file names and their SVG. None before the first stage is
+// over.
 std::map<std::string, std::string> pictures(const std::string& results, const std::string& metrics);
 
 // The matrix as lines of text.

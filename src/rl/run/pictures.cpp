@@ -242,6 +242,7 @@ std::string transfer_metrics(const Json& matrix) {
 
 std::map<std::string, std::string> pictures(const std::string& results_text,
                                             const std::string& metrics_text) {
+  if (metrics_text.empty()) return {};
   const Json results = Json::parse(results_text);
   const Json matrix = Json::parse(metrics_text).at("matrix");
   return {

@@ -388,11 +388,9 @@ class Run {
       const std::string other = write(name, text);
       if (problem.empty()) problem = other;
     };
-    if (done > 0) {
-      also("metrics.json", [&] { return metrics_; });
-      for (const auto& [name, picture] : pictures(results, metrics_)) {
-        also(name.c_str(), [&] { return picture; });
-      }
+    if (done > 0) also("metrics.json", [&] { return metrics_; });
+    for (const auto& [name, picture] : pictures(results, metrics_)) {
+      also(name.c_str(), [&] { return picture; });
     }
     also("analysis_report.md", [&] { return analysis_report(results, metrics_); });
     return problem;
