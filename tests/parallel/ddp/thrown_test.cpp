@@ -67,36 +67,6 @@ TEST(DdpThrown, AnOptimizersZerosStay) {
   });
 }
 
-// One of two refuses the pass of both: the other's collectives are in flight.
-TEST(DdpThrown, AnotherDdpOfTheSameBackwardRefused) {
-  spawn(2, [](World& world) {
-    Mlp one, other;
-    Ddp first(one, world.group(), kManyBuckets);
-    Ddp second(other, world.group(), {.bucket_bytes = {1, 1}, .unused = Unused::Error});
-    const auto both = [&](int step) {
-      return square_loss(one, world.rank(), step) + square_loss(other, world.rank(), step);
-    };
-    const auto zero = [&] {
-      first.zero_grad();
-      second.zero_grad();
-    };
-    both(0).backward();
-    zero();
-    const at::Tensor part = other.first(input(world.rank(), 1)).sum();
-    EXPECT_THROW((square_loss(one, world.rank(), 1) + part).backward(), ConfigError);
-    zero();
-    {
-      const auto hold = first.hold(), hold_second = second.hold();
-      both(2).backward();
-    }
-    both(3).backward();
-    const auto want = average_gradients(
-        2, make_mlp, [](Mlp& m, int r) { return square_loss(m, r, 2) + square_loss(m, r, 3); });
-    expect_near(gradients(one), want);
-    expect_near(gradients(other), want);
-  });
-}
-
 // refresh() in between, as after unfreezing a layer: what was held is averaged all the same.
 TEST(DdpRefresh, KeepsWhatWasHeld) {
   spawn(2, [](World& world) {

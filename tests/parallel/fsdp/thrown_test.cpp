@@ -1,6 +1,8 @@
 // Fsdp after a backward() that threw, after it is gone, and between unshard() and reshard().
 #include "support/thrown.h"
 
+#include <fmt/format.h>
+
 #include "lockstep/core/error.h"
 #include "parallel/fsdp/models.h"
 
@@ -31,26 +33,33 @@ void expect_gradients(Fsdp& fsdp, const std::vector<at::Tensor>& want) {
   }
 }
 
+// Where ranks gather, a backward() needs all of them; otherwise rank 1 comes when rank 0 has
+// thrown.
 TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
   for (const bool share : {true, false}) {
     spawn(2, [share](World& world) {
-      Tower net;
-      Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
-      tower_loss(net, world.rank(), 0).backward();
-      fsdp.zero_grad();
-      const at::Tensor loss = tower_loss(net, world.rank(), 1);
-      const auto bias = net->blocks[0]->down->bias;
-      const auto hook = bias.register_hook(
-          [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
-      EXPECT_THROW(loss.backward(), std::runtime_error);
-      bias.remove_hook(hook);
-      fsdp.zero_grad();
-      {
-        const auto hold = fsdp.hold();
-        tower_loss(net, world.rank(), 2).backward();
+      for (size_t layer = 0; layer < 3; ++layer) {
+        const std::string key = fmt::format("rank 0 has thrown in {}", layer);
+        Tower net;
+        Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
+        tower_loss(net, world.rank(), 0).backward();
+        fsdp.zero_grad();
+        const at::Tensor loss = tower_loss(net, world.rank(), 1);
+        if (share && world.rank() == 1) (void)world.store().get(key);
+        const auto bias = net->blocks[layer]->down->bias;
+        const auto hook = bias.register_hook(
+            [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
+        EXPECT_THROW(loss.backward(), std::runtime_error);
+        bias.remove_hook(hook);
+        if (world.rank() == 0) world.store().set(key, "");
+        fsdp.zero_grad();
+        {
+          const auto hold = fsdp.hold();
+          tower_loss(net, world.rank(), 2).backward();
+        }
+        tower_loss(net, world.rank(), 3).backward();
+        expect_gradients(fsdp, averages(2, {2, 3}));
       }
-      tower_loss(net, world.rank(), 3).backward();
-      expect_gradients(fsdp, averages(2, {2, 3}));
     });
   }
 }

@@ -62,20 +62,15 @@ void PassQueue::launch(Reducer& reducer) {
 
 void PassQueue::finish() {
   const auto open = std::exchange(open_, {});
-  try {
-    for (Reducer* each : open) {
-      each->launch_all_but_last();
-      if (each->is_joined()) each->finish_pass();
-    }
-    if (open.size() > 1) {
-      for (const Reducer* each : open) member(*each).has_met = true;
-    }
-    for (Reducer* each : open) {
-      if (!each->is_joined()) each->finish_pass();
-    }
-  } catch (...) {  // one refuses the pass, and the others do not finish it either
-    for (Reducer* each : open) each->abandon();
-    throw;
+  for (Reducer* each : open) {
+    each->launch_all_but_last();
+    if (each->is_joined()) each->finish_pass();
+  }
+  if (open.size() > 1) {
+    for (const Reducer* each : open) member(*each).has_met = true;
+  }
+  for (Reducer* each : open) {
+    if (!each->is_joined()) each->finish_pass();
   }
 }
 
