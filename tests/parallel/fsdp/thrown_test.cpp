@@ -12,11 +12,32 @@ namespace {
 using parallel::units_of;
 using testing::HasSubstr;
 
+// Each layer is a unit, also the last one.
+struct ChainImpl : torch::nn::Module {
+  ChainImpl() {
+    torch::manual_seed(0);
+    for (const char* name : {"a", "b", "c", "d"}) {
+      layers.push_back(register_module(name, torch::nn::Linear(64, 64)));
+    }
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (auto& layer : layers) x = torch::tanh(call(layer, x));
+    return x;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Chain);
+
+at::Tensor chain_loss(Chain& net, int rank, int step) {
+  auto generator = at::detail::createCPUGenerator(10 * step + rank);
+  return call(net, at::randn({8, 64}, generator)).square().sum();
+}
+
 // The average over ranks of the sums of the losses of `steps`.
 std::vector<at::Tensor> averages(int ranks, const std::vector<int>& steps) {
-  Tower net;
+  Chain net;
   for (int rank = 0; rank < ranks; ++rank) {
-    for (const int step : steps) (tower_loss(net, rank, step) / ranks).backward();
+    for (const int step : steps) (chain_loss(net, rank, step) / ranks).backward();
   }
   std::vector<at::Tensor> all;
   for (const auto& parameter : net->parameters()) all.push_back(parameter.grad());
@@ -28,7 +49,7 @@ void expect_gradients(Fsdp& fsdp, const std::vector<at::Tensor>& want) {
   ASSERT_EQ(shards.size(), want.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     if (shards[i].shard.numel() == 0) continue;
-    EXPECT_TRUE(at::allclose(shards[i].shard.grad(), part_of_shard(want[i], shards[i]), 1e-5, 1e-7))
+    EXPECT_TRUE(at::allclose(shards[i].shard.grad(), part_of_shard(want[i], shards[i]), 1e-4, 1e-5))
         << i;
   }
 }
@@ -40,13 +61,14 @@ TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
     spawn(2, [share](World& world) {
       for (size_t layer = 0; layer < 3; ++layer) {
         const std::string key = fmt::format("rank 0 has thrown in {}", layer);
-        Tower net;
-        Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
-        tower_loss(net, world.rank(), 0).backward();
+        Chain net;
+        Fsdp fsdp(net, world.group(),
+                  {.units = units_of<torch::nn::LinearImpl>(*net), .share_memory = share});
+        chain_loss(net, world.rank(), 0).backward();
         fsdp.zero_grad();
-        const at::Tensor loss = tower_loss(net, world.rank(), 1);
+        const at::Tensor loss = chain_loss(net, world.rank(), 1);
         if (share && world.rank() == 1) (void)world.store().get(key);
-        const auto bias = net->blocks[layer]->down->bias;
+        const auto bias = net->layers[layer]->bias;
         const auto hook = bias.register_hook(
             [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
         EXPECT_THROW(loss.backward(), std::runtime_error);
@@ -55,9 +77,9 @@ TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
         fsdp.zero_grad();
         {
           const auto hold = fsdp.hold();
-          tower_loss(net, world.rank(), 2).backward();
+          chain_loss(net, world.rank(), 2).backward();
         }
-        tower_loss(net, world.rank(), 3).backward();
+        chain_loss(net, world.rank(), 3).backward();
         expect_gradients(fsdp, averages(2, {2, 3}));
       }
     });
