@@ -378,6 +378,17 @@ TEST(Run, ItsProgramMakesErrorsIntoStatuses) {
   });
 }
 
+TEST(Run, ATimeBelowAMillisecondIsALimitToo) {
+  const Folder folder;
+  for (const double seconds : {1e-9, 1e300}) {
+    auto config = small_run(folder / "run" + std::to_string(seconds > 1));
+    config.training.max_seconds = seconds;
+    printed(1, config);
+    const auto result = json::parse(contents(config.logging.output_dir + "/result.json"));
+    EXPECT_EQ(result["status"], seconds > 1 ? "finished" : "time limit");
+  }
+}
+
 // The process takes its time to end, and the launcher passes signals on to it.
 TEST(Run, ASignalBehindItsEndDoesNotKillAFinishedProgram) {
   const Folder folder;
