@@ -210,15 +210,19 @@ class ScalerState : public Stateful {
     State state;
     for (const char* name : {"mean", "deviation"}) {
       const auto found = saved.tensors.find(name);
-      if (found == saved.tensors.end()) continue;
-      next_.push_back(scaler_.is_fitted() ? at::empty_like(scaler_.mean())
-                                          : at::empty(found->second.sizes, at::kDouble));
+      if (scaler_.is_fitted()) {
+        next_.push_back(at::empty_like(scaler_.mean()));
+      } else if (found != saved.tensors.end()) {
+        next_.push_back(at::empty(found->second.sizes, at::kDouble));
+      } else {
+        continue;
+      }
       state.pieces.push_back(whole_piece(name, next_.back()));
     }
     return state;
   }
-  void restored(const State&) override {
-    if (next_.size() == 2) scaler_.restore(next_[0], next_[1]);
+  void restored(const State& state) override {
+    if (state.pieces.size() == 2) scaler_.restore(next_[0], next_[1]);
     next_.clear();
   }
 

@@ -23,6 +23,17 @@ at::Tensor shaped_as(const at::Tensor& output, const at::Tensor& target) {
                   fmt::join(output.sizes(), ", "), fmt::join(target.sizes(), ", ")));
 }
 
+// `one` in the dtype that PyTorch's arithmetic has for both: huber_loss has no mixed kernel, and
+// bools cannot be subtracted.
+at::Tensor in_dtype_of_both(const at::Tensor& one, const at::Tensor& other) {
+  return one.to(at::promote_types(one.scalar_type(), other.scalar_type()));
+}
+
+// Class numbers may be of any whole dtype; libtorch takes int64 alone.
+at::Tensor as_classes(const at::Tensor& target) {
+  return at::isIntegralType(target.scalar_type(), true) ? target.to(at::kLong) : target;
+}
+
 // Whatever the model does, its loss would be 0.
 void refuse_one_class(const at::Tensor& output) {
   if (output.dim() < 2 || output.size(1) != 1) return;
@@ -42,7 +53,7 @@ Loss cross_entropy(const CrossEntropyOptions& options) {
                           .ignore_index(options.ignore_index);
   return [chosen](const at::Tensor& output, const at::Tensor& target) {
     refuse_one_class(output);
-    return F::cross_entropy(output, target, chosen);
+    return F::cross_entropy(output, as_classes(target), chosen);
   };
 }
 
@@ -54,13 +65,15 @@ Loss mse() {
 
 Loss l1() {
   return [](const at::Tensor& output, const at::Tensor& target) {
-    return F::l1_loss(output, shaped_as(output, target));
+    return F::l1_loss(output, in_dtype_of_both(shaped_as(output, target), output));
   };
 }
 
 Loss huber(double delta) {
   return [delta](const at::Tensor& output, const at::Tensor& target) {
-    return F::huber_loss(output, shaped_as(output, target), F::HuberLossFuncOptions().delta(delta));
+    return F::huber_loss(in_dtype_of_both(output, target),
+                         in_dtype_of_both(shaped_as(output, target), output),
+                         F::HuberLossFuncOptions().delta(delta));
   };
 }
 
@@ -73,7 +86,7 @@ Loss bce_with_logits() {
 
 Loss nll() {
   return [](const at::Tensor& output, const at::Tensor& target) {
-    return F::nll_loss(output, target);
+    return F::nll_loss(output, as_classes(target));
   };
 }
 

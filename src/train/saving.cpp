@@ -40,6 +40,30 @@ std::map<std::string, double> unpacked(const std::string& text) {
   return metrics;
 }
 
+// The same of texts.
+using Texts = std::map<std::string, std::string>;
+
+std::string packed(const Texts& texts) {
+  std::string all;
+  for (const auto& [name, text] : texts) all += fmt::format("{}\t{}\n", name, text);
+  return all;
+}
+
+Texts unpacked_texts(const std::string& all) {
+  Texts texts;
+  std::istringstream lines(all);
+  std::string name, text;
+  while (std::getline(lines, name, '\t') && std::getline(lines, text)) texts[name] = text;
+  return texts;
+}
+
+std::string watch_text(const std::string& metric, Better better) {
+  return fmt::format("{}, {} is better", metric, better == Better::Lower ? "lower" : "higher");
+}
+
+std::string plateau_of(const TrainedPart& part) { return "the schedule of '" + part.name + "'"; }
+constexpr const char *kEarly = "early stopping", *kBest = "the best checkpoint";
+
 }  // namespace
 
 bool is_checkpoint_of(const std::string& folder, const std::string& directory) {
@@ -104,6 +128,7 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
                       {"bad_evaluations", bad_evaluations_},
                       {"best_saved", best_saved_},
                       {"has_saved", has_saved_},
+                      {"watched", packed(watched_metrics())},
                       {"base_rates", packed(base_rates())}};
       },
       [this](const Values& values) {
@@ -121,8 +146,50 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
         bad_evaluations_ = value_of<int64_t>(values, "bad_evaluations");
         best_saved_ = value_of<double>(values, "best_saved");
         has_saved_ = value_of<bool>(values, "has_saved");
+        restored_watched_ = unpacked_texts(value_of<std::string>(values, "watched"));
         restored_rates_ = unpacked(value_of<std::string>(values, "base_rates"));
       });
+}
+
+// The metric, and which value of it is better, of each number that evaluations are compared with.
+std::map<std::string, std::string> Training::watched_metrics() const {
+  Texts watched;
+  if (const auto& early = options_.early_stopping) {
+    watched[kEarly] = watch_text(early->metric, early->better);
+  }
+  if (const auto& best = options_.saving.best) {
+    watched[kBest] = watch_text(best->metric, best->better);
+  }
+  for (const auto& part : parts_) {
+    if (!part.plateau) continue;
+    watched[plateau_of(part)] = watch_text(part.plateau_metric, part.plateau_options->better);
+  }
+  return watched;
+}
+
+// A number of another metric says nothing about this one.
+void Training::forget_other_metrics(const std::vector<parallel::PlateauState>& unused) {
+  const auto watched = watched_metrics();
+  const auto is_another = [&](const std::string& who) {
+    const auto now = watched.find(who);
+    if (now == watched.end()) return false;
+    const auto before = restored_watched_.find(who);
+    if (before != restored_watched_.end() && before->second == now->second) return false;
+    if (state_.is_main()) {
+      log::info(
+          fmt::format("[train] {} watches {}, and the checkpoint's watched {}: it begins anew", who,
+                      now->second, before == restored_watched_.end() ? "nothing" : before->second));
+    }
+    return true;
+  };
+  if (is_another(kEarly)) {
+    has_seen_ = false;
+    bad_evaluations_ = 0;
+  }
+  if (is_another(kBest)) has_saved_ = false;
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (is_another(plateau_of(parts_[i]))) parts_[i].plateau->restore(unused[i]);
+  }
 }
 
 // What rank 0 finds in the directory, on all ranks; what it throws, too.
@@ -159,15 +226,21 @@ void Training::restore() {
   const auto& saving = options_.saving;
   claim_directory();
   const checkpoint::RestoreOptions older{
-      .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates"},
+      .allow_missing = {"trainer/loss", "trainer/epoch", "trainer/base_rates", "trainer/watched"},
       .allow_unexpected = {"trainer/lr_factor"}};
   const auto given = optimizer_options();
+  std::vector<parallel::PlateauState> unused;
+  for (const auto& part : parts_) {
+    unused.push_back(part.plateau ? part.plateau->state() : parallel::PlateauState());
+  }
   if (!saving.resume_from.empty() && !has_left_another()) {
     checkpoints_->restore(saving.resume_from, older);
+    forget_other_metrics(unused);
     // The best of another directory, or one that was removed, is none of this run's.
     if (saving.best && has_saved_) has_saved_ = !best_in_directory().empty();
   } else if (saving.resume == Resume::Latest || !saving.resume_from.empty()) {
     if (!checkpoints_->restore_latest(older)) return;
+    forget_other_metrics(unused);
     state_.saved_at = state_.step;
   } else {
     refuse_others();

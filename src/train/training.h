@@ -179,6 +179,9 @@ class Training {
   std::shared_ptr<checkpoint::Stateful> progress();
   void claim_directory();
   void restore();
+  std::map<std::string, std::string> watched_metrics() const;
+  // `unused`: by part, the plateau's state of a run that begins.
+  void forget_other_metrics(const std::vector<parallel::PlateauState>& unused);
   void set_rates();
   std::map<std::string, double> base_rates() const;
   std::string best_in_directory();
@@ -205,6 +208,7 @@ class Training {
   int64_t stage_ = 0;                             // its index
   int64_t stage_steps_ = 0;                       // made in it
   std::map<std::string, double> restored_rates_;  // base_rates() where a checkpoint was saved
+  std::map<std::string, std::string> restored_watched_;  // watched_metrics() there
   // Of early stopping, and of the best checkpoint.
   double best_seen_ = 0, best_saved_ = 0;
   bool has_seen_ = false, has_saved_ = false;

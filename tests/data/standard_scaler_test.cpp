@@ -164,5 +164,26 @@ TEST(StandardScaler, IsSavedAndRestored) {
   });
 }
 
+TEST(StandardScaler, WhatWasSavedWithoutScalingIsNotGoneOnWith) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    StandardScaler scaler;
+    int64_t step = 1;
+    Checkpointer checkpoints(world.group(), folder / "saved");
+    checkpoints.track("scaler", scaler);
+    checkpoints.track("step", step);
+    checkpoints.save(1);
+    checkpoints.restore_latest();
+    EXPECT_FALSE(scaler.is_fitted());
+    scaler.fit(set_of(rows()), world);
+    const auto fitted = bits(scaler.mean());
+    EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.restore_latest(); }),
+                testing::AllOf(HasSubstr("scaler/mean is missing"),
+                               HasSubstr("scaler/deviation is missing")));
+    checkpoints.restore_latest({.allow_missing = {"scaler/*"}});
+    EXPECT_EQ(bits(scaler.mean()), fitted);
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::test

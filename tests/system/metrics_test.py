@@ -77,6 +77,17 @@ def test_tensorboard_and_a_trace_of_a_configured_run(folder):
         assert {one["name"] for one in own if one["cat"] == "step"} == {"step 3", "step 4"}
 
 
+def test_a_run_that_begins_again_is_shown_once(folder):
+    """Nothing was saved: the second run makes the same steps again, and so does a job that is restarted."""
+    subprocess.run(train(folder, "max_steps: 7", "logging_steps: 2, tensorboard: true"), capture_output=True,
+                   check=True, timeout=LIMIT)
+    (first,) = (folder / "run/tensorboard").iterdir()
+    first.rename(first.with_name("events.out.tfevents.1.first.1"))  # it comes before, whatever the clock
+    subprocess.run(train(folder, "max_steps: 4", "logging_steps: 2, tensorboard: true"), capture_output=True,
+                   check=True, timeout=LIMIT)
+    assert [step for step, _ in tensorboard_of(folder)["train/loss"]] == [2, 4]
+
+
 def test_a_run_shorter_than_an_interval_is_reported(folder):
     logging = f"tensorboard: true, open_metrics_file: {folder}/run.prom"  # logging_steps: 50
     subprocess.run(train(folder, "max_steps: 5", logging), capture_output=True, check=True, timeout=LIMIT)

@@ -5,9 +5,12 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <set>
+#include <sstream>
 
 #include "lanes/training.h"
+#include "lockstep/checkpoint/checkpoint.h"
 #include "lockstep/checkpoint/directory.h"
 #include "support/folder.h"
 #include "support/spawn.h"
@@ -174,6 +177,74 @@ TEST(Resuming, AFinishedRunHasNothingLeftToDo) {
       EXPECT_EQ(outcome.state.resumed_at, round == 0 ? -1 : 8);
       EXPECT_EQ(outcome.state.samples, 80);
       EXPECT_EQ(outcome.state.metrics.count("loss"), 1u);
+    });
+  }
+}
+
+// What evaluations find, one after another; what watches it, and the last learning rate.
+struct Watched {
+  std::string metric;
+  train::Better better;
+  std::vector<double> values;
+};
+
+train::Outcome trained_and_watched(World& world, const std::string& directory,
+                                   const Watched& watched) {
+  TrainNet net;
+  const auto samples = test::train_samples(10), held_out = test::train_samples(5, 6);
+  auto options = test::train_options({{"sgd"}});
+  size_t next = 0;
+  options.evaluation = {.data = held_out,
+                        .every_epochs = 1,
+                        .measure = [&](const Batch&) -> std::map<std::string, double> {
+                          return {{watched.metric, watched.values.at(next++)}};
+                        }};
+  options.epochs = 20;
+  options.max_steps = 2 * static_cast<int64_t>(watched.values.size());
+  const auto newest = checkpoint::newest_checkpoint(directory);
+  if (newest) options.max_steps += checkpoint::Checkpoint(*newest).manifest().step;
+  options.learning_rate =
+      train::on_plateau({.better = watched.better, .factor = 0.5, .patience = 0}, watched.metric);
+  options.early_stopping =
+      train::EarlyStopping{.metric = watched.metric, .better = watched.better, .patience = 0};
+  options.saving = {.directory = directory, .keep_last = 1};
+  options.saving.best = train::Best{.metric = watched.metric, .better = watched.better};
+  return train::Trainer(world, net, train::cross_entropy(), samples, options).run();
+}
+
+TEST(Resuming, WithAnotherMetricTheOldOnesBestDoesNotCount) {
+  const Folder folder;
+  const auto best = [](const train::Outcome& outcome) {
+    return checkpoint::Checkpoint(outcome.best).manifest().metrics;
+  };
+  for (const Watched& next :
+       {Watched{"loss", train::Better::Lower, {50, 40}}, {"score", train::Better::Lower, {9, 8}}}) {
+    const std::string directory = folder / next.metric;
+    spawn(1, [&](World& world) {
+      trained_and_watched(world, directory, {"score", train::Better::Higher, {1, 2}});
+    });
+    spawn(1, [&](World& world) {
+      const auto outcome = trained_and_watched(world, directory, next);
+      EXPECT_EQ(outcome.ended, Ended::Finished) << next.metric;
+      EXPECT_EQ(outcome.state.step, 8);
+      EXPECT_EQ(outcome.state.learning_rate, 0.05);
+      ASSERT_NE(outcome.best, "");
+      EXPECT_EQ(best(outcome).at(next.metric), next.values.back());
+    });
+    // The same one is compared with what it was, as in one run, also where a checkpoint of an
+    // earlier version does not say which it is.
+    const std::string path = *checkpoint::newest_checkpoint(directory) + "/manifest.json";
+    std::stringstream text;
+    text << std::ifstream(path).rdbuf();
+    auto manifest = checkpoint::manifest_from(text.str(), path);
+    ASSERT_EQ(manifest.values.erase("trainer/watched"), 1u);
+    std::ofstream(path) << checkpoint::to_json(manifest);
+    spawn(1, [&](World& world) {
+      const auto outcome =
+          trained_and_watched(world, directory, {next.metric, next.better, {60, 70}});
+      EXPECT_EQ(outcome.ended, Ended::Early);
+      EXPECT_EQ(outcome.state.step, 10);
+      EXPECT_EQ(best(outcome).at(next.metric), next.values.back());
     });
   }
 }

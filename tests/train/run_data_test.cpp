@@ -1,12 +1,14 @@
 // The data that a configuration names: of stages, and for evaluations.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "lockstep/train/loss.h"
 #include "lockstep/train/run.h"
 #include "support/folder.h"
 #include "support/spawn.h"
@@ -114,6 +116,33 @@ TEST(Run, AStageWithOtherDataHasTargetsOfItsOwn) {
   config.optimizer.learning_rate = 0.05;
   printed(1, config);
   EXPECT_EQ(json::parse(contents(folder / "idx/result.json"))["metrics"]["accuracy"], 1.0);
+}
+
+TEST(Losses, TakeTargetsOfAnyDtype) {
+  const at::Tensor outputs = torch::tensor({{0.5F, -2.0F, 3.0F}, {0.25F, 1.0F, -4.0F}});
+  const auto expect_as_float = [&](const train::Loss& loss, const at::Tensor& targets,
+                                   const std::vector<at::ScalarType>& dtypes) {
+    const auto of = [&](const at::Tensor& these) {
+      const auto leaf = outputs.clone().requires_grad_();
+      const auto value = loss(leaf, these);
+      value.backward();
+      return torch::cat({value.detach().view(1).to(at::kDouble), leaf.grad().view(-1)});
+    };
+    const auto expected = of(targets);
+    for (const auto dtype : dtypes) {
+      EXPECT_TRUE(at::allclose(of(targets.to(dtype)), expected)) << dtype;
+    }
+  };
+  const at::Tensor values = torch::tensor({{1.0F, 0.0F, 1.0F}, {0.0F, 0.0F, 1.0F}});
+  for (const auto& loss :
+       {train::mse(), train::l1(), train::huber(), train::huber(0.5), train::bce_with_logits()}) {
+    expect_as_float(loss, values, {at::kDouble, at::kLong, at::kInt, at::kByte, at::kBool});
+  }
+  const at::Tensor classes = torch::tensor({2, 0});
+  for (const auto& loss : {train::cross_entropy(), train::nll()}) {
+    expect_as_float(loss, classes, {at::kInt, at::kShort, at::kByte});
+  }
+  expect_as_float(train::cross_entropy(), values, {at::kDouble});
 }
 
 TEST(Run, WhatWouldHaveNoEffectIsRefused) {

@@ -378,6 +378,36 @@ TEST(Run, ItsProgramMakesErrorsIntoStatuses) {
   });
 }
 
+TEST(Run, ATimeBelowAMillisecondIsALimitToo) {
+  const Folder folder;
+  for (const double seconds : {1e-9, 1e300}) {
+    auto config = small_run(folder / "run" + std::to_string(seconds > 1));
+    config.training.max_seconds = seconds;
+    printed(1, config);
+    const auto result = json::parse(contents(config.logging.output_dir + "/result.json"));
+    EXPECT_EQ(result["status"], seconds > 1 ? "finished" : "time limit");
+  }
+}
+
+// The process takes its time to end, and the launcher passes signals on to it.
+TEST(Run, ASignalBehindItsEndDoesNotKillAFinishedProgram) {
+  const Folder folder;
+  test::write(folder / "run.yaml",
+              "model: {kind: linear}\ndata: {kind: synthetic-regression}\n"
+              "training: {max_steps: 3}\nlogging: {output_dir: " +
+                  folder / "run" + "}\n");
+  const std::string file = folder / "run.yaml";
+  spawn_bare(1, [&](int) {
+    std::string program = "program", given = file, wrong = "--set=optimizer.learning_rate=1e38";
+    char* words[] = {program.data(), given.data(), wrong.data()};
+    EXPECT_EQ(train::run_program(2, words), 0);
+    raise(SIGUSR1);
+    raise(SIGTERM);
+    EXPECT_EQ(train::run_program(3, words), 2);  // the folder has checkpoints
+    raise(SIGUSR1);
+  });
+}
+
 TEST(Progress, NeedsNoTrainer) {
   std::ostringstream out;
   train::Progress progress(out, {.every_steps = 2});

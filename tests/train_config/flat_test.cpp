@@ -35,7 +35,7 @@ seed: 42
 use_sync_bn: true
 sync_bn_group_size: 2
 bucket_cap_mb: 10
-broadcast_buffers: false
+broadcast_buffers: true
 optim: sgd
 lr_scheduler_type: cosine
 warmup_ratio: 0.1
@@ -52,7 +52,7 @@ bf16: true
   EXPECT_TRUE(config.parallel.sync_bn);
   EXPECT_EQ(config.parallel.sync_bn_group_size, 2);
   EXPECT_EQ(config.parallel.bucket_cap_mb, 10);
-  EXPECT_EQ(config.parallel.buffers, "none");
+  EXPECT_EQ(config.parallel.buffers, "broadcast");
   EXPECT_EQ(config.optimizer.kind, "sgd");
   EXPECT_EQ(config.schedule.kind, "cosine");
   EXPECT_EQ(config.mixed_precision.dtype, "bf16");

@@ -308,6 +308,29 @@ TEST(LoadConfig, KeysThatNeedOthers) {
          "data.kind csv has its targets in path");
   expect("schedule: {kind: plateau, warmup_steps: 3}", "plateau, which has no warm-up");
   expect("schedule: {kind: plateau, warmup_ratio: 0.1}", "plateau, which has no warm-up");
+  expect("schedule: {kind: plateau, gamma: 1}", "run.yaml:1:27: schedule.gamma: 1 does not reduce");
+  expect("schedule: {kind: one_cycle, rising: 1}", "schedule.rising: 1 leaves one_cycle no step");
+  expect("checkpoint: {resume: /a/checkpoint}",
+         "run.yaml:1:14: checkpoint.resume: needs checkpoint.directory or logging.output_dir");
+  for (const std::string key : {"metrics: [mse]", "eval_batch_size: 3"}) {
+    const std::string name = key.substr(0, key.find(':'));
+    expect("training: {eval_strategy: no, " + key + "}",
+           "training." + name + ": needs evaluations: training.eval_strategy is no");
+  }
+  // Defaults that are written say nothing.
+  EXPECT_EQ(refusal("training: {eval_strategy: no, metrics: [], eval_batch_size: 0}\n"
+                    "schedule: {kind: exponential, gamma: 1}\noutput_dir: x\n"
+                    "checkpoint: {resume: /a/checkpoint}"),
+            "nothing");
+}
+
+TEST(LoadConfig, RanksHaveNoBuffersOfTheirOwn) {
+  EXPECT_THAT(refusal("parallel: {buffers: none}"),
+              HasSubstr("parallel.buffers: 'none' is not one of broadcast, average"));
+  EXPECT_THAT(refusal("ddp_broadcast_buffers: false"),
+              HasSubstr("run.yaml:1:24: ddp_broadcast_buffers: false would let ranks have buffers "
+                        "of their own"));
+  EXPECT_EQ(read("broadcast_buffers: true").parallel.buffers, "broadcast");
 }
 
 TEST(LoadConfig, SaveStepsAloneMeansSteps) {

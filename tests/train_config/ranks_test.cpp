@@ -256,7 +256,7 @@ TEST_F(Ranks, OfASweepShareNoFiles) {
   for (const std::string key :
        {"checkpoint.directory: all", "logging.metrics_file: all/metrics.jsonl",
         "logging.open_metrics_file: all", "logging.prometheus_address: '127.0.0.1:9464'",
-        "logging.result_file: all"}) {
+        "logging.result_file: all", "launch.master_port: 29500"}) {
     const size_t dot = key.find('.');
     write("run.yaml", key.substr(0, dot) + ": {" + key.substr(dot + 1) + "}\n");
     const auto refused = run(over);
@@ -264,6 +264,8 @@ TEST_F(Ranks, OfASweepShareNoFiles) {
     EXPECT_THAT(refused.said, HasSubstr("[sweep] " + key.substr(0, key.find(':')) + " is "));
     EXPECT_FALSE(fs::exists(folder_ / "sweep"));
   }
+  write("run.yaml", "launch: {master_port: 29500}\n");
+  EXPECT_EQ(run(over + " --set launch.master_port=0 --out free").status, 0);
   write("run.yaml", "logging: {prometheus_address: '127.0.0.1:0'}\n");
   EXPECT_EQ(run(over + " --over checkpoint.directory=a").status, 2);
   EXPECT_EQ(run("sweep run.yaml --over checkpoint.directory=a,b --set training.seed=1").status, 0);

@@ -61,6 +61,17 @@ TEST(TensorBoard, AFileBeginsBehindTheStepThatTheRunGoesOnFrom) {
   EXPECT_EQ(all.substr(head.size() + 12 + 9, 7), start.substr(12 + 9, 7));
 }
 
+// A job that is started again before it has saved anything begins again, too.
+TEST(TensorBoard, AFileOfARunThatBeginsTakesTheStepsOfEarlierFiles) {
+  const test::Folder folder;
+  { TensorBoardWriter writer(folder.path()); }
+  const auto file = std::filesystem::directory_iterator(folder.path())->path();
+  const std::string head = scalar_record("", 0, 0, 0), start = start_record(0, 0);
+  const std::string all = test::contents(file.string());
+  ASSERT_EQ(all.size(), head.size() + start.size());
+  EXPECT_EQ(all.substr(head.size() + 12 + 9, 6), std::string("\x10\0\x3a\x02\x08\x01", 6));
+}
+
 TEST(TensorBoard, AFileHasAllOfAReport) {
   const test::Folder folder;
   {
@@ -79,7 +90,7 @@ TEST(TensorBoard, AFileHasAllOfAReport) {
     at += 12 + length + 4;
     ASSERT_LE(at, bytes.size());
   }
-  EXPECT_EQ(records, 1u + 4 + 2 * 4 + 1);
+  EXPECT_EQ(records, 2u + 4 + 2 * 4 + 1);
   for (const char* const tag : {"brain.Event:2", "train/loss", "values/temperature",
                                 "memory_bytes/rank 1", "evaluation/accuracy"}) {
     EXPECT_THAT(bytes, HasSubstr(tag));

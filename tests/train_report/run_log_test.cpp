@@ -18,6 +18,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/train/run_history.h"
+#include "lockstep/train/run_report.h"
 #include "support/folder.h"
 
 namespace lockstep::train {
@@ -344,6 +345,32 @@ TEST_F(TheRunLog, ARestartTakesBackWhatIsMadeAgain) {
   ASSERT_EQ(run.events.size(), 1u);
   EXPECT_EQ(run.events[0].kind, "restart");
   EXPECT_THAT(run.events[0].text, HasSubstr("from the checkpoint of step 6"));
+}
+
+TEST_F(TheRunLog, ARestartTakesBackLossesThatWereNoNumbers) {
+  const auto add = [](RunHistory& run, int64_t from, int64_t to, double loss) {
+    for (int64_t step = from; step <= to; ++step)
+      run.add(StepReport{.step = step, .loss = loss}, 2);
+  };
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  for (const int64_t steps : {10, 5000}) {  // of as many some points stand for several reports
+    RunHistory run;
+    run.add(RunStart{}, 1);
+    add(run, 1, steps, 1.0);
+    add(run, steps + 1, steps + 3, kNan);
+    run.add(RunStart{.resumed_at = steps + 2}, 3);
+    EXPECT_EQ(run.loss.not_finite(), 2);
+    EXPECT_EQ(run.loss.first_not_finite(), steps + 1);
+    run.add(RunStart{.resumed_at = steps}, 4);
+    EXPECT_EQ(run.loss.not_finite(), 0);
+    add(run, steps + 1, steps + 20, 0.5);
+    EXPECT_NE(findings_of(run)[1].title, "The loss is not a number");
+    add(run, steps + 21, steps + 4020, kNan);
+    EXPECT_EQ(run.loss.first_not_finite(), steps + 21);
+    EXPECT_EQ(run.loss.not_finite(), 4000);
+    run.add(RunStart{}, 5);
+    EXPECT_EQ(run.loss.not_finite(), 0);
+  }
 }
 
 TEST_F(TheRunLog, RanksThatChangeInNumberKeepTheHistoryBounded) {

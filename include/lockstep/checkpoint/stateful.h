@@ -33,7 +33,8 @@ std::shared_ptr<Stateful> stateful(torch::optim::Optimizer& optimizer);
 std::shared_ptr<Stateful> stateful(data::Loader& loader);
 std::shared_ptr<Stateful> stateful(data::DistributedSampler& sampler);
 
-// Mean and deviation. One that is not fitted takes those saved, of any number of columns.
+// Mean and deviation. One that is not fitted takes those saved, of any number of columns; of one
+// that is, a checkpoint without them lacks them: it was made with data that were not scaled.
 std::shared_ptr<Stateful> stateful(data::StandardScaler& scaler);
 
 // The loop counts the batches that it has taken of the sampler's epoch, the same on all ranks:

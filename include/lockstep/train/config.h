@@ -124,7 +124,7 @@ struct ParallelConfig {
   int64_t lanes = 0;             // docs/reproducibility.md; 0: without
   double bucket_cap_mb = 25;
   std::string unused = "zero";        // parameters that backward does not reach: zero, error
-  std::string buffers = "broadcast";  // broadcast, average, none
+  std::string buffers = "broadcast";  // broadcast, average
   bool sync_bn = false;               // BatchNorm layers become SyncBatchNorm
   int64_t sync_bn_group_size = 0;     // over groups of this many ranks; 0: all
   bool zero = false;                  // the optimizer's state sharded over the ranks

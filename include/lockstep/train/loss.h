@@ -18,15 +18,16 @@ struct CrossEntropyOptions {
 };
 
 // torch.nn.functional's, with mean reduction. Outputs n x classes (or n x classes x ...), targets
-// int64. Of one class it would be 0 for each output: throws ConfigError.
+// whole numbers of any dtype, or shares of the classes. Of one class it would be 0 for each output:
+// throws ConfigError.
 Loss cross_entropy(const CrossEntropyOptions& options = {});
 // Outputs and targets of the same shape; a target of n for an output of n x 1 is taken as n x 1,
-// since libtorch would otherwise broadcast both to n x n.
+// since libtorch would otherwise broadcast both to n x n. Targets may be of any dtype.
 Loss mse();
 Loss l1();
 Loss huber(double delta = 1);
 Loss bce_with_logits();
-// Outputs are logarithms of probabilities.
+// Outputs are logarithms of probabilities, targets whole numbers of any dtype.
 Loss nll();
 
 }  // namespace lockstep::train

@@ -20,7 +20,8 @@ int run(const RunConfig& config, const Registry& registry = {});
 
 // A program's main(): reads `PROGRAM --config FILE [--set KEY=VALUE]...` (or the file without
 // --config), runs it, and makes errors into exit statuses: 2 for a wrong configuration, 1 for what
-// else goes wrong.
+// else goes wrong. Signals that end such a run with a checkpoint (checkpoint.save_on_preemption)
+// have no effect from its end until the process has ended, or calls this again.
 int run_program(int argc, char** argv, const Registry& registry = {});
 
 }  // namespace lockstep::train

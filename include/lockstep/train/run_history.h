@@ -50,6 +50,7 @@ class Series {
   int64_t reports_per_point_ = 1, in_last_ = 0;
   std::vector<Point> points_;
   int64_t not_finite_ = 0, first_not_finite_ = -1;
+  std::vector<int64_t> last_not_finite_;  // steps of the newest of them, which a cut takes back
 };
 
 // What the ranks did over some steps: a column of a heat map.

@@ -25,8 +25,9 @@ std::string start_record(int64_t step, double unix_seconds);
 // while it writes is warned of once, and training continues.
 class TensorBoardWriter {
  public:
-  // Makes the folder, too. `resumed_at`: the step that a run resumes from; -1: it begins. Throws
-  // Error when the file cannot be made.
+  // Makes the folder, too. `resumed_at`: the step that a run resumes from; -1: it begins. What
+  // earlier files of the folder have of later steps is not shown any more. Throws Error when the
+  // file cannot be made.
   explicit TensorBoardWriter(const std::string& folder, int64_t resumed_at = -1);
 
   // `tag` as "train/loss": what is before the slash is TensorBoard's group.

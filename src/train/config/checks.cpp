@@ -104,6 +104,12 @@ void Checks::training() {
     refuse("schedule.min_lr", fmt::format("{} is above optimizer.learning_rate {}", schedule.min_lr,
                                           config_.optimizer.learning_rate));
   }
+  if (schedule.kind == "plateau" && schedule.gamma >= 1) {
+    refuse("schedule.gamma", "1 does not reduce the rate, as plateau does: below 1");
+  }
+  if (schedule.kind == "one_cycle" && schedule.rising >= 1) {
+    refuse("schedule.rising", "1 leaves one_cycle no step on the way down: below 1");
+  }
   const bool is_sgd = config_.optimizer.kind == "sgd";
   if (is_sgd && config_.optimizer.nesterov && config_.optimizer.momentum <= 0) {
     refuse("optimizer.nesterov", "needs optimizer.momentum above 0");
@@ -123,6 +129,10 @@ void Checks::evaluation() {
   }
   needs("training.eval_steps", training.eval_steps == 0 || training.eval_strategy == "steps",
         "training.eval_strategy: steps");
+  for (const char* name : {"metrics", "eval_batch_size"}) {
+    needs(std::string("training.") + name, training.eval_strategy != "no",
+          "evaluations: training.eval_strategy is no");
+  }
   needs_metric("training.early_stopping.metric", training.early_stopping.metric);
   for (const char* name : {"mode", "patience", "min_delta"}) {
     needs(std::string("training.early_stopping.") + name, !training.early_stopping.metric.empty(),
@@ -149,9 +159,7 @@ void Checks::evaluation() {
     const std::string path = std::string("checkpoint.") + name;
     const std::string& value =
         path == "checkpoint.resume" ? config_.checkpoint.resume : config_.checkpoint.best_metric;
-    const bool is_path = path == "checkpoint.resume" && value != "latest";
-    needs(path, has_place || value.empty() || is_path,
-          "checkpoint.directory or logging.output_dir");
+    needs(path, has_place || value.empty(), "checkpoint.directory or logging.output_dir");
   }
 }
 

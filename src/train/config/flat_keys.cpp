@@ -103,6 +103,14 @@ FlatMeaning best_metric(const YAML::Node& node) {
                       has_prefix ? YAML::Node(name.substr(kPrefix.size())) : node}}};
 }
 
+FlatMeaning broadcast_buffers(const YAML::Node& node) {
+  if (says_yes(node)) return {.values = {{"parallel.buffers", YAML::Node("broadcast")}}};
+  if (!says_no(node)) return not_a_flag(node);
+  return refused(
+      "false would let ranks have buffers of their own, and evaluations and checkpoints are of one "
+      "model: leave it out, or give parallel.buffers: average");
+}
+
 FlatMeaning distributed_type(const YAML::Node& node) {
   const std::string word = word_of(node);
   if (word == "no") return {};
@@ -191,8 +199,8 @@ std::vector<FlatKey> make_keys() {
   same("sync_bn_group_size", "parallel.sync_bn_group_size");
   for (const std::string prefix : {"", "ddp_"}) {
     same(prefix + "bucket_cap_mb", "parallel.bucket_cap_mb");
-    add(prefix + "broadcast_buffers", "`parallel.buffers`: broadcast or none",
-        flag("parallel.buffers", "broadcast", "none"));
+    add(prefix + "broadcast_buffers", "true: `parallel.buffers: broadcast`; false is refused",
+        broadcast_buffers);
     add(prefix + "find_unused_parameters", "accepted; has no effect",
         needless("parameters that backward does not reach are found in any case, at no cost; "
                  "parallel.unused: error makes them an error"));

@@ -59,7 +59,7 @@ void add_parallel_keys(KeyList& keys) {
            "MiB of gradients that are averaged at a time.", above(0));
   keys.choice("unused", AT(parallel.unused), {"zero", "error"},
               "Parameters that backward does not reach count as zero, or are an error.");
-  keys.choice("buffers", AT(parallel.buffers), {"broadcast", "average", "none"},
+  keys.choice("buffers", AT(parallel.buffers), {"broadcast", "average"},
               "What becomes of the model's buffers after each step.");
   keys.add("sync_bn", AT(parallel.sync_bn), "BatchNorm over the batches of all ranks.");
   keys.add("sync_bn_group_size", AT(parallel.sync_bn_group_size),

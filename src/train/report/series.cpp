@@ -6,6 +6,12 @@
 #include "lockstep/train/run_history.h"
 
 namespace lockstep::train {
+namespace {
+
+constexpr size_t kMostKept = 2048;  // steps of reports without a number
+
+}  // namespace
+
 Point joined(const Point& a, const Point& b) {
   Point both{a.first, b.last, a.count + b.count, a.mean, a.least, a.most, a.weight + b.weight};
   if (b.count == 0) return both;
@@ -25,6 +31,10 @@ void Series::add(int64_t step, double value, double weight) {
   const bool finite = std::isfinite(value);
   if (!finite) {
     if (not_finite_++ == 0) first_not_finite_ = step;
+    if (last_not_finite_.size() >= kMostKept) {
+      last_not_finite_.erase(last_not_finite_.begin(), last_not_finite_.begin() + kMostKept / 2);
+    }
+    last_not_finite_.push_back(step);
     value = std::numeric_limits<double>::quiet_NaN();
   }
   const Point point{step, step, finite ? 1 : 0, value, value, value, finite ? weight : 0};
@@ -47,6 +57,13 @@ void Series::cut(int64_t step) {
     points_.pop_back();
     in_last_ = reports_per_point_;
   }
+  while (!last_not_finite_.empty() && last_not_finite_.back() > step) {
+    last_not_finite_.pop_back();
+    --not_finite_;
+  }
+  if (first_not_finite_ <= step) return;
+  not_finite_ = 0;
+  first_not_finite_ = -1;
 }
 
 }  // namespace lockstep::train

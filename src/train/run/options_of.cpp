@@ -118,6 +118,14 @@ parallel::DdpOptions ddp_of(const RunConfig& config) {
           .hook = hook_of(config)};
 }
 
+// 0: none. Any other time is a limit, also one below a millisecond, or of ages.
+std::chrono::milliseconds limit_of(double seconds) {
+  constexpr double kAges = 1e12;  // ms; of it nanoseconds still fit into 64 bits
+  if (seconds == 0) return {};
+  return std::chrono::milliseconds(
+      std::max<int64_t>(1, std::llround(std::min(seconds * 1000, kAges))));
+}
+
 Saving saving_of(const RunConfig& config) {
   const auto& given = config.checkpoint;
   Saving saving{.directory = checkpoint_directory(config),
@@ -280,7 +288,7 @@ TrainerOptions options_of(const RunConfig& config, const Registry& registry, con
       // As in transformers, a number of steps takes precedence over one of epochs.
       .epochs = training.max_steps > 0 ? 0 : training.epochs,
       .max_steps = training.max_steps,
-      .max_time = std::chrono::milliseconds(std::llround(training.max_seconds * 1000)),
+      .max_time = limit_of(training.max_seconds),
       .loader = {.batch_size = training.batch_size,
                  .seed = training.seed,
                  .shuffle = config.data.shuffle,

@@ -10,6 +10,7 @@
 #include "lockstep/core/flight.h"
 #include "lockstep/train/config_source.h"
 #include "lockstep/train/run.h"
+#include "train/run/run_noticed.h"
 
 namespace lockstep::train {
 namespace {
@@ -64,6 +65,10 @@ int fail(const std::string& text, int status, flight::Blame blame = flight::Blam
 }  // namespace
 
 int run_program(int argc, char** argv, const Registry& registry) {
+  // Not destroyed: a signal that comes while the process ends must not make a finished run one that
+  // was killed.
+  static auto& notice = *new std::optional<PreemptionNotice>;
+  notice.reset();                            // of an earlier call
   setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // lines appear when they are complete
   try {
     const Arguments arguments = arguments_of(argc, argv);
@@ -72,7 +77,7 @@ int run_program(int argc, char** argv, const Registry& registry) {
       return 0;
     }
     const ConfigSource source = read_source(arguments.file);
-    return run(load_config(source, arguments.overrides, registry.extensions()), registry);
+    return run(load_config(source, arguments.overrides, registry.extensions()), registry, notice);
   } catch (const ConfigError& error) {
     return fail(error.what(), 2);
   } catch (const CommError& error) {

@@ -27,6 +27,7 @@
 #include "train/run/language_model.h"
 #include "train/run/options_of.h"
 #include "train/run/report.h"
+#include "train/run/run_noticed.h"
 #include "train/run/text.h"
 #include "train/training.h"
 
@@ -302,13 +303,18 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
 
 }  // namespace
 
-int run(const RunConfig& config, const Registry& registry) {
+int run(const RunConfig& config, const Registry& registry,
+        std::optional<PreemptionNotice>& notice) {
   // From the start on: a signal that comes while ranks meet must not end them.
-  std::optional<PreemptionNotice> notice;
   const bool saves = config.checkpoint.save_on_preemption && !checkpoint_directory(config).empty();
   if (saves) notice.emplace();
   const auto world = comm::World::from_env(world_options_of(config));
   return train(config, registry, world, saves ? &*notice : nullptr);
+}
+
+int run(const RunConfig& config, const Registry& registry) {
+  std::optional<PreemptionNotice> notice;
+  return run(config, registry, notice);
 }
 
 }  // namespace lockstep::train

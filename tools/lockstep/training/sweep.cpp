@@ -153,7 +153,7 @@ std::vector<std::vector<std::string>> SweepCommand::combinations() const {
 }
 
 // Where several runs would write to one place, and one of them might resume with another's
-// checkpoints.
+// checkpoints; or listen at one port, at the same time.
 void SweepCommand::refuse_shared_places(const train::RunConfig& config) {
   const auto& logging = config.logging;
   const auto& address = logging.prometheus_address;
@@ -167,6 +167,13 @@ void SweepCommand::refuse_shared_places(const train::RunConfig& config) {
     throw ConfigError(fmt::format(
         "[sweep] {} is {} in several runs: leave it out, each run has a folder of its own", key,
         place));
+  }
+  const int64_t listens = config.launch.master_port;
+  if (listens > 0 && !places_.insert(fmt::format("launch.master_port{}", listens)).second) {
+    throw ConfigError(fmt::format(
+        "[sweep] launch.master_port is {} in several runs, which may be on this host at the same "
+        "time: leave it out, or give --set launch.master_port=0, and each run takes a free port",
+        listens));
   }
   if (logging.result_file.empty()) return;
   throw ConfigError(fmt::format(

@@ -101,7 +101,8 @@ TensorBoardWriter::TensorBoardWriter(const std::string& folder, int64_t resumed_
   file_.open(path_, std::ios::binary | std::ios::app);
   if (!file_) throw Error(fmt::format("[tensorboard] cannot write {}: name another folder", path_));
   write(scalar_record("", 0, 0, unix_now()));
-  if (resumed_at >= 0) write(start_record(resumed_at + 1, unix_now()));
+  // Also of a run that begins: a job that had saved nothing yet begins again from step 1.
+  write(start_record(std::max<int64_t>(resumed_at, -1) + 1, unix_now()));
   flush();
 }
 
