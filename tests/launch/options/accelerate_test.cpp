@@ -152,6 +152,56 @@ TEST_F(AccelerateJob, FlagsAndVariablesWinOverTheFile) {
   EXPECT_EQ(count({}, {.environment = {{"PET_NPROC_PER_NODE", "5"}}}), 5u);
 }
 
+TEST_F(AccelerateJob, FlagsWinOverTheEnvironmentAndThatOverTheFile) {
+  const Settings settings{.environment = {{"OMP_NUM_THREADS", "1"},
+                                          {"CUDA_VISIBLE_DEVICES", "0"},
+                                          {"ACCELERATE_MIXED_PRECISION", "fp16"},
+                                          {"ACCELERATE_USE_CPU", "False"}}};
+  const auto seen = [&](std::vector<std::string> flags) {
+    std::vector<std::string> args = {"run"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    args.insert(args.end(), {"sh", "-c",
+                             "echo $OMP_NUM_THREADS $CUDA_VISIBLE_DEVICES "
+                             "$ACCELERATE_MIXED_PRECISION $ACCELERATE_USE_CPU"});
+    return Job(args, settings).wait().out;
+  };
+  EXPECT_EQ(seen({"--cpu", "--num_cpu_threads_per_process=4", "--gpu_ids=1",
+                  "--mixed_precision=bf16", "--num_processes=1"}),
+            "4 1 bf16 True\n");
+  const std::string path = file("mixed_precision: bf16\nuse_cpu: true\ngpu_ids: 1\n");
+  EXPECT_EQ(seen({"--config_file", path}), "1 0 fp16 False\n");
+  EXPECT_EQ(seen({"--config_file", path, "--mixed_precision=no"}), "1 0 no False\n");
+}
+
+TEST_F(AccelerateJob, FlagsOfTheCommandLineWinOverTorchrunsVariables) {
+  const Settings settings{.environment = {{"PET_NPROC_PER_NODE", "3"}}};
+  EXPECT_EQ(lines_of(Job({"run", "--num_processes=2", "echo", "x"}, settings).wait().out).size(),
+            2u);
+  EXPECT_EQ(
+      lines_of(
+          Job({"run", "--num_processes=2", "--nproc-per-node=4", "echo", "x"}, settings).wait().out)
+          .size(),
+      4u);
+}
+
+TEST_F(AccelerateJob, ItsFlagsHaveVariablesToo) {
+  const Result result = Job({"run", "sh", "-c", "echo $WORLD_SIZE $ACCELERATE_USE_CPU"},
+                            {.environment = {{"PET_NUM_PROCESSES", "2"}, {"PET_CPU", "1"}}})
+                            .wait();
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] 2 True")) << result.err;
+  EXPECT_THAT(
+      Job({"run", "true"}, {.environment = {{"PET_CONFIG_FILE", "/no/such.yaml"}}}).wait().err,
+      HasSubstr("--config_file /no/such.yaml: No such file"));
+}
+
+TEST_F(AccelerateJob, PrintEnvShowsItsVariables) {
+  EXPECT_THAT(Job({"run", "--mixed_precision=bf16", "--print-env", "true"},
+                  {.environment = {{"ACCELERATE_MIXED_PRECISION", "fp16"}}})
+                  .wait()
+                  .out,
+              HasSubstr("rank 0: ACCELERATE_MIXED_PRECISION=bf16\n"));
+}
+
 TEST_F(AccelerateJob, ItsFlagsWorkWithoutAFile) {
   const Result result = Job({"run", "--cpu", "--num_processes=2", "--num_cpu_threads_per_process=3",
                              "--mixed_precision=fp16", "sh", "-c",
