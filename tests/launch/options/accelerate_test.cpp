@@ -14,6 +14,7 @@ namespace lockstep::launch::testing {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
@@ -91,6 +92,17 @@ TEST(Accelerate, UnknownKeysAreRefusedAtEveryDepth) {
   expect_accelerate_refuses("num_processes: 2\nfsdp_config:\n  fsdp_offload_parms: true\n",
                             "f.yaml:3: unknown key 'fsdp_offload_parms'; the nearest is "
                             "offload_params");
+}
+
+TEST(Accelerate, IntelsExtensionIsKnownAndOnlyOffIsSilent) {
+  // As `accelerate config` writes it where there is no GPU.
+  const char* off = "distributed_type: MULTI_CPU\nipex_config:\n  ipex: false\nnum_processes: 2\n";
+  EXPECT_THAT(parse_accelerate(off, "f.yaml").remarks, IsEmpty());
+  EXPECT_THAT(parse_accelerate("ipex_config: {}\n", "f.yaml").remarks, IsEmpty());
+  EXPECT_THAT(parse_accelerate("ipex_config:\n  ipex: true\n  use_xpu: false\n", "f.yaml").remarks,
+              ElementsAre(HasSubstr("f.yaml:2: ipex has no effect: Intel's extension")));
+  expect_accelerate_refuses("ipex_config:\n  ipx: true\n",
+                            "unknown key 'ipx'; the nearest is ipex");
 }
 
 TEST(Accelerate, ValuesAreChecked) {
