@@ -43,8 +43,8 @@ TEST(ProcessorTime, ThatIsUsedUpIsNamedAsTheCause) {
     EXPECT_NE(std::system(script.c_str()), 0);
     return test::contents(folder / "said");
   };
-  EXPECT_THAT(said("-t 1"), HasSubstr("processor time that ulimit -t allows"));
-  EXPECT_THAT(said("-St 1"), HasSubstr("processor time that ulimit -t allows"));  // SIGXCPU
+  EXPECT_THAT(said("-t 2"), HasSubstr("processor time that ulimit -t allows"));
+  EXPECT_THAT(said("-St 2"), HasSubstr("processor time that ulimit -t allows"));  // SIGXCPU
 }
 
 TEST(OpenFiles, AreRaisedForTheLauncherAndNotForItsRanks) {
