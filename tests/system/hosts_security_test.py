@@ -82,6 +82,22 @@ def test_a_coordinator_that_is_replaced_at_once_starts_nothing_beside_ranks_of_t
         hosts.expect_nothing_left()
 
 
+def test_a_coordinator_that_is_replaced_goes_on_counting_restarts(folder):
+    """host2's ranks take their time to end, so that the new coordinator is there before it would be missed."""
+    with Hosts(folder, 2) as hosts:
+        script = ("test $TORCHELASTIC_RESTART_COUNT = 0 || { echo restart $TORCHELASTIC_RESTART_COUNT; exit 0; }; "
+                  "trap '' TERM; echo here; while :; do sleep 0.1; done")
+        flags = ("--grace", 3, "--max-restarts", 1)
+        first, second = (launch(hosts, host, script, *flags) for host in (1, 2))
+        for launcher in (first, second):
+            launcher.await_text("here")
+        hosts.on(1, "pkill", "-KILL", "-x", "lockstep")
+        again = launch(hosts, 1, script, *flags)
+        again.expect(0, "restart 1$")
+        second.expect(0, "restart 1$")
+        hosts.expect_nothing_left()
+
+
 def test_two_jobs_at_one_endpoint(folder):
     with Hosts(folder, 2) as hosts:
         go = folder + "/go"

@@ -428,6 +428,16 @@ def test_sample_manifest_for_kubernetes(folder):
         pods[1].expect(0, "here 1 of 2, node 1")
 
 
+def test_gpus_are_counted_as_gpu_ids_hides_them(folder):
+    """On a host with four, whose device nodes are in a /dev of this case's own."""
+    devices = ("mount -t tmpfs none {0} && for name in null zero random urandom; do : > {0}/$name && "
+               "mount --bind /dev/$name {0}/$name; done; touch {0}/nvidia{{0..3}} && mount --rbind {0} /dev && "
+               'exec "$@"').format(folder)
+    for flags, ranks in (("--multi_gpu", 4), ("--multi_gpu --gpu_ids 0,2", 2)):
+        run("unshare", "-m", "bash", "-c", devices, "-", LOCKSTEP, "run", *flags.split(), "--dry-run", "true",
+            CUDA_VISIBLE_DEVICES=None).expect(0, f"^{ranks} ranks on this host")
+
+
 if __name__ == "__main__":
     wanted = sys.argv[3:]
     run_cases([case for name, case in list(globals().items())

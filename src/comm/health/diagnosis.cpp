@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <chrono>
+
 namespace lockstep::comm {
 namespace {
 
@@ -53,7 +55,10 @@ std::string Diagnosis::others(const Notice& mine, const PeerStatus::Notices& not
     } else if (notice->state == Notice::State::Failed && notice->text == Notice::kEnd) {
       said.push_back(fmt::format("{} aborted: {}", name(peer), notice->reason));
     } else if (notice->state == Notice::State::Running) {
-      said.push_back(fmt::format("{} is in no call since {}", name(peer), notice->text));
+      // Calls in which it did not wait so long have left no notice.
+      said.push_back(fmt::format(
+          "{} is in no call, and the last in which it waited for more than {:g} s was {}",
+          name(peer), std::chrono::duration<double>(PeerStatus::kLongWait).count(), notice->text));
     } else if (notice->lane == mine.lane && notice->number == mine.number &&
                notice->signature == mine.signature) {
       ++along;

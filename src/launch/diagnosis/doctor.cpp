@@ -129,6 +129,21 @@ void look_at_limit(Findings& findings, const char* what, int resource, rlim_t fe
                       fmt::format("many ranks need more: ulimit -{} {}", letter, few)});
 }
 
+// In digits; empty where no other program of a job would use it.
+std::string address_of(const ifaddrs& one) {
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (one.ifa_addr == nullptr) return "";
+  if (one.ifa_addr->sa_family == AF_INET) {
+    const auto* address = reinterpret_cast<const sockaddr_in*>(one.ifa_addr);
+    inet_ntop(AF_INET, &address->sin_addr, text.data(), text.size());
+  } else if (one.ifa_addr->sa_family == AF_INET6) {
+    const auto* address = reinterpret_cast<const sockaddr_in6*>(one.ifa_addr);
+    if (IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr)) return "";
+    inet_ntop(AF_INET6, &address->sin6_addr, text.data(), text.size());
+  }
+  return text.data();
+}
+
 void look_at_network(Findings& findings) {
   try {
     good(findings, "ports: {} on 127.0.0.1 is free", listen_on_loopback(std::nullopt).port);
@@ -141,20 +156,15 @@ void look_at_network(Findings& findings) {
     const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, freeifaddrs);
     std::string names;
     for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
-      if (one->ifa_addr == nullptr || one->ifa_addr->sa_family != AF_INET ||
-          (one->ifa_flags & IFF_UP) == 0) {
-        continue;
-      }
-      std::array<char, INET_ADDRSTRLEN> text{};
-      const auto* address = reinterpret_cast<const sockaddr_in*>(one->ifa_addr);
-      inet_ntop(AF_INET, &address->sin_addr, text.data(), text.size());
-      names += fmt::format("{}{} {}", names.empty() ? "" : ", ", one->ifa_name, text.data());
+      const std::string text = (one->ifa_flags & IFF_UP) == 0 ? "" : address_of(*one);
+      if (text.empty()) continue;
+      names += fmt::format("{}{} {}", names.empty() ? "" : ", ", one->ifa_name, text);
     }
     good(findings, "interfaces: {}", names);
   }
   const std::string name = host_name();
   const auto own = resolve(name, 0).addresses;
-  if (own.empty() || own.front().storage.ss_family != AF_INET) {
+  if (own.empty()) {
     findings.push_back({Finding::Warning,
                         fmt::format("the host's own name, {}, has no address", name),
                         "other programs (Python peers over Gloo) need it: add it to /etc/hosts"});

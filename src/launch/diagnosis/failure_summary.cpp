@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -30,6 +31,12 @@ std::string names(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(parts, ", "));
 }
 
+// Of this process, and of the ranks, which inherit it.
+bool is_cpu_time_limited() {
+  rlimit limit{};
+  return getrlimit(RLIMIT_CPU, &limit) == 0 && limit.rlim_max != RLIM_INFINITY;
+}
+
 // `has_stack`: the report shows where it died.
 std::string_view hint(const Outcome& outcome, const RankEnd& cause, bool has_stack) {
   if (!WIFSIGNALED(cause.wait_status)) {
@@ -38,7 +45,12 @@ std::string_view hint(const Outcome& outcome, const RankEnd& cause, bool has_sta
     return "";
   }
   switch (WTERMSIG(cause.wait_status)) {
+    case SIGXCPU:
+      return "it has used the processor time that ulimit -t allows";
     case SIGKILL:
+      if (outcome.out_of_memory.value_or(0) == 0 && is_cpu_time_limited()) {
+        return "somebody has sent that, or it has used the processor time that ulimit -t allows";
+      }
       if (!outcome.out_of_memory) {
         return "if nobody sent SIGKILL, the kernel's OOM killer did (see dmesg)";
       }

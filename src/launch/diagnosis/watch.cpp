@@ -76,9 +76,9 @@ std::vector<std::string> Straggling::lines(const std::vector<Seen>& ranks) {
   const auto stopped =
       std::find_if(ranks.begin(), ranks.end(), [](const Seen& one) { return one.is_stopped(); });
   if (stopped != ranks.end()) {
-    text.push_back(
-        fmt::format("  the others wait for rank {}, which is stopped, by SIGSTOP or a debugger",
-                    stopped->rank));
+    text.push_back(fmt::format("  {}rank {}{} stopped, by SIGSTOP or a debugger",
+                               ranks.size() == 1 ? "" : "the others wait for ", stopped->rank,
+                               ranks.size() == 1 ? " is" : ", which is"));
     return text;
   }
   // The rank that waits least for the others is the one they wait for.

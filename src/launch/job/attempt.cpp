@@ -63,7 +63,8 @@ class Starter {
   Child start(int local);
 
  private:
-  // Chooses a stream's way; `file` takes it, or a copy of it.
+  // Chooses a stream's way; `file` takes it, or a copy of it, and is none where none could be
+  // opened.
   void direct(Target& target, int local, StreamChoice::Stream stream, const Fd& file);
   void attach(int local, bool is_error, Fd pipe, Fd file);
   // What stands before the rank's lines.
@@ -83,7 +84,7 @@ class Starter {
 
 void Starter::direct(Target& target, int local, StreamChoice::Stream stream, const Fd& file) {
   const bool tee = options_.tee.covers(local, stream);
-  if (options_.redirects.covers(local, stream) && !tee) {
+  if (options_.redirects.covers(local, stream) && !tee && file) {
     target = {Target::File, file.get()};
   } else if (plan_.world_size == 1 && !tee && is_shown(local) && options_.line_prefix.empty()) {
     // One rank is its program as if started by hand: a terminal stays a terminal, and nothing needs
@@ -123,7 +124,7 @@ Child Starter::start(int local) {
   variables["LOCKSTEP_JOB_ID"] = plan_.job;
   variables[kJobKeyVariable] = hex_of(plan_.job_key);
   variables[flight::kVariable] = std::to_string(flight_.fd());
-  if (session_.logs.is_on()) {
+  if (files_[static_cast<size_t>(local)].has_folder) {
     variables["TORCHELASTIC_ERROR_FILE"] =
         session_.logs.of_rank(plan_.restarts, local) + "/error.json";
   }
@@ -156,6 +157,21 @@ Child Starter::start(int local) {
   return child;
 }
 
+struct Opened {
+  std::vector<Logs::Files> files;
+  std::string problem;  // for which there are none
+};
+
+// A disk that is full by the time of a restart does not end the job.
+Opened open_files(const Logs& logs, const Options& options, int restarts) {
+  try {
+    return {logs.open_all(options, restarts), ""};
+  } catch (const ConfigError& error) {
+    if (restarts == 0) throw;
+    return {std::vector<Logs::Files>(static_cast<size_t>(options.ranks)), error.what()};
+  }
+}
+
 }  // namespace
 
 Outcome run_attempt(Session& session, Plan plan, Outside* outside) {
@@ -163,17 +179,20 @@ Outcome run_attempt(Session& session, Plan plan, Outside* outside) {
   if (session.logs.is_on()) {
     // Shared, since the files may still be opened by the other thread after this one has stopped
     // waiting.
-    const auto opened = std::make_shared<std::vector<Logs::Files>>();
+    const auto opened = std::make_shared<Opened>();
     Outcome early;
     const bool is_done =
         do_aside(session, outside, early,
                  [opened, logs = session.logs, options = session.options,
-                  restarts = plan.restarts] { *opened = logs.open_all(options, restarts); });
+                  restarts = plan.restarts] { *opened = open_files(logs, options, restarts); });
     if (!is_done) {
       for (const std::string& line : report(early)) session.output.say(line);
       return early;
     }
-    files = std::move(*opened);
+    if (!opened->problem.empty() && !std::exchange(session.has_said_no_files, true)) {
+      session.output.say("restarts go on without log files: " + opened->problem);
+    }
+    files = std::move(opened->files);
   }
   Control control = Control::create(plan.local_ranks);
   const flight::Segment flight(plan.local_ranks);

@@ -59,6 +59,14 @@ std::string interpreter_of(const std::string& path) {
   return words.empty() ? "" : words.front();
 }
 
+// Whether the #! line ends as on Windows: the kernel takes the carriage return for a part of the
+// interpreter's name.
+bool has_windows_line_end(const std::string& path) {
+  const std::string bytes = first_bytes(path);
+  const size_t end = bytes.find('\n');
+  return bytes.starts_with("#!") && end != bytes.npos && bytes[end - 1] == '\r';
+}
+
 // Whether that is what Python's interpreters are called: python, /usr/bin/python3.11, python3.13t.
 bool is_python(std::string_view word) {
   word.remove_prefix(word.find_last_of('/') + 1);
@@ -117,6 +125,10 @@ void refuse_program(const std::string& path, int error) {
   const std::string interpreter = interpreter_of(path);
   struct stat status;
   if (error == ENOENT && stat(path.c_str(), &status) == 0) {
+    if (has_windows_line_end(path) && obstacle(interpreter) == 0) {
+      refuse(path, fmt::format("it has Windows line ends: sed -i 's/\\r$//' {}", path),
+             kNotExecutable);
+    }
     refuse(path,
            interpreter.empty()
                ? "the file is there, but the loader it was linked for is not on this machine"

@@ -14,15 +14,28 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstPause{250};
 constexpr milliseconds kLongestPause{30'000};
 
+// When the rank has reported a failure of its own; otherwise when its end was seen.
+uint64_t said_ns(const Outcome& outcome, const RankEnd& end) {
+  for (const Seen& seen : outcome.seen) {
+    const auto& said = seen.log.failure;
+    if (seen.rank == end.rank && said && said->blame == flight::Blame::Own) return said->at_ns;
+  }
+  return end.at_ns;
+}
+
 }  // namespace
 
-Restarts::Decision Restarts::after(const Outcome& outcome, Clock::duration ran) {
+Restarts::Decision Restarts::after(const Outcome& outcome) {
   if (outcome.succeeded() || outcome.signal) return {};
   Fault fault;
+  Clock::duration ran{};
   for (const RankEnd& end : outcome.ends) {
     if (end.rank != outcome.cause) continue;
     const bool killed = WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) == SIGKILL;
     fault = {end.rank, end.wait_status, killed};
+    // One that has reported its failure may be slow to end.
+    const uint64_t slow_ns = end.at_ns - std::min(end.at_ns, said_ns(outcome, end));
+    ran = end.ran - std::chrono::nanoseconds(slow_ns);
   }
   return after(fault, ran);
 }

@@ -31,8 +31,9 @@ class Restarts {
     int status = 0;  // how it ended, as one number
     bool from_outside = false;
   };
-  // After an attempt that ran for `ran`.
-  Decision after(const Outcome& outcome, Clock::duration ran);
+  // After an attempt that ended so on its only host.
+  Decision after(const Outcome& outcome);
+  // `ran`: from the start to the fault; how long the other ranks took to stop does not count.
   Decision after(const Fault& fault, Clock::duration ran);
 
  private:

@@ -58,14 +58,13 @@ int run(const Options& options) {
     } else {
       plan.listener = std::move(listening.socket);
     }
-    const auto start = Restarts::Clock::now();
     const Outcome outcome = run_attempt(session, std::move(plan));
     // The signal came after a failure, and prevents the restart.
     if (outcome.signal && outcome.cause && count < options.max_restarts) {
       session.drain(outcome.signal);
       return 128 + *outcome.signal;
     }
-    const auto decision = restarts.after(outcome, Restarts::Clock::now() - start);
+    const auto decision = restarts.after(outcome);
     if (!decision.text.empty()) session.output.say(decision.text);
     if (decision.pause) {
       const auto signal = session.pause(*decision.pause);

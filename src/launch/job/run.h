@@ -79,7 +79,7 @@ int count_ranks(std::string_view text);
 
 // The library of a memory allocator: `tcmalloc` or `jemalloc`, where the dynamic linker looks for
 // libraries or in /usr/local/lib or CONDA_PREFIX/lib, or the path of any. Throws ConfigError that
-// says what to install when it is not there.
+// says what to install when it is not there, and for what LD_PRELOAD cannot name or load.
 std::string find_allocator(std::string_view name);
 
 // Runs the job, with its restarts, and returns the exit status for the launcher: 0 when every rank

@@ -42,6 +42,7 @@ struct Session {
   OrphanReaper orphan_reaper;  // before there are threads: it continues with a copy of this process
   LogMultiplexer output;
   Logs logs;
+  bool has_said_no_files = false;  // of a restart
 
  private:
   // Whether all is written; a signal ends the wait.

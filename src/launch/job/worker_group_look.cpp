@@ -96,6 +96,7 @@ void WorkerGroup::look_for_absent() {
   next_look_ = Clock::now() + kLook;
   for (auto& [pid, rank] : running_) {
     const bool was_stopped = std::exchange(rank.is_stopped, process_state(pid) == 'T');
+    if (!rank.is_stopped) rank.is_said = false;  // it has gone on
     if (!rank.is_stopped || !was_stopped || std::exchange(rank.is_said, true)) continue;
     output_.say(fmt::format("rank {} is stopped (state T, pid {}); kill -CONT {} resumes it",
                             first_rank_ + rank.local_rank, pid, pid));

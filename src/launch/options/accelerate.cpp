@@ -48,6 +48,7 @@ class File {
   int number(const std::string& key, const YAML::Node& node, int low, int high) const;
   bool flag(const std::string& key, const YAML::Node& node) const;
   void read_fsdp(const YAML::Node& node) const;
+  void read_ipex(const YAML::Node& node) const;
 
   Reader into_text(const std::string& key, std::string& value) const;
   Reader into_number(const std::string& key, std::optional<int>& value, int low, int high) const;
@@ -197,6 +198,16 @@ void File::read_fsdp(const YAML::Node& map) const {
             [](std::string key) { return key.starts_with("fsdp_") ? key.substr(5) : key; });
 }
 
+// `accelerate config` writes it on machines without GPUs.
+void File::read_ipex(const YAML::Node& map) const {
+  const std::string reason = "Intel's extension is for PyTorch in Python";
+  if (map.IsScalar()) return unused("ipex_config", {"", "false"}, reason)(map);
+  if (map.size() == 0) return;
+  const Readers readers = {{"ipex", unused("ipex", {"false"}, reason)},
+                           {"use_xpu", unused("use_xpu", {"false"}, reason)}};
+  read_keys(map, readers, [](std::string key) { return key; });
+}
+
 void File::read(const YAML::Node& root) {
   Readers readers;
   const auto number_key = [&](const char* key, std::optional<int>& value, int low, int high) {
@@ -212,6 +223,7 @@ void File::read(const YAML::Node& root) {
   readers["use_cpu"] = into_flag("use_cpu", into_.use_cpu);
   readers["debug"] = into_flag("debug", into_.debug);
   readers["fsdp_config"] = [this](const YAML::Node& node) { read_fsdp(node); };
+  readers["ipex_config"] = [this](const YAML::Node& node) { read_ipex(node); };
   readers["mixed_precision"] = [this](const YAML::Node& node) {
     into_.mixed_precision = one_of("mixed_precision", node, kPrecisions);
   };

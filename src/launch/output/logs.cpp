@@ -16,21 +16,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void refuse(const std::string& path, std::string_view reason) {
-  throw ConfigError(fmt::format("[run] --log-dir: cannot write to '{}': {}", path, reason));
+// What said where the files go.
+const char* origin(const Options& options) {
+  if (!options.log_dir.empty()) return "--log-dir";
+  return env_text("TMPDIR") ? "TMPDIR" : "--log-dir is not given";
 }
 
-void make(const std::string& path) {
+[[noreturn]] void refuse(const Options& options, const std::string& path, std::string_view reason) {
+  throw ConfigError(
+      fmt::format("[run] {}: cannot write to '{}': {}", origin(options), path, reason));
+}
+
+void make(const Options& options, const std::string& path) {
   std::error_code error;
   fs::create_directories(path, error);
-  if (error) refuse(path, error.message());
-}
-
-// For appending: the rank and the launcher may both write to it.
-Fd open_file(const std::string& path) {
-  Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!file) refuse(path, std::strerror(errno));
-  return file;
+  if (error) refuse(options, path, error.message());
 }
 
 }  // namespace
@@ -41,12 +41,15 @@ Logs::Logs(const Options& options) {
   if (parent.empty()) {
     parent = env_text("TMPDIR").value_or("/tmp");
   } else {
-    make(parent);
+    make(options, parent);
   }
+  // Ranks that change their folder still find the files.
+  std::error_code error;
+  if (const fs::path whole = fs::absolute(parent, error); !error) parent = whole;
   std::string name = options.run_id;
   std::replace(name.begin(), name.end(), '/', '_');
   folder_ = fmt::format("{}/{}_XXXXXX", parent, name);
-  if (mkdtemp(folder_.data()) == nullptr) refuse(parent, std::strerror(errno));
+  if (mkdtemp(folder_.data()) == nullptr) refuse(options, parent, std::strerror(errno));
 }
 
 std::string Logs::attempt(int restarts) const {
@@ -61,13 +64,19 @@ std::vector<Logs::Files> Logs::open_all(const Options& options, int restarts) co
   std::vector<Files> all(static_cast<size_t>(options.ranks));
   for (int local = 0; is_on() && local < options.ranks; ++local) {
     const std::string folder = of_rank(restarts, local);
-    make(folder);
+    make(options, folder);
     const auto open_one = [&](StreamChoice::Stream stream, const char* name) {
       const bool wanted =
           options.redirects.covers(local, stream) || options.tee.covers(local, stream);
-      return wanted ? open_file(folder + name) : Fd();
+      if (!wanted) return Fd();
+      // For appending: the rank and the launcher may both write to it.
+      const std::string path = folder + name;
+      Fd file(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+      if (!file) refuse(options, path, std::strerror(errno));
+      return file;
     };
     Files& files = all[static_cast<size_t>(local)];
+    files.has_folder = true;
     files.out = open_one(StreamChoice::Out, kOut);
     files.err = open_one(StreamChoice::Err, kErr);
   }

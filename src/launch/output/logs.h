@@ -13,7 +13,7 @@ namespace lockstep::launch {
 class Logs {
  public:
   // Makes the job's folder when the options ask for files: below --log-dir, or below TMPDIR when
-  // only --redirects or --tee was given. Throws ConfigError when it cannot.
+  // only --redirects or --tee was given. Its name is absolute. Throws ConfigError when it cannot.
   explicit Logs(const Options& options);
 
   bool is_on() const { return !folder_.empty(); }
@@ -27,6 +27,7 @@ class Logs {
   // What one rank has in an attempt: its folder, and the files that take a stream or a copy of it.
   struct Files {
     Fd out, err;
+    bool has_folder = false;
   };
   // Makes and opens what the options ask for, for each local rank; nothing when is_on() is false.
   // May wait for the disk. Throws ConfigError.

@@ -1,12 +1,16 @@
 #include "launch/process/allocator.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <link.h>
 
 #include <algorithm>
 #include <array>
+#include <cstring>
+#include <fstream>
+#include <optional>
 
 #include "launch/job/run.h"
 #include "lockstep/core/environment.h"
@@ -53,12 +57,45 @@ bool is_file(const fs::path& path) {
   return fs::is_regular_file(path, error);
 }
 
+std::optional<ElfW(Ehdr)> elf_header(const fs::path& path) {
+  ElfW(Ehdr) header{};
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char*>(&header), sizeof(header));
+  if (!file || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return std::nullopt;
+  return header;
+}
+
+// Whether it is one for this kind of machine. Programs that may be loaded at any address are of the
+// same type, and are not told apart.
+bool is_shared_library(const fs::path& path) {
+  const auto own = elf_header("/proc/self/exe"), header = elf_header(path);
+  return header && header->e_type == ET_DYN &&
+         (!own || (header->e_machine == own->e_machine &&
+                   header->e_ident[EI_CLASS] == own->e_ident[EI_CLASS]));
+}
+
+[[noreturn]] void refuse(std::string_view name, std::string_view reason) {
+  throw ConfigError(fmt::format("[run] --memory-allocator {}: {}", name, reason));
+}
+
+// The dynamic linker says nothing of a library in LD_PRELOAD that it cannot split off or load.
+std::string splittable(std::string_view name, const std::string& path) {
+  if (path.find_first_of(" :") == path.npos) return path;
+  refuse(name, fmt::format("LD_PRELOAD can name no path with a space or a colon ({}): give a "
+                           "symbolic link without them",
+                           path));
+}
+
 }  // namespace
 
 std::string find_allocator(std::string_view name, const std::vector<fs::path>& folders) {
   if (name.find('/') != name.npos) {
-    if (is_file(name)) return fs::absolute(name);
-    throw ConfigError(fmt::format("[run] --memory-allocator {}: there is no such file", name));
+    if (!is_file(name)) refuse(name, "there is no such file");
+    if (!is_shared_library(name)) {
+      refuse(name,
+             "it is no shared library of this kind of machine: give the allocator's .so file");
+    }
+    return splittable(name, fs::absolute(name));
   }
   const auto known = std::ranges::find(kKnown, name, &Allocator::name);
   if (known == kKnown.end()) {
@@ -69,7 +106,7 @@ std::string find_allocator(std::string_view name, const std::vector<fs::path>& f
   }
   for (const char* library : known->libraries) {
     for (const auto& folder : folders) {
-      if (is_file(folder / library)) return folder / library;
+      if (is_file(folder / library)) return splittable(name, folder / library);
     }
   }
   std::vector<std::string> looked;

@@ -48,7 +48,8 @@ Variables rank_variables(const Options& options, const Plan& plan, int local) {
       {"TORCHELASTIC_RUN_ID", options.run_id},
   };
   for (const auto& [name, value] : options.environment) {
-    if (!env_text(name.c_str())) variables.emplace(name, value);
+    const auto own = env_text(name.c_str());
+    if (!own || *own == value) variables.emplace(name, value);
   }
   if (!options.preload.empty()) {
     const auto others = env_text("LD_PRELOAD");

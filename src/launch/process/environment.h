@@ -16,7 +16,7 @@ using Variables = std::map<std::string, std::string>;
 std::string random_run_id();
 
 // What torchrun gives its workers, for the rank that is `local` on this host. OMP_NUM_THREADS is
-// among them only when the caller has not set it.
+// among them only when the caller has not set it, or options.environment has the same value.
 Variables rank_variables(const Options& options, const Plan& plan, int local);
 
 // This process's environment with `variables` in place of all variables about a job, as

@@ -40,6 +40,12 @@ std::vector<Address> resolve_in_time(const Endpoint& endpoint, const Rendezvous&
   }
 }
 
+// Link-local addresses mean a host only together with an interface.
+bool is_global_v6(const Address& address) {
+  return address.storage.ss_family == AF_INET6 &&
+         !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr);
+}
+
 // The endpoint's address, where this host has it and others can reach it. Debian gives a host its
 // own name as 127.0.1.1, which no other host can reach.
 Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Address>& found) {
@@ -50,10 +56,13 @@ Address address_of_coordinator(const Endpoint& endpoint, const std::vector<Addre
   if (!is_own(found.front())) return found.front();  // the error comes from listening
   const bool meant = endpoint.host == "localhost" || found.front().host() == endpoint.host;
   if (meant) return found.front();
-  std::vector<Address> others;
+  std::vector<Address> others, others_v6;
   for (const Address& one : own_addresses()) {
-    if (!one.is_loopback() && one.storage.ss_family == AF_INET) others.push_back(one);
+    if (one.is_loopback()) continue;
+    if (one.storage.ss_family == AF_INET) others.push_back(one);
+    if (is_global_v6(one)) others_v6.push_back(one);
   }
+  if (others.empty()) others = std::move(others_v6);
   if (others.size() == 1) return others.front().with_port(endpoint.port);
   throw ConfigError(fmt::format(
       "[run] --rdzv-endpoint {}: this host knows itself under that name as {}, where no other host "

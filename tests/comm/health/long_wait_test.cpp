@@ -13,6 +13,7 @@
 #include "comm/store/store.h"
 #include "lockstep/core/error.h"
 #include "support/loopback.h"
+#include "support/thrown.h"
 
 namespace lockstep::comm {
 namespace {
@@ -94,6 +95,24 @@ TEST(LongWait, ComparesCallsAgainWhenTheStoreDidNotAnswer) {
   }
   ASSERT_TRUE(error);
   EXPECT_NE(error->find("is not what the others called"), std::string::npos) << *error;
+}
+
+// Later calls, in which it did not wait long, have left no notice.
+TEST(LongWait, OfARankInNoCallTheLastLongWaitIsNamedAsThat) {
+  const StoreProcess server;
+  const Store store = server.connect();
+  Waiter waits(store, 0), computes(store, 1);
+  WireOperation save = call("barrier", 2s);
+  computes.attend(save);
+  computes.done(save);
+  WireOperation step = call("all_reduce", 2s);
+  step.notice.number = 9;
+  step.timeout = 1s;
+  const std::string said = test::message_of([&] { waits.attend(step); });
+  EXPECT_NE(said.find("rank 1 is in no call, and the last in which it waited for more than 1 s was "
+                      "barrier"),
+            std::string::npos)
+      << said;
 }
 
 }  // namespace

@@ -175,6 +175,11 @@ TEST(Straggling, AStoppedRankIsNotComputing) {
   EXPECT_THAT(lines.back(), HasSubstr("the others wait for rank 1, which is stopped"));
 }
 
+TEST(Straggling, NobodyWaitsForTheOnlyRank) {
+  EXPECT_EQ(Straggling(1).lines({{.rank = 0, .state = 'T', .pid = 4711}}).back(),
+            "  rank 0 is stopped, by SIGSTOP or a debugger");
+}
+
 TEST(Diagnosis, AnExceptionThatNobodyCatchesIsQuoted) {
   const Result result = Job(rank_args("uncaught")).wait();
   EXPECT_EQ(result.exit_code, 128 + SIGABRT);

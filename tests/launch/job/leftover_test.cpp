@@ -59,6 +59,23 @@ TEST(StoppedRank, IsNamedWhenTheOthersHaveEnded) {
   EXPECT_THAT(result.out, HasSubstr("[rank 1] went on"));
 }
 
+// Between two stops the rank runs for longer than the launcher, as a rule, takes between two looks:
+// it is continued until that was so.
+TEST(StoppedRank, ThatIsStoppedAgainIsNamedAgain) {
+  Job job(script_args(2, "test $RANK = 0 && exit 0; while :; do kill -STOP $$; sleep 1.5; done"));
+  ASSERT_TRUE(job.await_error("rank 1 is stopped (state T, pid "));
+  const size_t at = job.err().find("kill -CONT ");
+  ASSERT_TRUE(job.await_error("\n", at));
+  const pid_t rank = std::stoi(job.err().substr(at + 11));
+  std::jthread user([rank](const std::stop_token& stop) {
+    for (; !stop.stop_requested(); std::this_thread::sleep_for(std::chrono::seconds(4)))
+      kill(rank, SIGCONT);
+  });
+  EXPECT_TRUE(job.await_error("rank 1 is stopped (state T, pid ", at));
+  kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 128 + SIGTERM);
+}
+
 // The children of a process, by name.
 pid_t child_of(pid_t parent, const std::string& name) {
   std::ifstream children("/proc/" + std::to_string(parent) + "/task/" + std::to_string(parent) +

@@ -7,6 +7,7 @@
 
 #include "launch/job.h"
 #include "launch/job/restarts.h"
+#include "launch/rendezvous/coordinator/coordinator.h"
 
 namespace lockstep::launch::testing {
 namespace {
@@ -17,9 +18,9 @@ using ::testing::Not;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
 
-Outcome failed(int rank, int wait_status) {
+Outcome failed(int rank, int wait_status, Restarts::Clock::duration ran) {
   Outcome outcome;
-  outcome.ends.push_back({rank, 100, wait_status, 1s, Push::None});
+  outcome.ends.push_back({rank, 100, wait_status, ran, Push::None});
   outcome.cause = rank;
   return outcome;
 }
@@ -28,16 +29,16 @@ constexpr int kExit3 = 3 << 8;
 
 TEST(Restarts, AsManyAsAskedFor) {
   Restarts restarts(2);
-  EXPECT_EQ(restarts.after(failed(0, kExit3), 60s).pause, 0ms);
-  EXPECT_EQ(restarts.after(failed(0, kExit3), 60s).pause, 0ms);
-  const auto last = restarts.after(failed(0, kExit3), 60s);
+  EXPECT_EQ(restarts.after(failed(0, kExit3, 60s)).pause, 0ms);
+  EXPECT_EQ(restarts.after(failed(0, kExit3, 60s)).pause, 0ms);
+  const auto last = restarts.after(failed(0, kExit3, 60s));
   EXPECT_EQ(last.pause, std::nullopt);
   EXPECT_THAT(last.text, HasSubstr("no restart is left of 2"));
 }
 
 TEST(Restarts, NoneUnlessAskedFor) {
   Restarts restarts(0);
-  const auto decision = restarts.after(failed(0, kExit3), 60s);
+  const auto decision = restarts.after(failed(0, kExit3, 60s));
   EXPECT_EQ(decision.pause, std::nullopt);
   EXPECT_EQ(decision.text, "");
 }
@@ -46,25 +47,25 @@ TEST(Restarts, NoneAfterASignalToTheLauncher) {
   Restarts restarts(5);
   Outcome outcome;
   outcome.signal = SIGTERM;
-  EXPECT_EQ(restarts.after(outcome, 60s).pause, std::nullopt);
+  EXPECT_EQ(restarts.after(outcome).pause, std::nullopt);
 }
 
 TEST(Restarts, PausesDoubleBetweenQuickFailures) {
   Restarts restarts(100);
   std::vector<std::chrono::milliseconds> pauses;
-  for (int i = 0; i < 10; ++i) pauses.push_back(*restarts.after(failed(i, kExit3), 10ms).pause);
+  for (int i = 0; i < 10; ++i) pauses.push_back(*restarts.after(failed(i, kExit3, 10ms)).pause);
   EXPECT_THAT(pauses, ::testing::ElementsAre(0ms, 250ms, 500ms, 1000ms, 2000ms, 4000ms, 8000ms,
                                              16000ms, 30000ms, 30000ms));
   // One that has run for long starts again.
-  EXPECT_EQ(restarts.after(failed(0, kExit3), 60s).pause, 0ms);
-  EXPECT_EQ(restarts.after(failed(1, kExit3), 10ms).pause, 0ms);
+  EXPECT_EQ(restarts.after(failed(0, kExit3, 60s)).pause, 0ms);
+  EXPECT_EQ(restarts.after(failed(1, kExit3, 10ms)).pause, 0ms);
 }
 
 TEST(Restarts, ACrashLoopEndsThem) {
   Restarts restarts(100);
-  EXPECT_TRUE(restarts.after(failed(1, kExit3), 10ms).pause);
-  EXPECT_TRUE(restarts.after(failed(1, kExit3), 10ms).pause);
-  const auto decision = restarts.after(failed(1, kExit3), 10ms);
+  EXPECT_TRUE(restarts.after(failed(1, kExit3, 10ms)).pause);
+  EXPECT_TRUE(restarts.after(failed(1, kExit3, 10ms)).pause);
+  const auto decision = restarts.after(failed(1, kExit3, 10ms));
   EXPECT_EQ(decision.pause, std::nullopt);
   EXPECT_THAT(decision.text, HasSubstr("rank 1 failed in the same way 3 times in a row"));
   EXPECT_THAT(decision.text, HasSubstr("98 of 100 restarts unused"));
@@ -72,12 +73,47 @@ TEST(Restarts, ACrashLoopEndsThem) {
 
 TEST(Restarts, DifferentFailuresAreNoLoop) {
   Restarts restarts(100);
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.after(failed(i % 2, kExit3), 10ms).pause);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.after(failed(i % 2, kExit3, 10ms)).pause);
 }
 
 TEST(Restarts, KillsFromOutsideAreNoLoop) {
   Restarts restarts(100);
-  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.after(failed(1, SIGKILL), 10ms).pause);
+  for (int i = 0; i < 10; ++i) EXPECT_TRUE(restarts.after(failed(1, SIGKILL, 10ms)).pause);
+}
+
+// A rank that has reported its failure counts from then on, however slowly it ends.
+TEST(Restarts, HowLongRanksTakeToEndAfterwardsDoesNotCount) {
+  Outcome outcome = failed(1, kExit3, 20s);
+  constexpr uint64_t kEnd = 100'000'000'000, kSaid = 81'000'000'000;
+  outcome.ends.front().at_ns = kEnd;
+  outcome.ends.push_back({0, 101, SIGKILL, 60s, Push::Killed});
+  outcome.seen.push_back({.rank = 1});
+  outcome.seen.front().log.failure = flight::Failure{.at_ns = kSaid, .blame = flight::Blame::Own};
+  Restarts restarts(100);
+  EXPECT_TRUE(restarts.after(outcome).pause);
+  EXPECT_TRUE(restarts.after(outcome).pause);
+  EXPECT_THAT(restarts.after(outcome).text, HasSubstr("failed in the same way 3 times in a row"));
+}
+
+// The same on several hosts.
+TEST(Restarts, ACoordinatorSeesACrashLoopHoweverSlowlyRanksEnd) {
+  const JobSpec job_spec{1, 1, 9};
+  Coordinator coordinator(job_spec, {.survivors = Time{}}, "", Time{});
+  coordinator.place({.launcher = 100, .host = "h", .job_spec = job_spec}, Time{});
+  coordinator.receive(1, Ready{}, Time{});
+  Time now{};
+  for (uint32_t attempt = 1; attempt <= 3; ++attempt) {
+    ASSERT_EQ(coordinator.phase(), Coordinator::Phase::Running);
+    Failure failure{.rank = 1, .status = 3, .what = "rank 1 exited"};
+    coordinator.receive(1, Failed{attempt, failure}, now + 100ms);
+    failure.ago = 20s - 100ms;
+    coordinator.receive(1, Ready{attempt, 0, failure}, now += 20s);
+    coordinator.tick(now += 60s);  // the pause is over
+  }
+  const auto broadcasts = coordinator.take_broadcasts();
+  const auto* end = std::get_if<End>(&broadcasts.back());
+  ASSERT_NE(end, nullptr);
+  EXPECT_THAT(end->why, HasSubstr("rank 1 failed in the same way 3 times in a row"));
 }
 
 std::vector<std::string> restarting(const std::string& most, const std::string& script) {

@@ -67,6 +67,11 @@ TEST_F(StartTest, APythonScriptIsNoProgram) {
   std::ofstream(path) << "#!/bin/sh\necho its own interpreter\n";
   EXPECT_EQ(Job({"run", path}).wait().out, "its own interpreter\n");
 }
+TEST_F(StartTest, AScriptWithWindowsLineEndsIsToldSo) {
+  const std::string path = file("#!/bin/sh\r\necho x\r\n", 0755);
+  expect_refused(path, 126, "it has Windows line ends: sed -i 's/\\r$//' " + path);
+  expect_refused(file("#!/no/such/shell\r\n", 0755), 126, "asks for '/no/such/shell'");
+}
 TEST_F(StartTest, AScriptWithoutFirstLineRunsInTheShell) {
   EXPECT_EQ(Job({"run", file("echo $1", 0755), "argument"}).wait().out, "argument\n");
 }

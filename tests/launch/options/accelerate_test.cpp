@@ -14,6 +14,7 @@ namespace lockstep::launch::testing {
 namespace {
 
 using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
@@ -93,6 +94,17 @@ TEST(Accelerate, UnknownKeysAreRefusedAtEveryDepth) {
                             "offload_params");
 }
 
+TEST(Accelerate, IntelsExtensionIsKnownAndOnlyOffIsSilent) {
+  // As `accelerate config` writes it where there is no GPU.
+  const char* off = "distributed_type: MULTI_CPU\nipex_config:\n  ipex: false\nnum_processes: 2\n";
+  EXPECT_THAT(parse_accelerate(off, "f.yaml").remarks, IsEmpty());
+  EXPECT_THAT(parse_accelerate("ipex_config: {}\n", "f.yaml").remarks, IsEmpty());
+  EXPECT_THAT(parse_accelerate("ipex_config:\n  ipex: true\n  use_xpu: false\n", "f.yaml").remarks,
+              ElementsAre(HasSubstr("f.yaml:2: ipex has no effect: Intel's extension")));
+  expect_accelerate_refuses("ipex_config:\n  ipx: true\n",
+                            "unknown key 'ipx'; the nearest is ipex");
+}
+
 TEST(Accelerate, ValuesAreChecked) {
   expect_accelerate_refuses("num_processes: two\n", "'two' is not a whole number");
   expect_accelerate_refuses("num_processes: [2]\n", "num_processes has to be a text");
@@ -150,6 +162,56 @@ TEST_F(AccelerateJob, FlagsAndVariablesWinOverTheFile) {
   EXPECT_EQ(count({"--num_processes", "2"}), 2u);
   EXPECT_EQ(count({"--nproc-per-node", "4"}), 4u);
   EXPECT_EQ(count({}, {.environment = {{"PET_NPROC_PER_NODE", "5"}}}), 5u);
+}
+
+TEST_F(AccelerateJob, FlagsWinOverTheEnvironmentAndThatOverTheFile) {
+  const Settings settings{.environment = {{"OMP_NUM_THREADS", "1"},
+                                          {"CUDA_VISIBLE_DEVICES", "0"},
+                                          {"ACCELERATE_MIXED_PRECISION", "fp16"},
+                                          {"ACCELERATE_USE_CPU", "False"}}};
+  const auto seen = [&](std::vector<std::string> flags) {
+    std::vector<std::string> args = {"run"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    args.insert(args.end(), {"sh", "-c",
+                             "echo $OMP_NUM_THREADS $CUDA_VISIBLE_DEVICES "
+                             "$ACCELERATE_MIXED_PRECISION $ACCELERATE_USE_CPU"});
+    return Job(args, settings).wait().out;
+  };
+  EXPECT_EQ(seen({"--cpu", "--num_cpu_threads_per_process=4", "--gpu_ids=1",
+                  "--mixed_precision=bf16", "--num_processes=1"}),
+            "4 1 bf16 True\n");
+  const std::string path = file("mixed_precision: bf16\nuse_cpu: true\ngpu_ids: 1\n");
+  EXPECT_EQ(seen({"--config_file", path}), "1 0 fp16 False\n");
+  EXPECT_EQ(seen({"--config_file", path, "--mixed_precision=no"}), "1 0 no False\n");
+}
+
+TEST_F(AccelerateJob, FlagsOfTheCommandLineWinOverTorchrunsVariables) {
+  const Settings settings{.environment = {{"PET_NPROC_PER_NODE", "3"}}};
+  EXPECT_EQ(lines_of(Job({"run", "--num_processes=2", "echo", "x"}, settings).wait().out).size(),
+            2u);
+  EXPECT_EQ(
+      lines_of(
+          Job({"run", "--num_processes=2", "--nproc-per-node=4", "echo", "x"}, settings).wait().out)
+          .size(),
+      4u);
+}
+
+TEST_F(AccelerateJob, ItsFlagsHaveVariablesToo) {
+  const Result result = Job({"run", "sh", "-c", "echo $WORLD_SIZE $ACCELERATE_USE_CPU"},
+                            {.environment = {{"PET_NUM_PROCESSES", "2"}, {"PET_CPU", "1"}}})
+                            .wait();
+  EXPECT_THAT(result.out, HasSubstr("[rank 1] 2 True")) << result.err;
+  EXPECT_THAT(
+      Job({"run", "true"}, {.environment = {{"PET_CONFIG_FILE", "/no/such.yaml"}}}).wait().err,
+      HasSubstr("--config_file /no/such.yaml: No such file"));
+}
+
+TEST_F(AccelerateJob, PrintEnvShowsItsVariables) {
+  EXPECT_THAT(Job({"run", "--mixed_precision=bf16", "--print-env", "true"},
+                  {.environment = {{"ACCELERATE_MIXED_PRECISION", "fp16"}}})
+                  .wait()
+                  .out,
+              HasSubstr("rank 0: ACCELERATE_MIXED_PRECISION=bf16\n"));
 }
 
 TEST_F(AccelerateJob, ItsFlagsWorkWithoutAFile) {

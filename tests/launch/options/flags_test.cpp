@@ -112,6 +112,32 @@ TEST(Flags, VariablesStandInForThem) {
       Job({"run", "echo", "x"}, {.environment = {{"PET_NPROC_PER_NODE", "3"}}}).wait();
   EXPECT_EQ(lines_of(result.out).size(), 3u);
 }
+TEST(Flags, VariablesStandInForThoseWithoutAValueToo) {
+  const auto run = [](const char* name, const char* value, std::vector<std::string> flags = {}) {
+    std::vector<std::string> args = {"run"};
+    args.insert(args.end(), flags.begin(), flags.end());
+    args.insert(args.end(), {"sh", "-c", "echo started ${LOCKSTEP_TLS-plain} $LOCKSTEP_LOG"});
+    return Job(args, {.environment = {{name, value}}}).wait().out;
+  };
+  EXPECT_EQ(run("PET_TLS", "1"), "started 1\n");
+  EXPECT_EQ(run("PET_TLS", "0"), "started plain\n");
+  EXPECT_EQ(run("PET_TLS", "1", {"--tls=false"}), "started plain\n");
+  EXPECT_EQ(run("PET_VERBOSE", "1"), "started plain info\n");
+  EXPECT_THAT(run("PET_DRY_RUN", "1"), StartsWith("1 rank on this host"));
+  EXPECT_THAT(run("PET_PRINT_ENV", "1"), HasSubstr("rank 0: RANK=0\n"));
+}
+TEST(Flags, TheLinePrefixHasTorchrunsVariableAndItsOwn) {
+  const auto run = [](std::map<std::string, std::string> environment) {
+    return Job({"run", "echo", "x"}, {.environment = std::move(environment)}).wait().out;
+  };
+  const std::pair<const std::string, std::string> torchruns = {
+      "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "<a${rank}> "};
+  const std::pair<const std::string, std::string> own = {"PET_LOG_LINE_PREFIX_TEMPLATE",
+                                                         "<b${rank}> "};
+  EXPECT_EQ(run({torchruns}), "<a0> x\n");
+  EXPECT_EQ(run({own}), "<b0> x\n");
+  EXPECT_EQ(run({torchruns, own}), "<b0> x\n");
+}
 TEST(Flags, CpuIsOneRankPerCore) {
   const std::string script = "echo $WORLD_SIZE $(env -u OMP_NUM_THREADS nproc)";
   for (const std::string& line :

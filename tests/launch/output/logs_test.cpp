@@ -16,6 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 namespace fs = std::filesystem;
 
@@ -124,6 +125,40 @@ TEST_F(LogsTest, EachAttemptHasItsFiles) {
       "echo try $TORCHELASTIC_RESTART_COUNT; exit 1", 1);
   EXPECT_EQ(content("attempt_0/0/stdout.log"), "try 0\n");
   EXPECT_EQ(content("attempt_1/0/stdout.log"), "try 1\n");
+}
+
+// As on a disk that is full by then: folders of that name cannot be made.
+TEST_F(LogsTest, ARestartWhoseFilesCannotBeMadeGoesOnAndThatIsSaidOnce) {
+  const Result result = run({"--log-dir", folder_.path(), "--redirects=1", "--max-restarts=2"},
+                            "echo try $TORCHELASTIC_RESTART_COUNT ${TORCHELASTIC_ERROR_FILE-none}; "
+                            "case $TORCHELASTIC_RESTART_COUNT in "
+                            "0) job=${TORCHELASTIC_ERROR_FILE%/attempt_0/*}; "
+                            ": > $job/attempt_1; : > $job/attempt_2; exit 3;; "
+                            "1) exit 4;; esac",
+                            1);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "try 1 none\ntry 2 none\n");
+  const std::string said = "restarts go on without log files: [run] --log-dir: cannot write to '";
+  const size_t first = result.err.find(said);
+  ASSERT_NE(first, result.err.npos) << result.err;
+  EXPECT_EQ(result.err.find(said, first + 1), result.err.npos) << result.err;
+}
+
+TEST_F(LogsTest, NamesAreAbsolute) {
+  const fs::path folder = fs::relative(folder_.path());
+  const Result result = Job({"run", "--rdzv-id=job", "--log-dir", folder, "sh", "-c",
+                             "cd / && ls -d ${TORCHELASTIC_ERROR_FILE%/*}"})
+                            .wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, StartsWith("/"));
+}
+
+TEST_F(LogsTest, TmpdirIsNamedWhereItHasBeenUsed) {
+  const Result result =
+      Job({"run", "--redirects=1", "true"}, {.environment = {{"TMPDIR", "/nowhere/at/all"}}})
+          .wait();
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("TMPDIR: cannot write to '/nowhere/at/all'"));
 }
 
 TEST_F(LogsTest, RanksFindTheErrorFilesName) {

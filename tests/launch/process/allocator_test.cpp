@@ -69,6 +69,33 @@ TEST(Allocator, TheSystemsIsTheDefault) {
   }
 }
 
+// The dynamic linker would start the ranks without it.
+TEST(Allocator, APathThatCannotBePreloadedIsRefused) {
+  const test::Folder folder;
+  const fs::path top = folder.path();
+  const std::string real = find_allocator("tcmalloc");
+  EXPECT_EQ(find_allocator(real), real);
+  for (const char* name : {"with space.so", "with:colon.so"}) {
+    fs::create_symlink(real, top / name);
+    EXPECT_THAT(message_of([&] { find_allocator((top / name).string()); }),
+                HasSubstr("LD_PRELOAD can name no path with a space or a colon"));
+  }
+  fs::create_directories(top / "a folder");
+  fs::create_symlink(real, top / "a folder" / "libtcmalloc.so.4");
+  EXPECT_THAT(message_of([&] { find_allocator("tcmalloc", {top / "a folder"}); }),
+              HasSubstr("LD_PRELOAD can name no path with a space"));
+  fs::create_symlink(real, top / "good.so");
+  EXPECT_EQ(find_allocator((top / "good.so").string()), (top / "good.so").string());
+  for (const char* text : {"",
+                           "\x7f"
+                           "ELF",
+                           "/* GNU ld script */ INPUT(libtcmalloc.so.4)"}) {
+    std::ofstream(top / "text.so") << text;
+    EXPECT_THAT(message_of([&] { find_allocator((top / "text.so").string()); }),
+                HasSubstr("text.so: it is no shared library"));
+  }
+}
+
 TEST(Allocator, WhatIsNotThereIsAUsageError) {
   const Result refused = Job({"run", "--memory-allocator=/nowhere/lib.so", "true"}).wait();
   EXPECT_EQ(refused.exit_code, 2);

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <string>
 
 #include "launch/job.h"
@@ -30,6 +31,20 @@ TEST(OldKernel, WithoutSharedMemoryIsOneClearError) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("memfd_create: Function not implemented"));
   EXPECT_EQ(lines_of(result.err).size(), 1U) << result.err;
+}
+
+TEST(ProcessorTime, ThatIsUsedUpIsNamedAsTheCause) {
+  const test::Folder folder(test::Folder::On::Disk);
+  const auto said = [&](const std::string& limit) {
+    const std::string script = "ulimit " + limit +
+                               "; exec " LOCKSTEP_BINARY_DIR
+                               "/bin/lockstep run sh -c 'while :; do :; done' 2> " +
+                               (folder / "said");
+    EXPECT_NE(std::system(script.c_str()), 0);
+    return test::contents(folder / "said");
+  };
+  EXPECT_THAT(said("-t 2"), HasSubstr("processor time that ulimit -t allows"));
+  EXPECT_THAT(said("-St 2"), HasSubstr("processor time that ulimit -t allows"));  // SIGXCPU
 }
 
 TEST(OpenFiles, AreRaisedForTheLauncherAndNotForItsRanks) {

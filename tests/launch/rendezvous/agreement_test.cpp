@@ -93,6 +93,9 @@ Scenario two_and_one(int restarts) {
   return scenario;
 }
 
+// By a coordinator in the place of the first one.
+bool started_again(const Simulation& simulation) { return simulation.attempts > 1000; }
+
 int other_with_ranks(const Simulation& simulation) {
   return simulation.launches.at(1).rbegin()->first;
 }
@@ -109,7 +112,7 @@ TEST(ReplacedCoordinator, WaitsForRanksOfItsPredecessorOnHostsThatComeToo) {
         simulation.boot(3 - other_with_ranks(simulation));
       });
       ASSERT_THAT(simulation.run(ms(1'000'000)), IsEmpty()) << "seed " << seed;
-      ASSERT_TRUE(simulation.launches.contains(1001)) << "seed " << seed;
+      ASSERT_TRUE(started_again(simulation)) << "seed " << seed;
     }
   }
 }
@@ -123,7 +126,7 @@ TEST(ReplacedCoordinator, WaitsForAHostThatIsCutOffWhenAnyOtherOneKnowsOfIt) {
       simulation.boot(0);
     });
     ASSERT_THAT(simulation.run(ms(1'000'000)), IsEmpty()) << "seed " << seed;
-    ASSERT_TRUE(simulation.launches.contains(1001)) << "seed " << seed;
+    ASSERT_TRUE(started_again(simulation)) << "seed " << seed;
   }
 }
 
@@ -140,10 +143,51 @@ TEST(ReplacedCoordinator, StartsAtOnceWhenAllOfTheLastStartAreBack) {
       simulation.crash(0);
       simulation.boot(0);
     });
-    simulation.at(ms(18'000), [&] { again = simulation.launches.contains(1001) ? ms(1) : ms(0); });
+    simulation.at(ms(18'000), [&] { again = started_again(simulation) ? ms(1) : ms(0); });
     ASSERT_THAT(simulation.run(ms(1'000'000)), IsEmpty()) << "seed " << seed;
     EXPECT_EQ(again, ms(1)) << "seed " << seed;
   }
+}
+
+// It numbers the next restart (TORCHELASTIC_RESTART_COUNT, attempt_N) as its predecessor would
+// have.
+TEST(ReplacedCoordinator, GoesOnWithTheNumbersOfItsPredecessor) {
+  Coordinator coordinator(kTwo, {.survivors = ms(0)}, "", ms(0));
+  coordinator.place(host(0, kTwo), ms(0));
+  coordinator.receive(1, Ready{}, ms(0));
+  JobSpec other_spec = kTwo;
+  other_spec.max_restarts = 1;
+  Join stranger = host(2, other_spec);
+  stranger.past = {.coordinator = 8, .attempt = 9};
+  coordinator.place(stranger, ms(1));  // refused, and of another job
+  Join survivor = host(1, kTwo);
+  survivor.past = {.coordinator = 7, .attempt = 4, .hosts = 2, .id = 2};
+  EXPECT_EQ(coordinator.place(survivor, ms(2)),
+            Message(Welcome{.id = 2, .coordinator = 100, .attempt = 4, .hosts = 0}));
+  coordinator.receive(2, Ready{.attempt = 4}, ms(3));
+  coordinator.tick(coordinator.deadline(ms(3)).value_or(ms(3)));
+  ASSERT_EQ(coordinator.phase(), Coordinator::Phase::Running);
+  EXPECT_EQ(coordinator.attempt(), 5U);
+  const auto broadcasts = coordinator.take_broadcasts();
+  ASSERT_TRUE(std::holds_alternative<Start>(broadcasts.back()));
+  EXPECT_EQ(std::get<Start>(broadcasts.back()).attempt, 5U);
+}
+
+// It has started nothing, so that it cannot know that no host is missing.
+TEST(ReplacedCoordinator, WaitsForMoreHostsThanTheLeast) {
+  const JobSpec elastic{.min_nodes = 2, .max_nodes = 3};
+  const Timing timing{.survivors = ms(0)};
+  Coordinator coordinator(elastic, timing, "", ms(0));
+  coordinator.place(host(0, elastic), ms(0));
+  coordinator.receive(1, Ready{}, ms(0));
+  Join survivor = host(1, elastic);
+  survivor.past = {.coordinator = 7, .attempt = 4, .hosts = 2, .id = 2};
+  coordinator.place(survivor, ms(1));
+  coordinator.receive(2, Ready{.attempt = 4}, ms(1));
+  coordinator.tick(timing.last_call);
+  EXPECT_EQ(coordinator.phase(), Coordinator::Phase::Gathering);
+  coordinator.tick(timing.last_call + ms(1));
+  EXPECT_EQ(coordinator.phase(), Coordinator::Phase::Running);
 }
 
 TEST(ReplacedCoordinator, NoTwoEpochsMeetForAnySeedOfCrashes) {
@@ -166,7 +210,7 @@ TEST(ReplacedCoordinator, NoTwoEpochsMeetForAnySeedOfCrashes) {
     scenario.rank_failures = upto(2) == 0 ? 0.2 : 0;
     Simulation simulation(scenario, seed);
     ASSERT_THAT(simulation.run(std::chrono::hours(2)), IsEmpty()) << "seed " << seed;
-    replaced += simulation.attempts > 1000;
+    replaced += started_again(simulation);
   }
   EXPECT_GT(replaced, 200U);
 }

@@ -2,19 +2,52 @@
 
 #include <fmt/format.h>
 
+#include <array>
 #include <cstdio>
+#include <cstdlib>
+#include <utility>
 
 #include "flags.h"
+#include "lockstep/core/environment.h"
 
 namespace lockstep::tool {
+namespace {
+
+// Flags of torchrun that follow from accelerate's, and accelerate's.
+constexpr std::array<std::pair<const char*, const char*>, 5> kSameFlags = {{
+    {"--nproc-per-node", "--num-processes"},
+    {"--nnodes", "--num-machines"},
+    {"--node-rank", "--machine-rank"},
+    {"--master-addr", "--main-process-ip"},
+    {"--master-port", "--main-process-port"},
+}};
+
+const char* accelerates_name(const std::string& torchruns) {
+  for (const auto& [name, accelerates] : kSameFlags) {
+    if (torchruns == name) return accelerates;
+  }
+  return nullptr;
+}
+
+// An empty CUDA_VISIBLE_DEVICES hides all GPUs; elsewhere an empty variable says nothing.
+bool is_set(const std::string& name) {
+  if (name == "CUDA_VISIBLE_DEVICES") return std::getenv(name.c_str()) != nullptr;
+  return env_text(name.c_str()).has_value();
+}
+
+}  // namespace
 
 void AccelerateFlags::add_to(CLI::App& command) {
   const auto option = [&command](const std::string& name, auto& value, const char* type) {
-    return command.add_option(both_spellings(name), value)->type_name(type)->group(kHidden);
+    return command.add_option(both_spellings(name), value)
+        ->envname(variable_of(name))
+        ->type_name(type)
+        ->group(kHidden);
   };
   command
       .add_option("--config-file,--config_file", file_,
                   "A file of `accelerate config`; its flags are taken, too")
+      ->envname(variable_of("--config-file"))
       ->type_name("FILE");
   option("--num-processes", processes_, "N")->check(whole_number(1, 1'000'000));
   option("--num-machines", machines_, "N")->check(whole_number(1, 50'000));
@@ -25,7 +58,7 @@ void AccelerateFlags::add_to(CLI::App& command) {
   option("--mixed-precision", precision_, "NAME")->check(one_of({"no", "fp16", "bf16", "fp8"}));
   option("--gpu-ids", gpus_, "LIST");
   const auto flag = [&command](const std::string& name, bool& value) {
-    command.add_flag(both_spellings(name), value)->group(kHidden);
+    command.add_flag(both_spellings(name), value)->envname(variable_of(name))->group(kHidden);
   };
   flag("--cpu", cpu_);
   flag("--multi-gpu", gpu_);
@@ -33,7 +66,8 @@ void AccelerateFlags::add_to(CLI::App& command) {
   flag("--same-network", same_network_);
 }
 
-void AccelerateFlags::apply(CLI::App& command, launch::Options& options) const {
+void AccelerateFlags::apply(CLI::App& command, launch::Options& options,
+                            const IsGiven& is_given) const {
   const bool given = processes_ > 0 || machines_ > 0 || rank_ >= 0 || port_ >= 0 || !ip_.empty() ||
                      !precision_.empty() || !gpus_.empty() || threads_ > 0 || cpu_ || gpu_ || fsdp_;
   if (file_.empty() && !given) return;
@@ -53,12 +87,30 @@ void AccelerateFlags::apply(CLI::App& command, launch::Options& options) const {
 
   for (const auto& [name, value] : settings.flags()) {
     CLI::Option* option = command.get_option(name);
-    if (option->count() > 0) continue;  // torchrun's own flag, or its variable, wins
+    if (option->count() > 0) {
+      // torchrun's own flag wins, and so does its variable, but over a flag of the command line.
+      const char* accelerates = accelerates_name(name);
+      if (is_given(name) || accelerates == nullptr || !is_given(accelerates)) continue;
+      option->clear();
+    }
     option->add_result(value);
     option->run_callback();
   }
-  options.environment = settings.environment();
-  if (threads_ > 0) options.environment["OMP_NUM_THREADS"] = std::to_string(threads_);
+  auto variables = settings.environment();
+  if (threads_ > 0) variables["OMP_NUM_THREADS"] = std::to_string(threads_);
+  // What a flag says goes before the environment, what the file says behind it. They are set here,
+  // too: GPUs are counted, and a run's file is checked, with what the ranks will find.
+  const std::map<std::string, bool> by_flag = {{"ACCELERATE_MIXED_PRECISION", !precision_.empty()},
+                                               {"ACCELERATE_USE_CPU", cpu_},
+                                               {"ACCELERATE_USE_FSDP", fsdp_},
+                                               {"CUDA_VISIBLE_DEVICES", !gpus_.empty()},
+                                               {"OMP_NUM_THREADS", threads_ > 0}};
+  for (const auto& [name, value] : variables) {
+    const auto flag = by_flag.find(name);
+    if ((flag == by_flag.end() || !flag->second) && is_set(name)) continue;
+    setenv(name.c_str(), value.c_str(), 1);
+    options.environment[name] = value;
+  }
   for (const std::string& remark : settings.remarks) fmt::print(stderr, "lockstep: {}\n", remark);
 }
 

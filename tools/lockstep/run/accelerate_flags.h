@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <string>
 
 #include "launch/job/run.h"
@@ -12,10 +13,13 @@ namespace lockstep::tool {
 class AccelerateFlags {
  public:
   void add_to(CLI::App& command);
+  // Whether the command line itself has a flag.
+  using IsGiven = std::function<bool(const std::string& flag)>;
   // Once the flags are parsed: gives flags of `command` that were not given the values that follow
-  // from accelerate's, and the ranks accelerate's variables. Remarks go to stderr. Throws
-  // ConfigError.
-  void apply(CLI::App& command, launch::Options& options) const;
+  // from accelerate's, and this process and the ranks accelerate's variables: those that a flag
+  // gives replace the environment's, those of the file do not. Remarks go to stderr. Throws
+  // ConfigError. To be called before there are threads.
+  void apply(CLI::App& command, launch::Options& options, const IsGiven& is_given) const;
 
  private:
   std::string file_, ip_, precision_, gpus_;

@@ -42,9 +42,11 @@ void RendezvousFlags::add_to(CLI::App& command) {
          "With --node-rank: the leading host (see --master-port)");
   option("--local-addr", local_addr_, "ADDRESS",
          "Where the other hosts reach this one (as routes say)");
-  command.add_flag("--tls", tls_,
-                   "Encrypt what launchers, and ranks of Lockstep, send each other over the\n"
-                   "network (--rdzv-conf tls=1 and LOCKSTEP_TLS=1)");
+  command
+      .add_flag("--tls", tls_,
+                "Encrypt what launchers, and ranks of Lockstep, send each other over the\n"
+                "network (--rdzv-conf tls=1 and LOCKSTEP_TLS=1)")
+      ->envname(variable_of("--tls"));
 }
 
 std::optional<launch::Rendezvous> RendezvousFlags::chosen(int master_port) const {

@@ -73,7 +73,7 @@ CLI::Option* RunCommand::option(const std::string& name, Value& value, const cha
 }
 
 void RunCommand::flag(const std::string& name, bool& value, const char* description) {
-  command_.add_flag(both_spellings(name), value, description);
+  command_.add_flag(both_spellings(name), value, description)->envname(variable_of(name));
 }
 
 RunCommand::RunCommand(CLI::App& program)
@@ -140,9 +140,13 @@ void RunCommand::add_output_flags() {
          "ranks, such as 0:3,1:1");
   option("-t,--tee", tee_, "WHICH", "Output to files as well as here");
   option("--local-ranks-filter", shown_, "RANKS", "Show the output of these local ranks only: 0,2");
-  option("--log-line-prefix-template", options_.line_prefix, "TEXT",
-         "Before each line: ${role_name}, ${local_rank}, ${rank}, ${hostname}\n('[rank ${rank}] ')")
-      ->envname("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+  CLI::Option* prefix = option(
+      "--log-line-prefix-template", options_.line_prefix, "TEXT",
+      "Before each line: ${role_name}, ${local_rank}, ${rank}, ${hostname}\n('[rank ${rank}] ')");
+  // torchrun knows it by this variable.
+  if (!env_text(prefix->get_envname().c_str())) {
+    prefix->envname("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE");
+  }
 }
 
 void RunCommand::add_accepted_flags() {
@@ -175,10 +179,10 @@ const CLI::Option* RunCommand::take_flag(const std::string& word, const std::str
   return option;
 }
 
-const std::map<std::string, std::string>& RunCommand::apply_accelerate() {
-  if (!is_accelerate_applied_) accelerate_.apply(command_, options_);
-  is_accelerate_applied_ = true;
-  return options_.environment;
+void RunCommand::apply_accelerate() {
+  if (std::exchange(is_accelerate_applied_, true)) return;
+  accelerate_.apply(command_, options_,
+                    [this](const std::string& flag) { return is_given(flag.c_str()); });
 }
 
 void RunCommand::give(const std::string& flag, const std::string& value) {

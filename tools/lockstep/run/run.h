@@ -36,9 +36,9 @@ class RunCommand {
   // Whether `word` is one of its flags.
   bool knows(const std::string& word) const;
   CLI::App& app() { return command_; }
-  // Once the flags are parsed: takes what --config_file and accelerate's flags say, and returns the
-  // variables that follow for the ranks.
-  const std::map<std::string, std::string>& apply_accelerate();
+  // Once the flags are parsed: takes what --config_file and accelerate's flags say, and sets the
+  // variables that follow, here and for the ranks.
+  void apply_accelerate();
   // A flag's value where neither command line, variable nor accelerate's file has one.
   void give(const std::string& flag, const std::string& value);
   // The value that counts, as it was written; empty when there is none.
@@ -53,6 +53,8 @@ class RunCommand {
   }
   // The program and its arguments.
   void start_program(std::vector<std::string> command) { options_.command = std::move(command); }
+  // Whether ranks are started, as neither --dry-run nor --print-env was given.
+  bool starts_ranks() const { return !dry_run_ && !print_env_; }
   // Once the flags are parsed; returns the exit status.
   int carry_out();
 

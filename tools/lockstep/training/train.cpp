@@ -180,10 +180,7 @@ int TrainCommand::carry_out() {
     }
     become_rank();  // each rank checks the file; the launcher shows one's errors
   }
-  // accelerate's variables count as the environment that the ranks will have.
-  for (const auto& [name, value] : run_.apply_accelerate()) {
-    setenv(name.c_str(), value.c_str(), 0);
-  }
+  run_.apply_accelerate();  // the file is checked with the environment that the ranks will have
   if (auto own = own_program(); !own.empty()) {
     run_.start_program(std::move(own));
   } else {
@@ -191,9 +188,9 @@ int TrainCommand::carry_out() {
     apply_launch_section(train::load_config(source_, overrides_));
     run_.start_program(trainer());
   }
-  const bool starts_ranks =
-      run_.value_of("--dry-run").empty() && run_.value_of("--print-env").empty();
-  if (starts_ranks) run_.add_variable(train::kSourceVariable, train::keep_source(source_));
+  if (run_.starts_ranks()) {
+    run_.add_variable(train::kSourceVariable, train::keep_source(source_));
+  }
   return run_.carry_out();
 }
 

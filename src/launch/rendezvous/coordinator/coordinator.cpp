@@ -47,11 +47,15 @@ Message Coordinator::answer(const Join& join, Time now) {
   }
   if (last_id_ == 0) own_launcher_ = join.launcher;
   predecessors_.note(join.past, own_launcher_, now + timing_.lease + timing_.stop);
+  const std::string theirs = difference(join.job_spec, job_spec_);
+  // A coordinator that has replaced another goes on with its numbers, so that a restart's files and
+  // keys are its own.
+  if (seated_.empty() && theirs.empty()) attempt_ = std::max(attempt_, join.past.attempt);
   if (join.past.has_ranks) {
     fences_.emplace(join.launcher, now + timing_.stop);
     return Wait{"its ranks of an earlier start are being stopped"};
   }
-  if (const std::string theirs = difference(join.job_spec, job_spec_); !theirs.empty()) {
+  if (!theirs.empty()) {
     return Refuse{fmt::format(
         "{} was started with {}, the job has {}: start all hosts with the same options{}",
         join.host, theirs, difference(job_spec_, join.job_spec),
@@ -204,11 +208,12 @@ void Coordinator::kill(const std::string& why, Time now) {
 void Coordinator::settle(Time now) {
   if (phase_ != Phase::Stopping || in(State::Running) + in(State::Done) > 0) return;
   if (failures_.empty()) return gather(now);
-  const Failure first = cause();
+  const Event& event = cause();
+  const Failure& first = event.failure;
   if (first.is_final()) return end(first.status, first.what);
   const bool from_outside = first.kind == Failure::Kind::Lost || first.status == kSigkill;
-  const auto decision =
-      restarts_.after(Restarts::Fault{first.rank, first.status, from_outside}, now - started_);
+  const auto decision = restarts_.after(Restarts::Fault{first.rank, first.status, from_outside},
+                                        event.time - started_);
   const std::string text =
       decision.text.empty() ? first.what : fmt::format("{}; {}", first.what, decision.text);
   if (!decision.pause) return end(first.status, text);
@@ -219,16 +224,15 @@ void Coordinator::settle(Time now) {
 
 // The earliest one; but a rank that was killed, or a host that was lost, comes before another's
 // exit, which may well be a consequence.
-Failure Coordinator::cause() const {
+const Coordinator::Event& Coordinator::cause() const {
   Time earliest = failures_.front().time;
   for (const Event& event : failures_) earliest = std::min(earliest, event.time);
   const auto order = [earliest](const Event& event) {
     const bool echo = event.failure.kind == Failure::Kind::Exited || event.time > earliest + kEcho;
     return std::make_tuple(!event.failure.is_final(), echo, event.time);
   };
-  return std::min_element(failures_.begin(), failures_.end(),
-                          [&](const Event& a, const Event& b) { return order(a) < order(b); })
-      ->failure;
+  return *std::min_element(failures_.begin(), failures_.end(),
+                           [&](const Event& a, const Event& b) { return order(a) < order(b); });
 }
 
 void Coordinator::gather(Time now) {
@@ -255,7 +259,7 @@ void Coordinator::consider_start(Time now) {
   if (now < fenced_until()) return;
   // All hosts of the last attempt are back, and all others that connected have joined: no host is
   // missing.
-  const bool complete = attempt_ > 0 && ready >= seated_.size() && ready == hosts_.size();
+  const bool complete = !seated_.empty() && ready >= seated_.size() && ready == hosts_.size();
   if (ready >= static_cast<size_t>(job_spec_.max_nodes) || complete ||
       now >= *enough_since_ + timing_.last_call) {
     start(now);
@@ -313,9 +317,9 @@ void Coordinator::tick(Time now) {
     remark_on_waiting(now);
   } else if (phase_ == Phase::Stopping && now >= stop_until_) {
     const std::vector<std::string> late = hosts_with_ranks();
-    end(failures_.empty() ? 1 : cause().status,
+    end(failures_.empty() ? 1 : cause().failure.status,
         fmt::format("{}; then the ranks on {} did not end in time",
-                    failures_.empty() ? why_ : cause().what, fmt::join(late, ", ")));
+                    failures_.empty() ? why_ : cause().failure.what, fmt::join(late, ", ")));
   }
 }
 

@@ -55,10 +55,16 @@ class Coordinator {
   std::vector<Message> take_broadcasts() { return std::exchange(broadcasts_, {}); }
 
   Phase phase() const { return phase_; }
+  // The number of the last one that was started, by this coordinator or by one before it.
   uint32_t attempt() const { return attempt_; }
 
  private:
   enum class State { Placed, Ready, Running, Done };
+  struct Event {
+    Time time{};
+    NodeId host = 0;
+    Failure failure;
+  };
   struct Host {
     Join join;
     State state = State::Placed;
@@ -79,6 +85,8 @@ class Coordinator {
   void kill(const std::string& why, Time now);
   // Records a failure of that host; 0: of no host.
   void note(NodeId host, const Failure& failure, Time now);
+  // The failure that the others follow from. There has to be one.
+  const Event& cause() const;
   // When no remaining host has a rank: starts the next attempt, or ends the job.
   void settle(Time now);
   void gather(Time now);
@@ -88,7 +96,6 @@ class Coordinator {
 
   bool has_seat(NodeId id) const { return seated_.contains(id); }
   Time fenced_until() const;
-  Failure cause() const;
   std::string who_is_here() const;
   Message answer(const Join& join, Time now);
   void remark_on_waiting(Time now);
@@ -108,12 +115,7 @@ class Coordinator {
   RankAssignment seating_;
   Restarts restarts_;
 
-  std::set<NodeId> seated_;  // in the attempt that runs, or ran last
-  struct Event {
-    Time time{};
-    NodeId host = 0;
-    Failure failure;
-  };
+  std::set<NodeId> seated_;      // in the attempt that runs, or ran last; none: nothing was started
   std::vector<Event> failures_;  // of this attempt
   // Launchers that were lost with ranks, and when these must have ended, wherever they are.
   std::map<uint64_t, Time> fences_;

@@ -82,8 +82,8 @@ struct Join {
 struct Welcome {  // a member from now on
   NodeId id = 0;
   uint64_t coordinator = 0;  // the number of the coordinator's launcher
-  uint32_t attempt = 0;      // the last one that was started, and its hosts (see Past)
-  uint32_t hosts = 0;
+  uint32_t attempt = 0;      // the last one that was started, by this coordinator or one before it
+  uint32_t hosts = 0;        // of this coordinator's (see Past)
   bool operator==(const Welcome&) const = default;
 };
 struct Wait {  // ask again
