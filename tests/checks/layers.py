@@ -1,5 +1,5 @@
 """Holds the rooms apart: includes point only left, the launcher stays free of torch, files stay
-short, and lines of Python too.
+short, and lines of Python and of pages too.
 
 python3 layers.py SOURCE_DIR BUILD_DIR
 """
@@ -67,6 +67,18 @@ SEARCHED = "include src tools tests examples benchmarks docs packaging python sc
 SUFFIXES = {".h", ".cpp", ".inl", ".py", ".sh"}
 MOST_LINES = 450
 MOST_COLUMNS = 120  # of Python; those of C++ are clang-format's
+MOST_OF_PROSE = 104
+
+
+def long_prose(source):
+    """Lines of pages that are no table, code or title, and are too long to read as text."""
+    for page in [*source.glob("*.md"), *source.glob("docs/*.md")]:
+        is_code = False
+        for number, line in enumerate(page.read_text().split("\n"), 1):
+            is_code ^= line.lstrip().startswith(("```", "~~~"))
+            is_text = not (is_code or line.startswith(("|", "#", "    ", "[", "!", "<")))
+            if is_text and len(line) > MOST_OF_PROSE:
+                yield f"{page.relative_to(source)}:{number}: {len(line)} columns, {MOST_OF_PROSE} are the most"
 
 
 def files(source):
@@ -150,6 +162,6 @@ def faults(source):
 
 
 if __name__ == "__main__":
-    found = list(faults(pathlib.Path(sys.argv[1])))
+    found = [*faults(pathlib.Path(sys.argv[1])), *long_prose(pathlib.Path(sys.argv[1]))]
     print("\n".join(found) or "every include points left")
     sys.exit(1 if found else 0)

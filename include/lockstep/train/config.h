@@ -246,6 +246,9 @@ void check_config(const RunConfig& config, const ConfigExtensions& extensions = 
 // Whether a metric of the evaluation is the better the lower it is: what `auto` means in
 // early_stopping.mode and best_mode.
 bool is_better_lower(std::string_view metric);
+// The names of the numbers that an evaluation computes; none where a metric of the program may give
+// any.
+std::vector<std::string> evaluated_numbers(const TrainingConfig& config);
 
 // The effective configuration as a file that load_config() reads back to the same values, with a
 // comment on each line that says where the value came from.

@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "train/config/problems.h"
 #include "train/config/schema.h"
@@ -17,8 +16,5 @@ using IsGiven = std::function<bool(const std::string& path)>;
 
 void check_together(const Schema& schema, const RunConfig& config, const OriginOf& origin_of,
                     const IsGiven& is_given, Problems& problems);
-
-// The names of what an evaluation computes; none where a metric of the program may give anything.
-std::vector<std::string> evaluated_numbers(const TrainingConfig& config);
 
 }  // namespace lockstep::train

@@ -20,7 +20,6 @@
 #include "flags.h"
 #include "launch/job/run.h"
 #include "lockstep/core/error.h"
-#include "train/config/checks.h"
 
 namespace lockstep::tool {
 namespace {
