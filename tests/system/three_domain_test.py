@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import sys
+import xml.etree.ElementTree
 
 from support.program import run, run_cases
 
@@ -52,6 +53,22 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(folder):
     assert launched.out.count("curriculum:") == 1, launched
     assert not pathlib.Path(folder, "run").exists()
     three_domain(9, folder + "/run", dry_run=None).expect(2, err=r"--lanes 4 for 9 ranks: each rank needs one")
+
+
+def test_the_guides_smoke_test_leaves_every_file_in_seconds(folder):
+    cache = {"XDG_CACHE_HOME": folder + "/cache"}
+    smoke = [BIN / "three_domain", "--num-gpus", 1, "--tasks-per-domain", 2, "--output-dir", folder + "/run"]
+    run(*smoke, **cache).expect(out=[r"^--warm-steps 50 \(few tasks\)$", r"^--iterations 3 \(few tasks\)$"])
+    written = {path.name for path in pathlib.Path(folder, "run").iterdir()}
+    assert written >= {"curriculum.json", "results.json", "metrics.json", "trajectories.jsonl", "metrics.jsonl",
+                       "report.html", "analysis_report.md", "learning_curves.svg", "stage_performance.svg",
+                       "retention_performance.svg", "transfer_metrics.svg", "checkpoints",
+                       "grpo_checkpoints"}, written
+    for picture in pathlib.Path(folder, "run").glob("*.svg"):
+        words = "".join(xml.etree.ElementTree.parse(picture).getroot().itertext())
+        assert "retail" in words or "forgetting" in words, (picture, words)
+    assert len(json.loads(pathlib.Path(folder, "run/results.json").read_text())["stages"]) == 3
+    run(*smoke[:-1], folder + "/long", "--iterations", 4, "--dry-run", **cache).expect(out=r" in 4 iterations of 16 x 8")
 
 
 def test_a_rank_of_mpirun_starts_none(folder):
