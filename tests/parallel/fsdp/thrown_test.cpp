@@ -59,7 +59,7 @@ void expect_gradients(Fsdp& fsdp, const std::vector<at::Tensor>& want) {
 TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
   for (const bool share : {true, false}) {
     spawn(2, [share](World& world) {
-      for (size_t layer = 0; layer < 3; ++layer) {
+      for (const size_t layer : {2, 1}) {
         const std::string key = fmt::format("rank 0 has thrown in {}", layer);
         Chain net;
         Fsdp fsdp(net, world.group(),
@@ -67,7 +67,7 @@ TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
         chain_loss(net, world.rank(), 0).backward();
         fsdp.zero_grad();
         const at::Tensor loss = chain_loss(net, world.rank(), 1);
-        if (share && world.rank() == 1) (void)world.store().get(key);
+        if (share && layer == 2 && world.rank() == 1) (void)world.store().get(key);
         const auto bias = net->layers[layer]->bias;
         const auto hook = bias.register_hook(
             [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("mine"); });
@@ -147,7 +147,7 @@ TEST(FsdpUnshard, AWriteToShardsAfterAForwardIsRefused) {
     spawn(2, [share](World& world) {
       Tower net;
       Fsdp fsdp(net, world.group(), {.units = units_of<BlockImpl>(*net), .share_memory = share});
-      torch::optim::SGD sgd(fsdp.parameters(), 0.1);
+      torch::optim::Adam adam(fsdp.parameters());
       const auto evaluate = [&] {
         const at::NoGradGuard no_grad;
         call(net, tower_input(0));
@@ -156,11 +156,11 @@ TEST(FsdpUnshard, AWriteToShardsAfterAForwardIsRefused) {
       fsdp.unshard();
       evaluate();
       fsdp.reshard();
-      sgd.step();  // allowed: all ranks have met
+      adam.step();  // allowed: all ranks have met
       tower_loss(net, world.rank(), 1).backward();
       fsdp.unshard();
       evaluate();
-      sgd.step();
+      adam.step();
       EXPECT_THAT(
           message_of<ConfigError>([&] { evaluate(); }),
           share ? HasSubstr("call reshard() before an optimizer's step()") : HasSubstr("nothing"));
