@@ -303,10 +303,9 @@ TEST(Zero, SharedParametersAreEachRanksOwnAfterwards) {
       for (auto& parameter : net.parameters()) parameter.zero_();
     }
     world.group().barrier().wait();
-    for (size_t i = 0; i < net.parameters().size(); ++i) {
-      const at::Tensor& before = other.parameters()[i];
-      EXPECT_TRUE(
-          at::equal(net.parameters()[i], world.rank() == 0 ? at::zeros_like(before) : before));
+    const auto after = net.parameters(), before = other.parameters();
+    for (size_t i = 0; i < after.size(); ++i) {
+      EXPECT_TRUE(at::equal(after[i], world.rank() == 0 ? at::zeros_like(before[i]) : before[i]));
     }
   });
 }
