@@ -60,9 +60,12 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target) {
     throw ConfigError(fmt::format("{} data {} and target {} need the same first dimension",
                                   kTensors, sizes_text(data), sizes_text(target)));
   }
-  // Rows are copied by address: no gradients, no gaps.
-  data_ = data.detach().contiguous();
-  target_ = target.detach().contiguous();
+  // Rows are copied by address: no gradients, no gaps, no conjugation or negation to be done yet.
+  const auto plain = [](const at::Tensor& tensor) {
+    return tensor.detach().resolve_conj().resolve_neg().contiguous();
+  };
+  data_ = plain(data);
+  target_ = plain(target);
 }
 
 Batch TensorDataset::refill(Batch spare, at::IntArrayRef indices) const {

@@ -30,7 +30,7 @@ TokenDataset::TokenDataset(const std::string& path, const TokenDatasetOptions& o
   }
   const int64_t all = begins_.back();
   count_ = options.count > 0 ? options.count : all - options.first;
-  if (count_ < 1 || options.first + count_ > all) {
+  if (count_ < 1 || count_ > all - options.first) {
     throw DataError(fmt::format("[tokens] {}: {} sequences of {} tokens; {} from {} on are wanted",
                                 path, all, options.sequence_length,
                                 options.count > 0 ? fmt::to_string(options.count) : "some",

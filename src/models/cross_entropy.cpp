@@ -59,7 +59,8 @@ struct Chunked : torch::autograd::Function<Chunked> {
       d_weight = at::zeros(weight.sizes(), weight.options().dtype(wide));
     }
     context->save_for_backward({d_hidden, d_weight});
-    context->saved_data["scale"] = scale;
+    // Of no target the mean is NaN, and gradients are 0.
+    context->saved_data["scale"] = std::isfinite(scale) ? scale : 0.0;
     context->saved_data["hidden"] = static_cast<int64_t>(hidden.scalar_type());
     context->saved_data["weight"] = static_cast<int64_t>(weight.scalar_type());
     return loss.mul_(scale);
@@ -67,6 +68,12 @@ struct Chunked : torch::autograd::Function<Chunked> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
+    if (at::GradMode::is_enabled()) {
+      throw ConfigError(
+          "[transformer] cross_entropy has no second derivative: with create_graph compute the "
+          "loss "
+          "by torch::nn::functional::cross_entropy of the logits");
+    }
     const auto saved = context->get_saved_variables();
     const at::Tensor factor = gradients[0] * context->saved_data["scale"].toDouble();
     const auto scaled = [&](const at::Tensor& sum, const char* of) {

@@ -73,7 +73,7 @@ class Generation {
       if (prompts[i].empty())
         fail(fmt::format("the prompt {} is empty; begin with a token that begins texts", i));
       const auto length = static_cast<int64_t>(prompts[i].size());
-      if (length + o.max_new_tokens > net_.options.max_length) {
+      if (o.max_new_tokens > net_.options.max_length - length) {
         fail(fmt::format("the prompt {} of {} tokens and {} new ones are more than max_length = {}",
                          i, length, o.max_new_tokens, net_.options.max_length));
       }

@@ -10,6 +10,7 @@
 
 #include "lockstep/core/error.h"
 #include "lockstep/text/tokenizer_trainer.h"
+#include "lockstep/text/utf8.h"
 #include "text/parts.h"
 #include "text/unicode.h"
 
@@ -49,6 +50,10 @@ Contents contents_of(const std::vector<AddedToken>& added, bool nfc) {
       throw ConfigError(fmt::format(
           "[text] train_tokenizer: the added token '{}' is {}; give two bytes at least",
           token.content, token.content.empty() ? "empty" : "a byte, which is a token already"));
+    }
+    if (valid_utf8(token.content) != token.content) {
+      throw ConfigError(fmt::format("[text] train_tokenizer: the added token '{}' is not UTF-8",
+                                    valid_utf8(token.content)));
     }
     if (!contents.insert(token.content).second) {
       throw ConfigError(

@@ -12,34 +12,11 @@
 #include "lockstep/core/error.h"
 #include "lockstep/core/shard.h"
 #include "lockstep/parallel/random.h"
+#include "models/evaluation_mode.h"
 #include "train/training.h"
 
 namespace lockstep::train {
 namespace {
-
-// Modules in eval(); afterwards each as it was, frozen layers too.
-class EvalMode {
- public:
-  explicit EvalMode(std::vector<TrainedPart>& parts) {
-    for (auto& part : parts) {
-      for (const auto& module : part.model.shared()->modules()) {
-        modes_.emplace_back(module, module->is_training());
-      }
-      part.model.module().eval();
-    }
-  }
-  ~EvalMode() {
-    // train() goes down to the children, which come after their parents.
-    for (const auto& [module, is_training] : modes_) {
-      if (module->is_training() != is_training) module->train(is_training);
-    }
-  }
-  EvalMode(const EvalMode&) = delete;
-  EvalMode& operator=(const EvalMode&) = delete;
-
- private:
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;
-};
 
 // Sums over the samples of one lane (a rank, without lanes).
 struct LaneSums {
@@ -110,7 +87,8 @@ std::map<std::string, double> Training::evaluate() {
   const int64_t lanes = std::max<int64_t>(options_.loader.lanes, world_.size());
   const Range own = Shard{world_.rank(), world_.size()}.of(lanes);
   const at::NoGradGuard no_grad;
-  const EvalMode mode(parts_);
+  models::EvaluationMode mode;
+  for (auto& part : parts_) mode.add(part.model.module());
   for (const auto& metric : evaluation.metrics) metric->reset();
   std::string text;
   int64_t calls = 0;

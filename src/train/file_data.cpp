@@ -216,7 +216,8 @@ FileData tokens(const DataConfig& config) {
       std::make_shared<data::TokenDataset>(given(config.path, "path", config), options);
   FileData all{.training = training,
                .classes = training->files().vocabulary().value_or(0),
-               .tokenizer = config.tokens.tokenizer};
+               .tokenizer = config.tokens.tokenizer,
+               .separator = training->files().separator()};
   if (all.tokenizer.empty() && std::filesystem::exists(config.path + "/tokenizer.json")) {
     all.tokenizer = config.path;
   }

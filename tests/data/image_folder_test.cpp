@@ -63,6 +63,19 @@ TEST(ImageFolder, ClassesAndSamplesInTheOrderOfNames) {
               HasSubstr("'daisy' is none of the classes rose"));
 }
 
+// Folders by their whole paths, and then names.
+TEST(ImageFolder, NestedFoldersAreInTorchvisionsOrder) {
+  const Flowers flowers;
+  const std::string png = png_of(torch::full({4, 4, 3}, 1, at::kByte));
+  const std::vector<std::string> names = {"10.png", "9.png", "z.png", "a/x.png", "a-b/y.png"};
+  for (const auto& name : names) flowers.put("aster/" + name, png);
+  const auto set = flowers.open();
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_EQ(set.file(static_cast<int64_t>(i)),
+              std::filesystem::path(flowers.folder / "aster") / names[i]);
+  }
+}
+
 TEST(ImageFolder, PngOfAllKinds) {
   const Folder folder;
   torch::manual_seed(3);

@@ -36,6 +36,14 @@ TEST(TensorDataset, TakesAnyLayoutAndLeavesAutogradOut) {
   EXPECT_TRUE(x.equal(data.detach().index_select(0, at::tensor({3, 1}))));
 }
 
+TEST(TensorDataset, ConjugatesAndNegativesThatAreStillToBeComputed) {
+  const at::Tensor base = at::randn({4, 3}, at::kComplexFloat);
+  const TensorDataset set(base.conj(), at::_neg_view(at::ones({4})));
+  const Batch batch = set.get_batch({2, 0});
+  EXPECT_TRUE(batch.data.equal(base.conj().index_select(0, at::tensor({2, 0}))));
+  EXPECT_TRUE(batch.target.equal(at::full({2}, -1.0F)));
+}
+
 TEST(TensorDataset, EmptyBatch) {
   EXPECT_EQ(TensorDataset(at::rand({3, 2}), at::arange(3)).get_batch({}).data.sizes(),
             (at::IntArrayRef{0, 2}));

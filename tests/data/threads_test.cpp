@@ -9,6 +9,7 @@
 
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
+#include "lockstep/parallel/autocast.h"
 #include "support/spawn.h"
 
 namespace lockstep::data {
@@ -29,6 +30,25 @@ TEST(LoaderThreads, ComputeWithAsManyAsTheThreadThatTrains) {
     Loader loader(samples, Shard{0, 1}, {.batch_size = 2, .prefetch = 1, .transforms = {product}});
     for (const auto& batch : loader.epoch(0)) (void)batch;
     EXPECT_EQ(started, 0);
+  });
+}
+
+// An evaluation's loop may be under one, which the loader's threads do not see.
+TEST(LoaderThreads, BatchesDoNotDependOnTheLoopsAutocast) {
+  test::isolated([] {
+    const at::Tensor square = at::rand({8, 8});
+    const TensorDataset samples(at::rand({2, 8}), at::ones({2}));
+    const auto product = [&](Batch batch) {
+      batch.data = batch.data.matmul(square);
+      return batch;
+    };
+    const parallel::Autocast autocast(at::kBFloat16);
+    for (const int64_t workers : {0, 1}) {
+      Loader loader(samples, Shard{0, 1},
+                    {.batch_size = 2, .workers = workers, .transforms = {product}});
+      for (const auto& batch : loader.epoch(0)) EXPECT_EQ(batch.data.scalar_type(), at::kFloat);
+    }
+    EXPECT_EQ(samples.get_batch({0}).data.matmul(square).scalar_type(), at::kBFloat16);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <limits>
 #include <memory>
 #include <set>
 #include <string>
@@ -77,6 +78,11 @@ TEST(TokenDataset, PartsAreForTrainingAndEvaluation) {
     EXPECT_EQ(row(back.get_batch({0}).data, 0), row(all.get_batch({10}).data, 0));
     EXPECT_THAT(message_of<DataError>(
                     [&] { TokenDataset(path, {.sequence_length = 5, .first = 10, .count = 4}); }),
+                HasSubstr("13 sequences"));
+    const int64_t most = std::numeric_limits<int64_t>::max();
+    EXPECT_THAT(message_of<DataError>([&] {
+                  TokenDataset(path, {.sequence_length = 5, .first = 10, .count = most});
+                }),
                 HasSubstr("13 sequences"));
     EXPECT_THAT(message_of<DataError>([&] { TokenDataset(path, {.sequence_length = 50}); }),
                 HasSubstr("0 sequences"));

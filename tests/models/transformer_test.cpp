@@ -262,6 +262,16 @@ TEST(Generate, EndsAtAStopAndTheOthersGoOn) {
       EXPECT_EQ(texts[i], Ids(whole[i].begin(), end == whole[i].end() ? end : end + 1));
     }
     EXPECT_EQ(heard, texts);
+    // Modes are put back, of frozen layers too.
+    const auto frozen = net->model->block(0);
+    frozen->eval();
+    generate(net, prompts, options);
+    EXPECT_TRUE(net->is_training());
+    EXPECT_FALSE(frozen->is_training());
+    auto endless = options;
+    endless.max_new_tokens = std::numeric_limits<int64_t>::max();
+    EXPECT_THAT(message_of<ConfigError>([&] { generate(net, prompts, endless); }),
+                HasSubstr("are more than max_length"));
     auto few = options;
     few.vocabulary = 5;
     few.temperature = 100;
@@ -348,6 +358,27 @@ TEST(CrossEntropy, IsThatOfAllLogitsInChunksOfAnySize) {
 
 // An entry of the vocabulary that is the target at no position has a gradient of about 1 / (8192 x
 // 8192) of each hidden value, which is 0 in float16.
+// As torch has it: a batch of prompts alone moves nothing.
+TEST(CrossEntropy, OfNoTargetIsNanWithGradientsOfZero) {
+  const at::Tensor hidden = torch::randn({4, 8}).set_requires_grad(true);
+  const at::Tensor weight = torch::randn({11, 8}).set_requires_grad(true);
+  const auto loss = models::cross_entropy(hidden, weight, torch::full({4}, -100, at::kLong));
+  loss.backward();
+  EXPECT_TRUE(std::isnan(loss.item<double>()));
+  for (const at::Tensor& tensor : {hidden, weight}) {
+    EXPECT_TRUE(at::equal(tensor.grad(), at::zeros_like(tensor)));
+  }
+}
+
+TEST(CrossEntropy, ASecondDerivativeIsRefused) {
+  const at::Tensor hidden = torch::randn({4, 8}).set_requires_grad(true);
+  const auto loss =
+      models::cross_entropy(hidden, torch::randn({11, 8}), torch::zeros({4}, at::kLong));
+  EXPECT_THAT(
+      message_of<ConfigError>([&] { torch::autograd::grad({loss}, {hidden}, {}, {}, true); }),
+      HasSubstr("no second derivative"));
+}
+
 TEST(CrossEntropy, GradientsOfAnAutocastInFloat16DoNotVanish) {
   isolated([] {
     torch::manual_seed(1);

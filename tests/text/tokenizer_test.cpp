@@ -158,6 +158,7 @@ TEST(Trainer, AddedTokensThatAreNoneOfTheirOwnAreRefused) {
   EXPECT_THAT(message({{"x"}}), HasSubstr("'x' is a byte, which is a token already"));
   EXPECT_THAT(message({{""}}), HasSubstr("'' is empty"));
   EXPECT_THAT(message({{"<a>"}, {"<a>", false}}), HasSubstr("'<a>' comes twice"));
+  EXPECT_THAT(message({{"\xff\xfe"}}), HasSubstr("is not UTF-8"));
 }
 
 std::string refused(std::string json, const std::string& from, const std::string& to) {

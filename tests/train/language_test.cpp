@@ -107,6 +107,20 @@ TEST(LanguageRun, HasPerplexitySamplesAndAModelFolder) {
   EXPECT_TRUE(std::filesystem::exists(folder / "run/model/tokenizer.json"));
 }
 
+TEST(LanguageRun, DocumentsEndWithTheTokenThatTheirFilesName) {
+  const Folder folder;
+  const std::string path = folder / "corpus";
+  const auto tokenizer = text::train_tokenizer({"the cat sat on the mat"}, {.vocabulary = 265});
+  const int32_t end = tokenizer.id_of("<|endoftext|>").value() - 1;
+  text::TokenWriter writer(path, {.vocabulary = tokenizer.size(), .separator = end});
+  for (int i = 0; i < 100; ++i) writer.add(tokenizer.encode("the cat sat on the mat"));
+  writer.finish();
+  tokenizer.save(path + "/tokenizer.json");
+  printed(1, small_run(path, folder / "run"));
+  const auto config = json::parse(contents(folder / "run/model/generation_config.json"));
+  EXPECT_EQ(config["eos_token_id"], end);
+}
+
 TEST(LanguageRun, AModelOfAFolderHasTheDropoutOfTheFile) {
   const Folder folder;
   const std::string data = corpus(folder);

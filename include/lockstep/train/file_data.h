@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -33,6 +34,8 @@ struct FileData {
   std::shared_ptr<data::StandardScaler> scaler = nullptr;
   // tokens: the file or folder of what made them; empty: not known.
   std::string tokenizer = {};
+  // Of tokens: the one after each document, where their folder says so.
+  std::optional<int64_t> separator = {};
   // Opens the files at `path` and `targets_path` of what it is given: with the classes and the
   // scaling of `training`, whose columns they have to have.
   std::function<MoreData(const DataConfig&)> more = nullptr;

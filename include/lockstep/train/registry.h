@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct RunData {
   std::shared_ptr<data::StandardScaler> scaler = nullptr;
   // For tokens: the file or folder of what made them (lockstep/text/tokenizer.h); empty: not known.
   std::string tokenizer = {};
+  // Of tokens: the one after each document, where their folder says so.
+  std::optional<int64_t> separator = {};
   // Opens what a stage of training.curriculum names (`path`, `targets_path`), with classes numbered
   // as here; null: the function of the kind is called once more.
   std::function<std::shared_ptr<const data::Dataset>(const DataConfig&)> more = nullptr;

@@ -40,7 +40,11 @@ std::vector<fs::path> below(const fs::path& folder, const Wanted& wanted) {
   if (status) {
     throw DataError(fmt::format("[image folder] {}: {}", folder.string(), status.message()));
   }
-  std::sort(found.begin(), found.end());
+  // As torchvision's: folders by their whole paths, and then names.
+  std::sort(found.begin(), found.end(), [](const fs::path& one, const fs::path& other) {
+    return std::pair(one.parent_path().native(), one.filename().native()) <
+           std::pair(other.parent_path().native(), other.filename().native());
+  });
   return found;
 }
 

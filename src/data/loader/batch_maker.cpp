@@ -1,5 +1,6 @@
 #include "data/loader/batch_maker.h"
 
+#include <ATen/autocast_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/torch.h>
@@ -15,6 +16,27 @@
 
 namespace lockstep::data {
 namespace {
+
+// A thread of the loader has none, and the loop may have one.
+class NoAutocast {
+ public:
+  NoAutocast() {
+    for (const auto device : {at::kCPU, at::kCUDA}) set(device, false);
+  }
+  ~NoAutocast() {
+    set(at::kCPU, on_cpu_);
+    set(at::kCUDA, on_cuda_);
+  }
+  NoAutocast(const NoAutocast&) = delete;
+  NoAutocast& operator=(const NoAutocast&) = delete;
+
+ private:
+  static void set(at::DeviceType device, bool on) {
+    at::autocast::set_autocast_enabled(device, on);
+  }
+  bool on_cpu_ = at::autocast::is_autocast_enabled(at::kCPU);
+  bool on_cuda_ = at::autocast::is_autocast_enabled(at::kCUDA);
+};
 
 // The text of the exception being handled.
 std::string current_reason() {
@@ -85,6 +107,7 @@ Batch BatchMaker::make(int64_t number, Batch spare) const {
   for (int64_t i = begin; i < end; ++i) indices[static_cast<size_t>(i - begin)] = sampler_[i];
 
   const at::NoGradGuard no_grad;
+  const NoAutocast no_autocast;
   Batch batch = read(number, std::move(spare), indices);
   for (size_t t = 0; t < transforms_.size(); ++t) {
     try {

@@ -53,6 +53,7 @@ RunData files(const RunConfig& config, const comm::World& world) {
           .classes = all.classes,
           .scaler = all.scaler,
           .tokenizer = all.tokenizer,
+          .separator = all.separator,
           .more = [more = all.more](const DataConfig& files) { return more(files).data; }};
 }
 

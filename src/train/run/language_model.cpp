@@ -33,6 +33,12 @@ text::Tokenizer tokenizer_of(const RunData& data) {
       "data.tokenizer");
 }
 
+// What a file of tokens puts after each document.
+std::optional<int32_t> end_of_documents(const RunData& data, const text::Tokenizer& tokenizer) {
+  if (data.separator) return static_cast<int32_t>(*data.separator);
+  return tokenizer.id_of("<|endoftext|>");
+}
+
 }  // namespace
 
 models::Transformer language_model(const RunConfig& config, const Model& model) {
@@ -94,6 +100,7 @@ Samples::Samples(const RunConfig& config, const RunData& data, models::Transform
     : config_(config.training.sample),
       seed_(static_cast<uint64_t>(config.training.seed)),
       tokenizer_(tokenizer_of(data)),
+      stop_(end_of_documents(data, tokenizer_)),
       net_(std::move(net)),
       display_(std::move(display)),
       log_(std::move(log)) {
@@ -106,7 +113,7 @@ Samples::Samples(const RunConfig& config, const RunData& data, models::Transform
                     most, net_->options.vocabulary));
   }
   const auto prompt = static_cast<int64_t>(ids.size());
-  if (prompt + config_.max_new_tokens > net_->options.max_length) {
+  if (config_.max_new_tokens > net_->options.max_length - prompt) {
     throw ConfigError(fmt::format(
         "[run] training.sample: the prompt has {} tokens; with max_new_tokens {} that is more than "
         "the model's max_length {}",
@@ -120,7 +127,7 @@ std::string Samples::text() {
                                         .temperature = config_.temperature,
                                         .top_k = config_.top_k,
                                         .top_p = config_.top_p,
-                                        .stop = {tokenizer_.id_of("<|endoftext|>").value_or(-1)},
+                                        .stop = {stop_.value_or(-1)},
                                         .seed = seed_,
                                         .vocabulary = tokenizer_.size()});
   return config_.prompt + text::valid_utf8(tokenizer_.decode(answer.at(0), {.special = false}));
@@ -140,7 +147,7 @@ void save_language_model(const models::Transformer& net, const RunData& data,
   std::optional<text::Tokenizer> tokenizer;
   if (!data.tokenizer.empty()) {
     tokenizer = text::Tokenizer::from_file(data.tokenizer);
-    if (const auto end = tokenizer->id_of("<|endoftext|>")) options.stop = {*end};
+    if (const auto end = end_of_documents(data, *tokenizer)) options.stop = {*end};
   }
   models::save_transformer(net, folder, options);
   if (tokenizer) tokenizer->save(folder + "/tokenizer.json");

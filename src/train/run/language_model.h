@@ -72,6 +72,7 @@ class Samples : public Callback {
   SampleConfig config_;
   uint64_t seed_;
   text::Tokenizer tokenizer_;
+  std::optional<int32_t> stop_;
   models::Transformer net_;
   std::shared_ptr<ProgressDisplay> display_;
   std::shared_ptr<Monitoring> log_;
