@@ -42,7 +42,7 @@ TEST(LoaderThreads, BatchesDoNotDependOnTheLoopsAutocast) {
       batch.data = batch.data.matmul(square);
       return batch;
     };
-    const parallel::Autocast autocast(at::kBFloat16);
+    const parallel::Autocast autocast(at::kCPU, at::kBFloat16);
     for (const int64_t workers : {0, 1}) {
       Loader loader(samples, Shard{0, 1},
                     {.batch_size = 2, .workers = workers, .transforms = {product}});

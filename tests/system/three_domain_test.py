@@ -68,7 +68,8 @@ def test_the_guides_smoke_test_leaves_every_file_in_seconds(folder):
         words = "".join(xml.etree.ElementTree.parse(picture).getroot().itertext())
         assert "retail" in words or "forgetting" in words, (picture, words)
     assert len(json.loads(pathlib.Path(folder, "run/results.json").read_text())["stages"]) == 3
-    run(*smoke[:-1], folder + "/long", "--iterations", 4, "--dry-run", **cache).expect(out=r" in 4 iterations of 16 x 8")
+    longer = run(*smoke[:-1], folder + "/long", "--iterations", 4, "--dry-run", **cache)
+    longer.expect(out=r" in 4 iterations of 16 x 8")
 
 
 def test_a_rank_of_mpirun_starts_none(folder):
