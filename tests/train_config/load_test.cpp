@@ -326,7 +326,7 @@ TEST(LoadConfig, KeysThatNeedOthers) {
 
 TEST(LoadConfig, RanksHaveNoBuffersOfTheirOwn) {
   EXPECT_THAT(refusal("parallel: {buffers: none}"),
-              HasSubstr("parallel.buffers: 'none' is not one of broadcast, average"));
+              HasSubstr("buffers: 'none' is not one of broadcast, average"));
   EXPECT_THAT(refusal("ddp_broadcast_buffers: false"),
               HasSubstr("run.yaml:1:24: ddp_broadcast_buffers: false would let ranks have buffers "
                         "of their own"));
