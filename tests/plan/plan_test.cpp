@@ -153,6 +153,20 @@ TEST(Plan, LanesAreComputedOneAfterTheOther) {
   EXPECT_THAT(plan_text(plan, 100), HasSubstr("a lane of 8"));
 }
 
+// Measured of resnet18 with 64 images under Autocast: 172.8 MB, of which 22.3 are weights' copies.
+TEST(Plan, ActivationsAreCountedInTheRunsPrecision) {
+  train::RunConfig config = {.model = {.kind = "resnet18"}};
+  const auto kept = [&](const char* dtype) {
+    config.mixed_precision.dtype = dtype;
+    Training training = training_of(config);
+    training.batch = 64;
+    return memory_of(profile_of(config, {{3, 32, 32}, 10}), training, Strategy::Ddp, this_host(), 1)
+        .activations;
+  };
+  EXPECT_NEAR(kept("bf16") / 150.4e6, 1, 0.01);
+  EXPECT_NEAR(kept("no") / 300e6, 1, 0.01);
+}
+
 // A run refuses more ranks than lanes.
 TEST(Plan, NoMoreRanksThanLanesArePlanned) {
   const auto model = qwen("qwen3-0.6b");
