@@ -51,17 +51,22 @@ double tree(const Machine& machine, const Ranks& ranks, double bytes) {
   return latency + 2 * bytes / (kTree.share * bandwidth_of(machine, ranks));
 }
 
-// Between two measured sizes the time is a line; beyond the last it continues as between the last
-// two, and below the first it stays.
+// Between two measured sizes the time is a line, and below the first it stays. Beyond the last it
+// continues as from the next smaller one that took less time: a measurement may be noisy, and more
+// bytes never take less time than the largest measured.
 double measured(const std::vector<MeasuredCollective>& all, double bytes) {
   if (bytes <= all.front().bytes || all.size() == 1) {
     return all.front().seconds * std::max(1.0, bytes / all.front().bytes);
   }
   size_t i = 1;
   while (i + 1 < all.size() && all[i].bytes < bytes) ++i;
-  const auto &a = all[i - 1], &b = all[i];
-  return std::max(0.0,
-                  a.seconds + (b.seconds - a.seconds) * (bytes - a.bytes) / (b.bytes - a.bytes));
+  const auto& b = all[i];
+  if (bytes > b.bytes) {
+    while (i > 1 && all[i - 1].seconds >= b.seconds) --i;
+  }
+  const auto& a = all[i - 1];
+  const double slope = (b.seconds - a.seconds) / (b.bytes - a.bytes);
+  return b.seconds + (bytes > b.bytes ? std::max(0.0, slope) : slope) * (bytes - b.bytes);
 }
 
 // Both halves of an all_reduce move the same bytes. `own`: what was measured of this half.
@@ -96,9 +101,12 @@ double all_reduce_seconds(const Machine& machine, const Ranks& ranks, double byt
 StepTime step_time(const StepWork& work) {
   StepTime out;
   const double room = std::min(work.overlappable, work.computation);
+  const double last_room = std::min(work.last_overlappable, room);
+  const double hidden = std::min(work.last_collectives, last_room) +
+                        std::min(work.collectives - work.last_collectives, room - last_room);
   out.computation = work.computation;
-  out.slowdown = kSlowdownOfOverlap * std::min(work.collectives, room);
-  out.waiting = std::max(0.0, work.collectives - room) + work.exposed;
+  out.slowdown = kSlowdownOfOverlap * hidden;
+  out.waiting = work.collectives - hidden + work.exposed;
   out.straggling = kStragglingPerDoubling * work.computation *
                    std::log2(std::max<double>(1.0, static_cast<double>(work.nodes)));
   out.update = work.update;
@@ -108,11 +116,13 @@ StepTime step_time(const StepWork& work) {
 
 double computation_of(const StepWork& work, double seconds) {
   const double share = work.computation > 0 ? work.overlappable / work.computation : 1;
+  const double last_share = work.computation > 0 ? work.last_overlappable / work.computation : 0;
   double low = 0, high = seconds;
   for (int i = 0; i < 60; ++i) {  // the total grows with computation
     StepWork tried = work;
     tried.computation = (low + high) / 2;
     tried.overlappable = share * tried.computation;
+    tried.last_overlappable = last_share * tried.computation;
     (step_time(tried).total < seconds ? low : high) = tried.computation;
   }
   return low;

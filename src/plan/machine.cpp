@@ -12,6 +12,7 @@
 #include "core/files/read_file.h"
 #include "core/process/cores.h"
 #include "lockstep/core/error.h"
+#include "plan/sizes.h"
 
 namespace lockstep::plan {
 namespace {
@@ -60,6 +61,28 @@ double positive(const Json& json, const char* key, const std::string& path) {
                     path, key, path));
   }
   return value;
+}
+
+// Of one node.
+int64_t ranks_of(const Json& json, const std::string& path) {
+  const auto found = json.find("ranks");
+  const double value = found != json.end() && found->is_number() ? found->get<double>() : 0;
+  if (value >= 1 && value <= kMostRanks && value == std::floor(value)) {
+    return static_cast<int64_t>(value);
+  }
+  throw ConfigError(fmt::format(
+      "[plan] {}: ranks is not a whole number of 1 to {}: run `lockstep bench --to {}` again", path,
+      kMostRanks, path));
+}
+
+// false where the file does not say it.
+bool flag_of(const Json& json, const char* key, const std::string& path) {
+  const auto found = json.find(key);
+  if (found == json.end()) return false;
+  if (found->is_boolean()) return found->get<bool>();
+  throw ConfigError(
+      fmt::format("[plan] {}: {} is neither true nor false: run `lockstep bench --to {}` again",
+                  path, key, path));
 }
 
 std::vector<MeasuredCollective> collectives(const Json& json, const char* key,
@@ -135,9 +158,8 @@ Machine read_machine(const std::string& path) {
       at_least_zero(json, "convolution_bytes", path, device.convolution_bytes);
   device.attention_bytes = at_least_zero(json, "attention_bytes", path, device.attention_bytes);
   device.local_bandwidth = positive(json, "local_bandwidth", path);
-  machine.devices_per_node = std::llround(positive(json, "ranks", path));
-  const Json shares = json.value("shares_memory", Json());
-  device.shares_memory = shares.is_boolean() && shares.get<bool>();
+  machine.devices_per_node = ranks_of(json, path);
+  device.shares_memory = flag_of(json, "shares_memory", path);
   machine.all_reduce = collectives(json, "all_reduce", path);
   machine.all_gather = collectives(json, "all_gather", path);
   machine.reduce_scatter = collectives(json, "reduce_scatter", path);

@@ -75,10 +75,11 @@ SampleSizes sample_sizes(const train::RunConfig& config) {
 
 ModelProfile profile_of(const train::RunConfig& config, const SampleSizes& sample) {
   const auto& model = config.model;
-  if (model.kind == "linear") return linear_profile(model.linear, sample);
-  if (model.kind == "mlp") return mlp_profile(model.mlp, sample);
-  if (model.kind == "convnet") return convnet_profile(model.convnet, sample);
-  if (model.kind == "resnet18") return resnet18_profile(model.resnet18, sample);
+  const auto precision = is_narrow(config) ? Precision::Narrow : Precision::Float;
+  if (model.kind == "linear") return linear_profile(model.linear, sample, precision);
+  if (model.kind == "mlp") return mlp_profile(model.mlp, sample, precision);
+  if (model.kind == "convnet") return convnet_profile(model.convnet, sample, precision);
+  if (model.kind == "resnet18") return resnet18_profile(model.resnet18, sample, precision);
   if (model.kind != "transformer") {
     throw ConfigError(fmt::format(
         "[plan] model.kind {} is the program's own: call lockstep::plan::measure() in it",
@@ -92,8 +93,7 @@ ModelProfile profile_of(const train::RunConfig& config, const SampleSizes& sampl
   }
   if (sizes.vocabulary == 0) sizes.vocabulary = sample.outputs;
   const int64_t tokens = sample.data.empty() ? sizes.max_length : sample.data.front();
-  return transformer_profile(sizes, tokens,
-                             is_narrow(config) ? Precision::Narrow : Precision::Float);
+  return transformer_profile(sizes, tokens, precision);
 }
 
 }  // namespace lockstep::plan

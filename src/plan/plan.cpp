@@ -1,10 +1,8 @@
 #include "lockstep/plan/plan.h"
 
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <array>
 
-#include "lockstep/core/error.h"
 #include "plan/sharding.h"
 
 namespace lockstep::plan {
@@ -16,7 +14,7 @@ constexpr std::array kAll = {Strategy::Ddp,
                              Strategy::FsdpFull,
                              Strategy::FsdpHybridGradients,
                              Strategy::FsdpHybrid};
-constexpr int64_t kMostRanks = 1 << 20, kMostTried = 1 << 17;
+constexpr int64_t kMostTried = 1 << 17;
 // What a strategy has to gain on a simpler one to be chosen. Sharding the model changes the
 // program, its checkpoints and what can be done to parameters, and a step's time is known to a
 // tenth.
@@ -69,16 +67,16 @@ std::optional<PlanRow> best_of(const std::vector<PlanRow>& rows) {
 Plan make_plan(const ModelProfile& model, const Training& training, const Machine& machine,
                const PlanOptions& options) {
   Plan plan{.model = model, .training = training, .machine = machine};
-  plan.ranks = options.ranks > 0 ? options.ranks : machine.devices_per_node;
+  const bool has_lanes = training.lanes > 0;  // each rank needs one
+  plan.ranks = options.ranks != 0 ? options.ranks
+               : has_lanes        ? std::min(machine.devices_per_node, training.lanes)
+                                  : machine.devices_per_node;
   plan.configured = options.configured;
-  if (options.ranks < 0 || plan.ranks > kMostRanks || training.batch < 1) {
-    throw ConfigError(fmt::format(
-        "[plan] {} ranks and a batch of {}: 1 to {} ranks and at least one sample are planned",
-        options.ranks, training.batch, kMostRanks));
-  }
+  check_training(training, machine, plan.ranks, "plan");
+  plan.most_tried = has_lanes ? std::min(kMostTried, training.lanes) : kMostTried;
   plan.strategies = rows_on(model, training, machine, plan.ranks);
   plan.best = best_of(plan.strategies);
-  for (int64_t ranks = 1; ranks <= kMostTried; ranks *= 2) {
+  for (int64_t ranks = 1; ranks <= plan.most_tried; ranks *= 2) {
     const auto best = best_of(rows_on(model, training, machine, ranks));
     if (!best) continue;
     if (plan.least_ranks == 0) plan.least_ranks = ranks;

@@ -186,7 +186,11 @@ std::string advice(const Plan& plan) {
 std::string knee_text(const Plan& plan) {
   if (plan.sizes.empty()) return "";
   if (plan.knee == 0) {
-    return "Computation takes more than half of a step on any number of ranks up to 131,072.";
+    const auto most = plan.training.lanes > 0 && plan.most_tried == plan.training.lanes
+                          ? fmt::format("{}, the lanes", plan.most_tried)
+                          : "131,072";
+    return fmt::format(
+        "Computation takes more than half of a step on any number of ranks up to {}.", most);
   }
   if (plan.knee == 1) return "";
   return fmt::format(

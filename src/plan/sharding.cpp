@@ -1,9 +1,13 @@
 #include "plan/sharding.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <string>
 
+#include "lockstep/core/error.h"
 #include "plan/sizes.h"
 
 namespace lockstep::plan {
@@ -26,6 +30,37 @@ bool is_hybrid(Strategy strategy) {
 
 bool keeps_parameters(Strategy strategy) {
   return strategy == Strategy::FsdpGradients || strategy == Strategy::FsdpHybridGradients;
+}
+
+void check_training(const Training& training, const Machine& machine, int64_t ranks,
+                    const char* who) {
+  const auto refuse = [who](const std::string& what) {
+    throw ConfigError(fmt::format("[{}] {}", who, what));
+  };
+  const auto is_time = [](double seconds) { return std::isfinite(seconds) && seconds >= 0; };
+  if (ranks < 1 || ranks > kMostRanks) {
+    refuse(fmt::format("{} ranks: give 1 to {}", ranks, kMostRanks));
+  }
+  if (machine.devices_per_node < 1) {
+    refuse(fmt::format("{} devices a node: give at least 1", machine.devices_per_node));
+  }
+  if (training.batch < 1) refuse(fmt::format("a batch of {}: give at least 1", training.batch));
+  if (training.accumulation < 1) {
+    refuse(fmt::format("{} micro-batches: give at least 1", training.accumulation));
+  }
+  if (training.lanes < 0) refuse(fmt::format("{} lanes: give 0 or more", training.lanes));
+  if (!is_time(training.measured_step) || !is_time(training.measured_pass)) {
+    refuse(
+        fmt::format("measured seconds of {} (step) and {} (pass): give finite numbers above 0, "
+                    "or 0 for an estimate",
+                    training.measured_step, training.measured_pass));
+  }
+  if (training.lanes > 0 && ranks > training.lanes) {
+    refuse(
+        fmt::format("parallel.lanes = {} on {} ranks: each rank needs a lane, and a run refuses "
+                    "more ranks; give --ranks of at most {}, or more lanes",
+                    training.lanes, ranks, training.lanes));
+  }
 }
 
 int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks) {

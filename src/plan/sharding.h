@@ -14,6 +14,11 @@ bool is_hybrid(Strategy strategy);
 // Parameters stay whole from a unit's forward to its backward.
 bool keeps_parameters(Strategy strategy);
 
+// Throws ConfigError, in the name of `who`, for what cannot be trained: sizes below 1, more ranks
+// than are planned or than there are lanes.
+void check_training(const Training& training, const Machine& machine, int64_t ranks,
+                    const char* who);
+
 int64_t shard_ranks(Strategy strategy, const Machine& machine, int64_t ranks);
 
 // Bytes of Ddp's buckets in the order in which backward fills them.

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <iterator>
 #include <vector>
 
 #include "lockstep/core/error.h"
@@ -74,8 +76,23 @@ class Player {
         all_gather_seconds(machine_, shards_, bytes_ * static_cast<double>(unit.elements())),
         ready);
   }
-  // The unit that comes next is gathered while one computes, or when it is needed.
-  double issue() const { return options_.prefetch ? timeline_.latest_begin() : timeline_.latest(); }
+  // Computes units one after the other, none before `ready`. While one computes, the next is
+  // gathered, or when it is needed; it is asked for before this one's gradients are sent.
+  template <class Iterator, class Compute>
+  void each(Iterator first, Iterator last, bool gathers, double ready, const Compute& compute) {
+    double next = ready;
+    for (auto unit = first; unit != last; ++unit) {
+      double own = next;
+      if (gathers && (unit == first || !options_.prefetch)) {
+        own = std::max(ready, gather(*unit, std::max(ready, timeline_.latest())));
+      }
+      if (gathers && options_.prefetch && std::next(unit) != last) {
+        const double begin = std::max(own, timeline_.latest());
+        next = std::max(ready, gather(*std::next(unit), begin));
+      }
+      compute(*unit, own);
+    }
+  }
 
   void forward() {
     double ready = 0;
@@ -83,33 +100,32 @@ class Player {
       ready = timeline_.collective("gather root", all_gather_seconds(machine_, shards_, root_),
                                    timeline_.latest());
     }
-    for (const auto& unit : model_.units) {
-      const double gathered = gather(unit, std::max(ready, issue()));
-      timeline_.compute("forward " + unit.name, seconds(unit), std::max(ready, gathered));
-    }
+    each(model_.units.begin(), model_.units.end(), gathers_, ready,
+         [this](const ProfileUnit& unit, double gathered) {
+           timeline_.compute("forward " + unit.name, seconds(unit), gathered);
+         });
   }
 
   void backward(bool sends) {
     double filled = 0, limit = kFirstBucket;
     const bool again = gathers_ && !keeps_parameters(strategy_);
-    for (auto unit = model_.units.rbegin(); unit != model_.units.rend(); ++unit) {
-      const double gathered = again ? gather(*unit, issue()) : 0;
-      timeline_.compute("backward " + unit->name, seconds(*unit) * (twice(*unit) ? 3 : 2),
-                        gathered);
-      if (!sends) continue;
-      const auto elements = static_cast<double>(unit->elements());
-      if (divides_) {
-        if (unit->is_block) reduce(unit->name, bytes_ * elements);
-        continue;
-      }
-      filled += static_cast<double>(training_.sent_bytes) * elements;
-      if (filled >= limit || std::next(unit) == model_.units.rend()) {
-        timeline_.collective("all_reduce", all_reduce_seconds(machine_, all_, filled),
-                             timeline_.latest());
-        filled = 0;
-        limit = training_.bucket_bytes;
-      }
-    }
+    each(model_.units.rbegin(), model_.units.rend(), again, 0,
+         [&](const ProfileUnit& unit, double gathered) {
+           timeline_.compute("backward " + unit.name, seconds(unit) * (twice(unit) ? 3 : 2),
+                             gathered);
+           if (!sends) return;
+           const auto elements = static_cast<double>(unit.elements());
+           if (divides_) {
+             if (unit.is_block) reduce(unit.name, bytes_ * elements);
+             return;
+           }
+           filled += static_cast<double>(training_.sent_bytes) * elements;
+           if (filled < limit && &unit != &model_.units.front()) return;
+           timeline_.collective("all_reduce", all_reduce_seconds(machine_, all_, filled),
+                                timeline_.latest());
+           filled = 0;
+           limit = training_.bucket_bytes;
+         });
     if (sends && divides_) reduce("root", root_);
   }
 
@@ -145,15 +161,20 @@ double median(std::vector<double> values) {
 Simulation simulate(const ModelProfile& model, const Training& training, Strategy strategy,
                     const Machine& machine, int64_t ranks, const SimulationOptions& options) {
   const auto refuse = [](const std::string& what) { throw ConfigError("[simulate] " + what); };
-  if (ranks < 1 || ranks > (1 << 20))
-    refuse(fmt::format("{} ranks: 1 to 1048576 are simulated", ranks));
+  check_training(training, machine, ranks, "simulate");
   if (options.steps < 1) refuse(fmt::format("{} steps: at least 1", options.steps));
   if (!(options.jitter >= 0 && options.jitter <= 1)) {
     refuse(fmt::format("a jitter of {}: 0 to 1", options.jitter));
   }
-  if (options.slow_ranks < 0 || options.slow_ranks > ranks || !(options.slow_factor >= 1)) {
-    refuse(fmt::format("{} slow ranks of {}, {} times as slow: at most all, at least 1 times",
-                       options.slow_ranks, ranks, options.slow_factor));
+  if (options.slow_ranks < 0 || options.slow_ranks > ranks) {
+    refuse(fmt::format("{} slow ranks of {}: give 0 to {}", options.slow_ranks, ranks, ranks));
+  }
+  if (!(options.slow_factor >= 1) || !std::isfinite(options.slow_factor)) {
+    refuse(fmt::format("slow ranks {} times as slow: give a finite number of at least 1",
+                       options.slow_factor));
+  }
+  if (options.traced_ranks < 0) {
+    refuse(fmt::format("{} traced ranks: give 0 or more", options.traced_ranks));
   }
   Player player(model, training, strategy, machine, ranks, options);
   Simulation out;

@@ -30,16 +30,22 @@ ModelProfile begin(std::string name, const SampleSizes& sample) {
           .sample_bytes = kFloat * static_cast<double>(product(sample.data)) + kIndex};
 }
 
-// A gradient is computed whole before it is put into its bucket.
-void finish(ModelProfile& profile) {
+double width_of(Precision precision) { return precision == Precision::Narrow ? kNarrow : kFloat; }
+
+// A gradient is computed whole before it is put into its bucket; a narrow one beside its float32
+// copy. Under Autocast the first layer keeps a narrow copy of the batch.
+void finish(ModelProfile& profile, double inputs, Precision precision) {
+  const bool is_narrow = precision == Precision::Narrow;
+  if (is_narrow) profile.units.front().kept += kNarrow * inputs;
+  const double gradient = kFloat + (is_narrow ? kNarrow : 0);
   for (auto& unit : profile.units) {
     if (unit.parameters.empty()) continue;
     const int64_t largest = *std::ranges::max_element(unit.parameters);
-    unit.fixed_transient = std::max(unit.fixed_transient, kFloat * static_cast<double>(largest));
+    unit.fixed_transient = std::max(unit.fixed_transient, gradient * static_cast<double>(largest));
   }
 }
 
-// The loss keeps log-probabilities.
+// The loss keeps log-probabilities, in float32.
 ProfileUnit loss_of(int64_t outputs) {
   const auto all = static_cast<double>(outputs);
   return {.name = "loss", .kept = kFloat * all, .transient = 2 * kFloat * all};
@@ -48,11 +54,12 @@ ProfileUnit loss_of(int64_t outputs) {
 // The gradient of the model's input is not computed.
 enum class Place { First, Later };
 
-ProfileUnit linear_unit(std::string name, int64_t in, int64_t out, bool bias, Place place) {
+ProfileUnit linear_unit(std::string name, int64_t in, int64_t out, bool bias, Place place,
+                        double width) {
   ProfileUnit unit{.name = std::move(name), .parameters = {in * out}};
   if (bias) unit.parameters.push_back(out);
   unit.flops = 2 * static_cast<double>(in) * static_cast<double>(out);
-  unit.transient = kFloat * static_cast<double>(place == Place::First ? out : in + out);
+  unit.transient = width * static_cast<double>(place == Place::First ? out : in + out);
   return unit;
 }
 
@@ -80,40 +87,44 @@ Image image_of(const SampleSizes& sample, const char* kind) {
 // result, which the normalisation needs; `activated`: and the result of the ReLU after it.
 enum class Activated { No, Yes };
 ProfileUnit convolution(std::string name, const Image& in, const Image& out, int64_t kernel,
-                        Activated activated) {
+                        Activated activated, double width) {
   ProfileUnit unit{
       .name = std::move(name),
       .parameters = {in.channels * out.channels * kernel * kernel, out.channels, out.channels}};
   unit.flops = 2 * static_cast<double>(unit.parameters.front()) *
                static_cast<double>(out.height * out.width);
-  unit.kept = kFloat * out.elements() * (activated == Activated::Yes ? 2 : 1);
-  unit.transient = kFloat * (in.elements() + 2 * out.elements());
+  unit.kept = width * out.elements() * (activated == Activated::Yes ? 2 : 1);
+  unit.transient = width * (in.elements() + 2 * out.elements());
   unit.fixed_kept = 2 * kFloat * static_cast<double>(out.channels);
   // The weight's gradient is computed in a layout of the kernels' own, then copied into the
   // weight's.
-  unit.fixed_transient = 2 * kFloat * static_cast<double>(unit.parameters.front());
+  unit.fixed_transient = 2 * width * static_cast<double>(unit.parameters.front());
   return unit;
 }
 
 }  // namespace
 
-ModelProfile linear_profile(const train::LinearConfig& model, const SampleSizes& sample) {
+ModelProfile linear_profile(const train::LinearConfig& model, const SampleSizes& sample,
+                            Precision precision) {
   const int64_t in = model.inputs > 0 ? model.inputs : product(sample.data);
   const int64_t out = outputs_of(model.outputs, sample, "linear");
   auto profile = begin(fmt::format("linear, {} to {}", in, out), sample);
-  profile.units = {linear_unit("linear", in, out, model.bias, Place::First), loss_of(out)};
-  finish(profile);
+  profile.units = {linear_unit("linear", in, out, model.bias, Place::First, width_of(precision)),
+                   loss_of(out)};
+  finish(profile, static_cast<double>(in), precision);
   return profile;
 }
 
-ModelProfile mlp_profile(const train::MlpConfig& model, const SampleSizes& sample) {
+ModelProfile mlp_profile(const train::MlpConfig& model, const SampleSizes& sample,
+                         Precision precision) {
+  const double width = width_of(precision);
   std::vector<int64_t> sizes = {model.inputs > 0 ? model.inputs : product(sample.data)};
   sizes.insert(sizes.end(), model.hidden.begin(), model.hidden.end());
   sizes.push_back(outputs_of(model.outputs, sample, "mlp"));
   auto profile = begin(fmt::format("mlp, {}", fmt::join(sizes, " - ")), sample);
   for (size_t i = 0; i + 1 < sizes.size(); ++i) {
     profile.units.push_back(linear_unit(fmt::format("layer {}", i), sizes[i], sizes[i + 1], true,
-                                        i == 0 ? Place::First : Place::Later));
+                                        i == 0 ? Place::First : Place::Later, width));
     const bool is_hidden = i + 2 < sizes.size();
     if (is_hidden) {
       // Dropout keeps its mask and hands its own result on, so that one less is needed of an
@@ -122,17 +133,20 @@ ModelProfile mlp_profile(const train::MlpConfig& model, const SampleSizes& sampl
       const double tensors = model.dropout > 0 ? dropped : kept_by(model.activation);
       const auto numbers = static_cast<double>(sizes[i + 1]);
       profile.units.push_back({.name = fmt::format("activation {}", i),
-                               .kept = kFloat * tensors * numbers,
-                               .transient = 2 * kFloat * numbers});
+                               .kept = width * tensors * numbers,
+                               .transient = 2 * width * numbers});
     }
   }
   profile.units.push_back(loss_of(sizes.back()));
-  finish(profile);
+  finish(profile, static_cast<double>(sizes.front()), precision);
   return profile;
 }
 
-ModelProfile convnet_profile(const train::ConvnetConfig& model, const SampleSizes& sample) {
-  Image in = image_of(sample, "convnet");
+ModelProfile convnet_profile(const train::ConvnetConfig& model, const SampleSizes& sample,
+                             Precision precision) {
+  const Image image = image_of(sample, "convnet");
+  const double width = width_of(precision);
+  Image in = image;
   const int64_t outputs = outputs_of(model.outputs, sample, "convnet");
   auto profile =
       begin(fmt::format("convnet, {} channels", fmt::join(model.channels, ", ")), sample);
@@ -140,36 +154,38 @@ ModelProfile convnet_profile(const train::ConvnetConfig& model, const SampleSize
   for (size_t i = 0; i < model.channels.size(); ++i) {
     const Image out = {model.channels[i], in.height, in.width};
     // Its operators one by one, since backward frees what each has kept before the next one.
-    auto unit = convolution(fmt::format("stage {}", i), in, out, 3, Activated::No);
+    auto unit = convolution(fmt::format("stage {}", i), in, out, 3, Activated::No, width);
     const bool is_last = i + 1 == model.channels.size();
     const Image pooled = {out.channels, out.height / 2, out.width / 2};
     const double numbers = out.elements();
     unit.kept = unit.fixed_kept = 0;
-    unit.transient = kFloat * ((i == 0 ? 0 : in.elements()) + numbers);
+    unit.transient = width * ((i == 0 ? 0 : in.elements()) + numbers);
     profile.units.push_back(unit);
     profile.units.push_back({.name = "normalisation",
-                             .kept = kFloat * numbers,
-                             .transient = 2 * kFloat * numbers,
+                             .kept = width * numbers,
+                             .transient = 2 * width * numbers,
                              .fixed_kept = 2 * kFloat * static_cast<double>(out.channels)});
     profile.units.push_back(
-        {.name = "relu", .kept = kFloat * numbers, .transient = 2 * kFloat * numbers});
+        {.name = "relu", .kept = width * numbers, .transient = 2 * width * numbers});
     // The places of the largest, and what the next convolution takes; a mean needs nothing.
     profile.units.push_back({.name = "pooling",
-                             .kept = (kIndex + (is_last ? 0 : kFloat)) * pooled.elements(),
-                             .transient = kFloat * (numbers + pooled.elements())});
+                             .kept = (kIndex + (is_last ? 0 : width)) * pooled.elements(),
+                             .transient = width * (numbers + pooled.elements())});
     profile.buffer_elements += 2 * out.channels + 1;
     in = pooled;
   }
-  auto classifier = linear_unit("classifier", in.channels, outputs, true, Place::Later);
-  classifier.kept = kFloat * static_cast<double>(in.channels);
+  auto classifier = linear_unit("classifier", in.channels, outputs, true, Place::Later, width);
+  classifier.kept = width * static_cast<double>(in.channels);
   profile.units.push_back(classifier);
   profile.units.push_back(loss_of(outputs));
-  finish(profile);
+  finish(profile, image.elements(), precision);
   return profile;
 }
 
-ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSizes& sample) {
+ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSizes& sample,
+                              Precision precision) {
   const Image image = image_of(sample, "resnet18");
+  const double width = width_of(precision);
   const int64_t outputs = outputs_of(model.outputs, sample, "resnet18");
   auto profile = begin("resnet18", sample);
   profile.convolves = true;
@@ -186,11 +202,12 @@ ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSi
   Image in = {64, image.height, image.width};
   if (!model.small_images) in = {64, half(image.height), half(image.width)};
   ProfileUnit first{.name = "conv1"};
-  include(first, convolution("conv1", image, in, model.small_images ? 3 : 7, Activated::Yes));
+  include(first,
+          convolution("conv1", image, in, model.small_images ? 3 : 7, Activated::Yes, width));
   profile.units.push_back(std::move(first));
   if (!model.small_images) {
     in = {64, half(in.height), half(in.width)};
-    profile.units.back().kept += (kFloat + kIndex) * in.elements();
+    profile.units.back().kept += (width + kIndex) * in.elements();
   }
   for (int stage = 0; stage < 4; ++stage) {
     for (int block = 0; block < 2; ++block) {
@@ -198,19 +215,20 @@ ModelProfile resnet18_profile(const train::Resnet18Config& model, const SampleSi
       const Image out = shrinks ? Image{2 * in.channels, half(in.height), half(in.width)} : in;
       // A block is one unit: what Fsdp gathers, and what is recomputed.
       ProfileUnit unit{.name = fmt::format("layer{}.{}", stage + 1, block), .is_block = true};
-      include(unit, convolution("conv1", in, out, 3, Activated::Yes));
-      include(unit, convolution("conv2", out, out, 3, Activated::Yes));  // the ReLU of the sum
-      if (shrinks) include(unit, convolution("downsample", in, out, 1, Activated::No));
-      unit.input = kFloat * out.elements();  // of the block that follows
+      include(unit, convolution("conv1", in, out, 3, Activated::Yes, width));
+      include(unit,
+              convolution("conv2", out, out, 3, Activated::Yes, width));  // the ReLU of the sum
+      if (shrinks) include(unit, convolution("downsample", in, out, 1, Activated::No, width));
+      unit.input = width * out.elements();  // of the block that follows
       profile.units.push_back(std::move(unit));
       in = out;
     }
   }
-  auto classifier = linear_unit("fc", in.channels, outputs, true, Place::Later);
-  classifier.kept = kFloat * static_cast<double>(in.channels);
+  auto classifier = linear_unit("fc", in.channels, outputs, true, Place::Later, width);
+  classifier.kept = width * static_cast<double>(in.channels);
   profile.units.push_back(classifier);
   profile.units.push_back(loss_of(outputs));
-  finish(profile);
+  finish(profile, image.elements(), precision);
   return profile;
 }
 

@@ -12,11 +12,18 @@ namespace {
 
 constexpr double kCached = 16 << 20;  // bytes of a cache
 
-// Backward takes two thirds of forward and backward.
-constexpr double kBackwardShare = 2.0 / 3;
-
 bool is_twice(const ProfileUnit& unit, const Training& training) {
   return training.recomputed == Recomputed::Blocks && unit.is_block;
+}
+
+// Of forward and backward: two thirds, and more where backward computes forward again.
+double backward_share(const ModelProfile& model, const Training& training) {
+  double forward = 0, all = 0;
+  for (const auto& unit : model.units) {
+    forward += unit.flops;
+    all += (is_twice(unit, training) ? 4 : 3) * unit.flops;
+  }
+  return all > 0 ? 1 - forward / all : 2.0 / 3;
 }
 
 // A measured pass, longer by the forwards that are made twice.
@@ -57,17 +64,30 @@ void add_buckets(StepWork& work, const ModelProfile& model, const Training& trai
   }
 }
 
+// Units are gathered in every micro-batch; gradients are sent in the last one's backward.
 void add_units(StepWork& work, const ModelProfile& model, const Training& training,
                Strategy strategy, const Machine& machine, const Ranks& all) {
   const Ranks shards = {.count = shard_ranks(strategy, machine, all.count),
                         .per_node = all.per_node};
   const bool gathers = !(machine.device.shares_memory && all.nodes() == 1);
   const double computed = training.precision == Precision::Narrow ? 2 : kFloat;
-  const double times = keeps_parameters(strategy) ? 1 : 2;
+  const bool again = !keeps_parameters(strategy);
   const auto passes = static_cast<double>(passes_of(training, all.count));
+  const double backward = work.computation * backward_share(model, training);
+  work.last_overlappable = backward / passes;
+  // Where backward gathers nothing only forward can have gathers beside it, and the last backward
+  // what it sends.
+  work.overlappable = again ? work.computation : work.computation - backward + backward / passes;
   double root = 0;
   const auto gather = [&](double bytes) {
     return gathers ? all_gather_seconds(machine, shards, bytes) : 0;
+  };
+  // Each rank's part among the nodes; all ranks of a node at once, so its network moves all.
+  const bool is_replicated = is_hybrid(strategy) && shards.count < all.count;
+  const auto reduce = [&](double bytes) {
+    const Ranks nodes = {.count = all.nodes(), .per_node = 1};
+    return reduce_scatter_seconds(machine, shards, bytes) +
+           (is_replicated ? all_reduce_seconds(machine, nodes, bytes) : 0);
   };
   bool is_first = true;
   for (const auto& unit : model.units) {
@@ -76,22 +96,16 @@ void add_units(StepWork& work, const ModelProfile& model, const Training& traini
       root += bytes;
       continue;
     }
-    const double one = gather(bytes), reduce = reduce_scatter_seconds(machine, shards, bytes);
-    work.collectives += times * passes * one + reduce;
-    if (is_first) work.exposed += passes * one + reduce;
-    if (is_first) work.collectives -= passes * one + reduce;
+    const double one = gather(bytes), sent = reduce(bytes);
+    const double last = (again ? one : 0) + (is_first ? 0 : sent);
+    work.last_collectives += last;
+    work.collectives += last + (is_first ? 0 : passes * one) + (again ? (passes - 1) * one : 0);
+    // Nothing is computed before the first is there, and after its gradients are complete.
+    if (is_first) work.exposed += passes * one + sent;
     is_first = false;
   }
   // The root is needed first, and its gradients are complete last.
-  work.exposed += passes * gather(root) + reduce_scatter_seconds(machine, shards, root);
-  if (is_hybrid(strategy) && shards.count < all.count) {
-    // Each rank's part among the nodes; all ranks of a node at once, so its network moves all.
-    // The root's gradients are complete last.
-    const Ranks nodes = {.count = all.nodes(), .per_node = 1};
-    work.collectives +=
-        all_reduce_seconds(machine, nodes, computed * static_cast<double>(model.elements()) - root);
-    work.exposed += all_reduce_seconds(machine, nodes, root);
-  }
+  work.exposed += passes * gather(root) + reduce(root);
 }
 
 }  // namespace
@@ -103,12 +117,11 @@ StepWork work_of(const ModelProfile& model, const Training& training, Strategy s
   work.computation = computation(model, training, machine.device, passes_of(training, count));
   const auto elements = static_cast<double>(model.elements());
   if (is_fsdp(strategy)) {
-    work.overlappable = work.computation;
     add_units(work, model, training, strategy, machine, ranks);
   } else {
     // Only the last micro-batch's gradients are sent while backward continues.
-    work.overlappable =
-        work.computation * kBackwardShare / static_cast<double>(passes_of(training, count));
+    work.overlappable = work.computation * backward_share(model, training) /
+                        static_cast<double>(passes_of(training, count));
     add_buckets(work, model, training, machine, ranks);
   }
   // The update reads and writes parameters and state, and reads gradients. What fits a cache is
@@ -122,11 +135,15 @@ StepWork work_of(const ModelProfile& model, const Training& training, Strategy s
     work.exposed += all_gather_seconds(machine, ranks, kFloat * elements);
   }
   if (training.measured_step > 0) {
-    // Of one rank, on which nothing is sharded and nothing sent.
-    const double share = work.overlappable / std::max(work.computation, 1e-30);
+    // Of one rank, on which nothing is sharded and nothing sent, and which computes all lanes.
     const double whole_update = std::min(moved / bandwidth, 0.5 * training.measured_step);
-    work.computation = training.measured_step - whole_update;
-    work.overlappable = share * work.computation;
+    const double measured = (training.measured_step - whole_update) *
+                            static_cast<double>(passes_of(training, count)) /
+                            static_cast<double>(passes_of(training, 1));
+    const double longer = measured / std::max(work.computation, 1e-30);
+    work.computation = measured;
+    work.overlappable *= longer;
+    work.last_overlappable *= longer;
     work.update = whole_update / divided;
   }
   return work;

@@ -67,14 +67,12 @@ void Timeline::wait_until(size_t rank, double time) {
 }
 
 void Timeline::compute(const std::string& name, double seconds, double not_before) {
-  latest_begin_ = 0;
   for (size_t rank = 0; rank < clocks_.size(); ++rank) {
     wait_until(rank, not_before);
     const double begin = clocks_[rank], alone = seconds * speed_[rank];
     const double taken = alone + kSlowdownOfOverlap * overlap(begin, begin + alone);
     clocks_[rank] = begin + taken;
     computed_[rank] += taken;
-    latest_begin_ = std::max(latest_begin_, begin);
     latest_ = std::max(latest_, clocks_[rank]);
     if (const auto number = static_cast<int64_t>(rank);
         std::ranges::binary_search(traced_, number)) {

@@ -22,8 +22,7 @@ class Timeline {
   // Every rank waits for all collectives.
   void wait();
 
-  double latest_begin() const { return latest_begin_; }  // of the last compute()
-  double latest() const { return latest_; }              // the last rank's clock
+  double latest() const { return latest_; }  // the last rank's clock
   double communication() const { return communication_; }
   // By rank, since the beginning.
   const std::vector<double>& computed() const { return computed_; }
@@ -49,7 +48,7 @@ class Timeline {
   std::vector<Busy> busy_;  // of collectives, ascending
   std::vector<int64_t> traced_;
   std::vector<Event> events_;
-  double free_ = 0, latest_ = 0, latest_begin_ = 0, communication_ = 0;
+  double free_ = 0, latest_ = 0, communication_ = 0;
   uint64_t step_ = 0;
 };
 

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -44,6 +45,29 @@ TEST(Simulate, WithoutJitterItAgreesWithTheFormula) {
       const auto formula = time_of(model(), training(), strategy, kCluster, ranks);
       EXPECT_NEAR(out.steps.back() / (formula.total - formula.straggling), 1, 0.12)
           << name_of(strategy) << " on " << ranks;
+    }
+  }
+}
+
+// Gradients are sent in the last micro-batch's backward alone, which may be short beside them.
+TEST(Simulate, WithMicroBatchesItAgreesWithTheFormula) {
+  for (const char* network : {"8x400g", "1x200g", "ethernet-25g"}) {
+    const Machine machine = {.device = device_named("h100-sxm"), .network = network_named(network)};
+    for (const auto recomputed : {Recomputed::Nothing, Recomputed::Blocks}) {
+      for (const int64_t passes : {1, 4, 16}) {
+        Training several = training();
+        several.accumulation = passes;
+        several.recomputed = recomputed;
+        for (const auto strategy :
+             {Strategy::Ddp, Strategy::Zero, Strategy::FsdpGradients, Strategy::FsdpFull,
+              Strategy::FsdpHybridGradients, Strategy::FsdpHybrid}) {
+          const auto out =
+              simulate(model(), several, strategy, machine, 16, {.steps = 1, .jitter = 0});
+          const auto formula = time_of(model(), several, strategy, machine, 16);
+          EXPECT_NEAR(out.steps.back() / (formula.total - formula.straggling), 1, 0.12)
+              << name_of(strategy) << ", " << network << ", " << passes << " micro-batches";
+        }
+      }
     }
   }
 }
@@ -165,6 +189,21 @@ TEST(Simulate, WhatCannotBeIsRefused) {
   refused(8, {.steps = 0});
   refused(8, {.jitter = -1});
   refused(8, {.slow_ranks = 9});
+  refused(8, {.slow_ranks = 1, .slow_factor = 0.5});
+  refused(8, {.slow_ranks = 1, .slow_factor = INFINITY});
+  refused(8, {.traced_ranks = -1});
+  const auto refused_training = [](const Training& training) {
+    EXPECT_THROW(simulate(model(), training, Strategy::Ddp, kCluster, 8), ConfigError);
+  };
+  refused_training({.batch = 0});
+  refused_training({.accumulation = 0});
+  refused_training({.lanes = -1});
+  refused_training({.lanes = 7});
+  refused_training({.measured_step = -1});
+  refused_training({.measured_step = NAN});
+  Machine none = kCluster;
+  none.devices_per_node = 0;
+  EXPECT_THROW(simulate(model(), training(), Strategy::Ddp, none, 8), ConfigError);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "lockstep/core/error.h"
 #include "lockstep/models/models.h"
 #include "lockstep/parallel/activation_checkpointing.h"
+#include "lockstep/parallel/autocast.h"
 #include "lockstep/parallel/call.h"
 #include "lockstep/parallel/ddp.h"
 #include "lockstep/parallel/fused_adam.h"
@@ -129,6 +130,68 @@ TEST(Measure, AConvNetAndAResNetKeepWhatIsCounted) {
     expect_as_counted(
         *resnet, [&] { return torch::nn::functional::cross_entropy(resnet->forward(x), y); },
         profile_of({.model = {.kind = "resnet18"}}, {{3, 32, 32}, 10}), 8);
+  });
+}
+
+// Under Autocast, as the trainer has it: for the loss alone. Convolutions keep narrow copies of
+// their weights until their backward, and linear layers but a first one; a plan counts copies of
+// all parameters, as Autocast holds them in forward.
+void expect_as_counted_narrow(torch::nn::Module& net, const at::Tensor& x, const at::Tensor& y,
+                              const std::function<at::Tensor(at::Tensor)>& forward,
+                              train::RunConfig config, const SampleSizes& sample) {
+  const auto loss = [&] {
+    const Autocast autocast(at::kCPU, at::kBFloat16);
+    return torch::nn::functional::cross_entropy(forward(x).to(at::kFloat), y);
+  };
+  config.mixed_precision.dtype = "bf16";
+  const auto profile = profile_of(config, sample);
+  double elements = 0, copies = 0;
+  bool is_first = true;
+  for (const auto& parameter : net.parameters()) {
+    const auto numbers = static_cast<double>(parameter.numel());
+    elements += numbers;
+    if (parameter.dim() == 4 || (parameter.dim() == 2 && !is_first)) copies += 2 * numbers;
+    is_first = false;
+  }
+  measure_pass(net, loss, 0);
+  const auto measured = measure_pass(net, loss, 0);
+  const Training training = {.batch = x.size(0), .precision = Precision::Narrow, .state_bytes = 0};
+  const auto memory = memory_of(profile, training, Strategy::Ddp, this_host(), 1);
+  EXPECT_NEAR((memory.activations + copies) / measured.kept, 1, kKeptWithin)
+      << profile.name << ": counted " << memory.activations << " and " << copies << ", measured "
+      << measured.kept;
+  const double states = 16 * elements;
+  EXPECT_NEAR((states + copies + memory.activations + memory.working) / (states + measured.peak), 1,
+              kConvolutions)
+      << profile.name << ": measured " << measured.peak << " beside " << states;
+}
+
+TEST(Measure, NarrowModelsKeepWhatIsCounted) {
+  test::isolated([] {
+    const auto images = torch::randn({8, 3, 32, 32}), rows = torch::randn({64, 784});
+    const auto y = classes(8, 10), of_rows = classes(64, 10);
+    for (const char* activation : {"relu", "gelu", "tanh"}) {
+      for (const double dropout : {0.0, 0.1}) {
+        models::Mlp mlp(models::MlpOptions{.sizes = {784, 256, 128, 10},
+                                           .activation = models::activation_named(activation),
+                                           .dropout = dropout});
+        expect_as_counted_narrow(*mlp, rows, of_rows,
+                                 [&](const at::Tensor& x) { return mlp->forward(x); },
+                                 {.model = {.kind = "mlp",
+                                            .mlp = {.hidden = {256, 128},
+                                                    .activation = activation,
+                                                    .dropout = dropout}}},
+                                 {{784}, 10});
+      }
+    }
+    models::ConvNet net(models::ConvNetOptions{.in_channels = 3, .channels = {16, 32}});
+    expect_as_counted_narrow(*net, images, y, [&](const at::Tensor& x) { return net->forward(x); },
+                             {.model = {.kind = "convnet", .convnet = {.channels = {16, 32}}}},
+                             {{3, 32, 32}, 10});
+    models::ResNet18 resnet(models::ResNet18Options{.classes = 10, .small_images = true});
+    expect_as_counted_narrow(*resnet, images, y,
+                             [&](const at::Tensor& x) { return resnet->forward(x); },
+                             {.model = {.kind = "resnet18"}}, {{3, 32, 32}, 10});
   });
 }
 

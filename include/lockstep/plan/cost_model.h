@@ -42,8 +42,11 @@ struct StepWork {
   double computation = 0;   // of one device alone, all micro-batches
   double overlappable = 0;  // of it: beside which collectives can run
   double collectives = 0;   // that run beside it as far as there is room
-  double exposed = 0;       // collectives that nothing runs beside
-  double update = 0;        // the optimizer
+  // Of both: the last micro-batch's backward, where gradients are sent. Its collectives run beside
+  // that computation only, and all others beside the rest.
+  double last_overlappable = 0, last_collectives = 0;
+  double exposed = 0;  // collectives that nothing runs beside
+  double update = 0;   // the optimizer
   int64_t nodes = 1;
 };
 
@@ -66,7 +69,7 @@ struct StepTime {
 StepTime step_time(const StepWork& work);
 
 // The computation that makes step_time() of `work` take `seconds`, for a step that was measured:
-// what `work` says of computation and overlappable counts by proportion only.
+// what `work` says of computation and of what is overlappable counts by proportion only.
 double computation_of(const StepWork& work, double seconds);
 
 }  // namespace lockstep::plan

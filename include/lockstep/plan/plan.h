@@ -27,7 +27,7 @@ struct PlanRow {
 
 // For how many ranks to plan.
 struct PlanOptions {
-  int64_t ranks = 0;                                  // 0: those of one node
+  int64_t ranks = 0;  // 0: those of one node, at most one for each lane
   std::optional<Strategy> configured = std::nullopt;  // what the user has asked for
 };
 
@@ -43,14 +43,16 @@ struct Plan {
   // between Ddp and Fsdp.
   std::optional<PlanRow> best;
   std::vector<PlanRow> sizes;  // the best one on 1, 2, 4, ... ranks, as far as any fits
-  // The fewest ranks (a power of two) on which anything fits; 0: none up to 131,072.
+  int64_t most_tried = 0;      // of these ranks: 131,072, or the lanes where there are fewer
+  // The fewest ranks (a power of two) on which anything fits; 0: none up to `most_tried`.
   int64_t least_ranks = 0;
   // The fewest ranks (a power of two) on which the best one spends more time on communication and
-  // waiting than on computation; 0: none up to 131,072.
+  // waiting than on computation; 0: none up to `most_tried`.
   int64_t knee = 0;
 };
 
-// Throws ConfigError for fewer than 1 or more than 1,048,576 ranks, and a batch below 1.
+// Throws ConfigError for fewer than 1 or more than 1,048,576 ranks, more ranks than lanes, sizes
+// below 1 and measured times that are negative or not finite.
 Plan make_plan(const ModelProfile& model, const Training& training, const Machine& machine,
                const PlanOptions& options = {});
 

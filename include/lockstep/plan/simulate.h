@@ -34,8 +34,9 @@ struct Simulation {
   std::string trace;  // Chrome's trace format, which ui.perfetto.dev shows; pid: rank
 };
 
-// Simulates steps; the same seed gives the same result. Throws ConfigError for fewer than 1 or more
-// than 1,048,576 ranks, no step, negative jitter, and more slow ranks than there are.
+// Simulates steps; the same seed gives the same result. Throws ConfigError for what make_plan()
+// refuses, no step, jitter outside of 0 to 1, more slow ranks than there are and a factor of theirs
+// below 1 or infinite.
 Simulation simulate(const ModelProfile& model, const Training& training, Strategy strategy,
                     const Machine& machine, int64_t ranks, const SimulationOptions& options = {});
 

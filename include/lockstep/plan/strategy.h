@@ -40,7 +40,8 @@ struct Training {
   int64_t sent_bytes = 4;    // of a gradient's element on its way: a hook makes it 2
   int64_t prefetched = 0;    // batches that the loader makes ahead
   double dataset_bytes = 0;  // of a data set that each rank holds in its host's memory
-  double measured_step = 0;  // seconds of a step on one rank, when it was measured; 0: estimate
+  // Seconds of a step on one rank, which computes all lanes, when it was measured; 0: estimate.
+  double measured_step = 0;
   // Seconds of forward and backward of one micro-batch, with nothing recomputed, when they were
   // measured (lockstep/plan/measure.h); 0: estimate. measured_step overrides it.
   double measured_pass = 0;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "flags.h"
@@ -134,7 +135,11 @@ int64_t PlanQuestion::ranks(const train::RunConfig& config, const plan::Machine&
     const bool is_given = config.origins.contains(key) && error == std::errc();
     return is_given && (end == last || *end == ':') ? asked : otherwise;
   };
-  return number("launch.nproc_per_node", config.launch.nproc_per_node, machine.devices_per_node) *
+  // A run has a lane for each rank.
+  const int64_t lanes = config.parallel.lanes;
+  const int64_t devices =
+      lanes > 0 ? std::min(lanes, machine.devices_per_node) : machine.devices_per_node;
+  return number("launch.nproc_per_node", config.launch.nproc_per_node, devices) *
          number("launch.nnodes", config.launch.nnodes, 1);  // of MIN:MAX the least
 }
 

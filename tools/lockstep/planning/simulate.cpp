@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "core/nearest.h"
 #include "flags.h"
@@ -129,12 +130,17 @@ int SimulateCommand::carry_out() const {
   const auto profile = question_.profile(config);
   const auto training = question_.training(config);
   const int64_t ranks = question_.ranks(config, machine);
-  for (const double number : {failure_hours_, save_, restart_, work_hours_}) {
-    if (std::isfinite(number) && number >= 0) continue;
-    throw ConfigError(fmt::format("[simulate] {} is not a time: 0 or more, and finite", number));
+  const auto refuse = [](const char* flag, double number, const char* instead) {
+    throw ConfigError(fmt::format("[simulate] {}: {} is not a time: give a finite number {}", flag,
+                                  number, instead));
+  };
+  for (const auto& [flag, number] :
+       {std::pair{"--failure-hours", failure_hours_}, std::pair{"--save-seconds", save_},
+        std::pair{"--work-hours", work_hours_}}) {
+    if (!std::isfinite(number) || number <= 0) refuse(flag, number, "above 0");
   }
-  if (failure_hours_ == 0 || save_ == 0 || work_hours_ == 0) {
-    throw ConfigError("[simulate] --failure-hours, --save-seconds and --work-hours are above 0");
+  if (!std::isfinite(restart_) || restart_ < 0) {
+    refuse("--restart-seconds", restart_, "of at least 0");
   }
   if (interval_ > 0 && work_hours_ * 3600 / interval_ > kMostCheckpoints) {
     throw ConfigError(
