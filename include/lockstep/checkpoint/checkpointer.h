@@ -144,9 +144,10 @@ class Checkpointer {
   // Restores the newest checkpoint; nothing when there is none. Tensors are read where they lie;
   // their bytes are verified before anything changes. Throws CheckpointError on all ranks, and then
   // nothing has changed, when a file is damaged (it names file and tensor), and when names are
-  // missing or unexpected, or have other sizes or dtypes (it lists them).
+  // missing or unexpected, or have other sizes or dtypes (it lists them), and when the ranks would
+  // restore different checkpoints. One name of a tied parameter is enough.
   std::optional<Restored> restore_latest(const RestoreOptions& options = {});
-  // As restore_latest(), for the checkpoint in `folder`.
+  // As restore_latest(), for the checkpoint in `folder`: the same checkpoint on all ranks.
   Restored restore(const std::string& folder, const RestoreOptions& options = {});
 
  private:
