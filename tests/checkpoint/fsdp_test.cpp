@@ -258,33 +258,33 @@ TEST(FsdpCheckpoint, HasTheStateOfAParameterWithoutElements) {
   for (const int shard_ranks : {0, 1}) {
     const Folder folder;
     spawn(2, [&](World& world) {
-      Net net;
-      Fsdp fsdp(net, world.group(), {.shard_ranks = shard_ranks});
+      const auto net = std::make_shared<Net>();
+      Fsdp fsdp(*net, world.group(), {.shard_ranks = shard_ranks});
       torch::optim::Adam adam(fsdp.parameters(), torch::optim::AdamOptions(0.1));
       FusedAdamW fused(fsdp.parameters(), AdamWOptions(0.1));
       Checkpointer checkpoints(world.group(), folder.path());
       checkpoints.track("net", fsdp);
       checkpoints.track("adam", adam);
       checkpoints.track("fused", fused);
-      step(net, adam);
-      step(net, fused);
+      step(*net, adam);
+      step(*net, fused);
       checkpoints.save(1);
       checkpoints.restore_latest();
     });
     EXPECT_THAT(checkpoint::verify(folder / "step-00000001"), testing::IsEmpty());
     spawn(2, [&](World& world) {
-      Net net;
-      Ddp ddp(net, world.group());
-      torch::optim::Adam adam(net.parameters(), torch::optim::AdamOptions(0.1));
-      FusedAdamW fused(net.parameters(), AdamWOptions(0.1));
+      const auto net = std::make_shared<Net>();
+      Ddp ddp(*net, world.group());
+      torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.1));
+      FusedAdamW fused(net->parameters(), AdamWOptions(0.1));
       Checkpointer checkpoints(world.group(), folder.path());
       checkpoints.track("net", net);
       checkpoints.track("adam", adam);
       checkpoints.track("fused", fused);
       checkpoints.restore_latest();
       EXPECT_EQ(adam.state().size(), 2U);
-      step(net, adam);
-      step(net, fused);
+      step(*net, adam);
+      step(*net, fused);
     });
   }
 }

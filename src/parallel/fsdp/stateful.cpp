@@ -3,7 +3,9 @@
 
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/part_of.h"
 #include "parallel/ddp/reducer/accumulator.h"
@@ -32,14 +34,17 @@ class FsdpState : public Stateful {
 
   void add_names(const std::string& prefix, checkpoint::Names& names) const override {
     const auto& parameters = state_->model().parameters;
+    std::map<const at::TensorImpl*, std::vector<std::string>> further;  // of tied ones
+    for (const auto& [name, tensor] : state_->module().parameters()) {
+      further[tensor.unsafeGetTensorImpl()].push_back(name);
+    }
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto& [unit, flat, member] = state_->place(i);
       names.add(flat->leaf(member), prefix + "/" + parameters[i].name);
       names.add(parameters[i].tensor, prefix + "/" + parameters[i].name);
-      for (const auto& [name, tensor] : state_->module().parameters()) {  // tied ones
-        if (!tensor.is_same(parameters[i].tensor)) continue;
+      for (const auto& name : further[parameters[i].tensor.unsafeGetTensorImpl()]) {
         names.add(flat->leaf(member), prefix + "/" + name);
-        names.add(tensor, prefix + "/" + name);
+        names.add(parameters[i].tensor, prefix + "/" + name);
       }
     }
     for (const auto& item : state_->model().buffers) {
