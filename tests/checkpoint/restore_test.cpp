@@ -256,7 +256,7 @@ TEST(Restore, NamesWithBracketsAndStars) {
     auto second = net.register_module("block[1]\\", torch::nn::Linear(1, 1));
     ZeroOptimizer adam(net.parameters(), world.group(),
                        zero<torch::optim::Adam>(torch::optim::AdamOptions(0.1)));
-    second(first(torch::ones({2, 1}))).sum().backward();
+    second->forward(first->forward(torch::ones({2, 1}))).sum().backward();
     adam.step();
     Checkpointer checkpoints(world, folder / "zero");
     checkpoints.track("net*", net);
