@@ -51,6 +51,21 @@ void check(const CheckpointerOptions& options) {
   }
 }
 
+// Throws where not all ranks have prepared the same checkpoint, by what they report of it.
+void check_same_checkpoint(const std::vector<std::string>& reports) {
+  const auto identity = [&](size_t rank) { return reports[rank].substr(1, Restore::kIdentity); };
+  for (size_t rank = 1; rank < reports.size(); ++rank) {
+    if (identity(rank) == identity(0)) continue;
+    throw CheckpointError(fmt::format(
+        "[checkpoint] the ranks would restore different checkpoints, and nothing was restored:\n"
+        "  rank 0 has {}\n  rank {} has {}\n"
+        "  Give restore() the same checkpoint on all ranks; where hosts have disks of their own, "
+        "copy it to each of them",
+        reports[0].substr(1 + Restore::kIdentity), rank,
+        reports[rank].substr(1 + Restore::kIdentity)));
+  }
+}
+
 // A line that differs between two ranks.
 std::string first_difference(const std::vector<std::string>& texts) {
   const auto lines = [](const std::string& text) {
@@ -246,6 +261,7 @@ std::optional<Restored> Checkpointer::Impl::attempt(const std::string& folder,
     damage = text;
     return std::nullopt;
   }
+  check_same_checkpoint(reports);
   std::string mine(1, kWell);
   try {
     restore.finish();

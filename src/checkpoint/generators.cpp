@@ -43,7 +43,7 @@ class Generators : public Stateful {
     bytes_.clear();
     apart_.clear();
     for (const auto& [name, generator] : all_) {
-      state.others.push_back(name + "/rank-*");
+      state.others.push_back(pattern_of(name) + "/rank-*");
       at::Tensor& bytes = bytes_.emplace_back();
       Piece one = piece(name, source_, at::empty_like(current(generator)));
       // Of nothing at all it is an error, as for all that is tracked.
@@ -56,7 +56,7 @@ class Generators : public Stateful {
     }
     for (const auto& [path, tensor] : saved.tensors) {
       const std::string name = path.substr(0, path.find('/'));
-      std::string of_ranks = name + "/rank-*";
+      std::string of_ranks = pattern_of(name) + "/rank-*";
       if (std::ranges::find(state.others, of_ranks) != state.others.end()) continue;
       state.others.push_back(std::move(of_ranks));
       apart_.push_back(fmt::format("'{}' is not here", name));

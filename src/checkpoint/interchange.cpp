@@ -44,6 +44,14 @@ std::vector<Entry> entries_of(const Module& module) {
   return entries;
 }
 
+// Whether a complex tensor stands there as pairs of real numbers.
+bool are_pairs(const at::Tensor& tensor, const StoredTensor& stored) {
+  if (!tensor.is_complex() || (stored.dtype != "F32" && stored.dtype != "F64")) return false;
+  auto sizes = tensor.sizes().vec();
+  sizes.push_back(2);
+  return stored.sizes == sizes;
+}
+
 // Reads a module, in two steps: compare and verify, then change.
 class ModuleLoader {
  public:
@@ -80,7 +88,7 @@ class ModuleLoader {
     for (const auto& read : reads_) {
       const StoredTensor& stored = files_->tensors().at(read.stored);
       at::Tensor from = view_of(read.bytes->view(), stored);
-      if (read.to.is_complex() && !from.is_complex()) from = at::view_as_complex(from);
+      if (are_pairs(read.to, stored)) from = at::view_as_complex(from);
       at::Tensor to = read.to;
       to.copy_(from);
     }
@@ -148,15 +156,13 @@ class ModuleLoader {
 
   bool fits(const at::Tensor& tensor, const StoredTensor& stored, const std::string& name) const {
     const std::string dtype = dtype_of(tensor.scalar_type());
-    if (tensor.is_complex() && (stored.dtype == "F32" || stored.dtype == "F64")) {
-      auto sizes = tensor.sizes().vec();
-      sizes.push_back(2);
-      return stored.sizes == sizes && (stored.dtype == "F32") == (dtype == "C64");
+    const bool converts = matches(name, options_.allow_conversion);
+    if (are_pairs(tensor, stored)) {
+      return converts || dtype == (stored.dtype == "F32" ? "C64" : "C128");
     }
     if (tensor.sizes() != at::IntArrayRef(stored.sizes)) return false;
     const bool is_complex = stored.dtype == "C64" || stored.dtype == "C128";
-    return stored.dtype == dtype ||
-           (matches(name, options_.allow_conversion) && (tensor.is_complex() || !is_complex));
+    return stored.dtype == dtype || (converts && (tensor.is_complex() || !is_complex));
   }
 
   [[noreturn]] void complain() const {

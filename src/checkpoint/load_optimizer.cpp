@@ -3,7 +3,6 @@
 #include <c10/util/Type.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/optim/adagrad.h>
 #include <torch/optim/adamw.h>
 
 #include <algorithm>
@@ -233,10 +232,7 @@ class OptimizerLoader {
     const auto& stored = tensors_[number];
     const auto& values = numbers_[number];
     if (stored.empty() && values.empty()) {  // it had no gradient yet
-      // libtorch's Adagrad makes its state at once, and steps with nothing else.
-      if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer_) != nullptr) {
-        faults_.push_back(where + " has no state there");
-      }
+      if (needs_first_state(optimizer_)) faults_.push_back(where + " has no state there");
       return;
     }
     auto state = new_state(optimizer_);

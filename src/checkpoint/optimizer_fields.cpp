@@ -7,9 +7,9 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <typeinfo>
 
-#include "lockstep/checkpoint/state.h"
 #include "lockstep/core/error.h"
 
 namespace lockstep::checkpoint {
@@ -100,6 +100,21 @@ std::unique_ptr<torch::optim::OptimizerParamState> new_state(const Optimizer& op
       "Adagrad can, and what is derived from them. For another, write a function stateful() beside "
       "it; a ZeroOptimizer needs lockstep/parallel/stateful.h",
       typeid(optimizer).name()));
+}
+
+bool needs_first_state(const Optimizer& optimizer) {
+  return dynamic_cast<const torch::optim::Adagrad*>(&optimizer) != nullptr;
+}
+
+std::string name_in(const Saved& saved, const std::vector<std::string>& names,
+                    const std::vector<StateField>& fields, const std::string& unnamed) {
+  const auto found = std::ranges::find_if(names, [&](const std::string& name) {
+    return std::ranges::any_of(fields, [&](const StateField& field) {
+      return saved.tensors.contains(field.name + "/" + name);
+    });
+  });
+  if (found != names.end()) return *found;
+  return names.empty() ? unnamed : names.front();
 }
 
 Values option_values(const Optimizer& optimizer) {

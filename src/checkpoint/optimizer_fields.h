@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/checkpoint/manifest.h"
+#include "lockstep/checkpoint/state.h"
 
 namespace lockstep::checkpoint {
 
@@ -26,6 +26,14 @@ std::vector<StateField> fields_of(torch::optim::OptimizerParamState& state);
 // not known.
 std::unique_ptr<torch::optim::OptimizerParamState> new_state(
     const torch::optim::Optimizer& optimizer);
+
+// Whether steps take a state for granted that only the constructor makes: libtorch's Adagrad.
+bool needs_first_state(const torch::optim::Optimizer& optimizer);
+
+// The name under which a checkpoint has a parameter's state: of all the names that the parameter
+// has, the first one with a field there; otherwise its first, or `unnamed` where it has none.
+std::string name_in(const Saved& saved, const std::vector<std::string>& names,
+                    const std::vector<StateField>& fields, const std::string& unnamed);
 
 // Options of all groups: "group/0/lr".
 Values option_values(const torch::optim::Optimizer& optimizer);

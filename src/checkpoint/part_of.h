@@ -19,9 +19,12 @@ struct PartOf {
   Sizes strides;
   Range range;
   bool saves = true;                  // not of further copies of the part, on other ranks
+  bool is_first = true;               // on the first of the ranks over which it is sharded
   int ranks = 1;                      // over which the parameter is sharded
   std::vector<int> world_ranks = {};  // their numbers in the world
 
+  // Whether the parameter has no element, and this is the one rank that describes it.
+  bool is_of_nothing() const { return elements(sizes) == 0 && is_first; }
   // Whether all of them are among these.
   bool is_within(std::vector<int> others) const;
 };

@@ -12,6 +12,7 @@
 #include <map>
 #include <utility>
 
+#include "checkpoint/format/checksum.h"
 #include "checkpoint/in_threads.h"
 #include "comm/transport.h"
 #include "core/process/cores.h"
@@ -86,7 +87,9 @@ Restore::Outcome Restore::prepare(const std::string& folder) {
     kind = Fault::Damaged;
     plan();
     verify();
-    return {};
+    const std::string bytes = hex(checksum(to_json(manifest())));
+    return {Fault::None, fmt::format("{}step {} of {}, whose manifest has the checksum {}", bytes,
+                                     manifest().step, folder, bytes)};
   } catch (const std::exception& error) {
     return {kind, error.what()};
   }
@@ -100,7 +103,8 @@ const std::string* Restore::primary(const std::string& name) const {
 }
 
 void Restore::compare() {
-  const Names names = names_of(tracked_);
+  Names names = names_of(tracked_);
+  names.add_aliases(manifest().aliases);
   for (const auto& [name, object] : tracked_) {
     const std::string prefix = name + "/";
     Saved saved{
@@ -141,22 +145,33 @@ void Restore::add_own(const std::string& prefix, Saved& saved) {
   saved.tensors.merge(own.tensors);
 }
 
-void Restore::compare(const std::string& prefix, Wanted& wanted) {
-  for (const auto& pattern : wanted.state.others) others_.push_back(prefix + pattern);
-  for (const auto& [alias, target] : wanted.state.aliases) {
-    // A tensor that here is the same as another.
-    if (const std::string* name = primary(prefix + alias);
-        name && *name == prefix + alias && !primary(prefix + target)) {
-      used_.insert(*name);
+// The tensor of the manifest that a piece is read from: under its own name or, where that is not
+// there, under another that it has here.
+const std::string* Restore::stored(const Piece& piece, const std::vector<std::string>& aliases) {
+  const auto find = [&](const std::string& name) {
+    if (piece.held == Held::ByAll && (each_rank_.has(piece.name) || each_rank_.has(name))) {
+      if (const std::string* own = primary(own_name(name))) {
+        others_.push_back(pattern_of(name) + "/rank-*");
+        return own;
+      }
     }
+    return primary(name);
+  };
+  const std::string* found = find(piece.name);
+  for (size_t i = 0; i < aliases.size() && found == nullptr; ++i) found = find(aliases[i]);
+  return found;
+}
+
+void Restore::compare(const std::string& prefix, Wanted& wanted) {
+  for (const auto& pattern : wanted.state.others) others_.push_back(pattern_of(prefix) + pattern);
+  std::map<std::string, std::vector<std::string>> aliases;
+  for (const auto& [alias, target] : wanted.state.aliases) {
+    aliases[prefix + target].push_back(prefix + alias);
   }
   std::erase_if(wanted.state.pieces, [&](Piece& piece) {
     piece.name = prefix + piece.name;
-    if (piece.held == Held::ByAll && each_rank_.has(piece.name) && primary(own_name(piece.name))) {
-      others_.push_back(piece.name + "/rank-*");
-      piece.name = own_name(piece.name);
-    }
-    const std::string* name = primary(piece.name);
+    const std::string* name = stored(piece, aliases[piece.name]);
+    aliases.erase(piece.name);
     if (name == nullptr) {
       if (!matches(piece.name, options_.allow_missing)) {
         faults_.push_back(
@@ -180,6 +195,12 @@ void Restore::compare(const std::string& prefix, Wanted& wanted) {
     piece.name = *name;
     return false;
   });
+  for (const auto& [target, others] : aliases) {  // of what other ranks read
+    if (primary(target)) continue;
+    const auto found =
+        std::ranges::find_if(others, [&](const std::string& other) { return primary(other); });
+    if (found != others.end()) used_.insert(*primary(*found));
+  }
 }
 
 void Restore::compare_values(const std::string& prefix, Wanted& wanted) {

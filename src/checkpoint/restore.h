@@ -22,8 +22,9 @@ class Restore {
   enum class Fault { None, Damaged, Other };
   struct Outcome {
     Fault fault = Fault::None;
-    std::string reason = {};
+    std::string reason = {};  // without a fault: which checkpoint it is, in kIdentity letters; text
   };
+  static constexpr size_t kIdentity = 16;
   // Opens the checkpoint, compares it with what is tracked, and verifies the checksum of all that
   // will be read. Changes nothing.
   Outcome prepare(const std::string& folder);
@@ -55,6 +56,7 @@ class Restore {
   void compare_values(const std::string& prefix, Wanted& wanted);
   void find_unexpected();
   const std::string* primary(const std::string& name) const;
+  const std::string* stored(const Piece& piece, const std::vector<std::string>& aliases);
   void plan();
   void verify();
   struct Copy {

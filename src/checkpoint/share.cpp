@@ -138,7 +138,7 @@ Names names_of(const Tracked& tracked) {
 
 bool matches(const std::string& name, const std::vector<std::string>& patterns) {
   return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
-    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+    return pattern == name || fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
   });
 }
 

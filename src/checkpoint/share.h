@@ -28,7 +28,7 @@ struct EachRank {
   static std::string name_of(const std::string& name, int64_t rank);
 };
 
-// A name and patterns as the shell's.
+// A name and patterns as the shell's. A pattern that is the name itself matches, whatever is in it.
 bool matches(const std::string& name, const std::vector<std::string>& patterns);
 
 // Everything that a rank has, under the names of the checkpoint. Throws ConfigError for a name that

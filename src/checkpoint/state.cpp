@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "comm/transport.h"
 #include "lockstep/checkpoint/error.h"
 
@@ -39,6 +41,41 @@ const T* holds(const Value& value) {
 Piece whole_piece(std::string name, const at::Tensor& tensor) {
   const auto sizes = tensor.sizes().vec();
   return {std::move(name), tensor.scalar_type(), sizes, {{whole(sizes), tensor.detach()}}};
+}
+
+std::string pattern_of(const std::string& name) {
+  std::string pattern;
+  for (const char letter : name) {
+    if (std::string_view("*?[]\\").find(letter) != std::string_view::npos) pattern += '\\';
+    pattern += letter;
+  }
+  return pattern;
+}
+
+void Names::add(const at::Tensor& tensor, const std::string& name) {
+  auto& all = names_[tensor.unsafeGetTensorImpl()];
+  if (std::ranges::find(all, name) == all.end()) all.push_back(name);
+}
+
+void Names::add_aliases(const std::map<std::string, std::string>& aliases) {
+  for (auto& [tensor, all] : names_) {
+    const size_t own = all.size();
+    for (size_t i = 0; i < own; ++i) {
+      const auto found = aliases.find(all[i]);
+      if (found == aliases.end() || std::ranges::find(all, found->second) != all.end()) continue;
+      all.push_back(found->second);
+    }
+  }
+}
+
+std::optional<std::string> Names::of(const at::Tensor& tensor) const {
+  const auto found = names_.find(tensor.unsafeGetTensorImpl());
+  return found == names_.end() ? std::nullopt : std::optional(found->second.front());
+}
+
+std::vector<std::string> Names::all(const at::Tensor& tensor) const {
+  const auto found = names_.find(tensor.unsafeGetTensorImpl());
+  return found == names_.end() ? std::vector<std::string>() : found->second;
 }
 
 template <class T>

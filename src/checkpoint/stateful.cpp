@@ -53,7 +53,7 @@ class ModuleState : public Stateful {
     if (!name_.empty() && held == nullptr) {
       throw CheckpointError(fmt::format(
           "[checkpoint] the module that is tracked as {} is not there any more: for the one in its "
-          "place make another Checkpointer",
+          "place destroy this Checkpointer, which holds the directory, and make another",
           name_));
     }
     for (const auto& tensors : {module_->named_parameters(), module_->named_buffers()}) {
@@ -77,12 +77,12 @@ bool is_optional(const std::string& field) {
 std::optional<Piece> piece_of_part(const std::string& path, const PartOf& whole,
                                    const std::variant<at::Tensor*, int64_t*>& value) {
   if (const auto* tensor = std::get_if<at::Tensor*>(&value)) {
-    if (!(*tensor)->defined() || whole.range.size() == 0) return std::nullopt;
+    const bool any = whole.range.size() > 0 || whole.is_of_nothing();
+    if (!(*tensor)->defined() || !any) return std::nullopt;
     return part_piece(path, whole, **tensor);
   }
   // All ranks have the same count; that of the first part is saved.
-  const bool is_first =
-      whole.range.begin == 0 && (whole.range.size() > 0 || elements(whole.sizes) == 0);
+  const bool is_first = whole.range.begin == 0 && (whole.range.size() > 0 || whole.is_of_nothing());
   if (!is_first) return std::nullopt;
   Piece piece = whole_piece(path, at::scalar_tensor(*std::get<int64_t*>(value), at::kLong));
   piece.held = Held::InParts;
@@ -125,15 +125,20 @@ class OptimizerState : public Stateful {
     State state{.values = option_values(optimizer_)};
     next_.clear();
     counts_.clear();
-    each(names, [&](const std::string& name, const at::Tensor& parameter) {
+    stay_.clear();
+    each(names, [&](const std::string& own_name, const at::Tensor& parameter) {
       auto next = new_state(optimizer_);
       const auto fields = fields_of(*next);
+      const std::string name = name_in(saved, names.all(parameter), fields, own_name);
       const bool any = std::any_of(fields.begin(), fields.end(), [&](const auto& field) {
         return saved.tensors.contains(field.name + "/" + name);
       });
       const PartOf* whole = part_of(parameter);
-      if (whole != nullptr) state.others.push_back("*/" + name);  // other ranks' parts
-      if (!any) return;                                           // it had no gradient yet
+      if (whole != nullptr) state.others.push_back("*/" + pattern_of(name));  // other ranks' parts
+      if (!any) {  // it had no gradient yet, or was not there
+        if (needs_first_state(optimizer_)) stay_.push_back(parameter.unsafeGetTensorImpl());
+        return;
+      }
       for (const auto& [field, value] : fields) {
         const std::string path = field + "/" + name;
         if (is_optional(field) && !saved.tensors.contains(path)) continue;
@@ -158,11 +163,18 @@ class OptimizerState : public Stateful {
   void restored(const State& state) override {
     set_options(optimizer_, state.values);
     for (const auto& [place, count] : counts_) *place = count.item<int64_t>();
+    auto before = std::move(optimizer_.state());
     optimizer_.state().clear();
     for (auto& [parameter, next] : next_) {
       optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(next);
     }
+    for (auto* parameter : stay_) {
+      if (const auto found = before.find(parameter); found != before.end()) {
+        optimizer_.state()[parameter] = std::move(found->second);
+      }
+    }
     next_.clear();
+    stay_.clear();
     counts_.clear();
   }
 
@@ -185,6 +197,7 @@ class OptimizerState : public Stateful {
   // Between destination() and restored().
   std::vector<std::pair<at::Tensor, std::unique_ptr<torch::optim::OptimizerParamState>>> next_;
   std::vector<std::pair<int64_t*, at::Tensor>> counts_;
+  std::vector<at::TensorImpl*> stay_;  // parameters that keep the state they have
 };
 
 class TensorState : public Stateful {

@@ -178,7 +178,7 @@ TEST(Checkpointer, ASecondJobIsTold) {
     second.track("value", value);
     first.save(1);
     EXPECT_THAT(refused(second, 2), AllOf(HasSubstr("rank 0: "), HasSubstr("process "),
-                                          HasSubstr("writes checkpoints here already")));
+                                          HasSubstr("another Checkpointer of it holds")));
     EXPECT_EQ(second.restore_latest()->step, 1);
     first.save(3);
   });

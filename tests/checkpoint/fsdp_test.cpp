@@ -240,6 +240,55 @@ TEST(FsdpCheckpoint, LeavesOutWhatAnotherFsdpDivides) {
   EXPECT_FALSE(saved.manifest().tensors.contains("rest/blocks.0.norm.weight"));
 }
 
+// A parameter without elements has a count of steps and empty moments, which one rank saves.
+TEST(FsdpCheckpoint, HasTheStateOfAParameterWithoutElements) {
+  struct Net : torch::nn::Module {
+    Net() {
+      some = register_parameter("some", torch::ones({5}));
+      none = register_parameter("none", torch::ones({0, 3}));
+    }
+    at::Tensor forward(const at::Tensor& x) { return (some * x).sum() + none.sum(); }
+    at::Tensor some, none;
+  };
+  const auto step = [](Net& net, torch::optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    call(net, torch::ones({5})).backward();
+    optimizer.step();
+  };
+  for (const int shard_ranks : {0, 1}) {
+    const Folder folder;
+    spawn(2, [&](World& world) {
+      const auto net = std::make_shared<Net>();
+      Fsdp fsdp(*net, world.group(), {.shard_ranks = shard_ranks});
+      torch::optim::Adam adam(fsdp.parameters(), torch::optim::AdamOptions(0.1));
+      FusedAdamW fused(fsdp.parameters(), AdamWOptions(0.1));
+      Checkpointer checkpoints(world.group(), folder.path());
+      checkpoints.track("net", fsdp);
+      checkpoints.track("adam", adam);
+      checkpoints.track("fused", fused);
+      step(*net, adam);
+      step(*net, fused);
+      checkpoints.save(1);
+      checkpoints.restore_latest();
+    });
+    EXPECT_THAT(checkpoint::verify(folder / "step-00000001"), testing::IsEmpty());
+    spawn(2, [&](World& world) {
+      const auto net = std::make_shared<Net>();
+      Ddp ddp(*net, world.group());
+      torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.1));
+      FusedAdamW fused(net->parameters(), AdamWOptions(0.1));
+      Checkpointer checkpoints(world.group(), folder.path());
+      checkpoints.track("net", net);
+      checkpoints.track("adam", adam);
+      checkpoints.track("fused", fused);
+      checkpoints.restore_latest();
+      EXPECT_EQ(adam.state().size(), 2U);
+      step(*net, adam);
+      step(*net, fused);
+    });
+  }
+}
+
 // What the next forward sees.
 TEST(FsdpCheckpoint, IsSeenByTheNextForward) {
   for (const bool share : {true, false}) {

@@ -108,6 +108,41 @@ TEST(Interchange, DtypesAreConvertedOnlyWhenAsked) {
   });
 }
 
+// Pairs are those with a last dimension of 2 more; all other real numbers are the real parts.
+TEST(Interchange, RealNumbersAndPairsBecomeComplexOnes) {
+  isolated([] {
+    const Folder folder;
+    const auto net_of = [](const at::Tensor& tensor) {
+      auto net = std::make_shared<torch::nn::Module>();
+      net->register_buffer("a", torch::zeros({2}));
+      net->register_buffer("z", tensor);
+      return net;
+    };
+    const auto loaded = [&](const at::Tensor& stored, at::IntArrayRef sizes) {
+      const std::string path = folder / "x.safetensors";
+      auto saved = net_of(stored), net = net_of(torch::zeros(sizes, torch::kComplexFloat));
+      saved->named_buffers()["a"].fill_(3);
+      save_safetensors(*saved, path);
+      EXPECT_THAT(refused(*net, path), HasSubstr("z differs: "));
+      load_module(net, path, {.allow_conversion = {"z"}});
+      return net->named_buffers()["z"].clone();
+    };
+    const at::Tensor square = torch::tensor({{1.0F, 2.0F}, {3.0F, 4.0F}});
+    const at::Tensor real = at::complex(square, torch::zeros({2, 2}));
+    for (const auto dtype : {torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble,
+                             torch::kLong, torch::kByte}) {
+      EXPECT_TRUE(at::equal(loaded(square.to(dtype), {2, 2}), real)) << dtype;
+    }
+    const at::Tensor pairs = at::complex(torch::tensor({1.0F, 3.0F}), torch::tensor({2.0F, 4.0F}));
+    EXPECT_TRUE(at::equal(loaded(square.to(torch::kDouble), {2}), pairs));
+    // Of the dtype that belongs to it without being asked.
+    auto saved = net_of(square), net = net_of(torch::zeros({2}, torch::kComplexFloat));
+    save_safetensors(*saved, folder / "pairs.safetensors");
+    load_module(net, folder / "pairs.safetensors");
+    EXPECT_TRUE(at::equal(net->named_buffers()["z"], pairs));
+  });
+}
+
 TEST(Interchange, TiedParametersThatDifferThereAreAnError) {
   isolated([] {
     const Folder folder;

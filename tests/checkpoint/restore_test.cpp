@@ -1,13 +1,21 @@
-// What is restored in several threads, and tensors of every kind.
+// What is restored in several threads, tensors of every kind, and names that are not the
+// same on both sides.
+#include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <vector>
 
 #include "lockstep/checkpoint/checkpoint.h"
 #include "lockstep/checkpoint/checkpointer.h"
+#include "lockstep/parallel/fsdp.h"
+#include "lockstep/parallel/stateful.h"
+#include "lockstep/parallel/zero_optimizer.h"
+#include "parallel/fsdp/models.h"
 #include "support/folder.h"
 #include "support/spawn.h"
 #include "support/thrown.h"
@@ -141,6 +149,243 @@ TEST(RestoreKinds, OnOtherNumbersOfRanks) {
       expect_same(net, Kinds(1));
     });
   }
+}
+
+// As a program that looks for the folder itself, on hosts with disks of their own.
+TEST(Restore, AnotherCheckpointOnEachRankIsRefused) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    at::Tensor weight = torch::zeros({4});
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("weight", weight);
+    for (int64_t step = 1; step <= 2; ++step) {
+      weight.fill_(step);
+      checkpoints.save(step);
+    }
+    weight.fill_(7);
+    const std::string one = folder / "step-00000001", two = folder / "step-00000002";
+    EXPECT_THAT(
+        message_of<CheckpointError>([&] { checkpoints.restore(world.rank() == 0 ? one : two); }),
+        AllOf(HasSubstr("the ranks would restore different checkpoints"),
+              HasSubstr("\n  rank 0 has step 1 of " + one + ", whose manifest"),
+              HasSubstr("\n  rank 1 has step 2 of " + two + ", whose manifest"),
+              HasSubstr("Give restore() the same checkpoint on all ranks")));
+    EXPECT_TRUE(at::equal(weight, torch::full({4}, 7.0))) << "changed";
+    // The same checkpoint in two places is one.
+    if (world.rank() == 1) std::filesystem::copy(two, folder / "copy");
+    world.group().barrier().wait();
+    const auto restored = checkpoints.restore(world.rank() == 0 ? two : folder / "copy");
+    EXPECT_EQ(restored.step, 2);
+    EXPECT_TRUE(at::equal(weight, torch::full({4}, 2.0)));
+  });
+}
+
+struct Bare : torch::nn::Module {};
+
+// The checkpoint has a tied parameter under one of its names, which is not the first one here.
+TEST(Restore, OneNameOfATiedParameterIsEnough) {
+  const Folder folder;
+  for (const bool own : {false, true}) {
+    spawn(2, [&](World& world) {
+      const CheckpointerOptions options{.each_rank = own ? std::vector<std::string>{"net"}
+                                                         : std::vector<std::string>()};
+      const std::string path = folder / (own ? "own" : "common");
+      const double value = own ? 5.0 + world.rank() : 5.0;
+      Bare saved, net;
+      saved.register_parameter("body", torch::full({3}, value));
+      Checkpointer first(world, path, options);
+      first.track("net", saved);
+      first.save(1);
+      const at::Tensor tied = net.register_parameter("ahead", torch::zeros({3}));
+      net.register_parameter("body", tied);
+      Checkpointer second(world, path, options);
+      second.track("net", net);
+      second.restore_latest();
+      EXPECT_TRUE(at::equal(tied, torch::full({3}, value)));
+    });
+  }
+}
+
+TEST(Restore, ANameOfATiedParameterThatIsNotTheFirstUnderFsdp) {
+  const Folder folder;
+  spawn(1, [&](World& world) {
+    Bare saved;
+    saved.register_parameter("body", torch::arange(5.0));
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("net", saved);
+    checkpoints.save(1);
+  });
+  spawn(2, [&](World& world) {
+    Bare net;
+    net.register_parameter("body", net.register_parameter("ahead", torch::zeros({5})));
+    Fsdp fsdp(net, world.group());
+    Checkpointer checkpoints(world, folder.path());
+    checkpoints.track("net", fsdp);
+    checkpoints.restore_latest();
+    for (const auto& shard : fsdp.shards()) {
+      EXPECT_TRUE(at::equal(shard.shard, part_of_shard(torch::arange(5.0), shard)));
+    }
+  });
+}
+
+// Letters that mean something in a pattern are plain ones in a name.
+TEST(Restore, NamesWithBracketsAndStars) {
+  EXPECT_EQ(checkpoint::pattern_of("a[0]*?\\.w"), "a\\[0\\]\\*\\?\\\\.w");
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    at::Tensor buffer = torch::full({2}, world.rank(), torch::kFloat);
+    at::Tensor other = torch::full({2}, 3.0 + world.rank());
+    auto noise = at::make_generator<at::CPUGeneratorImpl>(world.rank() + 5);
+    Checkpointer checkpoints(world, folder / "own", {.each_rank = {"buffer*", "other[1]"}});
+    checkpoints.track("buffer[0]", buffer);
+    checkpoints.track("other[1]", other);
+    checkpoints.track("noise[?*]", noise);
+    checkpoints.save(1);
+    const at::Tensor expected = at::rand({3}, noise);
+    buffer.fill_(9);
+    other.fill_(9);
+    checkpoints.restore_latest();
+    EXPECT_EQ(buffer[0].item<double>(), world.rank());
+    EXPECT_EQ(other[0].item<double>(), 3.0 + world.rank());
+    EXPECT_TRUE(at::equal(at::rand({3}, noise), expected));
+  });
+  spawn(2, [&](World& world) {
+    torch::manual_seed(1);
+    Bare net;
+    auto first = net.register_module("block[0]", torch::nn::Linear(1, 1));
+    auto second = net.register_module("block[1]\\", torch::nn::Linear(1, 1));
+    ZeroOptimizer adam(net.parameters(), world.group(),
+                       zero<torch::optim::Adam>(torch::optim::AdamOptions(0.1)));
+    second->forward(first->forward(torch::ones({2, 1}))).sum().backward();
+    adam.step();
+    Checkpointer checkpoints(world, folder / "zero");
+    checkpoints.track("net*", net);
+    checkpoints.track("adam[1]", adam);
+    checkpoints.save(1);
+    const at::Tensor weight = first->weight.detach().clone();
+    adam.step();
+    checkpoints.restore_latest();
+    EXPECT_TRUE(at::equal(first->weight, weight));
+  });
+  spawn(2, [&](World& world) {
+    torch::manual_seed(1);
+    Bare net;
+    auto first = net.register_module("block[0]", torch::nn::Linear(1, 1));
+    net.register_module("block[1]", torch::nn::Linear(1, 1));
+    const at::Tensor weight = first->weight.detach().clone();
+    Fsdp fsdp(net, world.group());
+    Checkpointer checkpoints(world, folder / "fsdp");
+    checkpoints.track("net", fsdp);
+    checkpoints.save(1);
+    {
+      const at::NoGradGuard no_grad;
+      for (auto& part : fsdp.parameters()) part.zero_();
+    }
+    checkpoints.restore_latest();
+    EXPECT_FALSE(fsdp.shards().empty());
+    for (const auto& shard : fsdp.shards()) {
+      if (shard.name != "block[0].weight") continue;
+      EXPECT_TRUE(at::equal(shard.shard, part_of_shard(weight, shard)));
+    }
+  });
+}
+
+template <class Net>
+void step_down(Net& net, torch::optim::Optimizer& optimizer) {
+  optimizer.zero_grad();
+  at::Tensor loss = torch::zeros({});
+  for (const auto& parameter : net.parameters()) loss = loss + parameter.square().sum();
+  loss.backward();
+  optimizer.step();
+}
+
+// libtorch's Adagrad takes a state for granted that its constructor makes.
+TEST(Restore, AnOptimizerStepsWithALayerThatTheCheckpointDoesNotHave) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const auto with = [&](const std::string& name, bool has_more, const auto& make,
+                          const auto& body) {
+      torch::nn::Module net;
+      net.register_parameter("a", torch::ones({3}));
+      if (has_more) net.register_parameter("b", torch::ones({5}));
+      const auto optimizer = make(net.parameters());
+      Checkpointer checkpoints(world, folder / name);
+      checkpoints.track("net", net);
+      checkpoints.track("optimizer", *optimizer);
+      body(net, *optimizer, checkpoints);
+    };
+    const auto check = [&](const std::string& name, const auto& make) {
+      with(name, false, make, [](auto& net, auto& optimizer, auto& checkpoints) {
+        step_down(net, optimizer);
+        checkpoints.save(1);
+      });
+      with(name, true, make, [&](auto& net, auto& optimizer, auto& checkpoints) {
+        checkpoints.restore_latest({.allow_missing = {"net/b"}});
+        const at::Tensor before = net.named_parameters()["b"].detach().clone();
+        step_down(net, optimizer);
+        EXPECT_FALSE(at::equal(net.named_parameters()["b"], before)) << name;
+      });
+    };
+    check("adagrad", [](const auto& parameters) {
+      return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(0.1));
+    });
+    check("zero_adagrad", [&](const auto& parameters) {
+      return std::make_unique<ZeroOptimizer>(
+          parameters, world.group(),
+          zero<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1)));
+    });
+    check("adam", [](const auto& parameters) {
+      return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.1));
+    });
+  });
+}
+
+// An optimizer's state is by the first name, which need not be the same in the next run.
+TEST(Restore, TiedParametersMayBeRegisteredInAnotherOrder) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const auto with = [&](const std::vector<std::string>& order, const auto& make,
+                          const std::string& name, const auto& body) {
+      torch::nn::Module net;
+      const at::Tensor tied = net.register_parameter(order[0], torch::ones({5}));
+      for (size_t i = 1; i < order.size(); ++i) net.register_parameter(order[i], tied);
+      const auto optimizer = make(std::vector<at::Tensor>{tied});
+      Checkpointer checkpoints(world, folder / name);
+      checkpoints.track("net", net);
+      checkpoints.track("optimizer", *optimizer);
+      body(*optimizer, checkpoints, tied);
+    };
+    const auto check = [&](const std::string& name, const auto& make) {
+      at::Tensor expected;
+      const auto train = [](auto& optimizer, const at::Tensor& tied) {
+        optimizer.zero_grad();
+        tied.square().sum().backward();
+        optimizer.step();
+      };
+      with({"a", "b"}, make, name, [&](auto& optimizer, auto& checkpoints, const at::Tensor& tied) {
+        train(optimizer, tied);
+        checkpoints.save(1);
+        train(optimizer, tied);
+        expected = tied.detach().clone();
+      });
+      for (const auto& order :
+           {std::vector<std::string>{"b", "a"}, std::vector<std::string>{"b"}}) {
+        with(order, make, name, [&](auto& optimizer, auto& checkpoints, const at::Tensor& tied) {
+          checkpoints.restore_latest();
+          train(optimizer, tied);
+          EXPECT_TRUE(at::equal(tied, expected)) << name;
+        });
+      }
+    };
+    const auto options = torch::optim::AdamOptions(0.1);
+    check("adam", [&](const auto& parameters) {
+      return std::make_unique<torch::optim::Adam>(parameters, options);
+    });
+    check("zero", [&](const auto& parameters) {
+      return std::make_unique<ZeroOptimizer>(parameters, world.group(),
+                                             zero<torch::optim::Adam>(options));
+    });
+  });
 }
 
 }  // namespace

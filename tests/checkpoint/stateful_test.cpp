@@ -64,7 +64,9 @@ TEST(Stateful, AModuleThatHasBeenReplacedIsNotSaved) {
       for (const auto& call : {+[](Checkpointer& all) { all.save(2); },
                                +[](Checkpointer& all) { (void)all.restore_latest(); }}) {
         EXPECT_THAT(message_of<CheckpointError>([&] { call(checkpoints); }),
-                    HasSubstr("the module that is tracked as net is not there any more"));
+                    HasSubstr("the module that is tracked as net is not there any more: for the "
+                              "one in its place destroy this Checkpointer, which holds the "
+                              "directory, and make another"));
       }
     };
     auto shared = std::make_shared<torch::nn::LinearImpl>(3, 2);
@@ -325,6 +327,42 @@ TEST(Stateful, WhatAHookKeepsIsEachRanksOwn) {
         torch::load(mean, folder / file_of(name));
         EXPECT_TRUE(at::allclose(tensor, mean)) << name;
       }
+    });
+  });
+}
+
+// Nothing has changed by then: neither what comes before the hook nor what comes after it.
+TEST(Stateful, WhatAHookKeepsOfOtherSizesIsRefusedBeforeAnythingChanges) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const auto with = [&](const std::shared_ptr<CommHook>& hook, const char* name, int64_t width,
+                          int64_t& count, const auto& body) {
+      torch::nn::Linear net(width, 8);
+      at::Tensor tensor = torch::full({3}, count, torch::kFloat);
+      Ddp ddp(net, world.group(), {.hook = hook});
+      for (int pass = 0; pass < 2; ++pass) {
+        net(torch::full({1, width}, 1.0 + world.rank())).square().sum().backward();
+      }
+      Checkpointer checkpoints(world.group(), folder / name);
+      checkpoints.track("count", count);
+      checkpoints.track("tensor", tensor);
+      checkpoints.track("hook", stateful(*hook, world.group()));
+      body(checkpoints);
+      EXPECT_TRUE(at::equal(tensor, torch::full({3}, count, torch::kFloat)));
+    };
+    const auto check = [&](const char* name, const auto& make) {
+      int64_t count = 5;
+      with(make(), name, 64, count, [](Checkpointer& checkpoints) { checkpoints.save(1); });
+      count = 7;
+      with(make(), name, 32, count, [&](Checkpointer& checkpoints) {
+        EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.restore_latest(); }),
+                    HasSubstr("restore what state() of such a hook gave on this rank"));
+      });
+      EXPECT_EQ(count, 7) << name;
+    };
+    check("top_k", [] { return std::make_shared<TopK>(TopKOptions{.fraction = 0.1}); });
+    check("power_sgd", [] {
+      return std::make_shared<PowerSgd>(PowerSgdOptions{.rank = 1, .start_iteration = 1});
     });
   });
 }

@@ -39,13 +39,13 @@ namespace lockstep::checkpoint {
 struct CheckpointerOptions {
   // Patterns as the shell's ("optimizer/*") of tensors of which each rank has its own: what
   // LocalSgd trains, buffers under Buffers::None, parameters that a Ddp or Fsdp ignores, a replay
-  // buffer. The name that an object is tracked under stands for all of its tensors. Numbers, bools
-  // and texts are the same on all ranks: keep such a one in a tensor. The first save() warns of a
-  // pattern without a tensor. Each
-  // rank's is saved, as NAME/rank-R, and goes back to that rank; with more ranks than saved it,
-  // rank r gets that of r modulo their number. The same on all ranks. (save() refuses other tensors
-  // that differ between ranks, as far as it sees it: it compares up to 256 elements of each, and on
-  // a device none.)
+  // buffer. The name that an object is tracked under stands for all of its tensors, and a pattern
+  // that is a name itself matches that name, brackets or not. Numbers, bools and texts are the same
+  // on all ranks: keep such a one in a tensor. The first save() warns of a pattern without a
+  // tensor. Each rank's is saved, as NAME/rank-R, and goes back to that rank; with more ranks than
+  // saved it, rank r gets that of r modulo their number. The same on all ranks. (save() refuses
+  // other tensors that differ between ranks, as far as it sees it: it compares up to 256 elements
+  // of each, and on a device none.)
   std::vector<std::string> each_rank = {};
   Retention retention = {};
   // save() copies this rank's share into memory of its own, which it keeps for the next time, and
@@ -66,8 +66,8 @@ enum class Damaged {
 
 // What may differ between a checkpoint and what is tracked.
 struct RestoreOptions {
-  // Patterns as the shell's ("adam/*"): what the checkpoint does not have and stays as it is, and
-  // what it has beside what is tracked.
+  // Patterns as the shell's ("adam/*"), or names: what the checkpoint does not have and stays as it
+  // is, and what it has beside what is tracked.
   std::vector<std::string> allow_missing = {};
   std::vector<std::string> allow_unexpected = {};
   Damaged damaged = Damaged::Error;
@@ -144,9 +144,10 @@ class Checkpointer {
   // Restores the newest checkpoint; nothing when there is none. Tensors are read where they lie;
   // their bytes are verified before anything changes. Throws CheckpointError on all ranks, and then
   // nothing has changed, when a file is damaged (it names file and tensor), and when names are
-  // missing or unexpected, or have other sizes or dtypes (it lists them).
+  // missing or unexpected, or have other sizes or dtypes (it lists them), and when the ranks would
+  // restore different checkpoints. One name of a tied parameter is enough.
   std::optional<Restored> restore_latest(const RestoreOptions& options = {});
-  // As restore_latest(), for the checkpoint in `folder`.
+  // As restore_latest(), for the checkpoint in `folder`: the same checkpoint on all ranks.
   Restored restore(const std::string& folder, const RestoreOptions& options = {});
 
  private:

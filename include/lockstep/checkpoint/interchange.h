@@ -28,7 +28,8 @@ struct LoadOptions {
   std::string prefix = "";
   std::vector<std::string> allow_missing = {};     // what the file does not have stays as it is
   std::vector<std::string> allow_unexpected = {};  // what the module does not have is left out
-  // Other dtypes there are converted, as Tensor::copy_() does it.
+  // Other dtypes there are converted, as Tensor::copy_() does it: real numbers to complex ones of
+  // the same sizes, too.
   std::vector<std::string> allow_conversion = {};
 };
 

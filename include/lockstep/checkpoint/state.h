@@ -40,6 +40,9 @@ struct Piece {
 // A piece of which every rank has all.
 Piece whole_piece(std::string name, const at::Tensor& tensor);
 
+// The pattern that matches this name alone: "*", "?", "[", "]" and "\" of it are escaped.
+std::string pattern_of(const std::string& name);
+
 // All that one object wants saved.
 struct State {
   std::vector<Piece> pieces = {};
@@ -47,7 +50,7 @@ struct State {
   // Further names of pieces (tied parameters): name, and the piece's.
   std::map<std::string, std::string> aliases = {};
   // In destination(): patterns of further names that a checkpoint may have, such as those of other
-  // ranks.
+  // ranks. A name that is meant literally goes through pattern_of().
   std::vector<std::string> others = {};
 };
 
@@ -66,18 +69,17 @@ struct Saved {
 // What tracked modules call their parameters: "net/fc.weight".
 class Names {
  public:
-  // The first name of a tensor stays.
-  void add(const at::Tensor& tensor, const std::string& name) {
-    names_.try_emplace(tensor.unsafeGetTensorImpl(), name);
-  }
-  // A tensor's name; nothing when no tracked module has it.
-  std::optional<std::string> of(const at::Tensor& tensor) const {
-    const auto found = names_.find(tensor.unsafeGetTensorImpl());
-    return found == names_.end() ? std::nullopt : std::optional(found->second);
-  }
+  // A tied tensor has several; the first one that is added is the one of state().
+  void add(const at::Tensor& tensor, const std::string& name);
+  // For each tensor that has a name which is a key here, the value as another name.
+  void add_aliases(const std::map<std::string, std::string>& aliases);
+  // A tensor's first name; nothing when no tracked module has it.
+  std::optional<std::string> of(const at::Tensor& tensor) const;
+  // All of them, the first one first.
+  std::vector<std::string> all(const at::Tensor& tensor) const;
 
  private:
-  std::map<const at::TensorImpl*, std::string> names_;
+  std::map<const at::TensorImpl*, std::vector<std::string>> names_;
 };
 
 // Something that a checkpoint saves and restores. Called in the same way on every rank;

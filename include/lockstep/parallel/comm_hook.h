@@ -68,6 +68,10 @@ class CommHook {
   // not finite. Before Ddp is attached the hook does not know the parameters; attach() throws then.
   virtual std::map<std::string, at::Tensor> state() const { return {}; }
   virtual void restore(const std::map<std::string, at::Tensor>& state);
+  // Throws what restore() would throw for tensors of these sizes and dtypes, and changes nothing.
+  // A checkpoint calls it, with zeros, before it restores anything. Without an override a state
+  // that does not fit is found by restore() alone, after other objects were restored.
+  virtual void check(const std::map<std::string, at::Tensor>& state) const;
 
   // From the next pass on gradients are `factor` times what they were, because GradScaler changed
   // the loss scale: what the hook carries has to follow. Throws ConfigError when a hook that has a

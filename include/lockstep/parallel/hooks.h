@@ -36,6 +36,7 @@ class CastHook : public CommHook {
   void attach(const std::map<std::string, at::Tensor>& parameters) override;
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
+  void check(const std::map<std::string, at::Tensor>& state) const override;
   void rescale(double factor) override;
   int64_t bytes_sent() const override { return bytes_; }
 
@@ -73,6 +74,7 @@ class PowerSgd : public CommHook {
   // "iteration", and by parameter "error/..." and "q/...".
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
+  void check(const std::map<std::string, at::Tensor>& state) const override;
   void rescale(double factor) override;
   int64_t bytes_sent() const override { return bytes_; }
 
@@ -105,6 +107,7 @@ class TopK : public CommHook {
   void attach(const std::map<std::string, at::Tensor>& parameters) override;
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
+  void check(const std::map<std::string, at::Tensor>& state) const override;
   void rescale(double factor) override;
   int64_t bytes_sent() const override { return bytes_; }
 
@@ -137,6 +140,7 @@ class LocalSgd : public CommHook {
   // "iteration".
   std::map<std::string, at::Tensor> state() const override;
   void restore(const std::map<std::string, at::Tensor>& state) override;
+  void check(const std::map<std::string, at::Tensor>& state) const override;
   void rescale(double) override {}
   int64_t bytes_sent() const override { return bytes_; }
 

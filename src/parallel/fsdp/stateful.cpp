@@ -3,7 +3,9 @@
 
 #include <map>
 #include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/part_of.h"
 #include "parallel/ddp/reducer/accumulator.h"
@@ -22,7 +24,9 @@ class FsdpState : public Stateful {
 
   checkpoint::State destination(const checkpoint::Saved&, const checkpoint::Names&) override {
     checkpoint::State state = described(Parts::Own);
-    for (const auto& item : state_->model().parameters) state.others.push_back(item.name);
+    for (const auto& item : state_->model().parameters) {
+      state.others.push_back(checkpoint::pattern_of(item.name));
+    }
     return state;
   }
 
@@ -30,10 +34,18 @@ class FsdpState : public Stateful {
 
   void add_names(const std::string& prefix, checkpoint::Names& names) const override {
     const auto& parameters = state_->model().parameters;
+    std::map<const at::TensorImpl*, std::vector<std::string>> further;  // of tied ones
+    for (const auto& [name, tensor] : state_->module().parameters()) {
+      further[tensor.unsafeGetTensorImpl()].push_back(name);
+    }
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto& [unit, flat, member] = state_->place(i);
       names.add(flat->leaf(member), prefix + "/" + parameters[i].name);
       names.add(parameters[i].tensor, prefix + "/" + parameters[i].name);
+      for (const auto& name : further[parameters[i].tensor.unsafeGetTensorImpl()]) {
+        names.add(flat->leaf(member), prefix + "/" + name);
+        names.add(parameters[i].tensor, prefix + "/" + name);
+      }
     }
     for (const auto& item : state_->model().buffers) {
       names.add(item.tensor, prefix + "/" + item.name);
@@ -51,7 +63,7 @@ class FsdpState : public Stateful {
       const auto& [unit, flat, member] = state_->place(i);
       const at::Tensor& leaf = flat->leaf(member);
       const auto* whole = checkpoint::part_of(leaf);
-      const bool mine = parts == Parts::Own && (leaf.numel() > 0 || is_first_of_nothing(*whole));
+      const bool mine = parts == Parts::Own && (leaf.numel() > 0 || whole->is_of_nothing());
       if (mine) state.pieces.push_back(checkpoint::part_piece(parameters[i].name, *whole, leaf));
     }
     for (const auto& item : state_->model().buffers) {
@@ -94,11 +106,6 @@ class FsdpState : public Stateful {
   static bool is_of_another(const at::Tensor& tensor) {
     const auto* listener = Accumulator::listener_of(tensor);
     return dynamic_cast<const Fsdp::State*>(listener) != nullptr || !has_memory(tensor);
-  }
-
-  // A parameter without elements is described by the first rank.
-  bool is_first_of_nothing(const checkpoint::PartOf& whole) const {
-    return checkpoint::elements(whole.sizes) == 0 && state_->plan().shards.rank() == 0;
   }
 
   std::shared_ptr<Fsdp::State> state_;

@@ -129,6 +129,7 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
                                            .strides = parameters_[i].strides().vec(),
                                            .range = ranges_[i],
                                            .saves = plan.replicas.rank() == 0,
+                                           .is_first = plan.shards.rank() == 0,
                                            .ranks = plan.shards.size(),
                                            .world_ranks = plan.shards.world_ranks()});
     memory_.emplace_back(

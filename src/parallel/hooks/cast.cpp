@@ -54,6 +54,7 @@ void CastHook::end_pass(const std::vector<std::string>& unused) {
 
 Tensors CastHook::state() const { return residuals_->tensors(); }
 void CastHook::restore(const Tensors& state) { residuals_->restore(state, {""}); }
+void CastHook::check(const Tensors& state) const { residuals_->check(state, {""}); }
 void CastHook::rescale(double factor) { residuals_->rescale(factor); }
 
 }  // namespace lockstep::parallel

@@ -34,11 +34,15 @@ Tensors LocalSgd::state() const {
 }
 
 void LocalSgd::restore(const Tensors& state) {
-  const int64_t iteration = number_in(name(), state, "iteration");
-  Tensors others = state;
-  others.erase("iteration");
-  CommHook::restore(others);
-  iteration_ = iteration;
+  check(state);
+  iteration_ = number_in(name(), state, "iteration");
+}
+
+void LocalSgd::check(const Tensors& state) const {
+  number_in(name(), state, "iteration");
+  for (const auto& [other, tensor] : state) {
+    if (other != "iteration") refuse_state(name(), fmt::format("this hook keeps no '{}'", other));
+  }
 }
 
 }  // namespace lockstep::parallel

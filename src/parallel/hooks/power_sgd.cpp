@@ -189,6 +189,13 @@ void PowerSgd::restore(const Tensors& state) {
   iteration_ = iteration;
 }
 
+void PowerSgd::check(const Tensors& state) const {
+  number_in(name(), state, "iteration");
+  Tensors kept = state;
+  kept.erase("iteration");
+  kept_->check(kept, {kError, kQ});
+}
+
 void PowerSgd::rescale(double factor) { kept_->rescale(factor); }
 
 }  // namespace lockstep::parallel

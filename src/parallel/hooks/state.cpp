@@ -14,12 +14,6 @@
 namespace lockstep::parallel {
 namespace {
 
-[[noreturn]] void refuse_state(std::string_view hook, const std::string& why) {
-  throw ConfigError(fmt::format(
-      "[{}] restore: {}: restore what state() of such a hook gave on this rank, for this model",
-      hook, why));
-}
-
 // "error/" of "error/first.weight"; nothing where names are plain.
 std::string_view family(std::string_view name) { return name.substr(0, name.find('/') + 1); }
 
@@ -28,6 +22,12 @@ bool is_finite(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+void refuse_state(std::string_view hook, const std::string& why) {
+  throw ConfigError(fmt::format(
+      "[{}] restore: {}: restore what state() of such a hook gave on this rank, for this model",
+      hook, why));
+}
 
 void HookState::begin(const Bucket& bucket) {
   if (bucket.index != 0) return;
@@ -88,14 +88,14 @@ void HookState::attach(Layout layout) {
     });
     for (auto& [name, tensor] : tensors_) tensor = tensor.to(layout.at(name).dtype);
   } else {
-    check(tensors_, layout);
+    check_layout(tensors_, layout);
   }
   layout_ = std::move(layout);
   attached_ = true;
   for (auto& [name, tensor] : tensors_) tensor = tensor.to(layout_.at(name).device);
 }
 
-void HookState::check(const Tensors& state, const Layout& layout) const {
+void HookState::check_layout(const Tensors& state, const Layout& layout) const {
   for (const auto& [name, tensor] : state) {
     const auto found = layout.find(name);
     if (found == layout.end()) refuse_state(hook_, fmt::format("this hook keeps no '{}'", name));
@@ -115,8 +115,8 @@ void HookState::check(const Tensors& state, const Layout& layout) const {
   }
 }
 
-void HookState::restore(const Tensors& state, std::initializer_list<std::string_view> prefixes) {
-  Tensors copies;
+void HookState::check(const Tensors& state,
+                      std::initializer_list<std::string_view> prefixes) const {
   for (const auto& [name, tensor] : state) {
     if (std::ranges::none_of(prefixes, [&](auto prefix) { return name.starts_with(prefix); })) {
       refuse_state(hook_, fmt::format("'{}' is not part of this hook's state ({})", name,
@@ -124,11 +124,16 @@ void HookState::restore(const Tensors& state, std::initializer_list<std::string_
     }
     if (!tensor.defined()) refuse_state(hook_, fmt::format("'{}' is an undefined tensor", name));
     if (!is_finite(tensor)) refuse_state(hook_, fmt::format("'{}' has a NaN or an infinity", name));
-    copies[name] = tensor.detach().clone();
   }
-  if (attached_) {
-    check(copies, layout_);
-    for (auto& [name, tensor] : copies) tensor = tensor.to(layout_.at(name).device);
+  if (attached_) check_layout(state, layout_);
+}
+
+void HookState::restore(const Tensors& state, std::initializer_list<std::string_view> prefixes) {
+  check(state, prefixes);
+  Tensors copies;
+  for (const auto& [name, tensor] : state) {
+    copies[name] = tensor.detach().clone();
+    if (attached_) copies[name] = copies[name].to(layout_.at(name).device);
   }
   tensors_ = std::move(copies);
   staged_.clear();
@@ -194,6 +199,8 @@ void CommHook::restore(const Tensors& state) {
     refuse_state(name(), fmt::format("this hook keeps no '{}'", state.begin()->first));
   }
 }
+
+void CommHook::check(const Tensors&) const {}
 
 void CommHook::rescale(double) {
   if (state().empty()) return;

@@ -46,9 +46,11 @@ class HookState {
   // of the layout (as far as it is known): none, or for each prefix that occurs all. Nothing has
   // changed then.
   void restore(const Tensors& state, std::initializer_list<std::string_view> prefixes);
+  // Throws what restore() would throw.
+  void check(const Tensors& state, std::initializer_list<std::string_view> prefixes) const;
 
  private:
-  void check(const Tensors& state, const Layout& layout) const;
+  void check_layout(const Tensors& state, const Layout& layout) const;
 
   std::string hook_;
   Tensors tensors_, staged_;
@@ -74,6 +76,9 @@ HookState::Layout residual_layout(const Tensors& parameters);
 // Throws ConfigError when a parameter's gradients go through a hook that leaves ranks with
 // gradients of their own. `address` begins the message.
 void refuse_local_gradients(const std::vector<at::Tensor>& parameters, std::string_view address);
+
+// Throws the ConfigError of a state that does not fit.
+[[noreturn]] void refuse_state(std::string_view hook, const std::string& why);
 
 // The number in state[name]. Throws ConfigError when it is not there, or no count.
 int64_t number_in(std::string_view hook, const Tensors& state, const std::string& name);

@@ -77,6 +77,7 @@ void TopK::end_pass(const std::vector<std::string>& unused) {
 
 Tensors TopK::state() const { return residuals_->tensors(); }
 void TopK::restore(const Tensors& state) { residuals_->restore(state, {""}); }
+void TopK::check(const Tensors& state) const { residuals_->check(state, {""}); }
 void TopK::rescale(double factor) { residuals_->rescale(factor); }
 
 }  // namespace lockstep::parallel

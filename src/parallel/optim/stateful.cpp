@@ -52,6 +52,11 @@ class HookOfRank : public Stateful {
     } else {
       for (int rank = 0; rank < ranks_; ++rank) want(rank);
     }
+    std::map<std::string, at::Tensor> zeros;  // without memory
+    for (const auto& [name, tensors] : next_) {
+      zeros[name] = at::zeros({}, tensors.front().options()).expand(tensors.front().sizes());
+    }
+    if (!zeros.empty()) hook_.check(zeros);
     return state;
   }
 

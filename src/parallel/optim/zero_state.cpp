@@ -42,7 +42,8 @@ class ZeroState : public Stateful {
           const auto count = at::scalar_tensor(*std::get<int64_t*>(value), at::kLong);
           state.pieces.push_back(count_piece(field + "/" + name_of(index, names), count));
         } else if ((*tensor)->defined()) {
-          state.pieces.push_back(piece(field, index, range, in_memory(**tensor), names));
+          const std::string path = field + "/" + name_of(index, names);
+          state.pieces.push_back(piece(path, index, range, in_memory(**tensor)));
         }
       }
     });
@@ -54,26 +55,32 @@ class ZeroState : public Stateful {
     State state{.values = checkpoint::option_values(zero_)};
     next_.clear();
     counts_.clear();
+    stay_.clear();
     for (size_t i = 0; i < parts().parameters.size(); ++i) {
-      state.others.push_back("*/" + name_of(i, names));
+      state.others.push_back("*/" + checkpoint::pattern_of(name_in(saved, i, names)));
     }
     each_portion([&](size_t index, const Range& range, const at::Tensor& leaf) {
       auto next = checkpoint::new_state(inner());
       bool any = false;
+      const std::string name = name_in(saved, index, names);
       for (const auto& [field, value] : checkpoint::fields_of(*next)) {
-        const std::string path = field + "/" + name_of(index, names);
+        const std::string path = field + "/" + name;
         if (!saved.tensors.contains(path)) continue;
         any = true;
         if (const auto* tensor = std::get_if<at::Tensor*>(&value)) {
           **tensor = at::zeros_like(leaf);
-          state.pieces.push_back(piece(field, index, range, in_memory(**tensor), names));
+          state.pieces.push_back(piece(path, index, range, in_memory(**tensor)));
         } else {
           const auto count = at::zeros({}, at::kLong);
           counts_.emplace_back(std::get<int64_t*>(value), count);
           state.pieces.push_back(count_piece(path, count));
         }
       }
-      if (any) next_.emplace_back(leaf, std::move(next));
+      if (any) {
+        next_.emplace_back(leaf, std::move(next));
+      } else if (checkpoint::needs_first_state(inner())) {
+        stay_.push_back(leaf.unsafeGetTensorImpl());
+      }
     });
     return state;
   }
@@ -81,9 +88,16 @@ class ZeroState : public Stateful {
   void restored(const State& state) override {
     checkpoint::set_options(zero_, state.values);
     for (const auto& [place, count] : counts_) *place = count.item<int64_t>();
+    auto before = std::move(inner().state());
     inner().state().clear();
     for (auto& [leaf, next] : next_) inner().state()[leaf.unsafeGetTensorImpl()] = std::move(next);
+    for (auto* leaf : stay_) {
+      if (const auto found = before.find(leaf); found != before.end()) {
+        inner().state()[leaf] = std::move(found->second);
+      }
+    }
     next_.clear();
+    stay_.clear();
     counts_.clear();
   }
 
@@ -123,10 +137,17 @@ class ZeroState : public Stateful {
     return fmt::format("parameter/{}", index);
   }
 
-  Piece piece(const std::string& field, size_t index, const Range& range, const at::Tensor& values,
-              const Names& names) const {
+  // As a checkpoint calls it, which may have it under another name of a tied parameter.
+  std::string name_in(const Saved& saved, size_t index, const Names& names) const {
+    const auto next = checkpoint::new_state(inner());
+    return checkpoint::name_in(saved, names.all(parts().parameters[index]),
+                               checkpoint::fields_of(*next), name_of(index, names));
+  }
+
+  Piece piece(const std::string& path, size_t index, const Range& range,
+              const at::Tensor& values) const {
     const auto& parameter = parts().parameters[index];
-    return {field + "/" + name_of(index, names), parameter.scalar_type(), parameter.sizes().vec(),
+    return {path, parameter.scalar_type(), parameter.sizes().vec(),
             checkpoint::parts_of(parameter.sizes().vec(), parameter.strides().vec(), range,
                                  values.detach()),
             checkpoint::Held::InParts};
@@ -141,6 +162,7 @@ class ZeroState : public Stateful {
   // Between destination() and restored().
   std::vector<std::pair<at::Tensor, std::unique_ptr<torch::optim::OptimizerParamState>>> next_;
   std::vector<std::pair<int64_t*, at::Tensor>> counts_;
+  std::vector<at::TensorImpl*> stay_;  // leaves that keep the state they have
 };
 
 std::shared_ptr<Stateful> stateful(ZeroOptimizer& optimizer) {

@@ -28,6 +28,9 @@ constexpr std::chrono::seconds kEnding(10);
 constexpr std::chrono::milliseconds kLook(10);
 constexpr const char* kCheckpointsCure =
     "writes checkpoints here already: give this job another directory, or end that one";
+constexpr const char* kOwnCheckpointsCure =
+    "writes checkpoints here already, and is this process: another Checkpointer of it holds the "
+    "directory. Destroy that one first, or give this one another directory";
 
 std::string name_of_process(pid_t pid) { return fmt::format("process {} on {}", pid, host_name()); }
 
@@ -73,7 +76,9 @@ int locked(const std::string& folder, std::string_view name, const std::string& 
       std::this_thread::sleep_for(kLook);
       continue;
     }
-    fail(fmt::format("{}: {} {}", about, holder.empty() ? "another process" : holder, cure));
+    const bool is_own = name == kLockName && holder == name_of_process(getpid());
+    fail(fmt::format("{}: {} {}", about, holder.empty() ? "another process" : holder,
+                     is_own ? kOwnCheckpointsCure : cure));
   }
   // Who holds it is for people only: the lock is the kernel's, and gone with its holder.
   const std::string holder = name_of_process(getpid()) + "\n";

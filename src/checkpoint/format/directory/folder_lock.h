@@ -13,8 +13,8 @@ namespace lockstep::checkpoint {
 class FolderLock {
  public:
   // Makes the folder where it is missing. `about` begins an error, `cure` ends it. Throws
-  // CheckpointError when another process has it, with its host and number; one that is ending is
-  // waited for.
+  // CheckpointError when another process has it, with its host and number, or this one itself, of
+  // checkpoints with a cure for that; one that is ending is waited for.
   FolderLock(const std::string& folder, std::string_view name, const std::string& about,
              const std::string& cure, FileSystem& files = system_files());
   ~FolderLock();
