@@ -49,11 +49,11 @@ TEST(ImageFolder, ClassesAndSamplesInTheOrderOfNames) {
   const auto set = flowers.open({.size = 4, .mean = {0, 0, 0}, .deviation = {1, 1, 1}});
   EXPECT_THAT(set.classes(), ElementsAre("daisy", "rose"));
   ASSERT_EQ(set.size(), 3);
-  EXPECT_EQ(set.file(1).filename(), "deep.PNG");
+  EXPECT_EQ(set.file(2).filename(), "deep.PNG");
   const auto batch = set.get_batch({0, 1, 2});
   EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{3, 3, 4, 4}));
   EXPECT_TRUE(at::equal(batch.target, torch::tensor({0, 1, 1})));
-  const float pixels[] = {50, 100, 200};
+  const float pixels[] = {50, 200, 100};
   for (int64_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(at::allclose(batch.data[i], torch::full({3, 4, 4}, pixels[i] / 255), 0, 1e-6)) << i;
   }
@@ -116,7 +116,7 @@ TEST(ImageFolder, DamagedImagesAreErrorsWithTheirFile) {
   const std::string jpeg = jpeg_of(torch::randint(256, {20, 20, 3}, at::kByte));
   const auto refused = [&](const std::string& bytes) {
     flowers.put("rose/b.png", bytes);
-    return message_of<DataError>([&] { flowers.open().get_batch({2}); });
+    return message_of<DataError>([&] { flowers.open().get_batch({1}); });
   };
   EXPECT_THAT(refused(png.substr(0, png.size() / 2)),
               AllOf(HasSubstr("rose/b.png"), HasSubstr("damaged PNG: truncated")));
@@ -135,7 +135,7 @@ TEST(ImageFolder, DamagedImagesAreErrorsWithTheirFile) {
   EXPECT_THAT(message_of<DataError>([&] {
                 for (const auto& batch : loader.epoch(0)) (void)batch;
               }),
-              AllOf(HasSubstr("sample 2 cannot be read"), HasSubstr("rose/b.png")));
+              AllOf(HasSubstr("sample 1 cannot be read"), HasSubstr("rose/b.png")));
 }
 
 TEST(ImageFolder, DamagedImagesAreSkippedAndCounted) {

@@ -118,7 +118,7 @@ TEST(LanguageRun, DocumentsEndWithTheTokenThatTheirFilesName) {
   tokenizer.save(path + "/tokenizer.json");
   printed(1, small_run(path, folder / "run"));
   const auto config = json::parse(contents(folder / "run/model/generation_config.json"));
-  EXPECT_EQ(config["eos_token_id"], end);
+  EXPECT_EQ(config["eos_token_id"], json({end}));
 }
 
 TEST(LanguageRun, AModelOfAFolderHasTheDropoutOfTheFile) {
