@@ -196,9 +196,10 @@ class Fsdp {
   // 0's. The module is kept as Ddp keeps it. Gradients that it has are dropped.
   Fsdp(const ModuleRef& module, const Group& group, FsdpOptions options = {});
   // Detaches. Does not communicate, so the parameters of several hosts' ranks have no memory from
-  // then on, unless unshard() was called. After that, or where ranks share a memory, the module is
-  // a plain one: each rank has parameters of its own, with the values of the last forward or
-  // unshard().
+  // then on, unless unshard() was called. Where ranks share a memory the parameters stay there, one
+  // copy for all ranks, with the values of the last forward or unshard(): they are to be read, and
+  // a Ddp or another Fsdp that is constructed with the module gives each rank its own. Before
+  // anything else writes to them, give each rank a copy: p.set_data(p.detach().clone()).
   ~Fsdp();
   Fsdp(Fsdp&&) noexcept;
   Fsdp& operator=(Fsdp&&) = delete;

@@ -59,7 +59,8 @@ class ZeroOptimizer : public Optimizer, public Joinable {
                 const ZeroOptions& options = {});
   ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& group, const Make& make,
                 const ZeroOptions& options = {});
-  // With share_parameters each rank gets parameters of its own again. Does not communicate.
+  // Does not communicate. With share_parameters the parameters stay one copy for all ranks, until a
+  // Ddp is constructed with them, which gives each rank its own.
   ~ZeroOptimizer() override;
   ZeroOptimizer(ZeroOptimizer&&) noexcept;
   ZeroOptimizer& operator=(ZeroOptimizer&&) = delete;

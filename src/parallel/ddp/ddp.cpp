@@ -19,6 +19,7 @@
 #include "parallel/ddp/reducer/accumulator.h"
 #include "parallel/ddp/reducer/reducer.h"
 #include "parallel/lanes/rules.h"
+#include "parallel/layout/common_memory.h"
 #include "parallel/step/rank_stream.h"
 
 namespace lockstep::parallel {
@@ -164,6 +165,8 @@ Ddp::Ddp(const ModuleRef& module, const Group& group, DdpOptions options) {
   if (complaint.empty() && state_->plan)
     complaint = unfit_for_lanes(model, lane_options(state_->options), module);
   check(model, group, state_->options, std::move(complaint));
+  // All ranks are here, and none writes to what an Fsdp has left in common any more.
+  if (group.size() > 1) take_own_copies(module.parameters());
   if (state_->plan) begin_lanes(group, lane_options(state_->options));
   state_->attach_hook(state_->module.model());
   state_->attach();

@@ -187,8 +187,9 @@ Fsdp::State::~State() {
   for (const auto& unit : units_) {
     for (auto& flat : unit->flats) {
       if (!unit->shown) stays ? flat.show() : flat.abandon();
-      // Of ranks that share a memory there is one copy, which a plain module does not have.
-      if (plan_.others_read()) flat.take_own_copy();
+      // Of ranks that share a memory there is one copy, which stays for as long as the parameters
+      // do.
+      if (plan_.others_read()) flat.note_common();
     }
   }
 }

@@ -12,6 +12,7 @@
 #include "checkpoint/part_of.h"
 #include "lockstep/core/error.h"
 #include "parallel/ddp/gradients.h"
+#include "parallel/layout/common_memory.h"
 #include "parallel/layout/flat_memory.h"
 #include "parallel/nn/deferred_init.h"
 
@@ -153,10 +154,7 @@ void UnitFlat::abandon() {
   }
 }
 
-void UnitFlat::take_own_copy() {
-  const at::NoGradGuard no_grad;
-  for (at::Tensor& parameter : parameters_) parameter.set_data(parameter.detach().clone());
-}
+void UnitFlat::note_common() const { std::ranges::for_each(parameters_, &parallel::note_common); }
 
 int64_t UnitFlat::gradient_bytes() const {
   return layout_.numel() * static_cast<int64_t>(c10::elementSize(reduce_));

@@ -110,8 +110,8 @@ class UnitFlat {
   void hide();
   // The Fsdp goes, and with it what other ranks have of the parameters.
   void abandon();
-  // The other way for shared memory: shown parameters get memory that this process alone has.
-  void take_own_copy();
+  // The other way for shared memory: shown parameters stay in it.
+  void note_common() const;
   // Before hide(): the next gather is among ShardPlan::resharded, until publish() or drop_nearby().
   void keep_nearby();
   void drop_nearby() { nearby_ = at::Tensor(); }

@@ -17,6 +17,7 @@
 #include "parallel/ddp/model.h"
 #include "parallel/ddp/packed.h"
 #include "parallel/hooks/state.h"
+#include "parallel/layout/common_memory.h"
 #include "parallel/layout/flat_memory.h"
 #include "parallel/layout/overlap.h"
 #include "parallel/optim/fused.h"
@@ -260,12 +261,6 @@ void ZeroOptimizer::Parts::step() {
   }
 }
 
-void ZeroOptimizer::Parts::take_own_copies() {
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!is_elsewhere(i)) parameters[i].set_data(parameters[i].detach().clone());
-  }
-}
-
 // Those of the leaves are not the parameters', of which other ranks have updated parts, too.
 void ZeroOptimizer::Parts::count_updates() const {
   std::vector<at::Tensor> updated;
@@ -311,7 +306,7 @@ ZeroOptimizer::ZeroOptimizer(std::vector<at::Tensor> parameters, const Group& gr
                     group, make, options) {}
 
 ZeroOptimizer::~ZeroOptimizer() {
-  if (parts_ && parts_->shared) parts_->take_own_copies();
+  if (parts_ && parts_->shared) std::ranges::for_each(parts_->parameters, &note_common);
 }
 ZeroOptimizer::ZeroOptimizer(ZeroOptimizer&&) noexcept = default;
 

@@ -48,7 +48,6 @@ struct ZeroOptimizer::Parts {
   void point_to_gradients();
   void step();
   void spread();
-  void take_own_copies();
   void count_updates() const;
 };
 

@@ -86,8 +86,8 @@ TEST(FsdpThrown, GradientsUnderHoldComeAfterWhatIsInFlight) {
   }
 }
 
-// What each rank does with a plain module is its own affair.
-TEST(FsdpGone, EachRankHasParametersOfItsOwn) {
+// What it leaves in memory that the ranks share needs no more memory than before.
+TEST(FsdpGone, ADdpGivesEachRankParametersOfItsOwn) {
   for (const auto dtype : {std::optional<at::ScalarType>(), std::optional(at::kBFloat16)}) {
     spawn(2, [dtype](World& world) {
       Tower net;
@@ -96,6 +96,9 @@ TEST(FsdpGone, EachRankHasParametersOfItsOwn) {
                         {.units = units_of<BlockImpl>(*net), .param_dtype = dtype});
         EXPECT_TRUE(fsdp.shares_memory());
       }
+      const void* before = net->parameters()[0].const_data_ptr();
+      const Ddp ddp(net, world.group());
+      EXPECT_NE(net->parameters()[0].const_data_ptr(), before);
       const Tower other;
       const at::NoGradGuard no_grad;
       if (world.rank() == 0) {

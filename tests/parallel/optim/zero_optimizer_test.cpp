@@ -290,14 +290,16 @@ TEST(Zero, RefusesWhatItCannotDivide) {
   });
 }
 
-TEST(Zero, SharedParametersAreEachRanksOwnAfterwards) {
+TEST(Zero, SharedParametersAreEachRanksOwnUnderTheNextDdp) {
   spawn(2, [](World& world) {
-    const Wide net, other;
+    Wide net;
+    const Wide other;
     {
       const ZeroOptimizer sgd(net.parameters(), world.group(),
                               zero<torch::optim::SGD>(SGDOptions(0.1)), {.share_parameters = true});
       EXPECT_TRUE(sgd.shares_parameters());
     }
+    const Ddp ddp(net, world.group());
     const at::NoGradGuard no_grad;
     if (world.rank() == 0) {
       for (auto& parameter : net.parameters()) parameter.zero_();

@@ -1,0 +1,53 @@
+#include "parallel/layout/common_memory.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace lockstep::parallel {
+namespace {
+
+// By whom the memory is held.
+class Known {
+ public:
+  void add(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(storages_, [](const auto& storage) { return storage.expired(); });
+    if (!find(tensor)) storages_.push_back(tensor.storage().getWeakStorageImpl());
+  }
+  bool has(const at::Tensor& tensor) const {
+    const std::lock_guard lock(mutex_);
+    return find(tensor);
+  }
+
+ private:
+  bool find(const at::Tensor& tensor) const {
+    return tensor.has_storage() && std::ranges::any_of(storages_, [&](const auto& storage) {
+             return storage.lock().get() == tensor.storage().unsafeGetStorageImpl();
+           });
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
+};
+
+Known& known() {
+  static auto& all = *new Known;
+  return all;
+}
+
+}  // namespace
+
+void note_common(const at::Tensor& tensor) {
+  if (tensor.has_storage()) known().add(tensor);
+}
+
+void take_own_copies(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : tensors) {
+    if (known().has(tensor)) tensor.set_data(tensor.detach().clone());
+  }
+}
+
+}  // namespace lockstep::parallel

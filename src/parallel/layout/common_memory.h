@@ -1,0 +1,19 @@
+// Parameters of which several ranks have one copy in memory that they share, as an Fsdp or a
+// ZeroOptimizer leaves them: without a copy for each rank, for which there may be no room.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::parallel {
+
+// The tensor's memory is common to the ranks, and nothing makes them write to it in turns any more.
+void note_common(const at::Tensor& tensor);
+
+// Gives those of the tensors that are in such memory memory of their own, with the same values.
+void take_own_copies(const std::vector<std::pair<std::string, at::Tensor>>& tensors);
+
+}  // namespace lockstep::parallel
