@@ -1,6 +1,7 @@
 #include "parallel/layout/common_memory.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <mutex>
