@@ -9,7 +9,7 @@
 namespace lockstep::parallel {
 namespace {
 
-// By whom the memory is held.
+// The storages of such memory that some tensor still has.
 class Known {
  public:
   void add(const at::Tensor& tensor) {
