@@ -260,10 +260,11 @@ class Group {
                               const CallOptions& options = {}) const;
 
   // A zeroed contiguous tensor in the transport's own memory; over shm, and within a host over
-  // host-then-net, and over nccl, which registers it, collectives on it make no copies (over tcp,
-  // gloo and cuda_ipc it is ordinary memory). Every rank calls it with the same sizes and dtype.
-  // Among ranks that share memory this communicates (a broadcast and a barrier) and blocks;
-  // elsewhere it does not. Throws CommError on all ranks when memory is short. Freed with its last
+  // host-then-net, over nccl, which registers it, and over cuda_ipc with more than 256 KiB (but not
+  // where ranks take turns on a GPU), collectives on it make no copies; elsewhere it is ordinary
+  // memory. Every rank calls it with the same sizes and dtype. Among ranks that share memory, of
+  // the CPU or of GPUs, this communicates (small messages and a barrier) and blocks; elsewhere it
+  // does not. Throws CommError on all ranks when memory is short. Freed with its last
   // reference, on each rank by itself; other ranks may go on using theirs. A child process made by
   // fork() does not have this memory: it must not touch it.
   at::Tensor empty(at::IntArrayRef sizes, at::TensorOptions options = {}) const;

@@ -19,7 +19,8 @@ using Program = void*;              // NVRTC's
 
 enum Attribute : int {
   SharesByDescriptor = 103,  // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
-  MajorVersion = 75,         // of what it can compute
+  Multiprocessors = 16,
+  MajorVersion = 75,  // of what it can compute
   MinorVersion = 76,
   WaitsFor64Bits = 122,  // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, of streams
   HasMps = 133,          // CU_DEVICE_ATTRIBUTE_MPS_ENABLED: processes compute at the same time

@@ -8,7 +8,8 @@ using U32 = unsigned int;
 using U64 = unsigned long long;
 
 constexpr int kMaxRanks = 16;
-constexpr int kMaxBlocks = 32;
+constexpr int kMaxBlocks = 64;
+constexpr unsigned kThreads = 512;  // of a block
 // Blocks that move the messages of one pair of ranks in one direction.
 constexpr int kLanes = 4;
 constexpr int kMaxMessages = 64;
@@ -24,8 +25,13 @@ constexpr U64 kSlotBytes = U64{64} << 10;
 // value was read.
 struct Flags {
   U64 arrived[2][kMaxRanks][kMaxBlocks];  // by who has come there
-  U64 ready[kMaxRanks][kLanes][2];        // by sender: the chunk in its slot
-  U64 taken[kMaxRanks][kLanes];           // by receiver: how many chunks it has taken
+  U64 where[2][kMaxRanks][kMaxBlocks];    // and where its data are: Round::where
+  // This rank's own: how often each block has met the others, and, where streams wait, the last
+  // meeting to which all have come.
+  U32 met[kMaxBlocks];
+  U32 passed;
+  U64 ready[kMaxRanks][kLanes][2];  // by sender: the chunk in its slot
+  U64 taken[kMaxRanks][kLanes];     // by receiver: how many chunks it has taken
 };
 
 // What a rank allocates and all of its host map: the flags, which the others write; a slot for each
@@ -58,24 +64,41 @@ struct Peers {
   int size;
 };
 
-// What one kernel does of a round: all, or, where streams wait, what lies between two meetings.
-// One of those tells the others that this rank has come to the meeting `sequence`.
-constexpr U32 kPutsIn = 1, kCombines = 2, kTakesOut = 4, kArrives = 8;
+// What one kernel does of a round where streams wait: what lies between two meetings; or it tells
+// the others that this rank has come to a meeting; or it looks, when the stream has waited, whether
+// they have, for the same call. The last two read and write the host's memory, which takes a
+// microsecond or two for each group of threads, so they have as few of them as there can be.
+constexpr U32 kPutsIn = 1, kCombines = 2, kTakesOut = 4, kArrives = 8, kChecks = 16;
+constexpr unsigned kFewThreads = 32;
 
-// Bytes at `at` of a stage, here and in memory of this rank's own.
+// Memory of this rank's own, of which a slot of a stage holds as much as a round has room for.
 struct Piece {
-  char* own;
-  U64 at;
+  char* own;  // null: what is combined goes into the slot itself
   U64 bytes;
+  U64 slot;  // where it begins in a stage
   int from;  // whose stage it is
 };
 
-// As much of a collective as a stage has room for: pieces go into this rank's stage; all ranks
-// meet; one piece is combined over all stages; and pieces come out of single ones.
+// This rank's part of a tensor that each rank has in memory which all of them map: no stage is
+// needed. It is read from all ranks' tensors, or written to them, or both.
+struct Direct {
+  char* part[kMaxRanks];  // by rank, as this process maps it
+  U64 bytes;
+  char* own;   // what is not shared: where it is written to, or read from
+  int reads;   // 0 or 1: from all, and combined
+  int writes;  // 0 or 1: to all
+};
+
+// Rounds of a collective, of which each takes as much as a stage has room for: pieces go into this
+// rank's stage; all ranks meet; one piece is combined over all stages; and pieces come out of
+// single ones. Where kernels wait, one of them does all rounds.
 struct Round {
   Peers peers;
-  U64 stage;
-  U32 sequence;  // of the first time that ranks meet
+  U64 stages, stage_bytes;  // where the first of the two begins; the other follows it
+  U64 begin, room;          // bytes of each piece that are done; that go at once
+  U32 rounds;
+  U32 stage;     // 0 or 1: the first round's
+  U32 sequence;  // where streams wait: of the meeting that this is, or that this follows
   U32 kind;      // of the call, the same on all ranks
   U32 steps;
   int in_count;
@@ -83,10 +106,17 @@ struct Round {
   int combines;     // 0 or 1
   int meets_again;  // 0 or 1: between combining, which is into the stage then, and what comes out
   int divide_by;
+  // Whether the call can go without stages: which of the memories that all map, and where in it;
+  // 0 when it cannot. It does if all ranks say the same.
+  U64 where;
+  Direct direct;
   Piece in[kMaxRanks];
   Piece combined;
   Piece out[kMaxRanks];
 };
+constexpr U64 where_of(U32 memory, U64 offset) {
+  return static_cast<U64>(memory) << 40 | offset / kPacket;
+}
 
 struct Message {
   char* data;

@@ -9,7 +9,6 @@
 namespace lockstep::comm::cuda_ipc {
 namespace {
 
-constexpr unsigned kThreads = 512;
 // Since then devices order memory among each other (ld.acquire.sys).
 constexpr int kOldest = 70;
 
@@ -21,7 +20,7 @@ int attribute(Device device, Attribute which) {
 
 }  // namespace
 
-Communicator::Communicator(int device, int rank, int size) : memory_(size) {
+Communicator::Communicator(int device, int rank, int size) {
   if (size > kMaxRanks) {
     throw ConfigError(
         fmt::format("[cuda_ipc] a group of {} ranks, and it is for {} at most: use "
@@ -67,6 +66,7 @@ Communicator::~Communicator() {
   if (stream_) driver().StreamSynchronize(*stream_);
   if (arrivals_there_ != 0) driver().MemHostUnregister(arrivals_.data());
   memory_.clear();
+  regions_.clear();
   kernels_.reset();
   is_over_.reset();
   Context gone = nullptr;
@@ -74,19 +74,47 @@ Communicator::~Communicator() {
   driver().DevicePrimaryCtxRelease(device_);
 }
 
-Fd Communicator::allocate(U64 stage_bytes) {
+DeviceMemory Communicator::allocate(U64 bytes) {
   const Current current(context_);
-  stage_bytes_ = stage_bytes;
-  DeviceMemory& own = memory_[peers_.rank];
-  own = DeviceMemory::create(device_, memory_bytes(peers_.size, stage_bytes));
-  peers_.memory[peers_.rank] = own.data();
-  return own.descriptor();
+  return DeviceMemory::create(device_, bytes);
 }
 
-void Communicator::add(int rank, const Fd& descriptor) {
+DeviceMemory Communicator::open(const Fd& descriptor, U64 bytes) {
   const Current current(context_);
-  memory_[rank] = DeviceMemory::open(descriptor, device_, memory_bytes(peers_.size, stage_bytes_));
-  peers_.memory[rank] = memory_[rank].data();
+  return DeviceMemory::open(descriptor, device_, bytes);
+}
+
+void Communicator::begin(std::vector<DeviceMemory> memory, U64 stage_bytes) {
+  memory_ = std::move(memory);
+  stage_bytes_ = stage_bytes;
+  for (size_t r = 0; r < memory_.size(); ++r) peers_.memory[r] = memory_[r].data();
+}
+
+char* Communicator::share(std::vector<DeviceMemory> memory, U64 bytes) {
+  char* own = memory[peers_.rank].data();
+  const std::lock_guard lock(mutex_);
+  // As many as a word of Flags::where has bits for.
+  last_region_ = last_region_ % 0xffffff + 1;
+  regions_.insert({own, Region{last_region_, bytes, std::move(memory)}});
+  return own;
+}
+
+void Communicator::forget(char* own) noexcept {
+  const Current current(context_);
+  const std::lock_guard lock(mutex_);
+  regions_.erase(own);
+}
+
+std::optional<Communicator::Shared> Communicator::find(const char* own) const {
+  const std::lock_guard lock(mutex_);
+  auto after = regions_.upper_bound(own);
+  if (after == regions_.begin()) return std::nullopt;
+  const auto& [begin, region] = *--after;
+  const auto offset = static_cast<U64>(own - begin);
+  if (offset >= region.bytes) return std::nullopt;
+  Shared shared{.number = region.number, .offset = offset, .at = {}};
+  for (size_t r = 0; r < region.memory.size(); ++r) shared.at[r] = region.memory[r].data() + offset;
+  return shared;
 }
 
 Uuid Communicator::uuid() const {
@@ -95,6 +123,8 @@ Uuid Communicator::uuid() const {
     check(driver().DeviceGetUuid(&own, device_), "cuDeviceGetUuid");
   return own;
 }
+
+int Communicator::multiprocessors() const { return attribute(device_, Multiprocessors); }
 
 bool Communicator::takes_turns() const {
   if (!driver().has_waiting_streams()) return false;
@@ -142,11 +172,12 @@ void Communicator::abort() noexcept {
   }
 }
 
-void Communicator::launch_with(Function kernel, unsigned blocks, void* call, Stream stream) {
+void Communicator::launch_with(Function kernel, unsigned blocks, unsigned threads, void* call,
+                               Stream stream) {
   const Current current(context_);
   stream_ = stream;
   void* arguments[] = {call};
-  check(driver().LaunchKernel(kernel, blocks, 1, 1, kThreads, 1, 1, 0, stream, arguments, nullptr),
+  check(driver().LaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr),
         "cuLaunchKernel");
 }
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,16 +23,17 @@ class Communicator : public DeviceComm {
   Communicator(int device, int rank, int size);
   ~Communicator() override;
 
-  // Allocates this rank's memory, with as many bytes in each stage on all ranks: how the others
-  // open it.
-  Fd allocate(U64 stage_bytes);
-  // Maps that of another rank.
-  void add(int rank, const Fd& descriptor);
+  // Zeroed memory of this rank's, and that of another one.
+  DeviceMemory allocate(U64 bytes);
+  DeviceMemory open(const Fd& descriptor, U64 bytes);
+  // The ranks' memory, memory_bytes(size, stage_bytes) of each, in their order.
+  void begin(std::vector<DeviceMemory> memory, U64 stage_bytes);
 
   // Which device this is, and whether ranks that share it are time-sliced (no MPS) and its streams
   // can wait in place of kernels, which would keep the device from the others for a whole slice.
   Uuid uuid() const;
   bool takes_turns() const;
+  int multiprocessors() const;
   // From now on streams wait, in memory that all ranks map: as much as arrivals_bytes(size).
   void wait_on_streams(Segment arrivals);
   static int64_t arrivals_bytes(int size) { return static_cast<int64_t>(sizeof(Arrivals)) * size; }
@@ -55,13 +58,26 @@ class Communicator : public DeviceComm {
   }
   // Puts a kernel into `stream`, of which there is one.
   template <class Call>
-  void launch(Function kernel, unsigned blocks, Call& call, Stream stream) {
-    launch_with(kernel, blocks, &call, stream);
+  void launch(Function kernel, unsigned blocks, Call& call, Stream stream,
+              unsigned threads = kThreads) {
+    launch_with(kernel, blocks, threads, &call, stream);
   }
   const Peers& peers() const { return peers_; }
+
+  // Memory that every rank has besides, of the same size. All ranks share it in one order.
+  // `forget`s argument is what `share` returned, this rank's; any thread.
+  char* share(std::vector<DeviceMemory> memory, U64 bytes);
+  void forget(char* own) noexcept;
+  // Where memory of this rank's lies in what all share; nothing for memory that is not shared.
+  struct Shared {
+    U32 number;  // the same on all ranks, from 1
+    U64 offset;
+    char* at[kMaxRanks];  // by rank
+  };
+  std::optional<Shared> find(const char* own) const;
   U64 stage_bytes() const { return stage_bytes_; }
   // Where streams wait: lets `stream`, in which a kernel has told the others that this rank has
-  // come, wait for them. What follows begins when they have come, but for different calls.
+  // come, wait for them. What follows begins when they have come, but it may be for other calls.
   void await(uint32_t sequence, Stream stream);
 
  private:
@@ -70,7 +86,7 @@ class Communicator : public DeviceComm {
     const Current current(context_);
     return act();
   }
-  void launch_with(Function kernel, unsigned blocks, void* call, Stream stream);
+  void launch_with(Function kernel, unsigned blocks, unsigned threads, void* call, Stream stream);
 
   Device device_ = 0;
   Context context_ = nullptr;
@@ -83,6 +99,15 @@ class Communicator : public DeviceComm {
   U64 stage_bytes_ = 0;
   Peers peers_{};
   std::optional<Stream> stream_;
+
+  struct Region {
+    U32 number;
+    U64 bytes;
+    std::vector<DeviceMemory> memory;  // by rank
+  };
+  mutable std::mutex mutex_;  // of what follows
+  std::map<const char*, Region> regions_;
+  U32 last_region_ = 0;
 };
 
 }  // namespace lockstep::comm::cuda_ipc

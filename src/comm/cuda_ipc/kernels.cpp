@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <iterator>
+
 #include "lockstep/core/error.h"
 
 namespace lockstep::comm::cuda_ipc {
@@ -85,8 +87,8 @@ std::vector<std::string> defines_of(const Reduction& reduction, int ranks) {
 std::string compile(int version, const std::vector<std::string>& defines) {
   const Compiler& nvrtc = compiler();
   OwnProgram own(nvrtc);
-  const char* header = "comm/cuda_ipc/calls.h";
-  own.check(nvrtc.CreateProgram(&own.program, kKernels, "kernels.cu", 1, &kCalls, &header),
+  own.check(nvrtc.CreateProgram(&own.program, kKernels, "kernels.cu", std::size(kHeaders), kHeaders,
+                                kHeaderNames),
             "nvrtcCreateProgram");
   // Nothing is fused or flushed to zero: the bits are those of other transports.
   const std::string architecture = fmt::format("--gpu-architecture=sm_{}", version);

@@ -2,6 +2,7 @@
 // tests compile it for the host, with threads in place of a block's. Without flags only
 // lockstep_copy and lockstep_message; with LOCKSTEP_ELEMENT, LOCKSTEP_COMBINE and LOCKSTEP_RANKS
 // lockstep_combine for these. Products must not be fused with sums (--fmad=false).
+#include "comm/cuda_ipc/arithmetic.h"
 #include "comm/cuda_ipc/calls.h"
 
 namespace lockstep::comm::cuda_ipc {
@@ -46,36 +47,74 @@ __device__ bool wait_for_all(const Peers& peers, U64 value, const WordOf& word_o
   return __syncthreads_or(is_over) == 0;
 }
 
-// Blocks of one number of all ranks: what each has written before, the others may read afterwards.
-// False when it is over.
-__device__ inline bool meet(const Peers& peers, U32 sequence, U32 kind) {
-  const U64 value = word(sequence, kind);
-  const int half = static_cast<int>(sequence % 2);
-  __syncthreads();
-  for (int peer = static_cast<int>(threadIdx.x); peer < peers.size;
-       peer += static_cast<int>(blockDim.x))
-    store_release(&flags_of(peers, peer).arrived[half][peers.rank][blockIdx.x], value);
-  const Flags& own = flags_of(peers, peers.rank);
-  return wait_for_all(peers, value,
-                      [&](int peer) { return &own.arrived[half][peer][blockIdx.x]; });
-}
+// How ranks' data lie, as they have told each other.
+enum class Data { InStages, AtOnePlace, Mixed };
 
-// Where streams wait: what this rank has written before, the others may read. Not once it is over:
-// then earlier kernels may have done nothing, and who comes late must not take that for sums.
+// Where kernels wait: the meetings of blocks of one number of all ranks. Each block counts its own,
+// in memory, so that a kernel knows no number beforehand.
+struct Meetings {
+  const Peers& peers;
+  const U32 kind;
+  U32 sequence;
+
+  __device__ Meetings(const Peers& all, U32 call)
+      : peers(all), kind(call), sequence(flags_of(all, all.rank).met[blockIdx.x]) {}
+  // Once all threads of the block are done.
+  __device__ void end() const {
+    if (threadIdx.x == 0) flags_of(peers, peers.rank).met[blockIdx.x] = sequence;
+  }
+
+  // What each has written before, the others may read afterwards. False when it is over.
+  __device__ bool meet(U64 where) {
+    ++sequence;
+    const U64 value = word(sequence, kind);
+    const int half = static_cast<int>(sequence % 2);
+    __syncthreads();
+    for (int peer = static_cast<int>(threadIdx.x); peer < peers.size;
+         peer += static_cast<int>(blockDim.x)) {
+      Flags& flags = flags_of(peers, peer);
+      flags.where[half][peers.rank][blockIdx.x] = where;
+      store_release(&flags.arrived[half][peers.rank][blockIdx.x], value);
+    }
+    const Flags& own = flags_of(peers, peers.rank);
+    return wait_for_all(peers, value,
+                        [&](int peer) { return &own.arrived[half][peer][blockIdx.x]; });
+  }
+
+  // What they have said of their data at the last meeting: the same in all threads of all ranks.
+  __device__ Data data(U64 own_where) const {
+    const Flags& own = flags_of(peers, peers.rank);
+    bool some_direct = false, some_other = false;
+    for (int peer = static_cast<int>(threadIdx.x); peer < peers.size;
+         peer += static_cast<int>(blockDim.x)) {
+      const U64 where = own.where[sequence % 2][peer][blockIdx.x];
+      some_direct = some_direct || where != 0;
+      some_other = some_other || where != own_where;
+    }
+    const bool is_direct = __syncthreads_or(some_direct) != 0;
+    const bool differs = __syncthreads_or(some_other) != 0;
+    return !is_direct ? Data::InStages : differs ? Data::Mixed : Data::AtOnePlace;
+  }
+};
+
+// Where streams wait: what this rank has written before, the others may read. Not once it is over,
+// or where earlier kernels have done nothing: who comes late must not take that for sums.
 __device__ inline void arrive(const Peers& peers, U32 sequence, U32 kind) {
-  if (*peers.is_over != 0) return;
+  if (flags_of(peers, peers.rank).passed != sequence - 1 || *peers.is_over != 0) return;
   for (int peer = static_cast<int>(threadIdx.x); peer < peers.size;
        peer += static_cast<int>(blockDim.x))
     store_release(&peers.arrivals[peer].arrived[peers.rank][sequence % kMeetings],
                   word(sequence, kind));
 }
 
-// As meet(), after this rank's stream has waited: the words are there, and it is left to see whether
-// the others called the same. Or it is over, and the words are the host's.
-__device__ inline bool has_met(const Peers& peers, U32 sequence, U32 kind) {
+// After this rank's stream has waited: the words are there, and it is left to see whether the others
+// called the same. Or it is over, and the words are the host's.
+__device__ inline void check(const Peers& peers, U32 sequence, U32 kind) {
   const Arrivals& own = peers.arrivals[peers.rank];
-  return wait_for_all(peers, word(sequence, kind),
-                      [&](int peer) { return &own.arrived[peer][sequence % kMeetings]; });
+  const bool has_met =
+      wait_for_all(peers, word(sequence, kind),
+                   [&](int peer) { return &own.arrived[peer][sequence % kMeetings]; });
+  if (has_met && threadIdx.x == 0) flags_of(peers, peers.rank).passed = sequence;
 }
 
 struct Span {
@@ -89,11 +128,22 @@ __device__ inline Span span_of(U64 bytes, U64 block, U64 blocks) {
   return {packets * block / blocks * kPacket, end < bytes ? end : bytes};
 }
 
+// A thread has several reads under way, or it would wait for each.
 template <class Unit>
 __device__ U64 copy_as(char* to, const char* from, U64 bytes) {
+  constexpr U64 kAhead = 4;
   const U64 count = bytes / sizeof(Unit);
-  for (U64 i = threadIdx.x; i < count; i += blockDim.x)
-    reinterpret_cast<Unit*>(to)[i] = reinterpret_cast<const Unit*>(from)[i];
+  for (U64 first = threadIdx.x; first < count; first += kAhead * blockDim.x) {
+    Unit units[kAhead];
+    for (U64 i = 0; i < kAhead; ++i) {
+      const U64 at = first + i * blockDim.x;
+      units[i] = at < count ? reinterpret_cast<const Unit*>(from)[at] : Unit{};
+    }
+    for (U64 i = 0; i < kAhead; ++i) {
+      const U64 at = first + i * blockDim.x;
+      if (at < count) reinterpret_cast<Unit*>(to)[at] = units[i];
+    }
+  }
   return count * sizeof(Unit);
 }
 
@@ -101,7 +151,8 @@ struct alignas(kPacket) Sixteen {
   U64 low, high;
 };
 
-__device__ inline void copy(char* to, const char* from, U64 bytes) {
+// A function of its own, as what combines is: else the compiler takes a second for each kernel.
+__attribute__((noinline)) __device__ void copy(char* to, const char* from, U64 bytes) {
   const U64 addresses = reinterpret_cast<U64>(to) | reinterpret_cast<U64>(from);
   U64 done = 0;
   if (addresses % kPacket == 0) {
@@ -117,35 +168,114 @@ __device__ inline void copy_part(char* to, const char* from, U64 bytes) {
   if (part.begin < part.end) copy(to + part.begin, from + part.begin, part.end - part.begin);
 }
 
+// One of a call's rounds.
+struct Turn {
+  const Round& round;
+  U64 begin;
+  U64 stage;  // where it begins in each rank's memory
+
+  __device__ Turn(const Round& all, U32 number)
+      : round(all),
+        begin(all.begin + number * all.room),
+        stage(all.stages + (all.stage + number) % 2 * all.stage_bytes) {}
+  __device__ U64 bytes(const Piece& piece) const {
+    const U64 left = begin < piece.bytes ? piece.bytes - begin : 0;
+    return left < round.room ? left : round.room;
+  }
+  __device__ char* slot(int rank, const Piece& piece) const {
+    return round.peers.memory[rank] + stage + piece.slot;
+  }
+
+  __device__ void put_in() const {
+    for (int i = 0; i < round.in_count; ++i) {
+      const Piece& piece = round.in[i];
+      if (bytes(piece) != 0)
+        copy_part(slot(round.peers.rank, piece), piece.own + begin, bytes(piece));
+    }
+  }
+  __device__ void take_out() const {
+    for (int i = 0; i < round.out_count; ++i) {
+      const Piece& piece = round.out[i];
+      if (bytes(piece) != 0)
+        copy_part(piece.own + begin, slot(piece.from, piece), bytes(piece));
+    }
+  }
+};
+
+// What is combined: bytes() that begin at each rank's source(), into all targets.
+struct Combination {
+  const Turn turn;
+  const bool is_direct;
+
+  __device__ Combination(const Turn& of, bool without_stages)
+      : turn(of), is_direct(without_stages) {}
+  __device__ const Direct& direct() const { return turn.round.direct; }
+  __device__ const Piece& piece() const { return turn.round.combined; }
+
+  __device__ U64 bytes() const { return is_direct ? direct().bytes : turn.bytes(piece()); }
+  __device__ const char* source(int rank) const {
+    return is_direct ? direct().part[rank] : turn.slot(rank, piece());
+  }
+  __device__ bool has_one_target() const { return !is_direct || direct().writes == 0; }
+  __device__ int targets() const { return has_one_target() ? 1 : turn.round.peers.size; }
+  __device__ char* target(int i) const {
+    if (!has_one_target()) return direct().part[i];
+    if (is_direct) return direct().own;
+    return piece().own != nullptr ? piece().own + turn.begin
+                                  : turn.slot(turn.round.peers.rank, piece());
+  }
+};
+
 template <class Combine>
-__device__ void run(const Round& round, const Combine& combine) {
-  const Peers& peers = round.peers;
-  const auto meets = [&](U32 sequence) {
-    return peers.arrivals == nullptr ? meet(peers, sequence, round.kind)
-                                     : has_met(peers, sequence, round.kind);
-  };
-  if ((round.steps & kArrives) != 0) return arrive(peers, round.sequence, round.kind);
-  if ((round.steps & kPutsIn) != 0) {
-    // The others may still read what is there.
-    if (peers.arrivals != nullptr && *peers.is_over != 0) return;
-    char* stage = peers.memory[peers.rank] + round.stage;
-    for (int i = 0; i < round.in_count; ++i)
-      copy_part(stage + round.in[i].at, round.in[i].own, round.in[i].bytes);
-  }
-  if ((round.steps & kCombines) != 0) {
-    if (!meets(round.sequence)) return;
-    if (round.combines != 0) combine(round);
-  }
-  if ((round.steps & kTakesOut) == 0) return;
-  if (round.meets_again != 0 && !meets(round.sequence + 1)) return;
-  for (int i = 0; i < round.out_count; ++i) {
-    const Piece& piece = round.out[i];
-    copy_part(piece.own, peers.memory[piece.from] + round.stage + piece.at, piece.bytes);
+__device__ void run_direct(const Round& round, const Combine& combine) {
+  const Direct& direct = round.direct;
+  if (direct.reads != 0) return combine(Combination(Turn(round, 0), true));
+  for (int i = 0; i < round.peers.size; ++i) {
+    char* to = direct.part[(round.peers.rank + i) % round.peers.size];
+    if (to != direct.own) copy_part(to, direct.own, direct.bytes);
   }
 }
 
+// Where kernels wait: all of a call. Who can go without stages has put nothing into one, and does
+// so late where others cannot.
+template <class Combine>
+__device__ void run_whole(const Round& round, const Combine& combine) {
+  Meetings meetings(round.peers, round.kind);
+  if (round.where == 0) Turn(round, 0).put_in();
+  if (!meetings.meet(round.where)) return;
+  const Data data = meetings.data(round.where);
+  if (data == Data::AtOnePlace) {
+    run_direct(round, combine);
+    if (!meetings.meet(0)) return;
+    return meetings.end();
+  }
+  for (U32 number = 0; number < round.rounds; ++number) {
+    const Turn turn(round, number);
+    if (number > 0 || (data == Data::Mixed && round.where != 0)) turn.put_in();
+    if ((number > 0 || data == Data::Mixed) && !meetings.meet(0)) return;
+    if (round.combines != 0) combine(Combination(turn, false));
+    if (round.meets_again != 0 && !meetings.meet(0)) return;
+    turn.take_out();
+  }
+  meetings.end();
+}
+
+template <class Combine>
+__device__ void run(const Round& round, const Combine& combine) {
+  const Peers& peers = round.peers;
+  if (peers.arrivals == nullptr) return run_whole(round, combine);
+  if ((round.steps & kArrives) != 0) return arrive(peers, round.sequence, round.kind);
+  if ((round.steps & kChecks) != 0) return check(peers, round.sequence, round.kind);
+  // The others may still read what is there, or have not written it.
+  if (flags_of(peers, peers.rank).passed != round.sequence) return;
+  const Turn turn(round, 0);
+  if ((round.steps & kPutsIn) != 0) turn.put_in();
+  if ((round.steps & kCombines) != 0 && round.combines != 0) combine(Combination(turn, false));
+  if ((round.steps & kTakesOut) != 0) turn.take_out();
+}
+
 struct Nothing {
-  __device__ void operator()(const Round&) const {}
+  __device__ void operator()(Combination) const {}
 };
 
 // This lane's part of one chunk.
@@ -210,183 +340,6 @@ __device__ inline void run(const Messages& messages) {
   }
 }
 
-// Elements and their arithmetic are those of comm/reduce/kernels.inl, to the bit.
-
-template <class A, class B>
-__device__ A bits_as(const B& value) {
-  static_assert(sizeof(A) == sizeof(B));
-  union {
-    B from;
-    A to;
-  } both{value};
-  return both.to;
-}
-
-// Floats of 16 and 8 bits are combined in float32 and rounded to nearest even.
-struct Half {
-  unsigned short bits;
-};
-struct Brain {
-  unsigned short bits;
-};
-struct E4M3 {
-  unsigned char bits;
-};
-struct E5M2 {
-  unsigned char bits;
-};
-template <class Part>
-struct Complex {
-  Part real, imaginary;
-};
-
-__device__ inline float widen(Half value) {
-  const U32 sign = (value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
-  if (rest >= 0x7c00) return bits_as<float>(sign | 0x7f800000u | (rest & 0x3ff) << 13);
-  // By a power of two, which is exact: 2^112.
-  const float scaled = bits_as<float>(rest << 13) * bits_as<float>(0x77800000u);
-  return bits_as<float>(sign | bits_as<U32>(scaled));
-}
-__device__ inline float widen(Brain value) {
-  return bits_as<float>(static_cast<U32>(value.bits) << 16);
-}
-__device__ inline float widen(E4M3 value) {
-  const U32 sign = (value.bits & 0x80u) << 24, rest = value.bits & 0x7fu;
-  if (rest == 0x7f) return bits_as<float>(sign | 0x7fc00000u);
-  const float scaled = bits_as<float>(rest << 20) * bits_as<float>(0x7b800000u);  // 2^120
-  return bits_as<float>(sign | bits_as<U32>(scaled));
-}
-// The upper byte of a half.
-__device__ inline float widen(E5M2 value) {
-  return widen(Half{static_cast<unsigned short>(value.bits << 8)});
-}
-
-__device__ inline Half narrow(float value, Half) {
-  const U32 bits = bits_as<U32>(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7fffffff;
-  U32 result = rest - 0x38000000 + 0xfff + (rest >> 13 & 1);
-  result >>= 13;
-  if (rest > 0x7f800000) {
-    result = 0x7e00;
-  } else if (rest >= 0x477ff000) {
-    result = 0x7c00;
-  } else if (rest < 0x38800000) {  // adding 0.5 leaves the rounded value in the last bits
-    result = bits_as<U32>(bits_as<float>(rest) + 0.5f) - 0x3f000000;
-  }
-  return {static_cast<unsigned short>(sign | result)};
-}
-__device__ inline Brain narrow(float value, Brain) {
-  const U32 bits = bits_as<U32>(value);
-  const U32 rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  return {static_cast<unsigned short>(value != value ? 0x7fc0 : rounded)};
-}
-
-template <int mantissa_bits, int bias>
-__device__ U32 rounded_to_byte(U32 rest) {
-  constexpr U32 kDropped = 23 - mantissa_bits;
-  constexpr U32 kLeast = static_cast<U32>(128 - bias) << 23;
-  constexpr U32 kShift = static_cast<U32>(128 - bias + 23 - mantissa_bits) << 23;
-  if (rest < kLeast) return bits_as<U32>(bits_as<float>(rest) + bits_as<float>(kShift)) - kShift;
-  const U32 rebased = rest - (static_cast<U32>(127 - bias) << 23);
-  return (rebased + (1u << (kDropped - 1)) - 1 + (rebased >> kDropped & 1)) >> kDropped;
-}
-__device__ inline E4M3 narrow(float value, E4M3) {
-  const U32 bits = bits_as<U32>(value), rest = bits & 0x7fffffff;
-  U32 result = 0x7f;
-  if (rest <= 0x7f800000) result = rest >= 0x43e00000 ? 0x7e : rounded_to_byte<3, 7>(rest);
-  if (rest <= 0x7f800000 && result > 0x7e) result = 0x7e;
-  return {static_cast<unsigned char>((bits >> 24 & 0x80) | result)};
-}
-__device__ inline E5M2 narrow(float value, E5M2) {
-  const U32 bits = bits_as<U32>(value), rest = bits & 0x7fffffff;
-  U32 result = 0x7f;
-  if (rest <= 0x7f800000) result = rest >= 0x47800000 ? 0x7c : rounded_to_byte<2, 15>(rest);
-  return {static_cast<unsigned char>((bits >> 24 & 0x80) | result)};
-}
-
-// In the order of comm::Combine.
-enum Operation : int { Sum, Min, Max, Product, And, Or, Xor };
-
-// The type in which a whole number's sum and product wrap.
-template <class T>
-struct Wrapping {
-  using type = U64;
-  static constexpr bool is_whole = true;
-};
-template <>
-struct Wrapping<float> {
-  using type = float;
-  static constexpr bool is_whole = false;
-};
-template <>
-struct Wrapping<double> {
-  using type = double;
-  static constexpr bool is_whole = false;
-};
-
-template <int operation, class T>
-__device__ T combine_plain(T a, T b) {
-  using W = typename Wrapping<T>::type;
-  if constexpr (operation == Sum) {
-    return static_cast<T>(static_cast<W>(a) + static_cast<W>(b));
-  } else if constexpr (operation == Product) {
-    return static_cast<T>(static_cast<W>(a) * static_cast<W>(b));
-  } else if constexpr (operation == Min) {
-    return a < b || a != a ? a : b;  // a NaN on either side wins
-  } else if constexpr (operation == Max) {
-    return a > b || a != a ? a : b;
-  } else if constexpr (Wrapping<T>::is_whole && operation == And) {
-    return static_cast<T>(a & b);
-  } else if constexpr (Wrapping<T>::is_whole && operation == Or) {
-    return static_cast<T>(a | b);
-  } else if constexpr (Wrapping<T>::is_whole && operation == Xor) {
-    return static_cast<T>(a ^ b);
-  } else {
-    return a;
-  }
-}
-
-template <class T>
-struct Arithmetic {
-  template <int operation>
-  static __device__ T combine(T a, T b) {
-    return combine_plain<operation>(a, b);
-  }
-  static __device__ T divide(T value, int by) {
-    if constexpr (Wrapping<T>::is_whole) return static_cast<T>(value / by);
-    return static_cast<T>(value / static_cast<T>(by));
-  }
-};
-
-template <class T>
-struct Stored {
-  template <int operation>
-  static __device__ T combine(T a, T b) {
-    return narrow(combine_plain<operation>(widen(a), widen(b)), T{});
-  }
-  static __device__ T divide(T value, int by) {
-    return narrow(widen(value) / static_cast<float>(by), T{});
-  }
-};
-template <>
-struct Arithmetic<Half> : Stored<Half> {};
-template <>
-struct Arithmetic<Brain> : Stored<Brain> {};
-template <>
-struct Arithmetic<E4M3> : Stored<E4M3> {};
-template <>
-struct Arithmetic<E5M2> : Stored<E5M2> {};
-
-// Products alone: a sum is one of the parts.
-template <class Part>
-struct Arithmetic<Complex<Part>> {
-  template <int>
-  static __device__ Complex<Part> combine(Complex<Part> a, Complex<Part> b) {
-    return {a.real * b.real - a.imaginary * b.imaginary,
-            a.real * b.imaginary + a.imaginary * b.real};
-  }
-  static __device__ Complex<Part> divide(Complex<Part> value, int) { return value; }
-};
-
 template <class T>
 struct alignas(kPacket) Packet {
   static constexpr int kCount = kPacket / sizeof(T);
@@ -401,10 +354,10 @@ constexpr int left_of(int count) {
 }
 template <class T, int operation, int first, int count>
 struct Tree {
-  static __device__ Packet<T> at(const Peers& peers, U64 offset) {
+  static __device__ Packet<T> at(const char* const* sources, U64 offset) {
     constexpr int left = left_of(count);
-    const Packet<T> a = Tree<T, operation, first, left>::at(peers, offset);
-    const Packet<T> b = Tree<T, operation, first + left, count - left>::at(peers, offset);
+    const Packet<T> a = Tree<T, operation, first, left>::at(sources, offset);
+    const Packet<T> b = Tree<T, operation, first + left, count - left>::at(sources, offset);
     Packet<T> both;
     for (int i = 0; i < Packet<T>::kCount; ++i)
       both.element[i] = Arithmetic<T>::template combine<operation>(a.element[i], b.element[i]);
@@ -413,30 +366,49 @@ struct Tree {
 };
 template <class T, int operation, int first>
 struct Tree<T, operation, first, 1> {
-  static __device__ Packet<T> at(const Peers& peers, U64 offset) {
-    return *reinterpret_cast<const Packet<T>*>(peers.memory[first] + offset);
+  static __device__ Packet<T> at(const char* const* sources, U64 offset) {
+    return *reinterpret_cast<const Packet<T>*>(sources[first] + offset);
   }
 };
 
 template <class T, int operation, int ranks>
 struct CombineAll {
-  __device__ void operator()(const Round& round) const {
-    const Piece& piece = round.combined;
-    const Span part = span_of(piece.bytes, blockIdx.x, gridDim.x);
-    const bool is_aligned = reinterpret_cast<U64>(piece.own) % kPacket == 0;
-    for (U64 at = part.begin + threadIdx.x * kPacket; at < part.end; at += blockDim.x * kPacket) {
-      // The last packet may go beyond the piece, but not beyond the stage.
-      Packet<T> sum = Tree<T, operation, 0, ranks>::at(round.peers, round.stage + piece.at + at);
-      if (round.divide_by != 1) {
-        for (int i = 0; i < Packet<T>::kCount; ++i)
-          sum.element[i] = Arithmetic<T>::divide(sum.element[i], round.divide_by);
+  // Packets of each rank that a thread has under way.
+  static constexpr int kAhead = ranks <= 2 ? 4 : ranks <= 4 ? 2 : 1;
+
+  // This block's part of it.
+  __attribute__((noinline)) __device__ void operator()(Combination all) const {
+    const char* sources[ranks];
+    for (int rank = 0; rank < ranks; ++rank) sources[rank] = all.source(rank);
+    const int divide_by = all.turn.round.divide_by, targets = all.targets();
+    const Span part = span_of(all.bytes(), blockIdx.x, gridDim.x);
+    const U64 stride = blockDim.x * kPacket;
+    for (U64 first = part.begin + threadIdx.x * kPacket; first < part.end;
+         first += kAhead * stride) {
+      Packet<T> sums[kAhead];
+      for (int i = 0; i < kAhead; ++i) {
+        // The last packet may go beyond the piece, but not beyond the memory.
+        const U64 at = first + i * stride < part.end ? first + i * stride : first;
+        sums[i] = Tree<T, operation, 0, ranks>::at(sources, at);
       }
-      if (is_aligned && at + kPacket <= part.end) {
-        *reinterpret_cast<Packet<T>*>(piece.own + at) = sum;
-      } else {
-        for (int i = 0; i < Packet<T>::kCount && at + (i + 1) * sizeof(T) <= part.end; ++i)
-          reinterpret_cast<T*>(piece.own + at)[i] = sum.element[i];
+      if (divide_by != 1) {
+        for (Packet<T>& sum : sums) {
+          for (T& element : sum.element) element = Arithmetic<T>::divide(element, divide_by);
+        }
       }
+      for (int i = 0; i < targets; ++i) {
+        char* to = all.target(i);
+        for (int k = 0; k < kAhead; ++k) store(sums[k], to, first + k * stride, part.end);
+      }
+    }
+  }
+
+  static __device__ void store(const Packet<T>& sum, char* to, U64 at, U64 end) {
+    if (at + kPacket <= end && reinterpret_cast<U64>(to) % kPacket == 0) {
+      *reinterpret_cast<Packet<T>*>(to + at) = sum;
+    } else {
+      for (int i = 0; i < Packet<T>::kCount && at + (i + 1) * sizeof(T) <= end; ++i)
+        reinterpret_cast<T*>(to + at)[i] = sum.element[i];
     }
   }
 };
@@ -449,14 +421,14 @@ namespace ipc = lockstep::comm::cuda_ipc;
 namespace lockstep::comm::cuda_ipc {
 using Combine = CombineAll<LOCKSTEP_ELEMENT, LOCKSTEP_COMBINE, LOCKSTEP_RANKS>;
 }
-extern "C" __global__ void lockstep_combine(const __grid_constant__ ipc::Round round) {
+extern "C" __global__ void __launch_bounds__(ipc::kThreads) lockstep_combine(const __grid_constant__ ipc::Round round) {
   ipc::run(round, ipc::Combine{});
 }
 #else
-extern "C" __global__ void lockstep_copy(const __grid_constant__ ipc::Round round) {
+extern "C" __global__ void __launch_bounds__(ipc::kThreads) lockstep_copy(const __grid_constant__ ipc::Round round) {
   ipc::run(round, ipc::Nothing{});
 }
-extern "C" __global__ void lockstep_message(const __grid_constant__ ipc::Messages messages) {
+extern "C" __global__ void __launch_bounds__(ipc::kThreads) lockstep_message(const __grid_constant__ ipc::Messages messages) {
   ipc::run(messages);
 }
 #endif

@@ -10,9 +10,10 @@
 
 namespace lockstep::comm::cuda_ipc {
 
-// The texts of kernels.cu and calls.h.
+// The texts of kernels.cu and of what it includes.
 extern const char* const kKernels;
-extern const char* const kCalls;
+extern const char* const kHeaders[2];
+extern const char* const kHeaderNames[2];
 
 // Makes the device's primary context current, which libtorch computes in.
 class Current {

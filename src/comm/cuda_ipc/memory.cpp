@@ -25,6 +25,8 @@ DeviceMemory DeviceMemory::create(Device device, U64 bytes) {
   own.has_memory_ = true;
   own.map(device);
   check(driver().MemsetD8(own.address_, 0, own.bytes_), "cuMemsetD8");
+  // That went to the default stream, for which others do not wait.
+  check(driver().StreamSynchronize(nullptr), "cuStreamSynchronize");
   return own;
 }
 

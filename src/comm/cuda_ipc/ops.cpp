@@ -1,11 +1,15 @@
 #include "comm/cuda_ipc/ops.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/reduce/reduction.h"
 #include "core/hash/mix.h"
+#include "core/process/own_process.h"
+#include "lockstep/core/error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -26,16 +30,41 @@ uint32_t kind_of(const DeviceCall& call) { return fnv1a<uint32_t>(call.notice.si
 
 }  // namespace
 
-CudaIpcOps::CudaIpcOps(std::shared_ptr<cuda_ipc::Communicator> comm)
+CudaIpcOps::CudaIpcOps(std::shared_ptr<cuda_ipc::Communicator> comm, cuda_ipc::Sharing sharing,
+                       int most_blocks)
     : comm_(std::move(comm)),
+      sharing_(std::move(sharing)),
       rank_(comm_->peers().rank),
       size_(comm_->peers().size),
+      most_blocks_(most_blocks),
       sent_(size_),
       received_(size_) {}
 
-at::Tensor CudaIpcOps::empty(const std::shared_ptr<DeviceState>&, at::IntArrayRef sizes,
+// Where streams wait, a device does not choose by what the others have said.
+at::Tensor CudaIpcOps::empty(const std::shared_ptr<DeviceState>& state, at::IntArrayRef sizes,
                              const at::TensorOptions& options) {
-  return at::zeros(sizes, options);
+  const int64_t bytes =
+      c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
+  if (bytes <= kAtOnce || comm_->peers().arrivals != nullptr) return at::zeros(sizes, options);
+  std::vector<cuda_ipc::DeviceMemory> memory;
+  try {
+    memory = sharing_.memory_of_all(*comm_, static_cast<cuda_ipc::U64>(bytes));
+  } catch (const ConfigError&) {
+    // On all ranks: one of them has none to share. Libtorch may have some in reserve.
+    return at::zeros(sizes, options);
+  }
+  char* own = comm_->share(std::move(memory), static_cast<cuda_ipc::U64>(bytes));
+  return at::for_blob(own, sizes)
+      .deleter([comm = comm_, state, process = OwnProcess()](void* gone) {
+        if (!process.is_here()) return;
+        // Kernels may still use it, and no allocator orders its reuse after them.
+        const c10::impl::VirtualGuardImpl device(state->device().type());
+        device.synchronizeDevice(state->device().index());
+        comm->forget(static_cast<char*>(gone));
+      })
+      .options(options)
+      .target_device(options.device())
+      .make_tensor();
 }
 
 // One contiguous tensor as equal parts, or the list as it is: part r is for or from rank r.
@@ -70,6 +99,14 @@ void CudaIpcOps::plan_reduction(Plan& plan, const Request& request) const {
   }
   plan.combined = {plan.in[rank_]};
   if (receives) plan.out = plan.in;
+  if (request.what == Collective::AllReduce) {
+    const Part& own = plan.in[rank_];
+    plan.direct = {.whole = data_of(tensor),
+                   .data = own.data,
+                   .bytes = own.bytes,
+                   .reads = true,
+                   .writes = true};
+  }
 }
 
 CudaIpcOps::Plan CudaIpcOps::plan_of(const Request& request, int64_t largest) const {
@@ -98,11 +135,25 @@ CudaIpcOps::Plan CudaIpcOps::plan_of(const Request& request, int64_t largest) co
       plan.in = parts_of(request.inputs);
       plan.combined = {{data_of(request.outputs[0]), bytes_of(request.outputs[0]), rank_}};
       plan.largest = widest(plan.in);
+      if (request.inputs.size() == 1 && plan.largest % static_cast<int64_t>(kPacket) == 0) {
+        plan.direct = {.whole = data_of(request.inputs[0]),
+                       .data = plan.in[rank_].data,
+                       .bytes = plan.in[rank_].bytes,
+                       .own = plan.combined[0].data,
+                       .reads = true};
+      }
       break;
     case Collective::AllGather:
       plan.in = own(request.inputs[0]);
       plan.out = from_first_slots(parts_of(request.outputs));
       plan.largest = widest(plan.out);
+      if (request.outputs.size() == 1) {
+        plan.direct = {.whole = data_of(request.outputs[0]),
+                       .data = plan.out[rank_].data,
+                       .bytes = plan.out[rank_].bytes,
+                       .own = plan.in[0].data,
+                       .writes = true};
+      }
       break;
     case Collective::Broadcast:
       if (rank_ == request.peer) plan.in = own(request.outputs[0]);
@@ -136,68 +187,90 @@ int64_t CudaIpcOps::room_of(const Plan& plan) const {
   return static_cast<int64_t>(comm_->stage_bytes() / plan.slots / kPacket * kPacket);
 }
 
-void CudaIpcOps::run(const DeviceCall& call, const c10::Stream& stream) {
-  const Request& request = *call.request;
-  const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
-  const Plan plan = plan_of(request, call.largest);
-  const uint32_t kind = kind_of(call);
-  const int64_t room = room_of(plan);
-  // At least one: ranks also compare calls without elements.
-  int64_t begin = 0;
-  do {
-    if (!is_message) run_round(plan, begin, kind, stream);
-    begin += room;
-  } while (begin < plan.largest);
-}
-
-void CudaIpcOps::run_round(const Plan& plan, int64_t begin, uint32_t kind,
-                           const c10::Stream& stream) {
+cuda_ipc::Round CudaIpcOps::round_of(const Plan& plan, uint32_t kind) const {
   const int64_t room = room_of(plan);
   const auto piece_of = [&](const Part& part) {
-    const int64_t skipped = std::min(begin, part.bytes);
-    return cuda_ipc::Piece{part.data + skipped, static_cast<cuda_ipc::U64>(part.slot * room),
-                           static_cast<cuda_ipc::U64>(std::min(part.bytes - skipped, room)),
-                           part.from};
+    return cuda_ipc::Piece{part.data, static_cast<cuda_ipc::U64>(part.bytes),
+                           static_cast<cuda_ipc::U64>(part.slot * room), part.from};
   };
+  // At least one: ranks also compare calls without elements.
+  const int64_t rounds = std::max<int64_t>((plan.largest + room - 1) / room, 1);
   cuda_ipc::Round round{.peers = comm_->peers(),
-                        .stage = cuda_ipc::stage_at(size_, rounds_++ % 2, comm_->stage_bytes()),
-                        .sequence = meetings_,
+                        .stages = cuda_ipc::stage_at(size_, 0, comm_->stage_bytes()),
+                        .stage_bytes = comm_->stage_bytes(),
+                        .room = static_cast<cuda_ipc::U64>(room),
+                        .rounds = static_cast<uint32_t>(rounds),
+                        .stage = rounds_ % 2,
                         .kind = kind,
                         .meets_again = plan.is_in_two ? 1 : 0,
                         .divide_by = plan.reduction.divide_by};
-  meetings_ += plan.is_in_two ? 2 : 1;
   for (const Part& part : plan.in) round.in[round.in_count++] = piece_of(part);
   for (const Part& part : plan.out) round.out[round.out_count++] = piece_of(part);
   if (!plan.combined.empty()) {
     round.combines = 1;
     round.combined = piece_of(plan.combined[0]);
-    if (plan.is_in_two)
-      round.combined.own = round.peers.memory[rank_] + round.stage + round.combined.at;
+    if (plan.is_in_two) round.combined.own = nullptr;
   }
+  find_direct(round, plan.direct);
+  return round;
+}
+
+void CudaIpcOps::find_direct(cuda_ipc::Round& round, const DirectPart& part) const {
+  if (part.whole == nullptr) return;
+  const auto shared = comm_->find(part.whole);
+  const auto offset = static_cast<cuda_ipc::U64>(part.data - part.whole);
+  if (!shared || shared->offset % kPacket != 0 || (part.reads && offset % kPacket != 0)) return;
+  round.where = cuda_ipc::where_of(shared->number, shared->offset);
+  round.direct = {.bytes = static_cast<cuda_ipc::U64>(part.bytes),
+                  .own = part.own,
+                  .reads = part.reads ? 1 : 0,
+                  .writes = part.writes ? 1 : 0};
+  for (int r = 0; r < size_; ++r) round.direct.part[r] = shared->at[r] + offset;
+}
+
+void CudaIpcOps::run(const DeviceCall& call, const c10::Stream& stream) {
+  const Request& request = *call.request;
+  if (request.what == Collective::Send || request.what == Collective::Recv) return;
+  const Plan plan = plan_of(request, call.largest);
+  cuda_ipc::Round round = round_of(plan, kind_of(call));
+  rounds_ += round.rounds;
   // As many on all ranks: block b meets the others' block b.
-  const int64_t bytes = std::min(plan.largest - std::min(begin, plan.largest), room) * plan.slots;
-  const auto blocks =
-      static_cast<unsigned>(std::clamp<int64_t>(bytes / kBlockBytes, 1, cuda_ipc::kMaxBlocks));
+  const auto blocks = static_cast<unsigned>(
+      std::clamp<int64_t>(plan.largest * plan.slots / kBlockBytes, 1, most_blocks_));
   const cuda_ipc::Function middle =
       round.combines != 0 ? comm_->combine(plan.reduction) : comm_->copy();
+  if (round.peers.arrivals == nullptr)
+    return comm_->launch(middle, blocks, round, stream.native_handle());
+  for (uint32_t rounds = std::exchange(round.rounds, 1); rounds > 0; --rounds) {
+    run_steps(round, blocks, middle, stream.native_handle());
+    round.begin += round.room;
+    round.stage = 1 - round.stage;
+  }
+}
+
+// Where streams wait: a round in kernels of which none does.
+void CudaIpcOps::run_steps(cuda_ipc::Round& round, unsigned blocks, cuda_ipc::Function middle,
+                           cuda_ipc::Stream stream) {
+  using cuda_ipc::kArrives, cuda_ipc::kChecks, cuda_ipc::kCombines, cuda_ipc::kPutsIn,
+      cuda_ipc::kTakesOut;
   const auto launch = [&](uint32_t steps, cuda_ipc::Function kernel) {
     round.steps = steps;
-    comm_->launch(kernel, blocks, round, stream.native_handle());
+    round.sequence = meetings_;
+    comm_->launch(kernel, blocks, round, stream);
   };
-  using cuda_ipc::kCombines, cuda_ipc::kPutsIn, cuda_ipc::kTakesOut;
-  if (round.peers.arrivals == nullptr) return launch(kPutsIn | kCombines | kTakesOut, middle);
-  const auto meet = [&](uint32_t sequence) {
-    cuda_ipc::Round arrival = round;
-    arrival.steps = cuda_ipc::kArrives;
-    arrival.sequence = sequence;
-    comm_->launch(comm_->copy(), 1, arrival, stream.native_handle());
-    comm_->await(sequence, stream.native_handle());
+  const auto meet = [&] {
+    round.sequence = ++meetings_;
+    for (const uint32_t step : {kArrives, kChecks}) {
+      round.steps = step;
+      comm_->launch(comm_->copy(), 1, round, stream, cuda_ipc::kFewThreads);
+      if (step == kArrives) comm_->await(meetings_, stream);
+    }
   };
   if (round.in_count > 0) launch(kPutsIn, comm_->copy());
-  meet(round.sequence);
-  if (!plan.is_in_two) return launch(kCombines | kTakesOut, middle);
+  meet();
+  if (round.meets_again == 0) return launch(kCombines | kTakesOut, middle);
   launch(kCombines, middle);
-  meet(round.sequence + 1);
+  meet();
   launch(kTakesOut, comm_->copy());
 }
 

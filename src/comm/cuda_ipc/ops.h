@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/cuda_ipc/communicator.h"
+#include "comm/cuda_ipc/sharing.h"
 #include "comm/device/ops.h"
 #include "comm/reduce/reduce.h"
 
@@ -13,7 +14,9 @@ namespace lockstep::comm {
 
 class CudaIpcOps : public DeviceOps {
  public:
-  explicit CudaIpcOps(std::shared_ptr<cuda_ipc::Communicator> comm);
+  // No kernel has more than `most_blocks`, the same on all ranks.
+  CudaIpcOps(std::shared_ptr<cuda_ipc::Communicator> comm, cuda_ipc::Sharing sharing,
+             int most_blocks);
 
   bool deterministic() const override { return true; }
   void check(const Request&) const override {}
@@ -31,6 +34,14 @@ class CudaIpcOps : public DeviceOps {
     int slot = 0;
     int from = 0;  // of what comes out: from whose stage
   };
+  // This rank's part of a tensor that may be in memory which all ranks map.
+  struct DirectPart {
+    char* whole = nullptr;  // the tensor; null: the call needs stages
+    char* data = nullptr;
+    int64_t bytes = 0;
+    char* own = nullptr;  // in memory of its own: cuda_ipc::Direct
+    bool reads = false, writes = false;
+  };
   struct Plan {
     int slots = 1;
     int64_t largest = 0;  // of all parts on all ranks
@@ -38,6 +49,7 @@ class CudaIpcOps : public DeviceOps {
     Reduction reduction;
     std::vector<Part> combined;  // at most one
     bool is_in_two = false;      // the combined part goes into the stage, from where it comes out
+    DirectPart direct;
   };
 
   Plan plan_of(const Request& request, int64_t largest) const;
@@ -45,13 +57,17 @@ class CudaIpcOps : public DeviceOps {
   std::vector<Part> parts_of(const std::vector<at::Tensor>& tensors) const;
   // Of a round for one slot, in bytes.
   int64_t room_of(const Plan& plan) const;
-  void run_round(const Plan& plan, int64_t begin, uint32_t kind, const c10::Stream& stream);
+  cuda_ipc::Round round_of(const Plan& plan, uint32_t kind) const;
+  void find_direct(cuda_ipc::Round& round, const DirectPart& part) const;
+  void run_steps(cuda_ipc::Round& round, unsigned blocks, cuda_ipc::Function middle,
+                 cuda_ipc::Stream stream);
   cuda_ipc::Message message_of(const DeviceCall& call);
 
   const std::shared_ptr<cuda_ipc::Communicator> comm_;
-  const int rank_, size_;
-  // The same on all ranks: how often they have met, and which stage is next.
-  uint32_t meetings_ = 1, rounds_ = 0;     // flags are 0 at first
+  const cuda_ipc::Sharing sharing_;
+  const int rank_, size_, most_blocks_;
+  // The same on all ranks: how often streams have waited, and which stage is next.
+  uint32_t meetings_ = 0, rounds_ = 0;
   std::vector<uint32_t> sent_, received_;  // chunks, by peer
 };
 

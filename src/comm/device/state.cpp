@@ -16,6 +16,8 @@ using std::chrono::steady_clock;
 
 // How often the watch looks at what is under way.
 constexpr milliseconds kTick{10};
+// And how long it goes on after the last one was over.
+constexpr milliseconds kAwake{1000};
 // How often a rank asks whether another has failed, once a call takes that long.
 constexpr milliseconds kPeek{200};
 // What a rank that ended without an error has sent may still be on its way through this one's
@@ -84,11 +86,13 @@ std::shared_ptr<DeviceCall> DeviceState::begin(Notice notice, Request request) {
   const milliseconds timeout = request.timeout;
   auto call = std::make_shared<DeviceCall>(setup_.device.type(), std::move(notice), timeout);
   call->request = std::move(request);
+  bool wakes = false;
   {
     const std::lock_guard lock(mutex_);
     calls_.push_back(call);
+    wakes = is_asleep_;
   }
-  changed_.notify_all();
+  if (wakes) changed_.notify_all();
   return call;
 }
 
@@ -148,8 +152,13 @@ void DeviceState::watch() {
   while (!closing_ && !ended_) {
     const bool busy =
         std::any_of(calls_.begin(), calls_.end(), [](const auto& call) { return !call->over; });
+    const auto now = steady_clock::now();
+    if (busy) last_busy_ = now;
     if (!busy) {
-      changed_.wait(lock);
+      // To be woken costs a call more than to be looked at some time.
+      is_asleep_ = now - last_busy_ > kAwake;
+      is_asleep_ ? changed_.wait(lock) : void(changed_.wait_for(lock, kTick));
+      is_asleep_ = false;
       continue;
     }
     const Calls calls = calls_;

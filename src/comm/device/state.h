@@ -102,11 +102,12 @@ class DeviceState {
   PeerStatus peer_status_;
   Processes processes_;
   const std::shared_ptr<DeviceComm> comm_;
-  std::chrono::steady_clock::time_point last_look_, last_peek_;  // the watch's own
-  std::mutex mutex_;                                             // of what follows
+  std::chrono::steady_clock::time_point last_look_, last_peek_, last_busy_;  // the watch's own
+  std::mutex mutex_;                                                         // of what follows
   std::condition_variable changed_;
   Calls calls_;
   bool closing_ = false;
+  bool is_asleep_ = false;  // the watch, until there is a call
   std::atomic<bool> ended_{false};
   std::optional<std::string> dead_;  // follows ended_, once it is known what the others say
   bool told_ = false;

@@ -40,7 +40,10 @@ class Engine {
  public:
   Engine(std::shared_ptr<Halves> the_halves, std::unique_ptr<DeviceOps> the_ops,
          c10::Stream the_stream)
-      : halves(std::move(the_halves)), ops(std::move(the_ops)), stream_(the_stream) {}
+      : halves(std::move(the_halves)),
+        ops(std::move(the_ops)),
+        stream_(the_stream),
+        ready_(the_stream.device_type()) {}
 
   std::shared_ptr<DeviceCall> start(Notice notice, Request request, int64_t largest);
   void flush();
@@ -55,6 +58,7 @@ class Engine {
   void on_stream(const Notice& notice, const Enqueue& enqueue);
 
   const c10::Stream stream_;
+  c10::Event ready_;  // what is on the caller's stream before a call
   // Put off until somebody waits or something else is called.
   DeviceOps::Calls messages_;
 };
@@ -78,9 +82,8 @@ std::shared_ptr<DeviceCall> Engine::start(Notice notice, Request request, int64_
   const bool is_message = request.what == Collective::Send || request.what == Collective::Recv;
   if (!is_message) flush();
   // It begins after what is on the caller's stream now.
-  c10::Event ready(stream_.device_type());
-  ready.record(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
-  ready.block(stream_);
+  ready_.record(c10::impl::VirtualGuardImpl(stream_.device_type()).getStream(stream_.device()));
+  ready_.block(stream_);
   auto call = device().begin(std::move(notice), std::move(request));
   call->largest = largest;
   if (is_message) {
@@ -184,6 +187,8 @@ class DeviceTransport : public Transport {
     return halves_->guarded([&] {
       if (options.device().is_cpu()) return halves_->cpu->empty(sizes, options);
       const c10::DeviceGuard guard(state().device());
+      // Other ranks may need this one's messages before they come to it.
+      engine_->flush();
       return engine_->ops->empty(halves_->device, sizes, options);
     });
   }

@@ -17,6 +17,7 @@ namespace {
 
 static_assert(int{SharesByDescriptor} ==
                   CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED &&
+              int{Multiprocessors} == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT &&
               int{MajorVersion} == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR &&
               int{MinorVersion} == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR &&
               int{WaitsFor64Bits} == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS &&

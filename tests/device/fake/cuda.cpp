@@ -3,6 +3,7 @@
 //   FAKE_CUDA_THREADS=4    threads of each block; then all blocks run at the same time
 //   FAKE_CUDA_VERSION=61   what the device can compute
 //   FAKE_CUDA_OLD=1        the driver does not know of MPS
+//   FAKE_CUDA_MOST=1000    bytes that can be allocated at once
 //   FAKE_CUDA_MPS=1        processes compute on one device at the same time
 //   FAKE_NVRTC_FAILS=1     nothing compiles
 #include <fcntl.h>
@@ -96,6 +97,7 @@ int cuDeviceGetAttribute(int* value, int which, ipc::Device) {
   if (which == ipc::HasMps && std::getenv("FAKE_CUDA_OLD") != nullptr) return kInvalid;
   const int version = number_of("FAKE_CUDA_VERSION", 90);
   *value = 1;
+  if (which == ipc::Multiprocessors) *value = 16;
   if (which == ipc::MajorVersion) *value = version / 10;
   if (which == ipc::MinorVersion) *value = version % 10;
   if (which == ipc::HasMps) *value = number_of("FAKE_CUDA_MPS", 0);
@@ -118,6 +120,7 @@ int cuMemCreate(ipc::Memory* memory, size_t bytes, const ipc::Properties* proper
                 unsigned long long) {
   if (properties->handles != ipc::kDescriptor || properties->location.type != ipc::kOnDevice)
     return kInvalid;
+  if (bytes > static_cast<size_t>(number_of("FAKE_CUDA_MOST", 1 << 30))) return kOutOfMemory;
   const int fd = memfd_create("fake-cuda", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
   *memory = static_cast<ipc::Memory>(fd);
@@ -240,6 +243,7 @@ int cuLaunchKernel(ipc::Function function, unsigned blocks, unsigned, unsigned, 
   return 0;
 }
 int cuStreamSynchronize(ipc::Stream stream) {
+  if (stream == nullptr) return 0;  // the default one does nothing here
   auto* handle = static_cast<FakeStreamHandle*>(stream);
   handle->finish(handle);
   return 0;

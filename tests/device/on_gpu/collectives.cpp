@@ -98,6 +98,41 @@ void same_bits(const World& world, const Group& group) {
   }
 }
 
+// The same in memory that all ranks map, where there is such: at one place on all, at several, and
+// in ordinary memory of one rank.
+void in_shared_memory(const World& world, const Group& group) {
+  if (!group.deterministic()) return;
+  constexpr int64_t kCount = 3'000'001;
+  const int rank = world.rank(), size = world.size();
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor memory = group.empty({kCount + 16}, on(world, dtype));
+    const std::vector<at::Tensor> places{
+        memory.narrow(0, 0, kCount), memory.narrow(0, 16, kCount),
+        memory.narrow(0, 8 * (rank % 2), kCount),
+        rank == 0 ? at::zeros({kCount}, on(world, dtype)) : memory.narrow(0, 0, kCount)};
+    for (size_t i = 0; i < places.size(); ++i) {
+      auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(rank));
+      const at::Tensor here = at::randn({kCount}, generator).to(dtype);
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        places[i].copy_(here);
+        group.all_reduce(places[i]).wait();
+        const at::Tensor sum = here.clone();
+        world.group().all_reduce(sum).wait();
+        expect_equal("sums at place " + std::to_string(i), places[i], sum);
+      }
+      const int64_t part = kCount / size / 8 * 8;
+      const at::Tensor whole = places[i].narrow(0, 0, part * size), summed = here.clone();
+      whole.copy_(here.narrow(0, 0, part * size));
+      const at::Tensor own = at::zeros({part}, on(world, dtype));
+      group.reduce_scatter(own, whole).wait();
+      world.group().all_reduce(summed).wait();
+      expect_equal("a part of the sum", own, summed.narrow(0, rank * part, part));
+      group.all_gather(whole, own).wait();
+      expect_equal("all parts of it", whole, summed.narrow(0, 0, part * size));
+    }
+  }
+}
+
 void reduce(const World& world, const Group& group) {
   everywhere(group, [&](at::ScalarType dtype, int64_t size, const std::string& what) {
     const int root = world.size() - 1;
@@ -259,21 +294,22 @@ void groups(const World& world, const Group& group) {
 std::vector<Check> collective_checks(const Group& group) {
   using Body = void (*)(const World&, const Group&);
   std::vector<Check> checks;
-  for (const auto& [name, body] :
-       std::initializer_list<std::pair<std::string_view, Body>>{{"all_reduce", all_reduce},
-                                                                {"average", average},
-                                                                {"same_bits", same_bits},
-                                                                {"reduce", reduce},
-                                                                {"broadcast", broadcast},
-                                                                {"all_gather", all_gather},
-                                                                {"reduce_scatter", reduce_scatter},
-                                                                {"all_to_all", all_to_all},
-                                                                {"unequal_counts", unequal},
-                                                                {"strided", strided},
-                                                                {"messages", messages},
-                                                                {"streams", streams},
-                                                                {"lifetimes", lifetimes},
-                                                                {"split", groups}}) {
+  for (const auto& [name, body] : std::initializer_list<std::pair<std::string_view, Body>>{
+           {"all_reduce", all_reduce},
+           {"average", average},
+           {"same_bits", same_bits},
+           {"in_shared_memory", in_shared_memory},
+           {"reduce", reduce},
+           {"broadcast", broadcast},
+           {"all_gather", all_gather},
+           {"reduce_scatter", reduce_scatter},
+           {"all_to_all", all_to_all},
+           {"unequal_counts", unequal},
+           {"strided", strided},
+           {"messages", messages},
+           {"streams", streams},
+           {"lifetimes", lifetimes},
+           {"split", groups}}) {
     checks.push_back({name, [body, group](const World& world) { body(world, group); }});
   }
   return checks;
