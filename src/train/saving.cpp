@@ -22,25 +22,7 @@ using checkpoint::value_of;
 
 constexpr char kOwn = '+', kOthers = '-';  // whose checkpoints rank 0 has found
 
-// Metrics as one text, without loss of bits: their names are not known before they are restored.
-std::string packed(const std::map<std::string, double>& metrics) {
-  std::string text;
-  for (const auto& [name, value] : metrics)
-    text += fmt::format("{}\t{}\n", name, number_text(value));
-  return text;
-}
-
-std::map<std::string, double> unpacked(const std::string& text) {
-  std::map<std::string, double> metrics;
-  std::istringstream lines(text);
-  std::string name, value;
-  while (std::getline(lines, name, '\t') && std::getline(lines, value)) {
-    metrics[name] = number_from(value).value();
-  }
-  return metrics;
-}
-
-// The same of texts.
+// As one text: their names are not known before they are restored.
 using Texts = std::map<std::string, std::string>;
 
 std::string packed(const Texts& texts) {
@@ -49,12 +31,27 @@ std::string packed(const Texts& texts) {
   return all;
 }
 
-Texts unpacked_texts(const std::string& all) {
+Texts unpacked(const std::string& all) {
   Texts texts;
   std::istringstream lines(all);
   std::string name, text;
   while (std::getline(lines, name, '\t') && std::getline(lines, text)) texts[name] = text;
   return texts;
+}
+
+// Metrics, without loss of bits.
+using Metrics = std::map<std::string, double>;
+
+std::string packed(const Metrics& metrics) {
+  Texts texts;
+  for (const auto& [name, value] : metrics) texts[name] = number_text(value);
+  return packed(texts);
+}
+
+Metrics unpacked_metrics(const std::string& all) {
+  Metrics metrics;
+  for (const auto& [name, text] : unpacked(all)) metrics[name] = number_from(text).value();
+  return metrics;
 }
 
 std::string watch_text(const std::string& metric, Better better) {
@@ -140,14 +137,14 @@ std::shared_ptr<checkpoint::Stateful> Training::progress() {
         state_.epoch = value_of<int64_t>(values, "epoch");
         state_.skipped = value_of<int64_t>(values, "skipped");
         state_.evaluated_at = value_of<int64_t>(values, "evaluated_at");
-        state_.metrics = unpacked(value_of<std::string>(values, "metrics"));
+        state_.metrics = unpacked_metrics(value_of<std::string>(values, "metrics"));
         best_seen_ = value_of<double>(values, "best_seen");
         has_seen_ = value_of<bool>(values, "has_seen");
         bad_evaluations_ = value_of<int64_t>(values, "bad_evaluations");
         best_saved_ = value_of<double>(values, "best_saved");
         has_saved_ = value_of<bool>(values, "has_saved");
-        restored_watched_ = unpacked_texts(value_of<std::string>(values, "watched"));
-        restored_rates_ = unpacked(value_of<std::string>(values, "base_rates"));
+        restored_watched_ = unpacked(value_of<std::string>(values, "watched"));
+        restored_rates_ = unpacked_metrics(value_of<std::string>(values, "base_rates"));
       });
 }
 

@@ -76,9 +76,11 @@ struct Meetings {
       flags.where[half][peers.rank][blockIdx.x] = where;
       store_release(&flags.arrived[half][peers.rank][blockIdx.x], value);
     }
-    const Flags& own = flags_of(peers, peers.rank);
-    return wait_for_all(peers, value,
-                        [&](int peer) { return &own.arrived[half][peer][blockIdx.x]; });
+    Flags& own = flags_of(peers, peers.rank);
+    const bool all_have = wait_for_all(
+        peers, value, [&](int peer) { return &own.arrived[half][peer][blockIdx.x]; });
+    if (!all_have && threadIdx.x == 0) own.gave_up = 1;
+    return all_have;
   }
 
   // What they have said of their data at the last meeting: the same in all threads of all ranks.
@@ -240,6 +242,7 @@ __device__ void run_direct(const Round& round, const Combine& combine) {
 // so late where others cannot.
 template <class Combine>
 __device__ void run_whole(const Round& round, const Combine& combine) {
+  if (flags_of(round.peers, round.peers.rank).gave_up != 0) return;
   Meetings meetings(round.peers, round.kind);
   if (round.where == 0) Turn(round, 0).put_in();
   if (!meetings.meet(round.where)) return;

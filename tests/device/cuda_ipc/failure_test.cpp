@@ -89,32 +89,42 @@ TEST_P(CudaIpcFailure, AStoppedPeerIsNamedByTheDeadline) {
 // Kernels that a rank has enqueued still run after its group has failed there: what they leave must
 // not reach the other ranks as sums.
 TEST_P(CudaIpcFailure, WhoComesAfterTheOthersHaveGivenUpGetsNoWrongSums) {
-  for (const int64_t count : {1000, 1'000'000}) {
-    spawn_on_ipc(2, [&](World& world) {
-      const auto some = [&] { return at::full({count}, world.rank() + 1.0f).to(world.device()); };
-      std::vector<at::Tensor> all{some(), some(), some(), some()};
-      const auto sums = [&](std::chrono::milliseconds timeout) {
-        return message_of([&] {
-          std::vector<Work> works;
-          for (const auto& each : all)
-            works.push_back(world.group().all_reduce(each, comm::ReduceOp::Sum, {timeout}));
-          for (auto& work : works) work.wait();
-          for (auto& each : all) each = each.cpu();
-        });
+  for (const auto& [count, shares] :
+       {std::pair{1000, false}, {1'000'000, false}, {1'000'000, true}}) {
+    spawn_on_ipc(2, [count = count, shares = shares](World& world) {
+      // Each call has numbers of its own: those of a later one are wrong, too.
+      std::vector<at::Tensor> all;
+      for (int call = 0; call < 4; ++call) {
+        all.push_back(shares ? world.group().empty({count}, world.device())
+                             : at::empty({count}, world.device()));
+        all.back().fill_(world.rank() + 1.0f + 10 * call);
+      }
+      const auto start_all = [&](std::chrono::milliseconds timeout) {
+        std::vector<Work> works;
+        for (const auto& each : all)
+          works.push_back(world.group().all_reduce(each, comm::ReduceOp::Sum, {timeout}));
+        return works;
       };
       if (world.rank() == 0) {
-        sums(500ms);
+        message_of([&] {
+          for (auto& work : start_all(500ms)) work.wait();
+          (void)all.back().cpu();
+        });
         world.store().set("has given up", "");
         world.store().get("is over");
         return;
       }
       world.store().get("has given up");
-      if (sums(60s) == "nothing") {
-        for (const auto& each : all) {
-          EXPECT_TRUE(world.group().failure() || at::equal(each, at::full({count}, 3.0f)))
-              << each[0].item<float>() << ", " << each[count - 1].item<float>();
+      message_of([&] {
+        auto works = start_all(60s);
+        for (int call = 0; call < 4; ++call) {
+          works[call].wait();
+          const at::Tensor sum = all[call].cpu();
+          EXPECT_TRUE(world.group().failure() ||
+                      at::equal(sum, at::full({count}, 3.0f + 20 * call)))
+              << sum[0].item<float>() << ", " << sum[count - 1].item<float>();
         }
-      }
+      });
       world.store().set("is over", "");
     });
   }
