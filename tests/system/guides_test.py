@@ -8,7 +8,10 @@ import os
 import pathlib
 import re
 import shutil
+import signal
+import subprocess
 import sys
+import time
 
 from support.program import run, run_cases
 
@@ -307,6 +310,38 @@ def test_a_sweep_whose_evaluations_are_not_finite_has_no_best_run(folder):
     )
     done = run("env", "-C", folder, LOCKSTEP, "sweep", "run.yaml", "--over", "training.seed=1,2")
     done.expect(1, err=r"^lockstep: \[sweep\] no run has a number loss")
+
+
+def test_a_sweep_has_a_key_and_a_value_once(folder):
+    for over, why in (
+        (["training.seed=1", "training.seed=2"], "training.seed is there twice: give all its values in one"),
+        (["training.seed=1,1"], "a value is there twice"),
+        (["logging.output_dir=a,b"], "each run has a folder of its own, below --out"),
+    ):
+        words = [word for axis in over for word in ("--over", axis)]
+        done = run("env", "-C", folder, LOCKSTEP, "sweep", GUIDES / "linear_regression.yaml", *words)
+        done.expect(2, err=r"^lockstep: \[sweep\] --over .*" + why)
+        assert not (pathlib.Path(folder) / "sweep").exists()
+
+
+def test_a_sweep_that_is_interrupted_says_by_what(folder):
+    words = ["sweep", GUIDES / "linear_regression.yaml", "--over", "training.seed=1,2", "--jobs", "1"]
+    words += settings(training__epochs=1000000, checkpoint__save_strategy="no", training__eval_strategy="no")
+    streams = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    sweep = subprocess.Popen([LOCKSTEP, *words], cwd=folder, **streams)
+    try:
+        log = pathlib.Path(folder) / "sweep/run-000/log.txt"
+        end = time.monotonic() + 120
+        while not (log.exists() and "epoch 1/" in log.read_text()):
+            assert sweep.poll() is None and time.monotonic() < end, sweep.stderr.read()
+            time.sleep(0.05)
+        sweep.send_signal(signal.SIGINT)
+        _, said = sweep.communicate(timeout=120)
+    finally:
+        sweep.kill()
+    assert sweep.returncode == 128 + signal.SIGINT and "a signal has stopped it" in said, (sweep.returncode, said)
+    found = json.loads((pathlib.Path(folder) / "sweep/sweep.json").read_text())
+    assert [one["exit_status"] for one in found["runs"]] == [128 + signal.SIGINT, None], found
 
 
 def test_a_sweep_by_a_metric_that_no_run_has(folder):

@@ -99,7 +99,7 @@ char* Communicator::share(std::vector<DeviceMemory> memory, U64 bytes) {
   return own;
 }
 
-void Communicator::forget(char* own) noexcept {
+void Communicator::forget(char* own) {
   const Current current(context_);
   const std::lock_guard lock(mutex_);
   regions_.erase(own);
@@ -170,6 +170,13 @@ void Communicator::abort() noexcept {
   for (auto& of_peer : own) {
     for (U64& each : of_peer) __atomic_store_n(&each, beyond, __ATOMIC_SEQ_CST);
   }
+}
+
+void Communicator::drain() noexcept {
+  if (!stream_ || driver().CtxPushCurrent(context_) != 0) return;
+  driver().StreamSynchronize(*stream_);
+  Context gone = nullptr;
+  driver().CtxPopCurrent(&gone);
 }
 
 void Communicator::launch_with(Function kernel, unsigned blocks, unsigned threads, void* call,

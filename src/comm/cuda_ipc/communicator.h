@@ -44,6 +44,7 @@ class Communicator : public DeviceComm {
   void close() noexcept override {}
   std::optional<std::string> async_error() override { return std::nullopt; }
   void abort() noexcept override;
+  void drain() noexcept override;
 
   // What follows is for the one thread that makes calls.
 
@@ -67,7 +68,7 @@ class Communicator : public DeviceComm {
   // Memory that every rank has besides, of the same size. All ranks share it in one order.
   // `forget`s argument is what `share` returned, this rank's; any thread.
   char* share(std::vector<DeviceMemory> memory, U64 bytes);
-  void forget(char* own) noexcept;
+  void forget(char* own);
   // Where memory of this rank's lies in what all share; nothing for memory that is not shared.
   struct Shared {
     U32 number;  // the same on all ranks, from 1

@@ -23,6 +23,13 @@ __device__ inline Flags& flags_of(const Peers& peers, int rank) {
   return *reinterpret_cast<Flags*>(peers.memory[rank]);
 }
 
+// Whether an earlier kernel of this rank has: the same in all threads of a block, though another
+// block may write it meanwhile.
+__device__ inline bool has_given_up(const Peers& peers) {
+  const volatile U32* word = &flags_of(peers, peers.rank).gave_up;
+  return __syncthreads_or(threadIdx.x == 0 && *word != 0) != 0;
+}
+
 __device__ inline U64 word(U32 number, U32 kind) { return static_cast<U64>(number) << 32 | kind; }
 
 // Until the flag is `value`, or at least that much. False when the host has said that it is over.
@@ -116,7 +123,9 @@ __device__ inline void check(const Peers& peers, U32 sequence, U32 kind) {
   const bool has_met =
       wait_for_all(peers, word(sequence, kind),
                    [&](int peer) { return &own.arrived[peer][sequence % kMeetings]; });
-  if (has_met && threadIdx.x == 0) flags_of(peers, peers.rank).passed = sequence;
+  if (threadIdx.x != 0) return;
+  Flags& flags = flags_of(peers, peers.rank);
+  (has_met ? flags.passed : flags.gave_up) = has_met ? sequence : 1u;
 }
 
 struct Span {
@@ -131,6 +140,16 @@ __device__ inline Span span_of(U64 bytes, U64 block, U64 blocks) {
 }
 
 // A thread has several reads under way, or it would wait for each.
+// A block's part of the first `bytes` of a `whole`, which is cut in the same way whatever `bytes` is:
+// in a call's last round, which takes less than a stage holds, no block may come to what another
+// one still reads of an earlier round.
+__device__ inline Span span_within(U64 bytes, U64 whole) {
+  Span part = span_of(whole, blockIdx.x, gridDim.x);
+  if (part.end > bytes) part.end = bytes;
+  if (part.begin > part.end) part.begin = part.end;
+  return part;
+}
+
 template <class Unit>
 __device__ U64 copy_as(char* to, const char* from, U64 bytes) {
   constexpr U64 kAhead = 4;
@@ -165,8 +184,8 @@ __attribute__((noinline)) __device__ void copy(char* to, const char* from, U64 b
   copy_as<char>(to + done, from + done, bytes - done);
 }
 
-__device__ inline void copy_part(char* to, const char* from, U64 bytes) {
-  const Span part = span_of(bytes, blockIdx.x, gridDim.x);
+__device__ inline void copy_part(char* to, const char* from, U64 bytes, U64 whole) {
+  const Span part = span_within(bytes, whole);
   if (part.begin < part.end) copy(to + part.begin, from + part.begin, part.end - part.begin);
 }
 
@@ -184,6 +203,10 @@ struct Turn {
     const U64 left = begin < piece.bytes ? piece.bytes - begin : 0;
     return left < round.room ? left : round.room;
   }
+  // Of its first round, the largest.
+  __device__ U64 whole(const Piece& piece) const {
+    return piece.bytes < round.room ? piece.bytes : round.room;
+  }
   __device__ char* slot(int rank, const Piece& piece) const {
     return round.peers.memory[rank] + stage + piece.slot;
   }
@@ -192,14 +215,14 @@ struct Turn {
     for (int i = 0; i < round.in_count; ++i) {
       const Piece& piece = round.in[i];
       if (bytes(piece) != 0)
-        copy_part(slot(round.peers.rank, piece), piece.own + begin, bytes(piece));
+        copy_part(slot(round.peers.rank, piece), piece.own + begin, bytes(piece), whole(piece));
     }
   }
   __device__ void take_out() const {
     for (int i = 0; i < round.out_count; ++i) {
       const Piece& piece = round.out[i];
       if (bytes(piece) != 0)
-        copy_part(piece.own + begin, slot(piece.from, piece), bytes(piece));
+        copy_part(piece.own + begin, slot(piece.from, piece), bytes(piece), whole(piece));
     }
   }
 };
@@ -215,6 +238,7 @@ struct Combination {
   __device__ const Piece& piece() const { return turn.round.combined; }
 
   __device__ U64 bytes() const { return is_direct ? direct().bytes : turn.bytes(piece()); }
+  __device__ U64 whole() const { return is_direct ? direct().bytes : turn.whole(piece()); }
   __device__ const char* source(int rank) const {
     return is_direct ? direct().part[rank] : turn.slot(rank, piece());
   }
@@ -234,7 +258,7 @@ __device__ void run_direct(const Round& round, const Combine& combine) {
   if (direct.reads != 0) return combine(Combination(Turn(round, 0), true));
   for (int i = 0; i < round.peers.size; ++i) {
     char* to = direct.part[(round.peers.rank + i) % round.peers.size];
-    if (to != direct.own) copy_part(to, direct.own, direct.bytes);
+    if (to != direct.own) copy_part(to, direct.own, direct.bytes, direct.bytes);
   }
 }
 
@@ -242,7 +266,7 @@ __device__ void run_direct(const Round& round, const Combine& combine) {
 // so late where others cannot.
 template <class Combine>
 __device__ void run_whole(const Round& round, const Combine& combine) {
-  if (flags_of(round.peers, round.peers.rank).gave_up != 0) return;
+  if (has_given_up(round.peers)) return;
   Meetings meetings(round.peers, round.kind);
   if (round.where == 0) Turn(round, 0).put_in();
   if (!meetings.meet(round.where)) return;
@@ -334,12 +358,15 @@ __device__ inline void run(const Messages& messages) {
   const int lane = static_cast<int>(blockIdx.x) % kLanes;
   const int sends = static_cast<int>(blockIdx.x) / kLanes % 2;
   const int peer = static_cast<int>(blockIdx.x) / kLanes / 2;
+  if (has_given_up(messages.peers)) return;
   for (int i = 0; i < messages.count; ++i) {
     const Message& message = messages.all[i];
     if (message.peer != peer || message.sends != sends) continue;
     const bool goes_on =
         sends != 0 ? send(messages.peers, message, lane) : receive(messages.peers, message, lane);
-    if (!goes_on) return;
+    if (goes_on) continue;
+    if (threadIdx.x == 0) flags_of(messages.peers, messages.peers.rank).gave_up = 1;
+    return;
   }
 }
 
@@ -384,7 +411,7 @@ struct CombineAll {
     const char* sources[ranks];
     for (int rank = 0; rank < ranks; ++rank) sources[rank] = all.source(rank);
     const int divide_by = all.turn.round.divide_by, targets = all.targets();
-    const Span part = span_of(all.bytes(), blockIdx.x, gridDim.x);
+    const Span part = span_within(all.bytes(), all.whole());
     const U64 stride = blockDim.x * kPacket;
     for (U64 first = part.begin + threadIdx.x * kPacket; first < part.end;
          first += kAhead * stride) {

@@ -55,12 +55,16 @@ at::Tensor CudaIpcOps::empty(const std::shared_ptr<DeviceState>& state, at::IntA
   }
   char* own = comm_->share(std::move(memory), static_cast<cuda_ipc::U64>(bytes));
   return at::for_blob(own, sizes)
-      .deleter([comm = comm_, state, process = OwnProcess()](void* gone) {
+      // Not the state, whose calls keep the tensors that they use.
+      .deleter([comm = comm_, device = state->device(), process = OwnProcess()](void* gone) {
         if (!process.is_here()) return;
-        // Kernels may still use it, and no allocator orders its reuse after them.
-        const c10::impl::VirtualGuardImpl device(state->device().type());
-        device.synchronizeDevice(state->device().index());
-        comm->forget(static_cast<char*>(gone));
+        try {
+          // Kernels may still use it, and no allocator orders its reuse after them.
+          c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+          comm->forget(static_cast<char*>(gone));
+        } catch (const std::exception&) {
+          // The device has failed, or the driver is gone: so is the memory with the process.
+        }
       })
       .options(options)
       .target_device(options.device())

@@ -20,10 +20,11 @@ void Sharing::refuse(const std::string& problem, size_t rank) {
 std::vector<DeviceMemory> Sharing::memory_of_all(Communicator& comm, U64 bytes) const {
   const int rank = cpu_->rank(), size = cpu_->size();
   std::vector<DeviceMemory> memory(size);
+  // What one lacks is known before any descriptor goes over, which would keep its memory.
+  on_all([&] { memory[rank] = comm.allocate(bytes); });
   // What each rank's descriptor comes with.
   const auto cookies = on_all<Cookie>([&](Cookie& cookie) {
     cookie = new_cookie();
-    memory[rank] = comm.allocate(bytes);
     const Fd descriptor = memory[rank].descriptor();
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
@@ -33,12 +34,15 @@ std::vector<DeviceMemory> Sharing::memory_of_all(Communicator& comm, U64 bytes) 
     }
   });
   on_all([&] {
+    std::vector<std::optional<Fd>> descriptors(size);
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer != rank) descriptors[peer] = Door::own().take(cookies[peer]);
+    }
     for (int peer = 0; peer < size; ++peer) {
       if (peer == rank) continue;
-      const std::optional<Fd> descriptor = Door::own().take(cookies[peer]);
-      if (!descriptor)
+      if (!descriptors[peer])
         throw CommError(fmt::format("the device memory of rank {} has not come", peer));
-      memory[peer] = comm.open(*descriptor, bytes);
+      memory[peer] = comm.open(*descriptors[peer], bytes);
     }
   });
   return memory;

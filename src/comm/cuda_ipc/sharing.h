@@ -2,7 +2,9 @@
 // descriptors that go through their doors.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,13 +23,13 @@ class Sharing {
       : cpu_(std::move(cpu)), doors_(std::move(doors)) {}
 
   // Runs one step on all ranks, and returns what each has written of itself into a `Report`, a
-  // struct of plain values. Throws ConfigError on all when one could not do it, by an Error.
+  // struct of plain values. Throws ConfigError on all when one could not do it.
   template <class Report, class Step>
   std::vector<Report> on_all(const Step& step) const {
     Said<Report> mine{};
     try {
       step(mine.report);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       std::strncpy(mine.problem, error.what(), sizeof mine.problem - 1);
     }
     const auto texts = exchange({reinterpret_cast<const char*>(&mine), sizeof mine});

@@ -25,6 +25,8 @@ class DeviceComm {
   virtual std::optional<std::string> async_error() = 0;
   // Ends what is under way; nothing is moved any more.
   virtual void abort() noexcept = 0;
+  // After abort(): blocks until kernels that were enqueued use no memory of calls any more.
+  virtual void drain() noexcept {}
 };
 
 }  // namespace lockstep::comm

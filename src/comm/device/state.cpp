@@ -68,6 +68,8 @@ DeviceState::~DeviceState() {
   watch_.join();
   if (clean) comm_->close();
   comm_->abort();
+  // The memory of calls goes with this.
+  if (!clean) comm_->drain();
 }
 
 // The program has been told that these are over, and the other ranks need this one's part of them.

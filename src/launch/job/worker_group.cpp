@@ -185,8 +185,9 @@ void WorkerGroup::on_signal(int signal) {
   if (is_first) outcome_.signal = signal;
   if (phase_ == Phase::Running || phase_ == Phase::Leaving) {
     const auto grace = options_.grace.value_or(kGraceAfterSignal);
-    output_.say(fmt::format("{}: asking {} ranks to stop; killing them after {:g} s (Ctrl-C: now)",
-                            signal_name(signal), running_.size(),
+    output_.say(fmt::format("{}: asking {} rank{} to stop; killing {} after {:g} s (Ctrl-C: now)",
+                            signal_name(signal), running_.size(), running_.size() == 1 ? "" : "s",
+                            running_.size() == 1 ? "it" : "them",
                             std::chrono::duration<double>(grace).count()));
     stop(signal, grace);
   } else {

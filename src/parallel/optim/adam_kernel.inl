@@ -10,7 +10,10 @@ namespace {
 // compiled the other way round.
 enum class Part { Vectors, Remainder };
 
-template <bool kDecays, Part kPart>
+// As torch's lerp: from the nearer end, so that a weight of 1 gives the gradient itself.
+enum class From { Average, Gradient };
+
+template <bool kDecays, From kFrom, Part kPart>
 void run(const AdamStep& s, const AdamElements& e, int64_t begin, int64_t end) {
   // Copies, which no store can change.
   const AdamStep step = s;
@@ -22,7 +25,9 @@ void run(const AdamStep& s, const AdamElements& e, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
     const float parameter = parameters[i] * step.keep;
     const float gradient = kDecays ? std::fma(parameter, step.decay, gradients[i]) : gradients[i];
-    const float average = std::fma(step.new_average, gradient - averages[i], averages[i]);
+    const float toward = gradient - averages[i];
+    const float average = kFrom == From::Average ? std::fma(step.new_average, toward, averages[i])
+                                                 : std::fma(step.new_average - 1, toward, gradient);
     const float fresh = step.new_square * gradient;
     const float square = kPart == Part::Vectors
                              ? std::fma(fresh, gradient, squares[i] * step.beta2)
@@ -34,18 +39,24 @@ void run(const AdamStep& s, const AdamElements& e, int64_t begin, int64_t end) {
   }
 }
 
+template <bool kDecays, From kFrom>
+void run_all(const AdamStep& step, const AdamElements& elements) {
+  constexpr int64_t kVector = 8;
+  const int64_t whole = elements.count / kVector * kVector;
+  run<kDecays, kFrom, Part::Vectors>(step, elements, 0, whole);
+  run<kDecays, kFrom, Part::Remainder>(step, elements, whole, elements.count);
+}
+
+template <bool kDecays>
+void run_from(const AdamStep& step, const AdamElements& elements) {
+  step.new_average < 0.5f ? run_all<kDecays, From::Average>(step, elements)
+                          : run_all<kDecays, From::Gradient>(step, elements);
+}
+
 }  // namespace
 
 void adam(const AdamStep& step, const AdamElements& elements) {
-  constexpr int64_t kVector = 8;
-  const int64_t whole = elements.count / kVector * kVector;
-  if (step.decay != 0) {
-    run<true, Part::Vectors>(step, elements, 0, whole);
-    run<true, Part::Remainder>(step, elements, whole, elements.count);
-  } else {
-    run<false, Part::Vectors>(step, elements, 0, whole);
-    run<false, Part::Remainder>(step, elements, whole, elements.count);
-  }
+  step.decay != 0 ? run_from<true>(step, elements) : run_from<false>(step, elements);
 }
 
 }  // namespace lockstep::parallel::LOCKSTEP_ISA

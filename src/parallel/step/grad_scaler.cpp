@@ -89,7 +89,8 @@ void GradScaler::place_on(at::Device device) {
 at::Tensor GradScaler::scale(const at::Tensor& loss) {
   if (!options_.enabled) return loss;
   if (!scale_.defined()) place_on(loss.device());
-  return loss * scale_;
+  // A tensor with dimensions would stay in its dtype, in which the product may be infinite.
+  return loss.to(at::promote_types(loss.scalar_type(), at::kFloat)) * scale_;
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {

@@ -288,6 +288,21 @@ TEST_P(CudaIpc, NotANumberWins) {
   });
 }
 
+// A block that is late in one round, while others come to the third, which uses the same stage and
+// is smaller: it is cut into blocks as the others are.
+TEST(CudaIpcBlocks, MayBeRoundsApart) {
+  setenv("FAKE_CUDA_THREADS", "2", 1);
+  setenv("FAKE_CUDA_MPS", "1", 1);
+  setenv("FAKE_DEVICES", "1", 1);
+  spawn_on_ipc(2, [](World& world) {
+    if (world.rank() == 1) setenv("FAKE_CUDA_SLOW_MS", "300", 1);
+    expect_alike(
+        world, {random_values(5 << 20, world.rank(), at::kFloat)},
+        [&](auto& t) { world.group().all_reduce(t[0]).wait(); }, "two and a half rounds");
+  });
+  for (const char* name : {"FAKE_CUDA_THREADS", "FAKE_CUDA_MPS", "FAKE_DEVICES"}) unsetenv(name);
+}
+
 // Blocks of several threads at the same time, as a GPU has them.
 TEST(CudaIpcBlocks, OfSeveralThreadsGiveTheSameBits) {
   setenv("FAKE_CUDA_THREADS", "3", 1);

@@ -130,6 +130,44 @@ TEST_P(CudaIpcFailure, WhoComesAfterTheOthersHaveGivenUpGetsNoWrongSums) {
   }
 }
 
+// A sum of what was not received, and a message of what was not summed.
+TEST_P(CudaIpcFailure, NothingFollowsACallThatWasGivenUp) {
+  for (const bool sends_first : {true, false}) {
+    spawn_on_ipc(2, [&](World& world) {
+      at::Tensor data = ones_there(world, 1000);
+      const int other = 1 - world.rank();
+      const auto message = [&](const CallOptions& options) {
+        return (world.rank() == 0) == sends_first ? world.group().recv(data, other, 0, options)
+                                                  : world.group().send(data, other, 0, options);
+      };
+      const auto both = [&](std::chrono::milliseconds timeout) {
+        std::vector<Work> works;
+        if (sends_first) works.push_back(message({timeout}));
+        works.push_back(world.group().all_reduce(data, comm::ReduceOp::Sum, {timeout}));
+        if (!sends_first) works.push_back(message({timeout}));
+        for (auto& work : works) work.wait();
+      };
+      if (world.rank() == 0) {
+        message_of([&] {
+          if (sends_first) data.fill_(-100);
+          both(500ms);
+          (void)data.cpu();
+        });
+        world.store().set("has given up", "");
+        world.store().get("is over");
+        return;
+      }
+      world.store().get("has given up");
+      message_of([&] {
+        both(60s);
+        const float got = data.cpu()[0].item<float>();
+        EXPECT_TRUE(world.group().failure() || got == 2) << got;
+      });
+      world.store().set("is over", "");
+    });
+  }
+}
+
 TEST_P(CudaIpcFailure, DifferentCallsAreQuotedLongBeforeTheDeadline) {
   spawn_on_ipc(2, [](World& world) {
     const auto start = steady_clock::now();

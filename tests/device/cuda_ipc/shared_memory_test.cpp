@@ -173,7 +173,16 @@ TEST_P(CudaIpcShared, MemoryGoesWithTheTensorOnEachRank) {
     // A group lets go of what a call used when the next one comes.
     world.group().all_reduce(at::zeros({4}).to(world.device())).wait();
     EXPECT_EQ(mappings(), before);
-    // It outlives the group.
+    // A group goes, although its last call used such memory, which outlives it.
+    memory = world.group().empty({kCount}, world.device());
+    world.group().all_reduce(memory).wait();
+    (void)memory.cpu();
+    memory.reset();
+    world = World::solo();
+    EXPECT_EQ(mappings(), 0);
+  });
+  spawn_on_ipc(GetParam(), [](World& world) {
+    at::Tensor memory;
     memory = world.group().empty({kCount}, world.device());
     world = World::solo();
     EXPECT_EQ(memory.cpu().sum().item<float>(), 0);

@@ -4,6 +4,7 @@
 //   FAKE_CUDA_VERSION=61   what the device can compute
 //   FAKE_CUDA_OLD=1        the driver does not know of MPS
 //   FAKE_CUDA_MOST=1000    bytes that can be allocated at once
+//   FAKE_CUDA_SLOW_MS=100  how late a thread of a kernel that combines is
 //   FAKE_CUDA_MPS=1        processes compute on one device at the same time
 //   FAKE_NVRTC_FAILS=1     nothing compiles
 #include <fcntl.h>

@@ -130,12 +130,26 @@ SweepCommand::SweepCommand(CLI::App& program)
 
 std::vector<std::vector<std::string>> SweepCommand::combinations() const {
   std::vector<std::vector<std::string>> all = {{}};
+  std::set<std::string> keys;
   for (const std::string& axis : axes_) {
     const size_t equals = axis.find('=');
     if (equals == axis.npos || equals == 0) {
       throw ConfigError(fmt::format("[sweep] --over {}: expected KEY=V,V,...", axis));
     }
+    const std::string key = axis.substr(0, equals);
+    if (key == "logging.output_dir") {
+      throw ConfigError(
+          "[sweep] --over logging.output_dir: each run has a folder of its own, below --out");
+    }
+    if (!keys.insert(key).second) {
+      throw ConfigError(
+          fmt::format("[sweep] --over {} is there twice: give all its values in one", key));
+    }
     const auto values = values_of(axis, axis.substr(equals + 1));
+    if (std::set<std::string>(values.begin(), values.end()).size() < values.size()) {
+      throw ConfigError(fmt::format(
+          "[sweep] --over {}: a value is there twice, and would be trained twice", axis));
+    }
     if (all.size() * values.size() > kMostRuns) {
       throw ConfigError(fmt::format("[sweep] more than {} runs", kMostRuns));
     }
@@ -275,7 +289,7 @@ int SweepCommand::carry_out() {
   fmt::print("{} runs, {} at a time, in {}\n", runs.size(), jobs, out_);
   std::fflush(stdout);
   const int threads = std::max(1, cores / (jobs * ranks_));
-  const bool is_stopped = tool::carry_out(
+  const int signal = tool::carry_out(
       runs, jobs,
       {{"OMP_NUM_THREADS", std::to_string(threads)},
        {train::kSourceVariable, train::keep_source(source_)}},
@@ -289,9 +303,14 @@ int SweepCommand::carry_out() {
         fmt::print("{}: {}: {}\n", run.name, fmt::join(run.chosen, " "), outcome);
         std::fflush(stdout);
       });
-  const int status = report(runs);
-  if (is_stopped) throw Error("[sweep] a signal has stopped it");
-  return status;
+  if (signal == 0) return report(runs);
+  try {
+    report(runs);
+  } catch (const Error&) {
+    // That no run has come to its end is no wonder.
+  }
+  fmt::print(stderr, "lockstep: [sweep] a signal has stopped it\n");
+  return 128 + signal;
 }
 
 }  // namespace lockstep::tool

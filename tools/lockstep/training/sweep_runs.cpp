@@ -96,7 +96,7 @@ Children::Ended Children::wait() {
     if (child > 0) continue;
     const int signal = sigwaitinfo(&set, nullptr);
     if (signal < 0 || signal == SIGCHLD) continue;
-    is_stopped_ = true;
+    if (signal_ == 0) signal_ = signal;
     for (const auto& [process, index] : running_) kill(process, signal);
   }
 }

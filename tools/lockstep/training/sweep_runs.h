@@ -17,10 +17,10 @@ struct SweepRun {
 
 // Runs them, at most `jobs` at a time, in their order, each with its output in FOLDER/log.txt and
 // `environment` where there is no variable of that name. A signal that stops this process stops
-// them: true when there was one. `ended` is called after each.
+// them: its number, or 0. `ended` is called after each.
 template <class Ended>
-bool carry_out(std::vector<SweepRun>& runs, int jobs,
-               const std::map<std::string, std::string>& environment, const Ended& ended);
+int carry_out(std::vector<SweepRun>& runs, int jobs,
+              const std::map<std::string, std::string>& environment, const Ended& ended);
 
 // Signals that stop a sweep, and its children's ends, taken one at a time.
 class Children {
@@ -40,19 +40,20 @@ class Children {
   };
   // Waits for a child to end. Signals to stop are passed on to all children meanwhile.
   Ended wait();
-  bool is_stopped() const { return is_stopped_; }
+  // The first signal to stop, or 0.
+  int signal() const { return signal_; }
 
  private:
   std::map<int, size_t> running_;  // by process
-  bool is_stopped_ = false;
+  int signal_ = 0;
 };
 
 template <class Ended>
-bool carry_out(std::vector<SweepRun>& runs, int jobs,
-               const std::map<std::string, std::string>& environment, const Ended& ended) {
+int carry_out(std::vector<SweepRun>& runs, int jobs,
+              const std::map<std::string, std::string>& environment, const Ended& ended) {
   Children children;
-  for (size_t next = 0; (next < runs.size() && !children.is_stopped()) || children.running() > 0;) {
-    if (next < runs.size() && !children.is_stopped() &&
+  for (size_t next = 0; (next < runs.size() && children.signal() == 0) || children.running() > 0;) {
+    if (next < runs.size() && children.signal() == 0 &&
         children.running() < static_cast<size_t>(jobs)) {
       children.start(next, runs[next], environment);
       ++next;
@@ -62,7 +63,7 @@ bool carry_out(std::vector<SweepRun>& runs, int jobs,
     runs[index].status = status;
     ended(runs[index]);
   }
-  return children.is_stopped();
+  return children.signal();
 }
 
 }  // namespace lockstep::tool
