@@ -63,25 +63,29 @@ TEST(FusedAdam, AgreesWithTorchAdamW) {
 TEST(FusedAdam, BitsAreThoseOfTorchsKernel) {
   isolated([] {
     at::set_num_threads(1);
-    for (const double decay : {0.0, 0.1}) {
+    for (const auto& [decay, beta1] :
+         {std::pair{0.0, 0.9}, {0.1, 0.9}, {0.0, 0.5}, {0.1, 0.5}, {0.0, 0.0}, {0.1, 0.0}}) {
       for (const int64_t count : {1, 7, 8, 23, 64, 1000, 1024, 1031, 5000, 100003}) {
         const auto parameter = at::randn({count}).requires_grad_(true);
         const auto twin = parameter.detach().clone(), twin_average = at::zeros({count}),
                    twin_square = at::zeros({count});
-        FusedAdam adam({parameter}, torch::optim::AdamOptions(1e-2).weight_decay(decay));
+        FusedAdam adam({parameter},
+                       torch::optim::AdamOptions(1e-2).weight_decay(decay).betas({beta1, 0.999}));
         for (int step = 1; step <= 3; ++step) {
           const auto gradient = at::randn({count});
           parameter.mutable_grad() = gradient;
           adam.step();
           at::_fused_adam_({twin}, {gradient}, {twin_average}, {twin_square}, {},
-                           {at::scalar_tensor(step, at::kFloat)}, 1e-2, 0.9, 0.999, decay, 1e-8,
+                           {at::scalar_tensor(step, at::kFloat)}, 1e-2, beta1, 0.999, decay, 1e-8,
                            /*amsgrad=*/false, /*maximize=*/false);
           EXPECT_TRUE(at::equal(parameter, twin)) << count << " elements, step " << step;
         }
-        FusedAdamW decoupled({parameter}, torch::optim::AdamWOptions(1e-2).weight_decay(decay));
+        FusedAdamW decoupled(
+            {parameter},
+            torch::optim::AdamWOptions(1e-2).weight_decay(decay).betas({beta1, 0.999}));
         decoupled.step();
         at::_fused_adamw_({twin}, {parameter.grad()}, {twin_average.zero_()}, {twin_square.zero_()},
-                          {}, {at::ones({})}, 1e-2, 0.9, 0.999, decay, 1e-8, false, false);
+                          {}, {at::ones({})}, 1e-2, beta1, 0.999, decay, 1e-8, false, false);
         EXPECT_TRUE(at::equal(parameter, twin)) << count << " elements, AdamW";
       }
     }
