@@ -26,11 +26,12 @@ constexpr U64 kSlotBytes = U64{64} << 10;
 struct Flags {
   U64 arrived[2][kMaxRanks][kMaxBlocks];  // by who has come there
   U64 where[2][kMaxRanks][kMaxBlocks];    // and where its data are: Round::where
-  // This rank's own: how often each block has met the others, and whether one has given up, after
-  // which none may come to a meeting: who is late would take later data for those of its call. And,
-  // where streams wait, the last meeting to which all have come.
+  // This rank's own: the number of barriers that each block has passed; whether a kernel has ended
+  // before its barrier because the group failed, after which later kernels do nothing, or a rank
+  // that is late would read their data in the place of its own call's; and, where streams wait, the
+  // last barrier that all ranks have reached.
   U32 met[kMaxBlocks];
-  U32 gave_up;
+  U32 aborted;
   U32 passed;
   U64 ready[kMaxRanks][kLanes][2];  // by sender: the chunk in its slot
   U64 taken[kMaxRanks][kLanes];     // by receiver: how many chunks it has taken

@@ -25,8 +25,8 @@ __device__ inline Flags& flags_of(const Peers& peers, int rank) {
 
 // Whether an earlier kernel of this rank has: the same in all threads of a block, though another
 // block may write it meanwhile.
-__device__ inline bool has_given_up(const Peers& peers) {
-  const volatile U32* word = &flags_of(peers, peers.rank).gave_up;
+__device__ inline bool has_aborted(const Peers& peers) {
+  const volatile U32* word = &flags_of(peers, peers.rank).aborted;
   return __syncthreads_or(threadIdx.x == 0 && *word != 0) != 0;
 }
 
@@ -86,7 +86,7 @@ struct Meetings {
     Flags& own = flags_of(peers, peers.rank);
     const bool all_have = wait_for_all(
         peers, value, [&](int peer) { return &own.arrived[half][peer][blockIdx.x]; });
-    if (!all_have && threadIdx.x == 0) own.gave_up = 1;
+    if (!all_have && threadIdx.x == 0) own.aborted = 1;
     return all_have;
   }
 
@@ -125,7 +125,7 @@ __device__ inline void check(const Peers& peers, U32 sequence, U32 kind) {
                    [&](int peer) { return &own.arrived[peer][sequence % kMeetings]; });
   if (threadIdx.x != 0) return;
   Flags& flags = flags_of(peers, peers.rank);
-  (has_met ? flags.passed : flags.gave_up) = has_met ? sequence : 1u;
+  (has_met ? flags.passed : flags.aborted) = has_met ? sequence : 1u;
 }
 
 struct Span {
@@ -266,7 +266,7 @@ __device__ void run_direct(const Round& round, const Combine& combine) {
 // so late where others cannot.
 template <class Combine>
 __device__ void run_whole(const Round& round, const Combine& combine) {
-  if (has_given_up(round.peers)) return;
+  if (has_aborted(round.peers)) return;
   Meetings meetings(round.peers, round.kind);
   if (round.where == 0) Turn(round, 0).put_in();
   if (!meetings.meet(round.where)) return;
@@ -358,14 +358,14 @@ __device__ inline void run(const Messages& messages) {
   const int lane = static_cast<int>(blockIdx.x) % kLanes;
   const int sends = static_cast<int>(blockIdx.x) / kLanes % 2;
   const int peer = static_cast<int>(blockIdx.x) / kLanes / 2;
-  if (has_given_up(messages.peers)) return;
+  if (has_aborted(messages.peers)) return;
   for (int i = 0; i < messages.count; ++i) {
     const Message& message = messages.all[i];
     if (message.peer != peer || message.sends != sends) continue;
     const bool goes_on =
         sends != 0 ? send(messages.peers, message, lane) : receive(messages.peers, message, lane);
     if (goes_on) continue;
-    if (threadIdx.x == 0) flags_of(messages.peers, messages.peers.rank).gave_up = 1;
+    if (threadIdx.x == 0) flags_of(messages.peers, messages.peers.rank).aborted = 1;
     return;
   }
 }

@@ -110,11 +110,11 @@ TEST_P(CudaIpcFailure, WhoComesAfterTheOthersHaveGivenUpGetsNoWrongSums) {
           for (auto& work : start_all(500ms)) work.wait();
           (void)all.back().cpu();
         });
-        world.store().set("has given up", "");
+        world.store().set("rank 0 has timed out", "");
         world.store().get("is over");
         return;
       }
-      world.store().get("has given up");
+      world.store().get("rank 0 has timed out");
       message_of([&] {
         auto works = start_all(60s);
         for (int call = 0; call < 4; ++call) {
@@ -153,11 +153,11 @@ TEST_P(CudaIpcFailure, NothingFollowsACallThatWasGivenUp) {
           both(500ms);
           (void)data.cpu();
         });
-        world.store().set("has given up", "");
+        world.store().set("rank 0 has timed out", "");
         world.store().get("is over");
         return;
       }
-      world.store().get("has given up");
+      world.store().get("rank 0 has timed out");
       message_of([&] {
         both(60s);
         const float got = data.cpu()[0].item<float>();
