@@ -69,8 +69,9 @@ struct DdpOptions {
   // without going through a hook: each rank's indices and values only.
   std::vector<std::string> sparse = {};
   // After this many passes all ranks compare their parameters and buffers, as check_same() does,
-  // and the state that include_in_check() adds; 0: never. backward() throws ConfigError on all
-  // ranks when they differ, which names the ranks and the first parameter. What Ddp leaves alone
+  // and the state that include_in_check() adds; 0: once, the parameters, at the end of the first
+  // pass. backward() throws ConfigError on all ranks when they differ, which names the ranks and
+  // the first parameter. What Ddp leaves alone
   // (`ignore`, Buffers::None) is not compared. Passes that do not communicate (LocalSgd) and,
   // within a Join, those for which some rank has no batch are not counted. The same on all ranks.
   // It reads all parameters on one thread, 22 GB a second.
@@ -168,7 +169,8 @@ class Ddp : public Joinable {
 
   // Attaches to the module as it is now, as if constructed again with the same options: call it on
   // every rank, outside of backward(), after the module was changed. Throws what the constructor
-  // does, and then stays attached as before. The log starts again; a hook keeps its state.
+  // does, and then stays attached as before. The log starts again; a hook keeps its state. Not
+  // between a forward and its backward(), which libtorch refuses when parameters have changed.
   void refresh();
 
   // Makes the gradients of all of the module's parameters undefined, which costs nothing: the next

@@ -238,8 +238,11 @@ class Fsdp {
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
   // All parameters get their memory and keep it until reshard(), or a backward() that averages. All
-  // ranks call them, outside of forward and backward. Parameters are to be read only: what is
-  // written is lost, or, where ranks share a memory, written for all.
+  // ranks call them, outside of forward and backward. Parameters are to be read only: a write in
+  // place, here or in forward(), makes the next backward() that averages throw ConfigError on all
+  // ranks, or before it the end of a forward under no_grad, or reshard(), on the rank that wrote.
+  // The model is lost then: where ranks share a memory it was written for all. A write by data()
+  // is not found.
   void unshard();
   void reshard();
 

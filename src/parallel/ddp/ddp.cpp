@@ -34,8 +34,9 @@ void check(const DdpOptions& options, const Group& group) {
                     fmt::join(options.bucket_bytes, ", ")));
   }
   if (options.check_same_every < 0) {
-    throw ConfigError(fmt::format("[ddp] check_same_every = {}: a number of passes, or 0 for never",
-                                  options.check_same_every));
+    throw ConfigError(
+        fmt::format("[ddp] check_same_every = {}: a number of passes, or 0 for the first only",
+                    options.check_same_every));
   }
   check_lane_options(lane_options(options), group);
   if (options.hook && options.reduce_dtype) {

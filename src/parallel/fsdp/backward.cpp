@@ -228,8 +228,11 @@ void Fsdp::State::finish_pass() {
     }
   }
   if (!change.empty()) {
-    object(change + " after Fsdp was attached: construct it again, after unshard()");
+    object(change +
+           " after Fsdp was attached: construct it again, after unshard(), and let a "
+           "forward that gives parameters their first values come before it");
   }
+  if (auto text = take_objection_to_writes(); !text.empty()) object(std::move(text));
   while (launched_ < reduce_order_.size()) launch(*reduce_order_[launched_]);
   while (!in_flight_.empty()) finish_oldest();
   if (lane_plan_) {

@@ -110,6 +110,31 @@ void Fsdp::State::refuse_early_writes() {
                "torch::NoGradGuard");
 }
 
+void Fsdp::State::find_writes(Unit& unit) {
+  for (auto& flat : unit.flats) {
+    if (auto name = flat.take_written(); written_.empty()) written_ = std::move(name);
+  }
+}
+
+// Memory that ranks share has then values that depend on which of them wrote last; other memory is
+// freed, or gathered again.
+std::string Fsdp::State::take_objection_to_writes() {
+  for (const auto& unit : units_) find_writes(*unit);
+  if (written_.empty()) return {};
+  return fmt::format(
+      "parameter '{}' was written to by forward(), or between unshard() and reshard(), where "
+      "parameters are to be read only: let a forward that initialises parameters come before the "
+      "Fsdp, and write to fsdp.parameters() afterwards",
+      std::exchange(written_, {}));
+}
+
+// Where no pass follows that would tell the other ranks.
+void Fsdp::State::refuse_writes() {
+  if (const auto text = take_objection_to_writes(); !text.empty()) {
+    throw ConfigError(fmt::format("[fsdp] rank {}: {}", plan_.all.rank(), text));
+  }
+}
+
 bool Fsdp::State::is_written() const {
   return std::ranges::any_of(units_, [](const auto& unit) {
     return std::ranges::any_of(unit->flats, &UnitFlat::is_written);
@@ -193,6 +218,7 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
     }
     const uint64_t since = at::sequence_number::peek();
     outputs = body(cast(inputs));
+    find_writes(unit);
     in_graph = at::GradMode::is_enabled() && std::ranges::any_of(outputs, [](const auto& output) {
                  return output.defined() && output.requires_grad();
                });
@@ -214,6 +240,7 @@ CallLayer::Tensors Fsdp::State::forward(Unit& unit, const CallLayer::Tensors& in
   wait_for_host();
   meet("no_grad");
   may_be_written_ = true;
+  refuse_writes();
   return outputs;
 }
 
@@ -242,6 +269,7 @@ void Fsdp::State::reshard() {
   refuse_early_writes();
   end_whole();
   meet("reshard");
+  refuse_writes();
 }
 
 }  // namespace lockstep::parallel

@@ -88,6 +88,9 @@ class Fsdp::State : public GradientListener,
   void end_whole();
   void publish();
   void refuse_early_writes();
+  void find_writes(Unit& unit);
+  std::string take_objection_to_writes();
+  void refuse_writes();
   bool is_written() const;
   void meet(std::string_view label);
   void watch_call(Unit& unit, const CallLayer::Tensors& outputs, uint64_t since);
@@ -160,6 +163,7 @@ class Fsdp::State : public GradientListener,
   bool may_be_written_ = false;  // a forward under no_grad was the last, so they may have, too
   bool may_be_read_ = false;     // by another rank: a forward has had no backward() yet
   bool whole_ = false;           // between unshard() and reshard()
+  std::string written_;          // a parameter that the module's code has written to
   std::vector<Unit*> order_now_, order_before_;  // of calls in forward
 
   BackwardPass backward_;

@@ -143,6 +143,7 @@ UnitFlat::UnitFlat(const ShardPlan& plan, const Model& model, std::vector<size_t
   }
   for (const auto& leaf : leaves_) counted_.push_back(leaf._version());
   published_ = counted_;
+  for (const auto& parameter : parameters_) seen_.push_back(parameter._version());
 }
 
 void UnitFlat::abandon() {
@@ -186,7 +187,19 @@ void UnitFlat::count_writes() {
   for (size_t i = 0; i < leaves_.size(); ++i) {
     if (std::exchange(counted_[i], leaves_[i]._version()) == leaves_[i]._version()) continue;
     torch::autograd::impl::bump_version(parameters_[i]);
+    ++seen_[i];
   }
+}
+
+std::string UnitFlat::take_written() {
+  std::string name;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const int64_t version = parameters_[i]._version();
+    if (std::exchange(seen_[i], version) != version && name.empty()) {
+      name = layout_.members()[i].name;
+    }
+  }
+  return name;
 }
 
 bool UnitFlat::is_written() const {

@@ -97,6 +97,9 @@ class UnitFlat {
   // Versions of parameters move where those of their shards have, so that autograd refuses a graph
   // that has saved what was there before.
   void count_writes();
+  // The name of a parameter that somebody has written to, through the module; else "". What
+  // autograd cannot see, as writes by data(), stays unseen. Forgets it.
+  std::string take_written();
   // Whether autograd has seen a shard change since publish().
   bool is_written() const;
   // Throws ConfigError for a leaf that its owner has taken other memory for, or has frozen or
@@ -171,6 +174,7 @@ class UnitFlat {
   std::vector<at::Tensor> leaves_;
   // By member, the leaf's version: at the last publish(), and at the last count_writes().
   std::vector<int64_t> published_, counted_;
+  std::vector<int64_t> seen_;  // by member, the parameter's version that is known
   std::vector<Range> ranges_;
   comm::Work gather_;
   HostCopies copies_;

@@ -120,6 +120,30 @@ TEST(CheckSameEvery, WithinAJoinOnlyStepsOfAllRanksCount) {
   });
 }
 
+// As Glow's ActNorm does, which is the same on all ranks only before the Ddp.
+TEST(CheckSameEvery, TheFirstBackwardComparesParametersInAnyCase) {
+  spawn(2, [](World& world) {
+    for (const bool late : {false, true}) {
+      Mlp net;
+      const auto set_from_batch = [&] {
+        const at::NoGradGuard no_grad;
+        net.second->bias.fill_(world.rank());
+      };
+      if (!late) set_from_batch();
+      Ddp ddp(net, world);
+      SGD sgd(net.parameters(), SGDOptions(0.1));
+      if (late) set_from_batch();
+      const auto message = message_of<ConfigError>([&] { take_step(net, sgd, world.rank(), 0); });
+      if (late) {
+        EXPECT_THAT(message, AllOf(HasSubstr("first in parameter 'second.bias'"),
+                                   HasSubstr("goes before the Ddp")));
+      } else {
+        EXPECT_EQ(message, "nothing");
+      }
+    }
+  });
+}
+
 TEST(CheckSameEvery, ANegativeNumberIsRefusedAndOneRankHasNothingToCompare) {
   spawn(1, [](World& world) {
     Mlp net;

@@ -60,6 +60,76 @@ TEST(FsdpRefused, MemoryThatADividedParameterSharesWithWhatStaysWhole) {
   });
 }
 
+// As Glow's ActNorm does with its first batch.
+struct FirstBatchImpl : torch::nn::Module {
+  FirstBatchImpl() { scale = register_parameter("scale", at::ones({30})); }
+  at::Tensor forward(const at::Tensor& x) {
+    if (sets) {
+      const at::NoGradGuard no_grad;
+      scale.copy_(1 + x.mean(0));
+    }
+    return x * scale;
+  }
+  bool sets = false;
+  at::Tensor scale;
+};
+TORCH_MODULE(FirstBatch);
+
+TEST(FsdpRefused, AForwardThatWritesToAParameter) {
+  on_both([](World& world, const FsdpOptions& options) {
+    FirstBatch net;
+    Fsdp fsdp(net, world.group(), options);
+    const at::Tensor x = three_rows(world.rank(), 0);
+    call(net, x).sum().backward();
+    net->sets = world.rank() == 1;
+    fsdp.zero_grad();
+    EXPECT_THAT(message_of<ConfigError>([&] { call(net, x).sum().backward(); }),
+                AllOf(HasSubstr("[fsdp] rank 1: parameter 'scale' was written to by forward()"),
+                      HasSubstr("before the Fsdp")));
+    net->sets = true;
+    const at::NoGradGuard no_grad;
+    EXPECT_THAT(message_of<ConfigError>([&] { call(net, x); }),
+                HasSubstr(fmt::format("rank {}: parameter 'scale' was written", world.rank())));
+  });
+}
+
+TEST(FsdpRefused, AWriteBetweenUnshardAndReshard) {
+  on_both([](World& world, const FsdpOptions& options) {
+    Three net;
+    Fsdp fsdp(net, world.group(), options);
+    const auto clamp = [&] {
+      const at::NoGradGuard no_grad;
+      net->b->weight[3].clamp_(-0.01, 0.01);
+    };
+    fsdp.unshard();
+    clamp();
+    EXPECT_THAT(message_of<ConfigError>([&] { fsdp.reshard(); }),
+                HasSubstr("parameter 'b.weight' was written to"));
+    fsdp.unshard();
+    clamp();
+    const at::Tensor x = three_rows(world.rank(), 0);
+    EXPECT_THAT(message_of<ConfigError>([&] { call(net, x).sum().backward(); }),
+                HasSubstr("parameter 'b.weight' was written to"));
+  });
+}
+
+// What an optimizer writes to the shards moves the parameters' versions, too.
+TEST(FsdpRefused, NoWriteToShards) {
+  on_both([](World& world, const FsdpOptions& options) {
+    Three net;
+    Fsdp fsdp(net, world.group(), options);
+    for (int step = 0; step < 3; ++step) {
+      fsdp.zero_grad();
+      call(net, three_rows(world.rank(), step)).sum().backward();
+      const at::NoGradGuard no_grad;
+      for (auto& shard : fsdp.parameters()) shard.sub_(shard.grad(), 0.1);
+      fsdp.unshard();
+      fsdp.reshard();
+      call(net, three_rows(world.rank(), step));
+    }
+  });
+}
+
 TEST(FsdpRefused, AModelOfOneRankThatIsTiedByMemory) {
   spawn(1, [](World& world) {
     Three net;

@@ -282,20 +282,22 @@ void Reducer::finish_pass() {
   clock_.end();
   join_.end_step();
   if (!shadows_) join_.refuse_uneven(clock_.count());
-  if (options_.check_same_every > 0) check_same();
+  check_same();
   if (fingerprint_every_ > 0 && pass_ % fingerprint_every_ == 0) {
     log::info(fmt::format("[ddp] Ddp {}, pass {}: parameters and buffers {:016x}", caller_, pass_,
                           fingerprint(module_.model().tensors())));
   }
 }
 
-// The parameters are those that the forward used.
+// The parameters are those that the forward used. Those of the first pass are compared in any case:
+// a forward may have given them values of its own batch.
 void Reducer::check_same() {
   if (quiet_ || shadows_ || !join_.all_in_backward()) return;
-  if (++unchecked_ < options_.check_same_every) return;
+  const bool is_first = !std::exchange(compared_, true), is_asked = options_.check_same_every > 0;
+  if (is_asked ? ++unchecked_ < options_.check_same_every : !is_first) return;
   unchecked_ = 0;
   Model model = module_.model();
-  if (options_.buffers == Buffers::None) model.buffers.clear();
+  if (!is_asked || options_.buffers == Buffers::None) model.buffers.clear();
   compare_ranks(model, optimizer_, group_,
                 fmt::format("pass {} of Ddp {}", clock_.count(), caller_));
 }

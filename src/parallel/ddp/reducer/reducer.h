@@ -182,6 +182,7 @@ class Reducer : public GradientListener,
   PassClock clock_;
   const torch::optim::Optimizer* optimizer_ = nullptr;  // to compare
   int64_t unchecked_ = 0;  // passes that count since check_same() compared the ranks
+  bool compared_ = false;  // the first of them is over
 
   // Of the pass.
   BackwardPass backward_;
