@@ -15,6 +15,7 @@
 namespace lockstep::train {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -236,6 +237,52 @@ TEST(Page, RanksThatWentOnWithoutOthersAreNeitherSlowNorLeak) {
   EXPECT_EQ(heat["rows"].size(), 4);
   EXPECT_EQ(heat["cells"].front().size(), 4);
   EXPECT_EQ(heat["cells"].back().size(), 2);
+}
+
+// Its log goes on in one file, and the time between is nobody's work.
+TEST(Page, ARunThatWasResumedLaterDidNotTakeTheTimeBetween) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1e9);
+  run.add(StepReport{.step = 10, .loss = 2.0}, 1e9 + 20);
+  run.add(RunEnd{.step = 10, .outcome = "preempted"}, 1e9 + 21);
+  run.add(RunStart{.ranks = 1, .resumed_at = 10}, 1e9 + 7221);
+  run.add(StepReport{.step = 20, .loss = 1.0}, 1e9 + 7240);
+  run.add(RunEnd{.step = 20, .outcome = "finished"}, 1e9 + 7241);
+  EXPECT_EQ(run.working_seconds(), 41);
+  EXPECT_THAT(findings_of(run)[0].text,
+              AllOf(HasSubstr("20 steps in 41 s"), HasSubstr("Nothing ran for 2 h")));
+}
+
+TEST(Page, AnotherRunInTheSameFileIsNoRestart) {
+  RunHistory run = good();
+  const auto steps = run.loss.points().size();
+  run.add(RunStart{.ranks = 1}, 1e9 + 5000);
+  for (int64_t step = 1; step <= 3; ++step) {
+    run.add(StepReport{.step = step, .loss = 1.0}, 1e9 + 5000 + static_cast<double>(step));
+  }
+  EXPECT_GT(steps, 3u);
+  EXPECT_EQ(run.loss.points().size(), 3u);
+  EXPECT_EQ(run.starts.size(), 1u);
+  EXPECT_EQ(run.working_seconds(), 3);
+  EXPECT_THAT(findings_of(run)[0].text,
+              AllOf(HasSubstr("3 steps in 3 s."), HasSubstr("The log has 1 earlier run"),
+                    Not(HasSubstr("restarted"))));
+  // A launcher's restart without a checkpoint is the same run.
+  run.add(RunStart{.ranks = 1, .restart = 1}, 1e9 + 5010);
+  EXPECT_EQ(run.starts.size(), 2u);
+}
+
+TEST(Page, RunsOfOneNameAreToldApartByTheirFolders) {
+  std::vector<RunHistory> runs(3, good());
+  runs[0].path = "a/run/metrics.jsonl";
+  runs[1].path = "b/run/metrics.jsonl";
+  runs[2].path = "/x/b/other/metrics.jsonl";
+  const auto data = data_of(report_page(runs));
+  EXPECT_EQ(data["runs"][0]["label"], "a/run");
+  EXPECT_EQ(data["runs"][1]["label"], "b/run");
+  EXPECT_EQ(data["runs"][2]["label"], "other");
+  runs[1].path = runs[0].path;  // the same one twice
+  EXPECT_EQ(data_of(report_page(runs))["runs"][1]["label"], "a/run");
 }
 
 TEST(Page, ARunThatFailedOrHasNoEndSaysSo) {

@@ -91,7 +91,7 @@ struct Transfer {
   std::vector<std::pair<std::string, std::string>> figures;  // "forgetting", "0.120 (0.08 to 0.16)"
 };
 
-// What is in a run's log.
+// What is in a run's log: of several runs that wrote there one after another, the last one.
 struct RunHistory {
   static constexpr size_t kMostEvents = 1000;
   static constexpr size_t kMostNames = 64;
@@ -103,6 +103,8 @@ struct RunHistory {
   std::optional<RunEnd> end;        // of the last start
   std::optional<StepReport> last;
   double first_time = 0, last_time = 0;  // seconds since 1970
+  double idle_seconds = 0;               // between an end or the last sign of life and a restart
+  int64_t earlier_runs = 0;              // in the same file
   double longest_wait = 0;  // for a report, in seconds, since the last start; 0: none came yet
 
   Series loss;  // shown_loss() of the reports, which count as their samples or steps do
@@ -124,10 +126,12 @@ struct RunHistory {
 
   // The step that the run has come to, as far as the log says; 0: none yet.
   int64_t last_step() const;
+  double working_seconds() const;  // in which some process was at work
   // Takes in what a line of the log says; `time` is its time, in seconds since 1970.
   void add(const LogRecord& record, double time);
 
  private:
+  void add_start(const RunStart& start, double time);
   void add_ranks(const StepReport& report);
   void add_event(const Event& event);
   int64_t reports_per_column_ = 1;

@@ -25,15 +25,29 @@ constexpr double kLeastBytes = 64 << 20;
 constexpr double kNoFall = 1e-4;
 constexpr size_t kLongText = 300, kLongError = 2000;  // bytes
 
+// " It was restarted 2 times. Nothing ran for 3 h between."
+std::string history_text(const RunHistory& run, size_t restarts) {
+  std::string text;
+  if (restarts > 0) {
+    text = fmt::format(" It was restarted {}.",
+                       restarts == 1 ? "once" : fmt::format("{} times", restarts));
+  }
+  if (run.idle_seconds >= 1) {
+    text += fmt::format(" Nothing ran for {} between.", long_time(run.idle_seconds));
+  }
+  if (run.earlier_runs > 0) {
+    text += fmt::format(" The log has {} earlier run{}, not shown here.", run.earlier_runs,
+                        run.earlier_runs == 1 ? "" : "s");
+  }
+  return text;
+}
+
 Finding ending(const RunHistory& run) {
   const std::string steps =
       run.last_step() > 0 ? fmt::format("{} steps", with_commas(run.last_step())) : "no step";
-  const std::string time = long_time(std::max(0.0, run.last_time - run.first_time));
+  const std::string time = long_time(run.working_seconds());
   const auto restarts = run.starts.empty() ? 0 : run.starts.size() - 1;
-  const std::string again =
-      restarts == 0 ? ""
-                    : fmt::format(" It was restarted {}.",
-                                  restarts == 1 ? "once" : fmt::format("{} times", restarts));
+  const std::string again = history_text(run, restarts);
   if (!run.end) {
     return {Tone::Plain, "Still running, or killed",
             fmt::format("The log has no end. It has come to {} in {}.{}", steps, time, again)};
@@ -195,10 +209,12 @@ void add_memory(const RunHistory& run, std::vector<Finding>& findings) {
           kGrowth * static_cast<double>(leaking.first_memory)) {
     findings.push_back(
         {Tone::Bad, fmt::format("Rank {}'s memory grew", grown),
-         fmt::format(
-             "R{}'s went from {} to {}. {} Look for tensors that are kept from step to step.",
-             rank_of(run, grown).substr(1), memory_text(static_cast<double>(leaking.first_memory)),
-             memory_text(static_cast<double>(leaking.last_memory)), text)});
+         fmt::format("R{}'s went from {} to {}. {} Look for tensors that are kept from step to "
+                     "step; if there "
+                     "are none, it is malloc's fragments: --memory-allocator tcmalloc.",
+                     rank_of(run, grown).substr(1),
+                     memory_text(static_cast<double>(leaking.first_memory)),
+                     memory_text(static_cast<double>(leaking.last_memory)), text)});
   } else if (most.size() > 1 && most[top] > kImbalance * median_without(most, top) &&
              most[top] - median_without(most, top) > kLeastBytes) {
     findings.push_back(

@@ -194,7 +194,8 @@ void RunWarnings::look_at_memory(const StepReport& report, Events& events) {
          .text = fmt::format("rank {}'s memory grows: {:.0f} MiB, after {:.0f} MiB at the start",
                              rank, mib(now), mib(memory.base)),
          .advice = "Look for tensors that are kept from step to step: losses that are added up "
-                   "without item() or detach() keep their whole graph."},
+                   "without item() or detach() keep their whole graph. If there are none, it is "
+                   "malloc's fragments: see --memory-allocator in docs/launching.md."},
         events);
     if (said) memory.base = now;
   }

@@ -122,35 +122,50 @@ void RunHistory::add_event(const Event& event) {
   events.push_back(event);
 }
 
+// One that neither resumes nor is a launcher's restart is another run, begun in the same folder.
+void RunHistory::add_start(const RunStart& start, double time) {
+  if (!starts.empty() && start.resumed_at < 0 && start.restart == 0) {
+    RunHistory next;
+    next.path = std::move(path);
+    next.transfer = std::move(transfer);
+    next.lines = lines;
+    next.skipped_lines = skipped_lines;
+    next.first_fault = std::move(first_fault);
+    next.earlier_runs = earlier_runs + 1;
+    next.first_time = time;
+    *this = std::move(next);
+  }
+  end.reset();
+  samples_ = 0;
+  longest_wait = 0;
+  waits_since_ = time;
+  const int64_t from = std::max<int64_t>(start.resumed_at, 0);
+  if (!starts.empty()) {
+    is_restarted_ = true;
+    idle_seconds += std::max(0.0, time - last_time);
+    for (Series* series : {&loss, &learning_rate, &gradient_norm, &samples_per_second,
+                           &step_seconds, &communication_share, &data_share, &checkpoint_share}) {
+      series->cut(from);
+    }
+    for (auto* all : {&evaluations, &values}) {
+      for (auto& [name, series] : *all) series.cut(from);
+    }
+    while (!columns.empty() && columns.back().first > from) columns.pop_back();
+    add_event({.kind = "restart",
+               .step = from,
+               .text = start.resumed_at >= 0
+                           ? "started again from the checkpoint of step " + std::to_string(from)
+                           : "started again from the beginning"});
+  }
+  if (starts.size() >= kMostStarts) return;
+  starts.push_back(start);
+  start_times.push_back(time);
+}
+
 void RunHistory::add(const LogRecord& record, double time) {
   if (first_time == 0) first_time = time;
-  last_time = time;
   if (const auto* start = std::get_if<RunStart>(&record)) {
-    end.reset();
-    samples_ = 0;
-    longest_wait = 0;
-    waits_since_ = time;
-    const int64_t from = std::max<int64_t>(start->resumed_at, 0);
-    if (!starts.empty()) {
-      is_restarted_ = true;
-      for (Series* series : {&loss, &learning_rate, &gradient_norm, &samples_per_second,
-                             &step_seconds, &communication_share, &data_share, &checkpoint_share}) {
-        series->cut(from);
-      }
-      for (auto* all : {&evaluations, &values}) {
-        for (auto& [name, series] : *all) series.cut(from);
-      }
-      while (!columns.empty() && columns.back().first > from) columns.pop_back();
-      add_event({.kind = "restart",
-                 .step = from,
-                 .text = start->resumed_at >= 0
-                             ? "started again from the checkpoint of step " + std::to_string(from)
-                             : "started again from the beginning"});
-    }
-    if (starts.size() < kMostStarts) {
-      starts.push_back(*start);
-      start_times.push_back(time);
-    }
+    add_start(*start, time);
   } else if (const auto* report = std::get_if<StepReport>(&record)) {
     ++reports;
     longest_wait = std::max(longest_wait, time - std::exchange(waits_since_, time));
@@ -179,6 +194,11 @@ void RunHistory::add(const LogRecord& record, double time) {
   } else if (const auto* ended = std::get_if<RunEnd>(&record)) {
     end = *ended;
   }
+  last_time = time;
+}
+
+double RunHistory::working_seconds() const {
+  return std::max(0.0, last_time - first_time - idle_seconds);
 }
 
 int64_t RunHistory::last_step() const {

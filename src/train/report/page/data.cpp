@@ -171,18 +171,36 @@ size_t most_ranks(const RunHistory& run) {
   return most;
 }
 
-std::string label_of(const RunHistory& run) {
+std::string label_of(const RunHistory& run, size_t folders) {
   // "runs/a/metrics.jsonl" is the run a.
   std::string path = run.path;
-  const auto last = [&path] {
-    const size_t slash = path.rfind('/');
-    return slash == std::string::npos ? path : path.substr(slash + 1);
+  const auto last = [&path](size_t parts) {
+    size_t begin = path.size() + 1;
+    for (; parts > 0 && begin != 0; --parts) {
+      const size_t slash = begin < 2 ? std::string::npos : path.rfind('/', begin - 2);
+      begin = slash == std::string::npos ? 0 : slash + 1;
+    }
+    return path.substr(begin);
   };
-  if (last() == "metrics.jsonl") path = path.size() > 14 ? path.substr(0, path.size() - 14) : "";
+  if (last(1) == "metrics.jsonl") path = path.size() > 14 ? path.substr(0, path.size() - 14) : "";
   while (path.size() > 1 && path.back() == '/') path.pop_back();
-  const std::string folder = last();
-  if (!folder.empty() && folder != "." && folder != "..") return folder;
+  if (!path.empty() && last(1) != "." && last(1) != "..") return last(folders);
   return run.starts.empty() || run.starts.front().name.empty() ? "run" : run.starts.front().name;
+}
+
+std::vector<std::string> labels_of(const std::vector<RunHistory>& runs) {
+  constexpr size_t kMostFolders = 16;
+  std::vector<std::string> labels(runs.size());
+  std::vector<size_t> folders(runs.size(), 1);
+  for (size_t round = 1; round <= kMostFolders; ++round) {
+    std::map<std::string, size_t> count;
+    for (size_t i = 0; i < runs.size(); ++i) {
+      labels[i] = label_of(runs[i], folders[i]);
+      ++count[labels[i]];
+    }
+    for (size_t i = 0; i < runs.size(); ++i) folders[i] += count[labels[i]] > 1 ? 1 : 0;
+  }
+  return labels;
 }
 
 std::vector<FurtherSeries> further_series(const RunHistory& run) {
@@ -201,10 +219,11 @@ std::vector<FurtherSeries> further_series(const RunHistory& run) {
 
 std::string page_data(const std::vector<RunHistory>& runs) {
   std::string all = "{\"runs\":[";
+  const auto labels = labels_of(runs);
   for (size_t i = 0; i < runs.size(); ++i) {
     const RunHistory& run = runs[i];
-    all += fmt::format("{}{{\"label\":{},\"series\":{{{}}}", i > 0 ? "," : "",
-                       quoted(label_of(run)), series_of(run));
+    all += fmt::format("{}{{\"label\":{},\"series\":{{{}}}", i > 0 ? "," : "", quoted(labels[i]),
+                       series_of(run));
     if (i == 0) {
       all += fmt::format(",\"marks\":{},\"shares\":{},{}", marks(run), shares(run), ranks(run));
     }

@@ -23,7 +23,9 @@ std::vector<FurtherSeries> further_series(const RunHistory& run);
 // The most ranks that there were at a time.
 size_t most_ranks(const RunHistory& run);
 
-// What a run is called beside others.
-std::string label_of(const RunHistory& run);
+// What a run is called: the last `folders` parts of its folder's path.
+std::string label_of(const RunHistory& run, size_t folders = 1);
+// What runs are called beside each other: with as much of their paths as tells them apart.
+std::vector<std::string> labels_of(const std::vector<RunHistory>& runs);
 
 }  // namespace lockstep::train

@@ -290,8 +290,9 @@ std::string settings(const std::vector<RunHistory>& runs,
                     breakable(key), cells);
   }
   std::string head = heading("name");
-  for (const RunHistory& run : runs)
-    head += heading(escaped(runs.size() > 1 ? label_of(run) : "value"));
+  for (const auto& label : labels_of(runs)) {
+    head += heading(runs.size() > 1 ? escaped(label) : "value");
+  }
   const std::string says =
       runs.size() == 1
           ? ""
@@ -303,16 +304,17 @@ std::string settings(const std::vector<RunHistory>& runs,
 // Which run did how well.
 std::string comparison(const std::vector<RunHistory>& runs) {
   std::string rows;
-  for (const RunHistory& run : runs) {
+  const auto labels = labels_of(runs);
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const RunHistory& run = runs[i];
     const Shares shares = shares_of(run);
     const std::vector<Point> loss = losses_of(run);
-    const double time = run.last_time - run.first_time;
     rows += fmt::format(
         "<tr><th scope=\"row\">{}</th><td class=\"n\">{}</td><td class=\"n\">{}</td><td "
         "class=\"n\">{}</td><td class=\"n\">{}</td>"
         "<td class=\"n\">{}</td><td>{}</td></tr>\n",
-        escaped(label_of(run)), with_commas(run.last_step()),
-        escaped(long_time(std::max(0.0, time))), loss.empty() ? "—" : figure(loss.back().mean),
+        escaped(labels[i]), with_commas(run.last_step()), escaped(long_time(run.working_seconds())),
+        loss.empty() ? "—" : figure(loss.back().mean),
         shares.step > 0 ? short_time(shares.step) : "—", run.ranks.size(),
         escaped(run.end ? run.end->outcome : "no end in the log"));
   }
@@ -329,7 +331,7 @@ std::string comparison(const std::vector<RunHistory>& runs) {
 std::string report_page(const std::vector<RunHistory>& runs, const PageOptions& options) {
   if (runs.empty()) throw ConfigError("[report] there is no run to report about");
   const RunHistory& run = runs.front();
-  const std::string label = label_of(run);
+  const std::string label = labels_of(runs).front();
   const std::string name = run.starts.empty() ? "" : run.starts.front().name;
   // Before the first report the log has no figures of ranks.
   const size_t told = run.starts.empty() ? 1 : static_cast<size_t>(run.starts.back().ranks);
