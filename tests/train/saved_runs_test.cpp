@@ -194,7 +194,7 @@ TEST(SavedRuns, AResultHasTheStatusThatTheProgramEndsWith) {
 
 TEST(SavedRuns, MetricsThatTheClassesDoNotHaveAreRefusedAtTheStart) {
   const Folder folder;
-  for (const std::string metric : {"auc", "top_k"}) {
+  for (const std::string metric : {"auc", "top_k", "r2"}) {
     auto config = small_run(folder / metric);
     config.data.kind = "own";
     config.training.metrics = {metric};
@@ -208,6 +208,18 @@ TEST(SavedRuns, MetricsThatTheClassesDoNotHaveAreRefusedAtTheStart) {
                   AllOf(HasSubstr("training.metrics: " + metric), HasSubstr("have 3 classes")));
     });
   }
+  auto config = small_run(folder / "values");
+  config.data.kind = "own";
+  config.training.metrics = {"accuracy"};
+  train::Registry registry;
+  registry.add_data("own", [](const train::RunConfig&, const World&) -> train::RunData {
+    const auto set = std::make_shared<data::TensorDataset>(at::rand({40, 4}), at::rand({40}));
+    return {.training = set};
+  });
+  spawn_bare(1, [&](int) {
+    EXPECT_THAT(message_of<ConfigError>([&] { train::run(config, registry); }),
+                HasSubstr("training.metrics: accuracy is of classes; the data have values"));
+  });
 }
 
 }  // namespace

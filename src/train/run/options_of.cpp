@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
+#include <numeric>
 
 #include "lockstep/core/error.h"
 #include "lockstep/parallel/autocast.h"
@@ -154,16 +156,38 @@ void refuse_without_evaluation(const char* key, bool is_given) {
                   key));
 }
 
+bool has_fractions(const RunData& data) {
+  std::vector<int64_t> first(static_cast<size_t>(std::min<int64_t>(data.training->size(), 64)));
+  std::iota(first.begin(), first.end(), 0);
+  const at::Tensor targets = data.training->get_batch(first).target;
+  return targets.defined() && targets.is_floating_point() && !at::equal(targets, targets.round());
+}
+
 // What an evaluation would only find out when an epoch has been trained.
 void refuse_metrics(const RunConfig& config, const RunData& data) {
-  if (data.classes == 0) return;
   const auto refuse = [&](const std::string& what) {
     const auto found = config.origins.find("training.metrics");
-    throw ConfigError(fmt::format("[run] {}: training.metrics: {}; the data have {} classes",
-                                  found == config.origins.end() ? "in the program" : found->second,
-                                  what, data.classes));
+    throw ConfigError(fmt::format(
+        "[run] {}: training.metrics: {}; the data have {}",
+        found == config.origins.end() ? "in the program" : found->second, what,
+        data.classes > 0 ? fmt::format("{} classes", data.classes) : "values as targets"));
   };
+  const auto is = [](const std::string& text, std::initializer_list<const char*> names) {
+    return std::ranges::find(names, text) != names.end();
+  };
+  const bool by_classes = is(config.training.loss, {"auto", "cross_entropy", "nll"});
   for (const auto& metric : config.training.metrics) {
+    if (data.classes == 0) {
+      if (is(metric, {"accuracy", "top_k", "confusion_matrix", "perplexity"}) &&
+          has_fractions(data)) {
+        refuse(metric + " is of classes");
+      }
+      continue;
+    }
+    if (by_classes && is(metric, {"mse", "rmse", "mae", "r2"})) {
+      refuse(fmt::format("{} is of values, and training.loss {} of classes", metric,
+                         config.training.loss));
+    }
     if (metric == "auc" && data.classes > 2) refuse("auc is of two classes");
     if (metric == "top_k" && config.training.top_k > data.classes) {
       refuse(fmt::format("top_k is of the best {}", config.training.top_k));
