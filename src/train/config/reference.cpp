@@ -84,7 +84,9 @@ constexpr const char* kFlatBegin = R"(
 
 Files that were written for the transformers Trainer, for accelerate, or with PyTorch's names are
 read as they are: these keys stand at the top of the file, alone or beside sections. What has no
-effect here is said once on start. Two keys that contradict each other are an error.
+effect here is said once on start. Two keys that contradict each other are an error. What such a
+file leaves out has the default of the tables above, which is not always the other program's: the
+transformers Trainer, for one, means a learning rate of 5e-5, a linear decay and `max_grad_norm` 1.
 
 | key | meaning here |
 |---|---|

@@ -37,10 +37,12 @@ void add_schedule_keys(KeyList& keys) {
   keys.kinds({"linear", "cosine", "polynomial", "plateau"});
   keys.add("min_lr", AT(schedule.min_lr), "The lowest rate.", at_least(0));
   keys.kinds({"step"});
-  keys.add("step_size", AT(schedule.step_size), "Steps between two multiplications.", at_least(1))
+  keys.add("step_size", AT(schedule.step_size),
+           "Steps between two multiplications, counted from the end of warm-up.", at_least(1))
       .required = true;
   keys.kinds({"multi_step"});
-  keys.add("milestones", AT(schedule.milestones), "The steps at which the rate is multiplied.",
+  keys.add("milestones", AT(schedule.milestones),
+           "The steps at which the rate is multiplied, counted from the end of warm-up.",
            at_least(1))
       .required = true;
   keys.kinds({"step", "multi_step", "exponential", "plateau"});
@@ -48,7 +50,8 @@ void add_schedule_keys(KeyList& keys) {
   keys.kinds({"polynomial"});
   keys.add("power", AT(schedule.power), "Of the share of steps that is left.", above(0));
   keys.kinds({"one_cycle"});
-  keys.add("rising", AT(schedule.rising), "Share of the steps on the way up.", between(0, 1));
+  keys.add("rising", AT(schedule.rising), "Share of the steps on the way up, below 1.",
+           between(0, 1));
   keys.kinds({"plateau"});
   keys.add("patience", AT(schedule.patience), "Evaluations without a lower loss that are let pass.",
            at_least(0));
