@@ -27,6 +27,10 @@ namespace {
 constexpr std::string_view kAdvice =
     "or a rank skipped a batch or left the loop: see Join, any_rank";
 
+constexpr std::string_view kJoinAdvice =
+    "or a rank ran another number of backward(), or in another order than the Join's list: within a "
+    "Join each Ddp has one in a step";
+
 // Gradients arrive roughly in the reverse of the order in which layers were registered.
 std::vector<size_t> reverse_registration(size_t count) {
   std::vector<size_t> order(count);
@@ -205,7 +209,7 @@ void Reducer::begin() {
 comm::CallOptions Reducer::call(std::string_view label) const {
   return {.label = label,
           .context = {.name = "Ddp", .number = caller_, .pass = pass_},
-          .advice = kAdvice};
+          .advice = join_.is_joined() ? kJoinAdvice : kAdvice};
 }
 
 void Reducer::launch_next() {
