@@ -2,6 +2,7 @@
 // report.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 

@@ -79,6 +79,9 @@ void check(const Model& model, const Group& group, const DdpOptions& options,
         "train without Ddp or unfreeze some",
         model.parameters.size());
   }
+  if (complaint.empty() && (group.size() > 1 || options.lanes > 0)) {
+    complaint = rewritten_by_forward(model);
+  }
   const auto& all = model.parameters;
   const at::Device device = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
   verify(model, group, device, std::move(complaint), "ddp", describe(options));

@@ -95,7 +95,8 @@ constexpr size_t kPrintWidth = 16;
 std::string first_values(const Model& model) {
   constexpr int64_t kElements = 64;
   uint64_t print = 0;
-  for (const auto& [name, tensor, sparse, statistic_of] : model.parameters) {
+  for (const auto& item : model.parameters) {
+    const at::Tensor& tensor = item.tensor;
     if (!tensor.is_non_overlapping_and_dense() || is_deferred(tensor)) continue;
     const int64_t count = std::min(kElements, tensor.numel());
     print = print * 31 + fingerprint(tensor.detach().as_strided({count}, {1}));
@@ -103,11 +104,12 @@ std::string first_values(const Model& model) {
   return fmt::format("{:0{}x}", print, kPrintWidth);
 }
 
-// Weights of the layers that were built with sparse = true.
-std::unordered_set<const void*> sparse_tables(const torch::nn::Module& module) {
-  std::unordered_set<const void*> tables;
+// Weights of the Embedding layers whose options fit.
+template <class Fits>
+std::unordered_set<const void*> tables(const torch::nn::Module& module, const Fits& fits) {
+  std::unordered_set<const void*> found;
   const auto add = [&](const auto* layer) {
-    if (layer && layer->options.sparse()) tables.insert(layer->weight.unsafeGetTensorImpl());
+    if (layer && fits(layer->options)) found.insert(layer->weight.unsafeGetTensorImpl());
   };
   for (const auto& layer : module.modules(/*include_self=*/false)) {
     add(layer->as<torch::nn::EmbeddingImpl>());
@@ -115,7 +117,7 @@ std::unordered_set<const void*> sparse_tables(const torch::nn::Module& module) {
   }
   add(module.as<torch::nn::EmbeddingImpl>());
   add(module.as<torch::nn::EmbeddingBagImpl>());
-  return tables;
+  return found;
 }
 
 // The running statistics of torch's layers. (Ours count the versions of theirs.)
@@ -163,9 +165,13 @@ std::vector<std::string> lines_of(std::string_view text) {
 Model Model::of(const ModuleRef& ref, const ModelNotes& notes) {
   Model model{once_each(ref.parameters()), once_each(ref.buffers())};
   if (const torch::nn::Module* module = ref.module()) {
-    const auto sparse = sparse_tables(*module);
-    for (auto& item : model.parameters)
+    const auto sparse = tables(*module, [](const auto& options) { return options.sparse(); });
+    const auto renormalised =
+        tables(*module, [](const auto& options) { return options.max_norm().has_value(); });
+    for (auto& item : model.parameters) {
       item.sparse = sparse.contains(item.tensor.unsafeGetTensorImpl());
+      item.renormalised = renormalised.contains(item.tensor.unsafeGetTensorImpl());
+    }
     const auto layers = statistics(*module);
     for (auto& item : model.buffers) {
       const auto layer = layers.find(item.tensor.unsafeGetTensorImpl());
@@ -272,10 +278,19 @@ void verify(const Model& model, const Group& group, at::Device device, std::stri
   if (group.rank() != 0 || other == texts.end() || is_seeded_for_ranks()) return;
   log::warn(fmt::format(
       "[{}] rank {} begins with other parameters than rank 0, whose parameters all ranks get now. "
-      "If the ranks were not meant to be seeded differently, call seed_everything(seed, "
-      "world.group()) before the module is built; nothing is wrong if rank 0 alone loaded a "
-      "checkpoint",
+      "If the ranks were not meant to be seeded differently, call seed_everything(seed, world) "
+      "before the module is built; nothing is wrong if rank 0 alone loaded a checkpoint",
       who, other - texts.begin()));
+}
+
+std::string rewritten_by_forward(const Model& model) {
+  const auto found = std::ranges::find_if(model.parameters, &Named::renormalised);
+  if (found == model.parameters.end()) return {};
+  return fmt::format(
+      "parameter '{}' belongs to an Embedding with max_norm, whose forward() writes to the rows of "
+      "its batch, other ones on each rank: build it without, and renormalise all rows after each "
+      "optimizer step, on all ranks",
+      found->name);
 }
 
 }  // namespace lockstep::parallel

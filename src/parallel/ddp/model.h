@@ -14,7 +14,8 @@ namespace lockstep::parallel {
 struct Named {
   std::string name;
   at::Tensor tensor;
-  bool sparse = false;  // its gradient will be
+  bool sparse = false;        // its gradient will be
+  bool renormalised = false;  // by forward(): the table of an Embedding with max_norm
   // Of a buffer: the torch::nn::BatchNorm layer whose running mean or variance it is.
   std::weak_ptr<const torch::nn::Module> statistic_of = {};
 };
@@ -54,6 +55,10 @@ void verify(const Model& model, const Group& group, at::Device device, std::stri
 // A kind, a name, and what has to agree, such as "parameter 'fc.weight': float32 [256, 784],
 // trainable". Private to verify(), and its tests.
 std::vector<std::string> describe(const Model& model);
+
+// What a forward() writes to by its own batch, which ranks that have batches of their own must not
+// train, as an error's text; empty without.
+std::string rewritten_by_forward(const Model& model);
 
 // The first difference between the ranks' descriptions, as an error's text; empty when there is
 // none.

@@ -199,6 +199,7 @@ void Fsdp::State::check_model(const Group& group, const std::vector<PlannedUnit>
   const auto& all = model().parameters;
   const at::Device on = all.empty() ? at::kCPU : communicated_on(group, all.front().tensor);
   if (complaint.empty()) complaint = unfit_for_fsdp(model());
+  if (complaint.empty()) complaint = rewritten_by_forward(model());
   if (complaint.empty()) complaint = shared_memory(model(), module_.module());
   if (complaint.empty() && lane_plan_) {
     complaint = unfit_for_lanes(model(), lane_options(plan_.options), module_.module());

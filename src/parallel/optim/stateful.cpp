@@ -37,6 +37,10 @@ class HookOfRank : public Stateful {
     ranks_ = static_cast<int>(saved.world);
     next_.clear();
     State state{.others = {"rank-*"}};
+    // A hook that counts its passes always has a state: this one was not saved, and the caller says
+    // so. Another may have had none yet.
+    is_missing_ = saved.tensors.empty() && hook_.state().contains("iteration");
+    if (is_missing_) return this->state({});
     const auto want = [&](int rank) {
       const std::string prefix = fmt::format("rank-{}/", rank);
       for (const auto& [path, tensor] : saved.tensors) {
@@ -61,6 +65,7 @@ class HookOfRank : public Stateful {
   }
 
   void restored(const State&) override {
+    if (is_missing_) return;  // which was allowed
     std::map<std::string, at::Tensor> state;
     for (const auto& [name, tensors] : next_) {
       if (same_ranks_ || is_common(name)) {
@@ -87,6 +92,7 @@ class HookOfRank : public Stateful {
   bool same_ranks_ = true;
   int ranks_ = 1;
   std::map<std::string, std::vector<at::Tensor>> next_;
+  bool is_missing_ = false;  // between destination() and restored()
 };
 
 }  // namespace

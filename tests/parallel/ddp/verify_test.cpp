@@ -3,9 +3,11 @@
 
 #include <functional>
 
+#include "lockstep/parallel/fsdp.h"
 #include "parallel/ddp/model.h"
 #include "parallel/reference.h"
 #include "support/spawn.h"
+#include "support/thrown.h"
 
 namespace lockstep::test {
 namespace {
@@ -51,6 +53,26 @@ TEST(Verify, B06_OtherStrides) {
 TEST(Verify, B06_AnotherDtype) {
   expect_refusal([](Mlp& net) { net.third->to(at::kDouble); },
                  AllOf(HasSubstr("'third.weight': float32"), HasSubstr("'third.weight': float64")));
+}
+
+// Each rank would write to the rows of its own batch, and nothing would bring them together.
+TEST(Verify, AnEmbeddingWithMaxNorm) {
+  for (const bool is_bag : {false, true}) {
+    spawn(2, [&](World& world) {
+      torch::nn::Sequential net;
+      if (is_bag) {
+        net->push_back(torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(9, 4).max_norm(1.0)));
+      } else {
+        net->push_back(torch::nn::Embedding(torch::nn::EmbeddingOptions(9, 4).max_norm(1.0)));
+      }
+      const auto refused = AllOf(HasSubstr("parameter '0.weight' belongs to an Embedding with "),
+                                 HasSubstr("renormalise all rows"));
+      EXPECT_THAT(message_of<ConfigError>([&] { Ddp(net, world); }), refused);
+      EXPECT_THAT(message_of<ConfigError>([&] { Fsdp(net, world.group()); }), refused);
+      const Group one = world.group().split(world.rank());
+      Ddp ddp(net, one);
+    });
+  }
 }
 
 TEST(Verify, AnotherRequiresGrad) {

@@ -7,7 +7,8 @@ int main() {
   auto world = lockstep::World::from_env();  // one rank when it has no launcher
   lockstep::data::FashionMnist train("/usr/share/datasets/fashion-mnist",
                                      lockstep::data::Split::Train);
-  const auto device = world.device();  // this rank's GPU, or the CPU
+  lockstep::seed_everything(1, world);  // weights and dropout repeat
+  const auto device = world.device();   // this rank's GPU, or the CPU
   lockstep::Loader loader(train, world, {.batch_size = 64, .seed = 1, .device = device});
 
   torch::nn::Sequential net(torch::nn::Linear(784, 256), torch::nn::ReLU(),
