@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <utility>
 #include <variant>
 
 #include "checkpoint/file_memory.h"
@@ -203,10 +204,26 @@ class OptimizerState : public Stateful {
 class TensorState : public Stateful {
  public:
   explicit TensorState(at::Tensor& tensor) : tensor_(tensor) {}
-  State state(const Names&) const override { return {.pieces = {whole_piece("tensor", tensor_)}}; }
+  // An undefined one is saved as nothing, and gets what was saved.
+  State state(const Names&) const override { return described(tensor_); }
+  State destination(const Saved& saved, const Names&) override {
+    next_ = tensor_;
+    const auto found = saved.tensors.find("tensor");
+    if (!tensor_.defined() && found != saved.tensors.end()) {
+      next_ = at::empty(found->second.sizes, found->second.dtype);
+    }
+    return described(next_);
+  }
+  void restored(const State&) override { tensor_ = std::exchange(next_, {}); }
 
  private:
+  static State described(const at::Tensor& tensor) {
+    if (!tensor.defined()) return {};
+    return {.pieces = {whole_piece("tensor", tensor)}};
+  }
+
   at::Tensor& tensor_;
+  at::Tensor next_;  // between destination() and restored()
 };
 
 class ScalerState : public Stateful {

@@ -228,6 +228,42 @@ TEST(Restore, ANameOfATiedParameterThatIsNotTheFirstUnderFsdp) {
   });
 }
 
+TEST(Restore, ABufferMadeByExpand) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    const auto run = [&](double value) {
+      Bare net;
+      net.register_parameter("weight", torch::zeros({2}));
+      net.register_buffer("mask", torch::linspace(0, value, 4).unsqueeze(0).expand({8, 4}));
+      Ddp ddp(net, world);
+      Checkpointer checkpoints(world, folder.path());
+      checkpoints.track("net", net);
+      if (!checkpoints.restore_latest()) checkpoints.save(1);
+      return net.named_buffers()["mask"].clone();
+    };
+    const at::Tensor saved = run(1);
+    EXPECT_TRUE(at::equal(run(7), saved));
+  });
+}
+
+// As a program has it whose first step makes the state.
+TEST(Restore, ATensorThatIsUndefined) {
+  const Folder folder;
+  at::Tensor hidden, never;
+  Checkpointer checkpoints(World::solo(), folder.path());
+  checkpoints.track("hidden", hidden);
+  checkpoints.track("never", never);
+  hidden = torch::arange(5.0);
+  checkpoints.save(1);
+  hidden = at::Tensor();
+  checkpoints.restore_latest();
+  EXPECT_TRUE(at::equal(hidden, torch::arange(5.0)));
+  EXPECT_FALSE(never.defined());
+  never = torch::zeros({2});
+  EXPECT_THAT(message_of<CheckpointError>([&] { checkpoints.restore_latest(); }),
+              HasSubstr("never/tensor is missing"));
+}
+
 // Letters that mean something in a pattern are plain ones in a name.
 TEST(Restore, NamesWithBracketsAndStars) {
   EXPECT_EQ(checkpoint::pattern_of("a[0]*?\\.w"), "a\\[0\\]\\*\\?\\\\.w");

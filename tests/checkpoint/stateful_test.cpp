@@ -368,6 +368,25 @@ TEST(Stateful, WhatAHookKeepsOfOtherSizesIsRefusedBeforeAnythingChanges) {
 }
 
 // What a hook keeps of a parameter without elements is saved, too.
+// A hook that counts its passes has a state from the start.
+TEST(Stateful, AHookThatWasNotTrackedIsMissing) {
+  const Folder folder;
+  spawn(2, [&](World& world) {
+    auto other = at::zeros({2});
+    Checkpointer saving(world.group(), folder.path());
+    saving.track("other", other);
+    saving.save(1);
+    saving.finish();
+    LocalSgd hook({.start_iteration = 2});
+    Checkpointer reading(world.group(), folder.path());
+    reading.track("hook", stateful(hook, world.group()));
+    EXPECT_THAT(
+        message_of<CheckpointError>([&] { reading.restore_latest({.allow_unexpected = {"*"}}); }),
+        HasSubstr(fmt::format("hook/rank-{}/iteration is missing", world.rank())));
+    reading.restore_latest({.allow_missing = {"hook/*"}, .allow_unexpected = {"*"}});
+  });
+}
+
 TEST(Stateful, WhatAHookKeepsOfNothing) {
   const Folder folder;
   spawn(2, [&](World& world) {

@@ -330,6 +330,13 @@ TEST(Metrics, GoOnFromACheckpoint) {
         reading.track(name, stateful(*metric, world));
         metric->update(torch::ones({1, 2}), torch::ones({1}));  // gone after restoring
         reading.restore_latest({.allow_unexpected = {"*"}});
+        const auto untracked = make_metric(name);
+        untracked->update(torch::ones({1, 2}), torch::ones({1}));
+        Checkpointer other(world.group(), folder / "saved");
+        other.track("untracked", stateful(*untracked, world));
+        EXPECT_THAT(
+            message_of<CheckpointError>([&] { other.restore_latest({.allow_unexpected = {"*"}}); }),
+            HasSubstr("is missing"));
         if (world.rank() == 0) part(*metric, 30, 60);
         part(*whole, 0, 60);
         EXPECT_EQ(metric->compute(world), whole->compute()) << name << " on " << ranks;

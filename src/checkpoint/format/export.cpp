@@ -46,7 +46,7 @@ constexpr char kIndexName[] = "model.safetensors.index.json";
 
 void refuse(const std::string& path) {
   throw CheckpointError(fmt::format(
-      "[checkpoint] {}: is there already: remove it, or say that it may be replaced", path));
+      "[checkpoint] {}: is there already: remove it, or let it be replaced (--force)", path));
 }
 
 std::string above(const std::string& path) {

@@ -80,6 +80,8 @@ class CountsOfRank : public checkpoint::Stateful {
   State destination(const Saved& saved, const Names&) override {
     next_.clear();
     State state{.others = {"rank-*"}};
+    is_missing_ = saved.tensors.empty();
+    if (is_missing_) return this->state({});  // whose pieces the caller finds missing
     for (int64_t rank = group_.rank(); rank < saved.world; rank += group_.size()) {
       const auto found = saved.tensors.find(name_of(rank));
       if (found == saved.tensors.end()) continue;
@@ -90,6 +92,7 @@ class CountsOfRank : public checkpoint::Stateful {
   }
 
   void restored(const State&) override {
+    if (is_missing_) return;  // which was allowed
     metric_.reset();
     for (const at::Tensor& part : next_) metric_.add(unpacked(part));
     next_.clear();
@@ -105,7 +108,9 @@ class CountsOfRank : public checkpoint::Stateful {
 
   Metric& metric_;
   Group group_;
-  std::vector<at::Tensor> next_;  // of each saved part, between destination() and restored()
+  // Between destination() and restored(): of each saved part; and whether there is none.
+  std::vector<at::Tensor> next_;
+  bool is_missing_ = false;
 };
 
 }  // namespace
