@@ -171,6 +171,11 @@ TokenFiles TokenFiles::open(const std::string& path, TokenType type) {
     return files;
   }
   const std::string name = path + "/tokens.json";
+  if (!std::filesystem::exists(name)) {
+    fail(name,
+         "cannot be opened: there is none; `lockstep tokenize FILES --to FOLDER` makes such "
+         "a folder from texts");
+  }
   const auto json = nlohmann::json::parse(read_file(name), nullptr, false);
   if (!json.is_object() || json.value("format", nlohmann::json()) != "lockstep.tokens" ||
       json.value("version", nlohmann::json()) != 1) {

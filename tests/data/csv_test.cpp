@@ -126,7 +126,8 @@ TEST(Csv, BadRowsAreErrorsWithTheirLine) {
   const auto refused = [](const std::string& row) { return File("a,y\n1,2\n" + row).refused(); };
   EXPECT_THAT(refused("3\n"), HasSubstr("t.csv:3: has 1 fields, and the header has 2"));
   EXPECT_THAT(refused("3,4,5\n"), HasSubstr("has 3 fields"));
-  EXPECT_THAT(refused("red,4\n"), HasSubstr("t.csv:3: column 'a' (0): 'red' is not a number"));
+  EXPECT_THAT(refused("red,4\n"),
+              HasSubstr("t.csv:3: column 'a' (0): 'red' is not a number (texts may be classes"));
   EXPECT_THAT(refused("3x,4\n"), HasSubstr("'3x' is not a number"));
   EXPECT_THAT(refused("+-3,4\n"), HasSubstr("'+-3' is not a number"));
   EXPECT_THAT(refused("inf,4\n"), HasSubstr("'inf' is infinite"));
@@ -135,6 +136,17 @@ TEST(Csv, BadRowsAreErrorsWithTheirLine) {
   EXPECT_EQ(refused("1e-999,4\n"), "nothing");
   EXPECT_THAT(refused("\"3\"3,4\n"), HasSubstr("text after a closing quote"));
   EXPECT_THAT(refused("\"3,4\n5,6\n"), HasSubstr("t.csv:3: a quote that is never closed"));
+}
+
+TEST(Csv, AHeaderOfFractionsIsProbablyARow) {
+  const auto said = [](const std::string& header) {
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(File(header + "\n1,2\n").read({}).size(), 1);
+    return testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(said("0.5,1"), HasSubstr("t.csv: the first line is taken for the columns' names"));
+  EXPECT_EQ(said("0,1"), "");
+  EXPECT_EQ(said("0.5,y"), "");
 }
 
 TEST(Csv, BadRowsAreSkippedAndCounted) {

@@ -14,6 +14,7 @@
 namespace lockstep::test {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using text::TokenFiles;
@@ -67,7 +68,8 @@ TEST(TokenFiles, DamageIsNamed) {
   const auto opened = [&] {
     return message_of<DataError>([&] { TokenFiles::open(folder.path()); });
   };
-  EXPECT_THAT(opened(), HasSubstr("tokens.json: cannot be opened"));
+  EXPECT_THAT(opened(), AllOf(HasSubstr("tokens.json: cannot be opened"),
+                              HasSubstr("`lockstep tokenize FILES --to FOLDER`")));
   const auto index = [&](const std::string& text) { write_file(folder / "tokens.json", text); };
   index("{}");
   EXPECT_THAT(opened(), HasSubstr("is not \"lockstep.tokens\""));

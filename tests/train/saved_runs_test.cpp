@@ -192,6 +192,24 @@ TEST(SavedRuns, AResultHasTheStatusThatTheProgramEndsWith) {
   }
 }
 
+TEST(SavedRuns, AResumeThatIsRefusedLeavesTheResultAndTheConfiguration) {
+  const Folder folder;
+  auto config = small_run(folder / "run");
+  test::printed(1, config);
+  const std::string result = contents(folder / "run/result.json");
+  const std::string was = contents(folder / "run/config.yaml");
+  EXPECT_THAT(result, HasSubstr("\"finished\""));
+  config.checkpoint.resume = "latest";
+  config.model.linear.bias = false;
+  spawn_bare(1, [&](int) {
+    EXPECT_THAT(message_of([&] { train::run(config, {}); }), HasSubstr("does not fit"));
+  });
+  EXPECT_EQ(contents(folder / "run/result.json"), result);
+  EXPECT_EQ(contents(folder / "run/config.yaml"), was);
+  config.model.linear.bias = true;
+  EXPECT_THAT(test::printed(1, config), HasSubstr("the run was complete already"));
+}
+
 TEST(SavedRuns, MetricsThatTheClassesDoNotHaveAreRefusedAtTheStart) {
   const Folder folder;
   for (const std::string metric : {"auc", "top_k", "r2"}) {

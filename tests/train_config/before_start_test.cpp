@@ -64,7 +64,15 @@ TEST(BeforeStart, LossesAndMetricsFitTheTargets) {
   EXPECT_EQ(not_started("training: {loss: mse}\nmodel: {kind: mlp, outputs: 1}"), "nothing");
   EXPECT_THAT(not_started("training: {metrics: [auc]}"),
               HasSubstr("training.metrics: auc is of two classes, and there are 10"));
-  EXPECT_EQ(not_started("training: {metrics: [auc]}\nmodel: {kind: mlp, outputs: 2}"), "nothing");
+  EXPECT_EQ(not_started("training: {loss: mse}\nmodel: {kind: mlp, outputs: 1}"), "nothing");
+  EXPECT_THAT(not_started("model: {kind: mlp, outputs: 5}"),
+              HasSubstr("model.outputs: 5 for the 10 classes of data.kind fashion-mnist"));
+  EXPECT_EQ(not_started("model: {kind: mlp, outputs: 12}"), "nothing");
+  for (const std::string kind : {"linear", "mlp", "convnet", "resnet18"}) {
+    EXPECT_THAT(not_started("training: {loss: nll}\nmodel: " + kind),
+                HasSubstr("training.loss: nll takes logarithms of probabilities, and model.kind " +
+                          kind + " gives scores"));
+  }
 }
 
 }  // namespace

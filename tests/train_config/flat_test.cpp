@@ -79,6 +79,8 @@ TEST(FlatKeys, ResumeInAllItsForms) {
     EXPECT_EQ(read("output_dir: x\nresume_from_checkpoint: " + text).checkpoint.resume, meant)
         << text;
   }
+  EXPECT_EQ(read("output_dir: x\ncheckpoint: {resume: true}").checkpoint.resume, "latest");
+  EXPECT_EQ(read("output_dir: x\ncheckpoint: {resume: false}").checkpoint.resume, "");
 }
 
 TEST(FlatKeys, WhatIsNotNeededIsAcceptedAndAnsweredOnce) {
@@ -89,6 +91,30 @@ TEST(FlatKeys, WhatIsNotNeededIsAcceptedAndAnsweredOnce) {
                           HasSubstr("run.yaml:2:1: gradient_as_bucket_view has no effect"),
                           HasSubstr("run.yaml:3:1: static_graph has no effect")));
   EXPECT_TRUE(config.origins.empty());
+}
+
+TEST(FlatKeys, WhatAFileOfTheTransformersTrainerUsuallyHas) {
+  const auto config = read(
+      "output_dir: o\nreport_to: [tensorboard, wandb]\noverwrite_output_dir: true\n"
+      "logging_dir: l\npush_to_hub: false\ndataloader_pin_memory: true\n"
+      "load_best_model_at_end: true\n");
+  EXPECT_TRUE(config.logging.tensorboard);
+  EXPECT_TRUE(config.checkpoint.restore_best);
+  EXPECT_EQ(config.checkpoint.best_metric, "loss");
+  EXPECT_THAT(config.origins.at("checkpoint.best_metric"),
+              HasSubstr("because of load_best_model_at_end in run.yaml:7"));
+  EXPECT_THAT(config.remarks, ElementsAre(HasSubstr("report_to wandb has no effect"),
+                                          HasSubstr("overwrite_output_dir has no effect"),
+                                          HasSubstr("logging_dir has no effect"),
+                                          HasSubstr("dataloader_pin_memory has no effect")));
+  EXPECT_FALSE(read("report_to: none").logging.tensorboard);
+  EXPECT_EQ(read("output_dir: o\nload_best_model_at_end: true\nmetric_for_best_model: accuracy\n"
+                 "metrics: [accuracy]")
+                .checkpoint.best_metric,
+            "accuracy");
+  EXPECT_THAT(refusal("push_to_hub: true"), HasSubstr("nothing is uploaded"));
+  EXPECT_THAT(refusal("output_dir: o\ncheckpoint: {restore_best: true}"),
+              HasSubstr("needs checkpoint.best_metric"));
 }
 
 TEST(FlatKeys, AFalseThatWasANo) {

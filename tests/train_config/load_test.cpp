@@ -15,6 +15,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 TEST(LoadConfig, AnEmptyFileIsTheDefaults) {
   const auto config = read("");
@@ -158,7 +159,10 @@ TEST(LoadConfig, AnUnknownKindIsOneErrorAndNotOneForEachOfItsKeys) {
 }
 
 TEST(LoadConfig, QuotedNumbersAreTexts) {
-  EXPECT_THAT(refusal("seed: '3'"), HasSubstr("seed: '3' is not a whole number"));
+  EXPECT_THAT(
+      refusal("seed: '3'"),
+      HasSubstr("seed: '3' is not a whole number, because of its quotes: write it without"));
+  EXPECT_THAT(refusal("seed: 'x'"), Not(HasSubstr("quotes")));
   EXPECT_EQ(read("launch: {nproc_per_node: 2}").launch.nproc_per_node, "2");
 }
 

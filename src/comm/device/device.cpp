@@ -53,8 +53,10 @@ Devices find_devices(DeviceKind asked) {
 at::Device device_at(const Devices& devices, LocalRank local, bool may_share) {
   if (devices.type == at::kCPU) return at::kCPU;
   if (!devices.problem.empty()) {
-    throw ConfigError(fmt::format("[device] {}=cuda, but {}; use auto or cpu to train without",
-                                  kVariable, devices.problem));
+    throw ConfigError(
+        fmt::format("[device] cuda is asked for (parallel.device, WorldOptions::device or {}), but "
+                    "{}; use auto or cpu to train without",
+                    kVariable, devices.problem));
   }
   int index = devices.is_own ? 0 : local.rank;
   if (may_share && devices.count > 0) index %= devices.count;

@@ -16,6 +16,7 @@
 #include "core/number.h"
 #include "data/csv/csv_records.h"
 #include "lockstep/core/error.h"
+#include "lockstep/core/log.h"
 
 namespace lockstep::data {
 namespace {
@@ -95,6 +96,7 @@ class TableParser {
     }
     choose_columns();
     reserve();
+    if (format_.header) warn_of_numbers();
     if (format_.header) has_record = records_.next();
     for (; has_record; has_record = records_.next()) {
       if (!read_row()) {
@@ -246,7 +248,9 @@ class TableParser {
     }
     if (text == "true" || text == "True" || text == "TRUE") return to = 1, true;
     if (text == "false" || text == "False" || text == "FALSE") return to = 0, true;
-    return bad_value(column, "is not a number");
+    return bad_value(column,
+                     "is not a number (texts may be classes: `classification`; columns are chosen "
+                     "by `features` and `targets`)");
   }
 
   bool read_class(std::string_view field) {
@@ -260,6 +264,17 @@ class TableParser {
     }
     table_.classes[static_cast<size_t>(table_.rows)] = found->second;
     return true;
+  }
+
+  // A header of the numbers 0, 1, 2 is usual; one of fractions is a row.
+  void warn_of_numbers() const {
+    const auto is_number = [](const std::string& name) { return number_in(name).has_value(); };
+    const auto is_whole = [](const std::string& name) { return whole_number_in(name).has_value(); };
+    if (!std::ranges::all_of(names_, is_number) || std::ranges::all_of(names_, is_whole)) return;
+    log::warn(
+        fmt::format("[csv] {}: the first line is taken for the columns' names, and all of "
+                    "them are numbers: if it is a row, say header: false",
+                    name_));
   }
 
   bool bad_value(size_t column, std::string_view what) {

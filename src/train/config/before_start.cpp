@@ -74,6 +74,16 @@ void outputs(const RunConfig& config, const Refuse& refuse) {
                        "numbers: use cross_entropy, or model.outputs: 1",
                        training.loss, data.kind));
   }
+  if (training.loss == "nll") {
+    refuse("training.loss", fmt::format("nll takes logarithms of probabilities, and model.kind {} "
+                                        "gives scores: use cross_entropy",
+                                        model.kind));
+  }
+  if (has_digits && given > 1 && given < 10 && is_in(training.loss, {"auto", "cross_entropy"})) {
+    refuse("model.outputs", fmt::format("{} for the 10 classes of data.kind {}: as many, or leave "
+                                        "it out",
+                                        given, data.kind));
+  }
   const int64_t outputs = given > 0 ? given : has_digits ? 10 : 0;
   const auto& metrics = training.metrics;
   if (outputs > 2 && std::find(metrics.begin(), metrics.end(), "auc") != metrics.end()) {

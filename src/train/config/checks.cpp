@@ -253,8 +253,13 @@ void Checks::data() {
     if (has_two && features.empty() != targets.empty()) {
       problems_.add(
           origin_of_("data.kind"),
-          fmt::format("data.kind {} needs data.{}, or neither it nor the other file", data.kind,
-                      features.empty() ? (is_first ? "path" : "validation_path") : name));
+          fmt::format("data.kind {}: data.{} is given without data.{}: samples and targets are two "
+                      "files, so give both or leave both out",
+                      data.kind,
+                      features.empty() ? name
+                      : is_first       ? "path"
+                                       : "validation_path",
+                      features.empty() ? is_first ? "path" : "validation_path" : name));
     }
   }
   if (data.validation_fraction > 0 && !data.validation_path.empty()) {

@@ -103,6 +103,23 @@ FlatMeaning best_metric(const YAML::Node& node) {
                       has_prefix ? YAML::Node(name.substr(kPrefix.size())) : node}}};
 }
 
+FlatMeaning report_to(const YAML::Node& node) {
+  bool is_wanted = false;
+  FlatMeaning meaning;
+  for (size_t i = 0; i < (node.IsSequence() ? node.size() : 1); ++i) {
+    const YAML::Node item = node.IsSequence() ? node[i] : node;
+    if (!item.IsScalar()) return refused(fmt::format("{} is no text", excerpt(item)));
+    const std::string word = word_of(item);
+    if (word == "tensorboard" || word == "all") {
+      is_wanted = true;
+    } else if (!says_no(item)) {
+      meaning.remark = fmt::format("{} has no effect: logs are files of logging.output_dir", word);
+    }
+  }
+  if (is_wanted) meaning.values = {{"logging.tensorboard", YAML::Node("true")}};
+  return meaning;
+}
+
 FlatMeaning broadcast_buffers(const YAML::Node& node) {
   if (says_yes(node)) return {.values = {{"parallel.buffers", YAML::Node("broadcast")}}};
   if (!says_no(node)) return not_a_flag(node);
@@ -193,7 +210,18 @@ std::vector<FlatKey> make_keys() {
   add("fp16", "true: `mixed_precision.dtype: fp16`", flag("mixed_precision.dtype", "fp16", ""));
   add("gradient_checkpointing", "true: `training.activation_checkpointing: full`",
       flag("training.activation_checkpointing", "full", ""));
-  same("load_best_model_at_end", "checkpoint.restore_best");
+  add("load_best_model_at_end",
+      "`checkpoint.restore_best`; without `metric_for_best_model`, by the loss",
+      rename("checkpoint.restore_best"));
+  add("report_to", "tensorboard, all: `logging.tensorboard: true`; others have no effect",
+      report_to);
+  add("logging_dir", "accepted; has no effect",
+      needless("event files are in the folder `tensorboard` of logging.output_dir"));
+  add("overwrite_output_dir", "accepted; has no effect",
+      needless("a folder that has another run's checkpoints is refused: remove it"));
+  add("push_to_hub", "refused, unless no", refused_unless_no("nothing is uploaded"));
+  add("dataloader_pin_memory", "accepted; has no effect",
+      needless("batches for a GPU are in pinned memory in any case"));
 
   for (const char* name : {"sync_bn", "use_sync_bn"}) same(name, "parallel.sync_bn");
   same("sync_bn_group_size", "parallel.sync_bn_group_size");

@@ -37,6 +37,7 @@ class Loading {
   void check_backend(const std::vector<Setting>& settings);
   void total_processes();
   void infer_save_strategy();
+  void infer_best_metric();
   void note(const Setting& setting) {
     config_.origins[setting.path] = setting.origin.text;
     origins_[setting.path] = setting.origin;
@@ -116,6 +117,11 @@ void Loading::store(const Setting& setting) {
       word != nullptr && has_no && (*word == "false" || *word == "False")) {
     *word = "no";
   }
+  // As resume_from_checkpoint of the transformers Trainer.
+  if (auto* word = std::get_if<std::string>(&value); word && key->path == "checkpoint.resume") {
+    if (*word == "true" || *word == "True") *word = "latest";
+    if (*word == "false" || *word == "False") word->clear();
+  }
   if (const std::string fault = fault_of(*key, value); !fault.empty()) {
     const auto* text = std::get_if<std::string>(&value);
     const std::string advice =
@@ -183,6 +189,18 @@ void Loading::infer_save_strategy() {
       fmt::format("because of {} in {}", steps->second.written, steps->second.origin.text);
 }
 
+// The transformers Trainer's load_best_model_at_end means the loss where it says no more.
+void Loading::infer_best_metric() {
+  const auto found = chosen_.find("checkpoint.restore_best");
+  if (found == chosen_.end() || found->second.written != "load_best_model_at_end" ||
+      !config_.checkpoint.restore_best || chosen_.contains("checkpoint.best_metric")) {
+    return;
+  }
+  config_.checkpoint.best_metric = "loss";
+  config_.origins["checkpoint.best_metric"] =
+      fmt::format("because of {} in {}", found->second.written, found->second.origin.text);
+}
+
 RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty, bool starts,
                         const std::vector<std::string>& overrides) {
   Settings settings(schema_, problems_, config_.remarks);
@@ -202,6 +220,7 @@ RunConfig Loading::load(const ConfigSource& source, Settings::Empty empty, bool 
       store(setting);
     }
   }
+  infer_best_metric();
   check_backend(settings.list());
   const auto origin_of = [this](const std::string& path) {
     const auto found = origins_.find(path);

@@ -131,6 +131,18 @@ bool read_value(const YAML::Node& node, const Value& example, Value& value, std:
   };
   if (std::visit(read, example)) return true;
   error = fmt::format("{} is not {}", excerpt(node), type_of(example));
+  if (node.IsScalar() && node.Tag() == "!" &&
+      std::visit(
+          [&](auto like) {
+            if constexpr (kIsList<decltype(like)>) {
+              return false;
+            } else {
+              return parse(YAML::Node(node.Scalar()), like);
+            }
+          },
+          example)) {
+    error += ", because of its quotes: write it without";
+  }
   return false;
 }
 

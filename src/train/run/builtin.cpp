@@ -13,6 +13,26 @@ namespace {
 
 int64_t or_else(int64_t given, int64_t otherwise) { return given > 0 ? given : otherwise; }
 
+int64_t inputs_of(int64_t given, const SampleShape& shape) {
+  if (given > 0 && given != shape.features()) {
+    throw ConfigError(
+        fmt::format("[model] model.inputs is {}, and a sample has {} numbers: leave it out", given,
+                    shape.features()));
+  }
+  return shape.features();
+}
+
+// One output may stand for two classes, and for a number that is regressed.
+int64_t outputs_of(int64_t given, const SampleShape& shape) {
+  if (given > 1 && given < shape.classes) {
+    throw ConfigError(
+        fmt::format("[model] model.outputs is {}, and the data have {} classes: as many, or leave "
+                    "it out",
+                    given, shape.classes));
+  }
+  return or_else(given, shape.outputs());
+}
+
 // Images of channels x height x width.
 int64_t channels_of(const SampleShape& shape, const std::string& kind) {
   if (shape.data.size() == 3) return shape.data[0];
@@ -33,16 +53,16 @@ Model of_numbers(Net net) {
 Model linear(const RunConfig& config, const SampleShape& shape) {
   const auto& given = config.model.linear;
   return of_numbers(
-      models::Linear(models::LinearOptions{.inputs = or_else(given.inputs, shape.features()),
-                                           .outputs = or_else(given.outputs, shape.outputs()),
+      models::Linear(models::LinearOptions{.inputs = inputs_of(given.inputs, shape),
+                                           .outputs = outputs_of(given.outputs, shape),
                                            .bias = given.bias}));
 }
 
 Model mlp(const RunConfig& config, const SampleShape& shape) {
   const auto& given = config.model.mlp;
-  std::vector<int64_t> sizes = {or_else(given.inputs, shape.features())};
+  std::vector<int64_t> sizes = {inputs_of(given.inputs, shape)};
   sizes.insert(sizes.end(), given.hidden.begin(), given.hidden.end());
-  sizes.push_back(or_else(given.outputs, shape.outputs()));
+  sizes.push_back(outputs_of(given.outputs, shape));
   return of_numbers(
       models::Mlp(models::MlpOptions{.sizes = sizes,
                                      .activation = models::activation_named(given.activation),
@@ -53,7 +73,7 @@ Model convnet(const RunConfig& config, const SampleShape& shape) {
   const auto& given = config.model.convnet;
   return of_numbers(
       models::ConvNet(models::ConvNetOptions{.in_channels = channels_of(shape, "convnet"),
-                                             .classes = or_else(given.outputs, shape.outputs()),
+                                             .classes = outputs_of(given.outputs, shape),
                                              .channels = given.channels,
                                              .dropout = given.dropout,
                                              .batch_norm = given.batch_norm}));
@@ -62,7 +82,7 @@ Model convnet(const RunConfig& config, const SampleShape& shape) {
 Model resnet18(const RunConfig& config, const SampleShape& shape) {
   const auto& given = config.model.resnet18;
   return of_numbers(
-      models::ResNet18(models::ResNet18Options{.classes = or_else(given.outputs, shape.outputs()),
+      models::ResNet18(models::ResNet18Options{.classes = outputs_of(given.outputs, shape),
                                                .in_channels = channels_of(shape, "resnet18"),
                                                .small_images = given.small_images}));
 }

@@ -24,14 +24,19 @@ std::string precision_text(Precision precision) {
 }
 
 // "batch 64 per rank x 2 ranks x 1 accumulated = 128 samples a step"
-std::string batch_text(const TrainerOptions& options, const comm::World& world) {
+std::string batch_text(const TrainerOptions& options, int64_t samples, const comm::World& world) {
   const int64_t lanes = options.loader.lanes;
   const int64_t parts = lanes > 0 ? lanes : world.size();
   const char* const what = lanes > 0 ? "lane" : "rank";
-  return fmt::format("batch {} per {} x {} {}{} x {} accumulated = {} samples a step",
-                     options.loader.batch_size, what, parts, what, parts == 1 ? "" : "s",
-                     options.accumulation,
-                     with_commas(options.loader.batch_size * parts * options.accumulation));
+  const auto all = static_cast<double>(options.loader.batch_size) * static_cast<double>(parts) *
+                   static_cast<double>(options.accumulation);
+  return fmt::format("batch {} per {} x {} {}{} x {} accumulated = {} samples a step{}",
+                     with_commas(options.loader.batch_size), what, parts, what,
+                     parts == 1 ? "" : "s", options.accumulation,
+                     all < 1e15 ? with_commas(std::llround(all)) : fmt::format("{:.3g}", all),
+                     all > static_cast<double>(samples)
+                         ? fmt::format(", of which the data have {}", with_commas(samples))
+                         : "");
 }
 
 std::string rate_text(const RunConfig& config, const TrainerOptions& options,
@@ -102,7 +107,7 @@ std::vector<std::string> header(const RunConfig& config, const RunData& data,
           : ", not evaluated"));
   lines.push_back(fmt::format("{}, {}, {}", world.describe(), world.device().str(),
                               precision_text(options.precision)));
-  lines.push_back(batch_text(options, world));
+  lines.push_back(batch_text(options, data.training->size(), world));
   const auto& state = trainer.state();
   lines.push_back(fmt::format(
       "{} {}{}; {}", state.steps > 0 ? with_commas(state.steps) : "no fixed number of", "steps",
@@ -150,9 +155,13 @@ std::vector<std::string> summary(const Ending& ending, const RunConfig& config) 
   lines.push_back(fmt::format(
       "{} steps in {:.2f} s, {} samples/s; {:.2f} s for data, {:.2f} s waiting for other ranks, "
       "{:.2f} s for evaluations, {:.2f} s for checkpoints",
-      steps, busy, with_commas(busy > 0 ? std::llround(static_cast<double>(samples) / busy) : 0),
+      with_commas(steps), busy,
+      with_commas(busy > 0 ? std::llround(static_cast<double>(samples) / busy) : 0),
       state.data_seconds, state.communication_seconds, state.evaluation_seconds,
       state.saving_seconds));
+  if (steps == 0 && state.resumed_at >= 0) {
+    lines.push_back("the run was complete already: raise training.epochs or training.max_steps");
+  }
   std::vector<std::string> peaks;
   for (const double bytes : ending.peak_bytes) peaks.push_back(megabytes(bytes));
   lines.push_back(fmt::format("peak memory by rank: {}", fmt::join(peaks, ", ")));

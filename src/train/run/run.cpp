@@ -9,6 +9,7 @@
 #include <ostream>
 #include <set>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/format/directory/folder_lock.h"
@@ -62,9 +63,19 @@ struct Files {
 
 using Locks = std::vector<checkpoint::FolderLock>;
 
-// Rank 0 makes folders, refuses those in which another run is at work, and copies the
-// configuration; what it meets all ranks throw. Returns its locks.
-Locks prepare(const Files& files, const RunConfig& config, const Registry& registry,
+// What is in the folder of checkpoints before the run begins, as rank 0 finds it.
+enum class Found : char { Nothing, Own, Others };
+
+// Until this run has a result of its own there is none, not that of a run before; and the
+// configuration is this run's. For rank 0.
+void replace_files(const Files& files, const RunConfig& config, const Registry& registry) {
+  if (!files.result.empty()) remove_whole_file(files.result);
+  if (!files.config.empty()) write_whole(files.config, show_config(config, registry.extensions()));
+}
+
+// Rank 0 makes folders and refuses those in which another run is at work; what it meets all ranks
+// throw. Returns its locks.
+Locks prepare(const Files& files, const RunConfig& config, const Registry& registry, Found found,
               const comm::World& world) {
   std::string fault;
   Locks locks;
@@ -87,11 +98,8 @@ Locks prepare(const Files& files, const RunConfig& config, const Registry& regis
                            "writes the files of a run here: give this run another "
                            "logging.output_dir, or end that one");
       }
-      // Until this run has a result of its own there is none, not that of a run before.
-      if (!files.result.empty()) remove_whole_file(files.result);
-      if (!files.config.empty()) {
-        write_whole(files.config, show_config(config, registry.extensions()));
-      }
+      // Those of a run that is to be resumed stay until it is.
+      if (found == Found::Nothing) replace_files(files, config, registry);
     } catch (const std::exception& error) {
       fault = error.what();
     }
@@ -145,7 +153,7 @@ class Job : public Callback {
   int64_t before_ = -1;
 };
 
-// The lines at the start, once the run knows where it begins.
+// What is done once the run knows where it begins: the lines at the start.
 class Beginning : public Callback {
  public:
   using Lines = std::function<std::vector<std::string>(const RunState&)>;
@@ -171,9 +179,6 @@ std::string resumption(const RunState& state, const Saving& saving) {
                      state.steps > 0 ? " of " + with_commas(state.steps) : "", from);
 }
 
-// What is in the folder of checkpoints before the run begins, as rank 0 finds it.
-enum class Found : char { Nothing, Own, Others };
-
 Found found_in(const std::string& directory, const comm::World& world) {
   std::string found(1, static_cast<char>(Found::Nothing));
   if (world.is_main() && !directory.empty()) {
@@ -198,7 +203,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   if (found == Found::Others && resume != "latest" && !is_checkpoint_of(resume, directory)) {
     files = {};
   }
-  const Locks locks = prepare(files, config, registry, world);
+  const Locks locks = prepare(files, config, registry, found, world);
   parallel::seed_everything(static_cast<uint64_t>(config.training.seed), world);
   const RunData data = data_of(config, registry, world);
   const SampleShape shape = shape_of(data);
@@ -219,7 +224,9 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
   const int64_t every = logging.logging_steps;
   const auto display = std::make_shared<ProgressDisplay>(out);
   Trainer* made = nullptr;
+  bool has_begun = found == Found::Nothing;
   options.callbacks = {std::make_shared<Beginning>(out, [&](const RunState& state) {
+    if (!std::exchange(has_begun, true) && world.is_main()) replace_files(files, config, registry);
     auto lines = header(config, data, options, *made, model.module(), world);
     if (state.resumed_at >= 0 && world.is_main()) {
       lines.push_back(resumption(state, options.saving));
@@ -288,7 +295,7 @@ int train(const RunConfig& config, const Registry& registry, const comm::World& 
     }
     return ending.outcome.exit_status();
   } catch (const std::exception& error) {
-    if (world.is_main() && !files.result.empty()) {
+    if (world.is_main() && !files.result.empty() && has_begun) {
       try {
         // As run_program() ends with it.
         const int status = dynamic_cast<const ConfigError*>(&error) != nullptr ? 2 : 1;

@@ -101,7 +101,9 @@ void refuse_ordered_classes(const data::Dataset& whole, int64_t last_ones, doubl
   throw ConfigError(fmt::format(
       "[run] data.validation_fraction = {} holds out the last {} of {} samples, and they are "
       "ordered by class: all those of one of the {} classes are together, so that an evaluation "
-      "would be of the last one or few. Shuffle the samples, or give data.validation_path",
+      "would be of the last one or few. Shuffle the rows of the file (data.shuffle comes later), "
+      "or give "
+      "data.validation_path",
       fraction, last_ones, whole.size(), counts.size()));
 }
 
