@@ -153,6 +153,15 @@ void unlock_checkpoints(int fd, FileSystem& files) noexcept {
   files.close(fd);
 }
 
+void check_lock(int fd, const std::string& folder) {
+  if (is_same_file(fd, fmt::format("{}/{}", folder, kLockName))) return;
+  throw CheckpointError(
+      fmt::format("[checkpoint] {}: was removed or replaced while this run was saving into it: {} "
+                  "there is not the file that it has locked, and another job may write there. "
+                  "Start this run again, or give it another directory",
+                  folder, kLockName));
+}
+
 std::string without_end_slash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
   return path;

@@ -33,6 +33,9 @@ class FolderLock {
 // For a Directory: its lock, this process's own where there is one that no other Directory uses.
 int lock_checkpoints(const std::string& folder, FileSystem& files);
 void unlock_checkpoints(int fd, FileSystem& files) noexcept;
+// Throws CheckpointError when the lock is the folder's no more: its file was removed, alone or with
+// the folder, even where there is another now.
+void check_lock(int fd, const std::string& folder);
 
 std::string without_end_slash(std::string path);
 
