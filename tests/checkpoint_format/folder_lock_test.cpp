@@ -1,13 +1,16 @@
 // Who may write to a directory of checkpoints.
 #include "checkpoint/format/directory/folder_lock.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
+#include <latch>
+#include <thread>
+#include <utility>
 
+#include "checkpoint/format/directory/latest.h"
 #include "checkpoint_format/small_checkpoint.h"
 #include "lockstep/checkpoint/error.h"
 #include "support/folder.h"
@@ -19,8 +22,9 @@ namespace {
 using checkpoint::Directory;
 using checkpoint::newest_checkpoint;
 using testing::AllOf;
-using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 
 // Of a job whose directory another one has now.
 auto says_replaced(const std::string& path) {
@@ -69,6 +73,55 @@ TEST(FolderLock, ADirectoryThatIsRemovedBeforeTheFirstSaveIsMadeAgain) {
   save(directory, 1, 1);
   save(directory, 2, 2);
   EXPECT_EQ(value_of(*newest_checkpoint(path)), 2);
+}
+
+// Mends `latest` as slowly as a busy disk, until a writer has asked for the lock.
+struct SlowFiles : checkpoint::FileSystem {
+  int rename(const std::string& from, const std::string& to) override {
+    mending.count_down();
+    refused.wait();
+    return FileSystem::rename(from, to);
+  }
+  std::latch mending{1}, refused{1};
+};
+struct AskingFiles : checkpoint::FileSystem {
+  explicit AskingFiles(std::latch& latch) : refused(latch) {}
+  int lock(int fd) override {
+    const int result = FileSystem::lock(fd);
+    const int error = errno;
+    if (result != 0 && !std::exchange(was_refused, true)) refused.count_down();
+    errno = error;
+    return result;
+  }
+  std::latch& refused;
+  bool was_refused = false;
+};
+
+// An evaluation restores the newest when the job starts again whose last one was killed.
+TEST(FolderLock, AWriterWaitsForAReaderThatMendsLatest) {
+  const Folder folder;
+  std::string newest;
+  {
+    Directory killed(folder.path());
+    save(killed, 1, 1);
+    newest = contents(folder / "latest");
+  }
+  std::filesystem::remove(folder / "latest");
+  SlowFiles slow;
+  std::jthread reader([&] { checkpoint::mend_latest(folder.path(), slow); });
+  slow.mending.wait();
+  EXPECT_THAT(contents(folder / ".lock"), EndsWith(" (to replace latest)\n"));
+  AskingFiles asking(slow.refused);
+  EXPECT_EQ(message_of<CheckpointError>([&] {
+              Directory writer(folder.path(), asking);
+              EXPECT_EQ(contents(folder / "latest"), newest);
+              EXPECT_THAT(contents(folder / ".lock"), Not(HasSubstr("latest")));
+              save(writer, 2, 2);
+            }),
+            "nothing");
+  EXPECT_TRUE(asking.was_refused);
+  if (!asking.was_refused) slow.refused.count_down();  // so that the reader ends
+  EXPECT_EQ(value_of(*newest_checkpoint(folder.path())), 2);
 }
 
 }  // namespace

@@ -23,9 +23,12 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// A process that was killed may take as long to close its files when the machine is busy.
+// A process that was killed may take as long to close its files when the machine is busy, and one
+// that mends `latest` to bring it to the disk.
 constexpr std::chrono::seconds kEnding(10);
 constexpr std::chrono::milliseconds kLook(10);
+// What follows the name of a process that writes nothing else.
+constexpr std::string_view kMends = " (to replace latest)";
 constexpr const char* kCheckpointsCure =
     "writes checkpoints here already: give this job another directory, or end that one";
 constexpr const char* kOwnCheckpointsCure =
@@ -54,7 +57,7 @@ bool is_ending(const std::string& holder) {
 }
 
 int locked(const std::string& folder, std::string_view name, const std::string& about,
-           const std::string& cure, FileSystem& files) {
+           const std::string& cure, FileSystem& files, Locker who = Locker::Writer) {
   const std::string path = fmt::format("{}/{}", folder, name);
   int fd = files.open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
   if (fd < 0) throw_system_error(path, "cannot be opened");
@@ -72,7 +75,8 @@ int locked(const std::string& folder, std::string_view name, const std::string& 
                       path, std::generic_category().message(error)));
     }
     const std::string holder = holder_of(fd);
-    if (is_ending(holder) && std::chrono::steady_clock::now() < deadline) {
+    const bool may_go = is_ending(holder) || holder.ends_with(kMends);
+    if (may_go && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(kLook);
       continue;
     }
@@ -80,9 +84,12 @@ int locked(const std::string& folder, std::string_view name, const std::string& 
     fail(fmt::format("{}: {} {}", about, holder.empty() ? "another process" : holder,
                      is_own ? kOwnCheckpointsCure : cure));
   }
-  // Who holds it is for people only: the lock is the kernel's, and gone with its holder.
-  const std::string holder = name_of_process(getpid()) + "\n";
-  if (::ftruncate(fd, 0) != 0 || files.write(fd, holder.data(), holder.size()) < 0) {
+  // Who holds it is for people, and for who waits: the lock is the kernel's, and gone with its
+  // holder. Over NFS the others see what is on the disk.
+  const bool mends = who == Locker::Mender;
+  const std::string holder = fmt::format("{}{}\n", name_of_process(getpid()), mends ? kMends : "");
+  if (::ftruncate(fd, 0) != 0 || files.write(fd, holder.data(), holder.size()) < 0 ||
+      (mends && files.fsync(fd) != 0)) {
     const int error = errno;
     fail(fmt::format("[checkpoint] {}: cannot be written: {}", path,
                      std::generic_category().message(error)));
@@ -131,7 +138,7 @@ FolderLock FolderLock::of_checkpoints(const std::string& folder, FileSystem& fil
   return lock;
 }
 
-int lock_checkpoints(const std::string& folder, FileSystem& files) {
+int lock_checkpoints(const std::string& folder, FileSystem& files, Locker who) {
   {
     const std::lock_guard guard(locks_mutex);
     for (auto& [own, lent] : locks) {
@@ -142,7 +149,7 @@ int lock_checkpoints(const std::string& folder, FileSystem& files) {
       return lent;
     }
   }
-  return locked(folder, kLockName, "[checkpoint] " + folder, kCheckpointsCure, files);
+  return locked(folder, kLockName, "[checkpoint] " + folder, kCheckpointsCure, files, who);
 }
 
 void unlock_checkpoints(int fd, FileSystem& files) noexcept {
