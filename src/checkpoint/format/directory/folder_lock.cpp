@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -66,6 +67,7 @@ int locked(const std::string& folder, std::string_view name, const std::string& 
     throw CheckpointError(what);
   };
   const auto deadline = std::chrono::steady_clock::now() + kEnding;
+  std::optional<std::string> before;
   while (files.lock(fd) != 0) {
     const int error = errno;
     if (error != EWOULDBLOCK) {
@@ -75,7 +77,9 @@ int locked(const std::string& folder, std::string_view name, const std::string& 
                       path, std::generic_category().message(error)));
     }
     const std::string holder = holder_of(fd);
-    const bool may_go = is_ending(holder) || holder.ends_with(kMends);
+    // Who has had it for a moment only may not have written its name yet.
+    const bool may_go = is_ending(holder) || holder.ends_with(kMends) || holder != before;
+    before = holder;
     if (may_go && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(kLook);
       continue;
