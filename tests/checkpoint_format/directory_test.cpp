@@ -141,11 +141,20 @@ TEST(Directory, WaitsForAWriterThatIsEnding) {
   Directory(folder.path(), three);
   EXPECT_EQ(three.left, 0);
   says(getppid());
-  RefusingFiles two(2);
-  EXPECT_THAT(message_of<CheckpointError>([&] { Directory(folder.path(), two); }),
+  three.left = 3;
+  EXPECT_THAT(message_of<CheckpointError>([&] { Directory(folder.path(), three); }),
               HasSubstr(fmt::format("process {} on", getppid())));
-  EXPECT_EQ(two.left, 1);
+  EXPECT_EQ(three.left, 1);
   waitpid(ended, nullptr, 0);
+}
+
+// A name that is still the one before it, for a moment after another has taken the lock.
+TEST(Directory, TheNameOfAnEarlierWriterIsNotThatOfWhoHasJustLocked) {
+  const Folder folder;
+  std::ofstream(folder / ".lock") << "process 1 on another-host\n";
+  RefusingFiles once(1);
+  Directory(folder.path(), once);
+  EXPECT_EQ(once.left, 0);
 }
 
 TEST(Directory, LeftoversOfAnEarlierSaveGo) {

@@ -144,7 +144,9 @@ void Directory::lock() { lock_ = lock_checkpoints(path_, files_); }
 
 std::string Directory::begin(int64_t step) {
   abandon();
-  for (const auto& name : names_in(files_, path_)) {
+  const auto names = names_in(files_, path_);
+  check_lock(lock_, path_);
+  for (const auto& name : names) {
     if (!is_leftover(name)) continue;
     const std::string stale = path_ + "/" + name;
     try {
@@ -173,6 +175,7 @@ std::string Directory::publish(Manifest manifest) {
     name = fmt::format("{}.{}", plain, again);
   }
   const std::string folder = path_ + "/" + name;
+  check_lock(lock_, path_);
   rename(files_, temporary_, folder);
   temporary_.clear();
   checkpoints_.push_back({name, manifest.step, manifest.save, manifest.metrics});
@@ -207,6 +210,7 @@ void Directory::remove(const std::string& name) {
 void Directory::retain(const Retention& retention) {
   std::string fault;
   for (const auto& name : to_remove(checkpoints_, retention)) {
+    check_lock(lock_, path_);
     try {
       remove(name);
     } catch (const CheckpointError& error) {

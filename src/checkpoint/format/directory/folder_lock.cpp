@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -23,9 +24,12 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// A process that was killed may take as long to close its files when the machine is busy.
+// A process that was killed may take as long to close its files when the machine is busy, and one
+// that mends `latest` to bring it to the disk.
 constexpr std::chrono::seconds kEnding(10);
 constexpr std::chrono::milliseconds kLook(10);
+// What follows the name of a process that writes nothing else.
+constexpr std::string_view kMends = " (to replace latest)";
 constexpr const char* kCheckpointsCure =
     "writes checkpoints here already: give this job another directory, or end that one";
 constexpr const char* kOwnCheckpointsCure =
@@ -54,7 +58,7 @@ bool is_ending(const std::string& holder) {
 }
 
 int locked(const std::string& folder, std::string_view name, const std::string& about,
-           const std::string& cure, FileSystem& files) {
+           const std::string& cure, FileSystem& files, Locker who = Locker::Writer) {
   const std::string path = fmt::format("{}/{}", folder, name);
   int fd = files.open(path, O_RDWR | O_CREAT | O_NOFOLLOW);
   if (fd < 0) throw_system_error(path, "cannot be opened");
@@ -63,6 +67,7 @@ int locked(const std::string& folder, std::string_view name, const std::string& 
     throw CheckpointError(what);
   };
   const auto deadline = std::chrono::steady_clock::now() + kEnding;
+  std::optional<std::string> before;
   while (files.lock(fd) != 0) {
     const int error = errno;
     if (error != EWOULDBLOCK) {
@@ -72,7 +77,10 @@ int locked(const std::string& folder, std::string_view name, const std::string& 
                       path, std::generic_category().message(error)));
     }
     const std::string holder = holder_of(fd);
-    if (is_ending(holder) && std::chrono::steady_clock::now() < deadline) {
+    // Who has had it for a moment only may not have written its name yet.
+    const bool may_go = is_ending(holder) || holder.ends_with(kMends) || holder != before;
+    before = holder;
+    if (may_go && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(kLook);
       continue;
     }
@@ -80,9 +88,12 @@ int locked(const std::string& folder, std::string_view name, const std::string& 
     fail(fmt::format("{}: {} {}", about, holder.empty() ? "another process" : holder,
                      is_own ? kOwnCheckpointsCure : cure));
   }
-  // Who holds it is for people only: the lock is the kernel's, and gone with its holder.
-  const std::string holder = name_of_process(getpid()) + "\n";
-  if (::ftruncate(fd, 0) != 0 || files.write(fd, holder.data(), holder.size()) < 0) {
+  // Who holds it is for people, and for who waits: the lock is the kernel's, and gone with its
+  // holder. Over NFS the others see what is on the disk.
+  const bool mends = who == Locker::Mender;
+  const std::string holder = fmt::format("{}{}\n", name_of_process(getpid()), mends ? kMends : "");
+  if (::ftruncate(fd, 0) != 0 || files.write(fd, holder.data(), holder.size()) < 0 ||
+      (mends && files.fsync(fd) != 0)) {
     const int error = errno;
     fail(fmt::format("[checkpoint] {}: cannot be written: {}", path,
                      std::generic_category().message(error)));
@@ -131,7 +142,7 @@ FolderLock FolderLock::of_checkpoints(const std::string& folder, FileSystem& fil
   return lock;
 }
 
-int lock_checkpoints(const std::string& folder, FileSystem& files) {
+int lock_checkpoints(const std::string& folder, FileSystem& files, Locker who) {
   {
     const std::lock_guard guard(locks_mutex);
     for (auto& [own, lent] : locks) {
@@ -142,7 +153,7 @@ int lock_checkpoints(const std::string& folder, FileSystem& files) {
       return lent;
     }
   }
-  return locked(folder, kLockName, "[checkpoint] " + folder, kCheckpointsCure, files);
+  return locked(folder, kLockName, "[checkpoint] " + folder, kCheckpointsCure, files, who);
 }
 
 void unlock_checkpoints(int fd, FileSystem& files) noexcept {
@@ -151,6 +162,15 @@ void unlock_checkpoints(int fd, FileSystem& files) noexcept {
     if (one.lent == fd) one.lent = -1;
   }
   files.close(fd);
+}
+
+void check_lock(int fd, const std::string& folder) {
+  if (is_same_file(fd, fmt::format("{}/{}", folder, kLockName))) return;
+  throw CheckpointError(
+      fmt::format("[checkpoint] {}: was removed or replaced while this run was saving into it: {} "
+                  "there is not the file that it has locked, and another job may write there. "
+                  "Start this run again, or give it another directory",
+                  folder, kLockName));
 }
 
 std::string without_end_slash(std::string path) {

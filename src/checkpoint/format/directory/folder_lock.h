@@ -30,9 +30,14 @@ class FolderLock {
   FileSystem* files_;
 };
 
-// For a Directory: its lock, this process's own where there is one that no other Directory uses.
-int lock_checkpoints(const std::string& folder, FileSystem& files);
+// For a Directory, and for mend_latest(), which a writer waits for: the folder's lock, this
+// process's own where there is one that no other Directory uses.
+enum class Locker { Writer, Mender };
+int lock_checkpoints(const std::string& folder, FileSystem& files, Locker who = Locker::Writer);
 void unlock_checkpoints(int fd, FileSystem& files) noexcept;
+// Throws CheckpointError when the lock is the folder's no more: its file was removed, alone or with
+// the folder, even where there is another now.
+void check_lock(int fd, const std::string& folder);
 
 std::string without_end_slash(std::string path);
 

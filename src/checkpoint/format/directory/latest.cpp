@@ -6,6 +6,7 @@
 #include <exception>
 
 #include "checkpoint/format/checksum.h"
+#include "checkpoint/format/directory/folder_lock.h"
 #include "checkpoint/format/directory/names.h"
 #include "lockstep/checkpoint/error.h"
 
@@ -23,6 +24,19 @@ bool holds(const std::string& path, const std::string& text, FileSystem& files) 
     return false;
   }
 }
+
+class MendersLock {
+ public:
+  MendersLock(const std::string& directory, FileSystem& files)
+      : files_(files), fd_(lock_checkpoints(without_end_slash(directory), files, Locker::Mender)) {}
+  ~MendersLock() { unlock_checkpoints(fd_, files_); }
+  MendersLock(const MendersLock&) = delete;
+  MendersLock& operator=(const MendersLock&) = delete;
+
+ private:
+  FileSystem& files_;
+  int fd_;
+};
 
 }  // namespace
 
@@ -55,10 +69,12 @@ void mend_latest(const std::string& directory, FileSystem& files) noexcept {
   try {
     const auto names = names_in(files, directory);
     if (std::find(names.begin(), names.end(), kLockName) == names.end()) return;
+    if (!missing_in_latest(directory, list_checkpoints(directory, files), files)) return;
     // Its writer mends it. What another saves in this moment is not taken for older.
-    if (missing_in_latest(directory, list_checkpoints(directory, files), files)) {
-      Directory(directory, files);
-    }
+    const MendersLock lock(directory, files);
+    const Listing listing = list_checkpoints(directory, files);
+    const auto text = missing_in_latest(directory, listing, files);
+    if (text) write_latest(directory, *text, files);
   } catch (const std::exception&) {
     // Restoring does not need it.
   }

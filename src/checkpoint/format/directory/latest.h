@@ -27,8 +27,9 @@ void write_latest(const std::string& directory, const std::string& text, FileSys
 
 // Lets `latest` name the newest checkpoint, as after every save: a job may have been killed between
 // publishing a checkpoint and replacing `latest`, and the next job may have nothing left to save.
-// Leaves it as it is while another process writes checkpoints there, where it cannot be written,
-// and where no job has ever written, as in a folder of copies.
+// A job that starts to write there meanwhile waits for it. Leaves `latest` as it is while another
+// process writes checkpoints there, where it cannot be written, and where no job has ever written,
+// as in a folder of copies.
 void mend_latest(const std::string& directory, FileSystem& files) noexcept;
 
 }  // namespace lockstep::checkpoint
