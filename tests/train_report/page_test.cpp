@@ -265,7 +265,7 @@ TEST(Page, AnotherRunInTheSameFileIsNoRestart) {
   EXPECT_EQ(run.starts.size(), 1u);
   EXPECT_EQ(run.working_seconds(), 3);
   EXPECT_THAT(findings_of(run)[0].text,
-              AllOf(HasSubstr("3 steps in 3 s."), HasSubstr("The log has 1 earlier run"),
+              AllOf(HasSubstr("3 steps in 3.0 s."), HasSubstr("The log has 1 earlier run"),
                     Not(HasSubstr("restarted"))));
   // A launcher's restart without a checkpoint is the same run.
   run.add(RunStart{.ranks = 1, .restart = 1}, 1e9 + 5010);
