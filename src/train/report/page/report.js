@@ -221,10 +221,11 @@
 
   const shares = (plot) => {
     const kinds = ["checkpoint", "data", "communication", "compute"];
+    const names = ["saving", "data", "communication", "computing"];  // as the summary has them
+    const totals = names.map((name, k) => `${name} ${run.total_shares[k]}`).reverse();
     const points = run.shares;
     const width = plot.clientWidth, height = 220;
-    const mean = (k) => points.reduce((sum, p) => sum + p[2][k], 0) / points.length;
-    const svg = board(plot, width, height, "Where the time of a step goes: " + kinds.map((kind, k) => kind + " " + units.share(mean(k))).reverse().join(", ") + ". Arrow keys read single values.");
+    const svg = board(plot, width, height, "Where the time of a step goes: " + totals.join(", ") + ". Arrow keys read single values.");
     const { x, y } = axes(svg, width, height, 0, 1, { unit: "share" });
     const below = points.map(() => 0);
     kinds.forEach((kind, k) => {
@@ -235,8 +236,8 @@
       make("path", { d: path(upper, x, y) + path(lower.reverse(), x, y).replace("M", "L") + "Z", fill: `var(--${kind})` }, svg);
     });
     marks(svg, x, height);
-    tips(plot, svg, width, height, points.length, (index) => x(middle(points[index])), (index) => steps(points[index]) + kinds.map((kind, k) => `\n${kind} ${units.share(points[index][2][k])}`).reverse().join(""));
-    legend(plot, kinds.map((kind, k) => [`${kind} ${units.share(mean(k))}`, kind]).reverse(), true);
+    tips(plot, svg, width, height, points.length, (index) => x(middle(points[index])), (index) => steps(points[index]) + names.map((name, k) => `\n${name} ${units.share(points[index][2][k])}`).reverse().join(""));
+    legend(plot, [...kinds].reverse().map((kind, i) => [totals[i], kind]), true);
   };
 
   const mix = (from, to, share) => {
