@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/train/progress_line.h"
 #include "lockstep/train/run_report.h"
 
 namespace lockstep::train {
@@ -13,6 +14,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // In the page's data.
 nlohmann::json first_run_in(const std::string& page) {
@@ -38,6 +40,23 @@ TEST(Findings, TheChartOfSharesHasTheFiguresOfTheSummary) {
   EXPECT_THAT(first_run_in(page)["total_shares"], ElementsAre("0 %", "0 %", "62 %", "38 %"));
   EXPECT_THAT(page, HasSubstr("${name} ${run.total_shares[k]}"));
   EXPECT_THAT(page, HasSubstr(R"(["saving", "data", "communication", "computing"])"));
+}
+
+// "peak memory by rank: 379.7 MB" is what the run itself prints.
+TEST(Findings, MemoryHasTheUnitsOfTheTerminal) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1e9);
+  StepReport report{.step = 10, .loss = 1.0};
+  report.ranks.assign(1, {.step_seconds = 0.010, .memory_bytes = 379'700'000});
+  run.add(report, 1e9 + 1);
+  const std::string page = report_page({run});
+  EXPECT_THAT(page, HasSubstr("At most 379.7\u00a0MB on rank 0."));
+  EXPECT_THAT(page, HasSubstr("<td class=\"n\">379.7 MB</td>"));
+  EXPECT_THAT(page, Not(HasSubstr("MiB")));
+  EXPECT_THAT(run_screen(run, {.width = 80}), HasSubstr(" 379.7 MB "));
+  report.ranks[0].memory_bytes = 3'240'000'000;
+  run.add(report, 1e9 + 2);
+  EXPECT_THAT(run_screen(run, {.width = 80}), HasSubstr(" 3.2 GB "));
 }
 
 }  // namespace

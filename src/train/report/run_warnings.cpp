@@ -7,6 +7,7 @@
 
 #include "train/report/loss_scale.h"
 #include "train/report/ranks.h"
+#include "train/report/text.h"
 
 namespace lockstep::train {
 namespace {
@@ -21,8 +22,6 @@ std::vector<double> column(const StepReport& report, const Value& value) {
   for (const auto& rank : report.ranks) all.push_back(value(rank));
   return all;
 }
-
-double mib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 }  // namespace
 
@@ -167,8 +166,8 @@ void RunWarnings::look_at_memory(const StepReport& report, Events& events) {
           {.step = report.step,
            .seconds = report.seconds,
            .rank = static_cast<int>(most),
-           .text = fmt::format("rank {} has {:.0f} MiB of memory, the others {:.0f} MiB", most,
-                               bytes[most] / (1 << 20), others / (1 << 20)),
+           .text = fmt::format("rank {} has {} of memory, the others {}", most,
+                               memory_text(bytes[most]), memory_text(others)),
            .advice = "Look for what that rank alone does: gathered metrics, logging, evaluation, "
                      "longer samples."},
           events);
@@ -191,8 +190,9 @@ void RunWarnings::look_at_memory(const StepReport& report, Events& events) {
         {.step = report.step,
          .seconds = report.seconds,
          .rank = static_cast<int>(rank),
-         .text = fmt::format("rank {}'s memory grows: {:.0f} MiB, after {:.0f} MiB at the start",
-                             rank, mib(now), mib(memory.base)),
+         .text = fmt::format("rank {}'s memory grows: {}, after {} at the start", rank,
+                             memory_text(static_cast<double>(now)),
+                             memory_text(static_cast<double>(memory.base))),
          .advice = "Look for tensors that are kept from step to step: losses that are added up "
                    "without item() or detach() keep their whole graph. If there are none, it is "
                    "malloc's fragments: see --memory-allocator in docs/launching.md."},

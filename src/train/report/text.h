@@ -15,7 +15,7 @@ std::string with_commas(int64_t number);
 std::string short_time(double seconds);
 // "3 h 20 min", "2 min 5 s", "12 s": of a run.
 std::string long_time(double seconds);
-// "512 MiB", "1.50 GiB".
+// "512.3 MB", "1.5 GB", of 10^6 and 10^9 bytes.
 std::string memory_text(double bytes);
 // "12 %", "0.3 %".
 std::string percent(double share);

@@ -35,7 +35,7 @@ std::string date(double unix_seconds) {
 // A figure and its unit stay on one line.
 std::string unbroken(const std::string& text) {
   std::string html = escaped(text);
-  for (const char* const unit : {" %", " ms", " us", " s ", " MiB", " GiB"}) {
+  for (const char* const unit : {" %", " ms", " us", " s ", " MB", " GB"}) {
     for (size_t at = 0; (at = html.find(unit, at)) != std::string::npos; at += 2) {
       if (at > 0 && html[at - 1] >= '0' && html[at - 1] <= '9') html.replace(at, 1, "\u00a0");
     }

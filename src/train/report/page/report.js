@@ -35,14 +35,16 @@
     count: (value) => (Math.abs(value) >= 10 ? whole(value) : short(value)),
     share: (value) => short(Number((100 * value).toFixed(1))) + " %",
     time: (value) => (value >= 1 || value === 0 ? short(value) + " s" : value >= 1e-3 ? short(value * 1e3) + " ms" : short(value * 1e6) + " µs"),
-    bytes: (value) => (value >= 2 ** 30 ? (value / 2 ** 30).toFixed(2) + " GiB" : whole(value / 2 ** 20) + " MiB"),
+    bytes: (value) => (value >= 1e9 ? (value / 1e9).toFixed(1) + " GB" : (value / 1e6).toFixed(1) + " MB"),
+    // On an axis, whose numbers are round.
+    round_bytes: (value) => (value >= 1e9 ? short(value / 1e9) + " GB" : short(value / 1e6) + " MB"),
   };
 
   // About `count` round numbers from low to high.
-  const ticks = (low, high, count, base = 10) => {
+  const ticks = (low, high, count) => {
     const rough = (high - low) / count || 1;
-    const power = base ** Math.floor(Math.log(rough) / Math.log(base));
-    const step = (base === 2 ? [1, 2] : [1, 2, 2.5, 5, 10]).map((f) => f * power).find((s) => s >= rough * 0.999) || power * base;
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 2.5, 5, 10].map((f) => f * power).find((s) => s >= rough * 0.999) || power * 10;
     const all = [];
     for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; ++i) all.push(i * step || 0);  // not -0
     return all;
@@ -59,9 +61,10 @@
   const axes = (svg, width, height, low, high, spec) => {
     const x = (step) => frame.left + ((width - frame.left - frame.right) * step) / lastStep;
     const y = (value) => height - frame.bottom - ((height - frame.top - frame.bottom) * (value - low)) / (high - low || 1);
-    for (const tick of ticks(low, high, 4, spec.unit === "bytes" ? 2 : 10)) {
+    const unit = units[spec.unit === "bytes" ? "round_bytes" : spec.unit];
+    for (const tick of ticks(low, high, 4)) {
       make("line", { x1: frame.left, x2: width - frame.right, y1: y(tick), y2: y(tick), stroke: "var(--grid)" }, svg);
-      make("text", { x: frame.left - 7, y: y(tick) + 4, "text-anchor": "end" }, svg).textContent = units[spec.unit](tick);
+      make("text", { x: frame.left - 7, y: y(tick) + 4, "text-anchor": "end" }, svg).textContent = unit(tick);
     }
     make("line", { x1: frame.left, x2: width - frame.right, y1: height - frame.bottom, y2: height - frame.bottom, stroke: "var(--muted)" }, svg);
     const digit = 8; // px, at most
