@@ -2,16 +2,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "lockstep/train/progress_line.h"
 #include "lockstep/train/run_report.h"
+#include "lockstep/train/run_warnings.h"
 
 namespace lockstep::train {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -57,6 +60,19 @@ TEST(Findings, MemoryHasTheUnitsOfTheTerminal) {
   report.ranks[0].memory_bytes = 3'240'000'000;
   run.add(report, 1e9 + 2);
   EXPECT_THAT(run_screen(run, {.width = 80}), HasSubstr(" 3.2 GB "));
+}
+
+TEST(Findings, TheScreenWritesAllStepsAlike) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1);
+  StepReport report{.step = 3878, .loss = std::nan("")};
+  for (const Event& event : RunWarnings().look(report)) run.add(event, 2);
+  EXPECT_THAT(run_screen(run, {.width = 200}),
+              HasSubstr("last warning (step 3,878): the loss is NaN at step 3,878"));
+  run.add(RunStart{.ranks = 1, .resumed_at = 3878, .restart = 1}, 3);
+  EXPECT_THAT(run_screen(run, {.width = 200}),
+              AllOf(HasSubstr("(step 3,878): "), HasSubstr("the checkpoint of step 3,878"),
+                    Not(HasSubstr("3878"))));
 }
 
 }  // namespace

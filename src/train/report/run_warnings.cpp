@@ -46,7 +46,8 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
         {.step = report.step,
          .seconds = report.seconds,
          .text = fmt::format("the loss is {} at step {}{}",
-                             std::isnan(*report.loss) ? "NaN" : "infinite", report.step, where),
+                             std::isnan(*report.loss) ? "NaN" : "infinite",
+                             with_commas(report.step), where),
          .advice = kCure},
         events);
     said_["gradient"] = report.seconds;  // which comes of it
@@ -56,7 +57,8 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
     say("gradient",
         {.step = report.step,
          .seconds = report.seconds,
-         .text = fmt::format("a gradient is not finite at step {}{}", report.step, where),
+         .text =
+             fmt::format("a gradient is not finite at step {}{}", with_commas(report.step), where),
          .advice = kCure},
         events);
   }
@@ -68,7 +70,7 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
           {.step = report.step,
            .seconds = report.seconds,
            .text = fmt::format("the loss has exploded: {:.4g} at step {}, after {:.4g} at best",
-                               loss, report.step, best_loss_),
+                               loss, with_commas(report.step), best_loss_),
            .advice = kCure},
           events);
     }
@@ -87,7 +89,7 @@ void RunWarnings::look_at_loss(const StepReport& report, std::string_view parame
         {.step = report.step,
          .seconds = report.seconds,
          .text = fmt::format("the gradient norm has jumped to {:.4g} at step {}, from {:.4g}", norm,
-                             report.step, gradient_norm_),
+                             with_commas(report.step), gradient_norm_),
          .advice = kCure},
         events);
     return;  // the mean stays that of good steps

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <utility>
 
+#include "train/report/text.h"
+
 namespace lockstep::train {
 namespace {
 
@@ -154,7 +156,7 @@ void RunHistory::add_start(const RunStart& start, double time) {
     add_event({.kind = "restart",
                .step = from,
                .text = start.resumed_at >= 0
-                           ? "started again from the checkpoint of step " + std::to_string(from)
+                           ? "started again from the checkpoint of step " + with_commas(from)
                            : "started again from the beginning"});
   }
   if (starts.size() >= kMostStarts) return;
