@@ -75,5 +75,17 @@ TEST(Findings, TheScreenWritesAllStepsAlike) {
                     Not(HasSubstr("3878"))));
 }
 
+// By default `lockstep train FILE` does not resume.
+TEST(Findings, APreemptedRunSaysHowItGoesOn) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1e9);
+  run.add(StepReport{.step = 10, .loss = 1.0}, 1e9 + 5);
+  run.add(RunEnd{.step = 10, .outcome = "preempted"}, 1e9 + 10);
+  EXPECT_EQ(
+      findings_of(run)[0].text,
+      "After 10 steps in 10 s. Started again with checkpoint.resume: latest (Saving::resume in "
+      "C++, --resume for reinforcement learning), it goes on from its last checkpoint.");
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -60,8 +60,12 @@ Finding ending(const RunHistory& run) {
   const std::string& outcome = run.end->outcome;
   const std::string after = fmt::format("After {} in {}.", steps, time);
   if (outcome == "preempted") {
-    return {Tone::Plain, "The run was preempted",
-            after + " Started again, it resumes from its last checkpoint." + again};
+    return {
+        Tone::Plain, "The run was preempted",
+        after +
+            " Started again with checkpoint.resume: latest (Saving::resume in C++, --resume for "
+            "reinforcement learning), it goes on from its last checkpoint." +
+            again};
   }
   if (outcome == "stopped" || outcome == "time limit") {
     return {Tone::Plain,
