@@ -87,5 +87,44 @@ TEST(Findings, APreemptedRunSaysHowItGoesOn) {
       "C++, --resume for reinforcement learning), it goes on from its last checkpoint.");
 }
 
+// A run that each start of `starts` goes on with, and that has finished.
+RunHistory continued(const std::vector<RunStart>& starts) {
+  RunHistory run;
+  double now = 1e9;
+  run.add(RunStart{.ranks = 1}, now);
+  for (const RunStart& start : starts) {
+    run.add(StepReport{.step = start.resumed_at, .loss = 1.0}, now += 5);
+    run.add(start, now);
+  }
+  run.add(RunEnd{.step = 4000, .outcome = "finished"}, now += 5);
+  return run;
+}
+
+TEST(Findings, ARunThatWasResumedByHandWasNotRestarted) {
+  const RunHistory run = continued({{.resumed_at = 2000}});
+  const Finding finding = findings_of(run)[0];
+  EXPECT_EQ(finding.title, "The run finished");
+  EXPECT_EQ(finding.tone, Finding::Tone::Good);
+  EXPECT_THAT(finding.text, HasSubstr(" It was resumed once."));
+  EXPECT_EQ(run.events[0].text, "resumed from the checkpoint of step 2,000");
+  EXPECT_THAT(run_screen(run, {.width = 200}),
+              HasSubstr("last start (step 2,000): resumed from the checkpoint of step 2,000"));
+  const std::string page = report_page({run});
+  EXPECT_THAT(page, HasSubstr("<td>start</td><td></td><td>resumed from the checkpoint of step"));
+  EXPECT_EQ(first_run_in(page)["marks"][0]["text"], "resumed from the checkpoint of step 2,000");
+}
+
+TEST(Findings, ARunThatWasRestartedAndResumedSaysBoth) {
+  const RunHistory run = continued({{.resumed_at = 1000, .restart = 1},
+                                    {.resumed_at = 2000},
+                                    {.resumed_at = 3000, .restart = 1}});
+  const Finding finding = findings_of(run)[0];
+  EXPECT_EQ(finding.title, "The run finished after a restart");
+  EXPECT_EQ(finding.tone, Finding::Tone::Plain);
+  EXPECT_THAT(finding.text, HasSubstr(" It was restarted 2 times and resumed once."));
+  EXPECT_EQ(run.events[0].text, "started again from the checkpoint of step 1,000");
+  EXPECT_EQ(run.events[1].text, "resumed from the checkpoint of step 2,000");
+}
+
 }  // namespace
 }  // namespace lockstep::train

@@ -211,7 +211,7 @@ TEST(Page, ASmallLossThatExplodesIsSeen) {
 
 TEST(Page, ARestartIsSeen) {
   RunHistory run = good();
-  run.add(RunStart{.ranks = 4, .resumed_at = 200}, 1e9 + 200);
+  run.add(RunStart{.ranks = 4, .resumed_at = 200, .restart = 1}, 1e9 + 200);
   run.add(StepReport{.step = 210, .loss = 0.1}, 1e9 + 201);
   const std::string page = report_page({run});
   EXPECT_THAT(page, HasSubstr("It was restarted once."));

@@ -25,13 +25,26 @@ constexpr double kLeastBytes = 64 << 20;
 constexpr double kNoFall = 1e-4;
 constexpr size_t kLongText = 300, kLongError = 2000;  // bytes
 
-// " It was restarted 2 times. Nothing ran for 3 h between."
+// How often a launcher started it again.
+size_t restarts_of(const RunHistory& run) {
+  if (run.starts.empty()) return 0;
+  return static_cast<size_t>(std::count_if(run.starts.begin() + 1, run.starts.end(),
+                                           [](const RunStart& one) { return one.restart > 0; }));
+}
+
+// " It was restarted 2 times and resumed once. Nothing ran for 3 h between." A start
+// that is not a launcher's restart resumed the run by hand.
 std::string history_text(const RunHistory& run, size_t restarts) {
+  const size_t again = run.starts.empty() ? 0 : run.starts.size() - 1;
   std::string text;
-  if (restarts > 0) {
-    text = fmt::format(" It was restarted {}.",
-                       restarts == 1 ? "once" : fmt::format("{} times", restarts));
-  }
+  const auto add = [&text](const char* what, size_t times) {
+    if (times == 0) return;
+    text += fmt::format("{}{} {}", text.empty() ? " It was " : " and ", what,
+                        times == 1 ? "once" : fmt::format("{} times", times));
+  };
+  add("restarted", restarts);
+  add("resumed", again - restarts);
+  if (!text.empty()) text += '.';
   if (run.idle_seconds >= 1) {
     text += fmt::format(" Nothing ran for {} between.", long_time(run.idle_seconds));
   }
@@ -46,7 +59,7 @@ Finding ending(const RunHistory& run) {
   const std::string steps =
       run.last_step() > 0 ? fmt::format("{} steps", with_commas(run.last_step())) : "no step";
   const std::string time = long_time(run.working_seconds());
-  const auto restarts = run.starts.empty() ? 0 : run.starts.size() - 1;
+  const size_t restarts = restarts_of(run);
   const std::string again = history_text(run, restarts);
   if (!run.end) {
     return {Tone::Plain, "Still running, or killed",

@@ -67,6 +67,8 @@ std::string rank_name(size_t rank, const std::string& host) {
   return host.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, host);
 }
 
+std::string kind_text(const std::string& kind) { return kind == "restart" ? "start" : kind; }
+
 std::string plain_text(std::string_view text) {
   std::string plain;
   for (const char letter : text) {

@@ -28,6 +28,10 @@ std::string metric_text(double value);
 // "rank 1", with the host's name where there are several: "rank 1 (host-b)".
 std::string rank_name(size_t rank, const std::string& host);
 
+// What an event of a kind is called. A "restart" is a "start": one by hand that resumes the run is
+// of that kind, too.
+std::string kind_text(const std::string& kind);
+
 // Makes spaces of what is not a letter but a command, in UTF-8: control characters but line feeds,
 // and marks that turn the direction of the text after them.
 std::string plain_text(std::string_view text);

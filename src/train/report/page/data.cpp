@@ -144,13 +144,11 @@ std::string marks(const RunHistory& run) {
   std::string all = "[";
   size_t count = 0;
   for (const Event& event : run.events) {
-    const bool is_stage = event.kind == "stage";
-    if (!is_stage && event.kind != "restart" && event.kind != "warning" && event.kind != "fault") {
-      continue;
-    }
+    const bool has_words = event.kind == "stage" || event.kind == "restart";
+    if (!has_words && event.kind != "warning" && event.kind != "fault") continue;
     if (++count > kMostMarks) break;
     all += fmt::format("{}{{\"kind\":\"{}\",\"step\":{},\"text\":{}}}", count > 1 ? "," : "",
-                       event.kind, event.step, quoted(is_stage ? event.text : ""));
+                       event.kind, event.step, quoted(has_words ? event.text : ""));
   }
   return all + "]";
 }

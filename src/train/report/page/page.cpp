@@ -211,7 +211,7 @@ std::string events_table(const RunHistory& run) {
     const bool bad = event.kind == "warning" || event.kind == "fault";
     rows += fmt::format(
         "<tr class=\"{}\"><td class=\"n\">{}</td><td>{}</td><td>{}</td><td>{}{}</td></tr>\n",
-        bad ? "bad" : "", with_commas(event.step), escaped(event.kind),
+        bad ? "bad" : "", with_commas(event.step), escaped(kind_text(event.kind)),
         event.rank < 0 ? "" : escaped(rank_of(run, static_cast<size_t>(event.rank))),
         escaped(event.text),
         event.advice.empty() ? ""

@@ -77,7 +77,7 @@
     return { x, y };
   };
 
-  // Restarts, warnings and stages, where they were.
+  // Starts, warnings and stages, where they were.
   const strokes = { restart: { stroke: "var(--muted)", "stroke-dasharray": "5 3" }, stage: { stroke: "var(--ink)", "stroke-dasharray": "none", "stroke-width": 1 } };
   const marks = (svg, x, height) => {
     const seen = new Set();
@@ -88,7 +88,7 @@
       if (seen.has(key)) continue;
       seen.add(key);
       const line = make("line", { x1: at, x2: at, y1: frame.top, y2: height - frame.bottom, stroke: "var(--bad)", "stroke-dasharray": "1 4", "stroke-width": 1.5, ...strokes[event.kind] }, svg);
-      make("title", {}, line).textContent = event.kind + (event.text ? " " + event.text : "");
+      make("title", {}, line).textContent = event.kind === "restart" ? event.text : event.kind + (event.text ? " " + event.text : "");
       if (event.kind !== "stage" || at < free || event.text.length > 16) continue;
       make("text", { x: at, y: frame.top - 3, class: "stage" }, svg).textContent = event.text;
       free = at + 12 + 8 * event.text.length;

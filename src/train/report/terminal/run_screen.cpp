@@ -141,8 +141,8 @@ std::string run_screen(const RunHistory& run, const TextStyle& style, int most_l
   }
   if (warning != nullptr) {
     lines.emplace_back();
-    const std::string head =
-        fmt::format("last {} (step {}):", printable(warning->kind), with_commas(warning->step));
+    const std::string head = fmt::format("last {} (step {}):", printable(kind_text(warning->kind)),
+                                         with_commas(warning->step));
     const std::string text =
         wrapped(head + " " + printable(shortened(warning->text, kLongText)), width, 4);
     const size_t end = text.starts_with(head) ? head.size() : 0;
