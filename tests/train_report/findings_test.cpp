@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -124,6 +125,69 @@ TEST(Findings, ARunThatWasRestartedAndResumedSaysBoth) {
   EXPECT_THAT(finding.text, HasSubstr(" It was restarted 2 times and resumed once."));
   EXPECT_EQ(run.events[0].text, "started again from the checkpoint of step 1,000");
   EXPECT_EQ(run.events[1].text, "resumed from the checkpoint of step 2,000");
+}
+
+// A training whose loss falls from report to report, with evaluations after them.
+RunHistory evaluated(const std::vector<double>& losses) {
+  RunHistory run;
+  run.add(RunStart{.ranks = 1}, 1e9);
+  for (size_t i = 0; i < losses.size(); ++i) {
+    const auto step = static_cast<int64_t>(1000 * (i + 1));
+    run.add(StepReport{.step = step, .steps = 1000, .loss = 2.0 / static_cast<double>(i + 1)}, 1e9);
+    run.add(EvaluationReport{.step = step, .metrics = {{"loss", losses[i]}, {"accuracy", 0.5}}},
+            1e9);
+  }
+  return run;
+}
+bool rises(const std::vector<double>& losses) {
+  return std::ranges::any_of(findings_of(evaluated(losses)), [](const Finding& one) {
+    return one.title == "The evaluation's loss rises";
+  });
+}
+
+TEST(Findings, AnEvaluationWhoseLossRisesIsSeen) {
+  RunHistory run = evaluated({2.1, 0.8, 0.341, 0.41, 0.63, 0.9, 1.121});
+  EXPECT_EQ(findings_of(run)[1].title, "The training loss fell");
+  const Finding finding = findings_of(run)[2];
+  EXPECT_EQ(finding.title, "The evaluation's loss rises");
+  EXPECT_EQ(finding.tone, Finding::Tone::Bad);
+  EXPECT_EQ(finding.text,
+            "It was best (0.341) at step 3,000 and is 1.121 now: the model overfits. See "
+            "training.early_stopping and checkpoint.restore_best.");
+  run.add(RunEnd{.step = 7000, .outcome = "early stopping"}, 1e9);
+  EXPECT_THAT(findings_of(run)[2].text, HasSubstr("overfits. See checkpoint.restore_best."));
+  run.starts[0].config["checkpoint.restore_best"] = "true";
+  EXPECT_EQ(findings_of(run)[2].tone, Finding::Tone::Plain);
+  EXPECT_THAT(findings_of(run)[2].text,
+              HasSubstr("overfits. checkpoint.restore_best takes the best checkpoint at the end."));
+}
+
+TEST(Findings, WhereTrainingGotWorseTooTheModelDoesNotOverfit) {
+  RunHistory run = evaluated({2.1, 0.8, 0.341, 0.41});
+  for (int64_t step = 5000; step <= 9000; step += 1000) {
+    run.add(StepReport{.step = step, .steps = 1000, .loss = 1.5}, 1e9);
+    run.add(EvaluationReport{.step = step, .metrics = {{"loss", 1.4}}}, 1e9);
+  }
+  EXPECT_EQ(findings_of(run)[2].text,
+            "It was best (0.341) at step 3,000 and is 1.4 now. See "
+            "training.early_stopping and checkpoint.restore_best.");
+}
+
+TEST(Findings, WhatIsNoRiseOfEvaluationsIsNotSaid) {
+  EXPECT_FALSE(rises({}));
+  EXPECT_FALSE(rises({1.0}));
+  EXPECT_FALSE(rises({2.0, 0.5, 0.9, 1.0})) << "two evaluations after the best";
+  EXPECT_TRUE(rises({2.0, 0.5, 0.7, 0.9, 1.0}));
+  EXPECT_FALSE(rises({2.0, 1.0, 0.6, 0.5, 0.51, 0.52, 0.53})) << "6 %";
+  EXPECT_FALSE(rises({2.0, 0.5, 0.9, 0.6, 0.95, 0.55, 0.9, 0.6, 0.8})) << "noise";
+  EXPECT_FALSE(rises({2.3, 0.1, 0.0001, 0.0002, 0.0003, 0.0004})) << "of what was learned nothing";
+  EXPECT_FALSE(rises({2.0, 0.5, 0.7, 0.9, std::nan("")}));
+  EXPECT_FALSE(rises({2.0, 0.5, 0.7, 0.9, 0.52})) << "it is as good as the best now";
+  EXPECT_TRUE(rises({-1.0, -3.0, -2.5, -2.0, -1.5})) << "a likelihood of densities";
+  // A stage has data of its own.
+  RunHistory run = evaluated({2.0, 0.5, 0.7, 0.9, 1.0});
+  run.add(Event{.kind = "stage", .step = 2500, .text = "b"}, 1e9);
+  EXPECT_EQ(findings_of(run).size(), 2u);
 }
 
 }  // namespace
